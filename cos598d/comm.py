@@ -1,0 +1,194 @@
+"""The collectives, each call entered in the ledger under the name of its tensor. Everything that travels goes through here.
+
+What a rank sends and receives for a payload of S bytes among n ranks (gloo's algorithms, seen on the wire):
+
+    all-reduce   ring: reduce-scatter, then all-gather   every rank sends and receives 2(n-1)/n S
+    broadcast    binomial tree from the root             the root sends ceil(log2 n) S, every other rank receives S
+    gather       straight to the root                    the root receives (n-1) S, every other rank sends S
+    scatter      straight from the root                  the root sends (n-1) S, every other rank receives S
+"""
+
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from cos598d.measure.ledger import GRADIENTS, Ledger, Row, dtype_name, size_in_bytes
+from cos598d.rendezvous import Meeting, choose_interface
+
+
+def all_reduce_bytes(payload: int, ranks: int) -> int:
+    """Bytes that each rank sends (and receives) in a ring all-reduce of `payload` bytes: 2(n-1)/n S."""
+    return round(2 * (ranks - 1) * payload / ranks)
+
+
+def broadcast_bytes(payload: int, ranks: int, distance: int) -> tuple[int, int]:
+    """Bytes sent and received in a binomial-tree broadcast by the rank `distance` places after the root."""
+    children = sum(1 for bit in range(ranks.bit_length()) if distance < 1 << bit and distance + (1 << bit) < ranks)
+    return children * payload, 0 if distance == 0 else payload
+
+
+def root_bytes(payload: int, ranks: int, is_root: bool) -> int:
+    """Bytes between the root and the others in a gather or scatter: (n-1) S at the root, S elsewhere."""
+    return (ranks - 1) * payload if is_root else payload
+
+
+class Call:
+    """A collective under way; `wait` blocks until the result is there, and enters the call in the ledger."""
+
+    def __init__(self, ledger: Ledger, work: dist.Work | None, row: dict[str, Any], started: float):
+        self._ledger, self._work, self._row, self._started = ledger, work, row, started
+
+    def wait(self) -> None:
+        """Block until the result is in the tensor. With nccl: until it will be, for whatever this stream does next."""
+        if self._row is None:
+            return
+        if self._work is not None:
+            self._work.wait()
+        self._ledger.enter(Row(seconds=time.perf_counter() - self._started, **self._row))
+        self._row = None
+
+
+class Communicator:
+    """One rank's collectives over one process group.
+
+    With a world of one rank nothing travels: results are the rank's own tensors, and the ledger stays empty.
+    `device` is where this rank's tensors live, `backend` is "gloo" or "nccl".
+    """
+
+    def __init__(self, meeting: Meeting | None, backend: str, device: torch.device, ledger: Ledger | None = None):
+        self.rank = meeting.identity.rank if meeting else 0
+        self.world_size = meeting.identity.world_size if meeting else 1
+        self.backend, self.device = backend, device
+        self.ledger = ledger or Ledger()
+        self._meeting = meeting
+
+    def exchange(self, value: Any) -> list[Any]:
+        """Every rank's `value` (JSON), in order of rank. For small facts, through the store and not the network under measure."""
+        return self._meeting.exchange(value) if self._meeting else [value]
+
+    def all_reduce(
+        self, tensor: torch.Tensor, name: str, *, purpose: str = GRADIENTS, async_op: bool = False, op: Any = None
+    ) -> Call:
+        """Put the sum (or `op`: a torch.distributed.ReduceOp) over all ranks into `tensor` of each. Returns the call."""
+        payload = size_in_bytes(tensor)
+        moved = all_reduce_bytes(payload, self.world_size)
+        return self._start(
+            lambda: dist.all_reduce(tensor, op=op or dist.ReduceOp.SUM, async_op=True),
+            ("all_reduce", tensor, name, purpose, moved, moved),
+            async_op,
+        )
+
+    def broadcast(self, tensor: torch.Tensor, name: str, *, root: int = 0, purpose: str = GRADIENTS) -> None:
+        """Put the root's `tensor` into `tensor` of each rank."""
+        distance = (self.rank - root) % self.world_size
+        sent, received = broadcast_bytes(size_in_bytes(tensor), self.world_size, distance)
+        self._start(
+            lambda: dist.broadcast(tensor, src=root, async_op=True),
+            ("broadcast", tensor, name, purpose, sent, received),
+            False,
+        )
+
+    def gather(
+        self, tensor: torch.Tensor, name: str, *, root: int = 0, purpose: str = GRADIENTS
+    ) -> list[torch.Tensor] | None:
+        """The tensors of all ranks, in order of rank, at the root; None elsewhere."""
+        if self.world_size == 1:
+            return [tensor]
+        is_root = self.rank == root
+        payload = size_in_bytes(tensor)
+        moved = root_bytes(payload, self.world_size, is_root)
+        started = time.perf_counter()
+        travelling = self._to_host(tensor)
+        parts = [torch.empty_like(travelling) for _ in range(self.world_size)] if is_root else None
+        sent, received = (0, moved) if is_root else (moved, 0)
+        work = dist.gather(travelling, parts, dst=root, async_op=True)
+        Call(self.ledger, work, self._row("gather", tensor, name, purpose, sent, received), started).wait()
+        return [part.to(tensor.device) for part in parts] if is_root else None
+
+    def scatter(
+        self,
+        tensor: torch.Tensor,
+        parts: Sequence[torch.Tensor] | None,
+        name: str,
+        *,
+        root: int = 0,
+        purpose: str = GRADIENTS,
+    ) -> None:
+        """Put `parts[r]` of the root into `tensor` of rank r. `parts` is None elsewhere."""
+        if self.world_size == 1:
+            tensor.copy_(parts[0])
+            return
+        is_root = self.rank == root
+        moved = root_bytes(size_in_bytes(tensor), self.world_size, is_root)
+        started = time.perf_counter()
+        landing = self._to_host(tensor)
+        sources = [self._to_host(part) for part in parts] if is_root else None
+        sent, received = (moved, 0) if is_root else (0, moved)
+        work = dist.scatter(landing, sources, src=root, async_op=True)
+        Call(self.ledger, work, self._row("scatter", tensor, name, purpose, sent, received), started).wait()
+        if landing is not tensor:
+            tensor.copy_(landing)
+
+    def record(self, op: str, tensor: str, shape: Sequence[int], dtype: torch.dtype, *, purpose: str = GRADIENTS) -> None:
+        """Enter an all-reduce that a library made by itself (torch's DDP), whose seconds it does not tell."""
+        if self.world_size == 1:
+            return
+        payload = torch.Size(shape).numel() * dtype.itemsize
+        moved = all_reduce_bytes(payload, self.world_size)
+        self.ledger.enter(
+            Row(self.ledger.iteration, purpose, op, tensor, tuple(shape), dtype_name(dtype), payload, moved, moved, None)
+        )
+
+    def _start(self, collective, entry: tuple, async_op: bool) -> Call:
+        started = time.perf_counter()
+        if self.world_size == 1:
+            return Call(self.ledger, None, None, started)
+        call = Call(self.ledger, collective(), self._row(*entry), started)
+        if not async_op:
+            call.wait()
+        return call
+
+    def _row(self, op: str, tensor: torch.Tensor, name: str, purpose: str, sent: int, received: int) -> dict[str, Any]:
+        return {
+            "iteration": self.ledger.iteration,
+            "purpose": purpose,
+            "op": op,
+            "tensor": name,
+            "shape": tuple(tensor.shape),
+            "dtype": dtype_name(tensor.dtype),
+            "payload_bytes": size_in_bytes(tensor),
+            "bytes_sent": sent,
+            "bytes_received": received,
+        }
+
+    def _to_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        # gloo has no gather and no scatter for CUDA tensors: they go through the host's memory.
+        return tensor.cpu() if self.backend == "gloo" else tensor
+
+
+def open_group(meeting: Meeting | None, backend: str) -> None:
+    """Make torch's default process group of the ranks that met; its collectives time out after the meeting's seconds.
+
+    A single rank needs no meeting: its group has only itself.
+    """
+    if meeting is None:
+        choose_interface("127.0.0.1")
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        return
+    dist.init_process_group(
+        backend,
+        store=dist.PrefixStore("group", meeting.store),
+        rank=meeting.identity.rank,
+        world_size=meeting.identity.world_size,
+        timeout=timedelta(seconds=meeting.seconds),
+    )
+
+
+def close_group() -> None:
+    """Leave the process group. A process that ends without doing so may be aborted by gloo's threads."""
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,146 @@
+"""One frozen record of what a run is to do, checked once, with every error a sentence."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cos598d.data import get_task
+from cos598d.errors import UsageError
+from cos598d.models import MODEL_TYPES
+from cos598d.sync import get_sync
+
+BACKENDS = ("gloo", "nccl")
+PRECISIONS = ("fp32", "bf16", "fp16")
+# What may differ between the ranks of a run: where each host keeps its files, and how many threads it has to spare.
+LOCAL_FIELDS = frozenset(
+    ("data_dir", "output_dir", "cache_dir", "model_name_or_path", "config_name", "tokenizer_name", "threads")
+    + ("overwrite_output_dir", "overwrite_cache", "lesson")
+)
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """What a run is to do; the names are the command line's. `check` says in a sentence what cannot work."""
+
+    lesson: str = "train"  # the script's name for itself: task1, task2a, ...
+    sync: str = "ddp"
+    task_name: str = "rte"
+    data_dir: str | None = None
+    max_seq_length: int = 128
+    overwrite_cache: bool = False
+
+    model_type: str = "bert"
+    model_name_or_path: str = "minilm"
+    config_name: str | None = None
+    tokenizer_name: str | None = None
+    cache_dir: str | None = None
+    do_lower_case: bool = False
+    dropout: float | None = 0.0  # None: the model's own
+
+    do_train: bool = False
+    do_eval: bool = False
+    total_train_batch_size: int | None = None
+    per_gpu_train_batch_size: int | None = None
+    per_gpu_eval_batch_size: int = 8
+    gradient_accumulation_steps: int = 1
+    learning_rate: float = 5e-5
+    weight_decay: float = 0.0
+    adam_epsilon: float = 1e-8
+    max_grad_norm: float = 1.0
+    num_train_epochs: float = 3.0
+    max_steps: int = -1
+    warmup_steps: int = 0
+    seed: int = 42
+    precision: str = "fp32"
+
+    output_dir: str | None = None
+    overwrite_output_dir: bool = False
+    save_model: bool = True
+
+    backend: str = "gloo"
+    no_cuda: bool = False
+    timeout: float = 300.0
+    threads: int | None = None
+
+    def check(self, world_size: int) -> None:
+        """Raise UsageError for the first value that cannot work in a world of `world_size` ranks."""
+        get_sync(self.sync)
+        task = get_task(self.task_name)
+        self._one_of("model_type", MODEL_TYPES)
+        self._one_of("backend", BACKENDS)
+        self._one_of("precision", PRECISIONS)
+        for name in ("per_gpu_eval_batch_size", "gradient_accumulation_steps"):
+            self._at_least(name, 1)
+        self._at_least("max_seq_length", 3 + task.is_pair)
+        for name in ("total_train_batch_size", "per_gpu_train_batch_size", "threads"):
+            if getattr(self, name) is not None:
+                self._at_least(name, 1)
+        for name in ("learning_rate", "weight_decay", "adam_epsilon", "max_grad_norm", "warmup_steps", "seed"):
+            self._at_least(name, 0)
+        for name in ("timeout", "num_train_epochs"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise UsageError(f"--{name} {getattr(self, name):g}: give a number above 0.")
+        if self.max_steps == 0 or self.max_steps < -1:
+            raise UsageError(f"--max_steps {self.max_steps}: give a number from 1, or -1 for whole epochs.")
+        if self.dropout is not None and not 0 <= self.dropout < 1:
+            raise UsageError(f"--dropout {self.dropout:g}: a probability from 0 to below 1 is needed.")
+        if self.total_train_batch_size is not None and self.per_gpu_train_batch_size is not None:
+            raise UsageError("--total_train_batch_size and --per_gpu_train_batch_size exclude each other: give one.")
+        if self.lesson == "task1" and world_size > 1:
+            raise UsageError(
+                f"task 1 is a single process and --world_size is {world_size}: leave it out, or run task2a, task2b or task3."
+            )
+        if self.sync == "none" and world_size > 1 and self.do_eval:
+            raise UsageError(
+                f"--sync none on {world_size} ranks lets the replicas drift apart, so there is no one model to evaluate: "
+                f"give --do_train alone, or another --sync."
+            )
+        if self.backend == "nccl" and (self.no_cuda or not torch.cuda.is_available()):
+            reason = "--no_cuda was given" if self.no_cuda else "this host has none that torch can use"
+            raise UsageError(f"--backend nccl needs a CUDA device, and {reason}: use --backend gloo.")
+
+    def total_batch_size(self, world_size: int) -> int:
+        """Examples in a global batch, i.e. in one optimizer step of all ranks together (64 by default)."""
+        if self.per_gpu_train_batch_size is not None:
+            return self.per_gpu_train_batch_size * world_size * self.gradient_accumulation_steps
+        return self.total_train_batch_size or 64
+
+    def facts(self) -> dict[str, Any]:
+        """What every rank must have been started with alike, as JSON values."""
+        return {name: value for name, value in asdict(self).items() if name not in LOCAL_FIELDS}
+
+    def describe_batch(self, world_size: int) -> str:
+        """The global batch in words."""
+        total = self.total_batch_size(world_size)
+        per_rank = f"{total // world_size}" + ("" if total % world_size == 0 else f" or {total // world_size + 1}")
+        parts = f" in {self.gradient_accumulation_steps} parts" if self.gradient_accumulation_steps > 1 else ""
+        return f"{total} examples a step{parts}" + (f", {per_rank} on each rank" if world_size > 1 else "")
+
+    def _at_least(self, name: str, least: int) -> None:
+        value = getattr(self, name)
+        if not least <= value < math.inf:
+            raise UsageError(f"--{name} {value:g}: give a number of at least {least}.")
+
+    def _one_of(self, name: str, known: tuple[str, ...]) -> None:
+        value = getattr(self, name)
+        if value not in known:
+            raise UsageError(f"--{name} {value}: the known ones are {', '.join(known)}.")
+
+
+def config_from(values: Mapping[str, Any]) -> RunConfig:
+    """A RunConfig of the `values` that are not None; without do_train and do_eval, both are meant."""
+    known = {field.name for field in fields(RunConfig)}
+    given = {name: value for name, value in values.items() if name in known and value is not None}
+    if not given.get("do_train") and not given.get("do_eval"):
+        given |= {"do_train": True, "do_eval": True}
+    return RunConfig(**given)
+
+
+def folder_name(config: RunConfig, world_size: int, when: str) -> Path:
+    """Where a run's record goes without --output_dir: runs/LESSON-TASK-SYNC-nN-WHEN."""
+    words = dict.fromkeys((config.lesson, config.task_name.lower(), config.sync))
+    return Path("runs") / "-".join((*words, f"n{world_size}", when))

@@ -1,0 +1,47 @@
+"""What a rank prints while it works: a few lines and a progress bar; ranks that share a terminal leave it to rank 0."""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tqdm import tqdm
+
+FIRST_LOSSES = 5
+
+
+class Console:
+    """One rank's output. `speaks` is False for the ranks that leave the terminal to another."""
+
+    def __init__(self, prefix: str, speaks: bool):
+        self._prefix, self._speaks = prefix, speaks
+
+    def say(self, line: str) -> None:
+        """Print one line on standard output, above the progress bar where there is one."""
+        if self._speaks:
+            tqdm.write(f"{self._prefix}{line}", file=sys.stdout)
+            sys.stdout.flush()
+
+    @contextlib.contextmanager
+    def progress(self, steps: int) -> Iterator[Callable[[int, float, float, int], None]]:
+        """A bar over `steps` iterations; call the result with the iteration, its loss, seconds and examples.
+
+        The first five losses are printed as lines. Where standard error is not a terminal there is no bar.
+        """
+        with tqdm(total=steps, unit="it", disable=None if self._speaks else True, leave=False) as bar:
+
+            def update(step: int, loss: float, seconds: float, examples: int) -> None:
+                if step <= FIRST_LOSSES:
+                    self.say(f"iteration {step}: loss {loss:.6f} over {examples} examples, {seconds:.2f} s")
+                bar.set_postfix_str(f"loss {loss:.4f}", refresh=False)
+                bar.update()
+
+            yield update
+
+    def epoch(self, facts: dict[str, Any]) -> None:
+        """One line for an epoch that has ended: its mean loss, then the evaluation's figures."""
+        shown = {k: v for k, v in facts.items() if isinstance(v, float)}
+        seconds = shown.pop("seconds_evaluation", None)
+        took = "" if seconds is None else f" (evaluated in {seconds:.1f} s)"
+        figures = ", ".join(f"{name} {value:.4f}" for name, value in shown.items())
+        self.say(f"epoch {facts['epoch']}: {facts['iterations']} iterations, {figures}{took}")

@@ -1,0 +1,94 @@
+"""Which examples each rank computes in each step, so that n ranks see the same global batches as one."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+# What one more pass through the model costs beside its tokens, in tokens: every weight's gradient is written once
+# more. On a CPU about 45 ms against 0.75 ms a token for MiniLM, and in the same proportion for BERT-base; on a GPU
+# short passes leave it idle, so there a batch stays whole.
+EXTRA_PASS_TOKENS = 128
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Examples that go through the model together, and their weight in the step.
+
+    `weight` x this micro-batch's mean loss, added up over the micro-batches of all ranks, is the global batch's mean loss.
+    """
+
+    indices: np.ndarray
+    weight: float
+
+
+def global_batches(examples: int, batch_size: int, seed: int, epoch: int) -> Iterator[np.ndarray]:
+    """The epoch's global batches: one permutation of all examples, drawn from (seed, epoch), cut in order.
+
+    The same on every rank and for every world size. No example is left out or repeated; the last batch may be smaller.
+    """
+    permutation = np.random.default_rng((seed, epoch)).permutation(examples)
+    for start in range(0, examples, batch_size):
+        yield permutation[start : start + batch_size]
+
+
+def share_of(batch: np.ndarray, rank: int, world_size: int) -> np.ndarray:
+    """This rank's slice of a global batch; sizes differ by at most one, and a batch smaller than the world leaves some empty."""
+    return np.array_split(batch, world_size)[rank]
+
+
+def micro_batches(
+    batch: np.ndarray,
+    lengths: np.ndarray,
+    rank: int,
+    world_size: int,
+    accumulation_steps: int = 1,
+    group_by_length: bool = True,
+) -> list[MicroBatch]:
+    """This rank's part of a global batch as micro-batches, at least one.
+
+    With `accumulation_steps` the batch is taken in that many parts. With `group_by_length` each share is cut into
+    groups of similar `lengths` (tokens per example of the whole data set), which need less padding than the share as
+    a whole; the gradient of the sum is the same. A rank without any example computes one of the others' with weight 0.
+    """
+    shares = [share_of(part, rank, world_size) for part in np.array_split(batch, accumulation_steps)]
+    groups = []
+    for share in shares:
+        if len(share):
+            groups += length_groups(share, lengths) if group_by_length else [share]
+    if not groups:
+        return [MicroBatch(batch[:1], 0.0)]
+    return [MicroBatch(group, len(group) / len(batch)) for group in groups]
+
+
+def length_groups(indices: np.ndarray, lengths: np.ndarray, pass_cost: int = EXTRA_PASS_TOKENS) -> list[np.ndarray]:
+    """Cut examples, sorted by length, into the groups that cost least: padded tokens + `pass_cost` for each group.
+
+    Shortest first, so that the longest backward comes last and hides the most communication. Exact, by dynamic
+    programming over the cuts, in O(len(indices)^2).
+    """
+    ordered = indices[np.argsort(lengths[indices], kind="stable")]
+    sorted_lengths = lengths[ordered].astype(np.int64)
+    count = len(ordered)
+    best, cut = np.zeros(count + 1, dtype=np.int64), np.zeros(count + 1, dtype=np.int64)
+    for end in range(1, count + 1):
+        sizes = end - np.arange(end)
+        costs = best[:end] + sizes * sorted_lengths[end - 1] + pass_cost
+        cut[end] = costs.argmin()
+        best[end] = costs[cut[end]]
+    groups, end = [], count
+    while end:
+        groups.append(ordered[cut[end] : end])
+        end = cut[end]
+    return groups[::-1]
+
+
+def steps_per_epoch(examples: int, batch_size: int) -> int:
+    """How many global batches an epoch has."""
+    return -(-examples // batch_size)
+
+
+def evaluation_batches(lengths: Sequence[int], batch_size: int) -> list[np.ndarray]:
+    """All examples once, in batches of similar length."""
+    order = np.argsort(lengths, kind="stable")
+    return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]

@@ -1,0 +1,17 @@
+"""The errors a user can cause, each of them one sentence."""
+
+
+class UserError(Exception):
+    """Something the user gave cannot work.
+
+    The message is one sentence: what was wrong (with the value), what was expected, what to do.
+    Every entry point prints it without a traceback and exits with `exit_code`.
+    """
+
+    exit_code = 1
+
+
+class UsageError(UserError):
+    """A word on the command line that cannot work, found before anything started."""
+
+    exit_code = 2

@@ -1,0 +1,1 @@
+"""Measuring a run: clocks, the ledger of collective calls, and the record on disk."""

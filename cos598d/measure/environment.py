@@ -1,0 +1,66 @@
+"""What a run ran on: versions, processors, device, and the state of the code."""
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+PACKAGES = ("torch", "pytorch-transformers", "numpy", "tokenizers", "safetensors", "huggingface_hub", "scikit-learn")
+
+
+def describe_environment(device: torch.device, backend: str, threads: int, ranks_on_host: int) -> dict[str, Any]:
+    """The facts that a figure needs beside it to mean something, for `environment.json`. Memory is in bytes."""
+    return {
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "threads_per_rank": threads,
+        "ranks_on_host": ranks_on_host,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "backend": backend,
+        "interface": os.environ.get("GLOO_SOCKET_IFNAME"),
+        "versions": {name: _version(name) for name in PACKAGES},
+        "cuda": torch.version.cuda,
+        "commit": _commit(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _commit() -> str | None:
+    """The checkout's commit, with "+" if files differ from it; None outside a checkout or without git."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return None
+    try:
+        commit = _git(root, "rev-parse", "--short=12", "HEAD").strip()
+        return commit + ("+" if _git(root, "status", "--porcelain", "--untracked-files=no").strip() else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _git(root: Path, *words: str) -> str:
+    done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, timeout=10, check=True)
+    return done.stdout

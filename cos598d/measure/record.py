@@ -1,0 +1,140 @@
+"""The record of a run: what every rank writes while it trains, and the summary that rank 0 makes of it."""
+
+import contextlib
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from cos598d.errors import UserError
+from cos598d.files import whole_file, write_json
+from cos598d.measure.clock import PHASES
+from cos598d.measure.ledger import Ledger
+
+# One file of each for every rank; an overwritten run of more ranks may have left more of them.
+FILES_BY_RANK = ("iterations.rank{rank}.jsonl", "communication.rank{rank}.jsonl")
+
+
+def claim_folder(folder: Path, overwrite: bool) -> None:
+    """Make the output folder. Raises UserError when something stands in it and `overwrite` is off."""
+    if folder.is_file():
+        raise UserError(f"--output_dir {folder} is a file: give a folder.")
+    if folder.is_dir() and any(folder.iterdir()) and not overwrite:
+        raise UserError(f"--output_dir {folder} is not empty: choose another or add --overwrite_output_dir.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--output_dir {folder} cannot be made: {error.strerror}.") from None
+
+
+class RunRecord:
+    """One rank's files in the run's folder. They appear when the run has ended well, each whole.
+
+    Use as a context; `ledger` is the ledger to hand to the communicator.
+    """
+
+    def __init__(self, folder: Path, rank: int):
+        self.folder, self.rank = folder, rank
+        self._open = contextlib.ExitStack()
+        self._seconds: list[dict[str, float]] = []
+        self.losses: list[float] = []
+        self.epochs: list[dict[str, Any]] = []
+
+    def __enter__(self) -> "RunRecord":
+        iterations, communication = (self.folder / name.format(rank=self.rank) for name in FILES_BY_RANK)
+        self._iterations = self._open.enter_context(whole_file(iterations))
+        self.ledger = Ledger(self._open.enter_context(whole_file(communication)))
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.ledger.flush()
+        self._open.__exit__(*error)
+
+    def iteration(self, facts: dict[str, Any], seconds: float, phases: dict[str, float]) -> None:
+        """Add one iteration. Called off its clock, so that recording is not what is measured."""
+        timed = {"seconds": seconds, **{f"seconds_{phase}": phases[phase] for phase in PHASES}}
+        self._iterations.write(json.dumps(facts | timed) + "\n")
+        self._seconds.append(timed)
+        self.losses.append(facts["loss"])
+        self.ledger.flush()
+
+    def epoch(self, facts: dict[str, Any]) -> None:
+        """Add one epoch: its number, iterations, mean loss, metrics and seconds of evaluation."""
+        self.epochs.append(facts)
+
+    def share(self) -> dict[str, Any]:
+        """What rank 0 needs of this rank for the summary: mean seconds by phase, and bytes an iteration."""
+        counted = self._seconds[1:] or self._seconds
+        totals = self.ledger.totals()
+        # torch's DDP lays its buckets anew after the first iteration, so the last one is the typical one.
+        last = totals.get(len(self._seconds))
+        return {
+            "phases": {phase: _mean([row[f"seconds_{phase}"] for row in counted]) for phase in PHASES},
+            "calls": last.calls if last else 0,
+            "payload_bytes": last.payload_bytes if last else 0,
+            "bytes_sent": last.bytes_sent if last else 0,
+            "bytes_received": last.bytes_received if last else 0,
+        }
+
+    def write_summary(self, facts: dict[str, Any], shares: Sequence[dict[str, Any]]) -> None:
+        """Rank 0: write epochs.jsonl and summary.json; `shares` are all ranks', in order of rank."""
+        ranks = {name.format(rank=rank) for rank in range(len(shares)) for name in FILES_BY_RANK}
+        for name in FILES_BY_RANK:
+            for old in self.folder.glob(name.format(rank="*")):
+                if old.name not in ranks:
+                    old.unlink()
+        with whole_file(self.folder / "epochs.jsonl") as output:
+            output.writelines(json.dumps(epoch) + "\n" for epoch in self.epochs)
+        seconds = [row["seconds"] for row in self._seconds]
+        write_json(
+            self.folder / "summary.json",
+            facts
+            | {
+                "iterations": len(self.losses),
+                "losses": self.losses,
+                "epochs": self.epochs,
+                "seconds_per_iteration": summarize_seconds(seconds),
+                "phases": {
+                    f"seconds_{phase}": _mean([share["phases"][phase] for share in shares]) for phase in PHASES
+                },
+                "calls_per_iteration": shares[0]["calls"],
+                "payload_bytes_per_iteration": shares[0]["payload_bytes"],
+                "bytes_sent_per_iteration": [share["bytes_sent"] for share in shares],
+                "bytes_received_per_iteration": [share["bytes_received"] for share in shares],
+            },
+        )
+
+
+def summarize_seconds(seconds: Sequence[float]) -> dict[str, Any]:
+    """Mean, median, 90th percentile and the mean's 95 % interval (Student's t) of the iterations after the first.
+
+    The first carries what happens once (memory, caches, DDP's first buckets) and is given beside them. Where there
+    are too few iterations for a figure it is None.
+    """
+    counted = list(seconds[1:])
+    summary: dict[str, Any] = {
+        "first": seconds[0] if seconds else None,
+        "counted": len(counted),
+        "mean": None,
+        "median": None,
+        "p90": None,
+        "interval_95": None,
+    }
+    if counted:
+        summary |= {
+            "mean": statistics.fmean(counted),
+            "median": statistics.median(counted),
+            "p90": float(np.quantile(counted, 0.9)),
+        }
+    if len(counted) > 1:
+        margin = float(stats.t.ppf(0.975, len(counted) - 1)) * statistics.stdev(counted) / len(counted) ** 0.5
+        summary["interval_95"] = [summary["mean"] - margin, summary["mean"] + margin]
+    return summary
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return statistics.fmean(values) if values else None

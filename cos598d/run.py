@@ -1,0 +1,216 @@
+"""One rank's run, from its flags to its record, and what it says when something goes wrong."""
+
+import hashlib
+import os
+import random
+import signal
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from cos598d import comm as communication
+from cos598d.checkpoint import save_model
+from cos598d.config import RunConfig, folder_name
+from cos598d.console import Console
+from cos598d.data import get_task, load_encoder, locate_data
+from cos598d.data.features import Features
+from cos598d.errors import UserError
+from cos598d.evaluate import model_outputs
+from cos598d.files import write_json
+from cos598d.launch import Identity, choose_device, set_threads
+from cos598d.lifeline import Lifeline, leave
+from cos598d.measure.environment import describe_environment
+from cos598d.measure.record import RunRecord, claim_folder
+from cos598d.models import build_model, count_parameters, find_model, uses_every_parameter
+from cos598d.rendezvous import Meeting, meet
+from cos598d.sync import get_sync
+from cos598d.train import autocast, train
+
+# How long a rank whose collective broke waits to be told which rank was lost.
+NEWS_SECONDS = 5.0
+
+
+class Stopped(BaseException):
+    """SIGTERM arrived. Not an Exception, so that nothing takes it for an error to recover from."""
+
+
+def run(config: RunConfig, identity: Identity) -> int:
+    """Be one rank of a run and return the process's exit code; every failure is printed as one sentence.
+
+    A rank that fails after it met the others tells them, and they leave with its sentence. It does not return then:
+    threads of a broken process group would keep the process from ending.
+    """
+    lifeline: Lifeline | None = None
+    signal.signal(signal.SIGTERM, _on_sigterm)
+    try:
+        config.check(identity.world_size)
+        prepared = _prepare(config, identity)
+        meeting = meet(identity, config.timeout, config.facts()) if identity.world_size > 1 else None
+        lifeline = Lifeline(meeting) if meeting else None
+        prepared(meeting)
+        if lifeline:
+            lifeline.close()
+        communication.close_group()
+        return 0
+    except UserError as error:
+        sentence, exit_code = str(error), error.exit_code
+    except KeyboardInterrupt:
+        sentence, exit_code = "interrupted (Ctrl-C).", 128 + signal.SIGINT
+    except Stopped:
+        sentence, exit_code = "stopped by SIGTERM.", 128 + signal.SIGTERM
+    except RuntimeError as error:
+        if lifeline and _is_broken_collective(error):
+            lifeline.wait_for_news(NEWS_SECONDS)
+        elif not _is_broken_collective(error):
+            traceback.print_exc()
+        sentence, exit_code = f"{_one_line(error)}.", 1
+    except Exception as error:  # a defect of ours or of a student's sync: where it is matters, and the others must know
+        traceback.print_exc()
+        sentence, exit_code = f"{type(error).__name__}: {_one_line(error)}.", 1
+    if lifeline:
+        lifeline.fail(sentence)
+    leave(identity.rank, sentence, exit_code)
+
+
+def _on_sigterm(*_: Any) -> None:
+    raise Stopped
+
+
+def _is_broken_collective(error: RuntimeError) -> bool:
+    words = str(error)
+    return any(part in words for part in ("gloo", "Connection closed", "Connection reset", "Timed out", "NCCL"))
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
+
+
+def _prepare(config: RunConfig, identity: Identity) -> Callable[[Meeting | None], None]:
+    """Check all that this rank can check alone, before anybody waits for it; return the rest of the run."""
+    console = Console(
+        "" if identity.shares_terminal or identity.world_size == 1 else f"rank {identity.rank}: ", identity.speaks
+    )
+    task = get_task(config.task_name)
+    folder, data_words = locate_data(config.task_name, config.data_dir)
+    task.check(folder)
+    if config.output_dir:
+        claim_folder(Path(config.output_dir), config.overwrite_output_dir)
+    source = find_model(
+        config.model_name_or_path,
+        config.model_type,
+        config_name=config.config_name,
+        tokenizer_name=config.tokenizer_name,
+        cache_dir=config.cache_dir,
+        do_lower_case=config.do_lower_case,
+    )
+
+    def go(meeting: Meeting | None) -> None:
+        device = choose_device(
+            config.backend,
+            torch.cuda.is_available() and not config.no_cuda,
+            meeting.index_on_host if meeting else 0,
+        )
+        ranks_on_host = meeting.ranks_on_host if meeting else 1
+        threads = set_threads(config.threads, ranks_on_host)
+        communication.open_group(meeting, config.backend)
+        comm = communication.Communicator(meeting, config.backend, device)
+        console.say(
+            f"{config.lesson}: {task.name} with sync {config.sync} on {comm.world_size} rank{'s'[: comm.world_size > 1]} "
+            f"({config.backend}, {device}, {threads} thread{'s'[: threads > 1]} each); model: {source.description}; "
+            f"data: {data_words}"
+        )
+        dropout = "the model's own" if config.dropout is None else f"{config.dropout:g}"
+        console.say(
+            f"{config.describe_batch(comm.world_size)}; learning rate {config.learning_rate:g}, dropout {dropout}, "
+            f"{config.precision}, seed {config.seed}"
+        )
+        encoder = load_encoder(source.model_type, source.vocabulary, source.lower_case)
+        model = build_model(source, task.head, task.num_labels, config.dropout, config.seed).to(device)
+        # Dropout masks must differ between the ranks: they stand for different examples of one batch.
+        random.seed(config.seed + comm.rank)
+        np.random.seed((config.seed + comm.rank) % 2**32)
+        torch.manual_seed(config.seed + comm.rank)
+
+        def load(part: str) -> Features:
+            features = task.load(part, folder, encoder, config.max_seq_length, config.overwrite_cache)
+            _same_on_all_ranks(comm, task.name, part, features)
+            return features
+
+        evaluation = {part: load(part) for part in task.evaluation_parts} if config.do_eval else {}
+
+        def evaluate() -> dict[str, float]:
+            started = time.perf_counter()
+            found: dict[str, float] = {}
+            for part, features in evaluation.items():
+                context = autocast(config.precision, device)
+                outputs = model_outputs(model, features, comm, config.per_gpu_eval_batch_size, context)
+                found |= task.metrics(part, outputs, features)
+            return found | {"seconds_evaluation": time.perf_counter() - started} if found else {}
+
+        facts = {
+            "task": task.name,
+            "lesson": config.lesson,
+            "sync": config.sync,
+            "world_size": comm.world_size,
+            "backend": config.backend,
+            "model": source.description,
+            "data": data_words,
+            "parameters": count_parameters(model),
+            "total_train_batch_size": config.total_batch_size(comm.world_size),
+            "max_seq_length": config.max_seq_length,
+            "dropout": config.dropout,
+            "precision": config.precision,
+            "seed": config.seed,
+        }
+        output = _output_folder(config, comm)
+        with RunRecord(output, comm.rank) as record:
+            comm.ledger = record.ledger
+            if config.do_train:
+                sync = get_sync(config.sync)(comm, not uses_every_parameter(source.model_type, task.head))
+                train(model, sync, comm, load("train"), config, record, console, evaluate)
+            else:
+                record.epoch({"epoch": 0, "iterations": 0} | evaluate())
+                console.epoch(record.epochs[-1])
+            shares = comm.exchange(record.share())
+            if comm.rank == 0:
+                write_json(output / "config.json", asdict(config) | {"world_size": comm.world_size})
+                write_json(
+                    output / "environment.json", describe_environment(device, config.backend, threads, ranks_on_host)
+                )
+                if config.do_train and config.save_model:
+                    save_model(output / "model", model, encoder)
+                record.write_summary(facts, shares)
+        console.say(f"record: {output}")
+
+    return go
+
+
+def _same_on_all_ranks(comm: communication.Communicator, task: str, part: str, features: Features) -> None:
+    """Raise UserError, the same on every rank, when a rank's data are not rank 0's."""
+    digest = hashlib.sha256(features.lengths.tobytes() + features.labels.tobytes()).hexdigest()
+    found = comm.exchange([len(features), digest])
+    for rank, other in enumerate(found):
+        if other != found[0]:
+            raise UserError(
+                f"the {part} part of {task} differs: rank {rank} has {other[0]} examples and rank 0 has {found[0][0]}"
+                f"{', with other contents or another vocabulary' if other[0] == found[0][0] else ''}; "
+                f"give every rank the same data and model."
+            )
+
+
+def _output_folder(config: RunConfig, comm: communication.Communicator) -> Path:
+    """The run's folder, the same name on every rank (hosts may or may not share the disk)."""
+    if config.output_dir:
+        folder = Path(config.output_dir)
+    else:
+        when = datetime.now().strftime("%Y%m%d-%H%M%S")
+        folder = Path(comm.exchange(str(folder_name(config, comm.world_size, f"{when}-{os.getpid()}")))[0])
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

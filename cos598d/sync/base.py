@@ -1,0 +1,122 @@
+"""The contract of a gradient sync: what the training loop calls, and what every way of averaging must keep."""
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from cos598d.comm import Communicator
+from cos598d.errors import UserError
+from cos598d.measure.ledger import AGREEMENT, STATE, dtype_name
+
+
+class GradientSync:
+    """One way for replicas to agree on their gradients. The loop uses it like this:
+
+        module = sync.attach(model)          # rank 0's state on every rank
+        ...
+        with sync.no_sync():                 # for all micro-batches of a step but the last
+            module(...).backward()
+        module(...).backward()
+        sync.finish()                        # every rank's .grad is the average over ranks
+        ...
+        sync.detach()
+
+    A subclass of the simplest kind, which acts after backward, implements `average` alone.
+    Other ranks are reached only through `self.comm`.
+
+    `find_unused_parameters` (torch DDP's word): whether a step may leave a trainable parameter without a gradient
+    on some rank. If so the ranks agree on each step's set before they average, which costs a small all-reduce;
+    if not, a missing gradient is an error.
+    """
+
+    def __init__(self, comm: Communicator, find_unused_parameters: bool = True):
+        self.comm = comm
+        self.find_unused_parameters = find_unused_parameters
+        self.parameters: list[tuple[str, nn.Parameter]] = []
+
+    def attach(self, model: nn.Module) -> nn.Module:
+        """Make every rank's model equal rank 0's and return the module to call in its place.
+
+        Trainable parameters, frozen ones and buffers are sent; tied weights once. Raises UserError, the same on every
+        rank, when the ranks' parameters differ in name, order, shape, dtype or requires_grad.
+        """
+        _verify_same_parameters(self.comm, model)
+        with torch.no_grad():
+            for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+                self.comm.broadcast(tensor.data, name, purpose=STATE)
+        self.parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        return model
+
+    def finish(self) -> None:
+        """Block until every trainable parameter's .grad is the average over all ranks, on every rank.
+
+        A parameter that no rank used keeps None; where only some ranks used it, the others count as zero.
+        """
+        for name, gradient in self.gradients():
+            self.average(name, gradient)
+
+    def average(self, name: str, gradient: torch.Tensor) -> None:
+        """Replace `gradient` by its average over the ranks, in place. Called in the same order on every rank."""
+        raise NotImplementedError(f"{type(self).__name__} has no average()")
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Within this context, which covers forward and backward, gradients only accumulate."""
+        yield
+
+    def detach(self) -> None:
+        """Remove hooks and free buffers; the model stays as it is."""
+        self.parameters = []
+
+    def gradients(self) -> list[tuple[str, torch.Tensor]]:
+        """The gradients to average in this step, the same list on every rank, zeros filled in where a rank has none."""
+        missing = [name for name, p in self.parameters if p.grad is None]
+        if not self.find_unused_parameters:
+            if missing:
+                raise UserError(
+                    f"{missing[0]} got no gradient in this step, although find_unused_parameters is off: "
+                    f"turn it on for a model that leaves parameters unused."
+                )
+            return [(name, p.grad) for name, p in self.parameters]
+        users = torch.tensor(
+            [p.grad is not None for _, p in self.parameters], dtype=torch.int32, device=self.comm.device
+        )
+        self.comm.all_reduce(users, "ranks that used each parameter", purpose=AGREEMENT)
+        agreed = []
+        for (name, p), count in zip(self.parameters, users.tolist(), strict=True):
+            if count == 0:
+                continue
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+            agreed.append((name, p.grad))
+        return agreed
+
+
+def _verify_same_parameters(comm: Communicator, model: nn.Module) -> None:
+    mine = [
+        [name, list(tensor.shape), dtype_name(tensor.dtype), tensor.requires_grad]
+        for name, tensor in (*model.named_parameters(), *model.named_buffers())
+    ]
+    digest = hashlib.sha256(json.dumps(mine).encode()).hexdigest()
+    digests = comm.exchange(digest)
+    if len(set(digests)) == 1:
+        return
+    models = comm.exchange(mine)
+    rank = next(r for r, other in enumerate(digests) if other != digests[0])
+    theirs, first = models[rank], models[0]
+    place = next((i for i, pair in enumerate(zip(theirs, first)) if pair[0] != pair[1]), min(len(theirs), len(first)))
+
+    def describe(model: list) -> str:
+        if place >= len(model):
+            return f"only {len(model)} tensors"
+        name, shape, dtype, trainable = model[place]
+        return f"{name} {tuple(shape)} {dtype}{'' if trainable else ' frozen'}"
+
+    raise UserError(
+        f"the ranks' models differ: rank {rank} has {describe(theirs)} where rank 0 has {describe(first)}; "
+        f"start every rank with the same model."
+    )

@@ -1,0 +1,17 @@
+"""No synchronization: a single process, and the floor that exposed communication is measured against."""
+
+from cos598d.sync.base import GradientSync
+
+
+class NoSync(GradientSync):
+    """Every rank keeps its own gradients.
+
+    1. Before training every rank receives rank 0's state, as in every sync.
+    2. After that nothing travels: with more than one rank the replicas drift apart.
+
+    Cost: 0 calls, 0 bytes. Choose it for one process (task 1), and on n ranks only to measure: an iteration's time
+    less that of the same iteration under this sync is the communication that was exposed.
+    """
+
+    def finish(self) -> None:
+        """Nothing to do: the local gradients are the result."""
