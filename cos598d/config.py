@@ -18,7 +18,7 @@ PRECISIONS = ("fp32", "bf16", "fp16")
 # What may differ between the ranks of a run: where each host keeps its files, and how many threads it has to spare.
 LOCAL_FIELDS = frozenset(
     ("data_dir", "output_dir", "cache_dir", "model_name_or_path", "config_name", "tokenizer_name", "threads")
-    + ("overwrite_output_dir", "overwrite_cache", "lesson")
+    + ("overwrite_output_dir", "overwrite_cache", "label")
 )
 
 
@@ -26,7 +26,7 @@ LOCAL_FIELDS = frozenset(
 class RunConfig:
     """What a run is to do; the names are the command line's. `check` says in a sentence what cannot work."""
 
-    lesson: str = "train"  # the script's name for itself: task1, task2a, ...
+    label: str = "train"  # the run's name for itself: task1, task2a, ...
     sync: str = "ddp"
     task_name: str = "rte"
     data_dir: str | None = None
@@ -69,13 +69,13 @@ class RunConfig:
     def check(self, world_size: int) -> None:
         """Raise UsageError for the first value that cannot work in a world of `world_size` ranks."""
         get_sync(self.sync)
-        task = get_task(self.task_name)
+        get_task(self.task_name)
         self._one_of("model_type", MODEL_TYPES)
         self._one_of("backend", BACKENDS)
         self._one_of("precision", PRECISIONS)
         for name in ("per_gpu_eval_batch_size", "gradient_accumulation_steps"):
             self._at_least(name, 1)
-        self._at_least("max_seq_length", 3 + task.is_pair)
+        self._at_least("max_seq_length", 8)
         for name in ("total_train_batch_size", "per_gpu_train_batch_size", "threads"):
             if getattr(self, name) is not None:
                 self._at_least(name, 1)
@@ -90,10 +90,6 @@ class RunConfig:
             raise UsageError(f"--dropout {self.dropout:g}: a probability from 0 to below 1 is needed.")
         if self.total_train_batch_size is not None and self.per_gpu_train_batch_size is not None:
             raise UsageError("--total_train_batch_size and --per_gpu_train_batch_size exclude each other: give one.")
-        if self.lesson == "task1" and world_size > 1:
-            raise UsageError(
-                f"task 1 is a single process and --world_size is {world_size}: leave it out, or run task2a, task2b or task3."
-            )
         if self.sync == "none" and world_size > 1 and self.do_eval:
             raise UsageError(
                 f"--sync none on {world_size} ranks lets the replicas drift apart, so there is no one model to evaluate: "
@@ -141,6 +137,6 @@ def config_from(values: Mapping[str, Any]) -> RunConfig:
 
 
 def folder_name(config: RunConfig, world_size: int, when: str) -> Path:
-    """Where a run's record goes without --output_dir: runs/LESSON-TASK-SYNC-nN-WHEN."""
-    words = dict.fromkeys((config.lesson, config.task_name.lower(), config.sync))
+    """Where a run's record goes without --output_dir: runs/LABEL-TASK-SYNC-nN-WHEN."""
+    words = dict.fromkeys((config.label, config.task_name.lower(), config.sync))
     return Path("runs") / "-".join((*words, f"n{world_size}", when))

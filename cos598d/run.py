@@ -2,25 +2,24 @@
 
 import hashlib
 import os
-import random
 import signal
 import time
 import traceback
-from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from cos598d import comm as communication
 from cos598d.checkpoint import save_model
 from cos598d.config import RunConfig, folder_name
 from cos598d.console import Console
-from cos598d.data import get_task, load_encoder, locate_data
+from cos598d.data import get_task, locate_data
 from cos598d.data.features import Features
+from cos598d.data.task import Task
+from cos598d.data.tokenization import load_encoder
 from cos598d.errors import UserError
 from cos598d.evaluate import model_outputs
 from cos598d.files import write_json
@@ -28,7 +27,7 @@ from cos598d.launch import Identity, choose_device, set_threads
 from cos598d.lifeline import Lifeline, leave
 from cos598d.measure.environment import describe_environment
 from cos598d.measure.record import RunRecord, claim_folder
-from cos598d.models import build_model, count_parameters, find_model, uses_every_parameter
+from cos598d.models import ModelSource, build_model, count_parameters, find_model, uses_every_parameter
 from cos598d.rendezvous import Meeting, meet
 from cos598d.sync import get_sync
 from cos598d.train import autocast, train
@@ -51,10 +50,10 @@ def run(config: RunConfig, identity: Identity) -> int:
     signal.signal(signal.SIGTERM, _on_sigterm)
     try:
         config.check(identity.world_size)
-        prepared = _prepare(config, identity)
+        prepared = _prepare(config)
         meeting = meet(identity, config.timeout, config.facts()) if identity.world_size > 1 else None
         lifeline = Lifeline(meeting) if meeting else None
-        prepared(meeting)
+        _work(config, prepared, meeting, _console(identity))
         if lifeline:
             lifeline.close()
         communication.close_group()
@@ -92,13 +91,19 @@ def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split()).rstrip(".") or type(error).__name__
 
 
-def _prepare(config: RunConfig, identity: Identity) -> Callable[[Meeting | None], None]:
-    """Check all that this rank can check alone, before anybody waits for it; return the rest of the run."""
-    console = Console(
-        "" if identity.shares_terminal or identity.world_size == 1 else f"rank {identity.rank}: ", identity.speaks
-    )
+@dataclass(frozen=True)
+class Prepared:
+    """What a rank can find and check alone, before anybody waits for it. `data_folder` None is the bundled sample."""
+
+    task: Task
+    data_folder: Path | None
+    data_words: str
+    source: ModelSource
+
+
+def _prepare(config: RunConfig) -> Prepared:
     task = get_task(config.task_name)
-    folder, data_words = locate_data(config.task_name, config.data_dir)
+    folder, words = locate_data(config.task_name, config.data_dir)
     task.check(folder)
     if config.output_dir:
         claim_folder(Path(config.output_dir), config.overwrite_output_dir)
@@ -110,86 +115,100 @@ def _prepare(config: RunConfig, identity: Identity) -> Callable[[Meeting | None]
         cache_dir=config.cache_dir,
         do_lower_case=config.do_lower_case,
     )
+    return Prepared(task, folder, words, source)
 
-    def go(meeting: Meeting | None) -> None:
-        device = choose_device(
-            config.backend,
-            torch.cuda.is_available() and not config.no_cuda,
-            meeting.index_on_host if meeting else 0,
-        )
-        ranks_on_host = meeting.ranks_on_host if meeting else 1
-        threads = set_threads(config.threads, ranks_on_host)
-        communication.open_group(meeting, config.backend)
-        comm = communication.Communicator(meeting, config.backend, device)
-        console.say(
-            f"{config.lesson}: {task.name} with sync {config.sync} on {comm.world_size} rank{'s'[: comm.world_size > 1]} "
-            f"({config.backend}, {device}, {threads} thread{'s'[: threads > 1]} each); model: {source.description}; "
-            f"data: {data_words}"
-        )
-        dropout = "the model's own" if config.dropout is None else f"{config.dropout:g}"
-        console.say(
-            f"{config.describe_batch(comm.world_size)}; learning rate {config.learning_rate:g}, dropout {dropout}, "
-            f"{config.precision}, seed {config.seed}"
-        )
-        encoder = load_encoder(source.model_type, source.vocabulary, source.lower_case)
-        model = build_model(source, task.head, task.num_labels, config.dropout, config.seed).to(device)
-        # Dropout masks must differ between the ranks: they stand for different examples of one batch.
-        random.seed(config.seed + comm.rank)
-        np.random.seed((config.seed + comm.rank) % 2**32)
-        torch.manual_seed(config.seed + comm.rank)
 
-        def load(part: str) -> Features:
-            features = task.load(part, folder, encoder, config.max_seq_length, config.overwrite_cache)
-            _same_on_all_ranks(comm, task.name, part, features)
-            return features
+def _console(identity: Identity) -> Console:
+    has_others = identity.world_size > 1 and not identity.shares_terminal
+    return Console(f"rank {identity.rank}: " if has_others else "", identity.speaks)
 
-        evaluation = {part: load(part) for part in task.evaluation_parts} if config.do_eval else {}
 
-        def evaluate() -> dict[str, float]:
-            started = time.perf_counter()
-            found: dict[str, float] = {}
-            for part, features in evaluation.items():
-                context = autocast(config.precision, device)
-                outputs = model_outputs(model, features, comm, config.per_gpu_eval_batch_size, context)
-                found |= task.metrics(part, outputs, features)
-            return found | {"seconds_evaluation": time.perf_counter() - started} if found else {}
+def _work(config: RunConfig, prepared: Prepared, meeting: Meeting | None, console: Console) -> None:
+    """From the meeting to the record: group, model, data, training, evaluation."""
+    task, source = prepared.task, prepared.source
+    use_cuda = torch.cuda.is_available() and not config.no_cuda
+    device = choose_device(config.backend, use_cuda, meeting.index_on_host if meeting else 0)
+    ranks_on_host = meeting.ranks_on_host if meeting else 1
+    threads = set_threads(config.threads, ranks_on_host)
+    communication.open_group(meeting, config.backend)
+    comm = communication.Communicator(meeting, config.backend, device)
+    _announce(config, prepared, comm, threads, console)
 
-        facts = {
-            "task": task.name,
-            "lesson": config.lesson,
-            "sync": config.sync,
-            "world_size": comm.world_size,
-            "backend": config.backend,
-            "model": source.description,
-            "data": data_words,
-            "parameters": count_parameters(model),
-            "total_train_batch_size": config.total_batch_size(comm.world_size),
-            "max_seq_length": config.max_seq_length,
-            "dropout": config.dropout,
-            "precision": config.precision,
-            "seed": config.seed,
-        }
-        output = _output_folder(config, comm)
-        with RunRecord(output, comm.rank) as record:
-            comm.ledger = record.ledger
-            if config.do_train:
-                sync = get_sync(config.sync)(comm, not uses_every_parameter(source.model_type, task.head))
-                train(model, sync, comm, load("train"), config, record, console, evaluate)
-            else:
-                record.epoch({"epoch": 0, "iterations": 0} | evaluate())
-                console.epoch(record.epochs[-1])
-            shares = comm.exchange(record.share())
-            if comm.rank == 0:
-                write_json(output / "config.json", asdict(config) | {"world_size": comm.world_size})
-                write_json(
-                    output / "environment.json", describe_environment(device, config.backend, threads, ranks_on_host)
-                )
-                if config.do_train and config.save_model:
-                    save_model(output / "model", model, encoder)
-                record.write_summary(facts, shares)
-        console.say(f"record: {output}")
+    encoder = load_encoder(source.model_type, source.vocabulary, source.lower_case)
+    model = build_model(source, task.head, task.num_labels, config.dropout, config.seed).to(device)
+    # Dropout masks must differ between the ranks: they stand for different examples of one batch.
+    torch.manual_seed(config.seed + comm.rank)
 
-    return go
+    def load(part: str) -> Features:
+        features = task.load(part, prepared.data_folder, encoder, config.max_seq_length, config.overwrite_cache)
+        _same_on_all_ranks(comm, task.name, part, features)
+        return features
+
+    evaluation = {part: load(part) for part in task.evaluation_parts} if config.do_eval else {}
+
+    def evaluate() -> dict[str, float]:
+        started = time.perf_counter()
+        found: dict[str, float] = {}
+        for part, features in evaluation.items():
+            context = autocast(config.precision, device)
+            outputs = model_outputs(model, features, comm, config.per_gpu_eval_batch_size, context)
+            found |= task.metrics(part, outputs, features)
+        return found | {"seconds_evaluation": time.perf_counter() - started} if found else {}
+
+    training = load("train") if config.do_train else None
+    output = _output_folder(config, comm)
+    with RunRecord(output, comm.rank) as record:
+        comm.ledger = record.ledger
+        if training is not None:
+            sync = get_sync(config.sync)(comm, not uses_every_parameter(source.model_type, task.head))
+            train(model, sync, comm, training, config, record, console, evaluate)
+        else:
+            record.epoch({"epoch": 0, "iterations": 0} | evaluate())
+            console.epoch(record.epochs[-1])
+        shares = comm.exchange(record.share())
+        if comm.rank == 0:
+            environment = describe_environment(device, config.backend, threads, ranks_on_host)
+            write_json(output / "environment.json", environment)
+            write_json(output / "config.json", asdict(config) | {"world_size": comm.world_size})
+            if training is not None and config.save_model:
+                save_model(output / "model", model, encoder)
+            record.write_summary(_facts(config, prepared, comm, count_parameters(model)), shares)
+    console.say(f"record: {output}")
+
+
+def _announce(
+    config: RunConfig, prepared: Prepared, comm: communication.Communicator, threads: int, console: Console
+) -> None:
+    ranks = f"{comm.world_size} rank{'s' if comm.world_size > 1 else ''}"
+    each = f"{threads} thread{'s' if threads > 1 else ''}{' each' if comm.world_size > 1 else ''}"
+    console.say(
+        f"{config.label}: {prepared.task.name}, sync {config.sync}, {ranks} ({config.backend}, {comm.device}, {each}); "
+        f"model: {prepared.source.description}; data: {prepared.data_words}"
+    )
+    dropout = "the model's own" if config.dropout is None else f"{config.dropout:g}"
+    console.say(
+        f"{config.describe_batch(comm.world_size)}; learning rate {config.learning_rate:g}, dropout {dropout}, "
+        f"{config.precision}, seed {config.seed}"
+    )
+
+
+def _facts(config: RunConfig, prepared: Prepared, comm: communication.Communicator, parameters: int) -> dict[str, Any]:
+    return {
+        "task": prepared.task.name,
+        "label": config.label,
+        "sync": config.sync,
+        "world_size": comm.world_size,
+        "backend": config.backend,
+        "device": comm.device.type,
+        "model": prepared.source.description,
+        "data": prepared.data_words,
+        "parameters": parameters,
+        "total_train_batch_size": config.total_batch_size(comm.world_size),
+        "max_seq_length": config.max_seq_length,
+        "dropout": config.dropout,
+        "precision": config.precision,
+        "seed": config.seed,
+    }
 
 
 def _same_on_all_ranks(comm: communication.Communicator, task: str, part: str, features: Features) -> None:

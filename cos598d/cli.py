@@ -1,0 +1,113 @@
+"""The words a user types: `python -m cos598d COMMAND`, and the task folders' scripts."""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import cos598d
+from cos598d.config import config_from
+from cos598d.demo import run_demo
+from cos598d.errors import UsageError, UserError
+from cos598d.launch import find_identity, start_local_workers
+from cos598d.options import Parser, add_run_options, run_values, to_words
+from cos598d.report.table import comparison, load_run
+from cos598d.run import run
+
+# The demo compares seconds and losses: a few steps, no evaluation, no models kept.
+DEMO_DEFAULTS = {"max_steps": 6, "do_train": True}
+NOT_IN_DEMO = frozenset(
+    ("sync", "label", "local_rank", "master_ip", "master_port", "output_dir", "overwrite_output_dir")
+    + ("do_train", "do_eval", "no_save_model")
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return the exit code: 0 well, 1 failed, 2 a wrong word on the command line."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    parser = Parser(prog="python -m cos598d", description=cos598d.__doc__)
+    parser.add_argument("--version", action="version", version=f"cos598d {cos598d.__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    command = _add(commands, "train", "train and evaluate, as one rank or as the starter of local ranks", _train)
+    command.set_defaults(words=words)
+    add_run_options(command)
+
+    command = _add(commands, "demo", "tasks 1, 2(a), 2(b) and 3 one after the other, then their comparison", _demo)
+    command.add_argument("--runs_dir", type=Path, help="folder for the records (default: a new one in runs/)")
+    add_run_options(command, but=NOT_IN_DEMO, **DEMO_DEFAULTS)
+    command.set_defaults(world_size=4)
+
+    command = _add(commands, "compare", "a table of runs, from their records alone", _compare)
+    command.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run's record")
+    command.add_argument("--markdown", action="store_true", help="as Markdown tables")
+
+    command = _add(commands, "sample", "write the bundled RTE sample as TSV files, to look at or to change", _sample)
+    command.add_argument("folder", type=Path, metavar="FOLDER")
+
+    options = parser.parse_args(words)
+    return _guarded(options.function, options)
+
+
+def run_script(
+    label: str, sync: str, arguments: Sequence[str] | None = None, single_process: bool = False, **defaults: Any
+) -> int:
+    """A task folder's script: train under the lesson's label and sync, with `defaults` for other flags of a run."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    parser = Parser(description=f"{label}: fine-tune BERT with the gradient sync {sync}.")
+    own = {"label": label, "sync": sync, **defaults}
+    add_run_options(parser, **own)
+    parser.set_defaults(words=words, own=own, single_process=single_process)
+    options = parser.parse_args(words)
+    return _guarded(_train, options)
+
+
+def _add(
+    commands: Any, name: str, words: str, function: Callable[[argparse.Namespace], int]
+) -> argparse.ArgumentParser:
+    command = commands.add_parser(name, help=words, description=words)
+    command.set_defaults(function=function, own={}, single_process=False)
+    return command
+
+
+def _guarded(function: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
+    try:
+        return function(options)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted (Ctrl-C).", file=sys.stderr)
+        return 130
+
+
+def _train(options: argparse.Namespace) -> int:
+    config = config_from(options.own | run_values(options))
+    identity = find_identity(options.world_size, options.local_rank, options.master_ip, options.master_port)
+    if options.single_process and (identity is None or identity.world_size > 1):
+        raise UsageError(f"{config.label} is a single process: leave --world_size out, or run task2a, task2b or task3.")
+    if identity is None:
+        config.check(options.world_size)
+        return start_local_workers(options.world_size, options.master_port, options.words)
+    return run(config, identity)
+
+
+def _demo(options: argparse.Namespace) -> int:
+    values = DEMO_DEFAULTS | run_values(options)
+    config_from(values).check(options.world_size)
+    runs = run_demo(options.runs_dir, options.world_size, to_words(values))
+    print(comparison([load_run(folder) for folder in runs]))
+    return 0
+
+
+def _compare(options: argparse.Namespace) -> int:
+    print(comparison([load_run(folder) for folder in options.runs], markdown=options.markdown))
+    return 0
+
+
+def _sample(options: argparse.Namespace) -> int:
+    from cos598d.data.sample import write_rte_sample
+
+    print(f"wrote {write_rte_sample(options.folder)}/train.tsv and dev.tsv")
+    return 0

@@ -1,0 +1,153 @@
+"""The flags of a run, in groups; their defaults are RunConfig's."""
+
+import argparse
+import sys
+from dataclasses import fields
+from typing import Any, NoReturn
+
+from cos598d.config import BACKENDS, PRECISIONS, RunConfig
+from cos598d.data import TASK_NAMES
+from cos598d.models import MODEL_TYPES
+from cos598d.sync import SYNCS
+
+DEFAULTS = {field.name: field.default for field in fields(RunConfig)}
+FLAG = "flag"
+
+# group -> (name, type or FLAG, help); a default that is not None is added to the help.
+GROUPS: dict[str, list[tuple[str, Any, str]]] = {
+    "task and data": [
+        ("task_name", str, f"one of {', '.join(TASK_NAMES)}"),
+        ("data_dir", str, "folder with the task's TSV files (else $GLUE_DIR/TASK, else the bundled sample for RTE)"),
+        ("max_seq_length", int, "word pieces of an example, special tokens included; longer ones are cut"),
+        ("overwrite_cache", FLAG, "build the cached features anew"),
+    ],
+    "model": [
+        ("model_type", str, f"one of {', '.join(MODEL_TYPES)}"),
+        ("model_name_or_path", str, "a folder, a hub name, minilm, or tiny and bert-base (shapes with random weights)"),
+        ("config_name", str, "another folder or hub name for the model's configuration"),
+        ("tokenizer_name", str, "another folder, file or hub name for the vocabulary"),
+        ("cache_dir", str, "where models from the hub are kept"),
+        (
+            "do_lower_case",
+            FLAG,
+            "the vocabulary is uncased (known by itself for minilm, tiny and names with 'uncased')",
+        ),
+        ("dropout", "dropout", "probability for every dropout of the model: 0 for parity; 'model' for the model's own"),
+    ],
+    "training": [
+        ("do_train", FLAG, "train (without --do_train and --do_eval: both)"),
+        ("do_eval", FLAG, "evaluate after every epoch"),
+        ("total_train_batch_size", int, "examples in a step of all ranks together, each takes its share (default: 64)"),
+        ("per_gpu_train_batch_size", int, "instead: examples on each rank, in each of the accumulation steps"),
+        ("per_gpu_eval_batch_size", int, "examples on each rank in a batch of evaluation"),
+        ("gradient_accumulation_steps", int, "parts in which a step's batch is computed"),
+        ("learning_rate", float, "AdamW's peak learning rate"),
+        ("weight_decay", float, "AdamW's weight decay, on all but biases and layer norms"),
+        ("adam_epsilon", float, "AdamW's epsilon"),
+        ("max_grad_norm", float, "norm to which the averaged gradient is clipped; 0 clips nothing"),
+        ("num_train_epochs", float, "epochs to train"),
+        ("max_steps", int, "train exactly this many steps instead; -1: whole epochs"),
+        ("warmup_steps", int, "steps over which the learning rate rises, before it falls linearly to 0"),
+        ("seed", int, "for new weights, the order of examples, and dropout"),
+        ("precision", str, f"one of {', '.join(PRECISIONS)}: torch's autocast"),
+        ("fp16", FLAG, "the same as --precision fp16"),
+    ],
+    "record": [
+        ("output_dir", str, "folder for the run's record and model (default: a new one in runs/)"),
+        ("overwrite_output_dir", FLAG, "write there although it is not empty"),
+        ("no_save_model", FLAG, "keep the record only"),
+        ("label", str, "the run's name for itself in its record and in tables"),
+    ],
+    "ranks": [
+        ("sync", str, f"gradient sync, one of {', '.join(SYNCS)}"),
+        ("backend", str, f"one of {', '.join(BACKENDS)}"),
+        ("world_size", int, "ranks in all; without a rank, they are started here"),
+        ("local_rank", int, "this process's rank in the world, from 0 (torchrun, srun and mpirun say it themselves)"),
+        ("master_ip", str, "address of rank 0 (default: 127.0.0.1)"),
+        ("master_port", int, "port where the ranks meet (default: 6585)"),
+        ("timeout", float, "seconds to wait for ranks to come, and for a collective to end"),
+        ("threads", int, "threads of this rank (default: its share of the host's cores)"),
+        ("no_cuda", FLAG, "stay on the CPU where there is a GPU"),
+    ],
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are one sentence."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **{"allow_abbrev": False} | kwargs)
+
+    def error(self, message: str) -> NoReturn:
+        print(f"{message} (--help lists what there is)", file=sys.stderr)
+        sys.exit(2)
+
+
+def add_run_options(parser: argparse.ArgumentParser, but: frozenset[str] = frozenset(), **defaults: Any) -> None:
+    """Add the flags of a run to `parser`, without those named in `but`.
+
+    `defaults` are a lesson's own, shown in the help; a flag that is not given stays None in the result.
+    """
+    shown = DEFAULTS | defaults
+    for group, options in GROUPS.items():
+        section = parser.add_argument_group(group)
+        for name, kind, words in options:
+            if name in but:
+                continue
+            default = shown.get(name)
+            if kind == FLAG:
+                section.add_argument(f"--{name}", action="store_true", default=None, help=words)
+                continue
+            if default is not None and "default:" not in words:
+                words += f" (default: {default:g})" if isinstance(default, float) else f" (default: {default})"
+            section.add_argument(
+                f"--{name}", type=_dropout if kind == "dropout" else kind, metavar=_metavar(kind), help=words
+            )
+
+
+def run_values(options: argparse.Namespace) -> dict[str, Any]:
+    """What the user gave, under RunConfig's names; what was not given is not in it."""
+    values = {name: value for name, value in vars(options).items() if value is not None and name in DEFAULTS}
+    if getattr(options, "no_save_model", None):
+        values["save_model"] = False
+    if getattr(options, "fp16", None):
+        if values.get("precision", "fp16") != "fp16":
+            Parser().error(f"--fp16 contradicts --precision {values['precision']}: give one.")
+        values["precision"] = "fp16"
+    if values.get("dropout") == OWN_DROPOUT:
+        values["dropout"] = None
+    return values
+
+
+def to_words(values: dict[str, Any]) -> list[str]:
+    """The flags that give `values`, as `run_values` returns them, on a command line."""
+    words = []
+    for name, value in values.items():
+        if name == "save_model":
+            words += [] if value else ["--no_save_model"]
+        elif value is True:
+            words.append(f"--{name}")
+        elif name == "dropout" and value is None:
+            words += ["--dropout", "model"]
+        else:
+            words += [f"--{name}", str(value)]
+    return words
+
+
+OWN_DROPOUT = -1.0
+
+
+def _dropout(text: str) -> float:
+    if text == "model":
+        return OWN_DROPOUT
+    value = float(text)
+    if value < 0:
+        raise ValueError
+    return value
+
+
+_dropout.__name__ = "probability"  # for argparse's sentence
+
+
+def _metavar(kind: Any) -> str:
+    return {int: "N", float: "X", str: "WORD"}.get(kind, "P")
