@@ -1,8 +1,9 @@
 """The record of a run: what every rank writes while it trains, and the summary that rank 0 makes of it."""
 
-import contextlib
 import json
+import shutil
 import statistics
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -34,25 +35,32 @@ def claim_folder(folder: Path, overwrite: bool) -> None:
 class RunRecord:
     """One rank's files in the run's folder. They appear when the run has ended well, each whole.
 
-    Use as a context; `ledger` is the ledger to hand to the communicator.
+    Use as a context; `ledger` is the ledger to hand to the communicator. While the run goes on the rows lie in
+    files without a name in that folder, which vanish with the process however it ends.
     """
 
     def __init__(self, folder: Path, rank: int):
         self.folder, self.rank = folder, rank
-        self._open = contextlib.ExitStack()
         self._seconds: list[dict[str, float]] = []
         self.losses: list[float] = []
         self.epochs: list[dict[str, Any]] = []
 
     def __enter__(self) -> "RunRecord":
-        iterations, communication = (self.folder / name.format(rank=self.rank) for name in FILES_BY_RANK)
-        self._iterations = self._open.enter_context(whole_file(iterations))
-        self.ledger = Ledger(self._open.enter_context(whole_file(communication)))
+        self._iterations, communication = (
+            tempfile.TemporaryFile("w+", encoding="utf-8", dir=self.folder) for _ in FILES_BY_RANK
+        )
+        self._spools = (self._iterations, communication)
+        self.ledger = Ledger(communication)
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, kind: type | None, *_: Any) -> None:
         self.ledger.flush()
-        self._open.__exit__(*error)
+        for name, spool in zip(FILES_BY_RANK, self._spools, strict=True):
+            with spool:
+                if kind is None:
+                    spool.seek(0)
+                    with whole_file(self.folder / name.format(rank=self.rank)) as output:
+                        shutil.copyfileobj(spool, output)
 
     def iteration(self, facts: dict[str, Any], seconds: float, phases: dict[str, float]) -> None:
         """Add one iteration. Called off its clock, so that recording is not what is measured."""
@@ -98,9 +106,7 @@ class RunRecord:
                 "losses": self.losses,
                 "epochs": self.epochs,
                 "seconds_per_iteration": summarize_seconds(seconds),
-                "phases": {
-                    f"seconds_{phase}": _mean([share["phases"][phase] for share in shares]) for phase in PHASES
-                },
+                "phases": {f"seconds_{phase}": _mean([share["phases"][phase] for share in shares]) for phase in PHASES},
                 "calls_per_iteration": shares[0]["calls"],
                 "payload_bytes_per_iteration": shares[0]["payload_bytes"],
                 "bytes_sent_per_iteration": [share["bytes_sent"] for share in shares],

@@ -1,0 +1,294 @@
+"""What every gradient sync must keep, as claims that can be run on real ranks. Each names a mistake that is made in practice.
+
+A claim is called on every rank with a communicator of the world and a function that makes the sync; it returns when
+it holds and raises AssertionError, saying what was expected and found, when it does not.
+"""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from cos598d.comm import Communicator
+from cos598d.config import RunConfig
+from cos598d.console import Console
+from cos598d.errors import UserError
+from cos598d.measure.ledger import GRADIENTS, Ledger
+from cos598d.measure.record import RunRecord
+from cos598d.sync.base import GradientSync
+from cos598d.sync.none import NoSync
+from cos598d.train import train
+
+MakeSync = Callable[[Communicator], GradientSync]
+Claim = Callable[[MakeSync, Communicator, Path], None]
+
+WORDS, WIDTH = 12, 6
+# Rounding differs with the order of summation; a mistake of substance is orders of magnitude larger.
+TOLERANCE = 1e-6
+
+
+class ToyModel(nn.Module):
+    """Small, and awkward in every way that real models are.
+
+    A frozen layer; a weight tied into two places; a buffer that matters; a layer that nothing uses; one that only
+    some examples use; a parameter of another dtype; one of more than 1 MiB, larger than DDP's first bucket.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(WORDS, WIDTH)
+        self.frozen = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
+        self.hidden = nn.Linear(WIDTH, WIDTH)
+        self.large = nn.Parameter(torch.randn(300_000) * 0.01)
+        self.sometimes = nn.Linear(WIDTH, WIDTH)
+        self.never = nn.Linear(WIDTH, WIDTH)
+        self.precise = nn.Parameter(torch.randn(WIDTH, dtype=torch.float64))
+        self.output = nn.Linear(WIDTH, WORDS, bias=False)
+        self.output.weight = self.embedding.weight  # tied
+        self.register_buffer("scale", torch.rand(WIDTH) + 0.5)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, labels: torch.Tensor) -> tuple:
+        """Word ids and mask (batch, sequence), labels (batch): the mean loss and the logits (batch, words)."""
+        words = self.embedding(input_ids) * attention_mask.unsqueeze(-1)
+        state = words.sum(dim=1) / attention_mask.sum(dim=1, keepdim=True)
+        state = torch.tanh(self.hidden(self.frozen(state)) * self.scale + self.precise.float())
+        state = state + self.large[: 6 * WIDTH].view(6, WIDTH).sum(dim=0)
+        chosen = labels == 0
+        if chosen.any():
+            state = torch.where(chosen.unsqueeze(-1), torch.tanh(self.sometimes(state)), state)
+        logits = self.output(state)
+        return nn.functional.cross_entropy(logits, labels), logits
+
+
+class ToyFeatures:
+    """Random sentences of random length; the same on every rank."""
+
+    def __init__(self, examples: int, seed: int = 0):
+        generator = np.random.default_rng(seed)
+        self.lengths = generator.integers(2, 9, examples).astype(np.int32)
+        self.labels = generator.integers(0, WORDS // 3, examples)
+        self._ids = [torch.from_numpy(generator.integers(0, WORDS, length)) for length in self.lengths]
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def collate(self, indices: np.ndarray) -> dict[str, torch.Tensor]:
+        """Padded to the longest of these examples."""
+        ids = nn.utils.rnn.pad_sequence([self._ids[i] for i in indices], batch_first=True)
+        mask = torch.arange(ids.shape[1]) < torch.from_numpy(self.lengths[indices]).unsqueeze(1)
+        return {"input_ids": ids, "attention_mask": mask.long(), "labels": torch.from_numpy(self.labels[indices])}
+
+
+def toy_model(seed: int) -> ToyModel:
+    """A toy model with weights drawn from `seed`, the global generator left as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return ToyModel()
+
+
+def local_batch(rank: int, step: int, with_first_label: bool = True) -> dict[str, torch.Tensor]:
+    """Four sentences that only this rank sees in this step; without label 0 they leave `sometimes` unused."""
+    batch = ToyFeatures(4, seed=1000 * step + rank).collate(np.arange(4))
+    batch["labels"] = batch["labels"].clamp(min=0 if with_first_label else 1)
+    if with_first_label:
+        batch["labels"][0] = 0
+    return batch
+
+
+def starts_from_rank_0(make_sync: MakeSync, comm: Communicator, folder: Path) -> None:
+    """After attach every parameter, frozen ones too, and every buffer equals rank 0's."""
+    model, expected = toy_model(seed=comm.rank), toy_model(seed=0).state_dict()
+    make_sync(comm).attach(model)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, expected[name]), f"{name} differs from rank 0's after attach"
+
+
+def averages_gradients(make_sync: MakeSync, comm: Communicator, folder: Path) -> None:
+    """finish leaves the mean of the ranks' gradients in .grad, step after step, and does not touch the weights."""
+    model = toy_model(seed=comm.rank)
+    sync = make_sync(comm)
+    module = sync.attach(model)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    for step in range(3):
+        module(**local_batch(comm.rank, step))[0].backward()
+        sync.finish()
+        _assert_gradients(model, _mean_gradients(comm, [step]), f"step {step}")
+        for name, tensor in model.state_dict().items():
+            assert torch.equal(tensor, before[name]), f"finish changed the weight {name}: only .grad may change"
+        model.zero_grad(set_to_none=True)
+
+
+def handles_unused_parameters(make_sync: MakeSync, comm: Communicator, folder: Path) -> None:
+    """What no rank used keeps None everywhere; what only some used is averaged, the others counting as zero."""
+    model = toy_model(seed=0)
+    sync = make_sync(comm)
+    module = sync.attach(model)
+    for step, users in enumerate(({0}, {comm.world_size - 1}, set())):
+        module(**local_batch(comm.rank, step, comm.rank in users))[0].backward()
+        sync.finish()
+        expected = _mean_gradients(comm, [step], users)
+        _assert_gradients(model, expected, f"`sometimes` used on ranks {sorted(users)}")
+        model.zero_grad(set_to_none=True)
+
+
+def leaves_frozen_weights_alone(make_sync: MakeSync, comm: Communicator, folder: Path) -> None:
+    """Frozen weights get no gradient and do not travel; a tied weight travels once."""
+    model = toy_model(seed=0)
+    sync = make_sync(comm)
+    module = sync.attach(model)
+    comm.ledger = Ledger()
+    module(**local_batch(comm.rank, 0))[0].backward()
+    sync.finish()
+    assert model.frozen.weight.grad is None, "the frozen layer has a gradient"
+    payload = sum(row.payload_bytes for row in comm.ledger.rows if row.purpose == GRADIENTS)
+    used = sum(p.numel() * p.element_size() for p in model.parameters() if p.grad is not None)
+    trainable = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+    # DDP's buckets carry the unused layer too; gather and scatter carry each gradient twice.
+    whole = [size * passes for size in (used, trainable) for passes in (1, 2)]
+    if comm.world_size > 1:
+        assert payload in whole, f"{payload} bytes travelled for {used} bytes of gradients"
+
+
+def accumulates(make_sync: MakeSync, comm: Communicator, folder: Path) -> None:
+    """Under no_sync nothing travels; the next finish averages the sum of the micro-batches."""
+    model = toy_model(seed=0)
+    sync = make_sync(comm)
+    module = sync.attach(model)
+    for first in (0, 2):
+        comm.ledger = Ledger()
+        with sync.no_sync():
+            module(**local_batch(comm.rank, first))[0].backward()
+        assert not comm.ledger.rows, f"{len(comm.ledger.rows)} calls under no_sync"
+        module(**local_batch(comm.rank, first + 1))[0].backward()
+        sync.finish()
+        _assert_gradients(model, _mean_gradients(comm, [first, first + 1]), "two micro-batches")
+        model.zero_grad(set_to_none=True)
+
+
+def calls_in_one_order(make_sync: MakeSync, comm: Communicator, folder: Path) -> None:
+    """Every rank makes the same calls in the same order, and what all send is what all receive."""
+    model = toy_model(seed=0)
+    sync = make_sync(comm)
+    module = sync.attach(model)
+    comm.ledger = Ledger()
+    for step in range(2):
+        module(**local_batch(comm.rank, step, comm.rank == 0))[0].backward()
+        sync.finish()
+    made = [[row.op, row.tensor, list(row.shape)] for row in comm.ledger.rows]
+    moved = [sum(row.bytes_sent for row in comm.ledger.rows), sum(row.bytes_received for row in comm.ledger.rows)]
+    everyone = comm.exchange([made, moved])
+    assert all(calls == made for calls, _ in everyone), "the ranks' calls differ in number, order or shape"
+    sent, received = (sum(moved[place] for _, moved in everyone) for place in (0, 1))
+    assert abs(sent - received) <= len(made) * comm.world_size, f"{sent} bytes sent but {received} received"
+
+
+def refuses_different_models(make_sync: MakeSync, comm: Communicator, folder: Path) -> None:
+    """A rank with another model is refused on every rank, in a sentence that names the rank and the parameter."""
+    if comm.world_size == 1:
+        return
+    model = toy_model(seed=0)
+    odd = comm.world_size - 1
+    if comm.rank == odd:
+        model.sometimes = nn.Linear(WIDTH, WIDTH + 1)
+    try:
+        make_sync(comm).attach(model)
+    except UserError as error:
+        sentence = str(error)
+    else:
+        raise AssertionError("attach took models that differ")
+    assert f"rank {odd}" in sentence, sentence
+    assert "sometimes.weight" in sentence, sentence
+
+
+def lets_go(make_sync: MakeSync, comm: Communicator, folder: Path) -> None:
+    """After detach the model is the user's own again: a backward makes no call and keeps its local gradient."""
+    model = toy_model(seed=0)
+    sync = make_sync(comm)
+    module = sync.attach(model)
+    module(**local_batch(comm.rank, 0))[0].backward()
+    sync.finish()
+    sync.detach()
+    del module
+    model.zero_grad(set_to_none=True)
+    comm.ledger = Ledger()
+    model(**local_batch(comm.rank, 1))[0].backward()
+    assert not comm.ledger.rows, "calls after detach"
+    local = toy_model(seed=0)
+    local(**local_batch(comm.rank, 1))[0].backward()
+    _assert_gradients(model, {name: p.grad for name, p in local.named_parameters()}, "after detach")
+
+
+def trains_like_one_process(make_sync: MakeSync, comm: Communicator, folder: Path) -> None:
+    """THE loop on n ranks gives one process's losses and weights: clipping bites, the last batch is uneven and
+    smaller than the world, ranks start from different weights, and a step may come in parts."""
+    for parts in (1, 2):
+        losses, weights = _train(make_sync(comm), comm, folder, parts, seed=comm.rank)
+        alone = Communicator(None, "gloo", comm.device)
+        expected_losses, expected = _train(NoSync(alone), alone, folder, parts, seed=0)
+        worst = max(abs(a - b) for a, b in zip(losses, expected_losses, strict=True))
+        assert worst < 10 * TOLERANCE, f"losses differ from one process's by {worst:.1e} ({parts} parts a step)"
+        for name, tensor in weights.items():
+            worst = (tensor - expected[name]).abs().max().item()
+            assert worst < 10 * TOLERANCE, f"{name} differs from one process's by {worst:.1e} ({parts} parts a step)"
+
+
+CLAIMS: tuple[Claim, ...] = (
+    starts_from_rank_0,
+    averages_gradients,
+    handles_unused_parameters,
+    leaves_frozen_weights_alone,
+    accumulates,
+    calls_in_one_order,
+    refuses_different_models,
+    lets_go,
+    trains_like_one_process,
+)
+
+
+def _train(
+    sync: GradientSync, comm: Communicator, folder: Path, parts: int, seed: int
+) -> tuple[list[float], dict[str, torch.Tensor]]:
+    config = RunConfig(
+        do_train=True,
+        total_train_batch_size=8,
+        gradient_accumulation_steps=parts,
+        num_train_epochs=2,
+        learning_rate=0.01,
+        max_grad_norm=0.3,  # the toy's gradients are around 1
+        adam_epsilon=1e-3,  # with a small one Adam turns rounding noise in near-zero gradients into whole steps
+        warmup_steps=1,
+    )
+    model = toy_model(seed=seed)
+    with RunRecord(folder, comm.rank) as record:
+        comm.ledger = record.ledger
+        train(model, sync, comm, ToyFeatures(26), config, record, Console("", speaks=False), dict)
+    comm.ledger = Ledger()
+    return record.losses, model.state_dict()
+
+
+def _mean_gradients(
+    comm: Communicator, steps: list[int], users: set[int] | None = None
+) -> dict[str, torch.Tensor | None]:
+    """The mean over ranks of the gradients of `steps`, computed by this rank alone from rank 0's first weights."""
+    model = toy_model(seed=0)
+    for rank in range(comm.world_size):
+        for step in steps:
+            loss = model(**local_batch(rank, step, users is None or rank in users))[0]
+            (loss / comm.world_size).backward()
+    return {name: p.grad for name, p in model.named_parameters()}
+
+
+def _assert_gradients(model: nn.Module, expected: dict[str, torch.Tensor | None], when: str) -> None:
+    for name, parameter in model.named_parameters():
+        found, wanted = parameter.grad, expected[name]
+        assert (found is None) == (wanted is None), (
+            f"{name} has {'no' if found is None else 'a'} gradient and should have {'none' if wanted is None else 'one'} ({when})"
+        )
+        if found is not None:
+            worst = (found - wanted).abs().max().item()
+            assert math.isfinite(worst) and worst < TOLERANCE, (
+                f"{name}'s gradient is off the mean over ranks by {worst:.1e} ({when})"
+            )
