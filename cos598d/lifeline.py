@@ -87,11 +87,15 @@ class Lifeline:
                     line.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), seconds)
 
     def fail(self, sentence: str) -> None:
-        """Tell the other ranks that this one stops, and why. The caller then leaves."""
+        """Tell the other ranks that this one stops, and why. The caller then leaves.
+
+        Does not return when this process is being ended already, with another sentence.
+        """
         with self._lock:
-            if self._leaving.is_set():
-                return
+            is_first = not self._leaving.is_set()
             self._leaving.set()
+        if not is_first and threading.current_thread() is not self._thread:
+            self._thread.join()
         self._tell({"failed": self.rank, "sentence": sentence})
 
     def wait_for_news(self, seconds: float) -> None:
@@ -187,13 +191,18 @@ class Lifeline:
 def leave(rank: int, sentence: str, exit_code: int) -> None:
     """End this process now, with one sentence on standard error and nothing half-written."""
     remove_unfinished()
-    sys.stdout.flush()
-    # The line may hold a progress bar: start afresh on it.
-    start = "\r\033[K" if sys.stderr.isatty() else ""
-    print(f"{start}rank {rank}: {sentence}", file=sys.stderr, flush=True)
+    say_last(rank, sentence)
     if rank == 0:
         time.sleep(0.2)  # rank 0 serves the store: let the others read their news before their peer vanishes
     os._exit(exit_code)
+
+
+def say_last(rank: int | None, sentence: str) -> None:
+    """Print why this process ends on standard error, with its rank where there are others."""
+    sys.stdout.flush()
+    # The line may hold a progress bar: start afresh on it.
+    start = "\r\033[K" if sys.stderr.isatty() else ""
+    print(f"{start}{'' if rank is None else f'rank {rank}: '}{sentence}", file=sys.stderr, flush=True)
 
 
 def _receive_exactly(line: socket.socket, count: int) -> bytes:

@@ -24,7 +24,7 @@ from cos598d.errors import UserError
 from cos598d.evaluate import model_outputs
 from cos598d.files import write_json
 from cos598d.launch import Identity, choose_device, set_threads
-from cos598d.lifeline import Lifeline, leave
+from cos598d.lifeline import Lifeline, leave, say_last
 from cos598d.measure.environment import describe_environment
 from cos598d.measure.record import RunRecord, claim_folder
 from cos598d.models import ModelSource, build_model, count_parameters, find_model, uses_every_parameter
@@ -34,6 +34,8 @@ from cos598d.train import autocast, train
 
 # How long a rank whose collective broke waits to be told which rank was lost.
 NEWS_SECONDS = 5.0
+# Words in the errors of gloo and nccl that mean that a peer is gone or silent.
+BROKEN_COLLECTIVE = ("gloo", "Connection closed", "Connection reset", "Timed out", "NCCL")
 
 
 class Stopped(BaseException):
@@ -43,8 +45,8 @@ class Stopped(BaseException):
 def run(config: RunConfig, identity: Identity) -> int:
     """Be one rank of a run and return the process's exit code; every failure is printed as one sentence.
 
-    A rank that fails after it met the others tells them, and they leave with its sentence. It does not return then:
-    threads of a broken process group would keep the process from ending.
+    A rank that fails after it met the others tells them, and they leave with its sentence. It does not return then,
+    but ends the process: the threads of a broken process group would hold it.
     """
     lifeline: Lifeline | None = None
     signal.signal(signal.SIGTERM, _on_sigterm)
@@ -58,33 +60,38 @@ def run(config: RunConfig, identity: Identity) -> int:
             lifeline.close()
         communication.close_group()
         return 0
-    except UserError as error:
-        sentence, exit_code = str(error), error.exit_code
-    except KeyboardInterrupt:
-        sentence, exit_code = "interrupted (Ctrl-C).", 128 + signal.SIGINT
-    except Stopped:
-        sentence, exit_code = "stopped by SIGTERM.", 128 + signal.SIGTERM
-    except RuntimeError as error:
-        if lifeline and _is_broken_collective(error):
-            lifeline.wait_for_news(NEWS_SECONDS)
-        elif not _is_broken_collective(error):
-            traceback.print_exc()
-        sentence, exit_code = f"{_one_line(error)}.", 1
-    except Exception as error:  # a defect of ours or of a student's sync: where it is matters, and the others must know
-        traceback.print_exc()
-        sentence, exit_code = f"{type(error).__name__}: {_one_line(error)}.", 1
+    except BaseException as error:
+        # From here on this process only leaves: a launcher's SIGTERM must not interrupt its last words.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        sentence, exit_code = _explain(error, lifeline)
     if lifeline:
         lifeline.fail(sentence)
-    leave(identity.rank, sentence, exit_code)
+        leave(identity.rank, sentence, exit_code)
+    communication.close_group()
+    say_last(identity.rank if identity.world_size > 1 else None, sentence)
+    return exit_code
+
+
+def _explain(error: BaseException, lifeline: Lifeline | None) -> tuple[str, int]:
+    """The sentence and the exit code for what ended this rank."""
+    if isinstance(error, UserError):
+        return str(error), error.exit_code
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted (Ctrl-C).", 128 + signal.SIGINT
+    if isinstance(error, Stopped):
+        return "stopped by SIGTERM.", 128 + signal.SIGTERM
+    if isinstance(error, RuntimeError) and any(word in str(error) for word in BROKEN_COLLECTIVE):
+        if lifeline:
+            lifeline.wait_for_news(NEWS_SECONDS)
+        return f"a collective failed: {_one_line(error)}.", 1
+    # A defect, ours or of a student's sync: where it is matters.
+    traceback.print_exception(error)
+    return f"{type(error).__name__}: {_one_line(error)}.", 1
 
 
 def _on_sigterm(*_: Any) -> None:
     raise Stopped
-
-
-def _is_broken_collective(error: RuntimeError) -> bool:
-    words = str(error)
-    return any(part in words for part in ("gloo", "Connection closed", "Connection reset", "Timed out", "NCCL"))
 
 
 def _one_line(error: BaseException) -> str:

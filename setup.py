@@ -1,0 +1,40 @@
+"""Packaging: the core install stays small; tests and linters are extras. Pins are in constraints.txt."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).parent
+VERSION = re.search(r'__version__ = "(.+)"', (ROOT / "cos598d" / "__init__.py").read_text(encoding="utf-8")).group(1)
+
+setup(
+    name="cos598d",
+    version=VERSION,
+    description="Learn, teach and measure data-parallel training by fine-tuning BERT",
+    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="MIT",
+    packages=find_packages(include=("cos598d", "cos598d.*")),
+    py_modules=["download_glue_data", "utils_glue"],
+    python_requires=">=3.10",
+    install_requires=[
+        "torch>=2.4",
+        "pytorch-transformers==1.2.0",
+        "numpy>=1.26",
+        "scikit-learn>=1.4",
+        "scipy>=1.11",
+        "tqdm>=4.66",
+        "tokenizers>=0.19",
+        "safetensors>=0.4",
+        "huggingface_hub>=0.23",
+        "filelock>=3.13",
+        "psutil>=5.9",
+        "requests>=2.31",
+    ],
+    extras_require={
+        "test": ["pytest>=8", "pytest-timeout>=2.3"],
+        "lint": ["ruff>=0.6"],
+    },
+    entry_points={"console_scripts": ["cos598d=cos598d.cli:main"]},
+)

@@ -1,0 +1,145 @@
+"""A small server on this machine and a small data set, for the tests of the download."""
+
+import contextlib
+import http.server
+import io
+import json
+import random
+import textwrap
+import threading
+import zipfile
+from dataclasses import dataclass, field
+
+from cos598d.data.catalogue import Dataset, Part, Source
+from cos598d.data.download import obtain
+
+
+@dataclass
+class Mirror:
+    """What the server offers and how it misbehaves; `asked` is the log of (file name, Range header)."""
+
+    files: dict[str, bytes] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)  # ETags, by file name
+    ranges: bool = True
+    lengths: bool = True
+    break_after: list[int] = field(default_factory=list)  # bytes of the next answers, then the connection drops
+    statuses: list[int] = field(default_factory=list)  # of the next answers
+    stall_after: int | None = None
+    asked: list[tuple[str, str | None]] = field(default_factory=list)
+    url: str = ""
+
+
+@contextlib.contextmanager
+def serving():
+    """A Mirror that a server on a free port of this machine offers as long as the block runs."""
+    offered = Mirror()
+    released = threading.Event()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            name = self.path.lstrip("/")
+            asked_range = self.headers.get("Range")
+            offered.asked.append((name, asked_range))
+            status = offered.statuses.pop(0) if offered.statuses else 200
+            if status != 200 or name not in offered.files:
+                self.send_error(status if status != 200 else 404)
+                return
+            content = offered.files[name]
+            start = int(asked_range.removeprefix("bytes=").removesuffix("-")) if asked_range and offered.ranges else 0
+            if start and start >= len(content):
+                self.send_error(416)
+                return
+            self.send_response(206 if asked_range and offered.ranges else 200)
+            if asked_range and offered.ranges:
+                self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+            if name in offered.versions:
+                self.send_header("ETag", offered.versions[name])
+            if offered.lengths:
+                self.send_header("Content-Length", str(len(content) - start))
+            self.end_headers()
+            stop = offered.break_after.pop(0) if offered.break_after else offered.stall_after
+            self.wfile.write(content[start : None if stop is None else start + stop])
+            if offered.stall_after is not None:
+                self.wfile.flush()
+                released.wait(30)
+
+        def log_message(self, *_):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    offered.url = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    try:
+        yield offered
+    finally:
+        released.set()
+        server.shutdown()
+        server.server_close()
+
+
+def table(rows, seed=0, columns=3):
+    """A TSV file of incompressible text, so that archives are long enough to break in the middle."""
+    draw = random.Random(seed)
+    lines = ["\t".join(f"column{number}" for number in range(columns))]
+    lines += ["\t".join([str(row), *(draw.randbytes(100).hex() for _ in range(columns - 1))]) for row in range(rows)]
+    return ("\n".join(lines) + "\n").encode()
+
+
+TINY = {"train.tsv": table(600, 1), "dev.tsv": table(50, 2), "test.tsv": table(70, 3)}
+TINY_SET = Dataset(
+    "Tiny",
+    "Tiny",
+    (Source("http://nowhere.invalid/Tiny-clean.zip"),),
+    (Part("train.tsv", (599, 600)), Part("dev.tsv", (50,)), Part("test.tsv", (70,), optional=True)),
+)
+
+
+def zipped(files, folder="TinyFolder/"):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            archive.writestr(folder + name, content)
+    return buffer.getvalue()
+
+
+ARCHIVE = zipped(TINY)
+
+
+def left_in(folder):
+    """The names in the data folder, without lock files, which stay so that no two processes lock different files."""
+    return sorted(path.name for path in folder.iterdir() if not path.name.endswith(".lock"))
+
+
+def get(mirror, folder, dataset=TINY_SET, timeout=5.0):
+    said = []
+    obtain(dataset, folder, mirror.url, timeout, said.append)
+    return said
+
+
+def assert_is_tiny(folder):
+    assert {path.name: path.read_bytes() for path in (folder / "Tiny").iterdir()} == TINY
+    assert left_in(folder) == ["Tiny"]
+
+
+def squad(questions):
+    paragraph = {"context": "c", "qas": [{"id": str(n), "question": "q", "answers": []} for n in range(questions)]}
+    return json.dumps({"version": "1.1", "data": [{"title": "t", "paragraphs": [paragraph]}]}).encode()
+
+
+def driver(before_install):
+    """A program that obtains Tiny and runs one statement when it is unpacked but not yet in its place."""
+    return textwrap.dedent(
+        f"""
+        import sys, time
+        from dataclasses import replace
+        from pathlib import Path
+        sys.path[:0] = [".", "tests"]
+        from download_mirror import TINY_SET, obtain
+        from cos598d.data.unpack import unpack_zip
+        def unpack(files, into):
+            unpack_zip(files, into)
+            {before_install}
+        obtain(replace(TINY_SET, unpack=unpack), Path(sys.argv[1]), sys.argv[2])
+        """
+    )
