@@ -168,8 +168,7 @@ def start_local_workers(world_size: int, master_port: int | None, arguments: Seq
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     # The workers say what went wrong, each in one sentence; the launcher's own report would bury it.
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    logging.getLogger("torch.distributed.launcher").setLevel(logging.CRITICAL)
+    logging.disable(logging.CRITICAL)
     if master_port:
         _check_port_is_free(master_port)
     config = LaunchConfig(
@@ -220,7 +219,9 @@ def _check_port_is_free(port: int) -> None:
 
 def port_taken(port: int) -> UserError:
     """The error for a meeting point that another program holds."""
-    return UserError(f"port {port} on this host is taken by another program: choose another --master_port, the same on every rank.")
+    return UserError(
+        f"port {port} on this host is taken by another program: choose another --master_port, the same on every rank."
+    )
 
 
 def choose_device(backend: str, use_cuda: bool, index_on_host: int) -> torch.device:

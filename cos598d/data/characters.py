@@ -1,0 +1,90 @@
+"""Text cut into words as BERT's first tokenization step does it, and bytes written as RoBERTa's does.
+
+The Rust library's own normalizers follow another version of Unicode than Python and lower-case letter by
+letter: against pytorch-transformers they differ in hundreds of assigned characters and in every Greek word
+that ends in a sigma. So characters are classified here, by Python's `unicodedata`, in tables for
+`str.translate` (a few nanoseconds a character), and Rust receives words separated by spaces.
+"""
+
+import unicodedata
+from collections.abc import Callable
+
+# The blocks whose characters BERT treats as words of their own: CJK ideographs, not kana or hangul.
+_IDEOGRAPHS = (
+    (0x3400, 0x4DBF),
+    (0x4E00, 0x9FFF),
+    (0xF900, 0xFAFF),
+    (0x20000, 0x2A6DF),
+    (0x2A700, 0x2B73F),
+    (0x2B740, 0x2B81F),
+    (0x2B820, 0x2CEAF),
+    (0x2F800, 0x2FA1F),
+)
+_ASCII_SYMBOLS = frozenset("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
+
+
+class _Table(dict):
+    """A table for `str.translate` whose entries are worked out when a character is first met."""
+
+    def __init__(self, entry: Callable[[str], str | None]):
+        super().__init__()
+        self._entry = entry
+
+    def __missing__(self, code: int) -> str | None:
+        self[code] = self._entry(chr(code))
+        return self[code]
+
+
+def _clean(character: str) -> str | None:
+    """Drop control characters, turn white space into spaces, set ideographs apart."""
+    if character in "\t\n\r":
+        return " "
+    category = unicodedata.category(character)
+    if category[0] == "C" or character == "\ufffd":
+        return None
+    if category == "Zs":
+        return " "
+    if character > "\u33ff" and any(low <= ord(character) <= high for low, high in _IDEOGRAPHS):
+        return f" {character} "
+    return character
+
+
+def _split_punctuation(character: str) -> str:
+    if character in _ASCII_SYMBOLS or unicodedata.category(character)[0] == "P":
+        return f" {character} "
+    return character
+
+
+def _split_punctuation_and_strip_accents(character: str) -> str | None:
+    return None if unicodedata.category(character) == "Mn" else _split_punctuation(character)
+
+
+_CLEAN = _Table(_clean)
+_SPLIT = _Table(_split_punctuation)
+_SPLIT_AND_STRIP = _Table(_split_punctuation_and_strip_accents)
+
+
+def bert_words(text: str, lower_case: bool) -> str:
+    """The text's words and punctuation marks, white space between them.
+
+    `lower_case` lower-cases and removes accents too, as the uncased models expect.
+    """
+    text = text.translate(_CLEAN)
+    if lower_case:
+        return unicodedata.normalize("NFD", text.lower()).translate(_SPLIT_AND_STRIP)
+    return text.translate(_SPLIT)
+
+
+def _visible_bytes() -> dict[int, str]:
+    """GPT-2's alphabet: a printable character for each byte, its own where Latin-1 has one, else from U+0100 on."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = (byte for byte in range(256) if byte not in printable)
+    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + rank) for rank, byte in enumerate(others)}
+
+
+_VISIBLE_BYTES = _visible_bytes()
+
+
+def visible_bytes(word: str) -> str:
+    """The word's UTF-8 bytes, each written as one printable character (Radford et al. 2019, section 2.2)."""
+    return word.encode("utf-8").decode("latin-1").translate(_VISIBLE_BYTES)

@@ -1,0 +1,353 @@
+"""Features: arranged as the course arranges them, padded to the batch's longest, kept in a file that is built once."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from cos598d.data import features as features_module
+from cos598d.data import get_task
+from cos598d.data.course import InputExample, convert_examples_to_features, processors
+from cos598d.data.features import build_features, cached_features
+from cos598d.data.layout import LAYOUTS, Layout, truncated_lengths
+from cos598d.data.tokenization import TextEncoder, load_encoder
+from cos598d.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[1]
+PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghij"]
+ROWS = [
+    ("a b c", "d e", "entailment"),
+    ("a", "b c d e f g h i j a b c d", "not_entailment"),
+    ("a b c d e f g h i j a b c d", "j", "entailment"),
+    ("a b c d e f g", "b c d e f g h", "not_entailment"),
+    ("a b c", "", "entailment"),
+    ("a b c d e f g h i j a b c", " ", "entailment"),
+    ("", "a b", "not_entailment"),
+]
+# The special tokens of the toy vocabulary, and what the course's script gives for each model type.
+CLS, SEP, PAD = "[CLS]", "[SEP]", "[PAD]"
+COURSE = {
+    "bert": {"cls_token_segment_id": 0},
+    "xlnet": {"cls_token_at_end": True, "cls_token_segment_id": 2, "pad_on_left": True, "pad_token_segment_id": 4},
+    "roberta": {"cls_token_segment_id": 0, "sep_token_extra": True},
+    "distilbert": {"cls_token_segment_id": 0},
+    "xlm": {"cls_token_segment_id": 0},
+}
+
+
+class ToyTokenizer:
+    """The two methods of a pytorch_transformers tokenizer that the course's helper calls."""
+
+    def tokenize(self, text):
+        return text.split()
+
+    def convert_tokens_to_ids(self, tokens):
+        return [PIECES.index(token) for token in tokens]
+
+
+class ToyEncoder(TextEncoder):
+    """The same vocabulary as an encoder of any layout, with a pad id that is not 0."""
+
+    def __init__(self, layout):
+        self.layout, self.cls_id, self.sep_id, self.pad_id = layout, 2, 3, 4
+        self.vocab_size, self.fingerprint = len(PIECES), "toy"
+
+    def encode_many(self, texts):
+        return [[PIECES.index(word) for word in text.split()] for text in texts]
+
+    def save(self, folder):
+        raise NotImplementedError
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("COS598D_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    text = "index\tsentence1\tsentence2\tlabel\n"
+    text += "".join(f"{n}\t{a}\t{b}\t{label}\n" for n, (a, b, label) in enumerate(ROWS))
+    for part in ("train", "dev"):
+        (tmp_path / f"{part}.tsv").write_text(text, encoding="utf-8")
+    return tmp_path
+
+
+@pytest.fixture
+def encoder():
+    return load_encoder("bert", PIECES, True)
+
+
+def cache_files(tmp_path):
+    return sorted((tmp_path / "cache" / "features").glob("*.safetensors"))
+
+
+def assert_equal_to_course(features, course, width):
+    """Ours, collated, against the course's, which are padded to `width`."""
+    batch = features.collate(range(len(features)))
+    layout, longest = features.layout, batch["input_ids"].shape[1]
+    inner = slice(width - longest, width) if layout.pad_on_left else slice(0, longest)
+    outer = slice(0, width - longest) if layout.pad_on_left else slice(longest, width)
+    for ours, theirs in [
+        ("input_ids", "input_ids"),
+        ("attention_mask", "input_mask"),
+        ("token_type_ids", "segment_ids"),
+    ]:
+        expected = torch.tensor([getattr(feature, theirs) for feature in course])
+        if ours in batch:
+            assert batch[ours].equal(expected[:, inner]), ours
+        else:
+            assert not layout.uses_segments
+        if theirs == "input_mask":
+            assert not expected[:, outer].any()  # nothing but padding was left out
+    assert batch["labels"].tolist() == [feature.label_id for feature in course]
+
+
+@pytest.mark.parametrize("width", [6, 9, 16, 40])
+@pytest.mark.parametrize("model_type", sorted(LAYOUTS))
+def test_features_equal_the_courses_for_each_model_type(model_type, width, folder):
+    course = convert_examples_to_features(
+        processors["rte"]().get_train_examples(str(folder)),
+        ["entailment", "not_entailment"],
+        width,
+        ToyTokenizer(),
+        "classification",
+        pad_token=4,
+        **COURSE[model_type],
+    )
+    ours = get_task("rte").load("train", folder, ToyEncoder(LAYOUTS[model_type]), width)
+    assert_equal_to_course(ours, course, width)
+
+
+@pytest.mark.parametrize("model_type", sorted(LAYOUTS))
+def test_features_of_single_sentences_equal_the_courses(model_type):
+    texts = ["a b c", "a b c d e f g h i j", ""]
+    examples = [InputExample(str(n), text, None, str(float(n))) for n, text in enumerate(texts)]
+    arguments = (examples, [None], 8, ToyTokenizer(), "regression")
+    course = convert_examples_to_features(*arguments, pad_token=4, **COURSE[model_type])
+    rows = ((example.text_a, None, {"labels": float(example.label)}) for example in examples)
+    ours = build_features(rows, ToyEncoder(LAYOUTS[model_type]), 8, {"labels": np.float32})
+    assert_equal_to_course(ours, course, 8)
+    assert ours.collate([1])["labels"].dtype == torch.float32
+
+
+def test_features_of_rte_equal_the_courses_with_pytorch_transformers_tokenizer():
+    if not os.environ.get("GLUE_DIR"):
+        pytest.skip("GLUE_DIR is not set: RTE lies in GLUE_DIR/RTE, the vocabularies in GLUE_DIR/../vocab")
+    transformers = pytest.importorskip("pytorch_transformers")
+    folder = Path(os.environ["GLUE_DIR"]) / "RTE"
+    vocabulary = folder.parents[1] / "vocab" / "bert-base-uncased-vocab.txt"
+    if not vocabulary.is_file():
+        pytest.skip(f"there is no {vocabulary}")
+    for part, read, rows in (("train", "get_train_examples", 2490), ("dev", "get_dev_examples", 277)):
+        course = convert_examples_to_features(
+            getattr(processors["rte"](), read)(str(folder)),
+            processors["rte"]().get_labels(),
+            128,
+            transformers.BertTokenizer(str(vocabulary)),
+            "classification",
+            cls_token_segment_id=0,
+        )
+        ours = get_task("rte").load(part, folder, load_encoder("bert", vocabulary, True), 128)
+        assert len(ours) == len(course) == rows
+        assert_equal_to_course(ours, course, 128)
+
+
+def test_pairs_lose_the_last_token_of_the_longer_and_of_the_second_when_equal():
+    for first in range(12):
+        for second in range(12):
+            for room in range(1, 24):
+                a, b = ["x"] * first, ["y"] * second
+                while len(a) + len(b) > room:
+                    (a if len(a) > len(b) else b).pop()
+                assert truncated_lengths(first, second, room) == (len(a), len(b))
+
+
+def test_layouts_written_out():
+    bert, xlnet, roberta = (LAYOUTS[name] for name in ("bert", "xlnet", "roberta"))
+    assert bert.arrange("ab", "cd", "C", "S", 16) == (list("CabScdS"), 3)
+    assert bert.segments(3, 7) == [0, 0, 0, 0, 1, 1, 1]
+    assert xlnet.arrange("ab", "cd", "C", "S", 16) == (list("abScdSC"), 3)
+    assert xlnet.segments(3, 7) == [0, 0, 0, 1, 1, 1, 2]
+    assert roberta.arrange("ab", "cd", "C", "S", 16) == (list("CabSScdS"), 4)
+    assert roberta.arrange("ab", None, "C", "S", 16) == (list("CabSS"), 4)
+    assert bert.arrange("abcd", "efg", "C", "S", 7) == (list("CabSefS"), 3)
+    assert xlnet.pad([[1, 2], [3]], 3, 9).tolist() == [[9, 1, 2], [9, 9, 3]]
+    assert Layout().pad([[1, 2], [3]], 2, 9).tolist() == [[1, 2], [3, 9]]
+
+
+def test_a_length_without_room_for_text_is_refused(folder, encoder):
+    with pytest.raises(UserError, match=r"A sequence length of 3 holds no text .* at least 4 \(--max_seq_length\)"):
+        get_task("rte").load("train", folder, encoder, 3)
+
+
+def test_batches_are_padded_to_their_longest_example_and_keep_the_order_asked_for(folder, encoder):
+    features = get_task("rte").load("train", folder, encoder, 128)
+    assert features.lengths.dtype == np.int32
+    assert features.lengths.tolist() == [8, 17, 18, 17, 5, 15, 5]
+    batch = features.collate([4, 0])
+    assert batch["input_ids"].shape == (2, 8)
+    assert batch["attention_mask"].sum(1).tolist() == [5, 8]
+    assert batch["labels"].tolist() == features.labels[[4, 0]].tolist()
+    assert {value.dtype for value in batch.values()} == {torch.int64}
+    assert features.collate(np.array([1]))["input_ids"].shape == (1, 17)
+    distilled = get_task("rte").load("train", folder, load_encoder("distilbert", PIECES, True), 128)
+    assert sorted(distilled.collate([0])) == ["attention_mask", "input_ids", "labels"]
+
+
+def test_the_cache_is_keyed_by_data_vocabulary_case_and_length(folder, encoder, tmp_path):
+    task = get_task("rte")
+    for _ in range(2):
+        task.load("train", folder, encoder, 16)
+    assert len(cache_files(tmp_path)) == 1
+    task.load("train", folder, encoder, 17)
+    task.load("train", folder, load_encoder("bert", [*PIECES, "k"], True), 16)
+    task.load("train", folder, load_encoder("bert", PIECES, False), 16)
+    task.load("dev", folder, encoder, 16)
+    assert len(cache_files(tmp_path)) == 5
+    with open(folder / "train.tsv", "a", encoding="utf-8") as rows:
+        rows.write("7\ta\tb\tentailment\n")
+    assert len(task.load("train", folder, encoder, 16)) == len(ROWS) + 1
+    assert len(cache_files(tmp_path)) == 6
+
+
+def test_the_cache_is_a_safetensors_file_and_stays_mapped(folder, encoder, tmp_path):
+    from safetensors.numpy import load_file
+
+    features = get_task("rte").load("train", folder, encoder, 16)
+    (file,) = cache_files(tmp_path)
+    assert sorted(load_file(file)) == ["offsets", "splits", "target.labels", "tokens"]
+    assert file.name.startswith("rte-train-")
+    assert not features.tokens.flags.owndata
+    maps = Path("/proc/self/maps")
+    if maps.exists():
+        assert file.name in maps.read_text()
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "garbage", "empty", "foreign"])
+def test_a_damaged_cache_file_is_built_anew(damage, folder, encoder, tmp_path):
+    from safetensors.numpy import save_file
+
+    task = get_task("rte")
+    wanted = task.load("train", folder, encoder, 16).collate(range(len(ROWS)))
+    (file,) = cache_files(tmp_path)
+    content = file.read_bytes()
+    file.unlink()  # so that what the first load has mapped stays as it is
+    if damage == "foreign":
+        save_file({"tokens": np.zeros(3)}, file)
+    else:
+        flipped = content[:-9] + bytes([content[-9] ^ 1]) + content[-8:]
+        file.write_bytes({"cut": content[:-20], "flipped": flipped, "garbage": b"\x80\x04pickle", "empty": b""}[damage])
+    again = task.load("train", folder, encoder, 16).collate(range(len(ROWS)))
+    assert all(again[name].equal(wanted[name]) for name in wanted)
+    assert file.read_bytes() == content
+
+
+def test_overwrite_builds_anew_and_a_failed_build_leaves_the_old_file(folder, encoder, tmp_path, monkeypatch):
+    task = get_task("rte")
+    task.load("train", folder, encoder, 16)
+    (file,) = cache_files(tmp_path)
+    content = file.read_bytes()
+    before = file.stat().st_ino
+    task.load("train", folder, encoder, 16)
+    assert file.stat().st_ino == before
+    task.load("train", folder, encoder, 16, overwrite_cache=True)
+    assert file.stat().st_ino != before
+
+    def fail(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(features_module, "build_features", fail)
+    with pytest.raises(KeyboardInterrupt):
+        task.load("train", folder, encoder, 16, overwrite_cache=True)
+    assert file.read_bytes() == content
+    assert len(list(file.parent.iterdir())) == 2  # the file and its lock
+
+
+def test_a_cache_folder_that_cannot_be_written_is_one_sentence(folder, encoder, tmp_path, monkeypatch):
+    monkeypatch.setenv("COS598D_CACHE", str(folder / "train.tsv"))
+    with pytest.raises(UserError, match=r"Features cannot be kept in .*COS598D_CACHE"):
+        get_task("rte").load("train", folder, encoder, 16)
+
+
+PROCESS = """
+import sys, time
+from pathlib import Path
+import torch
+from cos598d.data import features, get_task
+from cos598d.data.tokenization import load_encoder
+folder, log = Path(sys.argv[1]), sys.argv[2]
+encoder = load_encoder("bert", sys.argv[3].split(), True)
+real = features.build_features
+def counted(*arguments):
+    with open(log, "a") as lines:
+        lines.write("built\\n")
+    time.sleep(0.5)  # long enough for the others to arrive
+    return real(*arguments)
+features.build_features = counted
+print("ready", flush=True)
+for word in sys.stdin:
+    loaded = get_task("rte").load("train", folder, encoder, 16, overwrite_cache=word == "overwrite\\n")
+    print(len(loaded), int(loaded.tokens.sum()), flush=True)
+"""
+
+
+def test_four_processes_that_start_at_once_build_once_and_overwrite_once(folder, tmp_path):
+    log, pipe = tmp_path / "builds", subprocess.PIPE
+    arguments = [sys.executable, "-c", PROCESS, str(folder), str(log), " ".join(PIECES)]
+    running = [subprocess.Popen(arguments, stdin=pipe, stdout=pipe, stderr=pipe, text=True, cwd=ROOT) for _ in range(4)]
+
+    def answers():
+        return [process.stdout.readline() or process.stderr.read() for process in running]
+
+    try:
+        assert answers() == ["ready\n"] * 4
+        for builds, word in ((1, "keep"), (1, "keep"), (2, "overwrite")):
+            for process in running:
+                process.stdin.write(f"{word}\n")
+                process.stdin.flush()
+            said = answers()
+            assert len(set(said)) == 1
+            assert said[0].startswith(f"{len(ROWS)} ")
+            assert log.read_text().count("built") == builds
+        assert [process.communicate(timeout=60)[1] for process in running] == [""] * 4  # nothing on stderr
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+    assert [process.returncode for process in running] == [0] * 4
+
+
+def test_features_are_built_block_by_block(monkeypatch):
+    """More examples than a block: the same features, and never more texts in the encoder at once than a block's."""
+    monkeypatch.setattr(features_module, "_BLOCK", 3)
+    seen = []
+
+    class Watched(ToyEncoder):
+        def encode_many(self, texts):
+            seen.append(len(texts))
+            return super().encode_many(texts)
+
+    rows = [(a, b, {"labels": place}) for place, (a, b, _) in enumerate(ROWS)]
+    small = build_features(iter(rows), Watched(Layout()), 16, {"labels": np.int64})
+    assert max(seen) <= 3
+    monkeypatch.setattr(features_module, "_BLOCK", 100)
+    whole = build_features(iter(rows), ToyEncoder(Layout()), 16, {"labels": np.int64})
+    for name in ("tokens", "offsets", "splits", "labels"):
+        assert np.array_equal(getattr(small, name), getattr(whole, name))
+
+
+def test_other_targets_than_labels_travel_through_the_cache():
+    encoder = ToyEncoder(Layout())
+
+    def build():
+        rows = [("a b", "c", {"start_positions": 1, "end_positions": 2})]
+        return build_features(rows, encoder, 8, {"start_positions": np.int64, "end_positions": np.int64})
+
+    batch = cached_features("other-train", ["key"], build, encoder).collate([0])
+    assert batch["start_positions"].tolist() == [1]
+    assert batch["end_positions"].tolist() == [2]

@@ -1,0 +1,288 @@
+"""The nine GLUE tasks: their files' columns, labels and metrics, where they are found, and what is refused."""
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cos598d.data import TASK_NAMES, get_task, locate_data
+from cos598d.data.glue import FORMATS, read_rows
+from cos598d.data.metrics import compute_metrics
+from cos598d.data.tokenization import load_encoder
+from cos598d.errors import UserError
+
+PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "one", "two", '"', "quoted"]
+STSB = "index genre filename year old_index source1 source2 sentence1 sentence2 score"
+MNLI_TRAIN = "index promptID pairID genre s1bp s2bp s1p s2p sentence1 sentence2 label1 gold_label"
+MNLI_DEV = MNLI_TRAIN.replace("label1", "label1 label2 label3 label4 label5")
+MNLI_ROW = "0 9 9n fiction (b) (b) (p) (p) one two"
+
+# Each task's files as GLUE distributes them: here a space stands for a tab and ~ for a space.
+FILES = {
+    "cola": {"train": ["gj04 1 ? one~two", "bc01 0 * two"], "dev": ["gj04 1 ? one"]},
+    "sst-2": {"train": ["sentence label", "one~two 0", "two 1"], "dev": ["sentence label", "one 1"]},
+    "mrpc": {
+        "train": ["Quality #1~ID #2~ID #1~String #2~String", "1 70 71 one two", "0 72 73 two one~one"],
+        "dev": ["Quality #1~ID #2~ID #1~String #2~String", "1 74 75 one one"],
+    },
+    "sts-b": {
+        "train": [STSB, "0 news MSR 2012 1 none none one two 2.500", "1 news MSR 2012 2 none none two one 5"],
+        "dev": [STSB, "0 news MSR 2012 1 none none one one 0.000"],
+    },
+    "qqp": {
+        "train": ["id qid1 qid2 question1 question2 is_duplicate", "133 213 214 one two 1", "9 1 2 two one 0"],
+        "dev": ["id qid1 qid2 question1 question2 is_duplicate", "1 2 3 one one 1"],
+    },
+    "mnli": {
+        "train": [MNLI_TRAIN, f"{MNLI_ROW} neutral neutral", f"{MNLI_ROW} entailment contradiction"],
+        "dev_matched": [MNLI_DEV, f"{MNLI_ROW} a b c d e entailment"],
+        "dev_mismatched": [MNLI_DEV, f"{MNLI_ROW} a b c d e neutral", f"{MNLI_ROW} a b c d e entailment"],
+    },
+    "qnli": {
+        "train": ["index question sentence label", "0 one two not_entailment", "1 two one entailment"],
+        "dev": ["index question sentence label", "0 one one entailment"],
+    },
+    "rte": {
+        "train": ["index sentence1 sentence2 label", "0 one two not_entailment", "1 two one entailment"],
+        "dev": ["index sentence1 sentence2 label", "0 one one entailment"],
+    },
+    "wnli": {
+        "train": ["index sentence1 sentence2 label", "0 one two 1", "1 two one 0"],
+        "dev": ["index sentence1 sentence2 label", "0 one one 1"],
+    },
+}
+# Class ids (or scores) of the two training rows and, for pairs, whether there is a second text.
+EXPECTED = {
+    "cola": ([1, 0], False),
+    "sst-2": ([0, 1], False),
+    "mrpc": ([1, 0], True),
+    "sts-b": ([2.5, 5.0], True),
+    "qqp": ([1, 0], True),
+    "mnli": ([2, 0], True),
+    "qnli": ([1, 0], True),
+    "rte": ([1, 0], True),
+    "wnli": ([1, 0], True),
+}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("COS598D_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def encoder():
+    return load_encoder("bert", PIECES, True)
+
+
+def write_task(folder, name):
+    folder.mkdir(parents=True, exist_ok=True)
+    for part, lines in FILES[name].items():
+        text = "".join(f"{line}\n" for line in lines).replace(" ", "\t").replace("~", " ")
+        (folder / f"{part}.tsv").write_text(text, encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("name", TASK_NAMES)
+def test_each_task_reads_its_texts_and_labels_from_the_official_columns(name, tmp_path, encoder):
+    folder = write_task(tmp_path / name, name)
+    task = get_task(name.upper())
+    task.check(folder)
+    labels, pair = EXPECTED[name]
+    features = task.load("train", folder, encoder, 16)
+    assert features.labels.tolist() == labels
+    assert features.labels.dtype == (np.float32 if name == "sts-b" else np.int64)
+    one, two = PIECES.index("one"), PIECES.index("two")
+    batch = features.collate([0])
+    if pair:
+        assert batch["input_ids"].tolist() == [[2, one, 3, two, 3]]
+        assert batch["token_type_ids"].tolist() == [[0, 0, 0, 1, 1]]
+    else:
+        assert batch["input_ids"].tolist() == [[2, one, two, 3]]
+        assert not batch["token_type_ids"].any()
+    assert [len(task.load(part, folder, encoder, 16)) for part in task.evaluation_parts] == (
+        [1, 2] if name == "mnli" else [1]
+    )
+    assert (task.head, task.num_labels) == ("sequence_classification", {"mnli": 3, "sts-b": 1}.get(name, 2))
+
+
+def test_the_tasks_are_the_nine_and_labels_stand_in_the_courses_order():
+    assert sorted(TASK_NAMES) == sorted(EXPECTED)
+    assert FORMATS["mnli"].labels == ("contradiction", "entailment", "neutral")
+    assert FORMATS["rte"].labels == FORMATS["qnli"].labels == ("entailment", "not_entailment")
+    assert get_task("mnli").evaluation_parts == ("dev_matched", "dev_mismatched")
+
+
+def test_byte_order_mark_windows_line_ends_bare_quotes_and_odd_separators_survive(tmp_path, encoder):
+    folder = write_task(tmp_path / "RTE", "rte")
+    header, body = "index\tsentence1\tsentence2\tlabel\r\n", '0\t"quoted one\ttwo " \u2028 \x85 a\tentailment\r\n'
+    (folder / "train.tsv").write_bytes(b"\xef\xbb\xbf" + (header + body + "\r\n1\tone\ttwo\tentailment").encode())
+    features = get_task("rte").load("train", folder, encoder, 32)
+    assert len(features) == 2
+    assert features.labels.tolist() == [0, 0]
+    words = [PIECES[piece] for piece in features.collate([0])["input_ids"][0].tolist()]
+    assert words == ["[CLS]", '"', "quoted", "one", "[SEP]", "two", '"', "a", "[SEP]"]
+
+
+def test_the_byte_order_mark_of_a_file_without_header_is_no_text(tmp_path):
+    (tmp_path / "train.tsv").write_bytes(b"\xef\xbb\xbfgj04\t1\t\tone\n")
+    (row,) = read_rows(tmp_path / "train.tsv", FORMATS["cola"])
+    assert (row.line, row.identity, row.text_a, row.text_b, row.label) == (1, "0", "one", None, "1")
+
+
+BAD_ROWS = [
+    ("rte", b"0\tone\ttwo", "train.tsv, line 3: 3 columns where RTE needs 4"),
+    ("rte", b"0\tone\ttwo\tmaybe", "train.tsv, line 3: unknown label 'maybe'"),
+    ("rte", b"0\tone\ttwo\t", "train.tsv, line 3: unknown label ''"),
+    ("rte", b"0\t\xe9t\xe9\ttwo\tentailment", "train.tsv, line 3: byte 0xe9 is not UTF-8"),
+    ("cola", b"gj04\t1", "train.tsv, line 3: 2 columns where CoLA needs 4"),
+    ("sts-b", b"0\tn\tf\t2012\t1\tx\tx\tone\ttwo\thigh", "train.tsv, line 3: the score 'high' is no number"),
+    ("sts-b", b"0\tn\tf\t2012\t1\tx\tx\tone\ttwo\tnan", "train.tsv, line 3: the score 'nan' is no number"),
+    ("sts-b", b"0\tn\tf\t2012\t1\tx\tx\tone\ttwo", "train.tsv, line 3: 9 columns where STS-B needs 10"),
+    ("qqp", b"was this\tone question?\t0", "train.tsv, line 3: 3 columns where QQP needs 6"),
+    ("mnli", b"one column", "train.tsv, line 3: 1 column where MNLI needs 12"),
+]
+
+
+@pytest.mark.parametrize(("name", "row", "sentence"), BAD_ROWS)
+def test_a_bad_row_is_one_sentence_naming_file_and_line_and_leaves_no_cache(name, row, sentence, tmp_path, encoder):
+    folder = write_task(tmp_path / "data", name)
+    file = folder / "train.tsv"
+    lines = file.read_bytes().split(b"\n")
+    file.write_bytes(b"\n".join([*lines[:2], row, *lines[2:]]))
+    with pytest.raises(UserError) as caught:
+        get_task(name).load("train", folder, encoder, 16)
+    assert sentence in str(caught.value)
+    assert str(folder) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not [kept for kept in (tmp_path / "cache").rglob("*") if kept.is_file() and kept.suffix != ".lock"]
+
+
+def test_an_mnli_dev_row_that_lost_its_last_column_is_refused_not_read_by_another_label(tmp_path, encoder):
+    folder = write_task(tmp_path / "MNLI", "mnli")
+    file = folder / "dev_matched.tsv"
+    file.write_text(file.read_text().replace("\te\tentailment\n", "\tentailment\n"))
+    with pytest.raises(UserError, match="line 2: 15 columns where MNLI needs 16"):
+        get_task("mnli").load("dev_matched", folder, encoder, 16)
+
+
+def test_the_few_lines_that_qqps_own_files_break_in_two_are_passed_over(tmp_path):
+    file = tmp_path / "train.tsv"
+    rows = [f"{n}\t1\t2\tone\ttwo\t0" for n in range(1000)]
+    file.write_text("\n".join(["id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate", *rows, "\tbroken question\t0"]))
+    assert len(list(read_rows(file, FORMATS["qqp"]))) == 1000
+    file.write_text(file.read_text() + "\n\tanother\t1")
+    with pytest.raises(UserError, match="line 1002: 3 columns"):
+        list(read_rows(file, FORMATS["qqp"]))
+
+
+def test_files_that_are_missing_empty_or_without_rows_are_named(tmp_path, encoder):
+    task = get_task("rte")
+    with pytest.raises(UserError, match=r"There is no folder .*nowhere"):
+        task.check(tmp_path / "nowhere")
+    folder = write_task(tmp_path / "RTE", "rte")
+    (folder / "dev.tsv").unlink()
+    with pytest.raises(UserError, match=r"dev\.tsv is missing.*--data_dir.*GLUE_DIR.*download_glue_data\.py"):
+        task.check(folder)
+    (folder / "dev.tsv").write_text("")
+    with pytest.raises(UserError, match=r"dev\.tsv is empty"):
+        task.check(folder)
+    (folder / "dev.tsv").write_text("index\tsentence1\tsentence2\tlabel\n")
+    with pytest.raises(UserError, match=r"dev\.tsv has no rows"):
+        task.load("dev", folder, encoder, 16)
+    (folder / "dev.tsv").write_text("a file about something else\n")
+    with pytest.raises(UserError, match=r"dev\.tsv, line 1: 1 column where RTE needs 4"):
+        task.load("dev", folder, encoder, 16)
+    with pytest.raises(UserError, match="CoLA has no bundled sample"):
+        get_task("cola").check(None)
+    with pytest.raises(ValueError, match="rte has the parts train, dev, not 'test'"):
+        task.load("test", folder, encoder, 16)
+
+
+def test_an_unknown_task_is_answered_with_the_known_ones():
+    with pytest.raises(UserError, match=r"Unknown task 'boolq': choose one of cola, sst-2, .*wnli"):
+        get_task("boolq")
+
+
+def test_data_is_found_in_the_folder_above_it_in_glue_dir_or_in_the_sample(tmp_path):
+    folder = write_task(tmp_path / "glue" / "RTE", "rte")
+    above = folder.parent
+    assert locate_data("rte", str(folder), {}) == (folder, str(folder))
+    assert locate_data("RTE", str(above), {"GLUE_DIR": "ignored"}) == (folder, str(folder))
+    assert locate_data("rte", None, {"GLUE_DIR": str(above)}) == (folder, "GLUE_DIR/RTE")
+    assert locate_data("rte", None, {"GLUE_DIR": ""}) == (None, "the bundled sample")
+    for arguments, sentence in [
+        (("rte", str(tmp_path), {}), "holds neither train.tsv nor RTE"),
+        (("rte", str(tmp_path / "none"), {}), "is no folder"),
+        (("cola", None, {"GLUE_DIR": str(above)}), "which has no folder CoLA"),
+        (("sst-2", None, {}), "No data for SST-2"),
+    ]:
+        with pytest.raises(UserError) as caught:
+            locate_data(*arguments)
+        for words in (sentence, "--data_dir", "GLUE_DIR", "python download_glue_data.py --data_dir D --tasks "):
+            assert words in str(caught.value)
+
+
+def test_the_bundled_sample_loads_as_rte(encoder):
+    sample = pytest.importorskip("cos598d.data.sample")
+    task = get_task("rte")
+    task.check(None)
+    features = task.load("dev", None, encoder, 64)
+    rows = sample.rte_sample("dev")
+    assert features.labels.tolist() == [["entailment", "not_entailment"].index(label) for _, _, label in rows]
+
+
+def test_metrics_are_the_official_ones_worked_out_by_hand():
+    predicted, labels = np.array([1, 1, 1, 0, 0, 0]), np.array([1, 1, 0, 0, 1, 0])
+    # 2 true positives, 2 true negatives, 1 false of each kind: precision = recall = 2/3, mcc = (4 - 1) / 9.
+    assert compute_metrics("rte", predicted, labels) == {"acc": pytest.approx(4 / 6)}
+    assert compute_metrics("mrpc", predicted, labels) == pytest.approx({"acc": 4 / 6, "f1": 2 / 3, "acc_and_f1": 2 / 3})
+    assert compute_metrics("cola", predicted, labels) == {"mcc": pytest.approx(1 / 3)}
+    # Ranks 1 2 4 3 against 1 2 3 4: Spearman 1 - 6 * 2 / (4 * 15) = 0.8. Pearson: cov 3.5 / sqrt(5 * 8.75).
+    scores, gold = np.array([1.0, 2.0, 5.0, 4.0]), np.array([1.0, 2.0, 3.0, 4.0])
+    found = compute_metrics("sts-b", scores, gold)
+    pearson = np.cov(scores, gold)[0, 1] / (scores.std(ddof=1) * gold.std(ddof=1))
+    assert found == pytest.approx({"pearson": pearson, "spearmanr": 0.8, "corr": (pearson + 0.8) / 2})
+
+
+def test_a_model_that_always_answers_the_same_gets_numbers_not_nan_and_no_warning():
+    same, labels = np.zeros(4), np.array([1, 0, 1, 0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert compute_metrics("qqp", same.astype(int), labels) == {"acc": 0.5, "f1": 0.0, "acc_and_f1": 0.25}
+        assert compute_metrics("cola", same.astype(int), labels) == {"mcc": 0.0}
+        assert compute_metrics("sts-b", same, labels) == {"pearson": 0.0, "spearmanr": 0.0, "corr": 0.0}
+
+
+def test_metrics_of_outputs_take_the_largest_or_the_score_and_mark_the_mismatched_part(tmp_path, encoder):
+    task = get_task("mnli")
+    folder = write_task(tmp_path / "MNLI", "mnli")
+    features = task.load("dev_mismatched", folder, encoder, 16)
+    outputs = np.array([[0.1, 0.2, 0.9], [3.0, 1.0, 2.0]], dtype=np.float32)  # right, wrong
+    assert task.metrics("dev_mismatched", outputs, features) == {"acc_mismatched": 0.5}
+    assert task.metrics("dev_matched", outputs, features) == {"acc": 0.5}
+    similarity = get_task("sts-b")
+    features = similarity.load("train", write_task(tmp_path / "STS-B", "sts-b"), encoder, 16)
+    assert similarity.metrics("dev", np.array([[1.0], [2.0]]), features) == pytest.approx(
+        {"pearson": 1.0, "spearmanr": 1.0, "corr": 1.0}
+    )
+
+
+@pytest.mark.parametrize("name", TASK_NAMES)
+def test_each_tasks_main_metric_is_one_that_it_computes(name):
+    expected = {"cola": "mcc", "mrpc": "acc_and_f1", "qqp": "acc_and_f1", "sts-b": "corr"}.get(name, "acc")
+    assert get_task(name).main_metric == expected
+    assert expected in compute_metrics(name, np.array([0, 1]), np.array([0, 1]))
+
+
+def test_the_data_package_is_light_to_import():
+    import subprocess
+    import sys
+
+    code = (
+        "import sys, cos598d.data; print([m for m in ('torch', 'sklearn', 'scipy', 'tokenizers') if m in sys.modules])"
+    )
+    root = Path(__file__).resolve().parents[1]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

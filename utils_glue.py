@@ -1,0 +1,46 @@
+"""The course's `utils_glue`, for scripts that import it: the names live in `cos598d.data`."""
+
+from cos598d.data.course import (
+    GLUE_TASKS_NUM_LABELS,
+    ColaProcessor,
+    DataProcessor,
+    InputExample,
+    InputFeatures,
+    MnliMismatchedProcessor,
+    MnliProcessor,
+    MrpcProcessor,
+    QnliProcessor,
+    QqpProcessor,
+    RteProcessor,
+    Sst2Processor,
+    StsbProcessor,
+    WnliProcessor,
+    convert_examples_to_features,
+    output_modes,
+    processors,
+)
+from cos598d.data.metrics import acc_and_f1, compute_metrics, pearson_and_spearman, simple_accuracy
+
+__all__ = [
+    "GLUE_TASKS_NUM_LABELS",
+    "ColaProcessor",
+    "DataProcessor",
+    "InputExample",
+    "InputFeatures",
+    "MnliMismatchedProcessor",
+    "MnliProcessor",
+    "MrpcProcessor",
+    "QnliProcessor",
+    "QqpProcessor",
+    "RteProcessor",
+    "Sst2Processor",
+    "StsbProcessor",
+    "WnliProcessor",
+    "acc_and_f1",
+    "compute_metrics",
+    "convert_examples_to_features",
+    "output_modes",
+    "pearson_and_spearman",
+    "processors",
+    "simple_accuracy",
+]
