@@ -1,4 +1,4 @@
-"""The collectives, each call entered in the ledger under the name of its tensor. Everything that travels goes through here.
+"""The collectives, each call entered in the ledger under the name of its tensor: everything that travels goes here.
 
 What a rank sends and receives for a payload of S bytes among n ranks (gloo's algorithms, seen on the wire):
 
@@ -67,13 +67,13 @@ class Communicator:
         self._meeting = meeting
 
     def exchange(self, value: Any) -> list[Any]:
-        """Every rank's `value` (JSON), in order of rank. For small facts, through the store and not the network under measure."""
+        """Every rank's `value` (JSON), in order of rank. For small facts: through the store, not measured."""
         return self._meeting.exchange(value) if self._meeting else [value]
 
     def all_reduce(
         self, tensor: torch.Tensor, name: str, *, purpose: str = GRADIENTS, async_op: bool = False, op: Any = None
     ) -> Call:
-        """Put the sum (or `op`: a torch.distributed.ReduceOp) over all ranks into `tensor` of each. Returns the call."""
+        """Put the sum (or `op`, a torch.distributed.ReduceOp) over all ranks into `tensor` of each; return the call."""
         payload = size_in_bytes(tensor)
         moved = all_reduce_bytes(payload, self.world_size)
         return self._start(
@@ -133,14 +133,18 @@ class Communicator:
         if landing is not tensor:
             tensor.copy_(landing)
 
-    def record(self, op: str, tensor: str, shape: Sequence[int], dtype: torch.dtype, *, purpose: str = GRADIENTS) -> None:
+    def record(
+        self, op: str, tensor: str, shape: Sequence[int], dtype: torch.dtype, *, purpose: str = GRADIENTS
+    ) -> None:
         """Enter an all-reduce that a library made by itself (torch's DDP), whose seconds it does not tell."""
         if self.world_size == 1:
             return
         payload = torch.Size(shape).numel() * dtype.itemsize
         moved = all_reduce_bytes(payload, self.world_size)
         self.ledger.enter(
-            Row(self.ledger.iteration, purpose, op, tensor, tuple(shape), dtype_name(dtype), payload, moved, moved, None)
+            Row(
+                self.ledger.iteration, purpose, op, tensor, tuple(shape), dtype_name(dtype), payload, moved, moved, None
+            )
         )
 
     def _start(self, collective, entry: tuple, async_op: bool) -> Call:

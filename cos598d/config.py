@@ -92,7 +92,7 @@ class RunConfig:
             raise UsageError("--total_train_batch_size and --per_gpu_train_batch_size exclude each other: give one.")
         if self.sync == "none" and world_size > 1 and self.do_eval:
             raise UsageError(
-                f"--sync none on {world_size} ranks lets the replicas drift apart, so there is no one model to evaluate: "
+                f"--sync none on {world_size} ranks lets the replicas drift apart, so no model is left to evaluate: "
                 f"give --do_train alone, or another --sync."
             )
         if self.backend == "nccl" and (self.no_cuda or not torch.cuda.is_available()):

@@ -1,10 +1,9 @@
-"""What every gradient sync must keep, as claims that can be run on real ranks. Each names a mistake that is made in practice.
+"""What every gradient sync must keep, as claims that run on real ranks; each is there for a mistake made in practice.
 
 A claim is called on every rank with a communicator of the world and a function that makes the sync; it returns when
 it holds and raises AssertionError, saying what was expected and found, when it does not.
 """
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -284,11 +283,9 @@ def _mean_gradients(
 def _assert_gradients(model: nn.Module, expected: dict[str, torch.Tensor | None], when: str) -> None:
     for name, parameter in model.named_parameters():
         found, wanted = parameter.grad, expected[name]
-        assert (found is None) == (wanted is None), (
-            f"{name} has {'no' if found is None else 'a'} gradient and should have {'none' if wanted is None else 'one'} ({when})"
-        )
+        has, should = (f"{'no' if gradient is None else 'a'} gradient" for gradient in (found, wanted))
+        assert has == should, f"{name} has {has} and should have {should} ({when})"
         if found is not None:
             worst = (found - wanted).abs().max().item()
-            assert math.isfinite(worst) and worst < TOLERANCE, (
-                f"{name}'s gradient is off the mean over ranks by {worst:.1e} ({when})"
-            )
+            # A comparison with NaN is false, so NaN fails too.
+            assert worst < TOLERANCE, f"{name}'s gradient is off the mean over ranks by {worst:.1e} ({when})"

@@ -41,6 +41,7 @@ def run_demo(runs_dir: Path | None, world_size: int, words: Sequence[str]) -> li
             + ["--label", label, "--sync", sync, "--world_size", str(ranks), "--do_train", "--no_save_model"]
             + ["--output_dir", str(folders[-1])],
             env=os.environ | {"PYTHONPATH": path},
+            check=False,
         )
         if done.returncode:
             raise UserError(f"{label} ended with exit code {done.returncode}; its own words stand above.")

@@ -6,6 +6,7 @@ import re
 import signal
 import socket
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -145,7 +146,7 @@ def _from_mpi(environ: Mapping[str, str]) -> Identity | None:
         several_hosts = local_size in environ and _number(environ, local_size) != world_size
         if several_hosts and "MASTER_ADDR" not in environ:
             raise UsageError(
-                "mpirun started ranks on several hosts: give rank 0's address in MASTER_ADDR (mpirun -x MASTER_ADDR=...)."
+                "mpirun started ranks on several hosts: give rank 0's address (mpirun -x MASTER_ADDR=...)."
             )
         return Identity(
             _number(environ, rank),
@@ -163,7 +164,7 @@ def start_local_workers(world_size: int, master_port: int | None, arguments: Seq
 
     Every worker runs this same program with `arguments`. When one fails, the launcher takes the others down.
     """
-    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -171,7 +172,9 @@ def start_local_workers(world_size: int, master_port: int | None, arguments: Seq
     logging.disable(logging.CRITICAL)
     if master_port:
         _check_port_is_free(master_port)
+    logs = tempfile.TemporaryDirectory(prefix="cos598d-launch-")  # torch's launcher would leave its own behind
     config = LaunchConfig(
+        logs_specs=DefaultLogsSpecs(log_dir=logs.name),
         min_nodes=1,
         max_nodes=1,
         nproc_per_node=world_size,
@@ -199,6 +202,8 @@ def start_local_workers(world_size: int, master_port: int | None, arguments: Seq
         return 128 + stopped.sigval
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+    finally:
+        logs.cleanup()
     return 0
 
 
@@ -243,7 +248,7 @@ def choose_device(backend: str, use_cuda: bool, index_on_host: int) -> torch.dev
 
 
 def set_threads(threads: int | None, ranks_on_host: int) -> int:
-    """Give this rank its share of the host's cores (at least one thread), or `threads` where given; return the number."""
+    """Give this rank `threads`, or its share of the host's cores and at least one; return the number."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     chosen = threads or max(1, cores // ranks_on_host)
     torch.set_num_threads(chosen)

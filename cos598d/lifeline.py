@@ -9,6 +9,7 @@ The thread that watches the line leaves by `os._exit` where it must: the main th
 which nothing else can interrupt.
 """
 
+import contextlib
 import json
 import os
 import selectors
@@ -33,7 +34,7 @@ GRACE_SECONDS = 2.0
 class Lifeline:
     """This rank's end of the line. Made once by every rank of a `Meeting` with more than one rank.
 
-    Between `__init__` and `close` this process ends itself, with exit code 1 and one sentence, when another rank is lost.
+    Between `__init__` and `close` this process ends itself, with exit code 1 and a sentence, when another rank is lost.
     """
 
     def __init__(self, meeting: Meeting):
@@ -121,10 +122,8 @@ class Lifeline:
         data = json.dumps(message).encode() + b"\n"
         for line, rank in list(self._peers.items()):
             if rank != but:
-                try:
+                with contextlib.suppress(OSError):  # that rank is gone too
                     line.sendall(data)
-                except OSError:
-                    pass  # that rank is gone too
 
     def _watch(self) -> None:
         buffers = dict.fromkeys(self._peers, b"")

@@ -71,7 +71,9 @@ def train(
                 for part in parts:
                     is_last = part is parts[-1]
                     with clock.phase("data"):
-                        inputs = {name: tensor.to(comm.device) for name, tensor in features.collate(part.indices).items()}
+                        inputs = {
+                            name: tensor.to(comm.device) for name, tensor in features.collate(part.indices).items()
+                        }
                         tokens += inputs["input_ids"].numel()
                     with contextlib.nullcontext() if is_last else sync.no_sync():
                         with clock.phase("forward"), autocast(config.precision, comm.device):

@@ -130,7 +130,9 @@ MUTANTS = {
     "weights touched too": Mutant(lambda: WeightsScaled, "averages_gradients", "changed the weight"),
     "no initial broadcast": Mutant(lambda: NoInitialBroadcast, "starts_from_rank_0", "differs from rank 0's"),
     "no broadcast of frozen weights": Mutant(lambda: NoBroadcastOfFrozenWeights, "starts_from_rank_0", "frozen.weight"),
-    "zeros for unused parameters": Mutant(lambda: ZerosForUnused, "handles_unused_parameters", "should have none"),
+    "zeros for unused parameters": Mutant(
+        lambda: ZerosForUnused, "handles_unused_parameters", "should have no gradient"
+    ),
     "calls under no_sync": Mutant(lambda: SyncsUnderNoSync, "accumulates", "under no_sync"),
     "hooks left behind": Mutant(lambda: LeavesHooks, "lets_go", "after detach"),
 }

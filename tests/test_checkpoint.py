@@ -258,3 +258,22 @@ def test_saving_into_an_older_models_folder_leaves_no_older_weights(tiny, tmp_pa
     save_model(folder, tiny, load_encoder("bert", source.vocabulary, source.lower_case))
     assert_equal(build(folder), state(tiny))
     assert not [file.name for file in folder.iterdir() if file.name.startswith(".")]
+
+
+def test_a_disk_that_refuses_is_a_sentence_and_the_old_model_stays(tiny, tmp_path, monkeypatch):
+    source = find_model("tiny")
+    encoder = load_encoder("bert", source.vocabulary, source.lower_case)
+    save_model(tmp_path / "model", tiny, encoder)
+
+    def full(weights, handle):
+        handle.write(b"the first half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    other = build_model(source, HEAD, 2, None, seed=9)
+    with pytest.raises(UserError, match="cannot be saved in .*No space left"):
+        save_model(tmp_path / "model", other, encoder)
+    assert_equal(build(tmp_path / "model"), state(tiny))
+    assert not [file.name for file in (tmp_path / "model").iterdir() if file.name.startswith(".")]
+    with pytest.raises(UserError, match="cannot be saved"):
+        save_model(tmp_path / "model" / "vocab.txt", tiny, encoder)

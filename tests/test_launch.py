@@ -34,7 +34,8 @@ def test_srun_is_understood_and_a_batch_script_is_not_taken_for_it():
 
 
 @pytest.mark.parametrize(
-    ("nodes", "host"), [("", ""), ("a", "a"), ("a,b", "a"), ("a[3-7]", "a3"), ("a[03,9]x,b", "a03x"), ("a-1[2]", "a-12")]
+    ("nodes", "host"),
+    [("", ""), ("a", "a"), ("a,b", "a"), ("a[3-7]", "a3"), ("a[03,9]x,b", "a03x"), ("a-1[2]", "a-12")],
 )
 def test_first_host_of_a_slurm_list(nodes, host):
     assert first_host(nodes) == host

@@ -27,7 +27,7 @@ class RankFailure(AssertionError):
 
 
 def run_ranks(world_size: int, function: Callable, *arguments: Any, seconds: float = 60) -> list[Any]:
-    """Call `function(comm, *arguments)` on `world_size` ranks at once and return their results (JSON), in order of rank.
+    """Call `function(comm, *arguments)` on `world_size` ranks at once; return their results (JSON), in order of rank.
 
     Raises RankFailure with the tracebacks of the ranks that failed; a rank that hangs is killed after `seconds`.
     """
@@ -72,7 +72,7 @@ def _be_rank(rank: int, world_size: int, folder: str, function: Callable, argume
     torch.set_num_threads(1)
     answer = Path(folder) / f"answer{rank}.json"
     # Ranks whose peer failed end by themselves in a sentence; that sentence is not the test's output.
-    sys.stderr = open(os.devnull, "w")
+    sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     meeting = lifeline = None
     if world_size > 1:
         choose_interface("127.0.0.1")

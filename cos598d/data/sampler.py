@@ -15,7 +15,7 @@ EXTRA_PASS_TOKENS = 128
 class MicroBatch:
     """Examples that go through the model together, and their weight in the step.
 
-    `weight` x this micro-batch's mean loss, added up over the micro-batches of all ranks, is the global batch's mean loss.
+    `weight` x this micro-batch's mean loss, added up over all ranks' micro-batches, is the global batch's mean loss.
     """
 
     indices: np.ndarray
@@ -33,7 +33,7 @@ def global_batches(examples: int, batch_size: int, seed: int, epoch: int) -> Ite
 
 
 def share_of(batch: np.ndarray, rank: int, world_size: int) -> np.ndarray:
-    """This rank's slice of a global batch; sizes differ by at most one, and a batch smaller than the world leaves some empty."""
+    """This rank's slice of a global batch; sizes differ by at most one, and some are empty if it is small."""
     return np.array_split(batch, world_size)[rank]
 
 

@@ -47,7 +47,8 @@ class RunRecord:
 
     def __enter__(self) -> "RunRecord":
         self._iterations, communication = (
-            tempfile.TemporaryFile("w+", encoding="utf-8", dir=self.folder) for _ in FILES_BY_RANK
+            tempfile.TemporaryFile("w+", encoding="utf-8", dir=self.folder)  # noqa: SIM115 - closed by __exit__
+            for _ in FILES_BY_RANK
         )
         self._spools = (self._iterations, communication)
         self.ledger = Ledger(communication)

@@ -56,8 +56,8 @@ def comparison(runs: Sequence[dict[str, Any]], markdown: bool = False) -> str:
 
 
 LEGEND = (
-    "s/it: mean seconds an iteration without the first, its 95 % interval and the median; then the mean by phase, over the ranks.\n"
-    "exposed s: median less that of sync none on as many ranks. MB: 1,000,000 bytes; sent and received by the algorithm's formula."
+    "s/it: mean seconds an iteration without the first, with its 95 % interval; phases: the mean over the ranks.\n"
+    "exposed s: median less that of sync none on as many ranks. MB: 1,000,000 bytes; sent and received by formula."
 )
 
 

@@ -1,0 +1,140 @@
+"""Weights on disk: reading what others saved, filling a model with it, and saving what plain BERT classes load."""
+
+import json
+import pickle
+import warnings
+import zipfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from cos598d.errors import UserError
+from cos598d.files import whole_file, write_json
+
+WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
+_OLD_ENDINGS = {".gamma": ".weight", ".beta": ".bias"}  # what the first BERT checkpoints called LayerNorm's two
+
+
+def load_weights(path: Path) -> dict[str, torch.Tensor]:
+    """The named tensors of a .safetensors file or of a file that torch.save wrote, on the CPU, nothing unpickled.
+
+    The tensors may lie in the file itself (memory-mapped): copy what is to outlive it. LayerNorm's old names
+    `gamma` and `beta` come back as `weight` and `bias`. Raises UserError naming the file where it is missing,
+    damaged, or holds something other than named tensors.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(f"there is no weights file {path}: give a folder that holds {' or '.join(WEIGHT_FILES)}.")
+    try:
+        if path.suffix == ".safetensors":
+            tensors = load_file(path)
+        else:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # a remark on newer pickle protocols, which do work
+                # Files from before torch 1.6 are no zip archives and cannot be mapped into memory.
+                tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, LookupError) as error:
+        raise UserError(
+            f"{path} cannot be read as weights ({_first_line(error)}): the file is damaged or of another kind, "
+            "fetch or save it again."
+        ) from error
+    if not isinstance(tensors, dict) or not all(
+        isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in tensors.items()
+    ):
+        raise UserError(f"{path} holds something other than named tensors: expected a model's plain state dict.")
+    return {_modern_name(name): tensor for name, tensor in tensors.items()}
+
+
+def fill_model(model: torch.nn.Module, path: Path, may_be_new: Sequence[str]) -> list[str]:
+    """Copy the tensors of the file `path` into `model`, a pytorch_transformers model, in place.
+
+    Names match with or without the encoder's prefix ("bert."); tensors of other heads are passed over.
+    Returns the modules among `may_be_new` (dotted names) of which the file holds no tensor: they are left as they
+    were. Raises UserError, before anything is copied, for a tensor of another shape, for a missing tensor that
+    is in no such module, and where the file holds nothing of the encoder.
+    """
+    prefix = model.base_model_prefix + "."
+    expected = model.state_dict()
+    given = {}
+    for name, tensor in load_weights(path).items():
+        for candidate in (name, prefix + name):
+            if candidate in expected:
+                given[candidate] = tensor
+                break
+    if not any(name.startswith(prefix) for name in given):
+        raise UserError(
+            f"{path} holds no tensor of a {type(model).__name__}'s encoder ({prefix}*): "
+            "give weights of this type of model, or the --model_type of these weights."
+        )
+    for name, wanted in expected.items():
+        if name in given and given[name].shape != wanted.shape:
+            raise UserError(
+                f"{name} has the shape {tuple(given[name].shape)} in {path} where the configuration and "
+                f"the task ask for {tuple(wanted.shape)}: give weights and a config.json that belong together."
+            )
+    new = [part for part in may_be_new if _inside(part, expected) and not _inside(part, given)]
+    missing = [name for name in expected if name not in given and not any(_inside(part, [name]) for part in new)]
+    if missing:
+        raise UserError(
+            f"{path} lacks {missing[0]}{f' and {len(missing) - 1} more' if len(missing) > 1 else ''}: "
+            "give the whole model's weights, or the config.json that belongs to these."
+        )
+    for name, tensor in given.items():
+        expected[name].copy_(tensor)
+    return new
+
+
+def save_model(folder: Path, model: torch.nn.Module, encoder) -> None:
+    """Write `model` to `folder` so that pytorch_transformers' `from_pretrained(folder)` and `find_model` load it.
+
+    `model` is a pytorch_transformers model or a wrapper that holds one as `.module`; the names in the file are
+    the plain model's. `encoder` is the TextEncoder that made its inputs. Written are the vocabulary's files,
+    config.json and pytorch_model.bin, each whole or not at all; a model.safetensors of an older model in the same
+    folder goes, since loaders would prefer it. Raises UserError where the disk refuses.
+    """
+    folder = Path(folder)
+    while isinstance(getattr(model, "module", None), torch.nn.Module):
+        model = model.module
+    weights = {name: _own_memory(tensor) for name, tensor in model.state_dict().items()}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        encoder.save(folder)
+        write_json(folder / "config.json", _plain_config(model.config))
+        with whole_file(folder / "pytorch_model.bin", "wb") as handle:
+            torch.save(weights, handle)
+        (folder / "model.safetensors").unlink(missing_ok=True)
+    except (OSError, RuntimeError) as error:  # torch's writer turns a full disk into a RuntimeError
+        raise UserError(
+            f"the model cannot be saved in {folder} ({_first_line(error)}): make room there or choose another folder."
+        ) from error
+
+
+def _plain_config(config) -> dict:
+    """The configuration as JSON values; without `model_type`, a modern reader could not tell whose it is."""
+    values = json.loads(json.dumps(config.to_dict()))
+    return {"model_type": type(config).__name__.removesuffix("Config").lower(), **values}
+
+
+def _own_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor` on the CPU; a view into a larger buffer is copied, or torch.save would write the whole buffer."""
+    tensor = tensor.detach().cpu()
+    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
+
+
+def _inside(module: str, names: Iterable[str]) -> bool:
+    return any(name.startswith(module + ".") for name in names)
+
+
+def _modern_name(name: str) -> str:
+    for old, modern in _OLD_ENDINGS.items():
+        if name.endswith(old):
+            return name.removesuffix(old) + modern
+    return name
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".:")[:200] if lines else type(error).__name__

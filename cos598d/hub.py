@@ -1,0 +1,154 @@
+"""A pretrained model's files from the model hub or its cache; where there is no network, a sentence in bounded time."""
+
+import re
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import huggingface_hub
+import huggingface_hub.utils
+from huggingface_hub import constants, errors
+
+from cos598d.errors import UserError
+
+REACH_SECONDS = 10.0  # a hub that has not answered a first question by then counts as unreachable
+WAYS_OUT = "give --model_name_or_path a local folder, minilm or tiny, or set HF_HOME to a filled cache of the hub."
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
+
+huggingface_hub.logging.set_verbosity_error()  # what goes wrong, this module says itself
+
+
+class HubUnreachable(UserError):
+    """The hub gave no answer, or may not be asked, and its cache lacks a needed file."""
+
+
+class _NoBar(huggingface_hub.utils.tqdm):
+    """No progress bar: for the small files beside the weights."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **{**kwargs, "disable": True})
+
+
+def is_hub_name(name: str) -> bool:
+    """Whether `name` has the form of a model's name on the hub: NAME or OWNER/NAME."""
+    return bool(_NAME.fullmatch(name)) and "--" not in name and ".." not in name
+
+
+def hub_folder(
+    name: str, needed: Sequence[tuple[str, ...]], optional: Sequence[str] = (), cache_dir: str | None = None
+) -> Path:
+    """The local folder that holds files of the model `name`, downloaded where the cache lacks them.
+
+    `needed` lists groups of file names: of each group one is wanted, the first that exists; `optional` files are
+    fetched if the model has them. Only these files are downloaded, all of one revision. Where the cache holds them
+    all the network is not asked, so ranks that start at different moments take the same revision. Processes
+    that ask at the same moment download once: huggingface_hub locks each file.
+
+    Raises HubUnreachable within about REACH_SECONDS (at once where HF_HUB_OFFLINE forbids the network), and
+    UserError where the hub has no such model or file or the download breaks off.
+    """
+    wanted = [*needed, *((file,) for file in optional)]
+    folder = _cached_folder(name, wanted, cache_dir)
+    if folder:
+        return folder
+    # Where the cache lacks nothing but an optional file, it will do if the hub cannot be asked for that one.
+    enough = _cached_folder(name, needed, cache_dir)
+    try:
+        _ask(name, needed[0][0])
+    except HubUnreachable:
+        if enough:
+            return enough
+        raise
+    return _download(name, wanted, len(needed), cache_dir)
+
+
+def _cached_folder(name: str, groups: Sequence[tuple[str, ...]], cache_dir: str | None) -> Path | None:
+    """The snapshot in the cache if it answers for every group: by a file, or by the note that the hub has none."""
+    folder = None
+    for group in groups:
+        # A path, None where nothing is known, or an object that notes that the hub has no such file.
+        answers = [huggingface_hub.try_to_load_from_cache(name, file, cache_dir=cache_dir) for file in group]
+        path = next((answer for answer in answers if isinstance(answer, str)), None)
+        if path is not None:
+            folder = Path(path).parent
+        elif None in answers:
+            return None
+    return folder
+
+
+def _ask(name: str, file: str) -> None:
+    """Ask the hub for one file's description; raises HubUnreachable after REACH_SECONDS, UserError on a refusal.
+
+    huggingface_hub's own download retries an unreachable hub for longer than a user should wait. Name resolution,
+    proxies and several addresses each wait by their own rules, so the question has a thread of its own and the
+    clock decides.
+    """
+    if constants.HF_HUB_OFFLINE:
+        raise HubUnreachable(
+            f"{name} is no folder here, and HF_HUB_OFFLINE is set while the hub's cache lacks files of it: "
+            f"unset HF_HUB_OFFLINE, or {WAYS_OUT}"
+        )
+    caught: list[Exception] = []
+
+    def question() -> None:
+        try:
+            huggingface_hub.get_hf_file_metadata(huggingface_hub.hf_hub_url(name, file), timeout=REACH_SECONDS / 2)
+        except Exception as error:  # noqa: BLE001 - the thread that waits tells what it means
+            caught.append(error)
+
+    thread = threading.Thread(target=question, daemon=True, name="question to the hub")
+    thread.start()
+    thread.join(REACH_SECONDS)
+    if not thread.is_alive() and not caught:
+        return
+    error = caught[0] if caught else TimeoutError(f"no answer within {REACH_SECONDS:.0f} s")
+    if isinstance(error, errors.EntryNotFoundError):
+        return  # the model is there; what a missing file means is for the download to say
+    raise _refusal(name, error) or HubUnreachable(
+        f"{name} is no folder here, and the model hub at {constants.ENDPOINT} cannot be reached ({_reason(error)}): "
+        f"{WAYS_OUT}"
+    ) from error
+
+
+def _download(name: str, groups: Sequence[tuple[str, ...]], needed: int, cache_dir: str | None) -> Path:
+    """Fetch the first existing file of each group; only the first `needed` groups must have one."""
+    folder = None
+    for index, group in enumerate(groups):
+        for file in group:
+            bar = None if file.endswith((".safetensors", ".bin")) else _NoBar
+            # The first download follows the model's main branch; the others stay at the revision that it found.
+            revision = folder.name if folder else None
+            try:
+                path = huggingface_hub.hf_hub_download(
+                    name, file, revision=revision, cache_dir=cache_dir, tqdm_class=bar
+                )
+            except errors.RemoteEntryNotFoundError:
+                continue
+            except Exception as error:  # whatever the network and the disk come up with, the user needs one sentence
+                raise _refusal(name, error) or UserError(
+                    f"the download of {file} of {name} from the model hub broke off ({_reason(error)}): "
+                    f"start again, or {WAYS_OUT}"
+                ) from error
+            folder = Path(path).parent
+            break
+        else:
+            if index < needed:
+                raise UserError(f"the hub's model {name} has no {' or '.join(group)}: choose another, or {WAYS_OUT}")
+    return folder
+
+
+def _refusal(name: str, error: BaseException) -> UserError | None:
+    """The sentence for a hub that did answer, and whose answer was no."""
+    if isinstance(error, errors.GatedRepoError):
+        return UserError(f"the hub's model {name} is gated: ask for access there and set HF_TOKEN, or {WAYS_OUT}")
+    if isinstance(error, (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError)):
+        return UserError(f"{name} is neither a folder here nor a model that the hub shows you: {WAYS_OUT}")
+    return None
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of what lies at the bottom of `error`, short enough for a sentence."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".:")[:200] if lines else type(error).__name__

@@ -1,0 +1,72 @@
+"""The graders' commands as a test runs them: whole programs on a free port, their words collected."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+# Small enough that a step takes milliseconds.
+TINY = ("--model_name_or_path", "tiny", "--max_seq_length", "32", "--total_train_batch_size", "16")
+TINY_TRAINING = (*TINY, "--do_train", "--no_save_model")
+
+
+class Program:
+    """One started program. Signals sent to it hit it alone, and it ends with the test that started it."""
+
+    def __init__(self, folder: Path, name: str, words: Sequence[str], environ: dict[str, str] | None = None):
+        self.path = folder / f"{name}.txt"
+        variables = {k: v for k, v in os.environ.items() if k not in ("GLUE_DIR", "SQUAD_DIR", "RANK", "WORLD_SIZE")}
+        with self.path.open("w") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, *words],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=folder,
+                env=variables | {"OMP_NUM_THREADS": "1"} | (environ or {}),
+                # A test run started in the background ignores Ctrl-C, and its children would too.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509
+            )
+
+    @property
+    def text(self) -> str:
+        """What it has printed so far."""
+        return self.path.read_text()
+
+    def wait(self, seconds: float = 60) -> int:
+        """Wait for its end and return the exit code. Fails when it hangs."""
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still running after {seconds} s, having said:\n{self.text}") from None
+
+    def wait_for(self, words: str, seconds: float = 60) -> None:
+        """Wait until it has printed a match of the regular expression `words`."""
+        deadline = time.monotonic() + seconds
+        while not re.search(words, self.text):
+            assert time.monotonic() < deadline, f"{words!r} was not said in {seconds} s, but:\n{self.text}"
+            assert self.process.poll() is None, f"{words!r} was not said before the end, but:\n{self.text}"
+            time.sleep(0.05)
+
+    def stop(self) -> None:
+        """Kill it if it still runs."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+
+def script(name: str) -> str:
+    """The path of a task folder's script, e.g. "task2b/run_glue.py"."""
+    return str(ROOT / name)
+
+
+def free_port() -> int:
+    """A port that nothing listened on a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

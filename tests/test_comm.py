@@ -1,0 +1,92 @@
+"""What each collective does, and what the ledger says it moved."""
+
+import pytest
+import torch
+from worlds import run_ranks
+
+from cos598d.comm import all_reduce_bytes, broadcast_bytes
+from cos598d.measure.ledger import GRADIENTS, Ledger
+from cos598d.measure.record import summarize_seconds
+
+BERT_BASE_BYTES = 433_247_240
+
+
+@pytest.mark.parametrize("ranks", range(2, 10))
+def test_a_broadcast_tree_sends_each_rank_its_copy_once(ranks):
+    moved = [broadcast_bytes(1, ranks, distance) for distance in range(ranks)]
+    assert sum(sent for sent, _ in moved) == sum(received for _, received in moved) == ranks - 1
+    assert moved[0][0] == (ranks - 1).bit_length()
+
+
+def test_an_all_reduce_of_bert_base_on_four_ranks_sends_what_the_formula_says():
+    assert all_reduce_bytes(BERT_BASE_BYTES, 4) == 649_870_860
+
+
+def use_all(comm):
+    """On a rank: one call of each collective; the ledger's rows, and whether the results were right."""
+    mine = torch.full((3, 5), float(comm.rank + 1))
+    comm.all_reduce(mine, "sum")
+    total = sum(range(1, comm.world_size + 1))
+    right = [bool((mine == total).all())]
+    tensor = torch.full((4,), float(comm.rank))
+    comm.broadcast(tensor, "root's", root=1)
+    right.append(bool((tensor == 1).all()))
+    parts = comm.gather(torch.full((2,), float(comm.rank)), "parts")
+    right.append((parts is None) == (comm.rank != 0))
+    if parts:
+        right.append([part[0].item() for part in parts] == list(range(comm.world_size)))
+    landing = torch.zeros(2)
+    comm.scatter(landing, [torch.full((2,), 10.0 + r) for r in range(comm.world_size)] if comm.rank == 0 else None, "s")
+    right.append(bool((landing == 10 + comm.rank).all()))
+    call = comm.all_reduce(torch.ones(1), "later", async_op=True)
+    before = len(comm.ledger.rows)
+    call.wait()
+    call.wait()
+    right.append(len(comm.ledger.rows) == before + 1)
+    rows = [[r.op, r.tensor, list(r.shape), r.payload_bytes, r.bytes_sent, r.bytes_received] for r in comm.ledger.rows]
+    return [all(right), rows]
+
+
+def test_collectives_do_what_they_say_and_each_call_is_one_row():
+    answers = run_ranks(3, use_all)
+    assert [right for right, _ in answers] == [True] * 3
+    assert answers[0][1] == [
+        ["all_reduce", "sum", [3, 5], 60, 80, 80],
+        ["broadcast", "root's", [4], 16, 0, 16],
+        ["gather", "parts", [2], 8, 0, 16],
+        ["scatter", "s", [2], 8, 16, 0],
+        ["all_reduce", "later", [1], 4, 5, 5],
+    ]
+    assert answers[1][1][1:4] == [
+        ["broadcast", "root's", [4], 16, 32, 0],
+        ["gather", "parts", [2], 8, 8, 0],
+        ["scatter", "s", [2], 8, 0, 8],
+    ]
+
+
+def test_the_ledger_sums_gradient_calls_by_iteration(tmp_path):
+    def rows(comm_ledger):
+        from cos598d.measure.ledger import Row
+
+        for iteration, purpose in ((1, GRADIENTS), (1, "loss"), (2, GRADIENTS), (2, GRADIENTS)):
+            comm_ledger.enter(Row(iteration, purpose, "all_reduce", "t", (1,), "float32", 4, 6, 5, 0.1))
+
+    with (tmp_path / "ledger").open("w+") as output:
+        ledger = Ledger(output)
+        rows(ledger)
+        ledger.flush()
+        rows(ledger)
+        totals = ledger.totals()
+        assert ledger.totals() == totals
+    assert (totals[1].calls, totals[1].payload_bytes, totals[1].bytes_sent, totals[1].bytes_received) == (2, 8, 12, 10)
+    assert totals[2].calls == 4
+
+
+def test_seconds_leave_the_first_iteration_out():
+    summary = summarize_seconds([9.0, 1.0, 2.0, 3.0])
+    assert (summary["first"], summary["counted"], summary["mean"], summary["median"]) == (9.0, 3, 2.0, 2.0)
+    low, high = summary["interval_95"]
+    # Student's t for 2 degrees of freedom is 4.303; the standard error is 1 / sqrt(3).
+    assert (low, high) == pytest.approx((2 - 4.303 / 3**0.5, 2 + 4.303 / 3**0.5), abs=1e-3)
+    assert summarize_seconds([9.0])["mean"] is None
+    assert summarize_seconds([9.0, 1.0])["interval_95"] is None

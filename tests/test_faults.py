@@ -1,0 +1,242 @@
+"""Whatever goes wrong, every rank says so in a sentence, leaves with a code other than 0, and nothing half-written."""
+
+import json
+import os
+import signal
+import socket
+import time
+
+import pytest
+from programs import ROOT, TINY, TINY_TRAINING, free_port, script
+
+LONG = (*TINY_TRAINING, "--max_steps", "100000")
+TASK2B = "task2b/run_glue.py"
+
+
+def ends_in_a_sentence(program, sentence, exit_code=None, seconds=60):
+    """The program ends, not with 0 and without a traceback, and its last line holds `sentence`."""
+    code = program.wait(seconds)
+    text = program.text
+    assert code == exit_code if exit_code is not None else code > 0, f"exit code {code}:\n{text}"
+    assert "Traceback" not in text, text
+    last = text.strip().splitlines()[-1]
+    assert sentence in last, text
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--task_name", "nosuch"], "nosuch"),
+        (["--sync", "nosuch"], "--sync nosuch: no such gradient sync; the known ones are none, gather_scatter"),
+        (["--max_steps", "many"], "argument --max_steps: invalid int value: 'many'"),
+        (["--max_steps", "0"], "--max_steps 0"),
+        (["--learning_rate", "nan"], "--learning_rate nan"),
+        (["--dropout", "1.5"], "--dropout 1.5"),
+        (["--nosuch", "1"], "unrecognized arguments: --nosuch 1"),
+        (["--total_train_batch_size", "8", "--per_gpu_train_batch_size", "2"], "exclude each other"),
+        (["--fp16", "--precision", "bf16"], "--fp16 contradicts --precision bf16"),
+        (["--world_size", "2", "--local_rank", "2"], "rank 2 is outside the world"),
+        (["--backend", "nccl", "--no_cuda"], "--backend nccl needs a CUDA device"),
+        (["--sync", "none", "--world_size", "2", "--do_eval"], "drift apart"),
+    ],
+)
+def test_a_wrong_word_is_refused_before_anything_starts(start, words, sentence):
+    ends_in_a_sentence(start("program", [script(TASK2B), *words]), sentence, exit_code=2)
+
+
+def test_task_1_is_a_single_process(start):
+    ends_in_a_sentence(start("program", [script("task1/run_glue.py"), "--world_size", 2]), "single process", 2)
+
+
+def test_help_is_grouped_and_names_every_flag(start):
+    program = start("program", [script(TASK2B), "--help"])
+    assert program.wait() == 0
+    for word in ("task and data:", "ranks:", "--master_ip", "--fp16", "--tokenizer_name", "(default: all_reduce)"):
+        assert word in program.text
+
+
+@pytest.mark.parametrize(
+    ("rows", "sentence"),
+    [
+        (None, "train.tsv"),
+        ("", "train.tsv"),
+        ("index\tsentence1\tsentence2\tlabel\n0\tA\tB\tentailment\n1\tA\tB\n", "line 3"),
+        ("index\tsentence1\tsentence2\tlabel\n0\tA\tB\tmaybe\n", "maybe"),
+    ],
+)
+def test_data_that_cannot_be_read_name_file_and_line(start, tmp_path, rows, sentence):
+    folder = tmp_path / "RTE"
+    folder.mkdir()
+    for name in ("train.tsv", "dev.tsv"):
+        if rows is not None:
+            (folder / name).write_text(rows)
+    program = start("program", [script(TASK2B), *TINY_TRAINING, "--data_dir", folder, "--output_dir", "out"])
+    ends_in_a_sentence(program, sentence)
+    assert "train.tsv" in program.text
+    assert not list((tmp_path / "out").glob("**/*"))
+
+
+def test_a_missing_data_folder_is_named(start):
+    ends_in_a_sentence(start("program", [script(TASK2B), *TINY, "--data_dir", "nowhere"]), "nowhere")
+
+
+def test_an_output_folder_that_is_not_empty_is_left_alone(start, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine.txt").write_text("keep")
+    words = [script(TASK2B), *TINY_TRAINING, "--max_steps", 2, "--output_dir", "out"]
+    ends_in_a_sentence(start("refused", words), "--overwrite_output_dir")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine.txt"]
+    assert start("taken", [*words, "--overwrite_output_dir"]).wait() == 0
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["iterations"] == 2
+    assert (tmp_path / "out" / "mine.txt").read_text() == "keep"
+
+
+def test_weights_that_do_not_fit_the_config_name_the_tensor(start, tmp_path):
+    assert start("first", [script(TASK2B), *TINY, "--do_train", "--max_steps", 1, "--output_dir", "out"]).wait() == 0
+    path = tmp_path / "out" / "model" / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps(config | {"intermediate_size": 48}))
+    words = [script(TASK2B), *TINY_TRAINING, "--model_name_or_path", path.parent]
+    ends_in_a_sentence(start("second", words), "intermediate.dense")
+
+
+def test_ranks_started_differently_are_told_which_rank_and_what(start_ranks):
+    for rank in start_ranks(TASK2B, 2, LONG, {1: ["--seed", 7]}):
+        ends_in_a_sentence(rank, "rank 1 was started with --seed 7 and rank 0 with 42")
+
+
+def test_another_world_size_is_told_on_every_rank(start, start_ranks):
+    port = free_port()
+    ranks = start_ranks(TASK2B, 2, LONG, {1: None}, port=port)
+    words = ["--master_port", port, "--world_size", 3, "--local_rank", 1]
+    ranks.append(start("other", [script(TASK2B), *LONG, *words]))
+    for rank in ranks:
+        ends_in_a_sentence(rank, "rank 1 was started with --world_size 3 and rank 0 with 2")
+
+
+def test_another_model_on_one_rank_names_rank_and_parameter(start, start_ranks, tmp_path):
+    words = [script(TASK2B), *TINY, "--do_train", "--max_steps", 1, "--output_dir", "out"]
+    assert start("first", words).wait() == 0
+    model = tmp_path / "out" / "model"
+    config = json.loads((model / "config.json").read_text())
+    for path in model.glob("*.bin"):
+        path.unlink()
+    (model / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
+    folder = tmp_path / "shape"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 48}))
+    by_rank = {1: ["--config_name", folder]}
+    for rank in start_ranks(TASK2B, 2, LONG, by_rank):
+        ends_in_a_sentence(rank, "rank 1 has bert.encoder.layer.0.intermediate.dense.weight (48, 64)")
+
+
+def test_a_rank_started_twice_does_not_disturb_the_others_unseen(start, start_ranks):
+    port = free_port()
+    first = start_ranks(TASK2B, 3, LONG, {2: None}, port=port)
+    first[1].wait_for("")
+    time.sleep(4)
+    twin = start("twin", [script(TASK2B), *LONG, "--master_port", port, "--world_size", 3, "--local_rank", 1])
+    for rank in (*first, twin):
+        ends_in_a_sentence(rank, "rank 1 was started twice")
+
+
+def test_a_taken_port_is_named(start):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        words = ["--master_port", port, "--world_size", 2]
+        ends_in_a_sentence(start("self", [script(TASK2B), *LONG, *words]), f"port {port} on this host is taken")
+        ends_in_a_sentence(
+            start("rank", [script(TASK2B), *LONG, *words, "--local_rank", 0]), f"port {port} on this host is taken"
+        )
+
+
+def test_ranks_that_never_arrive_are_named_to_all_who_came(start_ranks):
+    for rank in start_ranks(TASK2B, 4, [*LONG, "--timeout", 6], {1: None, 3: None}):
+        ends_in_a_sentence(rank, "ranks 1, 3 did not come to 127.0.0.1")
+
+
+def test_a_missing_rank_0_is_named(start_ranks):
+    (rank,) = start_ranks(TASK2B, 2, [*LONG, "--timeout", 3], {0: None})
+    ends_in_a_sentence(rank, "rank 0 is missing")
+
+
+@pytest.mark.parametrize("path", [TASK2B, "task2a/run_glue.py", "task3/run_glue.py"])
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_killed_rank_takes_the_others_with_it_by_name(start_ranks, tmp_path, path, victim):
+    ranks = start_ranks(path, 3, [*LONG, "--output_dir", "out"])
+    ranks[victim].wait_for("iteration 5:")
+    ranks[victim].process.send_signal(signal.SIGKILL)
+    for rank in ranks:
+        if rank is not ranks[victim]:
+            ends_in_a_sentence(rank, f"lost rank {victim}", exit_code=1, seconds=10)
+    assert not list((tmp_path / "out").iterdir())
+
+
+@pytest.mark.parametrize(("number", "words"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "stopped by SIGTERM")])
+def test_one_interrupted_rank_stops_all(start_ranks, tmp_path, number, words):
+    ranks = start_ranks(TASK2B, 2, [*LONG, "--output_dir", "out"])
+    ranks[1].wait_for("iteration 5:")
+    ranks[1].process.send_signal(number)
+    ends_in_a_sentence(ranks[1], words, exit_code=128 + number, seconds=10)
+    ends_in_a_sentence(ranks[0], f"stopped because rank 1 did: {words}", exit_code=1, seconds=10)
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_local_workers_stop_with_their_starter(start):
+    for number, expected in ((signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)):
+        program = start(f"starter{number}", [script(TASK2B), *LONG, "--world_size", 2])
+        program.wait_for("iteration 5:")
+        workers = children_of(program.process.pid)
+        assert len(workers) >= 2
+        program.process.send_signal(number)
+        assert program.wait(15) == expected, program.text
+        deadline = time.monotonic() + 10
+        while any(is_alive(worker) for worker in workers):
+            assert time.monotonic() < deadline, program.text
+            time.sleep(0.1)
+        assert "Traceback" not in program.text, program.text
+
+
+def test_a_killed_local_worker_is_named_and_the_starter_fails(start):
+    program = start("starter", [script(TASK2B), *LONG, "--world_size", 2])
+    program.wait_for("iteration 5:")
+    os.kill(worker_of_rank(program.process.pid, 1), signal.SIGKILL)
+    assert program.wait(15) > 0
+    assert "rank 0: lost rank 1" in program.text
+    assert "Traceback" not in program.text
+
+
+def test_a_loss_that_is_not_finite_stops_every_rank_at_the_same_iteration(start_ranks):
+    for rank in start_ranks(TASK2B, 2, [*LONG, "--learning_rate", "1e38", "--max_grad_norm", "0"]):
+        code = rank.wait()
+        assert code == 1
+        assert "not a finite number" in rank.text.strip().splitlines()[-1], rank.text
+
+
+def children_of(pid):
+    import psutil
+
+    return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+
+
+def worker_of_rank(pid, rank):
+    import psutil
+
+    for child in psutil.Process(pid).children(recursive=True):
+        if child.environ().get("RANK") == str(rank):
+            return child.pid
+    raise AssertionError(f"no worker of rank {rank} under {pid}")
+
+
+def is_alive(pid):
+    import psutil
+
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def test_the_scripts_say_nothing_but_their_own(start):
+    """No warnings of libraries among a run's lines."""
+    program = start("program", [script(TASK2B), *TINY_TRAINING, "--max_steps", 2, "--world_size", 2])
+    assert program.wait() == 0
+    assert "arning" not in program.text, program.text
+    assert str(ROOT) not in program.text, program.text

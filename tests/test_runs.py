@@ -1,0 +1,212 @@
+"""Whole runs of the scripts: the same losses however they are started, and records that add up."""
+
+import json
+import subprocess
+import sys
+from collections import defaultdict
+
+import pytest
+import torch
+from programs import ROOT, TINY, TINY_TRAINING, free_port, script
+
+from cos598d.report.table import comparison, load_run
+
+LESSONS = {"task1": 1, "task2a": 3, "task2b": 3, "task3": 3}
+
+
+def rows_of(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def lessons(tmp_path_factory):
+    """The four lessons on the bundled sample: 6 iterations, task 1 alone and the others on 3 ranks."""
+    folder = tmp_path_factory.mktemp("lessons")
+    for lesson, ranks in LESSONS.items():
+        words = [script(f"{lesson}/run_glue.py"), *TINY, "--max_steps", "6", "--output_dir", lesson]
+        words += [] if ranks == 1 else ["--world_size", str(ranks)]
+        done = subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        (folder / f"{lesson}.txt").write_text(done.stdout)
+    return folder
+
+
+@pytest.mark.parametrize("lesson", ["task2a", "task2b", "task3"])
+def test_every_lesson_has_the_losses_and_metrics_of_task_1(lessons, lesson):
+    alone, run = (load_run(lessons / name) for name in ("task1", lesson))
+    assert run["losses"] == pytest.approx(alone["losses"], abs=1e-5)
+    assert [epoch["acc"] for epoch in run["epochs"]] == [epoch["acc"] for epoch in alone["epochs"]]
+
+
+def test_first_five_losses_and_the_metric_are_printed_with_model_and_data(lessons):
+    text = (lessons / "task2b.txt").read_text()
+    summary = load_run(lessons / "task2b")
+    for iteration, loss in enumerate(summary["losses"][:5], start=1):
+        assert f"iteration {iteration}: loss {loss:.6f} over 16 examples" in text
+    assert f"acc {summary['epochs'][-1]['acc']:.4f}" in text
+    assert "data: the bundled sample" in text
+    assert "model: " in text
+
+
+@pytest.mark.parametrize("lesson", LESSONS)
+def test_the_summary_can_be_recomputed_from_the_rows(lessons, lesson):
+    folder, ranks = lessons / lesson, LESSONS[lesson]
+    summary = load_run(folder)
+    iterations = [rows_of(folder / f"iterations.rank{rank}.jsonl") for rank in range(ranks)]
+    calls = [rows_of(folder / f"communication.rank{rank}.jsonl") for rank in range(ranks)]
+    assert summary["losses"] == [row["loss"] for row in iterations[0]]
+    assert all([row["loss"] for row in rows] == summary["losses"] for rows in iterations)
+    seconds = [row["seconds"] for row in iterations[0][1:]]
+    assert summary["seconds_per_iteration"]["mean"] == pytest.approx(sum(seconds) / len(seconds))
+    for phase, mean in summary["phases"].items():
+        assert mean == pytest.approx(sum(row[phase] for rows in iterations for row in rows[1:]) / ranks / 5)
+    for rank in range(ranks):
+        sent = defaultdict(int)
+        for row in calls[rank]:
+            if row["purpose"] == "gradients":
+                sent[row["iteration"]] += row["bytes_sent"]
+        assert summary["bytes_sent_per_iteration"][rank] == sent[6]
+    assert summary["epochs"] == rows_of(folder / "epochs.jsonl")
+
+
+def test_phases_fill_the_iteration(lessons):
+    for row in rows_of(lessons / "task2b" / "iterations.rank0.jsonl"):
+        phases = sum(value for name, value in row.items() if name.startswith("seconds_"))
+        assert 0.5 * row["seconds"] < phases <= row["seconds"]
+
+
+def test_the_ledger_names_every_gradient_with_its_bytes(lessons):
+    summary = load_run(lessons / "task2b")
+    rows = [row for row in rows_of(lessons / "task2b" / "communication.rank1.jsonl") if row["iteration"] == 4]
+    gradients = [row for row in rows if row["purpose"] == "gradients"]
+    names = set(torch.load(lessons / "task2b" / "model" / "pytorch_model.bin", weights_only=True))
+    assert {row["tensor"] for row in gradients} == names
+    assert sum(row["payload_bytes"] for row in gradients) == 4 * summary["parameters"]
+    assert [row["purpose"] for row in rows if row["purpose"] != "gradients"] == ["loss"]
+    for row in gradients:
+        assert row["payload_bytes"] == 4 * torch.Size(row["shape"]).numel()
+        assert row["bytes_sent"] == row["bytes_received"] == round(4 / 3 * row["payload_bytes"])
+        assert row["seconds"] > 0
+
+
+def test_rank_0_carries_the_traffic_of_gather_and_scatter(lessons):
+    summary = load_run(lessons / "task2a")
+    size = 4 * summary["parameters"]
+    assert summary["bytes_sent_per_iteration"] == [2 * size, size, size]
+    assert summary["bytes_received_per_iteration"] == [2 * size, size, size]
+
+
+def test_ddp_is_entered_by_bucket_with_the_same_payload(lessons):
+    summary = load_run(lessons / "task3")
+    assert summary["payload_bytes_per_iteration"] == 4 * summary["parameters"]
+    rows = rows_of(lessons / "task3" / "communication.rank0.jsonl")
+    assert {row["tensor"] for row in rows if row["iteration"] == 3 and row["purpose"] == "gradients"} == {"bucket 0"}
+
+
+def test_compare_prints_a_table_from_the_records(lessons):
+    words = [sys.executable, "-m", "cos598d", "compare", *LESSONS]
+    done = subprocess.run(
+        words, cwd=lessons, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "ratio to ddp" in done.stdout
+    assert all(lesson in done.stdout for lesson in LESSONS)
+    runs = [load_run(lessons / lesson) for lesson in LESSONS]
+    ratio = runs[1]["seconds_per_iteration"]["mean"] / runs[3]["seconds_per_iteration"]["mean"]
+    assert f"{ratio:.2f}" in comparison(runs)
+    missing = subprocess.run(
+        [*words, "nowhere"], check=False, cwd=lessons, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert missing.returncode == 1
+    assert missing.stderr.strip() == "nowhere has no summary.json: give the folder of a run that ended well."
+
+
+def test_the_model_loads_into_a_bare_bert(lessons):
+    from pytorch_transformers import BertForSequenceClassification
+
+    model = BertForSequenceClassification.from_pretrained(str(lessons / "task3" / "model"))
+    assert model.classifier.weight.shape[0] == 2
+
+
+def test_shells_torchrun_and_the_self_started_form_give_the_same_losses_to_the_last_digit(start, start_ranks, tmp_path):
+    words = [*TINY_TRAINING, "--max_steps", "4"]
+    for rank in start_ranks("task2b/run_glue.py", 2, [*words, "--output_dir", "shells"]):
+        assert rank.wait() == 0, rank.text
+    launcher = ["-m", "torch.distributed.run", "--nproc_per_node", 2, "--master_port", free_port()]
+    path = script("task2b/run_glue.py")
+    torchrun = start("torchrun", [*launcher, path, *words, "--output_dir", "torchrun"])
+    assert torchrun.wait() == 0, torchrun.text
+    alone = start("self", [path, *words, "--world_size", 2, "--output_dir", "self"])
+    assert alone.wait() == 0, alone.text
+    losses = [load_run(tmp_path / name)["losses"] for name in ("shells", "torchrun", "self")]
+    assert losses[0] == losses[1] == losses[2]
+
+
+@pytest.mark.parametrize("launcher", ["srun", "mpirun"])
+def test_the_variables_of_srun_and_mpirun_start_a_world(start, tmp_path, launcher):
+    port = free_port()
+    programs = []
+    for rank in range(2):
+        environ = {
+            "srun": {"SLURM_STEP_ID": "0", "SLURM_PROCID": f"{rank}", "SLURM_NTASKS": "2", "MASTER_ADDR": "127.0.0.1"},
+            "mpirun": {"OMPI_COMM_WORLD_RANK": f"{rank}", "OMPI_COMM_WORLD_SIZE": "2"},
+        }[launcher]
+        words = [script("task3/run_glue.py"), *TINY_TRAINING, "--max_steps", 2, "--output_dir", "out"]
+        programs.append(start(f"rank{rank}", words, environ | {"MASTER_PORT": str(port)}))
+    for program in programs:
+        assert program.wait() == 0, program.text
+    assert load_run(tmp_path / "out")["world_size"] == 2
+    assert programs[1].text == ""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--gradient_accumulation_steps", 2],
+        ["--precision", "bf16"],
+        ["--fp16"],
+        ["--per_gpu_train_batch_size", 4, "--gradient_accumulation_steps", 2],
+        ["--weight_decay", 0.1, "--warmup_steps", 2, "--max_grad_norm", 0],
+        ["--dropout", "model"],
+    ],
+    ids=lambda words: " ".join(map(str, words)),
+)
+def test_a_flag_keeps_the_syncs_alike(start, tmp_path, words):
+    losses = []
+    for lesson in ("task2b", "task3"):
+        run = [script(f"{lesson}/run_glue.py"), *TINY[:4], "--do_train", "--no_save_model", "--max_steps", 4, *words]
+        program = start(lesson, [*run, "--world_size", 2, "--output_dir", lesson])
+        assert program.wait() == 0, program.text
+        losses.append(load_run(tmp_path / lesson)["losses"])
+    assert len(losses[0]) == 4
+    assert losses[0] == pytest.approx(losses[1], abs=1e-4)
+
+
+def test_max_steps_go_on_over_epochs_and_evaluation_follows_each(start, tmp_path):
+    from cos598d.data.sample import rte_sample
+
+    per_epoch = -(-len(rte_sample("train")) // 512)
+    words = [script("task1/run_glue.py"), *TINY[:4], "--total_train_batch_size", 512, "--no_save_model"]
+    program = start("program", [*words, "--max_steps", per_epoch + 1, "--output_dir", "out"])
+    assert program.wait() == 0, program.text
+    epochs = load_run(tmp_path / "out")["epochs"]
+    assert [epoch["iterations"] for epoch in epochs] == [per_epoch, 1]
+    assert all("acc" in epoch for epoch in epochs)
+
+
+def test_evaluation_alone_gives_the_trained_model_its_metric_again(lessons, start, tmp_path):
+    model = lessons / "task3" / "model"
+    words = [script("task2b/run_glue.py"), *TINY, "--model_name_or_path", model, "--do_eval", "--output_dir", "out"]
+    program = start("program", [*words, "--world_size", 2])
+    assert program.wait() == 0, program.text
+    (epoch,) = load_run(tmp_path / "out")["epochs"]
+    assert epoch["acc"] == load_run(lessons / "task3")["epochs"][-1]["acc"]
+
+
+def test_the_demo_runs_the_lessons_and_prints_the_table(start, tmp_path):
+    words = ["-m", "cos598d", "demo", *TINY, "--max_steps", 3, "--world_size", 2, "--runs_dir", "demo"]
+    program = start("program", words, {"PYTHONPATH": str(ROOT)})
+    assert program.wait(120) == 0, program.text
+    assert sorted(path.name for path in (tmp_path / "demo").iterdir()) == ["floor", *LESSONS]
+    assert "largest difference to one rank" in program.text
+    assert "exposed s" in program.text
