@@ -20,7 +20,7 @@ from cos598d.data import get_task, locate_data
 from cos598d.data.features import Features
 from cos598d.data.task import Task
 from cos598d.data.tokenization import load_encoder
-from cos598d.errors import UserError
+from cos598d.errors import UsageError, UserError
 from cos598d.evaluate import model_outputs
 from cos598d.files import write_json
 from cos598d.launch import Identity, choose_device, set_threads
@@ -122,6 +122,11 @@ def _prepare(config: RunConfig) -> Prepared:
         cache_dir=config.cache_dir,
         do_lower_case=config.do_lower_case,
     )
+    if source.longest_sequence and config.max_seq_length > source.longest_sequence:
+        raise UsageError(
+            f"--max_seq_length {config.max_seq_length} is more than this model's positions: "
+            f"give at most {source.longest_sequence}."
+        )
     return Prepared(task, folder, words, source)
 
 

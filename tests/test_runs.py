@@ -162,12 +162,10 @@ def test_the_variables_of_srun_and_mpirun_start_a_world(start, tmp_path, launche
 @pytest.mark.parametrize(
     "words",
     [
-        ["--gradient_accumulation_steps", 2],
-        ["--precision", "bf16"],
-        ["--fp16"],
-        ["--per_gpu_train_batch_size", 4, "--gradient_accumulation_steps", 2],
-        ["--weight_decay", 0.1, "--warmup_steps", 2, "--max_grad_norm", 0],
-        ["--dropout", "model"],
+        ["--precision", "bf16", "--gradient_accumulation_steps", 2],
+        ["--fp16", "--dropout", "model"],
+        ["--per_gpu_train_batch_size", 4, "--gradient_accumulation_steps", 2, "--weight_decay", 0.1]
+        + ["--warmup_steps", 2, "--max_grad_norm", 0],
     ],
     ids=lambda words: " ".join(map(str, words)),
 )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cos598d.data import glue, metrics
-from cos598d.errors import UserError
+from cos598d.errors import UsageError, UserError
 
 if TYPE_CHECKING:
     from cos598d.data.features import Features
@@ -143,7 +143,7 @@ def get_task(name: str) -> Task:
     """The task of that name, in upper or lower case. Raises UserError that lists the known ones."""
     task = _TASKS.get(name.lower())
     if task is None:
-        raise UserError(f"Unknown task {name!r}: choose one of {', '.join(TASK_NAMES)}.")
+        raise UsageError(f"unknown task {name!r}: choose one of {', '.join(TASK_NAMES)}.")
     return task
 
 

@@ -143,5 +143,6 @@ def summarize_seconds(seconds: Sequence[float]) -> dict[str, Any]:
     return summary
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    return statistics.fmean(values) if values else None
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
