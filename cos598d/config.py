@@ -128,9 +128,9 @@ class RunConfig:
 
 
 def config_from(values: Mapping[str, Any]) -> RunConfig:
-    """A RunConfig of the `values` that are not None; without do_train and do_eval, both are meant."""
+    """A RunConfig of the `values` that it has a field for; without do_train and do_eval, both are meant."""
     known = {field.name for field in fields(RunConfig)}
-    given = {name: value for name, value in values.items() if name in known and value is not None}
+    given = {name: value for name, value in values.items() if name in known}
     if not given.get("do_train") and not given.get("do_eval"):
         given |= {"do_train": True, "do_eval": True}
     return RunConfig(**given)

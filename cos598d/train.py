@@ -96,8 +96,9 @@ def train(
                     )
                 with clock.phase("clip"):
                     scaler.unscale_(optimizer)
-                    # After the average, never before it: the norm is that of the global batch's gradient.
-                    torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
+                    if config.max_grad_norm > 0:
+                        # After the average, never before it: the norm is that of the global batch's gradient.
+                        torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
                 learning_rate = schedule.get_last_lr()[0]
                 with clock.phase("step"):
                     scaler.step(optimizer)
