@@ -55,7 +55,10 @@ def run_script(
 ) -> int:
     """A task folder's script: train under the lesson's label and sync, with `defaults` for other flags of a run."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    parser = Parser(description=f"{label}: fine-tune BERT with the gradient sync {sync}.")
+    example = "" if single_process else " --master_ip IP --master_port P --world_size N --local_rank R"
+    parser = Parser(
+        usage=f"%(prog)s{example} [FLAGS]", description=f"{label}: fine-tune BERT with the gradient sync {sync}."
+    )
     own = {"label": label, "sync": sync, **defaults}
     add_run_options(parser, **own)
     parser.set_defaults(words=words, own=own, single_process=single_process)

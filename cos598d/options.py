@@ -1,6 +1,7 @@
 """The flags of a run, in groups; their defaults are RunConfig's."""
 
 import argparse
+import functools
 import sys
 from dataclasses import fields
 from typing import Any, NoReturn
@@ -15,6 +16,17 @@ FLAG = "flag"
 
 # group -> (name, type or FLAG, help); a default that is not None is added to the help.
 GROUPS: dict[str, list[tuple[str, Any, str]]] = {
+    "ranks": [
+        ("sync", str, f"gradient sync, one of {', '.join(SYNCS)}"),
+        ("backend", str, f"one of {', '.join(BACKENDS)}"),
+        ("world_size", int, "ranks in all; without a rank, they are started here"),
+        ("local_rank", int, "this process's rank in the world, from 0 (torchrun, srun and mpirun say it themselves)"),
+        ("master_ip", str, "address of rank 0 (default: 127.0.0.1)"),
+        ("master_port", int, "port where the ranks meet (default: 6585)"),
+        ("timeout", float, "seconds to wait for ranks to come, and for a collective to end"),
+        ("threads", int, "threads of this rank (default: its share of the host's cores)"),
+        ("no_cuda", FLAG, "stay on the CPU where there is a GPU"),
+    ],
     "task and data": [
         ("task_name", str, f"one of {', '.join(TASK_NAMES)}"),
         ("data_dir", str, "folder with the task's TSV files (else $GLUE_DIR/TASK, else the bundled sample for RTE)"),
@@ -58,17 +70,6 @@ GROUPS: dict[str, list[tuple[str, Any, str]]] = {
         ("no_save_model", FLAG, "keep the record only"),
         ("label", str, "the run's name for itself in its record and in tables"),
     ],
-    "ranks": [
-        ("sync", str, f"gradient sync, one of {', '.join(SYNCS)}"),
-        ("backend", str, f"one of {', '.join(BACKENDS)}"),
-        ("world_size", int, "ranks in all; without a rank, they are started here"),
-        ("local_rank", int, "this process's rank in the world, from 0 (torchrun, srun and mpirun say it themselves)"),
-        ("master_ip", str, "address of rank 0 (default: 127.0.0.1)"),
-        ("master_port", int, "port where the ranks meet (default: 6585)"),
-        ("timeout", float, "seconds to wait for ranks to come, and for a collective to end"),
-        ("threads", int, "threads of this rank (default: its share of the host's cores)"),
-        ("no_cuda", FLAG, "stay on the CPU where there is a GPU"),
-    ],
 }
 
 
@@ -76,7 +77,9 @@ class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one sentence."""
 
     def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **{"allow_abbrev": False} | kwargs)
+        # Wide enough that a flag and its help share a line.
+        formatter = functools.partial(argparse.HelpFormatter, max_help_position=34, width=118)
+        super().__init__(*args, **{"allow_abbrev": False, "formatter_class": formatter} | kwargs)
 
     def error(self, message: str) -> NoReturn:
         print(f"{message} (--help lists what there is)", file=sys.stderr)

@@ -49,6 +49,7 @@ def run(config: RunConfig, identity: Identity) -> int:
     but ends the process: the threads of a broken process group would hold it.
     """
     lifeline: Lifeline | None = None
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     signal.signal(signal.SIGTERM, _on_sigterm)
     try:
         config.check(identity.world_size)
@@ -59,6 +60,7 @@ def run(config: RunConfig, identity: Identity) -> int:
         if lifeline:
             lifeline.close()
         communication.close_group()
+        signal.signal(signal.SIGTERM, before[signal.SIGTERM])
         return 0
     except BaseException as error:
         # From here on this process only leaves: a launcher's SIGTERM must not interrupt its last words.
@@ -70,6 +72,8 @@ def run(config: RunConfig, identity: Identity) -> int:
         leave(identity.rank, sentence, exit_code)
     communication.close_group()
     say_last(identity.rank if identity.world_size > 1 else None, sentence)
+    for number, handler in before.items():
+        signal.signal(number, handler)
     return exit_code
 
 

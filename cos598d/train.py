@@ -101,9 +101,11 @@ def train(
                         torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
                 learning_rate = schedule.get_last_lr()[0]
                 with clock.phase("step"):
+                    scale = scaler.get_scale()
                     scaler.step(optimizer)
                     scaler.update()
-                    schedule.step()
+                    if scaler.get_scale() >= scale:  # else fp16 overflowed, and the optimizer left this step out
+                        schedule.step()
                     optimizer.zero_grad(set_to_none=True)
                 seconds = clock.stop()
                 facts = {

@@ -7,10 +7,20 @@ from collections import defaultdict
 
 import pytest
 import torch
+from glue_files import write_task
 from programs import ROOT, TINY, TINY_TRAINING, free_port, script
 
+from cos598d.cli import run_script
+from cos598d.data import TASK_NAMES
 from cos598d.report.table import comparison, load_run
 
+METRICS = {
+    "cola": {"mcc"},
+    "mrpc": {"acc", "f1", "acc_and_f1"},
+    "qqp": {"acc", "f1", "acc_and_f1"},
+    "sts-b": {"pearson", "spearmanr", "corr"},
+    "mnli": {"acc", "acc_mismatched"},
+}
 LESSONS = {"task1": 1, "task2a": 3, "task2b": 3, "task3": 3}
 
 
@@ -177,7 +187,20 @@ def test_a_flag_keeps_the_syncs_alike(start, tmp_path, words):
         assert program.wait() == 0, program.text
         losses.append(load_run(tmp_path / lesson)["losses"])
     assert len(losses[0]) == 4
+    config = json.loads((tmp_path / "task2b" / "config.json").read_text())
+    assert config["dropout"] == (None if "--dropout" in words else 0.0)
     assert losses[0] == pytest.approx(losses[1], abs=1e-4)
+
+
+@pytest.mark.parametrize("task", TASK_NAMES)
+def test_every_glue_task_trains_and_is_scored_by_its_metrics(task, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    write_task(tmp_path / "data", task)
+    words = ["--task_name", task, "--data_dir", "data", *TINY, "--num_train_epochs", "2", "--output_dir", "out"]
+    assert run_script("task1", "none", [*words, "--no_save_model"]) == 0, capfd.readouterr().err
+    epochs = load_run(tmp_path / "out")["epochs"]
+    assert len(epochs) == 2
+    assert set(METRICS.get(task, {"acc"})) <= set(epochs[1]), epochs[1]
 
 
 def test_max_steps_go_on_over_epochs_and_evaluation_follows_each(start, tmp_path):
