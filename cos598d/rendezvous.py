@@ -4,6 +4,7 @@ import json
 import os
 import socket
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from datetime import timedelta
@@ -16,6 +17,8 @@ from cos598d.errors import UserError
 from cos598d.launch import Identity, port_taken
 
 POLL_SECONDS = 0.05
+# A store that was reached greets in milliseconds; a busy host may take longer.
+GREETING_SECONDS = 10.0
 
 
 class Meeting:
@@ -85,24 +88,39 @@ def meet(identity: Identity, seconds: float, facts: Mapping[str, Any]) -> Meetin
 
 
 def _open_store(identity: Identity, seconds: float, deadline: float) -> Store:
+    """Serve the store (rank 0, unless a launcher serves it already) or connect to it."""
     serves = identity.rank == 0 and not identity.store_is_served
     if not serves:
         _wait_for_server(identity, seconds, deadline)
-    try:
-        return TCPStore(
-            identity.master_ip,
-            identity.master_port,
-            is_master=serves,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=max(5.0, deadline - time.monotonic())),
-        )
-    except DistError as error:
-        if "EADDRINUSE" in str(error) or "address already in use" in str(error):
-            raise port_taken(identity.master_port) from None
-        raise UserError(
-            f"what answers at {_place(identity)} is not rank 0 of this run: choose another --master_port, "
-            f"the same on every rank."
-        ) from None
+    opened: list[Store] = []
+    failed: list[DistError] = []
+
+    def open_it() -> None:
+        try:
+            opened.append(
+                TCPStore(
+                    identity.master_ip,
+                    identity.master_port,
+                    is_master=serves,
+                    wait_for_workers=False,
+                    timeout=timedelta(seconds=seconds),
+                )
+            )
+        except DistError as error:
+            failed.append(error)
+
+    # torch waits without end for the greeting of a server that is no store, so it waits in a thread of its own.
+    thread = threading.Thread(target=open_it, name="opening the store", daemon=True)
+    thread.start()
+    thread.join(GREETING_SECONDS)
+    if opened:
+        return opened[0]
+    if serves and failed and ("EADDRINUSE" in str(failed[0]) or "address already in use" in str(failed[0])):
+        raise port_taken(identity.master_port)
+    raise UserError(
+        f"what answers at {_place(identity)} is not rank 0 of this run: choose another --master_port, "
+        f"the same on every rank."
+    )
 
 
 def _wait_for_server(identity: Identity, seconds: float, deadline: float) -> None:

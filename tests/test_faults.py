@@ -151,6 +151,12 @@ def test_a_taken_port_is_named(start):
         )
 
 
+def test_a_port_where_something_else_answers_is_no_meeting_point(start_ranks):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        (rank,) = start_ranks(TASK2B, 2, LONG, {0: None}, port=server.getsockname()[1])
+        ends_in_a_sentence(rank, "is not rank 0 of this run")
+
+
 def test_ranks_that_never_arrive_are_named_to_all_who_came(start_ranks):
     for rank in start_ranks(TASK2B, 4, [*LONG, "--timeout", 6], {1: None, 3: None}):
         ends_in_a_sentence(rank, "ranks 1, 3 did not come to 127.0.0.1")
