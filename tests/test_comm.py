@@ -5,7 +5,7 @@ import torch
 from worlds import run_ranks
 
 from cos598d.comm import all_reduce_bytes, broadcast_bytes
-from cos598d.measure.ledger import GRADIENTS, Ledger
+from cos598d.measure.ledger import GRADIENTS, Ledger, Row, Totals
 from cos598d.measure.record import summarize_seconds
 
 BERT_BASE_BYTES = 433_247_240
@@ -64,22 +64,18 @@ def test_collectives_do_what_they_say_and_each_call_is_one_row():
     ]
 
 
-def test_the_ledger_sums_gradient_calls_by_iteration(tmp_path):
-    def rows(comm_ledger):
-        from cos598d.measure.ledger import Row
-
-        for iteration, purpose in ((1, GRADIENTS), (1, "loss"), (2, GRADIENTS), (2, GRADIENTS)):
-            comm_ledger.enter(Row(iteration, purpose, "all_reduce", "t", (1,), "float32", 4, 6, 5, 0.1))
+def test_the_ledger_sums_gradient_calls_by_iteration_and_counts_a_tensor_once(tmp_path):
+    def row(iteration, tensor, purpose=GRADIENTS):
+        return Row(iteration, purpose, "all_reduce", tensor, (1,), "float32", 4, 6, 5, 0.1)
 
     with (tmp_path / "ledger").open("w+") as output:
         ledger = Ledger(output)
-        rows(ledger)
+        for entry in (row(1, "a"), row(1, "b"), row(1, "a"), row(1, "loss", "loss")):
+            ledger.enter(entry)
         ledger.flush()
-        rows(ledger)
-        totals = ledger.totals()
-        assert ledger.totals() == totals
-    assert (totals[1].calls, totals[1].payload_bytes, totals[1].bytes_sent, totals[1].bytes_received) == (2, 8, 12, 10)
-    assert totals[2].calls == 4
+        assert output.tell() > 0
+        ledger.enter(row(2, "a"))
+        assert ledger.totals() == {1: Totals(3, 2, 8, 18, 15), 2: Totals(1, 1, 4, 6, 5)}
 
 
 def test_seconds_leave_the_first_iteration_out():

@@ -102,6 +102,8 @@ def test_the_ledger_names_every_gradient_with_its_bytes(lessons):
 def test_rank_0_carries_the_traffic_of_gather_and_scatter(lessons):
     summary = load_run(lessons / "task2a")
     size = 4 * summary["parameters"]
+    assert summary["payload_bytes_per_iteration"] == size
+    assert summary["calls_per_iteration"] == 2 * summary["tensors_per_iteration"]
     assert summary["bytes_sent_per_iteration"] == [2 * size, size, size]
     assert summary["bytes_received_per_iteration"] == [2 * size, size, size]
 

@@ -36,12 +36,16 @@ class Row:
 
 @dataclass(frozen=True)
 class Totals:
-    """Sums over the gradient calls of one iteration."""
+    """Sums over the gradient calls of one iteration.
 
-    calls: int
-    payload_bytes: int
-    bytes_sent: int
-    bytes_received: int
+    A tensor that travels in several calls (gathered, then scattered) counts once in `tensors` and `payload_bytes`.
+    """
+
+    calls: int = 0
+    tensors: int = 0
+    payload_bytes: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
 
 
 class Ledger:
@@ -54,7 +58,7 @@ class Ledger:
         self.iteration = BEFORE_TRAINING
         self.rows: list[Row] = []
         self._output = output
-        self._sums: dict[int, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
+        self._sums: dict[int, Totals] = {}
 
     def enter(self, row: Row) -> None:
         """Add one call."""
@@ -65,22 +69,31 @@ class Ledger:
         if self._output is None:
             return
         self._output.writelines(json.dumps(asdict(row)) + "\n" for row in self.rows)
-        self._sum(self.rows)
+        self._sums |= _sums(self.rows)
         self.rows = []
 
-    def _sum(self, rows: Iterable[Row]) -> None:
-        for row in rows:
-            if row.purpose == GRADIENTS:
-                sums = self._sums[row.iteration]
-                for place, amount in enumerate((1, row.payload_bytes, row.bytes_sent, row.bytes_received)):
-                    sums[place] += amount
-
     def totals(self) -> dict[int, Totals]:
-        """The gradient calls summed by iteration, those flushed and those not."""
-        waiting = Ledger()
-        waiting._sums.update({iteration: list(sums) for iteration, sums in self._sums.items()})
-        waiting._sum(self.rows)
-        return {iteration: Totals(*sums) for iteration, sums in waiting._sums.items()}
+        """The gradient calls summed by iteration, those flushed and those not. Rows are flushed by whole iterations."""
+        return self._sums | _sums(self.rows)
+
+
+def _sums(rows: Iterable[Row]) -> dict[int, Totals]:
+    gradients: dict[int, list[Row]] = defaultdict(list)
+    for row in rows:
+        if row.purpose == GRADIENTS:
+            gradients[row.iteration].append(row)
+    return {iteration: _total(calls) for iteration, calls in gradients.items()}
+
+
+def _total(calls: list[Row]) -> Totals:
+    payloads = {row.tensor: row.payload_bytes for row in calls}
+    return Totals(
+        calls=len(calls),
+        tensors=len(payloads),
+        payload_bytes=sum(payloads.values()),
+        bytes_sent=sum(row.bytes_sent for row in calls),
+        bytes_received=sum(row.bytes_received for row in calls),
+    )
 
 
 def size_in_bytes(tensor: torch.Tensor) -> int:

@@ -5,6 +5,7 @@ import shutil
 import statistics
 import tempfile
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from scipy import stats
 from cos598d.errors import UserError
 from cos598d.files import whole_file, write_json
 from cos598d.measure.clock import PHASES
-from cos598d.measure.ledger import Ledger
+from cos598d.measure.ledger import Ledger, Totals
 
 # One file of each for every rank; an overwritten run of more ranks may have left more of them.
 FILES_BY_RANK = ("iterations.rank{rank}.jsonl", "communication.rank{rank}.jsonl")
@@ -80,13 +81,10 @@ class RunRecord:
         counted = self._seconds[1:] or self._seconds
         totals = self.ledger.totals()
         # torch's DDP lays its buckets anew after the first iteration, so the last one is the typical one.
-        last = totals.get(len(self._seconds))
+        last = totals.get(len(self._seconds), Totals())
         return {
             "phases": {phase: _mean([row[f"seconds_{phase}"] for row in counted]) for phase in PHASES},
-            "calls": last.calls if last else 0,
-            "payload_bytes": last.payload_bytes if last else 0,
-            "bytes_sent": last.bytes_sent if last else 0,
-            "bytes_received": last.bytes_received if last else 0,
+            **asdict(last),
         }
 
     def write_summary(self, facts: dict[str, Any], shares: Sequence[dict[str, Any]]) -> None:
@@ -109,6 +107,7 @@ class RunRecord:
                 "seconds_per_iteration": summarize_seconds(seconds),
                 "phases": {f"seconds_{phase}": _mean([share["phases"][phase] for share in shares]) for phase in PHASES},
                 "calls_per_iteration": shares[0]["calls"],
+                "tensors_per_iteration": shares[0]["tensors"],
                 "payload_bytes_per_iteration": shares[0]["payload_bytes"],
                 "bytes_sent_per_iteration": [share["bytes_sent"] for share in shares],
                 "bytes_received_per_iteration": [share["bytes_received"] for share in shares],

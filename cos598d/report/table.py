@@ -31,7 +31,7 @@ def comparison(runs: Sequence[dict[str, Any]], markdown: bool = False) -> str:
     alone = next((run for run in runs if run["world_size"] == 1), None)
     losses = [["run", "sync", "ranks", "its", "first losses", "largest difference to one rank"]]
     time = [["run", "s/it", "95 %", "median", "ratio to ddp", "exposed s", *PHASES]]
-    traffic = [["run", "calls/it", "payload MB/it", "sent MB/it by rank", "received MB/it by rank"]]
+    traffic = [["run", "calls/it", "tensors/it", "payload MB/it", "sent MB/it by rank", "received MB/it by rank"]]
     for run in runs:
         seconds = run["seconds_per_iteration"]
         ddp = _first(runs, run, "ddp")
@@ -47,7 +47,8 @@ def comparison(runs: Sequence[dict[str, Any]], markdown: bool = False) -> str:
             + [_seconds(run["phases"][f"seconds_{phase}"]) for phase in PHASES]
         )
         traffic.append(
-            [run["run"], str(run["calls_per_iteration"]), _megabytes([run["payload_bytes_per_iteration"]])]
+            [run["run"], str(run["calls_per_iteration"]), str(run["tensors_per_iteration"])]
+            + [_megabytes([run["payload_bytes_per_iteration"]])]
             + [_megabytes(run["bytes_sent_per_iteration"]), _megabytes(run["bytes_received_per_iteration"])]
         )
     parts = [losses, time, traffic]
