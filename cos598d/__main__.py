@@ -1,8 +1,15 @@
 """`python -m cos598d`."""
 
-import sys
+from collections.abc import Callable
 
-from cos598d.cli import main
+from cos598d.start import start
+
+
+def _load() -> Callable[..., int]:
+    from cos598d.cli import main
+
+    return main
+
 
 if __name__ == "__main__":
-    sys.exit(main())
+    start(_load)

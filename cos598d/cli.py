@@ -10,7 +10,7 @@ import cos598d
 from cos598d.config import config_from
 from cos598d.demo import run_demo
 from cos598d.errors import UsageError, UserError
-from cos598d.launch import find_identity, start_local_workers
+from cos598d.launch import Identity, find_identity, start_local_workers
 from cos598d.options import Parser, add_run_options, run_values, to_words
 from cos598d.report.table import comparison, load_run
 from cos598d.run import run
@@ -18,7 +18,16 @@ from cos598d.run import run
 # The demo compares seconds and losses: a few steps, no evaluation, no models kept.
 DEMO_DEFAULTS = {"max_steps": 6, "do_train": True}
 NOT_IN_DEMO = frozenset(
-    ("sync", "label", "local_rank", "master_ip", "master_port", "output_dir", "overwrite_output_dir")
+    (
+        "sync",
+        "label",
+        "per_gpu_train_batch_size",
+        "local_rank",
+        "master_ip",
+        "master_port",
+        "output_dir",
+        "overwrite_output_dir",
+    )
     + ("do_train", "do_eval", "no_save_model")
 )
 
@@ -97,7 +106,9 @@ def _train(options: argparse.Namespace) -> int:
 
 
 def _demo(options: argparse.Namespace) -> int:
-    values = DEMO_DEFAULTS | run_values(options)
+    values = run_values(options)
+    values = ({"do_train": True} if "num_train_epochs" in values else DEMO_DEFAULTS) | values
+    Identity(0, options.world_size)  # for its checks
     config_from(values).check(options.world_size)
     runs = run_demo(options.runs_dir, options.world_size, to_words(values))
     print(comparison([load_run(folder) for folder in runs]))

@@ -39,8 +39,10 @@ def root_bytes(payload: int, ranks: int, is_root: bool) -> int:
 class Call:
     """A collective under way; `wait` blocks until the result is there, and enters the call in the ledger."""
 
-    def __init__(self, ledger: Ledger, work: dist.Work | None, row: dict[str, Any], started: float):
-        self._ledger, self._work, self._row, self._started = ledger, work, row, started
+    def __init__(
+        self, ledger: Ledger, work: dist.Work | None, row: dict[str, Any] | None, started: float, blocks: bool = False
+    ):
+        self._ledger, self._work, self._row, self._started, self._blocks = ledger, work, row, started, blocks
 
     def wait(self) -> None:
         """Block until the result is in the tensor. With nccl: until it will be, for whatever this stream does next."""
@@ -48,6 +50,8 @@ class Call:
             return
         if self._work is not None:
             self._work.wait()
+        if self._blocks:  # nccl's wait returns before the device is done
+            torch.cuda.synchronize()
         self._ledger.enter(Row(seconds=time.perf_counter() - self._started, **self._row))
         self._row = None
 
@@ -106,7 +110,13 @@ class Communicator:
         parts = [torch.empty_like(travelling) for _ in range(self.world_size)] if is_root else None
         sent, received = (0, moved) if is_root else (moved, 0)
         work = dist.gather(travelling, parts, dst=root, async_op=True)
-        Call(self.ledger, work, self._row("gather", tensor, name, purpose, sent, received), started).wait()
+        Call(
+            self.ledger,
+            work,
+            self._row("gather", tensor, name, purpose, sent, received),
+            started,
+            self.device.type == "cuda",
+        ).wait()
         return [part.to(tensor.device) for part in parts] if is_root else None
 
     def scatter(
@@ -129,7 +139,13 @@ class Communicator:
         sources = [self._to_host(part) for part in parts] if is_root else None
         sent, received = (moved, 0) if is_root else (0, moved)
         work = dist.scatter(landing, sources, src=root, async_op=True)
-        Call(self.ledger, work, self._row("scatter", tensor, name, purpose, sent, received), started).wait()
+        Call(
+            self.ledger,
+            work,
+            self._row("scatter", tensor, name, purpose, sent, received),
+            started,
+            self.device.type == "cuda",
+        ).wait()
         if landing is not tensor:
             tensor.copy_(landing)
 
@@ -151,7 +167,8 @@ class Communicator:
         started = time.perf_counter()
         if self.world_size == 1:
             return Call(self.ledger, None, None, started)
-        call = Call(self.ledger, collective(), self._row(*entry), started)
+        blocks = not async_op and self.device.type == "cuda"
+        call = Call(self.ledger, collective(), self._row(*entry), started, blocks)
         if not async_op:
             call.wait()
         return call

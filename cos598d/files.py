@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,6 +37,22 @@ def whole_file(path: str | os.PathLike, mode: str = "w") -> Iterator[IO[Any]]:
         _unfinished.discard(beside)
 
 
+@contextlib.contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """Fill a folder that takes the name `path`, in place of an older one, only when the block ends well."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent))
+    _unfinished.add(str(beside))
+    try:
+        beside.chmod(0o755)
+        yield beside
+        shutil.rmtree(path, ignore_errors=True)
+        beside.rename(path)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+        _unfinished.discard(str(beside))
+
+
 def write_whole(path: str | os.PathLike, content: str | bytes) -> None:
     """Write `content` to `path` whole or not at all."""
     with whole_file(path, "w" if isinstance(content, str) else "wb") as handle:
@@ -48,10 +65,13 @@ def write_json(path: str | os.PathLike, value: Any) -> None:
 
 
 def remove_unfinished() -> None:
-    """Delete what `whole_file` blocks of this process have not finished: for a process about to leave at once."""
+    """Delete what this process has not finished: for a process about to leave at once."""
     for beside in list(_unfinished):
         with contextlib.suppress(OSError):
-            os.unlink(beside)
+            if os.path.isdir(beside):
+                shutil.rmtree(beside)
+            else:
+                os.unlink(beside)
 
 
 def cache_folder() -> Path:

@@ -67,14 +67,14 @@ def find_identity(
     what the launcher said.
     """
     ip, port = master_ip or DEFAULT_IP, master_port or DEFAULT_PORT
-    if rank is not None and rank >= 0:
+    if rank is not None and rank != -1:  # -1 is the course's word for none
         if world_size is None:
             raise UsageError(f"--local_rank {rank} needs --world_size: how many ranks are there in all?")
         return Identity(rank, world_size, ip, port)
     for name, read in (("torchrun", _from_torchrun), ("srun", _from_slurm), ("mpirun", _from_mpi)):
         found = read(environ)
-        if found is None:
-            continue
+        if found is None or (found.world_size == 1 and (world_size or 1) > 1):
+            continue  # an interactive step of one task is no launcher of several ranks
         if world_size is not None and world_size != found.world_size:
             raise UsageError(
                 f"--world_size {world_size} contradicts {name}, which started {found.world_size} ranks: "
@@ -171,7 +171,7 @@ def start_local_workers(world_size: int, master_port: int | None, arguments: Seq
     # The workers say what went wrong, each in one sentence; the launcher's own report would bury it.
     logging.disable(logging.CRITICAL)
     if master_port:
-        _check_port_is_free(master_port)
+        check_port(master_port)
     logs = tempfile.TemporaryDirectory(prefix="cos598d-launch-")  # torch's launcher would leave its own behind
     config = LaunchConfig(
         logs_specs=DefaultLogsSpecs(log_dir=logs.name),
@@ -213,20 +213,37 @@ def program() -> list[str]:
     return ["-m", "cos598d"] if started.name == "__main__.py" else [str(started)]
 
 
-def _check_port_is_free(port: int) -> None:
+def check_port(port: int) -> None:
+    """Raise UserError if this process cannot listen on `port`."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("", port))
+            probe.listen()
+        except PermissionError:
+            raise UserError(
+                f"port {port} needs rights that this process has not: choose another --master_port."
+            ) from None
         except OSError:
-            raise port_taken(port) from None
+            raise UserError(
+                f"port {port} on this host is taken by another program: "
+                f"choose another --master_port, the same on every rank."
+            ) from None
 
 
-def port_taken(port: int) -> UserError:
-    """The error for a meeting point that another program holds."""
-    return UserError(
-        f"port {port} on this host is taken by another program: choose another --master_port, the same on every rank."
-    )
+def check_address(address: str) -> None:
+    """Raise UserError if `address` is not this host's own, as rank 0's must be."""
+    try:
+        family, kind, _, _, place = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)[0]
+    except socket.gaierror:
+        raise UserError(f"--master_ip {address} is not a host that this one knows.") from None
+    with socket.socket(family, kind) as probe:
+        try:
+            probe.bind(place)
+        except OSError:
+            raise UserError(
+                f"--master_ip {address} is not an address of this host, where rank 0 runs: give one of its own."
+            ) from None
 
 
 def choose_device(backend: str, use_cuda: bool, index_on_host: int) -> torch.device:

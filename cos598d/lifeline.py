@@ -26,6 +26,7 @@ from cos598d.rendezvous import Meeting
 
 SILENCE = "lost rank {rank}, which ended without a word (killed, or its host is gone)."
 # A host that is cut off is noticed after idle + interval x count = 8 seconds.
+CONNECT_SECONDS = 10.0  # all have just met: whoever does not connect at once is gone
 KEEPALIVE = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
 # How long a rank that was told to stop may take to leave by itself.
 GRACE_SECONDS = 2.0
@@ -62,20 +63,22 @@ class Lifeline:
         if self.rank == 0:
             family = socket.AF_INET6 if ":" in identity.master_ip else socket.AF_INET
             with socket.create_server(("", 0), family=family, backlog=others) as server:
-                server.settimeout(meeting.seconds)
+                server.settimeout(CONNECT_SECONDS)
                 meeting.store.set("lifeline", str(server.getsockname()[1]))
                 try:
                     while len(self._peers) < others:
                         line, _ = server.accept()
-                        line.settimeout(meeting.seconds)
+                        line.settimeout(CONNECT_SECONDS)
                         self._peers[line] = int.from_bytes(_receive_exactly(line, 4), "big")
                 except OSError:
                     missing = sorted(set(range(1, others + 1)) - set(self._peers.values()))
-                    raise UserError(f"ranks {missing} met here but opened no lifeline to rank 0.") from None
+                    sentence = SILENCE.format(rank=", ".join(map(str, missing)))
+                    self._tell({"lost": missing[0], "sentence": sentence})
+                    raise UserError(sentence) from None
         else:
             port = int(meeting.store.get("lifeline"))
             try:
-                line = socket.create_connection((identity.master_ip, port), timeout=meeting.seconds)
+                line = socket.create_connection((identity.master_ip, port), timeout=CONNECT_SECONDS)
                 line.sendall(self.rank.to_bytes(4, "big"))
             except OSError as error:
                 raise UserError(f"no lifeline to rank 0 at {identity.master_ip}:{port}: {error}.") from None

@@ -22,13 +22,13 @@ from cos598d.data.task import Task
 from cos598d.data.tokenization import load_encoder
 from cos598d.errors import UsageError, UserError
 from cos598d.evaluate import model_outputs
-from cos598d.files import write_json
+from cos598d.files import whole_folder, write_json
 from cos598d.launch import Identity, choose_device, set_threads
 from cos598d.lifeline import Lifeline, leave, say_last
 from cos598d.measure.environment import describe_environment
 from cos598d.measure.record import RunRecord, claim_folder
 from cos598d.models import ModelSource, build_model, count_parameters, find_model, uses_every_parameter
-from cos598d.rendezvous import Meeting, meet
+from cos598d.rendezvous import Meeting, meet, tell_failure
 from cos598d.sync import get_sync
 from cos598d.train import autocast, train
 
@@ -49,13 +49,15 @@ def run(config: RunConfig, identity: Identity) -> int:
     but ends the process: the threads of a broken process group would hold it.
     """
     lifeline: Lifeline | None = None
+    prepared: Prepared | None = None
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     signal.signal(signal.SIGTERM, _on_sigterm)
     try:
         config.check(identity.world_size)
         prepared = _prepare(config)
         meeting = meet(identity, config.timeout, config.facts()) if identity.world_size > 1 else None
-        lifeline = Lifeline(meeting) if meeting else None
+        if meeting:
+            lifeline = Lifeline(meeting)
         _work(config, prepared, meeting, _console(identity))
         if lifeline:
             lifeline.close()
@@ -67,11 +69,14 @@ def run(config: RunConfig, identity: Identity) -> int:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         sentence, exit_code = _explain(error, lifeline)
+        failed_alone = prepared is None and isinstance(error, UserError)
     if lifeline:
         lifeline.fail(sentence)
         leave(identity.rank, sentence, exit_code)
     communication.close_group()
     say_last(identity.rank if identity.world_size > 1 else None, sentence)
+    if failed_alone and identity.world_size > 1 and not identity.shares_terminal:
+        tell_failure(identity, sentence)  # else a launcher takes the others down
     for number, handler in before.items():
         signal.signal(number, handler)
     return exit_code
@@ -89,6 +94,8 @@ def _explain(error: BaseException, lifeline: Lifeline | None) -> tuple[str, int]
         if lifeline:
             lifeline.wait_for_news(NEWS_SECONDS)
         return f"a collective failed: {_one_line(error)}.", 1
+    if isinstance(error, OSError) and error.strerror:  # a full disk, a folder that may not be written
+        return f"{error.strerror}: {error.filename or 'a file of the record'}.", 1
     # A defect, ours or of a student's sync: where it is matters.
     traceback.print_exception(error)
     return f"{type(error).__name__}: {_one_line(error)}.", 1
@@ -116,8 +123,7 @@ def _prepare(config: RunConfig) -> Prepared:
     task = get_task(config.task_name)
     folder, words = locate_data(config.task_name, config.data_dir)
     task.check(folder)
-    if config.output_dir:
-        claim_folder(Path(config.output_dir), config.overwrite_output_dir)
+    claim_folder(Path(config.output_dir or "runs"), config.overwrite_output_dir or not config.output_dir)
     source = find_model(
         config.model_name_or_path,
         config.model_type,
@@ -183,11 +189,17 @@ def _work(config: RunConfig, prepared: Prepared, meeting: Meeting | None, consol
             console.epoch(record.epochs[-1])
         shares = comm.exchange(record.share())
         if comm.rank == 0:
+            record.remove_old(with_model=training is not None)
+            if training is not None and config.save_model:
+                with whole_folder(output / "model") as folder:
+                    save_model(folder, model, encoder)
             environment = describe_environment(device, config.backend, threads, ranks_on_host)
             write_json(output / "environment.json", environment)
             write_json(output / "config.json", asdict(config) | {"world_size": comm.world_size})
-            if training is not None and config.save_model:
-                save_model(output / "model", model, encoder)
+        comm.exchange("the model is saved")
+        record.publish()
+        comm.exchange("the rows are there")
+        if comm.rank == 0:
             record.write_summary(_facts(config, prepared, comm, count_parameters(model)), shares)
     console.say(f"record: {output}")
 
@@ -229,8 +241,10 @@ def _facts(config: RunConfig, prepared: Prepared, comm: communication.Communicat
 
 def _same_on_all_ranks(comm: communication.Communicator, task: str, part: str, features: Features) -> None:
     """Raise UserError, the same on every rank, when a rank's data are not rank 0's."""
-    digest = hashlib.sha256(features.lengths.tobytes() + features.labels.tobytes()).hexdigest()
-    found = comm.exchange([len(features), digest])
+    digest = hashlib.sha256()
+    for array in (features.tokens, features.offsets, features.splits, *features.targets.values()):
+        digest.update(array.tobytes())
+    found = comm.exchange([len(features), digest.hexdigest()])
     for rank, other in enumerate(found):
         if other != found[0]:
             raise UserError(

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import re
 from collections.abc import Callable
 
 import torch
@@ -18,7 +19,7 @@ from cos598d.measure.ledger import LOSS
 from cos598d.measure.record import RunRecord
 from cos598d.sync.base import GradientSync
 
-NO_WEIGHT_DECAY = ("bias", "LayerNorm.weight", "layer_norm.weight")
+NO_WEIGHT_DECAY = re.compile(r"bias$|layer_?norm[^/]*weight$", re.IGNORECASE)
 PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -35,7 +36,7 @@ def train(
     """Train `model` in place on `features` as `config` says, the same on every rank; leave the figures in `record`.
 
     `evaluate` gives the metrics of the model as it stands; it is called by every rank after every epoch and at the end.
-    Raises UserError, the same on every rank, when the loss of a global batch is not finite.
+    Raises UserError, the same on every rank, when the loss of a global batch or, after an epoch, a weight is not finite.
     """
     batch_size = config.total_batch_size(comm.world_size)
     epoch_steps = steps_per_epoch(len(features), batch_size)
@@ -118,6 +119,11 @@ def train(
                 }
                 record.iteration(facts, seconds, clock.phases)
                 progress(step, losses[-1], seconds, len(batch))
+            if not all(torch.isfinite(parameter).all() for parameter in model.parameters()):
+                raise UserError(
+                    f"the weights after iteration {step} are not finite numbers: "
+                    f"lower --learning_rate {config.learning_rate:g}."
+                )
             epoch_record = {"epoch": epoch + 1, "iterations": len(losses), "loss": sum(losses) / len(losses)}
             record.epoch(epoch_record | evaluate())
             console.epoch(record.epochs[-1])
@@ -135,7 +141,7 @@ def make_optimizer(model: nn.Module, config: RunConfig) -> torch.optim.Optimizer
     decayed, plain = [], []
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            (plain if name.endswith(NO_WEIGHT_DECAY) else decayed).append(parameter)
+            (plain if NO_WEIGHT_DECAY.search(name) else decayed).append(parameter)
     groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
     # fused: one pass over the weights instead of several; on a CPU shared by the ranks that is time.
     return torch.optim.AdamW(groups, lr=config.learning_rate, eps=config.adam_epsilon, fused=True)

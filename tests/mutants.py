@@ -112,11 +112,18 @@ def _clip_in_the_loop_before_sync() -> type[GradientSync]:
     clip = torch.nn.utils.clip_grad_norm_
 
     class Early(AllReduce):
+        def attach(self, model):
+            train.torch.nn.utils.clip_grad_norm_ = lambda *_: None  # for this training, not for the reference
+            return super().attach(model)
+
         def finish(self):
             clip([p for _, p in self.parameters], 0.3)
             super().finish()
 
-    train.torch.nn.utils.clip_grad_norm_ = lambda *_: None
+        def detach(self):
+            super().detach()
+            train.torch.nn.utils.clip_grad_norm_ = clip
+
     return Early
 
 

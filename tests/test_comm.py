@@ -65,12 +65,12 @@ def test_collectives_do_what_they_say_and_each_call_is_one_row():
 
 
 def test_the_ledger_sums_gradient_calls_by_iteration_and_counts_a_tensor_once(tmp_path):
-    def row(iteration, tensor, purpose=GRADIENTS):
-        return Row(iteration, purpose, "all_reduce", tensor, (1,), "float32", 4, 6, 5, 0.1)
+    def row(iteration, tensor, purpose=GRADIENTS, op="all_reduce"):
+        return Row(iteration, purpose, op, tensor, (1,), "float32", 4, 6, 5, 0.1)
 
     with (tmp_path / "ledger").open("w+") as output:
         ledger = Ledger(output)
-        for entry in (row(1, "a"), row(1, "b"), row(1, "a"), row(1, "loss", "loss")):
+        for entry in (row(1, "a"), row(1, "b"), row(1, "a", op="scatter"), row(1, "loss", "loss")):
             ledger.enter(entry)
         ledger.flush()
         assert output.tell() > 0

@@ -44,6 +44,11 @@ def test_mutant_is_caught_by_its_claim(name):
     assert MUTANTS[name].says in texts, texts
 
 
+def test_on_one_rank_the_order_of_clipping_does_not_matter():
+    """So the mutant above is caught for its order, and for nothing else."""
+    run_ranks(1, hold_mutant, "clip before sync, in the loop", "trains_like_one_process")
+
+
 def test_no_sync_on_two_ranks_is_caught():
     with pytest.raises(RankFailure, match="off the mean over ranks"):
         run_ranks(2, hold, "none", ["averages_gradients"])

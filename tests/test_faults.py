@@ -134,8 +134,7 @@ def test_another_model_on_one_rank_names_rank_and_parameter(start, start_ranks, 
 def test_a_rank_started_twice_does_not_disturb_the_others_unseen(start, start_ranks):
     port = free_port()
     first = start_ranks(TASK2B, 3, LONG, {2: None}, port=port)
-    first[1].wait_for("")
-    time.sleep(4)
+    first[0].wait_for("waiting for rank 2 at")
     twin = start("twin", [script(TASK2B), *LONG, "--master_port", port, "--world_size", 3, "--local_rank", 1])
     for rank in (*first, twin):
         ends_in_a_sentence(rank, "rank 1 was started twice")

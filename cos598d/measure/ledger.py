@@ -19,7 +19,8 @@ class Row:
 
     `iteration` counts from 1; 0 is before training. `payload_bytes` is the tensor's size; `bytes_sent` and
     `bytes_received` are what the algorithm's formula says this rank's links carried, rounded to a byte;
-    `seconds` is from the call to its completion, None where the library that made the call does not tell.
+    `seconds` is from the call to its completion; for a call that ran beside other work, to when it was waited for; None
+    where the library that made the call does not tell.
     """
 
     iteration: int
@@ -86,7 +87,13 @@ def _sums(rows: Iterable[Row]) -> dict[int, Totals]:
 
 
 def _total(calls: list[Row]) -> Totals:
-    payloads = {row.tensor: row.payload_bytes for row in calls}
+    # A tensor may travel in pieces (the sum) and in several ways, out and back (the largest of them).
+    by_op: dict[tuple[str, str], int] = defaultdict(int)
+    for row in calls:
+        by_op[row.tensor, row.op] += row.payload_bytes
+    payloads: dict[str, int] = defaultdict(int)
+    for (tensor, _), payload in by_op.items():
+        payloads[tensor] = max(payloads[tensor], payload)
     return Totals(
         calls=len(calls),
         tensors=len(payloads),

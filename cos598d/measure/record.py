@@ -17,7 +17,7 @@ from cos598d.files import whole_file, write_json
 from cos598d.measure.clock import PHASES
 from cos598d.measure.ledger import Ledger, Totals
 
-# One file of each for every rank; an overwritten run of more ranks may have left more of them.
+# One file of each for every rank.
 FILES_BY_RANK = ("iterations.rank{rank}.jsonl", "communication.rank{rank}.jsonl")
 
 
@@ -34,10 +34,10 @@ def claim_folder(folder: Path, overwrite: bool) -> None:
 
 
 class RunRecord:
-    """One rank's files in the run's folder. They appear when the run has ended well, each whole.
+    """One rank's files in the run's folder: its rows, and rank 0's summary, which comes last and says that all is there.
 
-    Use as a context; `ledger` is the ledger to hand to the communicator. While the run goes on the rows lie in
-    files without a name in that folder, which vanish with the process however it ends.
+    Use as a context; `ledger` is the ledger to hand to the communicator. Until `publish` the rows lie in files
+    without a name in that folder, which vanish with the process however it ends.
     """
 
     def __init__(self, folder: Path, rank: int):
@@ -55,14 +55,25 @@ class RunRecord:
         self.ledger = Ledger(communication)
         return self
 
-    def __exit__(self, kind: type | None, *_: Any) -> None:
+    def __exit__(self, *_: Any) -> None:
+        for spool in self._spools:
+            spool.close()
+
+    def publish(self) -> None:
+        """Write this rank's rows to the run's folder, each file whole."""
         self.ledger.flush()
         for name, spool in zip(FILES_BY_RANK, self._spools, strict=True):
-            with spool:
-                if kind is None:
-                    spool.seek(0)
-                    with whole_file(self.folder / name.format(rank=self.rank)) as output:
-                        shutil.copyfileobj(spool, output)
+            spool.seek(0)
+            with whole_file(self.folder / name.format(rank=self.rank)) as output:
+                shutil.copyfileobj(spool, output)
+
+    def remove_old(self, with_model: bool) -> None:
+        """Rank 0: remove what an earlier run left in a folder that is overwritten, its model too where asked."""
+        for pattern in ("summary.json", "epochs.jsonl", *(name.format(rank="*") for name in FILES_BY_RANK)):
+            for old in self.folder.glob(pattern):
+                old.unlink()
+        if with_model:
+            shutil.rmtree(self.folder / "model", ignore_errors=True)
 
     def iteration(self, facts: dict[str, Any], seconds: float, phases: dict[str, float]) -> None:
         """Add one iteration. Called off its clock, so that recording is not what is measured."""
@@ -88,12 +99,7 @@ class RunRecord:
         }
 
     def write_summary(self, facts: dict[str, Any], shares: Sequence[dict[str, Any]]) -> None:
-        """Rank 0: write epochs.jsonl and summary.json; `shares` are all ranks', in order of rank."""
-        ranks = {name.format(rank=rank) for rank in range(len(shares)) for name in FILES_BY_RANK}
-        for name in FILES_BY_RANK:
-            for old in self.folder.glob(name.format(rank="*")):
-                if old.name not in ranks:
-                    old.unlink()
+        """Rank 0, last of all: write epochs.jsonl and summary.json; `shares` are all ranks', in order of rank."""
         with whole_file(self.folder / "epochs.jsonl") as output:
             output.writelines(json.dumps(epoch) + "\n" for epoch in self.epochs)
         seconds = [row["seconds"] for row in self._seconds]

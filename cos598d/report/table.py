@@ -9,17 +9,29 @@ from cos598d.errors import UserError
 
 PHASES = ("data", "forward", "backward", "sync", "clip", "step")
 FIRST_LOSSES = 3
+# What two runs must share for a difference of their losses to mean anything.
+SETTING = ("task", "model", "data", "total_train_batch_size", "max_seq_length", "dropout", "precision", "seed")
+NEEDED = (
+    *SETTING,
+    *("sync", "world_size", "iterations", "losses", "seconds_per_iteration", "phases", "calls_per_iteration"),
+    *("tensors_per_iteration", "payload_bytes_per_iteration", "bytes_sent_per_iteration"),
+    "bytes_received_per_iteration",
+)
 
 
 def load_run(folder: Path) -> dict[str, Any]:
     """A run's summary, with its folder's name as "run". Raises UserError when there is none that can be read."""
     path = folder / "summary.json"
     try:
-        return {"run": folder.name} | json.loads(path.read_text(encoding="utf-8"))
+        summary = json.loads(path.read_text(encoding="utf-8"))
     except OSError:
         raise UserError(f"{folder} has no summary.json: give the folder of a run that ended well.") from None
     except ValueError:
         raise UserError(f"{path} is not JSON: it is damaged, run again.") from None
+    missing = [name for name in NEEDED if not isinstance(summary, dict) or name not in summary]
+    if missing:
+        raise UserError(f"{path} has no {missing[0]}: it is not the summary of a run of this version.")
+    return {"run": folder.name} | summary
 
 
 def comparison(runs: Sequence[dict[str, Any]], markdown: bool = False) -> str:
@@ -28,12 +40,12 @@ def comparison(runs: Sequence[dict[str, Any]], markdown: bool = False) -> str:
     Differences and ratios are given against the first run of one rank, the first `ddp` run of the same number of
     ranks, and (exposed communication) the first run of the same number of ranks with sync `none`.
     """
-    alone = next((run for run in runs if run["world_size"] == 1), None)
     losses = [["run", "sync", "ranks", "its", "first losses", "largest difference to one rank"]]
     time = [["run", "s/it", "95 %", "median", "ratio to ddp", "exposed s", *PHASES]]
     traffic = [["run", "calls/it", "tensors/it", "payload MB/it", "sent MB/it by rank", "received MB/it by rank"]]
     for run in runs:
         seconds = run["seconds_per_iteration"]
+        alone = next((other for other in runs if other["world_size"] == 1 and _same_setting(run, other)), None)
         ddp = _first(runs, run, "ddp")
         floor = _first(runs, run, "none") if run["world_size"] > 1 else None
         losses.append(
@@ -79,7 +91,18 @@ def _setting(runs: Sequence[dict[str, Any]]) -> str:
 
 
 def _first(runs: Sequence[dict[str, Any]], like: dict[str, Any], sync: str) -> dict[str, Any] | None:
-    return next((run for run in runs if run["sync"] == sync and run["world_size"] == like["world_size"]), None)
+    return next(
+        (
+            run
+            for run in runs
+            if run["sync"] == sync and run["world_size"] == like["world_size"] and _same_setting(run, like)
+        ),
+        None,
+    )
+
+
+def _same_setting(run: dict[str, Any], other: dict[str, Any]) -> bool:
+    return all(run[name] == other[name] for name in SETTING)
 
 
 def _difference(run: dict[str, Any], alone: dict[str, Any] | None) -> str:
