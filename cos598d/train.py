@@ -36,7 +36,7 @@ def train(
     """Train `model` in place on `features` as `config` says, the same on every rank; leave the figures in `record`.
 
     `evaluate` gives the metrics of the model as it stands; it is called by every rank after every epoch and at the end.
-    Raises UserError, the same on every rank, when the loss of a global batch or, after an epoch, a weight is not finite.
+    Raises UserError, the same on every rank, when a global batch's loss or, after an epoch, a weight is not finite.
     """
     batch_size = config.total_batch_size(comm.world_size)
     epoch_steps = steps_per_epoch(len(features), batch_size)

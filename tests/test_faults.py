@@ -115,6 +115,53 @@ def test_another_world_size_is_told_on_every_rank(start, start_ranks):
         ends_in_a_sentence(rank, "rank 1 was started with --world_size 3 and rank 0 with 2")
 
 
+def test_a_rank_of_a_larger_world_is_told_and_stops_those_who_wait(start, start_ranks):
+    port = free_port()
+    ranks = start_ranks(TASK2B, 3, LONG, {2: None}, port=port)
+    ranks[0].wait_for("waiting for rank 2 at")
+    words = ["--master_port", port, "--world_size", 5, "--local_rank", 4]
+    ranks.append(start("other", [script(TASK2B), *LONG, *words]))
+    for rank in ranks:
+        ends_in_a_sentence(rank, "rank 4 was started with --world_size 5 and rank 0 with 3")
+
+
+def test_a_rank_that_fails_before_the_meeting_tells_those_who_wait(start_ranks):
+    ranks = start_ranks(TASK2B, 3, LONG, {1: ["--data_dir", "nowhere"]})
+    ends_in_a_sentence(ranks[1], "nowhere")
+    for rank in (ranks[0], ranks[2]):
+        ends_in_a_sentence(rank, "rank 1 could not start: The data folder nowhere", seconds=30)
+
+
+def test_a_rank_killed_while_others_wait_is_named_when_all_have_come(start, start_ranks):
+    port = free_port()
+    ranks = start_ranks(TASK2B, 3, LONG, {2: None}, port=port)
+    ranks[0].wait_for("waiting for rank 2 at")
+    ranks[1].stop()
+    last = start("last", [script(TASK2B), *LONG, "--master_port", port, "--world_size", 3, "--local_rank", 2])
+    for rank in (ranks[0], last):
+        ends_in_a_sentence(rank, "lost rank 1", seconds=30)
+
+
+def test_a_rank_interrupted_while_it_waits_can_be_started_again(start, start_ranks):
+    port = free_port()
+    words = [*TINY_TRAINING, "--max_steps", 2]
+    ranks = start_ranks(TASK2B, 3, words, {2: None}, port=port)
+    ranks[0].wait_for("waiting for rank 2 at")
+    ranks[1].process.send_signal(signal.SIGINT)
+    assert ranks[1].wait() == 130
+    for number in (1, 2):
+        place = ["--master_port", port, "--world_size", 3, "--local_rank", number]
+        ranks.append(start(f"again{number}", [script(TASK2B), *words, *place]))
+    for rank in (ranks[0], *ranks[2:]):
+        assert rank.wait() == 0, rank.text
+
+
+def test_an_address_that_is_not_rank_0_s_own_is_refused_by_rank_0(start):
+    words = [script(TASK2B), *LONG, "--world_size", 2, "--local_rank", 0, "--master_ip"]
+    ends_in_a_sentence(start("far", [*words, "192.0.2.1"]), "--master_ip 192.0.2.1 is not an address of this host")
+    ends_in_a_sentence(start("no", [*words, "no.such.host.invalid"]), "is not a host that this one knows")
+
+
 def test_another_model_on_one_rank_names_rank_and_parameter(start, start_ranks, tmp_path):
     words = [script(TASK2B), *TINY, "--do_train", "--max_steps", 1, "--output_dir", "out"]
     assert start("first", words).wait() == 0
@@ -217,6 +264,20 @@ def test_a_loss_that_is_not_finite_stops_every_rank_at_the_same_iteration(start_
         code = rank.wait()
         assert code == 1
         assert "not a finite number" in rank.text.strip().splitlines()[-1], rank.text
+
+
+def test_weights_that_are_not_finite_are_not_saved(start, tmp_path):
+    words = [script(TASK2B), *TINY, "--max_steps", 1, "--learning_rate", "1e38", "--output_dir", "out"]
+    ends_in_a_sentence(start("program", words), "the weights after iteration 1 are not finite")
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_a_ctrl_c_while_torch_still_loads_is_no_traceback(start):
+    program = start("program", [script(TASK2B), *LONG])
+    time.sleep(0.7)
+    program.process.send_signal(signal.SIGINT)
+    assert program.wait() == 130
+    assert program.text.strip() == "interrupted (Ctrl-C)."
 
 
 def children_of(pid):

@@ -34,7 +34,7 @@ def claim_folder(folder: Path, overwrite: bool) -> None:
 
 
 class RunRecord:
-    """One rank's files in the run's folder: its rows, and rank 0's summary, which comes last and says that all is there.
+    """One rank's files in the run's folder: its rows, and rank 0's summary, which comes last: then all is there.
 
     Use as a context; `ledger` is the ledger to hand to the communicator. Until `publish` the rows lie in files
     without a name in that folder, which vanish with the process however it ends.
