@@ -149,8 +149,10 @@ def _judge(identity: Identity, store: Store, deadline: float, mine: dict, second
             told = deadline
         time.sleep(POLL_SECONDS)
     hosts = [] if sentence else [arrived[rank]["host"] for rank in range(identity.world_size)]
-    came = [rank for rank in range(1, identity.world_size) if rank in arrived]
-    _give_verdict(identity, store, sentence, hosts, LINGER_SECONDS, expected=came)
+    # Those who have not come may be on their way, unless they were waited for in vain.
+    in_vain = missing if time.monotonic() > deadline else []
+    expected = [rank for rank in range(1, identity.world_size) if rank not in in_vain]
+    _give_verdict(identity, store, sentence, hosts, LINGER_SECONDS, expected)
     if sentence:
         raise UserError(sentence)
     return hosts

@@ -125,10 +125,13 @@ def test_a_rank_of_a_larger_world_is_told_and_stops_those_who_wait(start, start_
         ends_in_a_sentence(rank, "rank 4 was started with --world_size 5 and rank 0 with 3")
 
 
-def test_a_rank_that_fails_before_the_meeting_tells_those_who_wait(start_ranks):
-    ranks = start_ranks(TASK2B, 3, LONG, {1: ["--data_dir", "nowhere"]})
-    ends_in_a_sentence(ranks[1], "nowhere")
-    for rank in (ranks[0], ranks[2]):
+def test_a_rank_that_fails_before_the_meeting_tells_those_who_wait(start, start_ranks):
+    port = free_port()
+    ranks = start_ranks(TASK2B, 3, LONG, {1: None}, port=port)
+    ranks[0].wait_for("waiting for rank")
+    place = ["--master_port", port, "--world_size", 3, "--local_rank", 1]
+    ends_in_a_sentence(start("failing", [script(TASK2B), *LONG, *place, "--data_dir", "nowhere"]), "nowhere")
+    for rank in ranks:
         ends_in_a_sentence(rank, "rank 1 could not start: The data folder nowhere", seconds=30)
 
 
