@@ -28,7 +28,7 @@ class Program:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 cwd=folder,
-                env=variables | {"OMP_NUM_THREADS": "1"} | (environ or {}),
+                env=variables | {"OMP_NUM_THREADS": "1", "TMPDIR": str(folder)} | (environ or {}),
                 # A test run started in the background ignores Ctrl-C, and its children would too.
                 preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509
             )
