@@ -1,11 +1,14 @@
 """What all tests share."""
 
 import os
+import signal
 
 import pytest
 from programs import Program, free_port, script
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # many small processes on few cores
+# A test run started in the background ignores Ctrl-C, and so would the programs that it starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,6 @@
 
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -29,8 +28,6 @@ class Program:
                 stderr=subprocess.STDOUT,
                 cwd=folder,
                 env=variables | {"OMP_NUM_THREADS": "1", "TMPDIR": str(folder)} | (environ or {}),
-                # A test run started in the background ignores Ctrl-C, and its children would too.
-                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509
             )
 
     @property
