@@ -1,6 +1,7 @@
 """The words a user types: `python -m cos598d COMMAND`, and the task folders' scripts."""
 
 import argparse
+import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import cos598d
 from cos598d.config import config_from
+from cos598d.data import get_task
 from cos598d.demo import run_demo
 from cos598d.errors import UsageError, UserError
 from cos598d.launch import Identity, find_identity, start_local_workers
@@ -52,24 +54,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run's record")
     command.add_argument("--markdown", action="store_true", help="as Markdown tables")
 
-    command = _add(commands, "sample", "write the bundled RTE sample as TSV files, to look at or to change", _sample)
+    command = _add(commands, "sample", "write a bundled sample's files, to look at or to change", _sample)
     command.add_argument("folder", type=Path, metavar="FOLDER")
+    command.add_argument("--task", choices=("rte", "squad"), default="rte", help="which sample (default: rte)")
+
+    command = _add(commands, "score", "score a predictions file by the task's official rules", _score)
+    command.add_argument("--task", choices=("squad",), required=True, help="squad: 1.1 or 2.0, as the data file is")
+    command.add_argument("--data", type=Path, required=True, metavar="FILE", help="SQuAD's file with the gold answers")
+    command.add_argument(
+        "--predictions", type=Path, required=True, metavar="FILE", help="JSON: each question's id and its answer"
+    )
+    command.add_argument(
+        "--null_odds", type=Path, metavar="FILE", help="JSON: each question's id and how sure it has no answer (2.0)"
+    )
 
     options = parser.parse_args(words)
     return _guarded(options.function, options)
 
 
 def run_script(
-    label: str, sync: str, arguments: Sequence[str] | None = None, single_process: bool = False, **defaults: Any
+    label: str, sync: str, arguments: Sequence[str] | None = None, single_process: bool = False, task: str = "glue"
 ) -> int:
-    """A task folder's script: train under the lesson's label and sync, with `defaults` for other flags of a run."""
+    """A task folder's script: train under the lesson's label and sync on a GLUE task, or on SQuAD (`task` "squad")."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     example = "" if single_process else " --master_ip IP --master_port P --world_size N --local_rank R"
     parser = Parser(
         usage=f"%(prog)s{example} [FLAGS]", description=f"{label}: fine-tune BERT with the gradient sync {sync}."
     )
-    own = {"label": label, "sync": sync, **defaults}
-    add_run_options(parser, **own)
+    own = {"label": label, "sync": sync} | ({"task_name": task} if task == "squad" else {})
+    shown = own | (get_task(task).defaults if task == "squad" else {})
+    add_run_options(parser, but=frozenset(["task_name"] if task == "squad" else ["SQuAD"]), **shown)
     parser.set_defaults(words=words, own=own, single_process=single_process)
     options = parser.parse_args(words)
     return _guarded(_train, options)
@@ -121,7 +135,22 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def _sample(options: argparse.Namespace) -> int:
-    from cos598d.data.sample import write_rte_sample
+    if options.task == "squad":
+        from cos598d.data.squad.sample import write_squad_sample
 
-    print(f"wrote {write_rte_sample(options.folder)}/train.tsv and dev.tsv")
+        print(f"wrote train and dev of SQuAD's forms v1.1 and v2.0 to {write_squad_sample(options.folder)}")
+    else:
+        from cos598d.data.sample import write_rte_sample
+
+        print(f"wrote {write_rte_sample(options.folder)}/train.tsv and dev.tsv")
+    return 0
+
+
+def _score(options: argparse.Namespace) -> int:
+    from cos598d.data.squad.score import score_file
+
+    scores, remarks = score_file(options.data, options.predictions, options.null_odds)
+    for remark in remarks:
+        print(remark, file=sys.stderr)
+    print(json.dumps(scores, indent=2))
     return 0

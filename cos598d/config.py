@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from cos598d.data import get_task
+from cos598d.data import Task, get_task
+from cos598d.data.squad.task import SquadOptions
 from cos598d.errors import UsageError
 from cos598d.models import MODEL_TYPES
 from cos598d.sync import get_sync
@@ -17,9 +18,20 @@ BACKENDS = ("gloo", "nccl")
 PRECISIONS = ("fp32", "bf16", "fp16")
 # What may differ between the ranks of a run: where each host keeps its files, and how many threads it has to spare.
 LOCAL_FIELDS = frozenset(
-    ("data_dir", "output_dir", "cache_dir", "model_name_or_path", "config_name", "tokenizer_name", "threads")
-    + ("overwrite_output_dir", "overwrite_cache", "label")
+    (
+        "data_dir",
+        "train_file",
+        "predict_file",
+        "output_dir",
+        "cache_dir",
+        "model_name_or_path",
+        "config_name",
+        "tokenizer_name",
+        "threads",
+    )
+    + ("overwrite_output_dir", "overwrite_cache", "label", "verbose_logging")
 )
+SQUAD_FIELDS = tuple(field.name for field in fields(SquadOptions))
 
 
 @dataclass(frozen=True)
@@ -31,7 +43,20 @@ class RunConfig:
     task_name: str = "rte"
     data_dir: str | None = None
     max_seq_length: int = 128
+    max_train_examples: int | None = None
+    max_eval_examples: int | None = None
     overwrite_cache: bool = False
+
+    # SQuAD's alone
+    train_file: str | None = None
+    predict_file: str | None = None
+    version_2_with_negative: bool = False
+    null_score_diff_threshold: float = 0.0
+    doc_stride: int = 128
+    max_query_length: int = 64
+    max_answer_length: int = 30
+    n_best_size: int = 20
+    verbose_logging: bool = False
 
     model_type: str = "bert"
     model_name_or_path: str = "minilm"
@@ -69,14 +94,22 @@ class RunConfig:
     def check(self, world_size: int) -> None:
         """Raise UsageError for the first value that cannot work in a world of `world_size` ranks."""
         get_sync(self.sync)
-        get_task(self.task_name)
+        task = self.task()
         self._one_of("model_type", MODEL_TYPES)
+        if task.model_types and self.model_type not in task.model_types:
+            raise UsageError(
+                f"--model_type {self.model_type} cannot do {task.name}: choose {' or '.join(task.model_types)}."
+            )
+        self._check_squad(task)
         self._one_of("backend", BACKENDS)
         self._one_of("precision", PRECISIONS)
         for name in ("per_gpu_eval_batch_size", "gradient_accumulation_steps"):
             self._at_least(name, 1)
         self._at_least("max_seq_length", 8)
-        for name in ("total_train_batch_size", "per_gpu_train_batch_size", "threads"):
+        for name in ("total_train_batch_size", "per_gpu_train_batch_size", "threads") + (
+            "max_train_examples",
+            "max_eval_examples",
+        ):
             if getattr(self, name) is not None:
                 self._at_least(name, 1)
         for name in ("learning_rate", "weight_decay", "adam_epsilon", "max_grad_norm", "warmup_steps", "seed"):
@@ -99,6 +132,10 @@ class RunConfig:
             reason = "--no_cuda was given" if self.no_cuda else "this host has none that torch can use"
             raise UsageError(f"--backend nccl needs a CUDA device, and {reason}: use --backend gloo.")
 
+    def task(self) -> Task:
+        """The task, with what the flags say of it. Raises UsageError for an unknown one."""
+        return get_task(self.task_name, {name: getattr(self, name) for name in SQUAD_FIELDS})
+
     def total_batch_size(self, world_size: int) -> int:
         """Examples in a global batch, i.e. in one optimizer step of all ranks together (64 by default)."""
         if self.per_gpu_train_batch_size is not None:
@@ -116,6 +153,25 @@ class RunConfig:
         parts = f" in {self.gradient_accumulation_steps} parts" if self.gradient_accumulation_steps > 1 else ""
         return f"{total} examples a step{parts}" + (f", {per_rank} on each rank" if world_size > 1 else "")
 
+    def _check_squad(self, task: Task) -> None:
+        defaults = SquadOptions()
+        if task.name != "squad":
+            for name in SQUAD_FIELDS:
+                if getattr(self, name) != getattr(defaults, name):
+                    raise UsageError(f"--{name} is SQuAD's, and the task is {task.name}: leave it out.")
+            return
+        for name in ("doc_stride", "max_query_length", "max_answer_length", "n_best_size"):
+            self._at_least(name, 1)
+        if not math.isfinite(self.null_score_diff_threshold):
+            raise UsageError(f"--null_score_diff_threshold {self.null_score_diff_threshold}: give a number.")
+        if self.null_score_diff_threshold and not self.version_2_with_negative:
+            raise UsageError("--null_score_diff_threshold is SQuAD 2.0's: add --version_2_with_negative.")
+        if self.max_seq_length < self.max_query_length + 4:
+            raise UsageError(
+                f"--max_seq_length {self.max_seq_length} leaves no room for text beside questions of "
+                f"{self.max_query_length}: give at least {self.max_query_length + 4} or lower --max_query_length."
+            )
+
     def _at_least(self, name: str, least: int) -> None:
         value = getattr(self, name)
         if not least <= value < math.inf:
@@ -128,9 +184,16 @@ class RunConfig:
 
 
 def config_from(values: Mapping[str, Any]) -> RunConfig:
-    """A RunConfig of the `values` that it has a field for; without do_train and do_eval, both are meant."""
+    """A RunConfig of the `values` that it has a field for, else of the task's own defaults.
+
+    Without do_train and do_eval, both are meant. Raises UsageError for an unknown task.
+    """
     known = {field.name for field in fields(RunConfig)}
     given = {name: value for name, value in values.items() if name in known}
+    defaults = dict(get_task(given.get("task_name", RunConfig.task_name)).defaults)
+    if given.get("per_gpu_train_batch_size") is not None:
+        defaults.pop("total_train_batch_size", None)
+    given = defaults | given
     if not given.get("do_train") and not given.get("do_eval"):
         given |= {"do_train": True, "do_eval": True}
     return RunConfig(**given)

@@ -29,9 +29,22 @@ GROUPS: dict[str, list[tuple[str, Any, str]]] = {
     ],
     "task and data": [
         ("task_name", str, f"one of {', '.join(TASK_NAMES)}"),
-        ("data_dir", str, "folder with the task's TSV files (else $GLUE_DIR/TASK, else the bundled sample for RTE)"),
+        ("data_dir", str, "folder with the task's files (else $GLUE_DIR/TASK or $SQUAD_DIR, else the bundled sample)"),
         ("max_seq_length", int, "word pieces of an example, special tokens included; longer ones are cut"),
+        ("max_train_examples", int, "train on this many examples only, spread evenly over the data"),
+        ("max_eval_examples", int, "evaluate on this many examples only, spread evenly over the data"),
         ("overwrite_cache", FLAG, "build the cached features anew"),
+    ],
+    "SQuAD": [
+        ("train_file", str, "file to train on, a path or a name in the data folder (default: train-v1.1.json there)"),
+        ("predict_file", str, "file to evaluate on (default: dev-v1.1.json in the data folder)"),
+        ("version_2_with_negative", FLAG, "SQuAD 2.0: questions may have no answer; default files are those of v2.0"),
+        ("null_score_diff_threshold", float, "say 'no answer' where its score beats the best answer's by more"),
+        ("doc_stride", int, "word pieces from one window over a long context to the next"),
+        ("max_query_length", int, "word pieces of a question; longer ones are cut"),
+        ("max_answer_length", int, "word pieces of the longest answer that is predicted"),
+        ("n_best_size", int, "answers kept for each question in nbest_predictions.json"),
+        ("verbose_logging", FLAG, "name every question whose answer's tokens are not exact"),
     ],
     "model": [
         ("model_type", str, f"one of {', '.join(MODEL_TYPES)}"),
@@ -87,12 +100,14 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_run_options(parser: argparse.ArgumentParser, but: frozenset[str] = frozenset(), **defaults: Any) -> None:
-    """Add the flags of a run to `parser`, without those named in `but`.
+    """Add the flags of a run to `parser`, without those, or the groups, named in `but`.
 
     `defaults` are a lesson's own, shown in the help; a flag that is not given stays None in the result.
     """
     shown = DEFAULTS | defaults
     for group, options in GROUPS.items():
+        if group in but:
+            continue
         section = parser.add_argument_group(group)
         for name, kind, words in options:
             if name in but:

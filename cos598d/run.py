@@ -1,6 +1,5 @@
 """One rank's run, from its flags to its record, and what it says when something goes wrong."""
 
-import hashlib
 import os
 import signal
 import time
@@ -16,9 +15,8 @@ from cos598d import comm as communication
 from cos598d.checkpoint import save_model
 from cos598d.config import RunConfig, folder_name
 from cos598d.console import Console
-from cos598d.data import get_task, locate_data
+from cos598d.data import Task
 from cos598d.data.features import Features
-from cos598d.data.task import Task
 from cos598d.data.tokenization import load_encoder
 from cos598d.errors import UsageError, UserError
 from cos598d.evaluate import model_outputs
@@ -111,18 +109,18 @@ def _one_line(error: BaseException) -> str:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a rank can find and check alone, before anybody waits for it. `data_folder` None is the bundled sample."""
+    """What a rank can find and check alone, before anybody waits for it. `location` is as the task's `locate` says."""
 
     task: Task
-    data_folder: Path | None
+    location: Any
     data_words: str
     source: ModelSource
 
 
 def _prepare(config: RunConfig) -> Prepared:
-    task = get_task(config.task_name)
-    folder, words = locate_data(config.task_name, config.data_dir)
-    task.check(folder)
+    task = config.task()
+    location, words = task.locate(config.data_dir)
+    task.check(location, (["train"] if config.do_train else []) + list(task.evaluation_parts if config.do_eval else ()))
     claim_folder(Path(config.output_dir or "runs"), config.overwrite_output_dir or not config.output_dir)
     source = find_model(
         config.model_name_or_path,
@@ -137,7 +135,7 @@ def _prepare(config: RunConfig) -> Prepared:
             f"--max_seq_length {config.max_seq_length} is more than this model's positions: "
             f"give at most {source.longest_sequence}."
         )
-    return Prepared(task, folder, words, source)
+    return Prepared(task, location, words, source)
 
 
 def _console(identity: Identity) -> Console:
@@ -161,23 +159,30 @@ def _work(config: RunConfig, prepared: Prepared, meeting: Meeting | None, consol
     # Dropout masks must differ between the ranks: they stand for different examples of one batch.
     torch.manual_seed(config.seed + comm.rank)
 
-    def load(part: str) -> Features:
-        features = task.load(part, prepared.data_folder, encoder, config.max_seq_length, config.overwrite_cache)
+    def load(part: str, limit: int | None) -> Features:
+        features = task.load(part, prepared.location, encoder, config.max_seq_length, config.overwrite_cache, limit)
         _same_on_all_ranks(comm, task.name, part, features)
+        for line in task.remarks(part, features):
+            console.say(line)
         return features
 
-    evaluation = {part: load(part) for part in task.evaluation_parts} if config.do_eval else {}
+    parts = task.evaluation_parts if config.do_eval else ()
+    evaluation = {part: load(part, config.max_eval_examples) for part in parts}
+    files: dict[str, Any] = {}  # of the last evaluation
 
     def evaluate() -> dict[str, float]:
         started = time.perf_counter()
         found: dict[str, float] = {}
         for part, features in evaluation.items():
             context = autocast(config.precision, device)
-            outputs = model_outputs(model, features, comm, config.per_gpu_eval_batch_size, context)
-            found |= task.metrics(part, outputs, features)
+            widths = task.output_widths(features)
+            outputs = model_outputs(model, features, widths, comm, config.per_gpu_eval_batch_size, context)
+            scores = task.score(part, outputs, features) if comm.rank == 0 else None
+            found |= comm.exchange(scores and scores.metrics)[0]
+            files.update(scores.files if scores else {})
         return found | {"seconds_evaluation": time.perf_counter() - started} if found else {}
 
-    training = load("train") if config.do_train else None
+    training = load("train", config.max_train_examples) if config.do_train else None
     output = _output_folder(config, comm)
     with RunRecord(output, comm.rank) as record:
         comm.ledger = record.ledger
@@ -193,6 +198,8 @@ def _work(config: RunConfig, prepared: Prepared, meeting: Meeting | None, consol
             if training is not None and config.save_model:
                 with whole_folder(output / "model") as folder:
                     save_model(folder, model, encoder)
+            for name, value in files.items():
+                write_json(output / name, value)
             environment = describe_environment(device, config.backend, threads, ranks_on_host)
             write_json(output / "environment.json", environment)
             write_json(output / "config.json", asdict(config) | {"world_size": comm.world_size})
@@ -241,10 +248,7 @@ def _facts(config: RunConfig, prepared: Prepared, comm: communication.Communicat
 
 def _same_on_all_ranks(comm: communication.Communicator, task: str, part: str, features: Features) -> None:
     """Raise UserError, the same on every rank, when a rank's data are not rank 0's."""
-    digest = hashlib.sha256()
-    for array in (features.tokens, features.offsets, features.splits, *features.targets.values()):
-        digest.update(array.tobytes())
-    found = comm.exchange([len(features), digest.hexdigest()])
+    found = comm.exchange([len(features), features.digest()])
     for rank, other in enumerate(found):
         if other != found[0]:
             raise UserError(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from glue_files import write_task
 
-from cos598d.data import TASK_NAMES, get_task, locate_data
+from cos598d.data import get_task
 from cos598d.data.glue import FORMATS, read_rows
 from cos598d.data.metrics import compute_metrics
 from cos598d.data.tokenization import load_encoder
@@ -38,7 +38,7 @@ def encoder():
     return load_encoder("bert", PIECES, True)
 
 
-@pytest.mark.parametrize("name", TASK_NAMES)
+@pytest.mark.parametrize("name", FORMATS)
 def test_each_task_reads_its_texts_and_labels_from_the_official_columns(name, tmp_path, encoder):
     folder = write_task(tmp_path / name, name)
     task = get_task(name.upper())
@@ -62,7 +62,7 @@ def test_each_task_reads_its_texts_and_labels_from_the_official_columns(name, tm
 
 
 def test_the_tasks_are_the_nine_and_labels_stand_in_the_courses_order():
-    assert sorted(TASK_NAMES) == sorted(EXPECTED)
+    assert sorted(FORMATS) == sorted(EXPECTED)
     assert FORMATS["mnli"].labels == ("contradiction", "entailment", "neutral")
     assert FORMATS["rte"].labels == FORMATS["qnli"].labels == ("entailment", "not_entailment")
     assert get_task("mnli").evaluation_parts == ("dev_matched", "dev_mismatched")
@@ -162,18 +162,18 @@ def test_an_unknown_task_is_answered_with_the_known_ones():
 def test_data_is_found_in_the_folder_above_it_in_glue_dir_or_in_the_sample(tmp_path):
     folder = write_task(tmp_path / "glue" / "RTE", "rte")
     above = folder.parent
-    assert locate_data("rte", str(folder), {}) == (folder, str(folder))
-    assert locate_data("RTE", str(above), {"GLUE_DIR": "ignored"}) == (folder, str(folder))
-    assert locate_data("rte", None, {"GLUE_DIR": str(above)}) == (folder, "GLUE_DIR/RTE")
-    assert locate_data("rte", None, {"GLUE_DIR": ""}) == (None, "the bundled sample")
-    for arguments, sentence in [
+    assert get_task("rte").locate(str(folder), {}) == (folder, str(folder))
+    assert get_task("RTE").locate(str(above), {"GLUE_DIR": "ignored"}) == (folder, str(folder))
+    assert get_task("rte").locate(None, {"GLUE_DIR": str(above)}) == (folder, "GLUE_DIR/RTE")
+    assert get_task("rte").locate(None, {"GLUE_DIR": ""}) == (None, "the bundled sample")
+    for (name, data_dir, environ), sentence in [
         (("rte", str(tmp_path), {}), "holds neither train.tsv nor RTE"),
         (("rte", str(tmp_path / "none"), {}), "is no folder"),
         (("cola", None, {"GLUE_DIR": str(above)}), "which has no folder CoLA"),
         (("sst-2", None, {}), "No data for SST-2"),
     ]:
         with pytest.raises(UserError) as caught:
-            locate_data(*arguments)
+            get_task(name).locate(data_dir, environ)
         for words in (sentence, "--data_dir", "GLUE_DIR", "python download_glue_data.py --data_dir D --tasks "):
             assert words in str(caught.value)
 
@@ -214,16 +214,16 @@ def test_metrics_of_outputs_take_the_largest_or_the_score_and_mark_the_mismatche
     folder = write_task(tmp_path / "MNLI", "mnli")
     features = task.load("dev_mismatched", folder, encoder, 16)
     outputs = np.array([[0.1, 0.2, 0.9], [3.0, 1.0, 2.0]], dtype=np.float32)  # right, wrong
-    assert task.metrics("dev_mismatched", outputs, features) == {"acc_mismatched": 0.5}
-    assert task.metrics("dev_matched", outputs, features) == {"acc": 0.5}
+    assert task.score("dev_mismatched", outputs, features).metrics == {"acc_mismatched": 0.5}
+    assert task.score("dev_matched", outputs, features).metrics == {"acc": 0.5}
     similarity = get_task("sts-b")
     features = similarity.load("train", write_task(tmp_path / "STS-B", "sts-b"), encoder, 16)
-    assert similarity.metrics("dev", np.array([[1.0], [2.0]]), features) == pytest.approx(
+    assert similarity.score("dev", np.array([[1.0], [2.0]]), features).metrics == pytest.approx(
         {"pearson": 1.0, "spearmanr": 1.0, "corr": 1.0}
     )
 
 
-@pytest.mark.parametrize("name", TASK_NAMES)
+@pytest.mark.parametrize("name", FORMATS)
 def test_each_tasks_main_metric_is_one_that_it_computes(name):
     expected = {"cola": "mcc", "mrpc": "acc_and_f1", "qqp": "acc_and_f1", "sts-b": "corr"}.get(name, "acc")
     assert get_task(name).main_metric == expected

@@ -9,6 +9,8 @@ that ends in a sigma. So characters are classified here, by Python's `unicodedat
 import unicodedata
 from collections.abc import Callable
 
+import numpy as np
+
 # The blocks whose characters BERT treats as words of their own: CJK ideographs, not kana or hangul.
 _IDEOGRAPHS = (
     (0x3400, 0x4DBF),
@@ -73,6 +75,41 @@ def bert_words(text: str, lower_case: bool) -> str:
     if lower_case:
         return unicodedata.normalize("NFD", text.lower()).translate(_SPLIT_AND_STRIP)
     return text.translate(_SPLIT)
+
+
+class _Widths(dict):
+    """How many characters each character becomes in `bert_words`, worked out when it is first met."""
+
+    def __init__(self, lower_case: bool):
+        super().__init__()
+        self._lower_case = lower_case
+
+    def __missing__(self, character: str) -> int:
+        self[character] = len(bert_words(character, self._lower_case))
+        return self[character]
+
+
+_WIDTHS = {lower_case: _Widths(lower_case) for lower_case in (False, True)}
+
+
+def bert_word_sources(text: str, lower_case: bool) -> np.ndarray:
+    """For each character of `bert_words(text, lower_case)`, the place in `text` of the one it comes from.
+
+    int32. Every step takes characters one by one, but for the Greek final sigma and the order of combining
+    marks, which change no lengths: so the lengths alone tell.
+    """
+    widths = np.fromiter(map(_WIDTHS[lower_case].__getitem__, text), np.int32, len(text))
+    return np.repeat(np.arange(len(text), dtype=np.int32), widths)
+
+
+def combined_ends(text: str) -> np.ndarray:
+    """For each character the end of what is read as one with it: behind the combining marks that follow. int32."""
+    ends = np.arange(1, len(text) + 1, dtype=np.int32)
+    if not text.isascii():
+        for place in range(len(text) - 1, 0, -1):
+            if text[place] > "\u02ff" and unicodedata.category(text[place]) == "Mn":
+                ends[place - 1] = ends[place]
+    return ends
 
 
 def _visible_bytes() -> dict[int, str]:

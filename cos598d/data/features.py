@@ -17,7 +17,7 @@ from cos598d.files import cache_folder, whole_file
 if TYPE_CHECKING:  # imported where used: torch takes seconds, and --help needs this package without it
     import torch
 
-FORMAT = 1  # counted up when what is stored changes its meaning, so that old files are no longer found
+FORMAT = 2  # counted up when what is stored changes its meaning, so that old files are no longer found
 _BLOCK = 1024  # examples tokenized at a time: enough for the Rust library to work in parallel, little memory
 _ARRAYS = {"tokens": np.dtype(np.int32), "offsets": np.dtype(np.int64), "splits": np.dtype(np.int32)}
 
@@ -31,6 +31,7 @@ class Features:
     offsets: int64 (examples + 1); example i is tokens[offsets[i]:offsets[i + 1]].
     splits: int32 (examples), where each example's second segment begins (see `Layout.arrange`).
     targets: what the model's head is trained on, each (examples,); for GLUE "labels".
+    extra: what a task keeps beside them for itself, in whatever shapes.
     """
 
     def __init__(
@@ -41,8 +42,10 @@ class Features:
         targets: Mapping[str, np.ndarray],
         layout: Layout,
         pad_id: int,
+        extra: Mapping[str, np.ndarray] | None = None,
     ):
         self.tokens, self.offsets, self.splits, self.targets = tokens, offsets, splits, dict(targets)
+        self.extra = dict(extra or {})
         self.layout, self.pad_id = layout, pad_id
         self.lengths = np.diff(offsets).astype(np.int32)
 
@@ -53,6 +56,17 @@ class Features:
     def labels(self) -> np.ndarray:
         """int64 class ids or float32 scores, (examples,)."""
         return self.targets["labels"]
+
+    def take(self, indices: np.ndarray) -> "Features":
+        """The examples at `indices` alone, in that order. Only for features without `extra`."""
+        rows = [self.tokens[self.offsets[index] : self.offsets[index + 1]] for index in indices]
+        offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum([len(row) for row in rows], dtype=np.int64)])
+        targets = {name: values[indices] for name, values in self.targets.items()}
+        return Features(np.concatenate(rows), offsets, self.splits[indices], targets, self.layout, self.pad_id)
+
+    def digest(self) -> str:
+        """A digest of everything: equal digests, equal features."""
+        return _checksum(_arrays(self))
 
     def collate(self, indices: Sequence[int]) -> dict[str, "torch.Tensor"]:
         """A batch of the examples at `indices`, in that order, padded to the longest of them.
@@ -140,6 +154,13 @@ def cached_features(
     return kept
 
 
+def spread(count: int, limit: int | None) -> np.ndarray:
+    """`limit` of the places 0 to count - 1, spread evenly, in order; all of them without a limit or below it."""
+    if limit is None or limit >= count:
+        return np.arange(count)
+    return np.arange(limit) * count // limit
+
+
 def _blocks(items: Iterable, size: int) -> Iterator[list]:
     items = iter(items)
     while block := list(islice(items, size)):
@@ -153,11 +174,16 @@ def _identity(file: Path) -> tuple[int, int] | None:
     return None
 
 
+def _arrays(features: Features) -> dict[str, np.ndarray]:
+    arrays = {name: getattr(features, name) for name in _ARRAYS}
+    arrays |= {f"target.{name}": values for name, values in features.targets.items()}
+    return arrays | {f"extra.{name}": values for name, values in features.extra.items()}
+
+
 def _write(file: Path, features: Features) -> None:
     from safetensors.numpy import save
 
-    arrays = {name: getattr(features, name) for name in _ARRAYS}
-    arrays |= {f"target.{name}": values for name, values in features.targets.items()}
+    arrays = _arrays(features)
     content = save(arrays, metadata={"checksum": _checksum(arrays)})
     with whole_file(file, "wb") as handle:
         handle.write(content)
@@ -175,8 +201,11 @@ def _read(file: Path, encoder: TextEncoder) -> Features | None:
         return None
     if checksum != _checksum(arrays):
         return None
-    targets = {name.removeprefix("target."): a for name, a in arrays.items() if name.startswith("target.")}
-    return Features(*(arrays[name] for name in _ARRAYS), targets, encoder.layout, encoder.pad_id)
+    targets, extra = (
+        {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+        for prefix in ("target.", "extra.")
+    )
+    return Features(*(arrays[name] for name in _ARRAYS), targets, encoder.layout, encoder.pad_id, extra)
 
 
 def _checksum(arrays: Mapping[str, np.ndarray]) -> str:

@@ -32,7 +32,7 @@ Pair = tuple[str, str, str]
 Item = TypeVar("Item")
 
 
-class _Dice:
+class Dice:
     """Random choices made of `random.random` alone, the one method whose numbers Python promises to keep."""
 
     def __init__(self, seed: int):
@@ -82,7 +82,7 @@ def vocabulary() -> list[str]:
 
 @functools.cache
 def _parts() -> dict[str, list[Pair]]:
-    dice = _Dice(SEED)
+    dice = Dice(SEED)
     pairs: list[Pair] = []
     seen: set[str] = set()
     while len(pairs) < TRAIN_PAIRS + DEV_PAIRS:
@@ -94,7 +94,7 @@ def _parts() -> dict[str, list[Pair]]:
     return {"dev": dice.shuffled(pairs[:DEV_PAIRS]), "train": dice.shuffled(pairs[DEV_PAIRS:])}
 
 
-def _different_matters(dice: _Dice) -> list[Pair]:
+def _different_matters(dice: Dice) -> list[Pair]:
     told = []
     for story in dice.draw(STORIES, 2):
         facts = _facts(dice, story)
@@ -103,7 +103,7 @@ def _different_matters(dice: _Dice) -> list[Pair]:
     return _four(*told)
 
 
-def _one_fact_apart(dice: _Dice) -> list[Pair]:
+def _one_fact_apart(dice: Dice) -> list[Pair]:
     story = dice.pick(STORIES)
     slot = dice.pick(list(story.hypotheses))
     statement = dice.pick(story.hypotheses[slot])
@@ -125,7 +125,7 @@ def _four(first: tuple[str, str], second: tuple[str, str]) -> list[Pair]:
     ]
 
 
-def _facts(dice: _Dice, story: Story) -> dict[str, object]:
+def _facts(dice: Dice, story: Story) -> dict[str, object]:
     """A filler for every slot; two slots never hold the same."""
     facts: dict[str, object] = {}
     for slot, table in story.slots.items():
@@ -133,7 +133,7 @@ def _facts(dice: _Dice, story: Story) -> dict[str, object]:
     return facts
 
 
-def _report(dice: _Dice, story: Story, facts: dict[str, object], needed: set[str]) -> str:
+def _report(dice: Dice, story: Story, facts: dict[str, object], needed: set[str]) -> str:
     """A first sentence that names the `needed` slots, and up to MOST_ASIDES others."""
     leads = [premise for premise in story.premises if needed <= _slots(premise)]
     asides = dice.draw(story.asides, dice.pick(range(MOST_ASIDES + 1)))

@@ -9,10 +9,12 @@ import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from tokenizers import Tokenizer, models, pre_tokenizers
+import numpy as np
+from tokenizers import Encoding, Tokenizer, models, pre_tokenizers
 
-from cos598d.data.characters import bert_words, visible_bytes
+from cos598d.data.characters import bert_word_sources, bert_words, combined_ends, visible_bytes
 from cos598d.data.layout import LAYOUTS, Layout
 from cos598d.errors import UserError
 from cos598d.files import write_json, write_whole
@@ -29,6 +31,14 @@ _BERT_SPECIALS = ("[UNK]", "[SEP]", "[PAD]", "[CLS]", "[MASK]")
 _ROBERTA_SPECIALS = ("<unk>", "</s>", "<pad>", "<s>", "<mask>")
 # How GPT-2 and RoBERTa cut text before merging bytes (Radford et al. 2019): a word takes the space before it along.
 _BYTE_LEVEL_WORDS = r"'(?:s|t|re|ve|m|ll|d)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+
+
+class Encoded(NamedTuple):
+    """A text's ids, and of each the characters of the text it stands for: text[starts[i]:ends[i]]. int32, (tokens,)."""
+
+    ids: np.ndarray
+    starts: np.ndarray
+    ends: np.ndarray
 
 
 class TextEncoder(ABC):
@@ -53,6 +63,13 @@ class TextEncoder(ABC):
     @abstractmethod
     def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of each text, without special tokens around it and without truncation."""
+
+    def encode_with_offsets(self, texts: Sequence[str]) -> list[Encoded]:
+        """As `encode_many`, with each token's place in its text. Raises UserError where an encoder knows none."""
+        raise UserError(
+            "Only BERT's and DistilBERT's vocabularies without added tokens tell where in a text a token stands, "
+            "which SQuAD needs: choose --model_type bert or distilbert."
+        )
 
     @abstractmethod
     def save(self, folder: Path) -> None:
@@ -114,6 +131,40 @@ class WordPieceEncoder(_RustEncoder):
 
     def _words(self, text: str) -> str:
         return bert_words(text, self._lower_case)
+
+    def encode_with_offsets(self, texts: Sequence[str]) -> list[Encoded]:
+        cuts = [self._cut(text) for text in texts]
+        encodings = self._tokenizer.encode_batch(cuts, add_special_tokens=False)
+        return [self._locate(*item) for item in zip(texts, cuts, encodings, strict=True)]
+
+    def _locate(self, text: str, cut: str, encoding: Encoding) -> Encoded:
+        sources = self._sources(text)
+        if len(sources) != len(cut):
+            raise AssertionError(f"{len(cut)} characters come from {len(sources)}: {text!r}")
+        spans = np.array(encoding.offsets, dtype=np.int32).reshape(-1, 2)
+        lasts = sources[spans[:, 1] - 1]
+        # Accents that lower-casing removes still belong to what the token stands for.
+        ends = combined_ends(text)[lasts] if self._lower_case else lasts + 1
+        return Encoded(np.array(encoding.ids, dtype=np.int32), sources[spans[:, 0]], ends)
+
+    def _sources(self, text: str) -> np.ndarray:
+        """For each character of `_cut(text)`, the place in `text` that it comes from."""
+        if self._specials.search(text) is None:
+            return bert_word_sources(text, self._lower_case)
+        places, begin = [], 0
+        for odd, piece in enumerate(self._specials.split(text)):
+            if odd:
+                places.append(np.zeros(1, dtype=np.int32))  # the space that joins
+            if odd % 2:
+                # A special token is written in full, or as [UNK]: every character stands for all of it.
+                known = len(self._known[piece])
+                inner = np.minimum(np.arange(known, dtype=np.int32), len(piece) - 1)
+                inner[-1] = len(piece) - 1
+            else:
+                inner = bert_word_sources(piece, self._lower_case)
+            places.append(inner + np.int32(begin))
+            begin += len(piece)
+        return np.concatenate(places)
 
     def save(self, folder: Path) -> None:
         write_whole(folder / "vocab.txt", "".join(f"{piece}\n" for piece in self._pieces))

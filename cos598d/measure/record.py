@@ -17,6 +17,7 @@ from cos598d.files import whole_file, write_json
 from cos598d.measure.clock import PHASES
 from cos598d.measure.ledger import Ledger, Totals
 
+PREDICTION_FILES = ("predictions.json", "nbest_predictions.json", "null_odds.json")
 # One file of each for every rank.
 FILES_BY_RANK = ("iterations.rank{rank}.jsonl", "communication.rank{rank}.jsonl")
 
@@ -69,7 +70,8 @@ class RunRecord:
 
     def remove_old(self, with_model: bool) -> None:
         """Rank 0: remove what an earlier run left in a folder that is overwritten, its model too where asked."""
-        for pattern in ("summary.json", "epochs.jsonl", *(name.format(rank="*") for name in FILES_BY_RANK)):
+        rows = (name.format(rank="*") for name in FILES_BY_RANK)
+        for pattern in ("summary.json", "epochs.jsonl", *PREDICTION_FILES, *rows):
             for old in self.folder.glob(pattern):
                 old.unlink()
         if with_model:

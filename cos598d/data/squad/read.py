@@ -1,0 +1,113 @@
+"""SQuAD's JSON files, of both versions: contexts and questions, with errors that name the place."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cos598d.errors import UserError
+
+_FORM = 'SQuAD files hold {"data": [{"paragraphs": [{"context": ..., "qas": [...]}]}]}'
+
+
+class Answer(NamedTuple):
+    """A gold answer, and the character of the context where it begins, from 0."""
+
+    text: str
+    start: int
+
+
+class Question(NamedTuple):
+    """One question. `context` is its place in `Squad.contexts`; impossible ones have no answers."""
+
+    identity: str
+    context: int
+    text: str
+    answers: tuple[Answer, ...]
+    impossible: bool
+
+
+@dataclass(frozen=True)
+class Squad:
+    """A file's contexts and questions, in its order, so that the questions on one context follow each other."""
+
+    name: str
+    contexts: list[str]
+    questions: list[Question]
+
+    @property
+    def has_impossible(self) -> bool:
+        """Whether it asks what its contexts do not answer, as only SQuAD 2.0 does."""
+        return any(question.impossible for question in self.questions)
+
+
+def read_squad(file: Path) -> Squad:
+    """Read a file of SQuAD 1.1 or 2.0. Raises UserError naming the place of the first thing that is wrong."""
+    try:
+        value = json.loads(file.read_bytes())
+    except FileNotFoundError:
+        raise UserError(f"There is no file {file}: give one of SQuAD's JSON files.") from None
+    except OSError as error:
+        raise UserError(f"{file} cannot be read ({error.strerror}): make it readable.") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{file} is not JSON ({_one_line(error)}): give one of SQuAD's files, whole.") from error
+    return parse_squad(value, str(file))
+
+
+def parse_squad(value: Any, name: str) -> Squad:
+    """The contexts and questions of a SQuAD file's JSON `value`; `name` is for errors, raised as UserError."""
+    contexts: list[str] = []
+    questions: list[Question] = []
+    seen: dict[str, str] = {}
+    for place, paragraph in _paragraphs(value, name):
+        context = _get(paragraph, "context", str, place, name)
+        items = _get(paragraph, "qas", list, place, name)
+        if items and not context.strip():
+            raise UserError(f"{name}: {place} has an empty context and {len(items)} questions: mend that paragraph.")
+        contexts.append(context)
+        for number, item in enumerate(items):
+            where = f"{place}.qas[{number}]"
+            question = _question(item, len(contexts) - 1, where, name)
+            if question.identity in seen:
+                raise UserError(
+                    f"{name}: the id {question.identity!r} stands twice, at {seen[question.identity]} and {where}: "
+                    "give every question its own."
+                )
+            seen[question.identity] = where
+            questions.append(question)
+    if not questions:
+        raise UserError(f"{name} holds no question: {_FORM}.")
+    return Squad(name, contexts, questions)
+
+
+def _paragraphs(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    for number, article in enumerate(_get(value, "data", list, "the file", name)):
+        where = f"data[{number}]"
+        for inner, paragraph in enumerate(_get(article, "paragraphs", list, where, name)):
+            yield f"{where}.paragraphs[{inner}]", paragraph
+
+
+def _question(item: Any, context: int, where: str, name: str) -> Question:
+    identity = _get(item, "id", str, where, name)
+    text = _get(item, "question", str, where, name)
+    impossible = bool(item.get("is_impossible", False))
+    # Questions of the test sets come without answers.
+    given = _get(item, "answers", list, where, name) if "answers" in item else []
+    answers = []
+    for number, answer in enumerate(() if impossible else given):
+        place = f"{where}.answers[{number}]"
+        answers.append(Answer(_get(answer, "text", str, place, name), _get(answer, "answer_start", int, place, name)))
+    return Question(identity, context, text, tuple(answers), impossible)
+
+
+def _get(holder: Any, key: str, kind: type, where: str, name: str) -> Any:
+    found = holder.get(key) if isinstance(holder, dict) else None
+    if not isinstance(found, kind) or isinstance(found, bool):
+        words = {str: "text", list: "list", int: "whole number"}[kind]
+        raise UserError(f"{name} is not in SQuAD's form: {where} has no {words} {key!r}; {_FORM}.")
+    return found
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())

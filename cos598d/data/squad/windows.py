@@ -1,0 +1,233 @@
+"""Questions and their contexts as sequences: windows over long contexts, answers found through character offsets."""
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from itertools import groupby
+
+import numpy as np
+
+from cos598d.data.features import Features
+from cos598d.data.squad.metrics import normalize_answer
+from cos598d.data.squad.read import Question, Squad
+from cos598d.data.tokenization import Encoded, TextEncoder
+from cos598d.errors import UserError
+
+_BLOCK = 256  # contexts tokenized at a time
+
+
+class Finding(IntEnum):
+    """What became of a question's first gold answer when its tokens were looked for."""
+
+    EXACT = 0  # the text of its tokens is the answer's, after the official normalization
+    IMPOSSIBLE = 1  # the question has no answer
+    MOVED = 2  # at its offset it begins or ends inside a word, but whole elsewhere in the context: the nearest is taken
+    INSIDE_TOKEN = 3  # it begins or ends inside a word piece everywhere; the tokens hold a little more
+    NO_WINDOW = 4  # too long for every window
+    WRONG_OFFSET = 5  # the context does not hold it at its offset
+    NO_ANSWER = 6  # none is given, though one should exist
+
+
+# Without a true place in its context a question teaches nothing.
+UNUSABLE = (Finding.WRONG_OFFSET, Finding.NO_ANSWER)
+
+
+@dataclass(frozen=True)
+class WindowOptions:
+    """How sequences are cut, all in word pieces: the sequence, the question, and from one window to the next."""
+
+    max_seq_length: int = 384
+    max_query_length: int = 64
+    doc_stride: int = 128
+
+
+def build_windows(
+    squad: Squad,
+    chosen: Sequence[int],
+    encoder: TextEncoder,
+    options: WindowOptions,
+    training: bool,
+    progress: Callable[[int], None] = lambda questions: None,
+) -> Features:
+    """The `chosen` questions of a file (places in `squad.questions`, rising) as `[CLS] question [SEP] window [SEP]`.
+
+    A context longer than a window is cut into windows that overlap, in order. The targets `start_positions` and
+    `end_positions`, int64 (windows,), are the first and the last token of the first gold answer in the window's
+    sequence; 0, the place of [CLS], where the window does not hold all of it. `training` leaves out the questions
+    whose answer is not at its offset. What prediction needs is kept in `extra`, all int32 but the offsets:
+
+      finding (questions,)             a `Finding` for each chosen question
+      context (questions,)             its context, counted among those that the chosen ones use
+      question (windows,)              which of the chosen questions the window belongs to
+      first (windows,)                 the token of the context that the window begins with
+      best_from, best_to (windows,)    the tokens of the context that have their widest surroundings in this window
+      context_offsets (contexts + 1,)  context c's tokens are starts[context_offsets[c]:context_offsets[c + 1]]
+      starts, ends (tokens,)           the characters of the context that each of its tokens stands for
+
+    `progress` is called with the number of questions done since the last call. Raises UserError if the lengths leave
+    no room for the context.
+    """
+    _check_room(options)
+    builder = _Builder(encoder, options, training)
+    by_context = [(context, list(group)) for context, group in groupby(chosen, lambda i: squad.questions[i].context)]
+    for begin in range(0, len(by_context), _BLOCK):
+        block = by_context[begin : begin + _BLOCK]
+        contexts = encoder.encode_with_offsets([squad.contexts[context] for context, _ in block])
+        queries = iter(encoder.encode_many([squad.questions[i].text for _, group in block for i in group]))
+        for (context, group), encoded in zip(block, contexts, strict=True):
+            builder.add_context(encoded)
+            for index in group:
+                query = np.array(next(queries)[: options.max_query_length], dtype=np.int32)
+                builder.add_question(squad.questions[index], squad.contexts[context], encoded, query)
+        builder.pack()
+        progress(sum(len(group) for _, group in block))
+    if not builder.windows:
+        raise UserError(f"{squad.name} holds no question whose answer stands where it should: check the file.")
+    return builder.features()
+
+
+class _Builder:
+    """Collects windows; `pack` joins what has come since into one array, so that few small ones lie about."""
+
+    _COLUMNS = ("question", "first", "best_from", "best_to")
+
+    def __init__(self, encoder: TextEncoder, options: WindowOptions, training: bool):
+        self._encoder, self._options, self._training = encoder, options, training
+        self._cls = np.array([encoder.cls_id], dtype=np.int32)
+        self._sep = np.array([encoder.sep_id], dtype=np.int32)
+        self._loose: list[np.ndarray] = []
+        self._tokens: list[np.ndarray] = []
+        self._rows: list[tuple[int, ...]] = []  # _COLUMNS, then length, split, start, end
+        self._packed: list[np.ndarray] = []
+        self._findings: list[int] = []
+        self._context_of: list[int] = []
+        self._contexts: list[Encoded] = []
+        self.windows = 0
+
+    def add_context(self, encoded: Encoded) -> None:
+        self._contexts.append(encoded._replace(ids=encoded.ids[:0]))
+
+    def add_question(self, question: Question, context: str, encoded: Encoded, query: np.ndarray) -> None:
+        room = self._options.max_seq_length - len(query) - 3
+        firsts, lengths, best_from, best_to = _spans(len(encoded.ids), room, self._options.doc_stride)
+        finding, answer = _find_answer(question, context, encoded)
+        held = None
+        if answer:
+            held = (firsts <= answer[0]) & (answer[1] < firsts + lengths)
+            if not held.any():
+                finding = Finding.NO_WINDOW
+        number = len(self._findings)
+        self._findings.append(finding)
+        self._context_of.append(len(self._contexts) - 1)
+        if self._training and finding in UNUSABLE:
+            return
+        base = len(query) + 2
+        for place, (first, length) in enumerate(zip(firsts.tolist(), lengths.tolist(), strict=True)):
+            self._loose += [self._cls, query, self._sep, encoded.ids[first : first + length], self._sep]
+            labels = (base + answer[0] - first, base + answer[1] - first) if answer and held[place] else (0, 0)
+            row = (number, first, int(best_from[place]), int(best_to[place]))
+            self._rows.append((*row, base + length + 1, len(query) + 1, *labels))
+        self.windows += len(firsts)
+
+    def pack(self) -> None:
+        if self._rows:
+            self._tokens.append(np.concatenate(self._loose))
+            self._packed.append(np.array(self._rows, dtype=np.int32))
+            self._loose, self._rows = [], []
+
+    def features(self) -> Features:
+        columns = np.concatenate(self._packed).T
+        lengths, splits, starts, ends = columns[len(self._COLUMNS) :]
+        sizes = [len(encoded.starts) for encoded in self._contexts]
+        extra = {name: np.ascontiguousarray(columns[place]) for place, name in enumerate(self._COLUMNS)}
+        extra |= {
+            "finding": np.array(self._findings, dtype=np.int32),
+            "context": np.array(self._context_of, dtype=np.int32),
+            "context_offsets": _offsets(sizes),
+            "starts": np.concatenate([encoded.starts for encoded in self._contexts]),
+            "ends": np.concatenate([encoded.ends for encoded in self._contexts]),
+        }
+        targets = {"start_positions": starts.astype(np.int64), "end_positions": ends.astype(np.int64)}
+        return Features(
+            np.concatenate(self._tokens),
+            _offsets(lengths),
+            np.ascontiguousarray(splits),
+            targets,
+            self._encoder.layout,
+            self._encoder.pad_id,
+            extra,
+        )
+
+
+def _offsets(sizes: Iterable[int]) -> np.ndarray:
+    return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(np.asarray(sizes, dtype=np.int64))])
+
+
+def _check_room(options: WindowOptions) -> None:
+    room = options.max_seq_length - options.max_query_length - 3
+    if room < 1:
+        raise UserError(
+            f"A question of {options.max_query_length} tokens and its 3 special tokens leave no room for text in "
+            f"{options.max_seq_length}: raise --max_seq_length or lower --max_query_length."
+        )
+
+
+def _find_answer(question: Question, context: str, encoded: Encoded) -> tuple[Finding, tuple[int, int] | None]:
+    """What there is to say of the first gold answer, and its first and last token in the context."""
+    if question.impossible:
+        return Finding.IMPOSSIBLE, None
+    if not question.answers:
+        return Finding.NO_ANSWER, None
+    text, begin = question.answers[0]
+    if begin < 0 or not text or not context.startswith(text, begin):
+        return Finding.WRONG_OFFSET, None
+    tokens, is_exact = _tokens_of(text, begin, context, encoded)
+    if tokens is None:  # nothing but white space or characters that the vocabulary does not see
+        return Finding.WRONG_OFFSET, None
+    if is_exact:
+        return Finding.EXACT, tokens
+    # Whoever marked an answer marked whole words: "six" is not in "the sixth" if "six" stands elsewhere.
+    for place in sorted(_occurrences(text, context), key=lambda place: abs(place - begin)):
+        elsewhere, is_exact = _tokens_of(text, place, context, encoded)
+        if is_exact:
+            return Finding.MOVED, elsewhere
+    return Finding.INSIDE_TOKEN, tokens
+
+
+def _tokens_of(text: str, begin: int, context: str, encoded: Encoded) -> tuple[tuple[int, int] | None, bool]:
+    """The first and last token that `text`, standing at `begin`, touches, and whether they hold nothing more."""
+    first = int(np.searchsorted(encoded.ends, begin, side="right"))
+    last = int(np.searchsorted(encoded.starts, begin + len(text), side="left")) - 1
+    if last < first:
+        return None, False
+    cut = context[encoded.starts[first] : encoded.ends[last]]
+    return (first, last), normalize_answer(cut) == normalize_answer(text)
+
+
+def _occurrences(text: str, context: str) -> Iterator[int]:
+    place = context.find(text)
+    while place >= 0:
+        yield place
+        place = context.find(text, place + 1)
+
+
+@functools.lru_cache(maxsize=4096)
+def _spans(tokens: int, room: int, stride: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """The windows of at most `room` tokens over a context: where each begins, its length, and its best tokens' range.
+
+    A token belongs to the window in which it has most context on its shorter side, as the scripts of BERT have it.
+    One window's tokens follow each other without a gap, since that measure rises and falls once.
+    """
+    firsts = [0]
+    while firsts[-1] + room < tokens:
+        firsts.append(firsts[-1] + min(room, stride))
+    begin = np.array(firsts, dtype=np.int32)
+    length = np.minimum(tokens - begin, room).astype(np.int32)
+    places = np.arange(tokens)
+    left = places - begin[:, None]
+    right = (begin + length - 1)[:, None] - places
+    room_around = np.minimum(left, right) + 0.01 * length[:, None]
+    best = np.where((left >= 0) & (right >= 0), room_around, -1.0).argmax(axis=0)
+    windows = np.arange(len(firsts))
+    return begin, length, np.searchsorted(best, windows, "left"), np.searchsorted(best, windows, "right")

@@ -1,0 +1,26 @@
+"""The tasks by name."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from cos598d.data import glue
+from cos598d.data.glue_task import GlueTask
+from cos598d.data.squad.task import SquadOptions, SquadTask
+from cos598d.data.task import Task
+from cos598d.errors import UsageError
+
+_GLUE: dict[str, Task] = {name: GlueTask(form) for name, form in glue.FORMATS.items()}
+TASK_NAMES: tuple[str, ...] = (*_GLUE, SquadTask.name)
+
+
+def get_task(name: str, options: Mapping[str, Any] | None = None) -> Task:
+    """The task of that name, in upper or lower case; `options` are SQuAD's (`SquadOptions`).
+
+    Raises UsageError that lists the known names.
+    """
+    if name.lower() == SquadTask.name:
+        return SquadTask(SquadOptions(**(options or {})))
+    task = _GLUE.get(name.lower())
+    if task is None:
+        raise UsageError(f"unknown task {name!r}: choose one of {', '.join(TASK_NAMES)}.")
+    return task
