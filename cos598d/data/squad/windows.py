@@ -22,7 +22,7 @@ class Finding(IntEnum):
 
     EXACT = 0  # the text of its tokens is the answer's, after the official normalization
     IMPOSSIBLE = 1  # the question has no answer
-    MOVED = 2  # at its offset it begins or ends inside a word, but whole elsewhere in the context: the nearest is taken
+    MOVED = 2  # so only elsewhere in its context, and inside a word piece at its offset: the nearest place is taken
     INSIDE_TOKEN = 3  # it begins or ends inside a word piece everywhere; the tokens hold a little more
     NO_WINDOW = 4  # too long for every window
     WRONG_OFFSET = 5  # the context does not hold it at its offset

@@ -1,0 +1,165 @@
+"""Whole runs of the SQuAD scripts: the same losses and predictions on any ranks, and faults in one sentence."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from programs import ROOT, script
+from squad_files import found_in, question, write_squad
+
+from cos598d.report.table import load_run
+
+TINY = ("--model_name_or_path", "tiny", "--max_seq_length", "96", "--max_query_length", "24", "--doc_stride", "48")
+SHORT = (*TINY, "--max_train_examples", "40", "--max_eval_examples", "30")
+LESSONS = {"task1": 1, "task2a": 3, "task2b": 2, "task3": 3}
+FILES = ("predictions.json", "nbest_predictions.json", "null_odds.json")
+
+
+def run(folder, words):
+    environ = {name: value for name, value in os.environ.items() if name not in ("GLUE_DIR", "SQUAD_DIR")}
+    environ |= {"COS598D_CACHE": str(folder / "cache"), "PYTHONPATH": str(ROOT)}
+    words = [sys.executable, *map(str, words)]
+    return subprocess.run(words, cwd=folder, env=environ, capture_output=True, text=True, check=False, timeout=120)
+
+
+def ran(folder, words):
+    done = run(folder, words)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def lessons(tmp_path_factory):
+    """The four lessons on the bundled sample: 4 iterations, task 1 alone and the others on 2 or 3 ranks."""
+    folder = tmp_path_factory.mktemp("squad")
+    for lesson, ranks in LESSONS.items():
+        words = [script(f"{lesson}/run_squad.py"), *SHORT, "--max_steps", "4", "--output_dir", lesson]
+        text = ran(folder, words + ([] if ranks == 1 else ["--world_size", ranks]))
+        (folder / f"{lesson}.txt").write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize("lesson", ["task2a", "task2b", "task3"])
+def test_every_lesson_has_the_losses_of_task_1(lessons, lesson):
+    alone, shared = (load_run(lessons / name) for name in ("task1", lesson))
+    assert shared["losses"] == pytest.approx(alone["losses"], abs=1e-5)
+    assert alone["task"] == "squad"
+    assert set(alone["epochs"][-1]) >= {"exact_match", "f1"}
+
+
+def test_the_first_lines_say_what_was_read(lessons):
+    text = (lessons / "task1.txt").read_text()
+    assert "task1: squad, sync none, 1 rank" in text
+    assert "data: the bundled sample of SQuAD 1.1" in text
+    assert "16 examples a step" in text
+    assert "dev: 30 questions in " in text
+    assert "train: 40 questions in " in text
+
+
+def test_the_pooler_without_gradients_is_left_as_it_was(lessons):
+    import torch
+
+    weights = [torch.load(lessons / name / "model" / "pytorch_model.bin", weights_only=True) for name in LESSONS]
+    poolers = [{name: tensor for name, tensor in each.items() if "pooler" in name} for each in weights]
+    assert all(len(pooler) == len(poolers[0]) for pooler in poolers)
+    for pooler in poolers[1:]:
+        assert all(torch.equal(tensor, poolers[0][name]) for name, tensor in pooler.items())
+
+
+def test_predictions_are_the_same_on_any_number_of_ranks_and_score_as_the_record_says(lessons):
+    model = lessons / "task1" / "model"
+    ran(lessons, ["-m", "cos598d", "sample", "files", "--task", "squad"])
+    found = []
+    for ranks in (1, 2, 4):
+        folder = lessons / f"evaluated{ranks}"
+        words = ["--do_eval", "--model_name_or_path", model, "--version_2_with_negative", *TINY[2:], "--threads", 1]
+        words += ["--data_dir", "files", "--world_size", ranks, "--output_dir", folder]
+        ran(lessons, [script("task2b/run_squad.py"), *words])
+        found.append([(folder / name).read_bytes() for name in FILES])
+    assert found[0] == found[1] == found[2]
+    score = ["--data", "files/dev-v2.0.json", "--predictions", folder / FILES[0], "--null_odds", folder / FILES[2]]
+    scores = json.loads(ran(lessons, ["-m", "cos598d", "score", "--task", "squad", *score]))
+    epoch = load_run(folder)["epochs"][-1]
+    assert scores == {name: epoch[name] for name in scores}
+    assert {"exact", "f1", "HasAns_f1", "NoAns_f1", "best_f1"} <= set(scores)
+
+
+def test_an_overwritten_folder_keeps_no_predictions_of_the_run_before(lessons, tmp_path):
+    words = [
+        script("task1/run_squad.py"),
+        *SHORT,
+        "--max_steps",
+        "1",
+        "--no_save_model",
+        "--output_dir",
+        tmp_path / "out",
+    ]
+    ran(tmp_path, [*words, "--version_2_with_negative"])
+    assert all((tmp_path / "out" / name).exists() for name in FILES)
+    ran(tmp_path, [*words, "--do_train", "--overwrite_output_dir"])
+    assert not any((tmp_path / "out" / name).exists() for name in FILES)
+
+
+CONTEXT = "The bridge of Ålesund was opened in 1925 and painted in 1950. " * 3
+GOOD = [question("q1", "When was it opened?", [found_in(CONTEXT, "1925")])]
+ODD = [question("q2", "When was it painted?", [("1950", 3)]), question("q3", "Who?", [found_in(CONTEXT, "1925", 2)])]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_squad(tmp_path / "train-v1.1-part.json", (CONTEXT, GOOD + ODD))
+    write_squad(tmp_path / "dev-v1.1.json", (CONTEXT, GOOD))
+    return tmp_path
+
+
+def test_files_are_found_by_folder_or_flag_and_odd_answers_are_said(folder):
+    words = [script("task1/run_squad.py"), *TINY, "--max_steps", 1, "--no_save_model", "--verbose_logging"]
+    text = ran(folder, [*words, "--data_dir", folder, "--output_dir", "a"])
+    assert "train: 3 questions in 2 windows" in text
+    assert "train: 1 answers do not stand at their offset (left out)" in text
+    assert "train: question q2: wrong offset, answer '1950'" in text
+    assert f"data: {folder / 'train-v1.1-part.json'}, {folder / 'dev-v1.1.json'}" in text
+    files = ["--train_file", "dev-v1.1.json", "--predict_file", folder / "dev-v1.1.json"]
+    assert "train: 1 questions in 1 windows" in ran(folder, [*words, *files, "--output_dir", "b"])
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--data_dir", "nowhere"], r"nowhere (--data_dir) is no folder: name it with --train_file and --predict_file"),
+        (["--train_file", "none.json"], "none.json is missing: name it with --train_file, or a folder that holds"),
+        (["--train_file", "dev-v1.1.json"], "No file to evaluate on: name it with --predict_file, or a folder"),
+        (["--data_dir", ".", "--version_2_with_negative"], "train-v2.0.json is missing: name it with --train_file"),
+        (["--data_dir", ".", "--predict_file", "two.json"], "two.json is of SQuAD 2.0 (question 'i' has no answer): "),
+        (["--data_dir", ".", "--predict_file", "cut.json"], "cut.json is not JSON"),
+        (["--model_type", "xlnet"], "--model_type xlnet cannot do squad: choose bert or distilbert."),
+        (["--max_query_length", "93"], "--max_seq_length 96 leaves no room for text beside questions of 93"),
+        (["--doc_stride", "0"], "--doc_stride 0: give a number of at least 1."),
+        (["--null_score_diff_threshold", "1"], "--null_score_diff_threshold is SQuAD 2.0's: add --version_2_with_neg"),
+        (["--null_score_diff_threshold", "nan"], "--null_score_diff_threshold nan: give a number."),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_sentence(folder, words, sentence):
+    write_squad(folder / "two.json", (CONTEXT, [*GOOD, question("i", "Why?", is_impossible=True)]))
+    (folder / "cut.json").write_text('{"data": [')
+    done = run(folder, [script("task1/run_squad.py"), *TINY, *words])
+    assert done.returncode != 0
+    assert sentence in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_squads_flags_are_refused_for_other_tasks_and_unknown_to_run_glue(tmp_path):
+    done = run(tmp_path, ["-m", "cos598d", "train", "--task_name", "rte", "--doc_stride", 64])
+    assert (done.returncode, done.stderr) == (2, "--doc_stride is SQuAD's, and the task is rte: leave it out.\n")
+    done = run(tmp_path, [script("task1/run_glue.py"), "--doc_stride", 64])
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+
+
+def test_a_fault_of_the_data_is_told_by_every_rank(folder, start_ranks):
+    write_squad(folder / "dev-v1.1.json", (CONTEXT, [*GOOD, *GOOD]))
+    ranks = start_ranks("task2b/run_squad.py", 2, [*TINY, "--data_dir", folder])
+    assert [rank.wait(60) != 0 for rank in ranks] == [True, True]
+    for rank in ranks:
+        assert "the id 'q1' stands twice" in rank.text
