@@ -6,10 +6,15 @@ What a rank sends and receives for a payload of S bytes among n ranks (gloo's al
     broadcast    binomial tree from the root             the root sends ceil(log2 n) S, every other rank receives S
     gather       straight to the root                    the root receives (n-1) S, every other rank sends S
     scatter      straight from the root                  the root sends (n-1) S, every other rank receives S
+    reduce       ring reduce-scatter, then to the root   all send S but the root, which receives 2(n-1)/n S
+    all-gather   ring                                    every rank sends and receives (n-1) S
+
+Collectives of a sync's own are composed of messages (`Communicator.composed`), and counted as they are sent.
 """
 
+import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -36,6 +41,13 @@ def root_bytes(payload: int, ranks: int, is_root: bool) -> int:
     return (ranks - 1) * payload if is_root else payload
 
 
+def reduce_bytes(payload: int, ranks: int, is_root: bool) -> tuple[int, int]:
+    """Bytes sent and received in gloo's reduce: a ring reduce-scatter, (n-1)/n S each way, then all n-1 others send
+    their finished n-th to the root."""
+    scattered = round((ranks - 1) * payload / ranks)
+    return (scattered, 2 * scattered) if is_root else (payload, scattered)
+
+
 class Call:
     """A collective under way; `wait` blocks until the result is there, and enters the call in the ledger."""
 
@@ -54,6 +66,58 @@ class Call:
             torch.cuda.synchronize()
         self._ledger.enter(Row(seconds=time.perf_counter() - self._started, **self._row))
         self._row = None
+
+
+class Messages:
+    """Messages under way; `wait` blocks until those received are in their tensors and those sent may be changed."""
+
+    def __init__(
+        self, works: list[dist.Work], landings: list[tuple[torch.Tensor, torch.Tensor]], departures: list[torch.Tensor]
+    ):
+        self._works, self._landings, self._departures = works, landings, departures  # kept until they are gone
+
+    def wait(self) -> None:
+        """Block until all have arrived. May be called more than once."""
+        for work in self._works:
+            work.wait()
+        for landing, tensor in self._landings:
+            tensor.copy_(landing)
+        self._works, self._landings, self._departures = [], [], []
+
+
+class Composed:
+    """A collective that a sync makes of messages, while its context lasts; counts what this rank really sends."""
+
+    def __init__(self, comm: "Communicator"):
+        self._comm = comm
+        self.messages = self.bytes_sent = self.bytes_received = 0
+
+    def start(
+        self, sends: Sequence[tuple[torch.Tensor, int]] = (), receives: Sequence[tuple[torch.Tensor, int]] = ()
+    ) -> Messages:
+        """Start sending tensors to ranks, and receiving tensors from ranks; all contiguous.
+
+        Between two ranks messages arrive in the order in which they were started.
+        """
+        operations, landings, departures = [], [], []
+        for tensor, rank in sends:
+            departures.append(self._comm.to_host(tensor))
+            operations.append(dist.P2POp(dist.isend, departures[-1], rank))
+            self.messages += 1
+            self.bytes_sent += size_in_bytes(tensor)
+        for tensor, rank in receives:
+            landing = self._comm.to_host(tensor)
+            if landing is not tensor:
+                landings.append((landing, tensor))
+            operations.append(dist.P2POp(dist.irecv, landing, rank))
+            self.bytes_received += size_in_bytes(tensor)
+        return Messages(dist.batch_isend_irecv(operations) if operations else [], landings, departures)
+
+    def swap(
+        self, sends: Sequence[tuple[torch.Tensor, int]] = (), receives: Sequence[tuple[torch.Tensor, int]] = ()
+    ) -> None:
+        """As `start`, and wait."""
+        self.start(sends, receives).wait()
 
 
 class Communicator:
@@ -106,7 +170,7 @@ class Communicator:
         payload = size_in_bytes(tensor)
         moved = root_bytes(payload, self.world_size, is_root)
         started = time.perf_counter()
-        travelling = self._to_host(tensor)
+        travelling = self.to_host(tensor)
         parts = [torch.empty_like(travelling) for _ in range(self.world_size)] if is_root else None
         sent, received = (0, moved) if is_root else (moved, 0)
         work = dist.gather(travelling, parts, dst=root, async_op=True)
@@ -135,8 +199,8 @@ class Communicator:
         is_root = self.rank == root
         moved = root_bytes(size_in_bytes(tensor), self.world_size, is_root)
         started = time.perf_counter()
-        landing = self._to_host(tensor)
-        sources = [self._to_host(part) for part in parts] if is_root else None
+        landing = self.to_host(tensor)
+        sources = [self.to_host(part) for part in parts] if is_root else None
         sent, received = (moved, 0) if is_root else (0, moved)
         work = dist.scatter(landing, sources, src=root, async_op=True)
         Call(
@@ -148,6 +212,40 @@ class Communicator:
         ).wait()
         if landing is not tensor:
             tensor.copy_(landing)
+
+    def reduce(self, tensor: torch.Tensor, name: str, *, root: int = 0, purpose: str = GRADIENTS) -> None:
+        """Put the sum over all ranks into the root's `tensor`; what the others' hold afterwards is undefined."""
+        sent, received = reduce_bytes(size_in_bytes(tensor), self.world_size, self.rank == root)
+        self._start(
+            lambda: dist.reduce(tensor, dst=root, async_op=True),
+            ("reduce", tensor, name, purpose, sent, received),
+            False,
+        )
+
+    def all_gather(
+        self, tensor: torch.Tensor, name: str, *, purpose: str = GRADIENTS, async_op: bool = False
+    ) -> tuple[list[torch.Tensor], Call]:
+        """The tensors of all ranks, of one shape, in order of rank, and the call to wait for before they are read."""
+        if self.world_size == 1:
+            return [tensor], Call(self.ledger, None, None, 0.0)
+        parts = [torch.empty_like(tensor) for _ in range(self.world_size)]
+        moved = (self.world_size - 1) * size_in_bytes(tensor)
+        call = self._start(
+            lambda: dist.all_gather(parts, tensor, async_op=True),
+            ("all_gather", tensor, name, purpose, moved, moved),
+            async_op,
+        )
+        return parts, call
+
+    @contextlib.contextmanager
+    def composed(self, op: str, tensor: torch.Tensor, name: str, *, purpose: str = GRADIENTS) -> Iterator[Composed]:
+        """A collective `op` on `tensor`, made of messages by the code inside; one row of the ledger at its end."""
+        started = time.perf_counter()
+        call = Composed(self)
+        yield call
+        if self.world_size > 1:
+            row = self._row(op, tensor, name, purpose, call.bytes_sent, call.bytes_received)
+            self.ledger.enter(Row(seconds=time.perf_counter() - started, messages=call.messages, **row))
 
     def record(
         self, op: str, tensor: str, shape: Sequence[int], dtype: torch.dtype, *, purpose: str = GRADIENTS
@@ -186,8 +284,8 @@ class Communicator:
             "bytes_received": received,
         }
 
-    def _to_host(self, tensor: torch.Tensor) -> torch.Tensor:
-        # gloo has no gather and no scatter for CUDA tensors: they go through the host's memory.
+    def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor, or a copy in the host's memory: gloo has no gather, scatter or messages for CUDA tensors."""
         return tensor.cpu() if self.backend == "gloo" else tensor
 
 

@@ -15,13 +15,13 @@ from cos598d.comm import Communicator
 from cos598d.config import RunConfig
 from cos598d.console import Console
 from cos598d.errors import UserError
-from cos598d.measure.ledger import GRADIENTS, Ledger
+from cos598d.measure.ledger import AGREEMENT, GRADIENTS, Ledger
 from cos598d.measure.record import RunRecord
 from cos598d.sync.base import GradientSync
 from cos598d.sync.none import NoSync
 from cos598d.train import train
 
-MakeSync = Callable[[Communicator], GradientSync]
+MakeSync = Callable[..., GradientSync]  # of a communicator and, if need be, find_unused_parameters
 Claim = Callable[[MakeSync, Communicator, Path], None]
 
 WORDS, WIDTH = 12, 6
@@ -38,12 +38,13 @@ class ToyModel(nn.Module):
 
     def __init__(self):
         super().__init__()
+        # Registered first, so expected last: a sync that overlaps has started all else when it finds this one missing.
+        self.never = nn.Linear(WIDTH, WIDTH)
         self.embedding = nn.Embedding(WORDS, WIDTH)
         self.frozen = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
         self.hidden = nn.Linear(WIDTH, WIDTH)
         self.large = nn.Parameter(torch.randn(300_000) * 0.01)
         self.sometimes = nn.Linear(WIDTH, WIDTH)
-        self.never = nn.Linear(WIDTH, WIDTH)
         self.precise = nn.Parameter(torch.randn(WIDTH, dtype=torch.float64))
         self.output = nn.Linear(WIDTH, WORDS, bias=False)
         self.output.weight = self.embedding.weight  # tied
@@ -131,6 +132,24 @@ def handles_unused_parameters(make_sync: MakeSync, comm: Communicator, folder: P
         expected = _mean_gradients(comm, [step], users)
         _assert_gradients(model, expected, f"`sometimes` used on ranks {sorted(users)}")
         model.zero_grad(set_to_none=True)
+
+
+def needs_no_agreement(make_sync: MakeSync, comm: Communicator, folder: Path) -> None:
+    """With find_unused_parameters off, and none unused, it averages all the same and the ranks agree on nothing."""
+    model, expected = (_all_used(toy_model(seed=0)) for _ in range(2))
+    sync = make_sync(comm, find_unused_parameters=False)
+    module = sync.attach(model)
+    comm.ledger = Ledger()
+    for step in range(3):
+        module(**local_batch(comm.rank, step))[0].backward()
+        sync.finish()
+        for rank in range(comm.world_size):
+            (expected(**local_batch(rank, step))[0] / comm.world_size).backward()
+        _assert_gradients(model, {name: p.grad for name, p in expected.named_parameters()}, f"step {step}")
+        for each in (model, expected):
+            each.zero_grad(set_to_none=True)
+    agreed = [row for row in comm.ledger.rows if row.purpose == AGREEMENT]
+    assert not agreed, f"{len(agreed)} calls to agree on what is known"
 
 
 def leaves_frozen_weights_alone(make_sync: MakeSync, comm: Communicator, folder: Path) -> None:
@@ -238,6 +257,7 @@ CLAIMS: tuple[Claim, ...] = (
     starts_from_rank_0,
     averages_gradients,
     handles_unused_parameters,
+    needs_no_agreement,
     leaves_frozen_weights_alone,
     accumulates,
     calls_in_one_order,
@@ -245,6 +265,12 @@ CLAIMS: tuple[Claim, ...] = (
     lets_go,
     trains_like_one_process,
 )
+
+
+def _all_used(model: ToyModel) -> ToyModel:
+    for layer in (model.never, model.sometimes):
+        layer.requires_grad_(False)
+    return model
 
 
 def _train(

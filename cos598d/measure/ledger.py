@@ -20,7 +20,8 @@ class Row:
     `iteration` counts from 1; 0 is before training. `payload_bytes` is the tensor's size; `bytes_sent` and
     `bytes_received` are what the algorithm's formula says this rank's links carried, rounded to a byte;
     `seconds` is from the call to its completion; for a call that ran beside other work, to when it was waited for; None
-    where the library that made the call does not tell.
+    where the library that made the call does not tell. `messages` is how many this rank sent, for a call that a
+    sync composed of messages; None for the library's own collectives.
     """
 
     iteration: int
@@ -33,6 +34,7 @@ class Row:
     bytes_sent: int
     bytes_received: int
     seconds: float | None
+    messages: int | None = None
 
 
 @dataclass(frozen=True)

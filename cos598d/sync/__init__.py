@@ -10,6 +10,9 @@ SYNCS = {
     "none": "cos598d.sync.none:NoSync",
     "gather_scatter": "cos598d.sync.gather_scatter:GatherScatter",
     "all_reduce": "cos598d.sync.all_reduce:AllReduce",
+    "flat": "cos598d.sync.flat:Flat",
+    "overlap": "cos598d.sync.overlap:Overlap",
+    "bucketed": "cos598d.sync.bucketed:Bucketed",
     "ddp": "cos598d.sync.ddp:DDP",
 }
 

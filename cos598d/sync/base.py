@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -11,6 +12,21 @@ from torch import nn
 from cos598d.comm import Communicator
 from cos598d.errors import UserError
 from cos598d.measure.ledger import AGREEMENT, STATE, dtype_name
+
+
+@dataclass(frozen=True)
+class SyncOptions:
+    """What the flags say of a sync; each kind takes what concerns it.
+
+    bucket_mb, first_bucket_mb: capacity in MiB of a bucket, and of the first to be full, which is small so that the
+    first call starts early (torch DDP's figures).
+    """
+
+    bucket_mb: float = 25.0
+    first_bucket_mb: float = 1.0
+
+
+DEFAULTS = SyncOptions()
 
 
 class GradientSync:
@@ -33,9 +49,10 @@ class GradientSync:
     if not, a missing gradient is an error.
     """
 
-    def __init__(self, comm: Communicator, find_unused_parameters: bool = True):
+    def __init__(self, comm: Communicator, find_unused_parameters: bool = True, options: SyncOptions = DEFAULTS):
         self.comm = comm
         self.find_unused_parameters = find_unused_parameters
+        self.options = options
         self.parameters: list[tuple[str, nn.Parameter]] = []
 
     def attach(self, model: nn.Module) -> nn.Module:
@@ -74,26 +91,31 @@ class GradientSync:
 
     def gradients(self) -> list[tuple[str, torch.Tensor]]:
         """The gradients to average in this step, the same list on every rank, zeros filled in where a rank has none."""
-        missing = [name for name, p in self.parameters if p.grad is None]
-        if not self.find_unused_parameters:
-            if missing:
-                raise UserError(
-                    f"{missing[0]} got no gradient in this step, although find_unused_parameters is off: "
-                    f"turn it on for a model that leaves parameters unused."
-                )
-            return [(name, p.grad) for name, p in self.parameters]
-        users = torch.tensor(
-            [p.grad is not None for _, p in self.parameters], dtype=torch.int32, device=self.comm.device
-        )
-        self.comm.all_reduce(users, "ranks that used each parameter", purpose=AGREEMENT)
+        used = self.agree_on_used([p.grad is not None for _, p in self.parameters])
         agreed = []
-        for (name, p), count in zip(self.parameters, users.tolist(), strict=True):
-            if count == 0:
+        for (name, p), is_used in zip(self.parameters, used, strict=True):
+            if not is_used:
                 continue
             if p.grad is None:
                 p.grad = torch.zeros_like(p)
             agreed.append((name, p.grad))
         return agreed
+
+    def agree_on_used(self, has: list[bool]) -> list[bool]:
+        """From whether this rank `has` a gradient of each of `parameters`, whether any rank has; a small all-reduce.
+
+        With find_unused_parameters off nothing travels: all are used, or UserError is raised.
+        """
+        if not self.find_unused_parameters:
+            if not all(has):
+                raise UserError(
+                    f"{self.parameters[has.index(False)][0]} got no gradient in this step, although "
+                    "find_unused_parameters is off: turn it on for a model that leaves parameters unused."
+                )
+            return has
+        users = torch.tensor(has, dtype=torch.int32, device=self.comm.device)
+        self.comm.all_reduce(users, "ranks that used each parameter", purpose=AGREEMENT)
+        return [count > 0 for count in users.tolist()]
 
 
 def _verify_same_parameters(comm: Communicator, model: nn.Module) -> None:

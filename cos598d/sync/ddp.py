@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from cos598d.comm import Communicator
 from cos598d.measure.ledger import AGREEMENT
-from cos598d.sync.base import GradientSync
+from cos598d.sync.base import DEFAULTS, GradientSync, SyncOptions
 
 
 class DDP(GradientSync):
@@ -29,8 +29,8 @@ class DDP(GradientSync):
     says of them is read from the sizes of the reducer's own buckets.
     """
 
-    def __init__(self, comm: Communicator, find_unused_parameters: bool = True):
-        super().__init__(comm, find_unused_parameters)
+    def __init__(self, comm: Communicator, find_unused_parameters: bool = True, options: SyncOptions = DEFAULTS):
+        super().__init__(comm, find_unused_parameters, options)
         self._ddp: DistributedDataParallel | None = None
         self._buckets: list[tuple[str, int, torch.dtype]] | None = None
         self._steps = 0
@@ -42,6 +42,7 @@ class DDP(GradientSync):
             device_ids=[self.comm.device] if self.comm.device.type == "cuda" else None,
             find_unused_parameters=self.find_unused_parameters,
             init_sync=False,  # `attach` has just done it
+            bucket_cap_mb=self.options.bucket_mb,
         )
         return self._ddp
 

@@ -1,0 +1,58 @@
+"""Gradients side by side in one buffer, so that many tensors travel in one call."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+MIB = 1 << 20
+Named = tuple[str, nn.Parameter]
+
+
+class Bucket:
+    """A buffer for the gradients of some parameters of one dtype, each with its place, a view of the buffer's part.
+
+    Filled by copies that scale on the way; handed out as views, so nothing is copied back: from then on until the
+    optimizer's zero_grad the parameters' gradients live in the buffer.
+    """
+
+    def __init__(self, name: str, parameters: Sequence[Named], buffer: torch.Tensor | None = None):
+        """`buffer`, (elements of all parameters,), is made here unless it is given."""
+        self.name, self.parameters = name, list(parameters)
+        first = self.parameters[0][1]
+        sizes = [p.numel() for _, p in self.parameters]
+        self.buffer = torch.zeros(sum(sizes), dtype=first.dtype, device=first.device) if buffer is None else buffer
+        self.views = [part.view_as(p) for part, (_, p) in zip(self.buffer.split(sizes), self.parameters, strict=True)]
+
+    def fill(self, place: int, scale: float) -> None:
+        """Put `scale` times the parameter's gradient into its place; zeros where it has none."""
+        gradient = self.parameters[place][1].grad
+        if gradient is None:
+            self.views[place].zero_()
+        else:
+            torch.mul(gradient, scale, out=self.views[place])
+
+    def hand_out(self, place: int, is_used: bool = True) -> None:
+        """Make the view of the buffer the parameter's gradient; None where no rank used the parameter."""
+        self.parameters[place][1].grad = self.views[place] if is_used else None
+
+
+def plan_buckets(parameters: Sequence[Named], bucket_mb: float, first_bucket_mb: float) -> list[list[Named]]:
+    """The parameters in reverse order, as their gradients arrive, cut into groups of one dtype and at most `bucket_mb`.
+
+    The first group of each dtype holds at most `first_bucket_mb`; a tensor that is larger than a group may be gets one
+    to itself. Sizes in MiB. Groups stand in the order in which their last gradient is expected.
+    """
+    open_groups: dict[torch.dtype, list[Named]] = {}
+    done: list[list[Named]] = []
+    sizes: dict[torch.dtype, int] = {}
+    started: set[torch.dtype] = set()
+    for name, parameter in reversed(parameters):
+        dtype, size = parameter.dtype, parameter.numel() * parameter.element_size()
+        capacity = (bucket_mb if dtype in started else first_bucket_mb) * MIB
+        if open_groups.get(dtype) and sizes[dtype] + size > capacity:
+            done.append(open_groups.pop(dtype))
+            started.add(dtype)
+        open_groups.setdefault(dtype, []).append((name, parameter))
+        sizes[dtype] = size + (sizes[dtype] if len(open_groups[dtype]) > 1 else 0)
+    return done + list(open_groups.values())

@@ -1,0 +1,44 @@
+"""All gradients in one buffer, one all-reduce after backward."""
+
+from torch import nn
+
+from cos598d.sync.base import GradientSync
+from cos598d.sync.buckets import Bucket, plan_buckets
+
+
+class Flat(GradientSync):
+    """Averaging in one call (one for each dtype).
+
+    1. After backward every rank copies its gradients into one buffer, divided by n.
+    2. A ring all-reduce sums the buffers.
+    3. Each .grad becomes a view of its part of the buffer.
+
+    Cost for a gradient of S bytes: 1 call; every rank sends and receives 2(n-1)/n S, and holds another S bytes. The
+    fewest calls there can be, and nothing of it hides behind backward. Choose it where a call is dear and the
+    gradient small, or to measure what all-reduce itself costs. Syncs that only average a whole buffer in another way
+    replace `reduce`.
+    """
+
+    def attach(self, model: nn.Module) -> nn.Module:
+        module = super().attach(model)
+        groups = plan_buckets(self.parameters, float("inf"), float("inf"))
+        self._buckets = [Bucket(f"all of {str(group[0][1].dtype)[6:]}", group) for group in groups]
+        return module
+
+    def finish(self) -> None:
+        used = self.agree_on_used([p.grad is not None for _, p in self.parameters])
+        is_used = dict(zip((p for _, p in self.parameters), used, strict=True))
+        for bucket in self._buckets:
+            for place in range(len(bucket.parameters)):
+                bucket.fill(place, 1 / self.comm.world_size)
+            self.reduce(bucket)
+            for place, (_, p) in enumerate(bucket.parameters):
+                bucket.hand_out(place, is_used[p])
+
+    def reduce(self, bucket: Bucket) -> None:
+        """Replace the bucket's buffer by its sum over the ranks."""
+        self.comm.all_reduce(bucket.buffer, bucket.name)
+
+    def detach(self) -> None:
+        self._buckets = []
+        super().detach()

@@ -1,0 +1,96 @@
+"""What syncs share that start their calls while backward still runs: hooks, and one order on every rank."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import nn
+
+from cos598d.comm import Call
+from cos598d.sync.base import GradientSync
+from cos598d.sync.buckets import Named
+
+
+class OverlappingSync(GradientSync):
+    """Gradients travel in units, each of one or more parameters, as soon as a unit's gradients are all there.
+
+    A subclass says what the units are and what happens to them:
+
+        make_units(parameters)   the units in the order in which their gradients arrive
+        ready(unit, place)       the local gradient of the unit's parameter `place` is final (or there is none)
+        start(unit)              all of the unit's are: start its call and return it
+        end(unit, is_used)       the call has ended: leave the averages in .grad, None where `is_used` is False
+
+    1. A hook on each parameter, called when its gradient is complete, marks it ready.
+    2. A unit starts when it is complete and all units before it have started: so every rank makes the same calls
+       in the same order, whatever the order in which its gradients arrive.
+    3. `finish` marks what backward left out, starts what is left, and waits for all calls in order.
+    """
+
+    def attach(self, model: nn.Module) -> nn.Module:
+        module = super().attach(model)
+        self._units = self.make_units(self.parameters)
+        self._place = {p: (unit, place) for unit, group in enumerate(self._units) for place, (_, p) in enumerate(group)}
+        self._handles = [p.register_post_accumulate_grad_hook(self._on_gradient) for _, p in self.parameters]
+        self._accumulating = False
+        self._begin_step()
+        return module
+
+    def make_units(self, parameters: Sequence[Named]) -> list[list[Named]]:
+        """The trainable parameters, each in one unit, in the order in which units are to start."""
+        raise NotImplementedError(f"{type(self).__name__} has no make_units()")
+
+    def ready(self, unit: int, place: int) -> None:
+        """Called once a step for each parameter, before its unit starts."""
+
+    def start(self, unit: int) -> Call:
+        """Start the unit's call without waiting for it."""
+        raise NotImplementedError(f"{type(self).__name__} has no start()")
+
+    def end(self, unit: int, is_used: Sequence[bool]) -> None:
+        """The unit's call has ended; `is_used` says of each of its parameters whether any rank used it."""
+
+    def finish(self) -> None:
+        has = [p.grad is not None for _, p in self.parameters]
+        # A parameter may have a gradient of an earlier micro-batch that the last one left alone.
+        for _, p in reversed(self.parameters):
+            if p in self._waiting_for:
+                self._mark(p)
+        # Only now: every rank has started every unit, so this call too has one place in the order.
+        used = self.agree_on_used(has)
+        is_used = dict(zip((p for _, p in self.parameters), used, strict=True))
+        for unit, call in enumerate(self._calls):
+            call.wait()
+            self.end(unit, [is_used[p] for _, p in self._units[unit]])
+        self._begin_step()
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        self._accumulating = True
+        try:
+            yield
+        finally:
+            self._accumulating = False
+
+    def detach(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles, self._units, self._place, self._waiting_for = [], [], {}, {}
+        super().detach()
+
+    def _begin_step(self) -> None:
+        self._waiting_for = dict.fromkeys(self._place)  # a dict for its order
+        self._missing = [len(unit) for unit in self._units]
+        self._calls: list[Call] = []
+
+    def _on_gradient(self, parameter: torch.Tensor) -> None:
+        if not self._accumulating and parameter in self._waiting_for:
+            self._mark(parameter)
+
+    def _mark(self, parameter: torch.Tensor) -> None:
+        del self._waiting_for[parameter]
+        unit, place = self._place[parameter]
+        self.ready(unit, place)
+        self._missing[unit] -= 1
+        while len(self._calls) < len(self._units) and self._missing[len(self._calls)] == 0:
+            self._calls.append(self.start(len(self._calls)))
