@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import cos598d
+from cos598d.bench.command import add_bench_options, run_bench
 from cos598d.config import config_from
 from cos598d.data import get_task
 from cos598d.demo import run_demo
@@ -67,6 +68,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command.add_argument(
         "--null_odds", type=Path, metavar="FILE", help="JSON: each question's id and how sure it has no answer (2.0)"
     )
+
+    command = _add(commands, "check", "try a gradient sync, your own or a registered one, on real ranks", _check)
+    command.add_argument("sync", metavar="SYNC", help="FILE.py:CLASS, or a registered sync's name")
+    command.add_argument("--world_sizes", default="1,2,3,4", metavar="N,N", help="ranks to try (default: 1,2,3,4)")
+    command.add_argument(
+        "--seconds", type=float, default=20.0, metavar="X", help="what a claim may take at one world size (default: 20)"
+    )
+    command.add_argument("--claims", metavar="NAME,NAME", help="the claims to try (default: all)")
+    command.add_argument("--no_speed", action="store_true", help="measure no seconds")
+    command.add_argument(
+        "--json", metavar="FILE", help="write the card's facts there as JSON too; -: print them instead of the card"
+    )
+
+    command = _add(commands, "new", "write a starting file for a gradient sync of your own", _new)
+    command.add_argument("file", type=Path, metavar="FILE.py")
+
+    command = _add(commands, "bench", "gradient syncs side by side on the same batches, round by round", run_bench)
+    add_bench_options(command)
 
     options = parser.parse_args(words)
     return _guarded(options.function, options)
@@ -153,4 +172,18 @@ def _score(options: argparse.Namespace) -> int:
     for remark in remarks:
         print(remark, file=sys.stderr)
     print(json.dumps(scores, indent=2))
+    return 0
+
+
+def _check(options: argparse.Namespace) -> int:
+    from cos598d.check import check
+
+    return check(options.sync, options.world_sizes, options.seconds, options.claims, not options.no_speed, options.json)
+
+
+def _new(options: argparse.Namespace) -> int:
+    from cos598d.sync.own import write_template
+
+    write_template(options.file)
+    print(f"wrote {options.file}; fill it in, then: python -m cos598d check {options.file}:MySync")
     return 0

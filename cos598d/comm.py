@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from cos598d.composed import Composed
 from cos598d.measure.ledger import GRADIENTS, Ledger, Row, dtype_name, size_in_bytes
 from cos598d.rendezvous import Meeting, choose_interface
 
@@ -56,6 +57,11 @@ class Call:
     ):
         self._ledger, self._work, self._row, self._started, self._blocks = ledger, work, row, started, blocks
 
+    @classmethod
+    def done(cls) -> "Call":
+        """A call that is over, and in the ledger."""
+        return cls(Ledger(), None, None, 0.0)
+
     def wait(self) -> None:
         """Block until the result is in the tensor. With nccl: until it will be, for whatever this stream does next."""
         if self._row is None:
@@ -66,58 +72,6 @@ class Call:
             torch.cuda.synchronize()
         self._ledger.enter(Row(seconds=time.perf_counter() - self._started, **self._row))
         self._row = None
-
-
-class Messages:
-    """Messages under way; `wait` blocks until those received are in their tensors and those sent may be changed."""
-
-    def __init__(
-        self, works: list[dist.Work], landings: list[tuple[torch.Tensor, torch.Tensor]], departures: list[torch.Tensor]
-    ):
-        self._works, self._landings, self._departures = works, landings, departures  # kept until they are gone
-
-    def wait(self) -> None:
-        """Block until all have arrived. May be called more than once."""
-        for work in self._works:
-            work.wait()
-        for landing, tensor in self._landings:
-            tensor.copy_(landing)
-        self._works, self._landings, self._departures = [], [], []
-
-
-class Composed:
-    """A collective that a sync makes of messages, while its context lasts; counts what this rank really sends."""
-
-    def __init__(self, comm: "Communicator"):
-        self._comm = comm
-        self.messages = self.bytes_sent = self.bytes_received = 0
-
-    def start(
-        self, sends: Sequence[tuple[torch.Tensor, int]] = (), receives: Sequence[tuple[torch.Tensor, int]] = ()
-    ) -> Messages:
-        """Start sending tensors to ranks, and receiving tensors from ranks; all contiguous.
-
-        Between two ranks messages arrive in the order in which they were started.
-        """
-        operations, landings, departures = [], [], []
-        for tensor, rank in sends:
-            departures.append(self._comm.to_host(tensor))
-            operations.append(dist.P2POp(dist.isend, departures[-1], rank))
-            self.messages += 1
-            self.bytes_sent += size_in_bytes(tensor)
-        for tensor, rank in receives:
-            landing = self._comm.to_host(tensor)
-            if landing is not tensor:
-                landings.append((landing, tensor))
-            operations.append(dist.P2POp(dist.irecv, landing, rank))
-            self.bytes_received += size_in_bytes(tensor)
-        return Messages(dist.batch_isend_irecv(operations) if operations else [], landings, departures)
-
-    def swap(
-        self, sends: Sequence[tuple[torch.Tensor, int]] = (), receives: Sequence[tuple[torch.Tensor, int]] = ()
-    ) -> None:
-        """As `start`, and wait."""
-        self.start(sends, receives).wait()
 
 
 class Communicator:
@@ -133,6 +87,11 @@ class Communicator:
         self.backend, self.device = backend, device
         self.ledger = ledger or Ledger()
         self._meeting = meeting
+
+    @property
+    def timeout_seconds(self) -> float:
+        """After how many seconds a collective that does not end is an error; without end for a single rank."""
+        return self._meeting.seconds if self._meeting else float("inf")
 
     def exchange(self, value: Any) -> list[Any]:
         """Every rank's `value` (JSON), in order of rank. For small facts: through the store, not measured."""
@@ -177,7 +136,7 @@ class Communicator:
         Call(
             self.ledger,
             work,
-            self._row("gather", tensor, name, purpose, sent, received),
+            self.row("gather", tensor, name, purpose, sent, received),
             started,
             self.device.type == "cuda",
         ).wait()
@@ -206,7 +165,7 @@ class Communicator:
         Call(
             self.ledger,
             work,
-            self._row("scatter", tensor, name, purpose, sent, received),
+            self.row("scatter", tensor, name, purpose, sent, received),
             started,
             self.device.type == "cuda",
         ).wait()
@@ -227,7 +186,7 @@ class Communicator:
     ) -> tuple[list[torch.Tensor], Call]:
         """The tensors of all ranks, of one shape, in order of rank, and the call to wait for before they are read."""
         if self.world_size == 1:
-            return [tensor], Call(self.ledger, None, None, 0.0)
+            return [tensor], Call.done()
         parts = [torch.empty_like(tensor) for _ in range(self.world_size)]
         moved = (self.world_size - 1) * size_in_bytes(tensor)
         call = self._start(
@@ -237,15 +196,16 @@ class Communicator:
         )
         return parts, call
 
+    def compose(self, op: str, tensor: torch.Tensor, name: str, *, purpose: str = GRADIENTS) -> Composed:
+        """A collective `op` on `tensor` that the caller makes of messages, and ends."""
+        return Composed(self, op, tensor, name, purpose)
+
     @contextlib.contextmanager
     def composed(self, op: str, tensor: torch.Tensor, name: str, *, purpose: str = GRADIENTS) -> Iterator[Composed]:
-        """A collective `op` on `tensor`, made of messages by the code inside; one row of the ledger at its end."""
-        started = time.perf_counter()
-        call = Composed(self)
+        """As `compose`, ended with the context."""
+        call = self.compose(op, tensor, name, purpose=purpose)
         yield call
-        if self.world_size > 1:
-            row = self._row(op, tensor, name, purpose, call.bytes_sent, call.bytes_received)
-            self.ledger.enter(Row(seconds=time.perf_counter() - started, messages=call.messages, **row))
+        call.end()
 
     def record(
         self, op: str, tensor: str, shape: Sequence[int], dtype: torch.dtype, *, purpose: str = GRADIENTS
@@ -266,12 +226,13 @@ class Communicator:
         if self.world_size == 1:
             return Call(self.ledger, None, None, started)
         blocks = not async_op and self.device.type == "cuda"
-        call = Call(self.ledger, collective(), self._row(*entry), started, blocks)
+        call = Call(self.ledger, collective(), self.row(*entry), started, blocks)
         if not async_op:
             call.wait()
         return call
 
-    def _row(self, op: str, tensor: torch.Tensor, name: str, purpose: str, sent: int, received: int) -> dict[str, Any]:
+    def row(self, op: str, tensor: torch.Tensor, name: str, purpose: str, sent: int, received: int) -> dict[str, Any]:
+        """A row of the ledger for a call in this iteration, without its seconds."""
         return {
             "iteration": self.ledger.iteration,
             "purpose": purpose,

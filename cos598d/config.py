@@ -13,6 +13,9 @@ from cos598d.data.squad.task import SquadOptions
 from cos598d.errors import UsageError
 from cos598d.models import MODEL_TYPES
 from cos598d.sync import get_sync
+from cos598d.sync.base import SyncOptions
+from cos598d.sync.codecs import get_codec
+from cos598d.sync.own import label_of
 
 BACKENDS = ("gloo", "nccl")
 PRECISIONS = ("fp32", "bf16", "fp16")
@@ -31,6 +34,7 @@ LOCAL_FIELDS = frozenset(
     )
     + ("overwrite_output_dir", "overwrite_cache", "label", "verbose_logging")
 )
+SYNC_FIELDS = ("bucket_mb", "compress", "sync_every")
 SQUAD_FIELDS = tuple(field.name for field in fields(SquadOptions))
 
 
@@ -40,6 +44,9 @@ class RunConfig:
 
     label: str = "train"  # the run's name for itself: task1, task2a, ...
     sync: str = "ddp"
+    bucket_mb: float = SyncOptions.bucket_mb
+    compress: str | None = None
+    sync_every: int = 1
     task_name: str = "rte"
     data_dir: str | None = None
     max_seq_length: int = 128
@@ -93,7 +100,7 @@ class RunConfig:
 
     def check(self, world_size: int) -> None:
         """Raise UsageError for the first value that cannot work in a world of `world_size` ranks."""
-        get_sync(self.sync)
+        self._check_sync()
         task = self.task()
         self._one_of("model_type", MODEL_TYPES)
         if task.model_types and self.model_type not in task.model_types:
@@ -136,6 +143,10 @@ class RunConfig:
         """The task, with what the flags say of it. Raises UsageError for an unknown one."""
         return get_task(self.task_name, {name: getattr(self, name) for name in SQUAD_FIELDS})
 
+    def sync_options(self) -> SyncOptions:
+        """What the flags say of the sync."""
+        return SyncOptions(**{name: getattr(self, name) for name in SYNC_FIELDS})
+
     def total_batch_size(self, world_size: int) -> int:
         """Examples in a global batch, i.e. in one optimizer step of all ranks together (64 by default)."""
         if self.per_gpu_train_batch_size is not None:
@@ -152,6 +163,17 @@ class RunConfig:
         per_rank = f"{total // world_size}" + ("" if total % world_size == 0 else f" or {total // world_size + 1}")
         parts = f" in {self.gradient_accumulation_steps} parts" if self.gradient_accumulation_steps > 1 else ""
         return f"{total} examples a step{parts}" + (f", {per_rank} on each rank" if world_size > 1 else "")
+
+    def _check_sync(self) -> None:
+        sync, defaults = get_sync(self.sync), SyncOptions()
+        for name in SYNC_FIELDS:
+            if getattr(self, name) != getattr(defaults, name) and name not in getattr(sync, "uses", ()):
+                raise UsageError(f"--{name} means nothing to --sync {self.sync}: leave it out.")
+        if self.compress is not None:
+            get_codec(self.compress)
+        self._at_least("sync_every", 1)
+        if not 0 < self.bucket_mb < math.inf:
+            raise UsageError(f"--bucket_mb {self.bucket_mb:g}: give a number of MiB above 0.")
 
     def _check_squad(self, task: Task) -> None:
         defaults = SquadOptions()
@@ -201,5 +223,5 @@ def config_from(values: Mapping[str, Any]) -> RunConfig:
 
 def folder_name(config: RunConfig, world_size: int, when: str) -> Path:
     """Where a run's record goes without --output_dir: runs/LABEL-TASK-SYNC-nN-WHEN."""
-    words = dict.fromkeys((config.label, config.task_name.lower(), config.sync))
+    words = dict.fromkeys((config.label, config.task_name.lower(), label_of(config.sync)))
     return Path("runs") / "-".join((*words, f"n{world_size}", when))

@@ -7,99 +7,29 @@ it holds and raises AssertionError, saying what was expected and found, when it 
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import nn
 
 from cos598d.comm import Communicator
 from cos598d.config import RunConfig
 from cos598d.console import Console
-from cos598d.errors import UserError
+from cos598d.errors import UsageError, UserError
 from cos598d.measure.ledger import AGREEMENT, GRADIENTS, Ledger
 from cos598d.measure.record import RunRecord
 from cos598d.sync.base import GradientSync
 from cos598d.sync.none import NoSync
+from cos598d.toy import WIDTH, ToyFeatures, ToyModel, local_batch, toy_model
 from cos598d.train import train
 
 MakeSync = Callable[..., GradientSync]  # of a communicator and, if need be, find_unused_parameters
 Claim = Callable[[MakeSync, Communicator, Path], None]
 
-WORDS, WIDTH = 12, 6
 # Rounding differs with the order of summation; a mistake of substance is orders of magnitude larger.
 TOLERANCE = 1e-6
 
 
-class ToyModel(nn.Module):
-    """Small, and awkward in every way that real models are.
-
-    A frozen layer; a weight tied into two places; a buffer that matters; a layer that nothing uses; one that only
-    some examples use; a parameter of another dtype; one of more than 1 MiB, larger than DDP's first bucket.
-    """
-
-    def __init__(self):
-        super().__init__()
-        # Registered first, so expected last: a sync that overlaps has started all else when it finds this one missing.
-        self.never = nn.Linear(WIDTH, WIDTH)
-        self.embedding = nn.Embedding(WORDS, WIDTH)
-        self.frozen = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
-        self.hidden = nn.Linear(WIDTH, WIDTH)
-        self.large = nn.Parameter(torch.randn(300_000) * 0.01)
-        self.sometimes = nn.Linear(WIDTH, WIDTH)
-        self.precise = nn.Parameter(torch.randn(WIDTH, dtype=torch.float64))
-        self.output = nn.Linear(WIDTH, WORDS, bias=False)
-        self.output.weight = self.embedding.weight  # tied
-        self.register_buffer("scale", torch.rand(WIDTH) + 0.5)
-
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, labels: torch.Tensor) -> tuple:
-        """Word ids and mask (batch, sequence), labels (batch): the mean loss and the logits (batch, words)."""
-        words = self.embedding(input_ids) * attention_mask.unsqueeze(-1)
-        state = words.sum(dim=1) / attention_mask.sum(dim=1, keepdim=True)
-        state = torch.tanh(self.hidden(self.frozen(state)) * self.scale + self.precise.float())
-        state = state + self.large[: 6 * WIDTH].view(6, WIDTH).sum(dim=0)
-        chosen = labels == 0
-        if chosen.any():
-            state = torch.where(chosen.unsqueeze(-1), torch.tanh(self.sometimes(state)), state)
-        logits = self.output(state)
-        return nn.functional.cross_entropy(logits, labels), logits
-
-
-class ToyFeatures:
-    """Random sentences of random length; the same on every rank."""
-
-    def __init__(self, examples: int, seed: int = 0):
-        generator = np.random.default_rng(seed)
-        self.lengths = generator.integers(2, 9, examples).astype(np.int32)
-        self.labels = generator.integers(0, WORDS // 3, examples)
-        self._ids = [torch.from_numpy(generator.integers(0, WORDS, length)) for length in self.lengths]
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def collate(self, indices: np.ndarray) -> dict[str, torch.Tensor]:
-        """Padded to the longest of these examples."""
-        ids = nn.utils.rnn.pad_sequence([self._ids[i] for i in indices], batch_first=True)
-        mask = torch.arange(ids.shape[1]) < torch.from_numpy(self.lengths[indices]).unsqueeze(1)
-        return {"input_ids": ids, "attention_mask": mask.long(), "labels": torch.from_numpy(self.labels[indices])}
-
-
-def toy_model(seed: int) -> ToyModel:
-    """A toy model with weights drawn from `seed`, the global generator left as it was."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return ToyModel()
-
-
-def local_batch(rank: int, step: int, with_first_label: bool = True) -> dict[str, torch.Tensor]:
-    """Four sentences that only this rank sees in this step; without label 0 they leave `sometimes` unused."""
-    batch = ToyFeatures(4, seed=1000 * step + rank).collate(np.arange(4))
-    batch["labels"] = batch["labels"].clamp(min=0 if with_first_label else 1)
-    if with_first_label:
-        batch["labels"][0] = 0
-    return batch
-
-
 def starts_from_rank_0(make_sync: MakeSync, comm: Communicator, folder: Path) -> None:
-    """After attach every parameter, frozen ones too, and every buffer equals rank 0's."""
+    """After attach every parameter (frozen ones too) and every buffer has rank 0's values, on every rank."""
     model, expected = toy_model(seed=comm.rank), toy_model(seed=0).state_dict()
     make_sync(comm).attach(model)
     for name, tensor in model.state_dict().items():
@@ -107,10 +37,10 @@ def starts_from_rank_0(make_sync: MakeSync, comm: Communicator, folder: Path) ->
 
 
 def averages_gradients(make_sync: MakeSync, comm: Communicator, folder: Path) -> None:
-    """finish leaves the mean of the ranks' gradients in .grad, step after step, and does not touch the weights."""
+    """After finish .grad is the mean of all ranks' gradients on every rank, step after step; no weight has changed."""
     model = toy_model(seed=comm.rank)
     sync = make_sync(comm)
-    module = sync.attach(model)
+    module = _attach(sync, model)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     for step in range(3):
         module(**local_batch(comm.rank, step))[0].backward()
@@ -122,10 +52,10 @@ def averages_gradients(make_sync: MakeSync, comm: Communicator, folder: Path) ->
 
 
 def handles_unused_parameters(make_sync: MakeSync, comm: Communicator, folder: Path) -> None:
-    """What no rank used keeps None everywhere; what only some used is averaged, the others counting as zero."""
+    """A parameter that no rank used keeps .grad None; one that some used gets the mean, the others counting as 0."""
     model = toy_model(seed=0)
     sync = make_sync(comm)
-    module = sync.attach(model)
+    module = _attach(sync, model)
     for step, users in enumerate(({0}, {comm.world_size - 1}, set())):
         module(**local_batch(comm.rank, step, comm.rank in users))[0].backward()
         sync.finish()
@@ -135,10 +65,10 @@ def handles_unused_parameters(make_sync: MakeSync, comm: Communicator, folder: P
 
 
 def needs_no_agreement(make_sync: MakeSync, comm: Communicator, folder: Path) -> None:
-    """With find_unused_parameters off, and none unused, it averages all the same and the ranks agree on nothing."""
+    """Made with find_unused_parameters=False it averages all the same, and makes no call to agree on what was used."""
     model, expected = (_all_used(toy_model(seed=0)) for _ in range(2))
     sync = make_sync(comm, find_unused_parameters=False)
-    module = sync.attach(model)
+    module = _attach(sync, model)
     comm.ledger = Ledger()
     for step in range(3):
         module(**local_batch(comm.rank, step))[0].backward()
@@ -153,10 +83,10 @@ def needs_no_agreement(make_sync: MakeSync, comm: Communicator, folder: Path) ->
 
 
 def leaves_frozen_weights_alone(make_sync: MakeSync, comm: Communicator, folder: Path) -> None:
-    """Frozen weights get no gradient and do not travel; a tied weight travels once."""
+    """A frozen weight gets no gradient and does not travel; a weight used in two places travels once."""
     model = toy_model(seed=0)
     sync = make_sync(comm)
-    module = sync.attach(model)
+    module = _attach(sync, model)
     comm.ledger = Ledger()
     module(**local_batch(comm.rank, 0))[0].backward()
     sync.finish()
@@ -167,14 +97,14 @@ def leaves_frozen_weights_alone(make_sync: MakeSync, comm: Communicator, folder:
     # DDP's buckets carry the unused layer too; gather and scatter carry each gradient twice.
     whole = [size * passes for size in (used, trainable) for passes in (1, 2)]
     if comm.world_size > 1:
-        assert payload in whole, f"{payload} bytes travelled for {used} bytes of gradients"
+        assert payload in whole, f"{payload} bytes travelled through self.comm for {used} bytes of gradients"
 
 
 def accumulates(make_sync: MakeSync, comm: Communicator, folder: Path) -> None:
-    """Under no_sync nothing travels; the next finish averages the sum of the micro-batches."""
+    """Within no_sync nothing travels; the next finish leaves the mean of the gradients summed over the step's parts."""
     model = toy_model(seed=0)
     sync = make_sync(comm)
-    module = sync.attach(model)
+    module = _attach(sync, model)
     for first in (0, 2):
         comm.ledger = Ledger()
         with sync.no_sync():
@@ -187,10 +117,10 @@ def accumulates(make_sync: MakeSync, comm: Communicator, folder: Path) -> None:
 
 
 def calls_in_one_order(make_sync: MakeSync, comm: Communicator, folder: Path) -> None:
-    """Every rank makes the same calls in the same order, and what all send is what all receive."""
+    """Every rank makes the same calls in the same order, and together they receive what they send."""
     model = toy_model(seed=0)
     sync = make_sync(comm)
-    module = sync.attach(model)
+    module = _attach(sync, model)
     comm.ledger = Ledger()
     for step in range(2):
         module(**local_batch(comm.rank, step, comm.rank == 0))[0].backward()
@@ -204,7 +134,7 @@ def calls_in_one_order(make_sync: MakeSync, comm: Communicator, folder: Path) ->
 
 
 def refuses_different_models(make_sync: MakeSync, comm: Communicator, folder: Path) -> None:
-    """A rank with another model is refused on every rank, in a sentence that names the rank and the parameter."""
+    """When one rank's model differs, attach raises UserError on every rank and names that rank and the parameter."""
     if comm.world_size == 1:
         return
     model = toy_model(seed=0)
@@ -222,10 +152,10 @@ def refuses_different_models(make_sync: MakeSync, comm: Communicator, folder: Pa
 
 
 def lets_go(make_sync: MakeSync, comm: Communicator, folder: Path) -> None:
-    """After detach the model is the user's own again: a backward makes no call and keeps its local gradient."""
+    """After detach the model is the user's own again: backward makes no call, and .grad keeps this rank's gradient."""
     model = toy_model(seed=0)
     sync = make_sync(comm)
-    module = sync.attach(model)
+    module = _attach(sync, model)
     module(**local_batch(comm.rank, 0))[0].backward()
     sync.finish()
     sync.detach()
@@ -240,8 +170,11 @@ def lets_go(make_sync: MakeSync, comm: Communicator, folder: Path) -> None:
 
 
 def trains_like_one_process(make_sync: MakeSync, comm: Communicator, folder: Path) -> None:
-    """THE loop on n ranks gives one process's losses and weights: clipping bites, the last batch is uneven and
-    smaller than the world, ranks start from different weights, and a step may come in parts."""
+    """Training on n ranks gives the losses and weights of one process on the whole batch.
+
+    THE loop: clipping bites, the last batch is uneven and smaller than the world, ranks start from different weights,
+    and a step may come in parts.
+    """
     for parts in (1, 2):
         losses, weights = _train(make_sync(comm), comm, folder, parts, seed=comm.rank)
         alone = Communicator(None, "gloo", comm.device)
@@ -265,6 +198,22 @@ CLAIMS: tuple[Claim, ...] = (
     lets_go,
     trains_like_one_process,
 )
+
+
+def claims_of(sync: type[GradientSync]) -> tuple[Claim, ...]:
+    """The claims that a sync must keep: all of them, or where it says `exact = False` those that its `claims` names."""
+    if sync.exact:
+        return CLAIMS
+    unknown = set(sync.claims) - {claim.__name__ for claim in CLAIMS}
+    if unknown:
+        raise UsageError(f"{sync.__name__} claims {min(unknown)}, and there is no such claim in cos598d.conformance.")
+    return tuple(claim for claim in CLAIMS if claim.__name__ in sync.claims)
+
+
+def _attach(sync: GradientSync, model: nn.Module) -> nn.Module:
+    module = sync.attach(model)
+    assert callable(module), f"attach returned {module!r} and should return the module to call in the model's place"
+    return module
 
 
 def _all_used(model: ToyModel) -> ToyModel:

@@ -10,6 +10,7 @@ from cos598d.config import BACKENDS, PRECISIONS, RunConfig
 from cos598d.data import TASK_NAMES
 from cos598d.models import MODEL_TYPES
 from cos598d.sync import SYNCS
+from cos598d.sync.codecs import CODECS
 
 DEFAULTS = {field.name: field.default for field in fields(RunConfig)}
 FLAG = "flag"
@@ -17,7 +18,10 @@ FLAG = "flag"
 # group -> (name, type or FLAG, help); a default that is not None is added to the help.
 GROUPS: dict[str, list[tuple[str, Any, str]]] = {
     "ranks": [
-        ("sync", str, f"gradient sync, one of {', '.join(SYNCS)}"),
+        ("sync", str, f"gradient sync, one of {', '.join(SYNCS)}; or your own, FILE.py:CLASS"),
+        ("bucket_mb", float, "capacity of a bucket in MiB, for bucketed and ddp"),
+        ("compress", str, f"what buckets travel as, for bucketed and ring: one of {', '.join(CODECS)}"),
+        ("sync_every", int, "steps from one average of the weights to the next, for local_sgd"),
         ("backend", str, f"one of {', '.join(BACKENDS)}"),
         ("world_size", int, "ranks in all; without a rank, they are started here"),
         ("local_rank", int, "this process's rank in the world, from 0 (torchrun, srun and mpirun say it themselves)"),

@@ -1,9 +1,7 @@
-"""One rank's run, from its flags to its record, and what it says when something goes wrong."""
+"""One rank's run, from its flags to its record."""
 
 import os
-import signal
 import time
-import traceback
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -22,89 +20,26 @@ from cos598d.errors import UsageError, UserError
 from cos598d.evaluate import model_outputs
 from cos598d.files import whole_folder, write_json
 from cos598d.launch import Identity, choose_device, set_threads
-from cos598d.lifeline import Lifeline, leave, say_last
 from cos598d.measure.environment import describe_environment
 from cos598d.measure.record import RunRecord, claim_folder
 from cos598d.models import ModelSource, build_model, count_parameters, find_model, uses_every_parameter
-from cos598d.rendezvous import Meeting, meet, tell_failure
+from cos598d.rank import be_rank
+from cos598d.rendezvous import Meeting
 from cos598d.sync import get_sync
 from cos598d.train import autocast, train
 
-# How long a rank whose collective broke waits to be told which rank was lost.
-NEWS_SECONDS = 5.0
-# Words in the errors of gloo and nccl that mean that a peer is gone or silent.
-BROKEN_COLLECTIVE = ("gloo", "Connection closed", "Connection reset", "Timed out", "NCCL")
-
-
-class Stopped(BaseException):
-    """SIGTERM arrived. Not an Exception, so that nothing takes it for an error to recover from."""
-
 
 def run(config: RunConfig, identity: Identity) -> int:
-    """Be one rank of a run and return the process's exit code; every failure is printed as one sentence.
+    """Be one rank of a run and return the process's exit code; `be_rank` says how it ends when something fails."""
 
-    A rank that fails after it met the others tells them, and they leave with its sentence. It does not return then,
-    but ends the process: the threads of a broken process group would hold it.
-    """
-    lifeline: Lifeline | None = None
-    prepared: Prepared | None = None
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    signal.signal(signal.SIGTERM, _on_sigterm)
-    try:
+    def prepare() -> Prepared:
         config.check(identity.world_size)
-        prepared = _prepare(config)
-        meeting = meet(identity, config.timeout, config.facts()) if identity.world_size > 1 else None
-        if meeting:
-            lifeline = Lifeline(meeting)
+        return _prepare(config)
+
+    def work(prepared: Prepared, meeting: Meeting | None) -> None:
         _work(config, prepared, meeting, _console(identity))
-        if lifeline:
-            lifeline.close()
-        communication.close_group()
-        signal.signal(signal.SIGTERM, before[signal.SIGTERM])
-        return 0
-    except BaseException as error:
-        # From here on this process only leaves: a launcher's SIGTERM must not interrupt its last words.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        sentence, exit_code = _explain(error, lifeline)
-        failed_alone = prepared is None and isinstance(error, UserError)
-    if lifeline:
-        lifeline.fail(sentence)
-        leave(identity.rank, sentence, exit_code)
-    communication.close_group()
-    say_last(identity.rank if identity.world_size > 1 else None, sentence)
-    if failed_alone and identity.world_size > 1 and not identity.shares_terminal:
-        tell_failure(identity, sentence)  # else a launcher takes the others down
-    for number, handler in before.items():
-        signal.signal(number, handler)
-    return exit_code
 
-
-def _explain(error: BaseException, lifeline: Lifeline | None) -> tuple[str, int]:
-    """The sentence and the exit code for what ended this rank."""
-    if isinstance(error, UserError):
-        return str(error), error.exit_code
-    if isinstance(error, KeyboardInterrupt):
-        return "interrupted (Ctrl-C).", 128 + signal.SIGINT
-    if isinstance(error, Stopped):
-        return "stopped by SIGTERM.", 128 + signal.SIGTERM
-    if isinstance(error, RuntimeError) and any(word in str(error) for word in BROKEN_COLLECTIVE):
-        if lifeline:
-            lifeline.wait_for_news(NEWS_SECONDS)
-        return f"a collective failed: {_one_line(error)}.", 1
-    if isinstance(error, OSError) and error.strerror:  # a full disk, a folder that may not be written
-        return f"{error.strerror}: {error.filename or 'a file of the record'}.", 1
-    # A defect, ours or of a student's sync: where it is matters.
-    traceback.print_exception(error)
-    return f"{type(error).__name__}: {_one_line(error)}.", 1
-
-
-def _on_sigterm(*_: Any) -> None:
-    raise Stopped
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
+    return be_rank(identity, config.timeout, config.facts(), prepare, work)
 
 
 @dataclass(frozen=True)
@@ -187,7 +122,8 @@ def _work(config: RunConfig, prepared: Prepared, meeting: Meeting | None, consol
     with RunRecord(output, comm.rank) as record:
         comm.ledger = record.ledger
         if training is not None:
-            sync = get_sync(config.sync)(comm, not uses_every_parameter(source.model_type, task.head))
+            may_be_unused = not uses_every_parameter(source.model_type, task.head)
+            sync = get_sync(config.sync)(comm, may_be_unused, config.sync_options())
             train(model, sync, comm, training, config, record, console, evaluate)
         else:
             record.epoch({"epoch": 0, "iterations": 0} | evaluate())

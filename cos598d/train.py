@@ -108,6 +108,8 @@ def train(
                     if scaler.get_scale() >= scale:  # else fp16 overflowed, and the optimizer left this step out
                         schedule.step()
                     optimizer.zero_grad(set_to_none=True)
+                with clock.phase("sync"):
+                    sync.after_step()
                 seconds = clock.stop()
                 facts = {
                     "iteration": step,
@@ -119,6 +121,7 @@ def train(
                 }
                 record.iteration(facts, seconds, clock.phases)
                 progress(step, losses[-1], seconds, len(batch))
+            sync.settle()
             if not all(torch.isfinite(parameter).all() for parameter in model.parameters()):
                 raise UserError(
                     f"the weights after iteration {step} are not finite numbers: "

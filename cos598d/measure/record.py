@@ -90,14 +90,15 @@ class RunRecord:
         self.epochs.append(facts)
 
     def share(self) -> dict[str, Any]:
-        """What rank 0 needs of this rank for the summary: mean seconds by phase, and bytes an iteration."""
+        """What rank 0 needs of this rank for the summary: mean seconds by phase, and mean bytes an iteration."""
         counted = self._seconds[1:] or self._seconds
+        # The first one is left out here too: torch's DDP lays its buckets anew after it.
+        iterations = range(len(self._seconds) - len(counted) + 1, len(self._seconds) + 1)
         totals = self.ledger.totals()
-        # torch's DDP lays its buckets anew after the first iteration, so the last one is the typical one.
-        last = totals.get(len(self._seconds), Totals())
+        rows = [asdict(totals.get(iteration, Totals())) for iteration in iterations] or [asdict(Totals())]
         return {
             "phases": {phase: _mean([row[f"seconds_{phase}"] for row in counted]) for phase in PHASES},
-            **asdict(last),
+            **{name: _whole_if_even(statistics.fmean(row[name] for row in rows)) for name in rows[0]},
         }
 
     def write_summary(self, facts: dict[str, Any], shares: Sequence[dict[str, Any]]) -> None:
@@ -148,6 +149,11 @@ def summarize_seconds(seconds: Sequence[float]) -> dict[str, Any]:
         margin = float(stats.t.ppf(0.975, len(counted) - 1)) * statistics.stdev(counted) / len(counted) ** 0.5
         summary["interval_95"] = [summary["mean"] - margin, summary["mean"] + margin]
     return summary
+
+
+def _whole_if_even(value: float) -> float | int:
+    """Most syncs do the same in every iteration: then the mean is a count, and shown as one."""
+    return int(value) if value == int(value) else value
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -4,22 +4,38 @@ import importlib
 
 from cos598d.errors import UsageError
 from cos598d.sync.base import GradientSync
+from cos598d.sync.own import is_own, load_own
 
 # name on the command line -> module and class
 SYNCS = {
     "none": "cos598d.sync.none:NoSync",
     "gather_scatter": "cos598d.sync.gather_scatter:GatherScatter",
+    "reduce_broadcast": "cos598d.sync.reduce_broadcast:ReduceBroadcast",
     "all_reduce": "cos598d.sync.all_reduce:AllReduce",
     "flat": "cos598d.sync.flat:Flat",
     "overlap": "cos598d.sync.overlap:Overlap",
     "bucketed": "cos598d.sync.bucketed:Bucketed",
+    "ring": "cos598d.sync.ring:Ring",
+    "halving_doubling": "cos598d.sync.halving_doubling:HalvingDoubling",
+    "tree": "cos598d.sync.tree:Tree",
+    "shared_memory": "cos598d.sync.shared_memory:SharedMemory",
+    "hierarchical": "cos598d.sync.hierarchical:Hierarchical",
+    "sparse_rows": "cos598d.sync.sparse_rows:SparseRows",
+    "local_sgd": "cos598d.sync.local_sgd:LocalSGD",
     "ddp": "cos598d.sync.ddp:DDP",
 }
 
 
 def get_sync(name: str) -> type[GradientSync]:
-    """The class of the gradient sync called `name`. Raises UsageError with the known names for any other."""
-    if name not in SYNCS:
-        raise UsageError(f"--sync {name}: no such gradient sync; the known ones are {', '.join(SYNCS)}.")
-    module, class_name = SYNCS[name].split(":")
-    return getattr(importlib.import_module(module), class_name)
+    """The class of the gradient sync called `name`, or of your own in a file, FILE.py:CLASS.
+
+    Raises UsageError with the known names for any other, and what is wrong with a file that cannot be used.
+    """
+    if name in SYNCS:
+        module, class_name = SYNCS[name].split(":")
+        return getattr(importlib.import_module(module), class_name)
+    if is_own(name):
+        return load_own(name)
+    raise UsageError(
+        f"--sync {name}: no such gradient sync; the known ones are {', '.join(SYNCS)}, and your own as FILE.py:CLASS."
+    )

@@ -2,7 +2,8 @@
 
 import torch
 
-from cos598d.sync.base import GradientSync
+from cos598d.sync.base import DEFAULTS, GradientSync, SyncOptions
+from cos598d.sync.cost import Cost, Sizes, all_reduces, payloads
 
 
 class AllReduce(GradientSync):
@@ -21,3 +22,7 @@ class AllReduce(GradientSync):
     def average(self, name: str, gradient: torch.Tensor) -> None:
         self.comm.all_reduce(gradient, name)
         gradient /= self.comm.world_size
+
+    @classmethod
+    def expected(cls, tensors: Sizes, ranks: int, rank: int, options: SyncOptions = DEFAULTS) -> Cost:
+        return all_reduces(payloads(tensors), ranks)

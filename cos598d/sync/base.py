@@ -20,10 +20,14 @@ class SyncOptions:
 
     bucket_mb, first_bucket_mb: capacity in MiB of a bucket, and of the first to be full, which is small so that the
     first call starts early (torch DDP's figures).
+    compress: the codec in which buckets travel (`cos598d/sync/codecs`); None: as they are.
+    sync_every: the steps from one average to the next, for syncs that average weights.
     """
 
     bucket_mb: float = 25.0
     first_bucket_mb: float = 1.0
+    compress: str | None = None
+    sync_every: int = 1
 
 
 DEFAULTS = SyncOptions()
@@ -38,7 +42,10 @@ class GradientSync:
             module(...).backward()
         module(...).backward()
         sync.finish()                        # every rank's .grad is the average over ranks
+        optimizer.step()
+        sync.after_step()                    # for syncs that average weights instead
         ...
+        sync.settle()                        # before the model is evaluated or saved: the replicas are equal
         sync.detach()
 
     A subclass of the simplest kind, which acts after backward, implements `average` alone.
@@ -47,7 +54,14 @@ class GradientSync:
     `find_unused_parameters` (torch DDP's word): whether a step may leave a trainable parameter without a gradient
     on some rank. If so the ranks agree on each step's set before they average, which costs a small all-reduce;
     if not, a missing gradient is an error.
+
+    uses: the names of the SyncOptions that mean anything to it.
+    exact: whether it keeps every claim of `cos598d.conformance`; if not, `claims` names those that it keeps.
     """
+
+    uses: tuple[str, ...] = ()
+    exact = True
+    claims: tuple[str, ...] = ()
 
     def __init__(self, comm: Communicator, find_unused_parameters: bool = True, options: SyncOptions = DEFAULTS):
         self.comm = comm
@@ -79,6 +93,12 @@ class GradientSync:
     def average(self, name: str, gradient: torch.Tensor) -> None:
         """Replace `gradient` by its average over the ranks, in place. Called in the same order on every rank."""
         raise NotImplementedError(f"{type(self).__name__} has no average()")
+
+    def after_step(self) -> None:
+        """The optimizer has changed the weights. Nothing to do for syncs that average gradients."""
+
+    def settle(self) -> None:
+        """Make the replicas equal, where they are not after every step."""
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:

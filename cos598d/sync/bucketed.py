@@ -1,9 +1,15 @@
-"""All-reduce of buckets of gradients while backward runs: what torch's DDP does, in fifty lines."""
+"""All-reduce of buckets of gradients while backward runs: what torch's DDP does, in some sixty lines."""
 
 from collections.abc import Sequence
 
+import torch
+
 from cos598d.comm import Call
-from cos598d.sync.buckets import Bucket, Named, plan_buckets
+from cos598d.sync.base import DEFAULTS, SyncOptions
+from cos598d.sync.buckets import Bucket, Named, bucket_bytes, plan_buckets
+from cos598d.sync.codecs import make_codec
+from cos598d.sync.codecs.base import Pending
+from cos598d.sync.cost import Cost, Sizes, all_reduces
 from cos598d.sync.overlapping import OverlappingSync
 
 
@@ -19,10 +25,15 @@ class Bucketed(OverlappingSync):
 
     Cost for a gradient of S bytes in B buckets: B calls; every rank sends and receives 2(n-1)/n S. Only what comes
     after the last gradient is exposed: the last bucket, and what the links could not carry in time. The buckets take
-    S bytes beside the gradients that backward makes. Choose it for everything, as DDP.
+    S bytes beside the gradients that backward makes. With `--compress` the buckets travel in a smaller form
+    (`cos598d/sync/codecs`). Choose it for everything, as DDP.
     """
 
+    uses = ("bucket_mb", "compress")
+
     def make_units(self, parameters: Sequence[Named]) -> list[list[Named]]:
+        self._codec = make_codec(self.options.compress, self.comm, self.sum_up)
+        self._pending: dict[int, Pending] = {}
         groups = plan_buckets(parameters, self.options.bucket_mb, self.options.first_bucket_mb)
         self.buckets = [Bucket(f"bucket {number}", group) for number, group in enumerate(groups)]
         return groups
@@ -32,13 +43,28 @@ class Bucketed(OverlappingSync):
         # The bucket holds it now; the memory of backward's own is free for the layers below.
         self.buckets[unit].hand_out(place)
 
-    def start(self, unit: int) -> Call:
-        return self.comm.all_reduce(self.buckets[unit].buffer, self.buckets[unit].name, async_op=True)
+    def start(self, unit: int) -> Pending:
+        bucket = self.buckets[unit]
+        if self._codec is None:
+            return self.sum_up(bucket.buffer, bucket.name)
+        self._pending[unit] = self._codec.start(bucket)
+        return self._pending[unit]
+
+    def sum_up(self, tensor: torch.Tensor, name: str) -> Call:
+        """Start the ring all-reduce of a tensor."""
+        return self.comm.all_reduce(tensor, name, async_op=True)
 
     def end(self, unit: int, is_used: Sequence[bool]) -> None:
+        if self._codec is not None:
+            self._codec.finish(self.buckets[unit], self._pending.pop(unit))
         for place, used in enumerate(is_used):
             if not used:
                 self.buckets[unit].hand_out(place, is_used=False)
+
+    @classmethod
+    def expected(cls, tensors: Sizes, ranks: int, rank: int, options: SyncOptions = DEFAULTS) -> Cost:
+        """Of buckets that travel as they are, not in a codec's form."""
+        return all_reduces(bucket_bytes(tensors, options.bucket_mb, options.first_bucket_mb), ranks)
 
     def detach(self) -> None:
         self.buckets = []

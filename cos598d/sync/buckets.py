@@ -56,3 +56,10 @@ def plan_buckets(parameters: Sequence[Named], bucket_mb: float, first_bucket_mb:
         open_groups.setdefault(dtype, []).append((name, parameter))
         sizes[dtype] = size + (sizes[dtype] if len(open_groups[dtype]) > 1 else 0)
     return done + list(open_groups.values())
+
+
+def bucket_bytes(tensors: Sequence[tuple[int, int]], bucket_mb: float, first_bucket_mb: float) -> list[int]:
+    """The bytes of the buckets that `plan_buckets` makes of tensors (elements, bytes per element) of one dtype."""
+    # Stand-ins without memory, of as many bytes: the plan asks a parameter for no more.
+    stand_ins = [("", torch.empty(elements * size, dtype=torch.uint8, device="meta")) for elements, size in tensors]
+    return [sum(tensor.numel() for _, tensor in group) for group in plan_buckets(stand_ins, bucket_mb, first_bucket_mb)]

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -10,6 +11,8 @@ from torch.nn.parallel import DistributedDataParallel
 from cos598d.comm import Communicator
 from cos598d.measure.ledger import AGREEMENT
 from cos598d.sync.base import DEFAULTS, GradientSync, SyncOptions
+from cos598d.sync.bucketed import Bucketed
+from cos598d.sync.cost import Cost, Sizes
 
 
 class DDP(GradientSync):
@@ -29,6 +32,8 @@ class DDP(GradientSync):
     says of them is read from the sizes of the reducer's own buckets.
     """
 
+    uses = ("bucket_mb",)
+
     def __init__(self, comm: Communicator, find_unused_parameters: bool = True, options: SyncOptions = DEFAULTS):
         super().__init__(comm, find_unused_parameters, options)
         self._ddp: DistributedDataParallel | None = None
@@ -42,14 +47,16 @@ class DDP(GradientSync):
             device_ids=[self.comm.device] if self.comm.device.type == "cuda" else None,
             find_unused_parameters=self.find_unused_parameters,
             init_sync=False,  # `attach` has just done it
-            bucket_cap_mb=self.options.bucket_mb,
+            # Said only where it differs: torch then leaves out its small first bucket.
+            bucket_cap_mb=None if self.options.bucket_mb == DEFAULTS.bucket_mb else self.options.bucket_mb,
         )
         return self._ddp
 
     def finish(self) -> None:
         """Backward has waited already; enter what it did in the ledger."""
         self._steps += 1
-        if self._steps <= 2:  # torch rebuilds its buckets once, after the first backward
+        if self._steps <= 2:  # torch lays its buckets anew once, after the first backward
+            self._ddp.logger.set_runtime_stats_and_log()  # else it speaks of the step before
             self._buckets = self._read_buckets()
         for name, elements, dtype in self._buckets:
             self.comm.record("all_reduce", name, (elements,), dtype)
@@ -57,6 +64,11 @@ class DDP(GradientSync):
             self.comm.record(
                 "all_reduce", "ranks that used each parameter", (len(self.parameters),), torch.int32, purpose=AGREEMENT
             )
+
+    @classmethod
+    def expected(cls, tensors: Sizes, ranks: int, rank: int, options: SyncOptions = DEFAULTS) -> Cost:
+        """As `bucketed`, but torch chooses how many buckets there are: the bytes are right to a byte a bucket."""
+        return replace(Bucketed.expected(tensors, ranks, rank, options), calls=None)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -2,8 +2,9 @@
 
 from torch import nn
 
-from cos598d.sync.base import GradientSync
+from cos598d.sync.base import DEFAULTS, GradientSync, SyncOptions
 from cos598d.sync.buckets import Bucket, plan_buckets
+from cos598d.sync.cost import Cost, Sizes, all_reduces, payloads
 
 
 class Flat(GradientSync):
@@ -38,6 +39,10 @@ class Flat(GradientSync):
     def reduce(self, bucket: Bucket) -> None:
         """Replace the bucket's buffer by its sum over the ranks."""
         self.comm.all_reduce(bucket.buffer, bucket.name)
+
+    @classmethod
+    def expected(cls, tensors: Sizes, ranks: int, rank: int, options: SyncOptions = DEFAULTS) -> Cost:
+        return all_reduces([sum(payloads(tensors))] if tensors else [], ranks)
 
     def detach(self) -> None:
         self._buckets = []

@@ -2,7 +2,9 @@
 
 import torch
 
-from cos598d.sync.base import GradientSync
+from cos598d.comm import root_bytes
+from cos598d.sync.base import DEFAULTS, GradientSync, SyncOptions
+from cos598d.sync.cost import NOTHING, Cost, Sizes, payloads
 
 
 class GatherScatter(GradientSync):
@@ -28,3 +30,11 @@ class GatherScatter(GradientSync):
             mean /= self.comm.world_size
             parts = [mean] * self.comm.world_size
         self.comm.scatter(gradient, parts, name)
+
+    @classmethod
+    def expected(cls, tensors: Sizes, ranks: int, rank: int, options: SyncOptions = DEFAULTS) -> Cost:
+        if ranks == 1:
+            return NOTHING
+        # What rank 0 receives of the others it sends back to them.
+        moved = sum(root_bytes(payload, ranks, rank == 0) for payload in payloads(tensors))
+        return Cost(2 * len(tensors), moved, moved)

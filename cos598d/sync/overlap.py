@@ -5,7 +5,9 @@ from collections.abc import Sequence
 import torch
 
 from cos598d.comm import Call
+from cos598d.sync.base import DEFAULTS, SyncOptions
 from cos598d.sync.buckets import Named
+from cos598d.sync.cost import Cost, Sizes, all_reduces, payloads
 from cos598d.sync.overlapping import OverlappingSync
 
 
@@ -40,3 +42,7 @@ class Overlap(OverlappingSync):
     def end(self, unit: int, is_used: Sequence[bool]) -> None:
         if not is_used[0]:
             self._units[unit][0][1].grad = None
+
+    @classmethod
+    def expected(cls, tensors: Sizes, ranks: int, rank: int, options: SyncOptions = DEFAULTS) -> Cost:
+        return all_reduces(payloads(tensors), ranks)

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import nn
 
-from cos598d.comm import Call
 from cos598d.sync.base import GradientSync
 from cos598d.sync.buckets import Named
+from cos598d.sync.codecs.base import Pending
 
 
 class OverlappingSync(GradientSync):
@@ -43,7 +43,7 @@ class OverlappingSync(GradientSync):
     def ready(self, unit: int, place: int) -> None:
         """Called once a step for each parameter, before its unit starts."""
 
-    def start(self, unit: int) -> Call:
+    def start(self, unit: int) -> Pending:
         """Start the unit's call without waiting for it."""
         raise NotImplementedError(f"{type(self).__name__} has no start()")
 
@@ -81,7 +81,7 @@ class OverlappingSync(GradientSync):
     def _begin_step(self) -> None:
         self._waiting_for = dict.fromkeys(self._place)  # a dict for its order
         self._missing = [len(unit) for unit in self._units]
-        self._calls: list[Call] = []
+        self._calls: list[Pending] = []
 
     def _on_gradient(self, parameter: torch.Tensor) -> None:
         if not self._accumulating and parameter in self._waiting_for:

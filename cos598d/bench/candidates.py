@@ -1,0 +1,81 @@
+"""The syncs to compare, from the words that name them: NAME, NAME+CODEC, NAME:option=value, FILE.py:Class."""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from cos598d.config import SYNC_FIELDS, RunConfig
+from cos598d.errors import UsageError
+from cos598d.sync import SYNCS
+from cos598d.sync.base import SyncOptions
+
+FLOOR, DDP = "none", "ddp"
+CAPACITIES_MB = (0.5, 1, 2, 5, 10, 25, 50, 100)
+
+
+class Candidate(NamedTuple):
+    """A sync to measure: its label in the record and the table, its registered name or file, its options."""
+
+    label: str
+    name: str
+    options: SyncOptions
+
+
+def parse_candidate(word: str) -> Candidate:
+    """The candidate that `word` names, whose label is the word itself.
+
+        all_reduce                    a registered sync
+        my_sync.py:MySync             a class in a file
+        bucketed:bucket_mb=5          with options, as many as need be
+        bucketed+bf16, ring+topk:0.05   with a payload codec, the same as :compress=bf16
+
+    Raises UsageError for a sync, an option or a value that there is not.
+    """
+    values: dict[str, float | int | str] = {}
+    parts = word.split(":")
+    while len(parts) > 1 and "=" in parts[-1]:
+        option, _, value = parts.pop().partition("=")
+        if option not in SYNC_FIELDS:
+            raise UsageError(
+                f"--sync {word}: there is no option {option!r}; the known ones are {', '.join(SYNC_FIELDS)}."
+            )
+        values[option] = _value(word, option, value)
+    name = ":".join(parts)
+    before, _, codec = name.rpartition("+")
+    if before and codec.partition(":")[0].isidentifier():  # else the "+" belongs to a file's path
+        if "compress" in values:
+            raise UsageError(f"--sync {word} names two codecs: give one.")
+        name, values["compress"] = before, codec
+    config = RunConfig(sync=name, **values)
+    config.check(world_size=1)
+    options = config.sync_options()
+    return Candidate(word, name, replace(options, first_bucket_mb=min(options.first_bucket_mb, options.bucket_mb)))
+
+
+def parse_candidates(words: str | None) -> list[Candidate]:
+    """The candidates that `words`, separated by commas, name; each once. None: every registered sync."""
+    named = list(SYNCS) if words is None else [word.strip() for word in words.split(",") if word.strip()]
+    if not named:
+        raise UsageError(f"--sync {words!r} names no sync: give one or more, separated by commas.")
+    return [parse_candidate(word) for word in dict.fromkeys(named)]
+
+
+def references(candidates: list[Candidate]) -> list[Candidate]:
+    """The candidates, with those two at the end that all are compared with, where they are missing."""
+    labels = [candidate.label for candidate in candidates]
+    return candidates + [parse_candidate(label) for label in (FLOOR, DDP) if label not in labels]
+
+
+def sweep_candidates() -> list[Candidate]:
+    """`bucketed` with each capacity of the sweep."""
+    return [parse_candidate(f"bucketed:bucket_mb={capacity:g}") for capacity in CAPACITIES_MB]
+
+
+def _value(word: str, option: str, text: str) -> float | int | str:
+    default = getattr(SyncOptions(), option)
+    if default is None:
+        return text
+    try:
+        return type(default)(text)
+    except ValueError:
+        kind = "whole number" if isinstance(default, int) else "number"
+        raise UsageError(f"--sync {word}: {option} needs a {kind}, not {text!r}.") from None

@@ -1,0 +1,153 @@
+"""`python -m cos598d bench`: its flags, the ranks that it starts, and where the record goes."""
+
+import argparse
+import json
+import tempfile
+from dataclasses import fields, replace
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from cos598d.bench.plan import ATTACH, SWEEPS, BenchPlan, plan_from
+from cos598d.bench.table import bench_table
+from cos598d.config import BACKENDS
+from cos598d.errors import UsageError, UserError
+from cos598d.files import write_json
+from cos598d.launch import Identity, find_identity, start_local_workers
+
+WORLD_SIZE = 4
+FILE_NAME = "bench.json"
+FLAG = "flag"
+
+# group -> (name, type or FLAG, help); the plan's defaults are added to the help.
+GROUPS: dict[str, list[tuple[str, Any, str]]] = {
+    "what": [
+        (
+            "sync",
+            str,
+            "candidates, separated by commas: NAME, FILE.py:Class, NAME+CODEC, NAME:bucket_mb=5 (default: every "
+            "registered sync); none and ddp always run too",
+        ),
+        ("sweep", str, f"instead of --sync, one of {', '.join(SWEEPS)} (bucket_mb: both, and its prediction)"),
+        ("alone", FLAG, "these candidates alone, without none and ddp"),
+        ("step", FLAG, "an iteration includes clipping and AdamW (with learning rate 0)"),
+        ("model", str, "a folder, a hub name, minilm, or tiny and bert-base (shapes with random weights)"),
+        ("batch", int, "examples on each rank in an iteration"),
+        ("tokens", int, "tokens of every example: cut or padded to it"),
+    ],
+    "how": [
+        ("rounds", int, "rounds, each with every candidate once"),
+        (
+            "attach",
+            str,
+            f"one of {', '.join(ATTACH)}: candidates stay attached, or each for its turn, as memory allows",
+        ),
+        ("largest_mb", float, "largest message of the sweep in MiB"),
+        ("seed", int, "for new weights and the order within rounds"),
+        ("memory", FLAG, "then each candidate's peak memory, in processes of its own"),
+    ],
+    "ranks": [
+        ("world_size", int, f"ranks in all; without a rank, they are started here (default: {WORLD_SIZE})"),
+        ("local_rank", int, "this process's rank in the world, from 0 (torchrun, srun and mpirun say it themselves)"),
+        ("master_ip", str, "address of rank 0 (default: 127.0.0.1)"),
+        ("master_port", int, "port where the ranks meet (default: 6585)"),
+        ("backend", str, f"one of {', '.join(BACKENDS)}"),
+        ("no_cuda", FLAG, "stay on the CPU where there is a GPU"),
+        ("threads", int, "threads of each rank (default: its share of the host's cores)"),
+        ("timeout", float, "seconds to wait for ranks to come, and for a collective to end"),
+    ],
+    "record": [
+        ("output", Path, f"folder for {FILE_NAME} (default: a new one in runs/, unless --json is given)"),
+        ("json", str, "write the record to this file, or to standard output (-), in place of the table"),
+    ],
+}
+
+
+def add_bench_options(parser: argparse.ArgumentParser) -> None:
+    """Add the bench's flags to `parser`; one that is not given stays None in the result."""
+    shown = {field.name: field.default for field in fields(BenchPlan)}
+    for group, options in GROUPS.items():
+        section = parser.add_argument_group(group)
+        for name, kind, words in options:
+            if kind == FLAG:
+                section.add_argument(f"--{name}", action="store_true", default=None, help=words)
+                continue
+            default = shown.get(name)
+            if default is not None:
+                words += f" (default: {default:g})" if isinstance(default, float) else f" (default: {default})"
+            metavar = {int: "N", float: "X", str: "WORD", Path: "FOLDER"}[kind]
+            section.add_argument(f"--{name}", type=kind, metavar="FILE" if name == "json" else metavar, help=words)
+
+
+def run_bench(options: argparse.Namespace) -> int:
+    """Be a rank of the bench, or start its ranks here, and return the exit code."""
+    plan = plan_from(vars(options))
+    identity = find_identity(options.world_size, options.local_rank, options.master_ip, options.master_port)
+    if identity is not None and identity.source == "alone" and options.world_size is None:
+        identity = None  # neither a launcher nor the user said how many ranks
+    if options.memory and (identity is not None or plan.sweep):
+        raise UsageError(
+            "--memory starts processes for each candidate by itself: "
+            "leave --sweep and other launchers out, and give --world_size 2 or more."
+        )
+    folder = options.output or (None if options.json else Path("runs") / f"bench-{datetime.now():%Y%m%d-%H%M%S}")
+    if folder and (folder / FILE_NAME).exists():
+        raise UsageError(f"--output {folder} holds a {FILE_NAME} already: choose another folder.")
+    deliver = partial(_deliver, folder=folder, json_file=options.json)
+    if identity is not None:
+        from cos598d.bench.rank import be_bench_rank
+
+        return be_bench_rank(plan, identity, deliver)
+    world_size = options.world_size or WORLD_SIZE
+    Identity(0, world_size)  # for its checks
+    plan.check(world_size)
+    try:
+        record = _measured_here(plan, world_size, options.master_port)
+        if options.memory:
+            record["peak_memory_bytes"] = {
+                candidate["label"]: _measured_here(
+                    replace(plan, sync=candidate["label"], alone=True, rounds=1, attach="once"),
+                    world_size,
+                    options.master_port,
+                )["process_peak_memory_bytes"]
+                for candidate in record["candidates"]
+            }
+    except RanksFailed as failed:
+        return failed.exit_code
+    deliver(record)
+    return 0
+
+
+class RanksFailed(Exception):
+    """Ranks that were started here have failed, and have said why."""
+
+    def __init__(self, exit_code: int):
+        super().__init__(f"exit code {exit_code}")
+        self.exit_code = exit_code
+
+
+def _measured_here(plan: BenchPlan, world_size: int, master_port: int | None) -> dict[str, Any]:
+    """The record of `plan`, measured by ranks started on this host for it."""
+    with tempfile.TemporaryDirectory(prefix="cos598d-bench-") as folder:
+        path = Path(folder) / FILE_NAME
+        words = ["bench", *plan.to_words(), "--world_size", str(world_size), "--json", str(path)]
+        exit_code = start_local_workers(world_size, master_port, words)
+        if exit_code:
+            raise RanksFailed(exit_code)
+        return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _deliver(record: dict[str, Any], folder: Path | None, json_file: str | None) -> None:
+    """Write and print the record as the flags say. Raises UserError where it cannot be written."""
+    try:
+        if folder:
+            write_json(folder / FILE_NAME, record)
+        if json_file and json_file != "-":
+            write_json(json_file, record)
+    except OSError as error:
+        raise UserError(f"the record cannot be written to {error.filename}: {error.strerror}.") from None
+    if json_file == "-":
+        print(json.dumps(record, indent=2))
+    elif not json_file:
+        print(f"{bench_table(record)}\n\nrecord: {folder / FILE_NAME}")

@@ -1,0 +1,134 @@
+"""One rank of a bench: from its plan to the record, which rank 0 hands over."""
+
+import resource
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from cos598d import comm as communication
+from cos598d.bench.candidates import DDP, FLOOR, Candidate
+from cos598d.bench.plan import BenchPlan
+from cos598d.bench.rounds import WARM_UP, measure_rounds, stays_attached
+from cos598d.bench.summary import summarize
+from cos598d.bench.sweep import measure_arrivals, message_sizes, predict_capacities, sweep_message_size
+from cos598d.bench.workload import TASK, Workload
+from cos598d.errors import UsageError
+from cos598d.launch import Identity, choose_device, set_threads
+from cos598d.measure.environment import describe_environment
+from cos598d.models import ModelSource, count_parameters, find_model
+from cos598d.rank import be_rank
+from cos598d.rendezvous import Meeting
+
+
+def be_bench_rank(plan: BenchPlan, identity: Identity, deliver: Callable[[dict[str, Any]], None]) -> int:
+    """Be one rank and return the process's exit code. Rank 0 calls `deliver` with the record."""
+
+    def prepare() -> ModelSource | None:
+        plan.check(identity.world_size)
+        return _find_model(plan) if plan.sweep != "message_size" else None
+
+    def work(source: ModelSource | None, meeting: Meeting | None) -> None:
+        record = _work(plan, source, meeting)
+        if identity.rank == 0:
+            deliver(record)
+
+    return be_rank(identity, plan.timeout, plan.facts(), prepare, work)
+
+
+def _find_model(plan: BenchPlan) -> ModelSource:
+    source = find_model(plan.model)
+    if source.longest_sequence and plan.tokens > source.longest_sequence:
+        raise UsageError(
+            f"--tokens {plan.tokens} is more than this model's positions: give at most {source.longest_sequence}."
+        )
+    return source
+
+
+def _work(plan: BenchPlan, source: ModelSource | None, meeting: Meeting | None) -> dict[str, Any]:
+    use_cuda = torch.cuda.is_available() and not plan.no_cuda
+    device = choose_device(plan.backend, use_cuda, meeting.index_on_host if meeting else 0)
+    ranks_on_host = meeting.ranks_on_host if meeting else 1
+    threads = set_threads(plan.threads, ranks_on_host)
+    communication.open_group(meeting, plan.backend)
+    comm = communication.Communicator(meeting, plan.backend, device)
+    candidates = plan.candidates()
+    record: dict[str, Any] = {
+        "setting": {
+            "model": source and source.description,
+            "world_size": comm.world_size,
+            "backend": plan.backend,
+            "device": device.type,
+            "threads_per_rank": threads,
+            "rounds": plan.rounds,
+            "warm_up": WARM_UP,
+            "seed": plan.seed,
+        },
+        "environment": describe_environment(device, plan.backend, threads, ranks_on_host),
+        "candidates": [_describe(candidate) for candidate in candidates],
+    }
+    sizes = len(message_sizes(plan.largest_mb)) * (plan.rounds + 1) if plan.sweep else 0
+    # On standard error, and only where somebody watches: standard output may be the record.
+    turns = sizes + len(candidates) * plan.rounds
+    with tqdm(total=turns, unit="turn", disable=None if comm.rank == 0 else True, leave=False) as bar:
+        if plan.sweep:
+            record["message_size"] = sweep_message_size(comm, plan.largest_mb, plan.rounds, plan.seed, bar.update)
+        if candidates:
+            record |= _measure(plan, source, candidates, comm, ranks_on_host, record, bar.update)
+    record["process_peak_memory_bytes"] = comm.exchange(peak_memory_bytes())
+    return record
+
+
+def _measure(
+    plan: BenchPlan,
+    source: ModelSource,
+    candidates: list[Candidate],
+    comm: communication.Communicator,
+    ranks_on_host: int,
+    record: dict[str, Any],
+    progress: Callable[[], Any],
+) -> dict[str, Any]:
+    """The candidates' part of the record."""
+    workload = Workload(source, comm.device, plan.batch, plan.tokens, plan.seed)
+    stay = stays_attached(workload, len(candidates), comm, ranks_on_host, plan.attach)
+    found = measure_rounds(workload, candidates, comm, plan.rounds, plan.seed, stay, plan.step, progress)
+    seconds = {
+        candidate.label: [s["seconds"] for s in found["samples"] if s["candidate"] == candidate.label]
+        for candidate in candidates
+    }
+    found["summary"] = summarize(seconds, FLOOR, DDP)
+    found["setting"] = record["setting"] | {
+        "task": TASK.name,
+        "data": "the bundled sample",
+        "parameters": count_parameters(workload.model),
+        "gradient_bytes": workload.gradient_bytes,
+        "batch": plan.batch,
+        "tokens": plan.tokens,
+        "step": plan.step,
+        "attach": "once" if stay else "turns",
+    }
+    if plan.sweep == "bucket_mb":
+        arrivals, backward_seconds = measure_arrivals(workload, comm)
+        fit = record["message_size"]["fit"]
+        found["bucket_mb"] = predict_capacities(workload, arrivals, backward_seconds, fit)
+    return found
+
+
+def _describe(candidate: Candidate) -> dict[str, Any]:
+    return {"label": candidate.label, "sync": candidate.name, "options": asdict(candidate.options)}
+
+
+def peak_memory_bytes() -> int:
+    """The most memory that this process has held at a time."""
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    # Not Linux. There it would be wrong: a program inherits the peak of the process that started it.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

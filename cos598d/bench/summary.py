@@ -1,0 +1,50 @@
+"""What a candidate's raw seconds say: median, quartiles, ratios within rounds and their intervals. Torch-free."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def median_interval(values: Sequence[float], confidence: float = 0.95) -> list[float] | None:
+    """The interval between two order statistics that holds the true median with at least `confidence`.
+
+    Of n independent values the k-th smallest lies above the median with the probability that fewer than k fall below
+    it, P(Binomial(n, 1/2) < k), whatever their distribution; by symmetry so it is at the other end. The largest k is
+    taken for which both together are at most 1 - confidence. None where even the extremes do not suffice: with 95 %
+    below 6 values.
+    """
+    count, outside, k = len(values), 0.0, 0
+    while k < count // 2 and 2 * (outside + math.comb(count, k) / 2**count) <= 1 - confidence:
+        outside += math.comb(count, k) / 2**count
+        k += 1
+    ordered = sorted(values)
+    return [ordered[k - 1], ordered[count - k]] if k else None
+
+
+def paired_ratio(values: Sequence[float], base: Sequence[float]) -> dict[str, Any]:
+    """Median and its interval of the ratios value / base, taken round by round: what slows a round cancels out."""
+    ratios = [value / other for value, other in zip(values, base, strict=True)]
+    return {"median": statistics.median(ratios), "interval_95": median_interval(ratios)}
+
+
+def summarize(seconds: Mapping[str, Sequence[float]], floor: str, ddp: str) -> dict[str, dict[str, Any]]:
+    """For each candidate, from its seconds by round (the same rounds for all), the figures of the table.
+
+    The ratios and the exposed communication, the median less the floor's, are None where the floor or DDP was not
+    measured.
+    """
+    summary = {}
+    for label, values in seconds.items():
+        quartiles = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
+        median = statistics.median(values)
+        summary[label] = {
+            "seconds_median": median,
+            "seconds_mean": statistics.fmean(values),
+            "seconds_quartiles": [quartiles[0], quartiles[2]],
+            "seconds_interval_95": median_interval(values),
+            "seconds_exposed": median - statistics.median(seconds[floor]) if floor in seconds else None,
+            "ratio_to_ddp": paired_ratio(values, seconds[ddp]) if ddp in seconds else None,
+            "ratio_to_floor": paired_ratio(values, seconds[floor]) if floor in seconds else None,
+        }
+    return summary

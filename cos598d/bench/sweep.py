@@ -1,0 +1,136 @@
+"""The sweeps on a rank: one all-reduce by the size of its message, and when backward's gradients arrive."""
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from cos598d.bench.candidates import CAPACITIES_MB, FLOOR
+from cos598d.bench.fit import CallCost, bandwidths, best_capacity, fit_call_cost, predict_exposed
+from cos598d.bench.rounds import WARM_UP, order_of_round, start_line
+from cos598d.bench.workload import Workload
+from cos598d.comm import Communicator
+from cos598d.measure.ledger import size_in_bytes
+from cos598d.sync.buckets import MIB, plan_buckets
+
+SMALLEST_BYTES, FACTOR = 1 << 10, 4
+# A small message's call is repeated within a sample, until so much has travelled or so often.
+REPEAT_BYTES, MOST_REPEATS = 1 << 20, 16
+ARRIVALS = 5  # backward passes from which the gradients' times of arrival are taken
+
+
+def message_sizes(largest_mb: float) -> list[int]:
+    """1 KiB, 4 KiB, 16 KiB ... up to `largest_mb` MiB, in bytes."""
+    sizes = [SMALLEST_BYTES]
+    while sizes[-1] * FACTOR <= largest_mb * MIB:
+        sizes.append(sizes[-1] * FACTOR)
+    return sizes
+
+
+def sweep_message_size(
+    comm: Communicator, largest_mb: float, rounds: int, seed: int, progress: Callable[[], None]
+) -> dict[str, Any]:
+    """One float32 all-reduce alone for each size, the sizes once a round in shuffled order; whole on every rank.
+
+    By size: the raw seconds of a call (of the slowest rank, by round), their median, algbw and busbw; and the fitted
+    overhead and bandwidth.
+    """
+    sizes = message_sizes(largest_mb)
+    tensors = [torch.zeros(size // 4, device=comm.device) for size in sizes]
+    mine: list[list[float]] = [[] for _ in sizes]
+    for number in range(-1, rounds):  # the first only touches the memory
+        for place in order_of_round(len(sizes), number, seed):
+            repeats = max(1, min(MOST_REPEATS, REPEAT_BYTES // sizes[place]))
+            start_line(comm)
+            started = time.perf_counter()
+            for _ in range(repeats):
+                comm.all_reduce(tensors[place], "message")
+            mine[place].append((time.perf_counter() - started) / repeats)
+            progress()
+    comm.ledger.rows.clear()
+    everyone = comm.exchange([seconds[1:] for seconds in mine])
+    rows = []
+    for place, size in enumerate(sizes):
+        seconds = [max(values) for values in zip(*(rank[place] for rank in everyone), strict=True)]
+        median = statistics.median(seconds)
+        algbw, busbw = bandwidths(size, median, comm.world_size)
+        rows.append(
+            {
+                "payload_bytes": size,
+                "seconds": seconds,
+                "seconds_median": median,
+                "algbw_bytes_per_second": algbw,
+                "busbw_bytes_per_second": busbw,
+            }
+        )
+    cost = fit_call_cost(sizes, [row["seconds_median"] for row in rows])
+    for row in rows:
+        row["seconds_fitted"] = cost.seconds(row["payload_bytes"])
+    fit = {"overhead_seconds": cost.overhead_seconds, "bytes_per_second": cost.bytes_per_second}
+    return {"sizes": rows, "fit": fit}
+
+
+def measure_arrivals(workload: Workload, comm: Communicator) -> tuple[dict[str, float], float]:
+    """Seconds from backward's begin to each parameter's gradient, by name, and to its end, without any sync.
+
+    Medians over some backward passes, of the mean over the ranks, which run them side by side.
+    """
+    replica = workload.replica()
+    arrived: dict[str, float] = {}
+    for name, parameter in replica.named_parameters():
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(
+                lambda _, name=name: arrived.__setitem__(name, time.perf_counter())
+            )
+    passes = []
+    for number in range(WARM_UP + ARRIVALS):
+        inputs = workload.inputs(number, comm.rank, comm.world_size)
+        start_line(comm)
+        loss = replica(**inputs)[0]
+        arrived.clear()
+        started = time.perf_counter()
+        loss.backward()
+        ended = time.perf_counter()
+        passes.append([{name: moment - started for name, moment in arrived.items()}, ended - started])
+        replica.zero_grad(set_to_none=True)
+    everyone = [rank[WARM_UP:] for rank in comm.exchange(passes)]
+
+    def typical(pick: Callable[[list], float]) -> float:
+        return statistics.median(
+            statistics.fmean(pick(rank[number]) for rank in everyone) for number in range(ARRIVALS)
+        )
+
+    of_names = {name: typical(lambda one, name=name: one[0][name]) for name in everyone[0][0][0]}
+    return of_names, typical(lambda one: one[1])
+
+
+def predict_capacities(
+    workload: Workload, arrivals: dict[str, float], backward_seconds: float, fit: dict[str, float]
+) -> dict[str, Any]:
+    """For each capacity its buckets and the exposed seconds that `predict_exposed` gives; and the best capacity."""
+    cost = CallCost(fit["overhead_seconds"], fit["bytes_per_second"])
+    trainable = workload.trainable
+    rows, exposed = [], {}
+    for capacity in CAPACITIES_MB:
+        groups = plan_buckets(trainable, capacity, min(1.0, capacity))
+        buckets = [
+            (max(arrivals.get(name, backward_seconds) for name, _ in group), sum(size_in_bytes(p) for _, p in group))
+            for group in groups
+        ]
+        exposed[capacity] = predict_exposed(buckets, backward_seconds, cost)
+        rows.append(
+            {
+                "bucket_mb": capacity,
+                "candidate": f"bucketed:bucket_mb={capacity:g}",
+                "buckets": [{"seconds_until_full": ready, "bytes": size} for ready, size in buckets],
+                "seconds_exposed_predicted": exposed[capacity],
+            }
+        )
+    return {
+        "backward_seconds": backward_seconds,
+        "floor": FLOOR,
+        "capacities": rows,
+        "best_predicted_mb": best_capacity(exposed),
+    }

@@ -1,0 +1,132 @@
+"""A bench's record as tables for the screen. Torch-free: it reads the record alone."""
+
+from collections.abc import Sequence
+from typing import Any
+
+# Norms of averaged gradients that differ by more are not those of the same average. Lossy codecs come closer.
+NORM_TOLERANCE = 0.02
+
+LEGEND = (
+    "seconds: of the slowest rank; median (quartiles) over the rounds. Ratios: the median of the ratios within each\n"
+    "round, and its 95 % interval (order statistics; - below 6 rounds). exposed: median less that of sync none.\n"
+    "MB: 1,000,000 bytes, sent in the last iteration by the rank that sends most, from the ledger."
+)
+
+
+def bench_table(record: dict[str, Any]) -> str:
+    """All that was measured: the candidates, what the sweeps found, and what to be wary of."""
+    parts = [_setting(record)]
+    if "message_size" in record:
+        parts.append(_message_sizes(record["message_size"]))
+    if record["candidates"]:
+        parts += [_candidates(record), LEGEND]
+    if "bucket_mb" in record:
+        parts.append(_capacities(record))
+    parts += _remarks(record)
+    return "\n\n".join(parts)
+
+
+def _setting(record: dict[str, Any]) -> str:
+    setting = record["setting"]
+    ranks, threads = setting["world_size"], setting["threads_per_rank"]
+    line = f"{ranks} rank{'s' if ranks > 1 else ''} ({setting['backend']}, {setting['device']}, "
+    line += f"{threads} thread{'s' if threads > 1 else ''} each), {setting['rounds']} rounds"
+    if setting["model"] is None:
+        return line
+    work = "forward + backward + sync + zero_grad" + (" + clip + AdamW" if setting["step"] else ", no optimizer")
+    how = "all attached at once" if setting["attach"] == "once" else "attached in turns"
+    return (
+        f"{setting['model']}, gradient of {setting['gradient_bytes'] / 1e6:.1f} MB; {line}\n"
+        f"an iteration: {setting['batch']} x {setting['tokens']} tokens on each rank, {work}; "
+        f"candidates {how}, in another order each round"
+    )
+
+
+def _candidates(record: dict[str, Any]) -> str:
+    peaks = record.get("peak_memory_bytes")
+    head = ["sync", "median s", "quartiles", "ratio to ddp", "95 %", "ratio to none", "95 %", "exposed s", "calls"]
+    rows = [head + ["MB sent"] + (["peak MB"] if peaks else [])]
+    for candidate in record["candidates"]:
+        label = candidate["label"]
+        summary, traffic = record["summary"][label], record["traffic"][label]
+        low, high = summary["seconds_quartiles"]
+        row = [label, _seconds(summary["seconds_median"]), f"{_seconds(low)}-{_seconds(high)}"]
+        for reference, ratio in (("ddp", summary["ratio_to_ddp"]), ("none", summary["ratio_to_floor"])):
+            interval = ratio and label != reference and ratio["interval_95"]
+            row.append(f"{ratio['median']:.3f}" if ratio else "-")
+            row.append(f"{interval[0]:.3f}-{interval[1]:.3f}" if interval else "-")
+        row += [_seconds(summary["seconds_exposed"]), str(max(traffic["calls"]))]
+        row.append(f"{max(traffic['bytes_sent']) / 1e6:.3f}")
+        if peaks:
+            row.append(f"{max(peaks[label]) / 1e6:.0f}")
+        rows.append(row)
+    return _aligned(rows)
+
+
+def _message_sizes(found: dict[str, Any]) -> str:
+    rows = [["all_reduce of", "median us", "fitted us", "algbw MB/s", "busbw MB/s"]]
+    for size in found["sizes"]:
+        rows.append(
+            [_size(size["payload_bytes"])]
+            + [f"{size[name] * 1e6:.0f}" for name in ("seconds_median", "seconds_fitted")]
+            + [f"{size[f'{name}_bytes_per_second'] / 1e6:.1f}" for name in ("algbw", "busbw")]
+        )
+    fit = found["fit"]
+    return (
+        f"{_aligned(rows)}\n"
+        f"fitted: a call takes {fit['overhead_seconds'] * 1e6:.0f} us and its payload / "
+        f"{fit['bytes_per_second'] / 1e6:.1f} MB/s"
+    )
+
+
+def _capacities(record: dict[str, Any]) -> str:
+    found = record["bucket_mb"]
+    rows = [["bucket MiB", "buckets", "exposed s predicted", "measured"]]
+    measured = {}
+    for row in found["capacities"]:
+        measured[row["bucket_mb"]] = record["summary"][row["candidate"]]["seconds_exposed"]
+        rows.append(
+            [f"{row['bucket_mb']:g}", str(len(row["buckets"])), _seconds(row["seconds_exposed_predicted"])]
+            + [_seconds(measured[row["bucket_mb"]])]
+        )
+    best = min(measured, key=measured.get)
+    return (
+        f"{_aligned(rows)}\n"
+        f"backward takes {_seconds(found['backward_seconds'])} s; least exposed: {found['best_predicted_mb']:g} MiB "
+        f"predicted from overhead and bandwidth, {best:g} MiB measured"
+    )
+
+
+def _remarks(record: dict[str, Any]) -> list[str]:
+    """Candidates whose gradients are not DDP's average: their seconds are not those of the same work."""
+    norms = record.get("gradient_norm", {})
+    expected = norms.get("ddp", [None])[0]
+    if expected is None:
+        return []
+    odd = [
+        label
+        for label, by_rank in norms.items()
+        if label != "none" and any(norm is None or abs(norm - expected) > NORM_TOLERANCE * expected for norm in by_rank)
+    ]
+    return [f"not ddp's average of the same batch, so not the same work: {', '.join(odd)}"] if odd else []
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
+
+
+def _size(payload_bytes: int) -> str:
+    for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
+        if payload_bytes >= unit:
+            return f"{payload_bytes / unit:g} {name}"
+    return f"{payload_bytes} B"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Words to the left, numbers to the right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = [
+        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:]))])
+        for row in rows
+    ]
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])

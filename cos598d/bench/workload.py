@@ -1,0 +1,90 @@
+"""What a bench computes: a model, as many replicas of it as there are candidates, and batches of one fixed shape."""
+
+import copy
+
+import numpy as np
+import torch
+from torch import nn
+
+from cos598d.config import RunConfig
+from cos598d.data import get_task
+from cos598d.data.features import Features
+from cos598d.data.tokenization import load_encoder
+from cos598d.measure.ledger import size_in_bytes
+from cos598d.models import ModelSource, build_model, uses_every_parameter
+from cos598d.train import make_optimizer
+
+TASK = get_task("rte")
+
+
+class Workload:
+    """One rank's model and batches: `batch` examples of the bundled RTE sample, each of exactly `tokens` tokens."""
+
+    def __init__(self, source: ModelSource, device: torch.device, batch: int, tokens: int, seed: int):
+        encoder = load_encoder(source.model_type, source.vocabulary, source.lower_case)
+        self.model = build_model(source, TASK.head, TASK.num_labels, 0.0, seed).to(device)
+        self.may_leave_unused = not uses_every_parameter(source.model_type, TASK.head)
+        self.features: Features = TASK.load("train", None, encoder, tokens)
+        self._device, self._batch, self._tokens = device, batch, tokens
+
+    @property
+    def trainable(self) -> list[tuple[str, nn.Parameter]]:
+        """The parameters that get gradients, with their names."""
+        return [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
+
+    @property
+    def gradient_bytes(self) -> int:
+        """The gradient's size S."""
+        return sum(size_in_bytes(p) for _, p in self.trainable)
+
+    def inputs(self, number: int, rank: int, ranks: int) -> dict[str, torch.Tensor]:
+        """A rank's part of batch `number`: other examples on every rank, padded to all tokens. Ids and mask
+        (batch, tokens), labels (batch)."""
+        first = (number * ranks + rank) * self._batch
+        batch = self.features.collate(np.arange(first, first + self._batch) % len(self.features))
+        layout = self.features.layout
+        fillers = {"input_ids": self.features.pad_id, "attention_mask": 0, "token_type_ids": layout.pad_segment}
+        missing = self._tokens - batch["input_ids"].shape[1]
+        sides = (missing, 0) if layout.pad_on_left else (0, missing)
+        return {
+            name: (nn.functional.pad(tensor, sides, value=fillers[name]) if name in fillers else tensor).to(
+                self._device
+            )
+            for name, tensor in batch.items()
+        }
+
+    def replica(self) -> nn.Module:
+        """A model of its own, with gradients and hooks of its own, whose weights lie in the same memory as all others'.
+
+        So candidates can stay attached side by side without a copy of the weights each.
+        """
+        shared: dict[int, torch.Tensor] = {
+            id(p): nn.Parameter(p.detach(), requires_grad=p.requires_grad) for p in self.model.parameters()
+        }
+        shared |= {id(buffer): buffer for buffer in self.model.buffers()}
+        return copy.deepcopy(self.model, shared)
+
+
+class Stepper:
+    """Clipping and AdamW for all replicas, with one set of AdamW's state.
+
+    The learning rate is 0: the work is the same and the weights stay, so that no candidate's average (and not the
+    floor's lack of one) changes what the others compute.
+    """
+
+    def __init__(self, model: nn.Module):
+        config = RunConfig(learning_rate=0.0)
+        self._max_grad_norm = config.max_grad_norm
+        self._parameters = list(model.parameters())
+        self._optimizer = make_optimizer(model, config)
+
+    def clip(self, replica: nn.Module) -> None:
+        """Clip the replica's gradients."""
+        torch.nn.utils.clip_grad_norm_(replica.parameters(), self._max_grad_norm)
+
+    def step(self, replica: nn.Module) -> None:
+        """One step with the replica's gradients."""
+        for own, other in zip(self._parameters, replica.parameters(), strict=True):
+            own.grad = other.grad
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)

@@ -1,0 +1,100 @@
+"""The frame of one rank: prepare alone, meet the others, work, and leave in a sentence whatever goes wrong."""
+
+import signal
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from cos598d import comm as communication
+from cos598d.errors import UserError
+from cos598d.launch import Identity
+from cos598d.lifeline import Lifeline, leave, say_last
+from cos598d.rendezvous import Meeting, meet, tell_failure
+
+# How long a rank whose collective broke waits to be told which rank was lost.
+NEWS_SECONDS = 5.0
+# Words in the errors of gloo and nccl that mean that a peer is gone or silent.
+BROKEN_COLLECTIVE = ("gloo", "Connection closed", "Connection reset", "Timed out", "NCCL")
+
+Prepared = TypeVar("Prepared")
+
+
+class Stopped(BaseException):
+    """SIGTERM arrived. Not an Exception, so that nothing takes it for an error to recover from."""
+
+
+def be_rank(
+    identity: Identity,
+    seconds: float,
+    facts: Mapping[str, Any],
+    prepare: Callable[[], Prepared],
+    work: Callable[[Prepared, Meeting | None], None],
+) -> int:
+    """Be one rank and return the process's exit code; every failure is printed as one sentence.
+
+    `prepare` finds and checks what this rank can alone, before anybody waits for it. Then the ranks meet within
+    `seconds` and compare `facts` (`meet` says how), and each does its `work` with what it prepared and the meeting
+    (None for a single rank).
+
+    A rank that fails after it met the others tells them, and they leave with its sentence. It does not return then,
+    but ends the process: the threads of a broken process group would hold it.
+    """
+    lifeline: Lifeline | None = None
+    is_prepared = False
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGTERM, _on_sigterm)
+    try:
+        prepared = prepare()
+        is_prepared = True
+        meeting = meet(identity, seconds, facts) if identity.world_size > 1 else None
+        if meeting:
+            lifeline = Lifeline(meeting)
+        work(prepared, meeting)
+        if lifeline:
+            lifeline.close()
+        communication.close_group()
+        signal.signal(signal.SIGTERM, before[signal.SIGTERM])
+        return 0
+    except BaseException as error:
+        # From here on this process only leaves: a launcher's SIGTERM must not interrupt its last words.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        sentence, exit_code = _explain(error, lifeline)
+        failed_alone = not is_prepared and isinstance(error, UserError)
+    if lifeline:
+        lifeline.fail(sentence)
+        leave(identity.rank, sentence, exit_code)
+    communication.close_group()
+    say_last(identity.rank if identity.world_size > 1 else None, sentence)
+    if failed_alone and identity.world_size > 1 and not identity.shares_terminal:
+        tell_failure(identity, sentence)  # else a launcher takes the others down
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    return exit_code
+
+
+def _explain(error: BaseException, lifeline: Lifeline | None) -> tuple[str, int]:
+    """The sentence and the exit code for what ended this rank."""
+    if isinstance(error, UserError):
+        return str(error), error.exit_code
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted (Ctrl-C).", 128 + signal.SIGINT
+    if isinstance(error, Stopped):
+        return "stopped by SIGTERM.", 128 + signal.SIGTERM
+    if isinstance(error, RuntimeError) and any(word in str(error) for word in BROKEN_COLLECTIVE):
+        if lifeline:
+            lifeline.wait_for_news(NEWS_SECONDS)
+        return f"a collective failed: {_one_line(error)}.", 1
+    if isinstance(error, OSError) and error.strerror:  # a full disk, a folder that may not be written
+        return f"{error.strerror}: {error.filename or 'a file of the record'}.", 1
+    # A defect, ours or of a student's sync: where it is matters.
+    traceback.print_exception(error)
+    return f"{type(error).__name__}: {_one_line(error)}.", 1
+
+
+def _on_sigterm(*_: Any) -> None:
+    raise Stopped
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__

@@ -1,0 +1,52 @@
+"""Weights averaged now and then instead of gradients in every step."""
+
+import torch
+from torch import nn
+
+from cos598d.sync.base import GradientSync
+
+
+class LocalSGD(GradientSync):
+    """Each rank trains by itself and the ranks average their weights every H steps (Stich 2019, "Local SGD").
+
+    1. In every step each rank steps by the gradient of its own share of the global batch, clipped by its own norm.
+    2. After every H-th step (`--sync_every H`), and before the model is evaluated or saved, all ranks average
+       their weights, in one buffer, by a ring all-reduce. What the optimizer remembers stays each rank's own.
+
+    Parity: with H = 1, plain SGD and no clipping the weights are those of averaged gradients, up to rounding. With
+    Adam, clipping or H > 1 they are not: it is another algorithm, whose loss is to be compared, not its weights.
+
+    Cost for weights of S bytes: 1 call every H steps; every rank sends and receives 2(n-1)/n S / H a step on average.
+    Choose it where links are so slow that a step must not wait for them.
+    """
+
+    uses = ("sync_every",)
+    exact = False
+    claims = ("starts_from_rank_0", "refuses_different_models")
+
+    def attach(self, model: nn.Module) -> nn.Module:
+        module = super().attach(model)
+        self._steps = 0
+        self._differ = False
+        return module
+
+    def finish(self) -> None:
+        """Nothing travels: every rank goes its own way until the next average."""
+
+    def after_step(self) -> None:
+        self._steps += 1
+        self._differ = True
+        if self._steps % self.options.sync_every == 0:
+            self.settle()
+
+    def settle(self) -> None:
+        if not self._differ:
+            return
+        self._differ = False
+        for dtype in dict.fromkeys(p.dtype for _, p in self.parameters):
+            weights = [p.data for _, p in self.parameters if p.dtype == dtype]
+            flat = torch.cat([weight.flatten() for weight in weights])
+            self.comm.all_reduce(flat, f"weights of {str(dtype)[6:]}")
+            flat /= self.comm.world_size
+            for weight, part in zip(weights, flat.split([weight.numel() for weight in weights]), strict=True):
+                weight.copy_(part.view_as(weight))

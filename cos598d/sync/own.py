@@ -1,0 +1,144 @@
+"""A gradient sync of your own, from a file: `--sync FILE.py:CLASS`, and a starting file to fill in."""
+
+import inspect
+import sys
+import traceback
+from importlib.resources import files
+from pathlib import Path
+from types import ModuleType
+
+from cos598d.errors import UsageError
+from cos598d.sync.base import DEFAULTS, GradientSync, SyncOptions
+
+CONTRACT = ("attach", "finish", "no_sync", "detach")
+# What the loop asks for as well, and has an answer to that suits every class which does not say.
+UNDERSTOOD = ("after_step", "settle", "uses", "exact", "claims")
+TEMPLATE = "template.py.txt"
+
+_modules: dict[tuple[Path, bytes], ModuleType] = {}
+
+
+def is_own(name: str) -> bool:
+    """Whether `name` is meant as a file's class, not as a registered sync."""
+    return ":" in name or name.endswith(".py")
+
+
+def label_of(name: str) -> str:
+    """A sync's name as it may stand in a file's name: for FILE.py:CLASS, the class."""
+    return name.rpartition(":")[2] if is_own(name) else name
+
+
+def load_own(name: str) -> type[GradientSync]:
+    """The class that FILE.py:CLASS names, the path relative to the working directory.
+
+    Raises UsageError in one sentence when there is no such file or class, when the file cannot be imported, and when
+    the class is not a gradient sync: it need not inherit GradientSync, but must have the contract's methods and take
+    (comm, find_unused_parameters).
+    """
+    path, _, class_name = name.rpartition(":") if ":" in name else (name, "", "")
+    module = _load_file(Path(path), path)
+    alike = [each.__name__ for each in vars(module).values() if _is_alike(each, module)]
+    known = f"the file has {' and '.join(alike)}" if alike else "and no other class there looks like one"
+    if not class_name:
+        raise UsageError(f"{path} alone names no gradient sync: give {path}:{alike[0] if alike else 'CLASS'}.")
+    found = getattr(module, class_name, None)
+    if found is None:
+        raise UsageError(f"{path} has no class {class_name}: {known}.")
+    if not isinstance(found, type):
+        raise UsageError(f"{class_name} in {path} is a {type(found).__name__}, not a class: {known}.")
+    missing = [method for method in CONTRACT if not callable(getattr(found, method, None))]
+    if missing:
+        raise UsageError(
+            f"{class_name} in {path} lacks {' and '.join(missing)}: a gradient sync has {', '.join(CONTRACT)}; "
+            f"inherit them from cos598d.sync.base.GradientSync or write them."
+        )
+    return _complete(found, path)
+
+
+def write_template(path: Path) -> None:
+    """Write a starting file at `path`. Raises UsageError when it is no .py file, is there already or cannot be."""
+    if path.suffix != ".py":
+        raise UsageError(f"{path} is not the name of a Python file: give one that ends in .py.")
+    text = (files("cos598d.sync") / TEMPLATE).read_text(encoding="utf-8")
+    try:
+        with path.open("x", encoding="utf-8") as output:
+            output.write(text.replace("FILE.py", path.name))
+    except FileExistsError:
+        raise UsageError(f"{path} is there already: give another name, for nothing is overwritten.") from None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}.") from None
+
+
+def _load_file(path: Path, shown: str) -> ModuleType:
+    if path.suffix != ".py":
+        raise UsageError(f"{shown} is not a Python file: give FILE.py:CLASS.")
+    try:
+        source = path.read_bytes()
+    except OSError as error:
+        reason = "no such file" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
+        raise UsageError(f"{shown}: {reason}; the path of FILE.py:CLASS starts at {Path.cwd()}.") from None
+    path = path.resolve()
+    if (path, source) in _modules:
+        return _modules[path, source]
+    module = ModuleType(f"{__name__}:{path}")  # a name that no other module has
+    module.__file__ = str(path)
+    sys.modules[module.__name__] = module  # dataclasses look there for their own module
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # for imports of its neighbours; last, so that it hides nothing
+    try:
+        # Compiled here, so that nothing is written beside the file.
+        exec(compile(source, str(path), "exec"), vars(module))
+    except (Exception, SystemExit) as error:
+        del sys.modules[module.__name__]
+        raise UsageError(f"{shown} {_explain(error, path)}.") from error
+    _modules[path, source] = module
+    return module
+
+
+def _explain(error: BaseException, path: Path) -> str:
+    """What went wrong in a file's import, with the line."""
+    if isinstance(error, SyntaxError) and error.filename == str(path):
+        text = f": {error.text.strip()}" if error.text else ""
+        return f"is not Python ({error.msg}, line {error.lineno}{text})"
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    if not lines:  # refused by the compiler, without a line
+        return f"is not Python ({error})"
+    message = " ".join(str(error).split())
+    return f"raises {type(error).__name__} while being imported, at line {lines[-1]}: {message or 'without a message'}"
+
+
+def _is_alike(value: object, module: ModuleType) -> bool:
+    is_its_own = isinstance(value, type) and value.__module__ == module.__name__
+    return is_its_own and all(callable(getattr(value, method, None)) for method in CONTRACT)
+
+
+def _complete(own: type, path: str) -> type[GradientSync]:
+    """The class with what the loop takes for granted: answers to `UNDERSTOOD`, and a constructor that takes options."""
+    try:
+        signature = inspect.signature(own)
+        signature.bind(None, find_unused_parameters=True)
+    except TypeError as error:
+        raise UsageError(
+            f"{own.__name__} in {path} cannot be made from (comm, find_unused_parameters): {error}; let its __init__ "
+            f"take both, and pass them to GradientSync's."
+        ) from None
+    for name in UNDERSTOOD:
+        if not hasattr(own, name):
+            setattr(own, name, getattr(GradientSync, name))
+    try:
+        signature.bind(None, True, DEFAULTS)
+        return own
+    except TypeError:
+        return _without_options(own)
+
+
+def _without_options(own: type) -> type[GradientSync]:
+    class Own(own):
+        def __init__(self, comm, find_unused_parameters: bool = True, options: SyncOptions = DEFAULTS):
+            super().__init__(comm, find_unused_parameters=find_unused_parameters)
+
+    Own.__name__, Own.__qualname__, Own.__module__, Own.__doc__ = (
+        *(own.__name__, own.__qualname__, own.__module__),
+        own.__doc__,
+    )
+    return Own

@@ -1,0 +1,38 @@
+"""One reduce to rank 0 and one broadcast for each gradient: the sum is made on the way."""
+
+import torch
+
+from cos598d.comm import broadcast_bytes, reduce_bytes
+from cos598d.sync.base import DEFAULTS, GradientSync, SyncOptions
+from cos598d.sync.cost import NOTHING, Cost, Sizes, payloads
+
+
+class ReduceBroadcast(GradientSync):
+    """Averaging by reduce and broadcast, tensor by tensor, after backward.
+
+    For each gradient, in the order of the model's parameters:
+    1. Reduce: the ranks add up n-th parts of it in a ring (reduce-scatter), and each sends its finished part to rank 0.
+    2. Rank 0 divides the sum by n.
+    3. Broadcast: rank 0 sends the average down a binomial tree, in which ranks that have it pass it on.
+
+    Cost for P gradients of S bytes in all: 2P calls. Rank 0 receives 2(n-1)/n S and sends (n-1)/n S + ceil(log2 n) S;
+    every other rank receives (n-1)/n S + S and sends S, and S more for each child it has in the tree. Rank 0's link
+    carries less than under `gather_scatter`, where it receives and sends (n-1) S, and rank 0 holds no copies; yet the
+    second half cannot start before the first has ended. Choose it to see the step from gather and scatter to
+    all-reduce, which spreads the sum and leaves it spread until every rank has it.
+    """
+
+    def average(self, name: str, gradient: torch.Tensor) -> None:
+        self.comm.reduce(gradient, name)
+        if self.comm.rank == 0:
+            gradient /= self.comm.world_size
+        self.comm.broadcast(gradient, name)
+
+    @classmethod
+    def expected(cls, tensors: Sizes, ranks: int, rank: int, options: SyncOptions = DEFAULTS) -> Cost:
+        if ranks == 1:
+            return NOTHING
+        moved = []
+        for payload in payloads(tensors):
+            moved += [reduce_bytes(payload, ranks, rank == 0), broadcast_bytes(payload, ranks, rank)]
+        return Cost(len(moved), sum(sent for sent, _ in moved), sum(received for _, received in moved))

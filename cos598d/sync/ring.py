@@ -1,0 +1,95 @@
+"""A ring all-reduce made of messages between neighbours: what the library does inside its all_reduce."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from cos598d.comm import Call
+from cos598d.composed import Composed
+from cos598d.sync.buckets import Bucket
+from cos598d.sync.codecs import make_codec
+from cos598d.sync.messages import FlatByMessages, Leg, flow, make_scratch, segment_count
+
+
+class Ring(FlatByMessages):
+    """Averaging in a ring (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", JPDC 2009).
+
+    After backward every rank copies its gradients into one buffer (one for each dtype), divided by n, and cuts it into
+    n parts. Rank r sends only to rank r+1 and receives only from rank r-1, counted modulo n:
+    1. Reduce-scatter: n-1 steps. In step s rank r sends part r-s and adds what arrives to part r-s-1. After them
+       rank r holds the whole sum of part r+1.
+    2. All-gather: n-1 steps. In step s rank r sends part r+1-s, which is finished, and receives part r-s.
+    3. Each .grad becomes a view of its place in the buffer.
+    A part travels in segments: a segment goes on to the next rank as soon as it is added, while others arrive.
+
+    Cost for a gradient of S bytes: 1 call of 2(n-1) steps; every rank sends and receives 2(n-1)/n S. Exactly, with
+    parts that differ by one element where n does not divide S: rank r sends 2S less parts r+1 and r+2, and receives
+    2S less parts r and r+1. No rank can do with fewer bytes, but the steps grow with n. Choose it to see how
+    all-reduce is made; `flat` is the same algorithm inside the library. `--compress` as for `bucketed`.
+    """
+
+    op = "ring"
+    uses = ("compress",)
+
+    def attach(self, model: nn.Module) -> nn.Module:
+        self._codec = make_codec(self.options.compress, self.comm, self._sum_up)
+        return super().attach(model)
+
+    def reduce(self, bucket: Bucket) -> None:
+        if self._codec is None:
+            super().reduce(bucket)
+        else:
+            self._codec.finish(bucket, self._codec.start(bucket))
+
+    def _sum_up(self, tensor: torch.Tensor, name: str) -> Call:
+        """The ring for what a codec has made of a bucket; over when this returns."""
+        with self.comm.composed(self.op, tensor, name) as call:
+            self.sum_over_ranks(call, tensor, make_scratch(tensor, self.segment_bytes, self.in_flight))
+        return Call.done()
+
+    def sum_over_ranks(self, call: Composed, buffer: torch.Tensor, scratch: torch.Tensor) -> None:
+        ring_all_reduce(call, buffer, range(self.comm.world_size), self.comm.rank, scratch)
+
+    @staticmethod
+    def expected_elements(elements: int, ranks: int, rank: int) -> tuple[int, int]:
+        return ring_elements(elements, ranks, rank)
+
+
+def ring_all_reduce(
+    call: Composed, buffer: torch.Tensor, members: Sequence[int], me: int, scratch: torch.Tensor
+) -> None:
+    """Put the sum over the ranks `members` into `buffer` of each; every member calls this, others do not.
+
+    buffer: (elements,); members: ranks in the order of the ring, the same on each; me: this rank, one of them;
+    scratch: of `messages.make_scratch`.
+    """
+    n, place = len(members), members.index(me)
+    left, right = members[place - 1], members[(place + 1) % n]
+    parts = buffer.tensor_split(n)
+    count = segment_count(parts[0], scratch)  # the largest part's, so that all ranks cut all parts alike
+    segments = [part.tensor_split(count) for part in parts]
+    flow(
+        call,
+        (
+            Leg(
+                (segments[(place - step) % n][k], right),
+                (segments[(place - step - 1) % n][k], left),
+                adds=step < n - 1,
+            )
+            for step in range(2 * (n - 1))
+            for k in range(count)
+        ),
+        scratch[:count],  # a segment is sent one step after it came in, `count` legs later: it must be there by then
+    )
+
+
+def ring_elements(elements: int, ranks: int, place: int) -> tuple[int, int]:
+    """How many elements the member at `place` in a ring of `ranks` sends and receives, exactly."""
+    if ranks == 1:
+        return 0, 0
+
+    def part(number: int) -> int:
+        return elements // ranks + (number % ranks < elements % ranks)
+
+    return 2 * elements - part(place + 1) - part(place + 2), 2 * elements - part(place) - part(place + 1)

@@ -1,0 +1,158 @@
+"""Gradients summed in memory that the ranks of one host share, without a network."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from cos598d import hosts
+from cos598d.comm import Composed
+from cos598d.errors import UserError
+from cos598d.sync.base import DEFAULTS, SyncOptions
+from cos598d.sync.buckets import Bucket, Named, bucket_bytes, plan_buckets
+from cos598d.sync.cost import NOTHING, Cost, Sizes
+from cos598d.sync.overlapping import OverlappingSync
+from cos598d.sync.segments import CACHE_LINE, Segments
+
+# Small enough that a block of the sum stays in a core's cache while the ranks' blocks are added to it.
+BLOCK_BYTES = 256 << 10
+FILL, ADD, AVERAGE = "fill", "add up", "average"
+
+
+class SharedMemory(OverlappingSync):
+    """Averaging in shared memory: n segments, one that each rank fills, and one result, all mapped by all ranks.
+
+    1. The gradients are assigned to buckets as in `bucketed`. When backward has computed a gradient, a hook copies it
+       into its bucket in the rank's own segment, divided by n, and a full bucket raises this rank's first flag.
+    2. When all ranks have filled a bucket, rank r adds up the r-th n-th of it from all segments into the result, block
+       by block, and raises its second flag. During backward it does so for buckets that are full, without waiting;
+       afterwards it waits for those that are left.
+    3. When all ranks have added, every rank copies the whole bucket from the result into its own segment, where the
+       .grads are views: what the user does to them, such as clipping, no other rank sees.
+    These two waits are enough for all that follows. A rank's segment is read by others in 2 alone, so after the second
+    wait it is the rank's own again. The result is written in 2 of the next step, after all have filled again, which
+    a rank does only after its copy in 3.
+
+    Cost for a gradient of S bytes in B buckets: nothing is sent. Every rank reads 3 S of memory and writes
+    (2 + 1/n) S: S and S in 1, S and S/n in 2, S and S in 3, however many ranks there are. The host holds (n+1) S
+    for all ranks, beside the gradients that backward makes. Choose it when all ranks share a host: the library would
+    copy each byte into the kernel and out again for each of the 2(n-1)/n S that it sends through the loopback.
+    """
+
+    uses = ("bucket_mb",)
+    op = "shared_memory"
+
+    def attach(self, model: nn.Module) -> nn.Module:
+        for name, p in model.named_parameters():
+            if p.device.type != "cpu":
+                raise UserError(
+                    f"--sync {self.op} is for tensors in the host's memory, and {name} is on {p.device}: "
+                    f"choose --sync ddp, or --no_cuda."
+                )
+        self._hosts = self.find_hosts()
+        self._step = 0
+        return super().attach(model)
+
+    def find_hosts(self) -> list[list[int]]:
+        """The ranks of each host that takes part. Raises UserError, the same on every rank, where there are several."""
+        groups = hosts.host_groups(self.comm)
+        if len(groups) > 1:
+            raise UserError(
+                f"--sync {self.op} is for ranks of one host, and rank {groups[1][0]} is on another than "
+                f"rank 0: choose --sync hierarchical."
+            )
+        return groups
+
+    def make_units(self, parameters: Sequence[Named]) -> list[list[Named]]:
+        groups = plan_buckets(parameters, self.options.bucket_mb, self.options.first_bucket_mb)
+        sizes = [(sum(p.numel() for _, p in group), group[0][1].dtype) for group in groups]
+        self.members = next(ranks for ranks in self._hosts if self.comm.rank in ranks)
+        self.segments = Segments(self.comm, self.members, sizes, (FILL, ADD, AVERAGE))
+        self.buckets = [
+            Bucket(f"bucket {number}", group, self.segments.own[number]) for number, group in enumerate(groups)
+        ]
+        # Cut once: each step goes through the same blocks.
+        self._blocks = [self._cut(unit) for unit in range(len(groups))]
+        return groups
+
+    def ready(self, unit: int, place: int) -> None:
+        self.buckets[unit].fill(place, 1 / self.comm.world_size)
+        # The segment holds it now; the memory of backward's own is free for the layers below.
+        self.buckets[unit].hand_out(place)
+
+    def start(self, unit: int) -> "_Averaging":
+        self.segments.raise_flag(FILL, unit, self._step)
+        self._add_up(unit + 1, waits=False)
+        bucket = self.buckets[unit]
+        return _Averaging(self, unit, self.comm.compose(self.op, bucket.buffer, bucket.name))
+
+    def average_bucket(self, unit: int, call: Composed) -> None:
+        """Wait until the bucket's average is in the result, and copy it into this rank's segment."""
+        self._add_up(len(self.buckets), waits=True)  # all of them first: others wait for this rank's part
+        self.wait_for_result(unit, call)
+        result, own = self.segments.result[unit], self.segments.own[unit]
+        if result is not own:
+            own.copy_(result)
+
+    def wait_for_result(self, unit: int, call: Composed) -> None:
+        """Block until the average over all ranks is in the bucket's result."""
+        self.segments.wait(ADD, unit, self._step)
+
+    def end(self, unit: int, is_used: Sequence[bool]) -> None:
+        for place, used in enumerate(is_used):
+            if not used:
+                self.buckets[unit].hand_out(place, is_used=False)
+
+    @classmethod
+    def expected(cls, tensors: Sizes, ranks: int, rank: int, options: SyncOptions = DEFAULTS) -> Cost:
+        if ranks == 1:
+            return NOTHING
+        return Cost(len(bucket_bytes(tensors, options.bucket_mb, options.first_bucket_mb)), 0, 0)
+
+    def detach(self) -> None:
+        """As every sync's. The memory is unmapped when the model's gradients, which are views of it, are gone too."""
+        self.buckets, self._blocks = [], []
+        self.segments.close()
+        super().detach()
+
+    def _begin_step(self) -> None:
+        self._step += 1
+        self._added = 0
+        super()._begin_step()
+
+    def _add_up(self, until: int, waits: bool) -> None:
+        """Add this rank's parts of the buckets before `until`: of all of them, or without waiting for other ranks."""
+        while self._added < until:
+            if waits:
+                self.segments.wait(FILL, self._added, self._step)
+            elif self.segments.missing(FILL, self._added, self._step):
+                return
+            for total, first, second, *others in self._blocks[self._added]:
+                torch.add(first, second, out=total)
+                for other in others:
+                    total += other
+            self.segments.raise_flag(ADD, self._added, self._step)
+            self._added += 1
+
+    def _cut(self, unit: int) -> list[list[torch.Tensor]]:
+        """The blocks that this rank adds up: the result's, then each segment's. None for a rank alone on its host."""
+        every = self.segments.every[unit]
+        if not every:
+            return []
+        result, place = self.segments.result[unit], self.members.index(self.comm.rank)
+        # No two ranks write into the same cache line.
+        line = CACHE_LINE // result.element_size()
+        size = -(-result.numel() // (len(every) * line)) * line
+        mine = [tensor[place * size : (place + 1) * size] for tensor in (result, *every)]
+        return list(zip(*(part.split(max(1, BLOCK_BYTES // part.element_size())) for part in mine), strict=True))
+
+
+class _Averaging:
+    """A bucket on its way; `wait` blocks until its average is in this rank's segment, and enters it in the ledger."""
+
+    def __init__(self, sync: SharedMemory, unit: int, call: Composed):
+        self._sync, self._unit, self._call = sync, unit, call
+
+    def wait(self) -> None:
+        self._sync.average_bucket(self._unit, self._call)
+        self._call.end()

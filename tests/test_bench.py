@@ -1,0 +1,282 @@
+"""The bench: its statistics, its fit and prediction, the words for candidates, and whole runs on real ranks."""
+
+import json
+import statistics
+
+import numpy as np
+import pytest
+import torch
+from programs import ROOT
+
+from cos598d.bench.candidates import CAPACITIES_MB, parse_candidate, parse_candidates, references
+from cos598d.bench.fit import CallCost, bandwidths, best_capacity, fit_call_cost, predict_exposed
+from cos598d.bench.plan import BenchPlan, plan_from
+from cos598d.bench.rounds import order_of_round
+from cos598d.bench.summary import median_interval, paired_ratio, summarize
+from cos598d.bench.sweep import message_sizes
+from cos598d.bench.workload import Stepper, Workload
+from cos598d.errors import UsageError
+from cos598d.models import find_model
+
+SIZES = [1 << power for power in range(10, 29, 2)]
+TINY_BENCH = ["-m", "cos598d", "bench", "--model", "tiny", "--world_size", 2, "--batch", 2, "--tokens", 16]
+SUMMING = """
+from cos598d.sync.base import GradientSync
+
+
+class Sum(GradientSync):
+    def average(self, name, gradient):
+        self.comm.all_reduce(gradient, name)
+"""
+
+
+def times(overhead, bandwidth, noise=0.0):
+    factors = 1 + noise * np.random.default_rng(0).standard_normal(len(SIZES))
+    return [(overhead + size / bandwidth) * factor for size, factor in zip(SIZES, factors, strict=True)]
+
+
+def test_the_fit_finds_overhead_and_bandwidth_in_noise():
+    for overhead, bandwidth in ((200e-6, 1e9), (5e-3, 1e8), (1e-5, 1e10)):
+        cost = fit_call_cost(SIZES, times(overhead, bandwidth, noise=0.03))
+        assert cost.overhead_seconds == pytest.approx(overhead, rel=0.1)
+        assert cost.bytes_per_second == pytest.approx(bandwidth, rel=0.1)
+
+
+def test_the_fit_is_not_bent_by_one_odd_size():
+    seconds = times(200e-6, 1e9)
+    seconds[-1] *= 3
+    cost = fit_call_cost(SIZES, seconds)
+    assert cost.overhead_seconds == pytest.approx(200e-6, rel=0.1)
+    assert cost.bytes_per_second == pytest.approx(1e9, rel=0.1)
+
+
+def test_bandwidths_are_those_of_nccls_tests():
+    assert bandwidths(1000, 0.5, 4) == (2000, 3000)
+    assert bandwidths(1000, 0.5, 2) == (2000, 2000)
+
+
+def test_the_seconds_of_calls_are_their_overheads_and_their_bytes():
+    assert CallCost(0.5, 100).seconds(300, calls=4) == 4 * 0.5 + 3
+
+
+def test_exposed_is_what_is_left_of_the_calls_when_backward_ends():
+    cost = CallCost(overhead_seconds=1, bytes_per_second=10)
+    # The first call ends at 2 + 1 + 2 = 5, after the second bucket is full: it ends at 5 + 1 + 3 = 9.
+    assert predict_exposed([(2, 20), (4, 30)], 8, cost) == 1
+    # A bucket that is full last waits for nobody: 8 + 1 + 3.
+    assert predict_exposed([(2, 20), (8, 30)], 8, cost) == 4
+    assert predict_exposed([(2, 20), (4, 30)], 20, cost) == 0
+
+
+def test_of_equal_capacities_the_largest_is_best():
+    assert best_capacity({1: 0.2, 5: 0.1, 25: 0.1, 100: 0.3}) == 25
+
+
+def test_the_median_s_interval_is_that_of_order_statistics():
+    assert median_interval([3.0] * 5) is None
+    assert median_interval([6, 1, 5, 2, 4, 3]) == [1, 6]
+    assert median_interval(list(range(1, 21))) == [6, 15]  # as in any table of the sign test
+
+
+def test_the_interval_holds_the_median_as_often_as_it_says():
+    draws = np.random.default_rng(1).exponential(size=(2000, 15))
+    held = [low <= np.log(2) <= high for low, high in (median_interval(row.tolist()) for row in draws)]
+    assert 0.95 <= statistics.fmean(held) < 0.99
+
+
+def test_a_ratio_within_rounds_does_not_see_a_slow_round():
+    base = [1.0, 1.1, 9.0, 1.0, 1.2, 1.1]
+    ratio = paired_ratio([2 * value for value in base], base)
+    assert ratio == {"median": 2.0, "interval_95": [2.0, 2.0]}
+    assert paired_ratio([1.0], [2.0]) == {"median": 0.5, "interval_95": None}
+
+
+def test_the_summary_compares_with_the_floor_and_ddp():
+    seconds = {"flat": [3.0, 5.0, 4.0], "none": [1.0, 2.0, 1.0], "ddp": [2.0, 2.0, 2.0]}
+    found = summarize(seconds, "none", "ddp")["flat"]
+    assert (found["seconds_median"], found["seconds_exposed"]) == (4.0, 3.0)
+    assert found["seconds_quartiles"] == [3.5, 4.5]
+    assert (found["ratio_to_ddp"]["median"], found["ratio_to_floor"]["median"]) == (2.0, 3.0)
+    alone = summarize({"flat": [3.0]}, "none", "ddp")["flat"]
+    assert alone["seconds_quartiles"] == [3.0, 3.0]
+    assert alone["seconds_exposed"] is alone["ratio_to_ddp"] is alone["ratio_to_floor"] is None
+
+
+def test_a_round_has_every_candidate_once_in_an_order_of_its_own():
+    orders = [order_of_round(5, number, seed=42) for number in range(20)]
+    assert all(sorted(order) == list(range(5)) for order in orders)
+    assert len(set(map(tuple, orders))) > 10
+    assert orders == [order_of_round(5, number, seed=42) for number in range(20)]
+
+
+def test_message_sizes_go_up_by_four_to_the_largest():
+    assert message_sizes(256) == SIZES
+    assert message_sizes(0.01) == [1024, 4096]
+
+
+@pytest.mark.parametrize(
+    ("word", "name", "options"),
+    [
+        ("all_reduce", "all_reduce", {}),
+        ("bucketed:bucket_mb=5", "bucketed", {"bucket_mb": 5.0, "first_bucket_mb": 1.0}),
+        ("bucketed:bucket_mb=0.5", "bucketed", {"bucket_mb": 0.5, "first_bucket_mb": 0.5}),
+        ("bucketed+bf16", "bucketed", {"compress": "bf16"}),
+        ("bucketed+topk:0.05:bucket_mb=5", "bucketed", {"compress": "topk:0.05", "bucket_mb": 5.0}),
+        ("local_sgd:sync_every=4", "local_sgd", {"sync_every": 4}),
+    ],
+)
+def test_a_candidate_is_a_name_with_options(word, name, options):
+    label, found, found_options = parse_candidate(word)
+    assert (label, found) == (word, name)
+    for option, value in options.items():
+        assert getattr(found_options, option) == value
+
+
+def test_a_candidate_may_be_a_class_in_a_file_whose_path_has_a_plus(tmp_path):
+    path = tmp_path / "a+b" / "mine.py"
+    path.parent.mkdir()
+    path.write_text(SUMMING)
+    assert parse_candidate(f"{path}:Sum").name == f"{path}:Sum"
+
+
+@pytest.mark.parametrize(
+    ("word", "sentence"),
+    [
+        ("nosuch", "--sync nosuch: no such gradient sync"),
+        ("flat:bucket_mb=5", "--bucket_mb means nothing to --sync flat"),
+        ("bucketed:size=5", "no option 'size'; the known ones are bucket_mb"),
+        ("bucketed:bucket_mb=x", "bucket_mb needs a number, not 'x'"),
+        ("local_sgd:sync_every=1.5", "sync_every needs a whole number, not '1.5'"),
+        ("bucketed:bucket_mb=-1", "--bucket_mb -1"),
+        ("bucketed+nosuch", "--compress nosuch: no such codec"),
+        ("bucketed+bf16:compress=fp16", "names two codecs"),
+    ],
+)
+def test_a_candidate_that_cannot_be_is_refused_in_a_sentence(word, sentence):
+    with pytest.raises(UsageError) as refused:
+        parse_candidate(word)
+    assert sentence in str(refused.value)
+    assert str(refused.value).endswith(".")
+
+
+def test_the_floor_and_ddp_are_always_there_and_nothing_twice():
+    def labels(words):
+        return [candidate.label for candidate in references(parse_candidates(words))]
+
+    assert labels("flat, all_reduce,flat") == ["flat", "all_reduce", "none", "ddp"]
+    assert labels("ddp,flat") == ["ddp", "flat", "none"]
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"rounds": 0}, "--rounds 0"),
+        ({"tokens": 4}, "--tokens 4"),
+        ({"sweep": "nosuch"}, "--sweep nosuch: the known ones are bucket_mb, message_size"),
+        ({"sweep": "bucket_mb", "sync": "flat"}, "leave --sync and --alone out"),
+        ({"attach": "never"}, "--attach never"),
+        ({"largest_mb": 0.0}, "--largest_mb 0"),
+        ({"sync": ","}, "names no sync"),
+        ({"threads": 0}, "--threads 0"),
+    ],
+)
+def test_a_plan_that_cannot_work_is_refused(values, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        plan_from(values).check(2)
+
+
+def test_a_plan_s_words_name_all_that_was_asked_for():
+    plan = BenchPlan(sync="flat", alone=True, rounds=3, threads=2)
+    words = plan.to_words()
+    assert words[words.index("--sync") + 1] == "flat"
+    assert words[words.index("--threads") + 1] == "2"
+    assert "--alone" in words
+    assert "--sweep" not in words
+    assert "--step" not in words
+
+
+def test_replicas_share_the_weights_and_nothing_else():
+    workload = Workload(find_model("tiny"), torch.device("cpu"), batch=2, tokens=400, seed=1)
+    replica = workload.replica()
+    pairs = list(zip(workload.model.parameters(), replica.parameters(), strict=True))
+    assert all(own.data_ptr() == other.data_ptr() for own, other in pairs)
+    inputs = [workload.inputs(0, rank, 2) for rank in range(2)]
+    for batch in inputs:  # padded, since no example is so long
+        assert {name: tuple(tensor.shape) for name, tensor in batch.items()} == {
+            **dict.fromkeys(("input_ids", "attention_mask", "token_type_ids"), (2, 400)),
+            "labels": (2,),
+        }
+        assert 0 < batch["attention_mask"].sum() < 800
+    assert not torch.equal(inputs[0]["input_ids"], inputs[1]["input_ids"])
+    replica(**inputs[0])[0].backward()
+    assert all(own.grad is None and other.grad is not None for own, other in pairs)
+    before = [own.clone() for own, _ in pairs]
+    stepper = Stepper(workload.model)
+    stepper.clip(replica)
+    stepper.step(replica)
+    assert all(torch.equal(own, kept) for (own, _), kept in zip(pairs, before, strict=True))
+
+
+def bench(start, words, seconds=200):
+    program = start("bench", [*TINY_BENCH, *words], {"PYTHONPATH": str(ROOT)})
+    assert program.wait(seconds) == 0, program.text
+    return program.text
+
+
+def test_every_candidate_is_measured_in_every_round_and_stands_in_the_table(start, tmp_path):
+    (tmp_path / "mine.py").write_text(SUMMING)
+    text = bench(start, ["--rounds", 2, "--sync", "all_reduce,bucketed,mine.py:Sum", "--output", "out"])
+    record = json.loads((tmp_path / "out" / "bench.json").read_text())
+    labels = ["all_reduce", "bucketed", "mine.py:Sum", "none", "ddp"]
+    assert [candidate["label"] for candidate in record["candidates"]] == labels
+    assert {(s["round"], s["candidate"]) for s in record["samples"]} == {(r, c) for r in range(2) for c in labels}
+    assert len(record["samples"]) == 2 * len(labels)
+    for sample in record["samples"]:
+        assert len(sample["seconds_by_rank"]) == 2
+        assert sample["seconds"] == max(sample["seconds_by_rank"]) > 0
+        phases = [sum(sample[f"seconds_{phase}_by_rank"][1] for phase in ("forward", "backward", "sync"))]
+        assert 0 < phases[0] <= sample["seconds_by_rank"][1]
+    seconds = {label: [s["seconds"] for s in record["samples"] if s["candidate"] == label] for label in labels}
+    assert record["summary"] == summarize(seconds, "none", "ddp")
+    # Of two ranks each sends as much as the gradient has bytes.
+    size = record["setting"]["gradient_bytes"]
+    assert size == 4 * record["setting"]["parameters"]
+    assert record["traffic"]["all_reduce"]["bytes_sent"] == [size, size]
+    assert record["traffic"]["none"]["bytes_sent"] == [0, 0]
+    assert record["environment"]["versions"]["torch"] == torch.__version__
+    rows = [line.split()[0] for line in text.splitlines() if line.strip()]
+    assert all(label in rows for label in labels)
+    # A sum is not an average, and a candidate that does not average is told.
+    assert "not ddp's average of the same batch, so not the same work: mine.py:Sum\n" in text
+
+
+def test_peak_memory_is_each_candidate_s_own_and_the_record_can_be_printed(start):
+    words = ["--rounds", 1, "--sync", "flat", "--alone", "--attach", "turns", "--step", "--memory", "--json", "-"]
+    record = json.loads(bench(start, words))
+    assert list(record["peak_memory_bytes"]) == ["flat"]
+    assert len(record["peak_memory_bytes"]["flat"]) == 2
+    assert all(peak > record["setting"]["gradient_bytes"] for peak in record["peak_memory_bytes"]["flat"])
+    assert (record["setting"]["attach"], record["setting"]["step"]) == ("turns", True)
+
+
+def test_a_sweep_fits_messages_and_sets_prediction_beside_measurement(start, tmp_path):
+    text = bench(start, ["--rounds", 1, "--sweep", "bucket_mb", "--largest_mb", 0.0625, "--output", "out"])
+    record = json.loads((tmp_path / "out" / "bench.json").read_text())
+    assert [row["payload_bytes"] for row in record["message_size"]["sizes"]] == [1 << 10, 1 << 12, 1 << 14, 1 << 16]
+    fit = CallCost(**record["message_size"]["fit"])
+    for row in record["bucket_mb"]["capacities"]:
+        buckets = [(bucket["seconds_until_full"], bucket["bytes"]) for bucket in row["buckets"]]
+        assert sum(size for _, size in buckets) == record["setting"]["gradient_bytes"]
+        expected = predict_exposed(buckets, record["bucket_mb"]["backward_seconds"], fit)
+        assert row["seconds_exposed_predicted"] == expected
+    assert [row["bucket_mb"] for row in record["bucket_mb"]["capacities"]] == list(CAPACITIES_MB)
+    assert "exposed s predicted" in text
+    assert "64 KiB" in text
+
+
+def test_an_unknown_sync_is_one_sentence_and_nothing_starts(start, tmp_path):
+    program = start("bench", [*TINY_BENCH, "--sync", "flat,nosuch"], {"PYTHONPATH": str(ROOT)})
+    assert program.wait() == 2
+    assert program.text.startswith("--sync nosuch: no such gradient sync; the known ones are ")
+    assert program.text.count("\n") == 1
+    assert not (tmp_path / "runs").exists()

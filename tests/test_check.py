@@ -1,0 +1,247 @@
+"""`check`, `new` and `--sync FILE.py:CLASS`: a student's sync is tried, and trained with."""
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from programs import ROOT, TINY_TRAINING
+
+from cos598d.check.card import claim as card_of
+from cos598d.cli import main
+from cos598d.conformance import CLAIMS, claims_of
+from cos598d.errors import UsageError
+from cos598d.sync import get_sync
+
+OPENING = """
+import os, sys, time
+from pathlib import Path
+import torch
+from cos598d.sync.all_reduce import AllReduce
+"""
+# Each goes wrong in averages_gradients, and none of them in refuses_different_models.
+BAD = (
+    OPENING
+    + """
+class Loops(AllReduce):
+    def finish(self):
+        Path(f"pid{self.comm.rank}").write_text(str(os.getpid()))
+        while self.comm.rank == 1:
+            time.sleep(0.01)
+        super().finish()
+
+class Raises(AllReduce):
+    def average(self, name, gradient):
+        if self.comm.rank == 1:
+            raise ValueError("a bucket is lost")
+        super().average(name, gradient)
+
+class Leaves(AllReduce):
+    def average(self, name, gradient):
+        print("my last words")
+        os._exit(3)
+
+class Exits(AllReduce):
+    def finish(self):
+        sys.exit("enough")
+"""
+)
+MISTAKES = {
+    "sum not mean": (
+        "def average(self, name, gradient): self.comm.all_reduce(gradient, name)",
+        "averages_gradients",
+        "gradient is off the mean over ranks by",
+    ),
+    "gather without scatter": (
+        "def average(self, name, gradient):\n"
+        "        copies = self.comm.gather(gradient, name)\n"
+        "        if copies is not None: gradient.copy_(torch.stack(copies).mean(dim=0))",
+        "averages_gradients",
+        "gradient is off the mean over ranks by",
+    ),
+    "no initial broadcast": (
+        "def attach(self, model):\n"
+        "        self.parameters = [(n, p) for n, p in model.named_parameters() if p.requires_grad]\n"
+        "        return model",
+        "starts_from_rank_0",
+        "differs from rank 0's after attach",
+    ),
+}
+# Not a GradientSync, and it knows of no options: the four methods are enough.
+DUCK = (
+    OPENING
+    + """
+class Duck:
+    def __init__(self, comm, find_unused_parameters=True):
+        self.inner = AllReduce(comm, find_unused_parameters)
+    def attach(self, model):
+        return self.inner.attach(model)
+    def finish(self):
+        self.inner.finish()
+    def no_sync(self):
+        return self.inner.no_sync()
+    def detach(self):
+        self.inner.detach()
+"""
+)
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A folder of the test's own, which is the working directory."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def check(capsys, *words):
+    """The exit code and the card of `check` on 2 ranks."""
+    code = main(["check", *words, "--world_sizes", "2"])
+    return code, capsys.readouterr().out
+
+
+def wait_until(holds, seconds=30):
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_registered_sync_passes_and_the_json_says_the_same(here, capsys):
+    code, text = check(capsys, "all_reduce", "--json", "card.json", "--seconds", "60")
+    facts = json.loads(Path("card.json").read_text())
+    assert code == 0
+    assert f"{len(CLAIMS)} of {len(CLAIMS)} claims hold." in text
+    assert facts["passed"]
+    assert [claim["claim"] for claim in facts["claims"]] == [claim.__name__ for claim in CLAIMS]
+    for claim in facts["claims"]:
+        assert f"passed       {claim['claim']}\n" in text
+    assert facts["cost"]["nearest"] == "all_reduce"
+    assert facts["cost"]["is_equal"]
+    made = facts["cost"]["ranks"][1]["made"]
+    # 2(n-1)/n S with n = 2 is S.
+    assert made == {"calls": 16, "bytes_sent": facts["cost"]["gradient_bytes"], "bytes_received": made["bytes_sent"]}
+    assert len(facts["speed"]["samples_seconds"]["ddp"]) == facts["speed"]["rounds"]
+    assert f"{facts['speed']['ratio_to']['ddp']['median']:.2f}" in text
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_named_by_the_claim_it_breaks(here, capsys, mistake):
+    code_of_class, claim, says = MISTAKES[mistake]
+    Path("mine.py").write_text(f"{OPENING}\nclass Mine(AllReduce):\n    {code_of_class}\n")
+    code, text = check(capsys, "mine.py:Mine", "--no_speed", "--claims", claim, "--seconds", "60")
+    assert code == 1
+    assert f"FAILED       {claim} (failed on 2)" in text
+    assert says in " ".join(text.split())
+    assert "0 of 1 claims hold." in text
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "says"),
+    [
+        ("Loops", "did not end", "rank 1 of 2: still running after 5 s - bad.py line 11, in finish: time.sleep(0.01)"),
+        ("Raises", "failed", "rank 1 of 2: ValueError: a bucket is lost - bad.py line 17, in average: raise Value"),
+        ("Leaves", "crashed", "the process left with exit code 3; my last words"),
+        ("Exits", "failed", "SystemExit: enough - bad.py line 27, in finish: sys.exit("),
+    ],
+)
+def test_what_goes_wrong_in_one_claim_ends_there(here, capsys, name, status, says):
+    Path("bad.py").write_text(BAD)
+    claims = "averages_gradients,refuses_different_models"
+    words = (f"bad.py:{name}", "--no_speed", "--claims", claims, "--seconds", "5", "--json", "-")
+    code, text = check(capsys, *words)
+    facts = json.loads(text)
+    assert code == 1
+    assert [claim["status"] for claim in facts["claims"]] == [status, "passed"]
+    assert says in " ".join(card_of(facts["claims"][0], str(here / "bad.py")).split())
+
+
+def test_new_writes_a_file_that_passes_once_it_is_filled(here, capsys):
+    assert main(["new", "my_sync.py"]) == 0
+    assert "check my_sync.py:MySync" in capsys.readouterr().out
+    words = ("my_sync.py:MySync", "--no_speed", "--claims", "averages_gradients,accumulates", "--seconds", "60")
+    code, text = check(capsys, *words)
+    assert code == 1
+    assert "NotImplementedError: average() is still to be written" in " ".join(text.split())
+    template = Path("my_sync.py").read_text()
+    start = template.index("        raise NotImplementedError")
+    filled = "        self.comm.all_reduce(gradient, name)\n        gradient /= self.comm.world_size\n"
+    Path("my_sync.py").write_text(template[:start] + filled)
+    assert check(capsys, *words)[0] == 0
+    assert main(["new", "my_sync.py"]) == 2
+    assert "nothing is overwritten" in capsys.readouterr().err
+    assert Path("my_sync.py").read_text() == template[:start] + filled
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "says"),
+    [
+        (None, "mine.py:Mine", r"mine\.py: no such file"),
+        ("x = 1", "mine.txt:Mine", r"mine\.txt is not a Python file"),
+        ("x = 1\nclass Mine(:\n", "mine.py:Mine", r"is not Python \(.*, line 2: class Mine\(:\)"),
+        ("\0", "mine.py:Mine", r"mine\.py is not Python \(.*null bytes"),
+        ("\nimport nosuch_module", "mine.py:Mine", "raises ModuleNotFoundError while being imported, at line 2"),
+        (OPENING + "class Other(AllReduce): pass", "mine.py:Mine", "has no class Mine: the file has Other"),
+        (OPENING + "class Other(AllReduce): pass", "mine.py", r"give mine\.py:Other"),
+        ("Mine = 3", "mine.py:Mine", "is a int, not a class"),
+        ("class Mine:\n    def attach(self): pass", "mine.py:Mine", "lacks finish and no_sync and detach"),
+        (
+            OPENING + "class Mine(AllReduce):\n    def __init__(self, comm): pass",
+            "mine.py:Mine",
+            "cannot be made from .*find_unused_parameters",
+        ),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_refused_in_a_sentence(here, source, name, says):
+    if source is not None:
+        Path(name.partition(":")[0]).write_text(source)
+    with pytest.raises(UsageError, match=says) as refusal:
+        get_sync(name)
+    assert "\n" not in str(refusal.value)
+
+
+def test_wrong_words_and_a_file_that_never_ends_loading_exit_with_2(here, capsys):
+    Path("slow.py").write_text("import time\nwhile True: time.sleep(0.01)\n")
+    for words, says in (
+        (["slow.py:Mine", "--seconds", "1"], "slow.py cannot be imported: still running after 1 s - slow.py line 2"),
+        (["nosuch"], "no such gradient sync"),
+        (["ddp", "--world_sizes", "2,zwei"], "--world_sizes 2,zwei: give numbers"),
+        (["ddp", "--claims", "is_fast"], "--claims is_fast: no such claim"),
+    ):
+        assert main(["check", *words]) == 2
+        assert says in capsys.readouterr().err
+
+
+def test_a_sync_that_is_not_exact_is_held_to_what_it_claims(here):
+    source = OPENING + "class Mine(AllReduce):\n    exact = False\n    claims = ('lets_go', 'accumulates')\n"
+    Path("mine.py").write_text(source)
+    assert [claim.__name__ for claim in claims_of(get_sync("mine.py:Mine"))] == ["accumulates", "lets_go"]
+    Path("mine.py").write_text(source.replace("lets_go", "is_fast"))
+    with pytest.raises(UsageError, match="claims is_fast, and there is no such claim"):
+        claims_of(get_sync("mine.py:Mine"))
+
+
+def test_train_takes_a_class_of_four_methods_from_a_file(start, tmp_path):
+    (tmp_path / "syncs").mkdir()
+    (tmp_path / "syncs" / "duck.py").write_text(DUCK)
+    words = ["-m", "cos598d", "train", "--sync", "syncs/duck.py:Duck", "--world_size", "2", "--max_steps", "2"]
+    program = start("train", [*words, *TINY_TRAINING], {"PYTHONPATH": str(ROOT)})
+    assert program.wait(120) == 0, program.text
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert folder.name.startswith("train-rte-Duck-n2-")
+    assert json.loads((folder / "summary.json").read_text())["iterations"] == 2
+    assert [path.name for path in (tmp_path / "syncs").iterdir()] == ["duck.py"]
+
+
+def test_a_check_that_is_stopped_leaves_nothing_behind(start, tmp_path):
+    (tmp_path / "bad.py").write_text(BAD)
+    words = ["-m", "cos598d", "check", "bad.py:Loops", "--world_sizes", "2", "--claims", "averages_gradients"]
+    program = start("check", words, {"PYTHONPATH": str(ROOT)})
+    program.wait_for("bad.py:Loops on 2 ranks")
+    pids = [tmp_path / f"pid{rank}" for rank in (0, 1)]
+    wait_until(lambda: all(path.exists() and path.read_text() for path in pids))
+    program.process.send_signal(signal.SIGTERM)
+    assert program.wait(20) == 128 + signal.SIGTERM
+    wait_until(lambda: not any(psutil.pid_exists(int(path.read_text())) for path in pids))
+    assert not [path.name for path in tmp_path.iterdir() if path.is_dir()]

@@ -1,0 +1,150 @@
+"""Codecs: how near each comes to the sum over ranks, what it sends, and what error feedback makes good."""
+
+import pytest
+import torch
+from worlds import run_ranks
+
+from cos598d.conformance import local_batch, toy_model
+from cos598d.errors import UsageError
+from cos598d.measure.ledger import Ledger
+from cos598d.sync import get_sync
+from cos598d.sync.base import SyncOptions
+from cos598d.sync.buckets import Bucket
+from cos598d.sync.codecs import CODECS, get_codec, make_codec
+from cos598d.sync.codecs.int8 import decode, encode
+
+RANKS, ROWS, COLUMNS, REST = 3, 60, 40, 100
+ELEMENTS = ROWS * COLUMNS + REST
+STEPS = 30
+
+
+def gradients(rank, step=0):
+    """A matrix of rank 2, other for every rank, and a vector."""
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    matrix = torch.randn(ROWS, 2, generator=generator) @ torch.randn(2, COLUMNS, generator=generator)
+    return torch.cat([matrix.flatten(), torch.randn(REST, generator=generator)])
+
+
+def bucket_of(comm):
+    parameters = [("matrix", torch.nn.Parameter(torch.zeros(ROWS, COLUMNS)))]
+    return Bucket("bucket 0", [*parameters, ("vector", torch.nn.Parameter(torch.zeros(REST)))])
+
+
+def send(comm, codec, bucket, step=0):
+    bucket.buffer.copy_(gradients(comm.rank, step))
+    codec.finish(bucket, codec.start(bucket))
+    return bucket.buffer.clone()
+
+
+def use_codecs(comm):
+    """On a rank: for each codec its error, the bytes it sent, whether all ranks have the same bits, and its drift."""
+    answers = {}
+    for word in [*CODECS, "topk:1", "powersgd:6"]:
+        codec = make_codec(word, comm, lambda tensor, name: comm.all_reduce(tensor, name, async_op=True))
+        bucket = bucket_of(comm)
+        wanted = sum(gradients(rank) for rank in range(RANKS))
+        comm.ledger = Ledger()
+        found = send(comm, codec, bucket)
+        sent = sum(row.bytes_sent for row in comm.ledger.rows)
+        received = sum(row.bytes_received for row in comm.ledger.rows)
+        same = len(set(comm.exchange(found.double().sum().item()))) == 1
+        # The same gradients again and again: what was held back must come in time.
+        total = torch.zeros_like(found)
+        codec = make_codec(word, comm, lambda tensor, name: comm.all_reduce(tensor, name, async_op=True))
+        for _ in range(STEPS):
+            total += send(comm, codec, bucket)
+        error, drift = (((value - wanted).norm() / wanted.norm()).item() for value in (found, total / STEPS))
+        answers[word] = {"error": error, "drift": drift, "sent": [sent, received], "same": same}
+    return answers
+
+
+@pytest.fixture(scope="module")
+def answers():
+    return run_ranks(RANKS, use_codecs)
+
+
+def test_every_rank_ends_with_the_same_bits(answers):
+    assert all(answer[word]["same"] for answer in answers for word in answer)
+
+
+@pytest.mark.parametrize(
+    ("word", "bound"), [("bf16", 2**-8 * RANKS), ("fp16", 2**-11 * RANKS), ("int8", 0.02), ("topk:1", 1e-6)]
+)
+def test_a_codec_errs_by_no_more_than_it_says(answers, word, bound):
+    assert 0 <= answers[0][word]["error"] < bound
+    assert word == "topk:1" or answers[0][word]["error"] > bound / 1000  # it did travel in a smaller form
+
+
+def test_powersgd_loses_little_of_matrices_of_its_rank(answers):
+    # Three matrices of rank 2 sum up to rank 6; the first steps, from random columns, lose something.
+    assert answers[0]["powersgd:6"]["drift"] < 0.05
+    assert answers[0]["powersgd"]["error"] > 0.1
+
+
+@pytest.mark.parametrize("word", ["topk", "powersgd"])
+def test_error_feedback_sends_in_time_what_was_held_back(answers, word):
+    answer = answers[0][word]
+    assert answer["drift"] < 0.75 * answer["error"]
+
+
+def test_the_ledger_counts_what_each_form_takes(answers):
+    ring = 2 * (RANKS - 1) / RANKS
+    part = -(-ELEMENTS // (1024 * RANKS)) * (1024 + 4)
+    wanted = {
+        "bf16": ring * ELEMENTS * 2,
+        "fp16": ring * ELEMENTS * 2,
+        "int8": 2 * (RANKS - 1) * part,
+        "topk": (RANKS - 1) * 8 * round(0.01 * ELEMENTS),
+        "powersgd": ring * 4 * (4 * (ROWS + COLUMNS) + REST),
+    }
+    for answer in answers:
+        for word, sent in wanted.items():
+            assert answer[word]["sent"] == [pytest.approx(sent, abs=2), pytest.approx(sent, abs=2)], word
+
+
+def train_steps(comm, sync, word):
+    """On a rank: two steps of the toy under the codec; whether its unused layer kept None and all ranks agree."""
+    model = toy_model(seed=0)
+    sync = get_sync(sync)(comm, options=SyncOptions(compress=word, bucket_mb=0.5))
+    module = sync.attach(model)
+    for step in range(2):
+        with sync.no_sync():
+            module(**local_batch(comm.rank, step))[0].backward()
+        module(**local_batch(comm.rank, step + 2))[0].backward()
+        sync.finish()
+        found = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+        digests = set(comm.exchange(found.double().sum().item()))
+        assert torch.isfinite(found).all()
+        model.zero_grad(set_to_none=False)
+    sync.detach()
+    return [model.never.weight.grad is None, len(digests)]
+
+
+@pytest.mark.parametrize("sync", ["bucketed", "ring"])
+@pytest.mark.parametrize("word", CODECS)
+def test_every_codec_rides_with_unused_parameters_and_accumulation(sync, word):
+    for none_kept, digests in run_ranks(2, train_steps, sync, word):
+        assert none_kept
+        assert digests == 1
+
+
+def test_int8_blocks_err_by_half_a_level_and_keep_zeros():
+    part = torch.cat([torch.randn(1024) * 1e3, torch.zeros(1024), torch.randn(1024) * 1e-30, torch.ones(1024)])
+    back = decode(encode(part))
+    for block, copy in zip(part.view(4, -1), back.view(4, -1), strict=True):
+        assert (copy - block).abs().max() <= block.abs().max() / 254 * 1.001
+    assert not back[1024:2048].any()
+
+
+@pytest.mark.parametrize(
+    ("word", "sentence"),
+    [
+        ("zip", "--compress zip: no such codec; the known ones are bf16, fp16, int8, topk, powersgd"),
+        ("bf16:2", "--compress bf16:2: bf16 takes no number"),
+        ("topk:2", "topk takes the share of elements to send, above 0 and at most 1"),
+        ("powersgd:x", "powersgd takes the rank, a whole number from 1"),
+    ],
+)
+def test_unknown_codecs_and_numbers_are_refused(word, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        get_codec(word)

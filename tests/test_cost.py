@@ -1,0 +1,120 @@
+"""Each sync costs what it says, to the byte, and collectives made of messages sum right however the buffer divides."""
+
+import pytest
+import torch
+from torch import nn
+from worlds import run_ranks
+
+from cos598d.measure.ledger import GRADIENTS, Ledger
+from cos598d.sync import SYNCS, get_sync
+from cos598d.sync.base import SyncOptions
+from cos598d.sync.halving_doubling import halving_doubling_all_reduce
+from cos598d.sync.messages import make_scratch
+from cos598d.sync.ring import ring_all_reduce
+from cos598d.sync.tree import relatives, tree_all_reduce
+
+MESSAGES = ["ring", "halving_doubling", "tree"]
+# Sizes that no number of ranks from 2 to 5 divides, and buckets so small that there are several.
+SIZES = (7, 5, 3)
+SMALL_BUCKETS = SyncOptions(bucket_mb=100 / 2**20, first_bucket_mb=30 / 2**20)
+
+
+def one_step(comm, name, options):
+    """On a rank: calls, bytes sent and bytes received of one step's gradients by the ledger, and as expected."""
+    model = nn.Sequential(nn.Linear(SIZES[0], SIZES[1]), nn.Tanh(), nn.Linear(SIZES[1], SIZES[2]))
+    sync = get_sync(name)(comm, find_unused_parameters=False, options=options)
+    module = sync.attach(model)
+    comm.ledger = Ledger()
+    module(torch.randn(2, SIZES[0])).sum().backward()
+    sync.finish()
+    rows = [row for row in comm.ledger.rows if row.purpose == GRADIENTS]
+    sync.detach()
+    tensors = [(p.numel(), p.element_size()) for p in model.parameters()]
+    cost = type(sync).expected(tensors, comm.world_size, comm.rank, options)
+    found = [len(rows), sum(row.bytes_sent for row in rows), sum(row.bytes_received for row in rows)]
+    expected = [cost.calls, cost.bytes_sent, cost.bytes_received]
+    if cost.calls is None:
+        found[0] = None
+    return [found, expected]
+
+
+def all_steps(comm, names):
+    steps = {name: one_step(comm, name, SyncOptions()) for name in names}
+    if "bucketed" in names:
+        steps["bucketed, small"] = one_step(comm, "bucketed", SMALL_BUCKETS)
+    return steps
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
+def test_a_step_costs_what_the_sync_says_on_every_rank(ranks):
+    names = [name for name in SYNCS if hasattr(get_sync(name), "expected")] if ranks < 5 else MESSAGES
+    for rank, steps in enumerate(run_ranks(ranks, all_steps, names, seconds=120)):
+        wrong = {name: step for name, step in steps.items() if step[0] != step[1]}
+        assert not wrong, f"rank {rank}: found and expected {wrong}"
+        if ranks == 1:
+            assert all(found[1:] == [0, 0] for found, _ in steps.values()), steps
+        elif ranks < 5:
+            assert steps["bucketed, small"][0][0] > steps["bucketed"][0][0] > 0, "the small buckets are several"
+
+
+@pytest.mark.parametrize("ranks", range(2, 18))
+@pytest.mark.parametrize("name", MESSAGES)
+def test_what_all_ranks_send_is_what_all_receive(name, ranks):
+    for elements in (0, 1, ranks - 1, ranks, 1000, 1001):
+        costs = [get_sync(name).expected([(elements, 4)], ranks, rank) for rank in range(ranks)]
+        sent, received = sum(cost.bytes_sent for cost in costs), sum(cost.bytes_received for cost in costs)
+        assert sent == received
+        # A buffer must leave every rank but one, in some sum, and reach every rank but one again: no way is cheaper.
+        assert sent == 2 * (ranks - 1) * elements * 4, "every one of them moves the least there is, in all"
+
+
+@pytest.mark.parametrize("ranks", range(1, 18))
+def test_the_tree_is_one_tree_and_as_low_as_can_be(ranks):
+    parents = {}
+    for rank in range(ranks):
+        for child in relatives(rank, ranks)[1]:
+            assert child not in parents
+            parents[child] = rank
+    assert parents == {rank: relatives(rank, ranks)[0] for rank in range(1, ranks)}
+    assert len(relatives(0, ranks)[1]) == (ranks - 1).bit_length()
+
+
+def sum_raw_buffers(comm):
+    """On a rank: which of the algorithms were wrong, for buffers longer and shorter than the world and a segment."""
+    n, me, wrong = comm.world_size, comm.rank, []
+    algorithms = {
+        "ring": lambda call, buffer, scratch: ring_all_reduce(call, buffer, range(n), me, scratch),
+        "halving_doubling": lambda call, buffer, scratch: halving_doubling_all_reduce(call, buffer, n, me, scratch),
+        "tree": lambda call, buffer, scratch: tree_all_reduce(call, buffer, n, me, scratch),
+    }
+    for elements in (0, 1, 3, 5, 211):
+        expected = sum(torch.arange(elements, dtype=torch.float64) * 10 + rank for rank in range(n))
+        for name, algorithm in algorithms.items():
+            for segment_bytes, in_flight in ((24, 1), (24, 3), (1 << 20, 2)):  # 24 bytes: three elements
+                buffer = torch.arange(elements, dtype=torch.float64) * 10 + me
+                scratch = make_scratch(buffer, segment_bytes, in_flight)
+                with comm.composed(name, buffer, name) as call:
+                    algorithm(call, buffer, scratch)
+                if not torch.equal(buffer, expected):
+                    wrong.append([name, elements, segment_bytes, in_flight])
+    return wrong
+
+
+def test_messages_sum_buffers_of_any_size_on_five_ranks():
+    assert run_ranks(5, sum_raw_buffers, seconds=120) == [[]] * 5
+
+
+def sum_among_some(comm):
+    members = [3, 0, 2]
+    buffer = torch.full((100,), 10.0**comm.rank)
+    with comm.composed("ring", buffer, "some") as call:
+        if comm.rank in members:
+            ring_all_reduce(call, buffer, members, comm.rank, make_scratch(buffer, 40, 2))
+    return [buffer.unique().tolist(), call.bytes_sent]
+
+
+def test_a_ring_of_some_ranks_leaves_the_others_alone():
+    answers = run_ranks(4, sum_among_some)
+    assert [values for values, _ in answers] == [[1101.0], [10.0], [1101.0], [1101.0]]
+    # Members in the order 3, 0, 2 have parts of 34, 33 and 33 elements: twice 100 less the two next ones' parts.
+    assert [sent for _, sent in answers] == [133 * 4, 0, 133 * 4, 134 * 4]

@@ -1,0 +1,244 @@
+"""Memory that ranks share: nobody sees another's changes, waits for ever or leaves anything behind; and two levels."""
+
+import gc
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from programs import TINY_TRAINING
+from torch import nn
+from worlds import run_ranks
+
+from cos598d import hosts
+from cos598d.comm import Communicator
+from cos598d.errors import UserError
+from cos598d.measure.ledger import GRADIENTS
+from cos598d.sync.base import SyncOptions
+from cos598d.sync.hierarchical import Hierarchical
+from cos598d.sync.shared_memory import SharedMemory
+
+SMALL_BUCKETS = SyncOptions(bucket_mb=100 / 2**20, first_bucket_mb=30 / 2**20)
+
+
+def model_of_two_layers():
+    """Sizes that no number of ranks divides, in buckets of its own for each layer's tensors."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(7, 5), nn.Linear(5, 3))
+
+
+def inputs(rank, step):
+    return torch.full((2, 7), 1.0 + rank + 10 * step)
+
+
+def off_the_mean(model, world_size, step):
+    """The largest difference of the model's gradients from the mean over ranks."""
+    expected = model_of_two_layers()
+    for rank in range(world_size):
+        (expected(inputs(rank, step)).sum() / world_size).backward()
+    pairs = zip(model.parameters(), expected.parameters(), strict=True)
+    return max(((p.grad - e.grad).abs().max() / e.grad.abs().max()).item() for p, e in pairs)
+
+
+class LateCopy(SharedMemory):
+    """Rank 1 copies long after the others have what they need to go on."""
+
+    def wait_for_result(self, unit, call):
+        super().wait_for_result(unit, call)
+        if self.comm.rank == 1:
+            time.sleep(0.1)
+
+
+def change_gradients_at_once(comm):
+    """On a rank: how far the averages are off, when each rank overwrites its own as soon as it has them."""
+    model = model_of_two_layers()
+    sync = LateCopy(comm, find_unused_parameters=False, options=SMALL_BUCKETS)
+    module = sync.attach(model)
+    worst = []
+    for step in range(4):
+        module(inputs(comm.rank, step)).sum().backward()
+        sync.finish()
+        worst.append(off_the_mean(model, comm.world_size, step))
+        for p in model.parameters():
+            p.grad.fill_(1e6 * (comm.rank + 1))
+        # Zeroed in place, the next backward adds to what is in the shared segment.
+        model.zero_grad(set_to_none=step % 2 == 0)
+    return max(worst)
+
+
+def test_what_a_rank_does_to_its_gradients_no_other_sees():
+    assert max(run_ranks(3, change_gradients_at_once)) < 1e-6
+
+
+def wait_for_rank_1(comm):
+    """On a rank: what it is told when rank 1 does not come, and after how many seconds."""
+    Communicator.timeout_seconds = 0.5
+    model = model_of_two_layers()
+    sync = SharedMemory(comm, find_unused_parameters=False)
+    module = sync.attach(model)
+    found = None
+    if comm.rank != 1:
+        module(inputs(comm.rank, 0)).sum().backward()
+        started = time.monotonic()
+        with pytest.raises(UserError) as error:
+            sync.finish()
+        found = [str(error.value), time.monotonic() - started]
+    comm.exchange("rank 1 stays until the others are told")
+    return found
+
+
+def test_a_rank_that_does_not_come_is_named():
+    answers = run_ranks(3, wait_for_rank_1)
+    for sentence, seconds in (answers[0], answers[2]):
+        assert "rank 1 did not fill bucket 0 within 0.5 s" in sentence
+        assert 0.4 < seconds < 5
+
+
+def refusals(comm):
+    """On a rank: the sentences for what cannot work."""
+    sentences = []
+
+    def refused():
+        with pytest.raises(UserError) as error:
+            SharedMemory(comm).attach(model_of_two_layers())
+        sentences.append(str(error.value))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hosts, "host_groups", lambda comm: [[0, 1], [2]])
+        refused()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delattr(os, "memfd_create")
+        refused()
+    with pytest.MonkeyPatch.context() as patch:
+        if comm.rank == 2:
+            patch.setattr(os, "open", no_permission)
+        refused()
+    return sentences
+
+
+def no_permission(*_):
+    raise PermissionError(1, "Permission denied")
+
+
+def test_what_cannot_share_memory_is_refused_in_one_sentence_on_every_rank():
+    answers = run_ranks(3, refusals)
+    assert answers[0] == answers[1] == answers[2]
+    several_hosts, no_memfd, not_opened = answers[0]
+    assert "rank 2 is on another than rank 0: choose --sync hierarchical" in several_hosts
+    assert "rank 0: this system has no memfd_create" in no_memfd
+    assert "rank 2: the memory of rank 0 cannot be opened (Permission denied)" in not_opened
+
+
+def test_tensors_of_a_device_are_refused():
+    comm = Communicator(None, "gloo", torch.device("cpu"))
+    with pytest.raises(UserError, match=r"weight is on meta: choose --sync ddp"):
+        SharedMemory(comm).attach(nn.Linear(2, 2, device="meta"))
+
+
+MEMORY = "/memfd:cos598d (deleted)"
+
+
+def let_go(comm):
+    """On a rank: whether the memory is mapped and a descriptor of it open, at each stage of a sync's life."""
+    model = model_of_two_layers()
+    sync = SharedMemory(comm)
+    found = [MEMORY in shared_memory_of("self"), has_descriptor()]
+    module = sync.attach(model)
+    module(inputs(comm.rank, 0)).sum().backward()
+    sync.finish()
+    found += [MEMORY in shared_memory_of("self"), has_descriptor()]
+    sync.detach()
+    found += [MEMORY in shared_memory_of("self"), off_the_mean(model, comm.world_size, 0) < 1e-6]
+    model.zero_grad(set_to_none=True)
+    gc.collect()
+    return [*found, MEMORY in shared_memory_of("self"), has_descriptor()]
+
+
+def shared_memory_of(pid):
+    """What a process has mapped that others may write too."""
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return [line.split(maxsplit=5)[5] for line in lines if line.split()[1] == "rw-s"]
+
+
+def has_descriptor():
+    folder = Path("/proc/self/fd")
+    # The listing's own descriptor is gone by the time it is read.
+    links = [os.readlink(entry) for entry in folder.iterdir() if entry.is_symlink()]
+    return any("memfd:cos598d" in link for link in links)
+
+
+def test_the_memory_goes_when_the_last_gradient_in_it_does():
+    unused, used, detached, forgotten = [False, False], [True, True], [True, True], [False, False]
+    for found in run_ranks(2, let_go):
+        assert found == [*unused, *used, *detached, *forgotten]
+
+
+def test_a_killed_rank_is_named_and_its_memory_had_no_name_to_leave_behind(start_ranks):
+    ranks = start_ranks("task2b/run_glue.py", 3, [*TINY_TRAINING, "--max_steps", 100000, "--sync", "shared_memory"])
+    for rank in ranks:
+        rank.wait_for("iteration 5:")
+        mapped = shared_memory_of(rank.process.pid)
+        assert MEMORY in mapped
+        assert not any(path.startswith("/dev/shm") for path in mapped), mapped
+    # The first made the memory; the others have it still.
+    ranks[0].process.send_signal(signal.SIGKILL)
+    for rank in ranks[1:]:
+        assert rank.wait(10) == 1, rank.text
+        assert "lost rank 0" in rank.text.strip().splitlines()[-1], rank.text
+        assert "Traceback" not in rank.text, rank.text
+
+
+def average_in_two_levels(comm, groups):
+    """On a rank: how far the averages are off, and what the ledger says against what is expected."""
+    hosts.host_groups = lambda comm: groups
+    model = model_of_two_layers()
+    sync = Hierarchical(comm, find_unused_parameters=False, options=SMALL_BUCKETS)
+    module = sync.attach(model)
+    worst, steps = [], 2
+    for step in range(steps):
+        comm.ledger.iteration = step + 1
+        module(inputs(comm.rank, step)).sum().backward()
+        sync.finish()
+        worst.append(off_the_mean(model, comm.world_size, step))
+        model.zero_grad(set_to_none=True)
+    rows = [row for row in comm.ledger.rows if row.purpose == GRADIENTS]
+    found = [len(rows), sum(row.bytes_sent for row in rows), sum(row.bytes_received for row in rows)]
+    sizes = [(p.numel(), p.element_size()) for p in model.parameters()]
+    cost = Hierarchical.expected(sizes, comm.world_size, comm.rank, SMALL_BUCKETS, groups)
+    sync.detach()
+    return [max(worst), found, [steps * number for number in (cost.calls, cost.bytes_sent, cost.bytes_received)]]
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [[[0, 1], [2, 3]], [[0, 2, 3], [1]], [[0, 1], [2, 3], [4]], [[0], [1], [2]]],
+    ids=["2+2", "3+1", "2+2+1", "1+1+1"],
+)
+def test_two_levels_average_and_only_the_hosts_first_ranks_send(groups):
+    firsts = [members[0] for members in groups]
+    answers = run_ranks(sum(map(len, groups)), average_in_two_levels, groups)
+    for rank, (worst, found, expected) in enumerate(answers):
+        assert worst < 1e-6
+        assert found == expected, f"rank {rank}"
+        assert (found[1] > 0) == (rank in firsts), f"rank {rank} sent {found[1]} bytes"
+    # 2(h-1)/h S from each of the h first ranks, in two steps.
+    payload = 4 * sum(p.numel() for p in model_of_two_layers().parameters())
+    assert sum(found[1] for _, found, _ in answers) == 2 * 2 * (len(firsts) - 1) * payload
+
+
+class Asked:
+    """A communicator of which only the exchange is used."""
+
+    def __init__(self, *answers):
+        self.answers = answers
+
+    def exchange(self, value):
+        return list(self.answers)
+
+
+def test_hosts_are_told_apart_and_stand_in_the_order_of_their_first_ranks():
+    assert hosts.host_groups(Asked("b", "a", "b", "c", "a")) == [[0, 2], [1, 4], [3]]
+    assert hosts.host_identity() == hosts.host_identity() != ""
