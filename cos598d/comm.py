@@ -6,7 +6,8 @@ What a rank sends and receives for a payload of S bytes among n ranks (gloo's al
     broadcast    binomial tree from the root             the root sends ceil(log2 n) S, every other rank receives S
     gather       straight to the root                    the root receives (n-1) S, every other rank sends S
     scatter      straight from the root                  the root sends (n-1) S, every other rank receives S
-    reduce       ring reduce-scatter, then to the root   all send S but the root, which receives 2(n-1)/n S
+    reduce       ring reduce-scatter, then to the root   all send S but the root, which receives 2(n-1)/n S; more
+                                                         for tensors of over 2n MiB, see `reduce_bytes`
     all-gather   ring                                    every rank sends and receives (n-1) S
 
 Collectives of a sync's own are composed of messages (`Communicator.composed`), and counted as they are sent.
@@ -25,6 +26,8 @@ from cos598d.composed import Composed
 from cos598d.measure.ledger import GRADIENTS, Ledger, Row, dtype_name, size_in_bytes
 from cos598d.rendezvous import Meeting, choose_interface
 
+_SEGMENT_BYTES = 1 << 20  # gloo's
+
 
 def all_reduce_bytes(payload: int, ranks: int) -> int:
     """Bytes that each rank sends (and receives) in a ring all-reduce of `payload` bytes: 2(n-1)/n S."""
@@ -42,11 +45,27 @@ def root_bytes(payload: int, ranks: int, is_root: bool) -> int:
     return (ranks - 1) * payload if is_root else payload
 
 
-def reduce_bytes(payload: int, ranks: int, is_root: bool) -> tuple[int, int]:
-    """Bytes sent and received in gloo's reduce: a ring reduce-scatter, (n-1)/n S each way, then all n-1 others send
-    their finished n-th to the root."""
-    scattered = round((ranks - 1) * payload / ranks)
-    return (scattered, 2 * scattered) if is_root else (payload, scattered)
+def reduce_bytes(payload: int, ranks: int, rank: int, is_root: bool) -> tuple[int, int]:
+    """Bytes sent and received in gloo's reduce: a ring reduce-scatter, then the other ranks' parts go to the root.
+
+    Up to 2n MiB that is (n-1)/n S in the ring and S/n to the root. A larger tensor goes round in segments of 1 MiB, of
+    which gloo leaves out only the last two of a rank's own part, instead of all of it: S less 2 MiB.
+    """
+    if ranks == 1:
+        return 0, 0
+    segment = min(_SEGMENT_BYTES, -(-payload // (2 * ranks)))
+    of_a_part = max(-(-payload // (_SEGMENT_BYTES * ranks)), 2)
+
+    def held(first: int, count: int) -> int:
+        return min(payload, (first + count) * segment) - min(payload, first * segment)
+
+    def ring(member: int) -> int:
+        return payload - held((member % ranks + 1) * of_a_part - 2, 2)
+
+    parts = [held(member * of_a_part, of_a_part) for member in range(ranks)]
+    if is_root:
+        return ring(rank), ring(rank + 1) + sum(parts) - parts[rank]
+    return ring(rank) + parts[rank], ring(rank + 1)
 
 
 class Call:
@@ -174,7 +193,7 @@ class Communicator:
 
     def reduce(self, tensor: torch.Tensor, name: str, *, root: int = 0, purpose: str = GRADIENTS) -> None:
         """Put the sum over all ranks into the root's `tensor`; what the others' hold afterwards is undefined."""
-        sent, received = reduce_bytes(size_in_bytes(tensor), self.world_size, self.rank == root)
+        sent, received = reduce_bytes(size_in_bytes(tensor), self.world_size, self.rank, self.rank == root)
         self._start(
             lambda: dist.reduce(tensor, dst=root, async_op=True),
             ("reduce", tensor, name, purpose, sent, received),

@@ -134,7 +134,8 @@ def build_model(source: ModelSource, head: str, num_labels: int, dropout: float 
     `num_labels` is the head's number of outputs; 1 means regression. `dropout` None leaves the configuration's own
     probabilities, a number replaces all of them. What no file gives (a new head, random shapes) is
     drawn by the library's rule for its type from a generator seeded with `seed`: the same on every rank, and the
-    global generators are left as they were. The returned model is in training mode.
+    global generators are left as they were. The returned model is in training mode. A question answering model scores
+    padding as impossible, where it is called with attention_mask=.
 
     Raises UserError where the weights do not fit, and for a type without such a head.
     """
@@ -154,6 +155,8 @@ def build_model(source: ModelSource, head: str, num_labels: int, dropout: float 
         for module in new:
             module.apply(model._init_weights)
 
+    if head == "question_answering" and hasattr(model, "qa_outputs"):
+        _leave_out_padding(model)
     for module in model.modules():
         for name, value in vars(module).items():
             if callable(value) and value in _FASTER:
@@ -162,6 +165,26 @@ def build_model(source: ModelSource, head: str, num_labels: int, dropout: float 
         # Its forward pass makes its positions by a detour that torch remarks on.
         warnings.filterwarnings("ignore", message="The number of elements in the out tensor")
     return model.train()
+
+
+def _leave_out_padding(model: torch.nn.Module) -> None:
+    """Give padding no share in the softmax over a sequence's tokens, which the library's heads leave in.
+
+    Else a loss would depend on how far its batch happens to be padded, and so on the number of ranks. By hooks, so that
+    the model's class and the names of its weights stay the library's.
+    """
+    masks: list[torch.Tensor] = []
+
+    def keep_mask(module: torch.nn.Module, arguments: tuple, named: dict[str, Any]) -> None:
+        masks[:] = [named["attention_mask"]] if named.get("attention_mask") is not None else []
+
+    def mask_scores(module: torch.nn.Module, arguments: tuple, scores: torch.Tensor) -> torch.Tensor:
+        for mask in masks:  # (batch, sequence); scores: (batch, sequence, 2)
+            scores = scores.masked_fill(mask.unsqueeze(-1) == 0, torch.finfo(scores.dtype).min)
+        return scores
+
+    model.register_forward_pre_hook(keep_mask, with_kwargs=True)
+    model.qa_outputs.register_forward_hook(mask_scores)
 
 
 def uses_every_parameter(model_type: str, head: str) -> bool:

@@ -376,3 +376,18 @@ def test_lower_case_is_as_asked_then_as_stated_then_as_named(tmp_path):
         assert find_model(str(named)).lower_case is stated
     (named / "tokenizer_config.json").write_text("{")
     assert find_model(str(named)).lower_case
+
+
+@pytest.mark.parametrize("model_type", ["bert", "distilbert"])
+def test_a_question_answering_loss_does_not_depend_on_the_padding(model_type):
+    model = build_model(find_model("tiny", model_type), "question_answering", 2, 0.0, seed=3).eval()
+    ids = torch.arange(10, 30).view(1, -1)
+    labels = {"start_positions": torch.tensor([4]), "end_positions": torch.tensor([7])}
+    losses = []
+    for padding in (0, 5, 40):
+        padded = torch.nn.functional.pad(ids, (0, padding))
+        mask = torch.nn.functional.pad(torch.ones_like(ids), (0, padding))
+        losses.append(
+            model(input_ids=padded, attention_mask=mask, **{k: v.clone() for k, v in labels.items()})[0].item()
+        )
+    assert losses[1:] == pytest.approx(losses[:1] * 2, abs=1e-6)

@@ -16,10 +16,11 @@ class ReduceBroadcast(GradientSync):
     3. Broadcast: rank 0 sends the average down a binomial tree, in which ranks that have it pass it on.
 
     Cost for P gradients of S bytes in all: 2P calls. Rank 0 receives 2(n-1)/n S and sends (n-1)/n S + ceil(log2 n) S;
-    every other rank receives (n-1)/n S + S and sends S, and S more for each child it has in the tree. Rank 0's link
-    carries less than under `gather_scatter`, where it receives and sends (n-1) S, and rank 0 holds no copies; yet the
-    second half cannot start before the first has ended. Choose it to see the step from gather and scatter to
-    all-reduce, which spreads the sum and leaves it spread until every rank has it.
+    every other rank receives (n-1)/n S + S and sends S, and S more for each child it has in the tree. (Of a tensor of
+    more than 2n MiB gloo's reduce sends more than that, see `comm.reduce_bytes`.) Rank 0's link carries less than under
+    `gather_scatter`, where it receives and sends (n-1) S, and rank 0 holds no copies; yet the second half cannot start
+    before the first has ended. Choose it to see the step from gather and scatter to all-reduce, which spreads the sum
+    and leaves it spread until every rank has it.
     """
 
     def average(self, name: str, gradient: torch.Tensor) -> None:
@@ -34,5 +35,5 @@ class ReduceBroadcast(GradientSync):
             return NOTHING
         moved = []
         for payload in payloads(tensors):
-            moved += [reduce_bytes(payload, ranks, rank == 0), broadcast_bytes(payload, ranks, rank)]
+            moved += [reduce_bytes(payload, ranks, rank, rank == 0), broadcast_bytes(payload, ranks, rank)]
         return Cost(len(moved), sum(sent for sent, _ in moved), sum(received for _, received in moved))
