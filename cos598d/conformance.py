@@ -229,7 +229,7 @@ def _train(
         do_train=True,
         total_train_batch_size=8,
         gradient_accumulation_steps=parts,
-        num_train_epochs=2,
+        num_train_epochs=1,
         learning_rate=0.01,
         max_grad_norm=0.3,  # the toy's gradients are around 1
         adam_epsilon=1e-3,  # with a small one Adam turns rounding noise in near-zero gradients into whole steps

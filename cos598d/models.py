@@ -155,7 +155,7 @@ def build_model(source: ModelSource, head: str, num_labels: int, dropout: float 
         for module in new:
             module.apply(model._init_weights)
 
-    if head == "question_answering" and hasattr(model, "qa_outputs"):
+    if head == "question_answering" and isinstance(getattr(model, "qa_outputs", None), torch.nn.Linear):
         _leave_out_padding(model)
     for module in model.modules():
         for name, value in vars(module).items():

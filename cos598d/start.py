@@ -1,17 +1,32 @@
-"""The first lines of every program: a Ctrl-C while torch is still loading is no traceback."""
+"""The first lines of every program: a Ctrl-C while torch is still loading ends it, without a traceback."""
 
+import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+WORDS, EXIT_CODE = "interrupted (Ctrl-C).", 128 + signal.SIGINT
+
 
 def start(load: Callable[[], Callable[..., int]], *arguments: Any, **options: Any) -> NoReturn:
     """Call `load`, which imports and returns a function, then that function, and exit with the code it returns."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:
+        # An exception would get lost in some of the import system's callbacks; nothing is there to clean up yet.
+        signal.signal(signal.SIGINT, _leave)
     try:
-        sys.exit(load()(*arguments, **options))
+        function = load()
+        signal.signal(signal.SIGINT, before)
+        sys.exit(function(*arguments, **options))
     except KeyboardInterrupt:
-        print("interrupted (Ctrl-C).", file=sys.stderr)
-        sys.exit(130)
+        print(WORDS, file=sys.stderr)
+        sys.exit(EXIT_CODE)
+
+
+def _leave(*_: Any) -> NoReturn:
+    os.write(sys.stderr.fileno(), f"{WORDS}\n".encode())
+    os._exit(EXIT_CODE)
 
 
 def script(label: str, sync: str, **options: Any) -> NoReturn:

@@ -12,7 +12,7 @@ from glue_files import write_task
 from programs import ROOT, TINY, TINY_TRAINING, free_port, script
 
 from cos598d.cli import run_script
-from cos598d.data import TASK_NAMES
+from cos598d.data.glue import FORMATS
 from cos598d.report.table import comparison, load_run
 
 METRICS = {
@@ -199,7 +199,7 @@ def test_a_flag_keeps_the_syncs_alike(start, tmp_path, words):
     assert losses[0] == pytest.approx(losses[1], abs=1e-4)
 
 
-@pytest.mark.parametrize("task", TASK_NAMES)
+@pytest.mark.parametrize("task", FORMATS)
 def test_every_glue_task_trains_and_is_scored_by_its_metrics(task, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     write_task(tmp_path / "data", task)
