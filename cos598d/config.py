@@ -21,25 +21,15 @@ BACKENDS = ("gloo", "nccl")
 PRECISIONS = ("fp32", "bf16", "fp16")
 # What may differ between the ranks of a run: where each host keeps its files, and how many threads it has to spare.
 LOCAL_FIELDS = frozenset(
-    (
-        "data_dir",
-        "train_file",
-        "predict_file",
-        "output_dir",
-        "cache_dir",
-        "model_name_or_path",
-        "config_name",
-        "tokenizer_name",
-        "threads",
-    )
-    + ("overwrite_output_dir", "overwrite_cache", "label", "verbose_logging")
+    ("data_dir", "train_file", "predict_file", "output_dir", "cache_dir", "model_name_or_path", "config_name")
+    + ("tokenizer_name", "threads", "overwrite_output_dir", "overwrite_cache", "label", "verbose_logging")
 )
 SYNC_FIELDS = ("bucket_mb", "compress", "sync_every")
 SQUAD_FIELDS = tuple(field.name for field in fields(SquadOptions))
 
 
 @dataclass(frozen=True)
-class RunConfig:
+class RunConfig(SquadOptions):
     """What a run is to do; the names are the command line's. `check` says in a sentence what cannot work."""
 
     label: str = "train"  # the run's name for itself: task1, task2a, ...
@@ -53,17 +43,6 @@ class RunConfig:
     max_train_examples: int | None = None
     max_eval_examples: int | None = None
     overwrite_cache: bool = False
-
-    # SQuAD's alone
-    train_file: str | None = None
-    predict_file: str | None = None
-    version_2_with_negative: bool = False
-    null_score_diff_threshold: float = 0.0
-    doc_stride: int = 128
-    max_query_length: int = 64
-    max_answer_length: int = 30
-    n_best_size: int = 20
-    verbose_logging: bool = False
 
     model_type: str = "bert"
     model_name_or_path: str = "minilm"
@@ -113,10 +92,8 @@ class RunConfig:
         for name in ("per_gpu_eval_batch_size", "gradient_accumulation_steps"):
             self._at_least(name, 1)
         self._at_least("max_seq_length", 8)
-        for name in ("total_train_batch_size", "per_gpu_train_batch_size", "threads") + (
-            "max_train_examples",
-            "max_eval_examples",
-        ):
+        given = ("total_train_batch_size", "per_gpu_train_batch_size", "max_train_examples", "max_eval_examples")
+        for name in (*given, "threads"):
             if getattr(self, name) is not None:
                 self._at_least(name, 1)
         for name in ("learning_rate", "weight_decay", "adam_epsilon", "max_grad_norm", "warmup_steps", "seed"):
@@ -141,7 +118,7 @@ class RunConfig:
 
     def task(self) -> Task:
         """The task, with what the flags say of it. Raises UsageError for an unknown one."""
-        return get_task(self.task_name, {name: getattr(self, name) for name in SQUAD_FIELDS})
+        return get_task(self.task_name, self)
 
     def sync_options(self) -> SyncOptions:
         """What the flags say of the sync."""

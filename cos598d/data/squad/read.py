@@ -44,15 +44,19 @@ class Squad:
 
 def read_squad(file: Path) -> Squad:
     """Read a file of SQuAD 1.1 or 2.0. Raises UserError naming the place of the first thing that is wrong."""
+    return parse_squad(read_json(file, "one of SQuAD's files"), str(file))
+
+
+def read_json(file: Path, wanted: str) -> Any:
+    """The JSON value in `file`; `wanted` says what it should be, for errors, raised as UserError."""
     try:
-        value = json.loads(file.read_bytes())
+        return json.loads(file.read_bytes())
     except FileNotFoundError:
-        raise UserError(f"There is no file {file}: give one of SQuAD's JSON files.") from None
+        raise UserError(f"There is no file {file}: give {wanted}.") from None
     except OSError as error:
         raise UserError(f"{file} cannot be read ({error.strerror}): make it readable.") from error
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{file} is not JSON ({_one_line(error)}): give one of SQuAD's files, whole.") from error
-    return parse_squad(value, str(file))
+        raise UserError(f"{file} is not JSON ({' '.join(str(error).split())}): give {wanted}, whole.") from error
 
 
 def parse_squad(value: Any, name: str) -> Squad:
@@ -107,7 +111,3 @@ def _get(holder: Any, key: str, kind: type, where: str, name: str) -> Any:
         words = {str: "text", list: "list", int: "whole number"}[kind]
         raise UserError(f"{name} is not in SQuAD's form: {where} has no {words} {key!r}; {_FORM}.")
     return found
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from cos598d.data.squad.metrics import score_version_1, score_version_2
-from cos598d.data.squad.read import Squad, read_squad
+from cos598d.data.squad.read import Squad, read_json, read_squad
 from cos598d.errors import UserError
 
 _SHOWN = 3  # ids named in a remark
@@ -47,14 +47,7 @@ def score_file(data: Path, predictions: Path, null_odds: Path | None = None) -> 
 
 
 def _read(file: Path, kind: type, words: str) -> dict[str, Any]:
-    try:
-        value = json.loads(file.read_bytes())
-    except FileNotFoundError:
-        raise UserError(f"There is no file {file}.") from None
-    except OSError as error:
-        raise UserError(f"{file} cannot be read ({error.strerror}): make it readable.") from error
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{file} is not JSON ({' '.join(str(error).split())}): give a whole file.") from error
+    value = read_json(file, f"a file that maps each question id to {words}")
     form = f'it should map each question id to {words}: {{"ID": ...}}'
     if not isinstance(value, dict):
         raise UserError(f"{file} holds a JSON {type(value).__name__}: {form}.")
