@@ -19,8 +19,8 @@ FLAG = "flag"
 GROUPS: dict[str, list[tuple[str, Any, str]]] = {
     "ranks": [
         ("sync", str, f"gradient sync, one of {', '.join(SYNCS)}; or your own, FILE.py:CLASS"),
-        ("bucket_mb", float, "capacity of a bucket in MiB, for bucketed and ddp"),
-        ("compress", str, f"what buckets travel as, for bucketed and ring: one of {', '.join(CODECS)}"),
+        ("bucket_mb", float, "capacity of a bucket in MiB, for the syncs that have buckets"),
+        ("compress", str, f"what gradients travel as, for bucketed, ring and sparse_rows: one of {', '.join(CODECS)}"),
         ("sync_every", int, "steps from one average of the weights to the next, for local_sgd"),
         ("backend", str, f"one of {', '.join(BACKENDS)}"),
         ("world_size", int, "ranks in all; without a rank, they are started here"),

@@ -3,11 +3,13 @@
 import signal
 import traceback
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
+
+import torch
 
 from cos598d import comm as communication
 from cos598d.errors import UserError
-from cos598d.launch import Identity
+from cos598d.launch import Identity, choose_device, set_threads
 from cos598d.lifeline import Lifeline, leave, say_last
 from cos598d.rendezvous import Meeting, meet, tell_failure
 
@@ -21,6 +23,24 @@ Prepared = TypeVar("Prepared")
 
 class Stopped(BaseException):
     """SIGTERM arrived. Not an Exception, so that nothing takes it for an error to recover from."""
+
+
+class Station(NamedTuple):
+    """Where a rank works: its collectives, its threads, and how many ranks its host has."""
+
+    comm: communication.Communicator
+    threads: int
+    ranks_on_host: int
+
+
+def take_station(meeting: Meeting | None, backend: str, no_cuda: bool, threads: int | None) -> Station:
+    """Choose this rank's device and threads, and open the process group of those that met (None: a single rank)."""
+    use_cuda = torch.cuda.is_available() and not no_cuda
+    device = choose_device(backend, use_cuda, meeting.index_on_host if meeting else 0)
+    ranks_on_host = meeting.ranks_on_host if meeting else 1
+    threads = set_threads(threads, ranks_on_host)
+    communication.open_group(meeting, backend)
+    return Station(communication.Communicator(meeting, backend, device), threads, ranks_on_host)
 
 
 def be_rank(

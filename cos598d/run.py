@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from cos598d import comm as communication
 from cos598d.checkpoint import save_model
+from cos598d.comm import Communicator
 from cos598d.config import RunConfig, folder_name
 from cos598d.console import Console
 from cos598d.data import Task
@@ -19,11 +19,11 @@ from cos598d.data.tokenization import load_encoder
 from cos598d.errors import UsageError, UserError
 from cos598d.evaluate import model_outputs
 from cos598d.files import whole_folder, write_json
-from cos598d.launch import Identity, choose_device, set_threads
+from cos598d.launch import Identity
 from cos598d.measure.environment import describe_environment
 from cos598d.measure.record import RunRecord, claim_folder
 from cos598d.models import ModelSource, build_model, count_parameters, find_model, uses_every_parameter
-from cos598d.rank import be_rank
+from cos598d.rank import be_rank, take_station
 from cos598d.rendezvous import Meeting
 from cos598d.sync import get_sync
 from cos598d.train import autocast, train
@@ -81,12 +81,8 @@ def _console(identity: Identity) -> Console:
 def _work(config: RunConfig, prepared: Prepared, meeting: Meeting | None, console: Console) -> None:
     """From the meeting to the record: group, model, data, training, evaluation."""
     task, source = prepared.task, prepared.source
-    use_cuda = torch.cuda.is_available() and not config.no_cuda
-    device = choose_device(config.backend, use_cuda, meeting.index_on_host if meeting else 0)
-    ranks_on_host = meeting.ranks_on_host if meeting else 1
-    threads = set_threads(config.threads, ranks_on_host)
-    communication.open_group(meeting, config.backend)
-    comm = communication.Communicator(meeting, config.backend, device)
+    comm, threads, ranks_on_host = take_station(meeting, config.backend, config.no_cuda, config.threads)
+    device = comm.device
     _announce(config, prepared, comm, threads, console)
 
     encoder = load_encoder(source.model_type, source.vocabulary, source.lower_case)
@@ -147,9 +143,7 @@ def _work(config: RunConfig, prepared: Prepared, meeting: Meeting | None, consol
     console.say(f"record: {output}")
 
 
-def _announce(
-    config: RunConfig, prepared: Prepared, comm: communication.Communicator, threads: int, console: Console
-) -> None:
+def _announce(config: RunConfig, prepared: Prepared, comm: Communicator, threads: int, console: Console) -> None:
     ranks = f"{comm.world_size} rank{'s' if comm.world_size > 1 else ''}"
     each = f"{threads} thread{'s' if threads > 1 else ''}{' each' if comm.world_size > 1 else ''}"
     console.say(
@@ -163,7 +157,7 @@ def _announce(
     )
 
 
-def _facts(config: RunConfig, prepared: Prepared, comm: communication.Communicator, parameters: int) -> dict[str, Any]:
+def _facts(config: RunConfig, prepared: Prepared, comm: Communicator, parameters: int) -> dict[str, Any]:
     return {
         "task": prepared.task.name,
         "label": config.label,
@@ -182,7 +176,7 @@ def _facts(config: RunConfig, prepared: Prepared, comm: communication.Communicat
     }
 
 
-def _same_on_all_ranks(comm: communication.Communicator, task: str, part: str, features: Features) -> None:
+def _same_on_all_ranks(comm: Communicator, task: str, part: str, features: Features) -> None:
     """Raise UserError, the same on every rank, when a rank's data are not rank 0's."""
     found = comm.exchange([len(features), features.digest()])
     for rank, other in enumerate(found):
@@ -194,7 +188,7 @@ def _same_on_all_ranks(comm: communication.Communicator, task: str, part: str, f
             )
 
 
-def _output_folder(config: RunConfig, comm: communication.Communicator) -> Path:
+def _output_folder(config: RunConfig, comm: Communicator) -> Path:
     """The run's folder, the same name on every rank (hosts may or may not share the disk)."""
     if config.output_dir:
         folder = Path(config.output_dir)

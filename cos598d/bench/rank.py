@@ -7,21 +7,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
 from tqdm import tqdm
 
-from cos598d import comm as communication
 from cos598d.bench.candidates import DDP, FLOOR, Candidate
 from cos598d.bench.plan import BenchPlan
 from cos598d.bench.rounds import WARM_UP, measure_rounds, stays_attached
 from cos598d.bench.summary import summarize
 from cos598d.bench.sweep import measure_arrivals, message_sizes, predict_capacities, sweep_message_size
 from cos598d.bench.workload import TASK, Workload
+from cos598d.comm import Communicator
 from cos598d.errors import UsageError
-from cos598d.launch import Identity, choose_device, set_threads
+from cos598d.launch import Identity
 from cos598d.measure.environment import describe_environment
 from cos598d.models import ModelSource, count_parameters, find_model
-from cos598d.rank import be_rank
+from cos598d.rank import be_rank, take_station
 from cos598d.rendezvous import Meeting
 
 
@@ -50,25 +49,20 @@ def _find_model(plan: BenchPlan) -> ModelSource:
 
 
 def _work(plan: BenchPlan, source: ModelSource | None, meeting: Meeting | None) -> dict[str, Any]:
-    use_cuda = torch.cuda.is_available() and not plan.no_cuda
-    device = choose_device(plan.backend, use_cuda, meeting.index_on_host if meeting else 0)
-    ranks_on_host = meeting.ranks_on_host if meeting else 1
-    threads = set_threads(plan.threads, ranks_on_host)
-    communication.open_group(meeting, plan.backend)
-    comm = communication.Communicator(meeting, plan.backend, device)
+    comm, threads, ranks_on_host = take_station(meeting, plan.backend, plan.no_cuda, plan.threads)
     candidates = plan.candidates()
     record: dict[str, Any] = {
         "setting": {
             "model": source and source.description,
             "world_size": comm.world_size,
             "backend": plan.backend,
-            "device": device.type,
+            "device": comm.device.type,
             "threads_per_rank": threads,
             "rounds": plan.rounds,
             "warm_up": WARM_UP,
             "seed": plan.seed,
         },
-        "environment": describe_environment(device, plan.backend, threads, ranks_on_host),
+        "environment": describe_environment(comm.device, plan.backend, threads, ranks_on_host),
         "candidates": [_describe(candidate) for candidate in candidates],
     }
     sizes = len(message_sizes(plan.largest_mb)) * (plan.rounds + 1) if plan.sweep else 0
@@ -87,7 +81,7 @@ def _measure(
     plan: BenchPlan,
     source: ModelSource,
     candidates: list[Candidate],
-    comm: communication.Communicator,
+    comm: Communicator,
     ranks_on_host: int,
     record: dict[str, Any],
     progress: Callable[[], Any],

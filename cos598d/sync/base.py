@@ -111,20 +111,20 @@ class GradientSync:
 
     def gradients(self) -> list[tuple[str, torch.Tensor]]:
         """The gradients to average in this step, the same list on every rank, zeros filled in where a rank has none."""
-        used = self.agree_on_used([p.grad is not None for _, p in self.parameters])
+        is_used = self.agree_on_used([p.grad is not None for _, p in self.parameters])
         agreed = []
-        for (name, p), is_used in zip(self.parameters, used, strict=True):
-            if not is_used:
+        for name, p in self.parameters:
+            if not is_used[p]:
                 continue
             if p.grad is None:
                 p.grad = torch.zeros_like(p)
             agreed.append((name, p.grad))
         return agreed
 
-    def agree_on_used(self, has: list[bool]) -> list[bool]:
-        """From whether this rank `has` a gradient of each of `parameters`, whether any rank has; a small all-reduce.
+    def agree_on_used(self, has: list[bool]) -> dict[nn.Parameter, bool]:
+        """From whether this rank `has` a gradient of each of `parameters`, whether any rank has, by parameter.
 
-        With find_unused_parameters off nothing travels: all are used, or UserError is raised.
+        A small all-reduce; with find_unused_parameters off nothing travels: all are used, or UserError is raised.
         """
         if not self.find_unused_parameters:
             if not all(has):
@@ -132,10 +132,10 @@ class GradientSync:
                     f"{self.parameters[has.index(False)][0]} got no gradient in this step, although "
                     "find_unused_parameters is off: turn it on for a model that leaves parameters unused."
                 )
-            return has
+            return {p: True for _, p in self.parameters}
         users = torch.tensor(has, dtype=torch.int32, device=self.comm.device)
         self.comm.all_reduce(users, "ranks that used each parameter", purpose=AGREEMENT)
-        return [count > 0 for count in users.tolist()]
+        return {p: count > 0 for (_, p), count in zip(self.parameters, users.tolist(), strict=True)}
 
 
 def _verify_same_parameters(comm: Communicator, model: nn.Module) -> None:

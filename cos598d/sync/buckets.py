@@ -45,16 +45,16 @@ def plan_buckets(parameters: Sequence[Named], bucket_mb: float, first_bucket_mb:
     """
     open_groups: dict[torch.dtype, list[Named]] = {}
     done: list[list[Named]] = []
-    sizes: dict[torch.dtype, int] = {}
-    started: set[torch.dtype] = set()
+    room: dict[torch.dtype, float] = {}  # in the open group, in bytes
     for name, parameter in reversed(parameters):
         dtype, size = parameter.dtype, parameter.numel() * parameter.element_size()
-        capacity = (bucket_mb if dtype in started else first_bucket_mb) * MIB
-        if open_groups.get(dtype) and sizes[dtype] + size > capacity:
+        if dtype in open_groups and size > room[dtype]:
             done.append(open_groups.pop(dtype))
-            started.add(dtype)
-        open_groups.setdefault(dtype, []).append((name, parameter))
-        sizes[dtype] = size + (sizes[dtype] if len(open_groups[dtype]) > 1 else 0)
+        if dtype not in open_groups:
+            open_groups[dtype] = []
+            room[dtype] = (bucket_mb if dtype in room else first_bucket_mb) * MIB
+        open_groups[dtype].append((name, parameter))
+        room[dtype] -= size
     return done + list(open_groups.values())
 
 

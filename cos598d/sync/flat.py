@@ -27,8 +27,7 @@ class Flat(GradientSync):
         return module
 
     def finish(self) -> None:
-        used = self.agree_on_used([p.grad is not None for _, p in self.parameters])
-        is_used = dict(zip((p for _, p in self.parameters), used, strict=True))
+        is_used = self.agree_on_used([p.grad is not None for _, p in self.parameters])
         for bucket in self._buckets:
             for place in range(len(bucket.parameters)):
                 bucket.fill(place, 1 / self.comm.world_size)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from cos598d import hosts
-from cos598d.comm import Composed
+from cos598d.composed import Composed
 from cos598d.sync.base import DEFAULTS, SyncOptions
 from cos598d.sync.buckets import bucket_bytes
 from cos598d.sync.cost import Cost, Sizes

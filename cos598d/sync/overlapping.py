@@ -57,8 +57,7 @@ class OverlappingSync(GradientSync):
             if p in self._waiting_for:
                 self._mark(p)
         # Only now: every rank has started every unit, so this call too has one place in the order.
-        used = self.agree_on_used(has)
-        is_used = dict(zip((p for _, p in self.parameters), used, strict=True))
+        is_used = self.agree_on_used(has)
         for unit, call in enumerate(self._calls):
             call.wait()
             self.end(unit, [is_used[p] for _, p in self._units[unit]])

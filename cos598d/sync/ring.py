@@ -44,8 +44,11 @@ class Ring(FlatByMessages):
 
     def _sum_up(self, tensor: torch.Tensor, name: str) -> Call:
         """The ring for what a codec has made of a bucket; over when this returns."""
+        key = f"{name} as {tensor.dtype}"
+        if key not in self._scratch:
+            self._scratch[key] = make_scratch(tensor, self.segment_bytes, self.in_flight)
         with self.comm.composed(self.op, tensor, name) as call:
-            self.sum_over_ranks(call, tensor, make_scratch(tensor, self.segment_bytes, self.in_flight))
+            self.sum_over_ranks(call, tensor, self._scratch[key])
         return Call.done()
 
     def sum_over_ranks(self, call: Composed, buffer: torch.Tensor, scratch: torch.Tensor) -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from cos598d import hosts
-from cos598d.comm import Composed
+from cos598d.composed import Composed
 from cos598d.errors import UserError
 from cos598d.sync.base import DEFAULTS, SyncOptions
 from cos598d.sync.buckets import Bucket, Named, bucket_bytes, plan_buckets

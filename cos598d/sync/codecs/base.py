@@ -1,7 +1,7 @@
 """The contract of a payload codec."""
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -15,6 +15,17 @@ class Pending(Protocol):
     """A call under way: `wait` blocks until its result is there."""
 
     def wait(self) -> None: ...
+
+
+class Coded(NamedTuple):
+    """What a codec has put on its way, and its call."""
+
+    content: Any
+    call: Call
+
+    def wait(self) -> None:
+        """Block until the call is over."""
+        self.call.wait()
 
 
 class Codec:

@@ -2,9 +2,8 @@
 
 import torch
 
-from cos598d.comm import Call
 from cos598d.sync.buckets import Bucket
-from cos598d.sync.codecs.base import Codec
+from cos598d.sync.codecs.base import Codec, Coded
 
 
 class BFloat16(Codec):
@@ -19,13 +18,13 @@ class BFloat16(Codec):
 
     dtype = torch.bfloat16
 
-    def start(self, bucket: Bucket) -> "_Narrow":
+    def start(self, bucket: Bucket) -> Coded:
         narrow = bucket.buffer.to(self.dtype)
-        return _Narrow(narrow, self.all_reduce(narrow, bucket.name))
+        return Coded(narrow, self.all_reduce(narrow, bucket.name))
 
-    def finish(self, bucket: Bucket, pending: "_Narrow") -> None:
+    def finish(self, bucket: Bucket, pending: Coded) -> None:
         pending.wait()
-        bucket.buffer.copy_(pending.tensor)
+        bucket.buffer.copy_(pending.content)
 
 
 class Float16(BFloat16):
@@ -33,11 +32,3 @@ class Float16(BFloat16):
     below 6e-8 vanish."""
 
     dtype = torch.float16
-
-
-class _Narrow:
-    def __init__(self, tensor: torch.Tensor, call: Call):
-        self.tensor, self._call = tensor, call
-
-    def wait(self) -> None:
-        self._call.wait()

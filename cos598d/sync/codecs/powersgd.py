@@ -1,10 +1,12 @@
 """Each matrix of gradients as a product of two thin ones."""
 
+from typing import NamedTuple
+
 import torch
 
-from cos598d.comm import Call
+from cos598d.comm import Communicator
 from cos598d.sync.buckets import Bucket
-from cos598d.sync.codecs.base import AllReduce, Codec, Communicator, Feedback
+from cos598d.sync.codecs.base import AllReduce, Codec, Coded, Feedback
 
 RANK = 4
 
@@ -35,7 +37,7 @@ class PowerSGD(Codec):
     def takes(cls, number: float) -> bool:
         return number >= 1 and number == int(number)
 
-    def start(self, bucket: Bucket) -> "_FirstHalf":
+    def start(self, bucket: Bucket) -> Coded:
         error = self._feedback.add_to(bucket)
         error.copy_(bucket.buffer)
         matrices, whole = [], []
@@ -50,25 +52,26 @@ class PowerSGD(Codec):
                 whole.append(view)
         ps = [matrix @ self._qs[name] for name, matrix in matrices]
         packed = _pack([*ps, *whole], bucket.buffer)
-        return _FirstHalf(matrices, whole, ps, packed, self.all_reduce(packed, bucket.name))
+        return Coded(_FirstHalf(matrices, whole, ps, packed), self.all_reduce(packed, bucket.name))
 
-    def finish(self, bucket: Bucket, pending: "_FirstHalf") -> None:
+    def finish(self, bucket: Bucket, pending: Coded) -> None:
         pending.wait()
-        parts = pending.packed.split([tensor.numel() for tensor in (*pending.ps, *pending.whole)])
-        ps = [torch.linalg.qr(part.view_as(p)).Q for part, p in zip(parts[: len(pending.ps)], pending.ps, strict=True)]
-        qs = [matrix.T @ p for (_, matrix), p in zip(pending.matrices, ps, strict=True)]
+        half: _FirstHalf = pending.content
+        parts = half.packed.split([tensor.numel() for tensor in (*half.ps, *half.whole)])
+        ps = [torch.linalg.qr(part.view_as(p)).Q for part, p in zip(parts[: len(half.ps)], half.ps, strict=True)]
+        qs = [matrix.T @ p for (_, matrix), p in zip(half.matrices, ps, strict=True)]
         sums = _pack(qs, bucket.buffer)
         call = self.all_reduce(sums, f"{bucket.name}, second factors") if qs else None
         # Of the local gradient, what the product of both factors holds is sent: kept is the rest.
-        local = {name: p @ q.T for (name, _), p, q in zip(pending.matrices, ps, qs, strict=True)}
+        local = {name: p @ q.T for (name, _), p, q in zip(half.matrices, ps, qs, strict=True)}
         self._keep_errors(bucket, local)
         if call:
             call.wait()
         summed = sums.split([q.numel() for q in qs]) if qs else ()
-        for (name, matrix), p, q, part in zip(pending.matrices, ps, qs, summed, strict=True):
+        for (name, matrix), p, q, part in zip(half.matrices, ps, qs, summed, strict=True):
             self._qs[name] = part.view_as(q).clone()
             torch.mm(p, self._qs[name].T, out=matrix)
-        for view, part in zip(pending.whole, parts[len(pending.ps) :], strict=True):
+        for view, part in zip(half.whole, parts[len(half.ps) :], strict=True):
             view.copy_(part.view_as(view))
 
     def _keep_errors(self, bucket: Bucket, local: dict[str, torch.Tensor]) -> None:
@@ -81,12 +84,13 @@ class PowerSGD(Codec):
                 part.zero_()
 
 
-class _FirstHalf:
-    def __init__(self, matrices: list, whole: list, ps: list, packed: torch.Tensor, call: Call):
-        self.matrices, self.whole, self.ps, self.packed, self._call = matrices, whole, ps, packed, call
+class _FirstHalf(NamedTuple):
+    """The matrices by name, what travels whole, the first factors, and both packed as they travel."""
 
-    def wait(self) -> None:
-        self._call.wait()
+    matrices: list[tuple[str, torch.Tensor]]
+    whole: list[torch.Tensor]
+    ps: list[torch.Tensor]
+    packed: torch.Tensor
 
 
 def _pack(tensors: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:

@@ -2,9 +2,9 @@
 
 import torch
 
-from cos598d.comm import Call
+from cos598d.comm import Communicator
 from cos598d.sync.buckets import Bucket
-from cos598d.sync.codecs.base import AllReduce, Codec, Communicator, Feedback
+from cos598d.sync.codecs.base import AllReduce, Codec, Coded, Feedback
 
 SHARE = 0.01
 
@@ -32,7 +32,7 @@ class TopK(Codec):
     def takes(cls, number: float) -> bool:
         return 0 < number <= 1
 
-    def start(self, bucket: Bucket) -> "_Gathered":
+    def start(self, bucket: Bucket) -> Coded:
         error = self._feedback.add_to(bucket)
         count = max(1, round(self._share * bucket.buffer.numel()))
         places = bucket.buffer.abs().topk(count, sorted=False).indices
@@ -40,19 +40,11 @@ class TopK(Codec):
         error.copy_(bucket.buffer)
         error[places] = 0
         packed = torch.cat([values, places.to(torch.int32).view(torch.float32)])
-        return _Gathered(*self.comm.all_gather(packed, bucket.name, async_op=True))
+        return Coded(*self.comm.all_gather(packed, bucket.name, async_op=True))
 
-    def finish(self, bucket: Bucket, pending: "_Gathered") -> None:
+    def finish(self, bucket: Bucket, pending: Coded) -> None:
         pending.wait()
         bucket.buffer.zero_()
-        for packed in pending.parts:
+        for packed in pending.content:
             values, places = packed.chunk(2)
             bucket.buffer.index_add_(0, places.view(torch.int32).long(), values.to(bucket.buffer.dtype))
-
-
-class _Gathered:
-    def __init__(self, parts: list[torch.Tensor], call: Call):
-        self.parts, self._call = parts, call
-
-    def wait(self) -> None:
-        self._call.wait()
