@@ -1,4 +1,7 @@
-"""The words a user types: `python -m cos598d COMMAND`, and the task folders' scripts."""
+"""The words a user types: `python -m cos598d COMMAND`, and the task folders' scripts.
+
+Only the command that was asked for is loaded: looking at a table or pulling an emulated host's plug needs no torch.
+"""
 
 import argparse
 import json
@@ -8,15 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import cos598d
-from cos598d.bench.command import add_bench_options, run_bench
-from cos598d.config import config_from
-from cos598d.data import get_task
-from cos598d.demo import run_demo
 from cos598d.errors import UsageError, UserError
-from cos598d.launch import Identity, find_identity, start_local_workers
-from cos598d.options import Parser, add_run_options, run_values, to_words
-from cos598d.report.table import comparison, load_run
-from cos598d.run import run
+from cos598d.flags import Parser
 
 # The demo compares seconds and losses: a few steps, no evaluation, no models kept.
 DEMO_DEFAULTS = {"max_steps": 6, "do_train": True}
@@ -41,52 +37,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser(prog="python -m cos598d", description=cos598d.__doc__)
     parser.add_argument("--version", action="version", version=f"cos598d {cos598d.__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-
-    command = _add(commands, "train", "train and evaluate, as one rank or as the starter of local ranks", _train)
-    command.set_defaults(words=words)
-    add_run_options(command)
-
-    command = _add(commands, "demo", "tasks 1, 2(a), 2(b) and 3 one after the other, then their comparison", _demo)
-    command.add_argument("--runs_dir", type=Path, help="folder for the records (default: a new one in runs/)")
-    add_run_options(command, but=NOT_IN_DEMO, **DEMO_DEFAULTS)
-    command.set_defaults(world_size=4)
-
-    command = _add(commands, "compare", "a table of runs, from their records alone", _compare)
-    command.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run's record")
-    command.add_argument("--markdown", action="store_true", help="as Markdown tables")
-
-    command = _add(commands, "sample", "write a bundled sample's files, to look at or to change", _sample)
-    command.add_argument("folder", type=Path, metavar="FOLDER")
-    command.add_argument("--task", choices=("rte", "squad"), default="rte", help="which sample (default: rte)")
-
-    command = _add(commands, "score", "score a predictions file by the task's official rules", _score)
-    command.add_argument("--task", choices=("squad",), required=True, help="squad: 1.1 or 2.0, as the data file is")
-    command.add_argument("--data", type=Path, required=True, metavar="FILE", help="SQuAD's file with the gold answers")
-    command.add_argument(
-        "--predictions", type=Path, required=True, metavar="FILE", help="JSON: each question's id and its answer"
-    )
-    command.add_argument(
-        "--null_odds", type=Path, metavar="FILE", help="JSON: each question's id and how sure it has no answer (2.0)"
-    )
-
-    command = _add(commands, "check", "try a gradient sync, your own or a registered one, on real ranks", _check)
-    command.add_argument("sync", metavar="SYNC", help="FILE.py:CLASS, or a registered sync's name")
-    command.add_argument("--world_sizes", default="1,2,3,4", metavar="N,N", help="ranks to try (default: 1,2,3,4)")
-    command.add_argument(
-        "--seconds", type=float, default=20.0, metavar="X", help="what a claim may take at one world size (default: 20)"
-    )
-    command.add_argument("--claims", metavar="NAME,NAME", help="the claims to try (default: all)")
-    command.add_argument("--no_speed", action="store_true", help="measure no seconds")
-    command.add_argument(
-        "--json", metavar="FILE", help="write the card's facts there as JSON too; -: print them instead of the card"
-    )
-
-    command = _add(commands, "new", "write a starting file for a gradient sync of your own", _new)
-    command.add_argument("file", type=Path, metavar="FILE.py")
-
-    command = _add(commands, "bench", "gradient syncs side by side on the same batches, round by round", run_bench)
-    add_bench_options(command)
-
+    for name, (meaning, add_flags) in COMMANDS.items():
+        command = commands.add_parser(name, help=meaning, description=meaning)
+        if words[:1] == [name]:
+            command.set_defaults(words=words, own={}, single_process=False)
+            add_flags(command)
     options = parser.parse_args(words)
     return _guarded(options.function, options)
 
@@ -95,6 +50,9 @@ def run_script(
     label: str, sync: str, arguments: Sequence[str] | None = None, single_process: bool = False, task: str = "glue"
 ) -> int:
     """A task folder's script: train under the lesson's label and sync on a GLUE task, or on SQuAD (`task` "squad")."""
+    from cos598d.data import get_task
+    from cos598d.options import add_run_options
+
     words = list(sys.argv[1:] if arguments is None else arguments)
     example = "" if single_process else " --master_ip IP --master_port P --world_size N --local_rank R"
     parser = Parser(
@@ -108,14 +66,6 @@ def run_script(
     return _guarded(_train, options)
 
 
-def _add(
-    commands: Any, name: str, words: str, function: Callable[[argparse.Namespace], int]
-) -> argparse.ArgumentParser:
-    command = commands.add_parser(name, help=words, description=words)
-    command.set_defaults(function=function, own={}, single_process=False)
-    return command
-
-
 def _guarded(function: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
     try:
         return function(options)
@@ -127,7 +77,19 @@ def _guarded(function: Callable[[argparse.Namespace], int], options: argparse.Na
         return 130
 
 
+def _add_train(command: argparse.ArgumentParser) -> None:
+    from cos598d.options import add_run_options
+
+    command.set_defaults(function=_train)
+    add_run_options(command)
+
+
 def _train(options: argparse.Namespace) -> int:
+    from cos598d.config import config_from
+    from cos598d.launch import find_identity, start_local_workers
+    from cos598d.options import run_values
+    from cos598d.run import run
+
     config = config_from(options.own | run_values(options))
     identity = find_identity(options.world_size, options.local_rank, options.master_ip, options.master_port)
     if options.single_process and (identity is None or identity.world_size > 1):
@@ -138,7 +100,21 @@ def _train(options: argparse.Namespace) -> int:
     return run(config, identity)
 
 
+def _add_demo(command: argparse.ArgumentParser) -> None:
+    from cos598d.options import add_run_options
+
+    command.add_argument("--runs_dir", type=Path, help="folder for the records (default: a new one in runs/)")
+    add_run_options(command, but=NOT_IN_DEMO, **DEMO_DEFAULTS)
+    command.set_defaults(function=_demo, world_size=4)
+
+
 def _demo(options: argparse.Namespace) -> int:
+    from cos598d.config import config_from
+    from cos598d.demo import run_demo
+    from cos598d.launch import Identity
+    from cos598d.options import run_values, to_words
+    from cos598d.report.table import comparison, load_run
+
     values = run_values(options)
     values = ({"do_train": True} if "num_train_epochs" in values else DEMO_DEFAULTS) | values
     Identity(0, options.world_size)  # for its checks
@@ -148,9 +124,23 @@ def _demo(options: argparse.Namespace) -> int:
     return 0
 
 
+def _add_compare(command: argparse.ArgumentParser) -> None:
+    command.set_defaults(function=_compare)
+    command.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run's record")
+    command.add_argument("--markdown", action="store_true", help="as Markdown tables")
+
+
 def _compare(options: argparse.Namespace) -> int:
+    from cos598d.report.table import comparison, load_run
+
     print(comparison([load_run(folder) for folder in options.runs], markdown=options.markdown))
     return 0
+
+
+def _add_sample(command: argparse.ArgumentParser) -> None:
+    command.set_defaults(function=_sample)
+    command.add_argument("folder", type=Path, metavar="FOLDER")
+    command.add_argument("--task", choices=("rte", "squad"), default="rte", help="which sample (default: rte)")
 
 
 def _sample(options: argparse.Namespace) -> int:
@@ -165,6 +155,18 @@ def _sample(options: argparse.Namespace) -> int:
     return 0
 
 
+def _add_score(command: argparse.ArgumentParser) -> None:
+    command.set_defaults(function=_score)
+    command.add_argument("--task", choices=("squad",), required=True, help="squad: 1.1 or 2.0, as the data file is")
+    command.add_argument("--data", type=Path, required=True, metavar="FILE", help="SQuAD's file with the gold answers")
+    command.add_argument(
+        "--predictions", type=Path, required=True, metavar="FILE", help="JSON: each question's id and its answer"
+    )
+    command.add_argument(
+        "--null_odds", type=Path, metavar="FILE", help="JSON: each question's id and how sure it has no answer (2.0)"
+    )
+
+
 def _score(options: argparse.Namespace) -> int:
     from cos598d.data.squad.score import score_file
 
@@ -175,10 +177,29 @@ def _score(options: argparse.Namespace) -> int:
     return 0
 
 
+def _add_check(command: argparse.ArgumentParser) -> None:
+    command.set_defaults(function=_check)
+    command.add_argument("sync", metavar="SYNC", help="FILE.py:CLASS, or a registered sync's name")
+    command.add_argument("--world_sizes", default="1,2,3,4", metavar="N,N", help="ranks to try (default: 1,2,3,4)")
+    command.add_argument(
+        "--seconds", type=float, default=20.0, metavar="X", help="what a claim may take at one world size (default: 20)"
+    )
+    command.add_argument("--claims", metavar="NAME,NAME", help="the claims to try (default: all)")
+    command.add_argument("--no_speed", action="store_true", help="measure no seconds")
+    command.add_argument(
+        "--json", metavar="FILE", help="write the card's facts there as JSON too; -: print them instead of the card"
+    )
+
+
 def _check(options: argparse.Namespace) -> int:
     from cos598d.check import check
 
     return check(options.sync, options.world_sizes, options.seconds, options.claims, not options.no_speed, options.json)
+
+
+def _add_new(command: argparse.ArgumentParser) -> None:
+    command.set_defaults(function=_new)
+    command.add_argument("file", type=Path, metavar="FILE.py")
 
 
 def _new(options: argparse.Namespace) -> int:
@@ -187,3 +208,29 @@ def _new(options: argparse.Namespace) -> int:
     write_template(options.file)
     print(f"wrote {options.file}; fill it in, then: python -m cos598d check {options.file}:MySync")
     return 0
+
+
+def _add_bench(command: argparse.ArgumentParser) -> None:
+    from cos598d.bench.command import add_bench_options, run_bench
+
+    command.set_defaults(function=run_bench)
+    add_bench_options(command)
+
+
+def _add_cluster(command: argparse.ArgumentParser) -> None:
+    from cos598d.cluster.command import add_cluster_commands
+
+    add_cluster_commands(command)
+
+
+COMMANDS: dict[str, tuple[str, Callable[[Any], None]]] = {
+    "train": ("train and evaluate, as one rank or as the starter of local ranks", _add_train),
+    "demo": ("tasks 1, 2(a), 2(b) and 3 one after the other, then their comparison", _add_demo),
+    "compare": ("a table of runs, from their records alone", _add_compare),
+    "bench": ("gradient syncs side by side on the same batches, round by round", _add_bench),
+    "check": ("try a gradient sync, your own or a registered one, on real ranks", _add_check),
+    "new": ("write a starting file for a gradient sync of your own", _add_new),
+    "cluster": ("several hosts emulated on this machine (Linux, root)", _add_cluster),
+    "score": ("score a predictions file by the task's official rules", _add_score),
+    "sample": ("write a bundled sample's files, to look at or to change", _add_sample),
+}

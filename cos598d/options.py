@@ -1,22 +1,34 @@
 """The flags of a run, in groups; their defaults are RunConfig's."""
 
 import argparse
-import functools
-import sys
 from dataclasses import fields
-from typing import Any, NoReturn
+from typing import Any
 
 from cos598d.config import BACKENDS, PRECISIONS, RunConfig
 from cos598d.data import TASK_NAMES
+from cos598d.flags import FLAG, Groups, Parser, add_groups
+from cos598d.flags import to_words as to_plain_words
 from cos598d.models import MODEL_TYPES
 from cos598d.sync import SYNCS
 from cos598d.sync.codecs import CODECS
 
 DEFAULTS = {field.name: field.default for field in fields(RunConfig)}
-FLAG = "flag"
+OWN_DROPOUT = -1.0
 
-# group -> (name, type or FLAG, help); a default that is not None is added to the help.
-GROUPS: dict[str, list[tuple[str, Any, str]]] = {
+
+def _dropout(text: str) -> float:
+    if text == "model":
+        return OWN_DROPOUT
+    value = float(text)
+    if value < 0:
+        raise ValueError
+    return value
+
+
+_dropout.__name__ = "probability"  # for argparse's sentence
+
+# A default that is not None is added to the help.
+GROUPS: Groups = {
     "ranks": [
         ("sync", str, f"gradient sync, one of {', '.join(SYNCS)}; or your own, FILE.py:CLASS"),
         ("bucket_mb", float, "capacity of a bucket in MiB, for the syncs that have buckets"),
@@ -61,7 +73,7 @@ GROUPS: dict[str, list[tuple[str, Any, str]]] = {
             FLAG,
             "the vocabulary is uncased (known by itself for minilm, tiny and names with 'uncased')",
         ),
-        ("dropout", "dropout", "probability for every dropout of the model: 0 for parity; 'model' for the model's own"),
+        ("dropout", _dropout, "probability for every dropout of the model: 0 for parity; 'model' for the model's own"),
     ],
     "training": [
         ("do_train", FLAG, "train (without --do_train and --do_eval: both)"),
@@ -90,41 +102,12 @@ GROUPS: dict[str, list[tuple[str, Any, str]]] = {
 }
 
 
-class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one sentence."""
-
-    def __init__(self, *args: Any, **kwargs: Any):
-        # Wide enough that a flag and its help share a line.
-        formatter = functools.partial(argparse.HelpFormatter, max_help_position=34, width=118)
-        super().__init__(*args, **{"allow_abbrev": False, "formatter_class": formatter} | kwargs)
-
-    def error(self, message: str) -> NoReturn:
-        print(f"{message} (--help lists what there is)", file=sys.stderr)
-        sys.exit(2)
-
-
 def add_run_options(parser: argparse.ArgumentParser, but: frozenset[str] = frozenset(), **defaults: Any) -> None:
     """Add the flags of a run to `parser`, without those, or the groups, named in `but`.
 
     `defaults` are a lesson's own, shown in the help; a flag that is not given stays None in the result.
     """
-    shown = DEFAULTS | defaults
-    for group, options in GROUPS.items():
-        if group in but:
-            continue
-        section = parser.add_argument_group(group)
-        for name, kind, words in options:
-            if name in but:
-                continue
-            default = shown.get(name)
-            if kind == FLAG:
-                section.add_argument(f"--{name}", action="store_true", default=None, help=words)
-                continue
-            if default is not None and "default:" not in words:
-                words += f" (default: {default:g})" if isinstance(default, float) else f" (default: {default})"
-            section.add_argument(
-                f"--{name}", type=_dropout if kind == "dropout" else kind, metavar=_metavar(kind), help=words
-            )
+    add_groups(parser, GROUPS, DEFAULTS | defaults, but)
 
 
 def run_values(options: argparse.Namespace) -> dict[str, Any]:
@@ -143,33 +126,7 @@ def run_values(options: argparse.Namespace) -> dict[str, Any]:
 
 def to_words(values: dict[str, Any]) -> list[str]:
     """The flags that give `values`, as `run_values` returns them, on a command line."""
-    words = []
-    for name, value in values.items():
-        if name == "save_model":
-            words += [] if value else ["--no_save_model"]
-        elif value is True:
-            words.append(f"--{name}")
-        elif name == "dropout" and value is None:
-            words += ["--dropout", "model"]
-        else:
-            words += [f"--{name}", str(value)]
-    return words
-
-
-OWN_DROPOUT = -1.0
-
-
-def _dropout(text: str) -> float:
-    if text == "model":
-        return OWN_DROPOUT
-    value = float(text)
-    if value < 0:
-        raise ValueError
-    return value
-
-
-_dropout.__name__ = "probability"  # for argparse's sentence
-
-
-def _metavar(kind: Any) -> str:
-    return {int: "N", float: "X", str: "WORD"}.get(kind, "P")
+    own = {"no_save_model": values.get("save_model") is False}
+    if "dropout" in values and values["dropout"] is None:
+        own["dropout"] = "model"
+    return to_plain_words({name: value for name, value in values.items() if name != "save_model"} | own)

@@ -2,6 +2,7 @@
 
 import json
 import statistics
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from cos598d.bench.summary import median_interval, paired_ratio, summarize
 from cos598d.bench.sweep import message_sizes
 from cos598d.bench.workload import Stepper, Workload
 from cos598d.errors import UsageError
+from cos598d.flags import to_words
 from cos598d.models import find_model
 
 SIZES = [1 << power for power in range(10, 29, 2)]
@@ -187,7 +189,7 @@ def test_a_plan_that_cannot_work_is_refused(values, sentence):
 
 def test_a_plan_s_words_name_all_that_was_asked_for():
     plan = BenchPlan(sync="flat", alone=True, rounds=3, threads=2)
-    words = plan.to_words()
+    words = to_words(asdict(plan))
     assert words[words.index("--sync") + 1] == "flat"
     assert words[words.index("--threads") + 1] == "2"
     assert "--alone" in words

@@ -3,7 +3,7 @@
 import argparse
 import json
 import tempfile
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -14,14 +14,14 @@ from cos598d.bench.table import bench_table
 from cos598d.config import BACKENDS
 from cos598d.errors import UsageError, UserError
 from cos598d.files import write_json
+from cos598d.flags import FLAG, Groups, add_groups, to_words
 from cos598d.launch import Identity, find_identity, start_local_workers
 
 WORLD_SIZE = 4
 FILE_NAME = "bench.json"
-FLAG = "flag"
 
-# group -> (name, type or FLAG, help); the plan's defaults are added to the help.
-GROUPS: dict[str, list[tuple[str, Any, str]]] = {
+# The plan's defaults are added to the help.
+GROUPS: Groups = {
     "what": [
         (
             "sync",
@@ -66,18 +66,7 @@ GROUPS: dict[str, list[tuple[str, Any, str]]] = {
 
 def add_bench_options(parser: argparse.ArgumentParser) -> None:
     """Add the bench's flags to `parser`; one that is not given stays None in the result."""
-    shown = {field.name: field.default for field in fields(BenchPlan)}
-    for group, options in GROUPS.items():
-        section = parser.add_argument_group(group)
-        for name, kind, words in options:
-            if kind == FLAG:
-                section.add_argument(f"--{name}", action="store_true", default=None, help=words)
-                continue
-            default = shown.get(name)
-            if default is not None:
-                words += f" (default: {default:g})" if isinstance(default, float) else f" (default: {default})"
-            metavar = {int: "N", float: "X", str: "WORD", Path: "FOLDER"}[kind]
-            section.add_argument(f"--{name}", type=kind, metavar="FILE" if name == "json" else metavar, help=words)
+    add_groups(parser, GROUPS, {field.name: field.default for field in fields(BenchPlan)})
 
 
 def run_bench(options: argparse.Namespace) -> int:
@@ -131,7 +120,7 @@ def _measured_here(plan: BenchPlan, world_size: int, master_port: int | None) ->
     """The record of `plan`, measured by ranks started on this host for it."""
     with tempfile.TemporaryDirectory(prefix="cos598d-bench-") as folder:
         path = Path(folder) / FILE_NAME
-        words = ["bench", *plan.to_words(), "--world_size", str(world_size), "--json", str(path)]
+        words = ["bench", *to_words(asdict(plan)), "--world_size", str(world_size), "--json", str(path)]
         exit_code = start_local_workers(world_size, master_port, words)
         if exit_code:
             raise RanksFailed(exit_code)

@@ -67,16 +67,6 @@ class BenchPlan:
         """What every rank must have been started with alike, as JSON values."""
         return {name: value for name, value in asdict(self).items() if name not in LOCAL_FIELDS}
 
-    def to_words(self) -> list[str]:
-        """The flags that give this plan on a command line."""
-        words = []
-        for name, value in asdict(self).items():
-            if value is True:
-                words.append(f"--{name}")
-            elif value is not None and value is not False:
-                words += [f"--{name}", str(value)]
-        return words
-
 
 def plan_from(values: Mapping[str, Any]) -> BenchPlan:
     """The plan of those `values` that it has a field for and that are not None."""

@@ -1,6 +1,7 @@
 """What a run ran on: versions, processors, device, and the state of the code."""
 
 import importlib.metadata
+import json
 import os
 import platform
 import subprocess
@@ -26,6 +27,8 @@ def describe_environment(device: torch.device, backend: str, threads: int, ranks
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "backend": backend,
         "interface": os.environ.get("GLOO_SOCKET_IFNAME"),
+        # What an emulated cluster says of its links (rate, delay); None on real ones.
+        "network": json.loads(os.environ.get("COS598D_NETWORK", "null")),
         "versions": {name: _version(name) for name in PACKAGES},
         "cuda": torch.version.cuda,
         "commit": _commit(),

@@ -1,0 +1,178 @@
+"""`python -m cos598d cluster`: up, run, ps, exec, slow, cut, down."""
+
+import argparse
+import os
+import signal
+import sys
+from typing import Any
+
+from cos598d.cluster.hosts import environment, on_host, run_on_hosts, start_switch
+from cos598d.cluster.network import Network, check_rights, load
+from cos598d.cluster.plan import DEFAULT_NAME, Cluster, address, delay_words, parse_delay, parse_rate, rate_words
+from cos598d.errors import UsageError
+
+OWN_SWITCH = (
+    "this kernel has no netem: a program of ours carries the packets with that delay, and takes processor time for it"
+)
+
+
+def add_cluster_commands(parser: argparse.ArgumentParser) -> None:
+    """Add the commands of `cluster` to its parser."""
+    commands = parser.add_subparsers(metavar="WHAT", required=True)
+
+    def add(name: str, words: str, function: Any) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=words, description=words)
+        command.add_argument("--name", default=DEFAULT_NAME, help=f"the cluster's name (default: {DEFAULT_NAME})")
+        command.add_argument("--show", action="store_true", help="print every ip and tc command before it runs")
+        command.set_defaults(function=function)
+        return command
+
+    for name, words, function in (
+        ("run", "make hosts, run a program as a rank on each, remove them again", _run),
+        ("up", "make hosts, to work in by hand", _up),
+    ):
+        command = add(name, words, function)
+        command.add_argument("--hosts", type=int, default=4, metavar="N", help="how many hosts (default: 4)")
+        command.add_argument("--rate", default="1gbit", help="of each link, both ways, or none (default: 1gbit)")
+        command.add_argument("--delay", default="0", help="from host to host, like 10ms (default: 0)")
+        command.add_argument(
+            "--offload", choices=("on", "off"), default="on", help="off: packets of 1500 bytes on the links, each one"
+        )
+        if function is _run:
+            command.add_argument(
+                "--ranks_per_host", type=int, default=1, metavar="N", help="ranks on each (default: 1)"
+            )
+            command.add_argument(
+                "program",
+                nargs=argparse.REMAINDER,
+                metavar="-- PROGRAM",
+                help="its words; {rank}, {host}, {address}, {world_size}, {master_ip} and {master_port} are filled in",
+            )
+    add("ps", "the hosts, their links and their processes", _ps)
+    command = add("exec", "run a program on a host", _exec)
+    command.add_argument("host", type=int, metavar="HOST")
+    command.add_argument("program", nargs=argparse.REMAINDER, metavar="PROGRAM")
+    command = add("slow", "give a host's link another rate, also in the middle of a run", _slow)
+    command.add_argument("host", type=int, metavar="HOST")
+    command.add_argument("--rate", required=True, help="like 100mbit, or none")
+    command = add("cut", "pull a host's plug, also in the middle of a run", _cut)
+    command.add_argument("host", type=int, metavar="HOST")
+    command.add_argument("--undo", action="store_true", help="put it in again")
+    add("down", "end a cluster's programs and remove its hosts", _down)
+
+
+def _cluster(options: argparse.Namespace) -> Cluster:
+    return Cluster(
+        options.hosts, parse_rate(options.rate), parse_delay(options.delay), options.offload == "on", options.name
+    )
+
+
+def _words(options: argparse.Namespace, example: str) -> list[str]:
+    """The program's words; the "--" before them is the shell user's way to end our own flags."""
+    words = options.program[1:] if options.program[:1] == ["--"] else options.program
+    if not words:
+        raise UsageError(f"what shall run there? {example}")
+    if words[0] in ("python", "python3"):
+        words = [sys.executable, *words[1:]]  # the one whose packages are installed, also under sudo
+    return words
+
+
+def _run(options: argparse.Namespace) -> int:
+    cluster = _cluster(options)
+    if options.ranks_per_host < 1:
+        raise UsageError(f"--ranks_per_host {options.ranks_per_host}: a host has at least 1 rank.")
+    words = _words(options, "Give its words behind --, as in: cluster run -- python task2b/run_glue.py")
+    network = Network(cluster, options.show)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _stop)
+    network.build()
+    try:
+        switch = start_switch(network, stays=False)
+        print(_description(cluster, bool(switch)), file=sys.stderr, flush=True)
+        return run_on_hosts(cluster, words, options.ranks_per_host)
+    except _Stopped as stopped:
+        print(f"stopped by {signal.Signals(stopped.number).name}.", file=sys.stderr)
+        return 128 + stopped.number
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)  # removing the hosts is not to be interrupted
+        network.remove()
+
+
+class _Stopped(BaseException):
+    def __init__(self, number: int):
+        super().__init__(number)
+        self.number = number
+
+
+def _stop(number: int, *_: Any) -> None:
+    raise _Stopped(number)
+
+
+def _up(options: argparse.Namespace) -> int:
+    cluster = _cluster(options)
+    network = Network(cluster, options.show)
+    network.build()
+    try:
+        switch = start_switch(network, stays=True)
+    except BaseException:
+        network.remove()
+        raise
+    print(_description(cluster, bool(switch)))
+    print("work on a host with `python -m cos598d cluster exec HOST PROGRAM`; end it with `cluster down`")
+    return 0
+
+
+def _description(cluster: Cluster, own_switch: bool) -> str:
+    rate = "links without a limit" if cluster.rate is None else f"links of {rate_words(cluster.rate)} each way"
+    delay = f", {delay_words(cluster.delay)} from host to host" if cluster.delay else ""
+    first = f"cluster {cluster.name}: {cluster.hosts} host{'s' if cluster.hosts > 1 else ''}"
+    addresses = f"{address(1)} to {address(cluster.hosts)}"
+    return f"{first}, {addresses}, {rate}{delay}" + (f"; {OWN_SWITCH}" if own_switch else "")
+
+
+def _ps(options: argparse.Namespace) -> int:
+    cluster = load(options.name)
+    network = Network(cluster, options.show)
+    print(f"{'host':>4}  {'address':12}  {'rate':9}  {'link':4}  {'MB sent':>10}  {'MB received':>11}  processes")
+    for host in cluster.numbers:
+        facts = network.facts(host)
+        print(
+            f"{host:4}  {facts['address']:12}  {facts['rate']:9}  {'up' if facts['connected'] else 'cut':4}  "
+            f"{facts['bytes_sent'] / 1e6:10.3f}  {facts['bytes_received'] / 1e6:11.3f}  "
+            f"{' '.join(map(str, facts['processes'])) or '-'}"
+        )
+    return 0
+
+
+def _exec(options: argparse.Namespace) -> int:
+    cluster = load(options.name)
+    cluster.check_host(options.host)
+    words = on_host(cluster, options.host, _words(options, "Give its words, as in: cluster exec 2 ip address"))
+    sys.stdout.flush()
+    os.execvpe(words[0], words, environment(cluster))
+
+
+def _slow(options: argparse.Namespace) -> int:
+    rate = parse_rate(options.rate)
+    cluster = load(options.name)
+    cluster.check_host(options.host)
+    Network(cluster, options.show).set_rate(options.host, rate)
+    print(f"host {options.host} of {cluster.name}: {rate_words(rate)} each way")
+    return 0
+
+
+def _cut(options: argparse.Namespace) -> int:
+    cluster = load(options.name)
+    cluster.check_host(options.host)
+    Network(cluster, options.show).set_connected(options.host, options.undo)
+    print(f"host {options.host} of {cluster.name} is {'connected again' if options.undo else 'cut off'}")
+    return 0
+
+
+def _down(options: argparse.Namespace) -> int:
+    check_rights()
+    cluster = Cluster(name=options.name)  # for its check of the name
+    count = Network(cluster, options.show).remove()
+    print(f"removed {count} namespaces of {options.name}" if count else f"no cluster named {options.name} is up")
+    return 0

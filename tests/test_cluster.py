@@ -1,0 +1,281 @@
+"""The emulated cluster: what its hosts see, what limits their links, and that nothing of it stays behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from programs import TINY_TRAINING, script
+
+from cos598d.cli import main
+from cos598d.cluster import network
+from cos598d.cluster.command import _description
+from cos598d.cluster.plan import Cluster, delay_words, parse_delay, parse_rate, rate_words
+from cos598d.errors import UsageError, UserError
+
+try:
+    network.check_rights()
+    MISSING = None
+except UserError as error:
+    MISSING = str(error)
+needs_cluster = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
+
+
+@pytest.fixture
+def name():
+    """A cluster's name of this test's own; what is left of it goes with the test."""
+    mine = f"test{os.getpid()}"
+    yield mine
+    network.Network(Cluster(name=mine)).remove()
+
+
+@pytest.fixture
+def cluster(start, name):
+    """Start `python -m cos598d cluster WHAT --name ... WORDS`: cluster(what, *words) -> Program."""
+
+    def _cluster(what, *words):
+        return start(
+            f"cluster-{what}-{time.monotonic_ns()}", ["-m", "cos598d", "cluster", what, "--name", name, *words]
+        )
+
+    return _cluster
+
+
+@pytest.mark.parametrize(
+    ("words", "bits"), [("1gbit", 1e9), ("100mbit", 1e8), ("2.5gbit", 2.5e9), ("64kbit", 64e3), ("none", None)]
+)
+def test_a_rate_is_read_as_tc_reads_it_and_written_the_same(words, bits):
+    assert parse_rate(words) == bits
+    assert rate_words(bits) == words
+
+
+@pytest.mark.parametrize(("words", "seconds"), [("10ms", 0.01), ("500us", 0.0005), ("1s", 1), ("0", 0)])
+def test_a_delay_is_read_with_its_unit_and_written_the_same(words, seconds):
+    assert parse_delay(words) == pytest.approx(seconds)
+    assert delay_words(seconds) == words
+
+
+@pytest.mark.parametrize(
+    "wrong", ["--rate=1gb", "--rate=0mbit", "--delay=10", "--delay=1h", "--hosts=0", "--hosts=65", "--name=a/b"]
+)
+def test_a_word_that_no_cluster_can_have_is_refused_before_anything_is_made(wrong, capsys):
+    assert main(["cluster", "up", wrong]) == 2
+    assert wrong.partition("=")[0] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "words"),
+    [
+        ("sys.platform", "darwin", "needs Linux"),
+        ("os.geteuid", lambda: 1000, "needs root"),
+        ("shutil.which", lambda tool: None, "install iproute2"),
+    ],
+)
+def test_where_no_cluster_can_be_made_one_sentence_says_why(attribute, value, words, monkeypatch, capsys):
+    if attribute != "sys.platform":
+        monkeypatch.setattr("sys.platform", "linux")
+        monkeypatch.setattr("shutil.which", lambda tool: tool)
+    monkeypatch.setattr(attribute, value)
+    assert main(["cluster", "up"]) == 1
+    assert words in capsys.readouterr().err
+
+
+def test_the_program_that_carries_packets_says_that_it_takes_processor_time():
+    assert "processor time" in _description(Cluster(delay=0.01), own_switch=True)
+
+
+@needs_cluster
+def test_every_host_gets_its_rank_address_interface_and_place_of_meeting(cluster):
+    words = (
+        "echo $RANK of $WORLD_SIZE at $MASTER_ADDR by $GLOO_SOCKET_IFNAME, {address} {rank} $(ip -br address show eth0)"
+    )
+    run = cluster("run", "--hosts", "3", "--", "sh", "-c", words)
+    assert run.wait() == 0
+    for host in (1, 2, 3):
+        here = f"10.10.1.{host} {host - 1}"
+        assert f"host{host}| {host - 1} of 3 at 10.10.1.1 by eth0, {here} eth0@if" in run.text
+        assert f"10.10.1.{host}/24" in run.text
+
+
+@needs_cluster
+def test_several_ranks_may_share_a_host(cluster):
+    run = cluster("run", "--hosts", "2", "--ranks_per_host", "2", "--", "sh", "-c", "echo $RANK $LOCAL_RANK {address}")
+    assert run.wait() == 0
+    for line in ("host1 rank0| 0 0 10.10.1.1", "host1 rank1| 1 1 10.10.1.1", "host2 rank3| 3 1 10.10.1.2"):
+        assert line in run.text
+
+
+@needs_cluster
+def test_a_run_ends_with_the_code_of_the_program_that_failed_and_leaves_nothing(cluster, name):
+    run = cluster("run", "--hosts", "2", "--", "sh", "-c", "[ {rank} = 0 ] || exit 7")
+    assert run.wait() == 7
+    assert not network.own_namespaces(name)
+
+
+@needs_cluster
+def test_a_second_cluster_of_the_same_name_is_refused_and_the_first_stays(cluster, name):
+    assert cluster("up", "--hosts", "1").wait() == 0
+    second = cluster("up", "--hosts", "2")
+    assert second.wait() == 1
+    assert "is up already" in second.text
+    assert network.load(name).hosts == 1
+
+
+@needs_cluster
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_run_that_is_stopped_removes_its_hosts_and_ends_its_programs(cluster, name, number):
+    run = cluster("run", "--hosts", "2", "--", "sh", "-c", "echo up; sleep 300")
+    run.wait_for("host1. up")
+    run.wait_for("host2. up")
+    ids = [process for space in network.own_namespaces(name) for process in network.processes(space)]
+    assert ids
+    run.process.send_signal(number)
+    assert run.wait() == 128 + number
+    assert not network.own_namespaces(name)
+    assert not any(network._runs(process) for process in ids)
+
+
+@needs_cluster
+def test_after_a_killed_run_down_removes_its_hosts_and_no_others(cluster, name):
+    other = f"{name}other"
+    subprocess.run(("ip", "netns", "add", other), check=True)
+    try:
+        run = cluster("run", "--hosts", "2", "--delay", "1ms", "--", "sh", "-c", "echo up; sleep 300")
+        run.wait_for("host2. up")
+        ids = [process for space in network.own_namespaces(name) for process in network.processes(space)]
+        run.process.kill()
+        run.wait()
+        assert len(network.own_namespaces(name)) == 3  # nobody was there to remove them
+        down = cluster("down")
+        assert down.wait() == 0
+        assert "removed 3 namespaces" in down.text
+        assert not network.own_namespaces(name)
+        assert not any(network._runs(process) for process in ids)
+        assert other in network.namespaces()
+    finally:
+        subprocess.run(("ip", "netns", "delete", other), check=True)
+
+
+@needs_cluster
+def test_slow_and_cut_change_a_link_that_is_in_use(cluster, name):
+    assert cluster("up", "--hosts", "2", "--rate", "1gbit").wait() == 0
+    up = network.Network(network.load(name))
+    assert [up.facts(host)["rate"] for host in (1, 2)] == ["1gbit", "1gbit"]
+    assert cluster("slow", "2", "--rate", "100mbit").wait() == 0
+    assert [up.facts(host)["rate"] for host in (1, 2)] == ["1gbit", "100mbit"]
+    port = subprocess.run(
+        ("tc", "-n", f"{name}-switch", "qdisc", "show", "dev", "port2"), capture_output=True, text=True, check=True
+    )
+    assert "rate 100Mbit" in port.stdout  # what comes to the host is limited too
+    assert cluster("cut", "2").wait() == 0
+    assert [up.facts(host)["connected"] for host in (1, 2)] == [True, False]
+    shown = cluster("ps")
+    assert shown.wait() == 0
+    assert "100mbit    cut" in shown.text
+    assert cluster("cut", "2", "--undo").wait() == 0
+    assert up.facts(2)["connected"]
+    absent = cluster("cut", "3")
+    assert absent.wait() == 2
+    assert "host 3 is none of this cluster's" in absent.text
+
+
+@needs_cluster
+def test_exec_runs_on_the_host_it_names(cluster):
+    assert cluster("up", "--hosts", "2").wait() == 0
+    there = cluster("exec", "2", "sh", "-c", "ip -br address show eth0; echo $GLOO_SOCKET_IFNAME; exit 5")
+    assert there.wait() == 5
+    assert "10.10.1.2/24" in there.text
+
+
+@needs_cluster
+def test_without_a_cluster_each_command_says_how_to_make_one(cluster):
+    for words in (("ps",), ("exec", "1", "true"), ("slow", "1", "--rate", "1mbit"), ("cut", "1")):
+        program = cluster(*words)
+        assert program.wait() == 1
+        assert "is up: make one with" in program.text
+
+
+ECHO = """
+import os, socket, sys, time
+
+def received():
+    line = next(line for line in open("/proc/net/dev") if "eth0" in line)
+    return int(line.split(":")[1].split()[1])
+
+if os.environ["RANK"] == "0":
+    with socket.create_server(("10.10.1.1", 7000)) as server:
+        line, _ = server.accept()
+        before = received()
+        got = 0
+        while got < 2_000_000:
+            got += len(line.recv(1 << 20))
+        packets = received() - before
+        begin = time.monotonic()
+        line.sendall(b"x")
+        line.recv(1)
+        print("packets", packets, "there and back", time.monotonic() - begin)
+else:
+    for _ in range(100):
+        try:
+            line = socket.create_connection(("10.10.1.1", 7000))
+            break
+        except OSError:
+            time.sleep(0.05)
+    line.sendall(bytes(2_000_000))
+    line.recv(1)
+    line.sendall(b"y")
+    line.recv(1)
+"""
+
+
+def _measured(text):
+    line = next(line for line in text.splitlines() if "| packets" in line).split()
+    return int(line[2]), float(line[-1])
+
+
+@needs_cluster
+def test_no_packet_is_early_and_without_offload_each_holds_at_most_1500_bytes(cluster, tmp_path):
+    (tmp_path / "echo.py").write_text(ECHO)
+    words = ("--", "python", str(tmp_path / "echo.py"))
+    cut = cluster("run", "--hosts", "2", "--offload", "off", *words)
+    assert cut.wait() == 0, cut.text
+    assert _measured(cut.text)[0] > 1300  # 2,000,000 / 1,448, but for those that came before the first look
+    whole = cluster("run", "--hosts", "2", "--delay", "20ms", *words)
+    assert whole.wait() == 0, whole.text
+    packets, seconds = _measured(whole.text)
+    assert packets < 700
+    assert seconds >= 0.04
+
+
+@needs_cluster
+def test_a_training_on_hosts_has_the_losses_of_one_on_loopback(cluster, start, tmp_path):
+    words = [script("task2b/run_glue.py"), *TINY_TRAINING, "--max_steps", "2"]
+    there = cluster("run", "--hosts", "2", "--", sys.executable, *words, "--output_dir", str(tmp_path / "there"))
+    assert there.wait(120) == 0, there.text
+    here = start("here", [*words, "--world_size", "2", "--output_dir", tmp_path / "here"])
+    assert here.wait(120) == 0, here.text
+    losses = [
+        (tmp_path / where / "summary.json").read_text().partition('"losses"')[2][:80] for where in ("there", "here")
+    ]
+    assert losses[0] == losses[1]
+    assert '"rate": "1gbit"' in (tmp_path / "there" / "environment.json").read_text()
+
+
+@needs_cluster
+def test_when_a_host_is_cut_off_every_rank_ends_within_seconds_and_says_who_is_lost(cluster):
+    words = [sys.executable, script("task2b/run_glue.py"), *TINY_TRAINING, "--max_steps", "100000"]
+    run = cluster("run", "--hosts", "3", "--", *words)
+    run.wait_for("host1.*iteration 3", 120)
+    assert cluster("cut", "3").wait() == 0
+    assert run.wait(40) == 1
+    for host in (1, 2):
+        assert f"host{host}| rank {host - 1}: lost rank 2, which ended without a word" in run.text
+    assert "host3| rank 2: lost rank 0" in run.text  # so it looks from there
+
+
+def test_a_cluster_knows_its_hosts():
+    Cluster(hosts=3).check_host(3)
+    with pytest.raises(UsageError, match="1 to 3"):
+        Cluster(hosts=3).check_host(4)
