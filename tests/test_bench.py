@@ -3,6 +3,7 @@
 import json
 import statistics
 from dataclasses import asdict
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,10 +16,12 @@ from cos598d.bench.plan import BenchPlan, plan_from
 from cos598d.bench.rounds import order_of_round
 from cos598d.bench.summary import median_interval, paired_ratio, summarize
 from cos598d.bench.sweep import message_sizes
+from cos598d.bench.trace import trace_candidate
 from cos598d.bench.workload import Stepper, Workload
 from cos598d.errors import UsageError
 from cos598d.flags import to_words
 from cos598d.models import find_model
+from cos598d.worlds import run_world
 
 SIZES = [1 << power for power in range(10, 29, 2)]
 TINY_BENCH = ["-m", "cos598d", "bench", "--model", "tiny", "--world_size", 2, "--batch", 2, "--tokens", 16]
@@ -282,3 +285,23 @@ def test_an_unknown_sync_is_one_sentence_and_nothing_starts(start, tmp_path):
     assert program.text.startswith("--sync nosuch: no such gradient sync; the known ones are ")
     assert program.text.count("\n") == 1
     assert not (tmp_path / "runs").exists()
+
+
+def _profiled(comm, name, folder):
+    workload = Workload(find_model("tiny"), comm.device, batch=2, tokens=16, seed=1)
+    return str(trace_candidate(Path(folder), parse_candidate(name), workload, comm))
+
+
+@pytest.mark.parametrize(
+    ("name", "overlaps"), [("bucketed:bucket_mb=0.1", True), ("overlap", True), ("all_reduce", False), ("flat", False)]
+)
+def test_the_profiler_s_trace_shows_whether_calls_start_before_backward_ends(name, overlaps, tmp_path):
+    for end in run_world(2, _profiled, name, str(tmp_path), seconds=120):
+        assert end.how == "returned", end
+        events = [event for event in json.loads(Path(end.value).read_text())["traceEvents"] if "ts" in event]
+        # Only the order of what happened is looked at, never how long it took.
+        backward = [e["ts"] for e in events if "evaluate_function" in e["name"]]
+        starts = [e["ts"] for e in events if e["name"] == "c10d::allreduce_" and e["ts"] > min(backward)]
+        assert starts
+        assert (min(starts) < max(backward)) == overlaps
+    assert len(list(tmp_path.iterdir())) == 2  # whole files, and no drafts

@@ -45,6 +45,7 @@ GROUPS: Groups = {
         ),
         ("largest_mb", float, "largest message of the sweep in MiB"),
         ("seed", int, "for new weights and the order within rounds"),
+        ("trace", Path, "then one iteration of each candidate under torch's profiler: traces of every rank go there"),
         ("memory", FLAG, "then each candidate's peak memory, in processes of its own"),
     ],
     "ranks": [
@@ -71,7 +72,9 @@ def add_bench_options(parser: argparse.ArgumentParser) -> None:
 
 def run_bench(options: argparse.Namespace) -> int:
     """Be a rank of the bench, or start its ranks here, and return the exit code."""
-    plan = plan_from(vars(options))
+    # The ranks that are started here may run elsewhere.
+    trace = {"trace": str(options.trace.resolve()) if options.trace else None}
+    plan = plan_from(vars(options) | trace)
     identity = find_identity(options.world_size, options.local_rank, options.master_ip, options.master_port)
     if identity is not None and identity.source == "alone" and options.world_size is None:
         identity = None  # neither a launcher nor the user said how many ranks
@@ -96,7 +99,7 @@ def run_bench(options: argparse.Namespace) -> int:
         if options.memory:
             record["peak_memory_bytes"] = {
                 candidate["label"]: _measured_here(
-                    replace(plan, sync=candidate["label"], alone=True, rounds=1, attach="once"),
+                    replace(plan, sync=candidate["label"], alone=True, rounds=1, attach="once", trace=None),
                     world_size,
                     options.master_port,
                 )["process_peak_memory_bytes"]

@@ -11,8 +11,8 @@ from cos598d.errors import UsageError
 
 SWEEPS = ("bucket_mb", "message_size")
 ATTACH = ("auto", "once", "turns")
-# What may differ between the ranks: where each host keeps its model, and how many threads it has to spare.
-LOCAL_FIELDS = ("model", "threads")
+# What may differ between the ranks: where each host keeps its model and traces, and how many threads it has to spare.
+LOCAL_FIELDS = ("model", "threads", "trace")
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class BenchPlan:
     tokens: int = 64
     rounds: int = 10
     attach: str = "auto"
+    trace: str | None = None
     largest_mb: float = 256.0
     seed: int = 42
     backend: str = "gloo"
@@ -45,6 +46,8 @@ class BenchPlan:
             raise UsageError(f"--sweep {self.sweep} chooses its candidates itself: leave --sync and --alone out.")
         if self.sweep and world_size < 2:
             raise UsageError(f"--sweep {self.sweep} measures what travels: give --world_size 2 or more.")
+        if self.trace and self.sweep:
+            raise UsageError(f"--trace is of candidates: leave --sweep {self.sweep} out, or --trace.")
         for name, least in (("batch", 1), ("tokens", 8), ("rounds", 1), ("seed", 0)):
             if getattr(self, name) < least:
                 raise UsageError(f"--{name} {getattr(self, name)}: give a number of at least {least}.")

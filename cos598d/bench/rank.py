@@ -14,6 +14,7 @@ from cos598d.bench.plan import BenchPlan
 from cos598d.bench.rounds import WARM_UP, measure_rounds, stays_attached
 from cos598d.bench.summary import summarize
 from cos598d.bench.sweep import measure_arrivals, message_sizes, predict_capacities, sweep_message_size
+from cos598d.bench.trace import trace_candidate
 from cos598d.bench.workload import TASK, Workload
 from cos598d.comm import Communicator
 from cos598d.errors import UsageError
@@ -94,6 +95,8 @@ def _measure(
         candidate.label: [s["seconds"] for s in found["samples"] if s["candidate"] == candidate.label]
         for candidate in candidates
     }
+    for candidate in candidates if plan.trace else ():
+        trace_candidate(Path(plan.trace), candidate, workload, comm, plan.step)
     found["summary"] = summarize(seconds, FLOOR, DDP)
     found["setting"] = record["setting"] | {
         "task": TASK.name,

@@ -29,7 +29,7 @@ class Turn:
 
     def __init__(self, candidate: Candidate, workload: Workload, comm: Communicator, stepper: Stepper | None):
         self._comm, self._stepper = comm, stepper
-        self._clock = IterationClock(comm.device)
+        self.clock = IterationClock(comm.device)
         self._model: nn.Module = workload.replica()
         self._sync = get_sync(candidate.name)(comm, workload.may_leave_unused, candidate.options)
         self._module = self._sync.attach(self._model)
@@ -45,7 +45,7 @@ class Turn:
         """
         start_line(self._comm)
         self._comm.ledger = Ledger()
-        clock = self._clock
+        clock = self.clock
         clock.start()
         self._average(inputs)
         if self._stepper:
@@ -64,17 +64,17 @@ class Turn:
         self._module = None
 
     def _average(self, inputs: dict[str, torch.Tensor]) -> None:
-        with self._clock.phase("forward"):
+        with self.clock.phase("forward"):
             loss = self._module(**inputs)[0]
-        with self._clock.phase("backward"):
+        with self.clock.phase("backward"):
             loss.backward()
-        with self._clock.phase("sync"):
+        with self.clock.phase("sync"):
             self._sync.finish()
 
     def _norm(self, inputs: dict[str, torch.Tensor]) -> float | None:
         """The norm of the averaged gradient, which tells a candidate that does not average; None if it is not finite
         (JSON has no such numbers)."""
-        self._clock.start()
+        self.clock.start()
         self._average(inputs)
         gradients = [p.grad for p in self._model.parameters() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients).item()
