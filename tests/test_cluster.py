@@ -11,7 +11,7 @@ from programs import TINY_TRAINING, script
 
 from cos598d.cli import main
 from cos598d.cluster import network
-from cos598d.cluster.command import _description
+from cos598d.cluster.live import describe
 from cos598d.cluster.plan import Cluster, delay_words, parse_delay, parse_rate, rate_words
 from cos598d.errors import UsageError, UserError
 
@@ -83,7 +83,7 @@ def test_where_no_cluster_can_be_made_one_sentence_says_why(attribute, value, wo
 
 
 def test_the_program_that_carries_packets_says_that_it_takes_processor_time():
-    assert "processor time" in _description(Cluster(delay=0.01), own_switch=True)
+    assert "processor time" in describe(Cluster(delay=0.01), own_switch=True)
 
 
 @needs_cluster

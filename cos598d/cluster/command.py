@@ -2,18 +2,14 @@
 
 import argparse
 import os
-import signal
 import sys
 from typing import Any
 
 from cos598d.cluster.hosts import environment, on_host, run_on_hosts, start_switch
+from cos598d.cluster.live import describe, live_cluster
 from cos598d.cluster.network import Network, check_rights, load
-from cos598d.cluster.plan import DEFAULT_NAME, Cluster, address, delay_words, parse_delay, parse_rate, rate_words
+from cos598d.cluster.plan import DEFAULT_NAME, Cluster, parse_delay, parse_rate, rate_words
 from cos598d.errors import UsageError
-
-OWN_SWITCH = (
-    "this kernel has no netem: a program of ours carries the packets with that delay, and takes processor time for it"
-)
 
 
 def add_cluster_commands(parser: argparse.ArgumentParser) -> None:
@@ -22,8 +18,7 @@ def add_cluster_commands(parser: argparse.ArgumentParser) -> None:
 
     def add(name: str, words: str, function: Any) -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=words, description=words)
-        command.add_argument("--name", default=DEFAULT_NAME, help=f"the cluster's name (default: {DEFAULT_NAME})")
-        command.add_argument("--show", action="store_true", help="print every ip and tc command before it runs")
+        add_name_flags(command)
         command.set_defaults(function=function)
         return command
 
@@ -32,12 +27,7 @@ def add_cluster_commands(parser: argparse.ArgumentParser) -> None:
         ("up", "make hosts, to work in by hand", _up),
     ):
         command = add(name, words, function)
-        command.add_argument("--hosts", type=int, default=4, metavar="N", help="how many hosts (default: 4)")
-        command.add_argument("--rate", default="1gbit", help="of each link, both ways, or none (default: 1gbit)")
-        command.add_argument("--delay", default="0", help="from host to host, like 10ms (default: 0)")
-        command.add_argument(
-            "--offload", choices=("on", "off"), default="on", help="off: packets of 1500 bytes on the links, each one"
-        )
+        add_link_flags(command)
         if function is _run:
             command.add_argument(
                 "--ranks_per_host", type=int, default=1, metavar="N", help="ranks on each (default: 1)"
@@ -61,7 +51,24 @@ def add_cluster_commands(parser: argparse.ArgumentParser) -> None:
     add("down", "end a cluster's programs and remove its hosts", _down)
 
 
-def _cluster(options: argparse.Namespace) -> Cluster:
+def add_link_flags(parser: Any) -> None:
+    """Add the flags which say what a cluster is; `cluster_from` reads them."""
+    parser.add_argument("--hosts", type=int, default=4, metavar="N", help="how many hosts (default: 4)")
+    parser.add_argument("--rate", default="1gbit", help="of each link, both ways, or none (default: 1gbit)")
+    parser.add_argument("--delay", default="0", help="from host to host, like 10ms (default: 0)")
+    parser.add_argument(
+        "--offload", choices=("on", "off"), default="on", help="off: packets of 1500 bytes on the links, each one"
+    )
+
+
+def add_name_flags(parser: Any) -> None:
+    """Add the cluster's name, and whether its commands are shown."""
+    parser.add_argument("--name", default=DEFAULT_NAME, help=f"the cluster's name (default: {DEFAULT_NAME})")
+    parser.add_argument("--show", action="store_true", help="print every ip and tc command before it runs")
+
+
+def cluster_from(options: argparse.Namespace) -> Cluster:
+    """The cluster that the flags describe. Raises UsageError for one that cannot be."""
     return Cluster(
         options.hosts, parse_rate(options.rate), parse_delay(options.delay), options.offload == "on", options.name
     )
@@ -78,39 +85,16 @@ def _words(options: argparse.Namespace, example: str) -> list[str]:
 
 
 def _run(options: argparse.Namespace) -> int:
-    cluster = _cluster(options)
+    cluster = cluster_from(options)
     if options.ranks_per_host < 1:
         raise UsageError(f"--ranks_per_host {options.ranks_per_host}: a host has at least 1 rank.")
     words = _words(options, "Give its words behind --, as in: cluster run -- python task2b/run_glue.py")
-    network = Network(cluster, options.show)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _stop)
-    network.build()
-    try:
-        switch = start_switch(network, stays=False)
-        print(_description(cluster, bool(switch)), file=sys.stderr, flush=True)
+    with live_cluster(cluster, options.show):
         return run_on_hosts(cluster, words, options.ranks_per_host)
-    except _Stopped as stopped:
-        print(f"stopped by {signal.Signals(stopped.number).name}.", file=sys.stderr)
-        return 128 + stopped.number
-    finally:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)  # removing the hosts is not to be interrupted
-        network.remove()
-
-
-class _Stopped(BaseException):
-    def __init__(self, number: int):
-        super().__init__(number)
-        self.number = number
-
-
-def _stop(number: int, *_: Any) -> None:
-    raise _Stopped(number)
 
 
 def _up(options: argparse.Namespace) -> int:
-    cluster = _cluster(options)
+    cluster = cluster_from(options)
     network = Network(cluster, options.show)
     network.build()
     try:
@@ -118,17 +102,9 @@ def _up(options: argparse.Namespace) -> int:
     except BaseException:
         network.remove()
         raise
-    print(_description(cluster, bool(switch)))
+    print(describe(cluster, bool(switch)))
     print("work on a host with `python -m cos598d cluster exec HOST PROGRAM`; end it with `cluster down`")
     return 0
-
-
-def _description(cluster: Cluster, own_switch: bool) -> str:
-    rate = "links without a limit" if cluster.rate is None else f"links of {rate_words(cluster.rate)} each way"
-    delay = f", {delay_words(cluster.delay)} from host to host" if cluster.delay else ""
-    first = f"cluster {cluster.name}: {cluster.hosts} host{'s' if cluster.hosts > 1 else ''}"
-    addresses = f"{address(1)} to {address(cluster.hosts)}"
-    return f"{first}, {addresses}, {rate}{delay}" + (f"; {OWN_SWITCH}" if own_switch else "")
 
 
 def _ps(options: argparse.Namespace) -> int:
