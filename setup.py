@@ -36,6 +36,7 @@ setup(
     extras_require={
         "test": ["pytest>=8", "pytest-timeout>=2.3"],
         "lint": ["ruff>=0.6"],
+        "tensorboard": ["tensorboard>=2.17"],
     },
     entry_points={"console_scripts": ["cos598d=cos598d.cli:main"]},
 )

@@ -23,6 +23,7 @@ PRECISIONS = ("fp32", "bf16", "fp16")
 LOCAL_FIELDS = frozenset(
     ("data_dir", "train_file", "predict_file", "output_dir", "cache_dir", "model_name_or_path", "config_name")
     + ("tokenizer_name", "threads", "overwrite_output_dir", "overwrite_cache", "label", "verbose_logging")
+    + ("monitor_interval", "tensorboard")
 )
 SYNC_FIELDS = ("bucket_mb", "compress", "sync_every")
 SQUAD_FIELDS = tuple(field.name for field in fields(SquadOptions))
@@ -71,6 +72,8 @@ class RunConfig(SquadOptions):
     output_dir: str | None = None
     overwrite_output_dir: bool = False
     save_model: bool = True
+    monitor_interval: float = 1.0  # 0: no samples
+    tensorboard: bool = False
 
     backend: str = "gloo"
     no_cuda: bool = False
@@ -96,7 +99,8 @@ class RunConfig(SquadOptions):
         for name in (*given, "threads"):
             if getattr(self, name) is not None:
                 self._at_least(name, 1)
-        for name in ("learning_rate", "weight_decay", "adam_epsilon", "max_grad_norm", "warmup_steps", "seed"):
+        rates = ("learning_rate", "weight_decay", "adam_epsilon", "max_grad_norm")
+        for name in (*rates, "warmup_steps", "seed", "monitor_interval"):
             self._at_least(name, 0)
         for name in ("timeout", "num_train_epochs"):
             if not 0 < getattr(self, name) < math.inf:

@@ -22,6 +22,11 @@ class Console:
             tqdm.write(f"{self._prefix}{line}", file=sys.stdout)
             sys.stdout.flush()
 
+    def warn(self, line: str) -> None:
+        """Print one line on standard error, whether this rank speaks or not."""
+        tqdm.write(line, file=sys.stderr)
+        sys.stderr.flush()
+
     @contextlib.contextmanager
     def progress(self, steps: int) -> Iterator[Callable[[int, float, float, int], None]]:
         """A bar over `steps` iterations; call the result with the iteration, its loss, seconds and examples.

@@ -97,6 +97,13 @@ GROUPS: Groups = {
         ("output_dir", str, "folder for the run's record and model (default: a new one in runs/)"),
         ("overwrite_output_dir", FLAG, "write there although it is not empty"),
         ("no_save_model", FLAG, "keep the record only"),
+        ("monitor_interval", float, "seconds between samples of the interface's counters and the host; 0: no samples"),
+        (
+            "tensorboard",
+            FLAG,
+            "also write TensorBoard's events to tensorboard/ in that folder, while the run goes on (a run that fails "
+            "leaves them)",
+        ),
         ("label", str, "the run's name for itself in its record and in tables"),
     ],
 }

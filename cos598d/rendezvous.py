@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import socket
 import sys
 import threading
@@ -12,10 +11,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import psutil
 from torch.distributed import DistError, PrefixStore, Store, TCPStore
 
 from cos598d.errors import UserError
+from cos598d.interfaces import choose_interface
 from cos598d.launch import Identity, check_address, check_port
 
 POLL_SECONDS = 0.05
@@ -261,26 +260,6 @@ def _wait_for(store: Store, keys: list[str], seconds: float) -> list[int]:
     except DistError:
         raise UserError("rank 0, which serves the meeting point, is gone.") from None
     return missing
-
-
-def choose_interface(master_ip: str) -> None:
-    """Let gloo use the network interface that faces `master_ip`, where rank 0 is.
-
-    Left alone gloo takes the host name's address, which on many Debian hosts is a loopback one: then the ranks
-    of two hosts look for each other at 127.0.0.1. A GLOO_SOCKET_IFNAME set by the user stands.
-    """
-    if "GLOO_SOCKET_IFNAME" in os.environ:
-        return
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((master_ip, 9))  # sends nothing: only chooses the route
-            address = probe.getsockname()[0]
-    except OSError:  # an IPv6 meeting point: gloo's own choice stands
-        return
-    for interface, entries in psutil.net_if_addrs().items():
-        if any(entry.address == address for entry in entries):
-            os.environ["GLOO_SOCKET_IFNAME"] = interface
-            return
 
 
 def _host() -> str:

@@ -19,9 +19,12 @@ from cos598d.data.tokenization import load_encoder
 from cos598d.errors import UsageError, UserError
 from cos598d.evaluate import model_outputs
 from cos598d.files import whole_folder, write_json
+from cos598d.hosts import find_interface
 from cos598d.launch import Identity
 from cos598d.measure.environment import describe_environment
+from cos598d.measure.monitor import Monitor
 from cos598d.measure.record import RunRecord, claim_folder
+from cos598d.measure.tensorboard import Board, check_tensorboard
 from cos598d.models import ModelSource, build_model, count_parameters, find_model, uses_every_parameter
 from cos598d.rank import be_rank, take_station
 from cos598d.rendezvous import Meeting
@@ -53,6 +56,8 @@ class Prepared:
 
 
 def _prepare(config: RunConfig) -> Prepared:
+    if config.tensorboard:
+        check_tensorboard()
     task = config.task()
     location, words = task.locate(config.data_dir)
     task.check(location, (["train"] if config.do_train else []) + list(task.evaluation_parts if config.do_eval else ()))
@@ -115,7 +120,9 @@ def _work(config: RunConfig, prepared: Prepared, meeting: Meeting | None, consol
 
     training = load("train", config.max_train_examples) if config.do_train else None
     output = _output_folder(config, comm)
-    with RunRecord(output, comm.rank) as record:
+    monitor = _monitor(config, comm, meeting, console) if training is not None else None
+    board = Board(output) if config.tensorboard and comm.rank == 0 else None
+    with RunRecord(output, comm.rank, monitor, board) as record:
         comm.ledger = record.ledger
         if training is not None:
             may_be_unused = not uses_every_parameter(source.model_type, task.head)
@@ -141,6 +148,15 @@ def _work(config: RunConfig, prepared: Prepared, meeting: Meeting | None, consol
         if comm.rank == 0:
             record.write_summary(_facts(config, prepared, comm, count_parameters(model)), shares)
     console.say(f"record: {output}")
+
+
+def _monitor(config: RunConfig, comm: Communicator, meeting: Meeting | None, console: Console) -> Monitor | None:
+    """What samples this rank while it trains; None with --monitor_interval 0, which the other ranks need not have."""
+    interface = find_interface(comm, meeting)
+    if not config.monitor_interval:
+        return None
+    who = f"rank {comm.rank}: " if comm.world_size > 1 else ""
+    return Monitor(config.monitor_interval, interface, comm.device, lambda sentence: console.warn(f"{who}{sentence}"))
 
 
 def _announce(config: RunConfig, prepared: Prepared, comm: Communicator, threads: int, console: Console) -> None:

@@ -52,6 +52,7 @@ def train(
     with console.progress(steps) as progress:
         for epoch in range(math.ceil(steps / epoch_steps)):
             losses = []
+            record.begin_training()
             for batch in global_batches(len(features), batch_size, config.seed, epoch):
                 if step == steps:
                     break
@@ -122,6 +123,7 @@ def train(
                 record.iteration(facts, seconds, clock.phases)
                 progress(step, losses[-1], seconds, len(batch))
             sync.settle()
+            record.pause_training()
             if not all(torch.isfinite(parameter).all() for parameter in model.parameters()):
                 raise UserError(
                     f"the weights after iteration {step} are not finite numbers: "

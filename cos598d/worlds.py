@@ -159,9 +159,10 @@ def _be_rank(
     from torch.distributed import FileStore
 
     from cos598d import comm as communication
+    from cos598d.interfaces import choose_interface
     from cos598d.launch import Identity
     from cos598d.lifeline import Lifeline
-    from cos598d.rendezvous import Meeting, choose_interface
+    from cos598d.rendezvous import Meeting
 
     os.setpgrp()
     folder = Path(name)

@@ -66,6 +66,8 @@ def test_ranks_may_differ_in_paths_but_not_in_what_they_compute():
         {"backend": "mpi"},
         {"model_type": "gpt2"},
         {"weight_decay": float("nan")},
+        {"monitor_interval": -1.0},
+        {"monitor_interval": float("inf")},
     ],
     ids=str,
 )

@@ -11,6 +11,8 @@ import torch
 # What a call was for. Only `GRADIENTS` is the cost of gradient synchronization; the rest is set-up and book-keeping.
 STATE, GRADIENTS, AGREEMENT, LOSS, EVALUATION = "state", "gradients", "agreement", "loss", "evaluation"
 BEFORE_TRAINING = 0
+# What an iteration of training makes travel.
+OF_TRAINING = (GRADIENTS, AGREEMENT, LOSS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,11 @@ class Ledger:
         self._output.writelines(json.dumps(asdict(row)) + "\n" for row in self.rows)
         self._sums |= _sums(self.rows)
         self.rows = []
+
+    def moved(self, iteration: int) -> tuple[int, int]:
+        """Bytes sent and received by all of an iteration's calls since the last flush, evaluation's not among them."""
+        rows = [row for row in self.rows if row.iteration == iteration and row.purpose in OF_TRAINING]
+        return sum(row.bytes_sent for row in rows), sum(row.bytes_received for row in rows)
 
     def totals(self) -> dict[int, Totals]:
         """The gradient calls summed by iteration, those flushed and those not. Rows are flushed by whole iterations."""

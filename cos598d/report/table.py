@@ -43,6 +43,7 @@ def comparison(runs: Sequence[dict[str, Any]], markdown: bool = False) -> str:
     losses = [["run", "sync", "ranks", "its", "first losses", "largest difference to one rank"]]
     time = [["run", "s/it", "95 %", "median", "ratio to ddp", "exposed s", *PHASES]]
     traffic = [["run", "calls/it", "tensors/it", "payload MB/it", "sent MB/it by rank", "received MB/it by rank"]]
+    traffic[0] += ["counted MB/it"]
     for run in runs:
         seconds = run["seconds_per_iteration"]
         alone = next((other for other in runs if other["world_size"] == 1 and _same_setting(run, other)), None)
@@ -62,6 +63,7 @@ def comparison(runs: Sequence[dict[str, Any]], markdown: bool = False) -> str:
             [run["run"], str(run["calls_per_iteration"]), str(run["tensors_per_iteration"])]
             + [_megabytes([run["payload_bytes_per_iteration"]])]
             + [_megabytes(run["bytes_sent_per_iteration"]), _megabytes(run["bytes_received_per_iteration"])]
+            + [_counted(run.get("wire"))]
         )
     parts = [losses, time, traffic]
     text = "\n\n".join(_as_markdown(part) if markdown else _as_text(part) for part in parts)
@@ -70,7 +72,8 @@ def comparison(runs: Sequence[dict[str, Any]], markdown: bool = False) -> str:
 
 LEGEND = (
     "s/it: mean seconds an iteration without the first, with its 95 % interval; phases: the mean over the ranks.\n"
-    "exposed s: median less that of sync none on as many ranks. MB: 1,000,000 bytes; sent and received by formula."
+    "exposed s: median less that of sync none on as many ranks. MB: 1,000,000 bytes; sent and received by formula.\n"
+    "counted: what the kernel saw leave by the interface, with headers and all else that the host sent there."
 )
 
 
@@ -142,6 +145,19 @@ def _megabytes(values: Sequence[int]) -> str:
         else:
             groups.append([value, 1])
     return ", ".join(f"{value / 1e6:.3f}" + (f" x {count}" if count > 1 else "") for value, count in groups)
+
+
+def _counted(wire: dict[str, Any] | None) -> str:
+    """Counted bytes sent in megabytes, by interface; where ranks share one, those of all of them together."""
+    if not wire:
+        return "-"
+    by_rank, cells = wire["bytes_sent_per_iteration"], []
+    for ranks in wire["ranks_by_interface"]:
+        # All read the same counters, each when its own iterations end.
+        known = [by_rank[rank] for rank in ranks if by_rank[rank] is not None]
+        together = f" (ranks {', '.join(map(str, ranks))})" if len(ranks) > 1 else ""
+        cells.append(f"{sum(known) / len(known) / 1e6:.3f}{together}")
+    return ", ".join(cells)
 
 
 def _as_text(rows: Sequence[Sequence[str]]) -> str:

@@ -1,0 +1,133 @@
+"""Sampling while a run trains: an interface's counters and the host's gauges, in time and at every iteration's end."""
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from typing import IO, Any, TypeVar
+
+import torch
+
+from cos598d.measure.host import HostGauges
+from cos598d.measure.wire import Counters, Interface, WireCounter
+
+JOIN_SECONDS = 2.0  # a sample takes less than a millisecond; a gauge that hangs must not hold up the end
+
+Sample = TypeVar("Sample")
+
+
+class Monitor:
+    """One rank's samples, as rows in a file for the wire and one for the host.
+
+    `begin` and `pause` enclose what is training: evaluation, the meeting and the exchange of facts are not counted.
+    1. `begin` reads both and starts a thread, which reads both every `interval` seconds.
+    2. `end_iteration` reads the wire, off the iteration's clock and without a word to other ranks: what they have
+       still on their way counts with the next iteration.
+    3. `pause` reads both. From then on the thread reads the host alone, until the next `begin`.
+    4. `stop` ends the thread.
+
+    Without an `interface` there are no rows of the wire. An error ends the sampling and not the run: `warn` is told,
+    once.
+    """
+
+    def __init__(self, interval: float, interface: Interface | None, device: torch.device, warn: Callable[[str], None]):
+        self.interface = interface
+        self._interval = min(interval, threading.TIMEOUT_MAX)
+        self._warn = warn
+        self._counter = WireCounter(interface.name) if interface else None
+        self._gauges = HostGauges(device, warn)
+        self._counted = Counters()
+        self._began: float | None = None
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="monitor", daemon=True)
+
+    def open(self, wire: IO[str], host: IO[str], iteration: Callable[[], int]) -> None:
+        """Where the rows go, and which iteration is under way (or has just ended)."""
+        self._wire, self._host, self._iteration = wire, host, iteration
+
+    def begin(self) -> None:
+        """Training begins, or goes on after a pause."""
+        self._sample(self._on_begin)
+        if not self._thread.ident and not self._stopping.is_set():
+            self._thread.start()
+
+    def end_iteration(self, iteration: int) -> Counters | None:
+        """What the interface has carried since the last iteration's end; None where it is not known."""
+        return self._sample(lambda: self._on_iteration(iteration))
+
+    def pause(self) -> Counters | None:
+        """Training ends, or stops to evaluate: what the interface has carried since the last iteration's end."""
+        return self._sample(self._on_pause)
+
+    def stop(self) -> None:
+        """End the thread. There are no rows after this."""
+        self._stopping.set()
+        if self._thread.ident:
+            self._thread.join(JOIN_SECONDS)
+
+    def _on_begin(self) -> None:
+        is_first = self._began is None
+        if is_first:
+            self._began = time.perf_counter()
+            self._gauges.start()
+        if self._counter:
+            self._counter.resume()
+            if is_first:
+                self._add_wire_row("iteration", 0)
+        self._add_host_row()
+
+    def _on_iteration(self, iteration: int) -> Counters | None:
+        return self._count("iteration", iteration)
+
+    def _on_pause(self) -> Counters | None:
+        counted = self._count("interval", self._iteration())
+        if self._counter:
+            self._counter.pause()
+        self._add_host_row()
+        return counted
+
+    def _on_interval(self) -> None:
+        if self._counter and self._counter.counts:
+            self._add_wire_row("interval", self._iteration())
+        self._add_host_row()
+
+    def _count(self, kind: str, iteration: int) -> Counters | None:
+        if not self._counter or not self._counter.counts:
+            return None
+        total = self._add_wire_row(kind, iteration)
+        counted, self._counted = total.less(self._counted), total
+        return counted
+
+    def _add_wire_row(self, kind: str, iteration: int) -> Counters:
+        total = self._counter.read()
+        row = self._place(iteration) | {
+            "kind": kind,
+            "interface": self.interface.name,
+            "shared_by_ranks": len(self.interface.ranks),
+        }
+        self._wire.write(json.dumps(row | total._asdict()) + "\n")
+        return total
+
+    def _add_host_row(self) -> None:
+        self._host.write(json.dumps(self._place(self._iteration()) | self._gauges.read()) + "\n")
+
+    def _place(self, iteration: int) -> dict[str, Any]:
+        return {"seconds": round(time.perf_counter() - self._began, 6), "iteration": iteration}
+
+    def _sample(self, take: Callable[[], Sample]) -> Sample | None:
+        """`take` a sample, alone; after an error, or after `stop`, nothing."""
+        with self._lock:
+            if self._stopping.is_set():
+                return None
+            try:
+                return take()
+            except Exception as error:  # whatever a counter or gauge may raise: no sample is worth a run
+                self._stopping.set()
+                reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+        self._warn(f"sampling has ended, the run goes on: {reason}.")
+        return None
+
+    def _watch(self) -> None:
+        while not self._stopping.wait(self._interval):
+            self._sample(self._on_interval)

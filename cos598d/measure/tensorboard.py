@@ -1,0 +1,62 @@
+"""A run's figures for TensorBoard, for those who want to watch it: events in a folder of the record.
+
+Unlike the other files of a record they appear while the run goes on, and those of a run that fails stay.
+"""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from cos598d.errors import UsageError
+
+FOLDER = "tensorboard"
+FLUSH_SECONDS = 5  # somebody watches
+
+
+def check_tensorboard() -> None:
+    """Raise UsageError when the package is not there, which the extra `tensorboard` installs."""
+    try:
+        import torch.utils.tensorboard  # noqa: F401
+    except ImportError as error:
+        raise UsageError(
+            f"--tensorboard needs the package tensorboard ({error}): pip install '.[tensorboard]', or leave it out."
+        ) from None
+
+
+class Board:
+    """One rank's scalars: of every iteration by its number, of every epoch by its own. An earlier run's vanish first.
+
+    loss, learning_rate; seconds/iteration and seconds/PHASE; bytes/predicted_sent, bytes/counted_sent and the same
+    received (this rank's; `cos598d/measure/traffic.py` says what they include); epoch/loss and epoch/METRIC.
+    """
+
+    def __init__(self, record: Path):
+        from torch.utils.tensorboard import SummaryWriter
+
+        shutil.rmtree(record / FOLDER, ignore_errors=True)
+        self._writer = SummaryWriter(str(record / FOLDER), flush_secs=FLUSH_SECONDS)
+
+    def iteration(self, row: dict[str, Any]) -> None:
+        """Show a row of `iterations.rankR.jsonl`."""
+        for name, value in row.items():
+            if name in ("loss", "learning_rate"):
+                tag = name
+            elif name == "seconds":
+                tag = "seconds/iteration"
+            elif name.startswith("seconds_"):
+                tag = f"seconds/{name.removeprefix('seconds_')}"
+            elif "_bytes_" in name and value is not None:
+                tag = f"bytes/{name.replace('_bytes', '')}"
+            else:
+                continue
+            self._writer.add_scalar(tag, value, row["iteration"])
+
+    def epoch(self, facts: dict[str, Any]) -> None:
+        """Show an epoch's mean loss, metrics and seconds of evaluation."""
+        for name, value in facts.items():
+            if isinstance(value, float):
+                self._writer.add_scalar(f"epoch/{name}", value, facts["epoch"])
+
+    def close(self) -> None:
+        """Write what has not been written yet."""
+        self._writer.close()

@@ -1,0 +1,84 @@
+"""The kernel's counters of a network interface: what really travelled, beside what the ledger's formulas say."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import psutil
+
+
+@dataclass(frozen=True)
+class Interface:
+    """A network interface of this rank's host, and the ranks whose traffic its counters see, in order of rank."""
+
+    name: str
+    ranks: tuple[int, ...]
+
+
+class Counters(NamedTuple):
+    """What an interface carried: bytes with all headers, acknowledgements and repeats, and packets.
+
+    On loopback each byte counts as sent and as received. Whatever else the host sends there counts too.
+    """
+
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    packets_sent: int = 0
+    packets_received: int = 0
+
+    def plus(self, other: "Counters") -> "Counters":
+        """The sum, field by field."""
+        return Counters(*(a + b for a, b in zip(self, other, strict=True)))
+
+    def less(self, other: "Counters") -> "Counters":
+        """The difference, field by field."""
+        return Counters(*(a - b for a, b in zip(self, other, strict=True)))
+
+
+def has_counters(interface: str) -> bool:
+    """Whether `interface` can be read now."""
+    try:
+        read_counters(interface)
+    except OSError:
+        return False
+    return True
+
+
+def read_counters(interface: str) -> Counters:
+    """The counters of `interface` in this process's network namespace, since it came up. OSError: there is none."""
+    # As the kernel has them: psutil's own account of wrapped counters would be shared with whoever else asks it.
+    found = psutil.net_io_counters(pernic=True, nowrap=False).get(interface)
+    if found is None:
+        raise OSError(f"the interface {interface} is gone")
+    return Counters(found.bytes_sent, found.bytes_recv, found.packets_sent, found.packets_recv)
+
+
+class WireCounter:
+    """What an interface has carried between each `resume` and the next `pause`."""
+
+    def __init__(self, interface: str):
+        self._interface = interface
+        self._total = Counters()
+        self._last: Counters | None = None
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is not paused."""
+        return self._last is not None
+
+    def resume(self) -> None:
+        """Count from now on. Raises OSError as `read_counters`."""
+        self._last = read_counters(self._interface)
+
+    def pause(self) -> None:
+        """Leave out what travels from now on."""
+        self._last = None
+
+    def read(self) -> Counters:
+        """The sum so far. Raises OSError when the interface is gone or was made anew."""
+        now = read_counters(self._interface)
+        moved = now.less(self._last or now)
+        if min(moved) < 0:
+            raise OSError(f"the counters of {self._interface} went back")
+        self._total = self._total.plus(moved)
+        self._last = now
+        return self._total

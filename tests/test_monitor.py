@@ -1,0 +1,405 @@
+"""What a run counts beside what its ledger predicts: the wire's rows, the host's, and TensorBoard's events."""
+
+import io
+import json
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections import defaultdict
+from types import SimpleNamespace
+
+import pytest
+import torch
+from programs import TINY, TINY_TRAINING, script
+
+from cos598d import hosts
+from cos598d.cli import run_script
+from cos598d.config import RunConfig
+from cos598d.hosts import find_interface
+from cos598d.interfaces import owner_of
+from cos598d.measure import wire
+from cos598d.measure.clock import PHASES
+from cos598d.measure.ledger import OF_TRAINING
+from cos598d.measure.monitor import Monitor
+from cos598d.measure.record import RunRecord
+from cos598d.measure.traffic import Traffic, epoch_traffic, wire_summary
+from cos598d.measure.wire import Counters, Interface
+from cos598d.report.table import comparison, load_run
+
+# A network of its own, where nothing travels but the run's own bytes.
+OWN_NETWORK = ("unshare", "-rn", "sh", "-c", 'ip link set lo up && exec "$@"', "sh")
+ITERATIONS = 4  # two in each epoch
+CPU = torch.device("cpu")
+
+
+def rows_of(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def is_quiet():
+    """Whether a network of its own can be had here; if not, other programs' bytes are counted too."""
+    if not all(map(shutil.which, ("unshare", "ip"))):
+        return False
+    return subprocess.run([*OWN_NETWORK, "true"], capture_output=True, check=False).returncode == 0
+
+
+@pytest.fixture(scope="module")
+def counted(is_quiet, tmp_path_factory):
+    """The record of 2 ranks that trained for 2 epochs with an evaluation after each."""
+    folder = tmp_path_factory.mktemp("counted")
+    words = [script("task2b/run_glue.py"), *TINY, "--max_train_examples", "32", "--num_train_epochs", "2"]
+    words += ["--world_size", "2", "--no_save_model", "--monitor_interval", "0.05", "--output_dir", folder / "run"]
+    prefix = OWN_NETWORK if is_quiet else ()
+    done = subprocess.run(
+        [*prefix, sys.executable, *map(str, words)], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return folder / "run"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_every_iteration_has_its_counted_bytes_beside_the_predicted(counted, is_quiet, rank):
+    rows = rows_of(counted / f"iterations.rank{rank}.jsonl")
+    assert len(rows) == ITERATIONS
+    for way in ("sent", "received"):
+        predicted = sum(row[f"predicted_bytes_{way}"] for row in rows)
+        assert predicted > 0
+        # Both ranks count on one loopback. A single iteration's bytes may be counted with its neighbour's.
+        assert sum(row[f"counted_bytes_{way}"] for row in rows) > 0.9 * 2 * predicted
+        assert all(row[f"counted_bytes_{way}"] > 0 for row in rows)
+        if is_quiet:
+            assert sum(row[f"counted_bytes_{way}"] for row in rows) < 1.6 * 2 * predicted
+
+
+def test_predicted_bytes_are_all_that_the_ledger_knows_of_training(counted):
+    predicted = defaultdict(int)
+    for row in rows_of(counted / "communication.rank1.jsonl"):
+        if row["purpose"] in OF_TRAINING:
+            predicted[row["iteration"]] += row["bytes_sent"]
+    rows = rows_of(counted / "iterations.rank1.jsonl")
+    assert [row["predicted_bytes_sent"] for row in rows] == [predicted[row["iteration"]] for row in rows]
+    gradients = load_run(counted)["bytes_sent_per_iteration"][1]
+    assert gradients + 8 == rows[-1]["predicted_bytes_sent"], "the loss, a float64, travels too"
+
+
+def test_rows_of_the_wire_are_sums_since_training_started(counted):
+    rows = rows_of(counted / "wire.rank1.jsonl")
+    ends = [row for row in rows if row["kind"] == "iteration"]
+    assert [row["iteration"] for row in ends] == list(range(ITERATIONS + 1))
+    assert [ends[0][name] for name in Counters._fields] == [0, 0, 0, 0]
+    for name in ("seconds", "iteration", *Counters._fields):
+        values = [row[name] for row in rows]
+        assert values == sorted(values)
+    assert {(row["interface"], row["shared_by_ranks"]) for row in rows} == {(owner_of("127.0.0.1"), 2)}
+    assert {row["kind"] for row in rows} == {"iteration", "interval"}
+
+
+def test_rows_of_the_host_have_the_process_and_its_host(counted):
+    rows = rows_of(counted / "host.rank0.jsonl")
+    assert rows[0]["iteration"] == 0
+    assert all(0 <= row["host_cpu_percent"] <= 100 and row["rss_bytes"] > 1e7 for row in rows)
+    seconds = [row["process_cpu_seconds"] for row in rows]
+    assert seconds == sorted(seconds)
+    assert 0 <= seconds[0] < seconds[-1]
+
+
+def test_the_summary_s_wire_can_be_recomputed_from_the_rows(counted):
+    found = load_run(counted)["wire"]
+    assert (found["interface"], found["shared_by_ranks"]) == (owner_of("127.0.0.1"), 2)
+    assert found["ranks_by_interface"] == [[0, 1]]
+    for rank in range(2):
+        rows = rows_of(counted / f"wire.rank{rank}.jsonl")
+        first = next(row for row in rows if row["kind"] == "iteration" and row["iteration"] == 1)
+        for name in Counters._fields:
+            mean = (rows[-1][name] - first[name]) / (ITERATIONS - 1)
+            assert found[f"{name}_per_iteration"][rank] == pytest.approx(mean)
+
+
+def test_epochs_have_predicted_and_counted_bytes_by_rank(counted):
+    epochs = rows_of(counted / "epochs.jsonl")
+    iterations = [rows_of(counted / f"iterations.rank{rank}.jsonl") for rank in range(2)]
+    for epoch in epochs:
+        for way in ("sent", "received"):
+            for rank, rows in enumerate(iterations):
+                own = [row for row in rows if row["epoch"] == epoch["epoch"]]
+                assert epoch[f"predicted_bytes_{way}"][rank] == sum(row[f"predicted_bytes_{way}"] for row in own)
+                # What was still on its way when the last iteration ended is in the epoch.
+                assert epoch[f"counted_bytes_{way}"][rank] >= sum(row[f"counted_bytes_{way}"] for row in own)
+
+
+def test_compare_shows_counted_bytes_and_a_dash_without(counted, tmp_path):
+    run = load_run(counted)
+    with_wire, without = comparison([run]), comparison([run | {"wire": None}])
+    assert "counted MB/it" in with_wire
+    assert "(ranks 0, 1)" in with_wire
+    assert without.split("counted MB/it")[1].splitlines()[2].endswith(" -")
+    assert comparison([{name: value for name, value in run.items() if name != "wire"}]) == without
+
+
+def test_without_an_interface_or_an_interval_there_is_no_file_and_old_ones_vanish(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    out = tmp_path / "out"
+
+    def files(*words):
+        ended = run_script("task1", "none", [*TINY_TRAINING, "--max_steps", "2", "--output_dir", "out", *words])
+        assert ended == 0, capfd.readouterr().err
+        return {path.name for path in out.iterdir()}
+
+    names = files()
+    assert "host.rank0.jsonl" in names
+    assert "wire.rank0.jsonl" not in names, "a single rank has no wire"
+    assert load_run(out)["wire"] is None
+    assert rows_of(out / "epochs.jsonl")[0]["counted_bytes_sent"] == [None]
+    for old in ("wire.rank0.jsonl", "wire.rank3.jsonl", "host.rank3.jsonl"):
+        (out / old).write_text("an earlier run's\n")
+    (out / "tensorboard").mkdir()
+    names = files("--overwrite_output_dir", "--monitor_interval", "0")
+    assert not [name for name in names if name.startswith(("wire.", "host.", "tensorboard"))]
+
+
+def test_ranks_may_sample_differently():
+    assert not {"monitor_interval", "tensorboard"} & RunConfig().facts().keys()
+
+
+# --- the monitor alone, on counters that the test sets
+
+
+@pytest.fixture
+def kernel(monkeypatch):
+    """A kernel whose counters the test sets; `lines` is what was said."""
+    kernel = SimpleNamespace(counters=Counters(1000, 1000, 10, 10), error=None, lines=[])
+
+    def read(interface):
+        if kernel.error:
+            raise kernel.error
+        return kernel.counters
+
+    monkeypatch.setattr(wire, "read_counters", read)
+    return kernel
+
+
+def record_with_monitor(folder, kernel, interval=60.0):
+    return RunRecord(folder, 0, Monitor(interval, Interface("eth7", (0, 2)), CPU, kernel.lines.append))
+
+
+def end_iteration(record, iteration, epoch=1):
+    record.ledger.iteration = iteration
+    facts = {"iteration": iteration, "epoch": epoch, "loss": 0.5}
+    record.iteration(facts, 1.0, dict.fromkeys(PHASES, 0.1))
+
+
+def travel(kernel, size):
+    kernel.counters = kernel.counters.plus(Counters(size, size, 1, 1))
+
+
+def test_what_travels_between_the_epochs_is_not_counted(tmp_path, kernel):
+    with record_with_monitor(tmp_path, kernel) as record:
+        travel(kernel, 10**6)  # the first weights
+        for epoch in (1, 2):
+            record.begin_training()
+            for iteration in (2 * epoch - 1, 2 * epoch):
+                travel(kernel, 100 * iteration)
+                end_iteration(record, iteration, epoch)
+            travel(kernel, 7)  # an average of weights that settles the epoch
+            record.pause_training()
+            travel(kernel, 10**6)  # an evaluation
+        share = record.share()
+        record.publish()
+    rows = [row for row in rows_of(tmp_path / "wire.rank0.jsonl") if row["kind"] == "iteration"]
+    assert [row["bytes_sent"] for row in rows] == [0, 100, 300, 607, 1007]
+    assert {row["shared_by_ranks"] for row in rows} == {2}
+    assert [row["counted_bytes_sent"] for row in rows_of(tmp_path / "iterations.rank0.jsonl")] == [100, 200, 300, 400]
+    assert [share["traffic"]["epochs"][epoch]["counted_bytes_sent"] for epoch in "12"] == [307, 707]
+    assert share["traffic"]["wire"]["bytes_sent"] == pytest.approx((207 + 300 + 407) / 3)
+
+
+def test_an_interface_that_vanishes_ends_the_sampling_once_and_not_the_run(tmp_path, kernel):
+    with record_with_monitor(tmp_path, kernel, interval=0.01) as record:
+        record.begin_training()
+        travel(kernel, 100)
+        end_iteration(record, 1)
+        kernel.error = OSError("the interface eth7 is gone")
+        end_iteration(record, 2)
+        end_iteration(record, 3)
+        record.pause_training()
+        share = record.share()
+        record.publish()
+    assert kernel.lines == ["sampling has ended, the run goes on: the interface eth7 is gone."]
+    assert [row["counted_bytes_sent"] for row in rows_of(tmp_path / "iterations.rank0.jsonl")] == [100, None, None]
+    assert rows_of(tmp_path / "wire.rank0.jsonl")[-1]["bytes_sent"] == 100
+    assert share["traffic"]["epochs"]["1"]["counted_bytes_sent"] is None
+    assert share["traffic"]["wire"] is None, "no iteration after the first was counted"
+
+
+def test_counters_that_go_back_are_no_count(tmp_path, kernel):
+    with record_with_monitor(tmp_path, kernel) as record:
+        record.begin_training()
+        kernel.counters = Counters()
+        end_iteration(record, 1)
+    assert kernel.lines == ["sampling has ended, the run goes on: the counters of eth7 went back."]
+
+
+@pytest.mark.parametrize("ends", ["well", "with an error", "with a failed sample"])
+def test_the_thread_is_gone_when_the_record_is_closed(tmp_path, kernel, ends):
+    def use(record):
+        with record:
+            record.begin_training()
+            assert any(thread.name == "monitor" for thread in threading.enumerate())
+            if ends == "well":
+                record.pause_training()
+                record.share()
+            if ends == "with a failed sample":
+                kernel.error = RuntimeError()
+                end_iteration(record, 1)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        use(record_with_monitor(tmp_path, kernel, interval=0.01))
+    expected = ["sampling has ended, the run goes on: RuntimeError."] if ends == "with a failed sample" else []
+    assert kernel.lines == expected
+    assert not [thread for thread in threading.enumerate() if thread.name == "monitor"]
+    assert not list(tmp_path.iterdir()), "a run that fails leaves no file"
+
+
+def test_the_thread_samples_the_host_alone_while_training_pauses(kernel):
+    files = [io.StringIO(), io.StringIO()]
+    monitor = Monitor(0.01, Interface("eth7", (0,)), CPU, kernel.lines.append)
+    monitor.open(*files, lambda: 5)
+    monitor.begin()
+    monitor.pause()
+    lengths = [len(file.getvalue()) for file in files]
+    deadline = time.monotonic() + 20
+    while len(files[1].getvalue()) == lengths[1] and time.monotonic() < deadline:
+        time.sleep(0.01)
+    monitor.stop()
+    assert len(files[1].getvalue()) > lengths[1]
+    assert len(files[0].getvalue()) == lengths[0]
+    assert kernel.lines == []
+
+
+def test_a_gauge_that_hangs_does_not_hold_up_the_end(kernel, monkeypatch):
+    monkeypatch.setattr("cos598d.measure.monitor.JOIN_SECONDS", 0.1)
+    hangs, free = threading.Event(), threading.Event()
+    monitor = Monitor(0.01, None, CPU, kernel.lines.append)
+    monitor.open(io.StringIO(), io.StringIO(), lambda: 1)
+    monitor.begin()
+    monkeypatch.setattr(monitor._gauges, "read", lambda: hangs.set() or free.wait(60) or {})
+    assert hangs.wait(20)
+    started = time.monotonic()
+    monitor.stop()
+    assert time.monotonic() - started < 5
+    free.set()
+    monitor._thread.join(20)
+    assert not monitor._thread.is_alive()
+
+
+def test_ranks_without_a_count_are_none_in_the_summary():
+    shares = []
+    for rank in range(3):
+        traffic = Traffic()
+        for epoch in (1, 1, 2):
+            traffic.add(epoch, (10, 20), Counters(100 + rank, 200, 1, 2) if rank else None)
+        interface = Interface("eth0", (0,)) if rank == 0 else Interface("ens3", (1, 2))
+        shares.append(json.loads(json.dumps(traffic.share(interface))))
+    found = wire_summary(shares)
+    assert (found["interface"], found["shared_by_ranks"], found["ranks_by_interface"]) == ("ens3", 2, [(1, 2)])
+    assert found["bytes_sent_per_iteration"] == [None, 101, 102]
+    assert found["predicted_bytes_sent_per_iteration"] == [None, 10, 10]
+    epoch = epoch_traffic(shares, 1)
+    assert (epoch["predicted_bytes_sent"], epoch["counted_bytes_sent"]) == ([20, 20, 20], [None, 202, 204])
+    assert epoch_traffic(shares, 3) == {}
+
+
+# --- which interface
+
+
+def find(monkeypatch, found, variable, has=("eth0", "eth1", "lo"), master_ip="127.0.0.1"):
+    """What rank 1 finds in a world whose ranks have said `found` (None: what rank 1 says itself)."""
+    if variable is None:
+        monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    else:
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", variable)
+    monkeypatch.setattr(hosts, "has_counters", lambda name: name in has)
+    comm = SimpleNamespace(rank=1, exchange=lambda mine: [mine if other is None else other for other in found])
+    return find_interface(comm, SimpleNamespace(identity=SimpleNamespace(master_ip=master_ip)))
+
+
+def test_a_rank_counts_on_the_first_interface_that_gloo_is_given(monkeypatch):
+    found = [["another host", "eth1"], None]
+    assert find(monkeypatch, found, "eth1,eth0") == Interface("eth1", (1,))
+
+
+def test_without_the_variable_it_is_the_interface_that_owns_the_local_address(monkeypatch):
+    loopback = owner_of("127.0.0.1")
+    for address in ("127.0.0.1", "::1"):
+        found = find(monkeypatch, [["another host", "eth1"], None], None, has=(loopback,), master_ip=address)
+        assert found in (Interface(loopback, (1,)), None if address == "::1" else ())  # a host may have no IPv6
+
+
+def test_ranks_of_one_host_share_its_interface_and_others_do_not(monkeypatch):
+    here = hosts.network_identity()
+    found = [["another host", "eth0"], None, [here, "eth0"], [here, "eth1"]]
+    assert find(monkeypatch, found, "eth0") == Interface("eth0", (1, 2))
+
+
+def test_ranks_that_are_all_on_one_host_count_on_loopback_whatever_gloo_is_given(monkeypatch):
+    found = [[hosts.network_identity(), "eth0"], None]
+    assert find(monkeypatch, found, "eth0") == Interface(owner_of("127.0.0.1"), (0, 1))
+
+
+def test_an_unknown_interface_is_none(monkeypatch):
+    assert find(monkeypatch, [["another host", "eth0"], None], "no-such") is None
+
+
+def test_a_single_rank_has_no_wire():
+    assert find_interface(SimpleNamespace(rank=0), None) is None
+
+
+def test_an_interface_that_is_not_there_has_no_counters():
+    assert wire.has_counters(owner_of("127.0.0.1"))
+    assert not wire.has_counters("no-such")
+
+
+# --- TensorBoard
+
+
+def test_tensorboard_shows_what_the_record_has(tmp_path, monkeypatch, capfd):
+    reason = "the extra `tensorboard` is not installed"
+    pytest.importorskip("tensorboard", reason=reason)
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    monkeypatch.chdir(tmp_path)
+    stale = tmp_path / "out" / "tensorboard" / "events.out.tfevents.1.old"
+    stale.parent.mkdir(parents=True)
+    stale.write_bytes(b"")
+    words = [*TINY, "--max_steps", "2", "--no_save_model", "--output_dir", "out", "--overwrite_output_dir"]
+    assert run_script("task1", "none", [*words, "--tensorboard"]) == 0, capfd.readouterr().err
+    assert not stale.exists()
+    events = EventAccumulator(str(tmp_path / "out" / "tensorboard"))
+    events.Reload()
+    summary, rows = load_run(tmp_path / "out"), rows_of(tmp_path / "out" / "iterations.rank0.jsonl")
+    for tag, name in (
+        ("loss", "loss"),
+        ("learning_rate", "learning_rate"),
+        ("seconds/iteration", "seconds"),
+        *((f"seconds/{phase}", f"seconds_{phase}") for phase in PHASES),
+        ("bytes/predicted_sent", "predicted_bytes_sent"),
+    ):
+        shown = events.Scalars(tag)
+        assert [event.step for event in shown] == [1, 2], tag
+        assert [event.value for event in shown] == pytest.approx([row[name] for row in rows]), tag
+    assert "bytes/counted_sent" not in events.Tags()["scalars"], "a single rank has no wire"
+    assert events.Scalars("epoch/acc")[0].value == pytest.approx(summary["epochs"][0]["acc"])
+
+
+def test_without_the_package_tensorboard_is_refused_before_anything_is_done(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    assert run_script("task1", "none", [*TINY_TRAINING, "--output_dir", "out", "--tensorboard"]) == 2
+    said = capfd.readouterr().err.strip()
+    assert said.startswith("--tensorboard needs the package tensorboard (")
+    assert "\n" not in said
+    assert not (tmp_path / "out").exists()
