@@ -223,6 +223,13 @@ def _add_cluster(command: argparse.ArgumentParser) -> None:
     add_cluster_commands(command)
 
 
+def _add_traffic(command: argparse.ArgumentParser) -> None:
+    from cos598d.traffic import add_traffic_options, run_traffic
+
+    command.set_defaults(function=run_traffic)
+    add_traffic_options(command)
+
+
 COMMANDS: dict[str, tuple[str, Callable[[Any], None]]] = {
     "train": ("train and evaluate, as one rank or as the starter of local ranks", _add_train),
     "demo": ("tasks 1, 2(a), 2(b) and 3 one after the other, then their comparison", _add_demo),
@@ -231,6 +238,7 @@ COMMANDS: dict[str, tuple[str, Callable[[Any], None]]] = {
     "check": ("try a gradient sync, your own or a registered one, on real ranks", _add_check),
     "new": ("write a starting file for a gradient sync of your own", _add_new),
     "cluster": ("several hosts emulated on this machine (Linux, root)", _add_cluster),
+    "traffic": ("how much travels in an epoch, by batch size and precision, predicted and counted", _add_traffic),
     "score": ("score a predictions file by the task's official rules", _add_score),
     "sample": ("write a bundled sample's files, to look at or to change", _add_sample),
 }

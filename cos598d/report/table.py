@@ -66,7 +66,7 @@ def comparison(runs: Sequence[dict[str, Any]], markdown: bool = False) -> str:
             + [_counted(run.get("wire"))]
         )
     parts = [losses, time, traffic]
-    text = "\n\n".join(_as_markdown(part) if markdown else _as_text(part) for part in parts)
+    text = "\n\n".join(as_markdown(part) if markdown else as_text(part) for part in parts)
     return f"{_setting(runs)}\n\n{text}\n\n{LEGEND}"
 
 
@@ -160,12 +160,14 @@ def _counted(wire: dict[str, Any] | None) -> str:
     return ", ".join(cells)
 
 
-def _as_text(rows: Sequence[Sequence[str]]) -> str:
+def as_text(rows: Sequence[Sequence[str]]) -> str:
+    """Rows as lines for the screen, the first one as their head."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
 
 
-def _as_markdown(rows: Sequence[Sequence[str]]) -> str:
+def as_markdown(rows: Sequence[Sequence[str]]) -> str:
+    """Rows as a Markdown table, the first one as its head."""
     lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
     return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])

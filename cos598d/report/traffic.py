@@ -15,15 +15,15 @@ COLUMNS = (
 LEGEND = (
     "MB: 1,000,000 bytes, sent in the first epoch's training by rank (equal neighbours once), evaluation left out.\n"
     "predicted: the gradients' calls by the ledger's formulas. counted: the kernel's counters of the interface.\n"
-    "difference = counted - predicted = other calls (the loss, what ranks agree on) + headers ({HEADER} bytes a packet,\n"
-    "acknowledgements too) + rest (lines between ranks, repeats; a few packets in flight at an iteration's end)."
+    "difference = counted - predicted = other calls (the loss, what ranks agree on)\n"
+    f"+ headers ({HEADER_BYTES} bytes a packet, acknowledgements too) + rest (the backend's own messages, repeats)."
 )
 
 
 def traffic_table(runs: Sequence[dict[str, Any]], markdown: bool = False) -> str:
     """The table of runs as `load_run` returns them. Raises UserError for one whose traffic was not counted."""
     rows = [list(COLUMNS), *(_row(run) for run in runs)]
-    return f"{(as_markdown if markdown else as_text)(rows)}\n\n{LEGEND.replace('{HEADER}', str(HEADER_BYTES))}"
+    return f"{(as_markdown if markdown else as_text)(rows)}\n\n{LEGEND}"
 
 
 def _row(run: dict[str, Any]) -> list[str]:
@@ -49,7 +49,7 @@ def _row(run: dict[str, Any]) -> list[str]:
         *(run["run"], str(run["total_train_batch_size"]), run["precision"], str(run["tensors_per_iteration"])),
         *(f"{run['payload_bytes_per_iteration'] / 1e6:.3f}", str(iterations), f"{run['calls_per_iteration']:g}"),
         *(_megabytes(gradients), _megabytes(counted), "-" if difference is None else f"{difference:+.2%}"),
-        *(_megabytes(other, 3), _megabytes(headers), _megabytes(rest, 3)),
+        *(_megabytes(other, 3), _megabytes(headers, 3), _megabytes(rest, 3)),
     ]
 
 
