@@ -86,8 +86,13 @@ def _train_all(options: argparse.Namespace) -> list[Path]:
 
 
 def _ranks(options: argparse.Namespace) -> int:
+    """How many ranks a run will have. Raises UsageError where the flags do not say it."""
+    if options.local_rank is not None and options.world_size is None:
+        raise UsageError(f"--local_rank {options.local_rank} needs --world_size: how many ranks are there in all?")
     is_emulated = options.local_rank is None and not options.loopback
-    return options.hosts if is_emulated else options.world_size or options.hosts
+    if is_emulated and options.world_size not in (None, options.hosts):
+        raise UsageError(f"--world_size {options.world_size}: emulated hosts have a rank each, give --hosts.")
+    return options.world_size or options.hosts
 
 
 @contextmanager
@@ -105,8 +110,6 @@ def _starter(options: argparse.Namespace) -> Iterator[Callable[[list[str]], int]
         return start
 
     if options.local_rank is not None:
-        if options.world_size is None:
-            raise UsageError(f"--local_rank {options.local_rank} needs --world_size: how many ranks are there in all?")
         place = ["--local_rank", options.local_rank, "--world_size", options.world_size]
         for name in ("master_ip", "master_port"):
             place += [f"--{name}", getattr(options, name)] if getattr(options, name) else []
@@ -114,8 +117,6 @@ def _starter(options: argparse.Namespace) -> Iterator[Callable[[list[str]], int]
     elif options.loopback:
         yield here("--world_size", _ranks(options))
     else:
-        if options.world_size not in (None, options.hosts):
-            raise UsageError(f"--world_size {options.world_size}: emulated hosts have a rank each, give --hosts.")
         os.environ["PYTHONPATH"] = path
         with live_cluster(cluster_from(options), options.show) as cluster:
             yield lambda words: run_on_hosts(cluster, words, 1)

@@ -1,0 +1,88 @@
+"""`traffic`: an epoch's bytes from records, and what the difference between predicted and counted is made of."""
+
+import pytest
+from programs import TINY
+
+from cos598d.cli import main
+from cos598d.errors import UserError
+from cos598d.report.traffic import HEADER_BYTES, traffic_table
+
+
+def record(ranks_by_interface=((0,), (1,)), **changes):
+    """A run of 10 iterations on two ranks which sends 2 MB a rank of gradients in each, as its summary has it."""
+    return {
+        "run": "batch8-fp32",
+        "total_train_batch_size": 8,
+        "precision": "fp32",
+        "tensors_per_iteration": 3,
+        "payload_bytes_per_iteration": 2_000_000,
+        "calls_per_iteration": 3,
+        "bytes_sent_per_iteration": [2_000_000, 2_000_000],
+        "epochs": [
+            {
+                "iterations": 10,
+                "predicted_bytes_sent": [20_100_000, 20_100_000],
+                "counted_bytes_sent": [20_500_000, 20_500_000],
+            }
+        ],
+        "wire": {"ranks_by_interface": ranks_by_interface, "packets_sent_per_iteration": [500, 500]},
+    } | changes
+
+
+def cells(text):
+    return text.splitlines()[2].split()
+
+
+def test_the_difference_is_other_calls_and_headers_and_a_rest():
+    row = " ".join(cells(traffic_table([record()])))
+    headers = 10 * 500 * HEADER_BYTES / 1e6
+    assert "20.0 x 2 20.5 x 2 +2.50%" in row
+    assert row.endswith(f"0.100 x 2 {headers:.3f} x 2 {0.5 - 0.1 - headers:.3f} x 2")
+
+
+def test_ranks_of_one_interface_are_set_beside_the_sum_of_their_predictions():
+    epoch = {"iterations": 10, "predicted_bytes_sent": [20_000_000] * 2, "counted_bytes_sent": [41_000_000] * 2}
+    row = " ".join(cells(traffic_table([record(ranks_by_interface=((0, 1),), epochs=[epoch])])))
+    assert "40.0 41.0 +2.50%" in row
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"wire": None},
+        {"epochs": []},
+        {"epochs": [{"iterations": 1, "predicted_bytes_sent": [1, 1], "counted_bytes_sent": [None, None]}]},
+    ],
+)
+def test_a_record_that_has_not_counted_is_named(changes):
+    with pytest.raises(UserError, match="batch8-fp32"):
+        traffic_table([record(**changes)])
+
+
+def test_every_setting_is_run_and_tabulated_and_the_records_give_the_same_table_again(start, tmp_path, capsys):
+    words = ["--loopback", "--hosts", 2, *TINY[:4], "--max_steps", 2, "--batch_sizes", "8,4", "--runs_dir", "epochs"]
+    run = start("traffic", ["-m", "cos598d", "traffic", *words])
+    assert run.wait(180) == 0, run.text
+    assert "[2/2] 4 examples a step, fp32" in run.text
+    folders = [str(tmp_path / "epochs" / name) for name in ("batch8-fp32", "batch4-fp32")]
+    assert main(["traffic", *folders]) == 0
+    table = capsys.readouterr().out
+    assert table.strip() in run.text
+    for line in ("batch8-fp32  8      fp32", "batch4-fp32  4      fp32"):
+        assert line in table
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--batch_sizes", "64,many"), "'many' is no number"),
+        (("--batch_sizes", "0"), "--total_train_batch_size 0"),
+        (("--precision", "fp8"), "--precision fp8"),
+        (("--local_rank", "1"), "needs --world_size"),
+        (("--world_size", "3"), "give --hosts"),
+    ],
+)
+def test_a_word_that_cannot_work_is_refused_before_anything_runs(words, sentence, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["traffic", *words]) == 2
+    assert sentence in capsys.readouterr().err
