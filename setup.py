@@ -1,4 +1,4 @@
-"""Packaging: the core install stays small; tests and linters are extras. Pins are in constraints.txt."""
+"""Packaging: the core install stays small; tests, linters and the report are extras. Pins are in constraints.txt."""
 
 import re
 from pathlib import Path
@@ -16,7 +16,7 @@ setup(
     long_description_content_type="text/markdown",
     license="MIT",
     packages=find_packages(include=("cos598d", "cos598d.*")),
-    package_data={"cos598d.sync": ["template.py.txt"]},
+    package_data={"cos598d.sync": ["template.py.txt"], "cos598d.report": ["templates/*.jinja"]},
     py_modules=["download_glue_data", "utils_glue"],
     python_requires=">=3.10",
     install_requires=[
@@ -36,6 +36,7 @@ setup(
     extras_require={
         "test": ["pytest>=8", "pytest-timeout>=2.3"],
         "lint": ["ruff>=0.6"],
+        "report": ["jinja2>=3.1", "matplotlib>=3.8", "weasyprint>=62"],
     },
     entry_points={"console_scripts": ["cos598d=cos598d.cli:main"]},
 )

@@ -15,6 +15,7 @@ from cos598d.demo import run_demo
 from cos598d.errors import UsageError, UserError
 from cos598d.launch import Identity, find_identity, start_local_workers
 from cos598d.options import Parser, add_run_options, run_values, to_words
+from cos598d.report.command import add_report_options, run_report
 from cos598d.report.table import comparison, load_run
 from cos598d.run import run
 
@@ -54,6 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = _add(commands, "compare", "a table of runs, from their records alone", _compare)
     command.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run's record")
     command.add_argument("--markdown", action="store_true", help="as Markdown tables")
+
+    command = _add(commands, "report", "a page of runs, from their records alone: HTML, PDF or Markdown", run_report)
+    add_report_options(command)
 
     command = _add(commands, "sample", "write a bundled sample's files, to look at or to change", _sample)
     command.add_argument("folder", type=Path, metavar="FOLDER")

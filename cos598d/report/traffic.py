@@ -1,0 +1,46 @@
+"""What the formulas say a rank sends and receives, beside what the kernel's counters saw."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cos598d.report.load import Run
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes of an iteration of one rank, or of all ranks where several share an interface's counters."""
+
+    run: str
+    whose: str
+    predicted_sent: float
+    counted_sent: float
+    predicted_received: float
+    counted_received: float
+    is_shared_in_part: bool  # some ranks, not all, share an interface: what they say to each other is not on it
+
+    @property
+    def pairs(self) -> list[tuple[float, float]]:
+        """Predicted and counted, of what is sent and of what is received."""
+        return [(self.predicted_sent, self.counted_sent), (self.predicted_received, self.counted_received)]
+
+
+def counted_traffic(runs: Sequence[Run]) -> list[Traffic]:
+    """Predicted and counted, for the runs whose wire was counted."""
+    found = []
+    for run in runs:
+        wire = run.summary.get("wire")
+        if wire is None:
+            continue
+        ranks, shared = run.summary["world_size"], wire.get("shared_by_ranks") or 1
+        predicted = [run.summary[f"bytes_{way}_per_iteration"] for way in ("sent", "received")]
+        counted = [wire[f"bytes_{way}_per_iteration"] for way in ("sent", "received")]
+        if shared == 1:
+            groups = [(f"rank {rank}", [values[rank] for values in (*predicted, *counted)]) for rank in range(ranks)]
+        else:  # each of the ranks has read the whole interface
+            sums = [*map(sum, predicted), *(sum(values) / shared for values in counted)]
+            groups = [(f"all {ranks} ranks", sums)]
+        for whose, (sent, received, wire_sent, wire_received) in groups:
+            found.append(
+                Traffic(run.name, whose, sent, wire_sent, received, wire_received, is_shared_in_part=1 < shared < ranks)
+            )
+    return found
