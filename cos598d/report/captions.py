@@ -1,15 +1,14 @@
 """What the figures show, in sentences made of their numbers; a difference within the spread is said to be one."""
 
 from collections.abc import Sequence
-from itertools import accumulate
 
 from cos598d.report.figures.learning import points_per_block
 from cos598d.report.load import Run, is_number
-from cos598d.report.settings import facts
-from cos598d.report.table import PHASES, exposed_seconds, floor_of
+from cos598d.report.settings import comparable
+from cos598d.report.table import PHASES, exposed_seconds, floor_of, same_setting
 from cos598d.report.timeline import Timeline
 from cos598d.report.traffic import Traffic
-from cos598d.report.units import number_of, percent, plain, seconds
+from cos598d.report.units import listed, number_of, percent, plain, seconds
 
 
 def metric_caption(runs: Sequence[Run], metric: str) -> list[str]:
@@ -18,33 +17,53 @@ def metric_caption(runs: Sequence[Run], metric: str) -> list[str]:
     for run in runs:
         for epoch in run.summary["epochs"]:
             if is_number(epoch.get(metric)):
-                last[run.name] = f"{epoch[metric]:.4f} after epoch {epoch['epoch']}"
-    return [f"{metric}: {'; '.join(f'{name} {words}' for name, words in last.items())}."]
+                last[run.name] = f"{metric} {epoch[metric]:.4f} after epoch {epoch['epoch']}"
+    return _joined(last)
 
 
 def loss_caption(runs: Sequence[Run]) -> list[str]:
-    """First and last losses, and how far runs of one setting are apart."""
-    sentences = []
-    for run in runs:
+    """First and last losses, the seconds they took, and how far runs of one setting are apart."""
+    trained = [run for run in runs if len(run.summary["losses"]) > 1]
+    found, took = {}, {}
+    for run in trained:
         losses = run.summary["losses"]
-        if len(losses) > 1:
-            spent = list(accumulate(row["seconds"] for row in run.iterations[0]))[-1]
-            last = losses[-max(1, min(5, len(losses) // 2)) :]
-            of = f"mean of the last {len(last)}" if len(last) > 1 else "the last"
-            sentences.append(
-                f"{run.name}: {losses[0]:.4f} in the first of {len(losses)} iterations, {sum(last) / len(last):.4f} "
-                f"as the {of}, in {seconds(spent)}."
-            )
-    if any(run.iterations and points_per_block(run) > 1 for run in runs):
-        most = max(points_per_block(run) for run in runs if run.iterations)
+        last = losses[-max(1, min(5, len(losses) // 2)) :]
+        found[run.name] = (
+            f"loss {losses[0]:.4f} in the first of {len(losses)} iterations, {sum(last) / len(last):.4f} "
+            f"{f'as the mean of the last {len(last)}' if len(last) > 1 else 'in the last'}"
+        )
+        took[run.name] = sum(row["seconds"] for row in run.iterations[0])
+    sentences = [*_joined(found), *_apart_by(trained)]
+    sentences.append(f"In seconds: {', '.join(f'{name} {plain(spent)}' for name, spent in took.items())}.")
+    most = max((points_per_block(run) for run in trained), default=1)
+    if most > 1:
         sentences.append(f"A point of a long run's curve is the mean of up to {most} iterations.")
     return [*sentences, "Time is rank 0's in iterations; evaluation is not in it."]
+
+
+def _apart_by(runs: Sequence[Run]) -> list[str]:
+    """How far the losses of runs of one setting are apart; replicas that never agree are left out."""
+    groups: list[list[Run]] = []
+    for run in runs:
+        if run.summary["sync"] == "none" and run.summary["world_size"] > 1:
+            continue
+        group = next((group for group in groups if same_setting(group[0].summary, run.summary)), None)
+        groups.append([run]) if group is None else group.append(run)
+    sentences = []
+    for group in groups:
+        if len(group) > 1:
+            apart = max(max(found) - min(found) for found in zip(*(run.summary["losses"] for run in group)))
+            sentences.append(
+                f"In the same iteration, the losses of {listed([run.name for run in group])} are "
+                f"{f'at most {apart:.1e} apart' if apart else 'the same to the last digit'}."
+            )
+    return sentences
 
 
 def seconds_caption(runs: Sequence[Run]) -> list[str]:
     """Within each group of runs that differ in their sync alone: the fastest, and how much longer the others take."""
     sentences = []
-    for group in _comparable(runs):
+    for group in comparable(runs):
         floors = [run for run in group if run.summary["sync"] == "none" and run.summary["world_size"] > 1]
         ranked = sorted((run for run in group if run not in floors), key=lambda run: run.seconds["mean"])
         if ranked:
@@ -60,16 +79,17 @@ def seconds_caption(runs: Sequence[Run]) -> list[str]:
 
 def phases_caption(runs: Sequence[Run]) -> list[str]:
     """The largest phase of each run, and what its sync phase takes."""
-    sentences = []
+    found = {}
     for run in runs:
         phases = {phase: run.summary["phases"][f"seconds_{phase}"] or 0.0 for phase in PHASES}
         total = sum(phases.values())
         if not run.seconds["mean"] or not total:
             continue
         largest = max(phases, key=phases.get)
-        words = f"{run.name}: {largest} is the largest part, {percent(phases[largest] / total)} of {seconds(total)}"
-        words += f"; sync is {percent(phases['sync'] / total)}" if largest != "sync" else ""
-        sentences.append(f"{words}.")
+        found[run.name] = f"{largest} is the largest part, {percent(phases[largest] / total)}"
+        if largest != "sync":
+            found[run.name] += f"; sync is {percent(phases['sync'] / total)}"
+    sentences = _joined(found)
     if any(run.summary["sync"] == "ddp" and run.summary["world_size"] > 1 for run in runs):
         sentences.append("torch's DDP waits for its buckets inside backward, so its waiting is in that phase.")
     return sentences
@@ -108,8 +128,9 @@ def traffic_caption(traffic: Sequence[Traffic]) -> list[str]:
         pairs = [pair for one in found for pair in one.pairs]
         ratios = [counted / predicted - 1 for predicted, counted in pairs if predicted > 0]
         if ratios:
-            low, high = f"{min(ratios):+.1%}", f"{max(ratios):+.1%}"
-            sentences.append(f"{run}: counted is {low}{'' if low == high else f' to {high}'} off what is predicted.")
+            low, high = _more_or_less(min(ratios)), _more_or_less(max(ratios))
+            off = low if low == high else f"between {low} and {high}"
+            sentences.append(f"{run}: counted is {off} than predicted.")
         else:
             most = max(counted for _, counted in pairs)
             sentences.append(f"{run}: nothing is predicted, and up to {most / 1e6:.3f} MB are counted.")
@@ -126,6 +147,7 @@ def scaling_caption(series: Sequence[tuple[Run, list[Run]]]) -> list[str]:
         ranks, ratio = run.summary["world_size"], base.seconds["mean"] / run.seconds["mean"]
         words = f"{run.name}: {plain(ratio)} times the speed of {base.name} on {number_of(ranks, 'rank')}"
         words += f", {percent(ratio / ranks)} of {ranks} times"
+        words += ", which more ranks alone do not explain" if ratio > ranks else ""
         words += "" if _apart(base, run) else f"; {_why_not_apart(base, run)}"
         sentences.append(f"{words}.")
     threads = {run.environment.get("threads_per_rank") for base, runs in series for run in (base, *runs)}
@@ -157,15 +179,16 @@ def _setting(run: Run, word: str) -> str:
     return f"{word} {(run.summary['network'] or {}).get(word)}"
 
 
-def _comparable(runs: Sequence[Run]) -> list[list[Run]]:
-    """Runs with a mean, in groups that differ in nothing that the page knows of but the sync and its own options."""
-    free = {"sync", "bucket MB", "compression", "steps between averages"}
-    groups: dict[tuple, list[Run]] = {}
-    for run in runs:
-        if run.seconds["mean"]:
-            key = tuple(str(value) for word, value in facts(run).items() if word not in free)
-            groups.setdefault(key, []).append(run)
-    return list(groups.values())
+def _more_or_less(share: float) -> str:
+    return f"{100 * abs(share):.1f} % {'less' if share < 0 else 'more'}"
+
+
+def _joined(words_by_run: dict[str, str]) -> list[str]:
+    """A sentence for each run, "NAME: WORDS"; runs of the same words share one."""
+    names: dict[str, list[str]] = {}
+    for name, words in words_by_run.items():
+        names.setdefault(words, []).append(name)
+    return [f"{listed(shared)}: {words}." for words, shared in names.items()]
 
 
 def _slower(run: Run, fastest: Run, runs: Sequence[Run]) -> str:

@@ -138,10 +138,10 @@ def _metrics(runs: Sequence[Run]) -> list[Table | Figure]:
         for run in runs:
             values = {epoch["epoch"]: epoch.get(metric) for epoch in run.summary["epochs"]}
             rows.append([run.name, *(f"{values[e]:.4f}" if is_number(values.get(e)) else "-" for e in epochs)])
-        caption, name = captions.metric_caption(runs, metric), f"metric{number}"
+        name = f"metric{number}"
         svg = learning.metric_figure(runs, metric, name)
-        blocks.append(Table(f"{metric} after each epoch." if svg else caption[0], rows))
-        blocks += _figures((name, svg, caption))
+        blocks.append(Table(f"{metric} after each epoch.", rows))
+        blocks += _figures((name, svg, captions.metric_caption(runs, metric)))
     return blocks
 
 
@@ -201,10 +201,16 @@ def _host(run: Run) -> list[str]:
 def _timelines(runs: Sequence[Run]) -> list[Figure | str]:
     found = [timeline_of(run) for run in runs]
     timelines = [one for one in found if one is not None]
-    longest = max((one.seconds for one in timelines), default=0.0)
+    # Runs that can be compared share a scale.
+    longest: dict[str, float] = {}
+    for group in settings.comparable(runs):
+        names = {run.name for run in group}
+        most = max((one.seconds for one in timelines if one.run in names), default=0.0)
+        longest |= dict.fromkeys(names, most)
     blocks: list[Figure | str] = []
     for number, one in enumerate(timelines):
-        until = longest if one.seconds >= LEAST_OF_SCALE * longest else one.seconds
+        shared = longest.get(one.run, 0.0)
+        until = shared if one.seconds >= LEAST_OF_SCALE * shared > 0 else one.seconds
         name = f"timeline{number}"
         blocks += _figures((name, time.timeline_figure(one, name, until), captions.timeline_caption(one)))
     without = [run.name for run, one in zip(runs, found, strict=True) if one is None and run.summary["losses"]]

@@ -54,6 +54,16 @@ def differences(runs: Sequence[Run]) -> list[str]:
     return [word for word, _, _ in FACTS if any(one[word] != found[0][word] for one in found)]
 
 
+def comparable(runs: Sequence[Run]) -> list[list[Run]]:
+    """Runs with a mean, in groups that differ in nothing that the page knows of but the sync and its own options."""
+    free = frozenset(("sync", "bucket MB", "compression", "steps between averages"))
+    groups: dict[tuple, list[Run]] = {}
+    for run in runs:
+        if run.seconds["mean"]:
+            groups.setdefault(_key(run, free), []).append(run)
+    return list(groups.values())
+
+
 def sweeps(runs: Sequence[Run]) -> dict[str, list[list[Run]]]:
     """For each of SWEPT the series of runs that differ in it alone, by its value; each of two values or more."""
     found = {}
@@ -87,12 +97,10 @@ def swept_value(run: Run, word: str) -> float | None:
 
 def series_name(series: Sequence[Run], all_series: Sequence[Sequence[Run]]) -> str:
     """The sync, and what else tells this series from the others of its figure."""
-    found = [facts(one[0]) for one in all_series]
-    own = facts(series[0])
-    words = [word for word, _, _ in FACTS if word != "sync" and any(one[word] != own[word] for one in found)]
-    varies = {word for word, _, _ in FACTS if any(facts(run)[word] != own[word] for run in series)}
-    more = [f"{word} {own[word]}" for word in words if word not in varies]
-    return ", ".join([own["sync"], *more])
+    own, found = facts(series[0]), [facts(one[0]) for one in all_series]
+    varies = set(differences(series)) | {"sync", "ranks", "threads a rank", "ranks on a host"}
+    words = [word for word in own if word not in varies and any(one[word] != own[word] for one in found)]
+    return ", ".join([own["sync"], *(f"{word} {own[word]}" for word in words if own[word] is not None)])
 
 
 def _series(runs: Sequence[Run], word: str, free: frozenset[str]) -> list[list[Run]]:

@@ -69,7 +69,7 @@ def losses_rows(runs: Sequence[dict[str, Any]]) -> list[list[str]]:
     """A head and a row for each run: what it is, its first losses, and how far they are from those of one rank."""
     rows = [["run", "sync", "ranks", "its", "first losses", "largest difference to one rank"]]
     for run in runs:
-        alone = next((other for other in runs if other["world_size"] == 1 and _same_setting(run, other)), None)
+        alone = next((other for other in runs if other["world_size"] == 1 and same_setting(run, other)), None)
         rows.append(
             [run["run"], run["sync"], str(run["world_size"]), str(run["iterations"])]
             + [" ".join(f"{loss:.6f}" for loss in run["losses"][:FIRST_LOSSES]), _difference(run, alone)]
@@ -126,12 +126,15 @@ def _setting(runs: Sequence[dict[str, Any]]) -> str:
 
 
 def alike(runs: Sequence[dict[str, Any]], like: dict[str, Any], sync: str) -> dict[str, Any] | None:
-    """The first run with this sync, as many ranks as `like` and its setting."""
+    """The first run with this sync, as many ranks as `like`, its setting and its network."""
     return next(
         (
             run
             for run in runs
-            if run["sync"] == sync and run["world_size"] == like["world_size"] and _same_setting(run, like)
+            if run["sync"] == sync
+            and run["world_size"] == like["world_size"]
+            and run["network"] == like["network"]
+            and same_setting(run, like)
         ),
         None,
     )
@@ -150,7 +153,8 @@ def exposed_seconds(run: dict[str, Any], floor: dict[str, Any] | None) -> float 
     return None if median is None or base is None else median - base
 
 
-def _same_setting(run: dict[str, Any], other: dict[str, Any]) -> bool:
+def same_setting(run: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether a difference of the two runs' losses means anything."""
     return all(run[name] == other[name] for name in SETTING)
 
 

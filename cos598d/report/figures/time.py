@@ -98,10 +98,10 @@ def timeline_figure(timeline: Timeline, name: str, until: float) -> str:
         if timeline.untimed and not calls:
             axes.broken_barh([(0, timeline.seconds)], (0.6, 0.8), facecolor="none", edgecolor="#767676", linestyle=":")
             axes.text(
-                timeline.seconds / 2,
+                0,
                 1,
-                f"{number_of(timeline.untimed, 'call')}, times not told",
-                ha="center",
+                f" {number_of(timeline.untimed, 'call')}, times not told",
+                ha="left",
                 va="center",
             )
         axes.set_yticks(list(labels), list(labels.values()))
