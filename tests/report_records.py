@@ -1,7 +1,10 @@
-"""Records of runs that never ran, in the form that measure/record.py writes, for what a report makes of them."""
+"""Records of runs that never ran, in the form that measure/record.py writes, and the report made of them."""
 
+import argparse
 import json
 from pathlib import Path
+
+from cos598d.report.command import add_report_options, run_report
 
 PHASES = ("data", "forward", "backward", "sync", "clip", "step")
 
@@ -70,6 +73,14 @@ def write_run(folder: Path, **changes) -> Path:
         if facts["host"]:
             write_rows(folder / f"host.rank{rank}.jsonl", [_host(number) for number in range(len(seconds) + 1)])
     return folder
+
+
+def report(output: Path, *runs: Path) -> Path:
+    """Write the runs' report as the command does."""
+    parser = argparse.ArgumentParser()
+    add_report_options(parser)
+    assert run_report(parser.parse_args([*map(str, runs), "-o", str(output)])) == 0
+    return Path(output)
 
 
 def write_rows(path: Path, rows: list[dict]) -> None:

@@ -150,8 +150,8 @@ def scaling_caption(series: Sequence[tuple[Run, list[Run]]]) -> list[str]:
         words += ", which more ranks alone do not explain" if ratio > ranks else ""
         words += "" if _apart(base, run) else f"; {_why_not_apart(base, run)}"
         sentences.append(f"{words}.")
-    threads = {run.environment.get("threads_per_rank") for base, runs in series for run in (base, *runs)}
-    hosts = {run.environment.get("ranks_on_host") for _, runs in series for run in runs}
+    threads = {str(run.environment.get("threads_per_rank")) for base, runs in series for run in (base, *runs)}
+    hosts = [run.environment.get("ranks_on_host") for _, runs in series for run in runs]
     if len(threads) > 1:
         sentences.append("The ranks have not all the same number of threads.")
     if any(isinstance(ranks, int) and ranks > 1 for ranks in hosts):

@@ -1,7 +1,6 @@
 """A run's records as one frozen object, every file checked as it is read."""
 
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from cos598d.report.table import PHASES, load_run, read_json
 
 Row = Mapping[str, Any]
 NUMBER, WORDS = (int, float), (str,)
+LARGEST = 1e100  # sums and squares of less stay finite
 ITERATION = {"iteration": NUMBER, "loss": NUMBER, "seconds": NUMBER} | {f"seconds_{phase}": NUMBER for phase in PHASES}
 CALL = {"iteration": NUMBER, "purpose": WORDS, "op": WORDS, "tensor": WORDS, "bytes_sent": NUMBER}
 HOST = {"iteration": NUMBER, "process_cpu_seconds": NUMBER, "host_cpu_percent": NUMBER, "rss_bytes": NUMBER}
@@ -127,24 +127,32 @@ def _check_figures(summary: Mapping[str, Any], path: Path) -> None:
     by_rank = {name: summary[name] for name in ("bytes_sent_per_iteration", "bytes_received_per_iteration")}
     if wire is not None:
         found = wire if isinstance(wire, dict) else {}
+        shared = found.get("shared_by_ranks")
+        if not is_number(shared) or shared < 1:
+            raise UserError(f"{path} says that {shared!r} ranks share an interface: it is damaged, run again.")
         by_rank |= {f"wire's {name}": found.get(name) for name in by_rank}
     for name, values in by_rank.items():
         if not isinstance(values, list) or len(values) != ranks or not all(map(is_number, values)):
             raise UserError(f"{path} has not a number of {name} for each of {ranks} ranks: it is damaged, run again.")
-    single = {name: seconds.get(name) for name in ("first", "mean", "median", "p90")}
-    single |= {f"seconds_{phase}": summary["phases"].get(f"seconds_{phase}") for phase in PHASES}
-    interval = seconds.get("interval_95")
-    is_interval = interval is None or (isinstance(interval, list) and len(interval) == 2)
-    values = [*single.values(), *(interval or [] if is_interval else ["no interval"]), *summary["losses"]]
-    if not all(value is None or is_number(value) for value in values):
-        raise UserError(f"{path} has a figure that is no number: it is damaged, run again.")
+    figures = [(seconds, name) for name in ("first", "mean", "median", "p90")]
+    figures += [(summary["phases"], f"seconds_{phase}") for phase in PHASES]
+    for figure, name in figures:
+        if name not in figure or not (figure[name] is None or is_number(figure[name])):
+            raise UserError(f"{path} says of {name} no number: it is damaged, run again.")
+    interval = seconds.get("interval_95", ())
+    if interval is not None and not (
+        isinstance(interval, list) and len(interval) == 2 and all(map(is_number, interval))
+    ):
+        raise UserError(f"{path} says of interval_95 no two numbers: it is damaged, run again.")
+    if not all(map(is_number, summary["losses"])):
+        raise UserError(f"{path} has a loss that is no number: it is damaged, run again.")
     if not all(isinstance(epoch, dict) and is_number(epoch.get("epoch")) for epoch in summary["epochs"]):
         raise UserError(f"{path} has an epoch without its number: it is damaged, run again.")
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value from JSON is a finite number."""
-    return isinstance(value, NUMBER) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether a value from JSON is a number that a run can have come to."""
+    return isinstance(value, NUMBER) and not isinstance(value, bool) and abs(value) < LARGEST
 
 
 def _names(folders: Sequence[Path]) -> list[str]:

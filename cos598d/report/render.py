@@ -2,6 +2,7 @@
 
 import importlib
 from typing import Any
+from urllib.parse import quote
 
 from cos598d.errors import UserError
 from cos598d.report.page import Figure, Page, Table
@@ -58,7 +59,10 @@ def as_markdown_page(page: Page, folder: str) -> tuple[str, dict[str, str]]:
                 parts += [markdown_text(block.caption), as_markdown(block.rows)]
             elif isinstance(block, Figure):
                 files[f"{block.name}.svg"] = block.svg
-                parts += [f"![{block.name}](<{folder}/{block.name}.svg>)", *map(markdown_text, block.caption)]
+                parts += [
+                    f"![{markdown_text(section.title)}]({quote(folder)}/{block.name}.svg)",
+                    *map(markdown_text, block.caption),
+                ]
             else:
                 parts.append(markdown_text(block))
     return "\n\n".join(parts) + "\n", files

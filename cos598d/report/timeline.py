@@ -38,8 +38,10 @@ def timeline_of(run: Run) -> Timeline | None:
     if row is None or not row.get("spans_seconds"):
         return None
     spans = row["spans_seconds"]
-    if not all(isinstance(span, list) and len(span) == 3 and span[0] in PHASES for span in spans) or not all(
-        is_number(number) for span in spans for number in span[1:]
+    if (
+        not isinstance(spans, list)
+        or not all(isinstance(span, list) and len(span) == 3 and span[0] in PHASES for span in spans)
+        or not all(is_number(number) for span in spans for number in span[1:])
     ):
         raise UserError(f"{run.name}: iteration {row['iteration']} has a span that is none: it is damaged, run again.")
     gradients = [call for call in run.calls if call["purpose"] == "gradients"]

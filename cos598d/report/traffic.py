@@ -31,7 +31,7 @@ def counted_traffic(runs: Sequence[Run]) -> list[Traffic]:
         wire = run.summary.get("wire")
         if wire is None:
             continue
-        ranks, shared = run.summary["world_size"], wire.get("shared_by_ranks") or 1
+        ranks, shared = run.summary["world_size"], wire["shared_by_ranks"]
         predicted = [run.summary[f"bytes_{way}_per_iteration"] for way in ("sent", "received")]
         counted = [wire[f"bytes_{way}_per_iteration"] for way in ("sent", "received")]
         if shared == 1:
