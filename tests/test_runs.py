@@ -90,6 +90,24 @@ def test_phases_fill_the_iteration(lessons):
         assert 0.5 * row["seconds"] < phases <= row["seconds"]
 
 
+def test_rows_say_when_in_its_iteration_each_phase_and_each_call_began(lessons):
+    iterations = rows_of(lessons / "task2b" / "iterations.rank1.jsonl")
+    calls = rows_of(lessons / "task2b" / "communication.rank1.jsonl")
+    assert all(call["started"] is None for call in calls if call["iteration"] == 0)
+    for row in iterations:
+        seconds = defaultdict(float)
+        for phase, started, lasted in row["spans_seconds"]:
+            assert 0 <= started <= started + lasted <= row["seconds"]
+            seconds[phase] += lasted
+        assert all(row[f"seconds_{phase}"] == pytest.approx(total) for phase, total in seconds.items())
+        backward = max(started for phase, started, _ in row["spans_seconds"] if phase == "backward")
+        of_it = [call for call in calls if call["iteration"] == row["iteration"] and call["purpose"] == "gradients"]
+        # Task 2(b) calls after backward, one after the other.
+        assert backward < of_it[0]["started"]
+        assert of_it[-1]["started"] + of_it[-1]["seconds"] <= row["seconds"]
+        assert all(a["started"] + a["seconds"] <= b["started"] for a, b in zip(of_it, of_it[1:]))
+
+
 def test_the_ledger_names_every_gradient_with_its_bytes(lessons):
     summary = load_run(lessons / "task2b")
     rows = [row for row in rows_of(lessons / "task2b" / "communication.rank1.jsonl") if row["iteration"] == 4]

@@ -23,7 +23,8 @@ class Row:
     `bytes_received` are what the algorithm's formula says this rank's links carried, rounded to a byte;
     `seconds` is from the call to its completion; for a call that ran beside other work, to when it was waited for; None
     where the library that made the call does not tell. `messages` is how many this rank sent, for a call that a
-    sync composed of messages; None for the library's own collectives.
+    sync composed of messages; None for the library's own collectives. `started` is in seconds since the iteration
+    began; None before training, and where `seconds` is.
     """
 
     iteration: int
@@ -37,6 +38,7 @@ class Row:
     bytes_received: int
     seconds: float | None
     messages: int | None = None
+    started: float | None = None
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class Totals:
 class Ledger:
     """Rows in the order of the calls, written as JSON lines by `flush`, summed by iteration on the way.
 
-    `iteration` is set by the training loop. Without `output` the rows of the iterations so far stay in `rows`.
+    The training loop says when an iteration begins. Without `output` the rows of the iterations so far stay in `rows`.
     """
 
     def __init__(self, output: IO[str] | None = None):
@@ -64,6 +66,15 @@ class Ledger:
         self.rows: list[Row] = []
         self._output = output
         self._sums: dict[int, Totals] = {}
+        self._began: float | None = None
+
+    def begin(self, iteration: int, now: float) -> None:
+        """The rows from here on are of `iteration`, which began at `now` on time.perf_counter's clock."""
+        self.iteration, self._began = iteration, now
+
+    def since_began(self, moment: float) -> float | None:
+        """Seconds from the iteration's beginning to a moment of the same clock; None before the first."""
+        return None if self._began is None else moment - self._began
 
     def enter(self, row: Row) -> None:
         """Add one call."""

@@ -1,6 +1,8 @@
 """The comparison of runs as tables for the screen or in Markdown, from their records alone."""
 
+import html
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,18 +22,36 @@ NEEDED = (
 
 
 def load_run(folder: Path) -> dict[str, Any]:
-    """A run's summary, with its folder's name as "run". Raises UserError when there is none that can be read."""
+    """A run's summary, with its folder's name as "run" and the emulated links as "network" (None without).
+
+    Raises UserError when there is none that can be read.
+    """
     path = folder / "summary.json"
-    try:
-        summary = json.loads(path.read_text(encoding="utf-8"))
-    except OSError:
-        raise UserError(f"{folder} has no summary.json: give the folder of a run that ended well.") from None
-    except ValueError:
-        raise UserError(f"{path} is not JSON: it is damaged, run again.") from None
-    missing = [name for name in NEEDED if not isinstance(summary, dict) or name not in summary]
+    summary = read_json(path)
+    if summary is None:
+        raise UserError(f"{folder} has no summary.json: give the folder of a run that ended well.")
+    missing = [name for name in NEEDED if name not in summary]
     if missing:
         raise UserError(f"{path} has no {missing[0]}: it is not the summary of a run of this version.")
-    return {"run": folder.name} | summary
+    environment = read_json(folder / "environment.json") or {}
+    return {"run": folder.resolve().name} | summary | {"network": environment.get("network")}
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in a JSON file; None where there is no such file. Raises UserError when it is damaged."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse)
+    except OSError:
+        return None
+    except ValueError:
+        raise UserError(f"{path} is not JSON: it is damaged, run again.") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{path} is not a JSON object: it is damaged, run again.")
+    return value
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON number")
 
 
 def comparison(runs: Sequence[dict[str, Any]], markdown: bool = False) -> str:
@@ -40,34 +60,49 @@ def comparison(runs: Sequence[dict[str, Any]], markdown: bool = False) -> str:
     Differences and ratios are given against the first run of one rank, the first `ddp` run of the same number of
     ranks, and (exposed communication) the first run of the same number of ranks with sync `none`.
     """
-    losses = [["run", "sync", "ranks", "its", "first losses", "largest difference to one rank"]]
-    time = [["run", "s/it", "95 %", "median", "ratio to ddp", "exposed s", *PHASES]]
-    traffic = [["run", "calls/it", "tensors/it", "payload MB/it", "sent MB/it by rank", "received MB/it by rank"]]
-    traffic[0] += ["counted MB/it"]
+    parts = [losses_rows(runs), time_rows(runs), traffic_rows(runs)]
+    text = "\n\n".join(as_markdown(part) if markdown else as_text(part) for part in parts)
+    return f"{_setting(runs)}\n\n{text}\n\n{LEGEND}"
+
+
+def losses_rows(runs: Sequence[dict[str, Any]]) -> list[list[str]]:
+    """A head and a row for each run: what it is, its first losses, and how far they are from those of one rank."""
+    rows = [["run", "sync", "ranks", "its", "first losses", "largest difference to one rank"]]
     for run in runs:
-        seconds = run["seconds_per_iteration"]
-        alone = next((other for other in runs if other["world_size"] == 1 and _same_setting(run, other)), None)
-        ddp = _first(runs, run, "ddp")
-        floor = _first(runs, run, "none") if run["world_size"] > 1 else None
-        losses.append(
+        alone = next((other for other in runs if other["world_size"] == 1 and same_setting(run, other)), None)
+        rows.append(
             [run["run"], run["sync"], str(run["world_size"]), str(run["iterations"])]
             + [" ".join(f"{loss:.6f}" for loss in run["losses"][:FIRST_LOSSES]), _difference(run, alone)]
         )
+    return rows
+
+
+def time_rows(runs: Sequence[dict[str, Any]]) -> list[list[str]]:
+    """A head and a row for each run: seconds per iteration with their spread, what is exposed, and the phases."""
+    rows = [["run", "s/it", "95 %", "median", "ratio to ddp", "exposed s", *PHASES]]
+    for run in runs:
+        seconds = run["seconds_per_iteration"]
         interval = seconds["interval_95"]
-        time.append(
+        rows.append(
             [run["run"], _seconds(seconds["mean"]), f"{interval[0]:.3f}-{interval[1]:.3f}" if interval else "-"]
-            + [_seconds(seconds["median"]), _ratio(run, ddp), _exposed(run, floor)]
+            + [_seconds(seconds["median"]), _ratio(run, alike(runs, run, "ddp")), _exposed(run, floor_of(runs, run))]
             + [_seconds(run["phases"][f"seconds_{phase}"]) for phase in PHASES]
         )
-        traffic.append(
-            [run["run"], str(run["calls_per_iteration"]), str(run["tensors_per_iteration"])]
-            + [_megabytes([run["payload_bytes_per_iteration"]])]
-            + [_megabytes(run["bytes_sent_per_iteration"]), _megabytes(run["bytes_received_per_iteration"])]
-            + [_counted(run.get("wire"))]
-        )
-    parts = [losses, time, traffic]
-    text = "\n\n".join(as_markdown(part) if markdown else as_text(part) for part in parts)
-    return f"{_setting(runs)}\n\n{text}\n\n{LEGEND}"
+    return rows
+
+
+def traffic_rows(runs: Sequence[dict[str, Any]]) -> list[list[str]]:
+    """A head and a row for each run: calls, tensors and bytes of an iteration, by the formulas."""
+    rows = [["run", "calls/it", "tensors/it", "payload MB/it", "sent MB/it by rank", "received MB/it by rank"]]
+    rows[0] += ["counted MB/it"]
+    rows += [
+        [run["run"], str(run["calls_per_iteration"]), str(run["tensors_per_iteration"])]
+        + [megabytes([run["payload_bytes_per_iteration"]])]
+        + [megabytes(run["bytes_sent_per_iteration"]), megabytes(run["bytes_received_per_iteration"])]
+        + [_counted(run.get("wire"))]
+        for run in runs
+    ]
+    return rows
 
 
 LEGEND = (
@@ -93,18 +128,36 @@ def _setting(runs: Sequence[dict[str, Any]]) -> str:
     return ", ".join(words)
 
 
-def _first(runs: Sequence[dict[str, Any]], like: dict[str, Any], sync: str) -> dict[str, Any] | None:
+def alike(runs: Sequence[dict[str, Any]], like: dict[str, Any], sync: str) -> dict[str, Any] | None:
+    """The first run with this sync, as many ranks as `like`, its setting and its network."""
     return next(
         (
             run
             for run in runs
-            if run["sync"] == sync and run["world_size"] == like["world_size"] and _same_setting(run, like)
+            if run["sync"] == sync
+            and run["world_size"] == like["world_size"]
+            and run["network"] == like["network"]
+            and same_setting(run, like)
         ),
         None,
     )
 
 
-def _same_setting(run: dict[str, Any], other: dict[str, Any]) -> bool:
+def floor_of(runs: Sequence[dict[str, Any]], run: dict[str, Any]) -> dict[str, Any] | None:
+    """The run without any sync that a run's exposed communication is measured against."""
+    return alike(runs, run, "none") if run["world_size"] > 1 else None
+
+
+def exposed_seconds(run: dict[str, Any], floor: dict[str, Any] | None) -> float | None:
+    """The run's median less its floor's, seconds; None where either is missing, and for the floor itself."""
+    if floor is None or run is floor:
+        return None
+    median, base = run["seconds_per_iteration"]["median"], floor["seconds_per_iteration"]["median"]
+    return None if median is None or base is None else median - base
+
+
+def same_setting(run: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether a difference of the two runs' losses means anything."""
     return all(run[name] == other[name] for name in SETTING)
 
 
@@ -124,19 +177,15 @@ def _ratio(run: dict[str, Any], ddp: dict[str, Any] | None) -> str:
 
 
 def _exposed(run: dict[str, Any], floor: dict[str, Any] | None) -> str:
-    if floor is None or run is floor:
-        return "-"
-    median, base = run["seconds_per_iteration"]["median"], floor["seconds_per_iteration"]["median"]
-    if median is None or base is None:
-        return "-"
-    return f"{median - base:.3f} ({(median - base) / median:.0%})"
+    seconds = exposed_seconds(run, floor)
+    return "-" if seconds is None else f"{seconds:.3f} ({seconds / run['seconds_per_iteration']['median']:.0%})"
 
 
 def _seconds(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
 
-def _megabytes(values: Sequence[int]) -> str:
+def megabytes(values: Sequence[int]) -> str:
     """Bytes by rank in megabytes; equal neighbours once: "[272.4, 90.8 x 3]"."""
     groups: list[list[Any]] = []
     for value in values:
@@ -168,6 +217,13 @@ def as_text(rows: Sequence[Sequence[str]]) -> str:
 
 
 def as_markdown(rows: Sequence[Sequence[str]]) -> str:
-    """Rows as a Markdown table, the first one as its head."""
-    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+    """A table whose first row is its head."""
+    lines = ["| " + " | ".join(map(markdown_text, row)) + " |" for row in rows]
     return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
+
+
+def markdown_text(text: str) -> str:
+    """Words that stand in Markdown as they are: no marks, no HTML, no new cell or line of a table."""
+    text = " ".join(html.escape(text, quote=False).split())
+    # An underscore inside a word is no mark, and all_reduce is easier to read without a backslash.
+    return re.sub(r"[\\`*\[\]|~$]|(?<!\w)_|_(?!\w)", r"\\\g<0>", text)

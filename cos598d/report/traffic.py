@@ -1,65 +1,47 @@
-"""What travelled in an epoch, predicted and counted, as a table made from run records alone."""
+"""What the formulas say a rank sends and receives, beside what the kernel's counters saw."""
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
 
-from cos598d.errors import UserError
-from cos598d.report.table import as_markdown, as_text
-
-# Ethernet 14, IPv4 20, TCP 20 and its timestamps 12 bytes: of every packet, acknowledgements too.
-HEADER_BYTES = 66
-COLUMNS = (
-    *("run", "batch", "precision", "tensors", "gradient MB", "its/epoch", "calls/it"),
-    *("predicted MB", "counted MB", "difference", "other calls MB", "headers MB", "rest MB"),
-)
-LEGEND = (
-    "MB: 1,000,000 bytes, sent in the first epoch's training by rank (equal neighbours once), evaluation left out.\n"
-    "predicted: the gradients' calls by the ledger's formulas. counted: the kernel's counters of the interface.\n"
-    "difference = counted - predicted = other calls (the loss, what ranks agree on)\n"
-    f"+ headers ({HEADER_BYTES} bytes a packet, acknowledgements too) + rest (the backend's own messages, repeats)."
-)
+from cos598d.report.load import Run
 
 
-def traffic_table(runs: Sequence[dict[str, Any]], markdown: bool = False) -> str:
-    """The table of runs as `load_run` returns them. Raises UserError for one whose traffic was not counted."""
-    rows = [list(COLUMNS), *(_row(run) for run in runs)]
-    return f"{(as_markdown if markdown else as_text)(rows)}\n\n{LEGEND}"
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes of an iteration of one rank, or of all ranks where several share an interface's counters."""
+
+    run: str
+    whose: str
+    predicted_sent: float
+    counted_sent: float
+    predicted_received: float
+    counted_received: float
+    is_shared_in_part: bool  # some ranks, not all, share an interface: what they say to each other is not on it
+
+    @property
+    def pairs(self) -> list[tuple[float, float]]:
+        """Predicted and counted, of what is sent and of what is received."""
+        return [(self.predicted_sent, self.counted_sent), (self.predicted_received, self.counted_received)]
 
 
-def _row(run: dict[str, Any]) -> list[str]:
-    wire = run.get("wire")
-    epoch = run["epochs"][0] if run["epochs"] else {}
-    iterations = epoch.get("iterations", 0)
-    if not wire or not iterations:
-        raise UserError(
-            f"{run['run']} has not counted what travelled: run it on 2 ranks or more, with a --monitor_interval over 0."
-        )
-    gradients, everything, counted, headers = [], [], [], []
-    for ranks in wire["ranks_by_interface"]:  # those of one interface are counted together
-        gradients.append(iterations * sum(run["bytes_sent_per_iteration"][rank] for rank in ranks))
-        everything.append(sum(epoch["predicted_bytes_sent"][rank] for rank in ranks))
-        counted.append(epoch["counted_bytes_sent"][ranks[0]])
-        headers.append(iterations * HEADER_BYTES * wire["packets_sent_per_iteration"][ranks[0]])
-    if None in counted:
-        raise UserError(f"{run['run']} stopped counting before its epoch's end: run it again.")
-    rest = [c - e - h for c, e, h in zip(counted, everything, headers, strict=True)]
-    other = [e - g for e, g in zip(everything, gradients, strict=True)]
-    difference = sum(counted) / sum(gradients) - 1 if sum(gradients) else None
-    return [
-        *(run["run"], str(run["total_train_batch_size"]), run["precision"], str(run["tensors_per_iteration"])),
-        *(f"{run['payload_bytes_per_iteration'] / 1e6:.3f}", str(iterations), f"{run['calls_per_iteration']:g}"),
-        *(_megabytes(gradients), _megabytes(counted), "-" if difference is None else f"{difference:+.2%}"),
-        *(_megabytes(other, 3), _megabytes(headers, 3), _megabytes(rest, 3)),
-    ]
-
-
-def _megabytes(values: Sequence[float], digits: int = 1) -> str:
-    """Bytes by interface; the same ones, as far as is shown, once."""
-    groups: list[list[Any]] = []
-    for value in values:
-        words = f"{value / 1e6:.{digits}f}"
-        if groups and groups[-1][0] == words:
-            groups[-1][1] += 1
-        else:
-            groups.append([words, 1])
-    return ", ".join(words + (f" x {count}" if count > 1 else "") for words, count in groups)
+def counted_traffic(runs: Sequence[Run]) -> list[Traffic]:
+    """Predicted and counted, for the runs whose wire was counted."""
+    found = []
+    for run in runs:
+        wire = run.summary.get("wire")
+        if wire is None:
+            continue
+        ranks = run.summary["world_size"]
+        predicted = [run.summary[f"bytes_{way}_per_iteration"] for way in ("sent", "received")]
+        counted = [wire[f"bytes_{way}_per_iteration"] for way in ("sent", "received")]
+        for group in wire["ranks_by_interface"]:
+            # Each of its ranks has read the whole interface.
+            sums = [sum(values[rank] for rank in group) for values in predicted]
+            sums += [sum(values[rank] for rank in group) / len(group) for values in counted]
+            whose = f"rank {group[0]}" if len(group) == 1 else f"all {ranks} ranks"
+            if 1 < len(group) < ranks:
+                whose = f"ranks {', '.join(map(str, group))}"
+            sent, received, wire_sent, wire_received = sums
+            is_shared_in_part = 1 < len(group) < ranks
+            found.append(Traffic(run.name, whose, sent, wire_sent, received, wire_received, is_shared_in_part))
+    return found

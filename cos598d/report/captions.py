@@ -1,0 +1,229 @@
+"""What the figures show, in sentences made of their numbers; a difference within the spread is said to be one."""
+
+from collections.abc import Sequence
+
+from cos598d.report.figures.learning import points_per_block
+from cos598d.report.load import Run, is_number
+from cos598d.report.settings import comparable
+from cos598d.report.table import PHASES, exposed_seconds, floor_of, same_setting
+from cos598d.report.timeline import Timeline
+from cos598d.report.traffic import Traffic
+from cos598d.report.units import listed, number_of, percent, plain, seconds
+
+
+def metric_caption(runs: Sequence[Run], metric: str) -> list[str]:
+    """The metric after each run's last evaluation."""
+    last = {}
+    for run in runs:
+        for epoch in run.summary["epochs"]:
+            if is_number(epoch.get(metric)):
+                last[run.name] = f"{metric} {epoch[metric]:.4f} after epoch {epoch['epoch']}"
+    return _joined(last)
+
+
+def loss_caption(runs: Sequence[Run]) -> list[str]:
+    """First and last losses, the seconds they took, and how far runs of one setting are apart."""
+    trained = [run for run in runs if len(run.summary["losses"]) > 1]
+    found, took = {}, {}
+    for run in trained:
+        losses = run.summary["losses"]
+        last = losses[-max(1, min(5, len(losses) // 2)) :]
+        found[run.name] = (
+            f"loss {losses[0]:.4f} in the first of {len(losses)} iterations, {sum(last) / len(last):.4f} "
+            f"{f'as the mean of the last {len(last)}' if len(last) > 1 else 'in the last'}"
+        )
+        took[run.name] = sum(row["seconds"] for row in run.iterations[0])
+    sentences = [*_joined(found), *_apart_by(trained)]
+    sentences.append(f"In seconds: {', '.join(f'{name} {plain(spent)}' for name, spent in took.items())}.")
+    most = max((points_per_block(run) for run in trained), default=1)
+    if most > 1:
+        sentences.append(f"A point of a long run's curve is the mean of up to {most} iterations.")
+    return [*sentences, "Time is rank 0's in iterations; evaluation is not in it."]
+
+
+def _apart_by(runs: Sequence[Run]) -> list[str]:
+    """How far the losses of runs of one setting are apart; replicas that never agree are left out."""
+    groups: list[list[Run]] = []
+    for run in runs:
+        if run.summary["sync"] == "none" and run.summary["world_size"] > 1:
+            continue
+        group = next((group for group in groups if same_setting(group[0].summary, run.summary)), None)
+        groups.append([run]) if group is None else group.append(run)
+    sentences = []
+    for group in groups:
+        if len(group) > 1:
+            apart = max(max(found) - min(found) for found in zip(*(run.summary["losses"] for run in group)))
+            sentences.append(
+                f"In the same iteration, the losses of {listed([run.name for run in group])} are "
+                f"{f'at most {apart:.1e} apart' if apart else 'the same to the last digit'}."
+            )
+    return sentences
+
+
+def seconds_caption(runs: Sequence[Run]) -> list[str]:
+    """Within each group of runs that differ in their sync alone: the fastest, and how much longer the others take."""
+    sentences = []
+    for group in comparable(runs):
+        floors = [run for run in group if run.summary["sync"] == "none" and run.summary["world_size"] > 1]
+        ranked = sorted((run for run in group if run not in floors), key=lambda run: run.seconds["mean"])
+        if ranked:
+            first, *others = ranked
+            sentences.append(f"{first.name} takes {_with_interval(first)} an iteration{_exposed(first, runs)}.")
+            sentences += [_slower(run, first, runs) for run in others]
+        for run in floors:
+            sentences.append(
+                f"{run.name}, which never agrees on its gradients, takes {_with_interval(run)}: the floor."
+            )
+    return sentences
+
+
+def phases_caption(runs: Sequence[Run]) -> list[str]:
+    """The largest phase of each run, and what its sync phase takes."""
+    found = {}
+    for run in runs:
+        phases = {phase: run.summary["phases"][f"seconds_{phase}"] or 0.0 for phase in PHASES}
+        total = sum(phases.values())
+        if not run.seconds["mean"] or not total:
+            continue
+        largest = max(phases, key=phases.get)
+        found[run.name] = f"{largest} is the largest part, {percent(phases[largest] / total)}"
+        if largest != "sync":
+            found[run.name] += f"; sync is {percent(phases['sync'] / total)}"
+    sentences = _joined(found)
+    if any(run.summary["sync"] == "ddp" and run.summary["world_size"] > 1 for run in runs):
+        sentences.append("torch's DDP waits for its buckets inside backward, so its waiting is in that phase.")
+    return sentences
+
+
+def timeline_caption(timeline: Timeline) -> list[str]:
+    """When backward ends, and how much of the gradient calls' time lies before and after it."""
+    words = f"{timeline.run}, iteration {timeline.iteration} of rank 0, {seconds(timeline.seconds)}"
+    sentences = [f"{words}: backward ends at {seconds(timeline.backward_end)}."]
+    if timeline.calls:
+        before, after = timeline.seconds_under_way
+        sentences.append(
+            f"{number_of(len(timeline.calls), 'gradient call')}: for {seconds(before)} at least one is under way "
+            f"before that, for {seconds(after)} after it."
+        )
+        if before > 0:
+            sentences.append("A call beside backward is drawn until it was waited for: it may have been done sooner.")
+    if timeline.untimed:
+        sentences.append(
+            f"{number_of(timeline.untimed, 'gradient call')} of torch's own: the record does not tell when."
+        )
+    if not timeline.calls and not timeline.untimed:
+        sentences.append("No gradient travels.")
+    return [" ".join(sentences)]
+
+
+def traffic_caption(traffic: Sequence[Traffic]) -> list[str]:
+    """How far the counted bytes are from the predicted ones, run by run."""
+    sentences = [
+        "Predicted are the gradient calls alone; counted is all that crossed the interface, with packet headers."
+    ]
+    by_run: dict[str, list[Traffic]] = {}
+    for one in traffic:
+        by_run.setdefault(one.run, []).append(one)
+    for run, found in by_run.items():
+        pairs = [pair for one in found for pair in one.pairs]
+        ratios = [counted / predicted - 1 for predicted, counted in pairs if predicted > 0]
+        if ratios:
+            low, high = _more_or_less(min(ratios)), _more_or_less(max(ratios))
+            off = low if low == high else f"between {low} and {high}"
+            sentences.append(f"{run}: counted is {off} than predicted.")
+        else:
+            most = max(counted for _, counted in pairs)
+            sentences.append(f"{run}: nothing is predicted, and up to {most / 1e6:.3f} MB are counted.")
+    if any(one.is_shared_in_part for one in traffic):
+        sentences.append("Ranks of one host share an interface, and what they say to each other does not cross it.")
+    return sentences
+
+
+def scaling_caption(series: Sequence[tuple[Run, list[Run]]]) -> list[str]:
+    """Each series' largest number of ranks: its speed-up and efficiency, and whether the spread supports it."""
+    sentences = []
+    for base, runs in series:
+        run = runs[-1]
+        ranks, ratio = run.summary["world_size"], base.seconds["mean"] / run.seconds["mean"]
+        words = f"{run.name}: {plain(ratio)} times the speed of {base.name} on {number_of(ranks, 'rank')}"
+        words += f", {percent(ratio / ranks)} of {ranks} times"
+        words += ", which more ranks alone do not explain" if ratio > ranks else ""
+        words += "" if _apart(base, run) else f"; {_why_not_apart(base, run)}"
+        sentences.append(f"{words}.")
+    threads = {str(run.environment.get("threads_per_rank")) for base, runs in series for run in (base, *runs)}
+    hosts = [run.environment.get("ranks_on_host") for _, runs in series for run in runs]
+    if len(threads) > 1:
+        sentences.append("The ranks have not all the same number of threads.")
+    if any(isinstance(ranks, int) and ranks > 1 for ranks in hosts):
+        sentences.append("Ranks that share a host share its cores, so this is no speed-up by adding machines.")
+    return sentences
+
+
+def sweep_caption(word: str, series: Sequence[list[Run]]) -> list[str]:
+    """From the smallest value to the largest: what the seconds do."""
+    sentences = []
+    for runs in series:
+        first, last = runs[0], runs[-1]
+        ratio = last.seconds["mean"] / first.seconds["mean"]
+        words = f"{first.summary['sync']}: from {_setting(first, word)} to {_setting(last, word)}, "
+        words += f"{seconds(first.seconds['mean'])} an iteration become {seconds(last.seconds['mean'])}"
+        words += f", {plain(ratio)} times as much"
+        words += "" if _apart(first, last) else f"; {_why_not_apart(first, last)}"
+        sentences.append(f"{words}.")
+    return sentences
+
+
+def _setting(run: Run, word: str) -> str:
+    if word == "examples a step":
+        return f"{run.summary['total_train_batch_size']} examples a step"
+    return f"{word} {(run.summary['network'] or {}).get(word)}"
+
+
+def _more_or_less(share: float) -> str:
+    return f"{100 * abs(share):.1f} % {'less' if share < 0 else 'more'}"
+
+
+def _joined(words_by_run: dict[str, str]) -> list[str]:
+    """A sentence for each run, "NAME: WORDS"; runs of the same words share one."""
+    names: dict[str, list[str]] = {}
+    for name, words in words_by_run.items():
+        names.setdefault(words, []).append(name)
+    return [f"{listed(shared)}: {words}." for words, shared in names.items()]
+
+
+def _slower(run: Run, fastest: Run, runs: Sequence[Run]) -> str:
+    ratio = run.seconds["mean"] / fastest.seconds["mean"]
+    words = f"{run.name} takes {plain(ratio)} times as long ({_with_interval(run)}){_exposed(run, runs)}"
+    return f"{words}." if _apart(run, fastest) else f"{words}; {_why_not_apart(run, fastest)}."
+
+
+def _with_interval(run: Run) -> str:
+    interval = run.seconds["interval_95"]
+    mean = seconds(run.seconds["mean"])
+    return (
+        f"{mean}, 95 % {plain(interval[0])} to {plain(interval[1])}" if interval else f"{mean}, one iteration counted"
+    )
+
+
+def _apart(one: Run, other: Run) -> bool:
+    """Whether the 95 % intervals of the two means leave a gap; unknown counts as no."""
+    first, second = one.seconds["interval_95"], other.seconds["interval_95"]
+    return bool(first and second) and (first[1] < second[0] or second[1] < first[0])
+
+
+def _why_not_apart(one: Run, other: Run) -> str:
+    if one.seconds["interval_95"] and other.seconds["interval_95"]:
+        return "the 95 % intervals overlap, so these iterations do not tell the two apart"
+    return "too few iterations for an interval, so this may be chance"
+
+
+def _exposed(run: Run, runs: Sequence[Run]) -> str:
+    summaries = [other.summary for other in runs]
+    floor = floor_of(summaries, run.summary)
+    exposed = exposed_seconds(run.summary, floor)
+    if exposed is None:
+        return ""
+    base = next(other for other in runs if other.summary is floor)
+    if not _apart(run, base):
+        return f"; by the medians {seconds(exposed)} of it is exposed communication, which is within the spread"
+    return f"; {seconds(exposed)} of it is exposed communication"

@@ -1,0 +1,49 @@
+"""The command `report`: runs' records to a page."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from cos598d.errors import UsageError, UserError
+from cos598d.files import write_whole
+from cos598d.report.load import load_runs
+from cos598d.report.render import as_html, as_markdown_page, as_pdf, need
+
+FORMS = (".html", ".pdf", ".md")
+
+
+def add_report_options(command: argparse.ArgumentParser) -> None:
+    """The command's words."""
+    command.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run's record")
+    command.add_argument(
+        *("-o", "--output"),
+        type=Path,
+        default=Path("report.html"),
+        metavar="FILE",
+        help="what to write: .html, .pdf, or .md with its plots in a folder beside it (default: report.html)",
+    )
+
+
+def run_report(options: argparse.Namespace) -> int:
+    """Write the page. Raises UserError for a record that cannot be read, or a package that is not there."""
+    output = options.output
+    if output.suffix not in FORMS:
+        raise UsageError(f"-o {output}: its name must end in {', '.join(FORMS[:-1])} or {FORMS[-1]}.")
+    need("jinja2", "matplotlib", *(["weasyprint"] if output.suffix == ".pdf" else []))
+    from cos598d.report.page import build_page
+
+    page = build_page(load_runs(options.runs))
+    try:
+        if output.suffix == ".md":
+            beside = output.with_name(f"{output.stem}_files")
+            text, files = as_markdown_page(page, beside.name)
+            for name, svg in files.items():
+                write_whole(beside / name, svg)
+            write_whole(output, text)
+        else:
+            html = as_html(page)
+            write_whole(output, html if output.suffix == ".html" else as_pdf(html))
+    except OSError as error:
+        raise UserError(f"-o {output} cannot be written: {error.strerror}.") from None
+    print(f"wrote {output}", file=sys.stderr)
+    return 0

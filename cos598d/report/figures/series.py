@@ -1,0 +1,93 @@
+"""Figures of series of runs: traffic predicted and counted, scaling, and sweeps of a setting."""
+
+from collections.abc import Sequence
+
+from cos598d.report.load import Run
+from cos598d.report.settings import series_name, swept_value
+from cos598d.report.svg import draw, lanes, legend_below, line_style
+from cos598d.report.traffic import Traffic
+from cos598d.report.units import listed
+
+UNITS = {"examples a step": ("examples a step", 1), "rate": ("Mbit/s", 1e6), "delay": ("delay in ms", 1e-3)}
+
+
+def traffic_figure(traffic: Sequence[Traffic]) -> str | None:
+    """Bytes sent an iteration, predicted and counted, side by side; None where nothing was counted."""
+    if not traffic:
+        return None
+
+    def paint(figure):
+        axes = figure.subplots()
+        predicted = axes.barh(
+            [place + 0.02 for place in range(len(traffic))],
+            [one.predicted_sent / 1e6 for one in traffic],
+            0.24,
+            color="#56B4E9",
+        )
+        counted = axes.barh(
+            [place + 0.28 for place in range(len(traffic))],
+            [one.counted_sent / 1e6 for one in traffic],
+            0.24,
+            color="#0072B2",
+            hatch="///",
+            edgecolor="white",
+        )
+        lanes(axes, [f"{one.run}, {one.whose}" for one in traffic], -0.25)
+        axes.set_xlabel("MB sent an iteration")
+        legend_below(figure, [predicted, counted], ["predicted", "counted"])
+
+    label = "bytes sent an iteration, predicted and counted"
+    return draw("traffic", label, 50 + 36 * len(traffic), paint)
+
+
+def scaling_figure(series: Sequence[tuple[Run, list[Run]]]) -> str | None:
+    """Speed-up against the number of ranks, with the line of as many times as fast as there are ranks."""
+    if not series:
+        return None
+
+    def paint(figure):
+        axes = figure.subplots()
+        most = max(run.summary["world_size"] for _, runs in series for run in runs)
+        handles = axes.plot([1, most], [1, most], color="#767676", linestyle=":")
+        for place, (base, runs) in enumerate(series):
+            ranks = [1, *(run.summary["world_size"] for run in runs)]
+            ratios = [1, *(base.seconds["mean"] / run.seconds["mean"] for run in runs)]
+            handles += axes.plot(ranks, ratios, **line_style(place))
+        axes.set_xlabel("ranks")
+        axes.set_title("speed-up over one rank", loc="left")
+        axes.set_xticks(sorted({1, *(run.summary["world_size"] for _, runs in series for run in runs)}))
+        axes.set_ylim(bottom=0)
+        every = [runs for _, runs in series]
+        legend_below(figure, handles, ["n ranks, n times", *(series_name(runs, every) for runs in every)])
+
+    return draw("scaling", "speed-up against the number of ranks", 220, paint)
+
+
+def sweep_figure(word: str, series: Sequence[list[Run]], name: str) -> str:
+    """Seconds an iteration, with their 95 % intervals, against the setting `word`, a line for each series."""
+    unit, size = UNITS[word]
+
+    def paint(figure):
+        axes = figure.subplots()
+        handles = []
+        for place, runs in enumerate(series):
+            means = [run.seconds["mean"] for run in runs]
+            below = [run.seconds["mean"] - (run.seconds["interval_95"] or [run.seconds["mean"]])[0] for run in runs]
+            values = [swept_value(run, word) / size for run in runs]
+            handles.append(axes.errorbar(values, means, yerr=below, capsize=3, **line_style(place)))
+        values = sorted({swept_value(run, word) / size for runs in series for run in runs})
+        if values[0] > 0 and values[-1] / values[0] >= 8:
+            axes.set_xscale("log", base=2)
+        axes.set_xticks(values, [f"{value:g}" for value in values])
+        axes.minorticks_off()
+        axes.set_xlabel(unit)
+        axes.set_title("seconds an iteration", loc="left")
+        axes.set_ylim(bottom=0)
+        legend_below(figure, handles, [series_name(runs, series) for runs in series])
+
+    return draw(
+        name,
+        f"seconds an iteration against {word} of {listed([runs[0].summary['sync'] for runs in series])}",
+        220,
+        paint,
+    )

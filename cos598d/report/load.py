@@ -1,0 +1,167 @@
+"""A run's records as one frozen object, every file checked as it is read."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cos598d.errors import UserError
+from cos598d.report.table import PHASES, load_run, read_json
+
+Row = Mapping[str, Any]
+NUMBER, WORDS = (int, float), (str,)
+LARGEST = 1e100  # sums and squares of less stay finite
+ITERATION = {"iteration": NUMBER, "loss": NUMBER, "seconds": NUMBER} | {f"seconds_{phase}": NUMBER for phase in PHASES}
+CALL = {"iteration": NUMBER, "purpose": WORDS, "op": WORDS, "tensor": WORDS, "bytes_sent": NUMBER}
+HOST = {"iteration": NUMBER, "process_cpu_seconds": NUMBER, "host_cpu_percent": NUMBER, "rss_bytes": NUMBER}
+# What a page reads of a summary, beyond that it is there.
+SUMMARY = {
+    **dict.fromkeys(("task", "sync", "model", "data"), WORDS),
+    **dict.fromkeys(("world_size", "iterations", "total_train_batch_size", "calls_per_iteration"), NUMBER),
+    **dict.fromkeys(("tensors_per_iteration", "payload_bytes_per_iteration"), NUMBER),
+    **dict.fromkeys(("seconds_per_iteration", "phases"), (dict,)),
+    **dict.fromkeys(("losses", "epochs", "bytes_sent_per_iteration", "bytes_received_per_iteration"), (list,)),
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the page needs of one run. `summary` is summary.json with the run's name as "run"; lists are by rank."""
+
+    summary: dict[str, Any]
+    config: dict[str, Any]
+    environment: dict[str, Any]
+    iterations: Sequence[Sequence[Row]]
+    calls: Sequence[Row]  # rank 0's, of its typical iteration
+    host: Sequence[Sequence[Row]]
+
+    @property
+    def name(self) -> str:
+        """The run's name, which no other run of the page has."""
+        return self.summary["run"]
+
+    @property
+    def seconds(self) -> dict[str, Any]:
+        """Seconds an iteration: first, counted, mean, median, p90, interval_95."""
+        return self.summary["seconds_per_iteration"]
+
+    @property
+    def counted_seconds(self) -> list[float]:
+        """Rank 0's seconds of every iteration after the first."""
+        return [row["seconds"] for row in self.iterations[0][1:]] if self.iterations else []
+
+    @property
+    def typical(self) -> Row | None:
+        """Rank 0's iteration nearest the median, the first left out where there are others."""
+        return typical_iteration(self.iterations[0]) if self.iterations else None
+
+
+def typical_iteration(rows: Sequence[Row]) -> Row | None:
+    """The row nearest the median of the seconds, the first left out where there are others."""
+    counted = sorted(rows[1:] or rows, key=lambda row: row["seconds"])
+    return counted[(len(counted) - 1) // 2] if counted else None
+
+
+def load_runs(folders: Sequence[Path]) -> list[Run]:
+    """The runs in the order given, each under a name of its own. Raises UserError naming what cannot be read."""
+    names = _names([folder.resolve() for folder in folders])
+    return [_load(folder, name) for folder, name in zip(folders, names, strict=True)]
+
+
+def _load(folder: Path, name: str) -> Run:
+    summary = load_run(folder) | {"run": name}
+    _check(summary, SUMMARY, folder / "summary.json")
+    _check_figures(summary, folder / "summary.json")
+    environment = read_json(folder / "environment.json") or {}
+    network = environment.get("network")
+    if not isinstance(network, dict | None):
+        raise UserError(f"{folder / 'environment.json'} says of the network {network!r}: it is damaged, run again.")
+    ranks = range(int(summary["world_size"]))
+    iterations = [list(_rows(folder / f"iterations.rank{rank}.jsonl", ITERATION)) for rank in ranks]
+    typical = typical_iteration(iterations[0]) if iterations else None
+    calls = [
+        row
+        for row in _rows(folder / "communication.rank0.jsonl", CALL)
+        if typical is not None and row["iteration"] == typical["iteration"]
+    ]
+    host = [list(_rows(folder / f"host.rank{rank}.jsonl", HOST, is_needed=False)) for rank in ranks]
+    return Run(summary, read_json(folder / "config.json") or {}, environment, iterations, calls, host)
+
+
+def _rows(path: Path, needed: Mapping[str, tuple[type, ...]], is_needed: bool = True) -> Iterator[Row]:
+    """The rows of a JSON-lines file. A file that is not needed may be missing: then there are none."""
+    try:
+        with path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, start=1):
+                yield _row(line, needed, f"{path}, line {number}")
+    except FileNotFoundError:
+        if is_needed:
+            raise UserError(f"{path} is missing: give the folder of a run that ended well.") from None
+    except (OSError, UnicodeDecodeError):
+        raise UserError(f"{path} cannot be read as text: it is damaged, run again.") from None
+
+
+def _row(line: str, needed: Mapping[str, tuple[type, ...]], where: str) -> Row:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        row = None
+    if not isinstance(row, dict) or not line.endswith("\n"):
+        raise UserError(f"{where} is not a whole JSON row: it is damaged, run again.")
+    _check(row, needed, where)
+    return row
+
+
+def _check(row: Mapping[str, Any], needed: Mapping[str, tuple[type, ...]], where: str | Path) -> None:
+    for name, types in needed.items():
+        value = row.get(name)
+        if not isinstance(value, types) or (types is NUMBER and not is_number(value)):
+            raise UserError(f"{where} says of {name} {str(value)[:60]!r}: it is damaged, run again.")
+
+
+def _check_figures(summary: Mapping[str, Any], path: Path) -> None:
+    """Each figure is a number or, where there were too few iterations, None."""
+    seconds, wire = summary["seconds_per_iteration"], summary.get("wire")
+    ranks = summary["world_size"]
+    by_rank = {name: summary[name] for name in ("bytes_sent_per_iteration", "bytes_received_per_iteration")}
+    if wire is not None:
+        found = wire if isinstance(wire, dict) else {}
+        shared = found.get("shared_by_ranks")
+        if not is_number(shared) or shared < 1:
+            raise UserError(f"{path} says that {shared!r} ranks share an interface: it is damaged, run again.")
+        by_rank |= {f"wire's {name}": found.get(name) for name in by_rank}
+    for name, values in by_rank.items():
+        if not isinstance(values, list) or len(values) != ranks or not all(map(is_number, values)):
+            raise UserError(f"{path} has not a number of {name} for each of {ranks} ranks: it is damaged, run again.")
+    figures = [(seconds, name) for name in ("first", "mean", "median", "p90")]
+    figures += [(summary["phases"], f"seconds_{phase}") for phase in PHASES]
+    for figure, name in figures:
+        if name not in figure or not (figure[name] is None or is_number(figure[name])):
+            raise UserError(f"{path} says of {name} no number: it is damaged, run again.")
+    interval = seconds.get("interval_95", ())
+    if interval is not None and not (
+        isinstance(interval, list) and len(interval) == 2 and all(map(is_number, interval))
+    ):
+        raise UserError(f"{path} says of interval_95 no two numbers: it is damaged, run again.")
+    if not all(map(is_number, summary["losses"])):
+        raise UserError(f"{path} has a loss that is no number: it is damaged, run again.")
+    if not all(isinstance(epoch, dict) and is_number(epoch.get("epoch")) for epoch in summary["epochs"]):
+        raise UserError(f"{path} has an epoch without its number: it is damaged, run again.")
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value from JSON is a number that a run can have come to."""
+    return isinstance(value, NUMBER) and not isinstance(value, bool) and abs(value) < LARGEST
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """The folders' names, with as many of the folders above as tell them apart; a folder given twice is an error."""
+    for place, folder in enumerate(folders):
+        if folder in folders[:place]:
+            raise UserError(f"{folder} is given twice: give each run once.")
+    depth = 1
+    while len({folder.parts[-depth:] for folder in folders}) < len(folders):
+        depth += 1
+    # Characters that no page can show, such as an escape, would make the plots no XML.
+    return ["".join(c if c.isprintable() else "\ufffd" for c in "/".join(folder.parts[-depth:])) for folder in folders]

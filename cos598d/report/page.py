@@ -1,0 +1,280 @@
+"""The page: which sections, tables and figures a set of runs gives, whatever they are rendered to."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cos598d.report import captions, settings
+from cos598d.report.figures import learning, series, time
+from cos598d.report.load import Run, is_number
+from cos598d.report.table import losses_rows, time_rows, traffic_rows
+from cos598d.report.timeline import timeline_of
+from cos598d.report.traffic import counted_traffic
+from cos598d.report.units import megabytes, number_of, plain
+
+# A timeline is drawn on the scale of the longest, unless that would make it too small to read.
+LEAST_OF_SCALE = 0.25
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of words, the first the head and each row's first cell its name."""
+
+    caption: str
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A plot, and what it shows. `name` is a file's name and the prefix of the plot's ids."""
+
+    name: str
+    svg: str
+    caption: list[str]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading and what stands under it: tables, figures and sentences."""
+
+    title: str
+    blocks: list[Table | Figure | str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Page:
+    """What a report says, section by section; sections without anything to say are left out."""
+
+    title: str
+    lead: str
+    sections: list[Section]
+
+
+def build_page(runs: Sequence[Run]) -> Page:
+    """Everything that the records of these runs have to show."""
+    sections = [
+        Section("The runs", _runs(runs)),
+        Section("Environment", _environment(runs)),
+        Section("Evaluation by epoch", _metrics(runs)),
+        Section("The first losses", _losses(runs)),
+        Section("Seconds an iteration", _seconds(runs)),
+        Section("Where an iteration's time goes", _phases(runs)),
+        Section(
+            "Loss against iteration and time",
+            _figures(("loss", learning.loss_figure(runs), captions.loss_caption(runs))),
+        ),
+        Section("One iteration in time", _timelines(runs)),
+        Section("Traffic predicted and counted", _traffic(runs)),
+        Section("Scaling", _scaling(runs)),
+        *(Section(f"Sweep: {word}", _sweep(word, found)) for word, found in settings.sweeps(runs).items()),
+    ]
+    names = [run.name for run in runs]
+    title = names[0] if len(names) == 1 else number_of(len(names), "run")
+    return Page(f"cos598d report: {title}", _lead(runs), [section for section in sections if section.blocks])
+
+
+def _lead(runs: Sequence[Run]) -> str:
+    if len(runs) == 1:
+        return "One run, from its record alone."
+    different = settings.differences(runs)
+    if not different:
+        return f"{number_of(len(runs), 'run')} of one setting, from their records alone."
+    return f"{number_of(len(runs), 'run')} that differ in {', '.join(different)}. From their records alone."
+
+
+def _runs(runs: Sequence[Run]) -> list[Table]:
+    found = [settings.facts(run) for run in runs]
+    different = list(dict.fromkeys(["sync", "ranks", "examples a step", *settings.differences(runs)]))
+    alike = [word for word, *_ in settings.FACTS if word not in different and found[0][word] is not None]
+    rows = [["run", "iterations", *different]]
+    rows += [
+        [run.name, str(run.summary["iterations"]), *(_words(facts[word]) for word in different)]
+        for run, facts in zip(runs, found, strict=True)
+    ]
+    return [
+        Table("The runs, and what they differ in." if len(runs) > 1 else "The run.", rows),
+        Table(
+            "Its setting." if len(runs) == 1 else "What they have in common.",
+            [["setting", "value"], *([word, _words(found[0][word])] for word in alike)],
+        ),
+    ]
+
+
+def _environment(runs: Sequence[Run]) -> list[Table | str]:
+    found = [_flat(run.environment) for run in runs]
+    names = list(dict.fromkeys(name for facts in found for name in facts))
+    alike = [name for name in names if all(facts.get(name) == found[0].get(name) for facts in found)]
+    different = [name for name in names if name not in alike]
+    tables: list[Table | str] = []
+    if alike:
+        rows = [["fact", "value"], *([name, found[0][name]] for name in alike)]
+        tables.append(Table("The same for all runs." if len(runs) > 1 else "What the run ran on.", rows))
+    if different:
+        rows = [["run", *different]]
+        rows += [[run.name, *(facts.get(name, "-") for name in different)] for run, facts in zip(runs, found)]
+        tables.append(Table("Not the same for all runs.", rows))
+    return tables
+
+
+def _flat(environment: dict[str, Any], above: str = "") -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, value in environment.items():
+        if isinstance(value, dict):
+            found |= _flat(value, "" if name == "versions" else f"{name} ")
+        elif name.endswith("_bytes") and is_number(value):
+            found[f"{above}{name.removesuffix('_bytes')} MB"] = f"{value / 1e6:,.0f}"
+        else:
+            found[f"{above}{name}".replace("_", " ")] = _words(value)
+    return found
+
+
+def _metrics(runs: Sequence[Run]) -> list[Table | Figure]:
+    blocks: list[Table | Figure] = []
+    for number, metric in enumerate(learning.metric_names(runs)):
+        epochs = sorted(
+            {epoch["epoch"] for run in runs for epoch in run.summary["epochs"] if is_number(epoch.get(metric))}
+        )
+        rows = [["run", *(f"epoch {epoch}" for epoch in epochs)]]
+        for run in runs:
+            values = {epoch["epoch"]: epoch.get(metric) for epoch in run.summary["epochs"]}
+            rows.append([run.name, *(f"{values[e]:.4f}" if is_number(values.get(e)) else "-" for e in epochs)])
+        name = f"metric{number}"
+        svg = learning.metric_figure(runs, metric, name)
+        blocks.append(Table(f"{metric} after each epoch.", rows))
+        blocks += _figures((name, svg, captions.metric_caption(runs, metric)))
+    return blocks
+
+
+def _losses(runs: Sequence[Run]) -> list[Table]:
+    trained = [run.summary for run in runs if run.summary["losses"]]
+    if not trained:
+        return []
+    return [
+        Table(
+            "The global batch's loss in the first three iterations. A difference to one rank is over all iterations.",
+            losses_rows(trained),
+        )
+    ]
+
+
+def _seconds(runs: Sequence[Run]) -> list[Table | Figure]:
+    trained = [run for run in runs if run.summary["losses"]]
+    if not trained:
+        return []
+    head, *rows = time_rows([run.summary for run in trained])
+    spread = [
+        [*row[:4], _plain(run.seconds["p90"]), _plain(run.seconds["first"]), *row[4:6]]
+        for row, run in zip(rows, trained)
+    ]
+    note = "Rank 0's seconds, the first iteration left out and given apart. Exposed: the median less that of sync none."
+    table = Table(note, [[*head[:4], "90th percentile", "first", *head[4:6]], *spread])
+    return [table, *_figures(("seconds", time.seconds_figure(trained), captions.seconds_caption(trained)))]
+
+
+def _phases(runs: Sequence[Run]) -> list[Table | Figure]:
+    counted = [run for run in runs if run.seconds["mean"]]
+    if not counted:
+        return []
+    rows = [[row[0], *row[6:]] for row in time_rows([run.summary for run in counted])]
+    blocks = [Table("Seconds of each phase: the mean over iterations and ranks.", rows)]
+    blocks += _figures(("phases", time.phases_figure(counted), captions.phases_caption(counted)))
+    host = [["run", "peak memory MB", "processor seconds an iteration", "host's processors busy"]]
+    host += [_host(run) for run in runs if any(run.host)]
+    note = "Memory: the largest rank's. Processor seconds: the mean over the ranks. Busy: the mean over ranks and time."
+    return [*blocks, Table(note, host)] if len(host) > 1 else blocks
+
+
+def _host(run: Run) -> list[str]:
+    ranks = [rows for rows in run.host if rows]
+    peak = max(row["rss_bytes"] for rows in ranks for row in rows)
+    steps = [(rows[-1]["iteration"] - rows[0]["iteration"], rows) for rows in ranks]
+    spent = [(rows[-1]["process_cpu_seconds"] - rows[0]["process_cpu_seconds"]) / n for n, rows in steps if n > 0]
+    busy = [row["host_cpu_percent"] for rows in ranks for row in rows]
+    return [
+        run.name,
+        megabytes(peak),
+        plain(sum(spent) / len(spent)) if spent else "-",
+        f"{sum(busy) / len(busy):.0f} %",
+    ]
+
+
+def _timelines(runs: Sequence[Run]) -> list[Figure | str]:
+    found = [timeline_of(run) for run in runs]
+    timelines = [one for one in found if one is not None]
+    # Runs that can be compared share a scale.
+    longest: dict[str, float] = {}
+    for group in settings.comparable(runs):
+        names = {run.name for run in group}
+        most = max((one.seconds for one in timelines if one.run in names), default=0.0)
+        longest |= dict.fromkeys(names, most)
+    blocks: list[Figure | str] = []
+    for number, one in enumerate(timelines):
+        shared = longest.get(one.run, 0.0)
+        until = shared if one.seconds >= LEAST_OF_SCALE * shared > 0 else one.seconds
+        name = f"timeline{number}"
+        blocks += _figures((name, time.timeline_figure(one, name, until), captions.timeline_caption(one)))
+    without = [run.name for run, one in zip(runs, found, strict=True) if one is None and run.summary["losses"]]
+    if without:
+        blocks.append(f"The records of {', '.join(without)} do not say when phases began: they are older.")
+    return blocks
+
+
+def _traffic(runs: Sequence[Run]) -> list[Table | Figure | str]:
+    trained = [run for run in runs if run.summary["losses"]]
+    if not trained:
+        return []
+    note = "Gradient calls of an iteration, by the algorithms' formulas; MB: 1,000,000 bytes."
+    blocks: list[Table | Figure | str] = [Table(note, traffic_rows([run.summary for run in trained]))]
+    counted = counted_traffic(trained)
+    if not counted:
+        return [*blocks, "No run counted the bytes on its interface."]
+    rows = [["run", "whose", "sent predicted", "sent counted", "off", "received predicted", "received counted", "off"]]
+    for one in counted:
+        row = [one.run, one.whose]
+        for predicted, seen in one.pairs:
+            row += [megabytes(predicted), megabytes(seen), f"{seen / predicted - 1:+.1%}" if predicted else "-"]
+        rows.append(row)
+    blocks.append(Table("MB an iteration, predicted and counted by the kernel on the interface.", rows))
+    return [*blocks, *_figures(("traffic", series.traffic_figure(counted), captions.traffic_caption(counted)))]
+
+
+def _scaling(runs: Sequence[Run]) -> list[Table | Figure]:
+    found = settings.scaling(runs)
+    if not found:
+        return []
+    rows = [["run", "against", "sync", "ranks", "s/it", "speed-up", "efficiency"]]
+    for base, others in found:
+        for run in others:
+            ranks, ratio = run.summary["world_size"], base.seconds["mean"] / run.seconds["mean"]
+            rows.append(
+                [
+                    run.name,
+                    base.name,
+                    run.summary["sync"],
+                    str(ranks),
+                    plain(run.seconds["mean"]),
+                    f"{ratio:.2f}",
+                    f"{ratio / ranks:.0%}",
+                ]
+            )
+    note = (
+        "Speed-up: the one-rank run's mean seconds over this run's, same global batch. Efficiency: it divided by ranks."
+    )
+    return [Table(note, rows), *_figures(("scaling", series.scaling_figure(found), captions.scaling_caption(found)))]
+
+
+def _sweep(word: str, found: list[list[Run]]) -> list[Figure]:
+    name = f"sweep-{word.partition(' ')[0]}"
+    return _figures((name, series.sweep_figure(word, found, name), captions.sweep_caption(word, found)))
+
+
+def _figures(*figures: tuple[str, str | None, list[str]]) -> list[Figure]:
+    return [Figure(name, svg, caption) for name, svg, caption in figures if svg is not None]
+
+
+def _words(value: Any) -> str:
+    return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _plain(value: float | None) -> str:
+    return "-" if value is None else plain(value)

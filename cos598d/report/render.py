@@ -1,0 +1,76 @@
+"""A page as HTML, as Markdown with its plots beside it, and as PDF."""
+
+import importlib
+from typing import Any
+from urllib.parse import quote
+
+from cos598d.errors import UserError
+from cos598d.report.page import Figure, Page, Table
+from cos598d.report.svg import inline
+from cos598d.report.table import as_markdown, markdown_text
+
+
+def need(*packages: str) -> None:
+    """Raise UserError when a package that a report is made with is missing, or what it needs of the system is."""
+    for package in packages:
+        try:
+            importlib.import_module(package)
+        except ImportError:
+            raise UserError(
+                f"a report needs {package}, which is not installed: pip install 'cos598d[report]'."
+            ) from None
+        except OSError:  # weasyprint loads pango when it is imported
+            raise UserError(
+                "a PDF needs the pango library, which is not installed: apt-get install libpango-1.0-0 "
+                "libpangoft2-1.0-0, or write HTML and print it."
+            ) from None
+
+
+def as_html(page: Page) -> str:
+    """One HTML file with everything in it: no script, no network, values escaped."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("cos598d.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["inline"] = inline
+    environment.tests |= {"table": _is(Table), "figure": _is(Figure)}
+    return environment.get_template("report.html.jinja").render(page=page)
+
+
+def as_pdf(html: str) -> bytes:
+    """The page as printed. It fetches nothing."""
+    import weasyprint
+
+    return weasyprint.HTML(string=html, url_fetcher=_refuse).write_pdf(pdf_identifier=b"cos598d")
+
+
+def as_markdown_page(page: Page, folder: str) -> tuple[str, dict[str, str]]:
+    """The page's Markdown, and the plots by their names in `folder`, which is to stand beside it."""
+    parts, files = [f"# {markdown_text(page.title)}", markdown_text(page.lead)], {}
+    for section in page.sections:
+        parts.append(f"## {markdown_text(section.title)}")
+        for block in section.blocks:
+            if isinstance(block, Table):
+                parts += [markdown_text(block.caption), as_markdown(block.rows)]
+            elif isinstance(block, Figure):
+                files[f"{block.name}.svg"] = block.svg
+                parts += [
+                    f"![{markdown_text(section.title)}]({quote(folder)}/{block.name}.svg)",
+                    *map(markdown_text, block.caption),
+                ]
+            else:
+                parts.append(markdown_text(block))
+    return "\n\n".join(parts) + "\n", files
+
+
+def _is(kind: type) -> Any:
+    return lambda block: isinstance(block, kind)
+
+
+def _refuse(url: str, *_: Any, **__: Any) -> None:
+    raise ValueError(f"a report fetches nothing, and {url} was asked for")

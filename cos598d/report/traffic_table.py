@@ -1,0 +1,65 @@
+"""What travelled in an epoch, predicted and counted, as a table made from run records alone."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from cos598d.errors import UserError
+from cos598d.report.table import as_markdown, as_text
+
+# Ethernet 14, IPv4 20, TCP 20 and its timestamps 12 bytes: of every packet, acknowledgements too.
+HEADER_BYTES = 66
+COLUMNS = (
+    *("run", "batch", "precision", "tensors", "gradient MB", "its/epoch", "calls/it"),
+    *("predicted MB", "counted MB", "difference", "other calls MB", "headers MB", "rest MB"),
+)
+LEGEND = (
+    "MB: 1,000,000 bytes, sent in the first epoch's training by rank (equal neighbours once), evaluation left out.\n"
+    "predicted: the gradients' calls by the ledger's formulas. counted: the kernel's counters of the interface.\n"
+    "difference = counted - predicted = other calls (the loss, what ranks agree on)\n"
+    f"+ headers ({HEADER_BYTES} bytes a packet, acknowledgements too) + rest (the backend's own messages, repeats)."
+)
+
+
+def traffic_table(runs: Sequence[dict[str, Any]], markdown: bool = False) -> str:
+    """The table of runs as `load_run` returns them. Raises UserError for one whose traffic was not counted."""
+    rows = [list(COLUMNS), *(_row(run) for run in runs)]
+    return f"{(as_markdown if markdown else as_text)(rows)}\n\n{LEGEND}"
+
+
+def _row(run: dict[str, Any]) -> list[str]:
+    wire = run.get("wire")
+    epoch = run["epochs"][0] if run["epochs"] else {}
+    iterations = epoch.get("iterations", 0)
+    if not wire or not iterations:
+        raise UserError(
+            f"{run['run']} has not counted what travelled: run it on 2 ranks or more, with a --monitor_interval over 0."
+        )
+    gradients, everything, counted, headers = [], [], [], []
+    for ranks in wire["ranks_by_interface"]:  # those of one interface are counted together
+        gradients.append(iterations * sum(run["bytes_sent_per_iteration"][rank] for rank in ranks))
+        everything.append(sum(epoch["predicted_bytes_sent"][rank] for rank in ranks))
+        counted.append(epoch["counted_bytes_sent"][ranks[0]])
+        headers.append(iterations * HEADER_BYTES * wire["packets_sent_per_iteration"][ranks[0]])
+    if None in counted:
+        raise UserError(f"{run['run']} stopped counting before its epoch's end: run it again.")
+    rest = [c - e - h for c, e, h in zip(counted, everything, headers, strict=True)]
+    other = [e - g for e, g in zip(everything, gradients, strict=True)]
+    difference = sum(counted) / sum(gradients) - 1 if sum(gradients) else None
+    return [
+        *(run["run"], str(run["total_train_batch_size"]), run["precision"], str(run["tensors_per_iteration"])),
+        *(f"{run['payload_bytes_per_iteration'] / 1e6:.3f}", str(iterations), f"{run['calls_per_iteration']:g}"),
+        *(_megabytes(gradients), _megabytes(counted), "-" if difference is None else f"{difference:+.2%}"),
+        *(_megabytes(other, 3), _megabytes(headers, 3), _megabytes(rest, 3)),
+    ]
+
+
+def _megabytes(values: Sequence[float], digits: int = 1) -> str:
+    """Bytes by interface; the same ones, as far as is shown, once."""
+    groups: list[list[Any]] = []
+    for value in values:
+        words = f"{value / 1e6:.{digits}f}"
+        if groups and groups[-1][0] == words:
+            groups[-1][1] += 1
+        else:
+            groups.append([words, 1])
+    return ", ".join(words + (f" x {count}" if count > 1 else "") for words, count in groups)

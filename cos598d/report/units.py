@@ -1,0 +1,54 @@
+"""Numbers as the page writes them, and the quantities of a network's settings."""
+
+import re
+from typing import Any
+
+_SCALE = {"": 1.0, "bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "s": 1.0, "ms": 1e-3, "us": 1e-6}
+
+
+def quantity(value: Any) -> float | None:
+    """A number, or words such as "1gbit" (bits a second) and "10ms" (seconds), as a number; None for anything else."""
+    if isinstance(value, int | float):
+        return float(value)
+    found = re.fullmatch(r"([0-9.]+)\s*([a-z]*)", value.strip().lower()) if isinstance(value, str) else None
+    try:
+        return float(found[1]) * _SCALE[found[2]] if found else None
+    except (KeyError, ValueError):
+        return None
+
+
+def seconds(value: float) -> str:
+    """Seconds with three digits that count: "2.56 s", "0.0613 s"."""
+    return f"{_three_digits(value)} s"
+
+
+def plain(value: float) -> str:
+    """A number with three digits that count."""
+    return _three_digits(value)
+
+
+def percent(share: float) -> str:
+    """A share as "54 %"; "under 1 %" rather than none at all."""
+    return "under 1 %" if 0 < share < 0.005 else f"{100 * share:.0f} %"
+
+
+def megabytes(value: float) -> str:
+    """Bytes as megabytes of 1,000,000 bytes."""
+    return f"{value / 1e6:,.3f}"
+
+
+def number_of(count: int, word: str) -> str:
+    """ "1 run", "2 runs"."""
+    return f"{count:,} {word}{'' if count == 1 else 's'}"
+
+
+def listed(words: list[str]) -> str:
+    """ "a", "a and b", "a, b and c"."""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def _three_digits(value: float) -> str:
+    if value == 0:
+        return "0"
+    digits = max(0, 2 - int(f"{abs(value):e}".partition("e")[2]))
+    return f"{value:,.{min(digits, 6)}f}"

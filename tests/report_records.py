@@ -1,0 +1,125 @@
+"""Records of runs that never ran, in the form that measure/record.py writes, and the report made of them."""
+
+import argparse
+import json
+from pathlib import Path
+
+from cos598d.report.command import add_report_options, run_report
+
+PHASES = ("data", "forward", "backward", "sync", "clip", "step")
+
+
+def write_run(folder: Path, **changes) -> Path:
+    """A run's record. `changes`: seconds, sync, ranks, batch, network, losses, words, wire_share, shared, host, old."""
+    facts = {"seconds": [2.0, 1.1, 1.0, 1.2, 1.1], "sync": "all_reduce", "ranks": 2, "batch": 16, "words": "a sample"}
+    facts |= {"network": None, "losses": None, "wire_share": None, "shared": 1, "host": False, "old": False} | changes
+    folder.mkdir(parents=True)
+    ranks, seconds = facts["ranks"], facts["seconds"]
+    losses = facts["losses"] or [0.7 - 0.01 * number for number in range(len(seconds))]
+    travels = ranks > 1 and facts["sync"] != "none"
+    sent = 2_000_000 if travels else 0
+    epochs = [{"epoch": epoch, "iterations": 5, "loss": 0.69, "acc": 0.5 + epoch / 100} for epoch in (1, 2)]
+    counted = seconds[1:]
+    mean = sum(counted) / len(counted) if counted else None
+    summary = {
+        "task": "rte",
+        "label": "train",
+        "sync": facts["sync"],
+        "world_size": ranks,
+        "backend": "gloo",
+        "device": "cpu",
+        "model": "tiny",
+        "data": facts["words"],
+        "parameters": 1000,
+        "total_train_batch_size": facts["batch"],
+        "max_seq_length": 32,
+        "dropout": 0.0,
+        "precision": "fp32",
+        "seed": 42,
+        "iterations": len(seconds),
+        "losses": losses if seconds else [],
+        "epochs": epochs,
+        "seconds_per_iteration": {
+            "first": seconds[0] if seconds else None,
+            "counted": len(counted),
+            "mean": mean,
+            "median": sorted(counted)[len(counted) // 2] if counted else None,
+            "p90": max(counted) if counted else None,
+            "interval_95": [mean - 0.1, mean + 0.1] if len(counted) > 1 else None,
+        },
+        "phases": {f"seconds_{phase}": _phase(phase, mean) if seconds else None for phase in PHASES},
+        "calls_per_iteration": 2 if travels else 0,
+        "tensors_per_iteration": 2 if travels else 0,
+        "payload_bytes_per_iteration": sent,
+        "bytes_sent_per_iteration": [sent] * ranks,
+        "bytes_received_per_iteration": [sent] * ranks,
+    }
+    if facts["wire_share"] is not None:
+        seen = [sent * facts["wire_share"] * facts["shared"] for _ in range(ranks)]
+        summary["wire"] = {"interface": "eth0", "shared_by_ranks": facts["shared"]}
+        summary["wire"] |= {"bytes_sent_per_iteration": seen, "bytes_received_per_iteration": seen}
+    environment = {"python": "3.11", "processor": "a processor", "threads_per_rank": 1, "memory_bytes": 8e9}
+    environment |= {"ranks_on_host": ranks, "versions": {"torch": "2.13.0"}}
+    if facts["network"]:
+        environment["network"] = facts["network"]
+    for name, value in (("summary", summary), ("environment", environment), ("config", {"learning_rate": 5e-5})):
+        (folder / f"{name}.json").write_text(json.dumps(value))
+    write_rows(folder / "epochs.jsonl", epochs)
+    for rank in range(ranks):
+        rows = [_iteration(number, *pair, facts["old"]) for number, pair in enumerate(zip(seconds, losses), start=1)]
+        write_rows(folder / f"iterations.rank{rank}.jsonl", rows)
+        calls = [_call(row, place, facts["sync"]) for row in rows for place in range(2)] if travels else []
+        write_rows(folder / f"communication.rank{rank}.jsonl", calls)
+        if facts["host"]:
+            write_rows(folder / f"host.rank{rank}.jsonl", [_host(number) for number in range(len(seconds) + 1)])
+    return folder
+
+
+def report(output: Path, *runs: Path) -> Path:
+    """Write the runs' report as the command does."""
+    parser = argparse.ArgumentParser()
+    add_report_options(parser)
+    assert run_report(parser.parse_args([*map(str, runs), "-o", str(output)])) == 0
+    return Path(output)
+
+
+def write_rows(path: Path, rows: list[dict]) -> None:
+    """JSON lines."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def _phase(phase: str, seconds: float | None) -> float | None:
+    parts = {"data": 0.01, "forward": 0.25, "backward": 0.4, "sync": 0.3, "clip": 0.01, "step": 0.03}
+    return None if seconds is None else parts[phase] * seconds
+
+
+def _iteration(number: int, seconds: float, loss: float, is_old: bool) -> dict:
+    phases = {f"seconds_{phase}": _phase(phase, seconds) for phase in PHASES}
+    row = {"iteration": number, "epoch": 1, "loss": loss, "learning_rate": 5e-5, "examples": 16, "seconds": seconds}
+    if not is_old:
+        spans, start = [], 0.0
+        for phase in PHASES:
+            spans.append([phase, start, phases[f"seconds_{phase}"]])
+            start += phases[f"seconds_{phase}"]
+        row["spans_seconds"] = spans
+    return row | phases
+
+
+def _call(row: dict, place: int, sync: str) -> dict:
+    """The first call begins beside backward, the second after it; torch's own have no times."""
+    length = row["seconds"]
+    times = {"seconds": 0.2 * length, "started": (0.5 + 0.2 * place) * length}
+    if sync == "ddp":
+        times = {"seconds": None, "started": None}
+    call = {"iteration": row["iteration"], "purpose": "gradients", "op": "all_reduce", "tensor": f"bucket {place}"}
+    return call | {"payload_bytes": 1_000_000, "bytes_sent": 1_000_000, "bytes_received": 1_000_000, **times}
+
+
+def _host(number: int) -> dict:
+    return {
+        "seconds": float(number),
+        "iteration": number,
+        "process_cpu_seconds": 0.8 * number,
+        "host_cpu_percent": 50.0,
+        "rss_bytes": 300_000_000 + number,
+    }

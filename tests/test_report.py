@@ -1,0 +1,268 @@
+"""The report is made from records alone: what it says, and what it must not do."""
+
+import ast
+import html.parser
+import os
+import re
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+from urllib.parse import unquote
+from xml.etree import ElementTree
+
+import pytest
+from report_records import report, write_run
+
+pytest.importorskip("jinja2")
+pytest.importorskip("matplotlib")
+from cos598d.report.load import load_runs
+from cos598d.report.page import Figure, Table, build_page
+from cos598d.report.render import as_html, as_markdown_page
+from cos598d.report.table import markdown_text
+from cos598d.report.units import percent, quantity
+from cos598d.report.units import seconds as seconds_words
+
+REPORT = Path(__file__).resolve().parents[1] / "cos598d" / "report"
+EVIL = '<script>alert(1)<b> | `x` _y_ $z$ "q" &amp;'
+SECTIONS = (
+    "The runs",
+    "Environment",
+    "Evaluation by epoch",
+    "The first losses",
+    "Seconds an iteration",
+    "Where an iteration's time goes",
+    "Loss against iteration and time",
+    "One iteration in time",
+    "Traffic predicted and counted",
+    "Scaling",
+    "Sweep: examples a step",
+    "Sweep: rate",
+    "Sweep: delay",
+)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """One rank, two syncs on 2 and 4 ranks, the floor, and sweeps; one name and its data's words are no friends."""
+    root = tmp_path_factory.mktemp("records")
+
+    def times(mean):
+        return [2 * mean, mean, 1.02 * mean, 0.98 * mean, mean]
+
+    return [
+        write_run(root / "one", ranks=1, sync="none", seconds=times(4)),
+        write_run(root / "all_reduce-2", seconds=times(3), host=True),
+        write_run(root / EVIL, ranks=4, seconds=times(2.5), wire_share=1.03),
+        write_run(root / "ddp", ranks=4, sync="ddp", seconds=times(2.45), wire_share=0.98, shared=4),
+        write_run(root / "floor", ranks=4, sync="none", seconds=times(1.5), wire_share=1),
+        write_run(root / "slow", ranks=4, seconds=times(9), network={"rate": "100mbit", "delay": None}),
+        write_run(root / "fast", ranks=4, seconds=times(3), network={"rate": "1gbit", "delay": None}),
+        write_run(root / "far", ranks=4, seconds=times(5), network={"rate": "1gbit", "delay": "10ms"}),
+        write_run(root / "near", ranks=4, seconds=times(3), network={"rate": "1gbit", "delay": "1ms"}),
+        write_run(root / "large", batch=32, seconds=times(5)),
+        write_run(root / "other", words=EVIL),
+    ]
+
+
+@pytest.fixture(scope="module")
+def page(runs):
+    return build_page(load_runs(runs))
+
+
+@pytest.fixture(scope="module")
+def text(page):
+    return as_html(page)
+
+
+def blocks(page, title, kind):
+    section = next(section for section in page.sections if section.title == title)
+    return [block for block in section.blocks if isinstance(block, kind)]
+
+
+def captions(page, title):
+    return " ".join(line for figure in blocks(page, title, Figure) for line in figure.caption)
+
+
+class Elements(html.parser.HTMLParser):
+    """Every element's tag and attributes, and all text between them."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.found, self.words = [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+
+def test_every_section_that_the_records_allow_is_there_and_has_something(page):
+    assert tuple(section.title for section in page.sections) == SECTIONS
+    assert all(section.blocks for section in page.sections)
+
+
+def test_names_and_data_words_stay_text_in_html_and_in_its_plots(text):
+    elements = Elements(text)
+    tags = {tag for tag, _ in elements.found}
+    assert not tags & {"script", "b", "img", "iframe", "link"}
+    assert not [name for _, attributes in elements.found for name in attributes if name.startswith("on")]
+    assert elements.words.count(EVIL) > 1, "the name and the data's words are shown, letter by letter"
+    plots = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
+    assert any("&lt;script&gt;" in plot for plot in plots)
+
+
+def test_names_stay_text_in_markdown(page):
+    text, _ = as_markdown_page(page, "report_files")
+    assert "<script>" not in text
+    assert "<b>" not in text
+    assert markdown_text(EVIL) == r"&lt;script&gt;alert(1)&lt;b&gt; \| \`x\` \_y\_ \$z\$ " + '"q" &amp;amp;'
+    tables = [part.splitlines() for part in text.split("\n\n") if part.startswith("|")]
+    assert tables
+    for table in tables:
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table}) == 1, "no name opens a cell of its own"
+    assert all(f"\n## {markdown_text(section)}\n" in text for section in SECTIONS)
+
+
+def test_markdown_links_the_plots_that_stand_beside_it(runs, tmp_path):
+    text = report(tmp_path / "a page.md", runs[1]).read_text()
+    names = [unquote(name) for name in re.findall(r"\]\((a%20page_files/[^)]*)\)", text)]
+    assert sorted(names) == sorted(f"a page_files/{path.name}" for path in (tmp_path / "a page_files").iterdir())
+    for name in names:
+        assert ElementTree.parse(tmp_path / name).getroot().tag == "{http://www.w3.org/2000/svg}svg"
+
+
+def test_the_page_loads_nothing_and_runs_nothing(text):
+    assert "http" not in text
+    assert "@import" not in text
+    assert all(target.startswith("#") for target in re.findall(r"url\(([^)]*)\)", text))
+    for _, attributes in Elements(text).found:
+        assert "src" not in attributes
+        assert attributes.get("href", "#").startswith("#")
+
+
+def test_ids_are_unique_and_references_meet_them(text):
+    found = [attributes["id"] for _, attributes in Elements(text).found if "id" in attributes]
+    assert len(found) == len(set(found))
+    assert set(re.findall(r"url\(#([^)]*)\)|href=\"#([^\"]*)\"", text)) - {("", "")} <= {
+        pair for name in found for pair in ((name, ""), ("", name))
+    }
+
+
+def test_the_page_is_readable_by_machines_and_on_a_phone(text):
+    elements = Elements(text).found
+    assert ("html", {"lang": "en"}) in elements
+    assert "width=device-width" in next(
+        a["content"] for t, a in elements if t == "meta" and a.get("name") == "viewport"
+    )
+    plots = [attributes for tag, attributes in elements if tag == "svg"]
+    assert plots
+    for attributes in plots:
+        assert attributes["role"] == "img"
+        assert attributes["aria-label"]
+        assert "viewbox" in attributes
+        assert not {"width", "height"} & set(attributes)
+    assert len(plots) == sum(tag == "figure" for tag, _ in elements) == sum(tag == "figcaption" for tag, _ in elements)
+    assert all(attributes.get("scope") in ("col", "row") for tag, attributes in elements if tag == "th")
+
+
+def test_the_text_of_plots_is_text(text):
+    words = "".join(re.findall(r"<text[^>]*>([^<]*)</text>", text))
+    assert "seconds an iteration" in words
+    assert "speed-up over one rank" in words
+
+
+def test_the_same_records_give_the_same_bytes(runs, tmp_path):
+    here = report(tmp_path / "here.html", *runs[1:3]).read_bytes()
+    # A set's order would differ in another process.
+    program = "import sys, report_records; report_records.report(sys.argv[1], *sys.argv[2:])"
+    words = [sys.executable, "-c", program, str(tmp_path / "there.html"), *map(str, runs[1:3])]
+    environ = os.environ | {"PYTHONHASHSEED": "7", "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run(words, check=True, env=environ)
+    assert (tmp_path / "there.html").read_bytes() == here
+
+
+def test_a_pdf_has_pages_and_the_same_bytes_again(runs, tmp_path):
+    pytest.importorskip("weasyprint", exc_type=(ImportError, OSError))
+    first, second = (report(tmp_path / name, runs[1]).read_bytes() for name in ("a.pdf", "b.pdf"))
+    assert first.startswith(b"%PDF")
+    assert first == second
+    streams = re.findall(rb"stream\r?\n(.*?)\r?\nendstream", first, re.DOTALL)
+    objects = b"".join(zlib.decompress(stream) for stream in streams if stream[:1] == b"\x78") + first
+    assert int(re.search(rb"/Count (\d+)", objects)[1]) > 1
+
+
+def test_a_report_needs_no_torch(runs):
+    imports = {
+        name.split(".")[0]
+        for path in REPORT.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in ([node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])
+    }
+    assert "torch" not in imports
+    program = "import sys, cos598d.report.page, cos598d.report.command; sys.exit('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], check=False, cwd=REPORT.parents[1])
+    assert done.returncode == 0
+
+
+def test_predicted_and_counted_bytes_stand_side_by_side(page):
+    _, table = blocks(page, "Traffic predicted and counted", Table)
+    rows = [row[:5] for row in table.rows]
+    assert rows[0] == ["run", "whose", "sent predicted", "sent counted", "off"]
+    assert [EVIL, "rank 3", "2.000", "2.060", "+3.0%"] in rows
+    # Four ranks read one interface: its bytes are those of all of them, once.
+    assert ["ddp", "all 4 ranks", "8.000", "7.840", "-2.0%"] in rows
+    assert ["floor", "rank 0", "0.000", "0.000", "-"] in rows
+    said = captions(page, "Traffic predicted and counted")
+    assert f"{EVIL}: counted is 3.0 % more than predicted." in said
+    assert "ddp: counted is 2.0 % less than predicted." in said
+
+
+def test_a_caption_claims_no_difference_that_the_spread_does_not_support(page):
+    said = captions(page, "Seconds an iteration")
+    # 2.45 s and 2.50 s, each give or take 0.1 s.
+    assert re.search(r"takes 1\.02 times as long .*?the 95 % intervals overlap", said)
+    assert "far takes 5.00 s, 95 % 4.90 to 5.10 an iteration." in said
+
+
+def test_exposed_communication_is_measured_against_the_floor_on_the_same_network(page):
+    table = blocks(page, "Seconds an iteration", Table)[0]
+    exposed = {row[0]: row[-1] for row in table.rows}
+    assert exposed["ddp"] == "0.950 (39%)"
+    assert exposed["slow"] == "-", "no floor was run over its links"
+
+
+def test_scaling_is_given_against_the_one_rank_run(page):
+    (table,) = blocks(page, "Scaling", Table)
+    assert ["all_reduce-2", "one", "all_reduce", "2", "3.00", "1.33", "67%"] in table.rows
+    assert not [row for row in table.rows if row[0] in ("floor", "large")]
+
+
+def test_sweeps_take_runs_that_differ_in_one_thing_alone(page):
+    assert captions(page, "Sweep: rate").startswith("all_reduce: from rate 100mbit to rate 1gbit, 9.00 s")
+    assert captions(page, "Sweep: delay").startswith("all_reduce: from delay 1ms to delay 10ms, 3.00 s")
+    assert captions(page, "Sweep: examples a step").startswith("all_reduce: from 16 examples a step to 32")
+
+
+def test_a_timeline_tells_what_lies_beside_backward_and_what_after(page):
+    said = captions(page, "One iteration in time")
+    # Of 3 s: backward ends at 66 %; calls from 50 to 70 % and from 70 to 90 %.
+    assert "3.00 s: backward ends at 1.98 s. 2 gradient calls: for 0.480 s" in said
+    assert "for 0.720 s after it" in said
+    assert "2 gradient calls of torch's own: the record does not tell when." in said
+
+
+def test_the_runs_differences_are_said(page):
+    assert page.lead.startswith("11 runs that differ in sync, ranks, examples a step, rate, delay, data")
+
+
+def test_numbers_are_written_with_three_digits_that_count():
+    assert [seconds_words(value) for value in (2.5649, 0.06131, 0, 12.34, 1234.5)] == [
+        *("2.56 s", "0.0613 s", "0 s", "12.3 s"),
+        "1,234 s",
+    ]
+    assert [percent(share) for share in (0, 0.001, 0.54)] == ["0 %", "under 1 %", "54 %"]
+    assert [quantity(words) for words in ("1gbit", "10ms", 16, "fast", None)] == [1e9, 0.01, 16.0, None, None]

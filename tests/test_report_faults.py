@@ -1,0 +1,132 @@
+"""What the report makes of few records, damaged records, missing packages and a wrong name: a page or one sentence."""
+
+import importlib
+import json
+
+import pytest
+from report_records import report, write_rows, write_run
+
+from cos598d.errors import UsageError, UserError
+
+pytest.importorskip("jinja2")
+pytest.importorskip("matplotlib")
+from cos598d.report.load import load_runs
+from cos598d.report.page import build_page
+
+
+@pytest.fixture
+def run(tmp_path):
+    return write_run(tmp_path / "one", ranks=1, sync="none")
+
+
+def test_one_run_makes_a_page(run, tmp_path):
+    text = report(tmp_path / "one.html", run).read_text()
+    assert "<title>cos598d report: one</title>" in text
+
+
+@pytest.mark.parametrize("seconds", [[], [1.0], [1.0, 2.0]])
+def test_a_run_of_few_iterations_or_none_makes_a_page(seconds, run, tmp_path):
+    few = write_run(tmp_path / "few", seconds=seconds)
+    assert "few" in report(tmp_path / "report.html", few, run).read_text()
+    assert "nan" not in report(tmp_path / "alone.html", few).read_text().lower()
+
+
+def test_records_without_beginnings_have_no_timeline_and_say_so(tmp_path):
+    page = build_page(load_runs([write_run(tmp_path / "old", old=True)]))
+    (line,) = next(section for section in page.sections if section.title == "One iteration in time").blocks
+    assert "records of old do not say when" in line
+
+
+def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path):
+    found = load_runs([write_run(tmp_path / "a" / "run"), write_run(tmp_path / "b" / "run")])
+    assert [run.name for run in found] == ["a/run", "b/run"]
+    with pytest.raises(UserError, match="given twice"):
+        load_runs([tmp_path / "a" / "run", tmp_path / "a" / "run"])
+
+
+def cut(path):
+    path.write_text(path.read_text()[:-9])
+
+
+def not_json(path):
+    path.write_text("{")
+
+
+def no_text(path):
+    path.write_bytes(b"\xff\xfe\x00")
+
+
+def other_row(path):
+    write_rows(path, [{"iteration": "first"}])
+
+
+def other_object(path):
+    path.write_text("[]")
+
+
+def infinite(path):
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"losses": [float("inf")]}))
+
+
+def wrong_wire(path):
+    wire = {"shared_by_ranks": 1, "bytes_sent_per_iteration": [1], "bytes_received_per_iteration": [1, 2]}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"wire": wire}))
+
+
+def missing(path):
+    path.unlink()
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        *[("summary.json", damage) for damage in (cut, not_json, no_text, other_object, infinite, wrong_wire, missing)],
+        *[("environment.json", damage) for damage in (cut, other_object)],
+        *[("iterations.rank1.jsonl", damage) for damage in (cut, not_json, no_text, other_row, missing)],
+        *[("communication.rank0.jsonl", damage) for damage in (cut, other_row, missing)],
+        ("host.rank0.jsonl", cut),
+    ],
+)
+def test_a_damaged_record_is_named_in_one_sentence(name, damage, tmp_path):
+    folder = write_run(tmp_path / "run", host=True)
+    damage(folder / name)
+    with pytest.raises(UserError) as error:
+        report(tmp_path / "report.html", folder)
+    assert name in str(error.value)
+    assert str(error.value).count(". ") == 0
+    assert not (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize("package", ["jinja2", "matplotlib", "weasyprint"])
+def test_a_missing_package_is_one_sentence_that_says_what_to_install(package, run, tmp_path, monkeypatch):
+    really = importlib.import_module
+
+    def without(name, *more):
+        if name == package:
+            raise ImportError(name)
+        return really(name, *more)
+
+    monkeypatch.setattr(importlib, "import_module", without)
+    with pytest.raises(UserError, match=rf"needs {package}, .*pip install 'cos598d\[report\]'\.$"):
+        report(tmp_path / "report.pdf", run)
+
+
+def test_a_missing_pango_is_one_sentence(run, tmp_path, monkeypatch):
+    def without(name, *_):
+        if name == "weasyprint":
+            raise OSError("cannot load library 'libpango-1.0-0'")
+
+    monkeypatch.setattr(importlib, "import_module", without)
+    with pytest.raises(UserError, match="apt-get install libpango"):
+        report(tmp_path / "report.pdf", run)
+
+
+def test_an_unknown_form_is_refused(run, tmp_path):
+    with pytest.raises(UsageError, match=r"must end in \.html, \.pdf or \.md"):
+        report(tmp_path / "report.docx", run)
+
+
+def test_a_page_that_cannot_be_written_is_one_sentence(run, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be written"):
+        report(tmp_path / "file" / "report.html", run)
