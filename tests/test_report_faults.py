@@ -73,6 +73,11 @@ def wrong_wire(path):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"wire": wire}))
 
 
+def wrong_span(path):
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    write_rows(path, [row | {"spans_seconds": [["lunch", 0, 1]]} for row in rows])
+
+
 def missing(path):
     path.unlink()
 
@@ -84,6 +89,7 @@ def missing(path):
         *[("environment.json", damage) for damage in (cut, other_object)],
         *[("iterations.rank1.jsonl", damage) for damage in (cut, not_json, no_text, other_row, missing)],
         *[("communication.rank0.jsonl", damage) for damage in (cut, other_row, missing)],
+        ("iterations.rank0.jsonl", wrong_span),
         ("host.rank0.jsonl", cut),
     ],
 )

@@ -79,6 +79,12 @@ def _load(folder: Path, name: str) -> Run:
         raise UserError(f"{folder / 'environment.json'} says of the network {network!r}: it is damaged, run again.")
     ranks = range(int(summary["world_size"]))
     iterations = [list(_rows(folder / f"iterations.rank{rank}.jsonl", ITERATION)) for rank in ranks]
+    for row in iterations[0] if iterations else []:
+        if not _are_spans(row.get("spans_seconds", [])):
+            where = folder / "iterations.rank0.jsonl"
+            raise UserError(
+                f"{where} has a span that is none in iteration {row['iteration']}: it is damaged, run again."
+            )
     typical = typical_iteration(iterations[0]) if iterations else None
     calls = [
         row
@@ -148,6 +154,14 @@ def _check_figures(summary: Mapping[str, Any], path: Path) -> None:
         raise UserError(f"{path} has a loss that is no number: it is damaged, run again.")
     if not all(isinstance(epoch, dict) and is_number(epoch.get("epoch")) for epoch in summary["epochs"]):
         raise UserError(f"{path} has an epoch without its number: it is damaged, run again.")
+
+
+def _are_spans(spans: Any) -> bool:
+    """Whether each is a phase, its start and its seconds."""
+    return isinstance(spans, list) and all(
+        isinstance(span, list) and len(span) == 3 and span[0] in PHASES and all(map(is_number, span[1:]))
+        for span in spans
+    )
 
 
 def is_number(value: Any) -> bool:

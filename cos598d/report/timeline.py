@@ -2,9 +2,7 @@
 
 from dataclasses import dataclass
 
-from cos598d.errors import UserError
 from cos598d.report.load import Run, is_number
-from cos598d.report.table import PHASES
 
 Span = tuple[str, float, float]
 
@@ -38,12 +36,6 @@ def timeline_of(run: Run) -> Timeline | None:
     if row is None or not row.get("spans_seconds"):
         return None
     spans = row["spans_seconds"]
-    if (
-        not isinstance(spans, list)
-        or not all(isinstance(span, list) and len(span) == 3 and span[0] in PHASES for span in spans)
-        or not all(is_number(number) for span in spans for number in span[1:])
-    ):
-        raise UserError(f"{run.name}: iteration {row['iteration']} has a span that is none: it is damaged, run again.")
     gradients = [call for call in run.calls if call["purpose"] == "gradients"]
     timed = [call for call in gradients if is_number(call.get("started")) and is_number(call.get("seconds"))]
     calls = [(call["tensor"], call["started"], call["started"] + call["seconds"]) for call in timed]
