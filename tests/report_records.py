@@ -57,6 +57,8 @@ def write_run(folder: Path, **changes) -> Path:
     if facts["wire_share"] is not None:
         seen = [sent * facts["wire_share"] * facts["shared"] for _ in range(ranks)]
         summary["wire"] = {"interface": "eth0", "shared_by_ranks": facts["shared"]}
+        together = [list(range(ranks))] if facts["shared"] > 1 else [[rank] for rank in range(ranks)]
+        summary["wire"] |= {"ranks_by_interface": together}
         summary["wire"] |= {"bytes_sent_per_iteration": seen, "bytes_received_per_iteration": seen}
     environment = {"python": "3.11", "processor": "a processor", "threads_per_rank": 1, "memory_bytes": 8e9}
     environment |= {"ranks_on_host": ranks, "versions": {"torch": "2.13.0"}}

@@ -69,7 +69,7 @@ def infinite(path):
 
 
 def wrong_wire(path):
-    wire = {"shared_by_ranks": 1, "bytes_sent_per_iteration": [1], "bytes_received_per_iteration": [1, 2]}
+    wire = {"ranks_by_interface": [[0]], "bytes_sent_per_iteration": [1], "bytes_received_per_iteration": [1, 2]}
     path.write_text(json.dumps(json.loads(path.read_text()) | {"wire": wire}))
 
 

@@ -133,10 +133,17 @@ def _check_figures(summary: Mapping[str, Any], path: Path) -> None:
     by_rank = {name: summary[name] for name in ("bytes_sent_per_iteration", "bytes_received_per_iteration")}
     if wire is not None:
         found = wire if isinstance(wire, dict) else {}
-        shared = found.get("shared_by_ranks")
-        if not is_number(shared) or shared < 1:
-            raise UserError(f"{path} says that {shared!r} ranks share an interface: it is damaged, run again.")
-        by_rank |= {f"wire's {name}": found.get(name) for name in by_rank}
+        groups = found.get("ranks_by_interface")
+        if not isinstance(groups, list) or not all(
+            isinstance(group, list) and group and all(rank in range(ranks) for rank in group) for group in groups
+        ):
+            raise UserError(f"{path} does not say whose bytes were counted together: it is damaged, run again.")
+        # A rank that has not counted says None.
+        for name in list(by_rank):
+            values = found.get(name)
+            by_rank[f"wire's {name}"] = (
+                [0 if value is None else value for value in values] if isinstance(values, list) else values
+            )
     for name, values in by_rank.items():
         if not isinstance(values, list) or len(values) != ranks or not all(map(is_number, values)):
             raise UserError(f"{path} has not a number of {name} for each of {ranks} ranks: it is damaged, run again.")

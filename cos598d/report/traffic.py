@@ -35,9 +35,12 @@ def counted_traffic(runs: Sequence[Run]) -> list[Traffic]:
         predicted = [run.summary[f"bytes_{way}_per_iteration"] for way in ("sent", "received")]
         counted = [wire[f"bytes_{way}_per_iteration"] for way in ("sent", "received")]
         for group in wire["ranks_by_interface"]:
-            # Each of its ranks has read the whole interface.
+            counting = [rank for rank in group if counted[0][rank] is not None]
+            if not counting:
+                continue
             sums = [sum(values[rank] for rank in group) for values in predicted]
-            sums += [sum(values[rank] for rank in group) / len(group) for values in counted]
+            # Each of them has read the whole interface.
+            sums += [sum(values[rank] for rank in counting) / len(counting) for values in counted]
             whose = f"rank {group[0]}" if len(group) == 1 else f"all {ranks} ranks"
             if 1 < len(group) < ranks:
                 whose = f"ranks {', '.join(map(str, group))}"
