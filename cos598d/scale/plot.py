@@ -15,7 +15,7 @@ DASHES = ("--", ":", "-.")
 
 
 def draw(points: Sequence[Point], path: Path, title: str) -> None:
-    """Write two panels with a line for each rung: filled markers where it was measured, broken lines where extrapolated.
+    """Write two panels with a line for each rung: markers where it was measured, broken lines where extrapolated.
 
     Raises UserError without matplotlib, or where the file cannot be written.
     """

@@ -1,4 +1,4 @@
-"""What the model takes from a bench's record. Torch-free: it reads the record alone."""
+"""What the model takes from a bench's record, and what makes a record unfit for it."""
 
 import json
 import statistics
