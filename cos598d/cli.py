@@ -224,6 +224,13 @@ def _add_bench(command: argparse.ArgumentParser) -> None:
     add_bench_options(command)
 
 
+def _add_scale(command: argparse.ArgumentParser) -> None:
+    from cos598d.scale.command import add_scale_options, run_scale
+
+    command.set_defaults(function=run_scale)
+    add_scale_options(command)
+
+
 def _add_cluster(command: argparse.ArgumentParser) -> None:
     from cos598d.cluster.command import add_cluster_commands
 
@@ -243,6 +250,7 @@ COMMANDS: dict[str, tuple[str, Callable[[Any], None]]] = {
     "compare": ("a table of runs, from their records alone", _add_compare),
     "report": ("a page of runs, from their records alone: HTML, PDF or Markdown", _add_report),
     "bench": ("gradient syncs side by side on the same batches, round by round", _add_bench),
+    "scale": ("what a model fitted to benches predicts of other links, batches and numbers of hosts", _add_scale),
     "check": ("try a gradient sync, your own or a registered one, on real ranks", _add_check),
     "new": ("write a starting file for a gradient sync of your own", _add_new),
     "cluster": ("several hosts emulated on this machine (Linux, root)", _add_cluster),

@@ -9,11 +9,12 @@ from typing import Any
 
 from tqdm import tqdm
 
+from cos598d.bench.arrivals import measure_arrivals
 from cos598d.bench.candidates import DDP, FLOOR, Candidate
 from cos598d.bench.plan import BenchPlan
 from cos598d.bench.rounds import WARM_UP, measure_rounds, stays_attached
 from cos598d.bench.summary import summarize
-from cos598d.bench.sweep import measure_arrivals, message_sizes, predict_capacities, sweep_message_size
+from cos598d.bench.sweep import message_sizes, predict_capacities, sweep_message_size
 from cos598d.bench.trace import trace_candidate
 from cos598d.bench.workload import TASK, Workload
 from cos598d.comm import Communicator
@@ -108,10 +109,10 @@ def _measure(
         "step": plan.step,
         "attach": "once" if stay else "turns",
     }
+    if FLOOR in seconds:  # the pass without a sync that they belong to
+        found["arrivals"] = measure_arrivals(workload, comm)
     if plan.sweep == "bucket_mb":
-        arrivals, backward_seconds = measure_arrivals(workload, comm)
-        fit = record["message_size"]["fit"]
-        found["bucket_mb"] = predict_capacities(workload, arrivals, backward_seconds, fit)
+        found["bucket_mb"] = predict_capacities(workload, found["arrivals"], record["message_size"]["fit"])
     return found
 
 

@@ -1,4 +1,4 @@
-"""The sweeps on a rank: one all-reduce by the size of its message, and when backward's gradients arrive."""
+"""The sweeps on a rank: one all-reduce by the size of its message, and what it predicts of a bucket's capacity."""
 
 import statistics
 import time
@@ -9,7 +9,7 @@ import torch
 
 from cos598d.bench.candidates import CAPACITIES_MB, FLOOR
 from cos598d.bench.fit import CallCost, bandwidths, best_capacity, fit_call_cost, predict_exposed
-from cos598d.bench.rounds import WARM_UP, order_of_round, start_line
+from cos598d.bench.rounds import order_of_round, start_line
 from cos598d.bench.workload import Workload
 from cos598d.comm import Communicator
 from cos598d.measure.ledger import size_in_bytes
@@ -18,7 +18,6 @@ from cos598d.sync.buckets import MIB, plan_buckets
 SMALLEST_BYTES, FACTOR = 1 << 10, 4
 # A small message's call is repeated within a sample, until so much has travelled or so often.
 REPEAT_BYTES, MOST_REPEATS = 1 << 20, 16
-ARRIVALS = 5  # backward passes from which the gradients' times of arrival are taken
 
 
 def message_sizes(largest_mb: float) -> list[int]:
@@ -72,52 +71,22 @@ def sweep_message_size(
     return {"sizes": rows, "fit": fit}
 
 
-def measure_arrivals(workload: Workload, comm: Communicator) -> tuple[dict[str, float], float]:
-    """Seconds from backward's begin to each parameter's gradient, by name, and to its end, without any sync.
+def predict_capacities(workload: Workload, arrivals: dict[str, Any], fit: dict[str, float]) -> dict[str, Any]:
+    """For each capacity its buckets and the exposed seconds that `predict_exposed` gives; and the best capacity.
 
-    Medians over some backward passes, of the mean over the ranks, which run them side by side.
+    `arrivals` are `measure_arrivals`'.
     """
-    replica = workload.replica()
-    arrived: dict[str, float] = {}
-    for name, parameter in replica.named_parameters():
-        if parameter.requires_grad:
-            parameter.register_post_accumulate_grad_hook(
-                lambda _, name=name: arrived.__setitem__(name, time.perf_counter())
-            )
-    passes = []
-    for number in range(WARM_UP + ARRIVALS):
-        inputs = workload.inputs(number, comm.rank, comm.world_size)
-        start_line(comm)
-        loss = replica(**inputs)[0]
-        arrived.clear()
-        started = time.perf_counter()
-        loss.backward()
-        ended = time.perf_counter()
-        passes.append([{name: moment - started for name, moment in arrived.items()}, ended - started])
-        replica.zero_grad(set_to_none=True)
-    everyone = [rank[WARM_UP:] for rank in comm.exchange(passes)]
-
-    def typical(pick: Callable[[list], float]) -> float:
-        return statistics.median(
-            statistics.fmean(pick(rank[number]) for rank in everyone) for number in range(ARRIVALS)
-        )
-
-    of_names = {name: typical(lambda one, name=name: one[0][name]) for name in everyone[0][0][0]}
-    return of_names, typical(lambda one: one[1])
-
-
-def predict_capacities(
-    workload: Workload, arrivals: dict[str, float], backward_seconds: float, fit: dict[str, float]
-) -> dict[str, Any]:
-    """For each capacity its buckets and the exposed seconds that `predict_exposed` gives; and the best capacity."""
     cost = CallCost(fit["overhead_seconds"], fit["bytes_per_second"])
-    trainable = workload.trainable
+    trainable, backward_seconds = workload.trainable, arrivals["backward_seconds"]
+    seconds = {
+        tensor["name"]: backward_seconds if tensor["seconds"] is None else tensor["seconds"]
+        for tensor in arrivals["tensors"]
+    }
     rows, exposed = [], {}
     for capacity in CAPACITIES_MB:
         groups = plan_buckets(trainable, capacity, min(1.0, capacity))
         buckets = [
-            (max(arrivals.get(name, backward_seconds) for name, _ in group), sum(size_in_bytes(p) for _, p in group))
-            for group in groups
+            (max(seconds[name] for name, _ in group), sum(size_in_bytes(p) for _, p in group)) for group in groups
         ]
         exposed[capacity] = predict_exposed(buckets, backward_seconds, cost)
         rows.append(

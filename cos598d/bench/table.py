@@ -60,7 +60,7 @@ def _candidates(record: dict[str, Any]) -> str:
         if peaks:
             row.append(f"{max(peaks[label]) / 1e6:.0f}")
         rows.append(row)
-    return _aligned(rows)
+    return aligned(rows)
 
 
 def _message_sizes(found: dict[str, Any]) -> str:
@@ -73,7 +73,7 @@ def _message_sizes(found: dict[str, Any]) -> str:
         )
     fit = found["fit"]
     return (
-        f"{_aligned(rows)}\n"
+        f"{aligned(rows)}\n"
         f"fitted: a call takes {fit['overhead_seconds'] * 1e6:.0f} us and its payload / "
         f"{fit['bytes_per_second'] / 1e6:.1f} MB/s"
     )
@@ -91,7 +91,7 @@ def _capacities(record: dict[str, Any]) -> str:
         )
     best = min(measured, key=measured.get)
     return (
-        f"{_aligned(rows)}\n"
+        f"{aligned(rows)}\n"
         f"backward takes {_seconds(found['backward_seconds'])} s; least exposed: {found['best_predicted_mb']:g} MiB "
         f"predicted from overhead and bandwidth, {best:g} MiB measured"
     )
@@ -122,7 +122,7 @@ def _size(payload_bytes: int) -> str:
     return f"{payload_bytes} B"
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> str:
+def aligned(rows: Sequence[Sequence[str]]) -> str:
     """Words to the left, numbers to the right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = [

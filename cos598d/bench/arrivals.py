@@ -1,0 +1,62 @@
+"""When backward's gradients arrive: what decides how much of their travel can hide behind it."""
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+from cos598d.bench.rounds import WARM_UP, start_line
+from cos598d.bench.workload import Workload
+from cos598d.comm import Communicator
+from cos598d.measure.ledger import dtype_name, size_in_bytes
+
+ARRIVALS = 5  # backward passes from which the gradients' times of arrival are taken
+
+
+def measure_arrivals(workload: Workload, comm: Communicator) -> dict[str, Any]:
+    """The trainable tensors in the model's order, and when backward has the gradient of each, without any sync.
+
+        backward_seconds    from backward's begin to its end
+        tensors             name, shape, dtype, bytes; seconds from backward's begin to its gradient (None: none came)
+
+    Medians over some backward passes, of the mean over the ranks, which run them side by side.
+    """
+    replica = workload.replica()
+    arrived: dict[str, float] = {}
+    for name, parameter in replica.named_parameters():
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(
+                lambda _, name=name: arrived.__setitem__(name, time.perf_counter())
+            )
+    passes = []
+    for number in range(WARM_UP + ARRIVALS):
+        inputs = workload.inputs(number, comm.rank, comm.world_size)
+        start_line(comm)
+        loss = replica(**inputs)[0]
+        arrived.clear()
+        started = time.perf_counter()
+        loss.backward()
+        ended = time.perf_counter()
+        passes.append([{name: moment - started for name, moment in arrived.items()}, ended - started])
+        replica.zero_grad(set_to_none=True)
+    everyone = [rank[WARM_UP:] for rank in comm.exchange(passes)]
+
+    def typical(pick: Callable[[list], float]) -> float:
+        return statistics.median(
+            statistics.fmean(pick(rank[number]) for rank in everyone) for number in range(ARRIVALS)
+        )
+
+    of_names = {name: typical(lambda one, name=name: one[0][name]) for name in everyone[0][0][0]}
+    return {
+        "backward_seconds": typical(lambda one: one[1]),
+        "tensors": [
+            {
+                "name": name,
+                "shape": list(parameter.shape),
+                "dtype": dtype_name(parameter.dtype),
+                "bytes": size_in_bytes(parameter),
+                "seconds": of_names.get(name),
+            }
+            for name, parameter in workload.trainable
+        ],
+    }

@@ -1,0 +1,157 @@
+"""The costs that explain what was measured best, and what they predict."""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from cos598d.bench.candidates import FLOOR
+from cos598d.bench.fit import TOLERATED_RESIDUAL
+from cos598d.errors import UserError
+from cos598d.scale.model import Calls, Costs, arrange, computes_by_batch, iteration_seconds
+from cos598d.scale.records import Compute, Link, Record, Rung
+from cos598d.scale.rungs import OVERLAPPING, plan_calls, reason_left_out
+
+# Where the fit begins, and what it keeps where the records say nothing: TCP's headers leave some 95 % to the payload.
+START = {"call_seconds": 3e-4, "step_seconds": 1e-4, "processor_seconds_per_byte": 5e-10}
+EFFICIENCY = 0.95
+# How far a parameter may go for the price of a residual of 1: so weak for the shared ones that only what the records
+# leave open is decided by it, and stronger for a rung's own, which are to explain what the shared ones cannot.
+LOG_WIDTH, OWN_WIDTH, STRETCH_WIDTH = 300.0, 8.0, 4.0
+
+
+class Observation(NamedTuple):
+    """A rung in a record."""
+
+    record: Record
+    rung: Rung
+    calls: Calls
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """The costs, what they were fitted to, and what was left as it is for want of records that tell."""
+
+    costs: Costs
+    records: tuple[Record, ...]
+    rungs: dict[str, tuple[Rung, Record]]  # by label, with the record that it is taken from
+    left_out: dict[str, str]
+    remarks: tuple[str, ...]
+
+    @property
+    def base(self) -> list[Record]:
+        """The records whose floor is the hosts' compute: those of the most ranks, since ranks may share a machine."""
+        most = max(record.ranks for record in self.records)
+        return [record for record in self.records if record.ranks == most]
+
+    @property
+    def steals(self) -> bool:
+        """Whether calls take the processor that computes."""
+        return self.records[0].work["device"] == "cpu"
+
+    def compute(self, batch: int) -> tuple[Compute, float]:
+        """The compute of `batch` examples on a host, and the part of its seconds that does not grow with them."""
+        of_batch: dict[int, list[Compute]] = {}
+        for record in self.base:
+            of_batch.setdefault(record.batch, []).append(record.compute)
+        return computes_by_batch({size: _typical(found) for size, found in of_batch.items()}, batch)
+
+    def predict(self, label: str, hosts: int, link: Link, batch: int) -> float:
+        """Seconds an iteration of the rung `label`."""
+        rung, record = self.rungs[label]
+        compute, _ = self.compute(batch)
+        calls = arrange(plan_calls(rung, record, hosts, batch), compute, self.base[0].crowd)
+        return iteration_seconds(label, calls, compute, link, self.costs, rung.sync in OVERLAPPING, self.steals)
+
+
+def fit(records: Sequence[Record]) -> Fitted:
+    """Robust least squares (soft L1) over the relative residuals of all rungs in all records.
+
+    The shared costs are fitted as logarithms. The link's efficiency needs two rates; with them every rung that was
+    measured at two gets its own seconds and its stretch, held back by what they would have to explain.
+    Raises UserError where no record has a rung that sends anything.
+    """
+    rungs, left_out, seen = {}, {}, []
+    for record in records:
+        for rung in record.rungs:
+            reason = reason_left_out(rung)
+            if reason:
+                left_out[rung.label] = reason
+                continue
+            rungs.setdefault(rung.label, (rung, record))
+            if rung.sync != FLOOR and record.ranks > 1:
+                calls = arrange(plan_calls(rung, record, record.ranks, record.batch), record.compute, record.crowd)
+                seen.append(Observation(record, rung, calls))
+    if not seen:
+        raise UserError("no record has a sync that sends something and can be modelled: bench more than one rank.")
+    rates = {record.link.rate for record in records}
+    of_rung: dict[str, set[Link]] = {}
+    for observation in seen:
+        of_rung.setdefault(observation.rung.label, set()).add(observation.record.link)
+    own = [label for label, links in of_rung.items() if len({link.rate for link in links}) > 1]
+    space = _Space(own, fits_efficiency=len(rates) > 1)
+    steals = records[0].work["device"] == "cpu"
+    measured = np.array([observation.rung.seconds for observation in seen])
+    scale = statistics.fmean(observation.record.compute.seconds for observation in seen)
+
+    def residuals(point: np.ndarray) -> np.ndarray:
+        costs = space.costs(point, scale)
+        predicted = [
+            iteration_seconds(rung.label, calls, record.compute, record.link, costs, rung.sync in OVERLAPPING, steals)
+            for record, rung, calls in seen
+        ]
+        return np.concatenate([np.array(predicted) / measured - 1, space.restraint(point)])
+
+    best = least_squares(residuals, np.zeros(space.size), loss="soft_l1", f_scale=TOLERATED_RESIDUAL)
+    return Fitted(space.costs(best.x, scale), tuple(records), rungs, left_out, tuple(_remarks(records, rates, own)))
+
+
+class _Space:
+    """A point of the optimizer as costs: logarithms over START, own seconds over a scale; 0 is where it begins."""
+
+    def __init__(self, own: Sequence[str], fits_efficiency: bool):
+        self.own, self.shared = list(own), len(START) + fits_efficiency
+        self.fits_efficiency = fits_efficiency
+        self.size = self.shared + 2 * len(self.own)
+        widths = [LOG_WIDTH] * self.shared + [OWN_WIDTH] * len(self.own) + [STRETCH_WIDTH] * len(self.own)
+        if fits_efficiency:
+            widths[len(START)] = STRETCH_WIDTH * 4
+        self._widths = np.array(widths)
+
+    def costs(self, point: np.ndarray, scale: float) -> Costs:
+        factors = np.exp(np.clip(point, -30, 30))
+        shared = {name: start * float(factors[i]) for i, (name, start) in enumerate(START.items())}
+        efficiency = EFFICIENCY * float(factors[len(START)]) if self.fits_efficiency else EFFICIENCY
+        count = len(self.own)
+        own = dict(zip(self.own, (point[self.shared : self.shared + count] * scale).tolist(), strict=True))
+        stretch = dict(zip(self.own, factors[self.shared + count :].tolist(), strict=True))
+        return Costs(**shared, efficiency=efficiency, own_seconds=own, stretch=stretch)
+
+    def restraint(self, point: np.ndarray) -> np.ndarray:
+        return point / self._widths
+
+
+def _typical(found: Sequence[Compute]) -> Compute:
+    """The compute of the median seconds, or between the two in the middle."""
+    wanted = statistics.median(compute.seconds for compute in found)
+    nearest = min(found, key=lambda compute: abs(compute.seconds - wanted))
+    return nearest.scaled(wanted / nearest.seconds)
+
+
+def _remarks(records: Sequence[Record], rates: set[float | None], own: Sequence[str]) -> list[str]:
+    remarks = []
+    if len(rates) < 2:
+        remarks.append(
+            f"one rate only: the link's efficiency is taken as {EFFICIENCY:.0%}, not fitted, and no rung has seconds "
+            "or a stretch of its own"
+        )
+    elif not own:
+        remarks.append("no rung was measured at two rates: none has seconds or a stretch of its own")
+    if len({record.batch for record in records}) == 1:
+        remarks.append("one batch only: at others all of the compute is taken to grow with the examples")
+    if len({record.ranks for record in records}) == 1:
+        remarks.append(f"measured on {records[0].ranks} hosts only: at other numbers it is the formulas that speak")
+    return remarks

@@ -1,0 +1,61 @@
+"""Speed-up and efficiency against the number of hosts, drawn by matplotlib."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from cos598d.bench.candidates import FLOOR
+from cos598d.errors import UserError
+from cos598d.files import whole_file
+from cos598d.scale.predict import Point
+
+# Okabe and Ito's colours, which the colour-blind can tell apart.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = "osD^vP*"
+DASHES = ("--", ":", "-.")
+
+
+def draw(points: Sequence[Point], path: Path, title: str) -> None:
+    """Write two panels with a line for each rung: markers where it was measured, broken lines where extrapolated.
+
+    Raises UserError without matplotlib, or where the file cannot be written.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise UserError("drawing needs matplotlib: pip install 'cos598d[report]'.") from None
+    figure = Figure(figsize=(12, 5), layout="constrained")
+    FigureCanvasAgg(figure)
+    speed, share = figure.subplots(1, 2)
+    counts = sorted({point.hosts for point in points})
+    speed.plot(counts, counts, color="0.75", linewidth=4, label="linear", zorder=1)
+    # The floor is the straight line, by its definition.
+    for place, label in enumerate(dict.fromkeys(point.sync for point in points if point.sync != FLOOR)):
+        line = [point for point in points if point.sync == label]
+        style = {"color": COLOURS[place % len(COLOURS)]}
+        again = place // len(COLOURS)  # a colour's second and third line have other dashes and markers
+        dashes, marker = DASHES[again % len(DASHES)], MARKERS[(place + again) % len(MARKERS)]
+        for axes, value, found in (
+            (speed, lambda p: p.speed_up, lambda p: p.measured_speed_up),
+            (share, lambda p: p.efficiency, lambda p: p.measured_speed_up / p.hosts),
+        ):
+            axes.plot([p.hosts for p in line], [value(p) for p in line], dashes, linewidth=1.3, **style)
+            measured = [p for p in line if p.measured_seconds is not None]
+            axes.plot([p.hosts for p in measured], [found(p) for p in measured], marker, markersize=7, **style)
+        speed.plot([], [], f"{dashes}{marker}", label=label, **style)
+    for axes, words in ((speed, "speed-up over one host"), (share, "efficiency")):
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log", base=2 if axes is speed else 10)
+        axes.set_xticks(counts, [str(count) for count in counts])
+        axes.set_xlabel("hosts")
+        axes.set_ylabel(words)
+        axes.grid(True, which="both", color="0.92")
+    speed.yaxis.set_major_formatter("{x:g}")
+    share.yaxis.set_major_formatter("{x:g}")
+    figure.legend(loc="outside right center", fontsize="small")
+    figure.suptitle(f"{title}\nmarkers: measured; broken lines: extrapolated by the model", fontsize="medium")
+    try:
+        with whole_file(path, "wb") as file:
+            figure.savefig(file, format=path.suffix[1:].lower())
+    except OSError as error:
+        raise UserError(f"the drawing cannot be written to {path}: {error.strerror}.") from None

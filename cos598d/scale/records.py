@@ -1,0 +1,203 @@
+"""What the model takes from a bench's record, and what makes a record unfit for it."""
+
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cos598d.bench.candidates import FLOOR
+from cos598d.cluster.plan import delay_words, parse_delay, parse_rate, rate_words
+from cos598d.errors import UserError
+
+FILE_NAME = "bench.json"
+# What records must share to be of the same work; batch, ranks and links may differ, since they are what is modelled.
+SAME_WORK = ("model", "task", "gradient_bytes", "tokens", "step", "backend", "device", "threads_per_rank")
+
+
+@dataclass(frozen=True)
+class Link:
+    """A host's link to the others: bits a second each way (None: no limit known) and seconds from host to host."""
+
+    rate: float | None = None
+    delay: float = 0.0
+
+    @property
+    def words(self) -> str:
+        """For tables: "1gbit, 10ms from host to host"."""
+        rate = "no limit" if self.rate is None else rate_words(self.rate)
+        return rate + (f", {delay_words(self.delay)} from host to host" if self.delay else "")
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A trainable tensor, as far as the planning of buckets asks."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+
+    def numel(self) -> int:
+        """Its elements."""
+        return self.bytes // self.element_size()
+
+    def element_size(self) -> int:
+        """Bytes of an element."""
+        elements = 1
+        for size in self.shape:
+            elements *= size
+        return self.bytes // max(1, elements)
+
+
+@dataclass(frozen=True)
+class Compute:
+    """An iteration without any sync: seconds until backward begins, of backward, and after it.
+
+    arrivals: seconds from backward's begin to each tensor's gradient, by name.
+    """
+
+    before: float
+    backward: float
+    after: float
+    arrivals: dict[str, float]
+
+    @property
+    def seconds(self) -> float:
+        """Of the whole iteration."""
+        return self.before + self.backward + self.after
+
+    def scaled(self, factor: float) -> "Compute":
+        """The same with every moment `factor` times as late."""
+        moments = {name: seconds * factor for name, seconds in self.arrivals.items()}
+        return Compute(self.before * factor, self.backward * factor, self.after * factor, moments)
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A candidate as it was measured. `bytes_sent` is the mean over the ranks, `seconds` the median."""
+
+    label: str
+    sync: str
+    options: dict[str, Any]
+    seconds: float
+    calls: int
+    payload_bytes: int
+    bytes_sent: float
+
+
+@dataclass(frozen=True)
+class Record:
+    """A bench's record. `crowd`: ranks for each core of the machine that they share, at least 1."""
+
+    name: str
+    work: dict[str, Any]
+    ranks: int
+    link: Link
+    batch: int
+    crowd: float
+    compute: Compute
+    tensors: tuple[Tensor, ...]
+    rungs: tuple[Rung, ...]
+
+    @property
+    def words(self) -> str:
+        """What tells it from the others: "4 ranks, links of 1gbit, batch 8"."""
+        return f"{self.ranks} rank{'s' if self.ranks > 1 else ''}, links of {self.link.words}, batch {self.batch}"
+
+
+def load_records(paths: Sequence[Path]) -> list[Record]:
+    """The records in these folders (or files). Raises UserError for one that cannot be used beside the first."""
+    records = [load_record(path) for path in paths]
+    for record in records:
+        for name in SAME_WORK:
+            if record.work[name] != records[0].work[name]:
+                raise UserError(
+                    f"{record.name} and {records[0].name} are not of the same work ({name}: {record.work[name]} and "
+                    f"{records[0].work[name]}): give records that differ only in rate, delay, batch and ranks."
+                )
+    return records
+
+
+def load_record(path: Path) -> Record:
+    """The record in a folder of the bench, or in a JSON file. Raises UserError where there is none to be used."""
+    file = path / FILE_NAME if path.is_dir() else path
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except OSError:
+        raise UserError(f"{file} cannot be read: give a folder that `bench --output` has written.") from None
+    except ValueError:
+        raise UserError(f"{file} is not JSON: it is damaged, measure again.") from None
+    if not isinstance(found, dict) or "candidates" not in found or "setting" not in found:
+        raise UserError(f"{file} is not a bench's record: give a folder that `bench --output` has written.")
+    if not found["candidates"]:
+        raise UserError(f"{file} has no candidates, only a sweep of messages: measure with `bench --sync`.")
+    labels = [candidate.get("label") for candidate in found["candidates"]]
+    if FLOOR not in labels:
+        raise UserError(f"{file} has no floor, the sync {FLOOR}: measure without --alone.")
+    if "arrivals" not in found:
+        raise UserError(f"{file} does not say when gradients arrive: it is of an older version, measure again.")
+    try:
+        return _record(str(path), found)
+    except (KeyError, TypeError, IndexError, AttributeError, statistics.StatisticsError) as error:
+        raise UserError(f"{file} is damaged ({type(error).__name__} {error}): measure again.") from None
+
+
+def _record(name: str, found: dict[str, Any]) -> Record:
+    setting, environment = found["setting"], found["environment"]
+    ranks, network = setting["world_size"], environment["network"]
+    if network and network["hosts"] != ranks:
+        raise UserError(
+            f"{name} has {ranks} ranks on {network['hosts']} hosts: the model is of one rank on each, measure so."
+        )
+    # An emulated cluster's hosts share this machine's cores.
+    together = ranks if network else environment["ranks_on_host"]
+    rungs = []
+    for candidate in found["candidates"]:
+        label = candidate["label"]
+        traffic = found["traffic"][label]
+        rungs.append(
+            Rung(
+                label,
+                candidate["sync"],
+                candidate["options"],
+                found["summary"][label]["seconds_median"],
+                max(traffic["calls"]),
+                max(traffic["payload_bytes"]),
+                statistics.fmean(traffic["bytes_sent"]),
+            )
+        )
+    return Record(
+        name=name,
+        work={key: setting[key] for key in SAME_WORK},
+        ranks=ranks,
+        link=Link(parse_rate(network["rate"]), parse_delay(network["delay"])) if network else Link(),
+        batch=setting["batch"],
+        crowd=max(1.0, together * setting["threads_per_rank"] / environment["cores"]),
+        compute=_compute(found),
+        tensors=tuple(
+            Tensor(tensor["name"], tuple(tensor["shape"]), tensor["dtype"], tensor["bytes"])
+            for tensor in found["arrivals"]["tensors"]
+        ),
+        rungs=tuple(rungs),
+    )
+
+
+def _compute(found: dict[str, Any]) -> Compute:
+    """The floor's phases; the arrivals, measured in passes of their own, are stretched to the floor's backward."""
+    floor = [sample for sample in found["samples"] if sample["candidate"] == FLOOR]
+    seconds = found["summary"][FLOOR]["seconds_median"]
+
+    def phase(name: str) -> float:
+        return statistics.median(statistics.fmean(sample[f"seconds_{name}_by_rank"]) for sample in floor)
+
+    backward = min(phase("backward"), seconds)
+    before = min(phase("forward"), seconds - backward)
+    arrivals = found["arrivals"]
+    stretch = backward / arrivals["backward_seconds"]
+    moments = {
+        tensor["name"]: backward if tensor["seconds"] is None else min(backward, tensor["seconds"] * stretch)
+        for tensor in arrivals["tensors"]
+    }
+    return Compute(before, backward, seconds - backward - before, moments)

@@ -1,0 +1,78 @@
+"""The model's costs, its predictions and its misses as text for the screen."""
+
+from collections.abc import Callable, Sequence
+
+from cos598d.bench.table import aligned
+from cos598d.scale.fit import Fitted
+from cos598d.scale.predict import Miss, Point
+from cos598d.scale.records import Link
+
+GOAL = 0.15  # a miss beyond this is stated
+
+LEGEND = (
+    "speed-up: examples a second of n hosts over those of one alone, n t(1) / t(n): every host has a batch of its own\n"
+    "(weak scaling). efficiency: speed-up / n. In [brackets] what was measured; the rest the model extrapolates.\n"
+    "A host is taken to compute as fast as one of those that were measured, however many there are."
+)
+
+
+def describe_fit(fitted: Fitted) -> str:
+    """What was fitted to what, and what was left out."""
+    costs = fitted.costs
+    lines = ["fitted to:"] + [f"  {record.name}: {record.words}" for record in fitted.records]
+    lines.append(
+        f"a call takes {costs.call_seconds * 1e3:.3g} ms, each of its steps {costs.step_seconds * 1e3:.3g} ms, "
+        f"a byte moved {costs.processor_seconds_per_byte * 1e9:.3g} ns of the processor; "
+        f"the link gives {costs.efficiency:.1%} of its rate"
+    )
+    if costs.own_seconds:
+        rows = [["of its own", "seconds", "stretch of its travel"]]
+        rows += [[label, f"{own:+.3f}", f"{costs.stretch[label]:.2f}"] for label, own in costs.own_seconds.items()]
+        lines += ["", aligned(rows), ""]
+    lines += fitted.remarks
+    lines += [f"left out: {label}, for {reason}" for label, reason in fitted.left_out.items()]
+    return "\n".join(lines)
+
+
+def scale_table(points: Sequence[Point], link: Link, batch: int) -> str:
+    """Seconds, speed-up and efficiency of every rung by the number of hosts, and what the words mean."""
+    parts = [f"hosts with links of {link.words}, batch {batch} on each"]
+    for title, cell in (
+        ("seconds an iteration", lambda p: _pair(p.seconds, p.measured_seconds, "{:.3f}")),
+        ("speed-up", lambda p: _pair(p.speed_up, p.measured_speed_up, "{:.2f}")),
+        ("efficiency", lambda p: _pair(p.efficiency, _share(p), "{:.0%}")),
+    ):
+        parts.append(f"{title}, by the number of hosts\n{_by_hosts(points, cell)}")
+    return "\n\n".join([*parts, LEGEND])
+
+
+def miss_table(found: Sequence[Miss], name: str, words: str, unknown: Sequence[str]) -> str:
+    """Predicted and measured of one record's rungs, and the largest misses in words."""
+    rows = [["sync", "predicted s", "measured s", "miss"]]
+    rows += [
+        [miss.sync, f"{miss.predicted_seconds:.4f}", f"{miss.measured_seconds:.4f}", f"{miss.miss:+.1%}"]
+        for miss in found
+    ]
+    large = [f"{miss.sync} ({miss.miss:+.1%})" for miss in found if abs(miss.miss) > GOAL]
+    verdict = f"missed by more than {GOAL:.0%}: {', '.join(large)}" if large else f"every miss is within {GOAL:.0%}"
+    lines = [f"{name}: {words}, as the others predict it", aligned(rows), verdict]
+    if unknown:
+        lines.append(f"not predicted, since no other record has them: {', '.join(unknown)}")
+    return "\n\n".join(lines)
+
+
+def _by_hosts(points: Sequence[Point], cell: Callable[[Point], str]) -> str:
+    counts = sorted({point.hosts for point in points})
+    rows = [["sync", *map(str, counts)]]
+    for label in dict.fromkeys(point.sync for point in points):
+        of_label = {point.hosts: point for point in points if point.sync == label}
+        rows.append([label, *(cell(of_label[count]) for count in counts)])
+    return aligned(rows)
+
+
+def _share(point: Point) -> float | None:
+    return None if point.measured_speed_up is None else point.measured_speed_up / point.hosts
+
+
+def _pair(predicted: float, measured: float | None, form: str) -> str:
+    return form.format(predicted) + (f" [{form.format(measured)}]" if measured is not None else "")

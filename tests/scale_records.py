@@ -1,0 +1,85 @@
+"""Records as the bench writes them, whose seconds follow known costs."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cos598d.bench.candidates import parse_candidates, references
+from cos598d.cluster.plan import delay_words, rate_words
+from cos598d.scale.model import Costs, arrange, iteration_seconds
+from cos598d.scale.records import load_record
+from cos598d.scale.rungs import OVERLAPPING, PARTS, plan_calls
+
+SYNCS = (
+    "gather_scatter,reduce_broadcast,all_reduce,flat,overlap,bucketed,ring,halving_doubling,tree,hierarchical,"
+    "sparse_rows,bucketed+bf16,ring+topk"
+)
+# What the shared costs cannot know: a codec's work, and a library that takes a longer way than it need.
+TRUTH = Costs(2e-3, 4e-4, 8e-10, 0.93, {"bucketed+bf16": 0.05, "ring+topk": 0.12}, {"reduce_broadcast": 1.3})
+GBIT = 1e9
+# An embedding that comes last, four layers of four tensors, and a head that comes first.
+TENSORS = (
+    [("embeddings.word_embeddings.weight", [10000, 384])]
+    + [(f"layer.{i}.{j}", shape) for i in range(4) for j, shape in enumerate(([384, 384], [384], [1536, 384], [384]))]
+    + [("classifier.weight", [2, 384])]
+)
+
+
+def bench_record(
+    rate: float = GBIT, delay: float = 0.0, ranks: int = 4, batch: int = 4, syncs: str = SYNCS, compute: float = 0.5
+) -> dict[str, Any]:
+    """A record as the bench writes it, but for the rungs' seconds."""
+    tensors = [
+        {"name": name, "shape": shape, "dtype": "float32", "bytes": 4 * math.prod(shape)} for name, shape in TENSORS
+    ]
+    # Backward takes half of the compute, and comes to the tensors at even distances from the last to the first.
+    backward = compute / 2
+    for place, tensor in enumerate(reversed(tensors)):
+        tensor["seconds"] = backward * (place + 1) / len(tensors)
+    size = sum(tensor["bytes"] for tensor in tensors)
+    candidates = references(parse_candidates(syncs))
+    labels = [candidate.label for candidate in candidates]
+    found = {
+        "setting": {
+            "model": "toy", "task": "rte", "gradient_bytes": size, "tokens": 64, "step": False, "backend": "gloo",
+            "device": "cpu", "threads_per_rank": 1, "world_size": ranks, "batch": batch,
+        },
+        "environment": {
+            "cores": 2, "ranks_on_host": 1,
+            "network": {"hosts": ranks, "rate": rate_words(rate), "delay": delay_words(delay)},
+        },
+        "candidates": [{"label": c.label, "sync": c.name, "options": vars(c.options)} for c in candidates],
+        "samples": [
+            {"candidate": "none", "seconds_forward_by_rank": [compute * 0.4] * ranks,
+             "seconds_backward_by_rank": [backward] * ranks}
+        ],
+        "arrivals": {"backward_seconds": backward, "tensors": tensors},
+        "traffic": {
+            label: {"calls": [6], "payload_bytes": [size], "bytes_sent": [2 * (ranks - 1) / ranks * size]}
+            for label in labels
+        },
+        "summary": {label: {"seconds_median": compute} for label in labels},
+    }  # fmt: skip
+    found["traffic"] |= {
+        "bucketed+bf16": {"calls": [6], "payload_bytes": [size / 2], "bytes_sent": [0.75 * size]},
+        "ring+topk": {"calls": [1], "payload_bytes": [size / 50], "bytes_sent": [3 * size / 50]},
+        # A third of the embedding's rows are looked up.
+        "sparse_rows": {"calls": [6], "payload_bytes": [size - tensors[0]["bytes"] * 2 / 3], "bytes_sent": [size]},
+    }
+    return found
+
+
+def add_seconds(path: Path, noise: float, seed: int) -> None:
+    """Give the record at `path` the seconds that follow TRUTH, with noise."""
+    record, found = load_record(path), json.loads(path.read_text())
+    factors = iter(1 + noise * np.random.default_rng(seed).standard_normal(len(record.rungs)))
+    for rung in record.rungs:
+        if rung.sync in PARTS and rung.sync != "none":
+            calls = arrange(plan_calls(rung, record, record.ranks, record.batch), record.compute, record.crowd)
+            overlaps = rung.sync in OVERLAPPING
+            seconds = iteration_seconds(rung.label, calls, record.compute, record.link, TRUTH, overlaps)
+            found["summary"][rung.label]["seconds_median"] = seconds * next(factors)
+    path.write_text(json.dumps(found))

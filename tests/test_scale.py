@@ -1,0 +1,334 @@
+"""The model of cost: known costs are found again, a third rate is predicted, and what was measured is told apart."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+from programs import ROOT
+from scale_records import GBIT, TRUTH, add_seconds, bench_record
+
+from cos598d.bench.fit import CallCost, predict_exposed
+from cos598d.cli import main
+from cos598d.scale.fit import EFFICIENCY, fit
+from cos598d.scale.model import arrange, computes_by_batch, overlapped
+from cos598d.scale.predict import host_counts, misses, scale_points
+from cos598d.scale.records import Compute, Link, load_record, load_records
+from cos598d.scale.rungs import Part, gather_scatter, plan_calls
+from cos598d.sync import get_sync
+from cos598d.sync.base import SyncOptions
+
+
+@pytest.fixture
+def made(tmp_path):
+    """made(name, ...) -> the folder of a record as `bench_record` makes it."""
+
+    def _made(name, noise=0.0, seed=0, **setting):
+        path = tmp_path / name / "bench.json"
+        path.parent.mkdir()
+        path.write_text(json.dumps(bench_record(**setting)))
+        add_seconds(path, noise, seed)
+        return path.parent
+
+    return _made
+
+
+def change(folder, edit):
+    path = folder / "bench.json"
+    found = json.loads(path.read_text())
+    edit(found)
+    path.write_text(json.dumps(found))
+
+
+def test_known_costs_are_found_again_from_two_rates(made):
+    plain = "gather_scatter,all_reduce,flat,overlap,bucketed,ring,halving_doubling,tree"
+    costs = fit(load_records([made("fast", syncs=plain), made("slow", rate=GBIT / 10, syncs=plain)])).costs
+    assert costs.call_seconds == pytest.approx(TRUTH.call_seconds, rel=0.1)
+    assert costs.step_seconds == pytest.approx(TRUTH.step_seconds, rel=0.1)
+    assert costs.processor_seconds_per_byte == pytest.approx(TRUTH.processor_seconds_per_byte, rel=0.1)
+    assert costs.efficiency == pytest.approx(TRUTH.efficiency, rel=0.03)
+    assert all(abs(own) < 0.01 for own in costs.own_seconds.values())
+    assert all(stretch == pytest.approx(1, rel=0.05) for stretch in costs.stretch.values())
+
+
+def test_a_third_rate_is_predicted_within_15_percent_for_every_rung_in_noise(made):
+    for seed in range(3):
+        two = [made(f"{seed} {rate}", rate=rate, noise=0.03, seed=seed + rate) for rate in (10**8, 10**9)]
+        third = load_record(made(f"{seed} third", rate=0.3 * GBIT))
+        found = misses(fit(load_records(two)), third)
+        assert [miss.sync for miss in found] == [rung.label for rung in third.rungs]
+        assert max(abs(miss.miss) for miss in found) < 0.15, found
+
+
+def test_one_record_fits_fewer_costs_and_says_so(made):
+    fitted = fit(load_records([made("only")]))
+    assert fitted.costs.efficiency == EFFICIENCY
+    assert not fitted.costs.own_seconds
+    assert not fitted.costs.stretch
+    assert any("one rate only" in remark for remark in fitted.remarks)
+    assert any("measured on 4 hosts only" in remark for remark in fitted.remarks)
+
+
+def test_another_delay_and_another_number_of_hosts_are_predicted_from_the_formulas(made):
+    plain = "gather_scatter,all_reduce,flat,bucketed,tree"
+    fitted = fit(load_records([made("fast", syncs=plain), made("slow", rate=GBIT / 10, syncs=plain)]))
+    far, many = made("far", syncs=plain, delay=0.01), made("many", syncs=plain, ranks=8)
+    # Sixteen tensors and more, each waiting for six steps of 10 ms: the delay is most of it.
+    assert max(abs(miss.miss) for miss in misses(fitted, load_record(far))) < 0.02
+    assert load_record(many).crowd == 4
+    # More ranks on the same cores: as on hosts of their own, which are what is predicted, but for the busiest rank.
+    assert max(abs(miss.miss) for miss in misses(fitted, load_record(many))) < 0.05
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 5, 8, 16])
+@pytest.mark.parametrize(
+    "name", ["gather_scatter", "reduce_broadcast", "all_reduce", "flat", "ring", "halving_doubling", "tree", "bucketed"]
+)
+def test_the_calls_carry_what_the_ledger_s_formulas_say(name, ranks, made):
+    record = load_record(made("any", ranks=2, syncs=name))
+    rung = record.rungs[0]
+    calls = plan_calls(rung, record, ranks, record.batch)
+    sizes = [(tensor.numel(), tensor.element_size()) for tensor in record.tensors]
+    costs = [get_sync(name).expected(sizes, ranks, rank, SyncOptions(**rung.options)) for rank in range(ranks)]
+    moved = [cost.bytes_sent + cost.bytes_received for cost in costs]
+    assert len(calls) == costs[0].calls
+    # Reduce's bytes are the library's, which is generous with large tensors.
+    close = {"rel": 0.2 if name == "reduce_broadcast" else 1e-3}
+    assert sum(call.busiest_bytes for call in calls) == pytest.approx(max(moved), **close)
+    assert sum(call.mean_bytes for call in calls) == pytest.approx(sum(moved) / ranks, **close)
+    busiest_direction = max(max(cost.bytes_sent, cost.bytes_received) for cost in costs)
+    assert sum(call.link_bytes for call in calls) >= busiest_direction * 0.99
+
+
+def test_ddp_s_buckets_are_closed_by_the_tensor_that_fills_them(made):
+    record = load_record(made("any", syncs="ddp"))
+    calls = plan_calls(record.rungs[0], record, 2, 4)
+    sizes = {tensor.name: tensor.bytes for tensor in record.tensors}
+    filled = [sum(sizes[name] for name in call.tensors) for call in calls]
+    # The head and the last layer's large matrix are over 1 MiB together; the rest is under 25 MiB.
+    assert [call.tensors[-1] for call in calls] == ["layer.3.2", "embeddings.word_embeddings.weight"]
+    assert filled[0] >= 1 << 20 > filled[0] - sizes["layer.3.2"]
+    assert sum(filled) == sum(sizes.values())
+
+
+def test_a_codec_s_bytes_are_the_record_s_and_topk_s_grow_with_the_hosts(made):
+    record = load_record(made("any"))
+    by_label = {rung.label: rung for rung in record.rungs}
+    size = sum(tensor.bytes for tensor in record.tensors)
+
+    def link_bytes(label, ranks):
+        return sum(call.link_bytes for call in plan_calls(by_label[label], record, ranks, record.batch))
+
+    assert link_bytes("bucketed+bf16", 4) == pytest.approx(0.75 * size)
+    assert link_bytes("bucketed+bf16", 16) == pytest.approx(15 / 16 * size)
+    assert link_bytes("ring+topk", 4) == pytest.approx(3 * size / 50)
+    assert link_bytes("ring+topk", 101) == pytest.approx(2 * size)
+
+
+def test_more_hosts_and_larger_batches_use_more_rows_of_the_embedding_but_never_more_than_all(made):
+    record = load_record(made("any"))
+    rung = next(rung for rung in record.rungs if rung.sync == "sparse_rows")
+    rows = [plan_calls(rung, record, n, batch)[-1] for n, batch in ((4, 4), (8, 4), (4, 8), (256, 4))]
+    shares = [call.mean_bytes / (4 * (n - 1) / n) / 15_360_000 for call, n in zip(rows, (4, 8, 4, 256), strict=True)]
+    assert shares[0] == pytest.approx(1 / 3, abs=0.002)
+    assert shares[1] == shares[2] == pytest.approx(1 - (2 / 3) ** 2, abs=0.002)
+    assert shares[3] == pytest.approx(1, abs=0.002)
+
+
+def test_the_unrolled_recursion_is_the_one_of_the_bench(made):
+    cost, generator = CallCost(overhead_seconds=0.02, bytes_per_second=1e3), np.random.default_rng(3)
+    for _ in range(200):
+        ready = np.sort(generator.uniform(0, 1, size=5))
+        sizes = generator.integers(1, 400, size=5)
+        work, travel = np.full(5, cost.overhead_seconds), sizes / cost.bytes_per_second
+        ended, computed = overlapped(ready, work, travel, 1.0, steals=False)
+        expected = predict_exposed(list(zip(ready, sizes, strict=True)), 1.0, cost)
+        assert computed == 1
+        assert max(0, ended - 1) == pytest.approx(expected, abs=1e-12)
+
+
+def test_work_beside_backward_delays_it_on_a_processor():
+    ready, work, none = np.array([0.2, 0.5]), np.array([0.3, 0.1]), np.zeros(2)
+    # Nothing travels: the first call's work puts off what comes after it, and backward by both calls'.
+    ended, computed = overlapped(ready, work, none, 1.0, steals=True)
+    assert computed == pytest.approx(1.4)
+    assert ended == pytest.approx(0.5 + 0.3 + 0.1)
+    # A last call that is full as backward ends is all exposed, and takes no more from it.
+    ended, computed = overlapped(np.array([0.2, 1.0]), work, np.array([0.0, 2.0]), 1.0, steals=True)
+    assert (ended, computed) == pytest.approx((1 + 0.3 + 0.1 + 2, 1.3))
+
+
+def test_the_busiest_rank_counts_where_it_has_more_to_do_than_its_share_of_the_cores():
+    compute, calls = Compute(0, 1, 0, {"a": 1.0}), gather_scatter(Part(("a",), 100), 16)
+    assert arrange(calls, compute, crowd=1000).moved_bytes == pytest.approx([2 * 15 / 16 * 100] * 2)
+    assert arrange(calls, compute, crowd=1).moved_bytes == pytest.approx([15 * 100] * 2)
+
+
+def test_two_batches_tell_the_part_that_does_not_grow():
+    def compute(seconds):
+        return Compute(0.25 * seconds, 0.5 * seconds, 0.25 * seconds, {"a": 0.1 * seconds})
+
+    one, fixed = computes_by_batch({4: compute(0.4)}, 8)
+    assert (one.seconds, one.arrivals["a"], fixed) == pytest.approx((0.8, 0.08, 0))
+    two, fixed = computes_by_batch({4: compute(0.5), 8: compute(0.9)}, 16)
+    assert (two.seconds, fixed) == pytest.approx((1.7, 0.1))
+    assert computes_by_batch({4: compute(0.5), 8: compute(0.9)}, 4)[0].seconds == 0.5
+
+
+def test_speed_up_is_the_examples_a_second_of_all_over_those_of_one_and_what_was_measured_is_marked(made):
+    fitted = fit(load_records([made("fast", syncs="flat"), made("slow", rate=GBIT / 10, syncs="flat")]))
+    points = {(p.sync, p.hosts): p for p in scale_points(fitted, 16, Link(GBIT), 4)}
+    alone, four = points["flat", 1], points["flat", 4]
+    assert (alone.seconds, alone.speed_up, alone.efficiency) == (0.5, 1, 1)
+    assert four.speed_up == pytest.approx(4 * 0.5 / four.seconds)
+    assert four.efficiency == pytest.approx(four.speed_up / 4)
+    measured = fitted.records[0].rungs[0].seconds
+    assert (four.measured_seconds, four.measured_speed_up) == (measured, pytest.approx(4 * 0.5 / measured))
+    assert {hosts for (_, hosts), p in points.items() if p.measured_seconds is not None} == {4}
+    assert not [p for p in scale_points(fitted, 16, Link(0.3 * GBIT), 4) if p.measured_seconds is not None]
+    assert not [p for p in scale_points(fitted, 16, Link(GBIT), 8) if p.measured_seconds is not None]
+
+
+def test_hosts_are_powers_of_two_the_largest_and_what_was_measured():
+    assert host_counts(256, [4]) == [1, 2, 4, 8, 16, 32, 64, 128, 256]
+    assert host_counts(12, [3, 20]) == [1, 2, 3, 4, 8, 12]
+
+
+def test_the_command_prints_tables_with_what_was_measured_in_brackets(made, capsys):
+    folders = [str(made("fast")), str(made("slow", rate=GBIT / 10))]
+    assert main(["scale", *folders, "--to", "256"]) == 0
+    text = capsys.readouterr().out
+    assert "fast: 4 ranks, links of 1gbit, batch 4" in text
+    head = next(line for line in text.splitlines() if line.startswith("sync"))
+    assert head.split() == ["sync", "1", "2", "4", "8", "16", "32", "64", "128", "256"]
+    rows = [line for line in text.splitlines() if line.startswith("flat ")]
+    # What the rung has of its own; then seconds, speed-up and efficiency.
+    assert [row.count("[") for row in rows] == [0, 1, 1, 1]
+    assert "examples a second of n hosts over those of one alone" in text
+    assert "In [brackets] what was measured" in text
+
+
+def test_the_command_predicts_a_record_from_the_others_and_states_a_large_miss(made, capsys):
+    folders = [str(made("fast")), str(made("slow", rate=GBIT / 10))]
+    third = made("third", rate=0.3 * GBIT)
+    assert main(["scale", *folders, "--predict", str(third)]) == 0
+    assert "every miss is within 15%" in capsys.readouterr().out
+    change(third, lambda found: found["summary"]["flat"].update(seconds_median=100.0))
+    # Named among the records too, it is still not fitted.
+    assert main(["scale", *folders, str(third), "--predict", str(third), "--json", "-"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [record["name"] for record in found["records"]] == folders
+    assert {miss["sync"]: miss["miss"] for miss in found["misses"]}["flat"] < -0.9
+    assert main(["scale", *folders, "--predict", str(third)]) == 0
+    assert "missed by more than 15%: flat (-9" in capsys.readouterr().out
+
+
+def test_what_cannot_be_modelled_is_left_out_and_said(made, capsys):
+    folder = made("odd", syncs="flat,all_reduce,local_sgd,shared_memory")
+    change(folder, lambda found: found["candidates"][0].update(sync="mine.py:Sum"))
+    assert main(["scale", str(folder), "--to", "4"]) == 0
+    text = capsys.readouterr().out
+    assert "left out: flat, for it is not a sync of ours" in text
+    assert "left out: local_sgd, for it does not average gradients in every step" in text
+    assert "left out: shared_memory, for it is for one host only" in text
+    assert "\nall_reduce " in text
+    assert "\nflat " not in text
+
+
+@pytest.mark.parametrize(
+    ("edit", "sentence"),
+    [
+        (lambda found: found.pop("candidates"), "is not a bench's record"),
+        (lambda found: found.update(candidates=[]), "only a sweep of messages"),
+        (lambda found: found["candidates"].pop(-2), "has no floor, the sync none"),
+        (lambda found: found.pop("arrivals"), "does not say when gradients arrive"),
+        (lambda found: found["summary"].pop("flat"), "is damaged (KeyError 'flat')"),
+        (lambda found: found["environment"]["network"].update(hosts=2), "has 4 ranks on 2 hosts"),
+        (lambda found: found["setting"].update(tokens=128), "are not of the same work (tokens: 128 and 64)"),
+    ],
+)
+def test_a_record_that_cannot_be_used_is_refused_in_a_sentence(edit, sentence, made, capsys):
+    good, bad = made("good", syncs="flat"), made("bad", syncs="flat")
+    change(bad, edit)
+    assert main(["scale", str(good), str(bad)]) == 1
+    said = capsys.readouterr().err
+    assert sentence in said
+    assert said.endswith(".\n")
+    assert said.count("\n") == 1
+
+
+def test_files_that_are_none_are_refused_in_a_sentence(tmp_path, made, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["scale"]) == 2
+    assert "runs/ here has no folder with a bench.json" in capsys.readouterr().err
+    assert main(["scale", "nowhere"]) == 1
+    assert "nowhere cannot be read" in capsys.readouterr().err
+    (tmp_path / "torn.json").write_text("{")
+    assert main(["scale", "torn.json"]) == 1
+    assert "torn.json is not JSON" in capsys.readouterr().err
+    alone = made("alone", syncs="flat", ranks=1)
+    assert main(["scale", str(alone)]) == 1
+    assert "bench more than one rank" in capsys.readouterr().err
+    assert main(["scale", str(alone), "--predict", str(alone)]) == 2
+    assert "give other records than it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--to", "1"], "--to 1: give a number of hosts"),
+        (["--rate", "fast"], "--rate fast"),
+        (["--delay", "1"], "--delay 1"),
+        (["--batch", "0"], "--batch 0"),
+        (["-o", "scale.gif"], "ends in .svg, .png or .pdf"),
+        (["--predict", "other", "--rate", "1gbit"], "leave --rate out"),
+    ],
+)
+def test_a_wrong_word_is_told_before_any_record_is_read(words, sentence, capsys):
+    assert main(["scale", "nowhere", *words]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("form", ["svg", "png", "pdf"])
+def test_the_drawing_is_written_in_the_form_of_its_name(form, made, tmp_path):
+    pytest.importorskip("matplotlib", reason="drawing is an extra: pip install 'cos598d[report]'")
+    path = tmp_path / f"scale.{form}"
+    assert main(["scale", str(made("fast")), "--to", "16", "-o", str(path)]) == 0
+    content = path.read_bytes()
+    assert content.startswith({"svg": b"<?xml", "png": b"\x89PNG", "pdf": b"%PDF"}[form])
+
+
+def test_without_matplotlib_one_sentence_says_how_to_get_it(made, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
+    assert main(["scale", str(made("fast")), "-o", str(tmp_path / "scale.svg")]) == 1
+    assert capsys.readouterr().err == "drawing needs matplotlib: pip install 'cos598d[report]'.\n"
+
+
+def test_the_numbers_are_written_as_json(made, tmp_path, capsys):
+    path = tmp_path / "scale.json"
+    assert main(["scale", str(made("fast")), "--to", "4", "--batch", "8", "--json", str(path)]) == 0
+    found = json.loads(path.read_text())
+    assert "speed-up" in capsys.readouterr().out
+    assert {point["hosts"] for point in found["points"]} == {1, 2, 4}
+    assert all(point["extrapolated"] for point in found["points"])  # of this batch nothing was measured
+    assert found["costs"]["efficiency"] == EFFICIENCY
+
+
+def test_a_real_bench_s_record_is_taken_from_end_to_end(start, tmp_path, capsys):
+    words = ["--model", "tiny", "--world_size", 2, "--batch", 2, "--tokens", 16, "--rounds", 2]
+    bench = start(
+        "bench",
+        ["-m", "cos598d", "bench", *words, "--sync", "all_reduce,bucketed+int8,sparse_rows", "--output", "out"],
+        {"PYTHONPATH": str(ROOT)},
+    )
+    assert bench.wait(200) == 0, bench.text
+    record = load_record(tmp_path / "out")
+    assert sum(tensor.bytes for tensor in record.tensors) == record.work["gradient_bytes"]
+    moments = [record.compute.arrivals[tensor.name] for tensor in record.tensors]
+    assert all(0 < moment <= record.compute.backward for moment in moments)
+    assert moments[-1] < moments[0]  # the head's come first, the embeddings' last
+    assert main(["scale", str(tmp_path / "out"), "--to", "8", "--rate", "1gbit", "--json", "-"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {point["sync"] for point in found["points"]} == {"all_reduce", "bucketed+int8", "sparse_rows", "none", "ddp"}
+    assert all(0 < point["efficiency"] <= 1 for point in found["points"])
