@@ -59,3 +59,10 @@ def start_ranks(start):
         return programs
 
     return _start
+
+
+def pytest_collection_modifyitems(items):
+    """With several test processes, tests that share an expensive fixture go to the same one."""
+    for item in items:
+        if "lessons" in item.fixturenames:
+            item.add_marker(pytest.mark.xdist_group(item.module.__name__))

@@ -1,6 +1,7 @@
 """Programs on the hosts of an emulated cluster: started together, their output told apart, ended together."""
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -24,11 +25,11 @@ GRACE_SECONDS = 15.0
 
 
 def environment(cluster: Cluster) -> dict[str, str]:
-    """The variables of a program on `host`: this process's, the interface for gloo, and what the links are."""
-    network = (
-        f'{{"hosts": {cluster.hosts}, "rate": "{rate_words(cluster.rate)}", "delay": "{delay_words(cluster.delay)}"}}'
-    )
-    return dict(os.environ) | {"GLOO_SOCKET_IFNAME": INTERFACE, NETWORK_FACTS: network, "PYTHONUNBUFFERED": "1"}
+    """The variables of a program on a host: this process's, the interface for gloo, and what the links are."""
+    links = {"hosts": cluster.hosts, "rate": rate_words(cluster.rate), "delay": delay_words(cluster.delay)}
+    own = {"GLOO_SOCKET_IFNAME": INTERFACE, NETWORK_FACTS: json.dumps(links), "PYTHONUNBUFFERED": "1"}
+    # Else torch warns on every rank that the hosts' addresses have no names.
+    return {"TORCH_CPP_LOG_LEVEL": "ERROR"} | dict(os.environ) | own
 
 
 def rank_environment(cluster: Cluster, host: int, index: int, ranks_per_host: int) -> dict[str, str]:
