@@ -275,6 +275,23 @@ def test_when_a_host_is_cut_off_every_rank_ends_within_seconds_and_says_who_is_l
     assert "host3| rank 2: lost rank 0" in run.text  # so it looks from there
 
 
+def test_only_namespaces_named_by_the_cluster_are_its_own(monkeypatch):
+    mine = ["mine-host1", "mine-host64", "mine-switch"]
+    others = [
+        "7",
+        "host1",
+        "mine",
+        "mine-host",
+        "mine-host65",
+        "mine-hostile",
+        "minetoo-host1",
+        "xmine-host1",
+        "switch",
+    ]
+    monkeypatch.setattr(network, "namespaces", lambda: [*others, *reversed(mine)])
+    assert network.own_namespaces("mine") == mine
+
+
 def test_a_cluster_knows_its_hosts():
     Cluster(hosts=3).check_host(3)
     with pytest.raises(UsageError, match="1 to 3"):

@@ -16,7 +16,7 @@ import sys
 import time
 from typing import Any
 
-from cos598d.cluster.plan import INTERFACE, Cluster, address, hardware_address, rate_words
+from cos598d.cluster.plan import INTERFACE, MOST_HOSTS, Cluster, address, hardware_address, rate_words
 from cos598d.errors import UserError
 
 # A packet that the kernel has not cut yet holds up to 64 KiB: a smaller bucket would make the filter cut it, and the
@@ -141,9 +141,7 @@ class Network:
     def _run(self, *words: str) -> None:
         if self.show:
             print("$", *words, file=sys.stderr)
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise UserError(f"`{' '.join(words)}` failed: {' '.join(done.stderr.split()) or 'no reason given'}.")
+        _output(*words)
 
 
 QUIET = "for f in /proc/sys/net/ipv6/conf/*/disable_ipv6; do [ ! -w $f ] || echo 1 > $f; done"
@@ -171,11 +169,8 @@ def namespaces() -> list[str]:
 
 def own_namespaces(name: str) -> list[str]:
     """The namespaces of the cluster of this name: hosts in their order, the switch last."""
-    switch = Cluster(name=name).switch
-    hosts = [space for space in namespaces() if space.removeprefix(f"{name}-host").isdecimal()]
-    return sorted(hosts, key=lambda space: int(space.rpartition("host")[2])) + [
-        space for space in namespaces() if space == switch
-    ]
+    cluster, there = Cluster(hosts=MOST_HOSTS, name=name), set(namespaces())
+    return [space for space in (*map(cluster.namespace, cluster.numbers), cluster.switch) if space in there]
 
 
 def processes(space: str) -> list[int]:
