@@ -9,6 +9,7 @@ from pathlib import Path
 
 from cos598d.errors import UserError
 from cos598d.measure.record import claim_folder
+from cos598d.start import own_python_path
 
 # label, sync, and whether it runs on all ranks
 LESSONS = (
@@ -28,9 +29,6 @@ def run_demo(runs_dir: Path | None, world_size: int, words: Sequence[str]) -> li
     if runs_dir is None:
         runs_dir = Path("runs") / f"demo-{datetime.now():%Y%m%d-%H%M%S}"
     claim_folder(runs_dir, overwrite=False)
-    # The lessons run this same code, installed or not.
-    code = str(Path(__file__).resolve().parents[1])
-    path = os.pathsep.join(part for part in (code, os.environ.get("PYTHONPATH")) if part)
     folders = []
     for place, (label, sync, on_all_ranks) in enumerate(LESSONS, start=1):
         ranks = world_size if on_all_ranks else 1
@@ -40,7 +38,7 @@ def run_demo(runs_dir: Path | None, world_size: int, words: Sequence[str]) -> li
             [sys.executable, "-m", "cos598d", "train", *words]
             + ["--label", label, "--sync", sync, "--world_size", str(ranks), "--do_train", "--no_save_model"]
             + ["--output_dir", str(folders[-1])],
-            env=os.environ | {"PYTHONPATH": path},
+            env=os.environ | {"PYTHONPATH": own_python_path()},
             check=False,
         )
         if done.returncode:

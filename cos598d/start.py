@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
 WORDS, EXIT_CODE = "interrupted (Ctrl-C).", 128 + signal.SIGINT
@@ -27,6 +28,12 @@ def start(load: Callable[[], Callable[..., int]], *arguments: Any, **options: An
 def _leave(*_: Any) -> NoReturn:
     os.write(sys.stderr.fileno(), f"{WORDS}\n".encode())
     os._exit(EXIT_CODE)
+
+
+def own_python_path() -> str:
+    """The PYTHONPATH with which a program started from here runs this same code, installed or not."""
+    code = str(Path(__file__).resolve().parents[1])
+    return os.pathsep.join(part for part in (code, os.environ.get("PYTHONPATH")) if part)
 
 
 def script(label: str, sync: str, **options: Any) -> NoReturn:

@@ -17,6 +17,7 @@ from cos598d.cluster.live import live_cluster
 from cos598d.errors import UsageError, UserError
 from cos598d.report.table import load_run
 from cos598d.report.traffic_table import traffic_table
+from cos598d.start import own_python_path
 
 BATCH_SIZES, PRECISION = "64,32,16", "fp32"
 # What this command sets itself, one value for each run.
@@ -98,9 +99,7 @@ def _ranks(options: argparse.Namespace) -> int:
 @contextmanager
 def _starter(options: argparse.Namespace) -> Iterator[Callable[[list[str]], int]]:
     """What runs a command as every rank (or as this one) and returns its exit code."""
-    # The runs are of this same code, installed or not.
-    code = str(Path(__file__).resolve().parents[1])
-    path = os.pathsep.join(part for part in (code, os.environ.get("PYTHONPATH")) if part)
+    path = own_python_path()
 
     def here(*place: Any) -> Callable[[list[str]], int]:
         def start(words: list[str]) -> int:

@@ -185,15 +185,16 @@ def _seconds(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
 
-def megabytes(values: Sequence[int]) -> str:
-    """Bytes by rank in megabytes; equal neighbours once: "[272.4, 90.8 x 3]"."""
+def megabytes(values: Sequence[float], digits: int = 3) -> str:
+    """Bytes by rank in megabytes; neighbours that look the same once: "272.568, 90.856 x 3"."""
     groups: list[list[Any]] = []
     for value in values:
-        if groups and groups[-1][0] == value:
+        words = f"{value / 1e6:.{digits}f}"
+        if groups and groups[-1][0] == words:
             groups[-1][1] += 1
         else:
-            groups.append([value, 1])
-    return ", ".join(f"{value / 1e6:.3f}" + (f" x {count}" if count > 1 else "") for value, count in groups)
+            groups.append([words, 1])
+    return ", ".join(words + (f" x {count}" if count > 1 else "") for words, count in groups)
 
 
 def _counted(wire: dict[str, Any] | None) -> str:

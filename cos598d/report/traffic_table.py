@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cos598d.errors import UserError
-from cos598d.report.table import as_markdown, as_text
+from cos598d.report.table import as_markdown, as_text, megabytes
 
 # Ethernet 14, IPv4 20, TCP 20 and its timestamps 12 bytes: of every packet, acknowledgements too.
 HEADER_BYTES = 66
@@ -48,18 +48,6 @@ def _row(run: dict[str, Any]) -> list[str]:
     return [
         *(run["run"], str(run["total_train_batch_size"]), run["precision"], str(run["tensors_per_iteration"])),
         *(f"{run['payload_bytes_per_iteration'] / 1e6:.3f}", str(iterations), f"{run['calls_per_iteration']:g}"),
-        *(_megabytes(gradients), _megabytes(counted), "-" if difference is None else f"{difference:+.2%}"),
-        *(_megabytes(other, 3), _megabytes(headers, 3), _megabytes(rest, 3)),
+        *(megabytes(gradients, 1), megabytes(counted, 1), "-" if difference is None else f"{difference:+.2%}"),
+        *(megabytes(other), megabytes(headers), megabytes(rest)),
     ]
-
-
-def _megabytes(values: Sequence[float], digits: int = 1) -> str:
-    """Bytes by interface; the same ones, as far as is shown, once."""
-    groups: list[list[Any]] = []
-    for value in values:
-        words = f"{value / 1e6:.{digits}f}"
-        if groups and groups[-1][0] == words:
-            groups[-1][1] += 1
-        else:
-            groups.append([words, 1])
-    return ", ".join(words + (f" x {count}" if count > 1 else "") for words, count in groups)
