@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from cos598d.bench.candidates import parse_candidates, references
+from cos598d.bench.record import FILE_NAME
+from cos598d.bench.summary import summarize
 from cos598d.cluster.plan import delay_words, rate_words
 from cos598d.scale.model import Costs, arrange, iteration_seconds
 from cos598d.scale.records import load_record
@@ -20,6 +22,7 @@ SYNCS = (
 # What the shared costs cannot know: a codec's work, and a library that takes a longer way than it need.
 TRUTH = Costs(2e-3, 4e-4, 8e-10, 0.93, {"bucketed+bf16": 0.05, "ring+topk": 0.12}, {"reduce_broadcast": 1.3})
 GBIT = 1e9
+SPREAD = (0.98, 0.99, 1.0, 1.0, 1.0, 1.01, 1.02)  # of a candidate's rounds around its median
 # An embedding that comes last, four layers of four tensors, and a head that comes first.
 TENSORS = (
     [("embeddings.word_embeddings.weight", [10000, 384])]
@@ -72,14 +75,25 @@ def bench_record(
     return found
 
 
-def add_seconds(path: Path, noise: float, seed: int) -> None:
-    """Give the record at `path` the seconds that follow TRUTH, with noise."""
+def write_bench(folder: Path, noise: float = 0.0, seed: int = 0, **setting: Any) -> Path:
+    """A record of this setting in a folder of its own, with the seconds that follow TRUTH and all that they make."""
+    path = folder / FILE_NAME
+    folder.mkdir(parents=True)
+    path.write_text(json.dumps(bench_record(**setting)))
     record, found = load_record(path), json.loads(path.read_text())
     factors = iter(1 + noise * np.random.default_rng(seed).standard_normal(len(record.rungs)))
+    medians = {label: summary["seconds_median"] for label, summary in found["summary"].items()}
     for rung in record.rungs:
         if rung.sync in PARTS and rung.sync != "none":
             calls = arrange(plan_calls(rung, record, record.ranks, record.batch), record.compute, record.crowd)
             overlaps = rung.sync in OVERLAPPING
             seconds = iteration_seconds(rung.label, calls, record.compute, record.link, TRUTH, overlaps)
-            found["summary"][rung.label]["seconds_median"] = seconds * next(factors)
+            medians[rung.label] = seconds * next(factors)
+    rounds = {
+        label: [median * SPREAD[(place + number) % len(SPREAD)] for number in range(len(SPREAD))]
+        for place, (label, median) in enumerate(medians.items())
+    }
+    found["setting"]["rounds"] = len(SPREAD)
+    found["summary"] = summarize(rounds, "none", "ddp")
     path.write_text(json.dumps(found))
+    return folder

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 from programs import ROOT
-from scale_records import GBIT, TRUTH, add_seconds, bench_record
+from scale_records import GBIT, TRUTH, write_bench
 
 from cos598d.bench.fit import CallCost, predict_exposed
 from cos598d.cli import main
@@ -21,16 +21,8 @@ from cos598d.sync.base import SyncOptions
 
 @pytest.fixture
 def made(tmp_path):
-    """made(name, ...) -> the folder of a record as `bench_record` makes it."""
-
-    def _made(name, noise=0.0, seed=0, **setting):
-        path = tmp_path / name / "bench.json"
-        path.parent.mkdir()
-        path.write_text(json.dumps(bench_record(**setting)))
-        add_seconds(path, noise, seed)
-        return path.parent
-
-    return _made
+    """made(name, ...) -> the folder of a record as `write_bench` makes it."""
+    return lambda name, **setting: write_bench(tmp_path / name, **setting)
 
 
 def change(folder, edit):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cos598d.bench.plan import ATTACH, SWEEPS, BenchPlan, plan_from
+from cos598d.bench.record import FILE_NAME
 from cos598d.bench.table import bench_table
 from cos598d.config import BACKENDS
 from cos598d.errors import UsageError, UserError
@@ -18,7 +19,6 @@ from cos598d.flags import FLAG, Groups, add_groups, to_words
 from cos598d.launch import Identity, find_identity, start_local_workers
 
 WORLD_SIZE = 4
-FILE_NAME = "bench.json"
 
 # The plan's defaults are added to the help.
 GROUPS: Groups = {

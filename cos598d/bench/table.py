@@ -17,12 +17,13 @@ def bench_table(record: dict[str, Any]) -> str:
     """All that was measured: the candidates, what the sweeps found, and what to be wary of."""
     parts = [_setting(record)]
     if "message_size" in record:
-        parts.append(_message_sizes(record["message_size"]))
+        found = record["message_size"]
+        parts.append(f"{aligned(message_rows(found))}\n{message_fit(found)}")
     if record["candidates"]:
-        parts += [_candidates(record), LEGEND]
+        parts += [aligned(candidate_rows(record)), LEGEND]
     if "bucket_mb" in record:
-        parts.append(_capacities(record))
-    parts += _remarks(record)
+        parts.append(f"{aligned(capacity_rows(record))}\n{best_capacity(record)}")
+    parts += remarks(record)
     return "\n\n".join(parts)
 
 
@@ -42,7 +43,8 @@ def _setting(record: dict[str, Any]) -> str:
     )
 
 
-def _candidates(record: dict[str, Any]) -> str:
+def candidate_rows(record: dict[str, Any]) -> list[list[str]]:
+    """A head and a row for each candidate: its seconds, their ratios to DDP and the floor, and what travels."""
     peaks = record.get("peak_memory_bytes")
     head = ["sync", "median s", "quartiles", "ratio to ddp", "95 %", "ratio to none", "95 %", "exposed s", "calls"]
     rows = [head + ["MB sent"] + (["peak MB"] if peaks else [])]
@@ -60,10 +62,11 @@ def _candidates(record: dict[str, Any]) -> str:
         if peaks:
             row.append(f"{max(peaks[label]) / 1e6:.0f}")
         rows.append(row)
-    return aligned(rows)
+    return rows
 
 
-def _message_sizes(found: dict[str, Any]) -> str:
+def message_rows(found: dict[str, Any]) -> list[list[str]]:
+    """A head and a row for each size of message: its seconds, measured and fitted, and its bandwidth."""
     rows = [["all_reduce of", "median us", "fitted us", "algbw MB/s", "busbw MB/s"]]
     for size in found["sizes"]:
         rows.append(
@@ -71,33 +74,48 @@ def _message_sizes(found: dict[str, Any]) -> str:
             + [f"{size[name] * 1e6:.0f}" for name in ("seconds_median", "seconds_fitted")]
             + [f"{size[f'{name}_bytes_per_second'] / 1e6:.1f}" for name in ("algbw", "busbw")]
         )
+    return rows
+
+
+def message_fit(found: dict[str, Any]) -> str:
+    """The line fitted to the messages, in words."""
     fit = found["fit"]
     return (
-        f"{aligned(rows)}\n"
         f"fitted: a call takes {fit['overhead_seconds'] * 1e6:.0f} us and its payload / "
         f"{fit['bytes_per_second'] / 1e6:.1f} MB/s"
     )
 
 
-def _capacities(record: dict[str, Any]) -> str:
-    found = record["bucket_mb"]
+def capacity_rows(record: dict[str, Any]) -> list[list[str]]:
+    """A head and a row for each capacity of a bucket: how many there are, and their exposed seconds."""
     rows = [["bucket MiB", "buckets", "exposed s predicted", "measured"]]
-    measured = {}
-    for row in found["capacities"]:
-        measured[row["bucket_mb"]] = record["summary"][row["candidate"]]["seconds_exposed"]
+    measured = _exposed_by_capacity(record)
+    for row in record["bucket_mb"]["capacities"]:
         rows.append(
             [f"{row['bucket_mb']:g}", str(len(row["buckets"])), _seconds(row["seconds_exposed_predicted"])]
             + [_seconds(measured[row["bucket_mb"]])]
         )
+    return rows
+
+
+def best_capacity(record: dict[str, Any]) -> str:
+    """The capacities with the least exposed communication, in words."""
+    found, measured = record["bucket_mb"], _exposed_by_capacity(record)
     best = min(measured, key=measured.get)
     return (
-        f"{aligned(rows)}\n"
         f"backward takes {_seconds(found['backward_seconds'])} s; least exposed: {found['best_predicted_mb']:g} MiB "
         f"predicted from overhead and bandwidth, {best:g} MiB measured"
     )
 
 
-def _remarks(record: dict[str, Any]) -> list[str]:
+def _exposed_by_capacity(record: dict[str, Any]) -> dict[float, float]:
+    return {
+        row["bucket_mb"]: record["summary"][row["candidate"]]["seconds_exposed"]
+        for row in record["bucket_mb"]["capacities"]
+    }
+
+
+def remarks(record: dict[str, Any]) -> list[str]:
     """Candidates whose gradients are not DDP's average: their seconds are not those of the same work."""
     norms = record.get("gradient_norm", {})
     expected = norms.get("ddp", [None])[0]

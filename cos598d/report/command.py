@@ -1,12 +1,15 @@
-"""The command `report`: runs' records to a page."""
+"""The command `report`: records of runs and benches to a page."""
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+from cos598d.bench.record import FILE_NAME
 from cos598d.errors import UsageError, UserError
 from cos598d.files import write_whole
-from cos598d.report.load import load_runs
+from cos598d.report.benches import Bench, load_bench
+from cos598d.report.load import Run, load_run_as, own_names
 from cos598d.report.render import as_html, as_markdown_page, as_pdf, need
 
 FORMS = (".html", ".pdf", ".md")
@@ -14,7 +17,7 @@ FORMS = (".html", ".pdf", ".md")
 
 def add_report_options(command: argparse.ArgumentParser) -> None:
     """The command's words."""
-    command.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run's record")
+    command.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run's record, or of a bench's")
     command.add_argument(
         *("-o", "--output"),
         type=Path,
@@ -32,7 +35,7 @@ def run_report(options: argparse.Namespace) -> int:
     need("jinja2", "matplotlib", *(["weasyprint"] if output.suffix == ".pdf" else []))
     from cos598d.report.page import build_page
 
-    page = build_page(load_runs(options.runs))
+    page = build_page(*_load(options.runs))
     try:
         if output.suffix == ".md":
             beside = output.with_name(f"{output.stem}_files")
@@ -47,3 +50,13 @@ def run_report(options: argparse.Namespace) -> int:
         raise UserError(f"-o {output} cannot be written: {error.strerror}.") from None
     print(f"wrote {output}", file=sys.stderr)
     return 0
+
+
+def _load(paths: Sequence[Path]) -> tuple[list[Run], list[Bench]]:
+    runs, benches = [], []
+    for path, name in zip(paths, own_names(paths), strict=True):
+        if path.is_file() or (path / FILE_NAME).exists():
+            benches.append(load_bench(path, name))
+        else:
+            runs.append(load_run_as(path, name))
+    return runs, benches

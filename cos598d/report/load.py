@@ -65,11 +65,11 @@ def typical_iteration(rows: Sequence[Row]) -> Row | None:
 
 def load_runs(folders: Sequence[Path]) -> list[Run]:
     """The runs in the order given, each under a name of its own. Raises UserError naming what cannot be read."""
-    names = _names([folder.resolve() for folder in folders])
-    return [_load(folder, name) for folder, name in zip(folders, names, strict=True)]
+    return [load_run_as(folder, name) for folder, name in zip(folders, own_names(folders), strict=True)]
 
 
-def _load(folder: Path, name: str) -> Run:
+def load_run_as(folder: Path, name: str) -> Run:
+    """The run in a folder, under this name. Raises UserError naming what cannot be read."""
     summary = load_run(folder) | {"run": name}
     _check(summary, SUMMARY, folder / "summary.json")
     _check_figures(summary, folder / "summary.json")
@@ -176,11 +176,12 @@ def is_number(value: Any) -> bool:
     return isinstance(value, NUMBER) and not isinstance(value, bool) and abs(value) < LARGEST
 
 
-def _names(folders: Sequence[Path]) -> list[str]:
+def own_names(folders: Sequence[Path]) -> list[str]:
     """The folders' names, with as many of the folders above as tell them apart; a folder given twice is an error."""
+    folders = [folder.resolve() for folder in folders]
     for place, folder in enumerate(folders):
         if folder in folders[:place]:
-            raise UserError(f"{folder} is given twice: give each run once.")
+            raise UserError(f"{folder} is given twice: give each record once.")
     depth = 1
     while len({folder.parts[-depth:] for folder in folders}) < len(folders):
         depth += 1

@@ -1,106 +1,81 @@
 """The page: which sections, tables and figures a set of runs gives, whatever they are rendered to."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-from cos598d.report import captions, settings
+from cos598d.report import captions, settings, side_by_side
+from cos598d.report.benches import Bench
+from cos598d.report.blocks import Figure, Page, Section, Table, figures
 from cos598d.report.figures import learning, series, time
 from cos598d.report.load import Run, is_number
 from cos598d.report.table import losses_rows, time_rows, traffic_rows
 from cos598d.report.timeline import timeline_of
 from cos598d.report.traffic import counted_traffic
-from cos598d.report.units import megabytes, number_of, plain
+from cos598d.report.units import listed, megabytes, number_of, plain, words_of
 
 # A timeline is drawn on the scale of the longest, unless that would make it too small to read.
 LEAST_OF_SCALE = 0.25
 
 
-@dataclass(frozen=True)
-class Table:
-    """Rows of words, the first the head and each row's first cell its name."""
-
-    caption: str
-    rows: Sequence[Sequence[str]]
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A plot, and what it shows. `name` is a file's name and the prefix of the plot's ids."""
-
-    name: str
-    svg: str
-    caption: list[str]
-
-
-@dataclass(frozen=True)
-class Section:
-    """A heading and what stands under it: tables, figures and sentences."""
-
-    title: str
-    blocks: list[Table | Figure | str] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Page:
-    """What a report says, section by section; sections without anything to say are left out."""
-
-    title: str
-    lead: str
-    sections: list[Section]
-
-
-def build_page(runs: Sequence[Run]) -> Page:
-    """Everything that the records of these runs have to show."""
+def build_page(runs: Sequence[Run], benches: Sequence[Bench] = ()) -> Page:
+    """Everything that the records of these runs and benches have to show."""
     sections = [
         Section("The runs", _runs(runs)),
-        Section("Environment", _environment(runs)),
+        Section("Side by side", side_by_side.blocks(benches)),
+        *(Section(f"Side by side: {word}", found) for word, found in side_by_side.sweep_blocks(benches).items()),
+        Section("Environment", _environment([*runs, *benches])),
         Section("Evaluation by epoch", _metrics(runs)),
         Section("The first losses", _losses(runs)),
         Section("Seconds an iteration", _seconds(runs)),
         Section("Where an iteration's time goes", _phases(runs)),
         Section(
             "Loss against iteration and time",
-            _figures(("loss", learning.loss_figure(runs), captions.loss_caption(runs))),
+            figures(("loss", learning.loss_figure(runs), captions.loss_caption(runs))),
         ),
         Section("One iteration in time", _timelines(runs)),
         Section("Traffic predicted and counted", _traffic(runs)),
         Section("Scaling", _scaling(runs)),
         *(Section(f"Sweep: {word}", _sweep(word, found)) for word, found in settings.sweeps(runs).items()),
     ]
-    names = [run.name for run in runs]
-    title = names[0] if len(names) == 1 else number_of(len(names), "run")
-    return Page(f"cos598d report: {title}", _lead(runs), [section for section in sections if section.blocks])
+    records = [*runs, *benches]
+    counts = [number_of(len(found), word) for found, word in ((runs, "run"), (benches, "bench")) if found]
+    title = records[0].name if len(records) == 1 else " and ".join(counts)
+    return Page(f"cos598d report: {title}", _lead(runs, benches), [section for section in sections if section.blocks])
 
 
-def _lead(runs: Sequence[Run]) -> str:
-    if len(runs) == 1:
-        return "One run, from its record alone."
-    different = settings.differences(runs)
-    if not different:
-        return f"{number_of(len(runs), 'run')} of one setting, from their records alone."
-    return f"{number_of(len(runs), 'run')} that differ in {', '.join(different)}. From their records alone."
+def _lead(runs: Sequence[Run], benches: Sequence[Bench]) -> str:
+    words = []
+    for records, word, find in ((runs, "run", settings.differences), (benches, "bench", side_by_side.differences)):
+        if records:
+            count = number_of(len(records), word)
+            different = find(records)
+            words.append(f"{count} that differ in {listed(different)}" if different else f"{count} of one setting")
+    if len(runs) + len(benches) == 1:
+        return f"One {'run' if runs else 'bench'}, from its record alone."
+    return f"{'; '.join(words)}. From their records alone."
 
 
 def _runs(runs: Sequence[Run]) -> list[Table]:
+    if not runs:
+        return []
     found = [settings.facts(run) for run in runs]
     different = list(dict.fromkeys(["sync", "ranks", "examples a step", *settings.differences(runs)]))
     alike = [word for word, *_ in settings.FACTS if word not in different and found[0][word] is not None]
     rows = [["run", "iterations", *different]]
     rows += [
-        [run.name, str(run.summary["iterations"]), *(_words(facts[word]) for word in different)]
+        [run.name, str(run.summary["iterations"]), *(words_of(facts[word]) for word in different)]
         for run, facts in zip(runs, found, strict=True)
     ]
     return [
         Table("The runs, and what they differ in." if len(runs) > 1 else "The run.", rows),
         Table(
             "Its setting." if len(runs) == 1 else "What they have in common.",
-            [["setting", "value"], *([word, _words(found[0][word])] for word in alike)],
+            [["setting", "value"], *([word, words_of(found[0][word])] for word in alike)],
         ),
     ]
 
 
-def _environment(runs: Sequence[Run]) -> list[Table | str]:
+def _environment(runs: Sequence[Run | Bench]) -> list[Table | str]:
     found = [_flat(run.environment) for run in runs]
     names = list(dict.fromkeys(name for facts in found for name in facts))
     alike = [name for name in names if all(facts.get(name) == found[0].get(name) for facts in found)]
@@ -108,11 +83,11 @@ def _environment(runs: Sequence[Run]) -> list[Table | str]:
     tables: list[Table | str] = []
     if alike:
         rows = [["fact", "value"], *([name, found[0][name]] for name in alike)]
-        tables.append(Table("The same for all runs." if len(runs) > 1 else "What the run ran on.", rows))
+        tables.append(Table("The same for all." if len(runs) > 1 else "What it ran on.", rows))
     if different:
         rows = [["run", *different]]
         rows += [[run.name, *(facts.get(name, "-") for name in different)] for run, facts in zip(runs, found)]
-        tables.append(Table("Not the same for all runs.", rows))
+        tables.append(Table("Not the same for all.", rows))
     return tables
 
 
@@ -124,7 +99,7 @@ def _flat(environment: dict[str, Any], above: str = "") -> dict[str, str]:
         elif name.endswith("_bytes") and is_number(value):
             found[f"{above}{name.removesuffix('_bytes')} MB"] = f"{value / 1e6:,.0f}"
         else:
-            found[f"{above}{name}".replace("_", " ")] = _words(value)
+            found[f"{above}{name}".replace("_", " ")] = words_of(value)
     return found
 
 
@@ -141,7 +116,7 @@ def _metrics(runs: Sequence[Run]) -> list[Table | Figure]:
         name = f"metric{number}"
         svg = learning.metric_figure(runs, metric, name)
         blocks.append(Table(f"{metric} after each epoch.", rows))
-        blocks += _figures((name, svg, captions.metric_caption(runs, metric)))
+        blocks += figures((name, svg, captions.metric_caption(runs, metric)))
     return blocks
 
 
@@ -168,7 +143,7 @@ def _seconds(runs: Sequence[Run]) -> list[Table | Figure]:
     ]
     note = "Rank 0's seconds, the first iteration left out and given apart. Exposed: the median less that of sync none."
     table = Table(note, [[*head[:4], "90th percentile", "first", *head[4:6]], *spread])
-    return [table, *_figures(("seconds", time.seconds_figure(trained), captions.seconds_caption(trained)))]
+    return [table, *figures(("seconds", time.seconds_figure(trained), captions.seconds_caption(trained)))]
 
 
 def _phases(runs: Sequence[Run]) -> list[Table | Figure]:
@@ -177,7 +152,7 @@ def _phases(runs: Sequence[Run]) -> list[Table | Figure]:
         return []
     rows = [[row[0], *row[6:]] for row in time_rows([run.summary for run in counted])]
     blocks = [Table("Seconds of each phase: the mean over iterations and ranks.", rows)]
-    blocks += _figures(("phases", time.phases_figure(counted), captions.phases_caption(counted)))
+    blocks += figures(("phases", time.phases_figure(counted), captions.phases_caption(counted)))
     host = [["run", "peak memory MB", "processor seconds an iteration", "host's processors busy"]]
     host += [_host(run) for run in runs if any(run.host)]
     note = "Memory: the largest rank's. Processor seconds: the mean over the ranks. Busy: the mean over ranks and time."
@@ -212,7 +187,7 @@ def _timelines(runs: Sequence[Run]) -> list[Figure | str]:
         shared = longest.get(one.run, 0.0)
         until = shared if one.seconds >= LEAST_OF_SCALE * shared > 0 else one.seconds
         name = f"timeline{number}"
-        blocks += _figures((name, time.timeline_figure(one, name, until), captions.timeline_caption(one)))
+        blocks += figures((name, time.timeline_figure(one, name, until), captions.timeline_caption(one)))
     without = [run.name for run, one in zip(runs, found, strict=True) if one is None and run.summary["losses"]]
     if without:
         blocks.append(f"The records of {', '.join(without)} do not say when phases began: they are older.")
@@ -235,7 +210,7 @@ def _traffic(runs: Sequence[Run]) -> list[Table | Figure | str]:
             row += [megabytes(predicted), megabytes(seen), f"{seen / predicted - 1:+.1%}" if predicted else "-"]
         rows.append(row)
     blocks.append(Table("MB an iteration, predicted and counted by the kernel on the interface.", rows))
-    return [*blocks, *_figures(("traffic", series.traffic_figure(counted), captions.traffic_caption(counted)))]
+    return [*blocks, *figures(("traffic", series.traffic_figure(counted), captions.traffic_caption(counted)))]
 
 
 def _scaling(runs: Sequence[Run]) -> list[Table | Figure]:
@@ -260,20 +235,12 @@ def _scaling(runs: Sequence[Run]) -> list[Table | Figure]:
     note = (
         "Speed-up: the one-rank run's mean seconds over this run's, same global batch. Efficiency: it divided by ranks."
     )
-    return [Table(note, rows), *_figures(("scaling", series.scaling_figure(found), captions.scaling_caption(found)))]
+    return [Table(note, rows), *figures(("scaling", series.scaling_figure(found), captions.scaling_caption(found)))]
 
 
 def _sweep(word: str, found: list[list[Run]]) -> list[Figure]:
     name = f"sweep-{word.partition(' ')[0]}"
-    return _figures((name, series.sweep_figure(word, found, name), captions.sweep_caption(word, found)))
-
-
-def _figures(*figures: tuple[str, str | None, list[str]]) -> list[Figure]:
-    return [Figure(name, svg, caption) for name, svg, caption in figures if svg is not None]
-
-
-def _words(value: Any) -> str:
-    return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    return figures((name, series.sweep_figure(word, found, name), captions.sweep_caption(word, found)))
 
 
 def _plain(value: float | None) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 from urllib.parse import quote
 
 from cos598d.errors import UserError
-from cos598d.report.page import Figure, Page, Table
+from cos598d.report.blocks import Figure, Page, Table
 from cos598d.report.svg import inline
 from cos598d.report.table import as_markdown, markdown_text
 

@@ -97,6 +97,14 @@ def lanes(axes: "Axes", names: Sequence[str], above: float) -> None:
     axes.spines["left"].set_visible(False)
 
 
+def swept_axis(axes: "Axes", values: Sequence[float]) -> None:
+    """A tick at each of the values that a setting takes, in ascending order; logarithmic where they are far apart."""
+    if values[0] > 0 and values[-1] / values[0] >= 8:
+        axes.set_xscale("log", base=2)
+    axes.set_xticks(values, [f"{value:g}" for value in values])
+    axes.minorticks_off()
+
+
 def inline(svg: str) -> str:
     """The plot for an HTML page, where an svg element needs no namespace."""
     return svg.replace(f' xmlns="{_SVG}"', "", 1)

@@ -39,7 +39,12 @@ def megabytes(value: float) -> str:
 
 def number_of(count: int, word: str) -> str:
     """ "1 run", "2 runs"."""
-    return f"{count:,} {word}{'' if count == 1 else 's'}"
+    return f"{count:,} {word}{'' if count == 1 else 'es' if word.endswith('ch') else 's'}"
+
+
+def words_of(value: Any) -> str:
+    """A value of a setting, for a cell of a table."""
+    return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def listed(words: list[str]) -> str:

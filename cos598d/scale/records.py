@@ -1,6 +1,5 @@
 """What the model takes from a bench's record, and what makes a record unfit for it."""
 
-import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from cos598d.bench.candidates import FLOOR
+from cos598d.bench.record import read_record
 from cos598d.cluster.plan import delay_words, parse_delay, parse_rate, rate_words
 from cos598d.errors import UserError
 
-FILE_NAME = "bench.json"
 # What records must share to be of the same work; batch, ranks and links may differ, since they are what is modelled.
 SAME_WORK = ("model", "task", "gradient_bytes", "tokens", "step", "backend", "device", "threads_per_rank")
 
@@ -122,15 +121,7 @@ def load_records(paths: Sequence[Path]) -> list[Record]:
 
 def load_record(path: Path) -> Record:
     """The record in a folder of the bench, or in a JSON file. Raises UserError where there is none to be used."""
-    file = path / FILE_NAME if path.is_dir() else path
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except OSError:
-        raise UserError(f"{file} cannot be read: give a folder that `bench --output` has written.") from None
-    except ValueError:
-        raise UserError(f"{file} is not JSON: it is damaged, measure again.") from None
-    if not isinstance(found, dict) or "candidates" not in found or "setting" not in found:
-        raise UserError(f"{file} is not a bench's record: give a folder that `bench --output` has written.")
+    file, found = read_record(path)
     if not found["candidates"]:
         raise UserError(f"{file} has no candidates, only a sweep of messages: measure with `bench --sync`.")
     labels = [candidate.get("label") for candidate in found["candidates"]]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from cos598d.report.load import Run
 from cos598d.report.settings import series_name, swept_value
-from cos598d.report.svg import draw, lanes, legend_below, line_style
+from cos598d.report.svg import draw, lanes, legend_below, line_style, swept_axis
 from cos598d.report.traffic import Traffic
 from cos598d.report.units import listed
 
@@ -75,11 +75,7 @@ def sweep_figure(word: str, series: Sequence[list[Run]], name: str) -> str:
             below = [run.seconds["mean"] - (run.seconds["interval_95"] or [run.seconds["mean"]])[0] for run in runs]
             values = [swept_value(run, word) / size for run in runs]
             handles.append(axes.errorbar(values, means, yerr=below, capsize=3, **line_style(place)))
-        values = sorted({swept_value(run, word) / size for runs in series for run in runs})
-        if values[0] > 0 and values[-1] / values[0] >= 8:
-            axes.set_xscale("log", base=2)
-        axes.set_xticks(values, [f"{value:g}" for value in values])
-        axes.minorticks_off()
+        swept_axis(axes, sorted({swept_value(run, word) / size for runs in series for run in runs}))
         axes.set_xlabel(unit)
         axes.set_title("seconds an iteration", loc="left")
         axes.set_ylim(bottom=0)

@@ -1,0 +1,83 @@
+"""Figures of benches: every candidate's seconds, split at the floor, and their ratio to DDP against a setting."""
+
+from collections.abc import Sequence
+
+from cos598d.report.benches import FLOOR, Bench, common_labels, swept_value
+from cos598d.report.svg import draw, legend_below, line_style, shortened, swept_axis
+from cos598d.report.units import listed
+
+COMPUTE, EXPOSED = ("#56B4E9", ""), ("#D55E00", "///")
+UNITS = {
+    "examples on each rank": ("examples on each rank", 1),
+    "rate": ("Mbit/s", 1e6),
+    "delay": ("delay in ms", 1e-3),
+}
+
+
+def ladder_figure(benches: Sequence[Bench]) -> str | None:
+    """A panel for each bench, slowest first: the floor's seconds, then what is exposed, the quartiles, the ratio."""
+    benches = [bench for bench in benches if bench.candidates]
+    if not benches:
+        return None
+    counts = [len(bench.candidates) for bench in benches]
+
+    def paint(figure):
+        from matplotlib.patches import Patch
+
+        panels = figure.subplots(len(benches), 1, squeeze=False, height_ratios=[count + 1 for count in counts])
+        for axes, bench in zip(panels[:, 0], benches, strict=True):
+            _paint_bench(axes, bench)
+        panels[-1, 0].set_xlabel("seconds an iteration; times DDP's at the end")
+        handles = [Patch(facecolor=colour, hatch=hatch, edgecolor="white") for colour, hatch in (COMPUTE, EXPOSED)]
+        words = ["without any sync", "exposed communication"]
+        if not any(bench.candidate(FLOOR) for bench in benches):
+            handles, words = handles[:1], ["the whole iteration"]
+        legend_below(figure, handles, words)
+
+    label = f"seconds an iteration of every candidate of {listed([bench.name for bench in benches])}"
+    return draw("ladder", label, sum(40 + 17 * count for count in counts) + 20, paint)
+
+
+def _paint_bench(axes, bench: Bench) -> None:
+    ranked = sorted(bench.candidates, key=lambda one: -one.seconds)
+    floor = bench.candidate(FLOOR)
+    longest = max(max(one.quartiles) for one in ranked)
+    for place, one in enumerate(ranked):
+        split = min(one.seconds, floor.seconds) if floor else one.seconds
+        axes.barh(place, split, 0.66, color=COMPUTE[0])
+        axes.barh(place, one.seconds - split, 0.66, split, color=EXPOSED[0], hatch=EXPOSED[1], edgecolor="white")
+        axes.plot(one.quartiles, [place, place], "-", color="black", linewidth=1)
+        if one.ratio is not None:
+            at = max(one.seconds, *one.quartiles) + 0.01 * longest
+            axes.text(at, place, f"{one.ratio:.2f}", va="center", fontsize=9)
+    axes.set_yticks(range(len(ranked)), [shortened(one.label, 18) for one in ranked])
+    axes.set_ylim(len(ranked) - 0.4, -0.6)
+    axes.set_xlim(0, 1.12 * longest)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="y", visible=False)
+    axes.set_title(shortened(bench.name), loc="left")
+
+
+def sweep_figure(word: str, series: Sequence[Sequence[Bench]], name: str) -> str | None:
+    """Each candidate's ratio to DDP against the setting `word`; None where a series has no candidate in common."""
+    unit, size = UNITS[word]
+    lines = [(benches, label) for benches in series for label in common_labels(benches)]
+    if not lines:
+        return None
+
+    def paint(figure):
+        axes = figure.subplots()
+        handles = [axes.axhline(1, color="#767676", linestyle=":")]
+        for place, (benches, label) in enumerate(lines):
+            values = [swept_value(bench, word) / size for bench in benches]
+            ratios = [bench.candidate(label).ratio for bench in benches]
+            handles += axes.plot(values, ratios, **line_style(place))
+        swept_axis(axes, sorted({swept_value(bench, word) / size for benches, _ in lines for bench in benches}))
+        axes.set_xlabel(unit)
+        axes.set_title("times DDP's seconds an iteration", loc="left")
+        axes.set_ylim(bottom=0)
+        several = len({id(benches) for benches, _ in lines}) > 1
+        words = [f"{label}, {benches[0].name} on" if several else label for benches, label in lines]
+        legend_below(figure, handles, ["ddp", *words])
+
+    return draw(name, f"ratio to DDP against {word}", 260, paint)

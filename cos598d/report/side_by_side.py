@@ -1,0 +1,84 @@
+"""The benches' part of the page: what each measured, and what happens to the ratios as a setting changes."""
+
+from collections.abc import Sequence
+
+from cos598d.report.benches import DDP, FACTS, FLOOR, Bench, Candidate, common_labels, differences, sweeps
+from cos598d.report.blocks import Figure, Table, figures
+from cos598d.report.figures.ladder import ladder_figure, sweep_figure
+from cos598d.report.units import listed, percent, plain, seconds, words_of
+
+
+def blocks(benches: Sequence[Bench]) -> list[Table | Figure | str]:
+    """The settings, the figure of all, and what each bench found."""
+    if not benches:
+        return []
+    different = ["ranks", *(word for word in differences(benches) if word != "ranks")]
+    alike = [word for word, *_ in FACTS if word not in different and benches[0].facts[word] is not None]
+    rows = [["bench", *different]]
+    rows += [[bench.name, *(words_of(bench.facts[word]) for word in different)] for bench in benches]
+    common = [["setting", "value"], *([word, words_of(benches[0].facts[word])] for word in alike)]
+    found: list[Table | Figure | str] = []
+    if len(benches) > 1:
+        found.append(Table("The benches, and what they differ in.", rows))
+        found.append(Table("What they have in common.", common))
+    else:
+        found.append(Table("The bench's setting.", [*common[:1], ["ranks", rows[1][1]], *common[1:]]))
+    found += figures(("ladder", ladder_figure(benches), [bench_caption(one) for one in benches if one.candidates]))
+    for bench in benches:
+        found += [Table(f"{bench.name}. {note}", rows) for note, rows in bench.tables]
+        found += [f"{bench.name}: {remark}." for remark in bench.remarks]
+    return found
+
+
+def sweep_blocks(benches: Sequence[Bench]) -> dict[str, list[Figure]]:
+    """For each setting in which benches differ alone: the figure of their ratios to DDP."""
+    found = {}
+    for word, series in sweeps(benches).items():
+        name = f"bench-{word.partition(' ')[0]}"
+        caption = [line for one in series for line in sweep_caption(word, one)]
+        found[word] = figures((name, sweep_figure(word, series, name), caption))
+    return found
+
+
+def bench_caption(bench: Bench) -> str:
+    """From the slowest to the fastest, against DDP, and which of them the rounds do not tell from it."""
+    ranked = sorted((one for one in bench.candidates if one.label != FLOOR), key=lambda one: -one.seconds)
+    words = f"{bench.name}, slowest first: {', '.join(map(_with_ratio, ranked))}."
+    ddp, floor = bench.candidate(DDP), bench.candidate(FLOOR)
+    if ddp and len(ranked) > 1:
+        intervals = [one for one in ranked if one.interval]
+        same = [one.label for one in intervals if one.interval[0] <= 1 <= one.interval[1]]
+        if not intervals:
+            words += " Too few rounds for an interval: ratios near 1 may be chance."
+        elif same:
+            words += f" The 95 % intervals of {listed(same)} hold 1: these rounds do not tell them from {DDP}."
+    if floor:
+        words += f" Without any sync it takes {seconds(floor.seconds)}"
+        shares = [f"{percent(max(0.0, one.exposed / one.seconds))} of {one.label}'s" for one in _ends(ranked)]
+        words += f"; exposed communication is {listed(shares)} seconds." if shares else "."
+    return words
+
+
+def sweep_caption(word: str, series: Sequence[Bench]) -> list[str]:
+    """Each candidate's ratio to DDP, from the smallest value of the setting to the largest, and DDP's own seconds."""
+    first, last = series[0], series[-1]
+    ends = f"from {word} {words_of(first.facts[word])} to {words_of(last.facts[word])}"
+    sentences = [f"{DDP}: {ends}, {_change(*(seconds(bench.candidate(DDP).seconds) for bench in (first, last)))}."]
+    changes = [
+        f"{label} {_change(*(plain(bench.candidate(label).ratio) for bench in (first, last)))}"
+        for label in common_labels(series)
+    ]
+    return [*sentences, f"Ratios to {DDP}, {ends}: {', '.join(changes)}."] if changes else sentences
+
+
+def _with_ratio(one: Candidate) -> str:
+    return f"{one.label} {seconds(one.seconds)}" + (f" ({plain(one.ratio)} x {DDP})" if one.ratio is not None else "")
+
+
+def _ends(ranked: Sequence[Candidate]) -> list[Candidate]:
+    """The slowest and the fastest."""
+    return list(ranked[:1]) + list(ranked[1:][-1:])
+
+
+def _change(before: str, after: str) -> str:
+    return f"{before} becomes {after}" if before != after else f"stays {after}"

@@ -1,0 +1,155 @@
+"""What the report makes of benches: the table, the figure, the sweeps, and what their spread does not support."""
+
+import json
+import re
+
+import pytest
+from report_records import report, write_run
+from scale_records import GBIT, write_bench
+
+pytest.importorskip("jinja2")
+pytest.importorskip("matplotlib")
+from cos598d.errors import UserError
+from cos598d.report.benches import load_bench
+from cos598d.report.page import Figure, Table, build_page
+
+SOME = "gather_scatter,all_reduce,bucketed"
+
+
+def edit(folder, change):
+    path = folder / "bench.json"
+    found = json.loads(path.read_text())
+    change(found)
+    path.write_text(json.dumps(found))
+    return folder
+
+
+def section(page, title):
+    return next(section for section in page.sections if section.title == title).blocks
+
+
+@pytest.fixture
+def rates(tmp_path):
+    return [write_bench(tmp_path / name, rate=rate, syncs=SOME) for name, rate in (("slow", GBIT / 10), ("fast", GBIT))]
+
+
+def test_every_candidate_has_a_row_and_a_bar_and_the_slowest_stands_first(rates):
+    found = section(build_page([], [load_bench(rates[0], "slow")]), "Side by side")
+    rows = [block.rows for block in found if isinstance(block, Table)][-1]
+    assert {row[0] for row in rows[1:]} == {"gather_scatter", "all_reduce", "bucketed", "ddp", "none"}
+    (figure,) = (block for block in found if isinstance(block, Figure))
+    words = re.findall(r"<text[^>]*>([^<]*)</text>", figure.svg)
+    lanes = [word for word in words if word in {row[0] for row in rows[1:]}]
+    assert lanes[0] == "gather_scatter"
+    assert lanes[-1] == "none"
+    assert "slow, slowest first: gather_scatter" in figure.caption[0]
+
+
+def test_the_caption_s_shares_and_ratios_are_those_of_the_record(rates):
+    record = json.loads((rates[0] / "bench.json").read_text())
+    slowest, floor = (record["summary"][label] for label in ("gather_scatter", "none"))
+    (figure,) = (
+        block
+        for block in section(build_page([], [load_bench(rates[0], "slow")]), "Side by side")
+        if isinstance(block, Figure)
+    )
+    share = 1 - floor["seconds_median"] / slowest["seconds_median"]
+    assert f"{100 * share:.0f} % of gather_scatter's" in figure.caption[0]
+    assert f"({slowest['ratio_to_ddp']['median']:.2f} x ddp)" in figure.caption[0]
+    assert f">{slowest['ratio_to_ddp']['median']:.2f}</text>" in figure.svg
+
+
+def test_a_ratio_whose_interval_holds_1_is_said_to_be_no_difference(rates):
+    def blur(found):
+        found["summary"]["bucketed"]["ratio_to_ddp"]["interval_95"] = [0.97, 1.02]
+        found["summary"]["all_reduce"]["ratio_to_ddp"]["interval_95"] = [1.3, 1.5]
+
+    def forget(found):
+        for summary in found["summary"].values():
+            summary["ratio_to_ddp"]["interval_95"] = None
+
+    blurred = load_bench(edit(rates[0], blur), "slow")
+    few = load_bench(edit(rates[1], forget), "fast")
+    (figure,) = (b for b in section(build_page([], [blurred, few]), "Side by side") if isinstance(b, Figure))
+    assert re.search(r"intervals of [^.]*bucketed[^.]*hold 1", figure.caption[0])
+    assert not re.search(r"intervals of [^.]*all_reduce[^.]*hold 1", figure.caption[0])
+    assert "Too few rounds" in figure.caption[1]
+
+
+def test_benches_that_differ_in_their_rate_alone_make_a_sweep(rates, tmp_path):
+    far = write_bench(tmp_path / "far", delay=0.01, syncs=SOME)
+    more = write_bench(tmp_path / "more", batch=8, ranks=2, syncs=SOME)
+    benches = [load_bench(folder, folder.name) for folder in (*rates, far, more)]
+    page = build_page([], benches)
+    titles = [section.title for section in page.sections]
+    assert titles == ["Side by side", "Side by side: rate", "Side by side: delay", "Environment"]
+    (figure,) = section(page, "Side by side: rate")
+    slow, fast = (bench.candidate("gather_scatter").ratio for bench in benches[:2])
+    assert f"gather_scatter {slow:.2f} becomes {fast:.2f}" in figure.caption[1]
+
+
+def test_runs_and_benches_stand_on_one_page_each_under_its_own_name(rates, tmp_path):
+    run = write_run(tmp_path / "run")
+    text = report(tmp_path / "page.html", run, *rates).read_text()
+    assert "<title>cos598d report: 1 run and 2 benches</title>" in text
+    assert "2 benches that differ in rate" in text
+    assert "Seconds an iteration" in text
+    again = report(tmp_path / "again.html", rates[0] / "bench.json").read_text()
+    assert "One bench, from its record alone." in again
+
+
+def test_a_bench_without_ddp_or_floor_or_candidates_makes_a_page(rates, tmp_path):
+    def alone(found):
+        found["candidates"] = [one for one in found["candidates"] if one["label"] not in ("ddp", "none")]
+        for summary in found["summary"].values():
+            summary |= {"ratio_to_ddp": None, "ratio_to_floor": None, "seconds_exposed": None}
+
+    def sizes(found):
+        row = {"payload_bytes": 1024, "seconds_median": 1e-3, "seconds_fitted": 1e-3}
+        row |= {"algbw_bytes_per_second": 1e6, "busbw_bytes_per_second": 1.5e6}
+        fit = {"overhead_seconds": 1e-3, "bytes_per_second": 1e8}
+        found |= {"candidates": [], "message_size": {"sizes": [row], "fit": fit}}
+
+    text = report(tmp_path / "page.html", edit(rates[0], alone), edit(rates[1], sizes)).read_text()
+    assert "the whole iteration" in text
+    assert "a call takes 1000 us" in text
+    assert "Side by side: rate" not in text
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda found: found["summary"].pop("ddp"),
+        lambda found: found["summary"]["ddp"].update(seconds_median="fast"),
+        lambda found: found["summary"]["ddp"].update(seconds_median=float("nan")),
+        lambda found: found["summary"]["ddp"].update(seconds_quartiles=[1]),
+        lambda found: found["summary"]["bucketed"].update(ratio_to_ddp={"median": 1, "interval_95": [1, None]}),
+        lambda found: found.pop("environment"),
+        lambda found: found.pop("setting"),
+        lambda found: found.update(environment=[]),
+        lambda found: found["traffic"].clear(),
+        lambda found: found.update(candidates=3),
+    ],
+)
+def test_a_damaged_bench_is_named_in_one_sentence(damage, rates, tmp_path):
+    edit(rates[0], damage)
+    with pytest.raises(UserError) as error:
+        report(tmp_path / "page.html", rates[0])
+    assert "bench.json" in str(error.value)
+    assert str(error.value).count(". ") == 0
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_a_label_with_markup_stays_text(rates, tmp_path):
+    evil = "<script>alert(1)</script>.py:Sync"
+
+    def rename(found):
+        for candidate in found["candidates"]:
+            if candidate["label"] == "bucketed":
+                candidate["label"] = evil
+        for name in ("summary", "traffic"):
+            found[name][evil] = found[name].pop("bucketed")
+
+    text = report(tmp_path / "page.html", edit(rates[0], rename)).read_text()
+    assert "<script" not in text
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;.py:Sync" in text
