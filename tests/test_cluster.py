@@ -1,5 +1,6 @@
 """The emulated cluster: what its hosts see, what limits their links, and that nothing of it stays behind."""
 
+import json
 import os
 import signal
 import subprocess
@@ -179,6 +180,27 @@ def test_slow_and_cut_change_a_link_that_is_in_use(cluster, name):
     absent = cluster("cut", "3")
     assert absent.wait() == 2
     assert "host 3 is none of this cluster's" in absent.text
+
+
+@needs_cluster
+def test_a_link_is_slowed_in_its_place_and_loses_nothing_that_waits_in_it(cluster, name):
+    assert cluster("up", "--hosts", "2", "--rate", "8mbit").wait() == 0
+    up = network.Network(network.load(name))
+    # 4 MB at 1 MB/s: most of it still waits when the rate changes.
+    send = "import socket; s = socket.create_connection(('10.10.1.1', 6000)); s.sendall(bytes(4_000_000)); s.close()"
+    take = "import socket; s = socket.create_server(('10.10.1.1', 6000)); print('up', flush=True); c = s.accept()[0]\n"
+    take += "print('took', sum(iter(lambda: len(c.recv(65536)), 0)))"
+    taker = cluster("exec", "1", "python3", "-c", take)
+    taker.wait_for("up")
+    sender = cluster("exec", "2", "python3", "-c", send)
+    while up.facts(2)["bytes_sent"] < 500_000:
+        time.sleep(0.05)
+    assert cluster("slow", "2", "--rate", "100mbit").wait() == 0
+    assert (sender.wait(), taker.wait()) == (0, 0)
+    assert "took 4000000" in taker.text
+    found = subprocess.run(("tc", "-n", f"{name}-host2", "-s", "-j", "qdisc"), capture_output=True, check=True)
+    (bucket,) = (row for row in json.loads(found.stdout) if row.get("kind") == "tbf")
+    assert bucket["bytes"] > 4_000_000, "the bucket has counted since the link was made"
 
 
 @needs_cluster

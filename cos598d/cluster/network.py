@@ -83,11 +83,14 @@ class Network:
         """Limit both directions of a host's link to `rate` bits a second, or to nothing."""
         for space, interface in self._ends(host):
             here = ("-n", space, "qdisc", "replace", "dev", interface)
-            if any(row.get("root") and row["kind"] in ("tbf", "netem") for row in self._disciplines(space, interface)):
+            kinds = [row["kind"] for row in self._disciplines(space, interface) if row.get("root")]
+            limits = [] if rate is None else _bucket(rate)
+            if kinds == ["tbf"] and limits:  # in its place: packets that wait in it go on waiting
+                self._tc("-n", space, "qdisc", "change", "dev", interface, "root", "handle", "1:", "tbf", *limits)
+                continue
+            if kinds in (["tbf"], ["netem"]):
                 self._tc("-n", space, "qdisc", "delete", "dev", interface, "root")
-            if rate is not None:
-                queue = max(LEAST_QUEUE_BYTES, int(rate / 8 * QUEUE_SECONDS))
-                limits = ("rate", f"{rate:.0f}bit", "burst", str(BURST_BYTES), "limit", str(queue))
+            if limits:
                 self._tc(*here, "root", "handle", "1:", "tbf", *limits)
             if interface == INTERFACE and self.cluster.delay and not self.needs_own_switch:
                 parent = ("root",) if rate is None else ("parent", "1:1")
@@ -142,6 +145,12 @@ class Network:
         if self.show:
             print("$", *words, file=sys.stderr)
         _output(*words)
+
+
+def _bucket(rate: float) -> list[str]:
+    """tc's words for a token bucket of `rate` bits a second."""
+    queue = max(LEAST_QUEUE_BYTES, int(rate / 8 * QUEUE_SECONDS))
+    return ["rate", f"{rate:.0f}bit", "burst", str(BURST_BYTES), "limit", str(queue)]
 
 
 QUIET = "for f in /proc/sys/net/ipv6/conf/*/disable_ipv6; do [ ! -w $f ] || echo 1 > $f; done"
