@@ -38,3 +38,9 @@ def owner_of(address: str) -> str | None:
         if any(entry.address == address for entry in entries):
             return interface
     return None
+
+
+def has_link(interface: str) -> bool:
+    """Whether the interface is up and its cable (or what stands for one) leads to something that is up too."""
+    found = psutil.net_if_stats().get(interface)
+    return found is not None and found.isup

@@ -21,10 +21,13 @@ import time
 
 from cos598d.errors import UserError
 from cos598d.files import remove_unfinished
+from cos598d.interfaces import has_link, owner_of
 from cos598d.launch import LAUNCHER_PID
 from cos598d.rendezvous import Meeting
 
 SILENCE = "lost rank {rank}, which ended without a word (killed, or its host is gone)."
+# The others say of this rank that they lost it, so it says so too, with what it alone can see.
+CUT_OFF = "lost rank {rank}, this one: its network interface {interface} has no link."
 # A host that is cut off is noticed after idle + interval x count = 8 seconds.
 CONNECT_SECONDS = 10.0  # all have just met: whoever does not connect at once is gone
 KEEPALIVE = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
@@ -47,6 +50,7 @@ class Lifeline:
         self._finished: set[int] = set()
         self._all_finished = threading.Event()
         self._connect(meeting)
+        self._interface = owner_of(next(iter(self._peers)).getsockname()[0])
         self._expected_parent = os.environ.get(LAUNCHER_PID)
         self._signals, written = socket.socketpair()
         written.setblocking(False)
@@ -155,6 +159,9 @@ class Lifeline:
 
     def _on_silence(self, rank: int) -> None:
         if rank in self._finished:
+            return
+        if self._interface and not has_link(self._interface):
+            self._end(CUT_OFF.format(rank=self.rank, interface=self._interface))
             return
         sentence = SILENCE.format(rank=rank)
         if self.rank == 0:
