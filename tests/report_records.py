@@ -55,6 +55,10 @@ def write_run(folder: Path, **changes) -> Path:
         "bytes_received_per_iteration": [sent] * ranks,
     }
     if facts["wire_share"] is not None:
+        whole = [5 * sent] * ranks
+        seen = [int(5 * sent * facts["wire_share"] * facts["shared"])] * ranks
+        for epoch in epochs:
+            epoch |= {"predicted_bytes_sent": whole, "counted_bytes_sent": seen}
         seen = [sent * facts["wire_share"] * facts["shared"] for _ in range(ranks)]
         summary["wire"] = {"interface": "eth0", "shared_by_ranks": facts["shared"]}
         together = [list(range(ranks))] if facts["shared"] > 1 else [[rank] for rank in range(ranks)]
@@ -74,6 +78,9 @@ def write_run(folder: Path, **changes) -> Path:
         write_rows(folder / f"communication.rank{rank}.jsonl", calls)
         if facts["host"]:
             write_rows(folder / f"host.rank{rank}.jsonl", [_host(number) for number in range(len(seconds) + 1)])
+        if facts["wire_share"] is not None:
+            rows = [_wire(number, sent, facts["shared"]) for number in range(len(seconds) + 1)]
+            write_rows(folder / f"wire.rank{rank}.jsonl", rows)
     return folder
 
 
@@ -125,3 +132,9 @@ def _host(number: int) -> dict:
         "host_cpu_percent": 50.0,
         "rss_bytes": 300_000_000 + number,
     }
+
+
+def _wire(number: int, sent: int, shared: int) -> dict:
+    """Half a second apart: `sent` bytes leave in each, and half as many come."""
+    place = {"seconds": 0.5 * number, "iteration": number, "kind": "iteration", "interface": "eth0"}
+    return place | {"shared_by_ranks": shared, "bytes_sent": sent * number, "bytes_received": sent * number // 2}

@@ -35,6 +35,7 @@ SECTIONS = (
     "Loss against iteration and time",
     "One iteration in time",
     "Traffic predicted and counted",
+    "The wire in time",
     "Scaling",
     "Sweep: examples a step",
     "Sweep: rate",
@@ -209,7 +210,7 @@ def test_a_report_needs_no_torch(runs):
 
 
 def test_predicted_and_counted_bytes_stand_side_by_side(page):
-    _, table = blocks(page, "Traffic predicted and counted", Table)
+    _, table, _ = blocks(page, "Traffic predicted and counted", Table)
     rows = [row[:5] for row in table.rows]
     assert rows[0] == ["run", "whose", "sent predicted", "sent counted", "off"]
     assert [EVIL, "rank 3", "2.000", "2.060", "+3.0%"] in rows
@@ -219,6 +220,24 @@ def test_predicted_and_counted_bytes_stand_side_by_side(page):
     said = captions(page, "Traffic predicted and counted")
     assert f"{EVIL}: counted is 3.0 % more than predicted." in said
     assert "ddp: counted is 2.0 % less than predicted." in said
+
+
+def test_an_epoch_s_bytes_are_predicted_and_counted(page):
+    tables = [block.rows for block in blocks(page, "Traffic predicted and counted", Table)]
+    (epochs,) = (rows for rows in tables if rows[0][1] == "epoch")
+    assert [EVIL, "1", "5", "10.000 x 4", "10.300 x 4", "+3.0%"] in epochs
+    assert ["ddp", "2", "5", "40.000", "39.200", "-2.0%"] in epochs, "ranks of one interface count together"
+    assert ["floor", "1", "5", "0.000 x 4", "0.000 x 4", "-"] in epochs
+
+
+def test_the_wire_in_time_is_bits_a_second_and_a_share_of_the_link_s_rate(tmp_path):
+    fast = write_run(tmp_path / "fast", ranks=4, wire_share=1, network={"rate": "100mbit", "delay": "0"})
+    own = build_page(load_runs([fast]))
+    # 2 MB in half a second are 32 Mbit/s.
+    assert "32.0 Mbit/s sent on average, 32.0 in its busiest sample (32 % and 32 % of the link's" in captions(
+        own, "The wire in time"
+    )
+    assert "16.0 Mbit/s received on average" in captions(own, "The wire in time")
 
 
 def test_a_caption_claims_no_difference_that_the_spread_does_not_support(page):

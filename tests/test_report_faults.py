@@ -31,6 +31,17 @@ def test_a_run_of_few_iterations_or_none_makes_a_page(seconds, run, tmp_path):
     assert "nan" not in report(tmp_path / "alone.html", few).read_text().lower()
 
 
+def test_a_gpu_s_gauges_stand_beside_the_host_s(tmp_path):
+    folder = write_run(tmp_path / "run", host=True)
+    path = folder / "host.rank0.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    write_rows(path, [row | {"gpu_memory_bytes": 5e9, "gpu_utilization_percent": 80} for row in rows])
+    other = write_run(tmp_path / "other", host=True)
+    (section,) = (s for s in build_page(load_runs([folder, other])).sections if s.title.startswith("Where"))
+    (table,) = (block.rows for block in section.blocks if "GPU busy" in getattr(block, "rows", [[]])[0])
+    assert [row[-2:] for row in table[1:]] == [["5,000.000", "80 %"], ["-", "-"]]
+
+
 def test_records_without_beginnings_have_no_timeline_and_say_so(tmp_path):
     page = build_page(load_runs([write_run(tmp_path / "old", old=True)]))
     (line,) = next(section for section in page.sections if section.title == "One iteration in time").blocks
@@ -73,6 +84,12 @@ def wrong_wire(path):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"wire": wire}))
 
 
+def wrong_epoch(path):
+    summary = json.loads(path.read_text())
+    summary["epochs"][0]["predicted_bytes_sent"] = [1, None]
+    path.write_text(json.dumps(summary))
+
+
 def wrong_span(path):
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     write_rows(path, [row | {"spans_seconds": [["lunch", 0, 1]]} for row in rows])
@@ -91,10 +108,12 @@ def missing(path):
         *[("communication.rank0.jsonl", damage) for damage in (cut, other_row, missing)],
         ("iterations.rank0.jsonl", wrong_span),
         ("host.rank0.jsonl", cut),
+        *[("wire.rank0.jsonl", damage) for damage in (cut, not_json, other_row)],
+        ("summary.json", wrong_epoch),
     ],
 )
 def test_a_damaged_record_is_named_in_one_sentence(name, damage, tmp_path):
-    folder = write_run(tmp_path / "run", host=True)
+    folder = write_run(tmp_path / "run", host=True, wire_share=1)
     damage(folder / name)
     with pytest.raises(UserError) as error:
         report(tmp_path / "report.html", folder)

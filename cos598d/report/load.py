@@ -15,6 +15,7 @@ LARGEST = 1e100  # sums and squares of less stay finite
 ITERATION = {"iteration": NUMBER, "loss": NUMBER, "seconds": NUMBER} | {f"seconds_{phase}": NUMBER for phase in PHASES}
 CALL = {"iteration": NUMBER, "purpose": WORDS, "op": WORDS, "tensor": WORDS, "bytes_sent": NUMBER}
 HOST = {"iteration": NUMBER, "process_cpu_seconds": NUMBER, "host_cpu_percent": NUMBER, "rss_bytes": NUMBER}
+WIRE = dict.fromkeys(("seconds", "shared_by_ranks", "bytes_sent", "bytes_received"), NUMBER)
 # What a page reads of a summary, beyond that it is there.
 SUMMARY = {
     **dict.fromkeys(("task", "sync", "model", "data"), WORDS),
@@ -35,6 +36,7 @@ class Run:
     iterations: Sequence[Sequence[Row]]
     calls: Sequence[Row]  # rank 0's, of its typical iteration
     host: Sequence[Sequence[Row]]
+    wire: Sequence[Row]  # rank 0's, in the order of time
 
     @property
     def name(self) -> str:
@@ -92,7 +94,8 @@ def load_run_as(folder: Path, name: str) -> Run:
         if typical is not None and row["iteration"] == typical["iteration"]
     ]
     host = [list(_rows(folder / f"host.rank{rank}.jsonl", HOST, is_needed=False)) for rank in ranks]
-    return Run(summary, read_json(folder / "config.json") or {}, environment, iterations, calls, host)
+    wire = list(_rows(folder / "wire.rank0.jsonl", WIRE, is_needed=False))
+    return Run(summary, read_json(folder / "config.json") or {}, environment, iterations, calls, host, wire)
 
 
 def _rows(path: Path, needed: Mapping[str, tuple[type, ...]], is_needed: bool = True) -> Iterator[Row]:
@@ -161,6 +164,13 @@ def _check_figures(summary: Mapping[str, Any], path: Path) -> None:
         raise UserError(f"{path} has a loss that is no number: it is damaged, run again.")
     if not all(isinstance(epoch, dict) and is_number(epoch.get("epoch")) for epoch in summary["epochs"]):
         raise UserError(f"{path} has an epoch without its number: it is damaged, run again.")
+    for epoch in summary["epochs"]:
+        for name in ("predicted_bytes_sent", "counted_bytes_sent"):
+            values = epoch.get(name) or [0] * ranks
+            if name.startswith("counted") and isinstance(values, list):  # None: of a rank whose sampling has ended
+                values = [value or 0 for value in values]
+            if not isinstance(values, list) or len(values) != ranks or not all(map(is_number, values)):
+                raise UserError(f"{path} has not {name} of each of {ranks} ranks: it is damaged, run again.")
 
 
 def _are_spans(spans: Any) -> bool:

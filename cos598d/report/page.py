@@ -1,17 +1,20 @@
 """The page: which sections, tables and figures a set of runs gives, whatever they are rendered to."""
 
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
 from cos598d.report import captions, settings, side_by_side
 from cos598d.report.benches import Bench
 from cos598d.report.blocks import Figure, Page, Section, Table, figures
 from cos598d.report.figures import learning, series, time
+from cos598d.report.figures.wire import wire_figure
 from cos598d.report.load import Run, is_number
 from cos598d.report.table import losses_rows, time_rows, traffic_rows
 from cos598d.report.timeline import timeline_of
-from cos598d.report.traffic import counted_traffic
+from cos598d.report.traffic import counted_traffic, epoch_rows
 from cos598d.report.units import listed, megabytes, number_of, plain, words_of
+from cos598d.report.wire import throughputs, wire_caption
 
 # A timeline is drawn on the scale of the longest, unless that would make it too small to read.
 LEAST_OF_SCALE = 0.25
@@ -34,6 +37,7 @@ def build_page(runs: Sequence[Run], benches: Sequence[Bench] = ()) -> Page:
         ),
         Section("One iteration in time", _timelines(runs)),
         Section("Traffic predicted and counted", _traffic(runs)),
+        Section("The wire in time", _wire(runs)),
         Section("Scaling", _scaling(runs)),
         *(Section(f"Sweep: {word}", _sweep(word, found)) for word, found in settings.sweeps(runs).items()),
     ]
@@ -153,24 +157,26 @@ def _phases(runs: Sequence[Run]) -> list[Table | Figure]:
     rows = [[row[0], *row[6:]] for row in time_rows([run.summary for run in counted])]
     blocks = [Table("Seconds of each phase: the mean over iterations and ranks.", rows)]
     blocks += figures(("phases", time.phases_figure(counted), captions.phases_caption(counted)))
+    has_gpu = any("gpu_memory_bytes" in row for run in runs for rows in run.host for row in rows)
     host = [["run", "peak memory MB", "processor seconds an iteration", "host's processors busy"]]
-    host += [_host(run) for run in runs if any(run.host)]
+    host[0] += ["peak GPU memory MB", "GPU busy"] if has_gpu else []
+    host += [_host(run, has_gpu) for run in runs if any(run.host)]
     note = "Memory: the largest rank's. Processor seconds: the mean over the ranks. Busy: the mean over ranks and time."
     return [*blocks, Table(note, host)] if len(host) > 1 else blocks
 
 
-def _host(run: Run) -> list[str]:
+def _host(run: Run, has_gpu: bool) -> list[str]:
     ranks = [rows for rows in run.host if rows]
     peak = max(row["rss_bytes"] for rows in ranks for row in rows)
     steps = [(rows[-1]["iteration"] - rows[0]["iteration"], rows) for rows in ranks]
     spent = [(rows[-1]["process_cpu_seconds"] - rows[0]["process_cpu_seconds"]) / n for n, rows in steps if n > 0]
     busy = [row["host_cpu_percent"] for rows in ranks for row in rows]
-    return [
-        run.name,
-        megabytes(peak),
-        plain(sum(spent) / len(spent)) if spent else "-",
-        f"{sum(busy) / len(busy):.0f} %",
-    ]
+    cells = [run.name, megabytes(peak), plain(fmean(spent)) if spent else "-", f"{fmean(busy):.0f} %"]
+    if has_gpu:
+        gauges = ("gpu_memory_bytes", "gpu_utilization_percent")
+        memory, busy = ([row[name] for rows in ranks for row in rows if is_number(row.get(name))] for name in gauges)
+        cells += [megabytes(max(memory)) if memory else "-", f"{fmean(busy):.0f} %" if busy else "-"]
+    return cells
 
 
 def _timelines(runs: Sequence[Run]) -> list[Figure | str]:
@@ -210,7 +216,15 @@ def _traffic(runs: Sequence[Run]) -> list[Table | Figure | str]:
             row += [megabytes(predicted), megabytes(seen), f"{seen / predicted - 1:+.1%}" if predicted else "-"]
         rows.append(row)
     blocks.append(Table("MB an iteration, predicted and counted by the kernel on the interface.", rows))
+    if epochs := epoch_rows(trained):
+        note = "MB sent in an epoch's training, all calls: predicted by rank, and counted by interface."
+        blocks.append(Table(note, epochs))
     return [*blocks, *figures(("traffic", series.traffic_figure(counted), captions.traffic_caption(counted)))]
+
+
+def _wire(runs: Sequence[Run]) -> list[Figure]:
+    found = throughputs(runs)
+    return figures(("wire", wire_figure(found), wire_caption(found)))
 
 
 def _scaling(runs: Sequence[Run]) -> list[Table | Figure]:

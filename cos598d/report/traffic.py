@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cos598d.report.load import Run
+from cos598d.report.table import megabytes as megabytes_by_rank
 
 
 @dataclass(frozen=True)
@@ -48,3 +49,22 @@ def counted_traffic(runs: Sequence[Run]) -> list[Traffic]:
             is_shared_in_part = 1 < len(group) < ranks
             found.append(Traffic(run.name, whose, sent, wire_sent, received, wire_received, is_shared_in_part))
     return found
+
+
+def epoch_rows(runs: Sequence[Run]) -> list[list[str]]:
+    """A head and a row for each epoch whose traffic was counted: its iterations, predicted and counted; else none."""
+    rows = []
+    for run in runs:
+        wire = run.summary.get("wire")
+        for epoch in run.summary["epochs"] if wire else ():
+            predicted, counted = (epoch.get(f"{how}_bytes_sent") for how in ("predicted", "counted"))
+            if not predicted or not counted or None in counted:
+                continue
+            groups = wire["ranks_by_interface"]
+            sums = [sum(predicted[rank] for rank in group) for group in groups]
+            seen = [counted[group[0]] for group in groups]
+            ratios = [c / p - 1 for c, p in zip(seen, sums, strict=True) if p]
+            off = " to ".join(dict.fromkeys(f"{share:+.1%}" for share in (min(ratios), max(ratios)))) if ratios else "-"
+            cells = [megabytes_by_rank(values) for values in (sums, seen)]
+            rows.append([run.name, str(epoch["epoch"]), str(epoch.get("iterations", "-")), *cells, off])
+    return [["run", "epoch", "iterations", "predicted", "counted", "off"], *rows] if rows else []
