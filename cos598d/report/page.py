@@ -53,7 +53,11 @@ def _lead(runs: Sequence[Run], benches: Sequence[Bench]) -> str:
         if records:
             count = number_of(len(records), word)
             different = find(records)
-            words.append(f"{count} that differ in {listed(different)}" if different else f"{count} of one setting")
+            if different:
+                count += f" that differ in {listed(different)}"
+            elif len(records) > 1:
+                count += " of one setting"
+            words.append(count)
     if len(runs) + len(benches) == 1:
         return f"One {'run' if runs else 'bench'}, from its record alone."
     return f"{'; '.join(words)}. From their records alone."

@@ -75,7 +75,8 @@ def sweep_figure(word: str, series: Sequence[Sequence[Bench]], name: str) -> str
         swept_axis(axes, sorted({swept_value(bench, word) / size for benches, _ in lines for bench in benches}))
         axes.set_xlabel(unit)
         axes.set_title("times DDP's seconds an iteration", loc="left")
-        axes.set_ylim(bottom=0)
+        axes.set_yscale("log", base=2)
+        axes.yaxis.set_major_formatter("{x:g}")
         several = len({id(benches) for benches, _ in lines}) > 1
         words = [f"{label}, {benches[0].name} on" if several else label for benches, label in lines]
         legend_below(figure, handles, ["ddp", *words])
