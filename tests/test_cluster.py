@@ -282,7 +282,8 @@ def test_a_training_on_hosts_has_the_losses_of_one_on_loopback(cluster, start, t
         (tmp_path / where / "summary.json").read_text().partition('"losses"')[2][:80] for where in ("there", "here")
     ]
     assert losses[0] == losses[1]
-    assert '"rate": "1gbit"' in (tmp_path / "there" / "environment.json").read_text()
+    links = json.loads((tmp_path / "there" / "environment.json").read_text())["network"]
+    assert links == {"hosts": 2, "rate": "1gbit", "delay": "0", "offload": "on"}
 
 
 @needs_cluster

@@ -275,7 +275,7 @@ def test_a_timeline_tells_what_lies_beside_backward_and_what_after(page):
 
 
 def test_the_runs_differences_are_said(page):
-    assert page.lead.startswith("11 runs that differ in sync, ranks, examples a step, rate, delay, data")
+    assert page.lead.startswith("11 runs that differ in sync, ranks, examples a step, rate, delay, offload, data")
 
 
 def test_numbers_are_written_with_three_digits_that_count():

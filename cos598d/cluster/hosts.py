@@ -26,7 +26,12 @@ GRACE_SECONDS = 15.0
 
 def environment(cluster: Cluster) -> dict[str, str]:
     """The variables of a program on a host: this process's, the interface for gloo, and what the links are."""
-    links = {"hosts": cluster.hosts, "rate": rate_words(cluster.rate), "delay": delay_words(cluster.delay)}
+    links = {
+        "hosts": cluster.hosts,
+        "rate": rate_words(cluster.rate),
+        "delay": delay_words(cluster.delay),
+        "offload": "on" if cluster.offload else "off",
+    }
     own = {"GLOO_SOCKET_IFNAME": INTERFACE, NETWORK_FACTS: json.dumps(links), "PYTHONUNBUFFERED": "1"}
     # Else torch warns on every rank that the hosts' addresses have no names.
     return {"TORCH_CPP_LOG_LEVEL": "ERROR"} | dict(os.environ) | own

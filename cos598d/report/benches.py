@@ -9,6 +9,7 @@ from cos598d.bench.record import read_record
 from cos598d.bench.table import best_capacity, candidate_rows, capacity_rows, message_fit, message_rows, remarks
 from cos598d.errors import UserError
 from cos598d.report.load import is_number
+from cos598d.report.table import links_of
 from cos598d.report.units import quantity
 
 FLOOR, DDP = "none", "ddp"
@@ -17,6 +18,7 @@ FACTS = (
     ("ranks", "setting", "world_size"),
     ("rate", "network", "rate"),
     ("delay", "network", "delay"),
+    ("offload", "network", "offload"),
     ("examples on each rank", "setting", "batch"),
     ("tokens", "setting", "tokens"),
     ("model", "setting", "model"),
@@ -68,7 +70,7 @@ def load_bench(path: Path, name: str) -> Bench:
 
 def _bench(name: str, found: dict[str, Any]) -> Bench:
     environment = found["environment"]
-    places = {"setting": found["setting"], "network": environment.get("network") or {}}
+    places = {"setting": found["setting"], "network": links_of(environment) or {}}
     tables = []
     if "message_size" in found:
         tables.append((f"Messages: {message_fit(found['message_size'])}.", message_rows(found["message_size"])))

@@ -76,7 +76,7 @@ def load_run_as(folder: Path, name: str) -> Run:
     _check(summary, SUMMARY, folder / "summary.json")
     _check_figures(summary, folder / "summary.json")
     environment = read_json(folder / "environment.json") or {}
-    network = environment.get("network")
+    network = summary["network"]
     if not isinstance(network, dict | None):
         raise UserError(f"{folder / 'environment.json'} says of the network {network!r}: it is damaged, run again.")
     ranks = range(int(summary["world_size"]))

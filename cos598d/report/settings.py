@@ -13,6 +13,7 @@ FACTS = (
     ("examples a step", "summary", "total_train_batch_size"),
     ("rate", "network", "rate"),
     ("delay", "network", "delay"),
+    ("offload", "network", "offload"),
     ("task", "summary", "task"),
     ("model", "summary", "model"),
     ("data", "summary", "data"),
@@ -33,7 +34,7 @@ FACTS = (
     ("ranks on a host", "environment", "ranks_on_host"),
 )
 # What need not be alike in runs of other numbers of ranks: a rank alone has other threads, and no network.
-OF_THE_RANKS = frozenset(("ranks", "threads a rank", "ranks on a host", "rate", "delay"))
+OF_THE_RANKS = frozenset(("ranks", "threads a rank", "ranks on a host", "rate", "delay", "offload"))
 SWEPT = ("examples a step", "rate", "delay")
 
 
