@@ -14,6 +14,7 @@ Collectives of a sync's own are composed of messages (`Communicator.composed`), 
 """
 
 import contextlib
+import math
 import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
@@ -33,6 +34,14 @@ _SEGMENT_BYTES = 1 << 20  # gloo's
 def all_reduce_bytes(payload: int, ranks: int) -> int:
     """Bytes that each rank sends (and receives) in a ring all-reduce of `payload` bytes: 2(n-1)/n S."""
     return round(2 * (ranks - 1) * payload / ranks)
+
+
+def ring_segments(payload: float, ranks: int) -> int:
+    """Segments in which gloo's rings move a rank's n-th part of `payload` bytes: of at most 1 MiB, at least two.
+
+    Two are under way at a time, one received while the other is added up (gloo/allreduce.cc).
+    """
+    return max(math.ceil(payload / (_SEGMENT_BYTES * ranks)), 2)
 
 
 def broadcast_bytes(payload: int, ranks: int, distance: int) -> tuple[int, int]:
@@ -55,7 +64,7 @@ def reduce_bytes(payload: int, ranks: int, rank: int, is_root: bool) -> tuple[in
     if ranks == 1:
         return 0, 0
     segment = min(_SEGMENT_BYTES, -(-payload // (2 * ranks)))
-    of_a_part = max(-(-payload // (_SEGMENT_BYTES * ranks)), 2)
+    of_a_part = ring_segments(payload, ranks)
 
     def held(first: int, count: int) -> int:
         return min(payload, (first + count) * segment) - min(payload, first * segment)

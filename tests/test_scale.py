@@ -11,7 +11,7 @@ from scale_records import GBIT, TRUTH, write_bench
 from cos598d.bench.fit import CallCost, predict_exposed
 from cos598d.cli import main
 from cos598d.scale.fit import EFFICIENCY, fit
-from cos598d.scale.model import arrange, computes_by_batch, overlapped
+from cos598d.scale.model import Costs, arrange, computes_by_batch, iteration_seconds, overlapped
 from cos598d.scale.predict import host_counts, misses, scale_points
 from cos598d.scale.records import Compute, Link, load_record, load_records
 from cos598d.scale.rungs import Part, gather_scatter, plan_calls
@@ -70,6 +70,31 @@ def test_another_delay_and_another_number_of_hosts_are_predicted_from_the_formul
     assert load_record(many).crowd == 4
     # More ranks on the same cores: as on hosts of their own, which are what is predicted, but for the busiest rank.
     assert max(abs(miss.miss) for miss in misses(fitted, load_record(many))) < 0.05
+
+
+def test_a_delay_is_waited_for_by_every_pair_of_a_library_ring_s_segments_and_by_no_others(made):
+    record = load_record(made("any", syncs="all_reduce,flat,bucketed+bf16,ring"))
+    planned = {rung.label: plan_calls(rung, record, 4, record.batch) for rung in record.rungs}
+    payload = sum(tensor.bytes for tensor in record.tensors)
+    assert [call.segments for call in planned["flat"]] == [6 * -(-payload // (4 << 20))]
+    assert {call.segments for call in planned["all_reduce"]} >= {12}, "small tensors go in two segments a rank"
+    assert min(call.segments for call in planned["bucketed+bf16"]) >= 12
+    assert {call.segments for call in planned["ring"]} == {0}, "its messages are whole"
+    costs = Costs(0.0, 1e-3, 0.0, 1.0)
+
+    def waits(label, delay, rate=None):
+        calls = arrange(planned[label], record.compute, 1.0)
+        none, some = (
+            iteration_seconds(label, calls, record.compute, Link(rate, seconds), costs, overlaps=False)
+            for seconds in (0.0, delay)
+        )
+        return some - none
+
+    segments = planned["flat"][0].segments
+    assert waits("flat", 0.01) == pytest.approx(segments / 2 * (0.02 - 0.001))
+    # Sending a segment takes longer than its receiver's word: only the steps wait.
+    assert waits("flat", 0.01, rate=1e8) == pytest.approx(6 * 0.01)
+    assert waits("ring", 0.01) == pytest.approx(6 * 0.01)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 5, 8, 16])

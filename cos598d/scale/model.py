@@ -5,6 +5,14 @@ A call of s steps, of which b bytes pass the busiest link one after another and 
     work   = call_seconds + s step_seconds + m processor_seconds_per_byte        of the processor
     travel = s delay + stretch b / (efficiency rate)                             of the link
 
+gloo's all-reduce moves its bytes in g segments, two at a time. A segment leaves when its receiver has said that it is
+ready, so each pair of them takes two delays and the time of one segment, unless it takes longer to send both:
+
+    sending = stretch b / (efficiency rate)
+    travel  = sending + max(s delay, g/2 (2 delay - sending/g - step_seconds))
+
+where the second term is none without a delay. A long delay makes a ring of many segments slow, whatever the rate.
+
 Hosts of the emulated cluster share the machine's cores: with c ranks a core, m is the mean over the ranks or, if that
 is more, a c-th of what the busiest rank moves, which may have a core for itself while others wait.
 
@@ -50,6 +58,7 @@ class Calls(NamedTuple):
     steps: np.ndarray
     link_bytes: np.ndarray
     moved_bytes: np.ndarray
+    segments: np.ndarray
 
 
 def arrange(calls: Sequence[Call], compute: Compute, crowd: float) -> Calls:
@@ -59,6 +68,7 @@ def arrange(calls: Sequence[Call], compute: Compute, crowd: float) -> Calls:
         np.array([call.steps for call in calls], dtype=float),
         np.array([call.link_bytes for call in calls], dtype=float),
         np.array([max(call.mean_bytes, call.busiest_bytes / crowd) for call in calls], dtype=float),
+        np.array([call.segments for call in calls], dtype=float),
     )
 
 
@@ -69,9 +79,14 @@ def iteration_seconds(
     if not len(calls.steps):
         return compute.seconds
     work = costs.call_seconds + calls.steps * costs.step_seconds + calls.moved_bytes * costs.processor_seconds_per_byte
-    travel = calls.steps * link.delay
+    sending = np.zeros_like(work)
     if link.rate is not None:
-        travel = travel + costs.stretch.get(label, 1.0) * calls.link_bytes * 8 / (costs.efficiency * link.rate)
+        sending = costs.stretch.get(label, 1.0) * calls.link_bytes * 8 / (costs.efficiency * link.rate)
+    waiting = calls.steps * link.delay
+    if link.delay:
+        idle = 2 * link.delay - costs.step_seconds - sending / np.maximum(calls.segments, 1)
+        waiting = np.maximum(waiting, calls.segments / 2 * idle)
+    travel = sending + waiting
     own = costs.own_seconds.get(label, 0.0)
     if not overlaps:
         return compute.seconds + max(0.0, float((work + travel).sum()) + own)

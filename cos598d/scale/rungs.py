@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from cos598d.bench.candidates import FLOOR
-from cos598d.comm import reduce_bytes
+from cos598d.comm import reduce_bytes, ring_segments
 from cos598d.scale.records import Record, Rung, Tensor
 from cos598d.sync.buckets import MIB, plan_buckets
 from cos598d.sync.halving_doubling import largest_power_of_two
@@ -17,6 +17,9 @@ LEFT_OUT = {
     "shared_memory": "it is for one host only",
     "local_sgd": "it does not average gradients in every step",
 }
+# What calls gloo's all-reduce; a codec may travel by other calls, those that are not here.
+LIBRARY_RINGS = ("all_reduce", "flat", "overlap", "bucketed", "sparse_rows", "ddp")
+RING_CODECS = (None, "bf16", "fp16", "powersgd")
 OWN = "it is not a sync of ours, whose calls are known"
 
 
@@ -29,6 +32,7 @@ class Call:
     link_bytes      bytes that pass one direction of the busiest link one after another
     mean_bytes      sent and received by a rank, the mean over the ranks
     busiest_bytes   sent and received by the rank that moves most
+    segments        pieces of at most 1 MiB that pass the link two at a time, as in gloo's rings; 0: whole messages
     """
 
     tensors: tuple[str, ...]
@@ -36,6 +40,7 @@ class Call:
     link_bytes: float
     mean_bytes: float
     busiest_bytes: float
+    segments: int = 0
 
     def shrunk(self, factor: float) -> "Call":
         """The same with `factor` of the bytes."""
@@ -124,6 +129,16 @@ def plan_calls(rung: Rung, record: Record, n: int, batch: int) -> list[Call]:
     if n == 1 or rung.sync == FLOOR:
         return []
     codec = rung.options.get("compress")
+    calls = _plan_whole_calls(rung, record, n, batch, codec)
+    is_gloo = record.work["backend"] == "gloo"
+    if is_gloo and rung.sync in LIBRARY_RINGS and (codec and codec.partition(":")[0]) in RING_CODECS:
+        payloads = [call.link_bytes * n / (2 * (n - 1)) for call in calls]
+        sizes = zip(calls, payloads, strict=True)
+        return [replace(call, segments=2 * (n - 1) * ring_segments(payload, n)) for call, payload in sizes]
+    return calls
+
+
+def _plan_whole_calls(rung: Rung, record: Record, n: int, batch: int, codec: str | None) -> list[Call]:
     algorithm = ALGORITHMS.get(rung.sync, ring)
     parts = PARTS[rung.sync](rung, record, n * batch / (record.ranks * record.batch))
     calls = [call for part in parts for call in algorithm(part, n)]
