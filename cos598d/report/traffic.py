@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from cos598d.report.load import Run
 from cos598d.report.table import megabytes as megabytes_by_rank
 
+LEAST_BYTES = 1e5  # of less, such as the loss's few bytes, headers are the most
+
 
 @dataclass(frozen=True)
 class Traffic:
@@ -63,7 +65,7 @@ def epoch_rows(runs: Sequence[Run]) -> list[list[str]]:
             groups = wire["ranks_by_interface"]
             sums = [sum(predicted[rank] for rank in group) for group in groups]
             seen = [counted[group[0]] for group in groups]
-            ratios = [c / p - 1 for c, p in zip(seen, sums, strict=True) if p]
+            ratios = [c / p - 1 for c, p in zip(seen, sums, strict=True) if p >= LEAST_BYTES]
             off = " to ".join(dict.fromkeys(f"{share:+.1%}" for share in (min(ratios), max(ratios)))) if ratios else "-"
             cells = [megabytes_by_rank(values) for values in (sums, seen)]
             rows.append([run.name, str(epoch["epoch"]), str(epoch.get("iterations", "-")), *cells, off])
