@@ -51,7 +51,8 @@ def bench_caption(bench: Bench) -> str:
         if not intervals:
             words += " Too few rounds for an interval: ratios near 1 may be chance."
         elif same:
-            words += f" The 95 % intervals of {listed(same)} hold 1: these rounds do not tell them from {DDP}."
+            verb, them = ("s of {} hold", "them") if len(same) > 1 else (" of {} holds", "it")
+            words += f" The 95 % interval{verb.format(listed(same))} 1: these rounds do not tell {them} from {DDP}."
     if floor:
         words += f" Without any sync it takes {seconds(floor.seconds)}"
         shares = [f"{percent(max(0.0, one.exposed / one.seconds))} of {one.label}'s" for one in _ends(ranked)]

@@ -44,6 +44,8 @@ def number_of(count: int, word: str) -> str:
 
 def words_of(value: Any) -> str:
     """A value of a setting, for a cell of a table."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 

@@ -1,6 +1,8 @@
 """Figures of series of runs: traffic predicted and counted, scaling, and sweeps of a setting."""
 
 from collections.abc import Sequence
+from itertools import groupby
+from statistics import fmean
 
 from cos598d.report.load import Run
 from cos598d.report.settings import series_name, swept_value
@@ -12,32 +14,41 @@ UNITS = {"examples a step": ("examples a step", 1), "rate": ("Mbit/s", 1e6), "de
 
 
 def traffic_figure(traffic: Sequence[Traffic]) -> str | None:
-    """Bytes sent an iteration, predicted and counted, side by side; None where nothing was counted."""
+    """Bytes sent an iteration, predicted and counted, side by side; None where nothing was counted.
+
+    Neighbours of one run of which the same is predicted share a lane, with the mean of what was counted.
+    """
     if not traffic:
         return None
+    groups = [list(group) for _, group in groupby(traffic, key=lambda one: (one.run, one.predicted_sent))]
+    names = [f"{group[0].run}, {_whose(group)}" for group in groups]
 
     def paint(figure):
         axes = figure.subplots()
         predicted = axes.barh(
-            [place + 0.02 for place in range(len(traffic))],
-            [one.predicted_sent / 1e6 for one in traffic],
+            [place + 0.02 for place in range(len(groups))],
+            [group[0].predicted_sent / 1e6 for group in groups],
             0.24,
             color="#56B4E9",
         )
         counted = axes.barh(
-            [place + 0.28 for place in range(len(traffic))],
-            [one.counted_sent / 1e6 for one in traffic],
+            [place + 0.28 for place in range(len(groups))],
+            [fmean(one.counted_sent for one in group) / 1e6 for group in groups],
             0.24,
             color="#0072B2",
             hatch="///",
             edgecolor="white",
         )
-        lanes(axes, [f"{one.run}, {one.whose}" for one in traffic], -0.25)
+        lanes(axes, names, -0.25)
         axes.set_xlabel("MB sent an iteration")
         legend_below(figure, [predicted, counted], ["predicted", "counted"])
 
     label = "bytes sent an iteration, predicted and counted"
-    return draw("traffic", label, 50 + 36 * len(traffic), paint)
+    return draw("traffic", label, 50 + 36 * len(groups), paint)
+
+
+def _whose(group: Sequence[Traffic]) -> str:
+    return group[0].whose if len(group) == 1 else f"{group[0].whose} to {group[-1].whose}, each"
 
 
 def scaling_figure(series: Sequence[tuple[Run, list[Run]]]) -> str | None:
