@@ -40,7 +40,22 @@ def owner_of(address: str) -> str | None:
     return None
 
 
+def interface_with_link(address: str) -> str | None:
+    """The interface that has this numeric `address`, if it can be told that it has a link now; else None."""
+    try:
+        interface = owner_of(address)
+    except OSError:
+        return None
+    return interface if interface and has_link(interface) else None
+
+
 def has_link(interface: str) -> bool:
-    """Whether the interface is up and its cable (or what stands for one) leads to something that is up too."""
-    found = psutil.net_if_stats().get(interface)
-    return found is not None and found.isup
+    """Whether the kernel calls the interface running: up, and its cable (where the driver tells) leads to another end.
+
+    True where it cannot be told.
+    """
+    try:
+        found = psutil.net_if_stats().get(interface)
+    except OSError:
+        return True
+    return found is None or found.isup

@@ -10,6 +10,7 @@ which nothing else can interrupt.
 """
 
 import contextlib
+import errno
 import json
 import os
 import selectors
@@ -21,13 +22,15 @@ import time
 
 from cos598d.errors import UserError
 from cos598d.files import remove_unfinished
-from cos598d.interfaces import has_link, owner_of
+from cos598d.interfaces import has_link, interface_with_link
 from cos598d.launch import LAUNCHER_PID
 from cos598d.rendezvous import Meeting
 
 SILENCE = "lost rank {rank}, which ended without a word (killed, or its host is gone)."
 # The others say of this rank that they lost it, so it says so too, with what it alone can see.
 CUT_OFF = "lost rank {rank}, this one: its network interface {interface} has no link."
+# What a line ends with when its peer's host is silent, not the peer gone.
+UNHEARD = frozenset((errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN))
 # A host that is cut off is noticed after idle + interval x count = 8 seconds.
 CONNECT_SECONDS = 10.0  # all have just met: whoever does not connect at once is gone
 KEEPALIVE = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
@@ -50,7 +53,7 @@ class Lifeline:
         self._finished: set[int] = set()
         self._all_finished = threading.Event()
         self._connect(meeting)
-        self._interface = owner_of(next(iter(self._peers)).getsockname()[0])
+        self._interface = interface_with_link(next(iter(self._peers)).getsockname()[0])
         self._expected_parent = os.environ.get(LAUNCHER_PID)
         self._signals, written = socket.socketpair()
         written.setblocking(False)
@@ -143,13 +146,14 @@ class Lifeline:
                     if line is self._signals:
                         self._on_signal(self._signals.recv(1)[0])
                         continue
+                    unheard = False
                     try:
                         data = line.recv(65536)
-                    except OSError:
-                        data = b""
+                    except OSError as error:
+                        data, unheard = b"", error.errno in UNHEARD
                     if not data:
                         selector.unregister(line)
-                        self._on_silence(self._peers[line])
+                        self._on_silence(self._peers[line], unheard)
                         continue
                     *messages, buffers[line] = (buffers[line] + data).split(b"\n")
                     for message in messages:
@@ -157,16 +161,17 @@ class Lifeline:
                 if self._expected_parent and os.getppid() != int(self._expected_parent):
                     self._end("the program that started this worker is gone.")
 
-    def _on_silence(self, rank: int) -> None:
+    def _on_silence(self, rank: int, unheard: bool) -> None:
+        """A line has ended: the peer's host said so, or (`unheard`) nothing came from it for too long."""
         if rank in self._finished:
             return
-        if self._interface and not has_link(self._interface):
-            self._end(CUT_OFF.format(rank=self.rank, interface=self._interface))
-            return
-        sentence = SILENCE.format(rank=rank)
+        # Only where there was a link, and no word came: the peer may be well, and this host the one that is cut off.
+        is_cut_off = unheard and self._interface is not None and not has_link(self._interface)
+        lost = self.rank if is_cut_off else rank
+        sentence = SILENCE.format(rank=lost)
         if self.rank == 0:
-            self._tell({"lost": rank, "sentence": sentence}, but=rank)
-        self._end(sentence)
+            self._tell({"lost": lost, "sentence": sentence}, but=rank)
+        self._end(CUT_OFF.format(rank=lost, interface=self._interface) if is_cut_off else sentence)
 
     def _on_message(self, message: dict) -> None:
         if "finished" in message:

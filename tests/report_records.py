@@ -80,6 +80,9 @@ def write_run(folder: Path, **changes) -> Path:
             write_rows(folder / f"host.rank{rank}.jsonl", [_host(number) for number in range(len(seconds) + 1)])
         if facts["wire_share"] is not None:
             rows = [_wire(number, sent, facts["shared"]) for number in range(len(seconds) + 1)]
+            # A pause of a minute, to evaluate, and a sample that is all too near to the one before.
+            end = rows[-1] | {"kind": "interval", "seconds": rows[-1]["seconds"] + 1e-4}
+            rows += [end, end | {"kind": "resume", "seconds": end["seconds"] + 60}]
             write_rows(folder / f"wire.rank{rank}.jsonl", rows)
     return folder
 

@@ -310,3 +310,23 @@ def test_the_scripts_say_nothing_but_their_own(start):
     assert program.wait() == 0
     assert not re.search(r"[Ww]arning:|W\d{4}", program.text), program.text
     assert str(ROOT) not in program.text, program.text
+
+
+@pytest.mark.parametrize(
+    ("unheard", "linked", "interface", "named"),
+    [
+        (True, False, "eth0", "lost rank 2, this one: its network interface eth0 has no link."),
+        (True, True, "eth0", "lost rank 0, "),  # nothing came, and it is not for want of a link here
+        (False, False, "eth0", "lost rank 0, "),  # word came that the peer is gone, so there is a way
+        (True, False, None, "lost rank 0, "),  # it could never be told whether there is a link
+    ],
+)
+def test_a_rank_names_itself_only_when_no_word_came_and_its_link_is_gone(
+    unheard, linked, interface, named, monkeypatch
+):
+    line = object.__new__(lifeline.Lifeline)
+    line.rank, line._finished, line._interface, said = 2, set(), interface, []
+    monkeypatch.setattr(lifeline, "has_link", lambda _: linked)
+    monkeypatch.setattr(line, "_end", said.append)
+    line._on_silence(0, unheard)
+    assert said[0].startswith(named)

@@ -94,7 +94,7 @@ def test_rows_of_the_wire_are_sums_since_training_started(counted):
         values = [row[name] for row in rows]
         assert values == sorted(values)
     assert {(row["interface"], row["shared_by_ranks"]) for row in rows} == {(owner_of("127.0.0.1"), 2)}
-    assert {row["kind"] for row in rows} == {"iteration", "interval"}
+    assert {row["kind"] for row in rows} == {"iteration", "interval", "resume"}
 
 
 def test_rows_of_the_host_have_the_process_and_its_host(counted):

@@ -2,6 +2,8 @@
 
 import ast
 import html.parser
+import json
+import math
 import os
 import re
 import subprocess
@@ -12,16 +14,17 @@ from urllib.parse import unquote
 from xml.etree import ElementTree
 
 import pytest
-from report_records import report, write_run
+from report_records import report, write_rows, write_run
 
 pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
-from cos598d.report.load import load_runs
+from cos598d.report.command import load_records
 from cos598d.report.page import Figure, Table, build_page
 from cos598d.report.render import as_html, as_markdown_page
 from cos598d.report.table import markdown_text
 from cos598d.report.units import percent, quantity
 from cos598d.report.units import seconds as seconds_words
+from cos598d.report.wire import mean_rate, throughputs
 
 REPORT = Path(__file__).resolve().parents[1] / "cos598d" / "report"
 EVIL = '<script>alert(1)<b> | `x` _y_ $z$ "q" &amp;'
@@ -68,7 +71,7 @@ def runs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def page(runs):
-    return build_page(load_runs(runs))
+    return build_page(*load_records(runs))
 
 
 @pytest.fixture(scope="module")
@@ -232,12 +235,37 @@ def test_an_epoch_s_bytes_are_predicted_and_counted(page):
 
 def test_the_wire_in_time_is_bits_a_second_and_a_share_of_the_link_s_rate(tmp_path):
     fast = write_run(tmp_path / "fast", ranks=4, wire_share=1, network={"rate": "100mbit", "delay": "0"})
-    own = build_page(load_runs([fast]))
+    own = build_page(*load_records([fast]))
     # 2 MB in half a second are 32 Mbit/s.
     assert "32.0 Mbit/s sent on average, 32.0 in its busiest sample (32 % and 32 % of the link's" in captions(
         own, "The wire in time"
     )
     assert "16.0 Mbit/s received on average" in captions(own, "The wire in time")
+    (figure,) = blocks(own, "The wire in time", Figure)
+    assert "link's rate" not in figure.svg, "three times as much as was carried: out of the picture"
+
+
+def test_a_pause_and_samples_without_time_between_them_are_no_rates(tmp_path):
+    run = write_run(tmp_path / "run", ranks=4, wire_share=1, network={"rate": "40mbit", "delay": "0"})
+    rows = [json.loads(line) for line in (run / "wire.rank0.jsonl").read_text().splitlines()]
+    last = rows[-1]
+    rows.append(last | {"kind": "interval", "seconds": last["seconds"] + 2, "bytes_sent": last["bytes_sent"] + 1000})
+    rows.append(rows[-1] | {"seconds": last["seconds"]})  # a clock that goes back
+    write_rows(run / "wire.rank0.jsonl", rows)
+    runs, _ = load_records([run])
+    (found,) = throughputs(runs)
+    assert [value for value in found.sent if math.isnan(value)] == [pytest.approx(math.nan, nan_ok=True)]
+    assert len(found.moments) == len(found.sent) + 1
+    # 10 MB in 2.5 s and 1 kB in 2 s: 32 Mbit/s and next to nothing.
+    assert mean_rate(found.moments, found.sent) == pytest.approx(8 * 10_001_000 / 4.5)
+    (figure,) = blocks(build_page(runs), "The wire in time", Figure)
+    assert "link's rate" in figure.svg
+
+
+def test_a_wire_that_carried_nothing_has_a_figure_and_no_warning(tmp_path, recwarn):
+    floor = write_run(tmp_path / "floor", ranks=4, sync="none", wire_share=1)
+    assert "0 Mbit/s sent on average" in captions(build_page(*load_records([floor])), "The wire in time")
+    assert not [warning for warning in recwarn if "identical" in str(warning.message)]
 
 
 def test_a_caption_claims_no_difference_that_the_spread_does_not_support(page):
@@ -275,7 +303,7 @@ def test_a_timeline_tells_what_lies_beside_backward_and_what_after(page):
 
 
 def test_the_runs_differences_are_said(page):
-    assert page.lead.startswith("11 runs that differ in sync, ranks, examples a step, rate, delay, offload, data")
+    assert page.lead.startswith("11 runs that differ in sync, ranks, examples a step, rate, delay, data")
 
 
 def test_numbers_are_written_with_three_digits_that_count():

@@ -86,6 +86,24 @@ def test_benches_that_differ_in_their_rate_alone_make_a_sweep(rates, tmp_path):
     (figure,) = section(page, "Side by side: rate")
     slow, fast = (bench.candidate("gather_scatter").ratio for bench in benches[:2])
     assert f"gather_scatter {slow:.2f} becomes {fast:.2f}" in figure.caption[1]
+    assert "from slow (rate 100mbit) to fast (1gbit)" in figure.caption[0]
+
+
+def test_a_sweep_of_ratios_near_1_has_more_than_one_tick(rates):
+    def level(found):
+        for label, ratio in (("gather_scatter", 1.42), ("all_reduce", 0.96), ("bucketed", 1.0)):
+            found["summary"][label]["ratio_to_ddp"]["median"] = ratio
+
+    page = build_page([], [load_bench(edit(folder, level), folder.name) for folder in rates])
+    (figure,) = section(page, "Side by side: rate")
+    assert {"1", "1.1", "1.2"} <= set(re.findall(r"<text[^>]*>([^<]*)</text>", figure.svg))
+
+
+def test_benches_of_other_machines_are_no_sweep_and_not_of_one_setting(rates):
+    edit(rates[0], lambda found: found["environment"].update(processor="another"))
+    page = build_page([], [load_bench(folder, folder.name) for folder in rates])
+    assert "Side by side: rate" not in [section.title for section in page.sections]
+    assert "processor" in page.lead
 
 
 def test_runs_and_benches_stand_on_one_page_each_under_its_own_name(rates, tmp_path):
@@ -111,7 +129,8 @@ def test_a_bench_without_ddp_or_floor_or_candidates_makes_a_page(rates, tmp_path
         found |= {"candidates": [], "message_size": {"sizes": [row], "fit": fit}}
 
     text = report(tmp_path / "page.html", edit(rates[0], alone), edit(rates[1], sizes)).read_text()
-    assert "the whole iteration" in text
+    assert "whole, floor not measured" in text
+    assert "exposed communication</text>" not in text
     assert "a call takes 1000 us" in text
     assert "Side by side: rate" not in text
 
@@ -128,6 +147,11 @@ def test_a_bench_without_ddp_or_floor_or_candidates_makes_a_page(rates, tmp_path
         lambda found: found.pop("setting"),
         lambda found: found.update(environment=[]),
         lambda found: found["traffic"].clear(),
+        lambda found: found["summary"]["bucketed"].update(seconds_exposed=None),
+        lambda found: found["summary"]["bucketed"].update(ratio_to_ddp=None),
+        lambda found: found["summary"]["bucketed"]["ratio_to_ddp"].update(median=0),
+        lambda found: found["setting"].update(batch=10**400),
+        lambda found: found["setting"].update(batch=[4]),
         lambda found: found.update(candidates=3),
     ],
 )
@@ -140,8 +164,32 @@ def test_a_damaged_bench_is_named_in_one_sentence(damage, rates, tmp_path):
     assert not (tmp_path / "page.html").exists()
 
 
+def test_a_bench_without_a_floor_beside_one_with_it_has_a_colour_of_its_own(rates, tmp_path):
+    def alone(found):
+        found["candidates"] = [one for one in found["candidates"] if one["label"] != "none"]
+        for summary in found["summary"].values():
+            summary |= {"ratio_to_floor": None, "seconds_exposed": None}
+
+    text = report(tmp_path / "page.html", edit(rates[0], alone), rates[1]).read_text()
+    assert "whole, floor not measured" in text
+    assert "without any sync</text>" in text
+
+
+def test_a_floor_alone_makes_a_page(rates, tmp_path):
+    def only(found):
+        found["candidates"] = [one for one in found["candidates"] if one["label"] == "none"]
+        found["summary"]["none"]["ratio_to_ddp"] = None
+
+    assert "slow: Without any sync it takes" in report(tmp_path / "page.html", edit(rates[0], only)).read_text()
+
+
+def test_the_same_bench_given_by_its_folder_and_its_file_is_given_twice(rates, tmp_path):
+    with pytest.raises(UserError, match="given twice"):
+        report(tmp_path / "page.html", rates[0], rates[0] / "bench.json")
+
+
 def test_a_label_with_markup_stays_text(rates, tmp_path):
-    evil = "<script>alert(1)</script>.py:Sync"
+    evil = "<script>alert(1)</script>\x1b.py:Sync"
 
     def rename(found):
         for candidate in found["candidates"]:
@@ -152,4 +200,4 @@ def test_a_label_with_markup_stays_text(rates, tmp_path):
 
     text = report(tmp_path / "page.html", edit(rates[0], rename)).read_text()
     assert "<script" not in text
-    assert "&lt;script&gt;alert(1)&lt;/script&gt;.py:Sync" in text
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text

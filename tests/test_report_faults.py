@@ -10,7 +10,7 @@ from cos598d.errors import UsageError, UserError
 
 pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
-from cos598d.report.load import load_runs
+from cos598d.report.command import load_records
 from cos598d.report.page import build_page
 
 
@@ -37,22 +37,22 @@ def test_a_gpu_s_gauges_stand_beside_the_host_s(tmp_path):
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     write_rows(path, [row | {"gpu_memory_bytes": 5e9, "gpu_utilization_percent": 80} for row in rows])
     other = write_run(tmp_path / "other", host=True)
-    (section,) = (s for s in build_page(load_runs([folder, other])).sections if s.title.startswith("Where"))
+    (section,) = (s for s in build_page(*load_records([folder, other])).sections if s.title.startswith("Where"))
     (table,) = (block.rows for block in section.blocks if "GPU busy" in getattr(block, "rows", [[]])[0])
     assert [row[-2:] for row in table[1:]] == [["5,000.000", "80 %"], ["-", "-"]]
 
 
 def test_records_without_beginnings_have_no_timeline_and_say_so(tmp_path):
-    page = build_page(load_runs([write_run(tmp_path / "old", old=True)]))
+    page = build_page(*load_records([write_run(tmp_path / "old", old=True)]))
     (line,) = next(section for section in page.sections if section.title == "One iteration in time").blocks
     assert "records of old do not say when" in line
 
 
 def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path):
-    found = load_runs([write_run(tmp_path / "a" / "run"), write_run(tmp_path / "b" / "run")])
+    found, _ = load_records([write_run(tmp_path / "a" / "run"), write_run(tmp_path / "b" / "run")])
     assert [run.name for run in found] == ["a/run", "b/run"]
     with pytest.raises(UserError, match="given twice"):
-        load_runs([tmp_path / "a" / "run", tmp_path / "a" / "run"])
+        load_records([tmp_path / "a" / "run", tmp_path / "a" / "run"])
 
 
 def cut(path):

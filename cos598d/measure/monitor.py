@@ -23,7 +23,7 @@ class Monitor:
     1. `begin` reads both and starts a thread, which reads both every `interval` seconds.
     2. `end_iteration` reads the wire, off the iteration's clock and without a word to other ranks: what they have
        still on their way counts with the next iteration.
-    3. `pause` reads both. From then on the thread reads the host alone, until the next `begin`.
+    3. `pause` reads both. From then on the thread reads the host alone, until the next `begin` with its row "resume".
     4. `stop` ends the thread.
 
     Without an `interface` there are no rows of the wire. An error ends the sampling and not the run: `warn` is told,
@@ -73,8 +73,7 @@ class Monitor:
             self._gauges.start()
         if self._counter:
             self._counter.resume()
-            if is_first:
-                self._add_wire_row("iteration", 0)
+            self._add_wire_row(*(("iteration", 0) if is_first else ("resume", self._iteration())))
         self._add_host_row()
 
     def _on_iteration(self, iteration: int) -> Counters | None:

@@ -8,12 +8,11 @@ from typing import Any
 from cos598d.bench.record import read_record
 from cos598d.bench.table import best_capacity, candidate_rows, capacity_rows, message_fit, message_rows, remarks
 from cos598d.errors import UserError
-from cos598d.report.load import is_number
-from cos598d.report.table import links_of
+from cos598d.report.load import is_number, printable
 from cos598d.report.units import quantity
 
 FLOOR, DDP = "none", "ddp"
-# Word for the page, and where the value is: in the record's setting or its network.
+# Word for the page, and where the value is: in the record's setting, its network or its environment.
 FACTS = (
     ("ranks", "setting", "world_size"),
     ("rate", "network", "rate"),
@@ -24,8 +23,11 @@ FACTS = (
     ("model", "setting", "model"),
     ("with the optimizer", "setting", "step"),
     ("backend", "setting", "backend"),
-    ("device", "setting", "device"),
+    ("device", "environment", "device"),
+    ("processor", "environment", "processor"),
+    ("cores", "environment", "cores"),
     ("threads a rank", "setting", "threads_per_rank"),
+    ("ranks on a host", "environment", "ranks_on_host"),
     ("rounds", "setting", "rounds"),
 )
 SWEPT = ("examples on each rank", "rate", "delay")
@@ -64,17 +66,28 @@ def load_bench(path: Path, name: str) -> Bench:
     file, found = read_record(path)
     try:
         return _bench(name, found)
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, IndexError, AttributeError) as error:
         raise UserError(f"{file} is damaged ({type(error).__name__} {error}): measure again.") from None
 
 
 def _bench(name: str, found: dict[str, Any]) -> Bench:
     environment = found["environment"]
-    places = {"setting": found["setting"], "network": links_of(environment) or {}}
+    places = {"setting": found["setting"], "network": environment.get("network") or {}, "environment": environment}
+    facts = {word: places[place].get(key) for word, place, key in FACTS}
+    if not all(value is None or isinstance(value, str) or is_number(float(value)) for value in facts.values()):
+        raise ValueError("a fact of its setting is no number")
+    candidates = found["candidates"]
+    labels = {candidate["label"] for candidate in candidates}
+    for label in labels:
+        summary = found["summary"][label]
+        if (summary["seconds_exposed"] is None) == (FLOOR in labels) or (summary["ratio_to_ddp"] is None) == (
+            DDP in labels
+        ):
+            raise ValueError(f"{label} is not compared with what was measured")
     tables = []
     if "message_size" in found:
         tables.append((f"Messages: {message_fit(found['message_size'])}.", message_rows(found["message_size"])))
-    if found["candidates"]:
+    if candidates:
         note = "Seconds of the slowest rank, medians over the rounds. Ratios: medians of those within each round, and "
         note += "their 95 % intervals. Exposed: the median less that of none. MB: of the rank that sends most."
         tables.append((note, candidate_rows(found)))
@@ -82,9 +95,9 @@ def _bench(name: str, found: dict[str, Any]) -> Bench:
         tables.append((f"Capacities of buckets: {best_capacity(found)}.", capacity_rows(found)))
     return Bench(
         name,
-        {word: places[place].get(key) for word, place, key in FACTS},
+        facts,
         environment,
-        tuple(_candidate(candidate["label"], found["summary"]) for candidate in found["candidates"]),
+        tuple(_candidate(candidate["label"], found["summary"]) for candidate in candidates),
         tuple(tables),
         tuple(remarks(found)),
     )
@@ -96,11 +109,12 @@ def _candidate(label: str, summaries: dict[str, Any]) -> Candidate:
     interval = ratio["interval_95"]
     numbers = [summary["seconds_median"], *summary["seconds_quartiles"], *(interval or [])]
     numbers += [value for value in (summary["seconds_exposed"], ratio["median"]) if value is not None]
-    if not all(map(is_number, numbers)) or summary["seconds_median"] <= 0:
+    least = min(summary["seconds_median"], 1.0 if ratio["median"] is None else ratio["median"])
+    if not all(map(is_number, numbers)) or least <= 0:
         raise ValueError(f"{label} has figures that no measurement can have")
     low, high = summary["seconds_quartiles"]
     return Candidate(
-        label,
+        printable(label),
         summary["seconds_median"],
         (low, high),
         summary["seconds_exposed"],

@@ -35,7 +35,7 @@ def run_report(options: argparse.Namespace) -> int:
     need("jinja2", "matplotlib", *(["weasyprint"] if output.suffix == ".pdf" else []))
     from cos598d.report.page import build_page
 
-    page = build_page(*_load(options.runs))
+    page = build_page(*load_records(options.runs))
     try:
         if output.suffix == ".md":
             beside = output.with_name(f"{output.stem}_files")
@@ -52,11 +52,13 @@ def run_report(options: argparse.Namespace) -> int:
     return 0
 
 
-def _load(paths: Sequence[Path]) -> tuple[list[Run], list[Bench]]:
+def load_records(paths: Sequence[Path]) -> tuple[list[Run], list[Bench]]:
+    """The runs and the benches, in the order given, each by a name of its own. Raises UserError for other folders."""
+    folders = [path.parent if path.name == FILE_NAME and path.is_file() else path for path in paths]
     runs, benches = [], []
-    for path, name in zip(paths, own_names(paths), strict=True):
-        if path.is_file() or (path / FILE_NAME).exists():
-            benches.append(load_bench(path, name))
+    for folder, name in zip(folders, own_names(folders), strict=True):
+        if (folder / FILE_NAME).exists():
+            benches.append(load_bench(folder, name))
         else:
-            runs.append(load_run_as(path, name))
+            runs.append(load_run_as(folder, name))
     return runs, benches

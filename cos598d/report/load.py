@@ -15,7 +15,7 @@ LARGEST = 1e100  # sums and squares of less stay finite
 ITERATION = {"iteration": NUMBER, "loss": NUMBER, "seconds": NUMBER} | {f"seconds_{phase}": NUMBER for phase in PHASES}
 CALL = {"iteration": NUMBER, "purpose": WORDS, "op": WORDS, "tensor": WORDS, "bytes_sent": NUMBER}
 HOST = {"iteration": NUMBER, "process_cpu_seconds": NUMBER, "host_cpu_percent": NUMBER, "rss_bytes": NUMBER}
-WIRE = dict.fromkeys(("seconds", "shared_by_ranks", "bytes_sent", "bytes_received"), NUMBER)
+WIRE = dict.fromkeys(("seconds", "shared_by_ranks", "bytes_sent", "bytes_received"), NUMBER) | {"kind": WORDS}
 # What a page reads of a summary, beyond that it is there.
 SUMMARY = {
     **dict.fromkeys(("task", "sync", "model", "data"), WORDS),
@@ -63,11 +63,6 @@ def typical_iteration(rows: Sequence[Row]) -> Row | None:
     """The row nearest the median of the seconds, the first left out where there are others."""
     counted = sorted(rows[1:] or rows, key=lambda row: row["seconds"])
     return counted[(len(counted) - 1) // 2] if counted else None
-
-
-def load_runs(folders: Sequence[Path]) -> list[Run]:
-    """The runs in the order given, each under a name of its own. Raises UserError naming what cannot be read."""
-    return [load_run_as(folder, name) for folder, name in zip(folders, own_names(folders), strict=True)]
 
 
 def load_run_as(folder: Path, name: str) -> Run:
@@ -196,4 +191,9 @@ def own_names(folders: Sequence[Path]) -> list[str]:
     while len({folder.parts[-depth:] for folder in folders}) < len(folders):
         depth += 1
     # Characters that no page can show, such as an escape, would make the plots no XML.
-    return ["".join(c if c.isprintable() else "\ufffd" for c in "/".join(folder.parts[-depth:])) for folder in folders]
+    return [printable("/".join(folder.parts[-depth:])) for folder in folders]
+
+
+def printable(name: str) -> str:
+    """A name without what no page can show."""
+    return "".join(c if c.isprintable() else "\ufffd" for c in name)

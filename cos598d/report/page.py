@@ -221,7 +221,7 @@ def _traffic(runs: Sequence[Run]) -> list[Table | Figure | str]:
         rows.append(row)
     blocks.append(Table("MB an iteration, predicted and counted by the kernel on the interface.", rows))
     if epochs := epoch_rows(trained):
-        note = "MB sent in an epoch's training, all calls: predicted by rank, and counted by interface."
+        note = "MB sent in an epoch's training, all calls, predicted and counted, by interface."
         blocks.append(Table(note, epochs))
     return [*blocks, *figures(("traffic", series.traffic_figure(counted), captions.traffic_caption(counted)))]
 

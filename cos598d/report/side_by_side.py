@@ -43,7 +43,7 @@ def sweep_blocks(benches: Sequence[Bench]) -> dict[str, list[Figure]]:
 def bench_caption(bench: Bench) -> str:
     """From the slowest to the fastest, against DDP, and which of them the rounds do not tell from it."""
     ranked = sorted((one for one in bench.candidates if one.label != FLOOR), key=lambda one: -one.seconds)
-    words = f"{bench.name}, slowest first: {', '.join(map(_with_ratio, ranked))}."
+    words = f"{bench.name}, slowest first: {', '.join(map(_with_ratio, ranked))}." if ranked else f"{bench.name}:"
     ddp, floor = bench.candidate(DDP), bench.candidate(FLOOR)
     if ddp and len(ranked) > 1:
         intervals = [one for one in ranked if one.interval]
@@ -63,7 +63,7 @@ def bench_caption(bench: Bench) -> str:
 def sweep_caption(word: str, series: Sequence[Bench]) -> list[str]:
     """Each candidate's ratio to DDP, from the smallest value of the setting to the largest, and DDP's own seconds."""
     first, last = series[0], series[-1]
-    ends = f"from {word} {words_of(first.facts[word])} to {words_of(last.facts[word])}"
+    ends = f"from {first.name} ({word} {words_of(first.facts[word])}) to {last.name} ({words_of(last.facts[word])})"
     sentences = [f"{DDP}: {ends}, {_change(*(seconds(bench.candidate(DDP).seconds) for bench in (first, last)))}."]
     changes = [
         f"{label} {_change(*(plain(bench.candidate(label).ratio) for bench in (first, last)))}"

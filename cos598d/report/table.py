@@ -34,13 +34,7 @@ def load_run(folder: Path) -> dict[str, Any]:
     if missing:
         raise UserError(f"{path} has no {missing[0]}: it is not the summary of a run of this version.")
     environment = read_json(folder / "environment.json") or {}
-    return {"run": folder.resolve().name} | summary | {"network": links_of(environment)}
-
-
-def links_of(environment: dict[str, Any]) -> Any:
-    """An emulated cluster's links; None without. Records that do not say so have packets cut by the interface."""
-    links = environment.get("network")
-    return {"offload": "on"} | links if isinstance(links, dict) else links
+    return {"run": folder.resolve().name} | summary | {"network": environment.get("network")}
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

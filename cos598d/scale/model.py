@@ -9,9 +9,10 @@ gloo's all-reduce moves its bytes in g segments, two at a time. A segment leaves
 ready, so each pair of them takes two delays and the time of one segment, unless it takes longer to send both:
 
     sending = stretch b / (efficiency rate)
-    travel  = sending + max(s delay, g/2 (2 delay - sending/g - step_seconds))
+    travel  = sending + max(s delay, g/2 (2 delay - sending/g) - s step_seconds)
 
-where the second term is none without a delay. A long delay makes a ring of many segments slow, whatever the rate.
+where the last term is what the processor is busy with anyway while that word travels. A long delay makes a ring of
+many segments slow, whatever the rate.
 
 Hosts of the emulated cluster share the machine's cores: with c ranks a core, m is the mean over the ranks or, if that
 is more, a c-th of what the busiest rank moves, which may have a core for itself while others wait.
@@ -82,11 +83,8 @@ def iteration_seconds(
     sending = np.zeros_like(work)
     if link.rate is not None:
         sending = costs.stretch.get(label, 1.0) * calls.link_bytes * 8 / (costs.efficiency * link.rate)
-    waiting = calls.steps * link.delay
-    if link.delay:
-        idle = 2 * link.delay - costs.step_seconds - sending / np.maximum(calls.segments, 1)
-        waiting = np.maximum(waiting, calls.segments / 2 * idle)
-    travel = sending + waiting
+    idle = calls.segments / 2 * (2 * link.delay - sending / np.maximum(calls.segments, 1))
+    travel = sending + np.maximum(calls.steps * link.delay, idle - calls.steps * costs.step_seconds)
     own = costs.own_seconds.get(label, 0.0)
     if not overlaps:
         return compute.seconds + max(0.0, float((work + travel).sum()) + own)

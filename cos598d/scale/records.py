@@ -88,7 +88,10 @@ class Rung:
 
 @dataclass(frozen=True)
 class Record:
-    """A bench's record. `crowd`: ranks for each core of the machine that they share, at least 1."""
+    """A bench's record. `crowd`: ranks for each core of the machine that they share, at least 1.
+
+    `offload`: "on" or "off" for an emulated cluster that says so, else None.
+    """
 
     name: str
     work: dict[str, Any]
@@ -99,6 +102,7 @@ class Record:
     compute: Compute
     tensors: tuple[Tensor, ...]
     rungs: tuple[Rung, ...]
+    offload: str | None = None
 
     @property
     def words(self) -> str:
@@ -116,6 +120,11 @@ def load_records(paths: Sequence[Path]) -> list[Record]:
                     f"{record.name} and {records[0].name} are not of the same work ({name}: {record.work[name]} and "
                     f"{records[0].work[name]}): give records that differ only in rate, delay, batch and ranks."
                 )
+        if {record.offload, records[0].offload} == {"on", "off"}:
+            raise UserError(
+                f"{record.name} and {records[0].name} differ in --offload, which the model does not know: "
+                "give records with the same."
+            )
     return records
 
 
@@ -172,6 +181,7 @@ def _record(name: str, found: dict[str, Any]) -> Record:
             for tensor in found["arrivals"]["tensors"]
         ),
         rungs=tuple(rungs),
+        offload=network.get("offload") if network else None,
     )
 
 

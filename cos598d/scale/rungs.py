@@ -83,7 +83,7 @@ def reduce_broadcast(part: Part, n: int) -> list[Call]:
     sent, received = reduce_bytes(round(part.bytes), n, 0, True)
     levels, moved = (n - 1).bit_length(), (n - 1) / n * part.bytes
     return [
-        Call(part.names, n, received, 2 * moved * (1 + 1 / n), sent + received),
+        Call(part.names, n, received, 2 * moved * (1 + 1 / n), sent + received, (n - 1) * ring_segments(part.bytes, n)),
         Call(part.names, levels, levels * part.bytes, 2 * moved, levels * part.bytes),
     ]
 

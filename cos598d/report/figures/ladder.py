@@ -6,7 +6,12 @@ from cos598d.report.benches import FLOOR, Bench, common_labels, swept_value
 from cos598d.report.svg import draw, legend_below, line_style, shortened, swept_axis
 from cos598d.report.units import listed
 
-COMPUTE, EXPOSED = ("#56B4E9", ""), ("#D55E00", "///")
+COMPUTE, EXPOSED, WHOLE = ("#56B4E9", ""), ("#D55E00", "///"), ("#999999", "")
+# Ticks of a ratio: where all are near 1, and where they are not.
+NEAR, FAR = (
+    (0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.4, 1.6, 1.8, 2),
+    (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50),
+)
 UNITS = {
     "examples on each rank": ("examples on each rank", 1),
     "rate": ("Mbit/s", 1e6),
@@ -28,10 +33,10 @@ def ladder_figure(benches: Sequence[Bench]) -> str | None:
         for axes, bench in zip(panels[:, 0], benches, strict=True):
             _paint_bench(axes, bench)
         panels[-1, 0].set_xlabel("seconds an iteration; times DDP's at the end")
-        handles = [Patch(facecolor=colour, hatch=hatch, edgecolor="white") for colour, hatch in (COMPUTE, EXPOSED)]
-        words = ["without any sync", "exposed communication"]
-        if not any(bench.candidate(FLOOR) for bench in benches):
-            handles, words = handles[:1], ["the whole iteration"]
+        looks = {"without any sync": COMPUTE, "exposed communication": EXPOSED, "whole, floor not measured": WHOLE}
+        has_floor = {bench.candidate(FLOOR) is not None for bench in benches}
+        words = [word for word, look in looks.items() if (look != WHOLE) in has_floor]
+        handles = [Patch(facecolor=looks[word][0], hatch=looks[word][1], edgecolor="white") for word in words]
         legend_below(figure, handles, words)
 
     label = f"seconds an iteration of every candidate of {listed([bench.name for bench in benches])}"
@@ -44,7 +49,7 @@ def _paint_bench(axes, bench: Bench) -> None:
     longest = max(max(one.quartiles) for one in ranked)
     for place, one in enumerate(ranked):
         split = min(one.seconds, floor.seconds) if floor else one.seconds
-        axes.barh(place, split, 0.66, color=COMPUTE[0])
+        axes.barh(place, split, 0.66, color=(COMPUTE if floor else WHOLE)[0])
         axes.barh(place, one.seconds - split, 0.66, split, color=EXPOSED[0], hatch=EXPOSED[1], edgecolor="white")
         axes.plot(one.quartiles, [place, place], "-", color="black", linewidth=1)
         if one.ratio is not None:
@@ -59,7 +64,7 @@ def _paint_bench(axes, bench: Bench) -> None:
 
 
 def sweep_figure(word: str, series: Sequence[Sequence[Bench]], name: str) -> str | None:
-    """Each candidate's ratio to DDP against the setting `word`; None where a series has no candidate in common."""
+    """Each candidate's ratio to DDP against the setting `word`; None where no series has a candidate in common."""
     unit, size = UNITS[word]
     lines = [(benches, label) for benches in series for label in common_labels(benches)]
     if not lines:
@@ -76,7 +81,9 @@ def sweep_figure(word: str, series: Sequence[Sequence[Bench]], name: str) -> str
         axes.set_xlabel(unit)
         axes.set_title("times DDP's seconds an iteration", loc="left")
         axes.set_yscale("log", base=2)
-        axes.yaxis.set_major_formatter("{x:g}")
+        low, high = axes.get_ylim()
+        ticks = [tick for tick in (NEAR if high < 4 * low else FAR) if low <= tick <= high]
+        axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
         several = len({id(benches) for benches, _ in lines}) > 1
         words = [f"{label}, {benches[0].name} on" if several else label for benches, label in lines]
         legend_below(figure, handles, ["ddp", *words])
