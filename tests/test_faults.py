@@ -10,6 +10,8 @@ import time
 import pytest
 from programs import ROOT, TINY, TINY_TRAINING, free_port, script
 
+from cos598d import lifeline
+
 LONG = (*TINY_TRAINING, "--max_steps", "100000")
 TASK2B = "task2b/run_glue.py"
 
