@@ -2,12 +2,14 @@
 
 import contextlib
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from tqdm import tqdm
 
 FIRST_LOSSES = 5
+SILENT_SECONDS = 5.0  # where there is no bar, a line comes at least as often, or with every iteration that takes longer
 
 
 class Console:
@@ -31,12 +33,17 @@ class Console:
     def progress(self, steps: int) -> Iterator[Callable[[int, float, float, int], None]]:
         """A bar over `steps` iterations; call the result with the iteration, its loss, seconds and examples.
 
-        The first five losses are printed as lines. Where standard error is not a terminal there is no bar.
+        The first five iterations are printed as lines. Where standard error is not a terminal there is no bar, but a line
+        every few seconds, so that it can be seen how fast it goes.
         """
         with tqdm(total=steps, unit="it", disable=None if self._speaks else True, leave=False) as bar:
+            spoke = time.monotonic()
 
             def update(step: int, loss: float, seconds: float, examples: int) -> None:
-                if step <= FIRST_LOSSES:
+                nonlocal spoke
+                now = time.monotonic()
+                if step <= FIRST_LOSSES or (bar.disable and now - spoke >= SILENT_SECONDS):
+                    spoke = now
                     self.say(f"iteration {step}: loss {loss:.6f} over {examples} examples, {seconds:.2f} s")
                 bar.set_postfix_str(f"loss {loss:.4f}", refresh=False)
                 bar.update()
