@@ -33,8 +33,8 @@ class Console:
     def progress(self, steps: int) -> Iterator[Callable[[int, float, float, int], None]]:
         """A bar over `steps` iterations; call the result with the iteration, its loss, seconds and examples.
 
-        The first five iterations are printed as lines. Where standard error is not a terminal there is no bar, but a line
-        every few seconds, so that it can be seen how fast it goes.
+        The first five iterations are printed as lines. Where standard error is not a terminal there is no bar, but a
+        line every few seconds, so that it can be seen how fast it goes.
         """
         with tqdm(total=steps, unit="it", disable=None if self._speaks else True, leave=False) as bar:
             spoke = time.monotonic()
