@@ -91,8 +91,11 @@ def timeline_figure(timeline: Timeline, name: str, until: float) -> str:
         for number, (tensor, start, end) in enumerate(calls):
             y = 1 + (number + 0.5) * lane - 0.5
             split = min(max(start, timeline.backward_end), end)
-            _block(axes, BESIDE, start, split - start, y, 0.8 * lane)
-            _block(axes, AFTER, split, end - split, y, 0.8 * lane)
+            if is_few:
+                _block(axes, BESIDE, start, split - start, y, 0.8)
+                _block(axes, AFTER, split, end - split, y, 0.8)
+            else:  # a stair has no room for edges and hatches
+                axes.barh([y, y], [split - start, end - split], lane, [start, split], color=[BESIDE[0], AFTER[0]])
             if is_few or number in (0, len(calls) - 1):
                 labels[y] = shortened(tensor, 12)
         if timeline.untimed and not calls:
