@@ -78,12 +78,6 @@ def _bench(name: str, found: dict[str, Any]) -> Bench:
         raise ValueError("a fact of its setting is no number")
     candidates = found["candidates"]
     labels = {candidate["label"] for candidate in candidates}
-    for label in labels:
-        summary = found["summary"][label]
-        if (summary["seconds_exposed"] is None) == (FLOOR in labels) or (summary["ratio_to_ddp"] is None) == (
-            DDP in labels
-        ):
-            raise ValueError(f"{label} is not compared with what was measured")
     tables = []
     if "message_size" in found:
         tables.append((f"Messages: {message_fit(found['message_size'])}.", message_rows(found["message_size"])))
@@ -97,14 +91,17 @@ def _bench(name: str, found: dict[str, Any]) -> Bench:
         name,
         facts,
         environment,
-        tuple(_candidate(candidate["label"], found["summary"]) for candidate in candidates),
+        tuple(_candidate(candidate["label"], labels, found["summary"]) for candidate in candidates),
         tuple(tables),
         tuple(remarks(found)),
     )
 
 
-def _candidate(label: str, summaries: dict[str, Any]) -> Candidate:
+def _candidate(label: str, labels: set[str], summaries: dict[str, Any]) -> Candidate:
     summary = summaries[label]
+    for figure, reference in (("seconds_exposed", FLOOR), ("ratio_to_ddp", DDP)):
+        if (summary[figure] is None) == (reference in labels):
+            raise ValueError(f"{label} has no {figure}, or {reference} was not measured")
     ratio = summary["ratio_to_ddp"] or {"median": None, "interval_95": None}
     interval = ratio["interval_95"]
     numbers = [summary["seconds_median"], *summary["seconds_quartiles"], *(interval or [])]
