@@ -69,7 +69,10 @@ def _train_all(options: argparse.Namespace) -> list[Path]:
     runs_dir = options.runs_dir or Path("runs") / f"traffic-{datetime.now():%Y%m%d-%H%M%S}"
     settings = list(product(precisions, sizes))
     for precision, size in settings:  # before the first of them takes its time
-        RunConfig(**values, precision=precision, total_train_batch_size=size).check(_ranks(options))
+        try:
+            RunConfig(**values, precision=precision, total_train_batch_size=size).check(_ranks(options))
+        except UsageError as error:  # by the name that the flag has here
+            raise UsageError(str(error).replace("--total_train_batch_size", "--batch_sizes")) from None
     claim_folder(runs_dir, overwrite=False)
     folders = []
     with _starter(options) as start:

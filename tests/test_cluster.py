@@ -175,6 +175,9 @@ def test_slow_and_cut_change_a_link_that_is_in_use(cluster, name):
     shown = cluster("ps")
     assert shown.wait() == 0
     assert "100mbit    cut" in shown.text
+    still = cluster("slow", "2", "--rate", "10mbit")
+    assert still.wait() == 0
+    assert "10mbit each way, but it is cut off" in still.text
     assert cluster("cut", "2", "--undo").wait() == 0
     assert up.facts(2)["connected"]
     absent = cluster("cut", "3")
@@ -209,6 +212,9 @@ def test_exec_runs_on_the_host_it_names(cluster):
     there = cluster("exec", "2", "sh", "-c", "ip -br address show eth0; echo $GLOO_SOCKET_IFNAME; exit 5")
     assert there.wait() == 5
     assert "10.10.1.2/24" in there.text
+    missing = cluster("exec", "2", "nosuchprogram")
+    assert missing.wait() == 2
+    assert "there is no program nosuchprogram here" in missing.text
 
 
 @needs_cluster

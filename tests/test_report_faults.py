@@ -132,7 +132,9 @@ def test_a_missing_package_is_one_sentence_that_says_what_to_install(package, ru
         return really(name, *more)
 
     monkeypatch.setattr(importlib, "import_module", without)
-    with pytest.raises(UserError, match=rf"needs {package}, .*pip install 'cos598d\[report\]'\.$"):
+    with pytest.raises(
+        UserError, match=rf"needs {package}, .*pip install -e '\.\[report\]' in the project's folder\.$"
+    ):
         report(tmp_path / "report.pdf", run)
 
 
@@ -155,3 +157,18 @@ def test_a_page_that_cannot_be_written_is_one_sentence(run, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be written"):
         report(tmp_path / "file" / "report.html", run)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("nothing", "does not exist"),
+        ("a file", "is a file"),
+        ("empty", "has neither summary.json nor bench.json: give the folder of a run that ended well, or of a bench."),
+    ],
+)
+def test_what_is_no_record_is_told_by_what_it_is(name, words, tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "a file").write_text("")
+    with pytest.raises(UserError, match=words):
+        report(tmp_path / "report.html", tmp_path / name)

@@ -308,7 +308,7 @@ def test_a_wrong_word_is_told_before_any_record_is_read(words, sentence, capsys)
 
 @pytest.mark.parametrize("form", ["svg", "png", "pdf"])
 def test_the_drawing_is_written_in_the_form_of_its_name(form, made, tmp_path):
-    pytest.importorskip("matplotlib", reason="drawing is an extra: pip install 'cos598d[report]'")
+    pytest.importorskip("matplotlib", reason="drawing is an extra: pip install -e '.[report]' in the project's folder")
     path = tmp_path / f"scale.{form}"
     assert main(["scale", str(made("fast")), "--to", "16", "-o", str(path)]) == 0
     content = path.read_bytes()
@@ -319,7 +319,7 @@ def test_without_matplotlib_one_sentence_says_how_to_get_it(made, tmp_path, monk
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
     assert main(["scale", str(made("fast")), "-o", str(tmp_path / "scale.svg")]) == 1
-    assert capsys.readouterr().err == "drawing needs matplotlib: pip install 'cos598d[report]'.\n"
+    assert capsys.readouterr().err == "drawing needs matplotlib: pip install -e '.[report]' in the project's folder.\n"
 
 
 def test_the_numbers_are_written_as_json(made, tmp_path, capsys):

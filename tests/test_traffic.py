@@ -76,7 +76,7 @@ def test_every_setting_is_run_and_tabulated_and_the_records_give_the_same_table_
     ("words", "sentence"),
     [
         (("--batch_sizes", "64,many"), "'many' is no number"),
-        (("--batch_sizes", "0"), "--total_train_batch_size 0"),
+        (("--batch_sizes", "0"), "--batch_sizes 0"),
         (("--precision", "fp8"), "--precision fp8"),
         (("--local_rank", "1"), "needs --world_size"),
         (("--world_size", "3"), "give --hosts"),

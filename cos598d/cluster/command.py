@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shutil
 import sys
 from typing import Any
 
@@ -81,6 +82,8 @@ def _words(options: argparse.Namespace, example: str) -> list[str]:
         raise UsageError(f"what shall run there? {example}")
     if words[0] in ("python", "python3"):
         words = [sys.executable, *words[1:]]  # the one whose packages are installed, also under sudo
+    if shutil.which(words[0]) is None:
+        raise UsageError(f"there is no program {words[0]} here: give one that is in the PATH, or its path.")
     return words
 
 
@@ -103,7 +106,8 @@ def _up(options: argparse.Namespace) -> int:
         network.remove()
         raise
     print(describe(cluster, bool(switch)))
-    print("work on a host with `python -m cos598d cluster exec HOST PROGRAM`; end it with `cluster down`")
+    own = "" if cluster.name == DEFAULT_NAME else f" --name {cluster.name}"
+    print(f"work on a host with `python -m cos598d cluster exec{own} HOST PROGRAM`; end it with `cluster down{own}`")
     return 0
 
 
@@ -122,6 +126,8 @@ def _ps(options: argparse.Namespace) -> int:
 
 
 def _exec(options: argparse.Namespace) -> int:
+    if options.program[:1] == ["--name"] and options.program[2:]:  # no program's name: ours, behind the host
+        options.name, options.program = options.program[1], options.program[2:]
     cluster = load(options.name)
     cluster.check_host(options.host)
     words = on_host(cluster, options.host, _words(options, "Give its words, as in: cluster exec 2 ip address"))
@@ -133,8 +139,10 @@ def _slow(options: argparse.Namespace) -> int:
     rate = parse_rate(options.rate)
     cluster = load(options.name)
     cluster.check_host(options.host)
-    Network(cluster, options.show).set_rate(options.host, rate)
-    print(f"host {options.host} of {cluster.name}: {rate_words(rate)} each way")
+    network = Network(cluster, options.show)
+    network.set_rate(options.host, rate)
+    cut = "" if network.facts(options.host)["connected"] else ", but it is cut off"
+    print(f"host {options.host} of {cluster.name}: {rate_words(rate)} each way{cut}")
     return 0
 
 

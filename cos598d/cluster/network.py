@@ -161,7 +161,7 @@ def load(name: str) -> Cluster:
     check_rights()
     switch = Cluster(name=name).switch
     if switch not in namespaces():
-        raise UserError(f"no cluster named {name} is up: make one with `python -m cos598d cluster up`.")
+        raise UserError(f"no cluster named {name} is up: make one with `python -m cos598d cluster up --name {name}`.")
     link = json.loads(_output("ip", "-n", switch, "-j", "link", "show", "dev", "lo"))[0]
     try:
         return Cluster(**json.loads(link["ifalias"]))

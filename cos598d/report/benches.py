@@ -27,7 +27,7 @@ FACTS = (
     ("processor", "environment", "processor"),
     ("cores", "environment", "cores"),
     ("threads a rank", "setting", "threads_per_rank"),
-    ("ranks on a host", "environment", "ranks_on_host"),
+    ("ranks on a machine", "environment", "ranks_on_host"),
     ("rounds", "setting", "rounds"),
 )
 SWEPT = ("examples on each rank", "rate", "delay")

@@ -59,6 +59,11 @@ def load_records(paths: Sequence[Path]) -> tuple[list[Run], list[Bench]]:
     for folder, name in zip(folders, own_names(folders), strict=True):
         if (folder / FILE_NAME).exists():
             benches.append(load_bench(folder, name))
+        elif folder.is_dir() and not (folder / "summary.json").exists():
+            raise UserError(
+                f"{folder} has neither summary.json nor {FILE_NAME}: "
+                "give the folder of a run that ended well, or of a bench."
+            )
         else:
             runs.append(load_run_as(folder, name))
     return runs, benches

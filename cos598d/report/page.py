@@ -107,7 +107,9 @@ def _flat(environment: dict[str, Any], above: str = "") -> dict[str, str]:
         elif name.endswith("_bytes") and is_number(value):
             found[f"{above}{name.removesuffix('_bytes')} MB"] = f"{value / 1e6:,.0f}"
         else:
-            found[f"{above}{name}".replace("_", " ")] = words_of(value)
+            # Emulated hosts are one machine.
+            word = "ranks on a machine" if name == "ranks_on_host" else f"{above}{name}".replace("_", " ")
+            found[word] = words_of(value)
     return found
 
 

@@ -17,7 +17,7 @@ def need(*packages: str) -> None:
             importlib.import_module(package)
         except ImportError:
             raise UserError(
-                f"a report needs {package}, which is not installed: pip install 'cos598d[report]'."
+                f"a report needs {package}, which is not installed: pip install -e '.[report]' in the project's folder."
             ) from None
         except OSError:  # weasyprint loads pango when it is imported
             raise UserError(

@@ -31,10 +31,10 @@ FACTS = (
     ("processor", "environment", "processor"),
     ("cores", "environment", "cores"),
     ("threads a rank", "environment", "threads_per_rank"),
-    ("ranks on a host", "environment", "ranks_on_host"),
+    ("ranks on a machine", "environment", "ranks_on_host"),
 )
 # What need not be alike in runs of other numbers of ranks: a rank alone has other threads, and no network.
-OF_THE_RANKS = frozenset(("ranks", "threads a rank", "ranks on a host", "rate", "delay", "offload"))
+OF_THE_RANKS = frozenset(("ranks", "threads a rank", "ranks on a machine", "rate", "delay", "offload"))
 SWEPT = ("examples a step", "rate", "delay")
 
 
@@ -86,7 +86,7 @@ def scaling(runs: Sequence[Run]) -> list[tuple[Run, list[Run]]]:
         if base is None or run.summary["world_size"] == 1 or not run.seconds["mean"] or run.summary["sync"] == "none":
             continue
         # Runs over other links, or of another cast on the hosts, are series of their own.
-        key = _key(run, frozenset(("ranks", "threads a rank", "ranks on a host")))
+        key = _key(run, frozenset(("ranks", "threads a rank", "ranks on a machine")))
         found.setdefault(key, (base, []))[1].append(run)
     return [(base, sorted(series, key=lambda run: run.summary["world_size"])) for base, series in found.values()]
 
@@ -99,7 +99,7 @@ def swept_value(run: Run, word: str) -> float | None:
 def series_name(series: Sequence[Run], all_series: Sequence[Sequence[Run]]) -> str:
     """The sync, and what else tells this series from the others of its figure."""
     own, found = facts(series[0]), [facts(one[0]) for one in all_series]
-    varies = set(differences(series)) | {"sync", "ranks", "threads a rank", "ranks on a host"}
+    varies = set(differences(series)) | {"sync", "ranks", "threads a rank", "ranks on a machine"}
     words = [word for word in own if word not in varies and any(one[word] != own[word] for one in found)]
     return ", ".join([own["sync"], *(f"{word} {own[word]}" for word in words if own[word] is not None)])
 

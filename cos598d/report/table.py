@@ -29,7 +29,8 @@ def load_run(folder: Path) -> dict[str, Any]:
     path = folder / "summary.json"
     summary = read_json(path)
     if summary is None:
-        raise UserError(f"{folder} has no summary.json: give the folder of a run that ended well.")
+        lack = "has no summary.json" if folder.is_dir() else "is a file" if folder.exists() else "does not exist"
+        raise UserError(f"{folder} {lack}: give the folder of a run that ended well.")
     missing = [name for name in NEEDED if name not in summary]
     if missing:
         raise UserError(f"{path} has no {missing[0]}: it is not the summary of a run of this version.")

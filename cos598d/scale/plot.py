@@ -23,7 +23,7 @@ def draw(points: Sequence[Point], path: Path, title: str) -> None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        raise UserError("drawing needs matplotlib: pip install 'cos598d[report]'.") from None
+        raise UserError("drawing needs matplotlib: pip install -e '.[report]' in the project's folder.") from None
     figure = Figure(figsize=(12, 5), layout="constrained")
     FigureCanvasAgg(figure)
     speed, share = figure.subplots(1, 2)

@@ -30,6 +30,8 @@ def describe_fit(fitted: Fitted) -> str:
         rows += [[label, f"{own:+.3f}", f"{costs.stretch[label]:.2f}"] for label, own in costs.own_seconds.items()]
         lines += ["", aligned(rows), ""]
     lines += fitted.remarks
+    if costs.efficiency > 1:
+        lines.append("a link cannot give more than its rate: too little travels here for the seconds to tell its speed")
     lines += [f"left out: {label}, for {reason}" for label, reason in fitted.left_out.items()]
     return "\n".join(lines)
 
