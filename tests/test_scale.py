@@ -240,6 +240,19 @@ def test_the_command_predicts_a_record_from_the_others_and_states_a_large_miss(m
     assert "missed by more than 15%: flat (-9" in capsys.readouterr().out
 
 
+def test_ranks_that_share_the_cores_otherwise_are_predicted_with_their_own_compute(made, capsys):
+    folders = [str(made("fast")), str(made("slow", rate=GBIT / 10))]
+    # Four times as slow a compute, since twice as many ranks share the cores.
+    many = str(made("many", ranks=8, compute=2.0))
+    assert main(["scale", *folders, "--predict", many, "--json", "-"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["own_compute"]
+    assert "none" not in {miss["sync"] for miss in found["misses"]}
+    assert max(abs(miss["miss"]) for miss in found["misses"]) < 0.05
+    assert main(["scale", *folders, "--predict", many]) == 0
+    assert "the compute is its own floor's" in capsys.readouterr().out
+
+
 def test_what_cannot_be_modelled_is_left_out_and_said(made, capsys):
     folder = made("odd", syncs="flat,all_reduce,local_sgd,shared_memory")
     change(folder, lambda found: found["candidates"][0].update(sync="mine.py:Sum"))

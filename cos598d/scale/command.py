@@ -95,7 +95,7 @@ def _predict_hosts(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
 
 def _predict_record(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     from cos598d.scale.fit import fit
-    from cos598d.scale.predict import misses
+    from cos598d.scale.predict import is_crowded_otherwise, misses
     from cos598d.scale.table import describe_fit, miss_table
 
     others = [path for path in options.records if path.resolve() != options.predict.resolve()]
@@ -104,13 +104,15 @@ def _predict_record(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     *records, held_out = load_records([*others, options.predict])
     fitted = fit(records)
     found = misses(fitted, held_out)
-    unknown = [rung.label for rung in held_out.rungs if rung.label not in {miss.sync for miss in found}]
+    unknown = [rung.label for rung in held_out.rungs if rung.label not in fitted.rungs]
+    own_compute = is_crowded_otherwise(fitted, held_out)
     facts = _facts(fitted) | {
         "predicted": held_out.name,
+        "own_compute": own_compute,
         "misses": [asdict(miss) | {"miss": miss.miss} for miss in found],
         "not_predicted": unknown,
     }
-    text = f"{describe_fit(fitted)}\n\n{miss_table(found, held_out.name, held_out.words, unknown)}"
+    text = f"{describe_fit(fitted)}\n\n{miss_table(found, held_out.name, held_out.words, unknown, own_compute)}"
     return text, facts
 
 

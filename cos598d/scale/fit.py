@@ -59,11 +59,11 @@ class Fitted:
             of_batch.setdefault(record.batch, []).append(record.compute)
         return computes_by_batch({size: _typical(found) for size, found in of_batch.items()}, batch)
 
-    def predict(self, label: str, hosts: int, link: Link, batch: int) -> float:
-        """Seconds an iteration of the rung `label`."""
+    def predict(self, label: str, hosts: int, link: Link, batch: int, on: Record | None = None) -> float:
+        """Seconds an iteration of the rung `label`; `on`: with the compute of that record and as many ranks a core."""
         rung, record = self.rungs[label]
-        compute, _ = self.compute(batch)
-        calls = arrange(plan_calls(rung, record, hosts, batch), compute, self.base[0].crowd)
+        compute, crowd = (on.compute, on.crowd) if on else (self.compute(batch)[0], self.base[0].crowd)
+        calls = arrange(plan_calls(rung, record, hosts, batch), compute, crowd)
         return iteration_seconds(label, calls, compute, link, self.costs, rung.sync in OVERLAPPING, self.steals)
 
 

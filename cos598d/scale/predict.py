@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cos598d.bench.candidates import FLOOR
 from cos598d.scale.fit import Fitted
 from cos598d.scale.records import Link, Record
 
@@ -64,10 +65,20 @@ def scale_points(fitted: Fitted, largest: int, link: Link, batch: int) -> list[P
     return points
 
 
+def is_crowded_otherwise(fitted: Fitted, record: Record) -> bool:
+    """Whether a core has another number of the record's ranks than of those fitted, and so another speed for each."""
+    return record.crowd != fitted.base[0].crowd
+
+
 def misses(fitted: Fitted, record: Record) -> list[Miss]:
-    """What `fitted` says of a record's rungs, of those that it knows."""
+    """What `fitted` says of a record's rungs, of those that it knows.
+
+    Where its ranks are crowded otherwise they take the record's own compute: then the communication alone is predicted,
+    and the floor is not.
+    """
+    on = record if is_crowded_otherwise(fitted, record) else None
     return [
-        Miss(rung.label, fitted.predict(rung.label, record.ranks, record.link, record.batch), rung.seconds)
+        Miss(rung.label, fitted.predict(rung.label, record.ranks, record.link, record.batch, on), rung.seconds)
         for rung in record.rungs
-        if rung.label in fitted.rungs
+        if rung.label in fitted.rungs and not (on and rung.sync == FLOOR)
     ]

@@ -48,8 +48,11 @@ def scale_table(points: Sequence[Point], link: Link, batch: int) -> str:
     return "\n\n".join([*parts, LEGEND])
 
 
-def miss_table(found: Sequence[Miss], name: str, words: str, unknown: Sequence[str]) -> str:
-    """Predicted and measured of one record's rungs, and the largest misses in words."""
+def miss_table(found: Sequence[Miss], name: str, words: str, unknown: Sequence[str], own_compute: bool) -> str:
+    """Predicted and measured of one record's rungs, and the largest misses in words.
+
+    `own_compute`: the compute is that of the record itself.
+    """
     rows = [["sync", "predicted s", "measured s", "miss"]]
     rows += [
         [miss.sync, f"{miss.predicted_seconds:.4f}", f"{miss.measured_seconds:.4f}", f"{miss.miss:+.1%}"]
@@ -58,6 +61,11 @@ def miss_table(found: Sequence[Miss], name: str, words: str, unknown: Sequence[s
     large = [f"{miss.sync} ({miss.miss:+.1%})" for miss in found if abs(miss.miss) > GOAL]
     verdict = f"missed by more than {GOAL:.0%}: {', '.join(large)}" if large else f"every miss is within {GOAL:.0%}"
     lines = [f"{name}: {words}, as the others predict it", aligned(rows), verdict]
+    if own_compute:
+        lines.append(
+            "its ranks share the cores otherwise than those of the others, so each computes at another speed: "
+            "the compute is its own floor's, and the communication what is predicted"
+        )
     if unknown:
         lines.append(f"not predicted, since no other record has them: {', '.join(unknown)}")
     return "\n\n".join(lines)
