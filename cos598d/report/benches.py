@@ -8,28 +8,11 @@ from typing import Any
 from cos598d.bench.record import read_record
 from cos598d.bench.table import best_capacity, candidate_rows, capacity_rows, message_fit, message_rows, remarks
 from cos598d.errors import UserError
+from cos598d.report.facts import OF_BENCHES, collect
 from cos598d.report.load import is_number, printable
-from cos598d.report.units import quantity
+from cos598d.report.settings import in_series
 
 FLOOR, DDP = "none", "ddp"
-# Word for the page, and where the value is: in the record's setting, its network or its environment.
-FACTS = (
-    ("ranks", "setting", "world_size"),
-    ("rate", "network", "rate"),
-    ("delay", "network", "delay"),
-    ("offload", "network", "offload"),
-    ("examples on each rank", "setting", "batch"),
-    ("tokens", "setting", "tokens"),
-    ("model", "setting", "model"),
-    ("with the optimizer", "setting", "step"),
-    ("backend", "setting", "backend"),
-    ("device", "environment", "device"),
-    ("processor", "environment", "processor"),
-    ("cores", "environment", "cores"),
-    ("threads a rank", "setting", "threads_per_rank"),
-    ("ranks on a machine", "environment", "ranks_on_host"),
-    ("rounds", "setting", "rounds"),
-)
 SWEPT = ("examples on each rank", "rate", "delay")
 
 
@@ -73,7 +56,7 @@ def load_bench(path: Path, name: str) -> Bench:
 def _bench(name: str, found: dict[str, Any]) -> Bench:
     environment = found["environment"]
     places = {"setting": found["setting"], "network": environment.get("network") or {}, "environment": environment}
-    facts = {word: places[place].get(key) for word, place, key in FACTS}
+    facts = collect(OF_BENCHES, places)
     if not all(value is None or isinstance(value, str) or is_number(float(value)) for value in facts.values()):
         raise ValueError("a fact of its setting is no number")
     candidates = found["candidates"]
@@ -120,30 +103,11 @@ def _candidate(label: str, labels: set[str], summaries: dict[str, Any]) -> Candi
     )
 
 
-def differences(benches: Sequence[Bench]) -> list[str]:
-    """The words of the setting in which the benches are not all alike."""
-    return [word for word, *_ in FACTS if any(bench.facts[word] != benches[0].facts[word] for bench in benches)]
-
-
 def sweeps(benches: Sequence[Bench]) -> dict[str, list[list[Bench]]]:
-    """For each of SWEPT the series of benches that differ in it alone (and their rounds), each of two or more."""
-    found = {}
-    for word in SWEPT:
-        groups: dict[tuple, dict[float, Bench]] = {}
-        for bench in benches:
-            value = swept_value(bench, word)
-            if value is not None and bench.candidate(DDP):
-                key = tuple(str(fact) for other, fact in bench.facts.items() if other not in (word, "rounds"))
-                groups.setdefault(key, {}).setdefault(value, bench)
-        series = [[group[value] for value in sorted(group)] for group in groups.values() if len(group) > 1]
-        if series:
-            found[word] = series
-    return found
-
-
-def swept_value(bench: Bench, word: str) -> float | None:
-    """The number behind a setting: examples, bits a second, seconds."""
-    return quantity(bench.facts[word])
+    """For each of SWEPT the series of benches with DDP that differ in it alone, but for their rounds."""
+    with_ddp = [bench for bench in benches if bench.candidate(DDP)]
+    found = {word: in_series(with_ddp, word, frozenset(("rounds",))) for word in SWEPT}
+    return {word: series for word, series in found.items() if series}
 
 
 def common_labels(series: Sequence[Bench]) -> list[str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cos598d.errors import UserError
+from cos598d.report.facts import OF_RUNS, collect
 from cos598d.report.table import PHASES, load_run, read_json
 
 Row = Mapping[str, Any]
@@ -42,6 +43,12 @@ class Run:
     def name(self) -> str:
         """The run's name, which no other run of the page has."""
         return self.summary["run"]
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The run's setting by the page's words."""
+        places = {"summary": self.summary, "config": self.config, "environment": self.environment}
+        return collect(OF_RUNS, places | {"network": self.summary["network"] or {}})
 
     @property
     def seconds(self) -> dict[str, Any]:

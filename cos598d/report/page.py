@@ -49,10 +49,10 @@ def build_page(runs: Sequence[Run], benches: Sequence[Bench] = ()) -> Page:
 
 def _lead(runs: Sequence[Run], benches: Sequence[Bench]) -> str:
     words = []
-    for records, word, find in ((runs, "run", settings.differences), (benches, "bench", side_by_side.differences)):
+    for records, word in ((runs, "run"), (benches, "bench")):
         if records:
             count = number_of(len(records), word)
-            different = find(records)
+            different = settings.differences(records)
             if different:
                 count += f" that differ in {listed(different)}"
             elif len(records) > 1:
@@ -66,9 +66,9 @@ def _lead(runs: Sequence[Run], benches: Sequence[Bench]) -> str:
 def _runs(runs: Sequence[Run]) -> list[Table]:
     if not runs:
         return []
-    found = [settings.facts(run) for run in runs]
+    found = [run.facts for run in runs]
     different = list(dict.fromkeys(["sync", "ranks", "examples a step", *settings.differences(runs)]))
-    alike = [word for word, *_ in settings.FACTS if word not in different and found[0][word] is not None]
+    alike = [word for word in found[0] if word not in different and found[0][word] is not None]
     rows = [["run", "iterations", *different]]
     rows += [
         [run.name, str(run.summary["iterations"]), *(words_of(facts[word]) for word in different)]
@@ -93,7 +93,7 @@ def _environment(runs: Sequence[Run | Bench]) -> list[Table | str]:
         rows = [["fact", "value"], *([name, found[0][name]] for name in alike)]
         tables.append(Table("The same for all." if len(runs) > 1 else "What it ran on.", rows))
     if different:
-        rows = [["run", *different]]
+        rows = [["record", *different]]
         rows += [[run.name, *(facts.get(name, "-") for name in different)] for run, facts in zip(runs, found)]
         tables.append(Table("Not the same for all.", rows))
     return tables

@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 
-from cos598d.report.benches import DDP, FACTS, FLOOR, Bench, Candidate, common_labels, differences, sweeps
+from cos598d.report.benches import DDP, FLOOR, Bench, Candidate, common_labels, sweeps
 from cos598d.report.blocks import Figure, Table, figures
 from cos598d.report.figures.ladder import ladder_figure, sweep_figure
+from cos598d.report.settings import differences
 from cos598d.report.units import listed, percent, plain, seconds, words_of
 
 
@@ -12,17 +13,15 @@ def blocks(benches: Sequence[Bench]) -> list[Table | Figure | str]:
     """The settings, the figure of all, and what each bench found."""
     if not benches:
         return []
-    different = ["ranks", *(word for word in differences(benches) if word != "ranks")]
-    alike = [word for word, *_ in FACTS if word not in different and benches[0].facts[word] is not None]
-    rows = [["bench", *different]]
-    rows += [[bench.name, *(words_of(bench.facts[word]) for word in different)] for bench in benches]
-    common = [["setting", "value"], *([word, words_of(benches[0].facts[word])] for word in alike)]
+    # Ranks stand beside whatever differs; a bench alone differs in nothing.
+    different = list(dict.fromkeys(["ranks", *differences(benches)])) if len(benches) > 1 else []
+    alike = {word: fact for word, fact in benches[0].facts.items() if word not in different and fact is not None}
     found: list[Table | Figure | str] = []
-    if len(benches) > 1:
-        found.append(Table("The benches, and what they differ in.", rows))
-        found.append(Table("What they have in common.", common))
-    else:
-        found.append(Table("The bench's setting.", [*common[:1], ["ranks", rows[1][1]], *common[1:]]))
+    if different:
+        rows = [[bench.name, *(words_of(bench.facts[word]) for word in different)] for bench in benches]
+        found.append(Table("The benches, and what they differ in.", [["bench", *different], *rows]))
+    common = [["setting", "value"], *([word, words_of(fact)] for word, fact in alike.items())]
+    found.append(Table("What they have in common." if different else "The bench's setting.", common))
     found += figures(("ladder", ladder_figure(benches), [bench_caption(one) for one in benches if one.candidates]))
     for bench in benches:
         found += [Table(f"{bench.name}. {note}", rows) for note, rows in bench.tables]

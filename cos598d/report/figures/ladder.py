@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from cos598d.report.benches import FLOOR, Bench, common_labels, swept_value
+from cos598d.report.benches import FLOOR, Bench, common_labels
+from cos598d.report.settings import UNITS, swept_value
 from cos598d.report.svg import draw, legend_below, line_style, shortened, swept_axis
 from cos598d.report.units import listed
 
@@ -13,11 +14,6 @@ NEAR, FAR = (
     (0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.4, 1.6, 1.8, 2),
     (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50),
 )
-UNITS = {
-    "examples on each rank": ("examples on each rank", 1),
-    "rate": ("Mbit/s", 1e6),
-    "delay": ("delay in ms", 1e-3),
-}
 
 
 def ladder_figure(benches: Sequence[Bench]) -> str | None:
@@ -85,8 +81,7 @@ def sweep_figure(word: str, series: Sequence[Sequence[Bench]], name: str) -> str
         low, high = axes.get_ylim()
         ticks = [tick for tick in (NEAR if high < 4 * low else FAR) if low <= tick <= high]
         axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
-        several = len({id(benches) for benches, _ in lines}) > 1
-        words = [f"{label}, {benches[0].name} on" if several else label for benches, label in lines]
+        words = [f"{label}, {benches[0].name} on" if len(series) > 1 else label for benches, label in lines]
         legend_below(figure, handles, ["ddp", *words])
 
     return draw(name, f"ratio to DDP against {word}", 260, paint)

@@ -5,12 +5,10 @@ from itertools import groupby
 from statistics import fmean
 
 from cos598d.report.load import Run
-from cos598d.report.settings import series_name, swept_value
+from cos598d.report.settings import UNITS, series_name, swept_value
 from cos598d.report.svg import draw, lanes, legend_below, line_style, swept_axis
 from cos598d.report.traffic import Traffic
 from cos598d.report.units import listed
-
-UNITS = {"examples a step": ("examples a step", 1), "rate": ("Mbit/s", 1e6), "delay": ("delay in ms", 1e-3)}
 
 
 def traffic_figure(traffic: Sequence[Traffic]) -> str | None:

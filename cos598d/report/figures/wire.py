@@ -17,7 +17,7 @@ def wire_figure(found: Sequence[Throughput]) -> str | None:
         return None
     most = max(max(known([*one.sent, *one.received])) for one in found) or 1.0
     drawn = [one.rate for one in found if one.rate and one.rate <= FAR * most]
-    top = 1.08 * max(most, *drawn) / 1e6 if drawn else 1.08 * most / 1e6
+    top = 1.08 * max([most, *drawn]) / 1e6
 
     def paint(figure):
         panels = figure.subplots(len(found), 1, squeeze=False)[:, 0]

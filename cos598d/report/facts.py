@@ -1,0 +1,55 @@
+"""What a record says of its setting, by the page's words."""
+
+from collections.abc import Mapping
+from typing import Any
+
+# Word for the page, and where the value is. Of a run: in the summary, its config or its environment.
+OF_RUNS = (
+    ("sync", "summary", "sync"),
+    ("ranks", "summary", "world_size"),
+    ("examples a step", "summary", "total_train_batch_size"),
+    ("rate", "network", "rate"),
+    ("delay", "network", "delay"),
+    ("offload", "network", "offload"),
+    ("task", "summary", "task"),
+    ("model", "summary", "model"),
+    ("data", "summary", "data"),
+    ("longest sequence", "summary", "max_seq_length"),
+    ("dropout", "summary", "dropout"),
+    ("precision", "summary", "precision"),
+    ("seed", "summary", "seed"),
+    ("learning rate", "config", "learning_rate"),
+    ("gradient accumulation", "config", "gradient_accumulation_steps"),
+    ("bucket MB", "config", "bucket_mb"),
+    ("compression", "config", "compress"),
+    ("steps between averages", "config", "sync_every"),
+    ("backend", "summary", "backend"),
+    ("device", "environment", "device"),
+    ("processor", "environment", "processor"),
+    ("cores", "environment", "cores"),
+    ("threads a rank", "environment", "threads_per_rank"),
+    ("ranks on a machine", "environment", "ranks_on_host"),
+)
+# Of a bench: in the record's setting, its network or its environment.
+OF_BENCHES = (
+    ("ranks", "setting", "world_size"),
+    ("rate", "network", "rate"),
+    ("delay", "network", "delay"),
+    ("offload", "network", "offload"),
+    ("examples on each rank", "setting", "batch"),
+    ("tokens", "setting", "tokens"),
+    ("model", "setting", "model"),
+    ("with the optimizer", "setting", "step"),
+    ("backend", "setting", "backend"),
+    ("device", "environment", "device"),
+    ("processor", "environment", "processor"),
+    ("cores", "environment", "cores"),
+    ("threads a rank", "setting", "threads_per_rank"),
+    ("ranks on a machine", "environment", "ranks_on_host"),
+    ("rounds", "setting", "rounds"),
+)
+
+
+def collect(words: tuple[tuple[str, str, str], ...], places: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The value of each of OF_RUNS or OF_BENCHES, None where the record does not say."""
+    return {word: places[place].get(name) for word, place, name in words}
