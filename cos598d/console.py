@@ -9,7 +9,7 @@ from typing import Any
 from tqdm import tqdm
 
 FIRST_LOSSES = 5
-SILENT_SECONDS = 5.0  # where there is no bar, a line comes at least as often, or with every iteration that takes longer
+SILENT_SECONDS = 5.0  # where there is no bar, the iteration that ends as long after the last line has one too
 
 
 class Console:

@@ -1,5 +1,8 @@
 """The errors a user can cause, each of them one sentence."""
 
+import contextlib
+from collections.abc import Iterator
+
 
 class UserError(Exception):
     """Something the user gave cannot work.
@@ -15,3 +18,13 @@ class UsageError(UserError):
     """A word on the command line that cannot work, found before anything started."""
 
     exit_code = 2
+
+
+@contextlib.contextmanager
+def flag_called(here: str, there: str) -> Iterator[None]:
+    """Let an error of the block name the flag `there` by its name `here`, which is the one that the user has typed."""
+    try:
+        yield
+    except UserError as error:
+        error.args = (str(error).replace(there, here),)
+        raise

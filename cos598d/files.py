@@ -64,6 +64,15 @@ def write_json(path: str | os.PathLike, value: Any) -> None:
     write_whole(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
+def read_json(path: str | os.PathLike) -> Any:
+    """The value in a JSON file. ValueError for what is none, NaN and infinities among it; OSError as `open`."""
+    return json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=_refuse)
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON number")
+
+
 def remove_unfinished() -> None:
     """Delete what this process has not finished: for a process about to leave at once."""
     for beside in list(_unfinished):

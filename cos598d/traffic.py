@@ -14,7 +14,7 @@ from typing import Any
 from cos598d.cluster.command import add_link_flags, add_name_flags, cluster_from
 from cos598d.cluster.hosts import run_on_hosts
 from cos598d.cluster.live import live_cluster
-from cos598d.errors import UsageError, UserError
+from cos598d.errors import UsageError, UserError, flag_called
 from cos598d.report.table import load_run
 from cos598d.report.traffic_table import traffic_table
 from cos598d.start import own_python_path
@@ -69,10 +69,8 @@ def _train_all(options: argparse.Namespace) -> list[Path]:
     runs_dir = options.runs_dir or Path("runs") / f"traffic-{datetime.now():%Y%m%d-%H%M%S}"
     settings = list(product(precisions, sizes))
     for precision, size in settings:  # before the first of them takes its time
-        try:
+        with flag_called("--batch_sizes", there="--total_train_batch_size"):
             RunConfig(**values, precision=precision, total_train_batch_size=size).check(_ranks(options))
-        except UsageError as error:  # by the name that the flag has here
-            raise UsageError(str(error).replace("--total_train_batch_size", "--batch_sizes")) from None
     claim_folder(runs_dir, overwrite=False)
     folders = []
     with _starter(options) as start:

@@ -207,11 +207,14 @@ def test_a_link_is_slowed_in_its_place_and_loses_nothing_that_waits_in_it(cluste
 
 
 @needs_cluster
-def test_exec_runs_on_the_host_it_names(cluster):
+def test_exec_runs_on_the_host_it_names(cluster, name):
     assert cluster("up", "--hosts", "2").wait() == 0
     there = cluster("exec", "2", "sh", "-c", "ip -br address show eth0; echo $GLOO_SOCKET_IFNAME; exit 5")
     assert there.wait() == 5
     assert "10.10.1.2/24" in there.text
+    # Behind the host a cluster's name is taken for what it is too: no program is called so.
+    behind = cluster("exec", "2", "--name", name, "true")
+    assert behind.wait() == 0, behind.text
     missing = cluster("exec", "2", "nosuchprogram")
     assert missing.wait() == 2
     assert "there is no program nosuchprogram here" in missing.text

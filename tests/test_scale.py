@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -73,13 +74,18 @@ def test_another_delay_and_another_number_of_hosts_are_predicted_from_the_formul
 
 
 def test_a_delay_is_waited_for_by_every_pair_of_a_library_ring_s_segments_and_by_no_others(made):
-    record = load_record(made("any", syncs="all_reduce,flat,bucketed+bf16,ring"))
+    record = load_record(made("any", syncs="all_reduce,flat,bucketed+bf16,ring,reduce_broadcast"))
     planned = {rung.label: plan_calls(rung, record, 4, record.batch) for rung in record.rungs}
     payload = sum(tensor.bytes for tensor in record.tensors)
     assert [call.segments for call in planned["flat"]] == [6 * -(-payload // (4 << 20))]
     assert {call.segments for call in planned["all_reduce"]} >= {12}, "small tensors go in two segments a rank"
     assert min(call.segments for call in planned["bucketed+bf16"]) >= 12
     assert {call.segments for call in planned["ring"]} == {0}, "its messages are whole"
+    others = replace(record, work=record.work | {"backend": "nccl"})
+    for label in ("flat", "reduce_broadcast"):
+        rung = next(rung for rung in record.rungs if rung.label == label)
+        assert max(call.segments for call in planned[label]) >= 6
+        assert {call.segments for call in plan_calls(rung, others, 4, record.batch)} == {0}, "they are gloo's"
     costs = Costs(0.0, 1e-3, 0.0, 1.0)
 
     def waits(label, delay, rate=None):

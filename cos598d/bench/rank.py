@@ -18,7 +18,7 @@ from cos598d.bench.sweep import message_sizes, predict_capacities, sweep_message
 from cos598d.bench.trace import trace_candidate
 from cos598d.bench.workload import TASK, Workload
 from cos598d.comm import Communicator
-from cos598d.errors import UsageError, UserError
+from cos598d.errors import UsageError, flag_called
 from cos598d.launch import Identity
 from cos598d.measure.environment import describe_environment
 from cos598d.models import ModelSource, count_parameters, find_model
@@ -42,10 +42,8 @@ def be_bench_rank(plan: BenchPlan, identity: Identity, deliver: Callable[[dict[s
 
 
 def _find_model(plan: BenchPlan) -> ModelSource:
-    try:
+    with flag_called("--model", there="--model_name_or_path"):
         source = find_model(plan.model)
-    except UserError as error:  # by the name that the flag has here
-        raise type(error)(str(error).replace("--model_name_or_path", "--model")) from None
     if source.longest_sequence and plan.tokens > source.longest_sequence:
         raise UsageError(
             f"--tokens {plan.tokens} is more than this model's positions: give at most {source.longest_sequence}."

@@ -1,10 +1,10 @@
 """A bench's record on disk: where it is, and what makes a file none. Torch-free."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from cos598d.errors import UserError
+from cos598d.files import read_json
 
 FILE_NAME = "bench.json"
 
@@ -13,7 +13,7 @@ def read_record(path: Path) -> tuple[Path, dict[str, Any]]:
     """The file and what it holds, of a folder that the bench has written or of its file. Raises UserError."""
     file = path / FILE_NAME if path.is_dir() else path
     try:
-        found = json.loads(file.read_text(encoding="utf-8"), parse_constant=_refuse)
+        found = read_json(file)
     except OSError:
         raise UserError(f"{file} cannot be read: give a folder that `bench --output` has written.") from None
     except ValueError:
@@ -21,7 +21,3 @@ def read_record(path: Path) -> tuple[Path, dict[str, Any]]:
     if not isinstance(found, dict) or "candidates" not in found or "setting" not in found:
         raise UserError(f"{file} is not a bench's record: give a folder that `bench --output` has written.")
     return file, found
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON number")

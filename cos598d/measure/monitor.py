@@ -73,7 +73,7 @@ class Monitor:
             self._gauges.start()
         if self._counter:
             self._counter.resume()
-            self._add_wire_row(*(("iteration", 0) if is_first else ("resume", self._iteration())))
+            self._add_wire_row("iteration" if is_first else "resume", self._iteration())
         self._add_host_row()
 
     def _on_iteration(self, iteration: int) -> Counters | None:

@@ -1,12 +1,12 @@
 """The comparison of runs as tables for the screen or in Markdown, from their records alone."""
 
 import html
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from cos598d import files
 from cos598d.errors import UserError
 
 PHASES = ("data", "forward", "backward", "sync", "clip", "step")
@@ -41,7 +41,7 @@ def load_run(folder: Path) -> dict[str, Any]:
 def read_json(path: Path) -> dict[str, Any] | None:
     """The object in a JSON file; None where there is no such file. Raises UserError when it is damaged."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse)
+        value = files.read_json(path)
     except OSError:
         return None
     except ValueError:
@@ -49,10 +49,6 @@ def read_json(path: Path) -> dict[str, Any] | None:
     if not isinstance(value, dict):
         raise UserError(f"{path} is not a JSON object: it is damaged, run again.")
     return value
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON number")
 
 
 def comparison(runs: Sequence[dict[str, Any]], markdown: bool = False) -> str:

@@ -130,8 +130,9 @@ def plan_calls(rung: Rung, record: Record, n: int, batch: int) -> list[Call]:
         return []
     codec = rung.options.get("compress")
     calls = _plan_whole_calls(rung, record, n, batch, codec)
-    is_gloo = record.work["backend"] == "gloo"
-    if is_gloo and rung.sync in LIBRARY_RINGS and (codec and codec.partition(":")[0]) in RING_CODECS:
+    if record.work["backend"] != "gloo":
+        return [replace(call, segments=0) for call in calls]
+    if rung.sync in LIBRARY_RINGS and (codec and codec.partition(":")[0]) in RING_CODECS:
         payloads = [call.link_bytes * n / (2 * (n - 1)) for call in calls]
         sizes = zip(calls, payloads, strict=True)
         return [replace(call, segments=2 * (n - 1) * ring_segments(payload, n)) for call, payload in sizes]
