@@ -16,7 +16,11 @@ setup(
     long_description_content_type="text/markdown",
     license="MIT",
     packages=find_packages(include=("cos598d", "cos598d.*")),
-    package_data={"cos598d.sync": ["template.py.txt"], "cos598d.report": ["templates/*.jinja"]},
+    package_data={
+        "cos598d.sync": ["template.py.txt"],
+        "cos598d.data.samples": ["*.tsv", "*.json", "*.txt"],
+        "cos598d.report": ["templates/*.jinja"],
+    },
     py_modules=["download_glue_data", "utils_glue"],
     python_requires=">=3.10",
     install_requires=[

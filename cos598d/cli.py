@@ -152,11 +152,11 @@ def _add_sample(command: argparse.ArgumentParser) -> None:
 
 def _sample(options: argparse.Namespace) -> int:
     if options.task == "squad":
-        from cos598d.data.squad.sample import write_squad_sample
+        from cos598d.data.samples import write_squad_sample
 
         print(f"wrote train and dev of SQuAD's forms v1.1 and v2.0 to {write_squad_sample(options.folder)}")
     else:
-        from cos598d.data.sample import write_rte_sample
+        from cos598d.data.samples import write_rte_sample
 
         print(f"wrote {write_rte_sample(options.folder)}/train.tsv and dev.tsv")
     return 0

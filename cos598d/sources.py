@@ -104,7 +104,7 @@ def shape_vocabulary(name: str, model_type: str) -> tuple[list[str], bool]:
         # A word-piece vocabulary that ends early is still one: what is cut off splits into smaller pieces.
         pieces = (minilm / "vocab.txt").read_text(encoding="utf-8").splitlines()
         return pieces[:BERT_BASE_VOCABULARY], True
-    from cos598d.data.sample import vocabulary
+    from cos598d.data.samples import vocabulary
 
     return vocabulary(), True
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from cos598d import sources
 from cos598d.architectures import ARCHITECTURES, HEADS, model_class, new_config, read_config
-from cos598d.data.sample import vocabulary
+from cos598d.data.samples import vocabulary
 from cos598d.data.tokenization import load_encoder
 from cos598d.errors import UserError
 from cos598d.models import (

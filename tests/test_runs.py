@@ -229,7 +229,7 @@ def test_every_glue_task_trains_and_is_scored_by_its_metrics(task, tmp_path, mon
 
 
 def test_max_steps_go_on_over_epochs_and_evaluation_follows_each(start, tmp_path):
-    from cos598d.data.sample import rte_sample
+    from cos598d.data.samples import rte_sample
 
     per_epoch = -(-len(rte_sample("train")) // 512)
     words = [script("task1/run_glue.py"), *TINY[:4], "--total_train_batch_size", 512, "--no_save_model"]

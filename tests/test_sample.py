@@ -2,11 +2,15 @@
 
 import hashlib
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
+from make_samples import make
+from sample_grammar.rte import DEV_PAIRS, TRAIN_PAIRS
 
-from cos598d.data.sample import DEV_PAIRS, TRAIN_PAIRS, rte_sample, vocabulary, write_rte_sample
+from cos598d.data import samples
+from cos598d.data.samples import rte_sample, vocabulary, write_rte_sample
 
 
 def test_sample_has_both_labels_equally_often_and_no_pair_in_both_parts():
@@ -54,6 +58,14 @@ def test_the_sample_is_the_same_everywhere(tmp_path):
     digest = hashlib.sha256((folder / "train.tsv").read_bytes() + (folder / "dev.tsv").read_bytes()).hexdigest()
     assert digest == "5e3a61db77c887e8c398a3fd3117fc89d842e26d5439b90d8c2b89965a2701bc"
     assert (folder / "dev.tsv").read_text(encoding="utf-8").count("\n") == DEV_PAIRS + 1
+
+
+def test_the_grammar_still_tells_the_bundled_files(tmp_path):
+    bundled = Path(samples.__file__).parent
+    made = make(tmp_path)
+    assert {path.name for path in made} == {path.name for path in bundled.iterdir()} - {"__init__.py", "__pycache__"}
+    for path in made:
+        assert path.read_bytes() == (bundled / path.name).read_bytes(), path.name
 
 
 def test_the_vocabulary_reads_the_sample_without_unknown_words():

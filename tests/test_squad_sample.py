@@ -8,9 +8,9 @@ import unicodedata
 from collections import Counter
 
 import pytest
+from sample_grammar.facts import ASIDES, KINDS, TABLES, Kind, slots, with_pronoun
 
-from cos598d.data.squad.sample import squad_sample, write_squad_sample
-from cos598d.data.squad.sample_facts import ASIDES, KINDS, TABLES, Kind, slots, with_pronoun
+from cos598d.data.samples import squad_sample, write_squad_sample
 
 PARTS = ("train", "dev")
 SENTENCE = re.compile(r"\S.*?[.?]”?(?=\s+[A-ZÀ-Ž“]|$)", re.DOTALL)

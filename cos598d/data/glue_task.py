@@ -121,7 +121,7 @@ class GlueTask(Task):
             raise UserError(f"{self.form.folder} has no bundled sample: {self._how_to_get()}.")
 
     def _sample_rows(self, part: str) -> Iterator[glue.Row]:
-        from cos598d.data.sample import rte_sample
+        from cos598d.data.samples import rte_sample
 
         for line, (first, second, label) in enumerate(rte_sample(part), start=1):
             yield glue.Row(line, str(line - 1), first, second, label)

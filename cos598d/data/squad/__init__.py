@@ -1,1 +1,1 @@
-"""SQuAD: its files, windows over long contexts, predictions cut from the text, the official scores, a sample."""
+"""SQuAD: its files, windows over long contexts, predictions cut from the text, the official scores."""

@@ -108,7 +108,7 @@ class SquadTask(Task):
         if part not in _FLAGS:
             raise ValueError(f"{self.name} has the parts {', '.join(_FLAGS)}, not {part!r}.")
         if location is None:
-            from cos598d.data.squad.sample import squad_sample
+            from cos598d.data.samples import squad_sample
 
             value = squad_sample(part, self.options.version_2_with_negative)
             squad = parse_squad(value, f"the bundled sample's {part} part")

@@ -16,11 +16,9 @@ import re
 import string
 import unicodedata
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TypeVar
 
-from cos598d.data.sample_stories import STORIES, Story
-from cos598d.files import write_whole
+from sample_grammar.stories import STORIES, Story
 
 TRAIN_PAIRS, DEV_PAIRS = 1280, 256
 SEED = 598
@@ -53,17 +51,9 @@ class Dice:
         return [items[place] for place in sorted(range(len(items)), key=keys.__getitem__)]
 
 
-def rte_sample(part: str) -> list[Pair]:
+def pairs(part: str) -> list[Pair]:
     """The pairs of "train" or "dev": (report, statement, "entailment" or "not_entailment"), always the same."""
     return list(_parts()[part])
-
-
-def write_rte_sample(folder: Path) -> Path:
-    """Write train.tsv and dev.tsv in RTE's form into `folder`, and return it."""
-    for part in ("train", "dev"):
-        rows = [f"{place}\t{first}\t{second}\t{label}" for place, (first, second, label) in enumerate(rte_sample(part))]
-        write_whole(Path(folder) / f"{part}.tsv", "\n".join(["index\tsentence1\tsentence2\tlabel", *rows]) + "\n")
-    return Path(folder)
 
 
 @functools.cache
@@ -71,7 +61,7 @@ def vocabulary() -> list[str]:
     """An uncased BERT vocabulary of our own: special tokens, characters and their `##` forms, the sample's words."""
     words = set()
     for part in ("train", "dev"):
-        for first, second, _ in rte_sample(part):
+        for first, second, _ in pairs(part):
             plain = unicodedata.normalize("NFD", f"{first} {second}".lower())
             words.update(re.findall(r"[^\W_]+", "".join(c for c in plain if unicodedata.category(c) != "Mn")))
     characters = [chr(code) for code in range(33, 127) if not chr(code).isupper()]
@@ -83,15 +73,15 @@ def vocabulary() -> list[str]:
 @functools.cache
 def _parts() -> dict[str, list[Pair]]:
     dice = Dice(SEED)
-    pairs: list[Pair] = []
+    told: list[Pair] = []
     seen: set[str] = set()
-    while len(pairs) < TRAIN_PAIRS + DEV_PAIRS:
+    while len(told) < TRAIN_PAIRS + DEV_PAIRS:
         four = _one_fact_apart(dice) if dice.chance(SAME_STORY) else _different_matters(dice)
         sentences = {sentence for pair in four for sentence in pair[:2]}
         if len(sentences) == 4 and not sentences & seen:
             seen |= sentences
-            pairs += four
-    return {"dev": dice.shuffled(pairs[:DEV_PAIRS]), "train": dice.shuffled(pairs[DEV_PAIRS:])}
+            told += four
+    return {"dev": dice.shuffled(told[:DEV_PAIRS]), "train": dice.shuffled(told[DEV_PAIRS:])}
 
 
 def _different_matters(dice: Dice) -> list[Pair]:

@@ -18,7 +18,7 @@ that is a good answer too. Whoever adds a line keeps four promises:
 import re
 from dataclasses import dataclass
 
-from cos598d.data.sample_words import CITIES, PEOPLE
+from sample_grammar.words import CITIES, PEOPLE
 
 
 @dataclass(frozen=True)

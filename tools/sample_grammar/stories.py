@@ -1,4 +1,4 @@
-"""The stories that the bundled sample tells, with the words of `sample_words`.
+"""The stories that the bundled sample tells, with the words of `words`.
 
 A story is told about a few slots, each filled from a table. In a template `{home}` is a filler's own name and
 `{home.kind}` the wider thing it belongs to (a city's country, a cellist's "musician", a year's decade);
@@ -12,7 +12,7 @@ Whoever adds a template keeps three promises, since nothing else makes the label
 
 from dataclasses import dataclass
 
-from cos598d.data.sample_words import (
+from sample_grammar.words import (
     ANIMALS,
     BUILDINGS,
     CITIES,

@@ -10,15 +10,12 @@ in either part, have the same name.
 
 import functools
 import hashlib
-import json
 import re
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from cos598d.data.sample import Dice
-from cos598d.data.squad.sample_facts import (
+from sample_grammar.facts import (
     ASIDES,
     FIRST_SYLLABLES,
     KINDS,
@@ -29,7 +26,7 @@ from cos598d.data.squad.sample_facts import (
     slots,
     with_pronoun,
 )
-from cos598d.files import write_whole
+from sample_grammar.rte import Dice
 
 SEED = 1606
 ARTICLES = {"train": 16, "dev": 5}
@@ -56,16 +53,15 @@ class _Paragraph:
     used: dict[str, list[str]] = field(default_factory=dict)  # type -> fillers
 
 
-def squad_sample(part: str, version_2: bool) -> dict:
-    """SQuAD's JSON object of "train" or "dev", always the same; 1.1 is 2.0 without the impossible questions."""
+def articles(part: str) -> dict:
+    """SQuAD 2.0's JSON object of "train" or "dev", always the same."""
     return {
-        "version": "v2.0" if version_2 else "1.1",
+        "version": "v2.0",
         "data": [
             {
                 "title": title,
                 "paragraphs": [
-                    {"context": context, "qas": [_question(asked, version_2) for asked in qas if asked[2] or version_2]}
-                    for context, qas in paragraphs
+                    {"context": context, "qas": [_question(*asked) for asked in qas]} for context, qas in paragraphs
                 ],
             }
             for title, paragraphs in _parts()[part]
@@ -73,19 +69,9 @@ def squad_sample(part: str, version_2: bool) -> dict:
     }
 
 
-def write_squad_sample(folder: Path) -> Path:
-    """Write train-v1.1.json, dev-v1.1.json, train-v2.0.json and dev-v2.0.json into `folder`, and return it."""
-    for part in ARTICLES:
-        for version in ("1.1", "2.0"):
-            content = json.dumps(squad_sample(part, version == "2.0"), ensure_ascii=False)
-            write_whole(Path(folder) / f"{part}-v{version}.json", content + "\n")
-    return Path(folder)
-
-
-def _question(asked: tuple[str, str, list], version_2: bool) -> dict:
-    key, text, answers = asked
-    entry = {"id": key, "question": text, "answers": [{"text": text, "answer_start": start} for text, start in answers]}
-    return entry | {"is_impossible": not answers} if version_2 else entry
+def _question(key: str, text: str, answers: list) -> dict:
+    told = [{"text": answer, "answer_start": start} for answer, start in answers]
+    return {"id": key, "question": text, "answers": told, "is_impossible": not answers}
 
 
 @functools.cache
