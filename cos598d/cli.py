@@ -13,6 +13,7 @@ from typing import Any
 import cos598d
 from cos598d.errors import UsageError, UserError
 from cos598d.flags import Parser
+from cos598d.printable import printable
 
 # The demo compares seconds and losses: a few steps, no evaluation, no models kept.
 DEMO_DEFAULTS = {"max_steps": 6, "do_train": True}
@@ -70,7 +71,7 @@ def _guarded(function: Callable[[argparse.Namespace], int], options: argparse.Na
     try:
         return function(options)
     except UserError as error:
-        print(error, file=sys.stderr)
+        print(printable(error), file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("interrupted (Ctrl-C).", file=sys.stderr)
@@ -179,7 +180,7 @@ def _score(options: argparse.Namespace) -> int:
 
     scores, remarks = score_file(options.data, options.predictions, options.null_odds)
     for remark in remarks:
-        print(remark, file=sys.stderr)
+        print(printable(remark), file=sys.stderr)
     print(json.dumps(scores, indent=2))
     return 0
 

@@ -8,6 +8,8 @@ from typing import Any
 
 from tqdm import tqdm
 
+from cos598d.printable import printable
+
 FIRST_LOSSES = 5
 SILENT_SECONDS = 5.0  # where there is no bar, the iteration that ends as long after the last line has one too
 
@@ -21,12 +23,12 @@ class Console:
     def say(self, line: str) -> None:
         """Print one line on standard output, above the progress bar where there is one."""
         if self._speaks:
-            tqdm.write(f"{self._prefix}{line}", file=sys.stdout)
+            tqdm.write(printable(f"{self._prefix}{line}"), file=sys.stdout)
             sys.stdout.flush()
 
     def warn(self, line: str) -> None:
         """Print one line on standard error, whether this rank speaks or not."""
-        tqdm.write(line, file=sys.stderr)
+        tqdm.write(printable(line), file=sys.stderr)
         sys.stderr.flush()
 
     @contextlib.contextmanager

@@ -7,6 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from cos598d.printable import printable
+
 FLAG = "flag"  # the kind of one that stands alone
 METAVARS = {int: "N", float: "X", str: "WORD", Path: "FOLDER"}
 # group -> (name, a type or a function that reads a word, or FLAG; what it means)
@@ -22,7 +24,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(*args, **{"allow_abbrev": False, "formatter_class": formatter} | kwargs)
 
     def error(self, message: str) -> NoReturn:
-        print(f"{message} (--help lists what there is)", file=sys.stderr)
+        print(f"{printable(message)} (--help lists what there is)", file=sys.stderr)
         sys.exit(2)
 
 

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from cos598d.printable import printable
+
 # Norms of averaged gradients that differ by more are not those of the same average. Lossy codecs come closer.
 NORM_TOLERANCE = 0.02
 
@@ -142,6 +144,7 @@ def _size(payload_bytes: int) -> str:
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
     """Words to the left, numbers to the right."""
+    rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = [
         "  ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:]))])

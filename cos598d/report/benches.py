@@ -8,8 +8,9 @@ from typing import Any
 from cos598d.bench.record import read_record
 from cos598d.bench.table import best_capacity, candidate_rows, capacity_rows, message_fit, message_rows, remarks
 from cos598d.errors import UserError
+from cos598d.printable import printable
 from cos598d.report.facts import OF_BENCHES, collect
-from cos598d.report.load import is_number, printable
+from cos598d.report.load import is_number
 from cos598d.report.settings import in_series
 
 FLOOR, DDP = "none", "ddp"

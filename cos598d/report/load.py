@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cos598d.errors import UserError
+from cos598d.printable import printable
 from cos598d.report.facts import OF_RUNS, collect
 from cos598d.report.table import PHASES, load_run, read_json
 
@@ -199,8 +200,3 @@ def own_names(folders: Sequence[Path]) -> list[str]:
         depth += 1
     # Characters that no page can show, such as an escape, would make the plots no XML.
     return [printable("/".join(folder.parts[-depth:])) for folder in folders]
-
-
-def printable(name: str) -> str:
-    """A name without what no page can show."""
-    return "".join(c if c.isprintable() else "\ufffd" for c in name)

@@ -8,6 +8,7 @@ from typing import Any
 
 from cos598d import files
 from cos598d.errors import UserError
+from cos598d.printable import printable
 
 PHASES = ("data", "forward", "backward", "sync", "clip", "step")
 FIRST_LOSSES = 3
@@ -120,7 +121,7 @@ def _setting(runs: Sequence[dict[str, Any]]) -> str:
         ("dropout", " dropout"),
         ("precision", ""),
     ):
-        values = dict.fromkeys(str(run[name]) for run in runs)
+        values = dict.fromkeys(printable(run[name]) for run in runs)
         words.append(" / ".join(values) + unit)
     return ", ".join(words)
 
@@ -209,6 +210,7 @@ def _counted(wire: dict[str, Any] | None) -> str:
 
 def as_text(rows: Sequence[Sequence[str]]) -> str:
     """Rows as lines for the screen, the first one as their head."""
+    rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
@@ -222,6 +224,6 @@ def as_markdown(rows: Sequence[Sequence[str]]) -> str:
 
 def markdown_text(text: str) -> str:
     """Words that stand in Markdown as they are: no marks, no HTML, no new cell or line of a table."""
-    text = " ".join(html.escape(text, quote=False).split())
+    text = printable(" ".join(html.escape(text, quote=False).split()))
     # An underscore inside a word is no mark, and all_reduce is easier to read without a backslash.
     return re.sub(r"[\\`*\[\]|~$]|(?<!\w)_|_(?!\w)", r"\\\g<0>", text)
