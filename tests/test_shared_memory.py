@@ -1,5 +1,6 @@
 """Memory that ranks share: nobody sees another's changes, waits for ever or leaves anything behind; and two levels."""
 
+import errno
 import gc
 import os
 import signal
@@ -16,8 +17,10 @@ from cos598d import hosts
 from cos598d.comm import Communicator
 from cos598d.errors import UserError
 from cos598d.measure.ledger import GRADIENTS
+from cos598d.memory import available_bytes
 from cos598d.sync.base import SyncOptions
 from cos598d.sync.hierarchical import Hierarchical
+from cos598d.sync.segments import Segments
 from cos598d.sync.shared_memory import SharedMemory
 
 SMALL_BUCKETS = SyncOptions(bucket_mb=100 / 2**20, first_bucket_mb=30 / 2**20)
@@ -116,20 +119,55 @@ def refusals(comm):
         if comm.rank == 2:
             patch.setattr(os, "open", no_permission)
         refused()
-    return sentences
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", no_space)
+        refused()
+    with pytest.raises(UserError) as error:
+        Segments(comm, range(comm.world_size), [(2**56, torch.float32)], ["fill"])
+    return [*sentences, str(error.value)]
 
 
 def no_permission(*_):
     raise PermissionError(1, "Permission denied")
 
 
+def no_space(*_):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
 def test_what_cannot_share_memory_is_refused_in_one_sentence_on_every_rank():
     answers = run_ranks(3, refusals)
     assert answers[0] == answers[1] == answers[2]
-    several_hosts, no_memfd, not_opened = answers[0]
+    several_hosts, no_memfd, not_opened, no_space_left, too_large = answers[0]
     assert "rank 2 is on another than rank 0: choose --sync hierarchical" in several_hosts
     assert "rank 0: this system has no memfd_create" in no_memfd
     assert "rank 2: the memory of rank 0 cannot be opened (Permission denied)" in not_opened
+    assert "MiB to share with ranks are not to be had (No space left on device): free memory" in no_space_left
+    assert "rank 0: 1099511627776 MiB to share with ranks are not to be had (Cannot allocate memory)" in too_large
+
+
+@pytest.mark.parametrize(
+    ("line", "folder", "files"),
+    [
+        ("0::/a/b", "sys/fs/cgroup/a", ("memory.max", "memory.current", "inactive_file")),
+        (
+            "4:cpu,memory:/a/b",
+            "sys/fs/cgroup/memory/a",
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        ),
+    ],
+)
+def test_what_a_cgroup_above_leaves_of_its_limit_is_all_that_is_available(line, folder, files, tmp_path):
+    (tmp_path / "proc" / "self").mkdir(parents=True)
+    (tmp_path / "proc" / "self" / "cgroup").write_text(f"7:pids:/a/b\n{line}\n")
+    (tmp_path / folder / "b").mkdir(parents=True)
+    assert available_bytes(tmp_path) > 5000
+    limit, used, cache = files
+    for name, text in ((limit, "9000\n"), (used, "5000\n"), ("memory.stat", f"anon 1\n{cache} 700\n")):
+        (tmp_path / folder / name).write_text(text)
+    assert available_bytes(tmp_path) == 4700
+    (tmp_path / folder / "b" / limit).write_text("max\n")
+    assert available_bytes(tmp_path) == 4700
 
 
 def test_tensors_of_a_device_are_refused():

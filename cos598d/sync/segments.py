@@ -1,5 +1,6 @@
 """Memory that the ranks of one host share, and the flags by which they wait for each other in it."""
 
+import errno
 import mmap
 import os
 import time
@@ -10,6 +11,7 @@ import torch
 
 from cos598d.comm import Communicator
 from cos598d.errors import UserError
+from cos598d.memory import available_bytes
 
 CACHE_LINE = 64
 # A rank that waits leaves the core to the others: there may be more ranks than cores.
@@ -25,7 +27,8 @@ class Segments:
         own[i]        this rank's among them
         result[i]     one for all
 
-    1. The first member makes the memory (memfd_create) and tells the others its process and file descriptor.
+    1. The first member makes the memory (memfd_create), all of it at once, and tells the others its process and file
+       descriptor. Memory that is not to be had is missed here, in words, and not by the out-of-memory killer later.
     2. They open it as /proc/PID/fd/N, and all map it.
     The memory has no name: when the last process that maps it ends, however it ends, nothing is left behind.
     A rank that is alone on its host shares nothing: its buffers are ordinary memory, and `result` is `own`.
@@ -127,12 +130,15 @@ def _open_shared(comm: Communicator, members: list[int], size: int) -> int | Non
     if len(members) > 1 and comm.rank == members[0]:
         try:
             file = os.memfd_create("cos598d", os.MFD_CLOEXEC)
-            os.ftruncate(file, size)
+            _claim(file, size)
             place = [os.getpid(), file]
         except AttributeError:
             problem = "this system has no memfd_create, which is Linux's: choose --sync bucketed"
         except OSError as error:
-            problem = f"{size / 2**20:.0f} MiB to share with ranks are not to be had ({error.strerror}): free memory"
+            problem = (
+                f"{size / 2**20:.0f} MiB to share with ranks are not to be had ({error.strerror}): "
+                f"free memory, or choose --sync bucketed"
+            )
     place = comm.exchange(place)[members[0]]
     if file is None and place:
         try:
@@ -148,6 +154,17 @@ def _open_shared(comm: Communicator, members: list[int], size: int) -> int | Non
                 os.close(file)
             raise UserError(f"rank {rank}: {other}.")
     return file
+
+
+def _claim(file: int, size: int) -> None:
+    """Make an empty file in memory `size` bytes long, every page of it there. Raises OSError where they are not.
+
+    Its length alone would cost nothing and promise nothing: pages come when they are first written, or the killer does.
+    The kernel may call it for pages that are claimed, too, so what is free is asked first.
+    """
+    if size > available_bytes():
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+    os.posix_fallocate(file, 0, size)
 
 
 def _round_up(size: int, unit: int) -> int:
