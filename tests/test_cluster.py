@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -27,7 +28,7 @@ needs_cluster = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 @pytest.fixture
 def name():
     """A cluster's name of this test's own; what is left of it goes with the test."""
-    mine = f"test{os.getpid()}"
+    mine = f"t{os.getpid()}x{secrets.token_hex(4)}"
     yield mine
     network.Network(Cluster(name=mine)).remove()
 
@@ -112,7 +113,7 @@ def test_several_ranks_may_share_a_host(cluster):
 def test_a_run_ends_with_the_code_of_the_program_that_failed_and_leaves_nothing(cluster, name):
     run = cluster("run", "--hosts", "2", "--", "sh", "-c", "[ {rank} = 0 ] || exit 7")
     assert run.wait() == 7
-    assert not network.own_namespaces(name)
+    assert not network.named_namespaces(name)
 
 
 @needs_cluster
@@ -130,11 +131,11 @@ def test_a_run_that_is_stopped_removes_its_hosts_and_ends_its_programs(cluster, 
     run = cluster("run", "--hosts", "2", "--", "sh", "-c", "echo up; sleep 300")
     run.wait_for("host1. up")
     run.wait_for("host2. up")
-    ids = [process for space in network.own_namespaces(name) for process in network.processes(space)]
+    ids = [process for space in network.named_namespaces(name) for process in network.processes(space)]
     assert ids
     run.process.send_signal(number)
     assert run.wait() == 128 + number
-    assert not network.own_namespaces(name)
+    assert not network.named_namespaces(name)
     assert not any(network._runs(process) for process in ids)
 
 
@@ -145,18 +146,99 @@ def test_after_a_killed_run_down_removes_its_hosts_and_no_others(cluster, name):
     try:
         run = cluster("run", "--hosts", "2", "--delay", "1ms", "--", "sh", "-c", "echo up; sleep 300")
         run.wait_for("host2. up")
-        ids = [process for space in network.own_namespaces(name) for process in network.processes(space)]
+        ids = [process for space in network.named_namespaces(name) for process in network.processes(space)]
         run.process.kill()
         run.wait()
-        assert len(network.own_namespaces(name)) == 3  # nobody was there to remove them
+        assert len(network.named_namespaces(name)) == 3  # nobody was there to remove them
         down = cluster("down")
         assert down.wait() == 0
         assert "removed 3 namespaces" in down.text
-        assert not network.own_namespaces(name)
+        assert not network.named_namespaces(name)
         assert not any(network._runs(process) for process in ids)
         assert other in network.namespaces()
     finally:
         subprocess.run(("ip", "netns", "delete", other), check=True)
+
+
+@pytest.fixture
+def stranger(name):
+    """Make a namespace called as a host of this test's cluster, with a program in it: stranger(host) -> Popen."""
+    made = {}
+
+    def _stranger(host):
+        space = f"{name}-host{host}"
+        subprocess.run(("ip", "netns", "add", space), check=True)
+        made[space] = subprocess.Popen(("ip", "netns", "exec", space, "sleep", "300"))
+        while not network.processes(space):
+            time.sleep(0.02)
+        return made[space]
+
+    yield _stranger
+    for space, program in made.items():
+        program.kill()
+        program.wait()
+        subprocess.run(("ip", "netns", "delete", space), check=False)
+
+
+@needs_cluster
+def test_a_cluster_that_cannot_be_made_removes_and_ends_nothing_of_others(cluster, name, stranger):
+    program = stranger(2)
+    up = cluster("up", "--hosts", "3")
+    assert up.wait() == 1
+    assert f"there is a network namespace {name}-host2 that is no cluster's of ours" in up.text
+    assert network.named_namespaces(name) == [f"{name}-host2"]
+    assert program.poll() is None
+
+
+@needs_cluster
+def test_a_cluster_that_fails_half_way_removes_what_it_made_and_no_more(name, stranger, monkeypatch):
+    found = {}
+    shape = network.Network.set_rate
+
+    def set_rate(self, host, rate):
+        if host == 2:  # somebody takes a name that was free when we looked
+            found["program"] = stranger(3)
+        shape(self, host, rate)
+
+    monkeypatch.setattr(network.Network, "set_rate", set_rate)
+    with pytest.raises(UserError, match=f"{name}-host3 that is no cluster's of ours"):
+        network.Network(Cluster(hosts=4, name=name)).build()
+    assert network.named_namespaces(name) == [f"{name}-host3"]
+    assert found["program"].poll() is None
+
+
+@needs_cluster
+def test_down_leaves_what_no_cluster_made_and_says_so(cluster, name, stranger):
+    assert cluster("up", "--hosts", "1").wait() == 0
+    program = stranger(7)
+    down = cluster("down")
+    assert down.wait() == 0
+    assert "removed 2 namespaces" in down.text
+    assert f"left alone, since no cluster of ours made them: {name}-host7" in down.text
+    assert network.named_namespaces(name) == [f"{name}-host7"]
+    assert program.poll() is None
+
+
+@needs_cluster
+def test_a_cluster_that_ends_leaves_a_newer_one_of_its_name(name):
+    first, second = (network.Network(Cluster(hosts=1, name=name)) for _ in range(2))
+    first.build()
+    network.Network(Cluster(name=name)).remove()
+    second.build()
+    assert first.remove() == 0
+    assert network.load(name).hosts == 1
+    assert second.remove() == 2
+
+
+@needs_cluster
+def test_to_ask_for_netem_touches_no_namespace_that_has_a_name():
+    probe = f"cos598d-probe{os.getpid()}"
+    subprocess.run(("ip", "netns", "add", probe), check=True)
+    try:
+        network.has_netem()
+        assert probe in network.namespaces()
+    finally:
+        subprocess.run(("ip", "netns", "delete", probe), check=False)
 
 
 @needs_cluster
@@ -308,7 +390,7 @@ def test_when_a_host_is_cut_off_every_rank_ends_within_seconds_and_names_the_sam
     assert f"host{lost + 1}| rank {lost}: lost rank {lost}, this one: its network interface eth0 has no" in run.text
 
 
-def test_only_namespaces_named_by_the_cluster_are_its_own(monkeypatch):
+def test_only_these_names_are_a_clusters(monkeypatch):
     mine = ["mine-host1", "mine-host64", "mine-switch"]
     others = [
         "7",
@@ -322,7 +404,7 @@ def test_only_namespaces_named_by_the_cluster_are_its_own(monkeypatch):
         "switch",
     ]
     monkeypatch.setattr(network, "namespaces", lambda: [*others, *reversed(mine)])
-    assert network.own_namespaces("mine") == mine
+    assert network.named_namespaces("mine") == mine
 
 
 def test_a_cluster_knows_its_hosts():

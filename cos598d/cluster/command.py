@@ -8,7 +8,7 @@ from typing import Any
 
 from cos598d.cluster.hosts import environment, on_host, run_on_hosts, start_switch
 from cos598d.cluster.live import describe, live_cluster
-from cos598d.cluster.network import Network, check_rights, load
+from cos598d.cluster.network import Network, check_rights, load, named_namespaces
 from cos598d.cluster.plan import DEFAULT_NAME, Cluster, parse_delay, parse_rate, rate_words
 from cos598d.errors import UsageError
 
@@ -159,4 +159,6 @@ def _down(options: argparse.Namespace) -> int:
     cluster = Cluster(name=options.name)  # for its check of the name
     count = Network(cluster, options.show).remove()
     print(f"removed {count} namespaces of {options.name}" if count else f"no cluster named {options.name} is up")
+    if strangers := named_namespaces(options.name):
+        print(f"left alone, since no cluster of ours made them: {', '.join(strangers)}", file=sys.stderr)
     return 0

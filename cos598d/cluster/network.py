@@ -4,20 +4,26 @@ Each host is a network namespace with one veth interface, whose other end is a p
 bridge. Both ends of a link are shaped by a token bucket filter, so that what a host sends and what it receives are
 limited each on its own, as on a full-duplex Ethernet link. Nothing is made outside the namespaces, and the kernel
 removes all of it with them.
+
+Every namespace is born with a mark, the alias of its loopback: which cluster it belongs to and which call made it. What
+has no such mark is somebody else's, whatever it is called, and is never removed, nor is what runs in it ended.
 """
 
 import functools
 import json
 import os
+import secrets
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from typing import Any
 
 from cos598d.cluster.plan import INTERFACE, MOST_HOSTS, Cluster, address, hardware_address, rate_words
-from cos598d.errors import UserError
+from cos598d.errors import UsageError, UserError
+from cos598d.printable import printable
 
 # A packet that the kernel has not cut yet holds up to 64 KiB: a smaller bucket would make the filter cut it, and the
 # links' counters would show another number of packets (and headers) than a machine with offloads.
@@ -34,21 +40,20 @@ class Network:
 
     def __init__(self, cluster: Cluster, show: bool = False):
         self.cluster, self.show = cluster, show
+        self._made: str | None = None  # the mark of what this object has built
 
     def build(self) -> None:
-        """Make the namespaces, links and limits. Raises UserError, having removed what was made, if that fails."""
+        """Make the namespaces, links and limits. Raises UserError, having removed what it made alone, if that fails."""
         cluster = self.cluster
         check_rights()
-        # Whoever makes the switch's namespace owns the name: two at once cannot.
-        if cluster.switch in namespaces():
-            raise UserError(
-                f"a cluster named {cluster.name} is up already: "
-                f"end it with `python -m cos598d cluster down --name {cluster.name}`, or choose another --name."
-            )
-        self._ip("netns", "add", cluster.switch)
+        there = set(namespaces())
+        for space in (cluster.switch, *map(cluster.namespace, cluster.numbers)):
+            if space in there:
+                raise self._taken(space)
+        self._made = secrets.token_hex(8)
         try:
-            # Where `load` finds it: an alias lives and dies with the namespace.
-            self._ip("-n", cluster.switch, "link", "set", "lo", "alias", cluster.to_json())
+            # Whoever makes the switch's namespace owns the name: two at once cannot.
+            self._make(cluster.switch)
             if not self.needs_own_switch:
                 self._ip("-n", cluster.switch, "link", "add", BRIDGE, "type", "bridge", "mcast_snooping", "0")
                 self._ip("-n", cluster.switch, "link", "set", BRIDGE, "up")
@@ -58,9 +63,31 @@ class Network:
             self.remove()
             raise
 
+    def _make(self, space: str) -> None:
+        """Make a namespace that has its mark before it has its name: there is no moment at which it has none."""
+        mark = json.dumps(asdict(self.cluster) | {"made": self._made})
+        try:
+            self._run("unshare", "--net", "sh", "-c", MAKE, "sh", mark, space)
+        except UserError as error:
+            if space in namespaces():
+                raise self._taken(space) from error
+            raise
+
+    def _taken(self, space: str) -> UserError:
+        name = self.cluster.name
+        if read_mark(space).get("name") == name:
+            return UserError(
+                f"a cluster named {name} is up already: "
+                f"end it with `python -m cos598d cluster down --name {name}`, or choose another --name."
+            )
+        return UserError(
+            f"there is a network namespace {space} that is no cluster's of ours: "
+            f"choose another --name, or remove it with `ip netns delete {space}` if nobody needs it."
+        )
+
     def _add_host(self, host: int) -> None:
         cluster, space, port = self.cluster, self.cluster.namespace(host), self.cluster.port(host)
-        self._ip("netns", "add", space)
+        self._make(space)
         for where in (space, cluster.switch):
             # Else the kernel announces itself to routers that are not there, and the counters count it.
             self._run("ip", "netns", "exec", where, "sh", "-c", QUIET)
@@ -128,8 +155,17 @@ class Network:
         }
 
     def remove(self) -> int:
-        """End what still runs in the cluster's namespaces and remove them; return how many there were."""
-        mine = own_namespaces(self.cluster.name)
+        """End what still runs in the cluster's namespaces and remove them; return how many there were.
+
+        If this object has built a cluster, these are the namespaces that it made; else all that carry the mark of a
+        cluster of this name.
+        """
+        marks = {space: read_mark(space) for space in named_namespaces(self.cluster.name)}
+        mine = [
+            space
+            for space, mark in marks.items()
+            if mark.get("name") == self.cluster.name and self._made in (None, mark["made"])
+        ]
         end_processes([process for space in mine for process in processes(space)])
         for space in mine:
             self._ip("netns", "delete", space)
@@ -153,6 +189,7 @@ def _bucket(rate: float) -> list[str]:
     return ["rate", f"{rate:.0f}bit", "burst", str(BURST_BYTES), "limit", str(queue)]
 
 
+MAKE = 'ip link set lo alias "$1" && exec ip netns attach "$2" $$'
 QUIET = "for f in /proc/sys/net/ipv6/conf/*/disable_ipv6; do [ ! -w $f ] || echo 1 > $f; done"
 
 
@@ -162,13 +199,24 @@ def load(name: str) -> Cluster:
     switch = Cluster(name=name).switch
     if switch not in namespaces():
         raise UserError(f"no cluster named {name} is up: make one with `python -m cos598d cluster up --name {name}`.")
-    link = json.loads(_output("ip", "-n", switch, "-j", "link", "show", "dev", "lo"))[0]
+    mark = read_mark(switch)
     try:
-        return Cluster(**json.loads(link["ifalias"]))
-    except (KeyError, ValueError, TypeError):
+        mark.pop("made")
+        return Cluster(**mark)
+    except (KeyError, TypeError, UsageError):
         raise UserError(
-            f"the cluster {name} was left half made: remove it with `python -m cos598d cluster down --name {name}`."
+            f"there is a network namespace {switch} that is no cluster's of ours: give the --name of one that is up."
         ) from None
+
+
+def read_mark(space: str) -> dict[str, Any]:
+    """What a namespace says of the cluster it was made for: Cluster's fields, and `made`; {} if it was not."""
+    try:
+        link = json.loads(_output("ip", "-n", space, "-j", "link", "show", "dev", "lo"))[0]
+        mark = json.loads(link["ifalias"])
+    except (UserError, LookupError, ValueError, RecursionError):  # no mark of ours, or gone in the meantime
+        return {}
+    return mark if isinstance(mark, dict) and isinstance(mark.get("made"), str) else {}
 
 
 def namespaces() -> list[str]:
@@ -176,8 +224,8 @@ def namespaces() -> list[str]:
     return [row["name"] for row in json.loads(_output("ip", "-j", "netns", "list") or "[]")]
 
 
-def own_namespaces(name: str) -> list[str]:
-    """The namespaces of the cluster of this name: hosts in their order, the switch last."""
+def named_namespaces(name: str) -> list[str]:
+    """The namespaces that are called as those of a cluster of this name: hosts in their order, the switch last."""
     cluster, there = Cluster(hosts=MOST_HOSTS, name=name), set(namespaces())
     return [space for space in (*map(cluster.namespace, cluster.numbers), cluster.switch) if space in there]
 
@@ -211,13 +259,9 @@ def _runs(process: int) -> bool:
 
 def has_netem() -> bool:
     """Whether this kernel can delay packets itself."""
-    probe = f"cos598d-probe{os.getpid()}"
-    subprocess.run(("ip", "netns", "add", probe), capture_output=True, check=False)
-    try:
-        words = ("tc", "-n", probe, "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms")
-        return subprocess.run(words, capture_output=True, check=False).returncode == 0
-    finally:
-        subprocess.run(("ip", "netns", "delete", probe), capture_output=True, check=False)
+    # In a namespace without a name, which ends with the command.
+    words = ("unshare", "--net", "tc", "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms")
+    return subprocess.run(words, capture_output=True, check=False).returncode == 0
 
 
 def check_rights() -> None:
@@ -226,7 +270,7 @@ def check_rights() -> None:
         raise UserError(
             "an emulated cluster needs Linux's network namespaces: use Linux, or a virtual machine with it."
         )
-    for tool, package in (("ip", "iproute2"), ("tc", "iproute2"), ("setpriv", "util-linux")):
+    for tool, package in (("ip", "iproute2"), ("tc", "iproute2"), ("setpriv", "util-linux"), ("unshare", "util-linux")):
         if not shutil.which(tool):
             raise UserError(f"an emulated cluster needs the command {tool}: install {package}.")
     if os.geteuid() != 0:
@@ -236,5 +280,5 @@ def check_rights() -> None:
 def _output(*words: str) -> str:
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise UserError(f"`{' '.join(words)}` failed: {' '.join(done.stderr.split()) or 'no reason given'}.")
+        raise UserError(f"`{' '.join(words)}` failed: {printable(' '.join(done.stderr.split())) or 'no reason given'}.")
     return done.stdout

@@ -1,8 +1,7 @@
 """What an emulated cluster is: its name, hosts, addresses and links, and what a user may ask for."""
 
-import json
 import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 from cos598d.errors import UsageError
 
@@ -53,10 +52,6 @@ class Cluster:
         """Raise UsageError if there is no such host."""
         if host not in self.numbers:
             raise UsageError(f"host {host} is none of this cluster's: they are 1 to {self.hosts}.")
-
-    def to_json(self) -> str:
-        """What `Cluster(**json.loads(...))` makes a cluster of again."""
-        return json.dumps(asdict(self))
 
 
 def address(host: int) -> str:
