@@ -19,6 +19,7 @@ from cos598d.sync.own import label_of
 
 BACKENDS = ("gloo", "nccl")
 PRECISIONS = ("fp32", "bf16", "fp16")
+OPTIMIZERS = ("adamw", "sgd")
 # What may differ between the ranks of a run: where each host keeps its files, and how many threads it has to spare.
 LOCAL_FIELDS = frozenset(
     ("data_dir", "train_file", "predict_file", "output_dir", "cache_dir", "model_name_or_path", "config_name")
@@ -59,9 +60,11 @@ class RunConfig(SquadOptions):
     per_gpu_train_batch_size: int | None = None
     per_gpu_eval_batch_size: int = 8
     gradient_accumulation_steps: int = 1
+    optimizer: str = "adamw"
     learning_rate: float = 5e-5
     weight_decay: float = 0.0
     adam_epsilon: float = 1e-8
+    momentum: float = 0.0
     max_grad_norm: float = 1.0
     num_train_epochs: float = 3.0
     max_steps: int = -1
@@ -92,6 +95,7 @@ class RunConfig(SquadOptions):
         self._check_squad(task)
         self._one_of("backend", BACKENDS)
         self._one_of("precision", PRECISIONS)
+        self._check_optimizer()
         for name in ("per_gpu_eval_batch_size", "gradient_accumulation_steps"):
             self._at_least(name, 1)
         self._at_least("max_seq_length", 8)
@@ -155,6 +159,14 @@ class RunConfig(SquadOptions):
         self._at_least("sync_every", 1)
         if not 0 < self.bucket_mb < math.inf:
             raise UsageError(f"--bucket_mb {self.bucket_mb:g}: give a number of MiB above 0.")
+
+    def _check_optimizer(self) -> None:
+        self._one_of("optimizer", OPTIMIZERS)
+        for name, owner in (("momentum", "sgd"), ("adam_epsilon", "adamw")):
+            if getattr(self, name) != getattr(RunConfig, name) and self.optimizer != owner:
+                raise UsageError(f"--{name} means nothing to --optimizer {self.optimizer}: leave it out.")
+        if not 0 <= self.momentum < 1:
+            raise UsageError(f"--momentum {self.momentum:g}: a number from 0 to below 1 is needed.")
 
     def _check_squad(self, task: Task) -> None:
         defaults = SquadOptions()

@@ -4,7 +4,7 @@ import argparse
 from dataclasses import fields
 from typing import Any
 
-from cos598d.config import BACKENDS, PRECISIONS, RunConfig
+from cos598d.config import BACKENDS, OPTIMIZERS, PRECISIONS, RunConfig
 from cos598d.data import TASK_NAMES
 from cos598d.flags import FLAG, Groups, Parser, add_groups
 from cos598d.flags import to_words as to_plain_words
@@ -82,9 +82,11 @@ GROUPS: Groups = {
         ("per_gpu_train_batch_size", int, "instead: examples on each rank, in each of the accumulation steps"),
         ("per_gpu_eval_batch_size", int, "examples on each rank in a batch of evaluation"),
         ("gradient_accumulation_steps", int, "parts in which a step's batch is computed"),
-        ("learning_rate", float, "AdamW's peak learning rate"),
-        ("weight_decay", float, "AdamW's weight decay, on all but biases and layer norms"),
+        ("optimizer", str, f"one of {', '.join(OPTIMIZERS)}"),
+        ("learning_rate", float, "the optimizer's peak learning rate"),
+        ("weight_decay", float, "the optimizer's weight decay, on all but biases and layer norms"),
         ("adam_epsilon", float, "AdamW's epsilon"),
+        ("momentum", float, "SGD's momentum"),
         ("max_grad_norm", float, "norm to which the averaged gradient is clipped; 0 clips nothing"),
         ("num_train_epochs", float, "epochs to train"),
         ("max_steps", int, "train exactly this many steps instead; -1: whole epochs"),

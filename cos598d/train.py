@@ -143,12 +143,15 @@ def autocast(precision: str, device: torch.device) -> contextlib.AbstractContext
 
 
 def make_optimizer(model: nn.Module, config: RunConfig) -> torch.optim.Optimizer:
-    """AdamW as BERT is fine-tuned: weight decay on all but biases and layer norms."""
+    """AdamW as BERT is fine-tuned, or SGD: with either, weight decay on all but biases and layer norms."""
     decayed, plain = [], []
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             (plain if NO_WEIGHT_DECAY.search(name) else decayed).append(parameter)
     groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    if config.optimizer == "sgd":
+        # Not fused: torch's fused SGD fails where a parameter's first gradient comes later than the others'.
+        return torch.optim.SGD(groups, lr=config.learning_rate, momentum=config.momentum)
     # fused: one pass over the weights instead of several; on a CPU shared by the ranks that is time.
     return torch.optim.AdamW(groups, lr=config.learning_rate, eps=config.adam_epsilon, fused=True)
 

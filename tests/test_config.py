@@ -52,6 +52,7 @@ def test_ranks_may_differ_in_paths_but_not_in_what_they_compute():
     facts = RunConfig().facts()
     assert "data_dir" not in facts
     assert {"sync", "seed", "total_train_batch_size", "learning_rate", "max_steps"} <= facts.keys()
+    assert {"optimizer", "momentum"} <= facts.keys()
 
 
 @pytest.mark.parametrize(
@@ -68,6 +69,11 @@ def test_ranks_may_differ_in_paths_but_not_in_what_they_compute():
         {"weight_decay": float("nan")},
         {"monitor_interval": -1.0},
         {"monitor_interval": float("inf")},
+        {"optimizer": "adam"},
+        {"momentum": 0.9},
+        {"momentum": 1.0, "optimizer": "sgd"},
+        {"momentum": float("nan"), "optimizer": "sgd"},
+        {"adam_epsilon": 1e-6, "optimizer": "sgd"},
     ],
     ids=str,
 )

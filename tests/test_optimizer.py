@@ -1,0 +1,68 @@
+"""The optimizers that a run may choose: what each does with decay, momentum and gradients that come late."""
+
+import pytest
+import torch
+
+from cos598d.config import RunConfig
+from cos598d.train import make_optimizer
+
+
+class Layers(torch.nn.Module):
+    """One weight that decays, and a bias and a layer norm that do not."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.dense = torch.nn.Linear(3, 3)
+        self.layer_norm = torch.nn.LayerNorm(3)
+
+
+def steps(count, **values):
+    """Weights before and after `count` steps at a rate of 0.1 with a gradient of 1 everywhere."""
+    model = Layers()
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    optimizer = make_optimizer(model, RunConfig(learning_rate=0.1, **values))
+    for _ in range(count):
+        for p in model.parameters():
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+    return before, {name: p.detach() for name, p in model.named_parameters()}
+
+
+def test_plain_sgd_moves_weights_by_rate_times_gradient_and_decays_no_bias_and_no_layer_norm():
+    before, after = steps(1, optimizer="sgd", weight_decay=0.5)
+    for name, weight in before.items():
+        decay = 0.5 * weight if name == "dense.weight" else 0.0
+        torch.testing.assert_close(after[name], weight - 0.1 * (1 + decay))
+
+
+def test_momentum_adds_what_earlier_steps_did():
+    before, after = steps(3, optimizer="sgd", momentum=0.9)
+    for name, weight in before.items():
+        torch.testing.assert_close(after[name], weight - 0.1 * (1 + 1.9 + 2.71))
+
+
+def test_the_gradients_scale_is_sgds_to_see_and_not_adamws():
+    """So only SGD tells an average from a sum."""
+    for optimizer, sees in (("sgd", True), ("adamw", False)):
+        moved = []
+        for factor in (1.0, 4.0):
+            model = Layers()
+            before = model.dense.weight.detach().clone()
+            model.dense.weight.grad = torch.full_like(before, factor)
+            make_optimizer(model, RunConfig(optimizer=optimizer, learning_rate=0.1)).step()
+            moved.append((before - model.dense.weight).abs().mean().item())
+        assert (moved[1] == pytest.approx(4 * moved[0])) is sees
+        assert (moved[1] == pytest.approx(moved[0])) is not sees
+
+
+@pytest.mark.parametrize("values", [{"optimizer": "sgd", "momentum": 0.9}, {"optimizer": "sgd"}, {}], ids=str)
+def test_a_parameter_may_get_its_first_gradient_later_than_the_others(values):
+    model = Layers()
+    optimizer = make_optimizer(model, RunConfig(learning_rate=0.1, **values))
+    before = model.layer_norm.weight.detach().clone()
+    for used in (model.dense.parameters(), model.parameters()):
+        for p in used:
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+    torch.testing.assert_close(model.layer_norm.weight, before - 0.1)
