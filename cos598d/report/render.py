@@ -1,6 +1,7 @@
 """A page as HTML, as Markdown with its plots beside it, and as PDF."""
 
 import importlib
+import os
 from typing import Any
 from urllib.parse import quote
 
@@ -8,6 +9,8 @@ from cos598d.errors import UserError
 from cos598d.report.blocks import Figure, Page, Table
 from cos598d.report.svg import inline
 from cos598d.report.table import as_markdown, markdown_text
+
+DATE = "SOURCE_DATE_EPOCH"  # what programs that build files take for the time
 
 
 def need(*packages: str) -> None:
@@ -43,10 +46,18 @@ def as_html(page: Page) -> str:
 
 
 def as_pdf(html: str) -> bytes:
-    """The page as printed. It fetches nothing."""
+    """The page as printed. It fetches nothing, and has no date: fonts that are cut to what is used would bear one."""
     import weasyprint
 
-    return weasyprint.HTML(string=html, url_fetcher=_refuse).write_pdf(pdf_identifier=b"cos598d")
+    before = os.environ.get(DATE)
+    os.environ[DATE] = "0"
+    try:
+        return weasyprint.HTML(string=html, url_fetcher=_refuse).write_pdf(pdf_identifier=b"cos598d")
+    finally:
+        if before is None:
+            del os.environ[DATE]
+        else:
+            os.environ[DATE] = before
 
 
 def as_markdown_page(page: Page, folder: str) -> tuple[str, dict[str, str]]:
