@@ -14,10 +14,9 @@ from cos598d.bench.workload import Stepper, Workload
 from cos598d.comm import Communicator
 from cos598d.measure.clock import IterationClock
 from cos598d.measure.ledger import AGREEMENT, Ledger, Totals
+from cos598d.measure.warm_up import WARM_UP
 from cos598d.sync import get_sync
 
-# Iterations after attaching that do not count: torch's DDP lays its buckets anew after the first.
-WARM_UP = 2
 PHASES = ("forward", "backward", "sync")
 # Of the memory that is free, this much may be taken by candidates that stay attached. Each keeps up to S bytes of
 # buckets between its turns, and the one at work needs some S more.

@@ -19,6 +19,7 @@ from cos598d.measure.ledger import Ledger, Totals
 from cos598d.measure.monitor import Monitor
 from cos598d.measure.tensorboard import FOLDER, Board
 from cos598d.measure.traffic import Traffic, epoch_traffic, wire_summary
+from cos598d.measure.warm_up import WARM_UP
 
 PREDICTION_FILES = ("predictions.json", "nbest_predictions.json", "null_odds.json")
 # One file of each for every rank.
@@ -133,8 +134,7 @@ class RunRecord:
         """
         if self._monitor:
             self._monitor.stop()
-        counted = self._seconds[1:] or self._seconds
-        # The first one is left out here too: torch's DDP lays its buckets anew after it.
+        counted = self._seconds[WARM_UP:] or self._seconds
         iterations = range(len(self._seconds) - len(counted) + 1, len(self._seconds) + 1)
         totals = self.ledger.totals()
         rows = [asdict(totals.get(iteration, Totals())) for iteration in iterations] or [asdict(Totals())]
@@ -172,12 +172,12 @@ class RunRecord:
 
 
 def summarize_seconds(seconds: Sequence[float]) -> dict[str, Any]:
-    """Mean, median, 90th percentile and the mean's 95 % interval (Student's t) of the iterations after the first.
+    """Mean, median, 90th percentile and the mean's 95 % interval (Student's t) of the iterations after WARM_UP.
 
-    The first carries what happens once (memory, caches, DDP's first buckets) and is given beside them. Where there
-    are too few iterations for a figure it is None.
+    The interval is of this run's iterations: another run of the same settings may lie outside it. The first iteration
+    is given beside them. Where there are too few iterations for a figure it is None.
     """
-    counted = list(seconds[1:])
+    counted = list(seconds[WARM_UP:])
     summary: dict[str, Any] = {
         "first": seconds[0] if seconds else None,
         "counted": len(counted),

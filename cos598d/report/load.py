@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from cos598d.errors import UserError
+from cos598d.measure.warm_up import WARM_UP
 from cos598d.printable import printable
 from cos598d.report.facts import OF_RUNS, collect
-from cos598d.report.table import PHASES, load_run, read_json
+from cos598d.report.table import PHASES, left_out, load_run, read_json
 
 Row = Mapping[str, Any]
 NUMBER, WORDS = (int, float), (str,)
@@ -58,18 +59,19 @@ class Run:
 
     @property
     def counted_seconds(self) -> list[float]:
-        """Rank 0's seconds of every iteration after the first."""
-        return [row["seconds"] for row in self.iterations[0][1:]] if self.iterations else []
+        """Rank 0's seconds of the iterations that its summary counts: not of those that warm up."""
+        rows = self.iterations[0] if self.iterations else []
+        return [row["seconds"] for row in rows[left_out(self.summary) :]]
 
     @property
     def typical(self) -> Row | None:
-        """Rank 0's iteration nearest the median, the first left out where there are others."""
+        """Rank 0's iteration nearest the median, those that warm up left out where there are others."""
         return typical_iteration(self.iterations[0]) if self.iterations else None
 
 
 def typical_iteration(rows: Sequence[Row]) -> Row | None:
-    """The row nearest the median of the seconds, the first left out where there are others."""
-    counted = sorted(rows[1:] or rows, key=lambda row: row["seconds"])
+    """The row nearest the median of the seconds, those that warm up left out where there are others."""
+    counted = sorted(rows[WARM_UP:] or rows, key=lambda row: row["seconds"])
     return counted[(len(counted) - 1) // 2] if counted else None
 
 

@@ -10,7 +10,7 @@ from cos598d.report.blocks import Figure, Page, Section, Table, figures
 from cos598d.report.figures import learning, series, time
 from cos598d.report.figures.wire import wire_figure
 from cos598d.report.load import Run, is_number
-from cos598d.report.table import losses_rows, time_rows, traffic_rows
+from cos598d.report.table import losses_rows, time_rows, traffic_rows, warm_up_words
 from cos598d.report.timeline import timeline_of
 from cos598d.report.traffic import counted_traffic, epoch_rows
 from cos598d.report.units import listed, megabytes, number_of, plain, words_of
@@ -151,7 +151,10 @@ def _seconds(runs: Sequence[Run]) -> list[Table | Figure]:
         [*row[:4], _plain(run.seconds["p90"]), _plain(run.seconds["first"]), *row[4:6]]
         for row, run in zip(rows, trained)
     ]
-    note = "Rank 0's seconds, the first iteration left out and given apart. Exposed: the median less that of sync none."
+    note = (
+        f"Rank 0's seconds without {warm_up_words([run.summary for run in trained])}; the first is given apart. "
+        "95 %: of this one run's mean, from its own iterations. Exposed: the median less that of sync none."
+    )
     table = Table(note, [[*head[:4], "90th percentile", "first", *head[4:6]], *spread])
     return [table, *figures(("seconds", time.seconds_figure(trained), captions.seconds_caption(trained)))]
 

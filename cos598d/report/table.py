@@ -8,6 +8,7 @@ from typing import Any
 
 from cos598d import files
 from cos598d.errors import UserError
+from cos598d.measure.warm_up import WARM_UP
 from cos598d.printable import printable
 
 PHASES = ("data", "forward", "backward", "sync", "clip", "step")
@@ -60,7 +61,7 @@ def comparison(runs: Sequence[dict[str, Any]], markdown: bool = False) -> str:
     """
     parts = [losses_rows(runs), time_rows(runs), traffic_rows(runs)]
     text = "\n\n".join(as_markdown(part) if markdown else as_text(part) for part in parts)
-    return f"{_setting(runs)}\n\n{text}\n\n{LEGEND}"
+    return f"{_setting(runs)}\n\n{text}\n\n{legend(runs)}"
 
 
 def losses_rows(runs: Sequence[dict[str, Any]]) -> list[list[str]]:
@@ -103,11 +104,27 @@ def traffic_rows(runs: Sequence[dict[str, Any]]) -> list[list[str]]:
     return rows
 
 
-LEGEND = (
-    "s/it: mean seconds an iteration without the first, with its 95 % interval; phases: the mean over the ranks.\n"
-    "exposed s: median less that of sync none on as many ranks. MB: 1,000,000 bytes; sent and received by formula.\n"
-    "counted: what the kernel saw leave by the interface, with headers and all else that the host sent there."
-)
+def legend(runs: Sequence[dict[str, Any]]) -> str:
+    """What the columns say."""
+    return (
+        f"s/it: mean seconds an iteration without {warm_up_words(runs)}; phases: the mean over the ranks.\n"
+        "95 %: of that mean, from the spread of this one run's iterations; another run may lie outside it.\n"
+        "exposed s: median less that of sync none on as many ranks. MB: 1,000,000 bytes; sent, received: by formula.\n"
+        "counted: what the kernel saw leave by the interface, with headers and all else that the host sent there."
+    )
+
+
+def left_out(run: dict[str, Any]) -> int:
+    """How many of its first iterations a run's seconds do not count."""
+    iterations, counted = run["iterations"], run["seconds_per_iteration"].get("counted")
+    known = isinstance(iterations, int) and isinstance(counted, int) and 0 <= counted <= iterations
+    return iterations - counted if known else WARM_UP
+
+
+def warm_up_words(runs: Sequence[dict[str, Any]]) -> str:
+    """ "the first 2", as far as these runs' records say so."""
+    found = sorted({left_out(run) for run in runs if run["seconds_per_iteration"].get("counted")} or {WARM_UP})
+    return f"the first {' or '.join(map(str, found))}"
 
 
 def _setting(runs: Sequence[dict[str, Any]]) -> str:
