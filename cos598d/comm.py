@@ -15,7 +15,6 @@ Collectives of a sync's own are composed of messages (`Communicator.composed`), 
 
 import contextlib
 import math
-import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
@@ -26,6 +25,7 @@ import torch.distributed as dist
 from cos598d.composed import Composed
 from cos598d.interfaces import choose_interface
 from cos598d.measure.ledger import GRADIENTS, Ledger, Row, dtype_name, size_in_bytes
+from cos598d.moments import HostTime, Moment, Time, time_of
 from cos598d.rendezvous import Meeting
 
 _SEGMENT_BYTES = 1 << 20  # gloo's
@@ -81,25 +81,25 @@ def reduce_bytes(payload: int, ranks: int, rank: int, is_root: bool) -> tuple[in
 class Call:
     """A collective under way; `wait` blocks until the result is there, and enters the call in the ledger."""
 
-    def __init__(
-        self, ledger: Ledger, work: dist.Work | None, row: dict[str, Any] | None, started: float, blocks: bool = False
-    ):
-        self._ledger, self._work, self._row, self._started, self._blocks = ledger, work, row, started, blocks
+    def __init__(self, ledger: Ledger, work: dist.Work | None, row: dict[str, Any] | None, time: Time, started: Moment):
+        self._ledger, self._work, self._row, self._time, self._started = ledger, work, row, time, started
 
     @classmethod
     def done(cls) -> "Call":
         """A call that is over, and in the ledger."""
-        return cls(Ledger(), None, None, 0.0)
+        return cls(Ledger(), None, None, HostTime(), None)
 
     def wait(self) -> None:
-        """Block until the result is in the tensor. With nccl: until it will be, for whatever this stream does next."""
+        """Block until the result is in the tensor; on CUDA, whatever this stream does next, not the host.
+
+        nccl's wait makes the stream wait. gloo works on the host: its wait blocks the host while the tensor travels
+        from and to host memory, and the stream until it is back on the device.
+        """
         if self._row is None:
             return
         if self._work is not None:
             self._work.wait()
-        if self._blocks:  # nccl's wait returns before the device is done
-            torch.cuda.synchronize()
-        self._ledger.enter(Row(seconds=time.perf_counter() - self._started, **self._row))
+        self._ledger.enter_call(self._row, self._time, self._started, self._time.now())
         self._row = None
 
 
@@ -107,13 +107,14 @@ class Communicator:
     """One rank's collectives over one process group.
 
     With a world of one rank nothing travels: results are the rank's own tensors, and the ledger stays empty.
-    `device` is where this rank's tensors live, `backend` is "gloo" or "nccl".
+    `device` is where this rank's tensors live, `time` tells the moments of its work, `backend` is "gloo" or "nccl".
     """
 
     def __init__(self, meeting: Meeting | None, backend: str, device: torch.device, ledger: Ledger | None = None):
         self.rank = meeting.identity.rank if meeting else 0
         self.world_size = meeting.identity.world_size if meeting else 1
         self.backend, self.device = backend, device
+        self.time = time_of(device)
         self.ledger = ledger or Ledger()
         self._meeting = meeting
 
@@ -157,18 +158,13 @@ class Communicator:
         is_root = self.rank == root
         payload = size_in_bytes(tensor)
         moved = root_bytes(payload, self.world_size, is_root)
-        started = time.perf_counter()
+        started = self.time.now()
         travelling = self.to_host(tensor)
         parts = [torch.empty_like(travelling) for _ in range(self.world_size)] if is_root else None
         sent, received = (0, moved) if is_root else (moved, 0)
         work = dist.gather(travelling, parts, dst=root, async_op=True)
-        Call(
-            self.ledger,
-            work,
-            self.row("gather", tensor, name, purpose, sent, received, started),
-            started,
-            self.device.type == "cuda",
-        ).wait()
+        row = self.row("gather", tensor, name, purpose, sent, received)
+        Call(self.ledger, work, row, self.time, started).wait()
         return [part.to(tensor.device) for part in parts] if is_root else None
 
     def scatter(
@@ -186,18 +182,13 @@ class Communicator:
             return
         is_root = self.rank == root
         moved = root_bytes(size_in_bytes(tensor), self.world_size, is_root)
-        started = time.perf_counter()
+        started = self.time.now()
         landing = self.to_host(tensor)
         sources = [self.to_host(part) for part in parts] if is_root else None
         sent, received = (moved, 0) if is_root else (0, moved)
         work = dist.scatter(landing, sources, src=root, async_op=True)
-        Call(
-            self.ledger,
-            work,
-            self.row("scatter", tensor, name, purpose, sent, received, started),
-            started,
-            self.device.type == "cuda",
-        ).wait()
+        row = self.row("scatter", tensor, name, purpose, sent, received)
+        Call(self.ledger, work, row, self.time, started).wait()
         if landing is not tensor:
             tensor.copy_(landing)
 
@@ -251,19 +242,16 @@ class Communicator:
         )
 
     def _start(self, collective, entry: tuple, async_op: bool) -> Call:
-        started = time.perf_counter()
         if self.world_size == 1:
-            return Call(self.ledger, None, None, started)
-        blocks = not async_op and self.device.type == "cuda"
-        call = Call(self.ledger, collective(), self.row(*entry, started), started, blocks)
+            return Call.done()
+        started = self.time.now()
+        call = Call(self.ledger, collective(), self.row(*entry), self.time, started)
         if not async_op:
             call.wait()
         return call
 
-    def row(
-        self, op: str, tensor: torch.Tensor, name: str, purpose: str, sent: int, received: int, started: float
-    ) -> dict[str, Any]:
-        """A row of the ledger for a call of this iteration that `started` then, without its seconds."""
+    def row(self, op: str, tensor: torch.Tensor, name: str, purpose: str, sent: int, received: int) -> dict[str, Any]:
+        """A row of the ledger for a call of this iteration, without its times."""
         return {
             "iteration": self.ledger.iteration,
             "purpose": purpose,
@@ -274,7 +262,6 @@ class Communicator:
             "payload_bytes": size_in_bytes(tensor),
             "bytes_sent": sent,
             "bytes_received": received,
-            "started": self.ledger.since_began(started),
         }
 
     def to_host(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -1,13 +1,12 @@
 """Messages between two ranks, of which a sync composes a collective of its own."""
 
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
-from cos598d.measure.ledger import Row, size_in_bytes
+from cos598d.measure.ledger import size_in_bytes
 
 if TYPE_CHECKING:
     from cos598d.comm import Communicator
@@ -34,7 +33,7 @@ class Composed:
     """A collective that a sync makes of messages; counts what this rank really sends. `end` enters its row."""
 
     def __init__(self, comm: "Communicator", op: str, tensor: torch.Tensor, name: str, purpose: str):
-        self._comm, self._entry, self._started = comm, (op, tensor, name, purpose), time.perf_counter()
+        self._comm, self._entry, self._started = comm, (op, tensor, name, purpose), comm.time.now()
         self.messages = self.bytes_sent = self.bytes_received = 0
 
     def start(
@@ -72,6 +71,5 @@ class Composed:
     def end(self) -> None:
         """The collective is done: enter it in the ledger."""
         if self._comm.world_size > 1:
-            row = self._comm.row(*self._entry, self.bytes_sent, self.bytes_received, self._started)
-            seconds = time.perf_counter() - self._started
-            self._comm.ledger.enter(Row(seconds=seconds, messages=self.messages, **row))
+            row = self._comm.row(*self._entry, self.bytes_sent, self.bytes_received) | {"messages": self.messages}
+            self._comm.ledger.enter_call(row, self._comm.time, self._started, self._comm.time.now())

@@ -58,7 +58,7 @@ def train(
                     break
                 step += 1
                 clock.start()
-                comm.ledger.begin(step, clock.started)
+                comm.ledger.begin(step, clock.began)
                 with clock.phase("data"):
                     parts = micro_batches(
                         batch,
@@ -90,12 +90,6 @@ def train(
                 with clock.phase("sync"):
                     sync.finish()
                     mean_loss.wait()
-                losses.append(local_loss.item())
-                if not math.isfinite(losses[-1]):
-                    raise UserError(
-                        f"the loss of iteration {step} is {losses[-1]}, not a finite number: "
-                        f"lower --learning_rate {config.learning_rate:g} or check the weights."
-                    )
                 with clock.phase("clip"):
                     scaler.unscale_(optimizer)
                     if config.max_grad_norm > 0:
@@ -112,6 +106,12 @@ def train(
                 with clock.phase("sync"):
                     sync.after_step()
                 seconds = clock.stop()
+                losses.append(local_loss.item())  # not sooner: it waits for the device, which has work until here
+                if not math.isfinite(losses[-1]):
+                    raise UserError(
+                        f"the loss of iteration {step} is {losses[-1]}, not a finite number: "
+                        f"lower --learning_rate {config.learning_rate:g} or check the weights."
+                    )
                 facts = {
                     "iteration": step,
                     "epoch": epoch + 1,

@@ -1,7 +1,6 @@
 """When backward's gradients arrive: what decides how much of their travel can hide behind it."""
 
 import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +8,7 @@ from cos598d.bench.rounds import WARM_UP, start_line
 from cos598d.bench.workload import Workload
 from cos598d.comm import Communicator
 from cos598d.measure.ledger import dtype_name, size_in_bytes
+from cos598d.moments import Moment
 
 ARRIVALS = 5  # backward passes from which the gradients' times of arrival are taken
 
@@ -19,25 +19,27 @@ def measure_arrivals(workload: Workload, comm: Communicator) -> dict[str, Any]:
         backward_seconds    from backward's begin to its end
         tensors             name, shape, dtype, bytes; seconds from backward's begin to its gradient (None: none came)
 
-    Medians over some backward passes, of the mean over the ranks, which run them side by side.
+    Medians over some backward passes, of the mean over the ranks, which run them side by side. A gradient is there when
+    the device has computed it, not when its hook is called.
     """
     replica = workload.replica()
-    arrived: dict[str, float] = {}
+    time = comm.time
+    arrived: dict[str, Moment] = {}
     for name, parameter in replica.named_parameters():
         if parameter.requires_grad:
-            parameter.register_post_accumulate_grad_hook(
-                lambda _, name=name: arrived.__setitem__(name, time.perf_counter())
-            )
+            parameter.register_post_accumulate_grad_hook(lambda _, name=name: arrived.__setitem__(name, time.now()))
     passes = []
     for number in range(WARM_UP + ARRIVALS):
         inputs = workload.inputs(number, comm.rank, comm.world_size)
         start_line(comm)
         loss = replica(**inputs)[0]
         arrived.clear()
-        started = time.perf_counter()
+        started = time.now()
         loss.backward()
-        ended = time.perf_counter()
-        passes.append([{name: moment - started for name, moment in arrived.items()}, ended - started])
+        ended = time.now()
+        time.wait(ended)
+        seconds = {name: time.seconds(started, moment) for name, moment in arrived.items()}
+        passes.append([seconds, time.seconds(started, ended)])
         replica.zero_grad(set_to_none=True)
     everyone = [rank[WARM_UP:] for rank in comm.exchange(passes)]
 

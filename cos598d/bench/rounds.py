@@ -85,6 +85,7 @@ class Turn:
 def start_line(comm: Communicator) -> None:
     """Let all ranks go on together, as near as an all-reduce of 4 bytes can."""
     comm.all_reduce(torch.zeros(1, device=comm.device), "start line", purpose=AGREEMENT)
+    comm.time.wait(comm.time.now())  # else a CUDA rank's host would go on before its device has met the others
 
 
 def order_of_round(count: int, number: int, seed: int) -> list[int]:

@@ -1,7 +1,6 @@
 """The sweeps on a rank: one all-reduce by the size of its message, and what it predicts of a bucket's capacity."""
 
 import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -43,12 +42,14 @@ def sweep_message_size(
         for place in order_of_round(len(sizes), number, seed):
             repeats = max(1, min(MOST_REPEATS, REPEAT_BYTES // sizes[place]))
             start_line(comm)
-            started = time.perf_counter()
+            started = comm.time.now()
             for _ in range(repeats):
                 comm.all_reduce(tensors[place], "message")
-            mine[place].append((time.perf_counter() - started) / repeats)
+            ended = comm.time.now()
+            comm.time.wait(ended)
+            mine[place].append(comm.time.seconds(started, ended) / repeats)
             progress()
-    comm.ledger.rows.clear()
+    comm.ledger.forget()
     everyone = comm.exchange([seconds[1:] for seconds in mine])
     rows = []
     for place, size in enumerate(sizes):

@@ -6,44 +6,52 @@ from collections.abc import Iterator
 
 import torch
 
+from cos598d.moments import Moment, time_of
+
 PHASES = ("data", "forward", "backward", "sync", "clip", "step")
 
 
 class IterationClock:
-    """Seconds of one iteration and of its phases, summed over micro-batches.
+    """Seconds of one iteration and of its phases, summed over micro-batches. They are there once it has stopped.
 
     `spans` has each stretch of a phase by itself: its name, when it began in seconds since the iteration did, and
-    its seconds; `started` is the iteration's beginning on time.perf_counter's clock.
+    its seconds. `began` is the iteration's beginning as a moment of the device's work; `started` and `stopped` are its
+    ends on the host, on time.perf_counter's clock.
 
-    On CUDA every reading waits for the device first: kernels run after the call that launched them has returned.
+    On CUDA phases are told apart on the stream that computes (`StreamTime`), and the host waits for the device once an
+    iteration, in `stop`. Host and device run side by side there: what the host does while the device still has
+    work is in no phase, and while the device waits for the host it is in the phase whose work comes next.
     """
 
     def __init__(self, device: torch.device):
-        self._device = device
+        self._time = time_of(device)
         self.phases: dict[str, float] = {}
         self.spans: list[tuple[str, float, float]] = []
-        self.started = 0.0
+        self.began: Moment = None
+        self.started = self.stopped = 0.0
 
     def start(self) -> None:
         """A new iteration begins."""
         self.phases = dict.fromkeys(PHASES, 0.0)
         self.spans = []
-        self.started = self._now()
+        self._stretches: list[tuple[str, Moment, Moment]] = []
+        self.began = self._time.now()
+        self.started = self.began if self._time.is_at_once else time.perf_counter()
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """What runs in this context belongs to phase `name`, one of PHASES."""
-        started = self._now()
+        began = self._time.now()
         yield
-        seconds = self._now() - started
-        self.phases[name] += seconds
-        self.spans.append((name, started - self.started, seconds))
+        self._stretches.append((name, began, self._time.now()))
 
     def stop(self) -> float:
         """Seconds since the iteration began: its phases and what lies between them."""
-        return self._now() - self.started
-
-    def _now(self) -> float:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        return time.perf_counter()
+        ended = self._time.now()
+        self._time.wait(ended)
+        self.stopped = ended if self._time.is_at_once else time.perf_counter()
+        for name, first, last in self._stretches:
+            seconds = self._time.seconds(first, last)
+            self.phases[name] += seconds
+            self.spans.append((name, self._time.seconds(self.began, first), seconds))
+        return self._time.seconds(self.began, ended)

@@ -3,10 +3,12 @@
 import json
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import IO
+from dataclasses import asdict, dataclass, replace
+from typing import IO, Any
 
 import torch
+
+from cos598d.moments import Moment, Time
 
 # What a call was for. Only `GRADIENTS` is the cost of gradient synchronization; the rest is set-up and book-keeping.
 STATE, GRADIENTS, AGREEMENT, LOSS, EVALUATION = "state", "gradients", "agreement", "loss", "evaluation"
@@ -22,9 +24,10 @@ class Row:
     `iteration` counts from 1; 0 is before training. `payload_bytes` is the tensor's size; `bytes_sent` and
     `bytes_received` are what the algorithm's formula says this rank's links carried, rounded to a byte;
     `seconds` is from the call to its completion; for a call that ran beside other work, to when it was waited for; None
-    where the library that made the call does not tell. `messages` is how many this rank sent, for a call that a
-    sync composed of messages; None for the library's own collectives. `started` is in seconds since the iteration
-    began; None before training, and where `seconds` is.
+    where the library that made the call does not tell. On CUDA both are moments of the stream that computes: when it
+    got to the call, and when it went on after waiting; `seconds` is None until the ledger's `settle`. `messages`
+    is how many this rank sent, for a call that a sync composed of messages; None for the library's own collectives.
+    `started` is in seconds since the iteration began; None before training, and where `seconds` is.
     """
 
     iteration: int
@@ -66,24 +69,42 @@ class Ledger:
         self.rows: list[Row] = []
         self._output = output
         self._sums: dict[int, Totals] = {}
-        self._began: float | None = None
+        self._began: Moment = None
+        # Rows whose end the device may not have got to: place, time, the iteration's begin, the call's begin and end.
+        self._unsettled: list[tuple[int, Time, Moment, Moment, Moment]] = []
 
-    def begin(self, iteration: int, now: float) -> None:
-        """The rows from here on are of `iteration`, which began at `now` on time.perf_counter's clock."""
-        self.iteration, self._began = iteration, now
-
-    def since_began(self, moment: float) -> float | None:
-        """Seconds from the iteration's beginning to a moment of the same clock; None before the first."""
-        return None if self._began is None else moment - self._began
+    def begin(self, iteration: int, began: Moment) -> None:
+        """The rows from here on are of `iteration`, which `began` at that moment of the device's work."""
+        self.iteration, self._began = iteration, began
 
     def enter(self, row: Row) -> None:
-        """Add one call."""
+        """Add one call whose seconds are known, or will never be."""
         self.rows.append(row)
+
+    def enter_call(self, facts: dict[str, Any], time: Time, started: Moment, ended: Moment) -> None:
+        """Add a call by a row's fields but its times, which are those of two moments of `time`."""
+        if time.is_at_once:
+            self.rows.append(Row(**facts, **_times(time, self._began, started, ended)))
+            return
+        self._unsettled.append((len(self.rows), time, self._began, started, ended))
+        self.rows.append(Row(**facts, seconds=None))
+
+    def settle(self) -> None:
+        """Give all rows their seconds. The host waits until the device has got to the end of each call."""
+        for place, time, began, started, ended in self._unsettled:
+            time.wait(ended)
+            self.rows[place] = replace(self.rows[place], **_times(time, began, started, ended))
+        self._unsettled = []
+
+    def forget(self) -> None:
+        """Drop the rows entered since the last flush."""
+        self.rows, self._unsettled = [], []
 
     def flush(self) -> None:
         """Write the rows entered since the last flush and forget them. Called between iterations, off the clock."""
         if self._output is None:
             return
+        self.settle()
         self._output.writelines(json.dumps(asdict(row)) + "\n" for row in self.rows)
         self._sums |= _sums(self.rows)
         self.rows = []
@@ -96,6 +117,14 @@ class Ledger:
     def totals(self) -> dict[int, Totals]:
         """The gradient calls summed by iteration, those flushed and those not. Rows are flushed by whole iterations."""
         return self._sums | _sums(self.rows)
+
+
+def _times(time: Time, began: Moment, started: Moment, ended: Moment) -> dict[str, float | None]:
+    """A row's times, of a call in an iteration that `began` then (None: before the first)."""
+    return {
+        "seconds": time.seconds(started, ended),
+        "started": None if began is None else time.seconds(began, started),
+    }
 
 
 def _sums(rows: Iterable[Row]) -> dict[int, Totals]:
