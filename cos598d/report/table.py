@@ -10,6 +10,7 @@ from cos598d import files
 from cos598d.errors import UserError
 from cos598d.measure.warm_up import WARM_UP
 from cos598d.printable import printable
+from cos598d.report.repeats import in_groups, is_repeat, members, over_pairs, what_was_asked
 
 PHASES = ("data", "forward", "backward", "sync", "clip", "step")
 FIRST_LOSSES = 3
@@ -24,7 +25,8 @@ NEEDED = (
 
 
 def load_run(folder: Path) -> dict[str, Any]:
-    """A run's summary, with its folder's name as "run" and the emulated links as "network" (None without).
+    """A run's summary, with its folder's name as "run", the emulated links as "network" (None without), and what makes
+    another run a repeat of it as "repeat_of" (None where its config is not there).
 
     Raises UserError when there is none that can be read.
     """
@@ -37,7 +39,9 @@ def load_run(folder: Path) -> dict[str, Any]:
     if missing:
         raise UserError(f"{path} has no {missing[0]}: it is not the summary of a run of this version.")
     environment = read_json(folder / "environment.json") or {}
-    return {"run": folder.resolve().name} | summary | {"network": environment.get("network")}
+    config = read_json(folder / "config.json")
+    asked = config and what_was_asked(summary, config, environment)
+    return {"run": folder.resolve().name} | summary | {"network": environment.get("network"), "repeat_of": asked}
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -53,12 +57,14 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return value
 
 
-def comparison(runs: Sequence[dict[str, Any]], markdown: bool = False) -> str:
+def comparison(runs: Sequence[dict[str, Any]], markdown: bool = False, each: bool = False) -> str:
     """Two tables and a legend: losses and time, then where the time goes and what travels.
 
-    Differences and ratios are given against the first run of one rank, the first `ddp` run of the same number of
-    ranks, and (exposed communication) the first run of the same number of ranks with sync `none`.
+    Runs of the same settings are one row, unless `each` is to have its own. Differences and ratios are given against
+    the first run of one rank, the first `ddp` run of the same number of ranks, and (exposed communication) the first
+    run of the same number of ranks with sync `none`.
     """
+    runs = runs if each else in_groups(runs)
     parts = [losses_rows(runs), time_rows(runs), traffic_rows(runs)]
     text = "\n\n".join(as_markdown(part) if markdown else as_text(part) for part in parts)
     return f"{_setting(runs)}\n\n{text}\n\n{legend(runs)}"
@@ -77,7 +83,10 @@ def losses_rows(runs: Sequence[dict[str, Any]]) -> list[list[str]]:
 
 
 def time_rows(runs: Sequence[dict[str, Any]]) -> list[list[str]]:
-    """A head and a row for each run: seconds per iteration with their spread, what is exposed, and the phases."""
+    """A head and a row for each run: seconds per iteration with their spread, what is exposed, and the phases.
+
+    Ratios and exposed seconds have an interval where there are repeats of the run and of what it is compared with.
+    """
     rows = [["run", "s/it", "95 %", "median", "ratio to ddp", "exposed s", *PHASES]]
     for run in runs:
         seconds = run["seconds_per_iteration"]
@@ -106,9 +115,17 @@ def traffic_rows(runs: Sequence[dict[str, Any]]) -> list[list[str]]:
 
 def legend(runs: Sequence[dict[str, Any]]) -> str:
     """What the columns say."""
+    intervals = []
+    if any("repeats" not in run for run in runs):
+        intervals.append("of that mean, from the spread of one run's iterations; another run may lie outside it.")
+    if any("repeats" in run for run in runs):
+        intervals.append(
+            "where there are several runs of the same settings, from run to run (Student's t): of the mean of their\n"
+            "means, and of ratios and exposed seconds taken within each repeat."
+        )
     return (
         f"s/it: mean seconds an iteration without {warm_up_words(runs)}; phases: the mean over the ranks.\n"
-        "95 %: of that mean, from the spread of this one run's iterations; another run may lie outside it.\n"
+        f"95 %: {' And '.join(intervals)}\n"
         "exposed s: median less that of sync none on as many ranks. MB: 1,000,000 bytes; sent, received: by formula.\n"
         "counted: what the kernel saw leave by the interface, with headers and all else that the host sent there."
     )
@@ -144,18 +161,23 @@ def _setting(runs: Sequence[dict[str, Any]]) -> str:
 
 
 def alike(runs: Sequence[dict[str, Any]], like: dict[str, Any], sync: str) -> dict[str, Any] | None:
-    """The first run with this sync, as many ranks as `like`, its setting and its network."""
-    return next(
-        (
-            run
-            for run in runs
-            if run["sync"] == sync
-            and run["world_size"] == like["world_size"]
-            and run["network"] == like["network"]
-            and same_setting(run, like)
-        ),
-        None,
-    )
+    """The first run with this sync, as many ranks as `like`, its setting and its network.
+
+    Where that has repeats among `runs`, and `like` is the k-th of its own, the k-th of them.
+    """
+    found = [
+        run
+        for run in runs
+        if run["sync"] == sync
+        and run["world_size"] == like["world_size"]
+        and run["network"] == like["network"]
+        and same_setting(run, like)
+    ]
+    if not found:
+        return None
+    repeats = [run for run in found if run is found[0] or is_repeat(run, found[0])]
+    place = sum(is_repeat(run, like) for run in runs[: next((i for i, run in enumerate(runs) if run is like), 0)])
+    return repeats[place] if place < len(repeats) else repeats[0]
 
 
 def floor_of(runs: Sequence[dict[str, Any]], run: dict[str, Any]) -> dict[str, Any] | None:
@@ -181,19 +203,32 @@ def _difference(run: dict[str, Any], alone: dict[str, Any] | None) -> str:
         return "-"
     if run["sync"] == "none":
         return "drifts"
-    pairs = list(zip(run["losses"], alone["losses"]))
+    pairs = [pair for member in members(run) for pair in zip(member["losses"], alone["losses"])]
     return f"{max(abs(a - b) for a, b in pairs):.1e}" if pairs else "-"
 
 
 def _ratio(run: dict[str, Any], ddp: dict[str, Any] | None) -> str:
-    mean = run["seconds_per_iteration"]["mean"]
-    base = ddp and ddp["seconds_per_iteration"]["mean"]
-    return f"{mean / base:.2f}" if mean and base else "-"
+    if ddp is None:
+        return "-"
+    several = over_pairs(run, ddp, _ratio_of_means) if run is not ddp else None
+    if several:
+        return f"{several[0]:.2f} ({several[1][0]:.2f}-{several[1][1]:.2f})"
+    ratio = _ratio_of_means(run, ddp)
+    return f"{ratio:.2f}" if ratio else "-"
+
+
+def _ratio_of_means(run: dict[str, Any], ddp: dict[str, Any]) -> float | None:
+    mean, base = run["seconds_per_iteration"]["mean"], ddp["seconds_per_iteration"]["mean"]
+    return mean / base if mean and base else None
 
 
 def _exposed(run: dict[str, Any], floor: dict[str, Any] | None) -> str:
     seconds = exposed_seconds(run, floor)
-    return "-" if seconds is None else f"{seconds:.3f} ({seconds / run['seconds_per_iteration']['median']:.0%})"
+    if seconds is None:
+        return "-"
+    words = f"{seconds:.3f} ({seconds / run['seconds_per_iteration']['median']:.0%})"
+    several = over_pairs(run, floor, exposed_seconds)
+    return f"{words}, 95 % {several[1][0]:.3f} to {several[1][1]:.3f}" if several else words
 
 
 def _seconds(value: float | None) -> str:

@@ -1,0 +1,92 @@
+"""Runs of the same settings as one: what their spread says, which a single run's iterations cannot."""
+
+import json
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+Run = dict[str, Any]
+# Of a run's config what says only where its files lie.
+PLACES = frozenset(("output_dir", "overwrite_output_dir", "overwrite_cache", "cache_dir"))
+
+
+def what_was_asked(summary: Run, config: Run, environment: Run) -> str:
+    """What two runs must share to be repeats of one another: label, flags, and the ground with the code's commit."""
+    named = [summary.get(name) for name in ("label", "sync", "world_size", "model", "data")]
+    asked = {name: value for name, value in config.items() if name not in PLACES}
+    return json.dumps([named, asked, environment], sort_keys=True)
+
+
+def in_groups(runs: Sequence[Run]) -> list[Run]:
+    """The runs, those of the same settings merged into one, in the order of their firsts.
+
+    A merged run reads like a run's summary, and has its members as "repeats", in the order given. Its seconds are
+    means over the members, and interval_95 is of that mean, from one run to the next.
+    """
+    groups: list[list[Run]] = []
+    for run in runs:
+        group = next((group for group in groups if is_repeat(run, group[0])), None)
+        groups.append([run]) if group is None else group.append(run)
+    return [_merged(group) if len(group) > 1 else group[0] for group in groups]
+
+
+def is_repeat(run: Run, other: Run) -> bool:
+    """Whether two runs were asked for the same, on the same ground; "repeat_of" is `what_was_asked`."""
+    return run.get("repeat_of") is not None and run["repeat_of"] == other.get("repeat_of")
+
+
+def members(run: Run) -> list[Run]:
+    """The runs behind a row: those that were merged, or the run alone."""
+    return run.get("repeats") or [run]
+
+
+def over_pairs(run: Run, base: Run, figure: Callable[[Run, Run], float | None]) -> tuple[float, list[float]] | None:
+    """The mean of `figure(run, base)` over the repeats, and its 95 % interval.
+
+    The k-th run of one is taken with the k-th of the other: what slows a repeat slows both, and cancels. None where
+    there are not as many of both, or only one.
+    """
+    pairs = list(zip(members(run), members(base)))
+    found = [figure(*pair) for pair in pairs]
+    if len(pairs) < 2 or len(members(run)) != len(members(base)) or None in found:
+        return None
+    return statistics.fmean(found), mean_interval(found)
+
+
+def mean_interval(values: Sequence[float]) -> list[float]:
+    """The 95 % interval of the mean of two values or more (Student's t)."""
+    from scipy.special import stdtrit
+
+    mean = statistics.fmean(values)
+    margin = float(stdtrit(len(values) - 1, 0.975)) * statistics.stdev(values) / len(values) ** 0.5
+    return [mean - margin, mean + margin]
+
+
+def _merged(group: Sequence[Run]) -> Run:
+    first, seconds = group[0], [run["seconds_per_iteration"] for run in group]
+    means = [found["mean"] for found in seconds]
+    names = dict.fromkeys(run["run"].rpartition("/")[2] for run in group)
+    name = next(iter(names)) if len(names) == 1 else first.get("label", first["sync"])
+    return first | {
+        "run": f"{name}, {len(group)} runs",
+        "repeats": list(group),
+        "seconds_per_iteration": {
+            **{figure: _mean([found[figure] for found in seconds]) for figure in ("first", "mean", "median", "p90")},
+            "counted": seconds[0].get("counted"),
+            "interval_95": None if None in means else mean_interval(means),
+        },
+        "phases": {phase: _mean([run["phases"][phase] for run in group]) for phase in first["phases"]},
+        "wire": _mean_wire([run.get("wire") for run in group]),
+    }
+
+
+def _mean_wire(wires: Sequence[Run | None]) -> Run | None:
+    """Counted bytes as means over the runs, where all have counted."""
+    if not all(wires):
+        return None
+    sent = [wire["bytes_sent_per_iteration"] for wire in wires]
+    return wires[0] | {"bytes_sent_per_iteration": [_mean(list(of_rank)) for of_rank in zip(*sent)]}
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    return None if None in values else statistics.fmean(values)
