@@ -18,6 +18,7 @@ from cos598d.sync.codecs import get_codec
 from cos598d.sync.own import label_of
 
 BACKENDS = ("gloo", "nccl")
+BACKEND_WORDS = f"one of {', '.join(BACKENDS)} (nccl has never been run by us)"  # until `make gpu` has, on a GPU
 PRECISIONS = ("fp32", "bf16", "fp16")
 OPTIMIZERS = ("adamw", "sgd")
 # What may differ between the ranks of a run: where each host keeps its files, and how many threads it has to spare.

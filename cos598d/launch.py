@@ -246,24 +246,6 @@ def check_address(address: str) -> None:
             ) from None
 
 
-def choose_device(backend: str, use_cuda: bool, index_on_host: int) -> torch.device:
-    """This rank's device: the GPU of its index on its host where CUDA is used, else the CPU.
-
-    Under gloo several ranks may share a GPU; nccl needs one for each, and raises UserError otherwise.
-    """
-    if not use_cuda:
-        return torch.device("cpu")
-    count = torch.cuda.device_count()
-    if backend == "nccl" and index_on_host >= count:
-        raise UserError(
-            f"nccl needs a GPU for each rank, and this host has {count} for {index_on_host + 1} ranks or more: "
-            f"start fewer ranks here or use --backend gloo."
-        )
-    device = torch.device("cuda", index_on_host % count)
-    torch.cuda.set_device(device)
-    return device
-
-
 def set_threads(threads: int | None, ranks_on_host: int) -> int:
     """Give this rank `threads`, or its share of the host's cores and at least one; return the number."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

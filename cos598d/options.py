@@ -4,7 +4,7 @@ import argparse
 from dataclasses import fields
 from typing import Any
 
-from cos598d.config import BACKENDS, OPTIMIZERS, PRECISIONS, RunConfig
+from cos598d.config import BACKEND_WORDS, OPTIMIZERS, PRECISIONS, RunConfig
 from cos598d.data import TASK_NAMES
 from cos598d.flags import FLAG, Groups, Parser, add_groups
 from cos598d.flags import to_words as to_plain_words
@@ -34,7 +34,7 @@ GROUPS: Groups = {
         ("bucket_mb", float, "capacity of a bucket in MiB, for the syncs that have buckets"),
         ("compress", str, f"what gradients travel as, for bucketed, ring and sparse_rows: one of {', '.join(CODECS)}"),
         ("sync_every", int, "steps from one average of the weights to the next, for local_sgd"),
-        ("backend", str, f"one of {', '.join(BACKENDS)}"),
+        ("backend", str, BACKEND_WORDS),
         ("world_size", int, "ranks in all; without a rank, they are started here"),
         ("local_rank", int, "this process's rank in the world, from 0 (torchrun, srun and mpirun say it themselves)"),
         ("master_ip", str, "address of rank 0 (default: 127.0.0.1)"),

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from cos598d import comm as communication
+from cos598d.devices import check_gpus_differ, choose_device, gpu_of
 from cos598d.errors import UserError
-from cos598d.launch import Identity, choose_device, set_threads
+from cos598d.launch import Identity, set_threads
 from cos598d.lifeline import Lifeline, leave, say_last
 from cos598d.rendezvous import Meeting, meet, tell_failure
 
@@ -36,7 +37,9 @@ class Station(NamedTuple):
 def take_station(meeting: Meeting | None, backend: str, no_cuda: bool, threads: int | None) -> Station:
     """Choose this rank's device and threads, and open the process group of those that met (None: a single rank)."""
     use_cuda = torch.cuda.is_available() and not no_cuda
-    device = choose_device(backend, use_cuda, meeting.index_on_host if meeting else 0)
+    device = choose_device(use_cuda, meeting.index_on_host if meeting else 0)
+    if backend == "nccl" and meeting:
+        check_gpus_differ(meeting.exchange(gpu_of(device)), meeting.hosts)
     ranks_on_host = meeting.ranks_on_host if meeting else 1
     threads = set_threads(threads, ranks_on_host)
     communication.open_group(meeting, backend)

@@ -3,6 +3,7 @@
 import argparse
 import json
 import tempfile
+from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
 from datetime import datetime
 from functools import partial
@@ -12,7 +13,7 @@ from typing import Any
 from cos598d.bench.plan import ATTACH, SWEEPS, BenchPlan, plan_from
 from cos598d.bench.record import FILE_NAME
 from cos598d.bench.table import bench_table
-from cos598d.config import BACKENDS
+from cos598d.config import BACKEND_WORDS
 from cos598d.errors import UsageError, UserError
 from cos598d.files import write_json
 from cos598d.flags import FLAG, Groups, add_groups, to_words
@@ -46,14 +47,14 @@ GROUPS: Groups = {
         ("largest_mb", float, "largest message of the sweep in MiB"),
         ("seed", int, "for new weights and the order within rounds"),
         ("trace", Path, "then one iteration of each candidate under torch's profiler: traces of every rank go there"),
-        ("memory", FLAG, "then each candidate's peak memory, in processes of its own"),
+        ("memory", FLAG, "then each candidate's peak memory, the host's and a GPU's, in processes of its own"),
     ],
     "ranks": [
         ("world_size", int, f"ranks in all; without a rank, they are started here (default: {WORLD_SIZE})"),
         ("local_rank", int, "this process's rank in the world, from 0 (torchrun, srun and mpirun say it themselves)"),
         ("master_ip", str, "address of rank 0 (default: 127.0.0.1)"),
         ("master_port", int, "port where the ranks meet (default: 6585)"),
-        ("backend", str, f"one of {', '.join(BACKENDS)}"),
+        ("backend", str, BACKEND_WORDS),
         ("no_cuda", FLAG, "stay on the CPU where there is a GPU"),
         ("threads", int, "threads of each rank (default: its share of the host's cores)"),
         ("timeout", float, "seconds to wait for ranks to come, and for a collective to end"),
@@ -97,18 +98,28 @@ def run_bench(options: argparse.Namespace) -> int:
     try:
         record = _measured_here(plan, world_size, options.master_port)
         if options.memory:
-            record["peak_memory_bytes"] = {
+            alone = {
                 candidate["label"]: _measured_here(
                     replace(plan, sync=candidate["label"], alone=True, rounds=1, attach="once", trace=None),
                     world_size,
                     options.master_port,
-                )["process_peak_memory_bytes"]
+                )
                 for candidate in record["candidates"]
             }
+            record |= peaks(alone)
     except RanksFailed as failed:
         return failed.exit_code
     deliver(record)
     return 0
+
+
+def peaks(alone: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, list[int]]]:
+    """The peaks by candidate and rank, from the record of each candidate alone: of the host's memory, and of the GPU's
+    where there is one."""
+    found = {"peak_memory_bytes": {label: one["process_peak_memory_bytes"] for label, one in alone.items()}}
+    if all("gpu_peak_memory_bytes" in one for one in alone.values()):
+        found["peak_gpu_memory_bytes"] = {label: one["gpu_peak_memory_bytes"] for label, one in alone.items()}
+    return found
 
 
 class RanksFailed(Exception):

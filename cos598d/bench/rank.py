@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
 from tqdm import tqdm
 
 from cos598d.bench.arrivals import measure_arrivals
@@ -77,6 +78,9 @@ def _work(plan: BenchPlan, source: ModelSource | None, meeting: Meeting | None) 
         if candidates:
             record |= _measure(plan, source, candidates, comm, ranks_on_host, record, bar.update)
     record["process_peak_memory_bytes"] = comm.exchange(peak_memory_bytes())
+    if comm.device.type == "cuda":
+        # Of the tensors: what CUDA and the backend take for themselves is not in it.
+        record["gpu_peak_memory_bytes"] = comm.exchange(torch.cuda.max_memory_allocated(comm.device))
     return record
 
 
@@ -122,7 +126,7 @@ def _describe(candidate: Candidate) -> dict[str, Any]:
 
 
 def peak_memory_bytes() -> int:
-    """The most memory that this process has held at a time."""
+    """The most of the host's memory that this process has held at a time."""
     try:
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):

@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import nn
 from cos598d.bench.candidates import Candidate
 from cos598d.bench.workload import Stepper, Workload
 from cos598d.comm import Communicator
+from cos598d.devices import gpu_of
 from cos598d.measure.clock import IterationClock
 from cos598d.measure.ledger import AGREEMENT, Ledger, Totals
 from cos598d.measure.warm_up import WARM_UP
@@ -100,16 +102,25 @@ def stays_attached(workload: Workload, candidates: int, comm: Communicator, rank
     """Whether every candidate stays attached to its replica from the first round to the last.
 
     Else each is attached for its turn and warmed up anew, which takes longer but only one candidate's memory. With
-    `choice` "auto" the memory decides that is free on the host (or the GPU) with the least of it.
+    `choice` "auto" the memory that is free decides: of each host, and of each GPU, for the ranks that share it.
     """
     if choice != "auto":
         return choice == "once"
-    if comm.device.type == "cuda":
-        available = torch.cuda.mem_get_info(comm.device)[0]
-    else:
-        available = psutil.virtual_memory().available
-    needed = ranks_on_host * workload.gradient_bytes * (candidates + WORKING_GRADIENTS)
-    return all(comm.exchange(needed < MEMORY_FRACTION * available))
+    gpu = gpu_of(comm.device)
+    free = psutil.virtual_memory().available if gpu is None else torch.cuda.mem_get_info(comm.device)[0]
+    return fits(comm.exchange([gpu, ranks_on_host, free]), workload.gradient_bytes * (candidates + WORKING_GRADIENTS))
+
+
+def fits(memories: Sequence[tuple[str | None, int, int]], needed: int) -> bool:
+    """Whether every rank can have `needed` bytes where its tensors lie, and leave enough.
+
+    `memories` has for each rank its GPU (None: the host's memory), the ranks on its host, and the bytes that are free.
+    """
+    on_gpu = Counter(gpu for gpu, _, _ in memories)
+    return all(
+        (ranks_on_host if gpu is None else on_gpu[gpu]) * needed < MEMORY_FRACTION * free
+        for gpu, ranks_on_host, free in memories
+    )
 
 
 def measure_rounds(

@@ -47,9 +47,13 @@ def _setting(record: dict[str, Any]) -> str:
 
 def candidate_rows(record: dict[str, Any]) -> list[list[str]]:
     """A head and a row for each candidate: its seconds, their ratios to DDP and the floor, and what travels."""
-    peaks = record.get("peak_memory_bytes")
+    peaks = {
+        head: record[name]
+        for head, name in (("peak MB", "peak_memory_bytes"), ("peak GPU MB", "peak_gpu_memory_bytes"))
+        if name in record
+    }
     head = ["sync", "median s", "quartiles", "ratio to ddp", "95 %", "ratio to none", "95 %", "exposed s", "calls"]
-    rows = [head + ["MB sent"] + (["peak MB"] if peaks else [])]
+    rows = [[*head, "MB sent", *peaks]]
     for candidate in record["candidates"]:
         label = candidate["label"]
         summary, traffic = record["summary"][label], record["traffic"][label]
@@ -61,8 +65,7 @@ def candidate_rows(record: dict[str, Any]) -> list[list[str]]:
             row.append(f"{interval[0]:.3f}-{interval[1]:.3f}" if interval else "-")
         row += [_seconds(summary["seconds_exposed"]), str(max(traffic["calls"]))]
         row.append(f"{max(traffic['bytes_sent']) / 1e6:.3f}")
-        if peaks:
-            row.append(f"{max(peaks[label]) / 1e6:.0f}")
+        row += [f"{max(by_label[label]) / 1e6:.0f}" for by_label in peaks.values()]
         rows.append(row)
     return rows
 
