@@ -64,6 +64,7 @@ def _split_punctuation_and_strip_accents(character: str) -> str | None:
 _CLEAN = _Table(_clean)
 _SPLIT = _Table(_split_punctuation)
 _SPLIT_AND_STRIP = _Table(_split_punctuation_and_strip_accents)
+_STRETCH = 1024
 
 
 def bert_words(text: str, lower_case: bool) -> str:
@@ -73,8 +74,26 @@ def bert_words(text: str, lower_case: bool) -> str:
     """
     text = text.translate(_CLEAN)
     if lower_case:
-        return unicodedata.normalize("NFD", text.lower()).translate(_SPLIT_AND_STRIP)
+        return _decomposed(text.lower()).translate(_SPLIT_AND_STRIP)
     return text.translate(_SPLIT)
+
+
+def _decomposed(text: str) -> str:
+    """NFD, a stretch at a time: Python sorts a run of combining marks in the square of its length.
+
+    A stretch ends before a character that no mark is sorted past; only in a run of marks longer than a stretch are
+    some sorted less, and of those nearly all are dropped.
+    """
+    if len(text) <= _STRETCH or text.isascii():
+        return unicodedata.normalize("NFD", text)
+    stretches, begin = [], 0
+    while begin < len(text):
+        end = limit = begin + _STRETCH
+        while end < min(len(text), limit + _STRETCH) and unicodedata.combining(text[end]):
+            end += 1
+        stretches.append(unicodedata.normalize("NFD", text[begin:end]))
+        begin = end
+    return "".join(stretches)
 
 
 class _Widths(dict):

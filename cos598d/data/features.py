@@ -2,14 +2,14 @@
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cos598d.data.layout import Layout
+from cos598d.data.pieces import batches
 from cos598d.data.tokenization import TextEncoder
 from cos598d.errors import UserError
 from cos598d.files import cache_folder, whole_file
@@ -102,10 +102,11 @@ def build_features(
     layout, specials = encoder.layout, (encoder.cls_id, encoder.sep_id)
     tokens, splits, lengths = [], [], []  # of arrays, one a block
     targets = {name: [] for name in target_types}
-    for block in _blocks(examples, _BLOCK):
-        firsts = encoder.encode_many([first for first, _, _ in block])
+    for block in batches(examples, _BLOCK, lambda example: len(example[0]) + len(example[1] or "")):
+        # No more than `max_seq_length` tokens of a text can stay, whatever the other is.
+        firsts = encoder.encode_starts([first for first, _, _ in block], max_seq_length)
         # The course's rule: an empty second text counts as none, one of white space makes a pair all the same.
-        seconds = iter(encoder.encode_many([second for _, second, _ in block if second]))
+        seconds = iter(encoder.encode_starts([second for _, second, _ in block if second], max_seq_length))
         arranged = [
             layout.arrange(first, next(seconds) if second else None, *specials, max_seq_length)
             for first, (_, second, _) in zip(firsts, block, strict=True)
@@ -159,12 +160,6 @@ def spread(count: int, limit: int | None) -> np.ndarray:
     if limit is None or limit >= count:
         return np.arange(count)
     return np.arange(limit) * count // limit
-
-
-def _blocks(items: Iterable, size: int) -> Iterator[list]:
-    items = iter(items)
-    while block := list(islice(items, size)):
-        yield block
 
 
 def _identity(file: Path) -> tuple[int, int] | None:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from cos598d.errors import UserError
 
 _BOM = b"\xef\xbb\xbf"
+MOST_LINE_BYTES = 1 << 22  # a line is one example: more is no TSV file
 _HOW_TO_FETCH = "python download_glue_data.py --data_dir D --tasks {folder}"
 
 
@@ -110,11 +111,18 @@ FORMATS = {
 def read_lines(file: Path | str) -> Iterator[tuple[int, str]]:
     """The lines of a UTF-8 file with their numbers from 1, without BOM and line ends; a few at a time in memory.
 
-    Raises UserError if there is no such file, if it cannot be read, or (with the line) if it is not UTF-8.
+    Raises UserError if there is no such file, if it cannot be read, or (with the line) if it is not UTF-8 or if it is
+    longer than MOST_LINE_BYTES.
     """
     try:
         with open(file, "rb") as handle:
-            for number, raw in enumerate(handle, start=1):
+            lines = iter(lambda: handle.readline(MOST_LINE_BYTES + 1), b"")
+            for number, raw in enumerate(lines, start=1):
+                if len(raw) > MOST_LINE_BYTES:
+                    raise UserError(
+                        f"{file}, line {number}: more than {MOST_LINE_BYTES:,} bytes without a line end, where a line "
+                        "should be one example: mend that line, or give a TSV file."
+                    )
                 if number == 1:
                     raw = raw.removeprefix(_BOM)
                 try:

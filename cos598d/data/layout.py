@@ -82,14 +82,17 @@ class Layout:
 def truncated_lengths(first: int, second: int, room: int) -> tuple[int, int]:
     """How many tokens of each text stay, so that together they fit into `room`.
 
-    One token at a time goes from the end of the longer text, and from the second when both are equally long.
+    One token at a time goes from the end of the longer text, and from the second when both are equally long: so the
+    longer one shrinks to the shorter one's length first, and then both in turn.
     """
-    while first + second > room:
-        if first > second:
-            first -= 1
-        else:
-            second -= 1
-    return first, second
+    surplus = max(first + second - room, 0)
+    shrunk = min(surplus, abs(first - second))
+    in_turn = surplus - shrunk
+    if first > second:
+        first -= shrunk
+    else:
+        second -= shrunk
+    return first - in_turn // 2, second - (in_turn + 1) // 2
 
 
 LAYOUTS = {

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import re
+import sys
 import tempfile
 import unicodedata
 from abc import ABC, abstractmethod
@@ -12,10 +13,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from tokenizers import Encoding, Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from cos598d.data.characters import bert_word_sources, bert_words, combined_ends, visible_bytes
 from cos598d.data.layout import LAYOUTS, Layout
+from cos598d.data.pieces import PIECE, batches, pieces
 from cos598d.errors import UserError
 from cos598d.files import write_json, write_whole
 
@@ -64,6 +66,10 @@ class TextEncoder(ABC):
     def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of each text, without special tokens around it and without truncation."""
 
+    def encode_starts(self, texts: Sequence[str], most: int) -> list[list[int]]:
+        """As `encode_many`, but of each text at least the first `most` ids: a long one need not be read to its end."""
+        return self.encode_many(texts)
+
     def encode_with_offsets(self, texts: Sequence[str]) -> list[Encoded]:
         """As `encode_many`, with each token's place in its text. Raises UserError where an encoder knows none."""
         raise UserError(
@@ -81,6 +87,7 @@ class _RustEncoder(TextEncoder):
 
     _tokenizer: Tokenizer
     _specials: re.Pattern[str]
+    _longest_word: int | None = None  # in characters; a longer one is [UNK], whatever it is
 
     def _prepare(self, specials: Sequence[str], vocabulary: dict[str, int], model: models.Model) -> None:
         unknown, separator, padding, classification, _ = specials
@@ -110,8 +117,19 @@ class _RustEncoder(TextEncoder):
         return " ".join(self._known[piece] if odd % 2 else self._words(piece) for odd, piece in enumerate(pieces))
 
     def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
-        cut = [self._cut(text) for text in texts]
-        return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(cut, add_special_tokens=False)]
+        return self.encode_starts(texts, sys.maxsize)
+
+    def encode_starts(self, texts: Sequence[str], most: int) -> list[list[int]]:
+        cuts = [self._cut(text) for text in texts]
+        # Short texts in one call, which works in parallel; a long one by pieces, since words are encoded one by one.
+        short = [cut if len(cut) <= PIECE else "" for cut in cuts]
+        found = [encoding.ids for encoding in self._tokenizer.encode_batch_fast(short, add_special_tokens=False)]
+        for ids, cut in zip(found, cuts, strict=True):
+            for _, _, piece in pieces(cut, self._longest_word) if len(cut) > PIECE else ():
+                if len(ids) >= most:
+                    break
+                ids += self._tokenizer.encode_batch_fast([piece], add_special_tokens=False)[0].ids
+        return found
 
 
 class WordPieceEncoder(_RustEncoder):
@@ -122,7 +140,8 @@ class WordPieceEncoder(_RustEncoder):
 
     def __init__(self, pieces: Sequence[str], lower_case: bool, layout: Layout):
         vocabulary = {piece: place for place, piece in enumerate(pieces)}
-        model = models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=100)
+        self._longest_word = 100
+        model = models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=self._longest_word)
         self._prepare(_BERT_SPECIALS, vocabulary, model)
         self.vocab_size = len(pieces)
         self.layout = layout
@@ -134,18 +153,28 @@ class WordPieceEncoder(_RustEncoder):
 
     def encode_with_offsets(self, texts: Sequence[str]) -> list[Encoded]:
         cuts = [self._cut(text) for text in texts]
-        encodings = self._tokenizer.encode_batch(cuts, add_special_tokens=False)
-        return [self._locate(*item) for item in zip(texts, cuts, encodings, strict=True)]
+        ids: list[list[np.ndarray]] = [[np.empty(0, dtype=np.int32)] for _ in cuts]
+        spans: list[list[np.ndarray]] = [[np.empty((0, 2), dtype=np.int32)] for _ in cuts]
+        parts = ((number, *piece) for number, cut in enumerate(cuts) for piece in pieces(cut, self._longest_word))
+        for batch in batches(parts, len(cuts), lambda part: len(part[-1])):
+            encodings = self._tokenizer.encode_batch([part[-1] for part in batch], add_special_tokens=False)
+            for (number, begin, end, piece), encoding in zip(batch, encodings, strict=True):
+                found = np.array(encoding.offsets, dtype=np.int32).reshape(-1, 2) + np.int32(begin)
+                if len(piece) < end - begin:
+                    found[-1, 1] = end  # the one word that was cut off
+                ids[number].append(np.array(encoding.ids, dtype=np.int32))
+                spans[number].append(found)
+        joined = zip(texts, cuts, map(np.concatenate, ids), map(np.concatenate, spans), strict=True)
+        return [self._locate(*item) for item in joined]
 
-    def _locate(self, text: str, cut: str, encoding: Encoding) -> Encoded:
+    def _locate(self, text: str, cut: str, ids: np.ndarray, spans: np.ndarray) -> Encoded:
         sources = self._sources(text)
         if len(sources) != len(cut):
             raise AssertionError(f"{len(cut)} characters come from {len(sources)}: {text!r}")
-        spans = np.array(encoding.offsets, dtype=np.int32).reshape(-1, 2)
         lasts = sources[spans[:, 1] - 1]
         # Accents that lower-casing removes still belong to what the token stands for.
         ends = combined_ends(text)[lasts] if self._lower_case else lasts + 1
-        return Encoded(np.array(encoding.ids, dtype=np.int32), sources[spans[:, 0]], ends)
+        return Encoded(ids, sources[spans[:, 0]], ends)
 
     def _sources(self, text: str) -> np.ndarray:
         """For each character of `_cut(text)`, the place in `text` that it comes from."""

@@ -4,6 +4,7 @@ The rules are those of the official evaluation scripts for 1.1 (Rajpurkar et al.
 (Rajpurkar, Jia and Liang 2018, section 5), written anew.
 """
 
+import functools
 import re
 import string
 from collections import Counter
@@ -21,9 +22,20 @@ def normalize_answer(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
 
 
+@functools.lru_cache(maxsize=4)
+def _normalized(text: str) -> str:
+    """`normalize_answer`, which a prediction needs once, however many gold answers it is held against."""
+    return normalize_answer(text)
+
+
+@functools.lru_cache(maxsize=4)
+def _words(text: str) -> Counter[str]:
+    return Counter(_normalized(text).split())
+
+
 def exact_match(prediction: str, gold: str) -> float:
     """1 if both are the same after normalization, else 0."""
-    return float(normalize_answer(prediction) == normalize_answer(gold))
+    return float(_normalized(prediction) == _normalized(gold))
 
 
 def f1_score(prediction: str, gold: str) -> float:
@@ -31,17 +43,17 @@ def f1_score(prediction: str, gold: str) -> float:
 
     Where either side has no words it is 0, as in the script for 1.1.
     """
-    predicted, wanted = normalize_answer(prediction).split(), normalize_answer(gold).split()
-    same = sum((Counter(predicted) & Counter(wanted)).values())
+    predicted, wanted = _words(prediction), _words(gold)
+    same = sum(min(count, predicted[word]) for word, count in wanted.items())
     if same == 0:
         return 0.0
-    precision, recall = same / len(predicted), same / len(wanted)
+    precision, recall = same / predicted.total(), same / wanted.total()
     return 2 * precision * recall / (precision + recall)
 
 
 def f1_score_version_2(prediction: str, gold: str) -> float:
     """`f1_score`, but where either side has no words it is 1 if both have none, as in the script for 2.0."""
-    if not normalize_answer(prediction) or not normalize_answer(gold):
+    if not _normalized(prediction) or not _normalized(gold):
         return exact_match(prediction, gold)
     return f1_score(prediction, gold)
 

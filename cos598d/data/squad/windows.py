@@ -9,12 +9,22 @@ from itertools import groupby
 import numpy as np
 
 from cos598d.data.features import Features
+from cos598d.data.pieces import batches
 from cos598d.data.squad.metrics import normalize_answer
 from cos598d.data.squad.read import Question, Squad
 from cos598d.data.tokenization import Encoded, TextEncoder
 from cos598d.errors import UserError
+from cos598d.printable import printable
 
-_BLOCK = 256  # contexts tokenized at a time
+_BLOCK = 256  # contexts tokenized at a time, if they are short
+_QUESTIONS = 1024  # questions tokenized at a time
+# Every question repeats all of its context, so that what a file asks for grows with both. SQuAD 2.0's 130,000 questions
+# make some 25 million tokens; these are 1 GiB of ids.
+MOST_TOKENS = 1 << 28
+_PACKED = 1 << 22  # tokens that may lie about in small arrays
+# How far an answer that begins or ends inside a word piece is looked for elsewhere in its context: characters to either
+# side, places that are looked at, and the longest answer, all far beyond what the published files need.
+_AWAY, _PLACES, _LONGEST_MOVED = 16_384, 100, 1_000
 
 
 class Finding(IntEnum):
@@ -69,17 +79,15 @@ def build_windows(
     no room for the context.
     """
     _check_room(options)
-    builder = _Builder(encoder, options, training)
-    by_context = [(context, list(group)) for context, group in groupby(chosen, lambda i: squad.questions[i].context)]
-    for begin in range(0, len(by_context), _BLOCK):
-        block = by_context[begin : begin + _BLOCK]
+    builder = _Builder(squad.name, encoder, options, training)
+    by_context = ((context, list(group)) for context, group in groupby(chosen, lambda i: squad.questions[i].context))
+    for block in batches(by_context, _BLOCK, lambda item: len(squad.contexts[item[0]])):
         contexts = encoder.encode_with_offsets([squad.contexts[context] for context, _ in block])
-        queries = iter(encoder.encode_many([squad.questions[i].text for _, group in block for i in group]))
+        queries = _queries((squad.questions[i].text for _, group in block for i in group), encoder, options)
         for (context, group), encoded in zip(block, contexts, strict=True):
             builder.add_context(encoded)
             for index in group:
-                query = np.array(next(queries)[: options.max_query_length], dtype=np.int32)
-                builder.add_question(squad.questions[index], squad.contexts[context], encoded, query)
+                builder.add_question(squad.questions[index], squad.contexts[context], encoded, next(queries))
         builder.pack()
         progress(sum(len(group) for _, group in block))
     if not builder.windows:
@@ -87,13 +95,20 @@ def build_windows(
     return builder.features()
 
 
+def _queries(texts: Iterable[str], encoder: TextEncoder, options: WindowOptions) -> Iterator[np.ndarray]:
+    """Each question's tokens, cut to their greatest length."""
+    for batch in batches(texts, _QUESTIONS, len):
+        for ids in encoder.encode_starts(batch, options.max_query_length):
+            yield np.array(ids[: options.max_query_length], dtype=np.int32)
+
+
 class _Builder:
     """Collects windows; `pack` joins what has come since into one array, so that few small ones lie about."""
 
     _COLUMNS = ("question", "first", "best_from", "best_to")
 
-    def __init__(self, encoder: TextEncoder, options: WindowOptions, training: bool):
-        self._encoder, self._options, self._training = encoder, options, training
+    def __init__(self, name: str, encoder: TextEncoder, options: WindowOptions, training: bool):
+        self._name, self._encoder, self._options, self._training = name, encoder, options, training
         self._cls = np.array([encoder.cls_id], dtype=np.int32)
         self._sep = np.array([encoder.sep_id], dtype=np.int32)
         self._loose: list[np.ndarray] = []
@@ -103,13 +118,20 @@ class _Builder:
         self._findings: list[int] = []
         self._context_of: list[int] = []
         self._contexts: list[Encoded] = []
-        self.windows = 0
+        self.windows = self._all_tokens = self._loose_tokens = 0
 
     def add_context(self, encoded: Encoded) -> None:
         self._contexts.append(encoded._replace(ids=encoded.ids[:0]))
 
     def add_question(self, question: Question, context: str, encoded: Encoded, query: np.ndarray) -> None:
         room = self._options.max_seq_length - len(query) - 3
+        tokens = _count_tokens(len(encoded.ids), room, self._options.doc_stride, len(query) + 3)
+        if self._all_tokens + tokens > MOST_TOKENS:
+            raise UserError(
+                f"{self._name}: up to question {printable(question.identity)!r}, whose context has "
+                f"{len(encoded.ids):,} tokens, the windows hold more than {MOST_TOKENS:,} tokens: cut long contexts "
+                "up, raise --doc_stride, or take fewer questions."
+            )
         firsts, lengths, best_from, best_to = _spans(len(encoded.ids), room, self._options.doc_stride)
         finding, answer = _find_answer(question, context, encoded)
         held = None
@@ -129,12 +151,16 @@ class _Builder:
             row = (number, first, int(best_from[place]), int(best_to[place]))
             self._rows.append((*row, base + length + 1, len(query) + 1, *labels))
         self.windows += len(firsts)
+        self._all_tokens += tokens
+        self._loose_tokens += tokens
+        if self._loose_tokens > _PACKED:
+            self.pack()
 
     def pack(self) -> None:
         if self._rows:
             self._tokens.append(np.concatenate(self._loose))
             self._packed.append(np.array(self._rows, dtype=np.int32))
-            self._loose, self._rows = [], []
+            self._loose, self._rows, self._loose_tokens = [], [], 0
 
     def features(self) -> Features:
         columns = np.concatenate(self._packed).T
@@ -188,7 +214,8 @@ def _find_answer(question: Question, context: str, encoded: Encoded) -> tuple[Fi
     if is_exact:
         return Finding.EXACT, tokens
     # Whoever marked an answer marked whole words: "six" is not in "the sixth" if "six" stands elsewhere.
-    for place in sorted(_occurrences(text, context), key=lambda place: abs(place - begin)):
+    places = sorted(_occurrences(text, begin, context), key=lambda place: abs(place - begin))
+    for place in places[:_PLACES]:
         elsewhere, is_exact = _tokens_of(text, place, context, encoded)
         if is_exact:
             return Finding.MOVED, elsewhere
@@ -205,11 +232,22 @@ def _tokens_of(text: str, begin: int, context: str, encoded: Encoded) -> tuple[t
     return (first, last), normalize_answer(cut) == normalize_answer(text)
 
 
-def _occurrences(text: str, context: str) -> Iterator[int]:
-    place = context.find(text)
+def _occurrences(text: str, begin: int, context: str) -> Iterator[int]:
+    """Where the text stands in the context, not farther than _AWAY from `begin`."""
+    if len(text) > _LONGEST_MOVED:
+        return
+    end = begin + _AWAY + len(text)
+    place = context.find(text, max(0, begin - _AWAY), end)
     while place >= 0:
         yield place
-        place = context.find(text, place + 1)
+        place = context.find(text, place + 1, end)
+
+
+def _count_tokens(tokens: int, room: int, stride: int, others: int) -> int:
+    """How many tokens the windows over a context hold together, `others` of each not of the context."""
+    step = min(room, stride)
+    windows = 1 + max(0, -((room - tokens) // step))
+    return windows * (room + others) - max(0, room - tokens + (windows - 1) * step)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -224,10 +262,14 @@ def _spans(tokens: int, room: int, stride: int) -> tuple[np.ndarray, np.ndarray,
         firsts.append(firsts[-1] + min(room, stride))
     begin = np.array(firsts, dtype=np.int32)
     length = np.minimum(tokens - begin, room).astype(np.int32)
-    places = np.arange(tokens)
-    left = places - begin[:, None]
-    right = (begin + length - 1)[:, None] - places
-    room_around = np.minimum(left, right) + 0.01 * length[:, None]
-    best = np.where((left >= 0) & (right >= 0), room_around, -1.0).argmax(axis=0)
+    # Window by window: each looks at its own tokens alone, so that time and memory grow with the windows' tokens.
+    best, best_room = np.zeros(tokens, dtype=np.int32), np.full(tokens, -1.0)
+    around = np.minimum(np.arange(room), np.arange(room)[::-1])
+    for window, (first, size) in enumerate(zip(firsts, length.tolist(), strict=True)):
+        here = slice(first, first + size)
+        room_around = (around if size == room else np.minimum(np.arange(size), np.arange(size)[::-1])) + 0.01 * size
+        better = room_around > best_room[here]
+        best[here][better] = window
+        best_room[here][better] = room_around[better]
     windows = np.arange(len(firsts))
     return begin, length, np.searchsorted(best, windows, "left"), np.searchsorted(best, windows, "right")

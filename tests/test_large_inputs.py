@@ -1,0 +1,193 @@
+"""Texts without measure: memory grows with the input and no faster; what is beyond all measure is refused by its place.
+
+Most of it is asked of one process of its own, which says how much memory each case has added.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from squad_files import found_in, question, squad_of
+
+from cos598d.data import characters, glue, pieces, tokenization
+from cos598d.data.features import build_features
+from cos598d.data.squad import metrics, windows
+from cos598d.data.squad.windows import Finding, WindowOptions, build_windows
+from cos598d.data.tokenization import load_encoder
+from cos598d.errors import UserError
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "fox", "the", "?", "'", "!", "who", "is"]
+PIECES += [form + letter for letter in LETTERS for form in ("", "##")]
+CASES = """
+import resource, sys
+import numpy as np
+from test_large_inputs import PIECES, build_features, build_windows, load_encoder, question, squad_of, WindowOptions
+encoder = load_encoder("bert", PIECES, True)
+
+def rows(*texts):
+    examples = [(first, second, {"labels": 0}) for first, second in texts]
+    return build_features(iter(examples), encoder, 128, {"labels": np.int64})
+
+def windows(context, *questions):
+    squad = squad_of((context, list(questions)))
+    return build_windows(squad, range(len(squad.questions)), encoder, WindowOptions(64, 8, 16), True)
+
+who = question("q", "who?", [("fox", 4)])
+CASES = {
+    "warm": lambda: windows("the fox " * 1000, who),
+    "a row of many words": lambda: rows(("the fox " * 500_000, "fox " * 10)),
+    "a row of one word": lambda: rows(("x" * 4_000_000, "fox" * 1_000_000)),
+    "many long rows": lambda: rows(*[("the fox " * 10_000, None)] * 50),
+    "a long context": lambda: windows("the fox " * 100_000, who),
+    "a context of one word": lambda: windows("the fox " + "x" * 4_000_000, who),
+    "a long question": lambda: windows("the fox", question("q", "who is " * 500_000, [("fox", 4)])),
+}
+for name, case in CASES.items():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    case()
+    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024, name, flush=True)
+"""
+
+
+@pytest.fixture
+def encoder():
+    return load_encoder("bert", PIECES, True)
+
+
+def test_long_texts_take_memory_in_proportion():
+    """Each is of 1 to 4 MB. A table of windows by tokens would be gigabytes, and a row tokenized whole half of one."""
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    limited = f"import resource; resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))\n{CASES}"
+    done = subprocess.run(
+        [sys.executable, "-c", limited], capture_output=True, text=True, timeout=300, env=environ, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    took = {name: int(megabytes) for megabytes, name in (line.split(" ", 1) for line in done.stdout.splitlines())}
+    assert len(took) == 7
+    for name, megabytes in took.items():
+        assert megabytes < 220, f"{name}: {megabytes} MB"
+
+
+HARD = [
+    "the fox is who? [SEP] the\u2028fox\u2029is 'Ärger' [MASK]" * 3,
+    "x" * 101 + " " + "x" * 100 + " fox",
+    "  the" + " " * 40 + "fox   ",
+    "y" * 300 + "\u2028" + "x" * 300,
+    "y" * 300,
+    "e\u0301\u0327a\u0327\u0301 \u1e69 fox\u0301" * 9,
+    "",
+    " ",
+]
+
+
+@pytest.mark.parametrize("lower_case", [False, True])
+@pytest.mark.parametrize("size", [1, 7, 64])
+def test_a_text_encoded_in_pieces_has_the_ids_and_places_of_the_whole(size, lower_case, monkeypatch):
+    encoder = load_encoder("bert", PIECES, lower_case)
+    whole = encoder.encode_many(HARD), encoder.encode_with_offsets(HARD)
+    for module in (pieces, tokenization):
+        monkeypatch.setattr(module, "PIECE", size)
+    monkeypatch.setattr(pieces, "BATCH_CHARACTERS", 50)
+    monkeypatch.setattr(characters, "_STRETCH", size)
+    assert encoder.encode_many(HARD) == whole[0]
+    for ours, theirs in zip(encoder.encode_with_offsets(HARD), whole[1], strict=True):
+        assert all(
+            np.array_equal(*columns) and columns[0].dtype == np.int32 for columns in zip(ours, theirs, strict=True)
+        )
+    for most in (0, 1, 5, 1000):
+        for start, ids in zip(encoder.encode_starts(HARD, most), whole[0], strict=True):
+            assert start == ids[: len(start)]
+            assert len(start) >= min(most, len(ids))
+
+
+def test_features_are_the_same_however_texts_are_cut(encoder, monkeypatch):
+    rows = [(first, second, {"labels": 0}) for first in HARD for second in (None, *HARD)]
+    squad = squad_of(*[(text, [question(str(n), text * 9)]) for n, text in enumerate(HARD) if text.strip()])
+
+    def built():
+        found = build_features(iter(rows), encoder, 16, {"labels": np.int64})
+        asked = build_windows(squad, range(len(squad.questions)), encoder, WindowOptions(24, 4, 8), False)
+        return [found.tokens, found.offsets, found.splits, asked.tokens, asked.offsets, *asked.extra.values()]
+
+    whole = built()
+    for module, name, value in (
+        (pieces, "PIECE", 5), (tokenization, "PIECE", 5), (pieces, "BATCH_CHARACTERS", 50), (windows, "_PACKED", 3),
+        (windows, "_QUESTIONS", 1),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, name, value)
+    for ours, theirs in zip(built(), whole, strict=True):
+        assert np.array_equal(ours, theirs)
+
+
+def test_a_run_of_combining_marks_is_sorted_a_stretch_at_a_time(monkeypatch):
+    """Python sorts it in the square of its length: of a megabyte that would be hours."""
+    sorted_at_once = []
+    normalize = characters.unicodedata.normalize
+
+    class Watched:
+        combining, category = characters.unicodedata.combining, characters.unicodedata.category
+
+        @staticmethod
+        def normalize(form, text):
+            sorted_at_once.append(len(text))
+            return normalize(form, text)
+
+    monkeypatch.setattr(characters, "unicodedata", Watched)
+    assert characters.bert_words("a" + "\u0316\u0300" * 10_000 + "b", True) == "ab"
+    assert max(sorted_at_once) <= 2 * characters._STRETCH
+
+
+def test_a_line_longer_than_any_example_is_refused_by_its_number(tmp_path, monkeypatch):
+    monkeypatch.setattr(glue, "MOST_LINE_BYTES", 200)
+    file = tmp_path / "train.tsv"
+    file.write_text("index\tsentence1\tsentence2\tlabel\n0\tone\ttwo\tentailment\n1\t" + "x" * 500)
+    with pytest.raises(UserError, match=r"train\.tsv, line 3: more than 200 bytes without a line end"):
+        list(glue.read_rows(file, glue.FORMATS["rte"]))
+    file.write_text("x" * 500)
+    with pytest.raises(UserError, match=r"train\.tsv, line 1: more than 200 bytes"):
+        list(glue.read_rows(file, glue.FORMATS["rte"]))
+
+
+def test_questions_that_would_repeat_a_context_without_end_are_refused_before_it_is_done(encoder, monkeypatch):
+    monkeypatch.setattr(windows, "MOST_TOKENS", 10_000)
+    context = "the fox " * 1000
+    asked = [question(f"q{number}\x1b", "who?", [("fox", 4)]) for number in range(10)]
+    squad = squad_of((context, asked))
+    options = WindowOptions(64, 8, 16)
+    with pytest.raises(UserError) as raised:
+        build_windows(squad, range(10), encoder, options, True)
+    assert "a test's file: up to question 'q1" in str(raised.value)
+    assert "whose context has 2,000 tokens, the windows hold more than 10,000 tokens" in str(raised.value)
+    assert "\x1b" not in str(raised.value)
+    assert len(build_windows(squad, [0], encoder, options, True))
+
+
+def test_an_answer_inside_words_is_not_looked_for_without_end(encoder, monkeypatch):
+    looked = []
+    tokens_of = windows._tokens_of
+    monkeypatch.setattr(windows, "_tokens_of", lambda *words: looked.append(words[1]) or tokens_of(*words))
+    context = "xa" * 2000 + " a"
+    squad = squad_of(
+        (context, [question("q", "who?", [("a", 1)]), question("r", "who?", [found_in(context, "a", 1990)])])
+    )
+    features = build_windows(squad, [0, 1], encoder, WindowOptions(), False)
+    # The one at the end stands whole, and only from near enough it is found.
+    assert features.extra["finding"].tolist() == [Finding.INSIDE_TOKEN, Finding.MOVED]
+    assert len(looked) <= 2 * (windows._PLACES + 1)
+
+
+def test_a_prediction_is_normalized_once_however_many_golds_there_are(monkeypatch):
+    normalized = []
+    normalize = metrics.normalize_answer
+    monkeypatch.setattr(metrics, "normalize_answer", lambda text: normalized.append(text) or normalize(text))
+    golds = [(f"fox {number}", 0) for number in range(50)]
+    squad = squad_of(("fox", [question("q", "who?", golds)]))
+    long = "the fox 7 and others"
+    assert metrics.score_version_1(squad.questions, {"q": long})["f1"] > 0
+    assert normalized.count(long) <= 2
+    assert metrics.score_version_2(squad.questions, {"q": "The fox 7"})["exact"] == 100
+    assert normalized.count("The fox 7") <= 4
