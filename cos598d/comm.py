@@ -117,6 +117,7 @@ class Communicator:
         self.time = time_of(device)
         self.ledger = ledger or Ledger()
         self._meeting = meeting
+        self.group: dist.ProcessGroup | None = None  # torch's default one
 
     @property
     def timeout_seconds(self) -> float:
@@ -127,6 +128,10 @@ class Communicator:
         """Every rank's `value` (JSON), in order of rank. For small facts: through the store, not measured."""
         return self._meeting.exchange(value) if self._meeting else [value]
 
+    def peer(self, rank: int) -> int:
+        """What torch calls a rank of this group among all processes."""
+        return rank if self.group is None else dist.get_global_rank(self.group, rank)
+
     def all_reduce(
         self, tensor: torch.Tensor, name: str, *, purpose: str = GRADIENTS, async_op: bool = False, op: Any = None
     ) -> Call:
@@ -134,7 +139,7 @@ class Communicator:
         payload = size_in_bytes(tensor)
         moved = all_reduce_bytes(payload, self.world_size)
         return self._start(
-            lambda: dist.all_reduce(tensor, op=op or dist.ReduceOp.SUM, async_op=True),
+            lambda: dist.all_reduce(tensor, op=op or dist.ReduceOp.SUM, group=self.group, async_op=True),
             ("all_reduce", tensor, name, purpose, moved, moved),
             async_op,
         )
@@ -144,7 +149,7 @@ class Communicator:
         distance = (self.rank - root) % self.world_size
         sent, received = broadcast_bytes(size_in_bytes(tensor), self.world_size, distance)
         self._start(
-            lambda: dist.broadcast(tensor, src=root, async_op=True),
+            lambda: dist.broadcast(tensor, src=self.peer(root), group=self.group, async_op=True),
             ("broadcast", tensor, name, purpose, sent, received),
             False,
         )
@@ -162,7 +167,7 @@ class Communicator:
         travelling = self.to_host(tensor)
         parts = [torch.empty_like(travelling) for _ in range(self.world_size)] if is_root else None
         sent, received = (0, moved) if is_root else (moved, 0)
-        work = dist.gather(travelling, parts, dst=root, async_op=True)
+        work = dist.gather(travelling, parts, dst=self.peer(root), group=self.group, async_op=True)
         row = self.row("gather", tensor, name, purpose, sent, received)
         Call(self.ledger, work, row, self.time, started).wait()
         return [part.to(tensor.device) for part in parts] if is_root else None
@@ -186,7 +191,7 @@ class Communicator:
         landing = self.to_host(tensor)
         sources = [self.to_host(part) for part in parts] if is_root else None
         sent, received = (moved, 0) if is_root else (0, moved)
-        work = dist.scatter(landing, sources, src=root, async_op=True)
+        work = dist.scatter(landing, sources, src=self.peer(root), group=self.group, async_op=True)
         row = self.row("scatter", tensor, name, purpose, sent, received)
         Call(self.ledger, work, row, self.time, started).wait()
         if landing is not tensor:
@@ -196,7 +201,7 @@ class Communicator:
         """Put the sum over all ranks into the root's `tensor`; what the others' hold afterwards is undefined."""
         sent, received = reduce_bytes(size_in_bytes(tensor), self.world_size, self.rank, self.rank == root)
         self._start(
-            lambda: dist.reduce(tensor, dst=root, async_op=True),
+            lambda: dist.reduce(tensor, dst=self.peer(root), group=self.group, async_op=True),
             ("reduce", tensor, name, purpose, sent, received),
             False,
         )
@@ -210,7 +215,7 @@ class Communicator:
         parts = [torch.empty_like(tensor) for _ in range(self.world_size)]
         moved = (self.world_size - 1) * size_in_bytes(tensor)
         call = self._start(
-            lambda: dist.all_gather(parts, tensor, async_op=True),
+            lambda: dist.all_gather(parts, tensor, group=self.group, async_op=True),
             ("all_gather", tensor, name, purpose, moved, moved),
             async_op,
         )

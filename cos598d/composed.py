@@ -49,17 +49,20 @@ class Composed:
             landing = self._comm.to_host(tensor)
             if landing is not tensor:
                 landings.append((landing, tensor))
-            operations.append((dist.irecv, landing, rank))
+            operations.append((dist.irecv, landing, self._comm.peer(rank)))
             self.bytes_received += size_in_bytes(tensor)
         for tensor, rank in sends:
             departures.append(self._comm.to_host(tensor))
-            operations.append((dist.isend, departures[-1], rank))
+            operations.append((dist.isend, departures[-1], self._comm.peer(rank)))
             self.messages += 1
             self.bytes_sent += size_in_bytes(tensor)
+        group = self._comm.group
         if self._comm.backend == "gloo":
-            works = [operation(tensor, rank) for operation, tensor, rank in operations]
+            works = [operation(tensor, peer, group=group) for operation, tensor, peer in operations]
         else:  # nccl may wait for a message's other end, so it must know of all of them together
-            works = dist.batch_isend_irecv([dist.P2POp(*operation) for operation in operations]) if operations else []
+            works = (
+                dist.batch_isend_irecv([dist.P2POp(*each, group=group) for each in operations]) if operations else []
+            )
         return Messages(works, landings, departures)
 
     def swap(

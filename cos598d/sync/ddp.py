@@ -45,6 +45,7 @@ class DDP(GradientSync):
         self._ddp = DistributedDataParallel(
             model,
             device_ids=[self.comm.device] if self.comm.device.type == "cuda" else None,
+            process_group=self.comm.group,
             find_unused_parameters=self.find_unused_parameters,
             init_sync=False,  # `attach` has just done it
             # Said only where it differs: torch then leaves out its small first bucket.

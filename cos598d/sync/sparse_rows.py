@@ -40,6 +40,7 @@ class SparseRows(Bucketed):
         self._lookups = _large_embeddings(model)
         self._touched = {p: torch.zeros(len(p), dtype=torch.uint8, device=p.device) for p in self._lookups}
         self._agreements: dict[nn.Parameter, Call] = {}
+        self._handed: dict[nn.Parameter, int] = {}  # where the gradients of the last step are
         self._rows: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         module = super().attach(model)
         for parameter, embedding in self._lookups.items():
@@ -56,6 +57,9 @@ class SparseRows(Bucketed):
     def ready(self, unit: int, place: int) -> None:
         if not self._agreements:
             for ((name, parameter),) in self._units[self._first_sparse :]:
+                if parameter.grad is not None and parameter.grad.data_ptr() == self._handed.get(parameter):
+                    # The last step's average is still there, and this step's gradient is added to it.
+                    self._touched[parameter][(parameter.grad != 0).flatten(1).any(dim=1)] = 1
                 self._agreements[parameter] = self.comm.all_reduce(
                     self._touched[parameter], f"rows touched of {name}",
                     purpose=AGREEMENT, async_op=True, op=torch.distributed.ReduceOp.MAX,
@@ -98,6 +102,7 @@ class SparseRows(Bucketed):
     def finish(self) -> None:
         super().finish()
         self._agreements = {}
+        self._handed = {p: p.grad.data_ptr() for p in self._touched if p.grad is not None}
         for touched in self._touched.values():
             touched.zero_()
 

@@ -1,0 +1,294 @@
+"""`cos598d.data_parallel` stands where torch's DDP stood in somebody's script, and does what DDP does there."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from programs import ROOT
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+from worlds import run_ranks
+
+import cos598d
+from cos598d.errors import UsageError
+from cos598d.sync import SYNCS, get_sync
+
+EXACT = [name for name in SYNCS if get_sync(name).exact and name != "none"]
+TOLERANCE = 1e-6
+
+
+class Model(nn.Module):
+    """An embedding that is large enough to travel by rows, a frozen layer, and a layer that only some inputs use."""
+
+    def __init__(self, seed: int):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.embedding = nn.Embedding(9001, 31)
+        self.frozen = nn.Linear(31, 31).requires_grad_(False)
+        self.hidden = nn.Linear(31, 31)
+        self.sometimes = nn.Linear(31, 31)
+        self.output = nn.Linear(31, 3)
+
+    def forward(self, ids, use=False):
+        state = torch.tanh(self.hidden(self.frozen(self.embedding(ids).mean(dim=1))))
+        return {"logits": self.output(self.sometimes(state) if use else state)}
+
+
+def batch(rank, step):
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    return torch.randint(0, 9001, (4, 5), generator=generator)
+
+
+def loss_of(module, rank, step, use=False):
+    return module(batch(rank, step), use=use)["logits"].square().mean()
+
+
+def ddp(model, group=None):
+    return DistributedDataParallel(model, process_group=group, find_unused_parameters=True)
+
+
+def optimizer_of(module):
+    return torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=0.5, momentum=0.9)
+
+
+def train(module, rank, steps=4):
+    """A plain loop, with a step in two parts and a layer that rank 0 alone uses now and then."""
+    optimizer = optimizer_of(module)
+    for step in range(steps):
+        optimizer.zero_grad()
+        with module.no_sync():
+            loss_of(module, rank, 50 + step).backward()
+        loss_of(module, rank, step, use=rank == 0 and step == 1).backward()
+        torch.nn.utils.clip_grad_norm_(module.parameters(), 0.1)
+        optimizer.step()
+
+
+def assert_alike(mine, theirs, what):
+    for (name, weight), expected in zip(mine.module.named_parameters(), theirs.module.parameters(), strict=True):
+        worst = (weight - expected).abs().max().item()
+        assert worst < TOLERANCE, f"{what}: {name} is off DDP's by {worst:.1e}"
+
+
+def assert_gradients(module, expected, what):
+    for (name, p), other in zip(module.module.named_parameters(), expected.parameters(), strict=True):
+        assert (p.grad is None) == (other.grad is None), f"{what}: {name}"
+        if p.grad is not None:
+            assert (p.grad - other.grad).abs().max() < TOLERANCE, f"{what}: {name}"
+
+
+def mean_gradients(comm, *losses, model=None):
+    """A model with the mean over ranks of the sum of `losses`' gradients, each a function of (model, rank)."""
+    model = model or Model(0)
+    for rank in range(comm.world_size):
+        for loss in losses:
+            (loss(model, rank) / comm.world_size).backward()
+    return model
+
+
+def trains_as_ddp(comm):
+    for name in EXACT:
+        mine, theirs = cos598d.data_parallel(Model(comm.rank), name), ddp(Model(comm.rank))
+        for module in (mine, theirs):
+            train(module, comm.rank)
+        assert_alike(mine, theirs, name)
+        mine.detach()
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_every_exact_sync_trains_as_torchs_ddp_does(world_size):
+    run_ranks(world_size, trains_as_ddp, seconds=120)
+
+
+def on_one_rank(comm):
+    mine, alone = cos598d.data_parallel(Model(0)), Model(0)
+    loss_of(mine, 0, 1).backward()
+    loss_of(alone, 0, 1).backward()
+    assert_gradients(mine, alone, "one rank")
+
+
+def test_on_one_rank_it_is_the_model():
+    run_ranks(1, on_one_rank)
+
+
+def two_models(comm):
+    first, second = cos598d.data_parallel(Model(0), "bucketed"), cos598d.data_parallel(Model(7), "sparse_rows")
+    (loss_of(first, comm.rank, 1) + loss_of(second, comm.rank, 2)).backward()
+    assert_gradients(first, mean_gradients(comm, lambda m, r: loss_of(m, r, 1)), "first")
+    assert_gradients(second, mean_gradients(comm, lambda m, r: loss_of(m, r, 2), model=Model(7)), "second")
+
+
+def called_twice(comm):
+    for name in ("bucketed", "sparse_rows", "shared_memory", "flat"):
+        module = cos598d.data_parallel(Model(0), name)
+        (loss_of(module, comm.rank, 1) + loss_of(module, comm.rank, 2, use=True)).backward()
+        one, other = (lambda m, r: loss_of(m, r, 1)), (lambda m, r: loss_of(m, r, 2, use=True))
+        assert_gradients(module, mean_gradients(comm, one, other), f"{name}, one backward")
+        module.zero_grad()
+        for step in (1, 2):
+            loss_of(module, comm.rank, step, use=step == 2).backward()
+        assert_gradients(module, mean_gradients(comm, one, other), f"{name}, two backwards")
+
+
+def evaluated_in_between(comm):
+    module = cos598d.data_parallel(Model(0), "sparse_rows")
+    with torch.no_grad():
+        loss_of(module, comm.rank, 9)
+    loss = loss_of(module, comm.rank, 1)
+    with torch.no_grad():
+        if comm.rank == 0:  # not on every rank: nothing travels
+            loss_of(module, comm.rank, 8, use=True)
+    torch.autograd.grad(loss_of(module, comm.rank, 7), module.module.hidden.weight)
+    loss.backward()
+    assert_gradients(module, mean_gradients(comm, lambda m, r: loss_of(m, r, 1)), "after evaluation")
+
+
+def thawed(comm):
+    module, expected = cos598d.data_parallel(Model(comm.rank)), Model(0)
+    for step, trains in enumerate((False, True, True, False)):
+        for model in (module.module, expected):
+            model.frozen.requires_grad_(trains)
+            model.output.requires_grad_(not trains)
+            model.zero_grad()
+        loss_of(module, comm.rank, step).backward()
+        mean_gradients(comm, lambda m, r, step=step: loss_of(m, r, step), model=expected)
+        assert_gradients(module, expected, f"step {step}")
+
+
+class Trip(torch.autograd.Function):
+    @staticmethod
+    def forward(context, tensor):
+        return tensor.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        raise RuntimeError("tripped")
+
+
+def goes_on_after_exceptions(comm):
+    for name in ("bucketed", "overlap", "sparse_rows", "shared_memory", "all_reduce"):
+        module = cos598d.data_parallel(Model(0), name, find_unused_parameters=True)
+        for where in ("forward", "backward", "backward of one rank"):
+            trips = where != "backward of one rank" or comm.rank == 1
+            if where == "forward":
+                with pytest.raises(IndexError):
+                    module(torch.tensor([[9001]]))
+            elif trips:
+                original = module.module.embedding.forward
+                module.module.embedding.forward = lambda ids, embed=original: Trip.apply(embed(ids))
+                with pytest.raises(RuntimeError, match="tripped"):
+                    loss_of(module, comm.rank, 1).backward()
+                module.module.embedding.forward = original
+            else:
+                loss_of(module, comm.rank, 1).backward()
+            module.zero_grad()
+            loss_of(module, comm.rank, 2).backward()
+            # The first backward after the exception ends the step that was cut short; both are over now.
+            assert_gradients(module, mean_gradients(comm, lambda m, r: loss_of(m, r, 2)), f"{name}, {where}")
+            module.zero_grad()
+
+
+def checkpointed(comm):
+    for reentrant in (True, False):
+        module = cos598d.data_parallel(Model(0))
+        inner = module.module.hidden.forward
+        module.module.hidden.forward = lambda x, inner=inner, r=reentrant: checkpoint(inner, x, use_reentrant=r)
+        loss_of(module, comm.rank, 1).backward()
+        assert_gradients(module, mean_gradients(comm, lambda m, r: loss_of(m, r, 1)), f"reentrant {reentrant}")
+
+
+def in_a_group_of_its_own(comm):
+    groups = [torch.distributed.new_group(ranks) for ranks in ([0], [1, 2])]
+    if comm.rank == 0:
+        return
+    for name in EXACT:
+        mine = cos598d.data_parallel(Model(comm.rank), name, process_group=groups[1])
+        theirs = ddp(Model(comm.rank), groups[1])
+        for module in (mine, theirs):
+            train(module, comm.rank - 1)
+        assert_alike(mine, theirs, name)
+
+
+def keeps_plain_names(comm):
+    module, other = cos598d.data_parallel(Model(comm.rank)), Model(5)
+    assert list(module.state_dict()) == list(other.state_dict())
+    module.load_state_dict(other.state_dict())
+    assert all(torch.equal(a, b) for a, b in zip(module.parameters(), other.parameters(), strict=True))
+    whole = nn.ModuleDict({"a": cos598d.data_parallel(Model(3)), "b": nn.Linear(2, 2)})
+    plain = nn.ModuleDict({"a": Model(4), "b": nn.Linear(2, 2)})
+    assert list(whole.state_dict()) == list(plain.state_dict())
+    whole.load_state_dict(plain.state_dict())
+    assert torch.equal(whole["a"].module.output.weight, plain["a"].output.weight)
+    with pytest.raises(RuntimeError, match="Unexpected key"):
+        module.load_state_dict(other.state_dict() | {"more": torch.zeros(1)})
+
+
+def counts_what_travels(comm):
+    module = cos598d.data_parallel(Model(0), "all_reduce", find_unused_parameters=False)
+    for _ in range(3):
+        loss_of(module, comm.rank, 1, use=True).backward()
+    total = module.ledger.totals()
+    weight = module.module.hidden.weight
+    assert set(total) == {name for name, p in module.module.named_parameters() if p.requires_grad}
+    assert total["hidden.weight"].calls == 3
+    assert total["hidden.weight"].payload_bytes == 3 * 4 * weight.numel()
+    assert total["hidden.weight"].bytes_sent == 3 * 4 * weight.numel()  # 2 (n-1)/n S, n = 2
+    assert "frozen.weight" in module.ledger.totals("state")
+    assert module.ledger.rows == []
+
+
+class Mine(get_sync("flat")):
+    """A class of the user's own."""
+
+
+def takes_codecs_and_classes(comm):
+    for arguments in (("bucketed", {"compress": "bf16"}), (Mine, {}), ("bucketed", {"bucket_mb": 0.01})):
+        module = cos598d.data_parallel(Model(0), arguments[0], **arguments[1])
+        loss_of(module, comm.rank, 1).backward()
+        expected = mean_gradients(comm, lambda m, r: loss_of(m, r, 1))
+        worst = (module.module.output.weight.grad - expected.output.weight.grad).abs().max()
+        assert worst < 1e-2 * expected.output.weight.grad.abs().max()
+    for arguments, words in (
+        (("no_such",), "no such gradient sync"),
+        (("local_sgd",), "averages weights after the optimizer's step"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            cos598d.data_parallel(Model(0), *arguments)
+    with pytest.raises(UsageError, match="compress means nothing to flat"):
+        cos598d.data_parallel(Model(0), "flat", compress="bf16")
+    with pytest.raises(UsageError, match="it has no parameters"):
+        cos598d.data_parallel(nn.Tanh())
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        two_models,
+        called_twice,
+        evaluated_in_between,
+        thawed,
+        goes_on_after_exceptions,
+        checkpointed,
+        keeps_plain_names,
+        counts_what_travels,
+        takes_codecs_and_classes,
+    ],
+    ids=lambda function: function.__name__,
+)
+def test_it_does_what_a_script_may_ask_of_ddp(function):
+    run_ranks(2, function)
+
+
+def test_it_averages_over_a_group_of_the_scripts_own():
+    run_ranks(3, in_a_group_of_its_own, seconds=120)
+
+
+def test_without_a_process_group_a_sentence_says_what_to_call():
+    with pytest.raises(UsageError, match="init_process_group"):
+        cos598d.data_parallel(nn.Linear(2, 2))
+
+
+def test_importing_the_package_costs_no_torch():
+    code = "import sys, cos598d; before = 'torch' in sys.modules; cos598d.data_parallel; assert not before"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
