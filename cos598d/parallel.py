@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from cos598d.comm import Communicator
 from cos598d.errors import UsageError
 from cos598d.measure.ledger import Ledger, Row
+from cos598d.moments import Moment, Time
 from cos598d.sync import get_sync
 from cos598d.sync.base import GradientSync, SyncOptions
 from cos598d.sync.codecs import get_codec
@@ -42,6 +43,9 @@ class TensorLedger(Ledger):
         total.payload_bytes += row.payload_bytes
         total.bytes_sent += row.bytes_sent
         total.bytes_received += row.bytes_received
+
+    def enter_call(self, facts: dict[str, Any], time: Time, started: Moment, ended: Moment) -> None:
+        self.enter(Row(**facts, seconds=None))  # seconds are not kept, and no host waits for them
 
     def totals(self, purpose: str = "gradients") -> dict[str, TensorTotals]:
         """What travelled so far, by tensor. `purpose`: "gradients", "state" (at the start) or "agreement"."""

@@ -1,11 +1,12 @@
 """`cos598d.data_parallel` stands where torch's DDP stood in somebody's script, and does what DDP does there."""
 
+import re
 import subprocess
 import sys
 
 import pytest
 import torch
-from programs import ROOT
+from programs import ROOT, Program, free_port
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
@@ -292,3 +293,23 @@ def test_without_a_process_group_a_sentence_says_what_to_call():
 def test_importing_the_package_costs_no_torch():
     code = "import sys, cos598d; before = 'torch' in sys.modules; cos598d.data_parallel; assert not before"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_the_examples_with_and_without_ddp_end_with_the_same_loss(tmp_path):
+    ranks = 2
+    said = []
+    for name in ("digits.py", "digits_ddp.py"):
+        port, words = free_port(), [str(ROOT / "examples" / name)]
+        started = [
+            Program(
+                tmp_path,
+                f"{name}-{rank}",
+                words,
+                {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+                | {"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"},
+            )
+            for rank in range(ranks)
+        ]
+        assert [program.wait() for program in started] == [0] * ranks, started[0].text
+        said.append(re.search(r"loss after 100 steps: (\S+)", started[0].text)[1])
+    assert said[0] == said[1]
