@@ -10,6 +10,7 @@ What a rank sends and receives for a payload of S bytes among n ranks (gloo's al
                                                          for tensors of over 2n MiB, see `reduce_bytes`
     all-gather   ring                                    every rank sends and receives (n-1) S
 
+nccl chooses other algorithms by size and links, and does not tell: its calls are taken to move what gloo's do.
 Collectives of a sync's own are composed of messages (`Communicator.composed`), and counted as they are sent.
 """
 
@@ -123,6 +124,11 @@ class Communicator:
     def timeout_seconds(self) -> float:
         """After how many seconds a collective that does not end is an error; without end for a single rank."""
         return self._meeting.seconds if self._meeting else float("inf")
+
+    @property
+    def bytes_are_assumed(self) -> bool:
+        """Whether the formulas are another backend's: the bytes of single collectives have then never been counted."""
+        return self.backend != "gloo"
 
     def exchange(self, value: Any) -> list[Any]:
         """Every rank's `value` (JSON), in order of rank. For small facts: through the store, not measured."""

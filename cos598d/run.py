@@ -180,6 +180,7 @@ def _facts(config: RunConfig, prepared: Prepared, comm: Communicator, parameters
         "sync": config.sync,
         "world_size": comm.world_size,
         "backend": config.backend,
+        "bytes_are_assumed": comm.bytes_are_assumed,
         "device": comm.device.type,
         "model": prepared.source.description,
         "data": prepared.data_words,

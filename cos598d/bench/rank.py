@@ -68,6 +68,7 @@ def _work(plan: BenchPlan, source: ModelSource | None, meeting: Meeting | None) 
         },
         "environment": describe_environment(comm.device, plan.backend, threads, ranks_on_host),
         "candidates": [_describe(candidate) for candidate in candidates],
+        "bytes_are_assumed": comm.bytes_are_assumed,
     }
     sizes = len(message_sizes(plan.largest_mb)) * (plan.rounds + 1) if plan.sweep else 0
     # On standard error, and only where somebody watches: standard output may be the record.

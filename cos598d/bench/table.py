@@ -15,6 +15,10 @@ LEGEND = (
 )
 
 
+# Said of records whose bytes are another backend's by formula.
+ASSUMED_BYTES = "nccl chooses its own algorithms, and its calls are taken to move what gloo's do"
+
+
 def bench_table(record: dict[str, Any]) -> str:
     """All that was measured: the candidates, what the sweeps found, and what to be wary of."""
     parts = [_setting(record)]
@@ -121,17 +125,19 @@ def _exposed_by_capacity(record: dict[str, Any]) -> dict[float, float]:
 
 
 def remarks(record: dict[str, Any]) -> list[str]:
-    """Candidates whose gradients are not DDP's average: their seconds are not those of the same work."""
+    """What to be wary of: bytes that nobody counted, and candidates whose gradients are not DDP's average, so that
+    their seconds are not those of the same work."""
+    assumed = [f"bytes are assumed: {ASSUMED_BYTES}"] if record.get("bytes_are_assumed") else []
     norms = record.get("gradient_norm", {})
     expected = norms.get("ddp", [None])[0]
     if expected is None:
-        return []
+        return assumed
     odd = [
         label
         for label, by_rank in norms.items()
         if label != "none" and any(norm is None or abs(norm - expected) > NORM_TOLERANCE * expected for norm in by_rank)
     ]
-    return [f"not ddp's average of the same batch, so not the same work: {', '.join(odd)}"] if odd else []
+    return assumed + ([f"not ddp's average of the same batch, so not the same work: {', '.join(odd)}"] if odd else [])
 
 
 def _seconds(value: float | None) -> str:

@@ -45,11 +45,12 @@ class Board:
                 tag = "seconds/iteration"
             elif name.startswith("seconds_"):
                 tag = f"seconds/{name.removeprefix('seconds_')}"
-            elif "_bytes_" in name and value is not None:
+            elif "_bytes_" in name:
                 tag = f"bytes/{name.replace('_bytes', '')}"
             else:
                 continue
-            self._writer.add_scalar(tag, value, row["iteration"])
+            if value is not None:
+                self._writer.add_scalar(tag, value, row["iteration"])
 
     def epoch(self, facts: dict[str, Any]) -> None:
         """Show an epoch's mean loss, metrics and seconds of evaluation."""

@@ -11,7 +11,7 @@ from cos598d.report.figures import learning, series, time
 from cos598d.report.figures.wire import wire_figure
 from cos598d.report.load import Run, is_number
 from cos598d.report.repeats import in_groups
-from cos598d.report.table import losses_rows, time_rows, traffic_rows, warm_up_words
+from cos598d.report.table import assumed_bytes, losses_rows, time_rows, traffic_rows, warm_up_words
 from cos598d.report.timeline import timeline_of
 from cos598d.report.traffic import counted_traffic, epoch_rows
 from cos598d.report.units import listed, megabytes, number_of, plain, words_of
@@ -231,6 +231,7 @@ def _traffic(runs: Sequence[Run]) -> list[Table | Figure | str]:
     if not trained:
         return []
     note = "Gradient calls of an iteration, by the algorithms' formulas; MB: 1,000,000 bytes."
+    note += assumed_bytes([run.summary for run in trained], before=" ")
     blocks: list[Table | Figure | str] = [Table(note, traffic_rows([run.summary for run in trained]))]
     counted = counted_traffic(trained)
     if not counted:

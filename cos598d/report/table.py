@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cos598d import files
+from cos598d.bench.table import ASSUMED_BYTES
 from cos598d.errors import UserError
 from cos598d.measure.warm_up import WARM_UP
 from cos598d.printable import printable
@@ -128,7 +129,14 @@ def legend(runs: Sequence[dict[str, Any]]) -> str:
         f"95 %: {' And '.join(intervals)}\n"
         "exposed s: median less that of sync none on as many ranks. MB: 1,000,000 bytes; sent, received: by formula.\n"
         "counted: what the kernel saw leave by the interface, with headers and all else that the host sent there."
+        + assumed_bytes(runs, before="\n")
     )
+
+
+def assumed_bytes(runs: Sequence[dict[str, Any]], before: str) -> str:
+    """`before` and a sentence that names the runs whose bytes are assumed; "" where there are none."""
+    names = [run["run"] for run in runs if run.get("bytes_are_assumed")]
+    return f"{before}Bytes of {', '.join(names)} are assumed: {ASSUMED_BYTES}." if names else ""
 
 
 def left_out(run: dict[str, Any]) -> int:

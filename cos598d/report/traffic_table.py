@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cos598d.errors import UserError
-from cos598d.report.table import as_markdown, as_text, megabytes
+from cos598d.report.table import as_markdown, as_text, assumed_bytes, megabytes
 
 # Ethernet 14, IPv4 20, TCP 20 and its timestamps 12 bytes: of every packet, acknowledgements too.
 HEADER_BYTES = 66
@@ -23,7 +23,7 @@ LEGEND = (
 def traffic_table(runs: Sequence[dict[str, Any]], markdown: bool = False) -> str:
     """The table of runs as `load_run` returns them. Raises UserError for one whose traffic was not counted."""
     rows = [list(COLUMNS), *(_row(run) for run in runs)]
-    return f"{(as_markdown if markdown else as_text)(rows)}\n\n{LEGEND}"
+    return f"{(as_markdown if markdown else as_text)(rows)}\n\n{LEGEND}" + assumed_bytes(runs, before="\n")
 
 
 def _row(run: dict[str, Any]) -> list[str]:

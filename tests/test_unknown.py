@@ -1,0 +1,62 @@
+"""What a record does not know is said and not made up: bytes that only another backend's formulas tell, seconds."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from report_records import write_run
+from test_traffic import record as counted_record
+
+from cos598d.bench.table import ASSUMED_BYTES, remarks
+from cos598d.comm import Communicator
+from cos598d.measure.tensorboard import Board
+from cos598d.report.table import comparison, load_run
+from cos598d.report.traffic_table import traffic_table
+
+
+def edit(path, change):
+    path.write_text("".join(json.dumps(change(json.loads(line))) + "\n" for line in path.read_text().splitlines()))
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """A run whose bytes were counted on the wire once, and one whose bytes are assumed."""
+    known, assumed = (write_run(tmp_path / name, wire_share=1.01) for name in ("known", "assumed"))
+    edit(assumed / "summary.json", lambda summary: summary | {"backend": "nccl", "bytes_are_assumed": True})
+    edit(assumed / "config.json", lambda config: config | {"backend": "nccl"})
+    return [known, assumed]
+
+
+def test_bytes_of_another_backend_than_the_formulas_are_said_to_be_assumed(runs):
+    said = f"Bytes of assumed are assumed: {ASSUMED_BYTES}."
+    both = [load_run(folder) for folder in runs]
+    assert said in comparison(both)
+    assert "assumed" not in comparison(both[:1])
+    assert said in traffic_table([counted_record(), counted_record(run="assumed", bytes_are_assumed=True)])
+    assert "assumed" not in traffic_table([counted_record()])
+    assert remarks({"bytes_are_assumed": True}) == [f"bytes are assumed: {ASSUMED_BYTES}"]
+    assert remarks({}) == remarks({"bytes_are_assumed": False}) == []
+    backends = {name: Communicator(None, name, torch.device("cpu")).bytes_are_assumed for name in ("gloo", "nccl")}
+    assert backends == {"gloo": False, "nccl": True}
+
+
+def test_the_report_says_it_too_and_a_call_without_times_is_no_fault(runs):
+    pytest.importorskip("jinja2")
+    pytest.importorskip("matplotlib")
+    from cos598d.report.command import load_records
+    from cos598d.report.page import Table, build_page
+
+    for folder in runs:
+        edit(folder / "communication.rank0.jsonl", lambda row: row | {"seconds": None, "started": None})
+    page = build_page(*load_records(runs))
+    notes = [block.caption for section in page.sections for block in section.blocks if isinstance(block, Table)]
+    assert [note for note in notes if f"Bytes of assumed are assumed: {ASSUMED_BYTES}." in note]
+
+
+def test_tensorboard_is_shown_no_value_that_is_not_known():
+    shown = {}
+    board = object.__new__(Board)
+    board._writer = SimpleNamespace(add_scalar=lambda tag, value, step: shown.__setitem__(tag, value))
+    board.iteration({"iteration": 1, "loss": 0.5, "seconds": None, "seconds_sync": None, "counted_bytes_sent": None})
+    assert shown == {"loss": 0.5}
