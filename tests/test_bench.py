@@ -14,7 +14,7 @@ from cos598d.bench.candidates import CAPACITIES_MB, parse_candidate, parse_candi
 from cos598d.bench.fit import CallCost, bandwidths, best_capacity, fit_call_cost, predict_exposed
 from cos598d.bench.plan import BenchPlan, plan_from
 from cos598d.bench.rounds import order_of_round
-from cos598d.bench.summary import median_interval, paired_ratio, summarize
+from cos598d.bench.summary import LAST_TO_LAST, median_interval, paired_ratio, summarize, world_seconds
 from cos598d.bench.sweep import message_sizes
 from cos598d.bench.trace import trace_candidate
 from cos598d.bench.workload import Stepper, Workload
@@ -96,6 +96,23 @@ def test_a_ratio_within_rounds_does_not_see_a_slow_round():
     assert paired_ratio([1.0], [2.0]) == {"median": 0.5, "interval_95": None}
 
 
+def test_a_late_start_is_no_time_of_the_sync_s_where_one_clock_tells_it():
+    # Rank 0 starts 8 ms before rank 1, and waits for it: both stop together.
+    started, stopped = [1.000, 1.008], [1.030, 1.030]
+    by_rank = [stop - start for start, stop in zip(started, stopped, strict=True)]
+    assert world_seconds(by_rank, started, stopped, one_clock=True) == pytest.approx(0.022)
+    # Of ranks whose clocks began elsewhere nothing is known but each one's own seconds.
+    elsewhere = [[moments[0], moments[1] + 1000] for moments in (started, stopped)]
+    assert world_seconds(by_rank, *elsewhere, one_clock=False) == pytest.approx(0.030)
+
+
+def test_what_is_exposed_has_the_interval_of_the_differences_within_rounds():
+    floor = [1.0, 5.0, 1.1, 3.0, 1.2, 2.0]
+    found = summarize({"flat": [value + 0.5 for value in floor], "none": floor}, "none", "ddp")["flat"]
+    assert found["exposed_within_rounds"]["median"] == pytest.approx(0.5)
+    assert found["exposed_within_rounds"]["interval_95"] == pytest.approx([0.5, 0.5])
+
+
 def test_the_summary_compares_with_the_floor_and_ddp():
     seconds = {"flat": [3.0, 5.0, 4.0], "none": [1.0, 2.0, 1.0], "ddp": [2.0, 2.0, 2.0]}
     found = summarize(seconds, "none", "ddp")["flat"]
@@ -105,6 +122,7 @@ def test_the_summary_compares_with_the_floor_and_ddp():
     alone = summarize({"flat": [3.0]}, "none", "ddp")["flat"]
     assert alone["seconds_quartiles"] == [3.0, 3.0]
     assert alone["seconds_exposed"] is alone["ratio_to_ddp"] is alone["ratio_to_floor"] is None
+    assert alone["exposed_within_rounds"] is None
 
 
 def test_a_round_has_every_candidate_once_in_an_order_of_its_own():
@@ -238,11 +256,18 @@ def test_every_candidate_is_measured_in_every_round_and_stands_in_the_table(star
     assert len(record["samples"]) == 2 * len(labels)
     for sample in record["samples"]:
         assert len(sample["seconds_by_rank"]) == 2
-        assert sample["seconds"] == max(sample["seconds_by_rank"]) > 0
+        starts = sample["started_by_rank"]
+        stops = [start + seconds for start, seconds in zip(starts, sample["seconds_by_rank"], strict=True)]
+        # Whoever starts late lets the other wait, which is no time of the sync's.
+        assert min(starts) == 0
+        assert sample["seconds"] == pytest.approx(max(stops) - max(starts))
+        assert 0 < sample["seconds"] <= max(sample["seconds_by_rank"])
         phases = [sum(sample[f"seconds_{phase}_by_rank"][1] for phase in ("forward", "backward", "sync"))]
         assert 0 < phases[0] <= sample["seconds_by_rank"][1]
     seconds = {label: [s["seconds"] for s in record["samples"] if s["candidate"] == label] for label in labels}
     assert record["summary"] == summarize(seconds, "none", "ddp")
+    assert record["setting"]["seconds_of"] == LAST_TO_LAST
+    assert f"seconds: {LAST_TO_LAST};" in text
     # Of two ranks each sends as much as the gradient has bytes.
     size = record["setting"]["gradient_bytes"]
     assert size == 4 * record["setting"]["parameters"]

@@ -106,6 +106,7 @@ def _measure(
         trace_candidate(Path(plan.trace), candidate, workload, comm, plan.step)
     found["summary"] = summarize(seconds, FLOOR, DDP)
     found["setting"] = record["setting"] | {
+        "seconds_of": found.pop("seconds_of"),
         "task": TASK.name,
         "data": "the bundled sample",
         "parameters": count_parameters(workload.model),

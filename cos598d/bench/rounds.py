@@ -11,9 +11,11 @@ import torch
 from torch import nn
 
 from cos598d.bench.candidates import Candidate
+from cos598d.bench.summary import LAST_TO_LAST, SLOWEST, world_seconds
 from cos598d.bench.workload import Stepper, Workload
 from cos598d.comm import Communicator
 from cos598d.devices import gpu_of
+from cos598d.hosts import host_groups
 from cos598d.measure.clock import IterationClock
 from cos598d.measure.ledger import AGREEMENT, Ledger, Totals
 from cos598d.measure.warm_up import WARM_UP
@@ -40,7 +42,8 @@ class Turn:
         self.gradient_norm = self._norm(first)
 
     def iterate(self, inputs: dict[str, torch.Tensor]) -> list[float]:
-        """One iteration from a common start: its seconds on this rank, and those of its phases.
+        """One iteration from a common start: its seconds on this rank, those of its phases, and when it began and ended
+        on the host's clock.
 
         Forward, backward, the sync's finish (with a stepper clipping and AdamW), and gradients set to None.
         """
@@ -57,7 +60,8 @@ class Turn:
         with clock.phase("sync"):
             self._sync.after_step()
         self._model.zero_grad(set_to_none=True)
-        return [clock.stop(), *(clock.phases[phase] for phase in PHASES)]
+        seconds = clock.stop()
+        return [seconds, *(clock.phases[phase] for phase in PHASES), clock.started, clock.stopped]
 
     def detach(self) -> None:
         """Give back what attaching took."""
@@ -135,8 +139,10 @@ def measure_rounds(
 ) -> dict[str, Any]:
     """Measure every candidate once in each of `rounds` rounds; return the record's part, whole on every rank.
 
-    samples          one for each candidate and round: round, place in it, candidate, seconds of the slowest rank,
-                     and by rank the seconds of the iteration and of its phases
+    seconds_of       what the samples' seconds are: LAST_TO_LAST where all ranks are on one host, else SLOWEST
+    samples          one for each candidate and round: round, place in it, candidate, seconds (`world_seconds`), and
+                     by rank the seconds of the iteration and of its phases, and on one host how long after the first
+                     of them it started
     traffic          for each candidate the calls and bytes of its last iteration, by rank
     gradient_norm    for each candidate the norm of the averaged gradient of the first batch, by rank
 
@@ -168,16 +174,21 @@ def measure_rounds(
             turn.detach()
     everyone = comm.exchange([[row[3:] for row in rows], traffic, norms])
     seconds, counts, found = zip(*everyone, strict=True)
+    one_clock = len(host_groups(comm)) == 1
     samples = []
     for position, (number, place, label, *_) in enumerate(rows):
         by_rank = [list(values) for values in zip(*(rank[position] for rank in seconds), strict=True)]
-        sample = {"round": number, "place": place, "candidate": label, "seconds": max(by_rank[0])}
-        sample["seconds_by_rank"] = by_rank[0]
-        sample |= {f"seconds_{phase}_by_rank": values for phase, values in zip(PHASES, by_rank[1:], strict=True)}
+        mine, *phases, started, stopped = by_rank
+        together = world_seconds(mine, started, stopped, one_clock)
+        sample = {"round": number, "place": place, "candidate": label, "seconds": together, "seconds_by_rank": mine}
+        if one_clock:
+            sample["started_by_rank"] = [moment - min(started) for moment in started]
+        sample |= {f"seconds_{phase}_by_rank": values for phase, values in zip(PHASES, phases, strict=True)}
         samples.append(sample)
     names = ("calls", "payload_bytes", "bytes_sent", "bytes_received")
     labels = [candidate.label for candidate in candidates]
     return {
+        "seconds_of": LAST_TO_LAST if one_clock else SLOWEST,
         "samples": samples,
         "traffic": {
             label: {name: [rank[label][i] for rank in counts] for i, name in enumerate(names)} for label in labels

@@ -22,17 +22,39 @@ def median_interval(values: Sequence[float], confidence: float = 0.95) -> list[f
     return [ordered[k - 1], ordered[count - k]] if k else None
 
 
+# What the seconds of an iteration on several ranks are.
+LAST_TO_LAST, SLOWEST = "from the last rank's start to the last one's stop", "of the slowest rank, by its own clock"
+
+
+def world_seconds(
+    by_rank: Sequence[float], started: Sequence[float], stopped: Sequence[float], one_clock: bool
+) -> float:
+    """Seconds of what all ranks did together, from those of each rank and when it started and stopped.
+
+    With `one_clock` for all (ranks of one host), LAST_TO_LAST: a rank that came late lets the others wait, which is no
+    work of theirs, and would count as time that a sync does not hide. Else SLOWEST: the longest, since
+    clocks of different hosts do not begin alike.
+    """
+    return max(stopped) - max(started) if one_clock else max(by_rank)
+
+
 def paired_ratio(values: Sequence[float], base: Sequence[float]) -> dict[str, Any]:
     """Median and its interval of the ratios value / base, taken round by round: what slows a round cancels out."""
     ratios = [value / other for value, other in zip(values, base, strict=True)]
     return {"median": statistics.median(ratios), "interval_95": median_interval(ratios)}
 
 
+def paired_difference(values: Sequence[float], base: Sequence[float]) -> dict[str, Any]:
+    """Median and its interval of the differences value - base, taken round by round."""
+    differences = [value - other for value, other in zip(values, base, strict=True)]
+    return {"median": statistics.median(differences), "interval_95": median_interval(differences)}
+
+
 def summarize(seconds: Mapping[str, Sequence[float]], floor: str, ddp: str) -> dict[str, dict[str, Any]]:
     """For each candidate, from its seconds by round (the same rounds for all), the figures of the table.
 
-    The ratios and the exposed communication, the median less the floor's, are None where the floor or DDP was not
-    measured.
+    The ratios and the exposed communication, the median less the floor's and the differences within rounds, are None
+    where the floor or DDP was not measured.
     """
     summary = {}
     for label, values in seconds.items():
@@ -44,6 +66,7 @@ def summarize(seconds: Mapping[str, Sequence[float]], floor: str, ddp: str) -> d
             "seconds_quartiles": [quartiles[0], quartiles[2]],
             "seconds_interval_95": median_interval(values),
             "seconds_exposed": median - statistics.median(seconds[floor]) if floor in seconds else None,
+            "exposed_within_rounds": paired_difference(values, seconds[floor]) if floor in seconds else None,
             "ratio_to_ddp": paired_ratio(values, seconds[ddp]) if ddp in seconds else None,
             "ratio_to_floor": paired_ratio(values, seconds[floor]) if floor in seconds else None,
         }

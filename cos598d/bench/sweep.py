@@ -1,6 +1,7 @@
 """The sweeps on a rank: one all-reduce by the size of its message, and what it predicts of a bucket's capacity."""
 
 import statistics
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -9,8 +10,10 @@ import torch
 from cos598d.bench.candidates import CAPACITIES_MB, FLOOR
 from cos598d.bench.fit import CallCost, bandwidths, best_capacity, fit_call_cost, predict_exposed
 from cos598d.bench.rounds import order_of_round, start_line
+from cos598d.bench.summary import world_seconds
 from cos598d.bench.workload import Workload
 from cos598d.comm import Communicator
+from cos598d.hosts import host_groups
 from cos598d.measure.ledger import size_in_bytes
 from cos598d.sync.buckets import MIB, plan_buckets
 
@@ -32,7 +35,7 @@ def sweep_message_size(
 ) -> dict[str, Any]:
     """One float32 all-reduce alone for each size, the sizes once a round in shuffled order; whole on every rank.
 
-    By size: the raw seconds of a call (of the slowest rank, by round), their median, algbw and busbw; and the fitted
+    By size: the raw seconds of a call (of all ranks together, by round), their median, algbw and busbw; and the fitted
     overhead and bandwidth.
     """
     sizes = message_sizes(largest_mb)
@@ -42,18 +45,21 @@ def sweep_message_size(
         for place in order_of_round(len(sizes), number, seed):
             repeats = max(1, min(MOST_REPEATS, REPEAT_BYTES // sizes[place]))
             start_line(comm)
-            started = comm.time.now()
+            began, started = time.perf_counter(), comm.time.now()
             for _ in range(repeats):
                 comm.all_reduce(tensors[place], "message")
             ended = comm.time.now()
             comm.time.wait(ended)
-            mine[place].append(comm.time.seconds(started, ended) / repeats)
+            stopped = time.perf_counter()
+            mine[place].append([comm.time.seconds(started, ended) / repeats, began / repeats, stopped / repeats])
             progress()
     comm.ledger.forget()
     everyone = comm.exchange([seconds[1:] for seconds in mine])
+    one_clock = len(host_groups(comm)) == 1
     rows = []
     for place, size in enumerate(sizes):
-        seconds = [max(values) for values in zip(*(rank[place] for rank in everyone), strict=True)]
+        by_round = zip(*(rank[place] for rank in everyone), strict=True)
+        seconds = [world_seconds(*zip(*ranks, strict=True), one_clock) for ranks in by_round]
         median = statistics.median(seconds)
         algbw, busbw = bandwidths(size, median, comm.world_size)
         rows.append(

@@ -3,16 +3,26 @@
 from collections.abc import Sequence
 from typing import Any
 
+from cos598d.bench.summary import SLOWEST
 from cos598d.printable import printable
 
 # Norms of averaged gradients that differ by more are not those of the same average. Lossy codecs come closer.
 NORM_TOLERANCE = 0.02
 
-LEGEND = (
-    "seconds: of the slowest rank; median (quartiles) over the rounds. Ratios: the median of the ratios within each\n"
-    "round, and its 95 % interval (order statistics; - below 6 rounds). exposed: median less that of sync none.\n"
-    "MB: 1,000,000 bytes, sent in the last iteration by the rank that sends most, from the ledger."
-)
+
+def legend(record: dict[str, Any]) -> str:
+    """What the columns say."""
+    return (
+        f"seconds: {seconds_of(record)}; median (quartiles) over the rounds.\n"
+        "Ratios: the median of those within each round, and its 95 % interval (order statistics; - below 6 rounds).\n"
+        "exposed: median less that of sync none; its 95 % is of the differences within each round.\n"
+        "MB: 1,000,000 bytes, sent in the last iteration by the rank that sends most, from the ledger."
+    )
+
+
+def seconds_of(record: dict[str, Any]) -> str:
+    """Whose seconds the record's are, in its own words."""
+    return printable(str(record["setting"].get("seconds_of", SLOWEST)))
 
 
 # Said of records whose bytes are another backend's by formula.
@@ -26,7 +36,7 @@ def bench_table(record: dict[str, Any]) -> str:
         found = record["message_size"]
         parts.append(f"{aligned(message_rows(found))}\n{message_fit(found)}")
     if record["candidates"]:
-        parts += [aligned(candidate_rows(record)), LEGEND]
+        parts += [aligned(candidate_rows(record)), legend(record)]
     if "bucket_mb" in record:
         parts.append(f"{aligned(capacity_rows(record))}\n{best_capacity(record)}")
     parts += remarks(record)
@@ -56,8 +66,8 @@ def candidate_rows(record: dict[str, Any]) -> list[list[str]]:
         for head, name in (("peak MB", "peak_memory_bytes"), ("peak GPU MB", "peak_gpu_memory_bytes"))
         if name in record
     }
-    head = ["sync", "median s", "quartiles", "ratio to ddp", "95 %", "ratio to none", "95 %", "exposed s", "calls"]
-    rows = [[*head, "MB sent", *peaks]]
+    head = ["sync", "median s", "quartiles", "ratio to ddp", "95 %", "ratio to none", "95 %", "exposed s", "95 %"]
+    rows = [[*head, "calls", "MB sent", *peaks]]
     for candidate in record["candidates"]:
         label = candidate["label"]
         summary, traffic = record["summary"][label], record["traffic"][label]
@@ -67,7 +77,10 @@ def candidate_rows(record: dict[str, Any]) -> list[list[str]]:
             interval = ratio and label != reference and ratio["interval_95"]
             row.append(f"{ratio['median']:.3f}" if ratio else "-")
             row.append(f"{interval[0]:.3f}-{interval[1]:.3f}" if interval else "-")
-        row += [_seconds(summary["seconds_exposed"]), str(max(traffic["calls"]))]
+        within = summary.get("exposed_within_rounds")  # records of older versions have none
+        low, high = (within and label != "none" and within["interval_95"]) or (None, None)
+        row += [_seconds(summary["seconds_exposed"]), "-" if low is None else f"{_seconds(low)}-{_seconds(high)}"]
+        row.append(str(max(traffic["calls"])))
         row.append(f"{max(traffic['bytes_sent']) / 1e6:.3f}")
         row += [f"{max(by_label[label]) / 1e6:.0f}" for by_label in peaks.values()]
         rows.append(row)

@@ -6,7 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from cos598d.bench.record import read_record
-from cos598d.bench.table import best_capacity, candidate_rows, capacity_rows, message_fit, message_rows, remarks
+from cos598d.bench.table import (
+    best_capacity,
+    candidate_rows,
+    capacity_rows,
+    message_fit,
+    message_rows,
+    remarks,
+    seconds_of,
+)
 from cos598d.errors import UserError
 from cos598d.printable import printable
 from cos598d.report.facts import OF_BENCHES, collect
@@ -56,7 +64,8 @@ def load_bench(path: Path, name: str) -> Bench:
 
 def _bench(name: str, found: dict[str, Any]) -> Bench:
     environment = found["environment"]
-    places = {"setting": found["setting"], "network": environment.get("network") or {}, "environment": environment}
+    setting = found["setting"] | {"seconds_of": seconds_of(found)}
+    places = {"setting": setting, "network": environment.get("network") or {}, "environment": environment}
     facts = collect(OF_BENCHES, places)
     if not all(value is None or isinstance(value, str) or is_number(float(value)) for value in facts.values()):
         raise ValueError("a fact of its setting is no number")
@@ -66,8 +75,9 @@ def _bench(name: str, found: dict[str, Any]) -> Bench:
     if "message_size" in found:
         tables.append((f"Messages: {message_fit(found['message_size'])}.", message_rows(found["message_size"])))
     if candidates:
-        note = "Seconds of the slowest rank, medians over the rounds. Ratios: medians of those within each round, and "
-        note += "their 95 % intervals. Exposed: the median less that of none. MB: of the rank that sends most."
+        note = f"Seconds {seconds_of(found)}, medians over the rounds. Ratios: medians of those within each round, and "
+        note += "their 95 % intervals. Exposed: the median less that of none, and the 95 % interval of the differences "
+        note += "within each round. MB: of the rank that sends most."
         tables.append((note, candidate_rows(found)))
     if "bucket_mb" in found:
         tables.append((f"Capacities of buckets: {best_capacity(found)}.", capacity_rows(found)))

@@ -48,6 +48,7 @@ OF_BENCHES = (
     ("cores", "environment", "cores"),
     ("threads a rank", "setting", "threads_per_rank"),
     ("ranks on a machine", "environment", "ranks_on_host"),
+    ("seconds are", "setting", "seconds_of"),
     ("rounds", "setting", "rounds"),
 )
 
