@@ -1,7 +1,7 @@
 """What syncs share that start their calls while backward still runs: hooks, and one order on every rank."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import nn
@@ -25,6 +25,10 @@ class OverlappingSync(GradientSync):
     2. A unit starts when it is complete and all units before it have started: so every rank makes the same calls
        in the same order, whatever the order in which its gradients arrive.
     3. `finish` marks what backward left out, starts what is left, and waits for all calls in order.
+    4. When backward comes back to a parameter that it has marked in this step (a second backward without `no_sync`),
+       step 3 is done first, before anything is added to a gradient that is on its way: so the second one's gradients
+       are added to averages, and averaged again. That is right: an average leaves the sum over ranks of .grad as it
+       is, and so after the last one every rank holds the mean of all that was ever added.
     """
 
     def attach(self, model: nn.Module) -> nn.Module:
@@ -32,6 +36,7 @@ class OverlappingSync(GradientSync):
         self._units = self.make_units(self.parameters)
         self._place = {p: (unit, place) for unit, group in enumerate(self._units) for place, (_, p) in enumerate(group)}
         self._handles = [p.register_post_accumulate_grad_hook(self._on_gradient) for _, p in self.parameters]
+        self._handles += [p.register_hook(self._before_gradient(p)) for _, p in self.parameters]
         self._accumulating = False
         self._begin_step()
         return module
@@ -51,6 +56,10 @@ class OverlappingSync(GradientSync):
         """The unit's call has ended; `is_used` says of each of its parameters whether any rank used it."""
 
     def finish(self) -> None:
+        self._average()
+
+    def _average(self) -> None:
+        """Leave in every .grad the average of what is there now. Every rank comes here, in one order of calls."""
         has = [p.grad is not None for _, p in self.parameters]
         # A parameter may have a gradient of an earlier micro-batch that the last one left alone.
         for _, p in reversed(self.parameters):
@@ -81,6 +90,15 @@ class OverlappingSync(GradientSync):
         self._waiting_for = dict.fromkeys(self._place)  # a dict for its order
         self._missing = [len(unit) for unit in self._units]
         self._calls: list[Pending] = []
+
+    def _before_gradient(self, parameter: torch.Tensor) -> Callable[[torch.Tensor], None]:
+        """A hook that is called just before something is added to the parameter's gradient."""
+
+        def before(_: torch.Tensor) -> None:
+            if parameter not in self._waiting_for:
+                self._average()
+
+        return before
 
     def _on_gradient(self, parameter: torch.Tensor) -> None:
         if not self._accumulating and parameter in self._waiting_for:

@@ -41,6 +41,7 @@ class SparseRows(Bucketed):
         self._touched = {p: torch.zeros(len(p), dtype=torch.uint8, device=p.device) for p in self._lookups}
         self._agreements: dict[nn.Parameter, Call] = {}
         self._handed: dict[nn.Parameter, int] = {}  # where the gradients of the last step are
+        self._agreed: dict[nn.Parameter, torch.Tensor] = {}  # where more was touched since
         self._rows: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         module = super().attach(model)
         for parameter, embedding in self._lookups.items():
@@ -72,7 +73,7 @@ class SparseRows(Bucketed):
             return super().start(unit)
         name, parameter = self._units[unit][0]
         self._agreements[parameter].wait()
-        rows = self._touched[parameter].nonzero().flatten()
+        rows = self._agreed.pop(parameter, self._touched[parameter]).nonzero().flatten()
         if parameter.grad is None:
             values = torch.zeros(len(rows), *parameter.shape[1:], dtype=parameter.dtype, device=parameter.device)
         else:
@@ -99,20 +100,28 @@ class SparseRows(Bucketed):
             parameter.grad = torch.zeros_like(parameter)
         parameter.grad[rows] = values
 
+    def _average(self) -> None:
+        super()._average()
+        self._agreements, self._agreed = {}, {}
+
     def finish(self) -> None:
         super().finish()
-        self._agreements = {}
         self._handed = {p: p.grad.data_ptr() for p in self._touched if p.grad is not None}
+        # Not before: what a second backward of the step finds in .grad are the rows of the first one's union.
         for touched in self._touched.values():
             touched.zero_()
 
     def detach(self) -> None:
         super().detach()
-        self._lookups, self._touched = {}, {}
+        self._lookups, self._touched, self._agreed = {}, {}, {}
 
     def _noting(self, parameter: nn.Parameter):
         def note(module: nn.Module, arguments: tuple) -> None:
             if torch.is_grad_enabled():
+                if parameter in self._agreements and parameter not in self._agreed:
+                    # A second forward in one step: what the ranks agree on stays as it is, for its gradient to travel.
+                    self._agreements[parameter].wait()
+                    self._agreed[parameter] = self._touched[parameter].clone()
                 self._touched[parameter][arguments[0].flatten()] = 1
 
         return note
