@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytorch_transformers
 import torch
 
 from cos598d.errors import UserError
+from cos598d.library import pytorch_transformers
 
 # Its remarks (RoBERTa's on every batch without its special tokens) are not for the user of a training run.
 logging.getLogger("pytorch_transformers").setLevel(logging.ERROR)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pytorch_transformers import modeling_bert, modeling_distilbert, modeling_xlm, modeling_xlnet
 from torch.nn import init
 from torch.nn.functional import gelu
 from torch.overrides import TorchFunctionMode
@@ -16,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from cos598d.architectures import ARCHITECTURES, longest_sequence, model_class, read_config, vocabulary_length
 from cos598d.checkpoint import WEIGHT_FILES, fill_model
 from cos598d.errors import UserError
+from cos598d.library import modeling_bert, modeling_distilbert, modeling_xlm, modeling_xlnet
 from cos598d.sources import (
     RANDOM_SHAPES,
     find_folder,
