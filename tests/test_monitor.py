@@ -187,7 +187,7 @@ def record_with_monitor(folder, kernel, interval=60.0):
 
 def end_iteration(record, iteration, epoch=1):
     record.ledger.iteration = iteration
-    facts = {"iteration": iteration, "epoch": epoch, "loss": 0.5}
+    facts = {"iteration": iteration, "epoch": epoch, "loss": 0.5, "examples": 8}
     record.iteration(facts, 1.0, dict.fromkeys(PHASES, 0.1))
 
 

@@ -19,6 +19,7 @@ from cos598d.measure.ledger import Ledger, Totals
 from cos598d.measure.monitor import Monitor
 from cos598d.measure.tensorboard import FOLDER, Board
 from cos598d.measure.traffic import Traffic, epoch_traffic, wire_summary
+from cos598d.measure.wall import WallTime
 from cos598d.measure.warm_up import WARM_UP
 
 PREDICTION_FILES = ("predictions.json", "nbest_predictions.json", "null_odds.json")
@@ -52,6 +53,7 @@ class RunRecord:
         self.folder, self.rank = folder, rank
         self._monitor, self._board = monitor, board
         self._traffic = Traffic()
+        self._wall = WallTime()
         self._seconds: list[dict[str, float]] = []
         self.losses: list[float] = []
         self.epochs: list[dict[str, Any]] = []
@@ -102,18 +104,21 @@ class RunRecord:
         """What travels from now on is training's. Called before every epoch."""
         if self._monitor:
             self._monitor.begin()
+        self._wall.begin()
 
     def pause_training(self) -> None:
         """What travels from now on is not training's. Called after every epoch, when the replicas are equal."""
         counted = self._monitor.pause() if self._monitor else None
         self._traffic.add_to_last(self.ledger.moved(self.ledger.iteration), counted)
+        self._wall.end()
 
     def iteration(self, facts: dict[str, Any], seconds: float, phases: dict[str, float]) -> None:
-        """Add one iteration. Called off its clock, so that recording is not what is measured."""
+        """Add one iteration. Called off its clock, so that recording is not what is measured; `wall_seconds` has it."""
+        wall = {"wall_seconds": self._wall.lap(seconds, facts["examples"])}
         timed = {"seconds": seconds, **{f"seconds_{phase}": phases[phase] for phase in PHASES}}
         iteration = facts["iteration"]
         counted = self._monitor.end_iteration(iteration) if self._monitor else None
-        row = facts | timed | self._traffic.add(facts["epoch"], self.ledger.moved(iteration), counted)
+        row = facts | timed | wall | self._traffic.add(facts["epoch"], self.ledger.moved(iteration), counted)
         self._iterations.write(json.dumps(row) + "\n")
         if self._board:
             self._board.iteration(row)
@@ -122,7 +127,9 @@ class RunRecord:
         self.ledger.flush()
 
     def epoch(self, facts: dict[str, Any]) -> None:
-        """Add one epoch: its number, iterations, mean loss, metrics and seconds of evaluation."""
+        """Add one epoch: its number, iterations, mean loss, metrics and seconds of evaluation. Training's are added."""
+        if facts["iterations"]:
+            facts = facts | {"training": self._wall.epoch()}
         self.epochs.append(facts)
         if self._board:
             self._board.epoch(facts)
@@ -160,6 +167,7 @@ class RunRecord:
                 "losses": self.losses,
                 "epochs": self.epochs,
                 "seconds_per_iteration": summarize_seconds(seconds),
+                "wall": self._wall.summary(),
                 "phases": {f"seconds_{phase}": _mean([share["phases"][phase] for share in shares]) for phase in PHASES},
                 "calls_per_iteration": shares[0]["calls"],
                 "tensors_per_iteration": shares[0]["tensors"],

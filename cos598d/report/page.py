@@ -11,6 +11,7 @@ from cos598d.report.figures import learning, series, time
 from cos598d.report.figures.wire import wire_figure
 from cos598d.report.load import Run, is_number
 from cos598d.report.repeats import in_groups
+from cos598d.report.speed import SPEED_NOTE, speed_rows
 from cos598d.report.table import assumed_bytes, losses_rows, time_rows, traffic_rows, warm_up_words
 from cos598d.report.timeline import timeline_of
 from cos598d.report.traffic import counted_traffic, epoch_rows
@@ -159,6 +160,7 @@ def _seconds(runs: Sequence[Run]) -> list[Table | Figure]:
     table = Table(note, [[*head[:4], "90th percentile", "first", *head[4:6]], *spread])
     return [
         table,
+        *([Table(SPEED_NOTE, speeds)] if (speeds := speed_rows([run.summary for run in trained])) else []),
         *_repeats(trained),
         *figures(("seconds", time.seconds_figure(trained), captions.seconds_caption(trained))),
     ]

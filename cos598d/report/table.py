@@ -12,6 +12,7 @@ from cos598d.errors import UserError
 from cos598d.measure.warm_up import WARM_UP
 from cos598d.printable import printable
 from cos598d.report.repeats import in_groups, is_repeat, members, over_pairs, what_was_asked
+from cos598d.report.speed import SPEED_NOTE, speed_rows
 
 PHASES = ("data", "forward", "backward", "sync", "clip", "step")
 FIRST_LOSSES = 3
@@ -59,15 +60,15 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def comparison(runs: Sequence[dict[str, Any]], markdown: bool = False, each: bool = False) -> str:
-    """Two tables and a legend: losses and time, then where the time goes and what travels.
+    """Tables and a legend: losses, where the time goes, how fast that is, and what travels.
 
     Runs of the same settings are one row, unless `each` is to have its own. Differences and ratios are given against
     the first run of one rank, the first `ddp` run of the same number of ranks, and (exposed communication) the first
     run of the same number of ranks with sync `none`.
     """
     runs = runs if each else in_groups(runs)
-    parts = [losses_rows(runs), time_rows(runs), traffic_rows(runs)]
-    text = "\n\n".join(as_markdown(part) if markdown else as_text(part) for part in parts)
+    parts = [losses_rows(runs), time_rows(runs), speed_rows(runs), traffic_rows(runs)]
+    text = "\n\n".join(as_markdown(part) if markdown else as_text(part) for part in parts if part)
     return f"{_setting(runs)}\n\n{text}\n\n{legend(runs)}"
 
 
@@ -129,6 +130,7 @@ def legend(runs: Sequence[dict[str, Any]]) -> str:
         f"95 %: {' And '.join(intervals)}\n"
         "exposed s: median less that of sync none on as many ranks. MB: 1,000,000 bytes; sent, received: by formula.\n"
         "counted: what the kernel saw leave by the interface, with headers and all else that the host sent there."
+        + (f"\n{SPEED_NOTE}" if speed_rows(runs) else "")
         + assumed_bytes(runs, before="\n")
     )
 

@@ -1,0 +1,69 @@
+"""Wall time of training: the clocks of the iterations, and what lies between them, such as recording."""
+
+import time
+from typing import Any
+
+from cos598d.measure.warm_up import WARM_UP
+
+
+class WallTime:
+    """The host's time from the begin of each epoch's training to its end, evaluation left out, beside the clock's."""
+
+    def __init__(self) -> None:
+        self._last = 0.0
+        self._iterations = 0
+        # Of the epoch so far, and of the run after its warm-up.
+        self._epoch, self._run = _Sums(), _Sums()
+
+    def begin(self) -> None:
+        """An epoch's training begins."""
+        self._last = time.perf_counter()
+        self._epoch = _Sums()
+
+    def lap(self, seconds: float, examples: int) -> float:
+        """An iteration has ended, of so many examples and seconds by its clock; return the wall's seconds since the
+        iteration before had."""
+        now = time.perf_counter()
+        lap, self._last = now - self._last, now
+        self._iterations += 1
+        self._epoch.add(lap, seconds, examples)
+        if self._iterations > WARM_UP:
+            self._run.add(lap, seconds, examples)
+        return lap
+
+    def end(self) -> None:
+        """The epoch's training has ended: what came after its last iteration belongs to it too."""
+        now = time.perf_counter()
+        self._epoch.wall += now - self._last
+        self._last = now
+
+    def epoch(self) -> dict[str, float | None]:
+        """The epoch's seconds by the clocks of its iterations and by the wall, and its examples a second by both."""
+        return {"clock_seconds": self._epoch.clock, "wall_seconds": self._epoch.wall, **self._epoch.rates()}
+
+    def summary(self) -> dict[str, float | None]:
+        """The run's rates, without its warm-up and what follows each epoch's last iteration; None of no iterations."""
+        return self._run.rates() | {"share_off_the_clock": self._run.share_off_the_clock}
+
+
+class _Sums:
+    """Seconds by the wall and by the clock, and examples."""
+
+    def __init__(self) -> None:
+        self.wall = self.clock = 0.0
+        self.examples = 0
+
+    def add(self, wall: float, clock: float, examples: int) -> None:
+        self.wall += wall
+        self.clock += clock
+        self.examples += examples
+
+    def rates(self) -> dict[str, Any]:
+        return {
+            "examples_per_second_clock": self.examples / self.clock if self.clock else None,
+            "examples_per_second_wall": self.examples / self.wall if self.wall else None,
+        }
+
+    @property
+    def share_off_the_clock(self) -> float | None:
+        return 1 - self.clock / self.wall if self.wall else None
