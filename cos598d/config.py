@@ -27,7 +27,7 @@ LOCAL_FIELDS = frozenset(
     + ("tokenizer_name", "threads", "overwrite_output_dir", "overwrite_cache", "label", "verbose_logging")
     + ("monitor_interval", "tensorboard")
 )
-SYNC_FIELDS = ("bucket_mb", "compress", "sync_every")
+SYNC_FIELDS = ("bucket_mb", "compress", "sync_every", "bucket_view")
 SQUAD_FIELDS = tuple(field.name for field in fields(SquadOptions))
 
 
@@ -40,6 +40,7 @@ class RunConfig(SquadOptions):
     bucket_mb: float = SyncOptions.bucket_mb
     compress: str | None = None
     sync_every: int = 1
+    bucket_view: bool = False
     task_name: str = "rte"
     data_dir: str | None = None
     max_seq_length: int = 128
@@ -157,6 +158,8 @@ class RunConfig(SquadOptions):
                 raise UsageError(f"--{name} means nothing to --sync {self.sync}: leave it out.")
         if self.compress is not None:
             get_codec(self.compress)
+        if hasattr(sync, "check_options"):  # a sync of somebody's own need not have it
+            sync.check_options(self.sync_options(), self.backend)
         self._at_least("sync_every", 1)
         if not 0 < self.bucket_mb < math.inf:
             raise UsageError(f"--bucket_mb {self.bucket_mb:g}: give a number of MiB above 0.")

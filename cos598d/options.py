@@ -32,7 +32,8 @@ GROUPS: Groups = {
     "ranks": [
         ("sync", str, f"gradient sync, one of {', '.join(SYNCS)}; or your own, FILE.py:CLASS"),
         ("bucket_mb", float, "capacity of a bucket in MiB, for the syncs that have buckets"),
-        ("compress", str, f"what gradients travel as, for bucketed, ring and sparse_rows: one of {', '.join(CODECS)}"),
+        ("compress", str, f"what gradients travel as, for syncs with buckets: one of {', '.join(CODECS)} (ddp: fp16)"),
+        ("bucket_view", FLAG, "gradients are views of the buckets, for ddp: torch's gradient_as_bucket_view"),
         ("sync_every", int, "steps from one average of the weights to the next, for local_sgd"),
         ("backend", str, BACKEND_WORDS),
         ("world_size", int, "ranks in all; without a rank, they are started here"),

@@ -146,6 +146,8 @@ def test_message_sizes_go_up_by_four_to_the_largest():
         ("bucketed+bf16", "bucketed", {"compress": "bf16"}),
         ("bucketed+topk:0.05:bucket_mb=5", "bucketed", {"compress": "topk:0.05", "bucket_mb": 5.0}),
         ("local_sgd:sync_every=4", "local_sgd", {"sync_every": 4}),
+        ("ddp:bucket_view", "ddp", {"bucket_view": True, "compress": None}),
+        ("ddp+fp16:bucket_view:bucket_mb=5", "ddp", {"bucket_view": True, "compress": "fp16", "bucket_mb": 5.0}),
     ],
 )
 def test_a_candidate_is_a_name_with_options(word, name, options):
@@ -173,6 +175,10 @@ def test_a_candidate_may_be_a_class_in_a_file_whose_path_has_a_plus(tmp_path):
         ("bucketed:bucket_mb=-1", "--bucket_mb -1"),
         ("bucketed+nosuch", "--compress nosuch: no such codec"),
         ("bucketed+bf16:compress=fp16", "names two codecs"),
+        ("ddp:bucket_view=1", "bucket_view takes no value, write ddp:bucket_view"),
+        ("bucketed:bucket_view", "--bucket_view means nothing to --sync bucketed"),
+        ("ddp+topk", "--compress topk with --sync ddp: torch's own hooks are fp16 and bf16"),
+        ("ddp+bf16", "--compress bf16 with --sync ddp: torch's hook is for nccl, and the backend is gloo"),
     ],
 )
 def test_a_candidate_that_cannot_be_is_refused_in_a_sentence(word, sentence):

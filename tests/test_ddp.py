@@ -1,8 +1,9 @@
-"""What the ledger says of torch's own buckets."""
+"""What the ledger says of torch's own buckets, and DDP's own ways to be faster."""
 
 import torch
 from worlds import run_ranks
 
+from cos598d.errors import UsageError
 from cos598d.measure.ledger import GRADIENTS, Ledger
 from cos598d.sync.base import SyncOptions
 from cos598d.sync.ddp import DDP
@@ -29,3 +30,57 @@ def test_the_ledger_has_torchs_buckets_from_the_second_step_on():
         # 0.1 MiB is three layers' 26,214 elements at most, and torch closes a bucket when it has reached that.
         assert found[1] == found[2] == found[3]
         assert found[1] == [30_300] * 6 + [20_200]
+
+
+def averages_of(comm, options):
+    """On a rank: gradients after two steps, the bytes it sent in the second, the formula's, and how many storages."""
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(50, 40), torch.nn.Tanh(), torch.nn.Linear(40, 3))
+    sync = DDP(comm, find_unused_parameters=False, options=SyncOptions(**options))
+    module = sync.attach(model)
+    for step in range(2):
+        comm.ledger = Ledger()
+        model.zero_grad(set_to_none=True)
+        module(
+            torch.randn(4, 50, generator=torch.Generator().manual_seed(step * 10 + comm.rank))
+        ).square().mean().backward()
+        sync.finish()
+    gradients = [p.grad for p in model.parameters()]
+    sizes = [(p.numel(), p.element_size()) for p in model.parameters()]
+    cost = DDP.expected(sizes, comm.world_size, comm.rank, sync.options)
+    return {
+        "gradients": torch.cat([gradient.flatten() for gradient in gradients]).tolist(),
+        "bytes": sum(row.bytes_sent for row in comm.ledger.rows if row.purpose == GRADIENTS),
+        "expected": cost.bytes_sent,
+        "storages": len({gradient.untyped_storage().data_ptr() for gradient in gradients}),
+    }
+
+
+def all_averages(comm):
+    return {
+        name: averages_of(comm, options)
+        for name, options in (("plain", {}), ("view", {"bucket_view": True}), ("fp16", {"compress": "fp16"}))
+    }
+
+
+def test_views_of_buckets_are_the_same_average_without_a_copy_and_fp16_is_half_of_the_bytes():
+    for found in run_ranks(2, all_averages):
+        plain, view, fp16 = (found[name] for name in ("plain", "view", "fp16"))
+        assert view["gradients"] == plain["gradients"]
+        assert (plain["storages"], view["storages"]) == (4, 1), "each gradient its own memory, and all in one bucket"
+        assert fp16["gradients"] != plain["gradients"]
+        half, whole = torch.tensor(fp16["gradients"]), torch.tensor(plain["gradients"])
+        assert (half - whole).abs().max() < 2**-10 * whole.abs().max()
+        assert plain["bytes"] == view["bytes"] == plain["expected"] == 2 * fp16["bytes"] == 2 * fp16["expected"]
+
+
+def refusal_of(comm, compress):
+    try:
+        DDP(comm, options=SyncOptions(compress=compress))
+    except UsageError as error:
+        return str(error)
+
+
+def test_hooks_that_gloo_has_not_are_refused_in_a_sentence_by_whoever_asks():
+    for sentence in run_ranks(1, refusal_of, "bf16"):
+        assert sentence.startswith("--compress bf16 with --sync ddp: torch's hook is for nccl")

@@ -9,6 +9,8 @@ from cos598d.sync import SYNCS
 from cos598d.sync.base import SyncOptions
 
 FLOOR, DDP = "none", "ddp"
+# The options that are on or off.
+SWITCHES = tuple(name for name in SYNC_FIELDS if isinstance(getattr(SyncOptions(), name), bool))
 CAPACITIES_MB = (0.5, 1, 2, 5, 10, 25, 50, 100)
 
 
@@ -20,20 +22,26 @@ class Candidate(NamedTuple):
     options: SyncOptions
 
 
-def parse_candidate(word: str) -> Candidate:
-    """The candidate that `word` names, whose label is the word itself.
+def parse_candidate(word: str, backend: str = "gloo") -> Candidate:
+    """The candidate that `word` names over this backend, whose label is the word itself.
 
         all_reduce                    a registered sync
         my_sync.py:MySync             a class in a file
         bucketed:bucket_mb=5          with options, as many as need be
+        ddp:bucket_view               an option that is on or off, on
         bucketed+bf16, ring+topk:0.05   with a payload codec, the same as :compress=bf16
 
     Raises UsageError for a sync, an option or a value that there is not.
     """
     values: dict[str, float | int | str] = {}
     parts = word.split(":")
-    while len(parts) > 1 and "=" in parts[-1]:
+    while len(parts) > 1 and ("=" in parts[-1] or parts[-1] in SWITCHES):
         option, _, value = parts.pop().partition("=")
+        if option in SWITCHES:
+            if value:
+                raise UsageError(f"--sync {word}: {option} takes no value, write {':'.join([*parts, option])}.")
+            values[option] = True
+            continue
         if option not in SYNC_FIELDS:
             raise UsageError(
                 f"--sync {word}: there is no option {option!r}; the known ones are {', '.join(SYNC_FIELDS)}."
@@ -45,18 +53,18 @@ def parse_candidate(word: str) -> Candidate:
         if "compress" in values:
             raise UsageError(f"--sync {word} names two codecs: give one.")
         name, values["compress"] = before, codec
-    config = RunConfig(sync=name, **values)
+    config = RunConfig(sync=name, backend=backend, **values)
     config.check(world_size=1)
     options = config.sync_options()
     return Candidate(word, name, replace(options, first_bucket_mb=min(options.first_bucket_mb, options.bucket_mb)))
 
 
-def parse_candidates(words: str | None) -> list[Candidate]:
+def parse_candidates(words: str | None, backend: str = "gloo") -> list[Candidate]:
     """The candidates that `words`, separated by commas, name; each once. None: every registered sync."""
     named = list(SYNCS) if words is None else [word.strip() for word in words.split(",") if word.strip()]
     if not named:
         raise UsageError(f"--sync {words!r} names no sync: give one or more, separated by commas.")
-    return [parse_candidate(word) for word in dict.fromkeys(named)]
+    return [parse_candidate(word, backend) for word in dict.fromkeys(named)]
 
 
 def references(candidates: list[Candidate]) -> list[Candidate]:

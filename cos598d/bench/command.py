@@ -27,8 +27,8 @@ GROUPS: Groups = {
         (
             "sync",
             str,
-            "candidates, separated by commas: NAME, FILE.py:Class, NAME+CODEC, NAME:bucket_mb=5 (default: every "
-            "registered sync); none and ddp always run too",
+            "candidates, separated by commas: NAME, FILE.py:Class, NAME+CODEC, NAME:bucket_mb=5, "
+            "ddp:bucket_view, ddp+fp16 (default: every registered sync); none and ddp always run too",
         ),
         ("sweep", str, f"instead of --sync, one of {', '.join(SWEEPS)} (bucket_mb: both, and its prediction)"),
         ("alone", FLAG, "these candidates alone, without none and ddp"),

@@ -63,7 +63,7 @@ class BenchPlan:
         """The syncs to measure, in the order of the table. Raises UsageError for one that there is not."""
         if self.sweep == "message_size":
             return []
-        found = sweep_candidates() if self.sweep else parse_candidates(self.sync)
+        found = sweep_candidates() if self.sweep else parse_candidates(self.sync, self.backend)
         return found if self.alone else references(found)
 
     def facts(self) -> dict[str, Any]:

@@ -24,6 +24,7 @@ OF_RUNS = (
     ("gradient accumulation", "config", "gradient_accumulation_steps"),
     ("bucket MB", "config", "bucket_mb"),
     ("compression", "config", "compress"),
+    ("bucket views", "config", "bucket_view"),
     ("steps between averages", "config", "sync_every"),
     ("backend", "summary", "backend"),
     ("device", "environment", "device"),

@@ -49,7 +49,9 @@ class Run:
     @property
     def facts(self) -> dict[str, Any]:
         """The run's setting by the page's words."""
-        places = {"summary": self.summary, "config": self.config, "environment": self.environment}
+        # Off is what it is in runs of older versions, which do not say it.
+        config = self.config | {"bucket_view": self.config.get("bucket_view") or None}
+        places = {"summary": self.summary, "config": config, "environment": self.environment}
         return collect(OF_RUNS, places | {"network": self.summary["network"] or {}})
 
     @property

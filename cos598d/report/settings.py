@@ -36,7 +36,7 @@ def differences(records: Sequence[Record]) -> list[str]:
 
 def comparable(runs: Sequence[Run]) -> list[list[Run]]:
     """Runs with a mean, in groups that differ in nothing that the page knows of but the sync and its own options."""
-    free = frozenset(("sync", "bucket MB", "compression", "steps between averages"))
+    free = frozenset(("sync", "bucket MB", "compression", "bucket views", "steps between averages"))
     groups: dict[tuple, list[Run]] = {}
     for run in runs:
         if run.seconds["mean"]:

@@ -22,12 +22,14 @@ class SyncOptions:
     first call starts early (torch DDP's figures).
     compress: the codec in which buckets travel (`cos598d/sync/codecs`); None: as they are.
     sync_every: the steps from one average to the next, for syncs that average weights.
+    bucket_view: whether torch's DDP lets gradients be views of its buckets, so that none is copied back.
     """
 
     bucket_mb: float = 25.0
     first_bucket_mb: float = 1.0
     compress: str | None = None
     sync_every: int = 1
+    bucket_view: bool = False
 
 
 DEFAULTS = SyncOptions()
@@ -68,6 +70,10 @@ class GradientSync:
         self.find_unused_parameters = find_unused_parameters
         self.options = options
         self.parameters: list[tuple[str, nn.Parameter]] = []
+
+    @classmethod
+    def check_options(cls, options: SyncOptions, backend: str) -> None:
+        """Raise UsageError for options that `uses` names and that this sync cannot take all the same."""
 
     def attach(self, model: nn.Module) -> nn.Module:
         """Make every rank's model equal rank 0's and return the module to call in its place.

@@ -6,13 +6,18 @@ from dataclasses import replace
 
 import torch
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from cos598d.comm import Communicator
+from cos598d.errors import UsageError
 from cos598d.measure.ledger import AGREEMENT
 from cos598d.sync.base import DEFAULTS, GradientSync, SyncOptions
 from cos598d.sync.bucketed import Bucketed
 from cos598d.sync.cost import Cost, Sizes
+
+# --compress's word -> torch's communication hook, and what travels.
+HOOKS = {"fp16": (fp16_compress_hook, torch.float16), "bf16": (bf16_compress_hook, torch.bfloat16)}
 
 
 class DDP(GradientSync):
@@ -30,15 +35,35 @@ class DDP(GradientSync):
 
     torch makes these calls itself and is left alone: no communication hook, which would slow it. What the ledger
     says of them is read from the sizes of the reducer's own buckets.
+
+    `bucket_view` is torch's `gradient_as_bucket_view`: step 3 copies nothing back, and a gradient takes no memory
+    beside its bucket. `compress` registers torch's own communication hook of that name: half of the bytes.
     """
 
-    uses = ("bucket_mb",)
+    uses = ("bucket_mb", "bucket_view", "compress")
 
     def __init__(self, comm: Communicator, find_unused_parameters: bool = True, options: SyncOptions = DEFAULTS):
         super().__init__(comm, find_unused_parameters, options)
+        self.check_options(options, comm.backend)
         self._ddp: DistributedDataParallel | None = None
         self._buckets: list[tuple[str, int, torch.dtype]] | None = None
         self._steps = 0
+        self._hook = HOOKS[options.compress] if options.compress and comm.world_size > 1 else None
+
+    @classmethod
+    def check_options(cls, options: SyncOptions, backend: str) -> None:
+        if options.compress is None:
+            return
+        if options.compress not in HOOKS:
+            raise UsageError(
+                f"--compress {options.compress} with --sync ddp: torch's own hooks are {' and '.join(HOOKS)}; "
+                "choose one, or --sync bucketed, which takes every codec."
+            )
+        if options.compress == "bf16" and backend != "nccl":
+            raise UsageError(
+                f"--compress bf16 with --sync ddp: torch's hook is for nccl, and the backend is {backend}; "
+                "choose fp16, or --sync bucketed."
+            )
 
     def attach(self, model: nn.Module) -> nn.Module:
         super().attach(model)
@@ -50,7 +75,10 @@ class DDP(GradientSync):
             init_sync=False,  # `attach` has just done it
             # Said only where it differs: torch then leaves out its small first bucket.
             bucket_cap_mb=None if self.options.bucket_mb == DEFAULTS.bucket_mb else self.options.bucket_mb,
+            gradient_as_bucket_view=self.options.bucket_view,
         )
+        if self._hook:
+            self._ddp.register_comm_hook(self.comm.group, self._hook[0])
         return self._ddp
 
     def finish(self) -> None:
@@ -60,7 +88,7 @@ class DDP(GradientSync):
             self._ddp.logger.set_runtime_stats_and_log()  # else it speaks of the step before
             self._buckets = self._read_buckets()
         for name, elements, dtype in self._buckets:
-            self.comm.record("all_reduce", name, (elements,), dtype)
+            self.comm.record("all_reduce", name, (elements,), self._hook[1] if self._hook else dtype)
         if self.find_unused_parameters:
             self.comm.record(
                 "all_reduce", "ranks that used each parameter", (len(self.parameters),), torch.int32, purpose=AGREEMENT
@@ -69,6 +97,8 @@ class DDP(GradientSync):
     @classmethod
     def expected(cls, tensors: Sizes, ranks: int, rank: int, options: SyncOptions = DEFAULTS) -> Cost:
         """As `bucketed`, but torch chooses how many buckets there are: the bytes are right to a byte a bucket."""
+        if options.compress:
+            tensors = [(elements, HOOKS[options.compress][1].itemsize) for elements, _ in tensors]
         return replace(Bucketed.expected(tensors, ranks, rank, options), calls=None)
 
     @contextlib.contextmanager
