@@ -18,6 +18,14 @@ WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 _OLD_ENDINGS = {".gamma": ".weight", ".beta": ".bias"}  # what the first BERT checkpoints called LayerNorm's two
 
 
+class CannotSave(UserError):
+    """The disk refused a model, for `reason`."""
+
+    def __init__(self, folder: Path, reason: str):
+        super().__init__(f"the model cannot be saved in {folder} ({reason}): make room there or choose another folder.")
+        self.reason = reason
+
+
 def load_weights(path: Path) -> dict[str, torch.Tensor]:
     """The named tensors of a .safetensors file or of a file that torch.save wrote, on the CPU, nothing unpickled.
 
@@ -107,9 +115,15 @@ def save_model(folder: Path, model: torch.nn.Module, encoder) -> None:
             torch.save(weights, handle)
         (folder / "model.safetensors").unlink(missing_ok=True)
     except (OSError, RuntimeError) as error:  # torch's writer turns a full disk into a RuntimeError
-        raise UserError(
-            f"the model cannot be saved in {folder} ({_first_line(error)}): make room there or choose another folder."
-        ) from error
+        raise CannotSave(folder, _refusal(error)) from error
+
+
+def _refusal(error: BaseException) -> str:
+    """What the disk said, which torch's writer hides behind what it missed itself."""
+    behind: BaseException | None = error
+    while behind is not None and not (isinstance(behind, OSError) and behind.strerror):
+        behind = behind.__cause__ or behind.__context__
+    return _first_line(error) if behind is None else behind.strerror
 
 
 def _plain_config(config) -> dict:

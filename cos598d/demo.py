@@ -33,7 +33,12 @@ def run_demo(runs_dir: Path | None, world_size: int, words: Sequence[str], repea
     """
     if runs_dir is None:
         runs_dir = Path("runs") / f"demo-{datetime.now():%Y%m%d-%H%M%S}"
-    claim_folder(runs_dir, overwrite=False)
+    with claim_folder(runs_dir, overwrite=False):
+        _run_all(runs_dir, world_size, words, repeats)
+    return [_folder(runs_dir, label, repeat, repeats) for repeat in range(repeats) for label, *_ in LESSONS]
+
+
+def _run_all(runs_dir: Path, world_size: int, words: Sequence[str], repeats: int) -> None:
     turns = [(repeat, lesson) for repeat in range(repeats) for lesson in lessons_of(repeat)]
     for place, (repeat, (label, sync, on_all_ranks)) in enumerate(turns, start=1):
         ranks = world_size if on_all_ranks else 1
@@ -50,7 +55,6 @@ def run_demo(runs_dir: Path | None, world_size: int, words: Sequence[str], repea
         if done.returncode:
             raise UserError(f"{label} ended with exit code {done.returncode}; its own words stand above.")
     print()
-    return [_folder(runs_dir, label, repeat, repeats) for repeat in range(repeats) for label, *_ in LESSONS]
 
 
 def lessons_of(repeat: int) -> list[tuple[str, str, bool]]:

@@ -1,11 +1,12 @@
 """Files that appear whole or not at all: written beside their name, then renamed."""
 
 import contextlib
+import errno
 import json
 import os
+import secrets
 import shutil
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,21 +18,23 @@ def whole_file(path: str | os.PathLike, mode: str = "w") -> Iterator[IO[Any]]:
     """Open a file for writing that takes the name `path` only when the block ends well.
 
     `mode` is "w" (UTF-8 text) or "wb". If the block raises, nothing is left behind and
-    whatever stood under `path` before still stands.
+    whatever stood under `path` before still stands. An OSError that names no file, or the one beside, names `path`.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, beside = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
-    _unfinished.add(beside)
+    beside = ""
     try:
+        descriptor, beside = _beside(path, _create)
         options = {} if "b" in mode else {"encoding": "utf-8", "newline": "\n"}
         with os.fdopen(descriptor, mode, **options) as handle:
-            os.chmod(beside, 0o644)
             yield handle
         os.replace(beside, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(beside)
+    except BaseException as error:
+        if beside:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(beside)
+        if isinstance(error, OSError) and error.filename in (None, beside):
+            error.filename, error.filename2 = str(path), None
         raise
     finally:
         _unfinished.discard(beside)
@@ -41,16 +44,123 @@ def whole_file(path: str | os.PathLike, mode: str = "w") -> Iterator[IO[Any]]:
 def whole_folder(path: Path) -> Iterator[Path]:
     """Fill a folder that takes the name `path`, in place of an older one, only when the block ends well."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent))
-    _unfinished.add(str(beside))
+    _, place = _beside(path, os.mkdir)
+    beside, old = Path(place), Path(place).with_suffix(".old")
     try:
-        beside.chmod(0o755)
         yield beside
-        shutil.rmtree(path, ignore_errors=True)
-        beside.rename(path)
+        if path.is_dir() and not path.is_symlink():
+            path.rename(old)
+        try:
+            beside.rename(path)
+        except OSError:
+            if old.exists():
+                old.rename(path)
+            raise
     finally:
         shutil.rmtree(beside, ignore_errors=True)
-        _unfinished.discard(str(beside))
+        shutil.rmtree(old, ignore_errors=True)
+        _unfinished.discard(place)
+
+
+class GrowingFile:
+    """A text file that is written for long and takes the name `path` when it is whole, without being copied.
+
+    Until `publish` it has no name, where the file system can do that: it vanishes with the process, however that ends.
+    Elsewhere it stands beside its name. Every OSError names `path`, by which the user knows the file.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._beside: str | None = None
+        with self._named():
+            try:
+                descriptor = os.open(path.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666)
+                if not os.path.exists(_by_descriptor(descriptor)):  # a container that does not show /proc
+                    os.close(descriptor)
+                    raise OSError(errno.EOPNOTSUPP, "no name could be given to it later")
+            except (AttributeError, OSError) as error:  # another system than Linux, or NFS and the like
+                if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EACCES, errno.EROFS):
+                    raise
+                descriptor, self._beside = _beside(path, _create)
+            self._handle = os.fdopen(descriptor, "w", encoding="utf-8", newline="\n")
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing has been written yet."""
+        return self._handle.tell() == 0
+
+    def write(self, text: str) -> None:
+        """Add to its end."""
+        with self._named():
+            self._handle.write(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Add to its end."""
+        with self._named():
+            self._handle.writelines(lines)
+
+    def complete(self) -> None:
+        """Bring all of it to the disk's own account: a full disk is told here, and `publish` finds room."""
+        with self._named():
+            self._handle.flush()
+
+    def publish(self) -> None:
+        """Take the name, in place of an older file. Nothing is written after this."""
+        self.complete()
+        with self._named():
+            if self._beside is None:
+                source = _by_descriptor(self._handle.fileno())
+                # A folder's descriptor is what makes Python follow the link to the file that has no name.
+                folder = os.open(self.path.parent, os.O_RDONLY)
+                try:
+                    _, self._beside = _beside(
+                        self.path, lambda name: os.link(source, name, src_dir_fd=folder, follow_symlinks=True)
+                    )
+                finally:
+                    os.close(folder)
+            os.replace(self._beside, self.path)
+        self._forget()
+
+    def close(self) -> None:
+        """Let go of it. Without `publish` nothing is left."""
+        with contextlib.suppress(OSError):  # what is thrown away may well not fit
+            self._handle.close()
+        if self._beside is not None:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._beside)
+            self._forget()
+
+    def _forget(self) -> None:
+        _unfinished.discard(self._beside)
+        self._beside = None
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            error.filename, error.filename2 = str(self.path), None
+            raise
+
+
+def _by_descriptor(descriptor: int) -> str:
+    return f"/proc/self/fd/{descriptor}"
+
+
+def _create(name: str) -> int:
+    return os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666)
+
+
+def _beside(path: Path, make: Callable[[str], Any]) -> tuple[Any, str]:
+    """What `make` makes of a free name beside `path`, and the name. Rights are as the user's umask has them."""
+    while True:
+        name = str(path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}.partial"))
+        try:
+            made = make(name)
+        except FileExistsError:
+            continue
+        _unfinished.add(name)
+        return made, name
 
 
 def write_whole(path: str | os.PathLike, content: str | bytes) -> None:
@@ -61,7 +171,12 @@ def write_whole(path: str | os.PathLike, content: str | bytes) -> None:
 
 def write_json(path: str | os.PathLike, value: Any) -> None:
     """Write `value` as indented JSON, whole or not at all. NaN and infinities are refused (ValueError)."""
-    write_whole(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+    write_whole(path, json_text(value))
+
+
+def json_text(value: Any) -> str:
+    """`value` as indented JSON. NaN and infinities are refused (ValueError)."""
+    return json.dumps(value, indent=2, allow_nan=False) + "\n"
 
 
 def read_json(path: str | os.PathLike) -> Any:

@@ -1,5 +1,6 @@
 """One rank's run, from its flags to its record."""
 
+import contextlib
 import os
 import time
 from dataclasses import asdict, dataclass
@@ -9,7 +10,7 @@ from typing import Any
 
 import torch
 
-from cos598d.checkpoint import save_model
+from cos598d.checkpoint import CannotSave, save_model
 from cos598d.comm import Communicator
 from cos598d.config import RunConfig, folder_name
 from cos598d.console import Console
@@ -18,7 +19,7 @@ from cos598d.data.features import Features
 from cos598d.data.tokenization import load_encoder
 from cos598d.errors import UsageError, UserError
 from cos598d.evaluate import model_outputs
-from cos598d.files import whole_folder, write_json
+from cos598d.files import whole_folder
 from cos598d.hosts import find_interface
 from cos598d.launch import Identity
 from cos598d.measure.environment import describe_environment
@@ -35,14 +36,16 @@ from cos598d.train import autocast, train
 def run(config: RunConfig, identity: Identity) -> int:
     """Be one rank of a run and return the process's exit code; `be_rank` says how it ends when something fails."""
 
-    def prepare() -> Prepared:
-        config.check(identity.world_size)
-        return _prepare(config)
+    with contextlib.ExitStack() as claims:
 
-    def work(prepared: Prepared, meeting: Meeting | None) -> None:
-        _work(config, prepared, meeting, _console(identity))
+        def prepare() -> Prepared:
+            config.check(identity.world_size)
+            return _prepare(config, identity, claims)
 
-    return be_rank(identity, config.timeout, config.facts(), prepare, work)
+        def work(prepared: Prepared, meeting: Meeting | None) -> None:
+            _work(config, prepared, meeting, _console(identity))
+
+        return be_rank(identity, config.timeout, config.facts(), prepare, work)
 
 
 @dataclass(frozen=True)
@@ -55,13 +58,15 @@ class Prepared:
     source: ModelSource
 
 
-def _prepare(config: RunConfig) -> Prepared:
+def _prepare(config: RunConfig, identity: Identity, claims: contextlib.ExitStack) -> Prepared:
     if config.tensorboard:
         check_tensorboard()
     task = config.task()
     location, words = task.locate(config.data_dir)
     task.check(location, (["train"] if config.do_train else []) + list(task.evaluation_parts if config.do_eval else ()))
-    claim_folder(Path(config.output_dir or "runs"), config.overwrite_output_dir or not config.output_dir)
+    named = config.output_dir is not None  # else the run's folder will have a name in runs/ that no other has
+    folder, locks = Path(config.output_dir or "runs"), named and identity.rank == 0
+    claims.enter_context(claim_folder(folder, config.overwrite_output_dir or not named, locks))
     source = find_model(
         config.model_name_or_path,
         config.model_type,
@@ -132,22 +137,39 @@ def _work(config: RunConfig, prepared: Prepared, meeting: Meeting | None, consol
             record.epoch({"epoch": 0, "iterations": 0} | evaluate())
             console.epoch(record.epochs[-1])
         shares = comm.exchange(record.share())
+        record.complete()
         if comm.rank == 0:
-            record.remove_old(with_model=training is not None)
-            if training is not None and config.save_model:
-                with whole_folder(output / "model") as folder:
-                    save_model(folder, model, encoder)
-            for name, value in files.items():
-                write_json(output / name, value)
             environment = describe_environment(device, config.backend, threads, ranks_on_host)
-            write_json(output / "environment.json", environment)
-            write_json(output / "config.json", asdict(config) | {"world_size": comm.world_size})
-        comm.exchange("the model is saved")
+            files |= {"environment.json": environment, "config.json": asdict(config) | {"world_size": comm.world_size}}
+            record.stage(_facts(config, prepared, comm, count_parameters(model)), shares, files)
+        comm.exchange("all of the record is on the disk, whatever it is called")
+        makes_model = training is not None and config.save_model
+        if comm.rank == 0:
+            record.remove_old(with_model=training is not None and not makes_model)
+        comm.exchange("an earlier run's is gone")
         record.publish()
         comm.exchange("the rows are there")
         if comm.rank == 0:
-            record.write_summary(_facts(config, prepared, comm, count_parameters(model)), shares)
+            record.publish_summary()
+        # The largest of all, and the likeliest not to fit: by now the record is safe.
+        if comm.rank == 0 and makes_model:
+            _save(output, model, encoder)
+        comm.exchange("the model is saved")
     console.say(f"record: {output}")
+
+
+def _save(output: Path, model: torch.nn.Module, encoder: Any) -> None:
+    """Save the model beside the run's record, which is there already, in place of an earlier run's model."""
+    place = output / "model"
+    try:
+        with whole_folder(place) as folder:
+            save_model(folder, model, encoder)
+    except (CannotSave, OSError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error.reason
+        old = ", and the model there is still an earlier run's" if place.exists() else ""
+        raise UserError(
+            f"the model cannot be saved as {place} ({reason}): make room there; the record in {output} is whole{old}."
+        ) from error
 
 
 def _monitor(config: RunConfig, comm: Communicator, meeting: Meeting | None, console: Console) -> Monitor | None:

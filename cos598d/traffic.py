@@ -71,9 +71,8 @@ def _train_all(options: argparse.Namespace) -> list[Path]:
     for precision, size in settings:  # before the first of them takes its time
         with flag_called("--batch_sizes", there="--total_train_batch_size"):
             RunConfig(**values, precision=precision, total_train_batch_size=size).check(_ranks(options))
-    claim_folder(runs_dir, overwrite=False)
     folders = []
-    with _starter(options) as start:
+    with claim_folder(runs_dir, overwrite=False), _starter(options) as start:
         for place, (precision, size) in enumerate(settings, start=1):
             folder = (runs_dir / f"batch{size}-{precision}").resolve()
             print(f"\n[{place}/{len(settings)}] {size} examples a step, {precision}", flush=True)

@@ -1,10 +1,12 @@
 """The ledger: one row for every collective call that a rank really made, with the bytes it moved."""
 
 import json
+from array import array
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
-from typing import IO, Any
+from dataclasses import asdict, astuple, dataclass, fields, replace
+from itertools import chain
+from typing import Any, Protocol
 
 import torch
 
@@ -58,17 +60,25 @@ class Totals:
     bytes_received: int = 0
 
 
+class Output(Protocol):
+    """Where rows go: a text file, as far as a ledger asks."""
+
+    def writelines(self, lines: Iterable[str], /) -> None:
+        """Add to its end."""
+
+
 class Ledger:
     """Rows in the order of the calls, written as JSON lines by `flush`, summed by iteration on the way.
 
     The training loop says when an iteration begins. Without `output` the rows of the iterations so far stay in `rows`.
+    With it 48 bytes of an iteration are kept, however many calls it made.
     """
 
-    def __init__(self, output: IO[str] | None = None):
+    def __init__(self, output: Output | None = None):
         self.iteration = BEFORE_TRAINING
         self.rows: list[Row] = []
         self._output = output
-        self._sums: dict[int, Totals] = {}
+        self._flushed = [array("q") for _ in ("iteration", *fields(Totals))]
         self._began: Moment = None
         # Rows whose end the device may not have got to: place, time, the iteration's begin, the call's begin and end.
         self._unsettled: list[tuple[int, Time, Moment, Moment, Moment]] = []
@@ -106,7 +116,9 @@ class Ledger:
             return
         self.settle()
         self._output.writelines(json.dumps(asdict(row)) + "\n" for row in self.rows)
-        self._sums |= _sums(self.rows)
+        for iteration, total in _sums(self.rows).items():
+            for column, value in zip(self._flushed, (iteration, *astuple(total)), strict=True):
+                column.append(value)
         self.rows = []
 
     def moved(self, iteration: int) -> tuple[int, int]:
@@ -116,7 +128,18 @@ class Ledger:
 
     def totals(self) -> dict[int, Totals]:
         """The gradient calls summed by iteration, those flushed and those not. Rows are flushed by whole iterations."""
-        return self._sums | _sums(self.rows)
+        flushed = {iteration: Totals(*values) for iteration, *values in zip(*self._flushed)}
+        return flushed | _sums(self.rows)
+
+    def mean_totals(self, first: int, last: int) -> dict[str, float]:
+        """The totals' means over the iterations from `first` to `last`; one without gradient calls counts as zeros."""
+        sums = [0] * len(fields(Totals))
+        unflushed = ((iteration, *astuple(total)) for iteration, total in _sums(self.rows).items())
+        for iteration, *values in chain(zip(*self._flushed), unflushed):
+            if first <= iteration <= last:
+                sums = [a + b for a, b in zip(sums, values, strict=True)]
+        count = max(1, last - first + 1)
+        return {field.name: float(total) / count for field, total in zip(fields(Totals), sums, strict=True)}
 
 
 def _times(time: Time, began: Moment, started: Moment, ended: Moment) -> dict[str, float | None]:

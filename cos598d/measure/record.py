@@ -1,11 +1,12 @@
 """The record of a run: what every rank writes while it trains, and the summary that rank 0 makes of it."""
 
+import contextlib
 import json
+import os
 import shutil
 import statistics
-import tempfile
-from collections.abc import Sequence
-from dataclasses import asdict
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,19 @@ import numpy as np
 from scipy.special import stdtrit  # the quantile of t; scipy.stats takes half a second to import
 
 from cos598d.errors import UserError
-from cos598d.files import whole_file, write_json
+from cos598d.files import GrowingFile, json_text
 from cos598d.measure.clock import PHASES
-from cos598d.measure.ledger import Ledger, Totals
+from cos598d.measure.ledger import Ledger
 from cos598d.measure.monitor import Monitor
 from cos598d.measure.tensorboard import FOLDER, Board
 from cos598d.measure.traffic import Traffic, epoch_traffic, wire_summary
 from cos598d.measure.wall import WallTime
 from cos598d.measure.warm_up import WARM_UP
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
 
 PREDICTION_FILES = ("predictions.json", "nbest_predictions.json", "null_odds.json")
 # One file of each for every rank.
@@ -29,16 +35,36 @@ FILES_BY_RANK = ("iterations.rank{rank}.jsonl", "communication.rank{rank}.jsonl"
 MONITOR_FILES = ("wire.rank{rank}.jsonl", "host.rank{rank}.jsonl")
 
 
-def claim_folder(folder: Path, overwrite: bool) -> None:
-    """Make the output folder. Raises UserError when something stands in it and `overwrite` is off."""
+@contextlib.contextmanager
+def claim_folder(folder: Path, overwrite: bool, locks: bool = True) -> Iterator[None]:
+    """Make the output folder and keep other programs of ours from claiming it until the block ends, however it ends.
+
+    Raises UserError when something stands in it and `overwrite` is off, or when another run has claimed it. Without
+    `locks` it is only looked at: of a run's ranks, the first claims it for all.
+    """
     if folder.is_file():
         raise UserError(f"--output_dir {folder} is a file: give a folder.")
-    if folder.is_dir() and any(folder.iterdir()) and not overwrite:
-        raise UserError(f"--output_dir {folder} is not empty: choose another or add --overwrite_output_dir.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"--output_dir {folder} cannot be made: {error.strerror}.") from None
+    with contextlib.ExitStack() as claim:
+        if locks and fcntl:
+            # On the folder itself: nothing is left in it, and the kernel lets go when this process ends.
+            descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+            claim.callback(os.close, descriptor)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(
+                    f"--output_dir {folder} is another run's, which is still at work: choose another."
+                ) from None
+            except OSError:
+                pass  # a file system without locks, such as some networks': two runs at once are not told there
+        # Only now, when nobody else can have looked meanwhile.
+        if not overwrite and any(folder.iterdir()):
+            raise UserError(f"--output_dir {folder} is not empty: choose another or add --overwrite_output_dir.")
+        yield
 
 
 class RunRecord:
@@ -46,7 +72,10 @@ class RunRecord:
 
     Use as a context; `ledger` is the ledger to hand to the communicator. Until `publish` the rows lie in files
     without a name in that folder, which vanish with the process however it ends. A `monitor` adds samples taken while
-    training goes on, a `board` is shown everything at once.
+    training goes on, a `board` is shown everything at once. In memory an iteration leaves some hundred bytes: seconds,
+    their phases and the loss, and the ledger's sums.
+
+    A file that does not fit on the disk is a UserError that names it, and says what is safe.
     """
 
     def __init__(self, folder: Path, rank: int, monitor: Monitor | None = None, board: Board | None = None):
@@ -54,16 +83,17 @@ class RunRecord:
         self._monitor, self._board = monitor, board
         self._traffic = Traffic()
         self._wall = WallTime()
-        self._seconds: list[dict[str, float]] = []
-        self.losses: list[float] = []
+        self._seconds = {name: array("d") for name in ("seconds", *(f"seconds_{phase}" for phase in PHASES))}
+        self._losses = array("d")
         self.epochs: list[dict[str, Any]] = []
 
     def __enter__(self) -> "RunRecord":
-        self._spools = [
-            tempfile.TemporaryFile("w+", encoding="utf-8", dir=self.folder)  # noqa: SIM115 - closed by __exit__
-            for _ in (*FILES_BY_RANK, *MONITOR_FILES)
-        ]
-        self._iterations, communication, wire, host = self._spools
+        self._files: list[GrowingFile] = []
+        self._staged: list[GrowingFile] = []
+        with self._on_disk():
+            for name in (*FILES_BY_RANK, *MONITOR_FILES):
+                self._files.append(GrowingFile(self.folder / name.format(rank=self.rank)))
+        self._iterations, communication, wire, host = self._files
         self.ledger = Ledger(communication)
         if self._monitor:
             self._monitor.open(wire, host, lambda: self.ledger.iteration)
@@ -74,23 +104,14 @@ class RunRecord:
             self._monitor.stop()
         if self._board:
             self._board.close()
-        for spool in self._spools:
-            spool.close()
-
-    def publish(self) -> None:
-        """Write this rank's rows to the run's folder, each file whole."""
-        self.ledger.flush()
-        for name, spool in zip((*FILES_BY_RANK, *MONITOR_FILES), self._spools, strict=True):
-            path = self.folder / name.format(rank=self.rank)
-            if name in MONITOR_FILES and not spool.tell():
-                path.unlink(missing_ok=True)  # an earlier run's, where rank 0 does not see this host's disk
-                continue
-            spool.seek(0)
-            with whole_file(path) as output:
-                shutil.copyfileobj(spool, output)
+        for file in (*self._files, *self._staged):
+            file.close()
 
     def remove_old(self, with_model: bool) -> None:
-        """Rank 0: remove what an earlier run left in a folder that is overwritten, its model too where asked."""
+        """Rank 0: remove what an earlier run left in a folder that is overwritten, its model too where asked.
+
+        Called when all that comes in its place is whole on the disk of every rank.
+        """
         rows = (name.format(rank="*") for name in (*FILES_BY_RANK, *MONITOR_FILES))
         for pattern in ("summary.json", "epochs.jsonl", *PREDICTION_FILES, *rows):
             for old in self.folder.glob(pattern):
@@ -99,6 +120,38 @@ class RunRecord:
             shutil.rmtree(self.folder / FOLDER, ignore_errors=True)
         if with_model:
             shutil.rmtree(self.folder / "model", ignore_errors=True)
+
+    @property
+    def losses(self) -> list[float]:
+        """The global batch's loss in every iteration so far."""
+        return list(self._losses)
+
+    def complete(self) -> None:
+        """Bring this rank's rows whole to the disk. After this, when it went well on every rank, `publish` has room."""
+        with self._on_disk():
+            self.ledger.flush()
+            for file in self._files:
+                file.complete()
+
+    def publish(self) -> None:
+        """Give this rank's rows their names in the run's folder, in place of an earlier run's."""
+        with self._on_disk():
+            self.ledger.flush()
+            for name, file in zip((*FILES_BY_RANK, *MONITOR_FILES), self._files, strict=True):
+                if name in MONITOR_FILES and file.is_empty:
+                    file.path.unlink(missing_ok=True)
+                else:
+                    file.publish()
+
+    @contextlib.contextmanager
+    def _on_disk(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise UserError(
+                f"{error.filename} cannot be written ({error.strerror}): make room there or choose another "
+                f"--output_dir; nothing of this run is in {self.folder}, and an earlier run's files still are."
+            ) from None
 
     def begin_training(self) -> None:
         """What travels from now on is training's. Called before every epoch."""
@@ -119,12 +172,14 @@ class RunRecord:
         iteration = facts["iteration"]
         counted = self._monitor.end_iteration(iteration) if self._monitor else None
         row = facts | timed | wall | self._traffic.add(facts["epoch"], self.ledger.moved(iteration), counted)
-        self._iterations.write(json.dumps(row) + "\n")
+        for name, value in timed.items():
+            self._seconds[name].append(value)
+        self._losses.append(facts["loss"])
         if self._board:
             self._board.iteration(row)
-        self._seconds.append(timed)
-        self.losses.append(facts["loss"])
-        self.ledger.flush()
+        with self._on_disk():
+            self._iterations.write(json.dumps(row) + "\n")
+            self.ledger.flush()
 
     def epoch(self, facts: dict[str, Any]) -> None:
         """Add one epoch: its number, iterations, mean loss, metrics and seconds of evaluation. Training's are added."""
@@ -141,42 +196,53 @@ class RunRecord:
         """
         if self._monitor:
             self._monitor.stop()
-        counted = self._seconds[WARM_UP:] or self._seconds
-        iterations = range(len(self._seconds) - len(counted) + 1, len(self._seconds) + 1)
-        totals = self.ledger.totals()
-        rows = [asdict(totals.get(iteration, Totals())) for iteration in iterations] or [asdict(Totals())]
+        count = len(self._losses)
+        left_out = WARM_UP if count > WARM_UP else 0
+        totals = self.ledger.mean_totals(left_out + 1, count)
         return {
-            "phases": {phase: _mean([row[f"seconds_{phase}"] for row in counted]) for phase in PHASES},
-            **{name: _whole_if_even(statistics.fmean(row[name] for row in rows)) for name in rows[0]},
+            "phases": {phase: _mean(self._seconds[f"seconds_{phase}"][left_out:]) for phase in PHASES},
+            **{name: _whole_if_even(mean) for name, mean in totals.items()},
             "traffic": self._traffic.share(self._monitor and self._monitor.interface),
         }
 
-    def write_summary(self, facts: dict[str, Any], shares: Sequence[dict[str, Any]]) -> None:
-        """Rank 0, last of all: write epochs.jsonl and summary.json; `shares` are all ranks', in order of rank."""
+    def stage(self, facts: dict[str, Any], shares: Sequence[dict[str, Any]], others: Mapping[str, Any]) -> None:
+        """Rank 0: write summary.json, epochs.jsonl and `others` (JSON values by their files' names), all yet unnamed.
+
+        `shares` are all ranks', in order of rank. NaN and infinities are refused (ValueError).
+        """
         traffic = [share["traffic"] for share in shares]
         for epoch in self.epochs:
             epoch |= epoch_traffic(traffic, epoch["epoch"])
-        with whole_file(self.folder / "epochs.jsonl") as output:
-            output.writelines(json.dumps(epoch) + "\n" for epoch in self.epochs)
-        seconds = [row["seconds"] for row in self._seconds]
-        write_json(
-            self.folder / "summary.json",
-            facts
-            | {
-                "iterations": len(self.losses),
-                "losses": self.losses,
-                "epochs": self.epochs,
-                "seconds_per_iteration": summarize_seconds(seconds),
-                "wall": self._wall.summary(),
-                "phases": {f"seconds_{phase}": _mean([share["phases"][phase] for share in shares]) for phase in PHASES},
-                "calls_per_iteration": shares[0]["calls"],
-                "tensors_per_iteration": shares[0]["tensors"],
-                "payload_bytes_per_iteration": shares[0]["payload_bytes"],
-                "bytes_sent_per_iteration": [share["bytes_sent"] for share in shares],
-                "bytes_received_per_iteration": [share["bytes_received"] for share in shares],
-                "wire": wire_summary(traffic),
-            },
-        )
+        texts = {name: json_text(value) for name, value in others.items()}
+        texts["epochs.jsonl"] = "".join(json.dumps(epoch) + "\n" for epoch in self.epochs)
+        texts["summary.json"] = json_text(facts | self._figures(shares, traffic))
+        with self._on_disk():
+            for name, text in texts.items():
+                self._staged.append(GrowingFile(self.folder / name))
+                self._staged[-1].write(text)
+                self._staged[-1].complete()
+
+    def publish_summary(self) -> None:
+        """Rank 0, when all rows have their names: give what is staged its own, the summary last."""
+        with self._on_disk():
+            for file in self._staged:
+                file.publish()
+
+    def _figures(self, shares: Sequence[dict[str, Any]], traffic: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "iterations": len(self._losses),
+            "losses": self.losses,
+            "epochs": self.epochs,
+            "seconds_per_iteration": summarize_seconds(self._seconds["seconds"]),
+            "wall": self._wall.summary(),
+            "phases": {f"seconds_{phase}": _mean([share["phases"][phase] for share in shares]) for phase in PHASES},
+            "calls_per_iteration": shares[0]["calls"],
+            "tensors_per_iteration": shares[0]["tensors"],
+            "payload_bytes_per_iteration": shares[0]["payload_bytes"],
+            "bytes_sent_per_iteration": [share["bytes_sent"] for share in shares],
+            "bytes_received_per_iteration": [share["bytes_received"] for share in shares],
+            "wire": wire_summary(traffic),
+        }
 
 
 def summarize_seconds(seconds: Sequence[float]) -> dict[str, Any]:

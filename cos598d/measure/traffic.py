@@ -10,8 +10,8 @@ two are to be compared where every rank has a host of its own, or all share one:
 other what never reaches the interface between the hosts. What a GPU's own links carry is not there either.
 """
 
-import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from cos598d.measure.wire import Counters, Interface
@@ -19,48 +19,73 @@ from cos598d.measure.wire import Counters, Interface
 WAYS = ("sent", "received")
 
 
+@dataclass
+class _Sums:
+    """What some iterations moved in all. `known`: how many of them were counted, whose counters' sum is `counted`."""
+
+    iterations: int = 0
+    predicted: tuple[int, int] = (0, 0)
+    known: int = 0
+    counted: Counters = Counters()
+
+    def add(self, predicted: tuple[int, int], counted: Counters | None) -> None:
+        self.iterations += 1
+        self.predicted = _added(self.predicted, predicted)
+        if counted is not None:
+            self.known += 1
+            self.counted = self.counted.plus(counted)
+
+
 class Traffic:
-    """One rank's predicted and counted traffic, by iteration."""
+    """One rank's predicted and counted traffic, summed by epoch; of single iterations only the last is kept."""
 
     def __init__(self) -> None:
-        self._epochs: list[int] = []
-        self._predicted: list[tuple[int, int]] = []
-        self._counted: list[Counters | None] = []
+        self._epochs: dict[int, _Sums] = {}
+        self._first, self._later = _Sums(), _Sums()
+        self._last: tuple[int, tuple[int, int], Counters | None] | None = None
 
     def add(self, epoch: int, predicted: tuple[int, int], counted: Counters | None) -> dict[str, int | None]:
         """Add one iteration (bytes sent and received); return its figures for the iteration's row."""
-        self._epochs.append(epoch)
-        self._predicted.append(predicted)
-        self._counted.append(counted)
+        self._sum_up()
+        self._last = (epoch, predicted, counted)
         return _side_by_side(predicted, counted and counted[:2])
 
     def add_to_last(self, predicted: tuple[int, int], counted: Counters | None) -> None:
         """Add to the last iteration what travelled after its end, before the evaluation."""
-        if not self._epochs:
+        if self._last is None:
             return
-        self._predicted[-1] = tuple(map(sum, zip(self._predicted[-1], predicted, strict=True)))
-        before = self._counted[-1]
-        self._counted[-1] = before and counted and before.plus(counted)
+        epoch, so_far, before = self._last
+        self._last = (epoch, _added(so_far, predicted), before and counted and before.plus(counted))
 
     def share(self, interface: Interface | None) -> dict[str, Any]:
         """What rank 0 needs of this rank: by epoch the sums, and of the iterations after the first the means."""
-        first = 1 if len(self._predicted) > 1 else 0
-        counted = [counters for counters in self._counted[first:] if counters is not None]
-        predicted = self._predicted[first:]
+        self._sum_up()
+        sums = self._later if self._later.iterations else self._first
         wire = None
-        if interface and counted:
+        if interface and sums.known:
             wire = {"interface": interface.name, "ranks": interface.ranks}
-            wire |= {name: statistics.fmean(row) for name, row in zip(Counters._fields, zip(*counted))}
-            for way, values in zip(WAYS, zip(*predicted), strict=True):
-                wire[f"predicted_bytes_{way}"] = statistics.fmean(values)
-        return {"wire": wire, "epochs": {str(epoch): self._epoch(epoch) for epoch in dict.fromkeys(self._epochs)}}
+            wire |= {name: float(total) / sums.known for name, total in sums.counted._asdict().items()}
+            for way, total in zip(WAYS, sums.predicted, strict=True):
+                wire[f"predicted_bytes_{way}"] = float(total) / sums.iterations
+        return {"wire": wire, "epochs": {str(epoch): _of_epoch(sums) for epoch, sums in self._epochs.items()}}
 
-    def _epoch(self, epoch: int) -> dict[str, int | None]:
-        places = [place for place, other in enumerate(self._epochs) if other == epoch]
-        predicted = [sum(way) for way in zip(*(self._predicted[place] for place in places))]
-        counted = [self._counted[place] for place in places]
-        known = None if None in counted else [sum(row[way] for row in counted) for way in range(len(WAYS))]
-        return _side_by_side(predicted, known)
+    def _sum_up(self) -> None:
+        """Nothing will be added to the last iteration any more."""
+        if self._last is None:
+            return
+        epoch, predicted, counted = self._last
+        self._last = None
+        for sums in (self._epochs.setdefault(epoch, _Sums()), self._later if self._first.iterations else self._first):
+            sums.add(predicted, counted)
+
+
+def _of_epoch(sums: _Sums) -> dict[str, int | None]:
+    is_known = sums.known == sums.iterations
+    return _side_by_side(sums.predicted, sums.counted[: len(WAYS)] if is_known else None)
+
+
+def _added(sums: tuple[int, int], more: tuple[int, int]) -> tuple[int, int]:
+    return sums[0] + more[0], sums[1] + more[1]
 
 
 def epoch_traffic(shares: Sequence[dict[str, Any]], epoch: int) -> dict[str, list[int | None]]:

@@ -1,0 +1,70 @@
+"""A disk that is full at any write of a run: the record is whole or not there, and an older one stays till then."""
+
+from full_disk import needs_small_disks, on_small_disk
+from programs import TINY
+
+RUN = """
+import contextlib, io
+from cos598d.cli import run_script
+
+def run(*more):
+    says = io.StringIO()
+    with contextlib.redirect_stderr(says), contextlib.redirect_stdout(io.StringIO()):
+        words = [*values["words"], "--output_dir", "run", *more]
+        code = run_script("task1", "none", words, single_process=True)
+    return code, says.getvalue().strip().splitlines()
+
+def files():
+    return {str(path.relative_to("run")): path.stat().st_mtime_ns for path in Path("run").rglob("*") if path.is_file()}
+
+def try_again(kilobytes, seed, *more):
+    leave(kilobytes)
+    before = files()
+    code, says = run("--seed", str(seed), "--overwrite_output_dir", *more)
+    Path("filler").unlink()
+    now = files()
+    changed = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
+    record = json.loads(Path("run/summary.json").read_text())
+    return {"room": kilobytes, "code": code, "says": says, "seed": record["seed"], "changed": changed}
+
+code, says = run("--seed", "1")
+assert code == 0, says
+found = [try_again(kilobytes, 100 + kilobytes, "--no_save_model") for kilobytes in values["rooms"]]
+found.append(try_again(values["room_without_model"], 2))
+found.append(try_again(values["room_for_all"], 3))
+found.append({"left": [name for name in os.listdir("run") if name.startswith(".")]})
+"""
+
+
+@needs_small_disks
+def test_whatever_does_not_fit_is_named_and_the_old_record_or_the_new_one_is_whole(tmp_path):
+    rooms = [0, 4, 8, 12, 20]
+    *small, without_model, with_all, end = on_small_disk(
+        tmp_path / "disk",
+        "64m",
+        RUN,
+        words=[*TINY, "--do_train", "--max_steps", "3"],
+        rooms=rooms,
+        room_without_model=200,
+        room_for_all=30_000,
+    )
+    for one in small:
+        (sentence,) = one["says"]
+        assert one["code"] == 1
+        assert "cannot be written (No space left on device): make room there" in sentence
+        assert "an earlier run's files still are." in sentence
+        assert (one["seed"], one["changed"]) == (1, []), one
+    named = [one["says"][0].split()[0] for one in small]
+    assert named[0] == "run/iterations.rank0.jsonl"
+    assert named[-1] == "run/summary.json", "the last that was written"
+
+    (sentence,) = without_model["says"]
+    assert sentence.startswith("the model cannot be saved as run/model ("), sentence
+    assert "No space left on device" in sentence
+    assert sentence.endswith("the record in run is whole, and the model there is still an earlier run's.")
+    assert (without_model["code"], without_model["seed"]) == (1, 2)
+    assert not [name for name in without_model["changed"] if name.startswith("model")]
+
+    assert (with_all["code"], with_all["seed"], with_all["says"]) == (0, 3, [])
+    assert "model/pytorch_model.bin" in with_all["changed"]
+    assert end["left"] == []

@@ -1,0 +1,178 @@
+"""A run's record while it grows: flat in memory, not copied, whole or not there, and one run's alone."""
+
+import gc
+import json
+import os
+import statistics
+import tracemalloc
+
+import pytest
+
+from cos598d.errors import UserError
+from cos598d.files import GrowingFile, whole_file, whole_folder, write_whole
+from cos598d.measure.clock import PHASES
+from cos598d.measure.ledger import Row
+from cos598d.measure.record import RunRecord, claim_folder, summarize_seconds
+from cos598d.measure.warm_up import WARM_UP
+
+
+def iterate(record, first, last, calls=3):
+    """Iterations with a call more in every second one, and with seconds that no two share."""
+    for iteration in range(first, last + 1):
+        record.ledger.begin(iteration, 0.0)
+        for place in range(calls + iteration % 2):
+            sent, name = 7 + iteration, f"bucket {place}"
+            record.ledger.enter(Row(iteration, "gradients", "all_reduce", name, (10,), "float32", 40, sent, 5, 0.1))
+        facts = {"iteration": iteration, "epoch": 1 + iteration // 1000, "loss": 1 / iteration, "examples": 16}
+        phases = {phase: 0.001 * iteration + place for place, phase in enumerate(PHASES)}
+        record.iteration(facts, 0.1 + 1 / iteration, phases)
+
+
+def test_the_summary_s_figures_are_those_of_the_rows(tmp_path):
+    count = 11
+    with RunRecord(tmp_path, 0) as record:
+        iterate(record, 1, count)
+        share = record.share()
+        record.stage({"sync": "all_reduce"}, [share], {"config.json": {"seed": 1}})
+        record.publish()
+        record.publish_summary()
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    rows = [json.loads(line) for line in (tmp_path / "iterations.rank0.jsonl").read_text().splitlines()]
+    calls = [json.loads(line) for line in (tmp_path / "communication.rank0.jsonl").read_text().splitlines()]
+    counted = rows[WARM_UP:]
+    assert summary["losses"] == [row["loss"] for row in rows]
+    assert summary["seconds_per_iteration"] == summarize_seconds([row["seconds"] for row in rows])
+    for phase in PHASES:
+        name = f"seconds_{phase}"
+        assert summary["phases"][name] == statistics.fmean(row[name] for row in counted)
+    by_iteration = [[call for call in calls if call["iteration"] == row["iteration"]] for row in counted]
+    assert summary["calls_per_iteration"] == statistics.fmean(map(len, by_iteration))
+    for name in ("bytes_sent", "bytes_received"):
+        sums = [sum(call[name] for call in of_one) for of_one in by_iteration]
+        assert summary[f"{name}_per_iteration"] == [statistics.fmean(sums)]
+    assert json.loads((tmp_path / "config.json").read_text()) == {"seed": 1}
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_a_run_of_few_iterations_has_figures_too(count, tmp_path):
+    with RunRecord(tmp_path, 0) as record:
+        iterate(record, 1, count)
+        share = record.share()
+    assert share["calls"] == {0: 0, 1: 4, 2: 3.5}[count]
+    assert share["phases"]["data"] == (None if count == 0 else pytest.approx(0.001 * (1 + count) / 2))
+
+
+def test_an_iteration_leaves_a_hundred_bytes_in_memory_not_its_rows(tmp_path):
+    with RunRecord(tmp_path, 0) as record:
+        iterate(record, 1, 50)
+        tracemalloc.start()
+        try:
+            before = tracemalloc.get_traced_memory()[0]
+            iterate(record, 51, 1550)
+            gc.collect()  # tuples that Python keeps at hand
+            grown = tracemalloc.get_traced_memory()[0] - before
+        finally:
+            tracemalloc.stop()
+    # 7 columns of seconds, the loss and 6 of the ledger are 112 bytes; an array grows by an eighth more than it needs.
+    assert grown / 1500 < 150
+
+
+def nameless(path):
+    return not any(path.iterdir())
+
+
+def test_rows_take_their_name_without_being_copied(tmp_path):
+    with RunRecord(tmp_path, 0) as record:
+        iterate(record, 1, 3)
+        numbers = [os.fstat(file._handle.fileno()).st_ino for file in record._files[:2]]
+        assert nameless(tmp_path), "until then no file of the run has a name"
+        record.publish()
+    names = ("iterations.rank0.jsonl", "communication.rank0.jsonl")
+    assert [(tmp_path / name).stat().st_ino for name in names] == numbers
+    assert {path.name for path in tmp_path.iterdir()} == set(names)
+
+
+@pytest.mark.parametrize("has_nameless_files", [True, False])
+@pytest.mark.parametrize("ends", ["well", "badly"])
+def test_a_growing_file_is_whole_or_not_there_on_every_file_system(has_nameless_files, ends, tmp_path, monkeypatch):
+    if not has_nameless_files:
+        monkeypatch.delattr(os, "O_TMPFILE")
+    path = tmp_path / "rows"
+    path.write_text("old")
+    file = GrowingFile(path)
+    file.write("new\n")
+    file.writelines(["rows\n"])
+    if ends == "well":
+        file.publish()
+    file.close()
+    assert path.read_text() == ("new\nrows\n" if ends == "well" else "old")
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(("umask", "file_mode", "folder_mode"), [(0o077, 0o600, 0o700), (0o022, 0o644, 0o755)])
+def test_files_have_the_rights_that_the_user_s_umask_leaves(umask, file_mode, folder_mode, tmp_path):
+    before = os.umask(umask)
+    try:
+        write_whole(tmp_path / "file", "")
+        with whole_folder(tmp_path / "folder"):
+            pass
+        rows = GrowingFile(tmp_path / "rows")
+        rows.publish()
+        rows.close()
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    assert modes == {"file": file_mode, "folder": folder_mode, "rows": file_mode}
+
+
+def test_an_old_folder_stands_until_the_new_one_is_whole(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "old").write_text("")
+    with pytest.raises(FileNotFoundError), whole_folder(folder) as beside:
+        (beside / "a folder that is not there" / "new").write_text("")
+    assert [path.name for path in folder.iterdir()] == ["old"]
+    with whole_folder(folder) as beside:
+        (beside / "new").write_text("")
+        assert (folder / "old").exists()
+    assert [path.name for path in folder.iterdir()] == ["new"]
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_an_error_of_the_disk_names_the_file_that_the_user_knows(tmp_path, monkeypatch):
+    monkeypatch.setattr("cos598d.files._create", lambda name: os.open("/dev/full", os.O_WRONLY))
+    with pytest.raises(OSError, match="No space left") as error, whole_file(tmp_path / "summary.json") as handle:
+        handle.write("x")
+    assert error.value.filename == str(tmp_path / "summary.json")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_rows_that_do_not_fit_are_named_and_what_stood_there_stands(tmp_path, monkeypatch):
+    (tmp_path / "summary.json").write_text("old")
+    monkeypatch.delattr(os, "O_TMPFILE")
+    monkeypatch.setattr("cos598d.files._create", lambda name: os.open("/dev/full", os.O_WRONLY))
+    with RunRecord(tmp_path, 0) as record:
+        iterate(record, 1, 2)
+        with pytest.raises(UserError) as error:
+            record.complete()
+    assert "rank0.jsonl cannot be written (No space left on device): make room there" in str(error.value)
+    assert "an earlier run's files still are" in str(error.value)
+    assert (tmp_path / "summary.json").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
+
+
+def test_a_folder_is_one_run_s_until_it_ends(tmp_path):
+    folder = tmp_path / "run"
+    with claim_folder(folder, overwrite=False):
+        for overwrite in (False, True):
+            with pytest.raises(UserError, match="is another run's, which is still at work: choose another"):
+                claim_folder(folder, overwrite).__enter__()
+        # The other ranks of the run that has claimed it only look.
+        with claim_folder(folder, overwrite=False, locks=False):
+            pass
+        (folder / "summary.json").write_text("")
+    with claim_folder(folder, overwrite=True):
+        pass
+    with pytest.raises(UserError, match="is not empty"):
+        claim_folder(folder, overwrite=False).__enter__()
