@@ -1,7 +1,10 @@
 """Small files of the nine GLUE tasks, in the columns that GLUE distributes."""
 
 STSB = "index genre filename year old_index source1 source2 sentence1 sentence2 score"
-MNLI_TRAIN = "index promptID pairID genre s1bp s2bp s1p s2p sentence1 sentence2 label1 gold_label"
+MNLI_TRAIN = (
+    "index promptID pairID genre sentence1_binary_parse sentence2_binary_parse sentence1_parse sentence2_parse "
+    "sentence1 sentence2 label1 gold_label"
+)
 MNLI_DEV = MNLI_TRAIN.replace("label1", "label1 label2 label3 label4 label5")
 MNLI_ROW = "0 9 9n fiction (b) (b) (p) (p) one two"
 

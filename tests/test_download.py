@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from download_mirror import ARCHIVE, TINY, TINY_SET, assert_is_tiny, driver, get, left_in, serving, squad, zipped
 
-from cos598d.data.catalogue import CATALOGUE, Part, choose
-from cos598d.data.check import count_rows
+from cos598d.data.catalogue import CATALOGUE, Dataset, Part, Source, choose
+from cos598d.data.check import count_rows, look_at
 from cos598d.data.download import main, obtain
 from cos598d.data.fetch import fetch
 from cos598d.data.unpack import copy_files, split_mrpc
@@ -155,6 +155,18 @@ def test_mrpc_is_split_by_the_list_of_dev_pairs(mirror, tmp_path):
         '1\t1\t101\tHe said "no 1.\tHe did not agree 1.',
     ]
     assert CATALOGUE["MRPC"].unpack is split_mrpc
+
+
+def test_a_glue_file_with_other_columns_does_not_check(tmp_path):
+    header = "index\tquestion\tsentence\tlabel"
+    parts = (Part("train.tsv", (2,)), Part("dev.tsv", (2,)))
+    qnli = Dataset("QNLI", "QNLI", (Source("http://nowhere.invalid/QNLI.zip"),), parts)
+    for name, columns in (("train.tsv", header), ("dev.tsv", "index\tsentence\tquestion\tlabel")):
+        (tmp_path / name).write_text(f"{columns}\n0\ta\tb\tentailment\n1\ta\tb\tentailment\n")
+    assert look_at(qnli, tmp_path).problems == {
+        "dev.tsv": "of dev.tsv the columns are index, sentence, question, label where QNLI has "
+        "index, question, sentence, label"
+    }
 
 
 def test_of_squad_only_the_missing_file_is_fetched_and_the_other_left_alone(mirror, tmp_path):

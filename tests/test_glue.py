@@ -1,5 +1,6 @@
 """The nine GLUE tasks: their files' columns, labels and metrics, where they are found, and what is refused."""
 
+import os
 import warnings
 from pathlib import Path
 
@@ -111,6 +112,61 @@ def test_a_bad_row_is_one_sentence_naming_file_and_line_and_leaves_no_cache(name
     assert str(folder) in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not [kept for kept in (tmp_path / "cache").rglob("*") if kept.is_file() and kept.suffix != ".lock"]
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if FORMATS[name].has_header])
+@pytest.mark.parametrize("damage", ["without", "renamed", "reordered", "one more"])
+def test_columns_that_are_not_the_tasks_are_refused_with_what_was_found_and_expected(name, damage, tmp_path, encoder):
+    """A file without a header would lose its first example, one with other columns be read by wrong texts or labels."""
+    folder = write_task(tmp_path / "data", name)
+    task, form = get_task(name), FORMATS[name]
+    for part in form.parts:
+        file = folder / f"{part}.tsv"
+        header, *rows = file.read_text().splitlines()
+        columns = header.split("\t")
+        if damage == "reordered":
+            columns[form.text_a], columns[form.label] = columns[form.label], columns[form.text_a]
+        elif damage == "renamed":
+            columns[form.text_a] = "other\x1b[31m"
+        elif damage == "one more":
+            columns.append("more")
+        file.write_text("\n".join([*(["\t".join(columns)] if damage != "without" else rows[:1]), *rows]) + "\n")
+        if damage == "one more" and form.label >= 0:
+            assert len(task.load(part, folder, encoder, 16)) == len(rows)  # columns after the last are nobody's
+            continue
+        with pytest.raises(UserError) as caught:
+            task.load(part, folder, encoder, 16)
+        shown = rows[0].split("\t") if damage == "without" else columns
+        found = ", ".join(shown).replace("\x1b", r"\x1b")
+        assert f"{part}.tsv, line 1: the columns are {found[:60]}" in str(caught.value)
+        assert f"where {form.folder} has {header.replace(chr(9), ', ')}: give the file" in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_header_counts_whatever_its_case_and_white_space_and_an_empty_line_before_it(tmp_path, encoder):
+    folder = write_task(tmp_path / "RTE", "rte")
+    body = (folder / "train.tsv").read_text().replace("index\tsentence1", "\nIndex \tSentence1", 1)
+    (folder / "train.tsv").write_text("\ufeff" + body)
+    assert len(get_task("rte").load("train", folder, encoder, 16)) == 2
+
+
+def test_colas_files_have_no_header_and_one_is_refused(tmp_path, encoder):
+    folder = write_task(tmp_path / "CoLA", "cola")
+    assert len(get_task("cola").load("train", folder, encoder, 16)) == 2
+    body = (folder / "train.tsv").read_text()
+    (folder / "train.tsv").write_text("source\tlabel\tstar\tsentence\n" + body)
+    with pytest.raises(UserError, match=r"train\.tsv, line 1: unknown label 'label', CoLA has 0, 1"):
+        get_task("cola").load("train", folder, encoder, 16)
+
+
+def test_the_real_rte_has_the_columns_that_are_asked_for():
+    glue_dir = os.environ.get("GLUE_DIR")
+    if not glue_dir or not (Path(glue_dir) / "RTE" / "test.tsv").is_file():
+        pytest.skip("GLUE_DIR is not set to a folder with RTE's files")
+    for part, rows in (("train", 2490), ("dev", 277)):
+        assert len(list(read_rows(Path(glue_dir) / "RTE" / f"{part}.tsv", FORMATS["rte"]))) == rows
+    with pytest.raises(UserError, match="3 columns where RTE needs 4"):
+        list(read_rows(Path(glue_dir) / "RTE" / "test.tsv", FORMATS["rte"]))
 
 
 def test_an_mnli_dev_row_that_lost_its_last_column_is_refused_not_read_by_another_label(tmp_path, encoder):

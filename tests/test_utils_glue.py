@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from glue_files import MNLI_DEV
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # where the course's scripts find it: beside them
@@ -115,7 +116,7 @@ def test_processors_read_with_the_courses_guids(tmp_path):
         ("dev-1", "b", None, "1"),
     ]
     for part, label in (("dev_matched", "neutral"), ("dev_mismatched", "entailment")):
-        write(tmp_path, f"{part}.tsv", [f"c{n}" for n in range(16)], [str(n) for n in range(15)] + [label])
+        write(tmp_path, f"{part}.tsv", MNLI_DEV.split(), [str(n) for n in range(15)] + [label])
     for name, label in (("mnli", "neutral"), ("mnli-mm", "entailment")):
         (example,) = utils_glue.processors[name]().get_dev_examples(str(tmp_path))
         assert (example.text_a, example.text_b, example.label) == ("8", "9", label)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cos598d.data.catalogue import Dataset
+from cos598d.data.glue import FORMATS
 
 
 @dataclass
@@ -38,6 +39,7 @@ def look_at(dataset: Dataset, folder: Path, published: bool = False) -> Findings
             continue
         try:
             rows = count_rows(path, part.header)
+            wrong_header = _wrong_header(dataset, path)
         except ValueError as error:
             found.problems[part.name] = f"{part.name} cannot be read ({error})"
             continue
@@ -45,6 +47,8 @@ def look_at(dataset: Dataset, folder: Path, published: bool = False) -> Findings
         differs = None
         if rows not in part.rows:
             differs = f"{part.name} has {rows} rows where {' or '.join(map(str, part.rows))} were expected"
+        elif wrong_header:
+            differs = f"of {part.name} {wrong_header}"
         elif part.sha256 and (digest := sha256_of(path)) != part.sha256:
             differs = f"{part.name} has the sha256 {digest[:12]}... where {part.sha256[:12]}... was expected"
         elif part.sha256:
@@ -72,6 +76,15 @@ def count_rows(path: Path, header: bool = True) -> int:
         raise ValueError(f"not UTF-8 text: {error.reason} at byte {error.start}") from error
     empty = path.stat().st_size == 0
     return complete if header or empty else complete + 1
+
+
+def _wrong_header(dataset: Dataset, path: Path) -> str | None:
+    """What is wrong with the first line of a file that a GLUE task reads; None of all others."""
+    form = FORMATS.get(dataset.name.lower())
+    if form is None or not form.has_header or path.stem not in form.parts:
+        return None
+    with open(path, encoding="utf-8-sig") as lines:
+        return form.wrong_header(lines.readline().rstrip("\r\n").split("\t"))
 
 
 def sha256_of(path: Path) -> str:

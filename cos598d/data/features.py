@@ -17,7 +17,7 @@ from cos598d.files import cache_folder, whole_file
 if TYPE_CHECKING:  # imported where used: torch takes seconds, and --help needs this package without it
     import torch
 
-FORMAT = 2  # counted up when what is stored changes its meaning, so that old files are no longer found
+FORMAT = 3  # counted up when what is stored changes its meaning, so that old files are no longer found
 _BLOCK = 1024  # examples tokenized at a time: enough for the Rust library to work in parallel, little memory
 _ARRAYS = {"tokens": np.dtype(np.int32), "offsets": np.dtype(np.int64), "splits": np.dtype(np.int32)}
 

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cos598d.errors import UserError
+from cos598d.printable import printable
 
 _BOM = b"\xef\xbb\xbf"
 MOST_LINE_BYTES = 1 << 22  # a line is one example: more is no TSV file
+_SHOWN = 200  # characters of a file's that are printed at most
 _HOW_TO_FETCH = "python download_glue_data.py --data_dir D --tasks {folder}"
 
 
@@ -27,7 +29,8 @@ class Row(NamedTuple):
 class Format:
     """One GLUE task in the TSV form in which it is distributed.
 
-    columns: their names in the training file (MNLI's other files hold four more labels before the last one).
+    columns: their names, as the file's first line has them. MNLI's other files hold four more labels before the last
+    one: `other_columns`.
     text_a, text_b, label, identity: columns, counted from 0; a label of -1 is in the last column; text_b None means
     single sentences; identity None means that rows are known by their place.
     labels: the classes in the order of their ids; empty for scores (regression).
@@ -47,6 +50,7 @@ class Format:
     has_header: bool = True
     dev_parts: tuple[str, ...] = ("dev",)
     broken_lines: float = 0.0
+    other_columns: str | None = None
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -57,6 +61,19 @@ class Format:
     def width(self) -> int:
         """The fewest columns of a row."""
         return self.columns.count(",") + 1
+
+    def wrong_header(self, cells: Sequence[str]) -> str | None:
+        """What is wrong with a file's first line, in a clause; None if it names the task's columns in their order.
+
+        Case and white space around a name don't matter, nor do columns after the last one, unless the label is there.
+        """
+        found = [cell.strip().lower() for cell in cells]
+        known = [words.split(",") for words in (self.columns, self.other_columns) if words]
+        for names in known:
+            if [name.lower() for name in names] == (found if self.label < 0 else found[: len(names)]):
+                return None
+        names = min(known, key=lambda names: abs(len(names) - len(found)))
+        return f"the columns are {printable(', '.join(cells), _SHOWN)} where {self.folder} has {', '.join(names)}"
 
     def row(self, cells: Sequence[str], line: int, columns: int | None = None) -> Row | None:
         """One row from its cells, or None if they are fewer than the task's (or than `columns`, if given)."""
@@ -72,13 +89,15 @@ class Format:
             if row.label in self.labels:
                 return self.labels.index(row.label)
             known = ", ".join(self.labels)
-            raise UserError(f"{file}, line {row.line}: unknown label {row.label!r}, {self.folder} has {known}.")
+            label = printable(row.label, _SHOWN)
+            raise UserError(f"{file}, line {row.line}: unknown label {label!r}, {self.folder} has {known}.")
         try:
             score = float(row.label)
         except ValueError:
             score = math.nan
         if not math.isfinite(score):
-            raise UserError(f"{file}, line {row.line}: the score {row.label!r} is no number: mend that line.")
+            shown = printable(row.label, _SHOWN)
+            raise UserError(f"{file}, line {row.line}: the score {shown!r} is no number: mend that line.")
         return score
 
 
@@ -89,6 +108,7 @@ _MNLI = (
     "index,promptID,pairID,genre,sentence1_binary_parse,sentence2_binary_parse,sentence1_parse,sentence2_parse,"
     "sentence1,sentence2,label1,gold_label"
 )
+_MNLI_DEV = _MNLI.replace("label1", "label1,label2,label3,label4,label5")
 _MNLI_LABELS = ("contradiction", "entailment", "neutral")
 _MNLI_PARTS = ("dev_matched", "dev_mismatched")
 
@@ -100,7 +120,12 @@ FORMATS = {
         Format("mrpc", "MRPC", "Quality,#1 ID,#2 ID,#1 String,#2 String", 3, 4, 0, identity=None),
         Format("sts-b", "STS-B", _STSB, 7, 8, -1, labels=()),
         Format("qqp", "QQP", "id,qid1,qid2,question1,question2,is_duplicate", 3, 4, 5, broken_lines=0.001),
-        Format("mnli", "MNLI", _MNLI, 8, 9, -1, labels=_MNLI_LABELS, dev_parts=_MNLI_PARTS),
+        Format(
+            *("mnli", "MNLI", _MNLI, 8, 9, -1),
+            labels=_MNLI_LABELS,
+            dev_parts=_MNLI_PARTS,
+            other_columns=_MNLI_DEV,
+        ),
         Format("qnli", "QNLI", "index,question,sentence,label", 1, 2, -1, labels=_ENTAILMENT),
         Format("rte", "RTE", _SENTENCES, 1, 2, -1, labels=_ENTAILMENT),
         Format("wnli", "WNLI", _SENTENCES, 1, 2, -1),
@@ -139,19 +164,26 @@ def read_lines(file: Path | str) -> Iterator[tuple[int, str]]:
 def read_rows(file: Path | str, task: Format) -> Iterator[Row]:
     """The rows of one part, read without quoting; empty lines are passed over, columns after the last are ignored.
 
-    Raises UserError naming file and line for a row with too few columns, and if there is no row at all.
+    Raises UserError naming file and line for a header that is not the task's and for a row with too few columns, and
+    if there is no row at all.
     """
-    columns = task.width
+    columns, awaits_header = task.width, task.has_header
     rows, broken, first_broken = 0, 0, None
     for line, text in read_lines(file):
         if not text:
             continue
         cells = text.split("\t")
-        if line == 1 and task.has_header:
-            if task.label < 0:
-                columns = max(columns, len(cells))  # the label is last: a row that lost it would show another's
+        if awaits_header:
             if len(cells) < columns:
                 raise _too_few(file, line, len(cells), columns, task)
+            if wrong := task.wrong_header(cells):
+                fetch = _HOW_TO_FETCH.format(folder=task.folder)
+                raise UserError(
+                    f"{file}, line {line}: {wrong}: give the file with that first line, or fetch it anew (`{fetch}`)."
+                )
+            if task.label < 0:
+                columns = len(cells)  # the label is last: a row that lost it would show another's
+            awaits_header = False
             continue
         row = task.row(cells, line, columns)
         if row is None:

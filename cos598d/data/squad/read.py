@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cos598d.errors import UserError
+from cos598d.printable import printable
 
 _FORM = 'SQuAD files hold {"data": [{"paragraphs": [{"context": ..., "qas": [...]}]}]}'
 
@@ -75,8 +76,8 @@ def parse_squad(value: Any, name: str) -> Squad:
             question = _question(item, len(contexts) - 1, where, name)
             if question.identity in seen:
                 raise UserError(
-                    f"{name}: the id {question.identity!r} stands twice, at {seen[question.identity]} and {where}: "
-                    "give every question its own."
+                    f"{name}: the id {printable(question.identity)!r} stands twice, at {seen[question.identity]} and "
+                    f"{where}: give every question its own."
                 )
             seen[question.identity] = where
             questions.append(question)
@@ -95,19 +96,28 @@ def _paragraphs(value: Any, name: str) -> Iterator[tuple[str, Any]]:
 def _question(item: Any, context: int, where: str, name: str) -> Question:
     identity = _get(item, "id", str, where, name)
     text = _get(item, "question", str, where, name)
-    impossible = bool(item.get("is_impossible", False))
+    impossible = "is_impossible" in item and _get(item, "is_impossible", bool, where, name)
     # Questions of the test sets come without answers.
     given = _get(item, "answers", list, where, name) if "answers" in item else []
     answers = []
-    for number, answer in enumerate(() if impossible else given):
+    for number, answer in enumerate(given):
         place = f"{where}.answers[{number}]"
         answers.append(Answer(_get(answer, "text", str, place, name), _get(answer, "answer_start", int, place, name)))
-    return Question(identity, context, text, tuple(answers), impossible)
+    return Question(identity, context, text, () if impossible else tuple(answers), impossible)
+
+
+_KINDS = {str: "text", list: "list", int: "whole number", bool: "true or false"}
 
 
 def _get(holder: Any, key: str, kind: type, where: str, name: str) -> Any:
     found = holder.get(key) if isinstance(holder, dict) else None
-    if not isinstance(found, kind) or isinstance(found, bool):
-        words = {str: "text", list: "list", int: "whole number"}[kind]
-        raise UserError(f"{name} is not in SQuAD's form: {where} has no {words} {key!r}; {_FORM}.")
+    if type(found) is not kind:  # not isinstance: True is an int there
+        instead = f" but {_shown(found)}" if isinstance(holder, dict) and key in holder else ""
+        raise UserError(f"{name} is not in SQuAD's form: {where} has no {_KINDS[kind]} {key!r}{instead}; {_FORM}.")
     return found
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list | dict):
+        return "a list" if isinstance(value, list) else "an object"
+    return printable(json.dumps(value), 60)
