@@ -13,6 +13,7 @@ from cos598d.errors import UserError
 from cos598d.launch import Identity, set_threads
 from cos598d.lifeline import Lifeline, leave, say_last
 from cos598d.rendezvous import Meeting, meet, tell_failure
+from cos598d.spokesman import one_speaks
 
 # How long a rank whose collective broke waits to be told which rank was lost.
 NEWS_SECONDS = 5.0
@@ -88,9 +89,16 @@ def be_rank(
         lifeline.fail(sentence)
         leave(identity.rank, sentence, exit_code)
     communication.close_group()
-    say_last(identity.rank if identity.world_size > 1 else None, sentence)
-    if failed_alone and identity.world_size > 1 and not identity.shares_terminal:
-        tell_failure(identity, sentence)  # else a launcher takes the others down
+    who = identity.rank if identity.world_size > 1 else None
+    if not failed_alone or who is None:
+        say_last(who, sentence)
+    elif identity.shares_terminal:  # the launcher takes the others down
+        with one_speaks(sentence) as is_first:
+            if is_first:
+                say_last(who, sentence)
+    else:
+        say_last(who, sentence)
+        tell_failure(identity, sentence)
     for number, handler in before.items():
         signal.signal(number, handler)
     return exit_code
