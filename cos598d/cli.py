@@ -14,6 +14,7 @@ import cos598d
 from cos598d.errors import UsageError, UserError
 from cos598d.flags import Parser
 from cos598d.printable import printable
+from cos598d.reader import ends_with_its_reader
 
 # The demo compares seconds and losses: a few steps, no evaluation, no models kept.
 DEMO_DEFAULTS = {"max_steps": 6, "do_train": True}
@@ -32,6 +33,7 @@ NOT_IN_DEMO = frozenset(
 )
 
 
+@ends_with_its_reader
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code: 0 well, 1 failed, 2 a wrong word on the command line."""
     words = list(sys.argv[1:] if arguments is None else arguments)
@@ -47,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return _guarded(options.function, options)
 
 
+@ends_with_its_reader
 def run_script(
     label: str, sync: str, arguments: Sequence[str] | None = None, single_process: bool = False, task: str = "glue"
 ) -> int:
