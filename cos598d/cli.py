@@ -26,6 +26,8 @@ NOT_IN_DEMO = frozenset(
         "local_rank",
         "master_ip",
         "master_port",
+        "secret",
+        "silence_seconds",
         "output_dir",
         "overwrite_output_dir",
     )
@@ -90,12 +92,14 @@ def _add_train(command: argparse.ArgumentParser) -> None:
 
 def _train(options: argparse.Namespace) -> int:
     from cos598d.config import config_from
-    from cos598d.launch import find_identity, start_local_workers
+    from cos598d.launch import find_identity
     from cos598d.options import run_values
     from cos598d.run import run
+    from cos598d.workers import start_local_workers
 
     config = config_from(options.own | run_values(options))
-    identity = find_identity(options.world_size, options.local_rank, options.master_ip, options.master_port)
+    place = options.world_size, options.local_rank, options.master_ip, options.master_port
+    identity = find_identity(*place, options.secret, options.silence_seconds)
     if options.single_process and (identity is None or identity.world_size > 1):
         raise UsageError(f"{config.label} is a single process: leave --world_size out, or run task2a, task2b or task3.")
     if identity is None:

@@ -26,8 +26,8 @@ import torch.distributed as dist
 from cos598d.composed import Composed
 from cos598d.interfaces import choose_interface
 from cos598d.measure.ledger import GRADIENTS, Ledger, Row, dtype_name, size_in_bytes
+from cos598d.meeting import Meeting
 from cos598d.moments import HostTime, Moment, Time, time_of
-from cos598d.rendezvous import Meeting
 
 _SEGMENT_BYTES = 1 << 20  # gloo's
 

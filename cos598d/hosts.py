@@ -1,13 +1,11 @@
 """Which ranks share a host or a network interface, as the ranks find out among themselves."""
 
 import os
-import socket
-from pathlib import Path
 
 from cos598d.comm import Communicator
-from cos598d.interfaces import VARIABLE, interface_facing, owner_of
+from cos598d.interfaces import VARIABLE, interface_facing, network_identity, owner_of
 from cos598d.measure.wire import Interface, has_counters
-from cos598d.rendezvous import Meeting
+from cos598d.meeting import Meeting
 
 
 def host_identity() -> str:
@@ -16,12 +14,7 @@ def host_identity() -> str:
     The boot of the kernel, the network namespace and the namespace of process ids: a container or a virtual host of an
     emulated cluster counts as a host of its own. Where the system has no /proc it is the host's name.
     """
-    return _identity("net", "pid")
-
-
-def network_identity() -> str:
-    """What is the same for two processes exactly if they have the same network interfaces."""
-    return _identity("net")
+    return network_identity("pid")
 
 
 def host_groups(comm: Communicator) -> list[list[int]]:
@@ -49,11 +42,3 @@ def find_interface(comm: Communicator, meeting: Meeting | None) -> Interface | N
         return None
     mine = found[comm.rank]
     return Interface(name, tuple(rank for rank, other in enumerate(found) if len(networks) == 1 or other == mine))
-
-
-def _identity(*spaces: str) -> str:
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return " ".join((boot, *(str(os.stat(f"/proc/self/ns/{space}").st_ino) for space in spaces)))
-    except OSError:  # not Linux
-        return socket.gethostname()

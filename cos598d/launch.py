@@ -1,24 +1,22 @@
-"""Who am I among the workers: rank, world size and meeting point, from flags, torchrun, SLURM or MPI; local workers."""
+"""Who am I among the workers: rank, world size and meeting point, from flags, torchrun, SLURM or MPI."""
 
-import logging
 import os
 import re
-import signal
 import socket
-import sys
-import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from cos598d.errors import UsageError, UserError
+from cos598d.interfaces import is_loopback, owner_of
+from cos598d.secret import find_secret
 
 DEFAULT_IP = "127.0.0.1"
 DEFAULT_PORT = 6585
-# Set by `start_local_workers` for its children: they leave when this process is gone.
-LAUNCHER_PID = "COS598D_LAUNCHER_PID"
+SILENCE_SECONDS, SHORTEST_SILENCE = 8, 4
+# Set by `workers.start_local_workers` for its children: they leave when that process is gone; rank 0 has its socket.
+LAUNCHER_PID, LISTENER = "COS598D_LAUNCHER_PID", "COS598D_LISTENER"
 
 
 @dataclass(frozen=True)
@@ -29,10 +27,14 @@ class Identity:
     world_size: int
     master_ip: str = DEFAULT_IP
     master_port: int = DEFAULT_PORT
-    source: str = "flags"  # flags, torchrun, srun, mpirun or alone
+    source: str = "flags"  # flags, local, torchrun, srun, mpirun or alone
     store_is_served: bool = False  # torchrun's agent already serves the key-value store at the meeting point
     attempt: str = "0"  # torchrun's restart count: a restarted world meets under new keys
     shares_terminal: bool = False  # started with others in one terminal: rank 0 speaks for all
+    one_host: bool = False  # the launcher says that all ranks are on this host
+    run_id: str = ""  # the launcher's name for this run, if it has one
+    secret: bytes = field(default=b"", repr=False)  # what every rank must know; may be empty
+    silence_seconds: int = SILENCE_SECONDS  # a host of which nothing is heard for so long is gone
 
     def __post_init__(self):
         if self.world_size < 1:
@@ -44,6 +46,15 @@ class Identity:
             )
         if not 0 < self.master_port < 65536:
             raise UsageError(f"--master_port {self.master_port} is not a port: give a number from 1 to 65535.")
+        if self.silence_seconds < SHORTEST_SILENCE:
+            raise UsageError(
+                f"--silence_seconds {self.silence_seconds}: give a whole number of at least {SHORTEST_SILENCE}."
+            )
+
+    @property
+    def meeting_ip(self) -> str:
+        """Where rank 0 listens: at the meeting point's address, and on loopback alone where there is one host."""
+        return DEFAULT_IP if self.one_host else self.master_ip
 
     @property
     def speaks(self) -> bool:
@@ -56,16 +67,33 @@ def find_identity(
     rank: int | None = None,
     master_ip: str | None = None,
     master_port: int | None = None,
+    secret: str | None = None,
+    silence_seconds: int | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> Identity | None:
     """This process's place in the world, from the flags given (None where not) and the environment.
 
     A rank flag wins; then torchrun's variables, srun's, mpirun's. Without any of them the world is this process
     alone, unless `world_size` asks for more: then the answer is None, and `start_local_workers` is to start them.
+    `secret` is a file's name; `find_secret` says what else may hold it.
 
     Raises UsageError for a rank outside the world, a variable that is not a number, or a flag that contradicts
     what the launcher said.
     """
+    found = _find_place(world_size, rank, master_ip, master_port, environ)
+    silence = SILENCE_SECONDS if silence_seconds is None else silence_seconds
+    if found is None:
+        Identity(0, world_size, silence_seconds=silence)  # for its checks
+        return None
+    found = replace(found, silence_seconds=silence)
+    if found.world_size == 1:
+        return found
+    return replace(found, secret=find_secret(secret, is_loopback(found.meeting_ip), environ))
+
+
+def _find_place(
+    world_size: int | None, rank: int | None, master_ip: str | None, master_port: int | None, environ: Mapping[str, str]
+) -> Identity | None:
     ip, port = master_ip or DEFAULT_IP, master_port or DEFAULT_PORT
     if rank is not None and rank != -1:  # -1 is the course's word for none
         if world_size is None:
@@ -82,6 +110,8 @@ def find_identity(
             )
         if not found.store_is_served:
             found = replace(found, master_ip=master_ip or found.master_ip, master_port=master_port or found.master_port)
+        if found.source == "srun" and not master_ip and not environ.get("MASTER_ADDR"):
+            found = replace(found, master_ip=_known_address(found, environ))
         return found
     if world_size is None or world_size == 1:
         return Identity(0, 1, ip, port, source="alone")
@@ -101,15 +131,18 @@ def _number(environ: Mapping[str, str], name: str) -> int:
 def _from_torchrun(environ: Mapping[str, str]) -> Identity | None:
     if "RANK" not in environ or "WORLD_SIZE" not in environ:
         return None
+    is_served = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     return Identity(
         _number(environ, "RANK"),
         _number(environ, "WORLD_SIZE"),
         environ.get("MASTER_ADDR", DEFAULT_IP),
         _number(environ, "MASTER_PORT") if "MASTER_PORT" in environ else DEFAULT_PORT,
-        source="torchrun",
-        store_is_served=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        source="local" if LAUNCHER_PID in environ else "torchrun",
+        store_is_served=is_served,
         attempt=environ.get("TORCHELASTIC_RESTART_COUNT", "0"),
         shares_terminal=True,
+        one_host=is_served and environ.get("LOCAL_WORLD_SIZE") == environ["WORLD_SIZE"],
+        run_id=environ.get("TORCHELASTIC_RUN_ID", ""),
     )
 
 
@@ -126,7 +159,27 @@ def _from_slurm(environ: Mapping[str, str]) -> Identity | None:
         _number(environ, "MASTER_PORT") if "MASTER_PORT" in environ else DEFAULT_PORT,
         source="srun",
         shares_terminal=True,
+        run_id=f"{environ.get('SLURM_JOB_ID', '')}.{environ['SLURM_STEP_ID']}",
     )
+
+
+def _known_address(identity: Identity, environ: Mapping[str, str]) -> str:
+    """Rank 0's address under srun, where SLURM says only the name of its node.
+
+    On a single node it is loopback. A name that this host does not know is replaced by the address of the node that
+    srun was called on, which is rank 0's in a batch job; rank 0 sees whether it is. Else the name stays, and finding
+    rank 0 fails with a sentence.
+    """
+    if environ.get("SLURM_STEP_NUM_NODES", environ.get("SLURM_NNODES")) == "1":
+        return DEFAULT_IP
+    try:
+        socket.getaddrinfo(identity.master_ip, None)
+        return identity.master_ip
+    except socket.gaierror:
+        launched_on = environ.get("SLURM_LAUNCH_NODE_IPADDR")
+    if launched_on and (identity.rank != 0 or owner_of(launched_on)):
+        return launched_on
+    return identity.master_ip
 
 
 def first_host(nodes: str) -> str:
@@ -155,95 +208,27 @@ def _from_mpi(environ: Mapping[str, str]) -> Identity | None:
             _number(environ, "MASTER_PORT") if "MASTER_PORT" in environ else DEFAULT_PORT,
             source="mpirun",
             shares_terminal=True,
+            run_id=environ.get("PMIX_NAMESPACE", ""),
         )
     return None
 
 
-def start_local_workers(world_size: int, master_port: int | None, arguments: Sequence[str]) -> int:
-    """Start `world_size` workers on this host through torch's own launcher and wait for them; return the exit code.
-
-    Every worker runs this same program with `arguments`. When one fails, the launcher takes the others down.
-    """
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-    # The workers say what went wrong, each in one sentence; the launcher's own report would bury it.
-    logging.disable(logging.CRITICAL)
-    if master_port:
-        check_port(master_port)
-    logs = tempfile.TemporaryDirectory(prefix="cos598d-launch-")  # torch's launcher would leave its own behind
-    config = LaunchConfig(
-        logs_specs=DefaultLogsSpecs(log_dir=logs.name),
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=world_size,
-        rdzv_backend="c10d",
-        rdzv_endpoint=f"127.0.0.1:{master_port or 0}",
-        run_id=f"cos598d-{os.getpid()}",
-        max_restarts=0,
-        # Long enough for the workers to tell each other, and the user, why they stop.
-        monitor_interval=0.5,
-        local_addr="127.0.0.1",
-    )
-    os.environ[LAUNCHER_PID] = str(os.getpid())
-    # torch's launcher would warn that it chose this; the number of threads is set anew once the ranks have met.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    try:
-        elastic_launch(config, sys.executable)("-u", *program(), *arguments)
-    except ChildFailedError as error:
-        failure = error.get_first_failure()[1]
-        if failure.exitcode < 0:
-            name = signal.Signals(-failure.exitcode).name
-            print(f"rank {failure.local_rank} was ended by {name}.", file=sys.stderr)
-        return failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
-    except SignalException as stopped:
-        print(f"stopped by {stopped.sigval.name}.", file=sys.stderr)
-        return 128 + stopped.sigval
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
-    finally:
-        logs.cleanup()
-    return 0
+def place_of(identity: Identity) -> str:
+    """The meeting point in words."""
+    return f"{identity.master_ip}:{identity.master_port}"
 
 
-def program() -> list[str]:
-    """The words that start this program again: a script's path, or `-m cos598d` where it was started as a module."""
-    started = Path(sys.argv[0])
-    return ["-m", "cos598d"] if started.name == "__main__.py" else [str(started)]
+def check_launcher() -> None:
+    """Raise UserError if this process is a worker whose starter is gone."""
+    launcher = os.environ.get(LAUNCHER_PID)
+    if launcher and os.getppid() != int(launcher):
+        raise UserError("the program that started this worker is gone.")
 
 
-def check_port(port: int) -> None:
-    """Raise UserError if this process cannot listen on `port`."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-            probe.listen()
-        except PermissionError:
-            raise UserError(
-                f"port {port} needs rights that this process has not: choose another --master_port."
-            ) from None
-        except OSError:
-            raise UserError(
-                f"port {port} on this host is taken by another program: "
-                f"choose another --master_port, the same on every rank."
-            ) from None
-
-
-def check_address(address: str) -> None:
-    """Raise UserError if `address` is not this host's own, as rank 0's must be."""
-    try:
-        family, kind, _, _, place = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)[0]
-    except socket.gaierror:
-        raise UserError(f"--master_ip {address} is not a host that this one knows.") from None
-    with socket.socket(family, kind) as probe:
-        try:
-            probe.bind(place)
-        except OSError:
-            raise UserError(
-                f"--master_ip {address} is not an address of this host, where rank 0 runs: give one of its own."
-            ) from None
+def inherited_listener() -> socket.socket | None:
+    """The socket at the meeting point that the starter opened for rank 0, if it did; it is taken once."""
+    descriptor = os.environ.pop(LISTENER, None)
+    return socket.socket(fileno=int(descriptor)) if descriptor else None
 
 
 def set_threads(threads: int | None, ranks_on_host: int) -> int:

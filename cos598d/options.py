@@ -41,6 +41,8 @@ GROUPS: Groups = {
         ("master_ip", str, "address of rank 0 (default: 127.0.0.1)"),
         ("master_port", int, "port where the ranks meet (default: 6585)"),
         ("timeout", float, "seconds to wait for ranks to come, and for a collective to end"),
+        ("secret", str, "file with a secret that every rank must know (else $COS598D_SECRET; one host needs none)"),
+        ("silence_seconds", int, "a host from which nothing is heard for so long counts as lost (default: 8)"),
         ("threads", int, "threads of this rank (default: its share of the host's cores)"),
         ("no_cuda", FLAG, "stay on the CPU where there is a GPU"),
     ],

@@ -12,7 +12,8 @@ from cos598d.devices import check_gpus_differ, choose_device, gpu_of
 from cos598d.errors import UserError
 from cos598d.launch import Identity, set_threads
 from cos598d.lifeline import Lifeline, leave, say_last
-from cos598d.rendezvous import Meeting, meet, tell_failure
+from cos598d.meeting import Meeting
+from cos598d.rendezvous import meet, tell_failure
 from cos598d.spokesman import one_speaks
 
 # How long a rank whose collective broke waits to be told which rank was lost.

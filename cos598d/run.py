@@ -26,9 +26,9 @@ from cos598d.measure.environment import describe_environment
 from cos598d.measure.monitor import Monitor
 from cos598d.measure.record import RunRecord, claim_folder
 from cos598d.measure.tensorboard import Board, check_tensorboard
+from cos598d.meeting import Meeting
 from cos598d.models import ModelSource, build_model, count_parameters, find_model, uses_every_parameter
 from cos598d.rank import be_rank, take_station
-from cos598d.rendezvous import Meeting
 from cos598d.sync import get_sync
 from cos598d.train import autocast, train
 

@@ -108,17 +108,19 @@ def _starter(options: argparse.Namespace) -> Iterator[Callable[[list[str]], int]
 
         return start
 
+    def given(*names: str) -> list[str]:
+        return [word for name in names if getattr(options, name) for word in (f"--{name}", str(getattr(options, name)))]
+
+    lines = given("secret", "silence_seconds")
     if options.local_rank is not None:
-        place = ["--local_rank", options.local_rank, "--world_size", options.world_size]
-        for name in ("master_ip", "master_port"):
-            place += [f"--{name}", getattr(options, name)] if getattr(options, name) else []
-        yield here(*place)
+        place = given("master_ip", "master_port")
+        yield here("--local_rank", options.local_rank, "--world_size", options.world_size, *place, *lines)
     elif options.loopback:
-        yield here("--world_size", _ranks(options))
+        yield here("--world_size", _ranks(options), *lines)
     else:
         os.environ["PYTHONPATH"] = path
         with live_cluster(cluster_from(options), options.show) as cluster:
-            yield lambda words: run_on_hosts(cluster, words, 1)
+            yield lambda words: run_on_hosts(cluster, [*words, *lines], 1)
 
 
 def _number(word: str) -> int:

@@ -42,7 +42,7 @@ def test_words_made_of_values_give_the_same_values_again():
 
 
 def test_every_flag_has_a_field_or_a_meaning_of_its_own():
-    of_the_launch = {"world_size", "local_rank", "master_ip", "master_port"}
+    of_the_launch = {"world_size", "local_rank", "master_ip", "master_port", "secret", "silence_seconds"}
     translated = {"fp16", "no_save_model"}
     names = {name for options in GROUPS.values() for name, _, _ in options}
     assert names - of_the_launch - translated == set(RunConfig.__dataclass_fields__) - {"save_model"}

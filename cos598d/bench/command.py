@@ -17,7 +17,8 @@ from cos598d.config import BACKEND_WORDS
 from cos598d.errors import UsageError, UserError
 from cos598d.files import write_json
 from cos598d.flags import FLAG, Groups, add_groups, to_words
-from cos598d.launch import Identity, find_identity, start_local_workers
+from cos598d.launch import Identity, find_identity
+from cos598d.workers import start_local_workers
 
 WORLD_SIZE = 4
 
@@ -58,6 +59,8 @@ GROUPS: Groups = {
         ("no_cuda", FLAG, "stay on the CPU where there is a GPU"),
         ("threads", int, "threads of each rank (default: its share of the host's cores)"),
         ("timeout", float, "seconds to wait for ranks to come, and for a collective to end"),
+        ("secret", str, "file with a secret that every rank must know (else $COS598D_SECRET; one host needs none)"),
+        ("silence_seconds", int, "a host from which nothing is heard for so long counts as lost (default: 8)"),
     ],
     "record": [
         ("output", Path, f"folder for {FILE_NAME} (default: a new one in runs/, unless --json is given)"),
@@ -76,7 +79,8 @@ def run_bench(options: argparse.Namespace) -> int:
     # The ranks that are started here may run elsewhere.
     trace = {"trace": str(options.trace.resolve()) if options.trace else None}
     plan = plan_from(vars(options) | trace)
-    identity = find_identity(options.world_size, options.local_rank, options.master_ip, options.master_port)
+    place = options.world_size, options.local_rank, options.master_ip, options.master_port
+    identity = find_identity(*place, options.secret, options.silence_seconds)
     if identity is not None and identity.source == "alone" and options.world_size is None:
         identity = None  # neither a launcher nor the user said how many ranks
     if options.memory and (identity is not None or plan.sweep):
@@ -96,13 +100,13 @@ def run_bench(options: argparse.Namespace) -> int:
     Identity(0, world_size)  # for its checks
     plan.check(world_size)
     try:
-        record = _measured_here(plan, world_size, options.master_port)
+        record = _measured_here(plan, world_size, options)
         if options.memory:
             alone = {
                 candidate["label"]: _measured_here(
                     replace(plan, sync=candidate["label"], alone=True, rounds=1, attach="once", trace=None),
                     world_size,
-                    options.master_port,
+                    options,
                 )
                 for candidate in record["candidates"]
             }
@@ -130,12 +134,13 @@ class RanksFailed(Exception):
         self.exit_code = exit_code
 
 
-def _measured_here(plan: BenchPlan, world_size: int, master_port: int | None) -> dict[str, Any]:
+def _measured_here(plan: BenchPlan, world_size: int, options: argparse.Namespace) -> dict[str, Any]:
     """The record of `plan`, measured by ranks started on this host for it."""
     with tempfile.TemporaryDirectory(prefix="cos598d-bench-") as folder:
         path = Path(folder) / FILE_NAME
         words = ["bench", *to_words(asdict(plan)), "--world_size", str(world_size), "--json", str(path)]
-        exit_code = start_local_workers(world_size, master_port, words)
+        words += to_words({name: getattr(options, name) for name in ("secret", "silence_seconds")})
+        exit_code = start_local_workers(world_size, options.master_port, words)
         if exit_code:
             raise RanksFailed(exit_code)
         return json.loads(path.read_text(encoding="utf-8"))

@@ -22,9 +22,9 @@ from cos598d.comm import Communicator
 from cos598d.errors import UsageError, flag_called
 from cos598d.launch import Identity
 from cos598d.measure.environment import describe_environment
+from cos598d.meeting import Meeting
 from cos598d.models import ModelSource, count_parameters, find_model
 from cos598d.rank import be_rank, take_station
-from cos598d.rendezvous import Meeting
 
 
 def be_bench_rank(plan: BenchPlan, identity: Identity, deliver: Callable[[dict[str, Any]], None]) -> int:

@@ -15,6 +15,7 @@ from cos598d.cluster.network import Network, end_processes
 from cos598d.cluster.plan import INTERFACE, Cluster, address, delay_words, rate_words
 from cos598d.cluster.switch import READY
 from cos598d.errors import UserError
+from cos598d.secret import VARIABLE, new_secret
 
 MASTER_PORT = 6585  # free in every cluster: each has ports of its own
 NETWORK_FACTS = "COS598D_NETWORK"  # what the hosts' links are, for the record of a run
@@ -92,13 +93,14 @@ def run_on_hosts(cluster: Cluster, words: Sequence[str], ranks_per_host: int, ou
     programs: list[subprocess.Popen] = []
     readers: list[threading.Thread] = []
     lock = threading.Lock()
+    secret = {VARIABLE: os.environ.get(VARIABLE) or new_secret()}  # one for all ranks, and in nobody's arguments
     try:
         for host in cluster.numbers:
             for index in range(ranks_per_host):
                 variables = rank_environment(cluster, host, index, ranks_per_host)
                 program = subprocess.Popen(
                     [*END_WITH_PARENT, *on_host(cluster, host, [_filled(word, host, variables) for word in words])],
-                    env=environment(cluster) | variables,
+                    env=environment(cluster) | variables | secret,
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,

@@ -1,0 +1,91 @@
+"""By which address the ranks find each other, and how many files they may open."""
+
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from cos598d import launch, rendezvous
+from cos598d.interfaces import is_loopback, listening_place
+from cos598d.launch import find_identity
+from cos598d.limits import needed_descriptors
+
+
+def test_too_few_open_files_are_told_before_the_meeting_and_a_soft_limit_is_raised():
+    code = (
+        "import resource, sys\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), int(sys.argv[2])))\n"
+        "from cos598d.limits import allow_descriptors\n"
+        "try:\n    allow_descriptors(0, 400)\n"
+        "except Exception as error:\n    print(error)\n"
+        "print(resource.getrlimit(resource.RLIMIT_NOFILE))\n"
+    )
+    needed = needed_descriptors(0, 400)
+    assert needed < 3 * 400  # three descriptors a rank were too many
+
+    def limited(soft, hard):
+        words = [sys.executable, "-c", code, str(soft), str(hard)]
+        return subprocess.run(words, capture_output=True, text=True, check=True).stdout
+
+    assert limited(256, needed) == f"({needed}, {needed})\n"
+    assert f"rank 0 of 400 needs {needed} open files, and this process may have 300" in limited(256, 300)
+
+
+def test_a_name_that_means_loopback_only_here_is_listened_for_everywhere(monkeypatch):
+    def resolve(name, port, *_, **__):
+        address = {"node7": "127.0.1.1", "node8": "192.0.2.8", "localhost": "127.0.0.1"}.get(name, name)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    assert listening_place("node7", 1)[1] == ("", 1)
+    assert listening_place("node8", 1)[1] == ("192.0.2.8", 1)
+    assert listening_place("localhost", 1)[1] == ("127.0.0.1", 1)
+    assert listening_place("127.0.0.1", 1)[1] == ("127.0.0.1", 1)
+    assert [is_loopback(name) for name in ("node7", "localhost", "127.0.1.1", "::1", "10.0.0.1")] == [
+        False,
+        True,
+        True,
+        True,
+        False,
+    ]
+
+
+SRUN = {"SLURM_STEP_ID": "0", "SLURM_NTASKS": "4", "SLURM_NODELIST": "node[1-2]", "SLURM_JOB_ID": "16"}
+
+
+def test_srun_on_one_node_stays_on_loopback_and_knows_its_run():
+    identity = find_identity(environ=SRUN | {"SLURM_PROCID": "1", "SLURM_NNODES": "1", "COS598D_SECRET": "s" * 16})
+    assert (identity.master_ip, identity.run_id) == ("127.0.0.1", "16.0")
+
+
+@pytest.mark.parametrize(
+    ("known", "mine", "rank", "expected"),
+    [
+        (True, True, 0, "node1"),
+        (False, True, 0, "10.0.0.9"),  # a batch script runs on the first node
+        (False, False, 0, "node1"),  # called on a login node, where no rank is
+        (False, False, 3, "10.0.0.9"),
+    ],
+)
+def test_a_node_that_has_no_address_is_found_by_that_of_the_launch_where_it_is_rank_0_s(
+    known, mine, rank, expected, monkeypatch
+):
+    def resolve(name, *_, **__):
+        if not known:
+            raise socket.gaierror
+
+    monkeypatch.setattr(launch.socket, "getaddrinfo", resolve)
+    monkeypatch.setattr(launch, "owner_of", lambda address: "eth0" if mine else None)
+    environ = SRUN | {"SLURM_PROCID": str(rank), "SLURM_LAUNCH_NODE_IPADDR": "10.0.0.9"}
+    assert find_identity(environ=environ).master_ip == expected
+
+
+def test_rank_0_reached_by_loopback_takes_the_address_that_faces_another_host(monkeypatch):
+    verdict = rendezvous.Verdict("", ["a", "a", "b"], ["a", "a", "b"], ["", "127.0.0.1", "192.0.2.7"])
+    monkeypatch.setattr(rendezvous, "address_facing", lambda address: f"facing {address}")
+    assert rendezvous._own_address(0, "127.0.0.1", verdict) == "facing 192.0.2.7"
+    assert rendezvous._own_address(1, "127.0.0.1", verdict) == "facing 192.0.2.7"
+    assert rendezvous._own_address(2, "192.0.2.7", verdict) == "192.0.2.7"
+    alone = verdict._replace(networks=["a"] * 3)
+    assert rendezvous._own_address(0, "127.0.0.1", alone) == "127.0.0.1"
