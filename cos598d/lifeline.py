@@ -1,11 +1,13 @@
 """The line between the ranks that tells every one of them, at once and in words, when one is gone.
 
 A collective whose peer died may hang until its timeout, and its error does not say who died. So each rank keeps
-one idle TCP connection to rank 0. The kernel closes it when the process ends, however it ends, and TCP's keepalive
-closes it when a host falls silent: rank 0 reads the end of the stream, knows the rank, and tells the others.
-A rank that fails with a sentence sends that sentence first, so that all can repeat it.
+idle TCP connections to its neighbours in a tree, which is a star around rank 0 in all but large worlds (`lines`). The
+kernel closes them when the process ends, however it ends, and TCP's keepalive closes them when a host falls silent: a
+neighbour reads the end of the stream, knows the rank, and tells the others, who pass it on.
+A rank that fails with a sentence sends that sentence first, so that all can repeat it. What a rank was told it passes
+on before it leaves, so its own end is never news.
 
-The thread that watches the line leaves by `os._exit` where it must: the main thread may be inside a collective,
+The thread that watches the lines leaves by `os._exit` where it must: the main thread may be inside a collective,
 which nothing else can interrupt.
 """
 
@@ -23,23 +25,24 @@ import time
 from cos598d.errors import UserError
 from cos598d.files import remove_unfinished
 from cos598d.interfaces import has_link, interface_with_link
-from cos598d.launch import LAUNCHER_PID
-from cos598d.rendezvous import Meeting
+from cos598d.launch import check_launcher
+from cos598d.lines import Missing, Peer, open_lines, parent_of
+from cos598d.meeting import Meeting
+from cos598d.printable import printable
+from cos598d.reception import SILENCE
 
-SILENCE = "lost rank {rank}, which ended without a word (killed, or its host is gone)."
 # The others say of this rank that they lost it, so it says so too, with what it alone can see.
 CUT_OFF = "lost rank {rank}, this one: its network interface {interface} has no link."
 # What a line ends with when its peer's host is silent, not the peer gone.
 UNHEARD = frozenset((errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN))
-# A host that is cut off is noticed after idle + interval x count = 8 seconds.
-CONNECT_SECONDS = 10.0  # all have just met: whoever does not connect at once is gone
-KEEPALIVE = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
+PROBES = 3  # of TCP's keepalive, unanswered, before a host counts as silent
+SEND_SECONDS = 5.0  # a neighbour that takes no message for so long hears nothing more
 # How long a rank that was told to stop may take to leave by itself.
 GRACE_SECONDS = 2.0
 
 
 class Lifeline:
-    """This rank's end of the line. Made once by every rank of a `Meeting` with more than one rank.
+    """This rank's ends of the lines. Made once by every rank of a `Meeting` with more than one rank.
 
     Between `__init__` and `close` this process ends itself, with exit code 1 and a sentence, when another rank is lost.
     """
@@ -47,14 +50,14 @@ class Lifeline:
     def __init__(self, meeting: Meeting):
         self.rank = meeting.identity.rank
         self._seconds = meeting.seconds
-        self._peers: dict[socket.socket, int] = {}
-        self._lock = threading.Lock()
+        self._parent = parent_of(self.rank)
+        self._lines: dict[socket.socket, Peer] = {}
+        self._lock, self._sending = threading.Lock(), threading.Lock()
         self._leaving = threading.Event()
         self._finished: set[int] = set()
-        self._all_finished = threading.Event()
+        self._all_below_finished, self._all_finished = threading.Event(), threading.Event()
         self._connect(meeting)
-        self._interface = interface_with_link(next(iter(self._peers)).getsockname()[0])
-        self._expected_parent = os.environ.get(LAUNCHER_PID)
+        self._interface = interface_with_link(next(iter(self._lines)).getsockname()[0])
         self._signals, written = socket.socketpair()
         written.setblocking(False)
         self._written = written
@@ -66,36 +69,28 @@ class Lifeline:
         self._thread.start()
 
     def _connect(self, meeting: Meeting) -> None:
-        identity, others = meeting.identity, meeting.identity.world_size - 1
-        if self.rank == 0:
-            family = socket.AF_INET6 if ":" in identity.master_ip else socket.AF_INET
-            with socket.create_server(("", 0), family=family, backlog=others) as server:
-                server.settimeout(CONNECT_SECONDS)
-                meeting.store.set("lifeline", str(server.getsockname()[1]))
-                try:
-                    while len(self._peers) < others:
-                        line, _ = server.accept()
-                        line.settimeout(CONNECT_SECONDS)
-                        self._peers[line] = int.from_bytes(_receive_exactly(line, 4), "big")
-                except OSError:
-                    missing = sorted(set(range(1, others + 1)) - set(self._peers.values()))
-                    sentence = SILENCE.format(rank=", ".join(map(str, missing)))
-                    self._tell({"lost": missing[0], "sentence": sentence})
-                    raise UserError(sentence) from None
-        else:
-            port = int(meeting.store.get("lifeline"))
-            try:
-                line = socket.create_connection((identity.master_ip, port), timeout=CONNECT_SECONDS)
-                line.sendall(self.rank.to_bytes(4, "big"))
-            except OSError as error:
-                raise UserError(f"no lifeline to rank 0 at {identity.master_ip}:{port}: {error}.") from None
-            self._peers[line] = 0
-        for line in self._peers:
-            line.setblocking(True)
+        try:
+            self._lines = open_lines(meeting)
+        except Missing as missing:
+            self._lines = dict(missing.lines)
+            sentence = SILENCE.format(rank=", ".join(map(str, missing.ranks)))
+            self._tell({"lost": missing.ranks[0], "sentence": sentence})
+            raise UserError(sentence) from None
+        if all(peer.rank == self._parent for peer in self._lines.values()):
+            self._all_below_finished.set()
+        silence = meeting.identity.silence_seconds
+        interval = silence // (PROBES + 1)
+        keepalive = {
+            "TCP_KEEPIDLE": silence - PROBES * interval,
+            "TCP_KEEPINTVL": interval,
+            "TCP_KEEPCNT": PROBES,
+        }
+        for line in self._lines:
+            line.settimeout(SEND_SECONDS)
             line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for option, seconds in KEEPALIVE.items():
+            for option, value in keepalive.items():
                 if hasattr(socket, option):
-                    line.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), seconds)
+                    line.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
     def fail(self, sentence: str) -> None:
         """Tell the other ranks that this one stops, and why. The caller then leaves.
@@ -107,7 +102,7 @@ class Lifeline:
             self._leaving.set()
         if not is_first and threading.current_thread() is not self._thread:
             self._thread.join()
-        self._tell({"failed": self.rank, "sentence": sentence})
+        self._tell({"failed": self.rank, "sentence": printable(sentence)})
 
     def wait_for_news(self, seconds: float) -> None:
         """Wait for word of what ended a collective: when it comes this process ends here, saying it."""
@@ -115,30 +110,39 @@ class Lifeline:
 
     def close(self) -> None:
         """Leave in order: tell the others, and return when they too are done (or gone)."""
-        if self.rank != 0:
-            self._tell({"finished": self.rank})
-        self._all_finished.wait(self._seconds)
-        if self.rank == 0:  # it hears last that nobody can fail any more, and lets the others go
-            self._tell({"finished": 0})
+        self._all_below_finished.wait(self._seconds)
+        if self._parent is not None:
+            self._tell({"finished": self.rank}, only=self._parent)
+            self._all_finished.wait(self._seconds)
+        # Rank 0 hears last that nobody can fail any more, and lets the others go; each passes it on.
+        self._tell({"finished": self.rank}, but=self._parent)
         self._leaving.set()
         self._written.send(b"\0")
         self._thread.join(2)
         if self._previous_fd is not None:
             signal.set_wakeup_fd(self._previous_fd)
-        for line in (*self._peers, self._signals, self._written):
+        for line in (*self._lines, self._signals, self._written):
             line.close()
 
-    def _tell(self, message: dict, but: int | None = None) -> None:
-        data = json.dumps(message).encode() + b"\n"
-        for line, rank in list(self._peers.items()):
-            if rank != but:
-                with contextlib.suppress(OSError):  # that rank is gone too
-                    line.sendall(data)
+    def _tell(self, message: dict, but: int | None = None, only: int | None = None) -> None:
+        payload = json.dumps(message).encode()
+        with self._sending:
+            for line, peer in list(self._lines.items()):
+                if peer.rank != but and only in (None, peer.rank):
+                    with contextlib.suppress(OSError):  # that rank is gone too
+                        line.sendall(peer.frames.pack(payload))
 
     def _watch(self) -> None:
-        buffers = dict.fromkeys(self._peers, b"")
+        try:
+            self._watch_lines()
+        except Exception as error:
+            sentence = f"the line that tells of lost ranks failed: {type(error).__name__}: {error}."
+            self._tell({"failed": self.rank, "sentence": printable(sentence)})
+            self._end(printable(sentence))
+
+    def _watch_lines(self) -> None:
         with selectors.DefaultSelector() as selector:
-            for line in (*self._peers, self._signals):
+            for line in (*self._lines, self._signals):
                 selector.register(line, selectors.EVENT_READ)
             while not self._leaving.is_set():
                 for key, _ in selector.select(timeout=1):
@@ -146,20 +150,21 @@ class Lifeline:
                     if line is self._signals:
                         self._on_signal(self._signals.recv(1)[0])
                         continue
-                    unheard = False
+                    peer, unheard = self._lines[line], False
                     try:
                         data = line.recv(65536)
                     except OSError as error:
                         data, unheard = b"", error.errno in UNHEARD
                     if not data:
                         selector.unregister(line)
-                        self._on_silence(self._peers[line], unheard)
+                        self._on_silence(peer.rank, unheard)
                         continue
-                    *messages, buffers[line] = (buffers[line] + data).split(b"\n")
-                    for message in messages:
-                        self._on_message(json.loads(message))
-                if self._expected_parent and os.getppid() != int(self._expected_parent):
-                    self._end("the program that started this worker is gone.")
+                    for message in peer.frames.unpack(data):
+                        self._on_message(peer.rank, message)
+                try:
+                    check_launcher()
+                except UserError as error:
+                    self._end(str(error))
 
     def _on_silence(self, rank: int, unheard: bool) -> None:
         """A line has ended: the peer's host said so, or (`unheard`) nothing came from it for too long."""
@@ -169,21 +174,21 @@ class Lifeline:
         is_cut_off = unheard and self._interface is not None and not has_link(self._interface)
         lost = self.rank if is_cut_off else rank
         sentence = SILENCE.format(rank=lost)
-        if self.rank == 0:
-            self._tell({"lost": lost, "sentence": sentence}, but=rank)
+        self._tell({"lost": lost, "sentence": sentence}, but=rank)
         self._end(CUT_OFF.format(rank=lost, interface=self._interface) if is_cut_off else sentence)
 
-    def _on_message(self, message: dict) -> None:
+    def _on_message(self, sender: int, message: dict) -> None:
+        """A neighbour says that it and all below it (from the parent: that all) are done, or why all must end."""
         if "finished" in message:
-            self._finished.add(message["finished"])
-            if len(self._finished) == len(self._peers):
+            self._finished.add(sender)
+            if sender == self._parent:
                 self._all_finished.set()
-        elif "lost" in message:
-            self._end(message["sentence"])
-        else:
-            if self.rank == 0:
-                self._tell(message, but=message["failed"])
-            self._end(f"stopped because rank {message['failed']} did: {message['sentence']}")
+            elif self._finished.issuperset(peer.rank for peer in self._lines.values() if peer.rank != self._parent):
+                self._all_below_finished.set()
+            return
+        self._tell(message, but=sender)
+        sentence = printable(message["sentence"])
+        self._end(sentence if "lost" in message else f"stopped because rank {int(message['failed'])} did: {sentence}")
 
     def _on_signal(self, number: int) -> None:
         if number not in (signal.SIGINT, signal.SIGTERM):
@@ -217,13 +222,3 @@ def say_last(rank: int | None, sentence: str) -> None:
     # The line may hold a progress bar: start afresh on it.
     start = "\r\033[K" if sys.stderr.isatty() else ""
     print(f"{start}{'' if rank is None else f'rank {rank}: '}{sentence}", file=sys.stderr, flush=True)
-
-
-def _receive_exactly(line: socket.socket, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        part = line.recv(count - len(data))
-        if not part:
-            raise OSError("closed")
-        data += part
-    return data

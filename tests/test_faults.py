@@ -328,6 +328,7 @@ def test_a_rank_names_itself_only_when_no_word_came_and_its_link_is_gone(
 ):
     line = object.__new__(lifeline.Lifeline)
     line.rank, line._finished, line._interface, said = 2, set(), interface, []
+    monkeypatch.setattr(line, "_tell", lambda message, but: None)
     monkeypatch.setattr(lifeline, "has_link", lambda _: linked)
     monkeypatch.setattr(line, "_end", said.append)
     line._on_silence(0, unheard)

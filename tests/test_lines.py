@@ -1,0 +1,180 @@
+"""The lines that tell of lost ranks, as a tree: every rank names the one that was lost, whoever sits above or below."""
+
+import os
+import signal
+import socket
+import sys
+import time
+
+import pytest
+from torch.distributed import FileStore
+
+from cos598d import lifeline, lines
+from cos598d.launch import Identity
+from cos598d.lifeline import Lifeline
+from cos598d.meeting import Meeting
+
+SIZE = 7  # with two below each: 0 has 1 and 2, 1 has 3 and 4, 2 has 5 and 6
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch):
+    """Processes that have a lifeline and do nothing but wait: world() -> their ids; what they said is in tmp_path."""
+    monkeypatch.setattr(lines, "FAN_OUT", 2)
+    started = {}
+
+    def be(rank, before):
+        signal.alarm(60)
+        out = os.open(tmp_path / f"rank{rank}", os.O_WRONLY | os.O_CREAT)
+        os.dup2(out, 2)
+        sys.stderr = os.fdopen(2, "w", closefd=False)
+        meeting = Meeting(Identity(rank, SIZE), FileStore(str(tmp_path / "store"), SIZE), ["here"] * SIZE, seconds=20)
+        before(meeting)
+        mine = Lifeline(meeting)
+        (tmp_path / f"ready{rank}").touch()
+        wait_for(tmp_path / "go")
+        if (tmp_path / "fail").read_text() == str(rank):
+            mine.fail("its data are gone\x1b[31m")
+            lifeline.leave(rank, "its data are gone", 1)
+        if (tmp_path / "fail").read_text() == "":
+            mine.close()
+            os._exit(0)
+        time.sleep(60)
+
+    def start(before=lambda meeting: None):
+        for rank in range(SIZE):
+            sys.stdout.flush()
+            sys.stderr.flush()
+            started[rank] = os.fork()
+            if not started[rank]:
+                try:
+                    be(rank, before)
+                except BaseException as error:
+                    print(error, file=sys.stderr, flush=True)
+                os._exit(3)
+        for rank in range(SIZE):
+            wait_for(tmp_path / f"ready{rank}")
+        return started
+
+    yield start
+    for process in started.values():
+        try:
+            os.kill(process, signal.SIGKILL)
+            os.waitpid(process, 0)
+        except (ProcessLookupError, ChildProcessError):
+            pass
+
+
+def wait_for(path, seconds=30):
+    deadline = time.monotonic() + seconds
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} did not come to be"
+        time.sleep(0.01)
+
+
+def ends(started, but=()):
+    return {rank: os.waitpid(process, 0)[1] for rank, process in started.items() if rank not in but}
+
+
+def said(tmp_path, rank):
+    return (tmp_path / f"rank{rank}").read_text()
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2, 3, 6])
+def test_a_rank_that_dies_anywhere_in_the_tree_is_named_by_all_and_nobody_else_is(world, tmp_path, lost):
+    started = world()
+    os.kill(started[lost], signal.SIGKILL)
+    codes = ends(started)
+    for rank in set(range(SIZE)) - {lost}:
+        assert (
+            said(tmp_path, rank)
+            == f"rank {rank}: lost rank {lost}, which ended without a word (killed, or its host is gone).\n"
+        )
+        assert os.waitstatus_to_exitcode(codes[rank]) == 1
+
+
+@pytest.mark.parametrize("failing", [0, 2, 5])
+def test_what_a_failing_rank_says_is_repeated_by_all_without_escapes(world, tmp_path, failing):
+    started = world()
+    (tmp_path / "fail").write_text(str(failing))
+    (tmp_path / "go").touch()
+    ends(started)
+    for rank in set(range(SIZE)) - {failing}:
+        assert said(tmp_path, rank) == f"rank {rank}: stopped because rank {failing} did: its data are gone\\x1b[31m\n"
+
+
+def test_all_leave_in_order_when_all_are_done(world, tmp_path):
+    started = world()
+    (tmp_path / "fail").write_text("")
+    (tmp_path / "go").touch()
+    assert set(ends(started).values()) == {0}
+    assert not any(said(tmp_path, rank) for rank in range(SIZE))
+
+
+def test_strangers_at_a_rank_s_door_are_no_lost_ranks(world, tmp_path):
+    """They come before its children do, say nothing, rubbish or too much, and stay."""
+
+    def attacked(meeting):
+        listen = lines.listen
+
+        def listen_to_strangers(*words):
+            listener = listen(*words)
+            for rubbish in (b"", b"GET / HTTP/1.1\r\n\r\n", (1).to_bytes(4, "big"), b"A" * 100_000):
+                stranger = socket.create_connection(listener.getsockname())
+                stranger.setblocking(False)
+                strangers.append(stranger)
+                if rubbish:
+                    stranger.send(rubbish)
+            return listener
+
+        lines.listen = listen_to_strangers
+
+    strangers = []
+    started = world(attacked)
+    (tmp_path / "fail").write_text("")
+    (tmp_path / "go").touch()
+    assert set(ends(started).values()) == {0}
+    assert not any(said(tmp_path, rank) for rank in range(SIZE))
+
+
+def test_a_defect_in_the_watching_thread_ends_the_run_in_a_sentence(world, tmp_path, monkeypatch):
+    def spoilt(meeting):
+        if meeting.identity.rank == 3:
+            Lifeline._on_message = lambda self, sender, message: message["nothing"]
+
+    started = world(spoilt)
+    (tmp_path / "fail").write_text("5")
+    (tmp_path / "go").touch()
+    ends(started)
+    assert said(tmp_path, 3) == "rank 3: the line that tells of lost ranks failed: KeyError: 'nothing'.\n"
+    assert "rank 0: stopped because rank 5 did" in said(tmp_path, 0)
+
+
+def test_how_long_a_host_may_be_silent_is_the_flag_s(monkeypatch):
+    set_to = {}
+
+    class Line:
+        def settimeout(self, seconds): ...
+
+        def setsockopt(self, level, option, value):
+            set_to[option] = value
+
+    monkeypatch.setattr(lifeline, "open_lines", lambda meeting: {Line(): lifeline.Peer(0, None)})
+    for seconds in (4, 8, 30, 61):
+        mine = object.__new__(Lifeline)
+        mine.rank, mine._parent, mine._all_below_finished = 1, 0, lifeline.threading.Event()
+        mine._connect(Meeting(Identity(1, 2, silence_seconds=seconds), None, [], 20))
+        idle, interval, count = (set_to[getattr(socket, f"TCP_KEEP{name}")] for name in ("IDLE", "INTVL", "CNT"))
+        assert idle + interval * count == seconds
+        assert min(idle, interval) >= 1
+
+
+@pytest.mark.parametrize("size", [1, 2, 33, 34, 1024, 1100])
+def test_every_rank_but_0_has_one_parent_that_knows_it(size):
+    for rank in range(size):
+        children = lines.children_of(rank, size)
+        assert len(children) <= lines.FAN_OUT
+        assert all(lines.parent_of(child) == rank for child in children)
+    assert sum(len(lines.children_of(rank, size)) for rank in range(size)) == size - 1
+    if size <= 33:
+        assert not any(lines.children_of(rank, size) for rank in range(1, size))  # a star
