@@ -12,7 +12,7 @@ from typing import Any
 
 import cos598d
 from cos598d.errors import UsageError, UserError
-from cos598d.flags import Parser
+from cos598d.flags import Parser, check_output_file
 from cos598d.printable import printable
 from cos598d.reader import ends_with_its_reader
 
@@ -221,6 +221,7 @@ def _add_check(command: argparse.ArgumentParser) -> None:
 def _check(options: argparse.Namespace) -> int:
     from cos598d.check import check
 
+    check_output_file("--json", options.json)
     return check(options.sync, options.world_sizes, options.seconds, options.claims, not options.no_speed, options.json)
 
 

@@ -7,12 +7,28 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from cos598d.errors import UsageError
 from cos598d.printable import printable
 
 FLAG = "flag"  # the kind of one that stands alone
 METAVARS = {int: "N", float: "X", str: "WORD", Path: "FOLDER"}
 # group -> (name, a type or a function that reads a word, or FLAG; what it means)
 Groups = Mapping[str, Sequence[tuple[str, Any, str]]]
+
+
+def check_output_file(flag: str, path: Path | str | None) -> None:
+    """Raise UsageError, before anything is computed for it, where the file that `flag` names can have no place.
+
+    A file goes into a folder that is there: who mistypes one shall not find the file elsewhere. (A flag that names a
+    folder makes it.) None and "-", standard output, are no files.
+    """
+    if path is None or str(path) == "-":
+        return
+    path = Path(path)
+    if path.is_dir():
+        raise UsageError(f"{flag} {path} is a folder: give a file's name.")
+    if not path.parent.is_dir():
+        raise UsageError(f"{flag} {path} cannot be written: there is no folder {path.parent}, so make it first.")
 
 
 class Parser(argparse.ArgumentParser):

@@ -16,7 +16,7 @@ from cos598d.bench.table import bench_table
 from cos598d.config import BACKEND_WORDS
 from cos598d.errors import UsageError, UserError
 from cos598d.files import write_json
-from cos598d.flags import FLAG, Groups, add_groups, to_words
+from cos598d.flags import FLAG, Groups, add_groups, check_output_file, to_words
 from cos598d.launch import Identity, find_identity
 from cos598d.workers import start_local_workers
 
@@ -88,6 +88,8 @@ def run_bench(options: argparse.Namespace) -> int:
             "--memory starts processes for each candidate by itself: "
             "leave --sweep and other launchers out, and give --world_size 2 or more."
         )
+    if identity is None or identity.rank == 0:  # the others write nothing
+        check_output_file("--json", options.json)
     folder = options.output or (None if options.json else Path("runs") / f"bench-{datetime.now():%Y%m%d-%H%M%S}")
     if folder and (folder / FILE_NAME).exists():
         raise UsageError(f"--output {folder} holds a {FILE_NAME} already: choose another folder.")

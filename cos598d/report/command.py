@@ -8,6 +8,7 @@ from pathlib import Path
 from cos598d.bench.record import FILE_NAME
 from cos598d.errors import UsageError, UserError
 from cos598d.files import write_whole
+from cos598d.flags import check_output_file
 from cos598d.report.benches import Bench, load_bench
 from cos598d.report.load import Run, load_run_as, own_names
 from cos598d.report.render import as_html, as_markdown_page, as_pdf, need
@@ -32,6 +33,7 @@ def run_report(options: argparse.Namespace) -> int:
     output = options.output
     if output.suffix not in FORMS:
         raise UsageError(f"-o {output}: its name must end in {', '.join(FORMS[:-1])} or {FORMS[-1]}.")
+    check_output_file("-o", output)
     need("jinja2", "matplotlib", *(["weasyprint"] if output.suffix == ".pdf" else []))
     from cos598d.report.page import build_page
 

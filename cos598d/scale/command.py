@@ -10,6 +10,7 @@ from cos598d.bench.record import FILE_NAME
 from cos598d.cluster.plan import parse_delay, parse_rate
 from cos598d.errors import UsageError, UserError
 from cos598d.files import write_json
+from cos598d.flags import check_output_file
 from cos598d.scale.records import Link, Record, load_records
 
 LARGEST, MOST_HOSTS = 64, 65536
@@ -55,6 +56,8 @@ def run_scale(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> None:
+    check_output_file("-o", options.output)
+    check_output_file("--json", options.json)
     if options.to is not None and not 2 <= options.to <= MOST_HOSTS:
         raise UsageError(f"--to {options.to}: give a number of hosts from 2 to {MOST_HOSTS}.")
     if options.batch is not None and options.batch < 1:
