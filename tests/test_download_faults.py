@@ -1,5 +1,6 @@
 """What goes wrong with a download is one sentence, in time, and leaves nothing half-written."""
 
+import errno
 import hashlib
 import io
 import signal
@@ -111,6 +112,63 @@ def test_a_damaged_archive_is_refused(mirror, tmp_path, damage):
         "empty": b"",
     }[damage]
     refused(mirror, tmp_path, "not a whole zip archive")
+
+
+def packed(method):
+    """Tiny by another method, with a few bytes in the middle of the first member changed."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", method) as archive:
+        for name, content in TINY.items():
+            archive.writestr(f"TinyFolder/{name}", content)
+    content = bytearray(buffer.getvalue())
+    for place in range(2000, 2010):
+        content[place] ^= 255
+    return bytes(content)
+
+
+HOSTILE = {
+    "a name in no encoding": (
+        zipped({**TINY, "é\u00e9é.tsv": b"x"}).replace("ééé".encode(), b"\xff" * 6),
+        "not a whole zip archive",
+    ),
+    "a broken bz2 stream": (packed(zipfile.ZIP_BZIP2), "not a whole zip archive"),
+    "a broken lzma stream": (packed(zipfile.ZIP_LZMA), "not a whole zip archive"),
+    "a file where a folder is needed": (
+        zipped({**TINY, "a": b"x", "a/b": b"x"}),
+        r'"TinyFolder/a", a file, where "TinyFolder/a/b" needs a folder',
+    ),
+    "the same in another case": (zipped({**TINY, "a/b": b"x", "A": b"x"}), r'"TinyFolder/A", a file, where'),
+    "names that differ in case": (
+        zipped({**TINY, "Train.tsv": b"x"}),
+        r'"TinyFolder/Train.tsv" and "TinyFolder/train.tsv", which not every disk can tell apart',
+    ),
+    "names that differ in their form": (zipped({**TINY, "\u00e9": b"x", "e\u0301": b"x"}), "can tell apart"),
+    "a name too long": (zipped({**TINY, "x" * 300: b"x"}), "a name too long for a disk"),
+    "folders too deep": (zipped({**TINY, "x/" * 600 + "y": b"x"}), "a name too long for a disk"),
+    "a name that a terminal obeys": (zipped({**TINY, "../\x1b[2J": b"x"}), r"\.\./\\x1b\[2J"),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_an_archive_that_no_disk_can_hold_is_the_archives_fault_and_the_next_try_starts_afresh(mirror, tmp_path, kind):
+    mirror.files["Tiny-clean.zip"], words = HOSTILE[kind]
+    refused(mirror, tmp_path / "data", words)
+    mirror.files["Tiny-clean.zip"] = ARCHIVE
+    get(mirror, tmp_path / "data")
+    assert_is_tiny(tmp_path / "data")
+
+
+def test_a_disk_that_refuses_a_member_keeps_the_part_for_the_next_try(mirror, tmp_path, monkeypatch):
+    mirror.files["Tiny-clean.zip"] = ARCHIVE
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with monkeypatch.context() as patched:
+        patched.setattr("shutil.copyfileobj", lambda *words: (_ for _ in ()).throw(full))
+        with pytest.raises(UserError, match="No space left on device"):
+            get(mirror, tmp_path)
+    assert len(left_in(tmp_path)) == 1
+    get(mirror, tmp_path)
+    assert_is_tiny(tmp_path)
+    assert mirror.asked[-1][1].startswith("bytes=")
 
 
 @pytest.mark.parametrize("content", [squad(19), squad(20)[:-9], b"[1]", b'{"data": [{}]}', b"<html>"])

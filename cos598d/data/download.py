@@ -4,7 +4,6 @@ import argparse
 import contextlib
 import dataclasses
 import filecmp
-import functools
 import itertools
 import math
 import shlex
@@ -22,8 +21,11 @@ from cos598d.data.check import Findings, look_at, sha256_of
 from cos598d.data.fetch import Unreachable, fetch
 from cos598d.data.unpack import copy_files
 from cos598d.errors import UsageError, UserError
+from cos598d.printable import printable
 
-_say = functools.partial(print, flush=True)  # the order of lines and bars holds in a pipe too
+
+def _say(line: str) -> None:
+    print(printable(line), flush=True)  # the order of lines and bars holds in a pipe too
 
 
 def obtain(
@@ -242,7 +244,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for dataset in chosen:
                 obtain(dataset, data_dir, base_url, options.timeout)
     except UserError as error:
-        print(error, file=sys.stderr)
+        print(printable(error), file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print(f"Stopped; what has arrived is kept as *.part in {data_dir}, the same command resumes.", file=sys.stderr)

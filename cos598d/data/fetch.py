@@ -21,6 +21,7 @@ import urllib3
 from tqdm import tqdm
 
 from cos598d.errors import UserError
+from cos598d.printable import printable
 
 MOST_BYTES = 2 * 1024**3  # MNLI, the largest, is 0.3 GB; a server that sends without end must not fill the disk
 _TRIES = 4
@@ -54,10 +55,10 @@ def fetch(url: str, folder: Path, timeout: float, pause: float = 0.5, report: Ca
         with _answer(url, part, timeout) as response:
             if response.status_code in (429, 500, 502, 503, 504):
                 failed += 1
-                report(f"{name}: {host} answered {response.status_code} {response.reason}.")
+                report(f"{name}: {host} answered {response.status_code} {printable(response.reason, 60)}.")
                 continue
             if response.status_code not in (200, 206, 416):
-                raise UserError(f"{host} answered {response.status_code} {response.reason} for {url}")
+                raise UserError(f"{host} answered {response.status_code} {printable(response.reason, 60)} for {url}")
             start, total = _range_of(response)
             fresh = folder / f"{name}.{_tag(response, url, total)}.part"
             if response.status_code != 200 and (fresh != part or start != _resume_at(part)):

@@ -1,7 +1,10 @@
 """From a fetched file to a folder of data files, trusting nothing that an archive says about itself."""
 
+import lzma
 import shutil
 import stat
+import struct
+import unicodedata
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -9,20 +12,29 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from cos598d.errors import UserError
 from cos598d.files import write_whole
+from cos598d.printable import printable
 
 # GLUE's largest archive, MNLI, holds a few dozen files and unpacks to about five times its size.
 MOST_MEMBERS = 10_000
 MOST_BYTES = 4 * 1024**3
 MOST_GROWTH = 100
 ALWAYS_ALLOWED_BYTES = 16 * 1024**2
+LONGEST_NAME = 255  # bytes, of a file or folder: what the usual disks take
+LONGEST_PATH = 1024
+# What zipfile and the decompressors raise for an archive that is none, or is damaged.
+_DAMAGED = (
+    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error),
+    *(EOFError, NotImplementedError, RuntimeError, ValueError, OverflowError, MemoryError),
+)
 
 
 def unpack_zip(files: Mapping[str, Path], into: Path) -> None:
     """Unpack one zip archive into the folder `into`, without the folder that all its members share.
 
     What a Mac adds (__MACOSX, .DS_Store, ._x, Icon) is left out. Raises UserError if the archive is broken or not a
-    zip, if a member would land outside `into`, is a link or another special file, is encrypted or appears twice,
-    or if the whole would be unreasonably large; a failure can leave files in `into`, which the caller throws away.
+    zip, if a member would land outside `into`, is a link or another special file, is encrypted, appears twice or
+    where another needs a folder, has a name that no disk takes, or if the whole would be unreasonably large; OSError if
+    the disk refuses. A failure can leave files in `into`, which the caller throws away.
     """
     ((name, archive),) = files.items()
     try:
@@ -35,8 +47,13 @@ def unpack_zip(files: Mapping[str, Path], into: Path) -> None:
                 # Reading stops at the declared size and compares the CRC, so the size check above holds.
                 with opened.open(info) as source, open(target, "xb") as copy:
                     shutil.copyfileobj(source, copy, 1024 * 1024)
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
-        raise UserError(f"{name} is not a whole zip archive ({_looks_like(archive) or error}).") from error
+    except UserError:
+        raise
+    except (*_DAMAGED, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # the disk's; a broken bz2 stream has no number
+            raise
+        why = _looks_like(archive) or printable(error, 200).rstrip(".") or type(error).__name__
+        raise UserError(f"{name} is not a whole zip archive ({why}).") from error
 
 
 def copy_files(files: Mapping[str, Path], into: Path) -> None:
@@ -76,27 +93,60 @@ def _checked(opened: zipfile.ZipFile, name: str, archive_bytes: int) -> list[tup
             f"{name} of {archive_bytes} bytes would unpack to {total}, more than the {allowed} allowed; not unpacked."
         )
     members: dict[PurePosixPath, zipfile.ZipInfo] = {}
+    alike: dict[str, PurePosixPath] = {}  # as a disk sees it that tells no case apart
     for info in infos:
         path = _inside(info.orig_filename, name)
         kind = stat.S_IFMT(info.external_attr >> 16)
         if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
-            raise UserError(f'{name} holds "{path}", a link or special file; nothing of it was unpacked.')
+            raise _not_unpacked(name, path, "a link or special file")
         if info.is_dir() or _added_by_a_mac(path):
             continue
         if info.flag_bits & 0x1:
-            raise UserError(f'{name} holds "{path}", which is encrypted; nothing of it was unpacked.')
-        if path in members:
-            raise UserError(f'{name} holds "{path}" twice; nothing of it was unpacked.')
+            raise _not_unpacked(name, path, "which is encrypted")
+        folded = _folded(path)
+        if folded in alike:
+            other = alike[folded]
+            also = "twice" if other == path else f"and {_quoted(other)}, which not every disk can tell apart"
+            raise UserError(f"{name} holds {_quoted(path)} {also}; nothing of it was unpacked.")
         members[path] = info
+        alike[folded] = path
+    looked_at: set[PurePosixPath] = set()
+    for path in members:
+        for folder in path.parents:
+            if folder in looked_at:
+                break
+            looked_at.add(folder)
+            if _folded(folder) in alike:
+                other = alike[_folded(folder)]
+                raise _not_unpacked(name, other, f"a file, where {_quoted(path)} needs a folder")
     return list(members.items())
+
+
+def _folded(path: PurePosixPath) -> str:
+    return unicodedata.normalize("NFC", str(path)).casefold()
+
+
+def _quoted(path: PurePosixPath | str) -> str:
+    return f'"{printable(path, 100)}"'
+
+
+def _not_unpacked(name: str, path: PurePosixPath | str, why: str) -> UserError:
+    return UserError(f"{name} holds {_quoted(path)}, {why}; nothing of it was unpacked.")
 
 
 def _inside(member: str, name: str) -> PurePosixPath:
     """The member's path, or UserError if any operating system would take it for one outside the folder."""
     windows = PureWindowsPath(member)  # takes both kinds of slashes, and knows drive letters
     if windows.anchor or ".." in windows.parts or "\0" in member or not windows.parts:
-        raise UserError(f'{name} holds "{member!a}", which leads outside its folder; nothing of it was unpacked.')
-    return PurePosixPath(*windows.parts)
+        raise _not_unpacked(name, member, "which leads outside its folder")
+    path = PurePosixPath(*windows.parts)
+    try:
+        longest = max(len(part.encode()) for part in path.parts)
+    except UnicodeEncodeError:
+        raise _not_unpacked(name, member, "a name that no disk takes") from None
+    if longest > LONGEST_NAME or len(str(path).encode()) > LONGEST_PATH:
+        raise _not_unpacked(name, member, "a name too long for a disk")
+    return path
 
 
 def _added_by_a_mac(path: PurePosixPath) -> bool:
