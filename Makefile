@@ -46,8 +46,8 @@ test: $(READY)
 	@$(RUN) -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup
 
 # With another python, make gpu RUN=python3, nothing is set up and nothing fetched. That python needs torch with CUDA,
-# pytest, and of setup.py's core packages: numpy, psutil, pytorch-transformers (1.2.0, without its dependencies), requests,
-# safetensors, scikit-learn, scipy, tokenizers, tqdm. More are not asked for.
+# pytest, numpy, psutil, requests, safetensors, scikit-learn, scipy, tokenizers, tqdm, and pytorch-transformers==1.2.0 with
+# boto3, botocore, regex and sacremoses, which it asks for. Nothing else is.
 gpu: $(if $(filter $(VENV)/bin/python,$(RUN)),$(READY))
 	@$(RUN) -c 'import pytest, torch, cos598d.run; torch.cuda.is_available() or exit("make gpu: torch finds no CUDA device here.")'
 	@echo "== gpu: records in $(GPU_RECORDS)"

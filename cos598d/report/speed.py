@@ -7,8 +7,7 @@ from typing import Any
 from cos598d.report.repeats import members
 
 SPEED_NOTE = (
-    "examples/s: of rank 0's iterations by their clocks, and by the wall, which recording between two iterations is "
-    "part of; without the warm-up and evaluation."
+    "examples/s: by the clocks of rank 0's iterations, and by the wall, with recording between them; no warm-up."
 )
 
 
