@@ -2,27 +2,37 @@
 
 import torch
 
+from cos598d.comm import Communicator
 from cos598d.composed import Composed, Messages
 from cos598d.sync.buckets import Bucket
-from cos598d.sync.codecs.base import Codec
+from cos598d.sync.codecs.base import AllReduce, Codec
 
 BLOCK = 1024  # elements that share a scale
 SCALE_BYTES = 4
+DRAWN = 16  # blocks for which random numbers are drawn
 
 
 class Int8(Codec):
     """Scaled 8-bit numbers, summed in 32 bits by the rank that owns the part.
 
     1. Every rank cuts its bucket into n parts, and encodes each: in blocks of 1,024 elements, x becomes
-       round(127 x / m), where m is the block's largest absolute value; m travels with the block.
+       floor(127 x / m + u), where m is the block's largest absolute value, which travels with the block, and u is a
+       random number from 0 to below 1.
     2. Part r goes to rank r, which decodes and adds the n versions of it.
     3. Rank r encodes its sum and sends it to all; every rank, the owner too, decodes what was sent.
 
-    Ratio just under 4: every rank sends and receives 2(n-1) parts of 1 + 4/1024 bytes an element. An element errs by at
-    most m/254 in each of the n versions and once more in the sum; without error feedback, as rounding has no bias.
+    Ratio just under 4: every rank sends and receives 2(n-1) parts of 1 + 4/1024 bytes an element. An element errs by
+    less than m/127 in each of the n versions and once more in the sum. Rounded to the nearest, an element below m/254
+    would always be 0; by u (stochastic rounding, as in QSGD, Alistarh et al. 2017) it is rounded up as often as its
+    size says, so that the mean over steps is right and no error has to be kept. u comes of a generator of each rank's
+    own, seeded by the rank: the same training gives the same bits.
     """
 
-    def start(self, bucket: Bucket) -> "_Exchange":
+    def __init__(self, comm: Communicator, all_reduce: AllReduce, number: float | None = None):
+        super().__init__(comm, all_reduce, number)
+        self.generator = torch.Generator(comm.device).manual_seed(comm.rank)
+
+    def start(self, bucket: Bucket, scale: float = 1.0) -> "_Exchange":
         return _Exchange(self, bucket)
 
     def finish(self, bucket: Bucket, pending: "_Exchange") -> None:
@@ -39,7 +49,8 @@ class _Exchange:
         blocks = -(-bucket.buffer.numel() // (BLOCK * comm.world_size))  # of a part
         padded = torch.zeros(comm.world_size * blocks * BLOCK, dtype=torch.float32, device=bucket.buffer.device)
         padded[: bucket.buffer.numel()] = bucket.buffer
-        self._parts = [encode(part) for part in padded.split(blocks * BLOCK)]
+        self._generator = codec.generator
+        self._parts = [encode(part, self._generator) for part in padded.split(blocks * BLOCK)]
         self._arrived = {r: torch.empty_like(self._parts[r]) for r in ranks if r != comm.rank}
         self._under_way: Messages = self._call.start(
             [(self._parts[r], r) for r in self._arrived], [(self._arrived[r], r) for r in self._arrived]
@@ -55,17 +66,23 @@ class _Exchange:
         # In order of rank, so that the sum does not depend on who computes it.
         total = sum(decode(self._parts[r] if r == mine else self._arrived[r]) for r in ranks)
         sums = {r: torch.empty_like(self._parts[r]) for r in ranks}
-        sums[mine] = encode(total)
+        sums[mine] = encode(total, self._generator)
         self._call.swap([(sums[mine], r) for r in ranks if r != mine], [(sums[r], r) for r in ranks if r != mine])
         self._call.end()
         return torch.cat([decode(sums[r]) for r in ranks])[: bucket.buffer.numel()]
 
 
-def encode(part: torch.Tensor) -> torch.Tensor:
-    """float32 (blocks x BLOCK,) as uint8 (blocks x (BLOCK + 4),): the scales, then the numbers."""
+def encode(part: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """float32 (blocks x BLOCK,) as uint8 (blocks x (BLOCK + 4),): the scales, then the numbers, rounded at random."""
     blocks = part.view(-1, BLOCK)
     scales = blocks.abs().amax(dim=1, keepdim=True) / 127
-    numbers = (blocks / scales.clamp(min=torch.finfo(torch.float32).tiny)).round_().clamp_(-127, 127).to(torch.int8)
+    numbers = blocks / scales.clamp(min=torch.finfo(torch.float32).tiny)
+    # Drawing takes far longer than adding: blocks that are DRAWN apart share a step's random numbers.
+    drawn = torch.rand(DRAWN, BLOCK, generator=generator, device=part.device)
+    whole = len(blocks) // DRAWN * DRAWN
+    numbers[:whole].view(-1, *drawn.shape).add_(drawn)
+    numbers[whole:] += drawn[: len(blocks) - whole]
+    numbers = numbers.floor_().clamp_(-127, 127).to(torch.int8)
     return torch.cat([scales.view(torch.uint8).flatten(), numbers.view(torch.uint8).flatten()])
 
 
