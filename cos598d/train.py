@@ -14,6 +14,7 @@ from cos598d.console import Console
 from cos598d.data.features import Features
 from cos598d.data.sampler import global_batches, micro_batches, steps_per_epoch
 from cos598d.errors import UserError
+from cos598d.loss_scale import LossScale
 from cos598d.measure.clock import IterationClock
 from cos598d.measure.ledger import LOSS
 from cos598d.measure.record import RunRecord
@@ -36,14 +37,15 @@ def train(
     """Train `model` in place on `features` as `config` says, the same on every rank; leave the figures in `record`.
 
     `evaluate` gives the metrics of the model as it stands; it is called by every rank after every epoch and at the end.
-    Raises UserError, the same on every rank, when a global batch's loss or, after an epoch, a weight is not finite.
+    Raises UserError, the same on every rank, when a global batch's loss or, after an epoch, a weight is not finite,
+    and when fp16's loss scale would fall below 1.
     """
     batch_size = config.total_batch_size(comm.world_size)
     epoch_steps = steps_per_epoch(len(features), batch_size)
     steps = config.max_steps if config.max_steps > 0 else math.ceil(config.num_train_epochs * epoch_steps)
     optimizer = make_optimizer(model, config)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, linear_schedule(config.warmup_steps, steps))
-    scaler = torch.amp.GradScaler(comm.device.type, enabled=config.precision == "fp16")
+    loss_scale = LossScale(is_on=config.precision == "fp16")
     clock = IterationClock(comm.device)
 
     module = sync.attach(model)
@@ -68,6 +70,7 @@ def train(
                         config.gradient_accumulation_steps,
                         group_by_length=comm.device.type == "cpu",
                     )
+                sync.loss_scale = loss_scale.value
                 local_loss = torch.zeros((), dtype=torch.float64, device=comm.device)
                 tokens = 0
                 for part in parts:
@@ -86,25 +89,30 @@ def train(
                             mean_loss = comm.all_reduce(local_loss, "loss", purpose=LOSS, async_op=True)
                         with clock.phase("backward"):
                             # Gradients are averaged over ranks: times n, the average is the global batch's gradient.
-                            scaler.scale(loss * (part.weight * comm.world_size)).backward()
+                            (loss * (part.weight * comm.world_size * loss_scale.value)).backward()
                 with clock.phase("sync"):
                     sync.finish()
                     mean_loss.wait()
                 with clock.phase("clip"):
-                    scaler.unscale_(optimizer)
+                    is_good = loss_scale.unscale(model.parameters())
                     if config.max_grad_norm > 0:
                         # After the average, never before it: the norm is that of the global batch's gradient.
                         torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
                 learning_rate = schedule.get_last_lr()[0]
+                if loss_scale.is_on:
+                    with clock.phase("sync"):
+                        is_good = sync.agree_on_finite(is_good)
                 with clock.phase("step"):
-                    scale = scaler.get_scale()
-                    scaler.step(optimizer)
-                    scaler.update()
-                    if scaler.get_scale() >= scale:  # else fp16 overflowed, and the optimizer left this step out
+                    if is_good:  # else fp16 overflowed: the step leaves no trace
+                        optimizer.step()
                         schedule.step()
+                    loss_scale.update(is_good, step)
                     optimizer.zero_grad(set_to_none=True)
                 with clock.phase("sync"):
-                    sync.after_step()
+                    if is_good:
+                        sync.after_step()
+                    else:
+                        sync.forget_step()
                 seconds = clock.stop()
                 losses.append(local_loss.item())  # not sooner: it waits for the device, which has work until here
                 if not math.isfinite(losses[-1]):

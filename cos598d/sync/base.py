@@ -46,6 +46,8 @@ class GradientSync:
         sync.finish()                        # every rank's .grad is the average over ranks
         optimizer.step()
         sync.after_step()                    # for syncs that average weights instead
+        # or, where the gradients are not finite and fp16's loss scale is lowered, nothing but:
+        sync.forget_step()                   # the step leaves no trace
         ...
         sync.settle()                        # before the model is evaluated or saved: the replicas are equal
         sync.detach()
@@ -57,10 +59,21 @@ class GradientSync:
     on some rank. If so the ranks agree on each step's set before they average, which costs a small all-reduce;
     if not, a missing gradient is an error.
 
+    Buffers, such as BatchNorm's running statistics, follow each rank's own examples while it trains. Rank 0's count:
+    `settle` gives them to all, so that the model that is evaluated and saved is the one that torch's DDP makes. DDP
+    itself sends rank 0's before every step as well, which only a buffer that training reads would notice.
+
+    `replicas_equal`: whether all ranks hold the same weights now, between two steps, and can be held to it.
+
+    `loss_scale`: what the losses of this step are multiplied by, and so its gradients; 1 but for fp16. The loop sets it
+    before backward. It differs from step to step: what a sync keeps of a gradient it keeps divided by it.
+
     uses: the names of the SyncOptions that mean anything to it.
     exact: whether it keeps every claim of `cos598d.conformance`; if not, `claims` names those that it keeps.
     """
 
+    loss_scale = 1.0
+    replicas_equal = True
     uses: tuple[str, ...] = ()
     exact = True
     claims: tuple[str, ...] = ()
@@ -105,6 +118,19 @@ class GradientSync:
 
     def settle(self) -> None:
         """Make the replicas equal, where they are not after every step."""
+    def agree_on_finite(self, is_finite: bool) -> bool:
+        """From whether this rank's gradients are finite after `finish`, whether every rank's are.
+
+        Asked under fp16 alone. An average is the same everywhere, so nothing has to travel.
+        """
+        return is_finite
+
+    def forget_step(self) -> None:
+        """Called instead of `after_step` when the optimizer leaves the step out: drop what the step left to the next.
+
+        A gradient of it was not finite, and so may be whatever was made of it.
+        """
+
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -8,7 +8,7 @@ from cos598d.comm import Call
 from cos598d.sync.base import DEFAULTS, SyncOptions
 from cos598d.sync.buckets import Bucket, Named, bucket_bytes, plan_buckets
 from cos598d.sync.codecs import make_codec
-from cos598d.sync.codecs.base import Pending
+from cos598d.sync.codecs.base import Codec, Pending
 from cos598d.sync.cost import Cost, Sizes, all_reduces
 from cos598d.sync.overlapping import OverlappingSync
 
@@ -30,6 +30,7 @@ class Bucketed(OverlappingSync):
     """
 
     uses = ("bucket_mb", "compress")
+    _codec: Codec | None = None
 
     def make_units(self, parameters: Sequence[Named]) -> list[list[Named]]:
         self._codec = make_codec(self.options.compress, self.comm, self.sum_up)
@@ -47,7 +48,7 @@ class Bucketed(OverlappingSync):
         bucket = self.buckets[unit]
         if self._codec is None:
             return self.sum_up(bucket.buffer, bucket.name)
-        self._pending[unit] = self._codec.start(bucket)
+        self._pending[unit] = self._codec.start(bucket, self.loss_scale)
         return self._pending[unit]
 
     def sum_up(self, tensor: torch.Tensor, name: str) -> Call:
@@ -60,6 +61,10 @@ class Bucketed(OverlappingSync):
         for place, used in enumerate(is_used):
             if not used:
                 self.buckets[unit].hand_out(place, is_used=False)
+
+    def forget_step(self) -> None:
+        if self._codec is not None:
+            self._codec.forget_step()
 
     @classmethod
     def expected(cls, tensors: Sizes, ranks: int, rank: int, options: SyncOptions = DEFAULTS) -> Cost:

@@ -3,6 +3,7 @@
 import torch
 from torch import nn
 
+from cos598d.measure.ledger import AGREEMENT
 from cos598d.sync.base import GradientSync
 
 
@@ -12,6 +13,8 @@ class LocalSGD(GradientSync):
     1. In every step each rank steps by the gradient of its own share of the global batch, clipped by its own norm.
     2. After every H-th step (`--sync_every H`), and before the model is evaluated or saved, all ranks average
        their weights, in one buffer, by a ring all-reduce. What the optimizer remembers stays each rank's own.
+    3. Under fp16 the ranks agree in every step on whether any of them overflowed, by an all-reduce of 4 bytes: they
+       leave out the same steps, so that loss scales and learning rates stay alike.
 
     Parity: with H = 1, plain SGD and no clipping the weights are those of averaged gradients, up to rounding. With
     Adam, clipping or H > 1 they are not: it is another algorithm, whose loss is to be compared, not its weights.
@@ -30,6 +33,11 @@ class LocalSGD(GradientSync):
         self._differ = False
         return module
 
+    @property
+    def replicas_equal(self) -> bool:
+        """Until the next step, after an average."""
+        return not self._differ
+
     def finish(self) -> None:
         """Nothing travels: every rank goes its own way until the next average."""
 
@@ -37,11 +45,19 @@ class LocalSGD(GradientSync):
         self._steps += 1
         self._differ = True
         if self._steps % self.options.sync_every == 0:
-            self.settle()
+            self._average_weights()
+
+    def agree_on_finite(self, is_finite: bool) -> bool:
+        overflowed = torch.tensor(not is_finite, dtype=torch.int32, device=self.comm.device)
+        self.comm.all_reduce(overflowed, "ranks whose gradients are not finite", purpose=AGREEMENT)
+        return overflowed.item() == 0
 
     def settle(self) -> None:
-        if not self._differ:
-            return
+        if self._differ:
+            self._average_weights()
+        super().settle()
+
+    def _average_weights(self) -> None:
         self._differ = False
         for dtype in dict.fromkeys(p.dtype for _, p in self.parameters):
             weights = [p.data for _, p in self.parameters if p.dtype == dtype]

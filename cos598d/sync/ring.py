@@ -40,7 +40,11 @@ class Ring(FlatByMessages):
         if self._codec is None:
             super().reduce(bucket)
         else:
-            self._codec.finish(bucket, self._codec.start(bucket))
+            self._codec.finish(bucket, self._codec.start(bucket, self.loss_scale))
+
+    def forget_step(self) -> None:
+        if self._codec is not None:
+            self._codec.forget_step()
 
     def _sum_up(self, tensor: torch.Tensor, name: str) -> Call:
         """The ring for what a codec has made of a bucket; over when this returns."""

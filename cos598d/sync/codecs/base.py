@@ -32,7 +32,8 @@ class Codec:
     """Sums buckets over the ranks in a smaller form than their own. One codec serves one sync for a whole training.
 
     Each bucket of a step is handed to `start` once, in the same order on every rank, and later to `finish`; between the
-    two other work may go on. Every rank ends with the same bits.
+    two other work may go on. Every rank ends with the same bits; where some rank's gradient is not finite, with a sum
+    that is not.
 
     number_words: what its number may be, for errors; None if it has none.
     """
@@ -48,35 +49,61 @@ class Codec:
         """Whether `number` may be given."""
         return False
 
-    def start(self, bucket: Bucket) -> Pending:
-        """Encode the bucket's buffer and start its call."""
+    def start(self, bucket: Bucket, scale: float = 1.0) -> Pending:
+        """Encode the bucket's buffer and start its call. `scale` is what this step's gradients are multiplied by."""
         raise NotImplementedError
 
     def finish(self, bucket: Bucket, pending: Pending) -> None:
         """Wait, and replace the buffer by its sum over the ranks, as near as the codec comes."""
         raise NotImplementedError
 
+    def forget_step(self) -> None:
+        """The optimizer left this step out: drop what it left to the next. Nothing to do where nothing is kept."""
 
-class Feedback:
-    """Error feedback (Seide et al. 2014; Karimireddy et al. 2019): what a step did not send is added to the next.
 
-    Costs as many bytes of memory as the gradient has.
+class Kept:
+    """Tensors that each step leaves to the next, by name; a step that is forgotten has left nothing.
+
+    There are two tensors for each name, which take turns: what the last good step left, and what this one leaves.
     """
 
     def __init__(self) -> None:
-        self._errors: dict[str, torch.Tensor] = {}
+        self._pairs: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._left: set[str] = set()
 
-    def add_to(self, bucket: Bucket) -> torch.Tensor:
-        """Add the bucket's error of the last step to its buffer, and return the tensor to keep the new one in.
+    def __len__(self) -> int:
+        return len(self._pairs)
 
-        The new error is to be left there: the buffer as it is now, less what of it is sent.
+    def turn(self, name: str, first: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        """A step begins: what the last good one left (`first()`, if none did), and the tensor to leave its own in."""
+        if name not in self._pairs:
+            self._pairs[name] = first(), first()
+        elif name in self._left:
+            self._pairs[name] = self._pairs[name][::-1]
+        self._left.add(name)
+        return self._pairs[name]
+
+    def left(self, name: str) -> torch.Tensor:
+        """The tensor to leave this step's in, once more."""
+        return self._pairs[name][1]
+
+    def forget_step(self) -> None:
+        """This step leaves nothing: what was there before it stays."""
+        self._left.clear()
+
+
+class Feedback(Kept):
+    """Error feedback (Seide et al. 2014; Karimireddy et al. 2019): what a step did not send is added to the next.
+
+    Errors are kept unscaled, since the loss scale changes between steps. Costs twice as many bytes of memory as the
+    gradient has.
+    """
+
+    def add_to(self, bucket: Bucket, scale: float) -> torch.Tensor:
+        """Add `scale` times the bucket's error to its buffer, and return the tensor to leave the new one in.
+
+        To be left there: the buffer as it is now, less what of it is sent, divided by `scale`.
         """
-        error = self._errors.get(bucket.name)
-        if error is None:
-            error = self._errors[bucket.name] = torch.zeros_like(bucket.buffer)
-        bucket.buffer += error
-        return error
-
-    def of(self, bucket: Bucket) -> torch.Tensor:
-        """The tensor that keeps the bucket's error."""
-        return self._errors[bucket.name]
+        error, new = self.turn(bucket.name, lambda: torch.zeros_like(bucket.buffer))
+        bucket.buffer.add_(error, alpha=scale)
+        return new

@@ -18,7 +18,7 @@ class BFloat16(Codec):
 
     dtype = torch.bfloat16
 
-    def start(self, bucket: Bucket) -> Coded:
+    def start(self, bucket: Bucket, scale: float = 1.0) -> Coded:
         narrow = bucket.buffer.to(self.dtype)
         return Coded(narrow, self.all_reduce(narrow, bucket.name))
 

@@ -1,12 +1,13 @@
 """Each matrix of gradients as a product of two thin ones."""
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
 
 from cos598d.comm import Communicator
 from cos598d.sync.buckets import Bucket
-from cos598d.sync.codecs.base import AllReduce, Codec, Coded, Feedback
+from cos598d.sync.codecs.base import AllReduce, Codec, Coded, Feedback, Kept
 
 RANK = 4
 
@@ -19,6 +20,7 @@ class PowerSGD(Codec):
     2. All ranks sum P (all-reduce), and make its columns orthonormal, each by itself and alike.
     3. Every rank computes Q = M' P; all ranks sum Q (all-reduce).
     4. The sum of the Ms is taken for P Q'; what of its own M a rank's P Q' misses waits for the next step.
+    5. Q and the errors are kept, divided by the loss scale, for the next step.
     Vectors, and matrices that rank columns would not make smaller, travel whole beside P.
 
     `powersgd:4`, the default, is rank 4. Cost of a bucket: 2 calls; every rank sends and receives 2(n-1)/n times
@@ -31,28 +33,28 @@ class PowerSGD(Codec):
         super().__init__(comm, all_reduce, number)
         self._rank = RANK if number is None else int(number)
         self._feedback = Feedback()
-        self._qs: dict[str, torch.Tensor] = {}
+        self._qs = Kept()
 
     @classmethod
     def takes(cls, number: float) -> bool:
         return number >= 1 and number == int(number)
 
-    def start(self, bucket: Bucket) -> Coded:
-        error = self._feedback.add_to(bucket)
-        error.copy_(bucket.buffer)
-        matrices, whole = [], []
+    def start(self, bucket: Bucket, scale: float = 1.0) -> Coded:
+        error = self._feedback.add_to(bucket, scale)
+        torch.mul(bucket.buffer, 1 / scale, out=error)
+        matrices, whole, old_qs = [], [], []
         for (name, _), view in zip(bucket.parameters, bucket.views, strict=True):
             matrix = view.view(view.shape[0], -1) if view.dim() > 1 else view.view(-1, 1)
             rank = min(self._rank, *matrix.shape)
             if rank * sum(matrix.shape) < matrix.numel():
-                if name not in self._qs:
-                    self._qs[name] = _first_q(matrix, rank, len(self._qs))
+                first = partial(_first_q, matrix, rank, len(self._qs))
+                old_qs.append(self._qs.turn(name, first)[0])
                 matrices.append((name, matrix))
             else:
                 whole.append(view)
-        ps = [matrix @ self._qs[name] for name, matrix in matrices]
+        ps = [matrix @ q for (_, matrix), q in zip(matrices, old_qs, strict=True)]
         packed = _pack([*ps, *whole], bucket.buffer)
-        return Coded(_FirstHalf(matrices, whole, ps, packed), self.all_reduce(packed, bucket.name))
+        return Coded(_FirstHalf(matrices, whole, ps, packed, scale), self.all_reduce(packed, bucket.name))
 
     def finish(self, bucket: Bucket, pending: Coded) -> None:
         pending.wait()
@@ -64,33 +66,38 @@ class PowerSGD(Codec):
         call = self.all_reduce(sums, f"{bucket.name}, second factors") if qs else None
         # Of the local gradient, what the product of both factors holds is sent: kept is the rest.
         local = {name: p @ q.T for (name, _), p, q in zip(half.matrices, ps, qs, strict=True)}
-        self._keep_errors(bucket, local)
+        self._keep_errors(bucket, local, half.scale)
         if call:
             call.wait()
         summed = sums.split([q.numel() for q in qs]) if qs else ()
         for (name, matrix), p, q, part in zip(half.matrices, ps, qs, summed, strict=True):
-            self._qs[name] = part.view_as(q).clone()
-            torch.mm(p, self._qs[name].T, out=matrix)
+            torch.mul(part.view_as(q), 1 / half.scale, out=self._qs.left(name))
+            torch.mm(p, part.view_as(q).T, out=matrix)
         for view, part in zip(half.whole, parts[len(half.ps) :], strict=True):
             view.copy_(part.view_as(view))
 
-    def _keep_errors(self, bucket: Bucket, local: dict[str, torch.Tensor]) -> None:
-        error = self._feedback.of(bucket)
+    def forget_step(self) -> None:
+        self._feedback.forget_step()
+        self._qs.forget_step()
+
+    def _keep_errors(self, bucket: Bucket, local: dict[str, torch.Tensor], scale: float) -> None:
+        error = self._feedback.left(bucket.name)
         sizes = [view.numel() for view in bucket.views]
         for (name, _), part in zip(bucket.parameters, error.split(sizes), strict=True):
             if name in local:
-                part -= local[name].flatten()
+                part.sub_(local[name].flatten(), alpha=1 / scale)
             else:
                 part.zero_()
 
 
 class _FirstHalf(NamedTuple):
-    """The matrices by name, what travels whole, the first factors, and both packed as they travel."""
+    """The matrices by name, what travels whole, the first factors, both packed as they travel, and the loss scale."""
 
     matrices: list[tuple[str, torch.Tensor]]
     whole: list[torch.Tensor]
     ps: list[torch.Tensor]
     packed: torch.Tensor
+    scale: float
 
 
 def _pack(tensors: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:

@@ -32,15 +32,18 @@ class TopK(Codec):
     def takes(cls, number: float) -> bool:
         return 0 < number <= 1
 
-    def start(self, bucket: Bucket) -> Coded:
-        error = self._feedback.add_to(bucket)
+    def start(self, bucket: Bucket, scale: float = 1.0) -> Coded:
+        error = self._feedback.add_to(bucket, scale)
         count = max(1, round(self._share * bucket.buffer.numel()))
         places = bucket.buffer.abs().topk(count, sorted=False).indices
         values = bucket.buffer[places].float()
-        error.copy_(bucket.buffer)
+        torch.mul(bucket.buffer, 1 / scale, out=error)
         error[places] = 0
         packed = torch.cat([values, places.to(torch.int32).view(torch.float32)])
         return Coded(*self.comm.all_gather(packed, bucket.name, async_op=True))
+
+    def forget_step(self) -> None:
+        self._feedback.forget_step()
 
     def finish(self, bucket: Bucket, pending: Coded) -> None:
         pending.wait()
