@@ -241,15 +241,19 @@ class Communicator:
     def record(
         self, op: str, tensor: str, shape: Sequence[int], dtype: torch.dtype, *, purpose: str = GRADIENTS
     ) -> None:
-        """Enter an all-reduce that a library made by itself (torch's DDP), whose seconds it does not tell."""
+        """Enter an all_reduce, or a broadcast from rank 0, that a library made by itself (torch's DDP).
+
+        It does not tell its seconds.
+        """
         if self.world_size == 1:
             return
         payload = torch.Size(shape).numel() * dtype.itemsize
-        moved = all_reduce_bytes(payload, self.world_size)
+        if op == "broadcast":
+            moved = broadcast_bytes(payload, self.world_size, self.rank)
+        else:
+            moved = (all_reduce_bytes(payload, self.world_size),) * 2
         self.ledger.enter(
-            Row(
-                self.ledger.iteration, purpose, op, tensor, tuple(shape), dtype_name(dtype), payload, moved, moved, None
-            )
+            Row(self.ledger.iteration, purpose, op, tensor, tuple(shape), dtype_name(dtype), payload, *moved, None)
         )
 
     def _start(self, collective, entry: tuple, async_op: bool) -> Call:

@@ -14,9 +14,10 @@ from cos598d.moments import Moment, Time
 
 # What a call was for. Only `GRADIENTS` is the cost of gradient synchronization; the rest is set-up and book-keeping.
 STATE, GRADIENTS, AGREEMENT, LOSS, EVALUATION = "state", "gradients", "agreement", "loss", "evaluation"
+BUFFERS = "buffers"  # a model's, such as running statistics
 BEFORE_TRAINING = 0
 # What an iteration of training makes travel.
-OF_TRAINING = (GRADIENTS, AGREEMENT, LOSS)
+OF_TRAINING = (GRADIENTS, AGREEMENT, LOSS, BUFFERS)
 
 
 @dataclass(frozen=True, slots=True)

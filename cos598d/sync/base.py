@@ -11,7 +11,7 @@ from torch import nn
 
 from cos598d.comm import Communicator
 from cos598d.errors import UserError
-from cos598d.measure.ledger import AGREEMENT, STATE, dtype_name
+from cos598d.measure.ledger import AGREEMENT, BUFFERS, STATE, dtype_name
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class GradientSync:
         # or, where the gradients are not finite and fp16's loss scale is lowered, nothing but:
         sync.forget_step()                   # the step leaves no trace
         ...
-        sync.settle()                        # before the model is evaluated or saved: the replicas are equal
+        sync.settle()                        # before the model is evaluated or saved: weights and buffers are equal
         sync.detach()
 
     A subclass of the simplest kind, which acts after backward, implements `average` alone.
@@ -83,6 +83,7 @@ class GradientSync:
         self.find_unused_parameters = find_unused_parameters
         self.options = options
         self.parameters: list[tuple[str, nn.Parameter]] = []
+        self._model: nn.Module | None = None
 
     @classmethod
     def check_options(cls, options: SyncOptions, backend: str) -> None:
@@ -99,6 +100,7 @@ class GradientSync:
             for name, tensor in (*model.named_parameters(), *model.named_buffers()):
                 self.comm.broadcast(tensor.data, name, purpose=STATE)
         self.parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        self._model = model
         return model
 
     def finish(self) -> None:
@@ -116,8 +118,6 @@ class GradientSync:
     def after_step(self) -> None:
         """The optimizer has changed the weights. Nothing to do for syncs that average gradients."""
 
-    def settle(self) -> None:
-        """Make the replicas equal, where they are not after every step."""
     def agree_on_finite(self, is_finite: bool) -> bool:
         """From whether this rank's gradients are finite after `finish`, whether every rank's are.
 
@@ -131,6 +131,18 @@ class GradientSync:
         A gradient of it was not finite, and so may be whatever was made of it.
         """
 
+    def settle(self) -> None:
+        """Make the replicas equal: give every rank rank 0's buffers; weights too, where they part between steps."""
+        model = getattr(self, "_model", None)  # a class of the user's own may attach in another way
+        buffers = [buffer for _, buffer in model.named_buffers()] if model else []
+        if not buffers or self.comm.world_size == 1:
+            return
+        # As bytes side by side, so that all of them travel in one call, whatever their dtypes.
+        parts = [buffer.flatten().view(torch.uint8) for buffer in buffers]
+        together = torch.cat(parts)
+        self.comm.broadcast(together, "buffers", purpose=BUFFERS)
+        for buffer, part in zip(buffers, together.split([len(part) for part in parts]), strict=True):
+            buffer.copy_(part.clone().view(buffer.dtype).view_as(buffer))
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -140,6 +152,7 @@ class GradientSync:
     def detach(self) -> None:
         """Remove hooks and free buffers; the model stays as it is."""
         self.parameters = []
+        self._model = None
 
     def gradients(self) -> list[tuple[str, torch.Tensor]]:
         """The gradients to average in this step, the same list on every rank, zeros filled in where a rank has none."""

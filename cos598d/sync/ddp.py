@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from cos598d.comm import Communicator
 from cos598d.errors import UsageError
-from cos598d.measure.ledger import AGREEMENT
+from cos598d.measure.ledger import AGREEMENT, BUFFERS, dtype_name
 from cos598d.sync.base import DEFAULTS, GradientSync, SyncOptions
 from cos598d.sync.bucketed import Bucketed
 from cos598d.sync.cost import Cost, Sizes
@@ -28,13 +29,15 @@ class DDP(GradientSync):
     2. A hook on each parameter copies its gradient into its bucket; a full bucket's all-reduce starts at once,
        while backward computes the next gradients.
     3. The end of backward waits for the buckets and copies the averages back.
+    4. Before a step's first forward rank 0 sends its buffers, where the model has any, to all.
 
     Cost for a gradient of S bytes in B buckets: B calls; every rank sends and receives 2(n-1)/n S. Only the last bucket
-    cannot hide behind backward. With unused parameters allowed, one more all-reduce of 4 bytes a parameter.
+    cannot hide behind backward. With unused parameters allowed, one more all-reduce of 4 bytes a parameter; with
+    buffers of b bytes, one more broadcast for each of their dtypes: rank 0 sends ceil(log2 n) b.
     Choose it for real work.
 
     torch makes these calls itself and is left alone: no communication hook, which would slow it. What the ledger
-    says of them is read from the sizes of the reducer's own buckets.
+    says of them is read from the sizes of the reducer's own buckets, and of the module's buffers.
 
     `bucket_view` is torch's `gradient_as_bucket_view`: step 3 copies nothing back, and a gradient takes no memory
     beside its bucket. `compress` registers torch's own communication hook of that name: half of the bytes.
@@ -79,10 +82,18 @@ class DDP(GradientSync):
         )
         if self._hook:
             self._ddp.register_comm_hook(self.comm.group, self._hook[0])
+        self._broadcasts = 0  # of buffers, in this step
+        self._ddp.register_forward_pre_hook(self._count_broadcast)
         return self._ddp
 
     def finish(self) -> None:
-        """Backward has waited already; enter what it did in the ledger."""
+        """Forward and backward have waited already; enter what they did in the ledger."""
+        for _ in range(self._broadcasts):
+            for dtype in dict.fromkeys(buffer.dtype for buffer in self._ddp.modules_buffers):
+                elements = sum(buffer.numel() for buffer in self._ddp.modules_buffers if buffer.dtype == dtype)
+                name = f"buffers of {dtype_name(dtype)}"
+                self.comm.record("broadcast", name, (elements,), dtype, purpose=BUFFERS)
+        self._broadcasts = 0
         self._steps += 1
         if self._steps <= 2:  # torch lays its buckets anew once, after the first backward
             self._ddp.logger.set_runtime_stats_and_log()  # else it speaks of the step before
@@ -109,6 +120,9 @@ class DDP(GradientSync):
     def detach(self) -> None:
         super().detach()
         self._ddp = None
+
+    def _count_broadcast(self, *_: Any) -> None:
+        self._broadcasts += self._ddp.will_sync_module_buffers()
 
     def _read_buckets(self) -> list[tuple[str, int, torch.dtype]]:
         """Name, elements and dtype of each bucket of the last backward, as torch's logger reports its reducer's."""

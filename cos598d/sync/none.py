@@ -8,11 +8,20 @@ class NoSync(GradientSync):
     """Every rank keeps its own gradients.
 
     1. Before training every rank receives rank 0's state, as in every sync.
-    2. After that nothing travels: with more than one rank the replicas drift apart.
+    2. After that nothing travels: with more than one rank the replicas drift apart, in their weights, in their buffers
+       and, under fp16, in their loss scales and learning rates too.
 
     Cost: 0 calls, 0 bytes. Choose it for one process (task 1), and on n ranks only to measure: an iteration's time
     less that of the same iteration under this sync is the communication that was exposed.
     """
+
+    @property
+    def replicas_equal(self) -> bool:
+        """With one rank alone."""
+        return self.comm.world_size == 1
+
+    def settle(self) -> None:
+        """Nothing to do: the replicas stay apart."""
 
     def finish(self) -> None:
         """Nothing to do: the local gradients are the result."""

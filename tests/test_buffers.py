@@ -1,0 +1,107 @@
+"""A model's buffers, such as BatchNorm's running statistics, are rank 0's on every rank when a sync has settled."""
+
+import pytest
+import torch
+from torch import nn
+from worlds import run_ranks
+
+from cos598d.measure.ledger import BUFFERS, Ledger
+from cos598d.sync import SYNCS, get_sync
+from cos598d.sync.base import SyncOptions
+
+STEPS = 3
+
+
+class Normed(nn.Module):
+    """A layer under batch norm; a buffer of another dtype and shape that nothing changes."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.norm = nn.Linear(6, 5), nn.BatchNorm1d(5)
+        self.register_buffer("places", torch.arange(6).view(2, 3).T)  # not contiguous
+
+    def forward(self, inputs):
+        return self.norm(self.layer(inputs)).square().mean()
+
+
+def train_normed(comm, name):
+    """On a rank: three SGD steps in two parts each; statistics before and after settling, and calls for buffers."""
+    model = Normed()
+    sync = get_sync(name)(comm, find_unused_parameters=False, options=SyncOptions(sync_every=2))
+    module = sync.attach(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    comm.ledger = Ledger()
+    generator = torch.Generator().manual_seed(comm.rank)
+    for _ in range(STEPS):
+        with sync.no_sync():
+            module(torch.randn(4, 6, generator=generator) + comm.rank).backward()
+        module(torch.randn(4, 6, generator=generator) + comm.rank).backward()
+        sync.finish()
+        optimizer.step()
+        optimizer.zero_grad()
+        sync.after_step()
+    before = model.norm.running_mean.tolist()
+    calls = [row for row in comm.ledger.rows if row.purpose == BUFFERS]
+    rows = [[row.op, row.tensor, row.payload_bytes, row.bytes_sent] for row in calls]
+    comm.ledger = Ledger()
+    sync.settle()
+    settled = [row.payload_bytes for row in comm.ledger.rows if row.purpose == BUFFERS]
+    after = [model.norm.running_mean.tolist(), model.norm.running_var.tolist(), model.norm.num_batches_tracked.item()]
+    sync.detach()
+    return {"before": before, "after": after, "rows": rows, "settled": settled, "places": model.places.tolist()}
+
+
+def train_all(comm, names):
+    return {name: train_normed(comm, name) for name in names}
+
+
+@pytest.fixture(scope="module")
+def answers():
+    return run_ranks(3, train_all, list(SYNCS), seconds=120)
+
+
+@pytest.mark.parametrize("name", [name for name in SYNCS if name != "none"])
+def test_statistics_are_rank_0s_on_every_rank_when_a_sync_has_settled(answers, name):
+    assert len({tuple(answer[name]["before"]) for answer in answers}) == 3, "so there is something to settle"
+    for answer in answers:
+        assert answer[name]["after"] == answers[0][name]["after"]
+        assert answer[name]["after"][0] == answers[0][name]["before"]
+        assert answer[name]["after"][2] == 2 * STEPS
+        assert answer[name]["places"] == [[0, 3], [1, 4], [2, 5]]
+
+
+@pytest.mark.parametrize("name", [name for name in SYNCS if name not in ("none", "local_sgd", "ddp")])
+def test_settled_statistics_are_those_of_torchs_ddp(answers, name):
+    for found, wanted in zip(answers[0][name]["after"], answers[0]["ddp"]["after"], strict=True):
+        assert found == pytest.approx(wanted, abs=1e-6)
+
+
+def test_buffers_travel_in_one_call_when_a_sync_settles_and_not_before(answers):
+    size = 4 * 5 + 4 * 5 + 8 + 8 * 6
+    for answer in answers:
+        for name in SYNCS:
+            assert answer[name]["settled"] == ([] if name == "none" else [size])
+            assert not answer[name]["rows"] or name == "ddp"
+
+
+def test_ddps_own_broadcasts_of_buffers_are_in_the_ledger_once_a_step(answers):
+    for rank, answer in enumerate(answers):
+        sends = {0: 2, 1: 0, 2: 0}[rank]  # of a tree of three
+        step = [
+            ["broadcast", "buffers of int64", 56, sends * 56],
+            ["broadcast", "buffers of float32", 40, sends * 40],
+        ]
+        assert answer["ddp"]["rows"] == step * STEPS
+
+
+def settle_without_buffers(comm):
+    sync = get_sync("all_reduce")(comm)
+    sync.attach(nn.Linear(2, 2))
+    comm.ledger = Ledger()
+    sync.settle()
+    return len(comm.ledger.rows)
+
+
+def test_a_model_without_buffers_sends_nothing_to_settle():
+    assert run_ranks(2, settle_without_buffers) == [0, 0]
