@@ -73,6 +73,7 @@ class RunConfig(SquadOptions):
     warmup_steps: int = 0
     seed: int = 42
     precision: str = "fp32"
+    check_replicas: int = 0  # steps from one check to the next; 0: after every epoch alone
 
     output_dir: str | None = None
     overwrite_output_dir: bool = False
@@ -106,7 +107,7 @@ class RunConfig(SquadOptions):
             if getattr(self, name) is not None:
                 self._at_least(name, 1)
         rates = ("learning_rate", "weight_decay", "adam_epsilon", "max_grad_norm")
-        for name in (*rates, "warmup_steps", "seed", "monitor_interval"):
+        for name in (*rates, "warmup_steps", "seed", "monitor_interval", "check_replicas"):
             self._at_least(name, 0)
         for name in ("timeout", "num_train_epochs"):
             if not 0 < getattr(self, name) < math.inf:
@@ -121,6 +122,11 @@ class RunConfig(SquadOptions):
             raise UsageError(
                 f"--sync none on {world_size} ranks lets the replicas drift apart, so no model is left to evaluate: "
                 f"give --do_train alone, or another --sync."
+            )
+        if self.sync == "none" and world_size > 1 and self.check_replicas:
+            raise UsageError(
+                f"--check_replicas {self.check_replicas}: with --sync none on {world_size} ranks the replicas drift "
+                f"apart; leave it out, or give another --sync."
             )
         if self.backend == "nccl" and (self.no_cuda or not torch.cuda.is_available()):
             reason = "--no_cuda was given" if self.no_cuda else "this host has none that torch can use"

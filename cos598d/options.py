@@ -97,6 +97,11 @@ GROUPS: Groups = {
         ("seed", int, "for new weights, the order of examples, and dropout"),
         ("precision", str, f"one of {', '.join(PRECISIONS)}: torch's autocast"),
         ("fp16", FLAG, "the same as --precision fp16"),
+        (
+            "check_replicas",
+            int,
+            "steps from one check that all ranks' weights are equal to the next; 0: after every epoch alone",
+        ),
     ],
     "record": [
         ("output_dir", str, "folder for the run's record and model (default: a new one in runs/)"),

@@ -18,6 +18,7 @@ from cos598d.loss_scale import LossScale
 from cos598d.measure.clock import IterationClock
 from cos598d.measure.ledger import LOSS
 from cos598d.measure.record import RunRecord
+from cos598d.replicas import check_replicas
 from cos598d.sync.base import GradientSync
 
 NO_WEIGHT_DECAY = re.compile(r"bias$|layer_?norm[^/]*weight$", re.IGNORECASE)
@@ -38,7 +39,7 @@ def train(
 
     `evaluate` gives the metrics of the model as it stands; it is called by every rank after every epoch and at the end.
     Raises UserError, the same on every rank, when a global batch's loss or, after an epoch, a weight is not finite,
-    and when fp16's loss scale would fall below 1.
+    when the replicas have come to differ, and when fp16's loss scale would fall below 1.
     """
     batch_size = config.total_batch_size(comm.world_size)
     epoch_steps = steps_per_epoch(len(features), batch_size)
@@ -131,8 +132,12 @@ def train(
                 }
                 record.iteration(facts, seconds, clock.phases)
                 progress(step, losses[-1], seconds, len(batch))
+                if config.check_replicas and step % config.check_replicas == 0 and sync.replicas_equal:
+                    check_replicas(comm, model.named_parameters(), step)
             sync.settle()
             record.pause_training()
+            if sync.replicas_equal:  # only then is rank 0's model everybody's
+                check_replicas(comm, [*model.named_parameters(), *model.named_buffers()], step)
             if not all(torch.isfinite(parameter).all() for parameter in model.parameters()):
                 raise UserError(
                     f"the weights after iteration {step} are not finite numbers: "

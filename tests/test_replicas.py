@@ -1,0 +1,160 @@
+"""Replicas that come to differ end the run, by rank and parameter; the exact syncs keep them equal to the bit."""
+
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+from worlds import run_ranks
+
+from cos598d.config import RunConfig
+from cos598d.console import Console
+from cos598d.errors import UsageError, UserError
+from cos598d.measure.ledger import Ledger
+from cos598d.measure.record import RunRecord
+from cos598d.replicas import check_replicas, digest
+from cos598d.sync import SYNCS, get_sync
+from cos598d.sync.all_reduce import AllReduce
+from cos598d.sync.base import SyncOptions
+from cos598d.sync.codecs import CODECS
+from cos598d.toy import ToyFeatures, toy_model
+from cos598d.train import train
+
+
+class Forgetful(AllReduce):
+    """Forgets to average one small tensor in the third step, on every rank."""
+
+    steps = 0
+
+    def finish(self):
+        self.steps += 1
+        super().finish()
+
+    def average(self, name, gradient):
+        if (self.steps, name) != (3, "hidden.bias"):
+            super().average(name, gradient)
+
+
+def train_forgetfully(comm, check_every):
+    config = RunConfig(
+        do_train=True, total_train_batch_size=8, num_train_epochs=1, learning_rate=1e-3, max_grad_norm=0,
+        check_replicas=check_every, optimizer="sgd",
+    )  # fmt: skip
+    evaluated = []
+    try:
+        with tempfile.TemporaryDirectory() as folder, RunRecord(Path(folder), comm.rank) as record:
+            train(
+                toy_model(0), Forgetful(comm), comm, ToyFeatures(64), config, record, Console("", speaks=False),
+                lambda: evaluated.append(1) or {},
+            )  # fmt: skip
+    except UserError as error:
+        return [str(error), evaluated]
+    return ["trained to the end", evaluated]
+
+
+@pytest.mark.parametrize(("check_every", "told_after"), [(0, 8), (2, 4), (1, 3)])
+def test_a_gradient_that_was_not_averaged_once_ends_the_run_and_is_named(check_every, told_after):
+    answers = run_ranks(3, train_forgetfully, check_every)
+    sentence, evaluated = answers[0]
+    assert all(answer == [sentence, []] for answer in answers)
+    assert sentence.startswith(
+        f"the replicas differ after iteration {told_after}: on rank 1 hidden.bias is off rank 0's"
+    )
+    assert "--check_replicas 1" in sentence
+    assert evaluated == []
+
+
+def bits_after_training(comm, kinds):
+    """On a rank: for each sync and codec the digests of the weights after four steps of SGD with clipping."""
+    found = {}
+    for name, word in kinds:
+        model = toy_model(comm.rank)
+        options = SyncOptions(compress=word, bucket_mb=0.5)
+        config = RunConfig(
+            do_train=True, total_train_batch_size=8, max_steps=4, learning_rate=0.1, max_grad_norm=0.3, optimizer="sgd",
+            momentum=0.9, gradient_accumulation_steps=2,
+        )  # fmt: skip
+        sync = get_sync(name)(comm, options=options)
+        with tempfile.TemporaryDirectory() as folder, RunRecord(Path(folder), comm.rank) as record:
+            train(model, sync, comm, ToyFeatures(64), config, record, Console("", speaks=False), dict)
+        comm.ledger = Ledger()
+        found[f"{name} {word}"] = [digest(tensor) for tensor in model.state_dict().values()]
+    return found
+
+
+EXACT = [(name, None) for name in SYNCS if name != "none"]
+
+
+@pytest.mark.parametrize("ranks", [3, 4])
+def test_every_sync_and_codec_leaves_the_same_bits_on_all_ranks(ranks):
+    kinds = [*EXACT, *((sync, word) for sync in ("bucketed", "ring") for word in CODECS)]
+    answers = run_ranks(ranks, bits_after_training, kinds, seconds=120)
+    for kind, bits in answers[0].items():
+        assert len(set(bits)) > 3
+        assert all(answer[kind] == bits for answer in answers), kind
+
+
+def compare_tensors(comm, offsets):
+    """On a rank: what the check says of a model whose second tensor is off by this rank's part of its largest value."""
+    second = torch.tensor([2.0, -4.0]) * (1 + offsets[comm.rank])
+    tensors = [("first", torch.ones(3)), ("second", second), ("third", torch.tensor(7)), ("flag", torch.tensor(True))]
+    try:
+        check_replicas(comm, tensors, 5)
+    except UserError as error:
+        return [str(error), second.tolist()]
+    return ["", second.tolist()]
+
+
+def test_last_bits_become_rank_0s():
+    """Ranks with other numbers of threads clip by a norm that was added up in another order."""
+    for sentence, second in run_ranks(3, compare_tensors, [0.0, 2e-7, -3e-7]):
+        assert sentence == ""
+        assert second == [2.0, -4.0]
+
+
+@pytest.mark.parametrize(
+    ("offsets", "words"),
+    [
+        ([0.0, 2e-7, 1e-3], "on rank 2 second is off rank 0's by up to 1.0e-03 of its largest value"),
+        ([0.0, float("nan"), 0.0], "on rank 1 second is off rank 0's by a value that is not finite"),
+        ([float("inf"), 0.0, 0.0], "on rank 1 second is off rank 0's by a value that is not finite"),
+    ],
+    ids=str,
+)
+def test_more_than_last_bits_is_told_on_every_rank(offsets, words):
+    answers = run_ranks(3, compare_tensors, offsets)
+    assert {sentence for sentence, _ in answers} == {answers[0][0]}
+    assert answers[0][0].startswith("the replicas differ after iteration 5: ")
+    assert words in answers[0][0]
+
+
+def test_equal_models_send_nothing():
+    assert run_ranks(2, calls_of_a_check) == [0, 0]
+
+
+def calls_of_a_check(comm):
+    comm.ledger = Ledger()
+    check_replicas(comm, toy_model(0).state_dict().items(), 1)
+    return len(comm.ledger.rows)
+
+
+def between_averages(comm):
+    sync = get_sync("local_sgd")(comm, options=SyncOptions(sync_every=2))
+    sync.attach(toy_model(0))
+    found = [sync.replicas_equal]
+    for _ in range(3):
+        sync.after_step()
+        found.append(sync.replicas_equal)
+    sync.settle()
+    return [*found, sync.replicas_equal, get_sync("none")(comm).replicas_equal]
+
+
+def test_replicas_that_part_by_design_are_held_to_it_only_when_they_have_met_again():
+    for found in run_ranks(2, between_averages):
+        assert found == [True, False, True, False, True, False]
+
+
+def test_a_check_of_replicas_that_drift_by_design_is_refused():
+    with pytest.raises(UsageError, match="--check_replicas 5: with --sync none on 2 ranks the replicas drift"):
+        RunConfig(sync="none", check_replicas=5, do_train=True).check(world_size=2)
+    RunConfig(sync="none", check_replicas=5, do_train=True).check(world_size=1)
