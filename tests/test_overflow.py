@@ -36,10 +36,10 @@ class _Times(torch.autograd.Function):
         return gradient * context.factor, None
 
 
-def good_averages(comm, name, word, factors, scales):
+def good_averages(comm, name, word, factors, scales, tells=True):
     """On a rank: the unscaled averages of the steps that are taken, (steps, some elements).
 
-    Rank 1's gradient of a step is multiplied by its factor; a step that is not finite then is forgotten.
+    Rank 1's gradient of a step is multiplied by its factor; a step that is not finite then is forgotten, if `tells`.
     """
     model = plain_model()
     sync = get_sync(name)(comm, find_unused_parameters=False, options=SyncOptions(compress=word, bucket_mb=0.5))
@@ -56,7 +56,7 @@ def good_averages(comm, name, word, factors, scales):
         if finite[0]:
             taken.append(average[::97])
             sync.after_step()
-        else:
+        elif tells:
             sync.forget_step()
         model.zero_grad(set_to_none=True)
     sync.detach()
@@ -78,6 +78,21 @@ def test_codecs_keep_nothing_of_a_step_that_overflows_on_one_rank_and_nothing_in
         assert by_scale < 1e-4
         # int8 rounds by random numbers, of which the bad steps have drawn some.
         assert by_overflow < (0.05 if word == "int8" else 1e-4)
+
+
+def average_without_a_word(comm, name, word):
+    """On a rank: as `compare_averages` of a loop that leaves bad steps out and does not tell the sync."""
+    plain = good_averages(comm, name, word, [1.0] * 3, [1.0] * 3)
+    factors = [math.inf, 1.0, math.nan, 1.0, 1.0]
+    found = good_averages(comm, name, word, factors, [1.0] * 5, tells=False)
+    return ((found - plain).abs().max() / plain.abs().max()).item()
+
+
+@pytest.mark.parametrize(("name", "word"), KINDS[:3])
+def test_codecs_are_not_poisoned_by_a_step_that_nobody_told_them_was_left_out(name, word):
+    """As in a script of one's own with torch's GradScaler."""
+    for difference in run_ranks(RANKS, average_without_a_word, name, word):
+        assert difference < 1e-4
 
 
 class Overflowing(ToyModel):

@@ -64,12 +64,13 @@ class Codec:
 class Kept:
     """Tensors that each step leaves to the next, by name; a step that is forgotten has left nothing.
 
-    There are two tensors for each name, which take turns: what the last good step left, and what this one leaves.
+    There are two tensors for each name, which take turns: what the last good step left, and what this one leaves. A
+    loop that does not say which steps it leaves out cannot poison them either: see `keep_if`.
     """
 
     def __init__(self) -> None:
         self._pairs: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._left: set[str] = set()
+        self._left: dict[str, torch.Tensor | bool] = {}
 
     def __len__(self) -> int:
         return len(self._pairs)
@@ -78,14 +79,21 @@ class Kept:
         """A step begins: what the last good one left (`first()`, if none did), and the tensor to leave its own in."""
         if name not in self._pairs:
             self._pairs[name] = first(), first()
-        elif name in self._left:
+        elif self._left.get(name, False):
             self._pairs[name] = self._pairs[name][::-1]
-        self._left.add(name)
+        self._left[name] = True
         return self._pairs[name]
 
     def left(self, name: str) -> torch.Tensor:
         """The tensor to leave this step's in, once more."""
         return self._pairs[name][1]
+
+    def keep_if(self, is_finite: torch.Tensor, name: str) -> None:
+        """What this step leaves under a name counts only if `is_finite`, the same on every rank: one truth value.
+
+        It is looked at when the next step begins, so that nobody waits for a device now.
+        """
+        self._left[name] = is_finite
 
     def forget_step(self) -> None:
         """This step leaves nothing: what was there before it stays."""

@@ -69,9 +69,12 @@ class PowerSGD(Codec):
         self._keep_errors(bucket, local, half.scale)
         if call:
             call.wait()
+        is_finite = half.packed.isfinite().all() & sums.isfinite().all()
+        self._feedback.keep_if(is_finite, bucket.name)
         summed = sums.split([q.numel() for q in qs]) if qs else ()
         for (name, matrix), p, q, part in zip(half.matrices, ps, qs, summed, strict=True):
             torch.mul(part.view_as(q), 1 / half.scale, out=self._qs.left(name))
+            self._qs.keep_if(is_finite, name)
             torch.mm(p, part.view_as(q).T, out=matrix)
         for view, part in zip(half.whole, parts[len(half.ps) :], strict=True):
             view.copy_(part.view_as(view))

@@ -48,6 +48,9 @@ class TopK(Codec):
     def finish(self, bucket: Bucket, pending: Coded) -> None:
         pending.wait()
         bucket.buffer.zero_()
+        # An element that is not finite is among the largest, so every rank learns of it.
+        is_finite = torch.stack([packed.chunk(2)[0].isfinite().all() for packed in pending.content]).all()
+        self._feedback.keep_if(is_finite, bucket.name)
         for packed in pending.content:
             values, places = packed.chunk(2)
             bucket.buffer.index_add_(0, places.view(torch.int32).long(), values.to(bucket.buffer.dtype))
