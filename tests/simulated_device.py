@@ -46,7 +46,7 @@ class SimulatedDevice:
     def all_reduces_take(self, monkeypatch, seconds: float) -> None:
         """From now on each all-reduce takes so long, one after another, beside what computes."""
 
-        def all_reduce(tensor, op=None, async_op=False):
+        def all_reduce(tensor, op=None, group=None, async_op=False):
             ready = max(self.computes_until, self.host)  # what it sends is computed then
             self.travels_until = max(self.travels_until, ready) + seconds
             return _Work(self, self.travels_until)

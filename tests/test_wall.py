@@ -35,8 +35,9 @@ def test_recording_is_off_the_clock_and_on_the_wall(tmp_path, host):
             record.pause_training()
             host[0] += 5.0
             record.epoch({"epoch": epoch, "iterations": 4, "loss": 0.5})
+        record.stage({}, [record.share()], {})
         record.publish()
-        record.write_summary({}, [record.share()])
+        record.publish_summary()
     rows = [json.loads(line) for line in (tmp_path / "iterations.rank0.jsonl").read_text().splitlines()]
     assert [round(row["wall_seconds"], 6) for row in rows] == [0.05, 0.052, 0.052, 0.052] * 2
     for line in (tmp_path / "epochs.jsonl").read_text().splitlines():
