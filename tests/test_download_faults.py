@@ -126,7 +126,16 @@ def packed(method):
     return bytes(content)
 
 
+def misplaced():
+    """Tiny, but its list of members says that the first one lies before the archive's begin."""
+    content = bytearray(ARCHIVE)
+    end = content.rindex(b"PK\5\6")
+    content[end + 16 : end + 20] = (int.from_bytes(content[end + 16 : end + 20], "little") + 100).to_bytes(4, "little")
+    return bytes(content)
+
+
 HOSTILE = {
+    "a member before the begin": (misplaced(), "not a whole zip archive"),
     "a name in no encoding": (
         zipped({**TINY, "é\u00e9é.tsv": b"x"}).replace("ééé".encode(), b"\xff" * 6),
         "not a whole zip archive",

@@ -1,5 +1,6 @@
 """From a fetched file to a folder of data files, trusting nothing that an archive says about itself."""
 
+import errno
 import lzma
 import shutil
 import stat
@@ -26,6 +27,8 @@ _DAMAGED = (
     *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error),
     *(EOFError, NotImplementedError, RuntimeError, ValueError, OverflowError, MemoryError),
 )
+# Of a broken bz2 stream, of places before the archive's begin, of names that a disk does not take.
+_NOT_THE_DISKS = (None, errno.EINVAL, errno.EILSEQ)
 
 
 def unpack_zip(files: Mapping[str, Path], into: Path) -> None:
@@ -50,7 +53,7 @@ def unpack_zip(files: Mapping[str, Path], into: Path) -> None:
     except UserError:
         raise
     except (*_DAMAGED, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:  # the disk's; a broken bz2 stream has no number
+        if isinstance(error, OSError) and error.errno not in _NOT_THE_DISKS:
             raise
         why = _looks_like(archive) or printable(error, 200).rstrip(".") or type(error).__name__
         raise UserError(f"{name} is not a whole zip archive ({why}).") from error
