@@ -13,7 +13,7 @@ from cos598d.errors import UserError
 
 REACH_SECONDS = 10.0  # a hub that has not answered a first question by then counts as unreachable
 WAYS_OUT = "give --model_name_or_path a local folder, minilm or tiny, or set HF_HOME to a filled cache of the hub."
-_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?(@[A-Za-z0-9][\w./-]*)?", re.ASCII)
 
 huggingface_hub.logging.set_verbosity_error()  # what goes wrong, this module says itself
 
@@ -30,8 +30,8 @@ class _NoBar(huggingface_hub.utils.tqdm):
 
 
 def is_hub_name(name: str) -> bool:
-    """Whether `name` has the form of a model's name on the hub: NAME or OWNER/NAME."""
-    return bool(_NAME.fullmatch(name)) and "--" not in name and ".." not in name
+    """Whether `name` has the form of a model's name on the hub: NAME or OWNER/NAME, with or without @REVISION."""
+    return bool(_NAME.fullmatch(name)) and "--" not in name.partition("@")[0] and ".." not in name
 
 
 def hub_folder(
@@ -39,6 +39,8 @@ def hub_folder(
 ) -> Path:
     """The local folder that holds files of the model `name`, downloaded where the cache lacks them.
 
+    `name` may say which revision (NAME@REVISION: a branch, a tag or a commit's whole hash); else it is the main branch
+    as it is when the cache is filled. The folder's name is the commit's hash.
     `needed` lists groups of file names: of each group one is wanted, the first that exists; `optional` files are
     fetched if the model has them. Only these files are downloaded, all of one revision. Where the cache holds them
     all the network is not asked, so ranks that start at different moments take the same revision. Processes
@@ -62,12 +64,22 @@ def hub_folder(
     return _download(name, wanted, len(needed), cache_dir)
 
 
+def _split(name: str) -> tuple[str, str | None]:
+    """A model's name and the revision that it asks for, None for the main branch."""
+    model, _, revision = name.partition("@")
+    return model, revision or None
+
+
 def _cached_folder(name: str, groups: Sequence[tuple[str, ...]], cache_dir: str | None) -> Path | None:
     """The snapshot in the cache if it answers for every group: by a file, or by the note that the hub has none."""
     folder = None
+    model, revision = _split(name)
     for group in groups:
         # A path, None where nothing is known, or an object that notes that the hub has no such file.
-        answers = [huggingface_hub.try_to_load_from_cache(name, file, cache_dir=cache_dir) for file in group]
+        answers = [
+            huggingface_hub.try_to_load_from_cache(model, file, cache_dir=cache_dir, revision=revision)
+            for file in group
+        ]
         path = next((answer for answer in answers if isinstance(answer, str)), None)
         if path is not None:
             folder = Path(path).parent
@@ -88,11 +100,13 @@ def _ask(name: str, file: str) -> None:
             f"{name} is no folder here, and HF_HUB_OFFLINE is set while the hub's cache lacks files of it: "
             f"unset HF_HUB_OFFLINE, or {WAYS_OUT}"
         )
+    model, revision = _split(name)
     caught: list[Exception] = []
 
     def question() -> None:
         try:
-            huggingface_hub.get_hf_file_metadata(huggingface_hub.hf_hub_url(name, file), timeout=REACH_SECONDS / 2)
+            url = huggingface_hub.hf_hub_url(model, file, revision=revision)
+            huggingface_hub.get_hf_file_metadata(url, timeout=REACH_SECONDS / 2)
         except Exception as error:  # noqa: BLE001 - the thread that waits tells what it means
             caught.append(error)
 
@@ -113,14 +127,15 @@ def _ask(name: str, file: str) -> None:
 def _download(name: str, groups: Sequence[tuple[str, ...]], needed: int, cache_dir: str | None) -> Path:
     """Fetch the first existing file of each group; only the first `needed` groups must have one."""
     folder = None
+    model, wanted = _split(name)
     for index, group in enumerate(groups):
         for file in group:
             bar = None if file.endswith((".safetensors", ".bin")) else _NoBar
-            # The first download follows the model's main branch; the others stay at the revision that it found.
-            revision = folder.name if folder else None
+            # The first download follows the branch or tag; the others stay at the commit that it found.
+            revision = folder.name if folder else wanted
             try:
                 path = huggingface_hub.hf_hub_download(
-                    name, file, revision=revision, cache_dir=cache_dir, tqdm_class=bar
+                    model, file, revision=revision, cache_dir=cache_dir, tqdm_class=bar
                 )
             except errors.RemoteEntryNotFoundError:
                 continue
@@ -141,6 +156,12 @@ def _refusal(name: str, error: BaseException) -> UserError | None:
     """The sentence for a hub that did answer, and whose answer was no."""
     if isinstance(error, errors.GatedRepoError):
         return UserError(f"the hub's model {name} is gated: ask for access there and set HF_TOKEN, or {WAYS_OUT}")
+    if isinstance(error, errors.RevisionNotFoundError) and "@" in name:
+        model, revision = _split(name)
+        return UserError(
+            f"the hub's model {model} has no revision {revision}: give a branch, a tag or a commit's whole hash, or "
+            f"{WAYS_OUT}"
+        )
     if isinstance(error, (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError)):
         return UserError(f"{name} is neither a folder here nor a model that the hub shows you: {WAYS_OUT}")
     return None

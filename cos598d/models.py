@@ -2,7 +2,8 @@
 
 import copy
 import warnings
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from cos598d.sources import (
     named_config,
     named_vocabulary,
     random_shape,
+    revisions,
     shape_vocabulary,
 )
 
@@ -53,6 +55,7 @@ class ModelSource:
     vocabulary   the folder or file of its tokenizer, or a list of word pieces
     lower_case   whether the tokenizer lowers the case
     description  one phrase for the user: which model, from where, how large
+    revisions    the commits of the models on the hub that its files are of, by these models' names
     """
 
     model_type: str
@@ -61,6 +64,7 @@ class ModelSource:
     vocabulary: Path | list[str]
     lower_case: bool
     description: str
+    revisions: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def longest_sequence(self) -> int | None:
@@ -80,9 +84,10 @@ def find_model(
     """Find the model that `name` means, downloading its files where they are on the hub and not in the cache.
 
     `name` is, tried in this order: `minilm`, `tiny`, `bert-base` (write ./tiny for a folder of that name), a folder,
-    a name on the hub. `config_name` and `tokenizer_name` take the configuration or the vocabulary from another such
-    name or a file. `cache_dir` replaces the hub's cache folder. The text is lower-cased if `do_lower_case`
-    says so, else as the vocabulary's tokenizer_config.json says, else if its name contains "uncased".
+    a name on the hub (NAME@REVISION for another revision than the main branch's). `config_name` and `tokenizer_name`
+    take the configuration or the vocabulary from another such name or a file. `cache_dir` replaces the hub's cache
+    folder. The text is lower-cased if `do_lower_case` says so, else as the vocabulary's tokenizer_config.json says,
+    else if its name contains "uncased".
 
     The weights are not read (MiniLM's are hashed). Raises UserError for anything that cannot work.
     """
@@ -106,8 +111,9 @@ def find_model(
             vocabulary, lower_case = folder, lowers_case(folder, name)
 
     length = vocabulary_length(model_type, vocabulary)
+    config_file = None  # where it does not lie beside the weights
     if config_name:
-        config = named_config(config_name, model_type, length, cache_dir)
+        config, config_file = named_config(config_name, model_type, length, cache_dir)
     elif weights is None:
         config = random_shape(name, model_type, length)
     else:
@@ -125,6 +131,7 @@ def find_model(
         vocabulary=vocabulary,
         lower_case=do_lower_case or lower_case,
         description=f"{description}, {parameters / 1e6:.1f} M parameters",
+        revisions=revisions(weights, vocabulary, config_file),
     )
 
 

@@ -140,6 +140,7 @@ def _work(config: RunConfig, prepared: Prepared, meeting: Meeting | None, consol
         record.complete()
         if comm.rank == 0:
             environment = describe_environment(device, config.backend, threads, ranks_on_host)
+            environment["model_revisions"] = dict(source.revisions)
             files |= {"environment.json": environment, "config.json": asdict(config) | {"world_size": comm.world_size}}
             record.stage(_facts(config, prepared, comm, count_parameters(model)), shares, files)
         comm.exchange("all of the record is on the disk, whatever it is called")

@@ -4,6 +4,7 @@ import hashlib
 import importlib.metadata
 import json
 from pathlib import Path
+from typing import Any
 
 from cos598d.architectures import ARCHITECTURES, new_config, read_config
 from cos598d.checkpoint import WEIGHT_FILES
@@ -117,14 +118,14 @@ def random_shape(name: str, model_type: str, vocabulary_size: int):
     return new_config("bert", BERT_BASE_VOCABULARY, {})
 
 
-def named_config(name: str, model_type: str, vocabulary_size: int, cache_dir: str | None):
-    """The configuration that --config_name means: a shape's, a file's, a folder's or the hub's."""
+def named_config(name: str, model_type: str, vocabulary_size: int, cache_dir: str | None) -> tuple[Any, Path | None]:
+    """The configuration that --config_name means: a shape's, a file's, a folder's or the hub's; and its file."""
     if name in RANDOM_SHAPES:
-        return random_shape(name, model_type, vocabulary_size)
+        return random_shape(name, model_type, vocabulary_size), None
     path = Path(name).expanduser()
     if not path.is_file():
         path = find_folder(name, model_type, [("config.json",)], cache_dir)[0] / "config.json"
-    return read_config(path, model_type)
+    return read_config(path, model_type), path
 
 
 def named_vocabulary(name: str, model_type: str, cache_dir: str | None) -> tuple[Path | list[str], bool]:
@@ -150,4 +151,20 @@ def lowers_case(folder: Path, name: str) -> bool:
         stated = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8")).get("do_lower_case")
     except (OSError, ValueError, AttributeError):
         stated = None  # missing or not understood: the name decides
-    return stated if isinstance(stated, bool) else "uncased" in Path(name).name.lower()
+    if isinstance(stated, bool):
+        return stated
+    named = name if Path(name).expanduser().exists() else name.partition("@")[0]  # a revision's name says nothing
+    return "uncased" in Path(named).name.lower()
+
+
+def revisions(*paths: object) -> dict[str, str]:
+    """The commits of the models on the hub that these files and folders are of, by the models' names."""
+    return dict(found for path in paths if isinstance(path, Path) and (found := _revision_of(path)))
+
+
+def _revision_of(path: Path) -> tuple[str, str] | None:
+    """The model and the commit that a file or folder in a cache of the hub is of; None for a path elsewhere."""
+    for folder in (path, path.parent):
+        if folder.parent.name == "snapshots" and folder.parent.parent.name.startswith("models--"):
+            return "/".join(folder.parent.parent.name.split("--")[1:]), folder.name
+    return None

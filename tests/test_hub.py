@@ -17,11 +17,15 @@ from collections import Counter
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
+from programs import TINY_TRAINING, script
 
 ROOT = Path(__file__).parent.parent
 COMMIT = "c0ffee" + "0" * 34
+OLDER = "decade" + "1" * 34
+REVISIONS = {"main": COMMIT, COMMIT: COMMIT, "v1": OLDER, "refs/pr/7": OLDER, OLDER: OLDER}
 ASK = """
 import sys, time
 from cos598d.errors import UserError
@@ -54,20 +58,23 @@ class FakeHub(BaseHTTPRequestHandler):
 
     def _find(self) -> bytes | None:
         model, _, rest = self.path.strip("/").partition("/resolve/")
-        _, _, file = rest.partition("/")
+        revision, _, file = rest.partition("/")
+        revision = unquote(revision)
         self.requests[self.command, model, file] += 1
         refusal = None
         if model == "owner/gated":
             refusal = (403, "GatedRepo")
         elif model not in MODELS:
             refusal = (404, "RepoNotFound")
+        elif revision not in REVISIONS:
+            refusal = (404, "RevisionNotFound")
         elif file not in MODELS[model]:
             refusal = (404, "EntryNotFound")
         body = b"" if refusal else content(model, file)
         self.send_response(refusal[0] if refusal else 200)
         if refusal:
             self.send_header("X-Error-Code", refusal[1])
-        self.send_header("X-Repo-Commit", COMMIT)
+        self.send_header("X-Repo-Commit", REVISIONS.get(revision, COMMIT))
         self.send_header("ETag", f'"{hashlib.sha1(body).hexdigest()}"')
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -199,6 +206,37 @@ def test_what_the_hub_refuses_is_said(hub, tmp_path):
         assert_names_the_ways_out(sentence)
 
 
+@pytest.mark.parametrize("revision", ["v1", "refs/pr/7", OLDER])
+def test_a_revision_that_is_asked_for_is_the_one_that_comes_online_and_off(revision, hub, tmp_path):
+    endpoint, requests = hub
+    assert Path(fetch("owner/old", endpoint, tmp_path)[0]).name == COMMIT
+    folder, _ = fetch(f"owner/old@{revision}", endpoint, tmp_path)
+    assert Path(folder).name == OLDER
+    assert sorted(file.name for file in Path(folder).iterdir()) == sorted(MODELS["owner/old"])
+    requests.clear()
+    assert fetch(f"owner/old@{revision}", nowhere(), tmp_path, HF_HUB_OFFLINE="1")[0] == folder
+    assert Path(fetch("owner/old", nowhere(), tmp_path)[0]).name == COMMIT
+    assert not requests
+
+
+def test_a_revision_that_the_hub_has_not_is_said(hub, tmp_path):
+    endpoint, _ = hub
+    sentence, _ = fetch("owner/old@v9", endpoint, tmp_path)
+    assert "the hub's model owner/old has no revision v9: give a branch, a tag or a commit's whole hash" in sentence
+    assert_names_the_ways_out(sentence)
+    sentence, _ = fetch("owner/absent@v1", endpoint, tmp_path)
+    assert "neither a folder here nor a model" in sentence
+
+
+def test_only_a_model_and_a_revision_make_a_name():
+    from cos598d.hub import is_hub_name
+
+    for name in ("a", "a/b", "a@v1", "a/b@refs/pr/1", "a@" + "f" * 40):
+        assert is_hub_name(name), name
+    for name in ("a@", "@v1", "a@../x", "a@-x", "a@v1@v2", "a@v 1", "a@\x1b", "a@v1\n", "a/b/c", "../a"):
+        assert not is_hub_name(name), name
+
+
 @contextlib.contextmanager
 def silent_server(accepts: bool) -> Iterator[str]:
     """An address that takes connections and says nothing, or that answers not even a connection's first packet."""
@@ -259,3 +297,28 @@ print(0)
     assert line == f"small-uncased from the model hub, {tiny.description.split(', ')[-1]} True"
     assert (tmp_path / "small-uncased-cache").is_dir()
     assert not (tmp_path / "home" / "hub").exists()
+
+
+def test_the_commit_that_a_run_had_from_the_hub_stands_in_its_record(hub, start, tmp_path, monkeypatch):
+    endpoint, _ = hub
+    from safetensors.torch import save
+
+    from cos598d.models import build_model, find_model
+
+    tiny = find_model("tiny")
+    files = {
+        "config.json": json.dumps(tiny.config.to_dict()).encode(),
+        "vocab.txt": "".join(f"{piece}\n" for piece in tiny.vocabulary).encode(),
+        "pytorch_model.bin": b"",
+        "model.safetensors": save(build_model(tiny, "sequence_classification", 2, None, 1).bert.state_dict()),
+    }
+    monkeypatch.setattr(sys.modules[__name__], "content", lambda model, file: files[file])
+    name = "small-uncased@v1"
+    words = [script("task1/run_glue.py"), *TINY_TRAINING, "--max_steps", "1", "--model_name_or_path", name]
+    assert Path(fetch(name, endpoint, tmp_path / "home")[0]).name == OLDER
+    where = {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}  # from the cache alone
+    run = start("run", [*words, "--output_dir", tmp_path / "run"], where)
+    assert run.wait(120) == 0, run.text
+    environment = json.loads((tmp_path / "run" / "environment.json").read_text())
+    assert environment["model_revisions"] == {"small-uncased": OLDER}
+    assert f"model: {name} from the model hub" in run.text

@@ -66,7 +66,8 @@ def _work(plan: BenchPlan, source: ModelSource | None, meeting: Meeting | None) 
             "warm_up": WARM_UP,
             "seed": plan.seed,
         },
-        "environment": describe_environment(comm.device, plan.backend, threads, ranks_on_host),
+        "environment": describe_environment(comm.device, plan.backend, threads, ranks_on_host)
+        | {"model_revisions": dict(source.revisions) if source else {}},
         "candidates": [_describe(candidate) for candidate in candidates],
         "bytes_are_assumed": comm.bytes_are_assumed,
     }
