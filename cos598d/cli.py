@@ -31,7 +31,7 @@ NOT_IN_DEMO = frozenset(
         "output_dir",
         "overwrite_output_dir",
     )
-    + ("do_train", "do_eval", "no_save_model")
+    + ("do_train", "do_eval", "no_save_model", "check_replicas")
 )
 
 

@@ -140,6 +140,10 @@ class DataParallel(nn.Module):
         finally:
             self._sync_is_on = before
 
+    def settle(self) -> None:
+        """Give every rank rank 0's buffers, such as running statistics: for every rank, before evaluating or saving."""
+        self._hidden["sync"].settle()
+
     def state_dict(self, *arguments: Any, **keywords: Any) -> dict[str, Any]:
         """The model's own, under its plain names."""
         return self.module.state_dict(*arguments, **keywords)

@@ -10,8 +10,8 @@ from cos598d.comm import Communicator
 from cos598d.errors import UserError
 from cos598d.measure.ledger import STATE
 
-# Of a tensor's largest value. Ranks on unlike processors, or with unlike numbers of threads, add up the norm that they
-# clip by in another order: their weights may then part in the last bits, and never by more.
+# Of a tensor's largest value. Processors without the same vector instructions round an optimizer's step in other ways:
+# the weights of ranks on such hosts part in the last bits, though all step by the same averages.
 LAST_BITS = 1e-6
 
 

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from worlds import run_ranks
 
+import cos598d
 from cos598d.measure.ledger import BUFFERS, Ledger
 from cos598d.sync import SYNCS, get_sync
 from cos598d.sync.base import SyncOptions
@@ -93,6 +94,21 @@ def test_ddps_own_broadcasts_of_buffers_are_in_the_ledger_once_a_step(answers):
             ["broadcast", "buffers of float32", 40, sends * 40],
         ]
         assert answer["ddp"]["rows"] == step * STEPS
+
+
+def settle_in_a_script(comm):
+    model = Normed()
+    module = cos598d.data_parallel(model, sync="bucketed", find_unused_parameters=False)
+    module(torch.randn(4, 6, generator=torch.Generator().manual_seed(comm.rank))).backward()
+    before = model.norm.running_mean.tolist()
+    module.settle()
+    return [before, model.norm.running_mean.tolist()]
+
+
+def test_a_script_of_ones_own_settles_by_itself():
+    (mine, settled), (others, settled_there) = run_ranks(2, settle_in_a_script)
+    assert mine != others
+    assert mine == settled == settled_there
 
 
 def settle_without_buffers(comm):

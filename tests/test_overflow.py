@@ -14,7 +14,7 @@ from cos598d.errors import UserError
 from cos598d.loss_scale import FIRST, LossScale
 from cos598d.measure.ledger import AGREEMENT, Ledger
 from cos598d.measure.record import RunRecord
-from cos598d.sync import get_sync
+from cos598d.sync import SYNCS, get_sync
 from cos598d.sync.base import SyncOptions
 from cos598d.toy import ToyFeatures, ToyModel, plain_loss, plain_model, toy_model
 from cos598d.train import train
@@ -93,6 +93,20 @@ def test_codecs_are_not_poisoned_by_a_step_that_nobody_told_them_was_left_out(na
     """As in a script of one's own with torch's GradScaler."""
     for difference in run_ranks(RANKS, average_without_a_word, name, word):
         assert difference < 1e-4
+
+
+def see_one_ranks_gradient(comm):
+    scales = [2.0**10] * 4
+    for name in SYNCS:
+        if name not in ("none", "local_sgd"):
+            # It asserts that all ranks see the same.
+            good_averages(comm, name, None, [1.0, math.inf, math.nan, 1.0], scales)
+    for word in ("bf16", "fp16"):
+        good_averages(comm, "bucketed", word, [1.0, math.inf, math.nan, 1.0], scales)
+
+
+def test_what_is_not_finite_on_one_rank_is_so_on_all_under_every_sync():
+    run_ranks(3, see_one_ranks_gradient)
 
 
 class Overflowing(ToyModel):

@@ -1,10 +1,12 @@
 """Replicas that come to differ end the run, by rank and parameter; the exact syncs keep them equal to the bit."""
 
+import json
 import tempfile
 from pathlib import Path
 
 import pytest
 import torch
+from programs import TINY_TRAINING, free_port, script
 from worlds import run_ranks
 
 from cos598d.config import RunConfig
@@ -130,6 +132,23 @@ def test_more_than_last_bits_is_told_on_every_rank(offsets, words):
 
 def test_equal_models_send_nothing():
     assert run_ranks(2, calls_of_a_check) == [0, 0]
+
+
+@pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() == "DEFAULT",
+    reason="this processor has no vector instructions that could be left out",
+)
+def test_a_rank_whose_processor_rounds_otherwise_is_corrected_and_the_run_goes_on(start, tmp_path):
+    port, ranks = free_port(), []
+    for rank in range(2):
+        place = ["--master_port", port, "--world_size", 2, "--local_rank", rank]
+        words = [script("task2b/run_glue.py"), *TINY_TRAINING, "--max_steps", 4, "--check_replicas", 1, *place]
+        environ = {"ATEN_CPU_CAPABILITY": "default"} if rank else {}
+        ranks.append(start(f"rank{rank}", [*words, "--output_dir", "out"], environ))
+    for program in ranks:
+        assert program.wait() == 0, program.text
+    rows = [json.loads(line) for line in (tmp_path / "out" / "communication.rank0.jsonl").read_text().splitlines()]
+    assert any(row["purpose"] == "state" and row["iteration"] > 0 for row in rows), "the ranks have parted in some bits"
 
 
 def calls_of_a_check(comm):
