@@ -134,6 +134,10 @@ class Communicator:
         """Every rank's `value` (JSON), in order of rank. For small facts: through the store, not measured."""
         return self._meeting.exchange(value) if self._meeting else [value]
 
+    def collect(self, value: Any) -> list[Any] | None:
+        """Every rank's `value` (JSON) on rank 0, in order of rank; None on the others, which do not wait for it."""
+        return self._meeting.collect(value) if self._meeting else [value]
+
     def peer(self, rank: int) -> int:
         """What torch calls a rank of this group among all processes."""
         return rank if self.group is None else dist.get_global_rank(self.group, rank)

@@ -136,7 +136,7 @@ def _work(config: RunConfig, prepared: Prepared, meeting: Meeting | None, consol
         else:
             record.epoch({"epoch": 0, "iterations": 0} | evaluate())
             console.epoch(record.epochs[-1])
-        shares = comm.exchange(record.share())
+        shares = comm.collect(record.share())
         record.complete()
         if comm.rank == 0:
             environment = describe_environment(device, config.backend, threads, ranks_on_host)

@@ -378,6 +378,23 @@ def test_a_training_on_hosts_has_the_losses_of_one_on_loopback(cluster, start, t
 
 
 @needs_cluster
+def test_a_name_that_means_loopback_on_rank_0_s_host_still_brings_the_hosts_together(cluster, tmp_path):
+    """As Debian's /etc/hosts has it, and srun gives it. Rank 1 is on rank 0's host, and knows it by loopback only."""
+    for rank, known_as in enumerate(["127.0.1.1", "127.0.1.1", "10.10.1.1", "10.10.1.1"]):
+        (tmp_path / f"hosts{rank}").write_text(f"127.0.0.1 localhost\n{known_as} first.test\n")
+    place = "--master_ip first.test --master_port {master_port} --world_size 4 --local_rank {rank}"
+    flags = f"{' '.join(TINY_TRAINING)} --max_steps 2 --timeout 60 --output_dir {tmp_path}/out {place}"
+    # `ip netns exec` gives each program mounts of its own.
+    words = (
+        f"mount --bind {tmp_path}/hosts{{rank}} /etc/hosts && exec env -u GLOO_SOCKET_IFNAME -u RANK {sys.executable}"
+    )
+    shell = ("sh", "-c", f"{words} {script('task2b/run_glue.py')} {flags}")
+    run = cluster("run", "--hosts", "2", "--ranks_per_host", "2", "--", *shell)
+    assert run.wait(120) == 0, run.text
+    assert json.loads((tmp_path / "out" / "environment.json").read_text())["interface"] == "eth0"
+
+
+@needs_cluster
 @pytest.mark.parametrize("lost", [0, 2])
 def test_when_a_host_is_cut_off_every_rank_ends_within_seconds_and_names_the_same_one(lost, cluster):
     words = [sys.executable, script("task2b/run_glue.py"), *TINY_TRAINING, "--max_steps", "100000"]

@@ -79,10 +79,10 @@ def _work(plan: BenchPlan, source: ModelSource | None, meeting: Meeting | None) 
             record["message_size"] = sweep_message_size(comm, plan.largest_mb, plan.rounds, plan.seed, bar.update)
         if candidates:
             record |= _measure(plan, source, candidates, comm, ranks_on_host, record, bar.update)
-    record["process_peak_memory_bytes"] = comm.exchange(peak_memory_bytes())
+    record["process_peak_memory_bytes"] = comm.collect(peak_memory_bytes())
     if comm.device.type == "cuda":
         # Of the tensors: what CUDA and the backend take for themselves is not in it.
-        record["gpu_peak_memory_bytes"] = comm.exchange(torch.cuda.max_memory_allocated(comm.device))
+        record["gpu_peak_memory_bytes"] = comm.collect(torch.cuda.max_memory_allocated(comm.device))
     return record
 
 
