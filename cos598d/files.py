@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import json
+import math
 import os
 import secrets
 import shutil
@@ -181,7 +182,22 @@ def json_text(value: Any) -> str:
 
 def read_json(path: str | os.PathLike) -> Any:
     """The value in a JSON file. ValueError for what is none, NaN and infinities among it; OSError as `open`."""
-    return json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=_refuse)
+    return parse_json(Path(path).read_text(encoding="utf-8"))
+
+
+def parse_json(text: str) -> Any:
+    """The value of a JSON text. ValueError for what is none: NaN, infinities (1e999 too), what is nested too deep."""
+    try:
+        return json.loads(text, parse_constant=_refuse, parse_float=_finite)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if math.isinf(value):
+        raise ValueError(f"{digits[:20]} is more than any number")
+    return value
 
 
 def _refuse(constant: str) -> None:

@@ -14,7 +14,7 @@ def printable(text: object, longest: int = LONGEST, keep: str = "") -> str:
     text = str(text)
     if len(text) > longest:
         half = longest // 2
-        text = f"{text[:half]} [... {len(text) - 2 * half} characters ...] {text[len(text) - half :]}"
+        text = f"{text[:half]} [{len(text) - 2 * half} characters left out] {text[len(text) - half :]}"
     return "".join(c if c.isprintable() or c in keep else _escaped(c) for c in text)
 
 

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from cos598d.bench.plan import ATTACH, SWEEPS, BenchPlan, plan_from
-from cos598d.bench.record import FILE_NAME
 from cos598d.bench.table import bench_table
 from cos598d.config import BACKEND_WORDS
 from cos598d.errors import UsageError, UserError
 from cos598d.files import write_json
 from cos598d.flags import FLAG, Groups, add_groups, check_output_file, to_words
 from cos598d.launch import Identity, find_identity
+from cos598d.records.bench import FILE_NAME
 from cos598d.workers import start_local_workers
 
 WORLD_SIZE = 4

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cos598d.bench.record import read_record
 from cos598d.bench.table import (
     best_capacity,
     candidate_rows,
@@ -17,6 +16,7 @@ from cos598d.bench.table import (
 )
 from cos598d.errors import UserError
 from cos598d.printable import printable
+from cos598d.records.bench import read_record
 from cos598d.report.facts import OF_BENCHES, collect
 from cos598d.report.load import is_number
 from cos598d.report.settings import in_series

@@ -5,10 +5,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from cos598d.bench.record import FILE_NAME
 from cos598d.errors import UsageError, UserError
 from cos598d.files import write_whole
 from cos598d.flags import check_output_file
+from cos598d.records.bench import FILE_NAME
 from cos598d.report.benches import Bench, load_bench
 from cos598d.report.load import Run, load_run_as, own_names
 from cos598d.report.render import as_html, as_markdown_page, as_pdf, need

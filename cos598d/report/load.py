@@ -1,7 +1,6 @@
 """A run's records as one frozen object, every file checked as it is read."""
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,24 +8,21 @@ from typing import Any
 from cos598d.errors import UserError
 from cos598d.measure.warm_up import WARM_UP
 from cos598d.printable import printable
+from cos598d.records.run import (
+    CALL,
+    CONFIG,
+    ENVIRONMENT,
+    HOST_ROW,
+    ITERATION,
+    WIRE_ROW,
+    read_object,
+    read_table,
+)
+from cos598d.records.schema import NUMBER
 from cos598d.report.facts import OF_RUNS, collect
-from cos598d.report.table import PHASES, left_out, load_run, read_json
+from cos598d.report.table import left_out, load_run
 
 Row = Mapping[str, Any]
-NUMBER, WORDS = (int, float), (str,)
-LARGEST = 1e100  # sums and squares of less stay finite
-ITERATION = {"iteration": NUMBER, "loss": NUMBER, "seconds": NUMBER} | {f"seconds_{phase}": NUMBER for phase in PHASES}
-CALL = {"iteration": NUMBER, "purpose": WORDS, "op": WORDS, "tensor": WORDS, "bytes_sent": NUMBER}
-HOST = {"iteration": NUMBER, "process_cpu_seconds": NUMBER, "host_cpu_percent": NUMBER, "rss_bytes": NUMBER}
-WIRE = dict.fromkeys(("seconds", "shared_by_ranks", "bytes_sent", "bytes_received"), NUMBER) | {"kind": WORDS}
-# What a page reads of a summary, beyond that it is there.
-SUMMARY = {
-    **dict.fromkeys(("task", "sync", "model", "data"), WORDS),
-    **dict.fromkeys(("world_size", "iterations", "total_train_batch_size", "calls_per_iteration"), NUMBER),
-    **dict.fromkeys(("tensors_per_iteration", "payload_bytes_per_iteration"), NUMBER),
-    **dict.fromkeys(("seconds_per_iteration", "phases"), (dict,)),
-    **dict.fromkeys(("losses", "epochs", "bytes_sent_per_iteration", "bytes_received_per_iteration"), (list,)),
-}
 
 
 @dataclass(frozen=True)
@@ -80,117 +76,26 @@ def typical_iteration(rows: Sequence[Row]) -> Row | None:
 def load_run_as(folder: Path, name: str) -> Run:
     """The run in a folder, under this name. Raises UserError naming what cannot be read."""
     summary = load_run(folder) | {"run": name}
-    _check(summary, SUMMARY, folder / "summary.json")
-    _check_figures(summary, folder / "summary.json")
-    environment = read_json(folder / "environment.json") or {}
-    network = summary["network"]
-    if not isinstance(network, dict | None):
-        raise UserError(f"{folder / 'environment.json'} says of the network {network!r}: it is damaged, run again.")
-    ranks = range(int(summary["world_size"]))
-    iterations = [list(_rows(folder / f"iterations.rank{rank}.jsonl", ITERATION)) for rank in ranks]
-    for row in iterations[0] if iterations else []:
-        if not _are_spans(row.get("spans_seconds", [])):
-            where = folder / "iterations.rank0.jsonl"
-            raise UserError(
-                f"{where} has a span that is none in iteration {row['iteration']}: it is damaged, run again."
-            )
-    typical = typical_iteration(iterations[0]) if iterations else None
+    if "epochs" not in summary:
+        raise UserError(f"{folder / 'summary.json'} has no epochs: it is not the summary of a run of this version.")
+    environment = read_object(folder / "environment.json", ENVIRONMENT) or {}
+    config = read_object(folder / "config.json", CONFIG) or {}
+    ranks = range(summary["world_size"])
+    iterations = [list(read_table(folder / f"iterations.rank{rank}.jsonl", ITERATION)) for rank in ranks]
+    typical = typical_iteration(iterations[0])
     calls = [
         row
-        for row in _rows(folder / "communication.rank0.jsonl", CALL)
+        for row in read_table(folder / "communication.rank0.jsonl", CALL)
         if typical is not None and row["iteration"] == typical["iteration"]
     ]
-    host = [list(_rows(folder / f"host.rank{rank}.jsonl", HOST, is_needed=False)) for rank in ranks]
-    wire = list(_rows(folder / "wire.rank0.jsonl", WIRE, is_needed=False))
-    return Run(summary, read_json(folder / "config.json") or {}, environment, iterations, calls, host, wire)
-
-
-def _rows(path: Path, needed: Mapping[str, tuple[type, ...]], is_needed: bool = True) -> Iterator[Row]:
-    """The rows of a JSON-lines file. A file that is not needed may be missing: then there are none."""
-    try:
-        with path.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, start=1):
-                yield _row(line, needed, f"{path}, line {number}")
-    except FileNotFoundError:
-        if is_needed:
-            raise UserError(f"{path} is missing: give the folder of a run that ended well.") from None
-    except (OSError, UnicodeDecodeError):
-        raise UserError(f"{path} cannot be read as text: it is damaged, run again.") from None
-
-
-def _row(line: str, needed: Mapping[str, tuple[type, ...]], where: str) -> Row:
-    try:
-        row = json.loads(line)
-    except ValueError:
-        row = None
-    if not isinstance(row, dict) or not line.endswith("\n"):
-        raise UserError(f"{where} is not a whole JSON row: it is damaged, run again.")
-    _check(row, needed, where)
-    return row
-
-
-def _check(row: Mapping[str, Any], needed: Mapping[str, tuple[type, ...]], where: str | Path) -> None:
-    for name, types in needed.items():
-        value = row.get(name)
-        if not isinstance(value, types) or (types is NUMBER and not is_number(value)):
-            raise UserError(f"{where} says of {name} {str(value)[:60]!r}: it is damaged, run again.")
-
-
-def _check_figures(summary: Mapping[str, Any], path: Path) -> None:
-    """Each figure is a number or, where there were too few iterations, None."""
-    seconds, wire = summary["seconds_per_iteration"], summary.get("wire")
-    ranks = summary["world_size"]
-    by_rank = {name: summary[name] for name in ("bytes_sent_per_iteration", "bytes_received_per_iteration")}
-    if wire is not None:
-        found = wire if isinstance(wire, dict) else {}
-        groups = found.get("ranks_by_interface")
-        if not isinstance(groups, list) or not all(
-            isinstance(group, list) and group and all(rank in range(ranks) for rank in group) for group in groups
-        ):
-            raise UserError(f"{path} does not say whose bytes were counted together: it is damaged, run again.")
-        # A rank that has not counted says None.
-        for name in list(by_rank):
-            values = found.get(name)
-            by_rank[f"wire's {name}"] = (
-                [0 if value is None else value for value in values] if isinstance(values, list) else values
-            )
-    for name, values in by_rank.items():
-        if not isinstance(values, list) or len(values) != ranks or not all(map(is_number, values)):
-            raise UserError(f"{path} has not a number of {name} for each of {ranks} ranks: it is damaged, run again.")
-    figures = [(seconds, name) for name in ("first", "mean", "median", "p90")]
-    figures += [(summary["phases"], f"seconds_{phase}") for phase in PHASES]
-    for figure, name in figures:
-        if name not in figure or not (figure[name] is None or is_number(figure[name])):
-            raise UserError(f"{path} says of {name} no number: it is damaged, run again.")
-    interval = seconds.get("interval_95", ())
-    if interval is not None and not (
-        isinstance(interval, list) and len(interval) == 2 and all(map(is_number, interval))
-    ):
-        raise UserError(f"{path} says of interval_95 no two numbers: it is damaged, run again.")
-    if not all(map(is_number, summary["losses"])):
-        raise UserError(f"{path} has a loss that is no number: it is damaged, run again.")
-    if not all(isinstance(epoch, dict) and is_number(epoch.get("epoch")) for epoch in summary["epochs"]):
-        raise UserError(f"{path} has an epoch without its number: it is damaged, run again.")
-    for epoch in summary["epochs"]:
-        for name in ("predicted_bytes_sent", "counted_bytes_sent"):
-            values = epoch.get(name) or [0] * ranks
-            if name.startswith("counted") and isinstance(values, list):  # None: of a rank whose sampling has ended
-                values = [value or 0 for value in values]
-            if not isinstance(values, list) or len(values) != ranks or not all(map(is_number, values)):
-                raise UserError(f"{path} has not {name} of each of {ranks} ranks: it is damaged, run again.")
-
-
-def _are_spans(spans: Any) -> bool:
-    """Whether each is a phase, its start and its seconds."""
-    return isinstance(spans, list) and all(
-        isinstance(span, list) and len(span) == 3 and span[0] in PHASES and all(map(is_number, span[1:]))
-        for span in spans
-    )
+    host = [list(read_table(folder / f"host.rank{rank}.jsonl", HOST_ROW, is_needed=False)) for rank in ranks]
+    wire = list(read_table(folder / "wire.rank0.jsonl", WIRE_ROW, is_needed=False))
+    return Run(summary, config, environment, iterations, calls, host, wire)
 
 
 def is_number(value: Any) -> bool:
     """Whether a value from JSON is a number that a run can have come to."""
-    return isinstance(value, NUMBER) and not isinstance(value, bool) and abs(value) < LARGEST
+    return NUMBER.fits(value)
 
 
 def own_names(folders: Sequence[Path]) -> list[str]:

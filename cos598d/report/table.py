@@ -6,24 +6,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cos598d import files
 from cos598d.bench.table import ASSUMED_BYTES
-from cos598d.errors import UserError
 from cos598d.measure.warm_up import WARM_UP
 from cos598d.printable import printable
+from cos598d.records.run import CONFIG, ENVIRONMENT, PHASES, read_object, read_summary
 from cos598d.report.repeats import in_groups, is_repeat, members, over_pairs, what_was_asked
 from cos598d.report.speed import SPEED_NOTE, speed_rows
 
-PHASES = ("data", "forward", "backward", "sync", "clip", "step")
 FIRST_LOSSES = 3
 # What two runs must share for a difference of their losses to mean anything.
 SETTING = ("task", "model", "data", "total_train_batch_size", "max_seq_length", "dropout", "precision", "seed")
-NEEDED = (
-    *SETTING,
-    *("sync", "world_size", "iterations", "losses", "seconds_per_iteration", "phases", "calls_per_iteration"),
-    *("tensors_per_iteration", "payload_bytes_per_iteration", "bytes_sent_per_iteration"),
-    "bytes_received_per_iteration",
-)
 
 
 def load_run(folder: Path) -> dict[str, Any]:
@@ -32,31 +24,11 @@ def load_run(folder: Path) -> dict[str, Any]:
 
     Raises UserError when there is none that can be read.
     """
-    path = folder / "summary.json"
-    summary = read_json(path)
-    if summary is None:
-        lack = "has no summary.json" if folder.is_dir() else "is a file" if folder.exists() else "does not exist"
-        raise UserError(f"{folder} {lack}: give the folder of a run that ended well.")
-    missing = [name for name in NEEDED if name not in summary]
-    if missing:
-        raise UserError(f"{path} has no {missing[0]}: it is not the summary of a run of this version.")
-    environment = read_json(folder / "environment.json") or {}
-    config = read_json(folder / "config.json")
+    summary = read_summary(folder)
+    environment = read_object(folder / "environment.json", ENVIRONMENT) or {}
+    config = read_object(folder / "config.json", CONFIG)
     asked = config and what_was_asked(summary, config, environment)
     return {"run": folder.resolve().name} | summary | {"network": environment.get("network"), "repeat_of": asked}
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    """The object in a JSON file; None where there is no such file. Raises UserError when it is damaged."""
-    try:
-        value = files.read_json(path)
-    except OSError:
-        return None
-    except ValueError:
-        raise UserError(f"{path} is not JSON: it is damaged, run again.") from None
-    if not isinstance(value, dict):
-        raise UserError(f"{path} is not a JSON object: it is damaged, run again.")
-    return value
 
 
 def comparison(runs: Sequence[dict[str, Any]], markdown: bool = False, each: bool = False) -> str:

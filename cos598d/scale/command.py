@@ -6,11 +6,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from cos598d.bench.record import FILE_NAME
 from cos598d.cluster.plan import parse_delay, parse_rate
 from cos598d.errors import UsageError, UserError
 from cos598d.files import write_json
 from cos598d.flags import check_output_file
+from cos598d.records.bench import FILE_NAME
 from cos598d.scale.records import Link, Record, load_records
 
 LARGEST, MOST_HOSTS = 64, 65536

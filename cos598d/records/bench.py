@@ -1,0 +1,107 @@
+"""A bench's record: what its file says, field by field, and the reading of it."""
+
+from pathlib import Path
+from typing import Any
+
+from cos598d.errors import UserError
+from cos598d.records.run import NETWORK, RANKS
+from cos598d.records.schema import (
+    COUNT,
+    FLAG,
+    NOT_NEGATIVE,
+    NUMBER,
+    POSITIVE,
+    SIZE,
+    TEXT,
+    Fields,
+    ListOf,
+    MapOf,
+    OrNone,
+    check,
+    read,
+)
+
+FILE_NAME = "bench.json"
+REMEDY = "measure again"
+
+SETTING = Fields(
+    {},
+    {
+        **dict.fromkeys(("model", "task"), OrNone(TEXT)),
+        **dict.fromkeys(("backend", "device", "attach"), TEXT),
+        **dict.fromkeys(("gradient_bytes", "tokens", "batch"), OrNone(COUNT)),
+        **dict.fromkeys(("threads_per_rank", "rounds"), SIZE),
+        "world_size": RANKS,
+        "step": FLAG,
+    },
+)
+ENVIRONMENT = Fields(
+    {},
+    {
+        **dict.fromkeys(("processor", "device"), OrNone(TEXT)),
+        "cores": OrNone(SIZE),
+        "ranks_on_host": SIZE,
+        "network": OrNone(NETWORK),
+    },
+)
+RATIO = OrNone(Fields({"median": POSITIVE, "interval_95": OrNone(ListOf(POSITIVE, count=2))}))
+SUMMARY = Fields(
+    {"seconds_median": POSITIVE},
+    {
+        "seconds_quartiles": ListOf(POSITIVE, count=2),
+        "seconds_exposed": OrNone(NUMBER),
+        **dict.fromkeys(("ratio_to_ddp", "ratio_to_floor"), RATIO),
+    },
+)
+TENSOR = Fields(
+    {"name": TEXT, "shape": ListOf(COUNT), "dtype": TEXT, "bytes": COUNT, "seconds": OrNone(NOT_NEGATIVE)},
+)
+SAMPLE = Fields(
+    {"candidate": TEXT},
+    dict.fromkeys(("seconds_forward_by_rank", "seconds_backward_by_rank"), ListOf(NOT_NEGATIVE, least=1)),
+)
+MESSAGE = Fields(
+    {"payload_bytes": COUNT}
+    | dict.fromkeys(("seconds_median", "seconds_fitted"), NUMBER)
+    | dict.fromkeys(("algbw_bytes_per_second", "busbw_bytes_per_second"), NUMBER)
+)
+CAPACITY = Fields(
+    {"bucket_mb": POSITIVE, "buckets": ListOf(Fields()), "seconds_exposed_predicted": OrNone(NUMBER)}
+    | {"candidate": TEXT}
+)
+BENCH = Fields(
+    {"candidates": ListOf(Fields({"label": TEXT}, {"sync": TEXT, "options": Fields()})), "setting": SETTING},
+    {
+        "environment": ENVIRONMENT,
+        "summary": MapOf(SUMMARY),
+        "traffic": MapOf(
+            Fields(dict.fromkeys(("calls", "payload_bytes", "bytes_sent"), ListOf(NOT_NEGATIVE, least=1)))
+        ),
+        "samples": ListOf(SAMPLE),
+        "arrivals": Fields({"backward_seconds": POSITIVE, "tensors": ListOf(TENSOR)}),
+        "message_size": Fields(
+            {
+                "sizes": ListOf(MESSAGE),
+                "fit": Fields({"overhead_seconds": NUMBER, "bytes_per_second": POSITIVE}),
+            }
+        ),
+        "bucket_mb": Fields(
+            {"backward_seconds": OrNone(NUMBER), "best_predicted_mb": POSITIVE, "capacities": ListOf(CAPACITY, least=1)}
+        ),
+        "gradient_norm": MapOf(ListOf(OrNone(NUMBER))),
+        "peak_memory_bytes": MapOf(ListOf(NOT_NEGATIVE, least=1)),
+    },
+)
+
+
+def read_record(path: Path) -> tuple[Path, dict[str, Any]]:
+    """The file and what it holds, of a folder that the bench has written or of its file. Raises UserError."""
+    file = path / FILE_NAME if path.is_dir() else path
+    try:
+        found = read(file, Fields(), REMEDY)
+    except OSError:
+        raise UserError(f"{file} cannot be read: give a folder that `bench --output` has written.") from None
+    if "candidates" not in found or "setting" not in found:
+        raise UserError(f"{file} is not a bench's record: give a folder that `bench --output` has written.")
+    check(found, BENCH, file, REMEDY)
+    return file, found

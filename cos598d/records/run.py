@@ -1,0 +1,182 @@
+"""A run's record: what each of its files says, field by field, and the reading of them."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from cos598d.errors import UserError
+from cos598d.records.schema import (
+    COUNT,
+    FLAG,
+    NOT_NEGATIVE,
+    NUMBER,
+    POSITIVE,
+    SIZE,
+    TEXT,
+    WHOLE,
+    Fields,
+    Kind,
+    ListOf,
+    Number,
+    OneOf,
+    OrNone,
+    Row,
+    check,
+    read,
+    read_rows,
+)
+
+REMEDY = "run again"
+PHASES = ("data", "forward", "backward", "sync", "clip", "step")
+
+# More ranks than that have never met; each has files of its own, which are looked for.
+RANKS = Number("a number of ranks from 1 to 65536", is_whole=True, least=1, most=65536)
+RANK = Number("a rank", is_whole=True, least=0, most=65535)
+BY_RANK = ListOf(NOT_NEGATIVE)
+BY_RANK_OR_NONE = ListOf(OrNone(NOT_NEGATIVE))
+PER_ITERATION = ("calls_per_iteration", "tensors_per_iteration", "payload_bytes_per_iteration")
+
+SECONDS = Fields(
+    {
+        **dict.fromkeys(("mean", "median"), OrNone(POSITIVE)),
+        "interval_95": OrNone(ListOf(NUMBER, count=2)),
+    },
+    {**dict.fromkeys(("first", "p90"), OrNone(POSITIVE)), "counted": COUNT},
+)
+WIRE = Fields(
+    {
+        "ranks_by_interface": ListOf(ListOf(RANK, least=1)),
+        **dict.fromkeys(("bytes_sent_per_iteration", "bytes_received_per_iteration"), BY_RANK_OR_NONE),
+    },
+    {
+        "interface": TEXT,
+        "shared_by_ranks": SIZE,
+        **dict.fromkeys(("packets_sent_per_iteration", "packets_received_per_iteration"), BY_RANK_OR_NONE),
+        **dict.fromkeys(
+            ("predicted_bytes_sent_per_iteration", "predicted_bytes_received_per_iteration"), BY_RANK_OR_NONE
+        ),
+    },
+)
+EPOCH = Fields(
+    {"epoch": COUNT},
+    {
+        "iterations": COUNT,
+        "loss": OrNone(NUMBER),
+        "training": Fields(),
+        **dict.fromkeys(("predicted_bytes_sent", "predicted_bytes_received"), BY_RANK),
+        **dict.fromkeys(("counted_bytes_sent", "counted_bytes_received"), OrNone(BY_RANK_OR_NONE)),
+    },
+)
+WALL = ("examples_per_second_clock", "examples_per_second_wall", "share_off_the_clock")
+SUMMARY = Fields(
+    {
+        **dict.fromkeys(("task", "model", "data", "precision", "sync"), TEXT),
+        **dict.fromkeys(("total_train_batch_size", "max_seq_length"), SIZE),
+        "dropout": OrNone(NUMBER),
+        "seed": WHOLE,
+        "world_size": RANKS,
+        "iterations": COUNT,
+        "losses": ListOf(NUMBER),
+        "seconds_per_iteration": SECONDS,
+        "phases": Fields({f"seconds_{phase}": OrNone(NUMBER) for phase in PHASES}),
+        **dict.fromkeys(PER_ITERATION, NOT_NEGATIVE),
+        **dict.fromkeys(("bytes_sent_per_iteration", "bytes_received_per_iteration"), BY_RANK),
+    },
+    {
+        **dict.fromkeys(("label", "backend", "device"), TEXT),
+        "parameters": COUNT,
+        "epochs": ListOf(EPOCH),
+        "wire": OrNone(WIRE),
+        "wall": OrNone(Fields({}, dict.fromkeys(WALL, OrNone(NUMBER)))),
+    },
+)
+NETWORK = Fields({}, {"hosts": SIZE, **dict.fromkeys(("rate", "delay", "offload"), OrNone(TEXT))})
+ENVIRONMENT = Fields(
+    {},
+    {
+        **dict.fromkeys(("processor", "device"), OrNone(TEXT)),
+        "cores": OrNone(SIZE),
+        **dict.fromkeys(("threads_per_rank", "ranks_on_host"), SIZE),
+        "network": OrNone(NETWORK),
+    },
+)
+CONFIG = Fields(
+    {},
+    {
+        "learning_rate": NUMBER,
+        "gradient_accumulation_steps": SIZE,
+        "bucket_mb": OrNone(NUMBER),
+        "compress": OrNone(TEXT),
+        "sync_every": SIZE,
+        "label": TEXT,
+        "do_train": FLAG,
+    },
+)
+ITERATION = Fields(
+    {"iteration": COUNT, "loss": NUMBER, "seconds": POSITIVE} | {f"seconds_{phase}": NUMBER for phase in PHASES},
+    {"spans_seconds": ListOf(Row((OneOf(PHASES), NUMBER, NUMBER)))},
+)
+CALL = Fields(
+    {"iteration": COUNT, "purpose": TEXT, "op": TEXT, "tensor": TEXT, "bytes_sent": NOT_NEGATIVE},
+    dict.fromkeys(("seconds", "started"), OrNone(NUMBER)),
+)
+HOST_ROW = Fields(
+    {"iteration": COUNT, "process_cpu_seconds": NUMBER, "host_cpu_percent": NUMBER, "rss_bytes": NOT_NEGATIVE},
+    dict.fromkeys(("gpu_memory_bytes", "gpu_utilization_percent"), OrNone(NUMBER)),
+)
+WIRE_ROW = Fields(
+    {"kind": TEXT, "seconds": NOT_NEGATIVE, "shared_by_ranks": SIZE}
+    | dict.fromkeys(("bytes_sent", "bytes_received"), NOT_NEGATIVE)
+)
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """The summary of the run in a folder. Raises UserError where there is none, or none of a whole run."""
+    path = folder / "summary.json"
+    summary = read_object(path, SUMMARY)
+    if summary is None:
+        lack = "has no summary.json" if folder.is_dir() else "is a file" if folder.exists() else "does not exist"
+        raise UserError(f"{folder} {lack}: give the folder of a run that ended well.")
+    check(summary, _of_ranks(summary["world_size"]), path, REMEDY)
+    return summary
+
+
+def read_object(path: Path, kind: Kind) -> dict[str, Any] | None:
+    """The object in a JSON file of the record; None where there is no such file. Raises UserError for a damaged one."""
+    try:
+        return read(path, kind, REMEDY)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}.") from None
+
+
+def read_table(path: Path, kind: Kind, is_needed: bool = True) -> Iterator[Mapping[str, Any]]:
+    """The rows of a file of the record. One that is not needed may be missing: then there are none."""
+    try:
+        yield from read_rows(path, kind, REMEDY)
+    except FileNotFoundError:
+        if is_needed:
+            raise UserError(f"{path} is missing: give the folder of a run that ended well.") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}.") from None
+
+
+def _of_ranks(world_size: int) -> Kind:
+    """What a summary of so many ranks says of each of them."""
+    values, or_none = ListOf(NOT_NEGATIVE, count=world_size), ListOf(OrNone(NOT_NEGATIVE), count=world_size)
+    ways = ("sent", "received")
+    rank = Number(f"a rank of {world_size}", is_whole=True, least=0, most=world_size - 1)
+    epoch = Fields(
+        {},
+        {f"predicted_bytes_{way}": values for way in ways} | {f"counted_bytes_{way}": OrNone(or_none) for way in ways},
+    )
+    wire = Fields(
+        {},
+        {
+            "ranks_by_interface": ListOf(ListOf(rank)),
+            **{f"{what}_{way}_per_iteration": or_none for what in ("bytes", "packets") for way in ways},
+        },
+    )
+    needed = {f"bytes_{way}_per_iteration": values for way in ways}
+    return Fields(needed, {"epochs": ListOf(epoch), "wire": OrNone(wire)})
