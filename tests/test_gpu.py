@@ -3,6 +3,7 @@
 Records are left in the folder that GPU_RECORDS names. Nothing is fetched: models have random weights, data are bundled.
 """
 
+import copy
 import json
 import math
 import os
@@ -24,6 +25,7 @@ from cos598d.interfaces import VARIABLE
 from cos598d.measure.clock import PHASES, IterationClock
 from cos598d.measure.ledger import Ledger
 from cos598d.models import find_model
+from cos598d.parallel import data_parallel
 from cos598d.start import own_python_path
 from cos598d.sync import SYNCS
 from cos598d.sync.codecs import CODECS
@@ -38,7 +40,7 @@ IN_HOST_MEMORY = ("shared_memory", "hierarchical")
 ON_GPU = [name for name in SYNCS if name not in IN_HOST_MEMORY]
 # Each rank goes its own way: its gradient is nobody else's.
 UNAVERAGED = ("none", "local_sgd")
-STEPS = ("--max_steps", 5)
+STEPS = ("--max_steps", 5, "--check_replicas", 1)
 # Of float32 sums in another order, on another device, over a few steps of AdamW.
 CLOSE = 1e-3
 ON_CPU: list[float] = []
@@ -185,6 +187,19 @@ def test_nccl_s_calls_leave_results_and_their_seconds_and_the_host_never_waits(n
     # The last one was waited for after the products, which the others had not to wait for.
     assert rows["beside"][1] == max(seconds for _, seconds in rows.values())
     assert torch.equal(ones, torch.ones_like(ones))
+
+
+def test_data_parallel_averages_over_nccl_by_its_hooks(nccl):
+    plain = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1)).to(CUDA)
+    replica = copy.deepcopy(plain)
+    model = data_parallel(replica, "bucketed")
+    model._hidden["sync"].comm.world_size = nccl.world_size  # the other one adds nothing
+    inputs = torch.randn(8, 64, device=CUDA)
+    for one in (plain, model):
+        one(inputs).sum().backward()
+    for own, other in zip(replica.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(own.grad, other.grad / 2)
+    assert model.ledger.totals()["bucket 0"].calls == 1
 
 
 def test_one_rank_of_nccl_trains_as_the_cpu_does(trained, on_cpu):
