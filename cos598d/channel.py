@@ -49,11 +49,11 @@ def make_key(secret: bytes, *words: str) -> bytes:
 
 
 class Frames:
-    """Packs this end's messages and unpacks the other's, on a connection with the key `session`."""
+    """Packs this end's messages and unpacks the other's, of at most `largest` bytes; `session` keys the connection."""
 
     def __init__(self, session: bytes, accepted: bool, largest: int):
         mine, other = (b"accepted", b"connected") if accepted else (b"connected", b"accepted")
-        self._mine, self._other, self._largest = _digest(session, mine), _digest(session, other), largest
+        self._mine, self._other, self.largest = _digest(session, mine), _digest(session, other), largest
         self._sent = self._received = 0
         self._data = bytearray()
 
@@ -69,8 +69,8 @@ class Frames:
         messages = []
         while len(self._data) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._data)
-            if length > self._largest:
-                raise Stranger(f"a message of {length} bytes, of at most {self._largest}")
+            if length > self.largest:
+                raise Stranger(f"a message of {length} bytes, of at most {self.largest}")
             end = _LENGTH.size + length + DIGEST_BYTES
             if len(self._data) < end:
                 break

@@ -67,7 +67,11 @@ GROUPS: Groups = {
     ],
     "model": [
         ("model_type", str, f"one of {', '.join(MODEL_TYPES)}"),
-        ("model_name_or_path", str, "a folder, a hub name (or NAME@REVISION), minilm, or tiny and bert-base (random weights)"),
+        (
+            "model_name_or_path",
+            str,
+            "a folder, a hub name (or NAME@REVISION), minilm, or tiny and bert-base (random weights)",
+        ),
         ("config_name", str, "another folder or hub name for the model's configuration"),
         ("tokenizer_name", str, "another folder, file or hub name for the vocabulary"),
         ("cache_dir", str, "where models from the hub are kept"),

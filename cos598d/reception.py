@@ -73,7 +73,7 @@ class Reception(Server):
             self.door.expected = 0
             for arrival in self._arrived.values():
                 if arrival.line:
-                    arrival.line.is_member = True
+                    arrival.line.make_member()
             self._give(verdict)
 
         self.call(begin)

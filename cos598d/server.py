@@ -12,7 +12,8 @@ from typing import Any
 
 from cos598d.channel import Door, Frames, Stranger
 
-LARGEST_REQUEST = 1 << 26  # bytes of a message to the server; what it answers may hold one from every rank
+# Bytes of a message to the server: from who only comes to meet, and from a rank that has met.
+LARGEST_ARRIVAL, LARGEST_REQUEST = 1 << 18, 1 << 30
 _READ_BYTES = 1 << 18
 OPEN_TO_ALL = ("arrive", "leave", "object")
 LATER = object()  # what an operation returns that answers when something has happened
@@ -25,8 +26,14 @@ class Line:
     """
 
     def __init__(self, connection: socket.socket, rank: int, frames: Frames, is_member: bool):
-        self.connection, self.rank, self.frames, self.is_member = connection, rank, frames, is_member
+        self.connection, self.rank, self.frames, self.is_member = connection, rank, frames, False
         self.unsent = bytearray()
+        if is_member:
+            self.make_member()
+
+    def make_member(self) -> None:
+        """It has met the others."""
+        self.is_member, self.frames.largest = True, LARGEST_REQUEST
 
 
 class Server:
@@ -41,7 +48,7 @@ class Server:
         self.world_size = world_size
         self.address, self.port = listener.getsockname()[:2]
         self._selector = selectors.DefaultSelector()
-        self.door = Door(listener, key, self._selector, LARGEST_REQUEST, world_size)
+        self.door = Door(listener, key, self._selector, LARGEST_ARRIVAL, world_size)
         self._values: dict[str, bytes] = {}
         self._waiting: dict[str, list[_Wait]] = {}
         self._exchanges: dict[str, _Exchange] = {}

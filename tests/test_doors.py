@@ -23,6 +23,7 @@ from cos598d.launch import Identity
 from cos598d.meeting import Meeting, ranks_in_words
 from cos598d.reception import Reception
 from cos598d.rendezvous import meet
+from cos598d.server import LARGEST_ARRIVAL
 from cos598d.store import RankStore
 
 SECRET = b"only the ranks of this test know it"
@@ -272,6 +273,20 @@ def test_an_exchange_is_one_request_of_each_rank(receptions, monkeypatch):
     monkeypatch.setattr(RankStore, "request", counted)
     assert all_exchange(meetings) == [[{"rank": rank} for rank in range(8)]] * 8
     assert len(asked) == 8
+
+
+def test_a_rank_may_say_much_but_only_once_it_has_met_the_others(receptions):
+    meetings = met(identities(2))
+    long = "x" * (LARGEST_ARRIVAL + 1)
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(lambda meeting: meeting.exchange(long), meetings)) == [[long, long]] * 2
+    them = identities(2, secret=b"")
+    with ThreadPoolExecutor(2) as pool:
+        zero = pool.submit(meet, them[0], 1, {})
+        one = pool.submit(meet, them[1], 1, {"sync": long})
+        for future in (zero, one):
+            with pytest.raises(UserError, match="rank 0 is gone|did not come|lost rank 1"):
+                future.result(60)
 
 
 def test_what_only_rank_0_needs_goes_only_there(receptions):
