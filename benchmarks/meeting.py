@@ -89,7 +89,6 @@ def _be_ranks(ranks, size, port, secret, ready, begin, answers) -> None:
                 spans[function.__name__].append((started, time.monotonic()))
         meeting.collect(None)  # rank 0 serves the others: it is the last to go
 
-    # A thread each, since a thread's connection is a rank's.
     threads = [threading.Thread(target=be_rank, args=(rank,)) for rank in ranks]
     for thread in threads:
         thread.start()

@@ -1,9 +1,9 @@
 """A rank's end of what rank 0 serves: a key-value store for torch's process group, and exchanges of small values."""
 
+import contextlib
 import itertools
 import json
 import socket
-import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -27,8 +27,9 @@ class NotInTime(DistStoreError):
 class RankStore(Store):
     """The store at `place`, which lets in whoever knows `key`, as `rank` uses it; a torch.distributed.Store.
 
-    Each thread that uses it has a connection of its own. Waiting takes `seconds` at most, and is left for `still`,
-    which may raise, every second. Raises DistNetworkError when rank 0 is gone, NotInTime for what does not come.
+    Threads may use it at once: who finds no connection free opens another. Waiting takes `seconds` at most, and is left
+    for `still`, which may raise, every second. Raises DistNetworkError when rank 0 is gone, NotInTime for what does not
+    come.
     """
 
     def __init__(
@@ -37,32 +38,38 @@ class RankStore(Store):
         super().__init__()
         self.place, self.key, self.rank, self.seconds, self._still = place, key, rank, seconds, still
         self._numbers = itertools.count()
-        self._own = threading.local()
+        # Taken and put back by any thread: a list's steps are atomic. Threads of C++ keep nothing here.
+        self._free: list[tuple[socket.socket, Frames]] = []
 
     def open(self, seconds: float) -> None:
-        """Connect this thread. Raises what `channel.connect` does."""
-        self._own.line = connect(self.place, self.key, self.rank, seconds, LARGEST_ANSWER)
+        """Connect. Raises what `channel.connect` does."""
+        self._free.append(connect(self.place, self.key, self.rank, seconds, LARGEST_ANSWER))
 
     @property
     def local_address(self) -> str:
         """The address by which this rank reaches rank 0."""
-        return self._own.line[0].getsockname()[0]
+        return self._free[-1][0].getsockname()[0]
 
     def request(self, operation: str, *arguments: Any, seconds: float | None = None) -> Any:
         """The answer to a request, as `server.Server` says; NotInTime after `seconds`."""
         deadline = time.monotonic() + (self.seconds if seconds is None else seconds)
         number = next(self._numbers)
+        payload = json.dumps([number, operation, *arguments]).encode()
         try:
-            if not hasattr(self._own, "line"):
-                self.open(self.seconds)
-            line, frames = self._own.line
-            line.settimeout(None)
-            line.sendall(frames.pack(json.dumps([number, operation, *arguments]).encode()))
-            return self._answer(line, frames, number, deadline)
-        except NotInTime:
-            raise
+            line, frames = self._connection()
+            try:
+                line.settimeout(None)
+                line.sendall(frames.pack(payload))
+                return self._answer(line, frames, number, deadline)
+            finally:
+                self._free.append((line, frames))
         except OSError as error:
             raise DistNetworkError(GONE) from error
+
+    def _connection(self) -> tuple[socket.socket, Frames]:
+        with contextlib.suppress(IndexError):
+            return self._free.pop()
+        return connect(self.place, self.key, self.rank, self.seconds, LARGEST_ANSWER)
 
     def _answer(self, line: socket.socket, frames: Frames, number: int, deadline: float) -> Any:
         while True:

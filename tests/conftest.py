@@ -61,6 +61,25 @@ def start_ranks(start):
     return _start
 
 
+@pytest.fixture
+def receptions(monkeypatch):
+    """The meeting points that are opened in this process; they end with the test, and no interface is chosen for it."""
+    from cos598d import rendezvous
+
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    made = []
+
+    class Kept(rendezvous.Reception):
+        def start(self):
+            made.append(self)
+            super().start()
+
+    monkeypatch.setattr(rendezvous, "Reception", Kept)
+    yield made
+    for reception in made:
+        reception.stop()
+
+
 def pytest_collection_modifyitems(items):
     """With several test processes, tests that share an expensive fixture go to the same one."""
     for item in items:

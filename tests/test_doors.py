@@ -7,89 +7,22 @@ import pickle
 import re
 import socket
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import psutil
 import pytest
-from programs import free_port
-from torch.distributed import DistError, DistNetworkError, HashStore
+from meetings import SECRET, all_exchange, identities, met
+from torch.distributed import DistNetworkError, HashStore
 
 from cos598d import channel, doorway, rendezvous
 from cos598d.channel import GREETING, NONCE_BYTES, Frames, Refusal, Stranger, connect, make_key
 from cos598d.errors import UserError
-from cos598d.launch import Identity
-from cos598d.meeting import Meeting, ranks_in_words
-from cos598d.reception import Reception
+from cos598d.meeting import Meeting
 from cos598d.rendezvous import meet
-from cos598d.server import LARGEST_ARRIVAL
 from cos598d.store import RankStore
 
-SECRET = b"only the ranks of this test know it"
-
-
-@pytest.fixture(autouse=True)
-def _one_interface(monkeypatch):
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")  # else meeting chooses one, for this whole process
-
-
-@pytest.fixture
-def receptions(monkeypatch):
-    """The meeting points that were opened in this process; they end with the test."""
-    made = []
-
-    class Kept(Reception):
-        def start(self):
-            made.append(self)
-            super().start()
-
-    monkeypatch.setattr(rendezvous, "Reception", Kept)
-    yield made
-    for reception in made:
-        reception.stop()
-
-
-def identities(world_size, port=None, secret=SECRET, **others):
-    port = port or free_port()
-    return [
-        Identity(rank, world_size, "127.0.0.1", port, secret=secret, silence_seconds=8, **others)
-        for rank in range(world_size)
-    ]
-
-
-def met(them, between=lambda port: None, seconds=20, facts=None):
-    """Let every one of `them` meet in a thread of its own; `between` is called when rank 0 listens, before the rest."""
-
-    def one(identity):
-        try:
-            return meet(identity, seconds, facts or {})
-        except UserError as error:
-            return str(error)
-
-    with ThreadPoolExecutor(len(them)) as pool:
-        first = pool.submit(one, them[0])
-        wait_until(lambda: first.done() or is_open(them[0].master_port))
-        between(them[0].master_port)
-        return [future.result(60) for future in [first, *(pool.submit(one, it) for it in them[1:])]]
-
-
-def wait_until(condition, seconds=20):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to be in time"
-        time.sleep(0.02)
-
-
-def is_open(port):
-    return any(
-        c.status == psutil.CONN_LISTEN and c.laddr.port == port for c in psutil.Process().net_connections("inet")
-    )
-
-
-def all_exchange(meetings):
-    with ThreadPoolExecutor(len(meetings)) as pool:
-        return list(pool.map(lambda meeting: meeting.exchange({"rank": meeting.identity.rank}), meetings))
+pytestmark = pytest.mark.usefixtures("receptions")
 
 
 def is_dropped(line, seconds=15):
@@ -119,6 +52,12 @@ def shout(port, words):
     with contextlib.suppress(ConnectionError):
         line.sendall(words)
     return line
+
+
+def meet_says(identity):
+    with pytest.raises(UserError) as caught:
+        meet(identity, 5, {})
+    return str(caught.value)
 
 
 def test_strangers_before_and_after_the_meeting_are_dropped_and_the_run_goes_on(receptions):
@@ -180,12 +119,6 @@ def test_without_a_secret_nobody_gets_in_once_the_ranks_have_met(receptions):
     assert all_exchange(meetings)[0] == [{"rank": 0}, {"rank": 1}]
 
 
-def meet_says(identity):
-    with pytest.raises(UserError) as caught:
-        meet(identity, 5, {})
-    return str(caught.value)
-
-
 def test_a_rank_of_other_words_cannot_put_escapes_on_a_terminal(receptions):
     them = identities(2)
     with ThreadPoolExecutor(2) as pool:
@@ -239,95 +172,6 @@ def test_a_program_that_answers_in_rank_0_s_place_is_not_believed():
         thread.join()
 
 
-def test_a_store_of_ours_keeps_what_torch_expects_of_one(receptions):
-    meetings = met(identities(2))
-    first, second = (meeting.store for meeting in meetings)
-    first.set("a", b"\x00\xff")
-    assert second.get("a") == b"\x00\xff"
-    assert [first.add("n", 2), second.add("n", 3)] == [2, 5]
-    assert second.get("n") == b"5"
-    assert second.check(["a", "n"])
-    assert not second.check(["a", "b"])
-    assert first.compare_set("a", b"\x00\xff", "new") == b"new"
-    assert first.compare_set("a", "other", "newer") == b"new"
-    first.append("a", "est")
-    assert second.multi_get(["a", "n"]) == [b"newest", b"5"]
-    assert second.num_keys() == 2
-    assert first.delete_key("a")
-    assert not first.delete_key("a")
-    with ThreadPoolExecutor(1) as pool:
-        waits = pool.submit(second.get, "late")
-        first.set("late", "here")
-        assert waits.result(10) == b"here"
-
-
-def test_an_exchange_is_one_request_of_each_rank(receptions, monkeypatch):
-    meetings = met(identities(8))
-    asked = []
-    request = RankStore.request
-
-    def counted(self, *words, **more):
-        asked.append(words)
-        return request(self, *words, **more)
-
-    monkeypatch.setattr(RankStore, "request", counted)
-    assert all_exchange(meetings) == [[{"rank": rank} for rank in range(8)]] * 8
-    assert len(asked) == 8
-
-
-def test_a_rank_may_say_much_but_only_once_it_has_met_the_others(receptions):
-    meetings = met(identities(2))
-    long = "x" * (LARGEST_ARRIVAL + 1)
-    with ThreadPoolExecutor(2) as pool:
-        assert list(pool.map(lambda meeting: meeting.exchange(long), meetings)) == [[long, long]] * 2
-    them = identities(2, secret=b"")
-    with ThreadPoolExecutor(2) as pool:
-        zero = pool.submit(meet, them[0], 1, {})
-        one = pool.submit(meet, them[1], 1, {"sync": long})
-        for future in (zero, one):
-            with pytest.raises(UserError, match="rank 0 is gone|did not come|lost rank 1"):
-                future.result(60)
-
-
-def test_what_only_rank_0_needs_goes_only_there(receptions):
-    meetings = met(identities(4))
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda meeting: meeting.collect(meeting.identity.rank), meetings))
-    assert found == [[0, 1, 2, 3], None, None, None]
-
-
-def test_a_rank_that_gives_nothing_is_named(receptions):
-    meetings = met(identities(3), seconds=20)
-    for meeting in meetings:
-        meeting.store.seconds = meeting.seconds = 0.5
-    with ThreadPoolExecutor(2) as pool:
-        for future in [pool.submit(meeting.exchange, 1) for meeting in meetings[:2]]:
-            with pytest.raises(UserError, match=r"no word from rank 2 within 0\.5 s"):
-                future.result(30)
-
-
-def test_an_exchange_through_any_store_waits_on_one_key():
-    """As the worlds of `check` and of these tests do it, through a file."""
-    checked = []
-
-    class Counted(HashStore):
-        def check(self, keys):
-            checked.append(tuple(keys))
-            return super().check(keys)
-
-    store = Counted()
-    meetings = [Meeting(Identity(rank, 4), store, ["here"] * 4, seconds=20) for rank in range(4)]
-    assert all_exchange(meetings) == [[{"rank": rank} for rank in range(4)]] * 4
-    assert set(checked) == {("exchange/1/complete",)}
-
-
-def test_when_rank_0_is_gone_the_others_learn_it(receptions):
-    meetings = met(identities(2))
-    receptions[0].stop()
-    with pytest.raises(DistError, match="Connection closed"):
-        meetings[1].exchange(1)
-
-
 def test_torchrun_s_store_is_believed_only_where_it_proves_the_port():
     identity = identities(2, run_id="9")[0]
     store = HashStore()
@@ -337,9 +181,3 @@ def test_torchrun_s_store_is_believed_only_where_it_proves_the_port():
         assert doorway._published_port(identity, store) is None
     store.set("port", json.dumps([7000, doorway._proof(identity, 7000)]))
     assert doorway._published_port(identity, store) == 7000
-
-
-def test_of_many_ranks_the_first_are_named():
-    assert ranks_in_words([3]) == "rank 3"
-    assert ranks_in_words([1, 3]) == "ranks 1, 3"
-    assert ranks_in_words(list(range(100))).endswith("18, 19 and 80 more")
