@@ -210,7 +210,9 @@ def test_one_rank_of_nccl_trains_as_the_cpu_does(trained, on_cpu):
         assert (summary["backend"], summary["device"], summary["bytes_are_assumed"]) == ("nccl", "cuda", True)
 
 
-def test_nccl_refuses_two_ranks_on_one_gpu_in_a_sentence_and_takes_as_many_as_there_are_gpus(command, trained, on_cpu):
+def test_nccl_refuses_two_ranks_on_one_gpu_in_a_sentence_and_takes_as_many_as_there_are_gpus(
+    command, trained, benched, on_cpu
+):
     gpus = torch.cuda.device_count()
     words = ["train", *TINY_TRAINING, "--backend", "nccl", "--world_size", gpus + 1]
     text = command("nccl-too-many", words, exit_code=1)
@@ -221,11 +223,14 @@ def test_nccl_refuses_two_ranks_on_one_gpu_in_a_sentence_and_takes_as_many_as_th
             if sync not in UNAVERAGED:
                 folder = trained(f"nccl-{sync}", "--backend", "nccl", "--sync", sync, "--world_size", gpus)
                 assert losses_of(folder) == pytest.approx(on_cpu, rel=CLOSE), sync
+        words = ["--backend", "nccl", "--model", "bert-base", "--world_size", gpus, "--rounds", 6]
+        record = benched("bench-nccl-all", *words, "--sync", ",".join([*ON_GPU, "ddp:bucket_view", "ddp+bf16"]))
+        assert record["gradient_norm"]["bucketed"] == pytest.approx(record["gradient_norm"]["ddp"], rel=CLOSE)
 
 
 def test_every_sync_and_codec_averages_cuda_tensors_over_gloo_as_on_the_cpu(benched):
-    codecs = [f"bucketed+{codec}" for codec in CODECS]
-    names = [*ON_GPU, *codecs]
+    codecs = [f"bucketed+{codec}" for codec in CODECS] + ["ddp+fp16"]
+    names = [*ON_GPU, "ddp:bucket_view", *codecs]
     words = ["--model", "tiny", "--world_size", 3, "--batch", 2, "--tokens", 16, "--rounds", 2, "--step"]
     words += ["--sync", ",".join(names)]
     gpu, cpu = benched("gloo-3", *words), benched("cpu-3", *words, "--no_cuda")
@@ -236,7 +241,7 @@ def test_every_sync_and_codec_averages_cuda_tensors_over_gloo_as_on_the_cpu(benc
             assert norms == pytest.approx(cpu["gradient_norm"][name], rel=CLOSE), name
         if name not in UNAVERAGED:
             assert norms == pytest.approx([norms[0]] * 3, rel=1e-6), name
-        if name != "ddp":  # its buckets are torch's
+        if not name.startswith("ddp"):  # its buckets are torch's
             assert gpu["traffic"][name] == cpu["traffic"][name], name
 
 
@@ -311,9 +316,12 @@ def test_phases_are_as_long_as_the_profiler_says_their_kernels_are(tmp_path):
         assert seconds <= 1.05 * phases[phase] + 1e-4, (phase, kernels, phases)
 
 
+NCCL_BENCH = "flat,bucketed,overlap,ddp:bucket_view,ddp+bf16"
+
+
 def test_the_bench_of_one_nccl_rank_and_its_arrivals(benched):
     words = ["--model", "bert-base", "--world_size", 1, "--backend", "nccl", "--batch", 8, "--tokens", 128]
-    record = benched("bench-nccl", *words, "--rounds", 6, "--sync", "flat,bucketed,overlap", "--step")
+    record = benched("bench-nccl", *words, "--rounds", 6, "--sync", NCCL_BENCH, "--step")
     assert record["bytes_are_assumed"] is True
     arrivals = record["arrivals"]
     moments = [tensor["seconds"] for tensor in arrivals["tensors"] if tensor["seconds"] is not None]
