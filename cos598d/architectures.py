@@ -5,11 +5,14 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from cos598d.errors import UserError
+from cos598d.files import read_json
 from cos598d.library import pytorch_transformers
+from cos598d.printable import printable
 
 # Its remarks (RoBERTa's on every batch without its special tokens) are not for the user of a training run.
 logging.getLogger("pytorch_transformers").setLevel(logging.ERROR)
@@ -80,6 +83,16 @@ ARCHITECTURES = {
 }
 
 
+_KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", dict: "an object"}
+# What makes no model, or one that computes nothing finite; and more layers than anybody has trained.
+_RANGES = {
+    "layer_norm_eps": (1e-30, 1.0),
+    "initializer_range": (0.0, 10.0),
+    "embed_init_std": (0.0, 10.0),
+    "init_std": (0.0, 10.0),
+} | dict.fromkeys(("num_hidden_layers", "n_layers", "n_layer"), (1, 1000))
+
+
 def config_class(model_type: str) -> type:
     return getattr(pytorch_transformers, ARCHITECTURES[model_type].prefix + "Config")
 
@@ -107,25 +120,27 @@ def new_config(model_type: str, vocabulary_size: int, sizes: dict[str, int | boo
 def read_config(path: Path, model_type: str):
     """The configuration in the file `path`; UserError where it is missing, no JSON, or not one of this type."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = read_json(path)
     except FileNotFoundError as error:
         raise UserError(f"there is no {path}: give a folder that holds a model's config.json.") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} is not readable as JSON ({error}): give a model's config.json.") from error
     if not isinstance(values, dict):
         raise UserError(f"{path} holds a JSON {type(values).__name__}, not an object: give a model's config.json.")
     named = values.get("model_type", model_type)
     if named != model_type:
-        known = f"pass --model_type {named}" if named in ARCHITECTURES else f"choose one of {', '.join(ARCHITECTURES)}"
-        raise UserError(f"{path} describes a model of type {named!r}, not {model_type!r}: {known}.")
+        known = (
+            f"pass --model_type {named}"
+            if named in list(ARCHITECTURES)
+            else f"choose one of {', '.join(ARCHITECTURES)}"
+        )
+        raise UserError(f"{path} describes a model of type {printable(repr(named), 60)}, not {model_type!r}: {known}.")
     for names in ARCHITECTURES[model_type].sizes:
         value = next((values[name] for name in names.split("|") if name in values), None)
         if type(value) is not int or value < 1:
-            raise UserError(
-                f"{path} gives {value!r} for {names.replace('|', ' or ')}, where a {model_type} model needs a whole "
-                "number above 0: give the config.json that belongs to the model."
-            )
+            raise _wrong(path, names.replace("|", " or "), value, f"a {model_type} model needs a whole number above 0")
     config = new_config(model_type, -1, {})
+    _check_types(path, values, config)
     for name, value in values.items():
         # Newer files use names (vocab_size) that are properties here; some of them only for reading.
         described = getattr(type(config), name, None)
@@ -139,6 +154,34 @@ def read_config(path: Path, model_type: str):
             "choose a model with learned ones."
         )
     return config
+
+
+def _check_types(path: Path, values: dict[str, Any], config: Any) -> None:
+    """Raise UserError for a value of another type than the library's own configuration has under that name.
+
+    Names that it does not have are newer libraries' and stay, but for those of its methods, which they would replace.
+    """
+    for name, value in values.items():
+        own = vars(config).get(name)
+        if name.startswith("__") or callable(getattr(type(config), name, None)):
+            raise _wrong(path, name, value, "a configuration has no such setting")
+        if own is None:
+            continue
+        kinds = {bool: (bool,), int: (int,), float: (int, float)}.get(type(own), (type(own),))
+        if type(value) not in kinds:
+            raise _wrong(path, name, value, f"{_KINDS.get(type(own), type(own).__name__)} is due")
+        if name in _RANGES and not _RANGES[name][0] <= value <= _RANGES[name][1]:
+            raise _wrong(path, name, value, f"a number from {_RANGES[name][0]:g} to {_RANGES[name][1]:g} is due")
+
+
+def _wrong(path: Path, name: str, value: Any, wanted: str) -> UserError:
+    shown = (
+        "a list" if isinstance(value, list) else "an object" if isinstance(value, dict) else printable(repr(value), 60)
+    )
+    return UserError(
+        f"{path} gives {shown} for {printable(name, 60)}, where {wanted}: "
+        "give the config.json that belongs to the model."
+    )
 
 
 def longest_sequence(model_type: str, config) -> int | None:

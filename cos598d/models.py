@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from torch.nn import init
 from torch.nn.functional import gelu
@@ -17,6 +18,7 @@ from cos598d.architectures import ARCHITECTURES, longest_sequence, model_class, 
 from cos598d.checkpoint import WEIGHT_FILES, fill_model
 from cos598d.errors import UserError
 from cos598d.library import modeling_bert, modeling_distilbert, modeling_xlm, modeling_xlnet
+from cos598d.printable import printable
 from cos598d.sources import (
     RANDOM_SHAPES,
     find_folder,
@@ -124,6 +126,12 @@ def find_model(
             f"has embeddings for {config.vocab_size}: choose a vocabulary and a model that belong together."
         )
     parameters = count_parameters(unfilled_model(model_type, "sequence_classification", config))
+    memory = psutil.virtual_memory().total
+    if 4 * parameters > memory:
+        raise UserError(
+            f"the configuration ({config_name or name}) makes a model of {4 * parameters / 1e9:.3g} GB, and this "
+            f"machine has {memory / 1e9:.3g} GB of memory: choose a smaller model."
+        )
     return ModelSource(
         model_type=model_type,
         config=config,
@@ -236,6 +244,10 @@ def unfilled_model(model_type: str, head: str, config) -> torch.nn.Module:
             return wanted(config)
     except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise UserError(
-            f"the model's configuration makes no {wanted.__name__} ({type(error).__name__}: {error}): "
+            f"the model's configuration makes no {wanted.__name__} ({type(error).__name__}: {_first_line(error)}): "
             "give the config.json that belongs to a model of this type."
         ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return printable(next(iter(str(error).splitlines()), ""), 200)

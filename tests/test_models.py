@@ -4,6 +4,7 @@ import importlib.metadata
 import json
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import pytorch_transformers
@@ -319,10 +320,13 @@ def test_a_folder_lacking_a_file_is_refused(tmp_path):
     ("content", "words"),
     [
         ("{", "not readable as JSON"),
+        ("[" * 100_000, "not readable as JSON"),
+        ('{"layer_norm_eps": NaN}', "not readable as JSON"),
         ("\xff", "not readable as JSON"),
         ("[]", "a JSON list"),
         ("{}", "None for vocab_size"),
         ('{"model_type": "distilbert"}', "--model_type distilbert"),
+        ('{"model_type": []}', "a model of type [], not 'bert'"),
         ('{"model_type": "t5"}', "'t5', not 'bert'"),
     ],
 )
@@ -342,10 +346,27 @@ def test_a_configuration_that_is_none_is_refused(tmp_path, content, words):
         ({"num_attention_heads": 3}, "no BertForSequenceClassification"),
         ({"hidden_act": "gelu_new"}, "gelu_new"),
         ({"vocab_size": 50}, "has embeddings for 50"),
+        ({"layer_norm_eps": "small\x1b"}, "gives 'small\\x1b' for layer_norm_eps, where a number is due"),
+        ({"layer_norm_eps": -1}, "gives -1 for layer_norm_eps, where a number from 1e-30 to 1 is due"),
+        ({"initializer_range": 1e308}, "1e+308 for initializer_range"),
+        ({"hidden_act": 7}, "gives 7 for hidden_act, where a text is due"),
+        ({"pruned_heads": []}, "gives a list for pruned_heads, where an object is due"),
+        ({"output_attentions": 1}, "1 for output_attentions, where true or false is due"),
+        ({"to_dict": 1}, "1 for to_dict, where a configuration has no such setting"),
+        ({"__class__": "x"}, "for __class__, where a configuration has no such setting"),
+        ({"num_hidden_layers": 2**31}, "2147483648 for num_hidden_layers, where a number from 1 to 1000 is due"),
+        ({"hidden_size": 10**30}, "no BertForSequenceClassification"),
     ],
 )
 def test_a_configuration_that_makes_no_model_is_refused(tmp_path, values, words):
     refused(words, name=model_folder(tmp_path, **values))
+
+
+def test_a_model_that_no_memory_holds_is_refused(tmp_path, monkeypatch):
+    folder = model_folder(tmp_path)
+    assert find_model(str(folder)).config.hidden_size == 64
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=100_000))
+    refused("GB, and this machine has 0.0001 GB of memory: choose a smaller model", name=folder)
 
 
 def test_newer_configurations_spell_the_vocabularys_size_alike(tmp_path):
