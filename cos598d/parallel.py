@@ -48,7 +48,10 @@ class TensorLedger(Ledger):
         self.enter(Row(**facts, seconds=None))  # seconds are not kept, and no host waits for them
 
     def totals(self, purpose: str = "gradients") -> dict[str, TensorTotals]:
-        """What travelled so far, by tensor. `purpose`: "gradients", "state" (at the start) or "agreement"."""
+        """What travelled so far, by tensor.
+
+        `purpose`: "gradients", "state" (at the start), "agreement" or "buffers".
+        """
         return {tensor: total for (its, tensor), total in self._totals.items() if its == purpose}
 
 

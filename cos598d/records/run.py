@@ -103,7 +103,9 @@ ENVIRONMENT = Fields(
 CONFIG = Fields(
     {},
     {
+        "optimizer": TEXT,
         "learning_rate": NUMBER,
+        "momentum": NUMBER,
         "gradient_accumulation_steps": SIZE,
         "bucket_mb": OrNone(NUMBER),
         "compress": OrNone(TEXT),
