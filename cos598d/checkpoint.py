@@ -61,8 +61,8 @@ def fill_model(model: torch.nn.Module, path: Path, may_be_new: Sequence[str]) ->
 
     Names match with or without the encoder's prefix ("bert."); tensors of other heads are passed over.
     Returns the modules among `may_be_new` (dotted names) of which the file holds no tensor: they are left as they
-    were. Raises UserError, before anything is copied, for a tensor of another shape, for a missing tensor that
-    is in no such module, and where the file holds nothing of the encoder.
+    were. Raises UserError, before anything is copied, for a tensor of another shape or kind or with values that are
+    not finite, for a missing tensor that is in no such module, and where the file holds nothing of the encoder.
     """
     prefix = model.base_model_prefix + "."
     expected = model.state_dict()
@@ -83,6 +83,14 @@ def fill_model(model: torch.nn.Module, path: Path, may_be_new: Sequence[str]) ->
                 f"{name} has the shape {tuple(given[name].shape)} in {path} where the configuration and "
                 f"the task ask for {tuple(wanted.shape)}: give weights and a config.json that belong together."
             )
+    for name, tensor in given.items():
+        if expected[name].is_floating_point() and not tensor.is_floating_point():
+            raise UserError(
+                f"{name} is of {str(tensor.dtype).removeprefix('torch.')} in {path} where floating-point numbers are "
+                "expected: give the model's weights as they were before they were quantized."
+            )
+        if not torch.isfinite(tensor).all():
+            raise UserError(f"{name} holds values in {path} that are not finite: give weights that were saved whole.")
     new = [part for part in may_be_new if _inside(part, expected) and not _inside(part, given)]
     missing = [name for name in expected if name not in given and not any(_inside(part, [name]) for part in new)]
     if missing:

@@ -115,6 +115,16 @@ def test_a_tensor_of_another_shape_is_named_with_both_shapes(tiny, tmp_path):
     refused(folder, "bert.encoder.layer.0.output.dense.weight", "(64, 64)", "(64, 128)")
 
 
+def test_weights_that_are_quantized_or_not_finite_are_named(tiny, tmp_path):
+    name = "bert.encoder.layer.0.output.dense.bias"
+    for place, bad in enumerate((float("nan"), float("inf"))):
+        weights = state(tiny)
+        weights[name] = torch.full((64,), bad)
+        refused(folder_of(tmp_path / str(place), weights), name, "not finite")
+    weights[name] = torch.ones(64, dtype=torch.int8)
+    refused(folder_of(tmp_path / "int8", weights), name, "is of int8", "quantized")
+
+
 def test_a_missing_tensor_is_named(tiny, tmp_path):
     weights = state(tiny)
     del weights["bert.encoder.layer.1.attention.self.key.bias"]
