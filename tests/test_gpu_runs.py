@@ -1,0 +1,196 @@
+"""What only a GPU can prove of whole programs (`make gpu`): one nccl rank, ranks that share a GPU over gloo, benches.
+
+Records are left in the folder that GPU_RECORDS names. Nothing is fetched: models have random weights, data are bundled.
+"""
+
+import json
+import math
+import shutil
+
+import pytest
+import torch
+from gpu import NEEDS_GPU, RECORDS
+from programs import TINY_TRAINING
+
+from cos598d.start import own_python_path
+from cos598d.sync import SYNCS
+from cos598d.sync.codecs import CODECS
+
+pytestmark = NEEDS_GPU
+IN_HOST_MEMORY = ("shared_memory", "hierarchical")
+ON_GPU = [name for name in SYNCS if name not in IN_HOST_MEMORY]
+# Each rank goes its own way: its gradient is nobody else's.
+UNAVERAGED = ("none", "local_sgd")
+STEPS = ("--max_steps", 5, "--check_replicas", 1)
+# Of float32 sums in another order, on another device, over a few steps of AdamW.
+CLOSE = 1e-3
+ON_CPU: list[float] = []
+
+
+@pytest.fixture
+def command(start):
+    """Run `python -m cos598d WORDS`, in a folder of the records under `name`; its words, which stay there too."""
+
+    def run(name, words, seconds=240, exit_code=0):
+        program = start(name, ["-m", "cos598d", *words], {"PYTHONPATH": own_python_path()})
+        try:
+            assert program.wait(seconds) == exit_code, program.text
+        finally:
+            RECORDS.mkdir(parents=True, exist_ok=True)
+            shutil.copy(program.path, RECORDS / f"{name}.txt")
+        return program.text
+
+    return run
+
+
+@pytest.fixture
+def trained(command):
+    """Train the tiny model; the run's folder."""
+
+    def run(name, *words):
+        words = ["train", *TINY_TRAINING, *STEPS, *words, "--output_dir", RECORDS / name, "--overwrite_output_dir"]
+        command(name, words)
+        return RECORDS / name
+
+    return run
+
+
+@pytest.fixture
+def on_cpu(trained):
+    """The losses of one process on the CPU, trained once for all tests."""
+    if not ON_CPU:
+        ON_CPU.extend(losses_of(trained("one-cpu", "--no_cuda", "--sync", "none")))
+    return ON_CPU
+
+
+@pytest.fixture
+def benched(command):
+    """Measure candidates; the record."""
+
+    def run(name, *words):
+        shutil.rmtree(RECORDS / name, ignore_errors=True)
+        command(name, ["bench", *words, "--output", RECORDS / name])
+        return json.loads((RECORDS / name / "bench.json").read_text())
+
+    return run
+
+
+def rows_of(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def losses_of(folder):
+    return json.loads((folder / "summary.json").read_text())["losses"]
+
+
+def test_one_rank_of_nccl_trains_as_the_cpu_does(trained, on_cpu):
+    for sync in ("ddp", "bucketed"):
+        folder = trained(f"one-nccl-{sync}", "--backend", "nccl", "--sync", sync, "--world_size", 1)
+        assert losses_of(folder) == pytest.approx(on_cpu, rel=CLOSE)
+        summary = json.loads((folder / "summary.json").read_text())
+        assert (summary["backend"], summary["device"], summary["bytes_are_assumed"]) == ("nccl", "cuda", True)
+
+
+def test_nccl_refuses_two_ranks_on_one_gpu_in_a_sentence_and_takes_as_many_as_there_are_gpus(
+    command, trained, benched, on_cpu
+):
+    gpus = torch.cuda.device_count()
+    words = ["train", *TINY_TRAINING, "--backend", "nccl", "--world_size", gpus + 1]
+    text = command("nccl-too-many", words, exit_code=1)
+    assert f"rank {gpus} has the same GPU as rank 0" in text
+    assert "Traceback" not in text
+    if gpus > 1:
+        for sync in ON_GPU:
+            if sync not in UNAVERAGED:
+                folder = trained(f"nccl-{sync}", "--backend", "nccl", "--sync", sync, "--world_size", gpus)
+                assert losses_of(folder) == pytest.approx(on_cpu, rel=CLOSE), sync
+        words = ["--backend", "nccl", "--model", "bert-base", "--world_size", gpus, "--rounds", 6]
+        record = benched("bench-nccl-all", *words, "--sync", ",".join([*ON_GPU, "ddp:bucket_view", "ddp+bf16"]))
+        assert record["gradient_norm"]["bucketed"] == pytest.approx(record["gradient_norm"]["ddp"], rel=CLOSE)
+
+
+def test_every_sync_and_codec_averages_cuda_tensors_over_gloo_as_on_the_cpu(benched):
+    codecs = [f"bucketed+{codec}" for codec in CODECS] + ["ddp+fp16"]
+    names = [*ON_GPU, "ddp:bucket_view", *codecs]
+    words = ["--model", "tiny", "--world_size", 3, "--batch", 2, "--tokens", 16, "--rounds", 2, "--step"]
+    words += ["--sync", ",".join(names)]
+    gpu, cpu = benched("gloo-3", *words), benched("cpu-3", *words, "--no_cuda")
+    assert (gpu["setting"]["device"], cpu["setting"]["device"]) == ("cuda", "cpu")
+    for name in names:
+        norms = gpu["gradient_norm"][name]
+        if name not in codecs:
+            assert norms == pytest.approx(cpu["gradient_norm"][name], rel=CLOSE), name
+        if name not in UNAVERAGED:
+            assert norms == pytest.approx([norms[0]] * 3, rel=1e-6), name
+        if not name.startswith("ddp"):  # its buckets are torch's
+            assert gpu["traffic"][name] == cpu["traffic"][name], name
+
+
+@pytest.mark.parametrize("sync", ["all_reduce", "gather_scatter", "ring", "sparse_rows", "ddp"])
+def test_ranks_that_share_a_gpu_over_gloo_train_as_one_process_on_the_cpu(sync, trained, on_cpu):
+    folder = trained(f"gloo-{sync}", "--sync", sync, "--world_size", 2)
+    assert losses_of(folder) == pytest.approx(on_cpu, rel=CLOSE)
+    calls = [row for row in rows_of(folder / "communication.rank0.jsonl") if row["iteration"] > 0]
+    assert calls
+    for row in calls:
+        is_torch_s_own = sync == "ddp" and row["purpose"] != "loss"
+        assert (row["seconds"] is None) == is_torch_s_own
+        assert is_torch_s_own or (row["seconds"] > 0 and row["started"] >= 0)
+    for row in rows_of(folder / "iterations.rank0.jsonl"):
+        phases = sum(value for name, value in row.items() if name.startswith("seconds_"))
+        assert 0 < phases <= row["seconds"] * 1.001 <= row["wall_seconds"] * 1.05
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_half_precision_on_the_gpu_follows_float32(precision, trained, on_cpu):
+    folder = trained(f"gloo-{precision}", "--sync", "bucketed", "--world_size", 2, "--precision", precision)
+    assert losses_of(folder) == pytest.approx(on_cpu, rel=0.05)
+
+
+@pytest.mark.parametrize("sync", IN_HOST_MEMORY)
+def test_a_sync_in_the_host_s_memory_says_so_and_names_a_way(sync, command):
+    words = ["train", *TINY_TRAINING, *STEPS, "--sync", sync, "--world_size", 2]
+    text = command(f"refused-{sync}", words, exit_code=1)
+    assert f"--sync {sync} is for tensors in the host's memory" in text
+
+
+NCCL_BENCH = "flat,bucketed,overlap,ddp:bucket_view,ddp+bf16"
+
+
+def test_the_bench_of_one_nccl_rank_and_its_arrivals(benched):
+    words = ["--model", "bert-base", "--world_size", 1, "--backend", "nccl", "--batch", 8, "--tokens", 128]
+    record = benched("bench-nccl", *words, "--rounds", 6, "--sync", NCCL_BENCH, "--step")
+    assert record["bytes_are_assumed"] is True
+    arrivals = record["arrivals"]
+    moments = [tensor["seconds"] for tensor in arrivals["tensors"] if tensor["seconds"] is not None]
+    assert 0 <= min(moments) <= max(moments) <= arrivals["backward_seconds"]
+    # Backward begins at the end of the model: the first layer's gradients come later than the head's, on the device.
+    assert max(moments[:10]) > max(moments[-2:])
+
+
+def test_the_bench_of_ranks_that_share_a_gpu(benched):
+    words = ["--model", "bert-base", "--world_size", 2, "--batch", 4, "--tokens", 64, "--rounds", 3]
+    record = benched("bench-gloo", *words, "--sync", "all_reduce,flat,bucketed,sparse_rows")
+    norms = record["gradient_norm"]
+    for name in ("all_reduce", "flat", "bucketed", "sparse_rows"):
+        assert norms[name] == pytest.approx(norms["ddp"], rel=CLOSE)
+    for sample in record["samples"]:
+        phases = [sample[f"seconds_{phase}_by_rank"] for phase in ("forward", "backward", "sync")]
+        assert all(sum(of) <= whole * 1.001 for of, whole in zip(zip(*phases), sample["seconds_by_rank"], strict=True))
+
+
+def test_a_sweep_and_peak_memory_on_the_gpu(benched):
+    sweep = benched("sweep-gloo", "--sweep", "message_size", "--largest_mb", 16, "--rounds", 3, "--world_size", 2)
+    assert all(size["seconds_median"] > 0 for size in sweep["message_size"]["sizes"])
+    assert math.isfinite(sweep["message_size"]["fit"]["bytes_per_second"])
+    words = ["--model", "tiny", "--world_size", 2, "--rounds", 1, "--sync", "flat", "--alone", "--memory"]
+    record = benched("memory", *words)
+    assert min(record["peak_gpu_memory_bytes"]["flat"]) > record["setting"]["gradient_bytes"]
+    assert "peak GPU MB" in (RECORDS / "memory.txt").read_text()
+
+
+def test_the_records_make_a_table(command):
+    runs = sorted(path.parent for path in RECORDS.glob("*/summary.json"))
+    assert runs
+    text = command("compare", ["compare", *runs])
+    assert "one-nccl-ddp are assumed" in text
