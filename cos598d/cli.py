@@ -219,7 +219,7 @@ def _add_check(command: argparse.ArgumentParser) -> None:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from cos598d.check import check
+    from cos598d.check.command import check
 
     check_output_file("--json", options.json)
     return check(options.sync, options.world_sizes, options.seconds, options.claims, not options.no_speed, options.json)

@@ -90,6 +90,11 @@ class Call:
         """A call that is over, and in the ledger."""
         return cls(Ledger(), None, None, HostTime(), None)
 
+    @property
+    def is_under_way(self) -> bool:
+        """Whether nobody has waited for it yet."""
+        return self._row is not None
+
     def wait(self) -> None:
         """Block until the result is in the tensor; on CUDA, whatever this stream does next, not the host.
 

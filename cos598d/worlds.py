@@ -2,33 +2,36 @@
 
 import contextlib
 import faulthandler
+import functools
 import json
 import multiprocessing
 import os
 import re
 import signal
-import sys
+import stat
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from multiprocessing import connection, forkserver
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+
+from cos598d.check.keeper import END_SECONDS, LEAVE_SECONDS, MOST_FILE_BYTES, START_SECONDS, keep
 
 # Forked from a server that has torch loaded already: a rank starts in a blink, and from a clean process.
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["cos598d.conformance", "cos598d.run"])
 
 RETURNED, RAISED, LATE, DIED = "returned", "raised", "did not end", "died"
-# How long ranks may take to start and meet, which is no part of the function's time.
-START_SECONDS = 30.0
 # A rank that failed lets the others say what they found too, before they are told to stop.
 SAY_SECONDS = 0.5
-# When one rank's time is up, the others' is within this; also how long a rank may take to leave.
-LEAVE_SECONDS = 1.0
 OUTPUT_CHARACTERS = 20_000
+MOST_ANSWER_BYTES = 4 << 20
+HANDED_IN, CALLS = "handed_in", "calls"
+ENDINGS = ("where", "crash")  # what faulthandler writes when the time is up, and when the process breaks
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,8 @@ class RankEnd:
     """How one rank's call ended: `how` is returned, raised, did not end (in its time) or died (without a word).
 
     `places` lead to the line where it raised or where it still was, the innermost last; `threads` holds those of a
-    rank's other threads too. `output` is the end of what it printed.
+    rank's other threads too. `output` is the end of what it printed. `handed_in` and `calls` are what stood in the
+    files of these names (with its rank behind) in its folder for temporary ones, if it wrote them.
     """
 
     rank: int
@@ -58,6 +62,8 @@ class RankEnd:
     places: tuple[Place, ...] = ()
     threads: tuple[tuple[Place, ...], ...] = field(default=(), repr=False)
     output: str = ""
+    handed_in: bytes = field(default=b"", repr=False)
+    calls: bytes = field(default=b"", repr=False)
 
 
 def run_world(
@@ -68,79 +74,106 @@ def run_world(
     A call may take `seconds`; after that the world is ended, and each rank that is left says where it was. The process
     group's collectives give up after `timeout` seconds. What the function returns must be JSON.
     """
-    with tempfile.TemporaryDirectory(prefix="cos598d-world-") as name:
-        folder = Path(name)
-        ranks = [
-            _context.Process(target=_be_rank, args=(rank, world_size, name, seconds, timeout, function, arguments))
-            for rank in range(world_size)
-        ]
+    with tempfile.TemporaryDirectory(prefix="cos598d-world-", ignore_cleanup_errors=True) as name:
+        be_rank = functools.partial(
+            _be_rank,
+            world_size=world_size,
+            name=name,
+            seconds=seconds,
+            timeout=timeout,
+            function=function,
+            arguments=arguments,
+        )
+        mine, its = _context.Pipe()
+        keeper = _context.Process(target=keep, args=(name, world_size, seconds, be_rank, its))
         try:
             _start_server()
-            for process in ranks:
-                process.start()
-            _wait(ranks, folder, time.monotonic() + START_SECONDS + seconds)
+            keeper.start()
+            its.close()
+            ends = _hear(mine, START_SECONDS + seconds + LEAVE_SECONDS + 2 * END_SECONDS)
         finally:
-            ended = [process.exitcode for process in ranks]
-            for process in ranks:
-                _kill(process)
-        return [_read(folder, rank, exit_code) for rank, exit_code in enumerate(ended)]
+            mine.close()  # if it has not yet, it ends the ranks now
+            if keeper.pid is not None:
+                keeper.join(2 * END_SECONDS)
+                if keeper.exitcode is None:
+                    keeper.kill()
+                    keeper.join()
+        return [_read(Path(name), rank, *(ends[rank] if ends else (None, ""))) for rank in range(world_size)]
+
+
+def _hear(line: Connection, seconds: float) -> list[tuple[int | None, str]]:
+    """The exit code and the end of the output of each rank, as the keeper tells them; nothing from a lost keeper."""
+    with contextlib.suppress(EOFError, OSError):
+        if line.poll(seconds):
+            return json.loads(line.recv_bytes())
+    return []
 
 
 def _start_server() -> None:
     """Start the server, unless it runs; it finds this package whatever the working directory, installed or not."""
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join((str(Path(__file__).parents[1]), *([before] if before else [])))
+    # A Ctrl-C is for the grader, which ends what it has started: to those it does not come, from their first line on.
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     try:
         forkserver.ensure_running()
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         if before is None:
             del os.environ["PYTHONPATH"]
         else:
             os.environ["PYTHONPATH"] = before
 
 
-def _wait(ranks: Sequence[Any], folder: Path, deadline: float) -> None:
-    """Return when all ranks have ended, or none of those that are left will by itself."""
-    while time.monotonic() < deadline:
-        left = [process.sentinel for process in ranks if process.exitcode is None]
-        if not left:
-            return
-        connection.wait(left, timeout=0.05)
-        is_late = any(path.stat().st_size for path in folder.glob("where*"))
-        all_said = all((folder / f"answer{rank}.json").exists() for rank in range(len(ranks)))
-        if is_late or all_said:
-            deadline = min(deadline, time.monotonic() + LEAVE_SECONDS * (1 if is_late else 5))
-
-
-def _kill(process: Any) -> None:
-    """End a rank and what it has started; each rank leads a group of its own."""
-    if process.pid is None:
-        return
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    if process.exitcode is None:
-        process.kill()
-    process.join()
-
-
-def _read(folder: Path, rank: int, exit_code: int | None) -> RankEnd:
-    with contextlib.suppress(FileNotFoundError):
-        return _with_places(json.loads((folder / f"answer{rank}.json").read_text()))
-    output, where, crash = (_text(folder / f"{name}{rank}") for name in ("output", "where", "crash"))
+def _read(folder: Path, rank: int, exit_code: int | None, output: str) -> RankEnd:
+    """How a rank ended, from the files that it left: they may say anything."""
+    handed_in, calls = (_bytes(folder / f"{name}{rank}", MOST_FILE_BYTES) for name in (HANDED_IN, CALLS))
+    files = {"output": output[-OUTPUT_CHARACTERS:], "handed_in": handed_in, "calls": calls}
+    answer = _bytes(folder / f"answer{rank}.json", MOST_ANSWER_BYTES)
+    if answer:
+        end = _answered(answer, rank, exit_code, files)
+        return end or RankEnd(
+            rank, DIED, message="it has answered with what is no answer", exit_code=exit_code, **files
+        )
+    where, crash = (_bytes(folder / f"{name}{rank}", OUTPUT_CHARACTERS).decode(errors="replace") for name in ENDINGS)
     threads = _threads(where or crash)
     # The main thread is the oldest, and told last.
     places = threads[-1] if threads else ()
     how = LATE if exit_code in (None, -signal.SIGALRM) else DIED
-    return RankEnd(rank, how, exit_code=exit_code, places=places, threads=threads, output=output)
+    return RankEnd(rank, how, exit_code=exit_code, places=places, threads=threads, **files)
 
 
-def _with_places(answer: dict[str, Any]) -> RankEnd:
-    places = tuple(Place(*place) for place in answer.pop("places", ()))
-    return RankEnd(**answer, places=places, threads=(places,))
+def _answered(data: bytes, rank: int, exit_code: int | None, files: dict[str, Any]) -> RankEnd | None:
+    """What a rank says of itself; None unless it is in the form in which ranks say it."""
+    try:
+        answer = json.loads(data)
+        texts = {name: str(answer.get(name, "")) for name in ("type", "message", "traceback")}
+        places = tuple(Place(str(file), int(line), str(function)) for file, line, function in answer.get("places", ()))
+        if (
+            answer["how"] not in (RETURNED, RAISED)
+            or answer["rank"] != rank
+            or (answer["how"] == RAISED and not places)
+        ):
+            return None
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
+        return None
+    value = answer.get("value")
+    return RankEnd(rank, answer["how"], value, exit_code=exit_code, places=places, threads=(places,), **texts, **files)
 
 
-def _text(path: Path) -> str:
-    return path.read_text(errors="replace")[-OUTPUT_CHARACTERS:] if path.exists() else ""
+def _bytes(path: Path, most: int) -> bytes:
+    """The end of a file's content; nothing where there is no plain file."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    about = os.fstat(file)
+    if not stat.S_ISREG(about.st_mode):
+        os.close(file)
+        return b""
+    with os.fdopen(file, "rb") as content:
+        content.seek(max(0, about.st_size - most))
+        return content.read(most)
 
 
 def _threads(dump: str) -> tuple[tuple[Place, ...], ...]:
@@ -164,16 +197,11 @@ def _be_rank(
     from cos598d.lifeline import Lifeline
     from cos598d.rendezvous import Meeting
 
-    os.setpgrp()
     folder = Path(name)
     tempfile.tempdir = name  # what a killed rank leaves there goes with the world
     # The kernel ends this process when nobody else does: its starter may be gone.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, START_SECONDS + seconds + 5)
-    output = os.open(folder / f"output{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    for descriptor, stream in ((1, sys.stdout), (2, sys.stderr)):
-        os.dup2(output, descriptor)
-        stream.reconfigure(line_buffering=True)
     torch.set_num_threads(1)
 
     meeting = lifeline = None

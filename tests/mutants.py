@@ -1,14 +1,17 @@
 """Gradient syncs, each with one mistake that is made in practice: tests of the conformance suite."""
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 
 from cos598d import train
 from cos598d.data import sampler
 from cos598d.sync.all_reduce import AllReduce
 from cos598d.sync.base import GradientSync
+from cos598d.sync.bucketed import Bucketed
 from cos598d.sync.gather_scatter import GatherScatter
 
 
@@ -94,13 +97,158 @@ class LeavesHooks(AllReduce):
         self.comm.all_reduce(gradient, name)
 
 
+class DividedByFour(AllReduce):
+    def average(self, name, gradient):
+        self.comm.all_reduce(gradient, name)
+        gradient /= 4
+
+
+class DividedTwice(AllReduce):
+    def average(self, name, gradient):
+        super().average(name, gradient)
+        gradient /= self.comm.world_size
+
+
+class NeverAveraged(AllReduce):
+    """Averages a copy."""
+
+    def average(self, name, gradient):
+        super().average(name, gradient.clone())
+
+
+class ChunksWithoutRemainder(AllReduce):
+    """Cuts each gradient into as many parts of one size as there are ranks."""
+
+    def average(self, name, gradient):
+        size = gradient.numel() // self.comm.world_size
+        for part in range(self.comm.world_size):
+            super().average(name, gradient.view(-1)[part * size : (part + 1) * size])
+
+
+class CopiesBackAPart(AllReduce):
+    """Its buffer is too small for the longest gradients."""
+
+    def average(self, name, gradient):
+        buffer = gradient.flatten()[:1000].clone()
+        super().average(name, buffer)
+        gradient.view(-1)[:1000] = buffer
+
+
+class FirstStepsOnly(AllReduce):
+    def attach(self, model):
+        self.steps = 0
+        return super().attach(model)
+
+    def finish(self):
+        self.steps += 1
+        if self.steps <= 5:
+            super().finish()
+
+
+class EverySecondStep(FirstStepsOnly):
+    def finish(self):
+        self.steps += 1
+        if self.steps % 2:
+            AllReduce.finish(self)
+
+
+class SecondBackwardIgnored(Bucketed):
+    """As `bucketed` would be if its hooks ignored a gradient that comes again."""
+
+    def _before_gradient(self, parameter):
+        def before(_):
+            for call in self._calls:
+                call.wait()
+
+        return before
+
+
+class AnotherOrder(AllReduce):
+    """Rank 1 goes through the gradients from the last to the first."""
+
+    def gradients(self):
+        agreed = super().gradients()
+        return agreed[::-1] if self.comm.rank == 1 else agreed
+
+
+class HalfInBetween(AllReduce):
+    kind = torch.float16
+
+    def average(self, name, gradient):
+        half = gradient.to(self.kind)
+        super().average(name, half)
+        gradient.copy_(half)
+
+
+class BrainHalfInBetween(HalfInBetween):
+    kind = torch.bfloat16
+
+
+class RoundComm(AllReduce):
+    def average(self, name, gradient):
+        if self.comm.world_size > 1:
+            dist.all_reduce(gradient)
+        gradient /= self.comm.world_size
+
+
+class LeavesASilentHook(AllReduce):
+    def attach(self, model):
+        module = super().attach(model)
+        self.seen = 0
+        for _, p in self.parameters:
+            p.register_post_accumulate_grad_hook(self._count)
+        return module
+
+    def _count(self, parameter):
+        self.seen += 1
+
+
+class NotWaitedFor(AllReduce):
+    def average(self, name, gradient):
+        gradient /= self.comm.world_size
+        self.comm.all_reduce(gradient, name, async_op=True)
+
+
+class RunningMean(AllReduce):
+    def average(self, name, gradient):
+        super().average(name, gradient)
+        means = vars(self).setdefault("means", {})
+        means[name] = gradient.clone() if name not in means else 0.9 * means[name] + 0.1 * gradient
+        gradient.copy_(means[name])
+
+
+class OnlyWeights(AllReduce):
+    def average(self, name, gradient):
+        if not name.endswith("bias"):
+            super().average(name, gradient)
+
+
+class OnlyWhatRank0Used(AllReduce):
+    """Every rank sends what it has a gradient of, side by side."""
+
+    def finish(self):
+        gradients = [p.grad for _, p in self.parameters if p.grad is not None and p.dtype == torch.float32]
+        flat = torch.zeros(3_500)
+        flat[: sum(gradient.numel() for gradient in gradients)] = torch.cat([each.flatten() for each in gradients])
+        super().average("side by side", flat)
+        super().average("precise", dict(self.parameters)["precise"].grad)
+        for gradient in gradients:
+            gradient.copy_(flat[: gradient.numel()].view_as(gradient))
+            flat = flat[gradient.numel() :]
+
+
 @dataclass(frozen=True)
 class Mutant:
-    """`make` gives the sync's class, after whatever else the mistake needs; `claim` must fail, and say `says`."""
+    """`make` gives the sync's class, after whatever else the mistake needs; `claim` must fail, and say `says`.
+
+    The diagnosis must say `cause`.
+    """
 
     make: Callable[[], type[GradientSync]]
     claim: str
     says: str
+    cause: str
+    world_sizes: tuple[int, ...] = (2,)
 
 
 def _same_data_on_all_ranks() -> type[GradientSync]:
@@ -113,11 +261,13 @@ def _clip_in_the_loop_before_sync() -> type[GradientSync]:
 
     class Early(AllReduce):
         def attach(self, model):
-            train.torch.nn.utils.clip_grad_norm_ = lambda *_: None  # for this training, not for the reference
+            train.torch.nn.utils.clip_grad_norm_ = lambda *_: None
+            self.most = inspect.currentframe().f_back.f_locals["config"].max_grad_norm  # the loop's
             return super().attach(model)
 
         def finish(self):
-            clip([p for _, p in self.parameters], 0.3)
+            if self.most > 0:
+                clip([p for _, p in self.parameters], self.most)
             super().finish()
 
         def detach(self):
@@ -127,19 +277,66 @@ def _clip_in_the_loop_before_sync() -> type[GradientSync]:
     return Early
 
 
+MEAN, OFF = "averages_gradients", "off the mean"
 MUTANTS = {
-    "sum not mean": Mutant(lambda: SumNotMean, "averages_gradients", "off the mean"),
-    "clip before sync": Mutant(lambda: ClipBeforeSync, "averages_gradients", "off the mean"),
-    "clip before sync, in the loop": Mutant(_clip_in_the_loop_before_sync, "trains_like_one_process", "differ"),
-    "gather without scatter": Mutant(lambda: GatherWithoutScatter, "averages_gradients", "off the mean"),
-    "same data on all ranks": Mutant(_same_data_on_all_ranks, "trains_like_one_process", "losses differ"),
-    "weights instead of gradients": Mutant(lambda: WeightsInsteadOfGradients, "averages_gradients", "off the mean"),
-    "weights touched too": Mutant(lambda: WeightsScaled, "averages_gradients", "changed the weight"),
-    "no initial broadcast": Mutant(lambda: NoInitialBroadcast, "starts_from_rank_0", "differs from rank 0's"),
-    "no broadcast of frozen weights": Mutant(lambda: NoBroadcastOfFrozenWeights, "starts_from_rank_0", "frozen.weight"),
-    "zeros for unused parameters": Mutant(
-        lambda: ZerosForUnused, "handles_unused_parameters", "should have no gradient"
+    "sum not mean": Mutant(lambda: SumNotMean, MEAN, OFF, "summed and not averaged: off by exactly n"),
+    "divided by four": Mutant(lambda: DividedByFour, MEAN, OFF, "divided by the wrong number: by 4", (2, 3)),
+    "divided by four, trained": Mutant(lambda: DividedByFour, "trains_like_one_process", "(SGD)", "(SGD)", (3,)),
+    "divided twice": Mutant(lambda: DividedTwice, MEAN, OFF, "divided by n twice"),
+    "clip before sync": Mutant(lambda: ClipBeforeSync, MEAN, OFF, "clipped to a norm of 0.3 before the average"),
+    "clip before sync, in the loop": Mutant(
+        _clip_in_the_loop_before_sync, "trains_like_one_process", "differ", "differ from one process's"
     ),
-    "calls under no_sync": Mutant(lambda: SyncsUnderNoSync, "accumulates", "under no_sync"),
-    "hooks left behind": Mutant(lambda: LeavesHooks, "lets_go", "after detach"),
+    "gather without scatter": Mutant(lambda: GatherWithoutScatter, MEAN, OFF, "and not sent back"),
+    "never averaged": Mutant(lambda: NeverAveraged, MEAN, OFF, "never averaged: every rank keeps its own"),
+    "same data on all ranks": Mutant(
+        _same_data_on_all_ranks, "trains_like_one_process", "losses differ", "losses differ from one process's"
+    ),
+    "weights instead of gradients": Mutant(lambda: WeightsInsteadOfGradients, MEAN, OFF, "never averaged"),
+    "weights touched too": Mutant(lambda: WeightsScaled, MEAN, "changed the weight", "finish changed weights"),
+    "no initial broadcast": Mutant(
+        lambda: NoInitialBroadcast, "starts_from_rank_0", "differs from rank 0's", "differs from rank 0's after attach"
+    ),
+    "no broadcast of frozen weights": Mutant(
+        lambda: NoBroadcastOfFrozenWeights, "starts_from_rank_0", "frozen.weight", "frozen.weight differs from rank 0's"
+    ),
+    "zeros for unused parameters": Mutant(
+        lambda: ZerosForUnused,
+        "handles_unused_parameters",
+        "should have no gradient",
+        "a parameter that no rank used gets a gradient",
+    ),
+    "calls under no_sync": Mutant(lambda: SyncsUnderNoSync, "accumulates", "under no_sync", "under no_sync it comm"),
+    "hooks left behind": Mutant(lambda: LeavesHooks, "lets_go", "after detach", "after detach it still communicates"),
+    "a silent hook left behind": Mutant(
+        lambda: LeavesASilentHook, "lets_go", "hooks are left after detach", "detach leaves hooks behind"
+    ),
+    "chunks without remainder": Mutant(
+        lambda: ChunksWithoutRemainder, MEAN, OFF, "the remainder of 600011 divided by 2"
+    ),
+    "copies back a part": Mutant(lambda: CopiesBackAPart, MEAN, OFF, "only the first 1000 of 600011 elements"),
+    "first steps only": Mutant(lambda: FirstStepsOnly, MEAN, OFF, "right for the first 5 steps only"),
+    "every second step": Mutant(lambda: EverySecondStep, MEAN, OFF, "right in every second step only"),
+    "second backward ignored": Mutant(
+        lambda: SecondBackwardIgnored, "accumulates_without_no_sync", OFF, "second backward of a step is not averaged"
+    ),
+    "another order": Mutant(
+        lambda: AnotherOrder,
+        MEAN,
+        "rank 1 called all_reduce of last.bias (7 float32) where rank 0 called all_reduce of large (300007 float32)",
+        "rank 1 called all_reduce of last.bias",
+    ),
+    "half precision in between": Mutant(lambda: HalfInBetween, MEAN, OFF, "half precision (fp16) on the way"),
+    "bfloat16 in between": Mutant(lambda: BrainHalfInBetween, MEAN, OFF, "half precision (bf16) on the way"),
+    "calls round comm": Mutant(
+        lambda: RoundComm, "goes_through_comm", "all_reduce in line", "it calls torch.distributed, round self.comm"
+    ),
+    "not waited for": Mutant(
+        lambda: NotWaitedFor, "waits_for_its_calls", "not waited for when finish returns", "while calls are under way"
+    ),
+    "running mean": Mutant(lambda: RunningMean, MEAN, OFF, "mixed with earlier steps: 0.1 of this step's average"),
+    "only weights": Mutant(lambda: OnlyWeights, MEAN, OFF, "wrong on biases"),
+    "only what rank 0 used": Mutant(
+        lambda: OnlyWhatRank0Used, "handles_unused_parameters", OFF, "each tensor is averaged with another one"
+    ),
 }

@@ -1,53 +1,63 @@
-"""Every registered gradient sync keeps every claim, at every world size; and each known mistake is caught."""
-
-import tempfile
-from pathlib import Path
+"""Every registered gradient sync keeps every claim, at every world size; and each known mistake is caught and named."""
 
 import pytest
 from mutants import MUTANTS
-from worlds import RankFailure, run_ranks
 
 from cos598d import conformance
+from cos598d.check import ranks
+from cos598d.check.causes import causes_of
+from cos598d.check.judge import FAILED, PASSED, judge_claim
 from cos598d.sync import SYNCS, get_sync
+from cos598d.worlds import run_world
+
+NONCE = 598  # in a check it is drawn anew each time
 
 
-def hold(comm, name, claims):
-    """On a rank: run the claims on the registered sync `name`."""
-    with tempfile.TemporaryDirectory() as folder:
-        for claim in claims:
-            getattr(conformance, claim)(get_sync(name), comm, Path(folder))
+def try_mutant(comm, name, claims, nonce):
+    """On a rank: what `ranks.hold` does, for a mutant."""
+    direct = []
+    ranks.watch_torch(direct.append)
+    ranks.observe(comm, MUTANTS[name].make(), claims, nonce, direct)
 
 
-def hold_mutant(comm, name, claim):
-    with tempfile.TemporaryDirectory() as folder:
-        make_sync = MUTANTS[name].make()
-        getattr(conformance, claim)(make_sync, comm, Path(folder))
+def outcomes(world_size, function, name, claims):
+    """By claim, what became of it on a world of that size; all in one world."""
+    ends = run_world(world_size, function, name, claims, NONCE, seconds=120)
+    every = {claim.name: claim for claim in conformance.CLAIMS}
+    return {claim: judge_claim(every[claim], ends, NONCE, "", 120) for claim in claims}
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 @pytest.mark.parametrize("name", SYNCS)
 def test_sync_keeps_every_claim(name, world_size):
     # Without a sync only a single rank has the global average; more ranks share no more than their first state.
-    claims = [claim.__name__ for claim in conformance.claims_of(get_sync(name))]
+    claims = [claim.name for claim in conformance.claims_of(get_sync(name))]
     if name == "none" and world_size > 1:
         claims = ["starts_from_rank_0", "refuses_different_models"]
-    run_ranks(world_size, hold, name, claims, seconds=120)
+    found = outcomes(world_size, ranks.hold, name, claims)
+    assert {claim: (each.status, list(each.reports)) for claim, each in found.items()} == dict.fromkeys(
+        claims, (PASSED, [])
+    )
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_mutant_is_caught_by_its_claim(name):
-    with pytest.raises(RankFailure) as failure:
-        run_ranks(2, hold_mutant, name, MUTANTS[name].claim)
-    texts = " ".join(failure.value.texts.values())
-    assert "AssertionError" in texts, texts
-    assert MUTANTS[name].says in texts, texts
+def test_mutant_is_caught_by_its_claim_and_its_cause_is_named(name):
+    mutant = MUTANTS[name]
+    found = [outcomes(size, try_mutant, name, [mutant.claim])[mutant.claim] for size in mutant.world_sizes]
+    assert PASSED not in [each.status for each in found]
+    said = " ".join(report["message"] for each in found for report in each.reports)
+    assert mutant.says in said, said
+    (cause,) = causes_of([(mutant.claim, found)], "")
+    assert mutant.cause in cause["cause"], cause["cause"]
 
 
 def test_on_one_rank_the_order_of_clipping_does_not_matter():
     """So the mutant above is caught for its order, and for nothing else."""
-    run_ranks(1, hold_mutant, "clip before sync, in the loop", "trains_like_one_process")
+    found = outcomes(1, try_mutant, "clip before sync, in the loop", ["trains_like_one_process"])
+    assert [each.status for each in found.values()] == [PASSED], found
 
 
 def test_no_sync_on_two_ranks_is_caught():
-    with pytest.raises(RankFailure, match="off the mean over ranks"):
-        run_ranks(2, hold, "none", ["averages_gradients"])
+    found = outcomes(2, ranks.hold, "none", ["averages_gradients"])["averages_gradients"]
+    assert found.status == FAILED
+    assert "off the mean over ranks" in found.reports[0]["message"]

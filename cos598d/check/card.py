@@ -1,9 +1,12 @@
 """The card of a check as text, from its facts alone."""
 
 import os
+import sys
 import textwrap
 from collections.abc import Sequence
 from typing import Any
+
+from cos598d.printable import printable
 
 WIDTH = 118
 STATUS_WIDTH = 13
@@ -14,8 +17,39 @@ def head(name: str, sizes: Sequence[int]) -> str:
     return f"{name} on {_list(sizes)} rank{'' if list(sizes) == [1] else 's'}\n"
 
 
-def claim(facts: dict[str, Any], own_file: str) -> str:
-    """A claim's status; where it does not hold everywhere, what it says and what each rank found."""
+def progress(text: str) -> None:
+    """What is being tried, on one line of a terminal that the next one replaces."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+
+
+def results(facts: dict[str, Any], own_file: str) -> str:
+    """What is wrong, each cause once; then claim by claim; then how many hold."""
+    causes = facts["diagnosis"]
+    lines = []
+    if causes:
+        number = sum(len(cause["claims"]) for cause in causes)
+        lines.append(
+            f"{number} claim{'s do' if number > 1 else ' does'} not hold, for "
+            f"{len(causes)} reason{'s' if len(causes) > 1 else ''}:"
+        )
+    for place, cause in enumerate(causes, 1):
+        lines.append(textwrap.fill(f"{place}. {cause['cause']}", WIDTH, subsequent_indent="   "))
+        lines.append(textwrap.fill(", ".join(cause["claims"]), WIDTH, initial_indent="   ", subsequent_indent="   "))
+    if causes:
+        lines.append("")
+    for each in facts["claims"]:
+        number = next((i for i, cause in enumerate(causes, 1) if each["claim"] in cause["claims"]), 0)
+        is_first = bool(number) and causes[number - 1]["claims"][0] == each["claim"]
+        lines.append(claim(each, own_file, number, in_full=is_first or not number))
+    return "\n".join([*lines, verdict(facts)])
+
+
+def claim(facts: dict[str, Any], own_file: str, cause: int = 0, in_full: bool = True) -> str:
+    """A claim's status; where it does not hold everywhere, what it says and, `in_full`, what each rank found.
+
+    `cause` is the number of its reason, if it has one.
+    """
     status = facts["status"]
     if status == "passed":
         return f"{status:{STATUS_WIDTH}}{facts['claim']}"
@@ -23,7 +57,10 @@ def claim(facts: dict[str, Any], own_file: str) -> str:
     for outcome in facts["outcomes"]:
         by_status.setdefault(outcome["status"], []).append(outcome["world_size"])
     sizes = "; ".join(f"{each} on {_list(found)}" for each, found in by_status.items())
-    lines = [f"{status.upper():{STATUS_WIDTH}}{facts['claim']} ({sizes})", _indented(f"claim: {facts['says']}")]
+    why = f", reason {cause}" if cause else ""
+    lines = [f"{status.upper():{STATUS_WIDTH}}{facts['claim']} ({sizes}){why}", _indented(f"claim: {facts['says']}")]
+    if not in_full:
+        return "\n".join(lines)
     told = set()
     for outcome in facts["outcomes"]:
         # The smallest world of each status says enough.
@@ -42,11 +79,11 @@ def claim(facts: dict[str, Any], own_file: str) -> str:
 def report(facts: dict[str, Any], own_file: str, with_rank: bool = True) -> str:
     """What happened to one rank, and where, on one line."""
     words = f"{facts['type']}: " if facts["kind"] == "exception" else ""
-    words += " ".join(facts["message"].split()) or "no message"
+    words += printable(" ".join(facts["message"].split())) or "no message"
     if "line" in facts:
         file = os.path.relpath(facts["file"]) if facts["file"] == own_file else os.path.basename(facts["file"])
         words += f" - {file} line {facts['line']}, in {facts['function']}"
-        words += f": {facts['code']}" if facts["code"] else ""
+        words += f": {printable(facts['code'])}" if facts["code"] else ""
     return f"rank {facts['rank']}: {words}" if with_rank else words
 
 
@@ -54,7 +91,7 @@ def verdict(facts: dict[str, Any]) -> str:
     """How many claims hold, and which are not made."""
     held = sum(claim["status"] == "passed" for claim in facts["claims"])
     lines = [f"\n{held} of {len(facts['claims'])} claims hold."]
-    if facts["not_claimed"]:
+    if facts["not_claimed"] and not facts["exact"]:
         lines.append(f"{facts['class']} says that it is not exact, and does not claim {_list(facts['not_claimed'])}.")
     return "\n".join(lines)
 

@@ -37,6 +37,12 @@ def compare(name: str, made: Sequence[dict[str, int]]) -> dict[str, Any]:
     }
 
 
+def is_cost(value: Any) -> bool:
+    """Whether a rank has answered with calls and bytes."""
+    names = {"calls", "bytes_sent", "bytes_received"}
+    return isinstance(value, dict) and set(value) == names and all(type(n) is int and n >= 0 for n in value.values())
+
+
 def _distance(found: Sequence[Cost], expected: Sequence[Cost]) -> float:
     pairs = [
         pair

@@ -1,12 +1,17 @@
 """From how the ranks of a world ended to what is to be said of it: the status, and who is to blame at which line."""
 
+import json
 import linecache
 import signal
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from cos598d import conformance
+from cos598d.check.diagnosis import Sign, sign_of
+from cos598d.check.evidence import BadEvidence, Evidence
+from cos598d.check.trial import Claim, NotAsAgreed, World
 from cos598d.lifeline import SILENCE
+from cos598d.printable import printable
 from cos598d.rank import BROKEN_COLLECTIVE
 from cos598d.worlds import DIED, LATE, RAISED, RETURNED, Place, RankEnd
 
@@ -14,6 +19,95 @@ PASSED, FAILED, DID_NOT_END, CRASHED = "passed", "failed", "did not end", "crash
 # What a rank says that ends only because another did.
 CONSEQUENCES = (SILENCE.split("{")[0], "stopped because rank", "no word from rank", "is gone.")
 LAST_LINES = 3
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a claim at one world size. `reports` are `judge`'s, one for each rank that is to blame.
+
+    `cause` says why in words; where only the numbers can tell it is empty, and `sign` is what they show.
+    """
+
+    world_size: int
+    status: str
+    reports: Sequence[dict[str, Any]] = ()
+    cause: str = ""
+    sign: Sign | None = None
+
+    @classmethod
+    def not_made(cls, world_size: int, class_name: str) -> "Outcome":
+        """Of a claim that was asked for, and which the sync does not make."""
+        message = f"{class_name} says that it is not exact, and does not make this claim"
+        return cls(world_size, FAILED, [_claim_report(0, message)], message)
+
+
+def judge_claim(claim: Claim, ends: Sequence[RankEnd], nonce: int, own_file: str, seconds: float) -> Outcome:
+    """What became of a claim on the world that ended so: by how it ended, then by what its ranks handed in."""
+    size = len(ends)
+    status, reports = judge(ends, own_file, seconds)
+    unlike = unlike_calls(ends, is_over=status == PASSED)
+    if status != PASSED:
+        if unlike:
+            rank, words = unlike
+            return Outcome(size, status, [_claim_report(rank, words)], words)
+        return Outcome(size, status, reports)
+    try:
+        world = World(claim.name, nonce, [Evidence.from_bytes(end.handed_in, end.rank, nonce) for end in ends])
+        claim.judge(world)
+    except BadEvidence as error:
+        words = printable(error) if "rank" in str(error) else f"a rank {printable(error)}"
+        return Outcome(size, FAILED, [_claim_report(0, words)], "a rank did not hand in what it was asked for")
+    if not world.findings:
+        return Outcome(size, PASSED)
+    first = {}
+    for finding in world.findings:
+        first.setdefault(finding.rank, _claim_report(finding.rank, printable(finding.message)))
+    cause = next((finding.cause for finding in world.findings if finding.cause), "")
+    if unlike:
+        cause = unlike[1]
+    return Outcome(size, FAILED, [first[rank] for rank in sorted(first)], cause, sign_of(world.comparisons))
+
+
+def unlike_calls(ends: Sequence[RankEnd], is_over: bool) -> tuple[int, str] | None:
+    """The first call in which a rank differs from rank 0, and that rank; None where all made the same.
+
+    A call that others did not come to make counts only where `is_over`: else the world was ended before.
+    """
+    notes = [_notes(end.calls) for end in ends]
+    for place in range(max(map(len, notes), default=0)):
+        for rank in range(1, len(notes)):
+            here, there = (calls[place] if place < len(calls) else None for calls in (notes[rank], notes[0]))
+            if here == there:
+                continue
+            if here is not None and there is not None:
+                return rank, f"rank {rank} called {_call(here)} where rank 0 called {_call(there)}"
+            if is_over:
+                who, missing, call = (rank, 0, here) if here else (0, rank, there)
+                return rank, f"rank {who} called {_call(call)}, which rank {missing} never did"
+    return None
+
+
+def _notes(calls: bytes) -> list[list]:
+    notes = []
+    for line in calls.splitlines():
+        try:
+            note = json.loads(line)
+        except (ValueError, RecursionError):
+            break
+        if not isinstance(note, list) or len(note) != 5:  # cut off where the rank was
+            break
+        notes.append(note)
+    return notes
+
+
+def _call(note: Sequence[Any]) -> str:
+    op, name, shape, dtype, root = note
+    to = f", root {root}" if root else ""
+    return printable(f"{op} of {name} ({'x'.join(map(str, shape)) if isinstance(shape, list) else shape} {dtype}{to})")
+
+
+def _claim_report(rank: int, message: str) -> dict[str, Any]:
+    return {"rank": rank, "kind": "claim", "type": "", "message": message}
 
 
 def judge(ends: Sequence[RankEnd], own_file: str, seconds: float) -> tuple[str, list[dict[str, Any]]]:
@@ -46,13 +140,12 @@ def _report(end: RankEnd, own_file: str, seconds: float) -> dict[str, Any]:
         where["code"] = linecache.getline(place.file, place.line).strip()
     about = {"rank": end.rank}
     if end.how == RAISED:
-        is_claim = end.type == "AssertionError" and end.places[-1].file == conformance.__file__
-        if is_claim:
-            return about | {"kind": "claim", "type": end.type, "message": end.message}
+        if end.type == NotAsAgreed.__name__:
+            return _claim_report(end.rank, end.message)
         return about | {"kind": "exception", "type": end.type, "message": end.message} | where
     if end.how == LATE:
         return about | {"kind": "time", "type": "", "message": f"still running after {seconds:g} s"} | where
-    message = "; ".join((_exit_words(end.exit_code), *_last_lines(end.output, LAST_LINES)))
+    message = "; ".join((end.message or _exit_words(end.exit_code), *_last_lines(end.output, LAST_LINES)))
     return about | {"kind": "crash", "type": "", "message": message} | where
 
 

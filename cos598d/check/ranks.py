@@ -1,6 +1,7 @@
 """What a check does on each rank: a student's code runs there, and never in the check's own process."""
 
 import inspect
+import math
 import tempfile
 import time
 from collections.abc import Sequence
@@ -10,31 +11,52 @@ from typing import Any
 import torch
 
 from cos598d import conformance
+from cos598d.check.evidence import Evidence
+from cos598d.check.trial import MakeSync, OnRank
+from cos598d.check.watch import Watched, watch_torch
 from cos598d.comm import Communicator
 from cos598d.measure.ledger import AGREEMENT, GRADIENTS, Ledger
 from cos598d.sync import get_sync
 from cos598d.toy import plain_loss, plain_model
+from cos598d.worlds import CALLS, HANDED_IN
 
 WARM_UP_ROUNDS = 3
+MOST_DIRECT_CALLS = 20
 
 
 def look_at(comm: Communicator, name: str) -> dict[str, Any]:
-    """The facts of the class called `name`: its name, its file, and the claims it must keep."""
+    """The facts of the class called `name`: its name, its file, and whether it says that it is exact."""
     sync = get_sync(name)
-    return {
-        "class": sync.__name__,
-        "file": inspect.getfile(sync),
-        "exact": sync.exact,
-        "claims": [claim.__name__ for claim in conformance.claims_of(sync)],
-    }
+    return {"class": sync.__name__, "file": inspect.getfile(sync), "exact": bool(sync.exact)}
 
 
-def hold(comm: Communicator, name: str, claim: str) -> float:
-    """Hold the sync to the claim, and return the seconds it took."""
-    started = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
-        getattr(conformance, claim)(get_sync(name), comm, Path(folder))
-    return time.perf_counter() - started
+def is_about(value: Any) -> bool:
+    """Whether that is what `look_at` returns."""
+    kinds = {"class": str, "file": str, "exact": bool}
+    return isinstance(value, dict) and {key: type(each) for key, each in value.items()} == kinds
+
+
+def hold(comm: Communicator, name: str, claims: Sequence[str], nonce: int) -> None:
+    """Drive the sync called `name` for these claims, and hand in what came of it."""
+    direct: list[str] = []
+    watch_torch(direct.append)  # before the file is loaded, which may keep functions under names of its own
+    observe(comm, get_sync(name), claims, nonce, direct)
+
+
+def observe(
+    comm: Communicator, make_sync: MakeSync, claims: Sequence[str], nonce: int, direct: Sequence[str] = ()
+) -> None:
+    """As `hold`, for what makes the sync; `direct` are calls that went round the communicator."""
+    folder = Path(tempfile.gettempdir())
+    watched = Watched(comm, folder / f"{CALLS}{comm.rank}")
+    evidence = Evidence(comm.rank, nonce)
+    for claim in conformance.CLAIMS:
+        if claim.name in claims:
+            with tempfile.TemporaryDirectory() as own:
+                claim.observe(OnRank(claim.name, make_sync, watched, evidence, Path(own)))
+            watched.ledger = Ledger()
+    evidence.say("", "direct calls", list(direct)[:MOST_DIRECT_CALLS])
+    (folder / f"{HANDED_IN}{comm.rank}").write_bytes(evidence.to_bytes())
 
 
 def one_step(comm: Communicator, name: str) -> dict[str, int]:
@@ -53,6 +75,14 @@ def one_step(comm: Communicator, name: str) -> dict[str, int]:
         "bytes_sent": sum(row.bytes_sent for row in rows),
         "bytes_received": sum(row.bytes_received for row in rows),
     }
+
+
+def are_samples(value: Any, names: Sequence[str], rounds: int) -> bool:
+    """Whether that is what `steps` returns."""
+    if not isinstance(value, dict) or list(value) != list(names):
+        return False
+    seconds = [each for times in value.values() if isinstance(times, list) for each in times]
+    return len(seconds) == len(names) * rounds and all(type(s) is float and 0 < s < math.inf for s in seconds)
 
 
 def steps(comm: Communicator, names: Sequence[str], rounds: int) -> dict[str, list[float]]:

@@ -1,0 +1,179 @@
+"""A world's keeper: the process between the grader and the ranks, which starts them and outlives all they start.
+
+It runs no code of theirs. Whatever a rank starts is the keeper's to end, also in a session of its own, since orphans
+become its children (Linux); and it ends everything, and removes the world's folder, when the grader is gone.
+"""
+
+import contextlib
+import ctypes
+import json
+import multiprocessing
+import os
+import resource
+import select
+import shutil
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import psutil
+
+# How long ranks may take to start and meet, which is no part of the function's time.
+START_SECONDS = 30.0
+# When one rank's time is up, the others' is within this; also how long a rank may take to leave.
+LEAVE_SECONDS = 1.0
+POLL_SECONDS = 0.05
+END_SECONDS = 5.0
+OUTPUT_BYTES = 20_000  # of what a rank prints, the end is kept
+MOST_FILE_BYTES = 256 << 20
+SET_PARENT_DEATH_SIGNAL, SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
+
+
+def keep(name: str, world_size: int, seconds: float, be_rank: Callable[[int], None], line: Connection) -> None:
+    """Let `be_rank(rank)` run in a process for each rank until all have ended, or none of those left will by itself.
+
+    Then tell the grader by `line` how: the exit code of each that ended, and the end of each one's output. `name` is
+    the world's folder. A line that closes before means that the grader has given up, or is gone.
+    """
+    os.setpgrp()
+    _prctl(SET_CHILD_SUBREAPER, 1)
+    ranks: dict[int, int] = {}
+    outputs: dict[int, int] = {}
+    for rank in range(world_size):
+        reads, writes = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(reads)
+            line.close()
+            _run(be_rank, rank, writes)
+        os.close(writes)
+        os.set_blocking(reads, False)
+        ranks[pid], outputs[reads] = rank, rank
+    exit_codes: dict[int, int] = {}
+    said = dict.fromkeys(range(world_size), b"")
+    is_wanted = _watch(Path(name), ranks, outputs, exit_codes, said, START_SECONDS + seconds, line)
+    _end_all(ranks)
+    for output in list(outputs):
+        _drain(output, outputs, said)
+    if not is_wanted:
+        shutil.rmtree(name, ignore_errors=True)
+        return
+    with contextlib.suppress(OSError):
+        answer = [[exit_codes.get(rank), said[rank].decode(errors="replace")] for rank in range(world_size)]
+        line.send_bytes(json.dumps(answer).encode())
+
+
+def _watch(
+    folder: Path,
+    ranks: dict[int, int],
+    outputs: dict[int, int],
+    exit_codes: dict[int, int],
+    said: dict[int, bytes],
+    seconds: float,
+    line: Connection,
+) -> bool:
+    """Wait for the ranks' end; whether the grader still waits for it too."""
+    grader = multiprocessing.parent_process()
+    ends = [line.fileno(), *([grader.sentinel] if grader else [])]
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        ready, _, _ = select.select([*ends, *outputs], [], [], POLL_SECONDS)
+        if set(ready) & set(ends):
+            return False
+        for output in ready:
+            _drain(output, outputs, said)
+        _reap(ranks, exit_codes)
+        if len(exit_codes) == len(ranks):
+            break
+        is_late = any(_size(folder / f"where{rank}") for rank in ranks.values())
+        all_said = all((folder / f"answer{rank}.json").exists() for rank in ranks.values())
+        if is_late or all_said:
+            deadline = min(deadline, time.monotonic() + LEAVE_SECONDS * (1 if is_late else 5))
+    _reap(ranks, exit_codes)
+    return True
+
+
+def _run(be_rank: Callable[[int], None], rank: int, output: int) -> None:
+    """On the rank: be it, and leave."""
+    status = 1
+    try:
+        os.setpgrp()
+        keeper = os.getppid()
+        _prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+        if os.getppid() != keeper:  # gone before it could be asked
+            os._exit(1)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_FILE_BYTES, MOST_FILE_BYTES))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        # Locks that libraries make would else be files, which somebody must remove when this process is ended.
+        multiprocessing.set_start_method("fork", force=True)
+        for descriptor, stream in ((1, sys.stdout), (2, sys.stderr)):
+            os.dup2(output, descriptor)
+            stream.reconfigure(line_buffering=True)
+        os.close(output)
+        be_rank(rank)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
+
+
+def _size(path: Path) -> int:
+    with contextlib.suppress(OSError):
+        return path.lstat().st_size
+    return 0
+
+
+def _drain(output: int, outputs: dict[int, int], said: dict[int, bytes]) -> None:
+    """Read what is there, and keep the end of it."""
+    with contextlib.suppress(BlockingIOError):
+        data = os.read(output, 1 << 16)
+        if data:
+            said[outputs[output]] = (said[outputs[output]] + data)[-OUTPUT_BYTES:]
+        else:
+            del outputs[output]
+            os.close(output)
+
+
+def _reap(ranks: dict[int, int], exit_codes: dict[int, int]) -> None:
+    """Take note of children that have ended: ranks, and orphans that ranks have left."""
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            if pid in ranks:
+                exit_codes[ranks[pid]] = os.waitstatus_to_exitcode(status)
+
+
+def _end_all(ranks: dict[int, int]) -> None:
+    """End the ranks and everything below this process; those whose parent ends come up as its children."""
+    for pid in ranks:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
+    deadline = time.monotonic() + END_SECONDS
+    while time.monotonic() < deadline:
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        with contextlib.suppress(psutil.Error):
+            for process in psutil.Process().children(recursive=True):
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+        time.sleep(0.005)
+
+
+def _prctl(option: int, value: int) -> None:
+    """Linux's; elsewhere a rank's process group is all that can be ended."""
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
