@@ -43,5 +43,5 @@ setup(
         "tensorboard": ["tensorboard>=2.17"],
         "report": ["jinja2>=3.1", "matplotlib>=3.8", "weasyprint>=62"],
     },
-    entry_points={"console_scripts": ["cos598d=cos598d.cli:main"]},
+    entry_points={"console_scripts": ["cos598d=cos598d.__main__:main"]},
 )

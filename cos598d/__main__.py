@@ -1,6 +1,7 @@
 """`python -m cos598d`."""
 
 from collections.abc import Callable
+from typing import NoReturn
 
 from cos598d.start import start
 
@@ -11,5 +12,10 @@ def _load() -> Callable[..., int]:
     return main
 
 
-if __name__ == "__main__":
+def main() -> NoReturn:
+    """The program `cos598d`."""
     start(_load)
+
+
+if __name__ == "__main__":
+    main()

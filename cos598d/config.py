@@ -1,6 +1,7 @@
 """One frozen record of what a run is to do, checked once, with every error a sentence."""
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -12,6 +13,7 @@ from cos598d.data import Task, get_task
 from cos598d.data.squad.task import SquadOptions
 from cos598d.errors import UsageError
 from cos598d.models import MODEL_TYPES
+from cos598d.printable import printable
 from cos598d.sync import get_sync
 from cos598d.sync.base import SyncOptions
 from cos598d.sync.codecs import get_codec
@@ -88,6 +90,7 @@ class RunConfig(SquadOptions):
 
     def check(self, world_size: int) -> None:
         """Raise UsageError for the first value that cannot work in a world of `world_size` ranks."""
+        self._check_label()
         self._check_sync()
         task = self.task()
         self._one_of("model_type", MODEL_TYPES)
@@ -156,6 +159,14 @@ class RunConfig(SquadOptions):
         per_rank = f"{total // world_size}" + ("" if total % world_size == 0 else f" or {total // world_size + 1}")
         parts = f" in {self.gradient_accumulation_steps} parts" if self.gradient_accumulation_steps > 1 else ""
         return f"{total} examples a step{parts}" + (f", {per_rank} on each rank" if world_size > 1 else "")
+
+    def _check_label(self) -> None:
+        """A label is a part of the name of the run's folder, and must not lead out of runs/."""
+        if not re.fullmatch(r"[\w+=@][\w.+=@ -]{0,99}", self.label):
+            raise UsageError(
+                f"--label {printable(self.label, 100)}: give a name of up to 100 letters, digits and . _ - + = @, "
+                "not beginning with a dot or dash."
+            )
 
     def _check_sync(self) -> None:
         sync, defaults = get_sync(self.sync), SyncOptions()

@@ -9,6 +9,7 @@ from typing import Any
 from tqdm import tqdm
 
 from cos598d.printable import printable
+from cos598d.streams import OutputLost
 
 FIRST_LOSSES = 5
 SILENT_SECONDS = 5.0  # where there is no bar, the iteration that ends as long after the last line has one too
@@ -23,8 +24,9 @@ class Console:
     def say(self, line: str) -> None:
         """Print one line on standard output, above the progress bar where there is one."""
         if self._speaks:
-            tqdm.write(printable(f"{self._prefix}{line}"), file=sys.stdout)
-            sys.stdout.flush()
+            with contextlib.suppress(OutputLost):  # a run is worth more than its lines
+                tqdm.write(printable(f"{self._prefix}{line}"), file=sys.stdout)
+                sys.stdout.flush()
 
     def warn(self, line: str) -> None:
         """Print one line on standard error, whether this rank speaks or not."""

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from cos598d.errors import UserError
+
 _unfinished: set[str] = set()
 
 
@@ -219,4 +221,9 @@ def cache_folder() -> Path:
     chosen = os.environ.get("COS598D_CACHE")
     if chosen:
         return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cos598d"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cos598d"
+    except RuntimeError:  # no HOME, and a user whom the system does not know, as in some containers
+        raise UserError(
+            "this user has no home folder: set COS598D_CACHE to a folder for what can be made again."
+        ) from None

@@ -22,7 +22,7 @@ from cos598d.evaluate import model_outputs
 from cos598d.files import whole_folder
 from cos598d.hosts import find_interface
 from cos598d.launch import Identity
-from cos598d.measure.environment import describe_environment
+from cos598d.measure.environment import describe_environment, network_facts
 from cos598d.measure.monitor import Monitor
 from cos598d.measure.record import RunRecord, claim_folder
 from cos598d.measure.tensorboard import Board, check_tensorboard
@@ -59,6 +59,7 @@ class Prepared:
 
 
 def _prepare(config: RunConfig, identity: Identity, claims: contextlib.ExitStack) -> Prepared:
+    network_facts()  # what is wrong with it is told now, not when the record is written
     if config.tensorboard:
         check_tensorboard()
     task = config.task()

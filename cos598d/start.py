@@ -7,11 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from cos598d.streams import OutputLost, prepare_streams
+
 WORDS, EXIT_CODE = "interrupted (Ctrl-C).", 128 + signal.SIGINT
 
 
 def start(load: Callable[[], Callable[..., int]], *arguments: Any, **options: Any) -> NoReturn:
     """Call `load`, which imports and returns a function, then that function, and exit with the code it returns."""
+    prepare_streams()
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:
         # An exception would get lost in some of the import system's callbacks; nothing is there to clean up yet.
@@ -20,6 +23,9 @@ def start(load: Callable[[], Callable[..., int]], *arguments: Any, **options: An
         function = load()
         signal.signal(signal.SIGINT, before)
         sys.exit(function(*arguments, **options))
+    except OutputLost as lost:
+        print(lost, file=sys.stderr)
+        sys.exit(lost.exit_code)
     except KeyboardInterrupt:
         print(WORDS, file=sys.stderr)
         sys.exit(EXIT_CODE)

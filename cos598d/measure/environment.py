@@ -1,7 +1,6 @@
 """What a run ran on: versions, processors, device, and the state of the code."""
 
 import importlib.metadata
-import json
 import os
 import platform
 import subprocess
@@ -10,6 +9,10 @@ from typing import Any
 
 import psutil
 import torch
+
+from cos598d.files import parse_json
+from cos598d.records.run import NETWORK
+from cos598d.records.schema import OrNone, check
 
 PACKAGES = ("torch", "pytorch-transformers", "numpy", "tokenizers", "safetensors", "huggingface_hub", "scikit-learn")
 
@@ -28,11 +31,25 @@ def describe_environment(device: torch.device, backend: str, threads: int, ranks
         "backend": backend,
         "interface": os.environ.get("GLOO_SOCKET_IFNAME"),
         # What an emulated cluster says of its links (rate, delay); None on real ones.
-        "network": json.loads(os.environ.get("COS598D_NETWORK", "null")),
+        "network": network_facts(),
         "versions": {name: _version(name) for name in PACKAGES},
         "cuda": torch.version.cuda,
         "commit": _commit(),
     }
+
+
+def network_facts() -> dict[str, Any] | None:
+    """What an emulated cluster says of its links to the programs on its hosts, in COS598D_NETWORK; None without.
+
+    Raises UserError for what no cluster of ours has said.
+    """
+    said = os.environ.get("COS598D_NETWORK", "null")
+    try:
+        value = parse_json(said)
+    except ValueError:
+        value = said
+    check(value, OrNone(NETWORK), "the environment's COS598D_NETWORK", "leave it out, or start with `cluster exec`")
+    return value
 
 
 def _version(package: str) -> str | None:
