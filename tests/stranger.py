@@ -89,14 +89,14 @@ def _attack(folder, files, tell):
         for ip, port, process in targets:
             name = random.choice(list(words))
             with contextlib.suppress(OSError):
-                line = socket.create_connection((ip, port), timeout=0.5)
-                line.settimeout(0.5)
+                line = socket.create_connection((ip, port), timeout=0.1)
+                line.settimeout(0.1)
                 silent.append(line)
                 tell(sent=name)
                 line.sendall(words[name])
             for key in (b"", find_secret(None, False), b"a guess of sixteen"):
                 with contextlib.suppress(Stranger, OSError):
-                    connect((ip, port), make_key(key, "meeting", ""), 1, 0.5, 1 << 20)[0].close()
+                    connect((ip, port), make_key(key, "meeting", ""), 1, 0.1, 1 << 20)[0].close()
                     tell(got=f"into {ip}:{port} with {key!r}")
             with contextlib.suppress(OSError):
                 os.kill(process, 0)

@@ -1,5 +1,6 @@
 """The meeting point's door: strangers are dropped whatever they send, and the run goes on; nothing is forged."""
 
+import ast
 import contextlib
 import json
 import os
@@ -13,6 +14,7 @@ from dataclasses import replace
 import psutil
 import pytest
 from meetings import SECRET, all_exchange, identities, met
+from programs import ROOT
 from torch.distributed import DistNetworkError, HashStore
 
 from cos598d import channel, doorway, rendezvous
@@ -181,3 +183,17 @@ def test_torchrun_s_store_is_believed_only_where_it_proves_the_port():
         assert doorway._published_port(identity, store) is None
     store.set("port", json.dumps([7000, doorway._proof(identity, 7000)]))
     assert doorway._published_port(identity, store) == 7000
+
+
+def test_nothing_that_could_unpickle_what_came_by_a_socket_is_used():
+    """Neither pickle itself nor what torch builds on it: object collectives, and the elastic launcher's rendezvous."""
+    modules = ("pickle", "marshal", "shelve", "torch.distributed.elastic", "torch.distributed.launcher")
+    calls = ("object_list", "gather_object")
+    found = set()
+    for path in (ROOT / "cos598d").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [node.attr] if isinstance(node, ast.Attribute) else []
+            found.update((path.name, name) for name in names if name.startswith(modules) or name.endswith(calls))
+    assert found <= {("checkpoint.py", "pickle")}  # the name of an error, of a load that takes weights alone

@@ -66,6 +66,7 @@ def watch(programs, targets=None):
 
 
 @needs_root
+@pytest.mark.timeout(2 * SECONDS)
 def test_another_user_changes_nothing_reads_nothing_and_runs_nothing(folder, start, start_ranks):
     words = [*TINY_TRAINING, "--max_steps", STEPS, "--timeout", 60]
     quiet = start("quiet", [script("task2b/run_glue.py"), *words, "--world_size", 4, "--output_dir", folder / "quiet"])
