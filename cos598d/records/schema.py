@@ -14,6 +14,9 @@ LARGEST = 1e100  # sums and squares of less stay finite
 DEEPEST = 32  # of one value in another; no record of ours has more than 5
 
 
+_MISSING = object()
+
+
 class _Wrong(Exception):
     """A value at `place` that is not `expected`."""
 
@@ -167,7 +170,7 @@ class Fields(Kind):
         super().check(value, place)
         for name, kind in self.needed.items():
             if name not in value:
-                raise _Wrong(_inside(place, name), None, f"{kind.words}, and it is not there")
+                raise _Wrong(_inside(place, name), _MISSING, kind.words)
             kind.check(value[name], _inside(place, name))
         for name, kind in self.optional.items():
             if name in value:
@@ -217,9 +220,13 @@ def check(value: Any, kind: Kind, where: str | Path, remedy: str) -> None:
     try:
         kind.check(value, "")
     except _Wrong as wrong:
-        field = printable(wrong.place, 100)
-        shown = printable(json.dumps(wrong.value, ensure_ascii=False), 60)
-        says = f"its {field} is {shown}" if field else f"it is {shown}"
+        name = printable(wrong.place, 100)
+        if wrong.value is _MISSING:
+            says = f"it has no {name}"
+        else:
+            # What is read is printable already: its escapes are not to be escaped again.
+            shown = printable(json.dumps(wrong.value, ensure_ascii=False).replace("\\\\", "\\"), 60)
+            says = f"its {name} is {shown}" if name else f"it is {shown}"
         raise UserError(
             f"{printable(where)} is damaged: {says}, where {wrong.expected} is expected; {remedy}."
         ) from None
