@@ -7,7 +7,7 @@ import math
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -170,6 +170,22 @@ def write_whole(path: str | os.PathLike, content: str | bytes) -> None:
     """Write `content` to `path` whole or not at all."""
     with whole_file(path, "w" if isinstance(content, str) else "wb") as handle:
         handle.write(content)
+
+
+def write_together(contents: Mapping[Path, str]) -> None:
+    """Write files that belong together: none of them takes its name before all are whole on the disk, the last last."""
+    files: list[GrowingFile] = []
+    try:
+        for path, content in contents.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            files.append(GrowingFile(path))
+            files[-1].write(content)
+            files[-1].complete()
+        for file in files:
+            file.publish()
+    finally:
+        for file in files:
+            file.close()
 
 
 def write_json(path: str | os.PathLike, value: Any) -> None:

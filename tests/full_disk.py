@@ -49,7 +49,7 @@ def leave(kilobytes):
     place.mkdir(exist_ok=True)
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-c", MOUNT, "sh", size, place, sys.executable, "-c", head + code + tail],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"},
         capture_output=True,
         text=True,
         check=False,

@@ -1,5 +1,6 @@
 """A disk that is full at any write of a run: the record is whole or not there, and an older one stays till then."""
 
+import pytest
 from full_disk import needs_small_disks, on_small_disk
 from programs import TINY
 
@@ -68,3 +69,78 @@ def test_whatever_does_not_fit_is_named_and_the_old_record_or_the_new_one_is_who
     assert (with_all["code"], with_all["seed"], with_all["says"]) == (0, 3, [])
     assert "model/pytorch_model.bin" in with_all["changed"]
     assert end["left"] == []
+
+
+REPORT = """
+import contextlib, io
+from cos598d.cli import main
+import report_records
+
+def files():
+    return {path.name: path.read_text() for path in place.rglob("*") if path.suffix in (".md", ".svg", ".html")}
+
+run = report_records.write_run(place / "run")
+found = []
+for form in ("md", "html"):
+    assert main(["report", str(run), "-o", f"page.{form}"]) == 0
+before = files()
+other = report_records.write_run(place / "other", seconds=[3.0, 1.0, 4.0, 1.0, 5.0])
+for form in ("md", "html"):
+    for kilobytes in values["rooms"]:
+        leave(kilobytes)
+        says = io.StringIO()
+        with contextlib.redirect_stderr(says):
+            code = main(["report", str(other), "-o", f"page.{form}"])
+        (place / "filler").unlink()
+        found.append({"code": code, "says": says.getvalue(), "unchanged": files() == before})
+found.append(sorted(path.name for path in place.rglob(".*")))
+"""
+
+
+@needs_small_disks
+def test_a_page_that_does_not_fit_leaves_the_earlier_page_and_its_plots(tmp_path):
+    pytest.importorskip("jinja2")
+    pytest.importorskip("matplotlib")
+    *tries, left = on_small_disk(tmp_path / "disk", "16m", REPORT, rooms=[0, 8, 40])
+    assert len(tries) == 6
+    for one in tries:
+        assert one["code"] == 1
+        assert "cannot be written (No space left on device): make room there" in one["says"]
+        assert one["says"].count("\n") == 1
+        assert one["unchanged"], one
+    assert left == []
+
+
+DOWNLOAD = """
+import download_mirror
+from cos598d.errors import UserError
+
+found, data = [], place / "data"
+data.mkdir()
+with download_mirror.serving() as mirror:
+    mirror.files["Tiny-clean.zip"], mirror.versions["Tiny-clean.zip"] = download_mirror.ARCHIVE, '"one"'
+    for kilobytes in values["rooms"]:
+        leave(kilobytes)
+        try:
+            download_mirror.get(mirror, data)
+            download_mirror.assert_is_tiny(data)
+            found.append("whole")
+        except UserError as error:
+            target = data / "Tiny"
+            found.append({"says": str(error), "target": target.exists(), "left": download_mirror.left_in(data)})
+        (place / "filler").unlink()
+found.append([ranged for _, ranged in mirror.asked])
+"""
+
+
+@needs_small_disks
+def test_a_download_that_does_not_fit_leaves_no_half_data_and_goes_on_later(tmp_path):
+    # The archive has some 80 KB, what is in it 290.
+    *short, whole, asked = on_small_disk(tmp_path / "disk", "4m", DOWNLOAD, rooms=[0, 32, 200, 2000])
+    for one in short:
+        assert "cannot be put into" in one["says"]
+        assert "No space left on device" in one["says"]
+        assert not one["target"]
+        assert all(name.endswith(".part") for name in one["left"]), one
+    assert whole == "whole"
+    assert asked[-1] is not None, "what had arrived was taken up"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cos598d.errors import UsageError, UserError
-from cos598d.files import write_whole
+from cos598d.files import write_together, write_whole
 from cos598d.flags import check_output_file
 from cos598d.records.bench import FILE_NAME
 from cos598d.report.benches import Bench, load_bench
@@ -42,14 +42,15 @@ def run_report(options: argparse.Namespace) -> int:
         if output.suffix == ".md":
             beside = output.with_name(f"{output.stem}_files")
             text, files = as_markdown_page(page, beside.name)
-            for name, svg in files.items():
-                write_whole(beside / name, svg)
-            write_whole(output, text)
+            write_together({beside / name: svg for name, svg in files.items()} | {output: text})
         else:
             html = as_html(page)
             write_whole(output, html if output.suffix == ".html" else as_pdf(html))
     except OSError as error:
-        raise UserError(f"-o {output} cannot be written: {error.strerror}.") from None
+        raise UserError(
+            f"-o {output}: {error.filename or output} cannot be written ({error.strerror}): make room there or choose "
+            "another place; an earlier page still is as it was."
+        ) from None
     print(f"wrote {output}", file=sys.stderr)
     return 0
 
