@@ -36,6 +36,7 @@ def start_local_workers(world_size: int, master_port: int | None, arguments: Seq
     down, and the code is its own (128 + N where signal N ended it). Raises UserError where the port is taken.
     """
     workers: list[subprocess.Popen] = []
+    asked = signal.SIGTERM
     before = {number: signal.getsignal(number) for number in SIGNALS}
     try:
         for number, handler in before.items():
@@ -57,13 +58,15 @@ def start_local_workers(world_size: int, master_port: int | None, arguments: Seq
                 )
         return _wait(workers)
     except _Stopped as stopped:
-        if stopped.number != signal.SIGINT:
+        if stopped.number == signal.SIGINT:  # they say themselves what it was
+            asked = signal.SIGINT
+        else:
             print(f"stopped by {signal.Signals(stopped.number).name}.", file=sys.stderr)
         return 128 + stopped.number
     finally:
         for number in SIGNALS:  # from here on it only waits for their end
             signal.signal(number, signal.SIG_IGN)
-        _end(workers)
+        _end(workers, asked)
         for number, handler in before.items():
             signal.signal(number, handler)
 
@@ -114,9 +117,9 @@ def _wait_for_all(workers: Sequence[subprocess.Popen], seconds: float) -> None:
         time.sleep(POLL_SECONDS)
 
 
-def _end(workers: Sequence[subprocess.Popen]) -> None:
-    """End the workers that still run: each is asked first, and leads a group with whatever it has started."""
-    for number, seconds in ((signal.SIGTERM, STOP_SECONDS), (signal.SIGKILL, 5.0)):
+def _end(workers: Sequence[subprocess.Popen], asked: int) -> None:
+    """End the workers that still run: each is `asked` first, and leads a group with whatever it has started."""
+    for number, seconds in ((asked, STOP_SECONDS), (signal.SIGKILL, 5.0)):
         for worker in workers:
             if worker.poll() is None:
                 with contextlib.suppress(ProcessLookupError):
