@@ -1,6 +1,5 @@
 """What distinguishes the five model types of pytorch-transformers 1.2.0: classes, configurations, vocabularies."""
 
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -226,4 +225,4 @@ def vocabulary_length(model_type: str, source: Path | Sequence[str]) -> int:
 
 def _largest_id(path: Path) -> int:
     """The largest id in a JSON object of tokens and ids, -1 in an empty one."""
-    return max(json.loads(path.read_text(encoding="utf-8")).values(), default=-1)
+    return max(read_json(path).values(), default=-1)

@@ -1,8 +1,16 @@
 """A disk that is full at any write of a run: the record is whole or not there, and an older one stays till then."""
 
+import errno
+import json
+import os
+
 import pytest
 from full_disk import needs_small_disks, on_small_disk
 from programs import TINY
+from scale_records import write_bench
+
+from cos598d.bench.command import _deliver
+from cos598d.errors import UserError
 
 RUN = """
 import contextlib, io
@@ -69,6 +77,23 @@ def test_whatever_does_not_fit_is_named_and_the_old_record_or_the_new_one_is_who
     assert (with_all["code"], with_all["seed"], with_all["says"]) == (0, 3, [])
     assert "model/pytorch_model.bin" in with_all["changed"]
     assert end["left"] == []
+
+
+def test_a_bench_whose_record_does_not_fit_is_printed_all_the_same(tmp_path, monkeypatch, capsys):
+    record = json.loads((write_bench(tmp_path / "bench", syncs="flat") / "bench.json").read_text())
+    record["setting"] |= {"attach": "once"}
+    # As a full disk refuses it.
+    monkeypatch.setattr("cos598d.files.os.replace", no_room)
+    with pytest.raises(
+        UserError, match=r"cannot be written to .*out/bench.json \(No space left on device\): its table"
+    ):
+        _deliver(record, tmp_path / "out", None)
+    assert "ratio to ddp" in capsys.readouterr().out
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def no_room(*_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 REPORT = """

@@ -156,7 +156,12 @@ def _deliver(record: dict[str, Any], folder: Path | None, json_file: str | None)
         if json_file and json_file != "-":
             write_json(json_file, record)
     except OSError as error:
-        raise UserError(f"the record cannot be written to {error.filename}: {error.strerror}.") from None
+        # What was measured is not lost with it.
+        print(json.dumps(record, indent=2) if json_file == "-" else bench_table(record))
+        raise UserError(
+            f"the record cannot be written to {error.filename} ({error.strerror}): what it says is printed, make room "
+            "there before you measure again."
+        ) from None
     if json_file == "-":
         print(json.dumps(record, indent=2))
     elif not json_file:

@@ -1,7 +1,6 @@
 """Text to vocabulary ids, one encoder for each model type, equal to pytorch-transformers' own tokenizers."""
 
 import hashlib
-import json
 import os
 import re
 import sys
@@ -19,7 +18,7 @@ from cos598d.data.characters import bert_word_sources, bert_words, combined_ends
 from cos598d.data.layout import LAYOUTS, Layout
 from cos598d.data.pieces import PIECE, batches, pieces
 from cos598d.errors import UserError
-from cos598d.files import write_json, write_whole
+from cos598d.files import parse_json, read_json, write_json, write_whole
 
 _FILES = {
     "bert": ("vocab.txt",),
@@ -314,7 +313,7 @@ def _has_added_tokens(source: Path) -> bool:
     """Whether a saved tokenizer brings tokens beyond its vocabulary (pytorch-transformers writes {} for none)."""
     file = (source if source.is_dir() else source.parent) / "added_tokens.json"
     try:
-        return bool(json.loads(file.read_text(encoding="utf-8")))
+        return bool(read_json(file))
     except FileNotFoundError:
         return False
     except (OSError, ValueError) as error:
@@ -336,7 +335,7 @@ def _read_text(file: Path) -> str:
 
 def _parse_vocabulary(file: Path, text: str) -> dict[str, int]:
     try:
-        vocabulary = json.loads(text)
+        vocabulary = parse_json(text)
         return {str(token): int(place) for token, place in vocabulary.items()}
     except (ValueError, TypeError, AttributeError) as error:
         raise UserError(f"{file} is no vocabulary ({error}): it should map tokens to ids in JSON.") from error
