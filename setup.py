@@ -8,11 +8,19 @@ from setuptools import find_packages, setup
 ROOT = Path(__file__).parent
 VERSION = re.search(r'__version__ = "(.+)"', (ROOT / "cos598d" / "__init__.py").read_text(encoding="utf-8")).group(1)
 
+# Outside the repository a relative link leads nowhere and a picture is none: the link's target is told as text instead.
+README = re.sub(r"<img src=\"([^\"]+)[^>]*>", r"The picture is \1.", (ROOT / "README.md").read_text(encoding="utf-8"))
+README = re.sub(
+    r"\[([^\]]+)\]\((?!\w+:|#)([^)#]+)[^)]*\)",
+    lambda link: link[2] if link[1] == link[2] else f"{link[1]} ({link[2]})",
+    README,
+)
+
 setup(
     name="cos598d",
     version=VERSION,
     description="Learn, teach and measure data-parallel training by fine-tuning BERT",
-    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
+    long_description=README,
     long_description_content_type="text/markdown",
     license="MIT",
     packages=find_packages(include=("cos598d", "cos598d.*")),

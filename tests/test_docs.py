@@ -1,0 +1,191 @@
+"""What the documents show is there: links and anchors, scripts, modules, make's targets, and every flag of ours."""
+
+import argparse
+import functools
+import re
+import shlex
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+from cos598d.cli import COMMANDS
+from cos598d.flags import Parser
+from cos598d.options import add_run_options
+
+ROOT = Path(__file__).resolve().parents[1]
+OUR_CODE = ROOT / "cos598d"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
+OURS = re.compile(r"(task\w+|benchmarks|tools|examples|tests|cos598d|docs)/[\w./-]*|[\w-]+\.py")
+PLACEHOLDERS = ("FILE.py", "my_sync.py", "my_rung.py", "TASK/run_glue.py")
+# Folders with the scripts of one kind: their flags are those that the parser in the file names.
+SCRIPTS = ("benchmarks", "tools")
+RUNS = {"run_glue.py": frozenset(["SQuAD"]), "run_squad.py": frozenset(["task_name"])}
+
+
+def name(page):
+    return str(page.relative_to(ROOT))
+
+
+def anchors(text):
+    """The anchors that a page's headings have, as the usual renderers make them."""
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def dead_links(text, folder, own=None):
+    """The relative links in `text`, a page of `folder`, that lead nowhere."""
+    dead = []
+    for target in re.findall(r"\]\(([^)\s]+)\)|(?:src|href)=\"([^\"]+)\"", text):
+        link = target[0] or target[1]
+        if re.match(r"https?:|mailto:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        page = (folder / path).resolve() if path else own
+        if (path and not page.exists()) or (anchor and anchor not in anchors(page.read_text() if path else text)):
+            dead.append(link)
+    return dead
+
+
+def code(text):
+    """Lines of the blocks without a language, and code spans: each one piece of code, without its comment."""
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
+    lines = [line for language, block in blocks if language in ("", "sh") for line in block.splitlines()]
+    rest = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    spans = [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", rest)]
+    return [re.sub(r"\s+# .*", "", piece).strip() for piece in lines + spans]
+
+
+@functools.cache
+def flags_of(command):
+    """The flags of a command of ours, by subcommand; "" for one that has none."""
+    parser = Parser()
+    COMMANDS[command][1](parser)
+    below = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    if below:
+        return {each: set(sub._option_string_actions) for each, sub in below[0].choices.items()}
+    return {"": set(parser._option_string_actions)}
+
+
+@functools.cache
+def flags_of_file(path):
+    if path.name in RUNS and path.parent.name.startswith("task"):
+        parser = Parser()
+        add_run_options(parser, but=RUNS[path.name])
+        return set(parser._option_string_actions)
+    source = path.read_text()
+    if path.name == "download_glue_data.py":
+        source = "".join(each.read_text() for each in (OUR_CODE / "data").glob("*.py"))
+    return set(re.findall(r"\"(--?\w+)\"", source))
+
+
+@functools.cache
+def all_flags():
+    found = set().union(*(flags for command in COMMANDS for flags in flags_of(command).values()))
+    files = [path for folder in SCRIPTS for path in (ROOT / folder).glob("*.py")]
+    return found.union(*(flags_of_file(path) for path in (*files, ROOT / "download_glue_data.py")))
+
+
+def wrong_in(piece):
+    """What a piece of code names that is not there: a command, a script, a target of make, or a flag."""
+    try:
+        words = shlex.split(piece.replace("...", " ").replace("[", " ").replace("]", " "))
+    except ValueError:  # prose with an apostrophe
+        words = piece.split()
+    while words and re.fullmatch(r"[A-Z_\d]+=.*", words[0]):
+        words = words[1:]
+    if "--" in words:
+        end = words.index("--")
+        return wrong_in(shlex.join(words[:end])) + wrong_in(shlex.join(words[end + 1 :]))
+    given = {word.split("=")[0] for word in words if re.match(r"--\w", word)}
+    if words[:1] and Path(words[0]).name in ("python", "python3"):
+        words = words[1:]
+        if words[:2] == ["-m", "cos598d"]:
+            words = words[2:]
+            if words and not words[0].startswith("-") and words[0] not in (*COMMANDS, "COMMAND"):
+                return [words[0]]
+        elif words[:1] and words[0].endswith(".py"):
+            if words[0] in PLACEHOLDERS:
+                return sorted(given - all_flags())
+            path = ROOT / words[0]
+            return sorted(given - flags_of_file(path)) if path.is_file() else [words[0]]
+        else:
+            return []
+    if words[:1] == ["make"]:
+        targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+        return [word for word in words[1:] if "=" not in word and word not in targets]
+    if words and words[0] in COMMANDS:
+        below = flags_of(words[0])
+        which = words[1] if len(words) > 1 and words[1] in below else ""
+        known = below[which] if which in below else set().union(*below.values())
+        return sorted(given - known)
+    if words and words[0].startswith("--"):
+        return sorted(given - all_flags())
+    return []
+
+
+def lost_files(piece):
+    """The file of ours that a code span names and that is nowhere."""
+    if not OURS.fullmatch(piece) or piece in PLACEHOLDERS:
+        return []
+    places = (ROOT / piece, OUR_CODE / piece)
+    is_there = any(place.exists() for place in places)
+    return (
+        []
+        if is_there or ("/" not in piece and any(chain(OUR_CODE.rglob(piece), ROOT.glob(f"task*/{piece}"))))
+        else [piece]
+    )
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_and_anchors_lead_somewhere(page):
+    assert dead_links(page.read_text(), page.parent, page) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_commands_and_their_flags_are_known_and_files_are_there(page):
+    pieces = code(page.read_text())
+    assert [(piece, wrong) for piece in pieces if (wrong := wrong_in(piece) + lost_files(piece))] == []
+
+
+def test_the_readme_stays_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_every_page_is_reached_from_the_readme():
+    text = PAGES[0].read_text()
+    assert [name(page) for page in PAGES[1:] if f"]({name(page)}" not in text] == []
+
+
+def test_the_readme_tells_of_every_gradient_sync():
+    from cos598d.sync import SYNCS
+
+    for page in ("README.md", "docs/ladder.md"):
+        text = (ROOT / page).read_text()
+        assert [sync for sync in SYNCS if sync != "none" and f"| `{sync}` |" not in text] == []
+
+
+@pytest.mark.parametrize(
+    ("piece", "wrong"),
+    [
+        ("python -m cos598d report RUN -o report.html", []),
+        ("python -m cos598d reports RUN", ["reports"]),
+        ("python -m cos598d bench --rounds 3 --rounds_of 3", ["--rounds_of"]),
+        ("python -m cos598d cluster run --rate 1gbit -- python task2b/run_glue.py --max_step 10", ["--max_step"]),
+        ("python -m cos598d cluster cut 3 --rate 1gbit", ["--rate"]),
+        ("python task3/run_glue.py --doc_stride 128", ["--doc_stride"]),
+        ("GLUE_DIR=... python benchmarks/parities.py", ["benchmarks/parities.py"]),
+        ("python benchmarks/parity.py --runs_dirs x", ["--runs_dirs"]),
+        ("make demos", ["demos"]),
+        ("--no_such_flag", ["--no_such_flag"]),
+    ],
+)
+def test_what_is_not_there_is_found(piece, wrong):
+    assert wrong_in(piece) == wrong
+
+
+def test_a_dead_link_and_a_lost_file_are_found():
+    text = "# One\n[a](#one) [b](#two) [c](docs/nowhere.md) <img src='x'> <img src=\"no.svg\">"
+    assert dead_links(text, ROOT) == ["#two", "docs/nowhere.md", "no.svg"]
+    assert lost_files("cos598d/nowhere.py") == ["cos598d/nowhere.py"]
+    assert lost_files("train.py") == []
