@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import secrets
 import signal
 import subprocess
@@ -99,6 +100,17 @@ def test_every_host_gets_its_rank_address_interface_and_place_of_meeting(cluster
         here = f"10.10.1.{host} {host - 1}"
         assert f"host{host}| {host - 1} of 3 at 10.10.1.1 by eth0, {here} eth0@if" in run.text
         assert f"10.10.1.{host}/24" in run.text
+
+
+@needs_cluster
+def test_the_ranks_of_a_cluster_s_run_share_a_new_secret_that_stands_in_no_arguments(cluster):
+    run = cluster(
+        "run", "--hosts", "2", "--", "sh", "-c", "echo secret $COS598D_SECRET; tr '\\0' ' ' < /proc/$$/cmdline"
+    )
+    assert run.wait() == 0
+    secrets = re.findall(r"secret (\w{64})$", run.text, re.MULTILINE)
+    assert len(secrets) == 2
+    assert run.text.count(secrets[0]) == 2
 
 
 @needs_cluster

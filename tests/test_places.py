@@ -89,3 +89,11 @@ def test_rank_0_reached_by_loopback_takes_the_address_that_faces_another_host(mo
     assert rendezvous._own_address(2, "192.0.2.7", verdict) == "192.0.2.7"
     alone = verdict._replace(networks=["a"] * 3)
     assert rendezvous._own_address(0, "127.0.0.1", alone) == "127.0.0.1"
+
+
+def test_between_hosts_a_run_without_a_secret_says_so_in_one_line_of_rank_0(capsys):
+    rendezvous._warn_of_strangers(launch.Identity(0, 2, "192.0.2.1", 7000))
+    assert capsys.readouterr().err.count("rank 0: no --secret: whoever reaches 192.0.2.1:7000 can take part") == 1
+    rendezvous._warn_of_strangers(launch.Identity(0, 2, "192.0.2.1", 7000, secret=b"s" * 16))
+    rendezvous._warn_of_strangers(launch.Identity(0, 2, "127.0.0.1", 7000))
+    assert capsys.readouterr().err == ""
