@@ -35,6 +35,7 @@ DAMAGES = [
     (lambda s: s["losses"].insert(2, "low"), 'its losses[2] is "low", where a number is expected'),
     (lambda s: s["seconds_per_iteration"].update(median=[1]), "its seconds_per_iteration.median is [1]"),
     (lambda s: s["seconds_per_iteration"].update(interval_95=[1]), "where a list of 2 or null is expected"),
+    (lambda s: s["seconds_per_iteration"].pop("first"), "it has no seconds_per_iteration.first"),
     (lambda s: s["phases"].pop("seconds_clip"), "it has no phases.seconds_clip, where a number or null is expected"),
     (lambda s: s.update(bytes_sent_per_iteration=[1]), "its bytes_sent_per_iteration is [1], where a list of 2 is"),
     (lambda s: s["wire"].update(ranks_by_interface=[[2]]), "its wire.ranks_by_interface[0][0] is 2, where a rank of 2"),
@@ -116,6 +117,27 @@ def test_a_damaged_bench_is_told_by_its_field(damage, words, tmp_path, capsys):
         assert code == 1
         assert line.startswith(f"{folder / 'bench.json'} is damaged: "), line
         assert words in line
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda s: s.pop("epochs"),
+        lambda s: s["wire"].pop("packets_sent_per_iteration"),
+        lambda s: s["epochs"][0].pop("predicted_bytes_sent"),
+        lambda s: s["epochs"][0].update(counted_bytes_sent=None),
+        lambda s: s["wire"].update(packets_sent_per_iteration=[None, None]),
+    ],
+)
+def test_a_record_that_has_not_all_that_traffic_shows_is_told(damage, tmp_path, capsys):
+    folder = write_run(tmp_path / "run", wire_share=1.0)
+    change(folder / "summary.json", lambda s: s["wire"].update(packets_sent_per_iteration=[9, 9]))
+    assert main(["traffic", str(folder)]) == 0
+    capsys.readouterr()
+    change(folder / "summary.json", damage)
+    code, line = said(capsys, "traffic", folder)
+    assert code == 1
+    assert line.startswith("run has not counted what travelled") or "how many packets" in line
 
 
 def test_rows_are_read_one_by_one_and_told_by_their_line(tmp_path):

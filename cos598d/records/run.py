@@ -38,10 +38,10 @@ PER_ITERATION = ("calls_per_iteration", "tensors_per_iteration", "payload_bytes_
 
 SECONDS = Fields(
     {
-        **dict.fromkeys(("mean", "median"), OrNone(POSITIVE)),
+        **dict.fromkeys(("first", "mean", "median", "p90"), OrNone(POSITIVE)),
         "interval_95": OrNone(ListOf(NUMBER, count=2)),
     },
-    {**dict.fromkeys(("first", "p90"), OrNone(POSITIVE)), "counted": COUNT},
+    {"counted": COUNT},
 )
 WIRE = Fields(
     {

@@ -28,12 +28,15 @@ def traffic_table(runs: Sequence[dict[str, Any]], markdown: bool = False) -> str
 
 def _row(run: dict[str, Any]) -> list[str]:
     wire = run.get("wire")
-    epoch = run["epochs"][0] if run["epochs"] else {}
+    epoch = run["epochs"][0] if run.get("epochs") else {}
     iterations = epoch.get("iterations", 0)
-    if not wire or not iterations:
+    known = bool(wire) and wire.get("packets_sent_per_iteration")
+    if not known or not iterations or not all(epoch.get(f"{how}_bytes_sent") for how in ("predicted", "counted")):
         raise UserError(
             f"{run['run']} has not counted what travelled: run it on 2 ranks or more, with a --monitor_interval over 0."
         )
+    if None in [wire["packets_sent_per_iteration"][ranks[0]] for ranks in wire["ranks_by_interface"]]:
+        raise UserError(f"{run['run']} does not say how many packets an interface carried: run it again.")
     gradients, everything, counted, headers = [], [], [], []
     for ranks in wire["ranks_by_interface"]:  # those of one interface are counted together
         gradients.append(iterations * sum(run["bytes_sent_per_iteration"][rank] for rank in ranks))
