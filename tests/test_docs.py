@@ -16,7 +16,9 @@ from cos598d.options import add_run_options
 ROOT = Path(__file__).resolve().parents[1]
 OUR_CODE = ROOT / "cos598d"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
-OURS = re.compile(r"(task\w+|benchmarks|tools|examples|tests|cos598d|docs)/[\w./-]*|[\w-]+\.py")
+OURS = re.compile(
+    r"(task\w+|benchmarks|tools|examples|tests|cos598d|docs|sync|check|scale|report|records|cluster)/[\w./-]*|[\w-]+\.py"
+)
 PLACEHOLDERS = ("FILE.py", "my_sync.py", "my_rung.py", "TASK/run_glue.py")
 # Folders with the scripts of one kind: their flags are those that the parser in the file names.
 SCRIPTS = ("benchmarks", "tools")
