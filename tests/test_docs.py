@@ -1,6 +1,7 @@
 """What the documents show is there: links and anchors, scripts, modules, make's targets, and every flag of ours."""
 
 import argparse
+import ast
 import functools
 import re
 import shlex
@@ -148,6 +149,12 @@ def test_links_and_anchors_lead_somewhere(page):
 def test_commands_and_their_flags_are_known_and_files_are_there(page):
     pieces = code(page.read_text())
     assert [(piece, wrong) for piece in pieces if (wrong := wrong_in(piece) + lost_files(piece))] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_what_is_shown_as_python_is_python(page):
+    for block in re.findall(r"^```python\n(.*?)^```$", page.read_text(), flags=re.DOTALL | re.MULTILINE):
+        ast.parse(block)
 
 
 def test_the_readme_stays_short():
