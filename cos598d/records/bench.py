@@ -70,7 +70,10 @@ CAPACITY = Fields(
     | {"candidate": TEXT}
 )
 BENCH = Fields(
-    {"candidates": ListOf(Fields({"label": TEXT}, {"sync": TEXT, "options": Fields()})), "setting": SETTING},
+    {
+        "candidates": ListOf(Fields({"label": TEXT}, {"sync": TEXT, "options": Fields({"bucket_mb": POSITIVE})})),
+        "setting": SETTING,
+    },
     {
         "environment": ENVIRONMENT,
         "summary": MapOf(SUMMARY),
