@@ -15,6 +15,7 @@ from cos598d.errors import UsageError, UserError
 from cos598d.flags import Parser, check_output_file
 from cos598d.printable import printable
 from cos598d.reader import ends_with_its_reader
+from cos598d.start import loading
 
 # The demo compares seconds and losses: a few steps, no evaluation, no models kept.
 DEMO_DEFAULTS = {"max_steps": 6, "do_train": True}
@@ -46,7 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command = commands.add_parser(name, help=meaning, description=meaning)
         if words[:1] == [name]:
             command.set_defaults(words=words, own={}, single_process=False)
-            add_flags(command)
+            with loading():
+                add_flags(command)
     options = parser.parse_args(words)
     return _guarded(options.function, options)
 
@@ -219,7 +221,8 @@ def _add_check(command: argparse.ArgumentParser) -> None:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from cos598d.check.command import check
+    with loading():
+        from cos598d.check.command import check
 
     check_output_file("--json", options.json)
     return check(options.sync, options.world_sizes, options.seconds, options.claims, not options.no_speed, options.json)

@@ -14,16 +14,18 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from cos598d.check.keeper import END_SECONDS, LEAVE_SECONDS, MOST_FILE_BYTES, START_SECONDS, keep
+from cos598d.start import own_python_path
 
 # Forked from a server that has torch loaded already: a rank starts in a blink, and from a clean process.
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["cos598d.conformance", "cos598d.run"])
+# torch._dynamo is what torch imports at an optimizer's first step: 2 s of processor, else of every rank of every world.
+_context.set_forkserver_preload(["cos598d.conformance", "cos598d.run", "torch._dynamo"])
 
 RETURNED, RAISED, LATE, DIED = "returned", "raised", "did not end", "died"
 # A rank that failed lets the others say what they found too, before they are told to stop.
@@ -85,7 +87,7 @@ def run_world(
             arguments=arguments,
         )
         mine, its = _context.Pipe()
-        keeper = _context.Process(target=keep, args=(name, world_size, seconds, be_rank, its))
+        keeper = _context.Process(target=keep, args=(name, world_size, seconds, be_rank, its, util.get_temp_dir()))
         try:
             _start_server()
             keeper.start()
@@ -111,18 +113,24 @@ def _hear(line: Connection, seconds: float) -> list[tuple[int | None, str]]:
 
 def _start_server() -> None:
     """Start the server, unless it runs; it finds this package whatever the working directory, installed or not."""
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join((str(Path(__file__).parents[1]), *([before] if before else [])))
+    ours = {
+        "PYTHONPATH": own_python_path(),
+        "TORCHINDUCTOR_CACHE_DIR": os.path.join(util.get_temp_dir(), "inductor"),  # made as soon as torch._dynamo loads
+    }
+    before = {name: os.environ.get(name) for name in ours}
+    os.environ.update(ours)
+    resource_tracker.ensure_running()  # which lets signals in again
     # A Ctrl-C is for the grader, which ends what it has started: to those it does not come, from their first line on.
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     try:
         forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-        if before is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = before
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _read(folder: Path, rank: int, exit_code: int | None, output: str) -> RankEnd:

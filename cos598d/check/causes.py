@@ -8,7 +8,7 @@ from cos598d.check import card
 from cos598d.check.diagnosis import Sign, sentence
 from cos598d.check.judge import PASSED, Outcome
 
-UNKNOWN = "unknown"
+UNKNOWN, TRAINS = "unknown", "trains_like_one_process"
 
 
 def causes_of(by_claim: Sequence[tuple[str, Sequence[Outcome]]], own_file: str) -> list[dict[str, Any]]:
@@ -20,7 +20,8 @@ def causes_of(by_claim: Sequence[tuple[str, Sequence[Outcome]]], own_file: str) 
         if not failed:
             continue
         key, words = _cause(failed, own_file)
-        if key is None:
+        # Replicas that drift apart in training stop it with a sentence.
+        if key is None or (key[0], key[2:3]) == ("raised", ("UserError",)) and claim == TRAINS and causes:
             vague.append((claim, words))
             continue
         causes.setdefault(key, {"cause": words, "claims": []})["claims"].append(claim)

@@ -46,7 +46,7 @@ def sign_of(comparisons: Sequence[Comparison]) -> Sign | None:
     parts = [elements_of(which), tensors_of(which), steps_of(comparisons)]
     if sign.kind in ("missing", "filled", "shifted", "not sent back"):
         parts = []
-    if sign.kind in HALF:
+    if sign.kind in HALF or sign.kind == "steps":
         parts = parts[1:]
     return Sign(sign.kind, size, sign.numbers, "; ".join(part for part in parts if part))
 
@@ -81,6 +81,7 @@ KINDS = {
     "divided alone": "every rank has its own gradient times {factor:.4g}: divided, and never summed over the ranks",
     "zero": "zeros stand where the mean belongs: never written, or rounded to whole numbers on the way",
     "integers": "whole numbers stand where the mean belongs: rounded on the way",
+    "steps": "rounded to steps of about {step:.1g} on the way: whole numbers, or another fixed-point form",
     "not finite": "infinities or NaN stand where the mean belongs",
     "rescaled": "scaled after the average, by a factor that changes ({least:.3g} to {most:.3g}): clipped?",
     "left out": "rank {rank:.0f}'s gradient is not in the average",
@@ -205,11 +206,8 @@ def _on_rank(comparison: Comparison, before: Comparison | None, rank: int) -> Si
         return Sign("scaled", size, {"factor": factor})
     if torch.equal(found, found.round()):
         return Sign("integers", size)
-    for name, most in HALF.items():
-        large = right.abs() > 0.02 * right.abs().max()
-        error = ((found - right)[large] / right[large]).square().mean().sqrt().item()
-        if error < most:
-            return Sign(name, size, {"error": error})
+    if rounded := _rounding(found, right, size):
+        return rounded
     for other, gradient in enumerate(own):
         if holds(gradient):
             return Sign("broadcast", size, {"rank": other})
@@ -222,6 +220,24 @@ def _on_rank(comparison: Comparison, before: Comparison | None, rank: int) -> Si
         or _of_ranks(comparison, own, found)
         or Sign("unknown", size)
     )
+
+
+def _rounding(found: torch.Tensor, right: torch.Tensor, size: int) -> Sign | None:
+    """Whether it is right but for coarse rounding: relative, as a short float's, or in equal steps, as an integer's."""
+    large = right.abs() > 0.02 * right.abs().max()
+    error, values = (found - right)[large], right[large].abs()
+    relative = error / values
+
+    def size_of(part: torch.Tensor) -> float:
+        return part.square().mean().sqrt().item() if len(part) else 0.0
+
+    below = values <= values.median()
+    if size_of(relative) > max(HALF.values()) or not below.any() or below.all():
+        return None
+    if size_of(relative[below]) > 2.5 * size_of(relative[~below]):
+        return Sign("steps", size, {"step": 2 * error.abs().max().item()})
+    name = next(name for name, most in HALF.items() if size_of(relative) < most)
+    return Sign(name, size, {"error": size_of(relative)})
 
 
 class _Picked:

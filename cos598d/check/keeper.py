@@ -17,7 +17,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 import psutil
@@ -33,11 +33,14 @@ MOST_FILE_BYTES = 256 << 20
 SET_PARENT_DEATH_SIGNAL, SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 
 
-def keep(name: str, world_size: int, seconds: float, be_rank: Callable[[int], None], line: Connection) -> None:
+def keep(
+    name: str, world_size: int, seconds: float, be_rank: Callable[[int], None], line: Connection, grader_folder: str
+) -> None:
     """Let `be_rank(rank)` run in a process for each rank until all have ended, or none of those left will by itself.
 
     Then tell the grader by `line` how: the exit code of each that ended, and the end of each one's output. `name` is
-    the world's folder. A line that closes before means that the grader has given up, or is gone.
+    the world's folder. A line that closes before means that the grader has given up, or is gone and cannot remove its
+    folder for temporary files, `grader_folder`.
     """
     os.setpgrp()
     _prctl(SET_CHILD_SUBREAPER, 1)
@@ -61,6 +64,9 @@ def keep(name: str, world_size: int, seconds: float, be_rank: Callable[[int], No
         _drain(output, outputs, said)
     if not is_wanted:
         shutil.rmtree(name, ignore_errors=True)
+        grader = multiprocessing.parent_process()
+        if grader and wait([grader.sentinel], timeout=0.2):
+            shutil.rmtree(grader_folder, ignore_errors=True)
         return
     with contextlib.suppress(OSError):
         answer = [[exit_codes.get(rank), said[rank].decode(errors="replace")] for rank in range(world_size)]

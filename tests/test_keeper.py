@@ -1,0 +1,141 @@
+"""A check's ranks and all that they start are kept: their output and files are bounded, and nothing outlives it."""
+
+import os
+import resource
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from programs import ROOT
+
+from cos598d.check.keeper import MOST_FILE_BYTES, OUTPUT_BYTES
+from cos598d.worlds import DIED, LATE, RETURNED, run_world
+
+AVERAGES = """
+import os, subprocess, sys, tempfile, time
+from pathlib import Path
+from cos598d.sync.all_reduce import AllReduce
+
+HERE = Path(__file__).parent
+
+class Mine(AllReduce):
+    def finish(self):
+        {does}
+        super().finish()
+"""
+WORDS = ["-m", "cos598d", "check", "mine.py:Mine", "--no_speed", "--world_sizes", "2", "--claims", "averages_gradients"]
+# As a terminal does: Ctrl-C comes to all of a group, so many seconds after the program's first line.
+INTERRUPTED = """
+import os, runpy, signal, sys, threading
+os.setpgrp()
+timer = threading.Timer(float(sys.argv.pop(1)), os.killpg, (0, signal.SIGINT))
+timer.daemon = True
+timer.start()
+runpy.run_module("cos598d", run_name="__main__", alter_sys=True)
+"""
+
+
+def wait_until(holds, seconds=30):
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def write_sync(folder, does):
+    (folder / "mine.py").write_text(AVERAGES.format(does=does))
+
+
+def print_for_ever(comm):
+    while True:
+        print("all work and no play " * 1000)
+
+
+def fill_the_disk(comm):
+    with open("large", "wb") as file:
+        for _ in range(MOST_FILE_BYTES >> 20):
+            file.write(bytes(1 << 20))
+        try:
+            file.write(bytes(1 << 20))
+            file.flush()
+        except OSError as error:
+            return error.strerror
+    return "no end"
+
+
+def start_daemons(comm, path):
+    """A child in a session of its own, and a grandchild whose parent is gone."""
+    for is_orphan in (False, True):
+        if os.fork() == 0:
+            os.setsid()
+            if is_orphan and os.fork():
+                os._exit(0)
+            with open(path, "a") as pids:
+                pids.write(f"{os.getpid()}\n")
+            time.sleep(600)
+            os._exit(0)
+    while len(Path(path).read_text().splitlines() if Path(path).exists() else ()) < 2 * comm.world_size:
+        time.sleep(0.02)
+
+
+def leave_a_lock(comm):
+    import multiprocessing
+
+    lock = multiprocessing.Lock()
+    lock.acquire()
+    os._exit(0)
+
+
+def test_of_what_a_rank_prints_the_end_is_kept():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    (end,) = run_world(1, print_for_ever, seconds=2)
+    assert end.how == LATE
+    assert 0 < len(end.output) <= OUTPUT_BYTES
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB
+
+
+def test_a_file_of_a_rank_has_a_largest_size(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (end,) = run_world(1, fill_the_disk, seconds=60)
+    assert (end.how, end.value) == (RETURNED, "File too large")
+
+
+def test_what_ranks_have_started_is_gone_with_them(tmp_path):
+    ends = run_world(2, start_daemons, str(tmp_path / "pids"), seconds=20)
+    assert [end.how for end in ends] == [RETURNED, RETURNED]
+    pids = [int(line) for line in (tmp_path / "pids").read_text().splitlines()]
+    assert len(pids) == 4
+    assert not [pid for pid in pids if psutil.pid_exists(pid)]
+
+
+def test_a_lock_that_a_rank_leaves_is_no_leak(capfd):
+    from multiprocessing import resource_tracker
+
+    before = os.listdir("/dev/shm")
+    assert [end.how for end in run_world(1, leave_a_lock, seconds=10)] == [DIED]
+    resource_tracker._resource_tracker._stop()  # here it would warn of what is left
+    assert "leaked" not in capfd.readouterr().err
+    assert not [name for name in os.listdir("/dev/shm") if name.startswith("sem.") and name not in before]
+
+
+def test_a_check_that_is_killed_leaves_no_process_and_no_folder(start, tmp_path):
+    write_sync(tmp_path, '(HERE / f"pid{self.comm.rank}").write_text(str(os.getpid())); time.sleep(600)')
+    program = start("check", WORDS, {"PYTHONPATH": str(ROOT)})
+    pids = [tmp_path / f"pid{rank}" for rank in (0, 1)]
+    wait_until(lambda: all(path.exists() and path.read_text() for path in pids), 60)
+    program.process.kill()
+    wait_until(lambda: not any(psutil.pid_exists(int(path.read_text())) for path in pids), 10)
+    wait_until(lambda: not [path.name for path in tmp_path.iterdir() if path.is_dir()], 10)
+
+
+@pytest.mark.parametrize("seconds", [0.6, 1.5, 4])
+def test_ctrl_c_is_one_sentence_at_any_time(start, tmp_path, seconds):
+    write_sync(tmp_path, "time.sleep(600)")
+    program = start("check", ["-c", INTERRUPTED, seconds, *WORDS[2:]], {"PYTHONPATH": str(ROOT)})
+    assert program.wait(60) == 128 + signal.SIGINT, program.text
+    said = [line for line in program.text.splitlines() if line]
+    assert said[-1] == "interrupted (Ctrl-C)."
+    assert said[:-1] in ([], ["mine.py:Mine on 2 ranks"])
+    wait_until(lambda: not [path.name for path in tmp_path.iterdir() if path.is_dir()], 10)
