@@ -1,15 +1,17 @@
-"""Goldens: losses and traffic of short runs go to a file, and two such files are compared to the last digit."""
+"""Goldens: losses, weights and traffic of short runs go to a file, and two such files are compared to the last digit."""
 
 import copy
 import json
 import math
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-GOLDENS = Path(__file__).resolve().parents[1] / "tools" / "goldens.py"
+ROOT = Path(__file__).resolve().parents[1]
+GOLDENS = ROOT / "tools" / "goldens.py"
 
 
 def goldens(*words):
@@ -56,6 +58,34 @@ def test_the_last_digit_of_a_loss_is_a_difference_and_is_named(recorded, tmp_pat
     done = goldens("compare", recorded, changed(recorded, tmp_path / "other.json", nudge))
     assert done.returncode == 1
     assert done.stdout.startswith("runs / task2b on 2 / losses 4: 0.")
+
+
+def test_other_weights_are_a_difference_where_losses_are_the_same(recorded, tmp_path):
+    def swap(record):
+        run = record["runs"]["task2b on 2"]
+        assert len(run["weights"]) == 64
+        run["weights"] = run["weights"][::-1]
+
+    done = goldens("compare", recorded, changed(recorded, tmp_path / "weights.json", swap))
+    assert done.returncode == 1
+    assert done.stdout.startswith("runs / task2b on 2 / weights: ")
+
+
+def test_the_weights_are_those_of_the_tree_that_was_run(recorded, tmp_path):
+    """A gradient that is scaled leaves Adam's first losses as they are, to the last digit; the weights it moves."""
+    tree = tmp_path / "tree"
+    for folder in ("cos598d", "task2b"):
+        shutil.copytree(ROOT / folder, tree / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    rung = tree / "cos598d" / "sync" / "all_reduce.py"
+    source = rung.read_text()
+    assert "/= self.comm.world_size" in source
+    rung.write_text(source.replace("/= self.comm.world_size", "/= self.comm.world_size * 1.000001"))
+    other = tmp_path / "other.json"
+    done = goldens("record", other, "--tree", tree, "--ranks", "2", "--tasks", "task2b", "--syncs", "")
+    assert done.returncode == 0, done.stderr
+    done = goldens("compare", recorded, other)
+    assert done.returncode == 1
+    assert "runs / task2b on 2 / " in done.stdout
 
 
 def test_a_byte_of_traffic_and_a_missing_run_are_differences(recorded, tmp_path):

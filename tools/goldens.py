@@ -1,4 +1,4 @@
-"""Did a change move anything? Losses and traffic of short runs, kept in a file and compared to the last digit.
+"""Did a change move anything? Losses, weights and traffic of short runs, kept in a file and compared to the last digit.
 
     python tools/goldens.py record before.json --tree ../before     # a checkout of what there was before
     python tools/goldens.py record after.json
@@ -10,9 +10,11 @@ the versions of the packages, so both files have to come from one machine: none 
 """
 
 import argparse
+import hashlib
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -40,7 +42,7 @@ def main() -> int:
     """Run the command; return 0 where nothing differs, 1 for a difference or a run that failed, 2 for wrong words."""
     parser = Parser(prog="python tools/goldens.py", description=__doc__.partition("\n")[0])
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    record = commands.add_parser("record", help="run, and write losses and traffic to a file")
+    record = commands.add_parser("record", help="run, and write losses, weights and traffic to a file")
     record.add_argument("file", type=Path, metavar="FILE")
     record.add_argument("--tree", type=Path, default=ROOT, metavar="FOLDER", help="the checkout to run (default: this)")
     record.add_argument("--ranks", default="1,2,4", metavar="N,N", help="numbers of ranks (default: 1,2,4)")
@@ -99,10 +101,13 @@ def _turns(options: argparse.Namespace) -> Iterator[tuple[str, list[str], int]]:
 
 
 def _run(tree: Path, words: list[str], ranks: int, folder: Path, model: str) -> dict[str, Any]:
-    """Losses and the ledger's totals of one run. Raises UserError when it fails, with the last that it said."""
+    """Losses, a digest of the trained weights and the ledger's totals of one run.
+
+    Raises UserError when it fails, with the last that it said.
+    """
     environment = {name: value for name, value in os.environ.items() if name not in ("GLUE_DIR", "COS598D_CACHE")}
     environment |= {"PYTHONPATH": str(tree), "COS598D_CACHE": str(folder.parent / "cache")}
-    words = [*words, "--world_size", str(ranks), "--threads", "1", "--no_cuda", "--do_train", "--no_save_model"]
+    words = [*words, "--world_size", str(ranks), "--threads", "1", "--no_cuda", "--do_train"]
     words += ["--max_steps", str(STEPS), "--total_train_batch_size", "16", "--max_seq_length", "64"]
     words += ["--model_name_or_path", model, "--monitor_interval", "0", "--output_dir", str(folder)]
     done = subprocess.run(
@@ -118,7 +123,21 @@ def _run(tree: Path, words: list[str], ranks: int, folder: Path, model: str) -> 
         said = (done.stderr.strip() or done.stdout.strip() or "nothing was said").splitlines()[-1]
         raise UserError(f"{' '.join(words)} ended with exit code {done.returncode}: {said}")
     ledger = {str(rank): _totals(folder / f"communication.rank{rank}.jsonl") for rank in range(ranks)}
-    return {"losses": read_json(folder / "summary.json")["losses"], "ledger": ledger}
+    losses = read_json(folder / "summary.json")["losses"]
+    weights = _digest(folder / "model")
+    shutil.rmtree(folder)
+    return {"losses": losses, "weights": weights, "ledger": ledger}
+
+
+def _digest(folder: Path) -> str:
+    """Of the trained weights: a few steps of Adam hardly move the losses, least of all where gradients are scaled."""
+    from cos598d.checkpoint import load_weights
+
+    digest = hashlib.sha256()
+    for name, tensor in sorted(load_weights(folder / "pytorch_model.bin").items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _totals(file: Path) -> dict[str, dict[str, int]]:
