@@ -1,4 +1,4 @@
-"""Goldens: losses, weights and traffic of short runs go to a file, and two such files are compared to the last digit."""
+"""Goldens: losses, weights and traffic of short runs go to a file; two such files are compared to the last digit."""
 
 import copy
 import json
