@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 
 from cos598d.check.places import elements_of, steps_of, tensors_of
-from cos598d.check.trial import Comparison
+from cos598d.check.trial import Comparison, agrees
 
 # What is left, relative, when a hypothesis holds; rounding leaves less, another hypothesis much more.
 CLOSE = 3e-5
@@ -85,6 +85,11 @@ KINDS = {
     "not finite": "infinities or NaN stand where the mean belongs",
     "rescaled": "scaled after the average, by a factor that changes ({least:.3g} to {most:.3g}): clipped?",
     "left out": "rank {rank:.0f}'s gradient is not in the average",
+    "neighbours": "each rank averages the gradients of some ranks only, and not of the same ones",
+    "largest": "the largest of the ranks' gradients stands where their mean belongs: the operation is not the sum",
+    "smallest": "the smallest of the ranks' gradients stands where their mean belongs: the operation is not the sum",
+    "clamped": "each rank's gradient is clamped to {most:.3g} element by element before the average",
+    "agreed": "every rank has the same values, but not the mean: sent by a rank that does not hold it?",
     "clipped": "each rank's gradient is clipped to a norm of {norm:.3g} before the average; the loop clips, after it",
     "weighted": "a sum of the ranks' gradients, but with wrong weights: most of rank {rank:.0f}'s, {weight:.3g} of it",
     "first part lost": "the gradient of the step's first backward is lost",
@@ -145,8 +150,14 @@ def _content(comparison: Comparison, before: Comparison | None) -> Sign:
     right = [rank for rank, names in enumerate(comparison.wrong) if not names]
     if kinds == {"local"} and len(right) == 1:
         return Sign("not sent back", size, {"right": right[0]})
+    if kinds == {"local", "broadcast"}:
+        return next(sign for sign in signs if sign.kind == "broadcast")
+    if kinds == {"left out"} and len({sign.numbers["rank"] for sign in signs}) > 1:
+        return Sign("neighbours", size)
     if "unknown" in kinds and _is_misplaced(comparison):
         return Sign("misplaced", size)
+    if kinds == {"unknown"} and not right and size > 1 and _is_agreed(comparison):
+        return Sign("agreed", size)
     # Where ranks differ, the plainest word is the one that most of them have.
     return max(signs, key=lambda sign: (sum(sign.kind == other.kind for other in signs), sign.kind != "unknown"))
 
@@ -174,6 +185,13 @@ def _is_shifted(comparison: Comparison) -> bool:
     forward = max(good) < places[0] <= min(bad) and max(bad) > places[-1]
     backward = min(good) > places[-1] >= max(bad) and min(bad) < places[0]
     return forward or backward
+
+
+def _is_agreed(comparison: Comparison) -> bool:
+    first, *others = comparison.found
+    return all(
+        agrees(other[name], tensor, comparison.scale(name)) for other in others for name, tensor in first.items()
+    )
 
 
 def _is_misplaced(comparison: Comparison) -> bool:
@@ -218,6 +236,7 @@ def _on_rank(comparison: Comparison, before: Comparison | None, rank: int) -> Si
         _of_parts(comparison, pick, found, rank)
         or _of_steps(comparison, before, pick, found, rank)
         or _of_ranks(comparison, own, found)
+        or _of_elements(own, found)
         or Sign("unknown", size)
     )
 
@@ -319,6 +338,21 @@ def _of_steps(
             return Sign(STEP_WORDS[2], size)
         if abs(old) > 1e-3:
             return Sign(STEP_WORDS[1], size, {"new": round(new, 3), "old": round(old, 3)})
+    return None
+
+
+def _of_elements(own: Sequence[torch.Tensor], found: torch.Tensor) -> Sign | None:
+    """Whether each element is made of the ranks' own in another way than by a sum."""
+    every = torch.stack(list(own))
+    most = found.abs().max().item()
+    made = {
+        "largest": every.amax(dim=0),
+        "smallest": every.amin(dim=0),
+        "clamped": every.clamp(-most, most).mean(dim=0),
+    }
+    for kind, each in made.items():
+        if (found - each).norm() <= CLOSE * found.norm():
+            return Sign(kind, len(own), {"most": most})
     return None
 
 
