@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from cos598d import comm as communication
+from cos598d.compiler import leave_out_compiler
 from cos598d.devices import check_gpus_differ, choose_device, gpu_of
 from cos598d.errors import UserError
 from cos598d.launch import Identity, set_threads
@@ -69,6 +70,7 @@ def be_rank(
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     signal.signal(signal.SIGTERM, _on_sigterm)
     try:
+        leave_out_compiler()
         prepared = prepare()
         is_prepared = True
         meeting = meet(identity, seconds, facts) if identity.world_size > 1 else None

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from programs import ROOT
+from programs import ROOT, TINY_TRAINING
 
 
 def python(code):
@@ -25,3 +25,24 @@ def test_what_is_imported_later_is_there_when_it_is_used():
         "print(boto3.session.Session.__name__)"
     )
     assert python(code) == ["two", "MosesTokenizer", "Session"]
+
+
+def test_a_training_without_ddp_imports_no_compiler(tmp_path):
+    code = (
+        "import sys; from cos598d.cli import main\n"
+        f"words = ['--output_dir', {str(tmp_path / 'out')!r}, '--sync', 'all_reduce', '--max_steps', '2']\n"
+        f"assert main(['train', *{TINY_TRAINING!r}, *words]) == 0\n"
+        "print('compiled' if 'torch._dynamo.eval_frame' in sys.modules else 'plain')"
+    )
+    assert python(code)[-1] == "plain"
+
+
+def test_who_compiles_after_all_gets_torchs_own_compiler():
+    code = (
+        "import torch; from cos598d.compiler import leave_out_compiler; leave_out_compiler()\n"
+        "weight = torch.nn.Parameter(torch.ones(3)); weight.grad = torch.ones(3)\n"
+        "optimizer = torch.optim.SGD([weight], lr=1.0); optimizer.step()\n"
+        "double = torch.compile(lambda x: 2 * x, backend='eager')\n"
+        "print(int(weight.sum()), int(double(torch.ones(1))), torch._dynamo.eval_frame.__name__)"
+    )
+    assert python(code) == ["0", "2", "torch._dynamo.eval_frame"]
