@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from cos598d.comm import Communicator
 from cos598d.errors import UsageError
-from cos598d.measure.ledger import Ledger, Row
+from cos598d.measure.ledger import GRADIENTS, STATE, Ledger, Row
 from cos598d.moments import Moment, Time
 from cos598d.sync import get_sync
 from cos598d.sync.base import GradientSync, SyncOptions
@@ -64,6 +64,11 @@ class GroupCommunicator(Communicator):
         super().__init__(None, backends.get(device.type, dist.get_backend(group)), device, TensorLedger())
         self.rank, self.world_size, self.group = dist.get_rank(group), dist.get_world_size(group), group
         self._seconds = seconds
+        self.sends_state = True  # else rank 0's parameters and buffers stay where they are
+
+    def broadcast(self, tensor: torch.Tensor, name: str, *, root: int = 0, purpose: str = GRADIENTS) -> None:
+        if purpose != STATE or self.sends_state:
+            super().broadcast(tensor, name, root=root, purpose=purpose)
 
     @property
     def timeout_seconds(self) -> float:
@@ -93,7 +98,10 @@ class DataParallel(nn.Module):
     `module` is the model itself, under whose plain names `state_dict` and `load_state_dict` work. A second backward
     before the optimizer's step averages its own gradients and adds them, as DDP's does. After an exception in forward
     or backward the step that was cut short is brought to its end before the next one begins, so that the ranks' calls
-    still match. When `requires_grad` has changed, on every rank alike, the buckets are laid anew before the next step.
+    still match, and its gradients are dropped. When `requires_grad` has changed, on every rank alike, the buckets are
+    laid anew before the next step, and what a codec had kept for later steps is lost. Two of these modules in one
+    backward, of which one rank leaves parameters unused, need a process group each: their calls may come in another
+    order there.
     As with DDP, torch.autograd.grad() leaves .grad alone and averages nothing, and what a rank's own loss divides by
     is that rank's affair: the average of n ranks' mean losses is the global mean where their batches are as large.
     """
@@ -121,11 +129,11 @@ class DataParallel(nn.Module):
         if not torch.is_grad_enabled():
             return self.module(*inputs, **keywords)
         # A checkpointed module is called again inside backward, and the step goes on there.
-        if self._sync_is_on and torch._C._current_graph_task_id() == -1:
-            self._is_asked = False
+        if torch._C._current_graph_task_id() == -1:
             if self._is_begun:
                 self._end_what_was_cut_short()
-            if self._trainable() != self._layout:
+            self._is_asked = False
+            if self._sync_is_on and self._trainable() != self._layout:
                 self._lay_anew()
         output = self._hidden["call"](*inputs, **keywords)
         for leaf in pytree.tree_leaves(output):
@@ -157,6 +165,7 @@ class DataParallel(nn.Module):
             handle.remove()
         self._handles = []
         self._hidden["sync"].detach()
+        self._hidden["call"] = self.module
         return self.module
 
     def _watch(self) -> None:
@@ -187,18 +196,22 @@ class DataParallel(nn.Module):
         self._hidden["sync"].finish()
 
     def _end_what_was_cut_short(self) -> None:
-        """Make the calls of a step that an exception has ended here, since the other ranks wait for them."""
-        gradients = [(p, p.grad) for p in self.module.parameters()]
-        for parameter, gradient in gradients:
-            if gradient is None and parameter.requires_grad:
+        """Make the calls of a step that an exception has ended here, since the other ranks wait for them.
+
+        Its gradients are dropped: what is in .grad now may be half of a sum.
+        """
+        trainable = [p for p in self.module.parameters() if p.requires_grad]
+        for parameter in trainable:
+            if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)  # zero_grad took it, and a call may need one to sum into
         self._finish()
-        for parameter, gradient in gradients:  # what the script has made of them since, most likely None
-            parameter.grad = gradient
+        for parameter in trainable:
+            parameter.grad = None
 
     def _lay_anew(self) -> None:
         sync = self._hidden["sync"]
         self.detach()
+        sync.comm.sends_state = False  # the replicas are equal already
         self._hidden["call"] = sync.attach(self.module)
         self._layout = self._trainable()
         self._watch()

@@ -1,5 +1,6 @@
 """`cos598d.data_parallel` stands where torch's DDP stood in somebody's script, and does what DDP does there."""
 
+import contextlib
 import re
 import subprocess
 import sys
@@ -155,6 +156,7 @@ def thawed(comm):
         loss_of(module, comm.rank, step).backward()
         mean_gradients(comm, lambda m, r, step=step: loss_of(m, r, step), model=expected)
         assert_gradients(module, expected, f"step {step}")
+    assert module.ledger.totals("state")["output.weight"].calls == 1, "the state travelled again"
 
 
 class Trip(torch.autograd.Function):
@@ -167,27 +169,44 @@ class Trip(torch.autograd.Function):
         raise RuntimeError("tripped")
 
 
+def tripped(module, rank):
+    """A backward that raises when it comes to the embedding, its last layer."""
+    embedding = module.module.embedding
+    original = embedding.forward
+    embedding.forward = lambda ids: Trip.apply(original(ids))
+    with pytest.raises(RuntimeError, match="tripped"):
+        loss_of(module, rank, 1).backward()
+    embedding.forward = original
+
+
 def goes_on_after_exceptions(comm):
-    for name in ("bucketed", "overlap", "sparse_rows", "shared_memory", "all_reduce"):
-        module = cos598d.data_parallel(Model(0), name, find_unused_parameters=True)
+    for name in ("bucketed", "overlap", "sparse_rows", "shared_memory", "all_reduce", "gather_scatter"):
+        module = cos598d.data_parallel(Model(0), name)
         for where in ("forward", "backward", "backward of one rank"):
-            trips = where != "backward of one rank" or comm.rank == 1
-            if where == "forward":
-                with pytest.raises(IndexError):
-                    module(torch.tensor([[9001]]))
-            elif trips:
-                original = module.module.embedding.forward
-                module.module.embedding.forward = lambda ids, embed=original: Trip.apply(embed(ids))
-                with pytest.raises(RuntimeError, match="tripped"):
+            for none, parts in ((True, 1), (False, 1), (True, 2)):
+                if where == "forward":
+                    with pytest.raises(IndexError):
+                        module(torch.tensor([[9001]]))
+                elif where == "backward" or comm.rank == 1:
+                    tripped(module, comm.rank)
+                else:
                     loss_of(module, comm.rank, 1).backward()
-                module.module.embedding.forward = original
-            else:
-                loss_of(module, comm.rank, 1).backward()
-            module.zero_grad()
-            loss_of(module, comm.rank, 2).backward()
-            # The first backward after the exception ends the step that was cut short; both are over now.
-            assert_gradients(module, mean_gradients(comm, lambda m, r: loss_of(m, r, 2)), f"{name}, {where}")
-            module.zero_grad()
+                # The next forward ends the step that was cut short.
+                for step in (2, 3):
+                    module.zero_grad(set_to_none=none)
+                    with module.no_sync() if parts == 2 else contextlib.nullcontext():
+                        if parts == 2:
+                            loss_of(module, comm.rank, 7).backward()
+                    loss_of(module, comm.rank, step).backward()
+                    losses = [lambda m, r, step=step: loss_of(m, r, step)]
+                    losses += [lambda m, r: loss_of(m, r, 7)] if parts == 2 else []
+                    expected = mean_gradients(comm, *losses)
+                    what = f"{name}, {where}, {none}, {parts}, {step}"
+                    for (key, p), other in zip(module.module.named_parameters(), expected.parameters(), strict=True):
+                        mine, right = (0 if each.grad is None else each.grad for each in (p, other))
+                        assert torch.as_tensor(mine - right).abs().max() < TOLERANCE, f"{what}: {key}"
+                module.zero_grad()
+        module.detach()
 
 
 def checkpointed(comm):
