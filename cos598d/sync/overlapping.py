@@ -74,11 +74,11 @@ class OverlappingSync(GradientSync):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        self._accumulating = True
+        before, self._accumulating = self._accumulating, True  # contexts may be nested, as torch's may
         try:
             yield
         finally:
-            self._accumulating = False
+            self._accumulating = before
 
     def detach(self) -> None:
         for handle in self._handles:
