@@ -1,9 +1,12 @@
 """The rows of an embedding that a batch touched travel, the zeros of all others stay where they are."""
 
 from collections.abc import Sequence
+from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import nn
+from torch.utils.weak import TensorWeakRef
 
 from cos598d.comm import Call
 from cos598d.errors import UserError
@@ -21,7 +24,8 @@ class SparseRows(Bucketed):
     BERT's word embedding is a fifth of its gradient (of MiniLM's a half), it arrives last in backward, when nothing is
     left to hide its travel, and all its rows but those of the batch's tokens are zero.
 
-    1. In forward every rank notes the ids that each large embedding is asked for, in all micro-batches of the step.
+    1. In forward every rank notes the ids that each large embedding is asked for, in all micro-batches of the step;
+       those of a forward whose backward is still to come are noted for the next step as well.
     2. When backward has its first gradient, forward is over: the ranks start to agree on the union of their ids,
        by an all-reduce (maximum) of one byte a row. It runs beside backward.
     3. When an embedding's gradient arrives, every rank copies the rows of the union into a buffer, divided by n, and
@@ -40,12 +44,14 @@ class SparseRows(Bucketed):
         self._lookups = _large_embeddings(model)
         self._touched = {p: torch.zeros(len(p), dtype=torch.uint8, device=p.device) for p in self._lookups}
         self._agreements: dict[nn.Parameter, Call] = {}
-        self._handed: dict[nn.Parameter, int] = {}  # where the gradients of the last step are
+        self._handed: dict[nn.Parameter, TensorWeakRef] = {}  # the gradients that the last step left
+        self._open: dict[nn.Parameter, WeakSet[_Lookup]] = {p: WeakSet() for p in self._lookups}
         self._agreed: dict[nn.Parameter, torch.Tensor] = {}  # where more was touched since
         self._rows: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         module = super().attach(model)
         for parameter, embedding in self._lookups.items():
-            self._handles.append(embedding.register_forward_pre_hook(self._noting(parameter)))
+            handle = embedding.register_forward_hook(self._noting(parameter), with_kwargs=True, prepend=True)
+            self._handles.append(handle)
         return module
 
     def make_units(self, parameters: Sequence[Named]) -> list[list[Named]]:
@@ -58,7 +64,8 @@ class SparseRows(Bucketed):
     def ready(self, unit: int, place: int) -> None:
         if not self._agreements:
             for ((name, parameter),) in self._units[self._first_sparse :]:
-                if parameter.grad is not None and parameter.grad.data_ptr() == self._handed.get(parameter):
+                handed = self._handed.get(parameter)
+                if handed is not None and parameter.grad is not None and handed() is parameter.grad:
                     # The last step's average is still there, and this step's gradient is added to it.
                     self._touched[parameter][(parameter.grad != 0).flatten(1).any(dim=1)] = 1
                 self._agreements[parameter] = self.comm.all_reduce(
@@ -80,8 +87,8 @@ class SparseRows(Bucketed):
             values = parameter.grad[rows]
             if torch.count_nonzero(values) != torch.count_nonzero(parameter.grad):
                 raise UserError(
-                    f"{name} has a gradient outside the rows that its embedding looked up, so it serves elsewhere too: "
-                    "train this model with --sync bucketed."
+                    f"{name} has a gradient outside the rows that its embedding looked up in forward, as one that also "
+                    "serves elsewhere, or is looked up anew in backward (a checkpoint): train this model with bucketed."
                 )
             values /= self.comm.world_size
         self._rows[unit] = rows, values
@@ -106,25 +113,45 @@ class SparseRows(Bucketed):
 
     def finish(self) -> None:
         super().finish()
-        self._handed = {p: p.grad.data_ptr() for p in self._touched if p.grad is not None}
+        self._handed = {p: TensorWeakRef(p.grad) for p in self._touched if p.grad is not None}
         # Not before: what a second backward of the step finds in .grad are the rows of the first one's union.
-        for touched in self._touched.values():
+        for parameter, touched in self._touched.items():
             touched.zero_()
+            for lookup in list(self._open[parameter]):
+                touched[lookup.ids] = 1
 
     def detach(self) -> None:
         super().detach()
-        self._lookups, self._touched, self._agreed = {}, {}, {}
+        self._lookups, self._touched, self._agreed, self._handed, self._open = {}, {}, {}, {}, {}
 
     def _noting(self, parameter: nn.Parameter):
-        def note(module: nn.Module, arguments: tuple) -> None:
-            if torch.is_grad_enabled():
+        def note(module: nn.Module, arguments: tuple, keywords: dict[str, Any], output: torch.Tensor) -> None:
+            if output.requires_grad:
+                ids = (arguments[0] if arguments else keywords["input"]).flatten()
                 if parameter in self._agreements and parameter not in self._agreed:
                     # A second forward in one step: what the ranks agree on stays as it is, for its gradient to travel.
                     self._agreements[parameter].wait()
                     self._agreed[parameter] = self._touched[parameter].clone()
-                self._touched[parameter][arguments[0].flatten()] = 1
+                self._touched[parameter][ids] = 1
+                output.register_hook(_Lookup(ids, self._open[parameter]))
 
         return note
+
+
+class _Lookup:
+    """The ids of one forward, (lookups,): in the set `still_open` as long as a backward of it may come.
+
+    It is the hook of the embedding's output, so that autograd's graph alone holds it, and it goes with a graph that is
+    dropped. A backward that does not retain the graph is the last one.
+    """
+
+    def __init__(self, ids: torch.Tensor, still_open: "WeakSet[_Lookup]"):
+        self.ids, self._still_open = ids, still_open
+        still_open.add(self)
+
+    def __call__(self, gradient: torch.Tensor) -> None:
+        if not torch._C._autograd._get_current_graph_task_keep_graph():
+            self._still_open.discard(self)
 
 
 def _large_embeddings(model: nn.Module) -> dict[nn.Parameter, nn.Embedding]:
