@@ -49,8 +49,6 @@ class DDP(GradientSync):
         super().__init__(comm, find_unused_parameters, options)
         self.check_options(options, comm.backend)
         self._ddp: DistributedDataParallel | None = None
-        self._buckets: list[tuple[str, int, torch.dtype]] | None = None
-        self._steps = 0
         self._hook = HOOKS[options.compress] if options.compress and comm.world_size > 1 else None
 
     @classmethod
@@ -82,8 +80,9 @@ class DDP(GradientSync):
         )
         if self._hook:
             self._ddp.register_comm_hook(self.comm.group, self._hook[0])
-        self._broadcasts = 0  # of buffers, in this step
-        self._ddp.register_forward_pre_hook(self._count_broadcast)
+        self._buckets: list[tuple[str, int, torch.dtype]] = []
+        self._steps = self._broadcasts = 0  # of this reducer, and of buffers in this step
+        self._counting = self._ddp.register_forward_pre_hook(self._count_broadcast)
         return self._ddp
 
     def finish(self) -> None:
@@ -119,6 +118,9 @@ class DDP(GradientSync):
 
     def detach(self) -> None:
         super().detach()
+        if self._ddp is not None:
+            self._counting.remove()
+            self._ddp._remove_autograd_hooks()  # the caller may hold the module: it does not average any more
         self._ddp = None
 
     def _count_broadcast(self, *_: Any) -> None:
