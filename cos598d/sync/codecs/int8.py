@@ -44,9 +44,11 @@ class _Exchange:
 
     def __init__(self, codec: Int8, bucket: Bucket):
         comm = self._comm = codec.comm
-        self._call: Composed = comm.compose("int8_all_reduce", bucket.buffer, bucket.name)
         ranks = range(comm.world_size)
-        blocks = -(-bucket.buffer.numel() // (BLOCK * comm.world_size))  # of a part
+        blocks = max(1, -(-bucket.buffer.numel() // (BLOCK * comm.world_size)))  # of a part
+        # Stands in for the bucket's encoded parts, whose size the ledger asks for before they are made.
+        coded = torch.empty(comm.world_size * blocks * (BLOCK + SCALE_BYTES), dtype=torch.uint8, device="meta")
+        self._call: Composed = comm.compose("int8_all_reduce", coded, bucket.name)
         padded = torch.zeros(comm.world_size * blocks * BLOCK, dtype=torch.float32, device=bucket.buffer.device)
         padded[: bucket.buffer.numel()] = bucket.buffer
         self._generator = codec.generator
