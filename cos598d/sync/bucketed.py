@@ -58,6 +58,7 @@ class Bucketed(OverlappingSync):
     def end(self, unit: int, is_used: Sequence[bool]) -> None:
         if self._codec is not None:
             self._codec.finish(self.buckets[unit], self._pending.pop(unit))
+            self._codec.put_back_unused(self.buckets[unit], is_used)
         for place, used in enumerate(is_used):
             if not used:
                 self.buckets[unit].hand_out(place, is_used=False)

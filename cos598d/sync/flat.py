@@ -1,5 +1,7 @@
 """All gradients in one buffer, one all-reduce after backward."""
 
+from collections.abc import Sequence
+
 from torch import nn
 
 from cos598d.sync.base import DEFAULTS, GradientSync, SyncOptions
@@ -32,12 +34,16 @@ class Flat(GradientSync):
             for place in range(len(bucket.parameters)):
                 bucket.fill(place, 1 / self.comm.world_size)
             self.reduce(bucket)
-            for place, (_, p) in enumerate(bucket.parameters):
-                bucket.hand_out(place, is_used[p])
+            self.hand_out(bucket, [is_used[p] for _, p in bucket.parameters])
 
     def reduce(self, bucket: Bucket) -> None:
         """Replace the bucket's buffer by its sum over the ranks."""
         self.comm.all_reduce(bucket.buffer, bucket.name)
+
+    def hand_out(self, bucket: Bucket, is_used: Sequence[bool]) -> None:
+        """Make the bucket's views the .grads; None for each of its parameters that no rank used."""
+        for place, used in enumerate(is_used):
+            bucket.hand_out(place, used)
 
     @classmethod
     def expected(cls, tensors: Sizes, ranks: int, rank: int, options: SyncOptions = DEFAULTS) -> Cost:

@@ -42,6 +42,11 @@ class Ring(FlatByMessages):
         else:
             self._codec.finish(bucket, self._codec.start(bucket, self.loss_scale))
 
+    def hand_out(self, bucket: Bucket, is_used: Sequence[bool]) -> None:
+        if self._codec is not None:
+            self._codec.put_back_unused(bucket, is_used)
+        super().hand_out(bucket, is_used)
+
     def forget_step(self) -> None:
         if self._codec is not None:
             self._codec.forget_step()

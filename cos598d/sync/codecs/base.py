@@ -1,6 +1,6 @@
 """The contract of a payload codec."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -57,6 +57,13 @@ class Codec:
         """Wait, and replace the buffer by its sum over the ranks, as near as the codec comes."""
         raise NotImplementedError
 
+    def put_back_unused(self, bucket: Bucket, is_used: Sequence[bool]) -> None:
+        """After `finish`: the sums of the bucket's parameters that are not `is_used` are dropped, as no rank used them.
+
+        What an earlier step had held back of them has then not reached the optimizer, and is held back again. Nothing
+        to do where nothing is kept.
+        """
+
     def forget_step(self) -> None:
         """The optimizer left this step out: drop what it left to the next. Nothing to do where nothing is kept."""
 
@@ -95,6 +102,10 @@ class Kept:
         """
         self._left[name] = is_finite
 
+    def forget(self, name: str) -> None:
+        """This step leaves nothing under a name: what was there before it stays."""
+        self._left.pop(name, None)
+
     def forget_step(self) -> None:
         """This step leaves nothing: what was there before it stays."""
         self._left.clear()
@@ -115,3 +126,11 @@ class Feedback(Kept):
         error, new = self.turn(bucket.name, lambda: torch.zeros_like(bucket.buffer))
         bucket.buffer.add_(error, alpha=scale)
         return new
+
+    def put_back(self, bucket: Bucket, is_used: Sequence[bool]) -> None:
+        """Leave the old error, whether or not this step counts, of the bucket's parameters that are not `is_used`."""
+        sizes = [view.numel() for view in bucket.views]
+        old, new = (tensor.split(sizes) for tensor in self._pairs[bucket.name])
+        for place, used in enumerate(is_used):
+            if not used:
+                new[place].copy_(old[place])

@@ -1,5 +1,6 @@
 """Each matrix of gradients as a product of two thin ones."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -44,7 +45,7 @@ class PowerSGD(Codec):
         torch.mul(bucket.buffer, 1 / scale, out=error)
         matrices, whole, old_qs = [], [], []
         for (name, _), view in zip(bucket.parameters, bucket.views, strict=True):
-            matrix = view.view(view.shape[0], -1) if view.dim() > 1 else view.view(-1, 1)
+            matrix = view.flatten(1) if view.dim() > 1 else view.view(-1, 1)
             rank = min(self._rank, *matrix.shape)
             if rank * sum(matrix.shape) < matrix.numel():
                 first = partial(_first_q, matrix, rank, len(self._qs))
@@ -60,7 +61,7 @@ class PowerSGD(Codec):
         pending.wait()
         half: _FirstHalf = pending.content
         parts = half.packed.split([tensor.numel() for tensor in (*half.ps, *half.whole)])
-        ps = [torch.linalg.qr(part.view_as(p)).Q for part, p in zip(parts[: len(half.ps)], half.ps, strict=True)]
+        ps = [_orthonormal(part.view_as(p)) for part, p in zip(parts[: len(half.ps)], half.ps, strict=True)]
         qs = [matrix.T @ p for (_, matrix), p in zip(half.matrices, ps, strict=True)]
         sums = _pack(qs, bucket.buffer)
         call = self.all_reduce(sums, f"{bucket.name}, second factors") if qs else None
@@ -78,6 +79,12 @@ class PowerSGD(Codec):
             torch.mm(p, part.view_as(q).T, out=matrix)
         for view, part in zip(half.whole, parts[len(half.ps) :], strict=True):
             view.copy_(part.view_as(view))
+
+    def put_back_unused(self, bucket: Bucket, is_used: Sequence[bool]) -> None:
+        self._feedback.put_back(bucket, is_used)
+        for (name, _), used in zip(bucket.parameters, is_used, strict=True):
+            if not used:
+                self._qs.forget(name)
 
     def forget_step(self) -> None:
         self._feedback.forget_step()
@@ -105,6 +112,11 @@ class _FirstHalf(NamedTuple):
 
 def _pack(tensors: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
     return torch.cat([tensor.flatten() for tensor in tensors]) if tensors else like.new_empty(0)
+
+
+def _orthonormal(p: torch.Tensor) -> torch.Tensor:
+    """An orthonormal basis of the columns of p, (rows, rank); computed in 32 bits at least: there is no QR in 16."""
+    return torch.linalg.qr(p.to(torch.promote_types(p.dtype, torch.float32))).Q.to(p.dtype)
 
 
 def _first_q(matrix: torch.Tensor, rank: int, seed: int) -> torch.Tensor:

@@ -1,5 +1,7 @@
 """Only the largest gradients travel, the rest waits."""
 
+from collections.abc import Sequence
+
 import torch
 
 from cos598d.comm import Communicator
@@ -34,13 +36,16 @@ class TopK(Codec):
 
     def start(self, bucket: Bucket, scale: float = 1.0) -> Coded:
         error = self._feedback.add_to(bucket, scale)
-        count = max(1, round(self._share * bucket.buffer.numel()))
+        count = min(bucket.buffer.numel(), max(1, round(self._share * bucket.buffer.numel())))
         places = bucket.buffer.abs().topk(count, sorted=False).indices
         values = bucket.buffer[places].float()
         torch.mul(bucket.buffer, 1 / scale, out=error)
         error[places] = 0
         packed = torch.cat([values, places.to(torch.int32).view(torch.float32)])
         return Coded(*self.comm.all_gather(packed, bucket.name, async_op=True))
+
+    def put_back_unused(self, bucket: Bucket, is_used: Sequence[bool]) -> None:
+        self._feedback.put_back(bucket, is_used)
 
     def forget_step(self) -> None:
         self._feedback.forget_step()
