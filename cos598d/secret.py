@@ -19,8 +19,8 @@ def find_secret(file: str | None, on_this_host: bool, environ: Mapping[str, str]
     """The secret in `file` (--secret), else in COS598D_SECRET; else, for a run that stays `on_this_host`, this user's.
 
     That one is kept in a file which only this user can read, so that four shells of one user have the same and need
-    no flag. Empty where there is none. Raises UsageError for a file that others can read, or a secret of fewer than
-    16 characters.
+    no flag. Empty for several hosts where none is given. Raises UsageError for a file that others can read, or a secret
+    of fewer than 16 characters; UserError where no folder can keep this user's.
     """
     if file is not None:
         return _checked(_read(Path(file)), f"--secret {file}")
@@ -36,9 +36,11 @@ def new_secret() -> str:
 
 def _read(path: Path) -> bytes:
     try:
-        descriptor = os.open(path, os.O_RDONLY)
-        with open(descriptor, "rb") as handle:
-            if os.fstat(descriptor).st_mode & 0o077:
+        with open(path, "rb", opener=_open) as handle:
+            found = os.fstat(handle.fileno()).st_mode
+            if not stat.S_ISREG(found):
+                raise UsageError(f"--secret {path} is no regular file: give a file with the secret.")
+            if found & 0o077:
                 raise UsageError(f"--secret {path} can be read or written by other users: chmod 600 {path}.")
             return handle.read(LARGEST)
     except OSError as error:
@@ -56,13 +58,26 @@ def _checked(secret: bytes, name: str) -> bytes:
 
 
 def _own() -> bytes:
-    """This user's secret on this host, made by whoever needs it first; empty where no folder can keep it."""
+    """This user's secret on this host, made by whoever needs it first. Raises UserError where no folder can keep it."""
     user = os.geteuid() if hasattr(os, "geteuid") else "user"
+    tried = []
     with contextlib.suppress(UserError):  # nobody knows this user's home
-        secret = _kept(cache_folder() / f"secret-{user}")
+        tried.append(cache_folder() / f"secret-{user}")
+    with contextlib.suppress(OSError):  # no folder for temporary files can be written
+        tried.append(Path(tempfile.gettempdir()) / f"cos598d-secret-{user}")
+    for path in tried:
+        secret = _kept(path)
         if secret:
             return secret
-    return _kept(Path(tempfile.gettempdir()) / f"cos598d-secret-{user}")
+    places = " nor as ".join(map(str, tried)) or "a file of its home nor of TMPDIR"
+    raise UserError(
+        f"the secret that keeps this host's other users out of the run can be kept neither as {places}: make such a "
+        f"folder writable for this user alone, or give every rank the same COS598D_SECRET or --secret FILE."
+    )
+
+
+def _open(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # a pipe that somebody has put there is not waited for
 
 
 def _kept(path: Path) -> bytes:
@@ -80,11 +95,10 @@ def _kept(path: Path) -> bytes:
             finally:
                 os.unlink(beside)
     with contextlib.suppress(OSError):
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-        with open(descriptor, "rb") as handle:
-            found = os.fstat(descriptor)
+        with open(path, "rb", opener=lambda name, flags: _open(name, flags | os.O_NOFOLLOW)) as handle:
+            found = os.fstat(handle.fileno())
             mine = found.st_uid == os.geteuid() and stat.S_ISREG(found.st_mode) and not found.st_mode & 0o077
-            secret = handle.read(LARGEST).strip()
-        if mine and len(secret) >= SHORTEST:
+            secret = handle.read(LARGEST).strip() if mine else b""
+        if len(secret) >= SHORTEST:
             return secret
     return b""

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from cos598d import secret
-from cos598d.errors import UsageError
+from cos598d.errors import UsageError, UserError
 from cos598d.launch import find_identity
 
 
@@ -36,7 +36,11 @@ def test_a_secret_that_others_may_know_is_not_used(spoil, tmp_path, monkeypatch)
         (tmp_path / "cache" / f"secret-{os.geteuid()}").chmod(0o600)
     else:
         spoil(file)
-    assert secret.find_secret(None, True, {}) != first
+    if spoil == "owner":  # of neither place
+        with pytest.raises(UserError, match="kept neither as .*cache/secret-.* nor as .*: make such a folder writable"):
+            secret.find_secret(None, True, {})
+    else:
+        assert secret.find_secret(None, True, {}) not in (first, b"")
 
 
 def test_a_secret_is_a_file_of_this_user_s_or_a_variable(tmp_path):
@@ -57,3 +61,27 @@ def test_a_secret_is_a_file_of_this_user_s_or_a_variable(tmp_path):
     file.chmod(0o640)
     with pytest.raises(UsageError, match="can be read or written by other users: chmod 600"):
         find_identity(2, 1, secret=str(file), environ={})
+
+
+def test_a_pipe_at_the_secret_s_place_is_not_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setenv("COS598D_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(secret.tempfile, "gettempdir", lambda: str(tmp_path))
+    (tmp_path / "cache").mkdir()
+    pipe = tmp_path / "cache" / f"secret-{os.geteuid()}"
+    os.mkfifo(pipe, 0o600)
+    assert len(secret.find_secret(None, True, {})) == 64
+    with pytest.raises(UsageError, match="is no regular file"):
+        secret.find_secret(str(pipe), True, {})
+
+
+def test_where_no_folder_can_keep_a_secret_a_run_on_this_host_does_not_begin_open_to_all(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("COS598D_CACHE", str(tmp_path / "file" / "cache"))
+    monkeypatch.setattr(secret.tempfile, "gettempdir", lambda: str(tmp_path / "file"))
+    torchrun = {"RANK": "1", "WORLD_SIZE": "2"}
+    for words, environ in (((2, 0), {}), ((2, 1), {}), ((), torchrun)):
+        with pytest.raises(UserError, match="a folder writable for this user alone, or give every rank the same COS"):
+            find_identity(*words, environ=environ)
+        assert find_identity(*words, environ=environ | {"COS598D_SECRET": "s" * 16}).secret == b"s" * 16
+    assert find_identity(1, 0, environ={}).secret == b""
+    assert find_identity(2, 0, "192.0.2.1", environ={}).secret == b""
