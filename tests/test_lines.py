@@ -150,6 +150,23 @@ def test_a_defect_in_the_watching_thread_ends_the_run_in_a_sentence(world, tmp_p
     assert "rank 0: stopped because rank 5 did" in said(tmp_path, 0)
 
 
+def test_a_rank_whose_terminal_is_gone_ends_all_the_same(world, tmp_path):
+    def deaf(meeting):
+        if meeting.identity.rank == 3:
+            reader, writer = os.pipe()
+            os.close(reader)
+            os.dup2(writer, 1)
+            os.dup2(writer, 2)
+            sys.stdout = os.fdopen(1, "w", closefd=False)
+            sys.stdout.write("not flushed yet")
+
+    started = world(deaf)
+    os.kill(started[5], signal.SIGKILL)
+    codes = ends(started)
+    assert os.waitstatus_to_exitcode(codes[3]) == 1
+    assert "lost rank 5" in said(tmp_path, 0)
+
+
 def test_how_long_a_host_may_be_silent_is_the_flag_s(monkeypatch):
     set_to = {}
 
