@@ -68,13 +68,15 @@ def whole_folder(path: Path) -> Iterator[Path]:
 class GrowingFile:
     """A text file that is written for long and takes the name `path` when it is whole, without being copied.
 
-    Until `publish` it has no name, where the file system can do that: it vanishes with the process, however that ends.
-    Elsewhere it stands beside its name. Every OSError names `path`, by which the user knows the file.
+    Until it is `complete` it has no name, where the file system can do that: it vanishes with the process, however that
+    ends. Then, and elsewhere from the start, it stands beside its name. Every OSError names `path`, by which the user
+    knows the file.
     """
 
     def __init__(self, path: Path):
         self.path = path
         self._beside: str | None = None
+        self._is_complete = False
         with self._named():
             try:
                 descriptor = os.open(path.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666)
@@ -103,14 +105,12 @@ class GrowingFile:
             self._handle.writelines(lines)
 
     def complete(self) -> None:
-        """Bring all of it to the disk's own account: a full disk is told here, and `publish` finds room."""
+        """Bring all of it to the disk, beside its name: what does not fit is told here; `publish` only renames it."""
         with self._named():
             self._handle.flush()
-
-    def publish(self) -> None:
-        """Take the name, in place of an older file. Nothing is written after this."""
-        self.complete()
-        with self._named():
+            with _where_it_can_be():
+                os.fsync(self._handle.fileno())  # over a network, or with a quota, a full disk is told no sooner
+            self._is_complete = True
             if self._beside is None:
                 source = _by_descriptor(self._handle.fileno())
                 # A folder's descriptor is what makes Python follow the link to the file that has no name.
@@ -121,6 +121,13 @@ class GrowingFile:
                     )
                 finally:
                     os.close(folder)
+
+    def publish(self) -> None:
+        """Take the name, in place of an older file. Nothing is written after this."""
+        if not self._is_complete:
+            self.complete()
+        with self._named():
+            self._handle.flush()
             os.replace(self._beside, self.path)
         self._forget()
 
@@ -143,6 +150,16 @@ class GrowingFile:
             yield
         except OSError as error:
             error.filename, error.filename2 = str(self.path), None
+            raise
+
+
+@contextlib.contextmanager
+def _where_it_can_be() -> Iterator[None]:
+    """Let pass that a file system has no such call."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
             raise
 
 

@@ -1,5 +1,6 @@
 """A run's record while it grows: flat in memory, not copied, whole or not there, and one run's alone."""
 
+import errno
 import gc
 import json
 import os
@@ -160,6 +161,34 @@ def test_rows_that_do_not_fit_are_named_and_what_stood_there_stands(tmp_path, mo
     assert "an earlier run's files still are" in str(error.value)
     assert (tmp_path / "summary.json").read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
+
+
+def deliver(record):
+    record.complete()
+    record.stage({}, [record.share()], {})
+    record.remove_old(with_model=False)
+    record.publish()
+    record.publish_summary()
+
+
+@pytest.mark.parametrize("refused", ["fsync", "link", "replace"])
+def test_an_earlier_record_goes_only_when_the_new_one_has_all_but_its_names(refused, tmp_path, monkeypatch):
+    """What a network's disk or a quota refuses is refused late: at fsync, or where a name is given."""
+    (tmp_path / "summary.json").write_text("old")
+
+    def refuse(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with RunRecord(tmp_path, 0) as record:
+        iterate(record, 1, 3)
+        monkeypatch.setattr(os, refused, refuse)
+        with pytest.raises(UserError) as error:
+            deliver(record)
+    still = (tmp_path / "summary.json").exists()
+    assert still == (refused != "replace")
+    assert ("and an earlier run's files still are." in str(error.value)) == still
+    assert ("is not whole, and an earlier run's is gone" in str(error.value)) != still
+    assert not list(tmp_path.glob(".*"))
 
 
 def test_a_folder_is_one_run_s_until_it_ends(tmp_path):

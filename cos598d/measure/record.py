@@ -34,6 +34,10 @@ FILES_BY_RANK = ("iterations.rank{rank}.jsonl", "communication.rank{rank}.jsonl"
 # And of these where it has rows for them.
 MONITOR_FILES = ("wire.rank{rank}.jsonl", "host.rank{rank}.jsonl")
 
+# What stands in the folder when a file cannot be written: before `remove_old`, and after it.
+OLD_STANDS = "nothing of this run is in {folder}, and an earlier run's files still are."
+OLD_IS_GONE = "the record in {folder} is not whole, and an earlier run's is gone from there."
+
 
 @contextlib.contextmanager
 def claim_folder(folder: Path, overwrite: bool, locks: bool = True) -> Iterator[None]:
@@ -135,7 +139,7 @@ class RunRecord:
 
     def publish(self) -> None:
         """Give this rank's rows their names in the run's folder, in place of an earlier run's."""
-        with self._on_disk():
+        with self._on_disk(OLD_IS_GONE):
             self.ledger.flush()
             for name, file in zip((*FILES_BY_RANK, *MONITOR_FILES), self._files, strict=True):
                 if name in MONITOR_FILES and file.is_empty:
@@ -144,13 +148,13 @@ class RunRecord:
                     file.publish()
 
     @contextlib.contextmanager
-    def _on_disk(self) -> Iterator[None]:
+    def _on_disk(self, remains: str = OLD_STANDS) -> Iterator[None]:
         try:
             yield
         except OSError as error:
             raise UserError(
                 f"{error.filename} cannot be written ({error.strerror}): make room there or choose another "
-                f"--output_dir; nothing of this run is in {self.folder}, and an earlier run's files still are."
+                f"--output_dir; {remains.format(folder=self.folder)}"
             ) from None
 
     def begin_training(self) -> None:
@@ -224,7 +228,7 @@ class RunRecord:
 
     def publish_summary(self) -> None:
         """Rank 0, when all rows have their names: give what is staged its own, the summary last."""
-        with self._on_disk():
+        with self._on_disk(OLD_IS_GONE):
             for file in self._staged:
                 file.publish()
 
