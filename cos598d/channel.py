@@ -198,8 +198,9 @@ class Door:
             line, _ = self._listener.accept()
         except BlockingIOError:
             return
-        except OSError:  # it has gone again, or no descriptors are left
+        except OSError:  # it has gone again, or no descriptors are left: it would be readable again at once, in vain
             self._drop_oldest()
+            self._pause()
             return
         guest = _Guest(os.urandom(NONCE_BYTES))
         self._guests[line] = guest
@@ -213,8 +214,11 @@ class Door:
         if len(self._guests) > GUESTS + max(self.expected, 0):
             self._drop_oldest()
         if self.expected <= 0:  # strangers, or ranks too many: they shall not take this rank's time
-            self._opens_again = time.monotonic() + PAUSE_SECONDS
-            self._selector.unregister(self._listener)
+            self._pause()
+
+    def _pause(self) -> None:
+        self._opens_again = time.monotonic() + PAUSE_SECONDS
+        self._selector.unregister(self._listener)
 
     def _drop_oldest(self) -> None:
         if self._guests:

@@ -97,6 +97,7 @@ class Reception(Server):
             self.objection = self.objection or difference or self._twice(line.rank)
         else:
             self._lost.discard(line.rank)
+            line.is_guest = False
             self._arrived[line.rank] = _Arrival(line, line.connection.getpeername()[0], facts)
         self.door.expected = self.world_size - len(self._arrived)
         self.changed.set()
@@ -112,6 +113,7 @@ class Reception(Server):
         """A rank goes again before the verdict; started anew it is no second one."""
         if not self._verdict and self._has_come_by(line):
             del self._arrived[line.rank]
+            self.make_guest(line)
 
     def on_gone(self, line: Line) -> None:
         """A rank that had come is gone without a word: noticed when all have come, unless it is started anew."""

@@ -76,6 +76,26 @@ def _receive(identity: Identity, seconds: float, deadline: float, me: dict) -> t
     _warn_of_strangers(identity)
     reception = Reception(identity, open_listener(identity), me, seconds)
     reception.start()
+    try:
+        in_vain = _wait_for_all(identity, reception, seconds, deadline)
+    except BaseException as error:  # those who have come shall hear it
+        reception.close_with(Verdict(f"rank 0 left the meeting: {str(error) or 'it was stopped.'}"), (), 0.0)
+        raise
+    if reception.objection:
+        verdict = Verdict(reception.objection)
+        # Those who have not come may be on their way, unless they were waited for in vain.
+        expected = [rank for rank in range(1, identity.world_size) if rank not in in_vain]
+        reception.close_with(verdict, expected, time.monotonic() + LINGER_SECONDS)
+        raise UserError(verdict.sentence)
+    verdict = reception.verdict(new_secret())
+    reception.begin(verdict)
+    store = RankStore(reception.place, make_key(identity.secret, verdict.run_key), 0, seconds)
+    store.use(*reception.join())
+    return store, verdict
+
+
+def _wait_for_all(identity: Identity, reception: Reception, seconds: float, deadline: float) -> list[int]:
+    """Wait until all have come or there is an objection; return the ranks that were waited for in vain."""
     told, pause = time.monotonic(), TELL_SECONDS
     waited_for: list[int] = []
     in_vain: list[int] = []
@@ -94,17 +114,7 @@ def _receive(identity: Identity, seconds: float, deadline: float, me: dict) -> t
             told, pause, waited_for = now, 2 * pause, missing
         reception.changed.wait(POLL_SECONDS)
         reception.changed.clear()
-    if reception.objection:
-        verdict = Verdict(reception.objection)
-        # Those who have not come may be on their way, unless they were waited for in vain.
-        expected = [rank for rank in range(1, identity.world_size) if rank not in in_vain]
-        reception.close_with(verdict, expected, time.monotonic() + LINGER_SECONDS)
-        raise UserError(verdict.sentence)
-    verdict = reception.verdict(new_secret())
-    reception.begin(verdict)
-    store = RankStore(reception.place, make_key(identity.secret, verdict.run_key), 0, seconds)
-    store.open(seconds)
-    return store, verdict
+    return in_vain
 
 
 def _come(identity: Identity, seconds: float, deadline: float, me: dict) -> tuple[RankStore, Verdict]:

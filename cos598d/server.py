@@ -2,14 +2,17 @@
 
 import contextlib
 import json
+import os
 import queue
 import selectors
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
+from cos598d import channel
 from cos598d.channel import Door, Frames, Stranger
 
 # Bytes of a message to the server: from who only comes to meet, and from a rank that has met.
@@ -22,18 +25,20 @@ LATER = object()  # what an operation returns that answers when something has ha
 class Line:
     """A rank's connection. What it is sent waits in `unsent`, since the server waits for nobody.
 
-    Before it is a member it may only arrive, leave or object.
+    Before it is a member it may only arrive, leave or object, and it is a guest, for `channel.GUEST_SECONDS`, unless it
+    waits for the verdict.
     """
 
     def __init__(self, connection: socket.socket, rank: int, frames: Frames, is_member: bool):
         self.connection, self.rank, self.frames, self.is_member = connection, rank, frames, False
         self.unsent = bytearray()
+        self.is_guest, self.since = not is_member, time.monotonic()
         if is_member:
             self.make_member()
 
     def make_member(self) -> None:
         """It has met the others."""
-        self.is_member, self.frames.largest = True, LARGEST_REQUEST
+        self.is_member, self.is_guest, self.frames.largest = True, False, LARGEST_REQUEST
 
 
 class Server:
@@ -53,6 +58,7 @@ class Server:
         self._waiting: dict[str, list[_Wait]] = {}
         self._exchanges: dict[str, _Exchange] = {}
         self._lines: set[Line] = set()
+        self._guests: list[Line] = []
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._woken, self._waker = socket.socketpair()
         self._waker.setblocking(False)
@@ -74,6 +80,14 @@ class Server:
         """Serve no longer: every connection ends."""
         self.call(sys.exit)
         self._thread.join(1)
+
+    def join(self) -> tuple[socket.socket, Frames]:
+        """A connection of rank 0's own, past the door, where strangers may stand in a queue."""
+        (mine, its), session = socket.socketpair(), os.urandom(channel.DIGEST_BYTES)
+        its.setblocking(False)
+        line = Line(its, 0, Frames(session, accepted=True, largest=LARGEST_REQUEST), is_member=True)
+        self.call(lambda: self._add(line))
+        return mine, Frames(session, accepted=False, largest=LARGEST_REQUEST)
 
     @property
     def place(self) -> tuple[str, int]:
@@ -157,6 +171,7 @@ class Server:
     def _serve(self) -> None:
         try:
             while True:
+                self._drop_guests()
                 for ready, events in self._selector.select(self.door.sweep()):
                     if ready.data is self.door:
                         self._admit(ready.fileobj)
@@ -177,9 +192,27 @@ class Server:
         admitted = self.door.admit(line)
         if admitted:
             connection, rank, frames, key = admitted
-            line = Line(connection, rank, frames, is_member=key > 0)  # the first key is that of who comes to meet
-            self._lines.add(line)
-            self._selector.register(connection, selectors.EVENT_READ, line)
+            # The first key is that of who comes to meet.
+            self._add(Line(connection, rank, frames, is_member=key > 0))
+
+    def _add(self, line: Line) -> None:
+        self._lines.add(line)
+        self._selector.register(line.connection, selectors.EVENT_READ, line)
+        if line.is_guest:
+            self._guests.append(line)
+
+    def make_guest(self, line: Line) -> None:
+        """It may stay for a little longer. In the server's thread."""
+        line.is_guest, line.since = True, time.monotonic()
+        self._guests = [*(guest for guest in self._guests if guest is not line), line]
+
+    def _drop_guests(self) -> None:
+        """Drop who proved the first key, which without a secret anybody can, and stayed: the late and the too many."""
+        self._guests = [line for line in self._guests if line.is_guest and line in self._lines]
+        too_many = len(self._guests) - channel.GUESTS // 2 - max(self.door.expected, 0)
+        for place, line in enumerate(self._guests):
+            if place < too_many or time.monotonic() - line.since > channel.GUEST_SECONDS:
+                self._drop(line)
 
     def _attend(self, line: Line, events: int) -> None:
         try:

@@ -40,15 +40,18 @@ class RankStore(Store):
         self._numbers = itertools.count()
         # Taken and put back by any thread: a list's steps are atomic. Threads of C++ keep nothing here.
         self._free: list[tuple[socket.socket, Frames]] = []
+        self.local_address = place[0]  # by which this rank reaches rank 0; known once a connection is open
 
     def open(self, seconds: float) -> None:
         """Connect. Raises what `channel.connect` does."""
-        self._free.append(connect(self.place, self.key, self.rank, seconds, LARGEST_ANSWER))
+        line, frames = connect(self.place, self.key, self.rank, seconds, LARGEST_ANSWER)
+        self.local_address = line.getsockname()[0]
+        self._free.append((line, frames))
 
-    @property
-    def local_address(self) -> str:
-        """The address by which this rank reaches rank 0."""
-        return self._free[-1][0].getsockname()[0]
+    def use(self, line: socket.socket, frames: Frames) -> None:
+        """Use a connection that is open already."""
+        frames.largest = LARGEST_ANSWER
+        self._free.append((line, frames))
 
     def request(self, operation: str, *arguments: Any, seconds: float | None = None) -> Any:
         """The answer to a request, as `server.Server` says; NotInTime after `seconds`."""

@@ -2,10 +2,12 @@
 
 import ast
 import contextlib
+import errno
 import json
 import os
 import pickle
 import re
+import selectors
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +15,7 @@ from dataclasses import replace
 
 import psutil
 import pytest
-from meetings import SECRET, all_exchange, identities, met
+from meetings import SECRET, all_exchange, identities, met, wait_until
 from programs import ROOT
 from torch.distributed import DistNetworkError, HashStore
 
@@ -119,6 +121,84 @@ def test_without_a_secret_nobody_gets_in_once_the_ranks_have_met(receptions):
         meet_says(them[1]) == f"rank 1 was started twice for 127.0.0.1:{them[0].master_port}, where the run has begun."
     )
     assert all_exchange(meetings)[0] == [{"rank": 0}, {"rank": 1}]
+
+
+def test_without_a_secret_strangers_who_know_the_words_of_the_meeting_do_not_stay(receptions, monkeypatch):
+    them = identities(2, secret=b"")
+    meetings = met(them)
+    place, key = ("127.0.0.1", them[0].master_port), make_key(b"", "meeting", "")
+    monkeypatch.setattr(channel, "GUESTS", 8)
+    monkeypatch.setattr(channel, "PAUSE_SECONDS", 0)
+    before = len(psutil.Process().net_connections("tcp"))
+    strangers = [connect(place, key, 1, 5, 100)[0] for _ in range(12)]
+    wait_until(lambda: len(receptions[0]._lines) == 2 + 4)  # the ranks', and half of as many as may knock
+    monkeypatch.setattr(channel, "GUEST_SECONDS", 0.1)
+    assert all(is_dropped(line) for line in strangers)
+    for line in strangers:
+        line.close()
+    wait_until(lambda: len(psutil.Process().net_connections("tcp")) <= before + 1)
+    assert len(all_exchange(meetings)) == 2
+
+
+def test_a_door_without_descriptors_left_pauses_and_opens_again():
+    class Full:
+        def __init__(self, listener):
+            self.listener, self.is_full = listener, True
+
+        def __getattr__(self, name):
+            return getattr(self.listener, name)
+
+        def accept(self):
+            if self.is_full:
+                raise OSError(errno.EMFILE, "Too many open files")
+            return self.listener.accept()
+
+    with selectors.DefaultSelector() as selector, socket.create_server(("127.0.0.1", 0)) as server:
+        full = Full(server)
+        door = channel.Door(full, b"key", selector, 100, 1)
+        with socket.create_connection(server.getsockname()) as line:
+            ((ready, _),) = selector.select(5)
+            door.admit(ready.fileobj)
+            assert selector.select(0) == []  # else it would be readable without end
+            full.is_full = False
+            wait_until(lambda: door.sweep() == 1.0)
+            ((ready, _),) = selector.select(5)
+            door.admit(ready.fileobj)
+            assert line.recv(len(GREETING)) == GREETING
+        door.close()
+
+
+def test_rank_0_serves_itself_while_strangers_stand_at_its_door(receptions, monkeypatch):
+    """They come as fast as they can once all ranks have come; the door lets one in at a time, rank 0 needs none."""
+    monkeypatch.setattr(channel, "PAUSE_SECONDS", 3600)
+    them, strangers, begin = identities(2), [], rendezvous.Reception.begin
+
+    def flooded(self, verdict):
+        begin(self, verdict)
+        strangers.append(socket.create_connection(("127.0.0.1", them[0].master_port)))
+        wait_until(lambda: self.door._opens_again)
+
+    monkeypatch.setattr(rendezvous.Reception, "begin", flooded)
+    meetings = met(them, seconds=5)
+    assert all(isinstance(meeting, Meeting) for meeting in meetings), meetings
+    assert meetings[0].store.local_address == "127.0.0.1"
+    assert all_exchange(meetings)[0] == [{"rank": 0}, {"rank": 1}]
+
+
+@pytest.mark.parametrize("stopped", [KeyboardInterrupt(), UserError("the program that started this worker is gone.")])
+def test_when_rank_0_is_stopped_in_the_meeting_those_who_came_hear_it(stopped, receptions, monkeypatch):
+    them = identities(3)
+
+    def stop():
+        if receptions and 1 in receptions[0]._arrived:
+            raise stopped
+
+    monkeypatch.setattr(rendezvous, "check_launcher", stop)
+    with ThreadPoolExecutor(2) as pool:
+        zero, one = (pool.submit(meet, identity, 20, {}) for identity in them[:2])
+        with pytest.raises(UserError, match="rank 0 left the meeting: (it was stopped|the program that started)"):
+            one.result(30)
+        assert zero.exception(30) is stopped
 
 
 def test_a_rank_of_other_words_cannot_put_escapes_on_a_terminal(receptions):
