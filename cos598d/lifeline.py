@@ -211,8 +211,7 @@ def leave(rank: int, sentence: str, exit_code: int) -> None:
     """End this process now, with one sentence on standard error and nothing half-written."""
     try:
         remove_unfinished()
-        with contextlib.suppress(OSError, ValueError):  # whoever read what this process says is gone
-            say_last(rank, sentence)
+        say_last(rank, sentence)
         if rank == 0:
             time.sleep(0.2)  # rank 0 serves the store: let the others read their news before their peer vanishes
     finally:
@@ -221,8 +220,9 @@ def leave(rank: int, sentence: str, exit_code: int) -> None:
 
 def say_last(rank: int | None, sentence: str) -> None:
     """Print why this process ends on standard error, with its rank where there are others."""
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError):  # whoever read one of the two may be gone
         sys.stdout.flush()
-    # The line may hold a progress bar: start afresh on it.
-    start = "\r\033[K" if sys.stderr.isatty() else ""
-    print(f"{start}{'' if rank is None else f'rank {rank}: '}{sentence}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError, ValueError):
+        # The line may hold a progress bar: start afresh on it.
+        start = "\r\033[K" if sys.stderr.isatty() else ""
+        print(f"{start}{'' if rank is None else f'rank {rank}: '}{sentence}", file=sys.stderr, flush=True)

@@ -1,5 +1,6 @@
 """The frame of one rank: prepare alone, meet the others, work, and leave in a sentence whatever goes wrong."""
 
+import re
 import signal
 import traceback
 from collections.abc import Callable, Mapping
@@ -118,7 +119,7 @@ def _explain(error: BaseException, lifeline: Lifeline | None) -> tuple[str, int]
     if isinstance(error, RuntimeError) and any(word in str(error) for word in BROKEN_COLLECTIVE):
         if lifeline:
             lifeline.wait_for_news(NEWS_SECONDS)
-        return f"a collective failed: {_one_line(error)}.", 1
+        return f"a collective failed: {_broken(error)}.", 1
     if isinstance(error, OSError) and error.strerror:  # a full disk, a folder that may not be written
         return f"{error.strerror}: {error.filename or 'a file of the record'}.", 1
     # A defect, ours or of a student's sync: where it is matters.
@@ -128,6 +129,13 @@ def _explain(error: BaseException, lifeline: Lifeline | None) -> tuple[str, int]
 
 def _on_sigterm(*_: Any) -> None:
     raise Stopped
+
+
+def _broken(error: BaseException) -> str:
+    """What broke a collective, without the place in the backend's source that its text begins with."""
+    text = re.sub(r"\[[^][\s]+\.(cc|cpp|h):\d+\]\s*", "", _one_line(error))
+    late = re.search(r"Timed out waiting (\d+)ms", text)
+    return f"a rank was silent for {int(late[1]) / 1000:g} s (stopped, or stuck?)" if late else text
 
 
 def _one_line(error: BaseException) -> str:

@@ -13,6 +13,7 @@ from cos598d import lifeline, lines
 from cos598d.launch import Identity
 from cos598d.lifeline import Lifeline
 from cos598d.meeting import Meeting
+from cos598d.rank import _explain
 
 SIZE = 7  # with two below each: 0 has 1 and 2, 1 has 3 and 4, 2 has 5 and 6
 
@@ -195,3 +196,20 @@ def test_every_rank_but_0_has_one_parent_that_knows_it(size):
     assert sum(len(lines.children_of(rank, size)) for rank in range(size)) == size - 1
     if size <= 33:
         assert not any(lines.children_of(rank, size) for rank in range(1, size))  # a star
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (
+            "[/somewhere/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 12000ms for recv operation",
+            "a collective failed: a rank was silent for 12 s (stopped, or stuck?).",
+        ),
+        (
+            "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:36811",
+            "a collective failed: Connection closed by peer [127.0.0.1]:36811.",
+        ),
+    ],
+)
+def test_a_broken_collective_is_told_without_the_backend_s_source(said, expected):
+    assert _explain(RuntimeError(said), None) == (expected, 1)
