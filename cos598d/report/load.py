@@ -82,6 +82,11 @@ def load_run_as(folder: Path, name: str) -> Run:
     config = read_object(folder / "config.json", CONFIG) or {}
     ranks = range(summary["world_size"])
     iterations = [list(read_table(folder / f"iterations.rank{rank}.jsonl", ITERATION)) for rank in ranks]
+    if [row["loss"] for row in iterations[0]] != summary["losses"]:
+        raise UserError(
+            f"{folder / 'iterations.rank0.jsonl'} does not have the losses of summary.json beside it: "
+            f"these files are not of one run; give the folder of a run that ended well."
+        )
     typical = typical_iteration(iterations[0])
     calls = [
         row
