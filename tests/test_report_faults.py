@@ -177,7 +177,5 @@ def test_what_is_no_record_is_told_by_what_it_is(name, words, tmp_path):
 def test_rows_of_another_run_than_the_summary_s_are_refused(run, tmp_path):
     other = write_run(tmp_path / "other", ranks=1, sync="none", losses=[0.5, 0.4, 0.3, 0.2, 0.1])
     (other / "iterations.rank0.jsonl").rename(run / "iterations.rank0.jsonl")
-    with pytest.raises(
-        UserError, match=r"not have the losses of summary.json beside it: these files are not of one"
-    ):
+    with pytest.raises(UserError, match=r"not have the losses of summary.json beside it: these files are not of one"):
         load_records([run])
