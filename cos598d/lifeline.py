@@ -55,6 +55,7 @@ class Lifeline:
         self._lock, self._sending = threading.Lock(), threading.Lock()
         self._leaving = threading.Event()
         self._finished: set[int] = set()
+        self._answered: set[int] = set()
         self._all_below_finished, self._all_finished = threading.Event(), threading.Event()
         self._connect(meeting)
         self._interface = interface_with_link(next(iter(self._lines)).getsockname()[0])
@@ -107,6 +108,16 @@ class Lifeline:
     def wait_for_news(self, seconds: float) -> None:
         """Wait for word of what ended a collective: when it comes this process ends here, saying it."""
         self._thread.join(seconds)
+
+    def silent(self, seconds: float) -> list[int]:
+        """Ask the neighbours whether they are there; those that do not answer within `seconds`: stopped, or stuck."""
+        asked = {peer.rank for peer in self._lines.values()}
+        self._answered.clear()
+        self._tell({"ask": self.rank})
+        deadline = time.monotonic() + seconds
+        while not self._answered.issuperset(asked) and self._thread.is_alive() and time.monotonic() < deadline:
+            self._thread.join(0.05)
+        return sorted(asked - self._answered)
 
     def close(self) -> None:
         """Leave in order: tell the others, and return when they too are done (or gone)."""
@@ -178,7 +189,13 @@ class Lifeline:
         self._end(CUT_OFF.format(rank=lost, interface=self._interface) if is_cut_off else sentence)
 
     def _on_message(self, sender: int, message: dict) -> None:
-        """A neighbour says that it and all below it (from the parent: that all) are done, or why all must end."""
+        """A neighbour asks, answers, or says that all below it (the parent: that all) are done, or why all must end."""
+        if "ask" in message:
+            self._tell({"answer": self.rank}, only=sender)
+            return
+        if "answer" in message:
+            self._answered.add(sender)
+            return
         if "finished" in message:
             self._finished.add(sender)
             if sender == self._parent:

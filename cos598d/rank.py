@@ -14,12 +14,13 @@ from cos598d.devices import check_gpus_differ, choose_device, gpu_of
 from cos598d.errors import UserError
 from cos598d.launch import Identity, set_threads
 from cos598d.lifeline import Lifeline, leave, say_last
-from cos598d.meeting import Meeting
+from cos598d.meeting import Meeting, ranks_in_words
 from cos598d.rendezvous import meet, tell_failure
 from cos598d.spokesman import one_speaks
 
 # How long a rank whose collective broke waits to be told which rank was lost.
 NEWS_SECONDS = 5.0
+ANSWER_SECONDS = 2.0  # a neighbour that runs answers in milliseconds, whatever its main thread does
 # Words in the errors of gloo and nccl that mean that a peer is gone or silent.
 BROKEN_COLLECTIVE = ("gloo", "Connection closed", "Connection reset", "Timed out", "NCCL")
 
@@ -117,9 +118,14 @@ def _explain(error: BaseException, lifeline: Lifeline | None) -> tuple[str, int]
     if isinstance(error, Stopped):
         return "stopped by SIGTERM.", 128 + signal.SIGTERM
     if isinstance(error, RuntimeError) and any(word in str(error) for word in BROKEN_COLLECTIVE):
-        if lifeline:
+        late = re.search(r"Timed out waiting (\d+)ms", str(error))
+        silent = lifeline.silent(ANSWER_SECONDS) if lifeline and late else []
+        if lifeline and not silent:
             lifeline.wait_for_news(NEWS_SECONDS)
-        return f"a collective failed: {_broken(error)}.", 1
+        if late:
+            who = ranks_in_words(silent) if silent else "a rank"
+            return f"a collective failed: {who} was silent for {int(late[1]) / 1000:g} s (stopped, or stuck?).", 1
+        return f"a collective failed: {_without_place(_one_line(error))}.", 1
     if isinstance(error, OSError) and error.strerror:  # a full disk, a folder that may not be written
         return f"{error.strerror}: {error.filename or 'a file of the record'}.", 1
     # A defect, ours or of a student's sync: where it is matters.
@@ -131,11 +137,9 @@ def _on_sigterm(*_: Any) -> None:
     raise Stopped
 
 
-def _broken(error: BaseException) -> str:
-    """What broke a collective, without the place in the backend's source that its text begins with."""
-    text = re.sub(r"\[[^][\s]+\.(cc|cpp|h):\d+\]\s*", "", _one_line(error))
-    late = re.search(r"Timed out waiting (\d+)ms", text)
-    return f"a rank was silent for {int(late[1]) / 1000:g} s (stopped, or stuck?)" if late else text
+def _without_place(text: str) -> str:
+    """A backend's error without the place in its source that it begins with."""
+    return re.sub(r"\[[^][\s]+\.(cc|cpp|h):\d+\]\s*", "", text)
 
 
 def _one_line(error: BaseException) -> str:

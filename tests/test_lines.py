@@ -37,6 +37,9 @@ def world(tmp_path, monkeypatch):
         if (tmp_path / "fail").read_text() == str(rank):
             mine.fail("its data are gone\x1b[31m")
             lifeline.leave(rank, "its data are gone", 1)
+        if (tmp_path / "fail").read_text() == f"late {rank}":
+            mine.fail(_explain(RuntimeError("[/a/gloo/b.cc:78] Timed out waiting 500ms for recv"), mine)[0])
+            os._exit(1)
         if (tmp_path / "fail").read_text() == "":
             mine.close()
             os._exit(0)
@@ -166,6 +169,18 @@ def test_a_rank_whose_terminal_is_gone_ends_all_the_same(world, tmp_path):
     codes = ends(started)
     assert os.waitstatus_to_exitcode(codes[3]) == 1
     assert "lost rank 5" in said(tmp_path, 0)
+
+
+@pytest.mark.parametrize(("stopped", "late"), [(5, 2), (0, 1)])
+def test_a_rank_that_is_stopped_is_named_by_a_neighbour_whose_collective_timed_out(stopped, late, world, tmp_path):
+    started = world()
+    os.kill(started[stopped], signal.SIGSTOP)
+    (tmp_path / "fail").write_text(f"late {late}")
+    (tmp_path / "go").touch()
+    child = 2 * late + 2
+    ends({child: started[child]})
+    sentence = f"a collective failed: rank {stopped} was silent for 0.5 s (stopped, or stuck?)."
+    assert said(tmp_path, child) == f"rank {child}: stopped because rank {late} did: {sentence}\n"
 
 
 def test_how_long_a_host_may_be_silent_is_the_flag_s(monkeypatch):
