@@ -58,6 +58,8 @@ lint: $(READY)
 	@echo "== ruff"
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
+	@echo "== imports: every room knows only those below it"
+	@said=$$($(VENV)/bin/lint-imports --no-cache) || { echo "$$said"; exit 1; }
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache

@@ -47,7 +47,7 @@ setup(
     ],
     extras_require={
         "test": ["pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6"],
-        "lint": ["ruff>=0.6"],
+        "lint": ["ruff>=0.6", "import-linter>=2.6"],
         "tensorboard": ["tensorboard>=2.17"],
         "report": ["jinja2>=3.1", "matplotlib>=3.8", "weasyprint>=62"],
     },

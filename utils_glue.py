@@ -1,6 +1,6 @@
 """The course's `utils_glue`, for scripts that import it: the names live in `cos598d.data`."""
 
-from cos598d.data.course import (
+from cos598d.data.glue.course import (
     GLUE_TASKS_NUM_LABELS,
     ColaProcessor,
     DataProcessor,
@@ -19,7 +19,7 @@ from cos598d.data.course import (
     output_modes,
     processors,
 )
-from cos598d.data.metrics import acc_and_f1, compute_metrics, pearson_and_spearman, simple_accuracy
+from cos598d.data.glue.metrics import acc_and_f1, compute_metrics, pearson_and_spearman, simple_accuracy
 
 __all__ = [
     "GLUE_TASKS_NUM_LABELS",

@@ -20,12 +20,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from cos598d.checkpoint import save_model
 from cos598d.data import get_task
 from cos598d.data.sampler import global_batches
-from cos598d.data.tokenization import load_encoder
-from cos598d.measure.warm_up import WARM_UP
-from cos598d.models import build_model, find_model
+from cos598d.data.text.tokenization import load_encoder
+from cos598d.models.build import build_model, find_model
+from cos598d.models.checkpoint import save_model
+from cos598d.records.conventions import WARM_UP
 from cos598d.report.repeats import mean_interval
 
 SYNCS = ("gather_scatter", "all_reduce", "ddp")

@@ -17,10 +17,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from cos598d.doorway import listen
-from cos598d.launch import Identity
-from cos598d.rendezvous import meet
-from cos598d.secret import new_secret
+from cos598d.world.doorway import listen
+from cos598d.world.launch import Identity
+from cos598d.world.rendezvous import meet
+from cos598d.world.secret import new_secret
 
 ROUNDS = 5
 SECONDS = 300.0

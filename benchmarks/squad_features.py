@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from cos598d.data.squad.read import Squad, read_squad
 from cos598d.data.squad.windows import Finding, WindowOptions, build_windows
-from cos598d.data.tokenization import load_encoder
+from cos598d.data.text.tokenization import load_encoder
 
 
 def main() -> None:

@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from typing import NoReturn
 
-from cos598d.start import start
+from cos598d.commands.start import start
 
 
 def _load() -> Callable[..., int]:
-    from cos598d.cli import main
+    from cos598d.commands.cli import main
 
     return main
 

@@ -12,16 +12,16 @@ import torch
 from cos598d.data import Task, get_task
 from cos598d.data.squad.task import SquadOptions
 from cos598d.errors import UsageError
-from cos598d.models import MODEL_TYPES
-from cos598d.printable import printable
+from cos598d.models.build import MODEL_TYPES
+from cos598d.records.conventions import PRECISIONS
 from cos598d.sync import get_sync
 from cos598d.sync.base import SyncOptions
 from cos598d.sync.codecs import get_codec
-from cos598d.sync.own import label_of
+from cos598d.sync.from_file import label_of
+from cos598d.terminal.printable import printable
 
 BACKENDS = ("gloo", "nccl")
 BACKEND_WORDS = f"one of {', '.join(BACKENDS)} (nccl has never been run by us)"  # until `make gpu` has, on a GPU
-PRECISIONS = ("fp32", "bf16", "fp16")
 OPTIMIZERS = ("adamw", "sgd")
 # What may differ between the ranks of a run: where each host keeps its files, and how many threads it has to spare.
 LOCAL_FIELDS = frozenset(

@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from cos598d.comm import Communicator
-from cos598d.data.features import Features
+from cos598d.comm.communicator import Communicator
+from cos598d.comm.ledger import EVALUATION
 from cos598d.data.sampler import evaluation_batches
-from cos598d.measure.ledger import EVALUATION
+from cos598d.data.text.features import Features
 
 
 def model_outputs(

@@ -1,31 +1,9 @@
 """pytorch-transformers, imported without two packages that it needs for what nobody here uses."""
 
-import importlib
-import importlib.util
-import sys
-from types import ModuleType
-from typing import Any
+from cos598d.imports import import_later
 
 # Its download from Amazon's storage, and the tokenizer of XLM.
 RARELY_USED = ("boto3", "sacremoses")
-
-
-class _Later(ModuleType):
-    """A module that is imported when something of it is asked for; importlib's LazyLoader does so at `import`."""
-
-    def __getattr__(self, name: str) -> Any:
-        if sys.modules.get(self.__name__) is self:
-            del sys.modules[self.__name__]
-        return getattr(importlib.import_module(self.__name__), name)
-
-
-def import_later(name: str) -> None:
-    """Let `import name` cost nothing until an attribute is asked for; a package that is missing stays missing."""
-    spec = None if name in sys.modules else importlib.util.find_spec(name)
-    if spec is not None:
-        sys.modules[name] = _Later(name)
-        sys.modules[name].__spec__ = spec
-
 
 for _name in RARELY_USED:
     import_later(_name)

@@ -11,10 +11,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from cos598d.comm import Communicator
+from cos598d.comm.communicator import Communicator
+from cos598d.comm.ledger import GRADIENTS, STATE, Ledger, Row
+from cos598d.comm.moments import Moment, Time
 from cos598d.errors import UsageError
-from cos598d.measure.ledger import GRADIENTS, STATE, Ledger, Row
-from cos598d.moments import Moment, Time
 from cos598d.sync import get_sync
 from cos598d.sync.base import GradientSync, SyncOptions
 from cos598d.sync.codecs import get_codec

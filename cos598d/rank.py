@@ -8,15 +8,15 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from cos598d import comm as communication
-from cos598d.compiler import leave_out_compiler
-from cos598d.devices import check_gpus_differ, choose_device, gpu_of
+from cos598d.comm import communicator as communication
 from cos598d.errors import UserError
-from cos598d.launch import Identity, set_threads
-from cos598d.lifeline import Lifeline, leave, say_last
-from cos598d.meeting import Meeting, ranks_in_words
-from cos598d.rendezvous import meet, tell_failure
-from cos598d.spokesman import one_speaks
+from cos598d.imports import leave_out_compiler
+from cos598d.world.devices import check_gpus_differ, choose_device, gpu_of
+from cos598d.world.launch import Identity, set_threads
+from cos598d.world.meeting import Meeting, ranks_in_words
+from cos598d.world.rendezvous import meet, tell_failure
+from cos598d.world.spokesman import one_speaks
+from cos598d.world.watchdog import Lifeline, leave, say_last
 
 # How long a rank whose collective broke waits to be told which rank was lost.
 NEWS_SECONDS = 5.0

@@ -10,27 +10,27 @@ from typing import Any
 
 import torch
 
-from cos598d.checkpoint import CannotSave, save_model
-from cos598d.comm import Communicator
+from cos598d.comm.communicator import Communicator
 from cos598d.config import RunConfig, folder_name
-from cos598d.console import Console
 from cos598d.data import Task
-from cos598d.data.features import Features
-from cos598d.data.tokenization import load_encoder
+from cos598d.data.text.features import Features
+from cos598d.data.text.tokenization import load_encoder
 from cos598d.errors import UsageError, UserError
 from cos598d.evaluate import model_outputs
 from cos598d.files import whole_folder
-from cos598d.hosts import find_interface
-from cos598d.launch import Identity
 from cos598d.measure.environment import describe_environment, network_facts
 from cos598d.measure.monitor import Monitor
 from cos598d.measure.record import RunRecord, claim_folder
 from cos598d.measure.tensorboard import Board, check_tensorboard
-from cos598d.meeting import Meeting
-from cos598d.models import ModelSource, build_model, count_parameters, find_model, uses_every_parameter
+from cos598d.measure.wire import find_interface
+from cos598d.models.build import ModelSource, build_model, count_parameters, find_model, uses_every_parameter
+from cos598d.models.checkpoint import CannotSave, save_model
 from cos598d.rank import be_rank, take_station
 from cos598d.sync import get_sync
+from cos598d.terminal.console import Console
 from cos598d.train import autocast, train
+from cos598d.world.launch import Identity
+from cos598d.world.meeting import Meeting
 
 
 def run(config: RunConfig, identity: Identity) -> int:

@@ -8,21 +8,22 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from cos598d.comm import Communicator
+from cos598d.comm.communicator import Communicator
+from cos598d.comm.ledger import LOSS
 from cos598d.config import RunConfig
-from cos598d.console import Console
-from cos598d.data.features import Features
 from cos598d.data.sampler import global_batches, micro_batches, steps_per_epoch
+from cos598d.data.text.features import Features
 from cos598d.errors import UserError
-from cos598d.loss_scale import LossScale
 from cos598d.measure.clock import IterationClock
-from cos598d.measure.ledger import LOSS
 from cos598d.measure.record import RunRecord
-from cos598d.replicas import check_replicas
+from cos598d.records.conventions import PRECISIONS
+from cos598d.strategies.loss_scale import LossScale
+from cos598d.strategies.replicas import check_replicas
 from cos598d.sync.base import GradientSync
+from cos598d.terminal.console import Console
 
 NO_WEIGHT_DECAY = re.compile(r"bias$|layer_?norm[^/]*weight$", re.IGNORECASE)
-PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = dict(zip(PRECISIONS, (None, torch.bfloat16, torch.float16), strict=True))
 
 
 def train(
@@ -151,7 +152,7 @@ def train(
 
 def autocast(precision: str, device: torch.device) -> contextlib.AbstractContextManager:
     """torch's autocast to the dtype of `precision` ("fp32" leaves it off). Weights and gradients stay float32."""
-    dtype = PRECISIONS[precision]
+    dtype = DTYPES[precision]
     return torch.autocast(device.type, dtype=dtype or torch.bfloat16, enabled=dtype is not None)
 
 

@@ -64,7 +64,7 @@ def start_ranks(start):
 @pytest.fixture
 def receptions(monkeypatch):
     """The meeting points that are opened in this process; they end with the test, and no interface is chosen for it."""
-    from cos598d import rendezvous
+    from cos598d.world import rendezvous
 
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     made = []

@@ -10,8 +10,8 @@ import threading
 import zipfile
 from dataclasses import dataclass, field
 
-from cos598d.data.catalogue import Dataset, Part, Source
-from cos598d.data.download import obtain
+from cos598d.data.fetch.catalogue import Dataset, Part, Source
+from cos598d.data.fetch.download import obtain
 
 
 @dataclass
@@ -136,7 +136,7 @@ def driver(before_install):
         from pathlib import Path
         sys.path[:0] = [".", "tests"]
         from download_mirror import TINY_SET, obtain
-        from cos598d.data.unpack import unpack_zip
+        from cos598d.data.fetch.unpack import unpack_zip
         def unpack(files, into):
             unpack_zip(files, into)
             {before_install}

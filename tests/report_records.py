@@ -4,10 +4,8 @@ import argparse
 import json
 from pathlib import Path
 
-from cos598d.measure.warm_up import WARM_UP
-from cos598d.report.command import add_report_options, run_report
-
-PHASES = ("data", "forward", "backward", "sync", "clip", "step")
+from cos598d.commands.report import add_report_options, run_report
+from cos598d.records.conventions import PHASES, WARM_UP
 
 
 def write_run(folder: Path, **changes) -> Path:

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from cos598d.bench.candidates import parse_candidates, references
-from cos598d.bench.summary import summarize
-from cos598d.cluster.plan import delay_words, rate_words
 from cos598d.records.bench import FILE_NAME
+from cos598d.records.quantities import delay_words, rate_words
+from cos598d.records.summary import summarize
 from cos598d.scale.model import Costs, arrange, iteration_seconds
 from cos598d.scale.records import load_record
 from cos598d.scale.rungs import OVERLAPPING, PARTS, plan_calls

@@ -12,8 +12,8 @@ import sys
 import time
 from pathlib import Path
 
-from cos598d.channel import Stranger, connect, make_key
-from cos598d.secret import find_secret
+from cos598d.world.channel import Stranger, connect, make_key
+from cos598d.world.secret import find_secret
 
 NOBODY = 65534
 MOST_SILENT = 40

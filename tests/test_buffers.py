@@ -6,7 +6,7 @@ from torch import nn
 from worlds import run_ranks
 
 import cos598d
-from cos598d.measure.ledger import BUFFERS, Ledger
+from cos598d.comm.ledger import BUFFERS, Ledger
 from cos598d.sync import SYNCS, get_sync
 from cos598d.sync.base import SyncOptions
 

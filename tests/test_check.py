@@ -10,8 +10,8 @@ import pytest
 from programs import ROOT, TINY_TRAINING
 
 from cos598d.check.card import claim as card_of
-from cos598d.cli import main
-from cos598d.conformance import CLAIMS
+from cos598d.check.claims import CLAIMS
+from cos598d.commands.cli import main
 from cos598d.errors import UsageError
 from cos598d.sync import get_sync
 

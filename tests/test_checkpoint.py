@@ -9,11 +9,11 @@ import pytorch_transformers
 import torch
 from safetensors.torch import save_file
 
-from cos598d.architectures import model_class
-from cos598d.checkpoint import load_weights, save_model
-from cos598d.data.tokenization import load_encoder
+from cos598d.data.text.tokenization import load_encoder
 from cos598d.errors import UserError
-from cos598d.models import MODEL_TYPES, build_model, find_model
+from cos598d.models.architectures import model_class
+from cos598d.models.build import MODEL_TYPES, build_model, find_model
+from cos598d.models.checkpoint import load_weights, save_model
 
 HEAD = "sequence_classification"
 

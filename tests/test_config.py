@@ -4,10 +4,10 @@ import argparse
 
 import pytest
 
+from cos598d.commands.flags import Parser
+from cos598d.commands.run_flags import GROUPS, add_run_options, run_values, to_words
 from cos598d.config import RunConfig, config_from, folder_name
 from cos598d.errors import UsageError
-from cos598d.flags import Parser
-from cos598d.options import GROUPS, add_run_options, run_values, to_words
 
 
 def parse(*words):

@@ -3,12 +3,12 @@
 import pytest
 from mutants import MUTANTS
 
-from cos598d import conformance
+from cos598d.check import claims as conformance
 from cos598d.check import ranks
 from cos598d.check.causes import causes_of
 from cos598d.check.judge import FAILED, PASSED, judge_claim
+from cos598d.check.spawn import run_world
 from cos598d.sync import SYNCS, get_sync
-from cos598d.worlds import run_world
 
 NONCE = 598  # in a check it is drawn anew each time
 

@@ -2,7 +2,7 @@
 
 import time
 
-from cos598d import console
+from cos598d.terminal import console
 
 
 def test_without_a_terminal_a_line_comes_every_few_seconds_and_from_no_silent_rank(monkeypatch, capsys):

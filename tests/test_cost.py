@@ -5,11 +5,11 @@ import torch
 from torch import nn
 from worlds import run_ranks
 
-from cos598d.measure.ledger import GRADIENTS, Ledger
+from cos598d.comm.ledger import GRADIENTS, Ledger
 from cos598d.sync import SYNCS, get_sync
 from cos598d.sync.base import SyncOptions
 from cos598d.sync.halving_doubling import halving_doubling_all_reduce
-from cos598d.sync.messages import make_scratch
+from cos598d.sync.parts.segmented import make_scratch
 from cos598d.sync.ring import ring_all_reduce
 from cos598d.sync.tree import relatives, tree_all_reduce
 

@@ -3,8 +3,8 @@
 import torch
 from worlds import run_ranks
 
+from cos598d.comm.ledger import GRADIENTS, Ledger
 from cos598d.errors import UsageError
-from cos598d.measure.ledger import GRADIENTS, Ledger
 from cos598d.sync.base import SyncOptions
 from cos598d.sync.ddp import DDP
 

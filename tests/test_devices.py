@@ -6,13 +6,13 @@ import pytest
 import torch
 from worlds import run_ranks
 
-from cos598d import comm as communication
-from cos598d.bench.command import peaks
 from cos598d.bench.rounds import fits
-from cos598d.bench.table import candidate_rows
-from cos598d.devices import check_gpus_differ
+from cos598d.comm import communicator as communication
+from cos598d.commands.bench import peaks
 from cos598d.errors import UserError
 from cos598d.rank import take_station
+from cos598d.report.bench_table import candidate_rows
+from cos598d.world.devices import check_gpus_differ
 
 GIB = 1 << 30
 

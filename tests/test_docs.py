@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from cos598d.cli import COMMANDS
-from cos598d.flags import Parser
-from cos598d.options import add_run_options
+from cos598d.commands.cli import COMMANDS
+from cos598d.commands.flags import Parser
+from cos598d.commands.run_flags import add_run_options
 
 ROOT = Path(__file__).resolve().parents[1]
 OUR_CODE = ROOT / "cos598d"

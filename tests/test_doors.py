@@ -19,12 +19,12 @@ from meetings import SECRET, all_exchange, identities, met, wait_until
 from programs import ROOT
 from torch.distributed import DistNetworkError, HashStore
 
-from cos598d import channel, doorway, rendezvous
-from cos598d.channel import GREETING, NONCE_BYTES, Frames, Refusal, Stranger, connect, make_key
 from cos598d.errors import UserError
-from cos598d.meeting import Meeting
-from cos598d.rendezvous import meet
-from cos598d.store import RankStore
+from cos598d.world import channel, doorway, rendezvous
+from cos598d.world.channel import GREETING, NONCE_BYTES, Frames, Refusal, Stranger, connect, make_key
+from cos598d.world.meeting import Meeting
+from cos598d.world.rendezvous import meet
+from cos598d.world.store import RankStore
 
 pytestmark = pytest.mark.usefixtures("receptions")
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from download_mirror import ARCHIVE, TINY, TINY_SET, assert_is_tiny, driver, get, left_in, serving, squad, zipped
 
-from cos598d.data.catalogue import CATALOGUE, Dataset, Part, Source, choose
-from cos598d.data.check import count_rows, look_at
-from cos598d.data.download import main, obtain
-from cos598d.data.fetch import fetch
-from cos598d.data.unpack import copy_files, split_mrpc
+from cos598d.data.fetch.catalogue import CATALOGUE, Dataset, Part, Source, choose
+from cos598d.data.fetch.check import count_rows, look_at
+from cos598d.data.fetch.download import main, obtain
+from cos598d.data.fetch.transfer import fetch
+from cos598d.data.fetch.unpack import copy_files, split_mrpc
 from cos598d.errors import UsageError, UserError
 
 ROOT = Path(__file__).resolve().parents[1]

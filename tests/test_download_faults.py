@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 from download_mirror import ARCHIVE, TINY, TINY_SET, assert_is_tiny, driver, get, left_in, serving, squad, table, zipped
 
-from cos598d.data.catalogue import Dataset, Part, Source
-from cos598d.data.download import main
-from cos598d.data.fetch import fetch
-from cos598d.data.unpack import copy_files
+from cos598d.data.fetch.catalogue import Dataset, Part, Source
+from cos598d.data.fetch.download import main
+from cos598d.data.fetch.transfer import fetch
+from cos598d.data.fetch.unpack import copy_files
 from cos598d.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[1]

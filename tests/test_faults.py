@@ -10,7 +10,7 @@ import time
 import pytest
 from programs import ROOT, TINY, TINY_TRAINING, free_port, script
 
-from cos598d import lifeline
+from cos598d.world import watchdog as lifeline
 
 LONG = (*TINY_TRAINING, "--max_steps", "100000")
 TASK2B = "task2b/run_glue.py"

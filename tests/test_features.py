@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from cos598d.data import features as features_module
 from cos598d.data import get_task
-from cos598d.data.course import InputExample, convert_examples_to_features, processors
-from cos598d.data.features import build_features, cached_features
-from cos598d.data.layout import LAYOUTS, Layout, truncated_lengths
-from cos598d.data.tokenization import TextEncoder, load_encoder
+from cos598d.data.glue.course import InputExample, convert_examples_to_features, processors
+from cos598d.data.text import features as features_module
+from cos598d.data.text.features import build_features, cached_features
+from cos598d.data.text.layout import LAYOUTS, Layout, truncated_lengths
+from cos598d.data.text.tokenization import TextEncoder, load_encoder
 from cos598d.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -278,8 +278,9 @@ PROCESS = """
 import sys, time
 from pathlib import Path
 import torch
-from cos598d.data import features, get_task
-from cos598d.data.tokenization import load_encoder
+from cos598d.data import (get_task)
+from cos598d.data.text import features
+from cos598d.data.text.tokenization import load_encoder
 folder, log = Path(sys.argv[1]), sys.argv[2]
 encoder = load_encoder("bert", sys.argv[3].split(), True)
 real = features.build_features

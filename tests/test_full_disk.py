@@ -9,12 +9,12 @@ from full_disk import needs_small_disks, on_small_disk
 from programs import TINY
 from scale_records import write_bench
 
-from cos598d.bench.command import _deliver
+from cos598d.commands.bench import _deliver
 from cos598d.errors import UserError
 
 RUN = """
 import contextlib, io
-from cos598d.cli import run_script
+from cos598d.commands.cli import run_script
 
 def run(*more):
     says = io.StringIO()
@@ -96,7 +96,7 @@ def no_room(*_):
 
 REPORT = """
 import contextlib, io
-from cos598d.cli import main
+from cos598d.commands.cli import main
 import report_records
 
 def files():

@@ -17,12 +17,13 @@ from cos598d.bench.candidates import parse_candidate
 from cos598d.bench.rounds import Turn
 from cos598d.bench.trace import MarkedClock
 from cos598d.bench.workload import Stepper, Workload
-from cos598d.comm import Communicator, close_group, open_group
-from cos598d.interfaces import VARIABLE
-from cos598d.measure.clock import PHASES, IterationClock
-from cos598d.measure.ledger import Ledger
-from cos598d.models import find_model
+from cos598d.comm.communicator import Communicator, close_group, open_group
+from cos598d.comm.ledger import Ledger
+from cos598d.measure.clock import IterationClock
+from cos598d.models.build import find_model
 from cos598d.parallel import data_parallel
+from cos598d.records.conventions import PHASES
+from cos598d.world.network import VARIABLE
 
 pytestmark = NEEDS_GPU
 

@@ -12,7 +12,7 @@ import torch
 from gpu import NEEDS_GPU, RECORDS
 from programs import TINY_TRAINING
 
-from cos598d.start import own_python_path
+from cos598d.program import own_python_path
 from cos598d.sync import SYNCS
 from cos598d.sync.codecs import CODECS
 

@@ -29,7 +29,7 @@ REVISIONS = {"main": COMMIT, COMMIT: COMMIT, "v1": OLDER, "refs/pr/7": OLDER, OL
 ASK = """
 import sys, time
 from cos598d.errors import UserError
-from cos598d.hub import hub_folder
+from cos598d.models.hub import hub_folder
 started = time.monotonic()
 needed = [("config.json",), ("model.safetensors", "pytorch_model.bin"), ("vocab.txt",)]
 try:
@@ -229,7 +229,7 @@ def test_a_revision_that_the_hub_has_not_is_said(hub, tmp_path):
 
 
 def test_only_a_model_and_a_revision_make_a_name():
-    from cos598d.hub import is_hub_name
+    from cos598d.models.hub import is_hub_name
 
     for name in ("a", "a/b", "a@v1", "a/b@refs/pr/1", "a@" + "f" * 40):
         assert is_hub_name(name), name
@@ -275,7 +275,7 @@ def test_a_hub_name_becomes_a_model(hub, tmp_path, monkeypatch):
     endpoint, _ = hub
     from safetensors.torch import save
 
-    from cos598d.models import build_model, find_model
+    from cos598d.models.build import build_model, find_model
 
     tiny = find_model("tiny")
     files = {
@@ -286,7 +286,7 @@ def test_a_hub_name_becomes_a_model(hub, tmp_path, monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "content", lambda model, file: files[file])
     program = """
 import sys
-from cos598d.models import build_model, find_model
+from cos598d.models.build import build_model, find_model
 source = find_model(sys.argv[1], cache_dir=sys.argv[1] + "-cache")
 build_model(source, "sequence_classification", 2, None, 1)
 print(source.description, source.lower_case)
@@ -303,7 +303,7 @@ def test_the_commit_that_a_run_had_from_the_hub_stands_in_its_record(hub, start,
     endpoint, _ = hub
     from safetensors.torch import save
 
-    from cos598d.models import build_model, find_model
+    from cos598d.models.build import build_model, find_model
 
     tiny = find_model("tiny")
     files = {

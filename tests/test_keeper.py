@@ -11,7 +11,7 @@ import pytest
 from programs import ROOT
 
 from cos598d.check.keeper import MOST_FILE_BYTES, OUTPUT_BYTES
-from cos598d.worlds import DIED, LATE, RETURNED, run_world
+from cos598d.check.spawn import DIED, LATE, RETURNED, run_world
 
 AVERAGES = """
 import os, subprocess, sys, tempfile, time

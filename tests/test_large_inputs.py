@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 from squad_files import found_in, question, squad_of
 
-from cos598d.data import characters, glue, pieces, tokenization
-from cos598d.data.features import build_features
+from cos598d.data.glue import read as glue
 from cos598d.data.squad import metrics, windows
 from cos598d.data.squad.windows import Finding, WindowOptions, build_windows
-from cos598d.data.tokenization import load_encoder
+from cos598d.data.text import characters, pieces, tokenization
+from cos598d.data.text.features import build_features
+from cos598d.data.text.tokenization import load_encoder
 from cos598d.errors import UserError
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"

@@ -9,11 +9,12 @@ import time
 import pytest
 from torch.distributed import FileStore
 
-from cos598d import lifeline, lines
-from cos598d.launch import Identity
-from cos598d.lifeline import Lifeline
-from cos598d.meeting import Meeting
 from cos598d.rank import _explain
+from cos598d.world import lines
+from cos598d.world import watchdog as lifeline
+from cos598d.world.launch import Identity
+from cos598d.world.meeting import Meeting
+from cos598d.world.watchdog import Lifeline
 
 SIZE = 7  # with two below each: 0 has 1 and 2, 1 has 3 and 4, 2 has 5 and 6
 

@@ -11,12 +11,12 @@ import pytorch_transformers
 import torch
 from safetensors.torch import load_file
 
-from cos598d import sources
-from cos598d.architectures import ARCHITECTURES, HEADS, model_class, new_config, read_config
 from cos598d.data.samples import vocabulary
-from cos598d.data.tokenization import load_encoder
+from cos598d.data.text.tokenization import load_encoder
 from cos598d.errors import UserError
-from cos598d.models import (
+from cos598d.models import find as sources
+from cos598d.models.architectures import ARCHITECTURES, HEADS, model_class, new_config, read_config
+from cos598d.models.build import (
     MODEL_TYPES,
     ModelSource,
     build_model,

@@ -11,9 +11,9 @@ from torch import nn
 
 from cos598d.bench.arrivals import measure_arrivals
 from cos598d.bench.sweep import sweep_message_size
-from cos598d.comm import Communicator
+from cos598d.comm.communicator import Communicator
+from cos598d.comm.ledger import Ledger
 from cos598d.measure.clock import IterationClock
-from cos598d.measure.ledger import Ledger
 
 CUDA = torch.device("cuda", 0)
 

@@ -14,19 +14,17 @@ import pytest
 import torch
 from programs import TINY, TINY_TRAINING, script
 
-from cos598d import hosts
-from cos598d.cli import run_script
+from cos598d.comm.ledger import OF_TRAINING
+from cos598d.commands.cli import run_script
 from cos598d.config import RunConfig
-from cos598d.hosts import find_interface
-from cos598d.interfaces import owner_of
 from cos598d.measure import wire
-from cos598d.measure.clock import PHASES
-from cos598d.measure.ledger import OF_TRAINING
 from cos598d.measure.monitor import Monitor
 from cos598d.measure.record import RunRecord
-from cos598d.measure.traffic import Traffic, epoch_traffic, wire_summary
-from cos598d.measure.wire import Counters, Interface
+from cos598d.measure.totals import Traffic, epoch_traffic, wire_summary
+from cos598d.measure.wire import Counters, Interface, find_interface
+from cos598d.records.conventions import PHASES
 from cos598d.report.table import comparison, load_run
+from cos598d.world.network import network_identity, owner_of
 
 # A network of its own, where nothing travels but the run's own bytes.
 OWN_NETWORK = ("unshare", "-rn", "sh", "-c", 'ip link set lo up && exec "$@"', "sh")
@@ -322,7 +320,7 @@ def find(monkeypatch, found, variable, has=("eth0", "eth1", "lo"), master_ip="12
         monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     else:
         monkeypatch.setenv("GLOO_SOCKET_IFNAME", variable)
-    monkeypatch.setattr(hosts, "has_counters", lambda name: name in has)
+    monkeypatch.setattr(wire, "has_counters", lambda name: name in has)
     comm = SimpleNamespace(rank=1, exchange=lambda mine: [mine if other is None else other for other in found])
     return find_interface(comm, SimpleNamespace(identity=SimpleNamespace(master_ip=master_ip)))
 
@@ -340,13 +338,13 @@ def test_without_the_variable_it_is_the_interface_that_owns_the_local_address(mo
 
 
 def test_ranks_of_one_host_share_its_interface_and_others_do_not(monkeypatch):
-    here = hosts.network_identity()
+    here = network_identity()
     found = [["another host", "eth0"], None, [here, "eth0"], [here, "eth1"]]
     assert find(monkeypatch, found, "eth0") == Interface("eth0", (1, 2))
 
 
 def test_ranks_that_are_all_on_one_host_count_on_loopback_whatever_gloo_is_given(monkeypatch):
-    found = [[hosts.network_identity(), "eth0"], None]
+    found = [[network_identity(), "eth0"], None]
     assert find(monkeypatch, found, "eth0") == Interface(owner_of("127.0.0.1"), (0, 1))
 
 

@@ -4,7 +4,7 @@ import pytest
 from report_records import write_run
 from scale_records import write_bench
 
-from cos598d import cli
+from cos598d.commands import cli
 
 COMMANDS = {
     "report -o": ["report", "RUN", "-o", "nosuch/report.html"],

@@ -8,15 +8,15 @@ import pytest
 import torch
 from worlds import run_ranks
 
+from cos598d.check.toy import ToyFeatures, ToyModel, plain_loss, plain_model, toy_model
+from cos598d.comm.ledger import AGREEMENT, Ledger
 from cos598d.config import RunConfig
-from cos598d.console import Console
 from cos598d.errors import UserError
-from cos598d.loss_scale import FIRST, LossScale
-from cos598d.measure.ledger import AGREEMENT, Ledger
 from cos598d.measure.record import RunRecord
+from cos598d.strategies.loss_scale import FIRST, LossScale
 from cos598d.sync import SYNCS, get_sync
 from cos598d.sync.base import SyncOptions
-from cos598d.toy import ToyFeatures, ToyModel, plain_loss, plain_model, toy_model
+from cos598d.terminal.console import Console
 from cos598d.train import train
 
 RANKS = 2

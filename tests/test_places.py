@@ -6,17 +6,17 @@ import sys
 
 import pytest
 
-from cos598d import launch, rendezvous
-from cos598d.interfaces import is_loopback, listening_place
-from cos598d.launch import find_identity
-from cos598d.limits import needed_descriptors
+from cos598d.world import launch, rendezvous
+from cos598d.world.launch import find_identity
+from cos598d.world.limits import needed_descriptors
+from cos598d.world.network import is_loopback, listening_place
 
 
 def test_too_few_open_files_are_told_before_the_meeting_and_a_soft_limit_is_raised():
     code = (
         "import resource, sys\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), int(sys.argv[2])))\n"
-        "from cos598d.limits import allow_descriptors\n"
+        "from cos598d.world.limits import allow_descriptors\n"
         "try:\n    allow_descriptors(0, 400)\n"
         "except Exception as error:\n    print(error)\n"
         "print(resource.getrlimit(resource.RLIMIT_NOFILE))\n"

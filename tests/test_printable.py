@@ -5,11 +5,11 @@ import json
 import pytest
 from report_records import write_run
 
-from cos598d.cli import main
-from cos598d.console import Console
+from cos598d.commands.cli import main
 from cos598d.data.samples import write_squad_sample
 from cos598d.data.squad.read import read_squad
-from cos598d.printable import LONGEST, printable
+from cos598d.terminal.console import Console
+from cos598d.terminal.printable import LONGEST, printable
 
 
 @pytest.mark.parametrize(

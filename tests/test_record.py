@@ -9,12 +9,11 @@ import tracemalloc
 
 import pytest
 
+from cos598d.comm.ledger import Row
 from cos598d.errors import UserError
 from cos598d.files import GrowingFile, whole_file, whole_folder, write_whole
-from cos598d.measure.clock import PHASES
-from cos598d.measure.ledger import Row
 from cos598d.measure.record import RunRecord, claim_folder, summarize_seconds
-from cos598d.measure.warm_up import WARM_UP
+from cos598d.records.conventions import PHASES, WARM_UP
 
 
 def iterate(record, first, last, calls=3):

@@ -6,7 +6,7 @@ import pytest
 from report_records import write_run
 from scale_records import write_bench
 
-from cos598d.cli import main
+from cos598d.commands.cli import main
 from cos598d.records.run import ITERATION, SUMMARY
 from cos598d.records.schema import Fields, read, read_rows
 

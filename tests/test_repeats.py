@@ -6,7 +6,7 @@ import subprocess
 import pytest
 from report_records import write_run
 
-from cos598d import cli, demo
+from cos598d.commands import cli, demo
 from cos598d.report.repeats import in_groups, mean_interval
 from cos598d.report.table import alike, comparison, exposed_seconds, floor_of, load_run, time_rows
 
@@ -111,7 +111,7 @@ def test_the_demo_refuses_no_repeats_in_a_sentence(tmp_path, capsys):
 def test_a_report_has_each_run_and_the_repeats_together(folders):
     pytest.importorskip("jinja2")
     pytest.importorskip("matplotlib")
-    from cos598d.report.command import load_records
+    from cos598d.commands.report import load_records
     from cos598d.report.page import build_page
 
     page = build_page(*load_records(folders))

@@ -9,17 +9,17 @@ import torch
 from programs import TINY_TRAINING, free_port, script
 from worlds import run_ranks
 
+from cos598d.check.toy import ToyFeatures, toy_model
+from cos598d.comm.ledger import Ledger
 from cos598d.config import RunConfig
-from cos598d.console import Console
 from cos598d.errors import UsageError, UserError
-from cos598d.measure.ledger import Ledger
 from cos598d.measure.record import RunRecord
-from cos598d.replicas import check_replicas, digest
+from cos598d.strategies.replicas import check_replicas, digest
 from cos598d.sync import SYNCS, get_sync
 from cos598d.sync.all_reduce import AllReduce
 from cos598d.sync.base import SyncOptions
 from cos598d.sync.codecs import CODECS
-from cos598d.toy import ToyFeatures, toy_model
+from cos598d.terminal.console import Console
 from cos598d.train import train
 
 

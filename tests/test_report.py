@@ -19,12 +19,13 @@ from report_records import report, write_rows, write_run
 
 pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
-from cos598d.report.command import load_records
+from cos598d.commands.report import load_records
+from cos598d.records.quantities import quantity
+from cos598d.report.numbers import percent
+from cos598d.report.numbers import seconds as seconds_words
 from cos598d.report.page import Figure, Table, build_page
 from cos598d.report.render import as_html, as_markdown_page
 from cos598d.report.table import markdown_text
-from cos598d.report.units import percent, quantity
-from cos598d.report.units import seconds as seconds_words
 from cos598d.report.wire import mean_rate, throughputs
 
 REPORT = Path(__file__).resolve().parents[1] / "cos598d" / "report"
@@ -211,7 +212,7 @@ def test_a_report_needs_no_torch(runs):
         for name in ([node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])
     }
     assert "torch" not in imports
-    program = "import sys, cos598d.report.page, cos598d.report.command; sys.exit('torch' in sys.modules)"
+    program = "import sys, cos598d.report.page, cos598d.commands.report; sys.exit('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], check=False, cwd=REPORT.parents[1])
     assert done.returncode == 0
 

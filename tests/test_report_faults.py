@@ -10,7 +10,7 @@ from cos598d.errors import UsageError, UserError
 
 pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
-from cos598d.report.command import load_records
+from cos598d.commands.report import load_records
 from cos598d.report.page import build_page
 
 

@@ -11,8 +11,8 @@ import torch
 from glue_files import write_task
 from programs import ROOT, TINY, TINY_TRAINING, free_port, script
 
-from cos598d.cli import run_script
-from cos598d.data.glue import FORMATS
+from cos598d.commands.cli import run_script
+from cos598d.data.glue.read import FORMATS
 from cos598d.report.table import comparison, load_run
 
 METRICS = {

@@ -69,7 +69,7 @@ def test_the_grammar_still_tells_the_bundled_files(tmp_path):
 
 
 def test_the_vocabulary_reads_the_sample_without_unknown_words():
-    from cos598d.data.tokenization import load_encoder
+    from cos598d.data.text.tokenization import load_encoder
 
     encoder = load_encoder("bert", vocabulary(), True)
     unknown = vocabulary().index("[UNK]")

@@ -9,8 +9,8 @@ import pytest
 from programs import ROOT
 from scale_records import GBIT, TRUTH, write_bench
 
-from cos598d.bench.fit import CallCost, predict_exposed
-from cos598d.cli import main
+from cos598d.commands.cli import main
+from cos598d.records.fit import CallCost, predict_exposed
 from cos598d.scale.fit import EFFICIENCY, fit
 from cos598d.scale.model import Costs, arrange, computes_by_batch, iteration_seconds, overlapped
 from cos598d.scale.predict import host_counts, misses, scale_points

@@ -5,9 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from cos598d import secret
 from cos598d.errors import UsageError, UserError
-from cos598d.launch import find_identity
+from cos598d.world import secret
+from cos598d.world.launch import find_identity
 
 
 def test_this_user_s_secret_is_made_once_and_nobody_else_can_read_it(tmp_path, monkeypatch):

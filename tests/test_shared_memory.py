@@ -13,15 +13,15 @@ from programs import TINY_TRAINING
 from torch import nn
 from worlds import run_ranks
 
-from cos598d import hosts
-from cos598d.comm import Communicator
+from cos598d.comm import hosts
+from cos598d.comm.communicator import Communicator
+from cos598d.comm.ledger import GRADIENTS
 from cos598d.errors import UserError
-from cos598d.measure.ledger import GRADIENTS
-from cos598d.memory import available_bytes
 from cos598d.sync.base import SyncOptions
 from cos598d.sync.hierarchical import Hierarchical
-from cos598d.sync.segments import Segments
+from cos598d.sync.parts.shared_buffers import Segments
 from cos598d.sync.shared_memory import SharedMemory
+from cos598d.world.memory import available_bytes
 
 SMALL_BUCKETS = SyncOptions(bucket_mb=100 / 2**20, first_bucket_mb=30 / 2**20)
 

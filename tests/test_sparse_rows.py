@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from worlds import RankFailure, run_ranks
 
-from cos598d.measure.ledger import GRADIENTS, Ledger
+from cos598d.comm.ledger import GRADIENTS, Ledger
 from cos598d.sync.base import SyncOptions
 from cos598d.sync.local_sgd import LocalSGD
 from cos598d.sync.sparse_rows import SparseRows

@@ -7,7 +7,7 @@ from programs import ROOT, script
 
 SAYING = """
 import sys
-from cos598d.spokesman import one_speaks
+from cos598d.world.spokesman import one_speaks
 with one_speaks(sys.argv[1]) as is_first:
     print(is_first, flush=True)
     sys.stdin.read(1)

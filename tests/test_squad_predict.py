@@ -8,7 +8,7 @@ from squad_files import question, squad_of
 
 from cos598d.data.squad.predict import PredictOptions, predict
 from cos598d.data.squad.windows import WindowOptions, build_windows
-from cos598d.data.tokenization import load_encoder
+from cos598d.data.text.tokenization import load_encoder
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS, *(f"##{c}" for c in LETTERS), "cafe", "?", "."]

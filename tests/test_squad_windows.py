@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from squad_files import found_in, question, squad_of
 
-from cos598d.data.features import spread
 from cos598d.data.squad.windows import Finding, WindowOptions, _spans, build_windows
-from cos598d.data.tokenization import load_encoder
+from cos598d.data.text.features import spread
+from cos598d.data.text.tokenization import load_encoder
 from cos598d.errors import UserError
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -174,8 +174,8 @@ def test_a_file_without_a_usable_question_is_refused(encoder):
 
 
 def test_model_types_without_offsets_are_refused():
-    from cos598d.data.layout import LAYOUTS
-    from cos598d.data.tokenization import TextEncoder
+    from cos598d.data.text.layout import LAYOUTS
+    from cos598d.data.text.tokenization import TextEncoder
 
     class Plain(TextEncoder):
         layout = LAYOUTS["xlnet"]

@@ -29,7 +29,7 @@ def test_what_is_imported_later_is_there_when_it_is_used():
 
 def test_a_training_without_ddp_imports_no_compiler(tmp_path):
     code = (
-        "import sys; from cos598d.cli import main\n"
+        "import sys; from cos598d.commands.cli import main\n"
         f"words = ['--output_dir', {str(tmp_path / 'out')!r}, '--sync', 'all_reduce', '--max_steps', '2']\n"
         f"assert main(['train', *{TINY_TRAINING!r}, *words]) == 0\n"
         "print('compiled' if 'torch._dynamo.eval_frame' in sys.modules else 'plain')"
@@ -39,7 +39,7 @@ def test_a_training_without_ddp_imports_no_compiler(tmp_path):
 
 def test_who_compiles_after_all_gets_torchs_own_compiler():
     code = (
-        "import torch; from cos598d.compiler import leave_out_compiler; leave_out_compiler()\n"
+        "import torch; from cos598d.imports import leave_out_compiler; leave_out_compiler()\n"
         "weight = torch.nn.Parameter(torch.ones(3)); weight.grad = torch.ones(3)\n"
         "optimizer = torch.optim.SGD([weight], lr=1.0); optimizer.step()\n"
         "double = torch.compile(lambda x: 2 * x, backend='eager')\n"

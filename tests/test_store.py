@@ -7,11 +7,11 @@ from meetings import all_exchange, identities, met, wait_until
 from torch.distributed import DistError, HashStore
 
 from cos598d.errors import UserError
-from cos598d.launch import Identity
-from cos598d.meeting import Meeting, ranks_in_words
-from cos598d.rendezvous import meet
-from cos598d.server import LARGEST_ARRIVAL
-from cos598d.store import RankStore
+from cos598d.world.launch import Identity
+from cos598d.world.meeting import Meeting, ranks_in_words
+from cos598d.world.rendezvous import meet
+from cos598d.world.server import LARGEST_ARRIVAL
+from cos598d.world.store import RankStore
 
 pytestmark = pytest.mark.usefixtures("receptions")
 

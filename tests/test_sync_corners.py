@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from worlds import run_ranks
 
-from cos598d.measure.ledger import GRADIENTS, Ledger
+from cos598d.comm.ledger import GRADIENTS, Ledger
 from cos598d.sync import get_sync
 from cos598d.sync.base import SyncOptions
 from cos598d.sync.codecs.int8 import BLOCK, SCALE_BYTES

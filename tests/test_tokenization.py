@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cos598d.data.characters import bert_words, visible_bytes
-from cos598d.data.tokenization import load_encoder
+from cos598d.data.text.characters import bert_words, visible_bytes
+from cos598d.data.text.tokenization import load_encoder
 from cos598d.errors import UserError
 
 pytorch_transformers = pytest.importorskip("pytorch_transformers")

@@ -3,7 +3,7 @@
 import pytest
 from programs import TINY
 
-from cos598d.cli import main
+from cos598d.commands.cli import main
 from cos598d.errors import UserError
 from cos598d.report.traffic_table import HEADER_BYTES, traffic_table
 

@@ -8,9 +8,10 @@ import torch
 from report_records import write_run
 from test_traffic import record as counted_record
 
-from cos598d.bench.table import ASSUMED_BYTES, remarks
-from cos598d.comm import Communicator
+from cos598d.comm.communicator import Communicator
 from cos598d.measure.tensorboard import Board
+from cos598d.records.conventions import ASSUMED_BYTES
+from cos598d.report.bench_table import remarks
 from cos598d.report.table import comparison, load_run
 from cos598d.report.traffic_table import traffic_table
 
@@ -44,7 +45,7 @@ def test_bytes_of_another_backend_than_the_formulas_are_said_to_be_assumed(runs)
 def test_the_report_says_it_too_and_a_call_without_times_is_no_fault(runs):
     pytest.importorskip("jinja2")
     pytest.importorskip("matplotlib")
-    from cos598d.report.command import load_records
+    from cos598d.commands.report import load_records
     from cos598d.report.page import Table, build_page
 
     for folder in runs:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from cos598d.worlds import DIED, RAISED, RETURNED, RankEnd, run_world
+from cos598d.check.spawn import DIED, RAISED, RETURNED, RankEnd, run_world
 
 
 class RankFailure(AssertionError):

@@ -139,7 +139,7 @@ def play(rounds: int, seed: int, only: int | None = None, of: str = "") -> tuple
 
 def wrong_sentence(sentence: str) -> str | None:
     """What is wrong with an error's sentence, as a user sees it."""
-    from cos598d.printable import printable
+    from cos598d.terminal.printable import printable
 
     shown = printable(sentence)
     if not shown.isprintable() or not shown.rstrip().endswith((".", ":", "s")) or len(shown) > 2500:
@@ -265,7 +265,7 @@ def make_cases(folder: Path) -> list[Case]:
 
 def call(*words: object) -> None:
     """A command by its words, but for what a user's errors become at the very top."""
-    from cos598d import cli
+    from cos598d.commands import cli
 
     guarded, cli._guarded = cli._guarded, lambda function, options: function(options)
     try:
@@ -356,7 +356,7 @@ def _of_squad(folder: Path) -> Iterator[Case]:
 def _of_glue(folder: Path) -> Iterator[Case]:
     from glue_files import FILES, write_task
 
-    from cos598d.data.glue import FORMATS, read_rows
+    from cos598d.data.glue.read import FORMATS, read_rows
 
     for task in FILES:
         place = folder / "glue" / task
@@ -372,8 +372,8 @@ def _of_glue(folder: Path) -> Iterator[Case]:
 
 
 def _of_models(folder: Path) -> Iterator[Case]:
-    from cos598d.architectures import ARCHITECTURES, new_config, read_config
-    from cos598d.checkpoint import _plain_config
+    from cos598d.models.architectures import ARCHITECTURES, new_config, read_config
+    from cos598d.models.checkpoint import _plain_config
 
     for kind in ARCHITECTURES:
         place = folder / "models" / kind

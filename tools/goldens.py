@@ -26,10 +26,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from cos598d.commands.flags import Parser, check_output_file  # noqa: E402
 from cos598d.errors import UsageError, UserError  # noqa: E402
 from cos598d.files import read_json, write_json  # noqa: E402
-from cos598d.flags import Parser, check_output_file  # noqa: E402
-from cos598d.printable import printable  # noqa: E402
+from cos598d.terminal.printable import printable  # noqa: E402
 
 STEPS = 6
 TASKS = ("task1", "task2a", "task2b", "task3")
@@ -131,7 +131,7 @@ def _run(tree: Path, words: list[str], ranks: int, folder: Path, model: str) -> 
 
 def _digest(folder: Path) -> str:
     """Of the trained weights: a few steps of Adam hardly move the losses, least of all where gradients are scaled."""
-    from cos598d.checkpoint import load_weights
+    from cos598d.models.checkpoint import load_weights
 
     digest = hashlib.sha256()
     for name, tensor in sorted(load_weights(folder / "pytorch_model.bin").items()):

@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 from cos598d.config import SYNC_FIELDS, RunConfig
 from cos598d.errors import UsageError
+from cos598d.records.conventions import DDP, FLOOR
 from cos598d.sync import SYNCS
 from cos598d.sync.base import SyncOptions
 
-FLOOR, DDP = "none", "ddp"
 # The options that are on or off.
 SWITCHES = tuple(name for name in SYNC_FIELDS if isinstance(getattr(SyncOptions(), name), bool))
 CAPACITIES_MB = (0.5, 1, 2, 5, 10, 25, 50, 100)

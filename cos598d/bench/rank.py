@@ -11,20 +11,21 @@ import torch
 from tqdm import tqdm
 
 from cos598d.bench.arrivals import measure_arrivals
-from cos598d.bench.candidates import DDP, FLOOR, Candidate
+from cos598d.bench.candidates import Candidate
 from cos598d.bench.plan import BenchPlan
 from cos598d.bench.rounds import WARM_UP, measure_rounds, stays_attached
-from cos598d.bench.summary import summarize
 from cos598d.bench.sweep import message_sizes, predict_capacities, sweep_message_size
 from cos598d.bench.trace import trace_candidate
 from cos598d.bench.workload import TASK, Workload
-from cos598d.comm import Communicator
+from cos598d.comm.communicator import Communicator
 from cos598d.errors import UsageError, flag_called
-from cos598d.launch import Identity
 from cos598d.measure.environment import describe_environment
-from cos598d.meeting import Meeting
-from cos598d.models import ModelSource, count_parameters, find_model
+from cos598d.models.build import ModelSource, count_parameters, find_model
 from cos598d.rank import be_rank, take_station
+from cos598d.records.conventions import DDP, FLOOR
+from cos598d.records.summary import summarize
+from cos598d.world.launch import Identity
+from cos598d.world.meeting import Meeting
 
 
 def be_bench_rank(plan: BenchPlan, identity: Identity, deliver: Callable[[dict[str, Any]], None]) -> int:

@@ -11,15 +11,15 @@ import torch
 from torch import nn
 
 from cos598d.bench.candidates import Candidate
-from cos598d.bench.summary import LAST_TO_LAST, SLOWEST, world_seconds
 from cos598d.bench.workload import Stepper, Workload
-from cos598d.comm import Communicator
-from cos598d.devices import gpu_of
-from cos598d.hosts import host_groups
+from cos598d.comm.communicator import Communicator
+from cos598d.comm.hosts import host_groups
+from cos598d.comm.ledger import AGREEMENT, Ledger, Totals
 from cos598d.measure.clock import IterationClock
-from cos598d.measure.ledger import AGREEMENT, Ledger, Totals
-from cos598d.measure.warm_up import WARM_UP
+from cos598d.records.conventions import WARM_UP
+from cos598d.records.summary import LAST_TO_LAST, SLOWEST, world_seconds
 from cos598d.sync import get_sync
+from cos598d.world.devices import gpu_of
 
 PHASES = ("forward", "backward", "sync")
 # Of the memory that is free, this much may be taken by candidates that stay attached. Each keeps up to S bytes of

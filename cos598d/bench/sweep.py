@@ -7,14 +7,15 @@ from typing import Any
 
 import torch
 
-from cos598d.bench.candidates import CAPACITIES_MB, FLOOR
-from cos598d.bench.fit import CallCost, bandwidths, best_capacity, fit_call_cost, predict_exposed
+from cos598d.bench.candidates import CAPACITIES_MB
 from cos598d.bench.rounds import order_of_round, start_line
-from cos598d.bench.summary import world_seconds
 from cos598d.bench.workload import Workload
-from cos598d.comm import Communicator
-from cos598d.hosts import host_groups
-from cos598d.measure.ledger import size_in_bytes
+from cos598d.comm.communicator import Communicator
+from cos598d.comm.hosts import host_groups
+from cos598d.comm.ledger import size_in_bytes
+from cos598d.records.conventions import FLOOR
+from cos598d.records.fit import CallCost, bandwidths, best_capacity, fit_call_cost, predict_exposed
+from cos598d.records.summary import world_seconds
 from cos598d.sync.buckets import MIB, plan_buckets
 
 SMALLEST_BYTES, FACTOR = 1 << 10, 4

@@ -10,7 +10,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from cos598d.bench.candidates import Candidate
 from cos598d.bench.rounds import Turn
 from cos598d.bench.workload import Stepper, Workload
-from cos598d.comm import Communicator
+from cos598d.comm.communicator import Communicator
 from cos598d.files import write_whole
 from cos598d.measure.clock import IterationClock
 

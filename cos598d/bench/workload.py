@@ -6,12 +6,12 @@ import numpy as np
 import torch
 from torch import nn
 
+from cos598d.comm.ledger import size_in_bytes
 from cos598d.config import RunConfig
 from cos598d.data import get_task
-from cos598d.data.features import Features
-from cos598d.data.tokenization import load_encoder
-from cos598d.measure.ledger import size_in_bytes
-from cos598d.models import ModelSource, build_model, uses_every_parameter
+from cos598d.data.text.features import Features
+from cos598d.data.text.tokenization import load_encoder
+from cos598d.models.build import ModelSource, build_model, uses_every_parameter
 from cos598d.train import make_optimizer
 
 TASK = get_task("rte")

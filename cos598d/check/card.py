@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from cos598d.printable import printable
+from cos598d.terminal.printable import printable
 
 WIDTH = 118
 STATUS_WIDTH = 13

@@ -4,9 +4,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from cos598d.check.toy import plain_model
 from cos598d.sync import SYNCS, get_sync
-from cos598d.sync.cost import Cost
-from cos598d.toy import plain_model
+from cos598d.sync.parts.cost import Cost
 
 
 def compare(name: str, made: Sequence[dict[str, int]]) -> dict[str, Any]:

@@ -9,11 +9,11 @@ from typing import Any
 
 from cos598d.check.diagnosis import Sign, sign_of
 from cos598d.check.evidence import BadEvidence, Evidence
+from cos598d.check.spawn import DIED, LATE, RAISED, RETURNED, Place, RankEnd
 from cos598d.check.trial import Claim, NotAsAgreed, World
-from cos598d.lifeline import SILENCE
-from cos598d.printable import printable
 from cos598d.rank import BROKEN_COLLECTIVE
-from cos598d.worlds import DIED, LATE, RAISED, RETURNED, Place, RankEnd
+from cos598d.terminal.printable import printable
+from cos598d.world.watchdog import SILENCE
 
 PASSED, FAILED, DID_NOT_END, CRASHED = "passed", "failed", "did not end", "crashed"
 # What a rank says that ends only because another did.

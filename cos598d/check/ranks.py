@@ -10,15 +10,15 @@ from typing import Any
 
 import torch
 
-from cos598d import conformance
+from cos598d.check.claims import CLAIMS
 from cos598d.check.evidence import Evidence
+from cos598d.check.spawn import CALLS, HANDED_IN
+from cos598d.check.toy import plain_loss, plain_model
 from cos598d.check.trial import MakeSync, OnRank
 from cos598d.check.watch import Watched, watch_torch
-from cos598d.comm import Communicator
-from cos598d.measure.ledger import AGREEMENT, GRADIENTS, Ledger
+from cos598d.comm.communicator import Communicator
+from cos598d.comm.ledger import AGREEMENT, GRADIENTS, Ledger
 from cos598d.sync import get_sync
-from cos598d.toy import plain_loss, plain_model
-from cos598d.worlds import CALLS, HANDED_IN
 
 WARM_UP_ROUNDS = 3
 MOST_DIRECT_CALLS = 20
@@ -50,7 +50,7 @@ def observe(
     folder = Path(tempfile.gettempdir())
     watched = Watched(comm, folder / f"{CALLS}{comm.rank}")
     evidence = Evidence(comm.rank, nonce)
-    for claim in conformance.CLAIMS:
+    for claim in CLAIMS:
         if claim.name in claims:
             with tempfile.TemporaryDirectory() as own:
                 claim.observe(OnRank(claim.name, make_sync, watched, evidence, Path(own)))

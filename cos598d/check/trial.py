@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from cos598d.check.evidence import BadEvidence, Evidence, Tensors
-from cos598d.comm import Communicator
-from cos598d.measure.ledger import Ledger
+from cos598d.check.toy import SMALL, Shape, ToyModel, local_batch, toy_model
+from cos598d.comm.communicator import Communicator
+from cos598d.comm.ledger import Ledger
 from cos598d.sync.base import DEFAULTS, GradientSync, SyncOptions
-from cos598d.toy import SMALL, Shape, ToyModel, local_batch, toy_model
 
 MakeSync = Callable[..., GradientSync]  # of a communicator and, if need be, find_unused_parameters and options
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from cos598d.comm import Call, Communicator
-from cos598d.composed import Composed
-from cos598d.measure.ledger import dtype_name
+from cos598d.comm.communicator import Call, Communicator
+from cos598d.comm.ledger import dtype_name
+from cos598d.comm.messages import Composed
 
 MOST_CALLS = 20_000  # of which notes are kept
 DIRECT = (

@@ -12,10 +12,11 @@ from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
 from cos598d.cluster.network import Network, end_processes
-from cos598d.cluster.plan import INTERFACE, Cluster, address, delay_words, rate_words
+from cos598d.cluster.plan import INTERFACE, Cluster, address
 from cos598d.cluster.switch import READY
 from cos598d.errors import UserError
-from cos598d.secret import VARIABLE, new_secret
+from cos598d.records.quantities import delay_words, rate_words
+from cos598d.world.secret import VARIABLE, new_secret
 
 MASTER_PORT = 6585  # free in every cluster: each has ports of its own
 NETWORK_FACTS = "COS598D_NETWORK"  # what the hosts' links are, for the record of a run

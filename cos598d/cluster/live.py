@@ -8,8 +8,9 @@ from typing import Any
 
 from cos598d.cluster.hosts import start_switch
 from cos598d.cluster.network import Network
-from cos598d.cluster.plan import Cluster, address, delay_words, rate_words
+from cos598d.cluster.plan import Cluster, address
 from cos598d.errors import UserError
+from cos598d.records.quantities import delay_words, rate_words
 
 OWN_SWITCH = (
     "this kernel has no netem: a program of ours carries the packets with that delay, and takes processor time for it"

@@ -13,8 +13,8 @@ import numpy as np
 from cos598d.errors import UserError
 
 if TYPE_CHECKING:
-    from cos598d.data.features import Features
-    from cos598d.data.tokenization import TextEncoder
+    from cos598d.data.text.features import Features
+    from cos598d.data.text.tokenization import TextEncoder
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The tasks by name."""
 
-from cos598d.data import glue
-from cos598d.data.glue_task import GlueTask
+from cos598d.data.glue import read as glue
+from cos598d.data.glue.task import GlueTask
 from cos598d.data.squad.task import SquadOptions, SquadTask
 from cos598d.data.task import Task
 from cos598d.errors import UsageError

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 import torch
 
-from cos598d.moments import Moment, time_of
-
-PHASES = ("data", "forward", "backward", "sync", "clip", "step")
+from cos598d.comm.moments import Moment, time_of
+from cos598d.records.conventions import PHASES
 
 
 class IterationClock:

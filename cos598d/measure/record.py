@@ -13,15 +13,14 @@ from typing import Any
 import numpy as np
 from scipy.special import stdtrit  # the quantile of t; scipy.stats takes half a second to import
 
+from cos598d.comm.ledger import Ledger
 from cos598d.errors import UserError
 from cos598d.files import GrowingFile, json_text
-from cos598d.measure.clock import PHASES
-from cos598d.measure.ledger import Ledger
 from cos598d.measure.monitor import Monitor
 from cos598d.measure.tensorboard import FOLDER, Board
-from cos598d.measure.traffic import Traffic, epoch_traffic, wire_summary
+from cos598d.measure.totals import Traffic, epoch_traffic, wire_summary
 from cos598d.measure.wall import WallTime
-from cos598d.measure.warm_up import WARM_UP
+from cos598d.records.conventions import PHASES, WARM_UP
 
 try:
     import fcntl

@@ -27,7 +27,7 @@ class Board:
     """One rank's scalars: of every iteration by its number, of every epoch by its own. An earlier run's vanish first.
 
     loss, learning_rate; seconds/iteration and seconds/PHASE; bytes/predicted_sent, bytes/counted_sent and the same
-    received (this rank's; `cos598d/measure/traffic.py` says what they include); epoch/loss and epoch/METRIC.
+    received (this rank's; `cos598d/measure/totals.py` says what they include); epoch/loss and epoch/METRIC.
     """
 
     def __init__(self, record: Path):

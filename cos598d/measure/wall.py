@@ -3,7 +3,7 @@
 import time
 from typing import Any
 
-from cos598d.measure.warm_up import WARM_UP
+from cos598d.records.conventions import WARM_UP
 
 
 class WallTime:

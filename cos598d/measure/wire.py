@@ -1,9 +1,14 @@
 """The kernel's counters of a network interface: what really travelled, beside what the ledger's formulas say."""
 
+import os
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import psutil
+
+from cos598d.comm import Communicator
+from cos598d.world.meeting import Meeting
+from cos598d.world.network import VARIABLE, interface_facing, network_identity, owner_of
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,25 @@ class Counters(NamedTuple):
     def less(self, other: "Counters") -> "Counters":
         """The difference, field by field."""
         return Counters(*(a - b for a, b in zip(self, other, strict=True)))
+
+
+def find_interface(comm: Communicator, meeting: Meeting | None) -> Interface | None:
+    """The interface that carries what this rank sends to the others, with the ranks that count on it.
+
+    Between ranks that share all interfaces it is the loopback one: there the kernel delivers whatever goes from one
+    address of a host to another, also where gloo was told another. Else it is the first in GLOO_SOCKET_IFNAME, or
+    the one that faces rank 0. None for a single rank, or where none is found. Every rank must call it.
+    """
+    if meeting is None:
+        return None
+    named = os.environ.get(VARIABLE, "").split(",")[0] or interface_facing(meeting.identity.master_ip)
+    found = comm.exchange([network_identity(), named])
+    networks = {network for network, _ in found}
+    name = owner_of("127.0.0.1") if len(networks) == 1 else named
+    if name is None or not has_counters(name):
+        return None
+    mine = found[comm.rank]
+    return Interface(name, tuple(rank for rank, other in enumerate(found) if len(networks) == 1 or other == mine))
 
 
 def has_counters(interface: str) -> bool:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from cos598d.errors import UserError
+from cos598d.records.conventions import PHASES
 from cos598d.records.schema import (
     COUNT,
     FLAG,
@@ -27,7 +28,6 @@ from cos598d.records.schema import (
 )
 
 REMEDY = "run again"
-PHASES = ("data", "forward", "backward", "sync", "clip", "step")
 
 # More ranks than that have never met; each has files of its own, which are looked for.
 RANKS = Number("a number of ranks from 1 to 65536", is_whole=True, least=1, most=65536)

@@ -8,7 +8,7 @@ from typing import Any
 
 from cos598d.errors import UserError
 from cos598d.files import parse_json
-from cos598d.printable import printable
+from cos598d.terminal.printable import printable
 
 LARGEST = 1e100  # sums and squares of less stay finite
 DEEPEST = 32  # of one value in another; no record of ours has more than 5

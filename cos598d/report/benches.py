@@ -5,7 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cos598d.bench.table import (
+from cos598d.errors import UserError
+from cos598d.records.bench import read_record
+from cos598d.records.conventions import DDP, FLOOR
+from cos598d.records.facts import OF_BENCHES, collect
+from cos598d.report.bench_table import (
     best_capacity,
     candidate_rows,
     capacity_rows,
@@ -14,14 +18,10 @@ from cos598d.bench.table import (
     remarks,
     seconds_of,
 )
-from cos598d.errors import UserError
-from cos598d.printable import printable
-from cos598d.records.bench import read_record
-from cos598d.report.facts import OF_BENCHES, collect
 from cos598d.report.load import is_number
 from cos598d.report.settings import in_series
+from cos598d.terminal.printable import printable
 
-FLOOR, DDP = "none", "ddp"
 SWEPT = ("examples on each rank", "rate", "delay")
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from cos598d.errors import UserError
-from cos598d.measure.warm_up import WARM_UP
-from cos598d.printable import printable
+from cos598d.records.conventions import WARM_UP
+from cos598d.records.facts import OF_RUNS, collect
 from cos598d.records.run import (
     CALL,
     CONFIG,
@@ -19,8 +19,8 @@ from cos598d.records.run import (
     read_table,
 )
 from cos598d.records.schema import NUMBER
-from cos598d.report.facts import OF_RUNS, collect
 from cos598d.report.table import left_out, load_run
+from cos598d.terminal.printable import printable
 
 Row = Mapping[str, Any]
 

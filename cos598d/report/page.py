@@ -10,12 +10,12 @@ from cos598d.report.blocks import Figure, Page, Section, Table, figures
 from cos598d.report.figures import learning, series, time
 from cos598d.report.figures.wire import wire_figure
 from cos598d.report.load import Run, is_number
+from cos598d.report.numbers import listed, megabytes, number_of, plain, words_of
 from cos598d.report.repeats import in_groups
 from cos598d.report.speed import SPEED_NOTE, speed_rows
 from cos598d.report.table import assumed_bytes, losses_rows, time_rows, traffic_rows, warm_up_words
 from cos598d.report.timeline import timeline_of
 from cos598d.report.traffic import counted_traffic, epoch_rows
-from cos598d.report.units import listed, megabytes, number_of, plain, words_of
 from cos598d.report.wire import throughputs, wire_caption
 
 # A timeline is drawn on the scale of the longest, unless that would make it too small to read.

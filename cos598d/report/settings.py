@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
+from cos598d.records.conventions import FLOOR
+from cos598d.records.quantities import quantity
 from cos598d.report.load import Run
-from cos598d.report.units import quantity
 
 # What need not be alike in runs of other numbers of ranks: a rank alone has other threads, and no network.
 OF_THE_RANKS = frozenset(("ranks", "threads a rank", "ranks on a machine", "rate", "delay", "offload"))
@@ -59,7 +60,7 @@ def scaling(runs: Sequence[Run]) -> list[tuple[Run, list[Run]]]:
         base = next(
             (one for one in alone if _key(one, OF_THE_RANKS | {"sync"}) == _key(run, OF_THE_RANKS | {"sync"})), None
         )
-        if base is None or run.summary["world_size"] == 1 or not run.seconds["mean"] or run.summary["sync"] == "none":
+        if base is None or run.summary["world_size"] == 1 or not run.seconds["mean"] or run.summary["sync"] == FLOOR:
             continue
         # Runs over other links, or of another cast on the hosts, are series of their own.
         key = _key(run, frozenset(("ranks", "threads a rank", "ranks on a machine")))

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 
-from cos598d.report.benches import DDP, FLOOR, Bench, Candidate, common_labels, sweeps
+from cos598d.records.conventions import DDP, FLOOR
+from cos598d.report.benches import Bench, Candidate, common_labels, sweeps
 from cos598d.report.blocks import Figure, Table, figures
 from cos598d.report.figures.ladder import ladder_figure, sweep_figure
+from cos598d.report.numbers import listed, percent, plain, seconds, words_of
 from cos598d.report.settings import differences
-from cos598d.report.units import listed, percent, plain, seconds, words_of
 
 
 def blocks(benches: Sequence[Bench]) -> list[Table | Figure | str]:

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cos598d.bench.table import ASSUMED_BYTES
-from cos598d.measure.warm_up import WARM_UP
-from cos598d.printable import printable
-from cos598d.records.run import CONFIG, ENVIRONMENT, PHASES, read_object, read_summary
+from cos598d.records.conventions import ASSUMED_BYTES, DDP, FLOOR, PHASES, WARM_UP
+from cos598d.records.run import CONFIG, ENVIRONMENT, read_object, read_summary
 from cos598d.report.repeats import in_groups, is_repeat, members, over_pairs, what_was_asked
 from cos598d.report.speed import SPEED_NOTE, speed_rows
+from cos598d.terminal.printable import printable
 
 FIRST_LOSSES = 3
 # What two runs must share for a difference of their losses to mean anything.
@@ -67,7 +66,7 @@ def time_rows(runs: Sequence[dict[str, Any]]) -> list[list[str]]:
         interval = seconds["interval_95"]
         rows.append(
             [run["run"], _seconds(seconds["mean"]), f"{interval[0]:.3f}-{interval[1]:.3f}" if interval else "-"]
-            + [_seconds(seconds["median"]), _ratio(run, alike(runs, run, "ddp")), _exposed(run, floor_of(runs, run))]
+            + [_seconds(seconds["median"]), _ratio(run, alike(runs, run, DDP)), _exposed(run, floor_of(runs, run))]
             + [_seconds(run["phases"][f"seconds_{phase}"]) for phase in PHASES]
         )
     return rows
@@ -164,7 +163,7 @@ def alike(runs: Sequence[dict[str, Any]], like: dict[str, Any], sync: str) -> di
 
 def floor_of(runs: Sequence[dict[str, Any]], run: dict[str, Any]) -> dict[str, Any] | None:
     """The run without any sync that a run's exposed communication is measured against."""
-    return alike(runs, run, "none") if run["world_size"] > 1 else None
+    return alike(runs, run, FLOOR) if run["world_size"] > 1 else None
 
 
 def exposed_seconds(run: dict[str, Any], floor: dict[str, Any] | None) -> float | None:
@@ -183,7 +182,7 @@ def same_setting(run: dict[str, Any], other: dict[str, Any]) -> bool:
 def _difference(run: dict[str, Any], alone: dict[str, Any] | None) -> str:
     if alone is None or run is alone:
         return "-"
-    if run["sync"] == "none":
+    if run["sync"] == FLOOR:
         return "drifts"
     pairs = [pair for member in members(run) for pair in zip(member["losses"], alone["losses"])]
     return f"{max(abs(a - b) for a, b in pairs):.1e}" if pairs else "-"

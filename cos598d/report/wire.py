@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isnan
 
+from cos598d.records.quantities import quantity
 from cos598d.report.load import Row, Run
-from cos598d.report.units import number_of, percent, plain, quantity
+from cos598d.report.numbers import number_of, percent, plain
 
 MOST_DRAWN = 400
 LEAST_SECONDS = 1e-3  # samples nearer to one another than that say little of a rate

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 from scipy.optimize import least_squares
 
-from cos598d.bench.candidates import FLOOR
-from cos598d.bench.fit import TOLERATED_RESIDUAL
 from cos598d.errors import UserError
+from cos598d.records.conventions import FLOOR
+from cos598d.records.fit import TOLERATED_RESIDUAL
 from cos598d.scale.model import Calls, Costs, arrange, computes_by_batch, iteration_seconds
 from cos598d.scale.records import Compute, Link, Record, Rung
 from cos598d.scale.rungs import OVERLAPPING, plan_calls, reason_left_out

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from cos598d.bench.candidates import FLOOR
 from cos598d.errors import UserError
 from cos598d.files import whole_file
+from cos598d.records.conventions import FLOOR
 from cos598d.scale.predict import Point
 
 # Okabe and Ito's colours, which the colour-blind can tell apart.

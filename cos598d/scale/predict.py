@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cos598d.bench.candidates import FLOOR
+from cos598d.records.conventions import FLOOR
 from cos598d.scale.fit import Fitted
 from cos598d.scale.records import Link, Record
 

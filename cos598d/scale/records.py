@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cos598d.bench.candidates import FLOOR
-from cos598d.cluster.plan import delay_words, parse_delay, parse_rate, rate_words
 from cos598d.errors import UserError
 from cos598d.records.bench import read_record
+from cos598d.records.conventions import FLOOR
+from cos598d.records.quantities import delay_words, parse_delay, parse_rate, rate_words
 
 # What records must share to be of the same work; batch, ranks and links may differ, since they are what is modelled.
 SAME_WORK = ("model", "task", "gradient_bytes", "tokens", "step", "backend", "device", "threads_per_rank")

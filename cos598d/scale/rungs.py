@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from cos598d.bench.candidates import FLOOR
-from cos598d.comm import reduce_bytes, ring_segments
+from cos598d.comm.communicator import reduce_bytes, ring_segments
+from cos598d.records.conventions import FLOOR
 from cos598d.scale.records import Record, Rung, Tensor
 from cos598d.sync.buckets import MIB, plan_buckets
 from cos598d.sync.halving_doubling import largest_power_of_two

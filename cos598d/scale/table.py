@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Sequence
 
-from cos598d.bench.table import aligned
 from cos598d.scale.fit import Fitted
 from cos598d.scale.predict import Miss, Point
 from cos598d.scale.records import Link
+from cos598d.tables import aligned
 
 GOAL = 0.15  # a miss beyond this is stated
 

@@ -4,7 +4,7 @@ import importlib
 
 from cos598d.errors import UsageError
 from cos598d.sync.base import GradientSync
-from cos598d.sync.own import is_own, load_own
+from cos598d.sync.from_file import is_own, load_own
 
 # name on the command line -> module and class
 SYNCS = {

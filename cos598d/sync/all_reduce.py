@@ -3,7 +3,7 @@
 import torch
 
 from cos598d.sync.base import DEFAULTS, GradientSync, SyncOptions
-from cos598d.sync.cost import Cost, Sizes, all_reduces, payloads
+from cos598d.sync.parts.cost import Cost, Sizes, all_reduces, payloads
 
 
 class AllReduce(GradientSync):

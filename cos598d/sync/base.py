@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from cos598d.comm import Communicator
+from cos598d.comm.communicator import Communicator
+from cos598d.comm.ledger import AGREEMENT, BUFFERS, STATE, dtype_name
 from cos598d.errors import UserError
-from cos598d.measure.ledger import AGREEMENT, BUFFERS, STATE, dtype_name
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class GradientSync:
     before backward. It differs from step to step: what a sync keeps of a gradient it keeps divided by it.
 
     uses: the names of the SyncOptions that mean anything to it.
-    exact: whether it keeps every claim of `cos598d.conformance`; if not, `claims` names those that it keeps.
+    exact: whether it keeps every claim of `cos598d.check.claims`; if not, `claims` names those that it keeps.
     """
 
     loss_scale = 1.0

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 import torch
 
-from cos598d.comm import Call
+from cos598d.comm.communicator import Call
 from cos598d.sync.base import DEFAULTS, SyncOptions
 from cos598d.sync.buckets import Bucket, Named, bucket_bytes, plan_buckets
 from cos598d.sync.codecs import make_codec
 from cos598d.sync.codecs.base import Codec, Pending
-from cos598d.sync.cost import Cost, Sizes, all_reduces
-from cos598d.sync.overlapping import OverlappingSync
+from cos598d.sync.parts.cost import Cost, Sizes, all_reduces
+from cos598d.sync.parts.overlapping import OverlappingSync
 
 
 class Bucketed(OverlappingSync):

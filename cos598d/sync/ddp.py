@@ -10,12 +10,12 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from cos598d.comm import Communicator
+from cos598d.comm.communicator import Communicator
+from cos598d.comm.ledger import AGREEMENT, BUFFERS, dtype_name
 from cos598d.errors import UsageError
-from cos598d.measure.ledger import AGREEMENT, BUFFERS, dtype_name
 from cos598d.sync.base import DEFAULTS, GradientSync, SyncOptions
 from cos598d.sync.bucketed import Bucketed
-from cos598d.sync.cost import Cost, Sizes
+from cos598d.sync.parts.cost import Cost, Sizes
 
 # --compress's word -> torch's communication hook, and what travels.
 HOOKS = {"fp16": (fp16_compress_hook, torch.float16), "bf16": (bf16_compress_hook, torch.bfloat16)}

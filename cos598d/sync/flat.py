@@ -6,7 +6,7 @@ from torch import nn
 
 from cos598d.sync.base import DEFAULTS, GradientSync, SyncOptions
 from cos598d.sync.buckets import Bucket, plan_buckets
-from cos598d.sync.cost import Cost, Sizes, all_reduces, payloads
+from cos598d.sync.parts.cost import Cost, Sizes, all_reduces, payloads
 
 
 class Flat(GradientSync):

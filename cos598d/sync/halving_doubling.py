@@ -2,11 +2,12 @@
 
 import torch
 
-from cos598d.composed import Composed
-from cos598d.sync.messages import FlatByMessages, move
+from cos598d.comm.messages import Composed
+from cos598d.sync.flat import Flat
+from cos598d.sync.parts.segmented import ByMessages, move
 
 
-class HalvingDoubling(FlatByMessages):
+class HalvingDoubling(ByMessages, Flat):
     """Averaging by halving and doubling (Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication
     Operations in MPICH", IJHPCA 2005, section 4.4).
 

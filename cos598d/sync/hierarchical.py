@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from cos598d import hosts
-from cos598d.composed import Composed
+from cos598d.comm import hosts
+from cos598d.comm.messages import Composed
 from cos598d.sync.base import DEFAULTS, SyncOptions
 from cos598d.sync.buckets import bucket_bytes
-from cos598d.sync.cost import Cost, Sizes
-from cos598d.sync.messages import FlatByMessages, make_scratch
+from cos598d.sync.parts.cost import Cost, Sizes
+from cos598d.sync.parts.segmented import ByMessages, make_scratch
 from cos598d.sync.ring import ring_all_reduce, ring_elements
 from cos598d.sync.shared_memory import ADD, AVERAGE, SharedMemory
 
@@ -44,7 +44,7 @@ class Hierarchical(SharedMemory):
             # One for each dtype, of the largest bucket: the buckets go round one after another.
             for result in sorted(self.segments.result, key=lambda tensor: tensor.numel()):
                 self._scratch[result.dtype] = make_scratch(
-                    result, FlatByMessages.segment_bytes, FlatByMessages.in_flight
+                    result, ByMessages.segment_bytes, ByMessages.in_flight
                 )
         return module
 

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from cos598d.measure.ledger import AGREEMENT
+from cos598d.comm.ledger import AGREEMENT
 from cos598d.sync.base import GradientSync
 
 

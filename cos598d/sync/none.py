@@ -1,7 +1,7 @@
 """No synchronization: a single process, and the floor that exposed communication is measured against."""
 
 from cos598d.sync.base import DEFAULTS, GradientSync, SyncOptions
-from cos598d.sync.cost import NOTHING, Cost, Sizes
+from cos598d.sync.parts.cost import NOTHING, Cost, Sizes
 
 
 class NoSync(GradientSync):

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 import torch
 
-from cos598d.comm import Call
+from cos598d.comm.communicator import Call
 from cos598d.sync.base import DEFAULTS, SyncOptions
 from cos598d.sync.buckets import Named
-from cos598d.sync.cost import Cost, Sizes, all_reduces, payloads
-from cos598d.sync.overlapping import OverlappingSync
+from cos598d.sync.parts.cost import Cost, Sizes, all_reduces, payloads
+from cos598d.sync.parts.overlapping import OverlappingSync
 
 
 class Overlap(OverlappingSync):

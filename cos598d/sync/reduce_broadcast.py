@@ -2,9 +2,9 @@
 
 import torch
 
-from cos598d.comm import broadcast_bytes, reduce_bytes
+from cos598d.comm.communicator import broadcast_bytes, reduce_bytes
 from cos598d.sync.base import DEFAULTS, GradientSync, SyncOptions
-from cos598d.sync.cost import NOTHING, Cost, Sizes, payloads
+from cos598d.sync.parts.cost import NOTHING, Cost, Sizes, payloads
 
 
 class ReduceBroadcast(GradientSync):

@@ -5,14 +5,15 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from cos598d.comm import Call
-from cos598d.composed import Composed
+from cos598d.comm.communicator import Call
+from cos598d.comm.messages import Composed
 from cos598d.sync.buckets import Bucket
 from cos598d.sync.codecs import make_codec
-from cos598d.sync.messages import FlatByMessages, Leg, flow, make_scratch, segment_count
+from cos598d.sync.flat import Flat
+from cos598d.sync.parts.segmented import ByMessages, Leg, flow, make_scratch, segment_count
 
 
-class Ring(FlatByMessages):
+class Ring(ByMessages, Flat):
     """Averaging in a ring (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", JPDC 2009).
 
     After backward every rank copies its gradients into one buffer (one for each dtype), divided by n, and cuts it into

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from cos598d import hosts
-from cos598d.composed import Composed
+from cos598d.comm import hosts
+from cos598d.comm.messages import Composed
 from cos598d.errors import UserError
 from cos598d.sync.base import DEFAULTS, SyncOptions
 from cos598d.sync.buckets import Bucket, Named, bucket_bytes, plan_buckets
-from cos598d.sync.cost import NOTHING, Cost, Sizes
-from cos598d.sync.overlapping import OverlappingSync
-from cos598d.sync.segments import CACHE_LINE, Segments
+from cos598d.sync.parts.cost import NOTHING, Cost, Sizes
+from cos598d.sync.parts.overlapping import OverlappingSync
+from cos598d.sync.parts.shared_buffers import CACHE_LINE, Segments
 
 # Small enough that a block of the sum stays in a core's cache while the ranks' blocks are added to it.
 BLOCK_BYTES = 256 << 10

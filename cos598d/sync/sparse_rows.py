@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from torch.utils.weak import TensorWeakRef
 
-from cos598d.comm import Call
+from cos598d.comm.communicator import Call
+from cos598d.comm.ledger import AGREEMENT
 from cos598d.errors import UserError
-from cos598d.measure.ledger import AGREEMENT
 from cos598d.sync.bucketed import Bucketed
 from cos598d.sync.buckets import MIB, Named
 from cos598d.sync.codecs.base import Pending

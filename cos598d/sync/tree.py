@@ -2,11 +2,12 @@
 
 import torch
 
-from cos598d.composed import Composed
-from cos598d.sync.messages import FlatByMessages, move
+from cos598d.comm.messages import Composed
+from cos598d.sync.flat import Flat
+from cos598d.sync.parts.segmented import ByMessages, move
 
 
-class Tree(FlatByMessages):
+class Tree(ByMessages, Flat):
     """Averaging up and down a binomial tree with rank 0 at its root.
 
     The parent of rank r is r less its lowest bit: 1, 2 and 4 under 0, 3 under 2, 5 and 6 under 4, 7 under 6. After

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cos598d.data.features import Features
 from cos598d.data.squad.read import Squad
+from cos598d.data.text.features import Features
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from cos598d.data.task import Scores, Task, check_file, digest_file
 from cos598d.errors import UserError
 
 if TYPE_CHECKING:
-    from cos598d.data.features import Features
-    from cos598d.data.tokenization import TextEncoder
+    from cos598d.data.text.features import Features
+    from cos598d.data.text.tokenization import TextEncoder
 
 _FOLDER = "SQUAD_DIR"
 _FLAGS = {"train": "train_file", "dev": "predict_file"}
@@ -102,8 +102,8 @@ class SquadTask(Task):
         overwrite_cache: bool = False,
         limit: int | None = None,
     ) -> "Features":
-        from cos598d.data.features import cached_features, spread
         from cos598d.data.squad.windows import WindowOptions, build_windows
+        from cos598d.data.text.features import cached_features, spread
 
         if part not in _FLAGS:
             raise ValueError(f"{self.name} has the parts {', '.join(_FLAGS)}, not {part!r}.")

@@ -8,13 +8,13 @@ from itertools import groupby
 
 import numpy as np
 
-from cos598d.data.features import Features
-from cos598d.data.pieces import batches
 from cos598d.data.squad.metrics import normalize_answer
 from cos598d.data.squad.read import Question, Squad
-from cos598d.data.tokenization import Encoded, TextEncoder
+from cos598d.data.text.features import Features
+from cos598d.data.text.pieces import batches
+from cos598d.data.text.tokenization import Encoded, TextEncoder
 from cos598d.errors import UserError
-from cos598d.printable import printable
+from cos598d.terminal.printable import printable
 
 _BLOCK = 256  # contexts tokenized at a time, if they are short
 _QUESTIONS = 1024  # questions tokenized at a time

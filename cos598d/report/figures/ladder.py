@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 
-from cos598d.report.benches import FLOOR, Bench, common_labels
+from cos598d.records.conventions import DDP, FLOOR
+from cos598d.report.benches import Bench, common_labels
+from cos598d.report.numbers import listed
 from cos598d.report.settings import UNITS, swept_value
 from cos598d.report.svg import draw, legend_below, line_style, shortened, swept_axis
-from cos598d.report.units import listed
 
 # Told apart by their place too, the floor first; hatches would make a browser's PDF large.
 COMPUTE, EXPOSED, WHOLE = "#56B4E9", "#D55E00", "#999999"
@@ -82,6 +83,6 @@ def sweep_figure(word: str, series: Sequence[Sequence[Bench]], name: str) -> str
         ticks = [tick for tick in (NEAR if high < 4 * low else FAR) if low <= tick <= high]
         axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
         words = [f"{label}, {benches[0].name} on" if len(series) > 1 else label for benches, label in lines]
-        legend_below(figure, handles, ["ddp", *words])
+        legend_below(figure, handles, [DDP, *words])
 
     return draw(name, f"ratio to DDP against {word}", 260, paint)

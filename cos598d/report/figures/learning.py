@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from cos598d.report.load import Run, is_number
+from cos598d.report.numbers import listed
 from cos598d.report.svg import draw, legend_below, line_style
-from cos598d.report.units import listed
 
 NOT_METRICS = frozenset(("epoch", "iterations", "loss", "seconds_evaluation"))
 MOST_POINTS = 300

@@ -5,10 +5,10 @@ from itertools import groupby
 from statistics import fmean
 
 from cos598d.report.load import Run
+from cos598d.report.numbers import listed
 from cos598d.report.settings import UNITS, series_name, swept_value
 from cos598d.report.svg import draw, lanes, legend_below, line_style, swept_axis
 from cos598d.report.traffic import Traffic
-from cos598d.report.units import listed
 
 
 def traffic_figure(traffic: Sequence[Traffic]) -> str | None:

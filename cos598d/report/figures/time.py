@@ -3,11 +3,11 @@
 import statistics
 from collections.abc import Sequence
 
+from cos598d.records.conventions import PHASES
 from cos598d.report.load import Run
+from cos598d.report.numbers import listed, number_of, seconds
 from cos598d.report.svg import COLOURS, MARKERS, draw, lanes, legend_below, shortened
-from cos598d.report.table import PHASES
 from cos598d.report.timeline import Timeline
-from cos598d.report.units import listed, number_of, seconds
 
 # A phase has one look on the whole page. Hatches, for whoever does not see the colours.
 LOOK = {

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from cos598d.report.numbers import listed
 from cos598d.report.svg import draw, legend_below, shortened
-from cos598d.report.units import listed
 from cos598d.report.wire import MOST_DRAWN, Throughput, known
 
 # Colour and line of what is sent, what is received, and the link's rate.

@@ -2,7 +2,7 @@
 
 import importlib
 
-from cos598d.comm import Communicator
+from cos598d.comm.communicator import Communicator
 from cos598d.errors import UsageError
 from cos598d.sync.codecs.base import AllReduce, Codec
 

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from cos598d.comm import Call, Communicator
+from cos598d.comm.communicator import Call, Communicator
 from cos598d.sync.buckets import Bucket
 
 AllReduce = Callable[[torch.Tensor, str], Call]

@@ -2,8 +2,8 @@
 
 import torch
 
-from cos598d.comm import Communicator
-from cos598d.composed import Composed, Messages
+from cos598d.comm.communicator import Communicator
+from cos598d.comm.messages import Composed, Messages
 from cos598d.sync.buckets import Bucket
 from cos598d.sync.codecs.base import AllReduce, Codec
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from cos598d.comm import Communicator
+from cos598d.comm.communicator import Communicator
 from cos598d.sync.buckets import Bucket
 from cos598d.sync.codecs.base import AllReduce, Codec, Coded, Feedback, Kept
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from cos598d.comm import Communicator
+from cos598d.comm.communicator import Communicator
 from cos598d.sync.buckets import Bucket
 from cos598d.sync.codecs.base import AllReduce, Codec, Coded, Feedback
 

@@ -1,0 +1,262 @@
+"""Worlds of real ranks for one function: fresh processes of this host that meet through a file, and always end."""
+
+import contextlib
+import faulthandler
+import functools
+import json
+import multiprocessing
+import os
+import re
+import signal
+import stat
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing import forkserver, resource_tracker, util
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from cos598d.check.keeper import END_SECONDS, LEAVE_SECONDS, MOST_FILE_BYTES, START_SECONDS, keep
+from cos598d.program import own_python_path
+
+# Forked from a server that has torch loaded already: a rank starts in a blink, and from a clean process.
+_context = multiprocessing.get_context("forkserver")
+# torch._dynamo is what torch imports at an optimizer's first step: 2 s of processor, else of every rank of every world.
+_context.set_forkserver_preload(["cos598d.check.claims", "cos598d.run", "torch._dynamo"])
+
+RETURNED, RAISED, LATE, DIED = "returned", "raised", "did not end", "died"
+# A rank that failed lets the others say what they found too, before they are told to stop.
+SAY_SECONDS = 0.5
+OUTPUT_CHARACTERS = 20_000
+MOST_ANSWER_BYTES = 4 << 20
+HANDED_IN, CALLS = "handed_in", "calls"
+ENDINGS = ("where", "crash")  # what faulthandler writes when the time is up, and when the process breaks
+
+
+@dataclass(frozen=True)
+class Place:
+    """A line of code that a rank was at."""
+
+    file: str
+    line: int
+    function: str
+
+
+@dataclass(frozen=True)
+class RankEnd:
+    """How one rank's call ended: `how` is returned, raised, did not end (in its time) or died (without a word).
+
+    `places` lead to the line where it raised or where it still was, the innermost last; `threads` holds those of a
+    rank's other threads too. `output` is the end of what it printed. `handed_in` and `calls` are what stood in the
+    files of these names (with its rank behind) in its folder for temporary ones, if it wrote them.
+    """
+
+    rank: int
+    how: str
+    value: Any = None
+    type: str = ""
+    message: str = ""
+    traceback: str = ""
+    exit_code: int | None = None
+    places: tuple[Place, ...] = ()
+    threads: tuple[tuple[Place, ...], ...] = field(default=(), repr=False)
+    output: str = ""
+    handed_in: bytes = field(default=b"", repr=False)
+    calls: bytes = field(default=b"", repr=False)
+
+
+def run_world(
+    world_size: int, function: Callable, *arguments: Any, seconds: float, timeout: float = 20
+) -> list[RankEnd]:
+    """Call `function(comm, *arguments)` on `world_size` ranks at once; say of each how it ended, in order of rank.
+
+    A call may take `seconds`; after that the world is ended, and each rank that is left says where it was. The process
+    group's collectives give up after `timeout` seconds. What the function returns must be JSON.
+    """
+    with tempfile.TemporaryDirectory(prefix="cos598d-world-", ignore_cleanup_errors=True) as name:
+        be_rank = functools.partial(
+            _be_rank,
+            world_size=world_size,
+            name=name,
+            seconds=seconds,
+            timeout=timeout,
+            function=function,
+            arguments=arguments,
+        )
+        mine, its = _context.Pipe()
+        keeper = _context.Process(target=keep, args=(name, world_size, seconds, be_rank, its, util.get_temp_dir()))
+        try:
+            _start_server()
+            keeper.start()
+            its.close()
+            ends = _hear(mine, START_SECONDS + seconds + LEAVE_SECONDS + 2 * END_SECONDS)
+        finally:
+            mine.close()  # if it has not yet, it ends the ranks now
+            if keeper.pid is not None:
+                keeper.join(2 * END_SECONDS)
+                if keeper.exitcode is None:
+                    keeper.kill()
+                    keeper.join()
+        return [_read(Path(name), rank, *(ends[rank] if ends else (None, ""))) for rank in range(world_size)]
+
+
+def _hear(line: Connection, seconds: float) -> list[tuple[int | None, str]]:
+    """The exit code and the end of the output of each rank, as the keeper tells them; nothing from a lost keeper."""
+    with contextlib.suppress(EOFError, OSError):
+        if line.poll(seconds):
+            return json.loads(line.recv_bytes())
+    return []
+
+
+def _start_server() -> None:
+    """Start the server, unless it runs; it finds this package whatever the working directory, installed or not."""
+    ours = {
+        "PYTHONPATH": own_python_path(),
+        "TORCHINDUCTOR_CACHE_DIR": os.path.join(util.get_temp_dir(), "inductor"),  # made as soon as torch._dynamo loads
+    }
+    before = {name: os.environ.get(name) for name in ours}
+    os.environ.update(ours)
+    resource_tracker.ensure_running()  # which lets signals in again
+    # A Ctrl-C is for the grader, which ends what it has started: to those it does not come, from their first line on.
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _read(folder: Path, rank: int, exit_code: int | None, output: str) -> RankEnd:
+    """How a rank ended, from the files that it left: they may say anything."""
+    handed_in, calls = (_bytes(folder / f"{name}{rank}", MOST_FILE_BYTES) for name in (HANDED_IN, CALLS))
+    files = {"output": output[-OUTPUT_CHARACTERS:], "handed_in": handed_in, "calls": calls}
+    answer = _bytes(folder / f"answer{rank}.json", MOST_ANSWER_BYTES)
+    if answer:
+        end = _answered(answer, rank, exit_code, files)
+        return end or RankEnd(
+            rank, DIED, message="it has answered with what is no answer", exit_code=exit_code, **files
+        )
+    where, crash = (_bytes(folder / f"{name}{rank}", OUTPUT_CHARACTERS).decode(errors="replace") for name in ENDINGS)
+    threads = _threads(where or crash)
+    # The main thread is the oldest, and told last.
+    places = threads[-1] if threads else ()
+    how = LATE if exit_code in (None, -signal.SIGALRM) else DIED
+    return RankEnd(rank, how, exit_code=exit_code, places=places, threads=threads, **files)
+
+
+def _answered(data: bytes, rank: int, exit_code: int | None, files: dict[str, Any]) -> RankEnd | None:
+    """What a rank says of itself; None unless it is in the form in which ranks say it."""
+    try:
+        answer = json.loads(data)
+        texts = {name: str(answer.get(name, "")) for name in ("type", "message", "traceback")}
+        places = tuple(Place(str(file), int(line), str(function)) for file, line, function in answer.get("places", ()))
+        if (
+            answer["how"] not in (RETURNED, RAISED)
+            or answer["rank"] != rank
+            or (answer["how"] == RAISED and not places)
+        ):
+            return None
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
+        return None
+    value = answer.get("value")
+    return RankEnd(rank, answer["how"], value, exit_code=exit_code, places=places, threads=(places,), **texts, **files)
+
+
+def _bytes(path: Path, most: int) -> bytes:
+    """The end of a file's content; nothing where there is no plain file."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    about = os.fstat(file)
+    if not stat.S_ISREG(about.st_mode):
+        os.close(file)
+        return b""
+    with os.fdopen(file, "rb") as content:
+        content.seek(max(0, about.st_size - most))
+        return content.read(most)
+
+
+def _threads(dump: str) -> tuple[tuple[Place, ...], ...]:
+    """The places of each thread in what faulthandler wrote, the innermost last."""
+    threads = []
+    for part in re.split(r"^(?:Current thread|Thread) .*\n", dump, flags=re.MULTILINE)[1:]:
+        frames = re.findall(r'^  File "(.*)", line (\d+) in (.*)$', part, flags=re.MULTILINE)
+        threads.append(tuple(Place(file, int(line), function) for file, line, function in reversed(frames)))
+    return tuple(threads)
+
+
+def _be_rank(
+    rank: int, world_size: int, name: str, seconds: float, timeout: float, function: Callable, arguments: tuple
+) -> None:
+    import torch
+    from torch.distributed import FileStore
+
+    from cos598d.comm import communicator as communication
+    from cos598d.world.launch import Identity
+    from cos598d.world.network import choose_interface
+    from cos598d.world.rendezvous import Meeting
+    from cos598d.world.watchdog import Lifeline
+
+    folder = Path(name)
+    tempfile.tempdir = name  # what a killed rank leaves there goes with the world
+    # The kernel ends this process when nobody else does: its starter may be gone.
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, START_SECONDS + seconds + 5)
+    torch.set_num_threads(1)
+
+    meeting = lifeline = None
+    if world_size > 1:
+        choose_interface("127.0.0.1")
+        store = FileStore(str(folder / "store"), world_size)
+        meeting = Meeting(Identity(rank, world_size), store, ["here"] * world_size, seconds=timeout)
+        lifeline = Lifeline(meeting)
+    with (folder / f"where{rank}").open("w") as where, (folder / f"crash{rank}").open("w") as crash:
+        faulthandler.enable(crash)
+        answer: dict[str, Any] = {"rank": rank, "how": RETURNED}
+        try:
+            communication.open_group(meeting, "gloo")
+            comm = communication.Communicator(meeting, "gloo", torch.device("cpu"))
+            faulthandler.dump_traceback_later(seconds, file=where)
+            answer["value"] = function(comm, *arguments)
+            text = json.dumps(answer)
+        except BaseException as error:
+            answer |= {"how": RAISED, "value": None} | _describe(error)
+            text = json.dumps(answer)
+        faulthandler.cancel_dump_traceback_later()
+        faulthandler.disable()
+    beside = folder / f"answer{rank}.part"
+    beside.write_text(text)
+    beside.rename(folder / f"answer{rank}.json")
+    if answer["how"] == RAISED:
+        if lifeline:
+            _let_others_speak(folder, world_size)
+            lifeline.fail(f"{answer['type']}: {answer['message']}")
+        os._exit(1)
+    if lifeline:
+        lifeline.close()
+    communication.close_group()
+
+
+def _describe(error: BaseException) -> dict[str, Any]:
+    message = str(error)
+    places = [(f.filename, f.lineno or 0, f.name) for f in traceback.extract_tb(error.__traceback__)]
+    return {
+        "type": type(error).__name__,
+        "message": message,
+        "traceback": "".join(traceback.format_exception(error)),
+        "places": places,
+    }
+
+
+def _let_others_speak(folder: Path, world_size: int) -> None:
+    deadline = time.monotonic() + SAY_SECONDS
+    while time.monotonic() < deadline and len(list(folder.glob("answer*.json"))) < world_size:
+        time.sleep(0.02)

@@ -1,0 +1,186 @@
+"""The ledger: one row for every collective call that a rank really made, with the bytes it moved."""
+
+import json
+from array import array
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import asdict, astuple, dataclass, fields, replace
+from itertools import chain
+from typing import Any, Protocol
+
+import torch
+
+from cos598d.comm.moments import Moment, Time
+
+# What a call was for. Only `GRADIENTS` is the cost of gradient synchronization; the rest is set-up and book-keeping.
+STATE, GRADIENTS, AGREEMENT, LOSS, EVALUATION = "state", "gradients", "agreement", "loss", "evaluation"
+BUFFERS = "buffers"  # a model's, such as running statistics
+BEFORE_TRAINING = 0
+# What an iteration of training makes travel.
+OF_TRAINING = (GRADIENTS, AGREEMENT, LOSS, BUFFERS)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One collective call of one rank.
+
+    `iteration` counts from 1; 0 is before training. `payload_bytes` is the tensor's size; `bytes_sent` and
+    `bytes_received` are what the algorithm's formula says this rank's links carried, rounded to a byte;
+    `seconds` is from the call to its completion; for a call that ran beside other work, to when it was waited for; None
+    where the library that made the call does not tell. On CUDA both are moments of the stream that computes: when it
+    got to the call, and when it went on after waiting; `seconds` is None until the ledger's `settle`. `messages`
+    is how many this rank sent, for a call that a sync composed of messages; None for the library's own collectives.
+    `started` is in seconds since the iteration began; None before training, and where `seconds` is.
+    """
+
+    iteration: int
+    purpose: str
+    op: str
+    tensor: str
+    shape: tuple[int, ...]
+    dtype: str
+    payload_bytes: int
+    bytes_sent: int
+    bytes_received: int
+    seconds: float | None
+    messages: int | None = None
+    started: float | None = None
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Sums over the gradient calls of one iteration.
+
+    A tensor that travels in several calls (gathered, then scattered) counts once in `tensors` and `payload_bytes`.
+    """
+
+    calls: int = 0
+    tensors: int = 0
+    payload_bytes: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+
+
+class Output(Protocol):
+    """Where rows go: a text file, as far as a ledger asks."""
+
+    def writelines(self, lines: Iterable[str], /) -> None:
+        """Add to its end."""
+
+
+class Ledger:
+    """Rows in the order of the calls, written as JSON lines by `flush`, summed by iteration on the way.
+
+    The training loop says when an iteration begins. Without `output` the rows of the iterations so far stay in `rows`.
+    With it 48 bytes of an iteration are kept, however many calls it made.
+    """
+
+    def __init__(self, output: Output | None = None):
+        self.iteration = BEFORE_TRAINING
+        self.rows: list[Row] = []
+        self._output = output
+        self._flushed = [array("q") for _ in ("iteration", *fields(Totals))]
+        self._began: Moment = None
+        # Rows whose end the device may not have got to: place, time, the iteration's begin, the call's begin and end.
+        self._unsettled: list[tuple[int, Time, Moment, Moment, Moment]] = []
+
+    def begin(self, iteration: int, began: Moment) -> None:
+        """The rows from here on are of `iteration`, which `began` at that moment of the device's work."""
+        self.iteration, self._began = iteration, began
+
+    def enter(self, row: Row) -> None:
+        """Add one call whose seconds are known, or will never be."""
+        self.rows.append(row)
+
+    def enter_call(self, facts: dict[str, Any], time: Time, started: Moment, ended: Moment) -> None:
+        """Add a call by a row's fields but its times, which are those of two moments of `time`."""
+        if time.is_at_once:
+            self.rows.append(Row(**facts, **_times(time, self._began, started, ended)))
+            return
+        self._unsettled.append((len(self.rows), time, self._began, started, ended))
+        self.rows.append(Row(**facts, seconds=None))
+
+    def settle(self) -> None:
+        """Give all rows their seconds. The host waits until the device has got to the end of each call."""
+        for place, time, began, started, ended in self._unsettled:
+            time.wait(ended)
+            self.rows[place] = replace(self.rows[place], **_times(time, began, started, ended))
+        self._unsettled = []
+
+    def forget(self) -> None:
+        """Drop the rows entered since the last flush."""
+        self.rows, self._unsettled = [], []
+
+    def flush(self) -> None:
+        """Write the rows entered since the last flush and forget them. Called between iterations, off the clock."""
+        if self._output is None:
+            return
+        self.settle()
+        self._output.writelines(json.dumps(asdict(row)) + "\n" for row in self.rows)
+        for iteration, total in _sums(self.rows).items():
+            for column, value in zip(self._flushed, (iteration, *astuple(total)), strict=True):
+                column.append(value)
+        self.rows = []
+
+    def moved(self, iteration: int) -> tuple[int, int]:
+        """Bytes sent and received by all of an iteration's calls since the last flush, evaluation's not among them."""
+        rows = [row for row in self.rows if row.iteration == iteration and row.purpose in OF_TRAINING]
+        return sum(row.bytes_sent for row in rows), sum(row.bytes_received for row in rows)
+
+    def totals(self) -> dict[int, Totals]:
+        """The gradient calls summed by iteration, those flushed and those not. Rows are flushed by whole iterations."""
+        flushed = {iteration: Totals(*values) for iteration, *values in zip(*self._flushed)}
+        return flushed | _sums(self.rows)
+
+    def mean_totals(self, first: int, last: int) -> dict[str, float]:
+        """The totals' means over the iterations from `first` to `last`; one without gradient calls counts as zeros."""
+        sums = [0] * len(fields(Totals))
+        unflushed = ((iteration, *astuple(total)) for iteration, total in _sums(self.rows).items())
+        for iteration, *values in chain(zip(*self._flushed), unflushed):
+            if first <= iteration <= last:
+                sums = [a + b for a, b in zip(sums, values, strict=True)]
+        count = max(1, last - first + 1)
+        return {field.name: float(total) / count for field, total in zip(fields(Totals), sums, strict=True)}
+
+
+def _times(time: Time, began: Moment, started: Moment, ended: Moment) -> dict[str, float | None]:
+    """A row's times, of a call in an iteration that `began` then (None: before the first)."""
+    return {
+        "seconds": time.seconds(started, ended),
+        "started": None if began is None else time.seconds(began, started),
+    }
+
+
+def _sums(rows: Iterable[Row]) -> dict[int, Totals]:
+    gradients: dict[int, list[Row]] = defaultdict(list)
+    for row in rows:
+        if row.purpose == GRADIENTS:
+            gradients[row.iteration].append(row)
+    return {iteration: _total(calls) for iteration, calls in gradients.items()}
+
+
+def _total(calls: list[Row]) -> Totals:
+    # A tensor may travel in pieces (the sum) and in several ways, out and back (the largest of them).
+    by_op: dict[tuple[str, str], int] = defaultdict(int)
+    for row in calls:
+        by_op[row.tensor, row.op] += row.payload_bytes
+    payloads: dict[str, int] = defaultdict(int)
+    for (tensor, _), payload in by_op.items():
+        payloads[tensor] = max(payloads[tensor], payload)
+    return Totals(
+        calls=len(calls),
+        tensors=len(payloads),
+        payload_bytes=sum(payloads.values()),
+        bytes_sent=sum(row.bytes_sent for row in calls),
+        bytes_received=sum(row.bytes_received for row in calls),
+    )
+
+
+def size_in_bytes(tensor: torch.Tensor) -> int:
+    """The payload of a tensor: its elements' bytes."""
+    return tensor.numel() * tensor.element_size()
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """`torch.float32` as "float32"."""
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,78 @@
+"""Messages between two ranks, of which a sync composes a collective of its own."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from cos598d.comm.ledger import size_in_bytes
+
+if TYPE_CHECKING:
+    from cos598d.comm.communicator import Communicator
+
+
+class Messages:
+    """Messages under way; `wait` blocks until those received are in their tensors and those sent may be changed."""
+
+    def __init__(
+        self, works: list[dist.Work], landings: list[tuple[torch.Tensor, torch.Tensor]], departures: list[torch.Tensor]
+    ):
+        self._works, self._landings, self._departures = works, landings, departures  # kept until they are gone
+
+    def wait(self) -> None:
+        """Block until all have arrived. May be called more than once."""
+        for work in self._works:
+            work.wait()
+        for landing, tensor in self._landings:
+            tensor.copy_(landing)
+        self._works, self._landings, self._departures = [], [], []
+
+
+class Composed:
+    """A collective that a sync makes of messages; counts what this rank really sends. `end` enters its row."""
+
+    def __init__(self, comm: "Communicator", op: str, tensor: torch.Tensor, name: str, purpose: str):
+        self._comm, self._entry, self._started = comm, (op, tensor, name, purpose), comm.time.now()
+        self.messages = self.bytes_sent = self.bytes_received = 0
+
+    def start(
+        self, sends: Sequence[tuple[torch.Tensor, int]] = (), receives: Sequence[tuple[torch.Tensor, int]] = ()
+    ) -> Messages:
+        """Start sending tensors to ranks, and receiving tensors from ranks; all contiguous.
+
+        Between two ranks messages arrive in the order in which they were started.
+        """
+        operations, landings, departures = [], [], []
+        # Receives first: gloo sends on the calling thread, and a peer may wait for the word that we are ready.
+        for tensor, rank in receives:
+            landing = self._comm.to_host(tensor)
+            if landing is not tensor:
+                landings.append((landing, tensor))
+            operations.append((dist.irecv, landing, self._comm.peer(rank)))
+            self.bytes_received += size_in_bytes(tensor)
+        for tensor, rank in sends:
+            departures.append(self._comm.to_host(tensor))
+            operations.append((dist.isend, departures[-1], self._comm.peer(rank)))
+            self.messages += 1
+            self.bytes_sent += size_in_bytes(tensor)
+        group = self._comm.group
+        if self._comm.backend == "gloo":
+            works = [operation(tensor, peer, group=group) for operation, tensor, peer in operations]
+        else:  # nccl may wait for a message's other end, so it must know of all of them together
+            works = (
+                dist.batch_isend_irecv([dist.P2POp(*each, group=group) for each in operations]) if operations else []
+            )
+        return Messages(works, landings, departures)
+
+    def swap(
+        self, sends: Sequence[tuple[torch.Tensor, int]] = (), receives: Sequence[tuple[torch.Tensor, int]] = ()
+    ) -> None:
+        """As `start`, and wait."""
+        self.start(sends, receives).wait()
+
+    def end(self) -> None:
+        """The collective is done: enter it in the ledger."""
+        if self._comm.world_size > 1:
+            row = self._comm.row(*self._entry, self.bytes_sent, self.bytes_received) | {"messages": self.messages}
+            self._comm.ledger.enter_call(row, self._comm.time, self._started, self._comm.time.now())

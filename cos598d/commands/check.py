@@ -1,0 +1,211 @@
+"""Does a gradient sync keep every claim? Each is tried in fresh processes; then its cost and speed."""
+
+import contextlib
+import json
+import secrets
+import signal
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from cos598d.check import card, ranks
+from cos598d.check.causes import causes_of
+from cos598d.check.claims import CLAIMS, claims_of
+from cos598d.check.cost import compare, is_cost
+from cos598d.check.judge import CRASHED, DID_NOT_END, FAILED, PASSED, Outcome, judge, judge_claim
+from cos598d.check.spawn import RETURNED, RankEnd, run_world
+from cos598d.errors import UsageError, UserError
+from cos598d.files import write_json
+from cos598d.sync import get_sync
+from cos598d.sync.from_file import is_own
+
+ROUNDS = 20
+OTHERS = ("all_reduce", "ddp")
+# Of several statuses at several world sizes, the first is the claim's.
+WORST_FIRST = (CRASHED, DID_NOT_END, FAILED, PASSED)
+MOST_RANKS = 16
+
+
+def check(
+    name: str,
+    world_sizes: str,
+    seconds: float,
+    claims: str | None = None,
+    with_speed: bool = True,
+    json_to: str | None = None,
+) -> int:
+    """Check the sync `name` on each of `world_sizes` ranks ("2,3"), a claim taking `seconds` at most.
+
+    `claims` are the names of those to try, with commas between; None: all that must be kept. A class from a file
+    must keep all of them, whatever it says of itself; a registered sync those that it makes.
+
+    Prints a card that begins with what is wrong, and writes the same facts as JSON to the file `json_to`; with "-" they
+    are printed in the card's place. Returns 0 when all claims hold, 1 when one does not. Raises UsageError for words
+    that cannot work, and for a file that cannot be loaded.
+    """
+    sizes = read_world_sizes(world_sizes)
+    wanted = None if claims is None else read_claims(claims)
+    if not 0 < seconds < 10_000:
+        raise UsageError(f"--seconds {seconds:g}: give the seconds that a claim may take.")
+    say: Callable[[str], None] = (lambda _: None) if json_to == "-" else (lambda text: print(text, flush=True))
+    with _ended_by_sigterm():
+        facts = _check(name, sizes, wanted, seconds, with_speed, say)
+    if json_to == "-":
+        print(json.dumps(facts, indent=2))
+    elif json_to:
+        try:
+            write_json(json_to, facts)
+        except OSError as error:
+            raise UserError(f"--json {json_to} cannot be written: {error.strerror}.") from None
+    return 0 if facts["passed"] else 1
+
+
+def read_world_sizes(text: str) -> list[int]:
+    """ "2,3,4" as numbers, each once, in order. Raises UsageError."""
+    try:
+        sizes = sorted({int(word) for word in text.split(",")})
+    except ValueError:
+        sizes = []
+    if not sizes or not 1 <= sizes[0] <= sizes[-1] <= MOST_RANKS:
+        raise UsageError(f"--world_sizes {text}: give numbers from 1 to {MOST_RANKS} with commas between, as 2,3,4.")
+    return sizes
+
+
+def read_claims(text: str) -> list[str]:
+    """The claims' names in `text`. Raises UsageError for an unknown one."""
+    known = [claim.name for claim in CLAIMS]
+    for name in text.split(","):
+        if name not in known:
+            raise UsageError(f"--claims {name}: no such claim; they are {', '.join(known)}.")
+    return text.split(",")
+
+
+def _check(
+    name: str,
+    sizes: Sequence[int],
+    wanted: Sequence[str] | None,
+    seconds: float,
+    with_speed: bool,
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    about = _load(name, seconds)
+    made = CLAIMS if is_own(name) else claims_of(get_sync(name))
+    tried = [claim for claim in CLAIMS if (claim in made if wanted is None else claim.name in wanted)]
+    facts: dict[str, Any] = {"sync": name, "class": about["class"], "exact": about["exact"], "world_sizes": list(sizes)}
+    facts["nonce"] = secrets.randbits(32)
+    say(card.head(name, sizes))
+    by_claim: list[tuple[str, list[Outcome]]] = []
+    for place, claim in enumerate(tried):
+        card.progress(f"claim {place + 1} of {len(tried)}: {claim.name}")
+        outcomes = []
+        for size in sizes:
+            if claim not in made:
+                outcomes.append(Outcome.not_made(size, about["class"]))
+                continue
+            arguments = (name, [claim.name], facts["nonce"])
+            ends = run_world(size, ranks.hold, *arguments, seconds=seconds, timeout=_longer_than(seconds))
+            outcomes.append(judge_claim(claim, ends, facts["nonce"], about["file"], seconds))
+        by_claim.append((claim.name, outcomes))
+    card.progress("")
+    facts["diagnosis"] = causes_of(by_claim, about["file"])
+    facts["claims"] = [
+        {
+            "claim": claim.name,
+            "says": card.first_sentences(claim.says),
+            "status": next(status for status in WORST_FIRST if any(o.status == status for o in outcomes)),
+            "outcomes": [
+                {"world_size": o.world_size, "status": o.status, "reports": list(o.reports)} for o in outcomes
+            ],
+        }
+        for claim, (_, outcomes) in zip(tried, by_claim, strict=True)
+    ]
+    facts["not_claimed"] = [claim.name for claim in CLAIMS if claim not in made]
+    facts["passed"] = bool(tried) and all(claim["status"] == PASSED for claim in facts["claims"])
+    say(card.results(facts, about["file"]))
+    facts |= _measure(name, sizes[-1], seconds, with_speed, facts["claims"], about["file"])
+    say(card.measures(facts))
+    return facts
+
+
+def _load(name: str, seconds: float) -> dict[str, Any]:
+    """Load the class in a process of its own, since loading a file runs it. Raises UsageError if that does not work."""
+    end = run_world(1, ranks.look_at, name, seconds=seconds)[0]
+    if end.how == RETURNED and ranks.is_about(end.value):
+        return end.value
+    if end.type == "UsageError":
+        raise UsageError(end.message)
+    path = name.rpartition(":")[0] if is_own(name) else name
+    _, reports = judge([end], str(Path(path).resolve()), seconds)
+    raise UsageError(
+        f"{path} cannot be imported: {card.report(reports[0], str(Path(path).resolve()), with_rank=False)}."
+    )
+
+
+def _measure(
+    name: str, size: int, seconds: float, with_speed: bool, claims: Sequence[dict[str, Any]], own_file: str
+) -> dict[str, Any]:
+    """Cost and speed at one world size, each a dict; None where there is nothing to measure, with the reason."""
+    if size == 1:
+        return {"cost": None, "speed": None, "not_measured": "one rank has nobody to send to"}
+    mean = next((each for each in claims if each["claim"] == "averages_gradients"), None)
+    if mean and mean["status"] in (CRASHED, DID_NOT_END):
+        return {"cost": None, "speed": None, "not_measured": f"averages_gradients {mean['status']}"}
+
+    def told(ends: Sequence[RankEnd]) -> str:
+        status, reports = judge(ends, own_file, seconds)
+        return "" if status == PASSED else f"{status}, {card.report(reports[0], own_file)}"
+
+    ends = run_world(size, ranks.one_step, name, seconds=seconds, timeout=_longer_than(seconds))
+    if trouble := told(ends):
+        return {"cost": None, "speed": None, "not_measured": trouble}
+    if not all(is_cost(end.value) for end in ends):
+        return {"cost": None, "speed": None, "not_measured": "a rank answered with something else than its cost"}
+    cost = compare(name, [end.value for end in ends])
+    if not with_speed:
+        return {"cost": cost, "speed": None, "not_measured": "--no_speed"}
+    if mean and mean["status"] != PASSED:
+        return {"cost": cost, "speed": None, "not_measured": f"averages_gradients {mean['status']}"}
+    names = list(dict.fromkeys((name, *OTHERS)))
+    ends = run_world(size, ranks.steps, names, ROUNDS, seconds=3 * seconds, timeout=_longer_than(3 * seconds))
+    if trouble := told(ends):
+        return {"cost": cost, "speed": None, "not_measured": trouble}
+    if not ranks.are_samples(ends[0].value, names, ROUNDS):
+        return {"cost": cost, "speed": None, "not_measured": "rank 0 answered with something else than seconds"}
+    return {"cost": cost, "speed": _speed(name, size, ends[0].value), "not_measured": ""}
+
+
+def _speed(name: str, size: int, samples: dict[str, list[float]]) -> dict[str, Any]:
+    ratios = {
+        other: [mine / its for mine, its in zip(samples[name], samples[other], strict=True)]
+        for other in samples
+        if other != name
+    }
+    return {
+        "world_size": size,
+        "rounds": ROUNDS,
+        "seconds": {each: _quartiles(values) for each, values in samples.items()},
+        "ratio_to": {other: _quartiles(values) for other, values in ratios.items()},
+        "samples_seconds": samples,
+    }
+
+
+def _quartiles(values: Sequence[float]) -> dict[str, float]:
+    low, middle, high = statistics.quantiles(values, n=4)
+    return {"quartile_1": low, "median": middle, "quartile_3": high}
+
+
+def _longer_than(seconds: float) -> float:
+    """A collective that waits for a rank in an endless loop must not give up before the loop is found."""
+    return seconds + 30
+
+
+@contextlib.contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends the check as Ctrl-C does, with the ranks it has started."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

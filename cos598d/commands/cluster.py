@@ -1,0 +1,165 @@
+"""`python -m cos598d cluster`: up, run, ps, exec, slow, cut, down."""
+
+import argparse
+import os
+import shutil
+import sys
+from typing import Any
+
+from cos598d.cluster.hosts import environment, on_host, run_on_hosts, start_switch
+from cos598d.cluster.live import describe, live_cluster
+from cos598d.cluster.network import Network, check_rights, load, named_namespaces
+from cos598d.cluster.plan import DEFAULT_NAME, Cluster
+from cos598d.errors import UsageError
+from cos598d.records.quantities import parse_delay, parse_rate, rate_words
+
+
+def add_cluster_commands(parser: argparse.ArgumentParser) -> None:
+    """Add the commands of `cluster` to its parser."""
+    commands = parser.add_subparsers(metavar="WHAT", required=True)
+
+    def add(name: str, words: str, function: Any) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=words, description=words)
+        add_name_flags(command)
+        command.set_defaults(function=function)
+        return command
+
+    for name, words, function in (
+        ("run", "make hosts, run a program as a rank on each, remove them again", _run),
+        ("up", "make hosts, to work in by hand", _up),
+    ):
+        command = add(name, words, function)
+        add_link_flags(command)
+        if function is _run:
+            command.add_argument(
+                "--ranks_per_host", type=int, default=1, metavar="N", help="ranks on each (default: 1)"
+            )
+            command.add_argument(
+                "program",
+                nargs=argparse.REMAINDER,
+                metavar="-- PROGRAM",
+                help="its words; {rank}, {host}, {address}, {world_size}, {master_ip} and {master_port} are filled in",
+            )
+    add("ps", "the hosts, their links and their processes", _ps)
+    command = add("exec", "run a program on a host", _exec)
+    command.add_argument("host", type=int, metavar="HOST")
+    command.add_argument("program", nargs=argparse.REMAINDER, metavar="PROGRAM")
+    command = add("slow", "give a host's link another rate, also in the middle of a run", _slow)
+    command.add_argument("host", type=int, metavar="HOST")
+    command.add_argument("--rate", required=True, help="like 100mbit, or none")
+    command = add("cut", "pull a host's plug, also in the middle of a run", _cut)
+    command.add_argument("host", type=int, metavar="HOST")
+    command.add_argument("--undo", action="store_true", help="put it in again")
+    add("down", "end a cluster's programs and remove its hosts", _down)
+
+
+def add_link_flags(parser: Any) -> None:
+    """Add the flags which say what a cluster is; `cluster_from` reads them."""
+    parser.add_argument("--hosts", type=int, default=4, metavar="N", help="how many hosts (default: 4)")
+    parser.add_argument("--rate", default="1gbit", help="of each link, both ways, or none (default: 1gbit)")
+    parser.add_argument("--delay", default="0", help="from host to host, like 10ms (default: 0)")
+    parser.add_argument(
+        "--offload", choices=("on", "off"), default="on", help="off: packets of 1500 bytes on the links, each one"
+    )
+
+
+def add_name_flags(parser: Any) -> None:
+    """Add the cluster's name, and whether its commands are shown."""
+    parser.add_argument("--name", default=DEFAULT_NAME, help=f"the cluster's name (default: {DEFAULT_NAME})")
+    parser.add_argument("--show", action="store_true", help="print every ip and tc command before it runs")
+
+
+def cluster_from(options: argparse.Namespace) -> Cluster:
+    """The cluster that the flags describe. Raises UsageError for one that cannot be."""
+    return Cluster(
+        options.hosts, parse_rate(options.rate), parse_delay(options.delay), options.offload == "on", options.name
+    )
+
+
+def _words(options: argparse.Namespace, example: str) -> list[str]:
+    """The program's words; the "--" before them is the shell user's way to end our own flags."""
+    words = options.program[1:] if options.program[:1] == ["--"] else options.program
+    if not words:
+        raise UsageError(f"what shall run there? {example}")
+    if words[0] in ("python", "python3"):
+        words = [sys.executable, *words[1:]]  # the one whose packages are installed, also under sudo
+    if shutil.which(words[0]) is None:
+        raise UsageError(f"there is no program {words[0]} here: give one that is in the PATH, or its path.")
+    return words
+
+
+def _run(options: argparse.Namespace) -> int:
+    cluster = cluster_from(options)
+    if options.ranks_per_host < 1:
+        raise UsageError(f"--ranks_per_host {options.ranks_per_host}: a host has at least 1 rank.")
+    words = _words(options, "Give its words behind --, as in: cluster run -- python task2b/run_glue.py")
+    with live_cluster(cluster, options.show):
+        return run_on_hosts(cluster, words, options.ranks_per_host)
+
+
+def _up(options: argparse.Namespace) -> int:
+    cluster = cluster_from(options)
+    network = Network(cluster, options.show)
+    network.build()
+    try:
+        switch = start_switch(network, stays=True)
+    except BaseException:
+        network.remove()
+        raise
+    print(describe(cluster, bool(switch)))
+    own = "" if cluster.name == DEFAULT_NAME else f" --name {cluster.name}"
+    print(f"work on a host with `python -m cos598d cluster exec{own} HOST PROGRAM`; end it with `cluster down{own}`")
+    return 0
+
+
+def _ps(options: argparse.Namespace) -> int:
+    cluster = load(options.name)
+    network = Network(cluster, options.show)
+    print(f"{'host':>4}  {'address':12}  {'rate':9}  {'link':4}  {'MB sent':>10}  {'MB received':>11}  processes")
+    for host in cluster.numbers:
+        facts = network.facts(host)
+        print(
+            f"{host:4}  {facts['address']:12}  {facts['rate']:9}  {'up' if facts['connected'] else 'cut':4}  "
+            f"{facts['bytes_sent'] / 1e6:10.3f}  {facts['bytes_received'] / 1e6:11.3f}  "
+            f"{' '.join(map(str, facts['processes'])) or '-'}"
+        )
+    return 0
+
+
+def _exec(options: argparse.Namespace) -> int:
+    if options.program[:1] == ["--name"] and options.program[2:]:  # no program's name: ours, behind the host
+        options.name, options.program = options.program[1], options.program[2:]
+    cluster = load(options.name)
+    cluster.check_host(options.host)
+    words = on_host(cluster, options.host, _words(options, "Give its words, as in: cluster exec 2 ip address"))
+    sys.stdout.flush()
+    os.execvpe(words[0], words, environment(cluster))
+
+
+def _slow(options: argparse.Namespace) -> int:
+    rate = parse_rate(options.rate)
+    cluster = load(options.name)
+    cluster.check_host(options.host)
+    network = Network(cluster, options.show)
+    network.set_rate(options.host, rate)
+    cut = "" if network.facts(options.host)["connected"] else ", but it is cut off"
+    print(f"host {options.host} of {cluster.name}: {rate_words(rate)} each way{cut}")
+    return 0
+
+
+def _cut(options: argparse.Namespace) -> int:
+    cluster = load(options.name)
+    cluster.check_host(options.host)
+    Network(cluster, options.show).set_connected(options.host, options.undo)
+    print(f"host {options.host} of {cluster.name} is {'connected again' if options.undo else 'cut off'}")
+    return 0
+
+
+def _down(options: argparse.Namespace) -> int:
+    check_rights()
+    cluster = Cluster(name=options.name)  # for its check of the name
+    count = Network(cluster, options.show).remove()
+    print(f"removed {count} namespaces of {options.name}" if count else f"no cluster named {options.name} is up")
+    if strangers := named_namespaces(options.name):
+        print(f"left alone, since no cluster of ours made them: {', '.join(strangers)}", file=sys.stderr)
+    return 0

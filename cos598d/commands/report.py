@@ -1,0 +1,72 @@
+"""The command `report`: records of runs and benches to a page."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from cos598d.commands.flags import check_output_file
+from cos598d.errors import UsageError, UserError
+from cos598d.files import write_together, write_whole
+from cos598d.records.bench import FILE_NAME
+from cos598d.report.benches import Bench, load_bench
+from cos598d.report.load import Run, load_run_as, own_names
+from cos598d.report.render import as_html, as_markdown_page, as_pdf, need
+
+FORMS = (".html", ".pdf", ".md")
+
+
+def add_report_options(command: argparse.ArgumentParser) -> None:
+    """The command's words."""
+    command.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run's record, or of a bench's")
+    command.add_argument(
+        *("-o", "--output"),
+        type=Path,
+        default=Path("report.html"),
+        metavar="FILE",
+        help="what to write: .html, .pdf, or .md with its plots in a folder beside it (default: report.html)",
+    )
+
+
+def run_report(options: argparse.Namespace) -> int:
+    """Write the page. Raises UserError for a record that cannot be read, or a package that is not there."""
+    output = options.output
+    if output.suffix not in FORMS:
+        raise UsageError(f"-o {output}: its name must end in {', '.join(FORMS[:-1])} or {FORMS[-1]}.")
+    check_output_file("-o", output)
+    need("jinja2", "matplotlib", *(["weasyprint"] if output.suffix == ".pdf" else []))
+    from cos598d.report.page import build_page
+
+    page = build_page(*load_records(options.runs))
+    try:
+        if output.suffix == ".md":
+            beside = output.with_name(f"{output.stem}_files")
+            text, files = as_markdown_page(page, beside.name)
+            write_together({beside / name: svg for name, svg in files.items()} | {output: text})
+        else:
+            html = as_html(page)
+            write_whole(output, html if output.suffix == ".html" else as_pdf(html))
+    except OSError as error:
+        raise UserError(
+            f"-o {output}: {error.filename or output} cannot be written ({error.strerror}): make room there or choose "
+            "another place; an earlier page still is as it was."
+        ) from None
+    print(f"wrote {output}", file=sys.stderr)
+    return 0
+
+
+def load_records(paths: Sequence[Path]) -> tuple[list[Run], list[Bench]]:
+    """The runs and the benches, in the order given, each by a name of its own. Raises UserError for other folders."""
+    folders = [path.parent if path.name == FILE_NAME and path.is_file() else path for path in paths]
+    runs, benches = [], []
+    for folder, name in zip(folders, own_names(folders), strict=True):
+        if (folder / FILE_NAME).exists():
+            benches.append(load_bench(folder, name))
+        elif folder.is_dir() and not (folder / "summary.json").exists():
+            raise UserError(
+                f"{folder} has neither summary.json nor {FILE_NAME}: "
+                "give the folder of a run that ended well, or of a bench."
+            )
+        else:
+            runs.append(load_run_as(folder, name))
+    return runs, benches

@@ -1,0 +1,131 @@
+"""`python -m cos598d scale`: its flags, and what it prints, draws and writes."""
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from cos598d.commands.flags import check_output_file
+from cos598d.errors import UsageError, UserError
+from cos598d.files import write_json
+from cos598d.records.bench import FILE_NAME
+from cos598d.records.quantities import parse_delay, parse_rate
+from cos598d.scale.records import Link, Record, load_records
+
+LARGEST, MOST_HOSTS = 64, 65536
+
+
+def add_scale_options(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `scale` to `parser`."""
+    parser.add_argument(
+        "records",
+        nargs="*",
+        type=Path,
+        metavar="RECORD",
+        help=f"folder of a bench, or its {FILE_NAME} (default: all in runs/)",
+    )
+    parser.add_argument("--to", type=int, metavar="N", help=f"the most hosts to predict (default: {LARGEST})")
+    parser.add_argument("--rate", metavar="WORD", help="of the links, like 300mbit, or none (default: first record's)")
+    parser.add_argument("--delay", metavar="WORD", help="from host to host, like 10ms (default: the first record's)")
+    parser.add_argument("--batch", type=int, metavar="N", help="examples on each host (default: the first record's)")
+    parser.add_argument(
+        "--predict", type=Path, metavar="RECORD", help="instead: this record, predicted from the others"
+    )
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="draw it too: FILE.svg, .png or .pdf")
+    parser.add_argument("--json", metavar="FILE", help="write all numbers there too; -: print them, and no table")
+
+
+def run_scale(options: argparse.Namespace) -> int:
+    """Fit the model, say what it says, and return the exit code."""
+    _check(options)
+    options.records = options.records or sorted(path.parent for path in Path("runs").glob(f"*/{FILE_NAME}"))
+    if not options.records:
+        raise UsageError(f"runs/ here has no folder with a {FILE_NAME}: give the folders of one or more benches.")
+    if options.predict is not None:
+        text, found = _predict_record(options)
+    else:
+        text, found = _predict_hosts(options)
+    if options.json and options.json != "-":
+        try:
+            write_json(options.json, found)
+        except OSError as error:
+            raise UserError(f"the numbers cannot be written to {options.json}: {error.strerror}.") from None
+    print(json.dumps(found, indent=2) if options.json == "-" else text)
+    return 0
+
+
+def _check(options: argparse.Namespace) -> None:
+    check_output_file("-o", options.output)
+    check_output_file("--json", options.json)
+    if options.to is not None and not 2 <= options.to <= MOST_HOSTS:
+        raise UsageError(f"--to {options.to}: give a number of hosts from 2 to {MOST_HOSTS}.")
+    if options.batch is not None and options.batch < 1:
+        raise UsageError(f"--batch {options.batch}: give a number of at least 1.")
+    if options.output and options.output.suffix[1:].lower() not in ("svg", "png", "pdf"):
+        raise UsageError(f"-o {options.output}: give a file's name that ends in .svg, .png or .pdf.")
+    if options.predict is not None:
+        for name in ("to", "rate", "delay", "batch", "output"):
+            if getattr(options, name) is not None:
+                raise UsageError(f"--predict takes the hosts, links and batch of its record: leave --{name} out.")
+
+
+def _predict_hosts(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
+    from cos598d.scale.fit import fit
+    from cos598d.scale.predict import scale_points
+    from cos598d.scale.table import describe_fit, scale_table
+
+    # Before the records are read: a wrong word is to be told first.
+    rate = options.rate and parse_rate(options.rate)
+    delay = options.delay and parse_delay(options.delay)
+    records = load_records(options.records)
+    first = records[0]
+    link = Link(first.link.rate if options.rate is None else rate, first.link.delay if options.delay is None else delay)
+    batch = options.batch or first.batch
+    fitted = fit(records)
+    points = scale_points(fitted, options.to or LARGEST, link, batch)
+    found = _facts(fitted) | {
+        "link": asdict(link),
+        "batch": batch,
+        "points": [asdict(point) | {"extrapolated": point.measured_seconds is None} for point in points],
+    }
+    if options.output:
+        from cos598d.scale.plot import draw
+
+        draw(points, options.output, f"{first.work['model']}, links of {link.words}, batch {batch} on each host")
+    return f"{describe_fit(fitted)}\n\n{scale_table(points, link, batch)}", found
+
+
+def _predict_record(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
+    from cos598d.scale.fit import fit
+    from cos598d.scale.predict import is_crowded_otherwise, misses
+    from cos598d.scale.table import describe_fit, miss_table
+
+    others = [path for path in options.records if path.resolve() != options.predict.resolve()]
+    if not others:
+        raise UsageError(f"--predict {options.predict}: give other records than it, to predict it from.")
+    *records, held_out = load_records([*others, options.predict])
+    fitted = fit(records)
+    found = misses(fitted, held_out)
+    unknown = [rung.label for rung in held_out.rungs if rung.label not in fitted.rungs]
+    own_compute = is_crowded_otherwise(fitted, held_out)
+    facts = _facts(fitted) | {
+        "predicted": held_out.name,
+        "own_compute": own_compute,
+        "misses": [asdict(miss) | {"miss": miss.miss} for miss in found],
+        "not_predicted": unknown,
+    }
+    text = f"{describe_fit(fitted)}\n\n{miss_table(found, held_out.name, held_out.words, unknown, own_compute)}"
+    return text, facts
+
+
+def _facts(fitted: Any) -> dict[str, Any]:
+    def describe(record: Record) -> dict[str, Any]:
+        return {"name": record.name, "hosts": record.ranks, "link": asdict(record.link), "batch": record.batch}
+
+    return {
+        "records": [describe(record) for record in fitted.records],
+        "costs": asdict(fitted.costs),
+        "remarks": list(fitted.remarks),
+        "left_out": fitted.left_out,
+    }

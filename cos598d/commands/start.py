@@ -1,0 +1,48 @@
+"""The first lines of every program: a Ctrl-C while torch is still loading ends it, without a traceback."""
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+from cos598d.terminal.streams import OutputLost, prepare_streams
+
+WORDS, EXIT_CODE = "interrupted (Ctrl-C).", 128 + signal.SIGINT
+
+
+def start(load: Callable[[], Callable[..., int]], *arguments: Any, **options: Any) -> NoReturn:
+    """Call `load`, which imports and returns a function, then that function, and exit with the code it returns."""
+    prepare_streams()
+    try:
+        with loading():
+            function = load()
+        sys.exit(function(*arguments, **options))
+    except OutputLost as lost:
+        print(lost, file=sys.stderr)
+        sys.exit(lost.exit_code)
+    except KeyboardInterrupt:
+        print(WORDS, file=sys.stderr)
+        sys.exit(EXIT_CODE)
+
+
+@contextlib.contextmanager
+def loading() -> Iterator[None]:
+    """Within it a Ctrl-C ends this process at once: for imports, before there is anything to clean up."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    # An exception would get lost in some of the import system's callbacks, and leave libraries half loaded.
+    signal.signal(signal.SIGINT, _leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _leave(*_: Any) -> NoReturn:
+    os.write(sys.stderr.fileno(), f"{WORDS}\n".encode())
+    os._exit(EXIT_CODE)

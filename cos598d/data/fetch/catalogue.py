@@ -1,0 +1,192 @@
+"""What `download_glue_data.py` can fetch: each data set's addresses, its files and how many examples they hold.
+
+Where the numbers come from: the row counts are those of the GLUE paper and of the SQuAD papers' released files. The
+archives' sizes and sha256 are those that several public projects recorded when they fetched the same addresses; an
+archive that differs from them is still taken if its files hold the right numbers of rows (`check.py` says so).
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from cos598d.data.fetch.unpack import copy_files, split_mrpc, unpack_zip
+from cos598d.errors import UsageError
+
+_GLUE = "https://dl.fbaipublicfiles.com/glue/data/"
+_MRPC = "https://dl.fbaipublicfiles.com/senteval/senteval_data/"
+_SQUAD = "https://rajpurkar.github.io/SQuAD-explorer/dataset/"
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file to fetch: its address, and its sha256 where the published one is known ("" otherwise)."""
+
+    url: str
+    sha256: str = ""
+
+    @property
+    def file_name(self) -> str:
+        return self.url.rsplit("/", 1)[1]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One file of a data set: a TSV file, or a SQuAD JSON file where a row is a question.
+
+    `rows` are the accepted numbers of examples (more than one where versions in circulation differ), `header` whether
+    the first line holds column names, `sha256` the digest of the file itself where it is known ("" otherwise).
+    An `optional` part may be missing: no training and no evaluation here reads it.
+    """
+
+    name: str
+    rows: tuple[int, ...]
+    header: bool = True
+    sha256: str = ""
+    optional: bool = False
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """One name that `--tasks` takes.
+
+    `folder` is where its parts land under the data folder, whatever the archive calls its own. `unpack` is given the
+    fetched files by name and an empty folder, which it fills with the parts. `variable` is the environment variable
+    by which the training scripts find it.
+    """
+
+    name: str
+    folder: str
+    sources: tuple[Source, ...]
+    parts: tuple[Part, ...]
+    unpack: Callable[[Mapping[str, Path], Path], None] = unpack_zip
+    variable: str = "GLUE_DIR"
+
+
+def _glue(name: str, archive: str, sha256: str, train: int | tuple[int, ...], dev: int, test: int) -> Dataset:
+    """One of the eight tasks that come as a zip of train.tsv, dev.tsv and test.tsv."""
+    headers = name != "CoLA"  # CoLA's labelled files start with an example; its test file does have a header
+    parts = (
+        Part("train.tsv", train if isinstance(train, tuple) else (train,), headers),
+        Part("dev.tsv", (dev,), headers),
+        Part("test.tsv", (test,), optional=True),
+    )
+    return Dataset(name, name, (Source(_GLUE + archive, sha256),), parts)
+
+
+_DATASETS = (
+    _glue("CoLA", "CoLA.zip", "f212fcd832b8f7b435fb991f101abf89f96b933ab400603bf198960dfc32cbff", 8551, 1043, 1063),
+    _glue("SST-2", "SST-2.zip", "d67e16fb55739c1b32cdce9877596db1c127dc322d93c082281f64057c16deaa", 67349, 872, 1821),
+    Dataset(
+        "MRPC",
+        "MRPC",
+        (
+            Source(
+                _MRPC + "msr_paraphrase_train.txt", "60a9b09084528f0673eedee2b69cb941920f0b8cd0eeccefc464a98768457f89"
+            ),
+            Source(
+                _MRPC + "msr_paraphrase_test.txt", "a04e271090879aaba6423d65b94950c089298587d9c084bf9cd7439bd785f784"
+            ),
+            Source(_GLUE + "mrpc_dev_ids.tsv", "971d7767d81b997fd9060ade0ec23c4fc31cbb226a55d1bd4a1bac474eb81dc7"),
+        ),
+        (Part("train.tsv", (3668,)), Part("dev.tsv", (408,)), Part("test.tsv", (1725,), optional=True)),
+        split_mrpc,
+    ),
+    _glue("STS-B", "STS-B.zip", "e60a6393de5a8b5b9bac5020a1554b54e3691f9d600b775bd131e613ac179c85", 5749, 1500, 1379),
+    # 363849: the archive that GLUE offered before the "clean" one, which many a folder still holds.
+    _glue(
+        "QQP",
+        "QQP-clean.zip",
+        "40e7c862c04eb26ee04b67fd900e76c45c6ba8e6d8fab4f8f1f8072a1a3fbae0",
+        (363846, 363849),
+        40430,
+        390965,
+    ),
+    Dataset(
+        "MNLI",
+        "MNLI",
+        (Source(_GLUE + "MNLI.zip", "e7c1d896d26ed6caf700110645df426cc2d8ebf02a5ab743d5a5c68ac1c83633"),),
+        (
+            Part("train.tsv", (392702,)),
+            Part("dev_matched.tsv", (9815,)),
+            Part("dev_mismatched.tsv", (9832,)),
+            Part("test_matched.tsv", (9796,), optional=True),
+            Part("test_mismatched.tsv", (9847,), optional=True),
+        ),
+    ),
+    _glue("QNLI", "QNLIv2.zip", "e634e78627a29adaecd4f955359b22bf5e70f2cbd93b493f2d624138a0c0e5f5", 104743, 5463, 5463),
+    Dataset(
+        "RTE",
+        "RTE",
+        (Source(_GLUE + "RTE.zip", "6bf86de103ecd335f3441bd43574d23fef87ecc695977a63b82d5efb206556ee"),),
+        (
+            Part("train.tsv", (2490,), sha256="41e3a9b063433392343fad9e962cf2f58b681c78d8f71592f4186f0837246c5c"),
+            Part("dev.tsv", (277,), sha256="80230dfa1347282e7b532b06a1004a76a710087541189bf874223ddf0e3819fb"),
+            Part(
+                "test.tsv",
+                (3000,),
+                sha256="6e33f09b5c2bfd5fd5fde217070f3dd49e484e33b9752b5864cf36fc421a213f",
+                optional=True,
+            ),
+        ),
+    ),
+    _glue("WNLI", "WNLI.zip", "ae0e8e4d16f4d46d4a0a566ec7ecceccfd3fbfaa4a7a4b4e02848c0f2561ac46", 635, 71, 146),
+    Dataset(
+        "diagnostic",
+        "diagnostic",
+        (Source(_GLUE + "AX.tsv", "0e13510b1bb14436ff7e2ee82338f0efb0133ecf2e73507a697dc210db3f05fd"),),
+        (Part("AX.tsv", (1104,)),),
+        copy_files,
+    ),
+    Dataset(
+        "SQuAD1.1",
+        "SQuAD",
+        (
+            Source(_SQUAD + "train-v1.1.json", "3527663986b8295af4f7fcdff1ba1ff3f72d07d61a20f487cb238a6ef92fd955"),
+            Source(_SQUAD + "dev-v1.1.json", "95aa6a52d5d6a735563366753ca50492a658031da74f301ac5238b03966972c9"),
+        ),
+        (Part("train-v1.1.json", (87599,)), Part("dev-v1.1.json", (10570,))),
+        copy_files,
+        "SQUAD_DIR",
+    ),
+    Dataset(
+        "SQuAD2.0",
+        "SQuAD",
+        (
+            Source(_SQUAD + "train-v2.0.json", "68dcfbb971bd3e96d5b46c7177b16c1a4e7d4bdef19fb204502738552dede002"),
+            Source(_SQUAD + "dev-v2.0.json", "80a5225e94905956a6446d296ca1093975c4d3b3260f1d6c8f68bc2ab77182d8"),
+        ),
+        (Part("train-v2.0.json", (130319,)), Part("dev-v2.0.json", (11873,))),
+        copy_files,
+        "SQUAD_DIR",
+    ),
+)
+
+CATALOGUE: Mapping[str, Dataset] = {dataset.name: dataset for dataset in _DATASETS}
+
+_OTHER_NAMES = {"sst": ("SST-2",), "sts": ("STS-B",), "ax": ("diagnostic",), "squad": ("SQuAD1.1", "SQuAD2.0")}
+
+
+def choose(tasks: str, catalogue: Mapping[str, Dataset] = CATALOGUE) -> list[Dataset]:
+    """The data sets that a comma-separated list names, in its order, each once.
+
+    Case and punctuation don't matter. "all" is everything except `diagnostic`, which no task here trains on.
+    Raises UsageError naming the known ones for an unknown or missing name.
+    """
+    known = {_plain(name): (name,) for name in catalogue}
+    known |= {short: names for short, names in _OTHER_NAMES.items() if all(name in catalogue for name in names)}
+    known["all"] = tuple(name for name in catalogue if name != "diagnostic")
+    chosen: dict[str, Dataset] = {}
+    for word in (word.strip() for word in tasks.split(",")):
+        if not word:
+            continue
+        if _plain(word) not in known:
+            raise UsageError(f'--tasks names "{word}", which is none of {", ".join(catalogue)} or all.')
+        chosen |= {name: catalogue[name] for name in known[_plain(word)]}
+    if not chosen:
+        raise UsageError(f"--tasks names nothing; give one or more of {', '.join(catalogue)}, or all.")
+    return list(chosen.values())
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())

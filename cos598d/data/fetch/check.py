@@ -1,0 +1,104 @@
+"""Does a folder hold a data set's files, whole? Counts examples and compares digests."""
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cos598d.data.fetch.catalogue import Dataset
+from cos598d.data.glue.read import FORMATS
+
+
+@dataclass
+class Findings:
+    """What a look at a folder showed.
+
+    `problems`, by file name, rule a file out; `notes` don't; `rows` are the counts by file name.
+    """
+
+    problems: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    rows: dict[str, int] = field(default_factory=dict)
+    digests: int = 0  # how many files had the recorded sha256
+
+
+def look_at(dataset: Dataset, folder: Path, published: bool = False) -> Findings:
+    """Check every part of `dataset` in `folder`.
+
+    `published`: these files come from an archive whose own sha256 is the published one. Then a part whose digest or
+    number of rows is not the recorded one is only noted: the archive's digest is the stronger witness.
+    """
+    found = Findings()
+    for part in dataset.parts:
+        path = folder / part.name
+        if not path.is_file():
+            if part.optional:
+                found.notes.append(f"without {part.name}, which training and evaluation don't need")
+            else:
+                found.problems[part.name] = f"{part.name} is missing"
+            continue
+        try:
+            rows = count_rows(path, part.header)
+            wrong_header = _wrong_header(dataset, path)
+        except ValueError as error:
+            found.problems[part.name] = f"{part.name} cannot be read ({error})"
+            continue
+        found.rows[part.name] = rows
+        differs = None
+        if rows not in part.rows:
+            differs = f"{part.name} has {rows} rows where {' or '.join(map(str, part.rows))} were expected"
+        elif wrong_header:
+            differs = f"of {part.name} {wrong_header}"
+        elif part.sha256 and (digest := sha256_of(path)) != part.sha256:
+            differs = f"{part.name} has the sha256 {digest[:12]}... where {part.sha256[:12]}... was expected"
+        elif part.sha256:
+            found.digests += 1
+        if differs and published:
+            found.notes.append(f"{differs}, though the archive is the published one")
+        elif differs:
+            found.problems[part.name] = differs
+    return found
+
+
+def count_rows(path: Path, header: bool = True) -> int:
+    """The number of examples in a TSV file, or of questions in a SQuAD JSON file. ValueError if it is neither.
+
+    A TSV line counts if it has at least as many columns as the first line: readers can't use a shorter one, so a line
+    that a cut or a stray line break has torn doesn't count.
+    """
+    if path.suffix == ".json":
+        return _count_questions(path)
+    try:
+        with open(path, encoding="utf-8-sig") as lines:
+            tabs = next(lines, "").count("\t")
+            complete = sum(line.count("\t") >= tabs and line != "\n" for line in lines)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not UTF-8 text: {error.reason} at byte {error.start}") from error
+    empty = path.stat().st_size == 0
+    return complete if header or empty else complete + 1
+
+
+def _wrong_header(dataset: Dataset, path: Path) -> str | None:
+    """What is wrong with the first line of a file that a GLUE task reads; None of all others."""
+    form = FORMATS.get(dataset.name.lower())
+    if form is None or not form.has_header or path.stem not in form.parts:
+        return None
+    with open(path, encoding="utf-8-sig") as lines:
+        return form.wrong_header(lines.readline().rstrip("\r\n").split("\t"))
+
+
+def sha256_of(path: Path) -> str:
+    """The file's sha256 in hexadecimal."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as handle:
+        while block := handle.read(1024 * 1024):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _count_questions(path: Path) -> int:
+    try:
+        articles = json.loads(path.read_bytes())["data"]
+        return sum(len(paragraph["qas"]) for article in articles for paragraph in article["paragraphs"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"not a SQuAD file: {type(error).__name__} {error}") from error

@@ -1,0 +1,255 @@
+"""`python download_glue_data.py`: fetch GLUE and SQuAD, check them, and put them where the training scripts look."""
+
+import argparse
+import contextlib
+import dataclasses
+import filecmp
+import itertools
+import math
+import shlex
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import filelock
+
+from cos598d.data.fetch.catalogue import CATALOGUE, Dataset, choose
+from cos598d.data.fetch.check import Findings, look_at, sha256_of
+from cos598d.data.fetch.transfer import Unreachable, fetch
+from cos598d.data.fetch.unpack import copy_files
+from cos598d.errors import UsageError, UserError
+from cos598d.terminal.printable import printable
+
+
+def _say(line: str) -> None:
+    print(printable(line), flush=True)  # the order of lines and bars holds in a pipe too
+
+
+def obtain(
+    dataset: Dataset,
+    data_dir: Path,
+    base_url: str | None = None,
+    timeout: float = 10.0,
+    report: Callable[[str], None] = _say,
+) -> None:
+    """Make sure that `data_dir/dataset.folder` holds the data set, fetching it if it isn't there or doesn't check.
+
+    1. Files that are there and check are left alone.
+    2. Otherwise, one process at a time (a lock file in `data_dir`): fetch to `*.part` files, unpack into a hidden
+       folder beside the target, check there, and rename. Files of the target that did not check are set aside as
+       `NAME.replaced-1`, never deleted.
+    At whatever point this ends, the target holds whole files only, and nothing else is left but `*.part` (taken up
+    by the next call) and the lock; a hidden folder that a killed process left is removed by the next call.
+
+    Of SQuAD, only the files that are missing or wrong are fetched.
+    `base_url` replaces everything before the files' names. `timeout`: seconds, as in `fetch`. `report` takes lines
+    of progress. Raises UserError, one sentence, for whatever the network, the disk or the files do wrong.
+    """
+    target = data_dir / dataset.folder
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True)
+        found = look_at(dataset, target)
+        if found.problems:
+            with _one_at_a_time(data_dir / f".{dataset.folder}.lock", dataset.name, report):
+                found = look_at(dataset, target)  # whoever had the lock may have fetched it
+                if found.problems:
+                    _fetch_and_install(dataset, found, data_dir, base_url, timeout, report)
+                    return
+    except OSError as error:
+        raise UserError(
+            f"{dataset.name} cannot be put into {data_dir} ({error.strerror or error}); "
+            "free or permit that place, or give another --data_dir."
+        ) from error
+    report(f"{dataset.name}: already there ({_described(found)}).")
+
+
+def _fetch_and_install(
+    dataset: Dataset,
+    present: Findings,
+    data_dir: Path,
+    base_url: str | None,
+    timeout: float,
+    report: Callable[[str], None],
+) -> None:
+    """Step 2 of `obtain`, under its lock; `present` is what is wrong with the target now."""
+    target = data_dir / dataset.folder
+    if dataset.unpack is copy_files:  # each file for itself: what is there and checks is not fetched
+        sources = tuple(source for source in dataset.sources if source.file_name in present.problems)
+        parts = tuple(part for part in dataset.parts if part.name in present.problems)
+        dataset = dataclasses.replace(dataset, sources=sources, parts=parts)
+    wrong = [problem for name, problem in present.problems.items() if (target / name).exists()]
+    if wrong:
+        report(f"{dataset.name}: {' and '.join(wrong)} in {target}; fetching anew.")
+    files: dict[str, Path] = {}
+    try:
+        for source in dataset.sources:
+            url = f"{base_url}/{source.file_name}" if base_url else source.url
+            report(f"{dataset.name}: fetching {url}")
+            files[source.file_name] = fetch(url, data_dir, timeout, report=report)
+    except UserError as error:
+        raise UserError(f"{dataset.name}: {error}; {_ways_out(dataset, target, error)}.") from error
+
+    staging = data_dir / f".{dataset.folder}.unpacking"
+    _remove(staging)
+    staging.mkdir()
+    try:
+        published = all(sha256_of(files[source.file_name]) == source.sha256 for source in dataset.sources)
+        dataset.unpack(files, staging)
+        found = look_at(dataset, staging, published)
+        if found.problems:
+            wrong = " and ".join(found.problems.values())
+            raise UserError(f"{dataset.name}: of what was fetched, {wrong}; {_ways_out(dataset, target)}.")
+        aside = _install(staging, target, present)
+    except UserError:
+        for path in files.values():  # complete but wrong: to resume it would bring the same again
+            path.unlink(missing_ok=True)
+        raise
+    finally:
+        _remove(staging)
+    for path in files.values():
+        path.unlink(missing_ok=True)
+    if not published and found.digests < len(found.rows):
+        found.notes.append("not the published file to the byte (its sha256 differs), so only the rows speak for it")
+    report(f"{dataset.name}: {_described(found)}, in {target}.")
+    for kept in aside:
+        report(f"{dataset.name}: what stood there before is kept as {kept}.")
+
+
+def _install(staging: Path, target: Path, present: Findings) -> list[Path]:
+    """Give the checked files their place: the whole folder at once, or file by file where the folder exists.
+
+    Of what exists, only files that did not check are replaced. Returns where these were set aside.
+    """
+    if not target.exists():
+        staging.rename(target)
+        return []
+    aside = []
+    for fresh in sorted(staging.iterdir()):
+        place = target / fresh.name
+        if place.exists():
+            if fresh.name not in present.problems or filecmp.cmp(fresh, place, shallow=False):
+                continue
+            numbered = (target / f"{fresh.name}.replaced-{number}" for number in itertools.count(1))
+            aside.append(next(path for path in numbered if not path.exists()))
+            place.rename(aside[-1])
+        fresh.rename(place)
+    return aside
+
+
+@contextlib.contextmanager
+def _one_at_a_time(path: Path, name: str, report: Callable[[str], None]) -> Iterator[None]:
+    lock = filelock.FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        report(f"{name}: another process is fetching into this folder; waiting for it.")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _remove(folder: Path) -> None:
+    if folder.exists():
+        shutil.rmtree(folder)
+
+
+def _described(found: Findings) -> str:
+    counts = " + ".join(str(rows) for rows in found.rows.values()) + " rows"
+    digests = [f"{found.digests} files' sha256 as recorded"] if found.digests else []
+    return "; ".join([counts, *digests, *found.notes])
+
+
+def _ways_out(dataset: Dataset, target: Path, error: UserError | None = None) -> str:
+    needed = " and ".join(part.name for part in dataset.parts if not part.optional)
+    ways = ["try again later", "name a mirror with --base_url", f"copy {needed} into {target} by hand"]
+    if isinstance(error, Unreachable) and dataset.variable == "GLUE_DIR":
+        ways.append("train on the bundled RTE sample, which is taken where GLUE_DIR is not set")
+    return f"{', '.join(ways[:-1])} or {ways[-1]}"
+
+
+def _seconds(word: str) -> float:
+    try:
+        seconds = float(word)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= 3600:
+        raise argparse.ArgumentTypeError(f'"{word}" is not a number of seconds above 0 and up to 3600')
+    return seconds
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="download_glue_data.py",
+        description="Fetch GLUE and SQuAD and check that they are whole. What is there already and checks is skipped; "
+        "a broken download is resumed; several processes may run this on one folder.",
+    )
+    parser.add_argument(
+        "--data_dir", default="glue_data", help="the folder that gets RTE/, MNLI/, ..., SQuAD/ (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--tasks",
+        default="all",
+        help=f"comma-separated, of {', '.join(CATALOGUE)}; all is all but diagnostic (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--base_url",
+        metavar="URL",
+        help="fetch from URL/RTE.zip, URL/train-v1.1.json, ... instead of the publishers' hosts: a mirror is one "
+        "folder with the files under their own names (python -m http.server in it will do)",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=_seconds,
+        default=10.0,
+        metavar="SECONDS",
+        help="give up when a host has not answered, or sends nothing more, for this long (default: %(default)g)",
+    )
+    return parser
+
+
+def _mirror(address: str) -> str:
+    try:
+        parts = urlsplit(address)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable:
+        raise UsageError(f'--base_url is "{address}"; expected an address such as http://host/folder.')
+    return address.rstrip("/")
+
+
+@contextlib.contextmanager
+def _sigterm_unwinds() -> Iterator[None]:
+    """Let a polite kill unwind like any other end, so that what is half unpacked goes away."""
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit code: 0, 1 (could not), 2 (wrong words), 130 (Ctrl-C)."""
+    options = _parser().parse_args(arguments)
+    data_dir = Path(options.data_dir)
+    try:
+        chosen = choose(options.tasks)
+        base_url = None if options.base_url is None else _mirror(options.base_url)
+        with _sigterm_unwinds():
+            for dataset in chosen:
+                obtain(dataset, data_dir, base_url, options.timeout)
+    except UserError as error:
+        print(printable(error), file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print(f"Stopped; what has arrived is kept as *.part in {data_dir}, the same command resumes.", file=sys.stderr)
+        return 130
+    folders = {"GLUE_DIR": data_dir.resolve(), "SQUAD_DIR": data_dir.resolve() / "SQuAD"}
+    for variable in dict.fromkeys(dataset.variable for dataset in chosen):
+        print(f"To use it: export {variable}={shlex.quote(str(folders[variable]))}")
+    return 0

@@ -1,0 +1,180 @@
+"""Fetch one file over HTTP so that a broken connection costs only what had not arrived yet.
+
+What has arrived stands in `NAME.TAG.part`. TAG is a digest of what the server says identifies the file's present
+version (its ETag or date, and its length), so bytes of two versions never end up in one file: if the server's answer
+to a request for the rest carries another tag, the old part is dropped and the download starts anew.
+"""
+
+import hashlib
+import queue
+import re
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import requests
+import urllib3
+from tqdm import tqdm
+
+from cos598d.errors import UserError
+from cos598d.terminal.printable import printable
+
+MOST_BYTES = 2 * 1024**3  # MNLI, the largest, is 0.3 GB; a server that sends without end must not fill the disk
+_TRIES = 4
+_PROGRESS = 1024**2  # a try that brought more bytes than this was no failure
+_CHUNK = 32 * 1024
+
+
+class Unreachable(UserError):
+    """No connection to `host`, or no answer in time. The message is a clause; the caller adds the ways out."""
+
+    def __init__(self, host: str, reason: str) -> None:
+        super().__init__(f"cannot reach {host} ({reason})")
+
+
+def fetch(url: str, folder: Path, timeout: float, pause: float = 0.5, report: Callable[[str], None] = print) -> Path:
+    """Download `url` into `folder` and return the path of the finished file, which still ends in `.part`.
+
+    The caller, who holds the folder's lock, checks it and deletes it. A finished part that was left over costs one
+    request for its last byte. `timeout`: seconds to wait for the connection and the first answer together, and then
+    for each next piece. A connection that breaks is taken up again, after `pause` seconds and then twice as long each
+    time, until four tries in a row brought less than a megabyte each.
+    Raises Unreachable if there is no connection, UserError for any other refusal; what has arrived is kept.
+    """
+    name = url.rsplit("/", 1)[1]
+    host = urlsplit(url).netloc
+    failed = 0
+    while failed < _TRIES:
+        if failed:
+            time.sleep(pause * 2 ** (failed - 1))
+        part = next(iter(sorted(folder.glob(f"{name}.*.part"))), None)
+        with _answer(url, part, timeout) as response:
+            if response.status_code in (429, 500, 502, 503, 504):
+                failed += 1
+                report(f"{name}: {host} answered {response.status_code} {printable(response.reason, 60)}.")
+                continue
+            if response.status_code not in (200, 206, 416):
+                raise UserError(f"{host} answered {response.status_code} {printable(response.reason, 60)} for {url}")
+            start, total = _range_of(response)
+            fresh = folder / f"{name}.{_tag(response, url, total)}.part"
+            if response.status_code != 200 and (fresh != part or start != _resume_at(part)):
+                if part is None:
+                    raise UserError(f"{host} answered {response.status_code} to a request for the whole of {url}")
+                part.unlink()  # the server's file is another one now, or this is not the range that was asked for
+                continue
+            for stale in set(folder.glob(f"{name}.*.part")) - {fresh}:
+                stale.unlink()
+            if total is not None and total > MOST_BYTES:
+                raise UserError(f"{url} is {total} bytes long, more than the {MOST_BYTES} allowed")
+            if _receive(response, fresh, start, total, name):
+                return fresh
+        arrived = fresh.stat().st_size
+        failed = 1 if arrived - start > _PROGRESS else failed + 1
+        if total is None:  # no length: nothing says where a rest would begin, so there is nothing to resume
+            fresh.unlink()
+        report(f"{name}: the connection to {host} broke after {arrived} bytes.")
+    raise UserError(f"{host} did not deliver the whole of {url} in {failed} tries (what came is kept)")
+
+
+def _answer(url: str, part: Path | None, timeout: float) -> requests.Response:
+    """The server's answer, its body unread, within `timeout` seconds whatever is slow: names, connection or server."""
+    headers = {"Accept-Encoding": "identity"}  # a compressed answer would have other lengths and ranges
+    if part is not None:
+        headers["Range"] = f"bytes={_resume_at(part)}-"
+    outcome: queue.Queue[Any] = queue.Queue()
+    given_up = threading.Event()
+
+    def ask() -> None:
+        try:
+            response = requests.get(url, headers=headers, stream=True, timeout=(timeout, timeout))
+            outcome.put(response)
+            if given_up.is_set():
+                response.close()
+        except Exception as error:  # whatever it is, the waiting thread must hear of it
+            outcome.put(error)
+
+    # Looking up a name has no time limit of its own and each of a host's addresses gets the full one: hence a thread,
+    # a daemon so that it can't hold up the end of the program.
+    threading.Thread(target=ask, daemon=True).start()
+    host = urlsplit(url).netloc
+    try:
+        answer = outcome.get(timeout=timeout)
+    except queue.Empty:
+        given_up.set()
+        raise Unreachable(host, f"no answer within {timeout:g} seconds") from None
+    if isinstance(answer, requests.exceptions.Timeout):
+        raise Unreachable(host, f"no answer within {timeout:g} seconds") from answer
+    if isinstance(answer, Exception):
+        raise Unreachable(host, _cause(answer)) from answer
+    return answer
+
+
+def _resume_at(part: Path) -> int:
+    """Where to go on: one byte back, so that a part that is complete is still a valid request."""
+    return max(part.stat().st_size - 1, 0)
+
+
+def _range_of(response: requests.Response) -> tuple[int, int | None]:
+    """The answer's first byte and the whole file's length (None if unknown; -1 as first byte for a range unasked)."""
+    if response.status_code == 200:
+        length = response.headers.get("Content-Length", "")
+        return 0, int(length) if length.isdigit() else None
+    found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", response.headers.get("Content-Range", "").strip())
+    if not found:
+        return -1, None
+    first, last, total = (int(number) for number in found.groups())
+    return (first, total) if last == total - 1 else (-1, None)
+
+
+def _tag(response: requests.Response, url: str, total: int | None) -> str:
+    """Eight digits for this version of the file; a weak ETag promises no equal bytes, so the date stands in."""
+    version = response.headers.get("ETag", "")
+    if not version or version.startswith("W/"):
+        version = response.headers.get("Last-Modified", "")
+    return hashlib.sha256(f"{url}\n{version}\n{total}".encode()).hexdigest()[:8]
+
+
+def _receive(response: requests.Response, path: Path, start: int, total: int | None, name: str) -> bool:
+    """Write the answer's body from byte `start` on; whether it arrived to the end."""
+    arrived = start
+    with (
+        open(path, "r+b" if start else "wb") as handle,
+        tqdm(total=total, initial=start, unit="B", unit_scale=True, desc=name, leave=False, disable=None) as bar,
+    ):
+        handle.seek(start)
+        handle.truncate()
+        while arrived <= MOST_BYTES:
+            try:
+                chunk = response.raw.read(_CHUNK, decode_content=False)
+            except (urllib3.exceptions.HTTPError, OSError):
+                return False
+            if not chunk:
+                return total is None or arrived == total
+            handle.write(chunk)
+            arrived += len(chunk)
+            bar.update(len(chunk))
+    path.unlink()
+    raise UserError(f"{response.url} goes on after {MOST_BYTES} bytes, more than is allowed")
+
+
+def _cause(error: BaseException) -> str:
+    """What the system said, at the bottom of the libraries' layers of exceptions."""
+    if isinstance(error, requests.exceptions.ProxyError):
+        return "the proxy did not let the connection through"
+    if isinstance(error, requests.exceptions.SSLError):
+        return "its certificate was not accepted"
+    layer: Any = error
+    for _ in range(10):
+        if isinstance(layer, OSError) and layer.strerror:
+            return layer.strerror
+        inner = None
+        with suppress(AttributeError, IndexError):
+            inner = layer.args[0].reason
+        layer = inner or layer.__cause__ or layer.__context__
+        if layer is None:
+            break
+    return type(error).__name__

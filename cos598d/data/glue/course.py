@@ -1,0 +1,238 @@
+"""What the course's own `utils_glue` offers, on top of our readers and layouts: examples and features as objects."""
+
+import csv
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cos598d.data.glue.read import FORMATS, Format, Row, read_lines, read_rows
+from cos598d.data.text.layout import Layout
+from cos598d.errors import UserError
+
+
+@dataclass
+class InputExample:
+    """One example as text: `text_b` for pairs, `label` as the file spells it (a string, scores too)."""
+
+    guid: str
+    text_a: str
+    text_b: str | None = None
+    label: str | None = None
+
+
+@dataclass
+class InputFeatures:
+    """One example as ids, each list padded to the same length; `label_id` a class id, or a float for regression."""
+
+    input_ids: list[int]
+    input_mask: list[int]
+    segment_ids: list[int]
+    label_id: int | float
+
+
+class DataProcessor:
+    """Where a task's examples come from; a task of one's own overrides the three methods."""
+
+    def get_train_examples(self, data_dir: str) -> list[InputExample]:
+        """The examples to train on, from the files in `data_dir`."""
+        raise NotImplementedError
+
+    def get_dev_examples(self, data_dir: str) -> list[InputExample]:
+        """The examples to evaluate on, from the files in `data_dir`."""
+        raise NotImplementedError
+
+    def get_labels(self) -> list[str | None]:
+        """The labels in the order of their ids."""
+        raise NotImplementedError
+
+    @classmethod
+    def _read_tsv(cls, input_file: str, quotechar: str | None = None) -> list[list[str]]:
+        """The rows of a tab-separated file, header included; quotes mean something only if `quotechar` is given."""
+        texts = (text for _, text in read_lines(input_file))
+        if quotechar is None:
+            return [text.split("\t") for text in texts]
+        return list(csv.reader((f"{text}\n" for text in texts), delimiter="\t", quotechar=quotechar))
+
+
+class _GlueProcessor(DataProcessor):
+    """A GLUE task's examples, read as our own loader reads them."""
+
+    form: Format
+    dev_part = "dev"
+
+    def get_train_examples(self, data_dir: str) -> list[InputExample]:
+        return self._examples(data_dir, "train")
+
+    def get_dev_examples(self, data_dir: str) -> list[InputExample]:
+        return self._examples(data_dir, self.dev_part)
+
+    def get_labels(self) -> list[str | None]:
+        return list(self.form.labels) or [None]  # a fresh list: scripts reorder it in place
+
+    def _examples(self, data_dir: str, part: str) -> list[InputExample]:
+        rows = read_rows(os.path.join(data_dir, f"{part}.tsv"), self.form)
+        return [_example(row, part) for row in rows]
+
+    def _create_examples(self, lines: Sequence[Sequence[str]], set_type: str) -> list[InputExample]:
+        """The examples in rows that `_read_tsv` gave; `set_type` begins their guids."""
+        first = 1 if self.form.has_header else 0
+        examples = []
+        for line, cells in enumerate(lines[first:], start=first + 1):
+            row = self.form.row(cells, line)
+            if row is not None:
+                examples.append(_example(row, set_type))
+            elif not self.form.broken_lines:
+                raise UserError(
+                    f"Row {line} of {self.form.folder} has {len(cells)} columns: it needs {self.form.width}."
+                )
+        return examples
+
+
+def _example(row: Row, set_type: str) -> InputExample:
+    return InputExample(f"{set_type}-{row.identity}", row.text_a, row.text_b, row.label)
+
+
+class ColaProcessor(_GlueProcessor):
+    """CoLA: is the sentence acceptable English?"""
+
+    form = FORMATS["cola"]
+
+
+class Sst2Processor(_GlueProcessor):
+    """SST-2: is the review positive?"""
+
+    form = FORMATS["sst-2"]
+
+
+class MrpcProcessor(_GlueProcessor):
+    """MRPC: do the two sentences say the same?"""
+
+    form = FORMATS["mrpc"]
+
+
+class StsbProcessor(_GlueProcessor):
+    """STS-B: how alike are the two sentences, from 0 to 5?"""
+
+    form = FORMATS["sts-b"]
+
+
+class QqpProcessor(_GlueProcessor):
+    """QQP: do the two questions ask the same?"""
+
+    form = FORMATS["qqp"]
+
+
+class MnliProcessor(_GlueProcessor):
+    """MNLI: does the premise contradict or entail the hypothesis, or neither? Evaluated on the genres trained on."""
+
+    form = FORMATS["mnli"]
+    dev_part = "dev_matched"
+
+
+class MnliMismatchedProcessor(MnliProcessor):
+    """MNLI, evaluated on other genres than it is trained on."""
+
+    dev_part = "dev_mismatched"
+
+
+class QnliProcessor(_GlueProcessor):
+    """QNLI: does the sentence answer the question?"""
+
+    form = FORMATS["qnli"]
+
+
+class RteProcessor(_GlueProcessor):
+    """RTE: does the first sentence entail the second?"""
+
+    form = FORMATS["rte"]
+
+
+class WnliProcessor(_GlueProcessor):
+    """WNLI: is the pronoun replaced by what it stands for?"""
+
+    form = FORMATS["wnli"]
+
+
+processors: dict[str, type[DataProcessor]] = {
+    "cola": ColaProcessor,
+    "mnli": MnliProcessor,
+    "mnli-mm": MnliMismatchedProcessor,
+    "mrpc": MrpcProcessor,
+    "sst-2": Sst2Processor,
+    "sts-b": StsbProcessor,
+    "qqp": QqpProcessor,
+    "qnli": QnliProcessor,
+    "rte": RteProcessor,
+    "wnli": WnliProcessor,
+}
+output_modes = {
+    name: "classification" if processor.form.labels else "regression" for name, processor in processors.items()
+}
+# The course leaves the mismatched set out: it is evaluated with MNLI's model.
+GLUE_TASKS_NUM_LABELS = {name: len(form.labels) or 1 for name, form in FORMATS.items()}
+
+
+def convert_examples_to_features(
+    examples: Sequence[InputExample],
+    label_list: Sequence[str | None],
+    max_seq_length: int,
+    tokenizer: Any,
+    output_mode: str,
+    cls_token_at_end: bool = False,
+    cls_token: str = "[CLS]",
+    cls_token_segment_id: int = 1,
+    sep_token: str = "[SEP]",
+    sep_token_extra: bool = False,
+    pad_on_left: bool = False,
+    pad_token: int = 0,
+    pad_token_segment_id: int = 0,
+    sequence_a_segment_id: int = 0,
+    sequence_b_segment_id: int = 1,
+    mask_padding_with_zero: bool = True,
+) -> list[InputFeatures]:
+    """Examples as padded lists of `max_seq_length` ids, in the examples' order.
+
+    tokenizer: anything with `tokenize(text)` and `convert_tokens_to_ids(tokens)`, such as pytorch_transformers'.
+    output_mode: "classification" (labels by their place in `label_list`) or "regression" (labels as floats).
+    pad_token: an id, while cls_token and sep_token are tokens. The other arguments say how the model type arranges
+    sequences; the defaults are the course's (its scripts give BERT's `cls_token_segment_id` of 0 themselves).
+    Raises KeyError for another output mode, UserError for a label that is not in the list or no number.
+    """
+    label_id = {"classification": _class_id, "regression": _score}[output_mode]
+    layout = Layout(
+        cls_at_end=cls_token_at_end,
+        extra_sep=sep_token_extra,
+        pad_on_left=pad_on_left,
+        cls_segment=cls_token_segment_id,
+        first_segment=sequence_a_segment_id,
+        second_segment=sequence_b_segment_id,
+        pad_segment=pad_token_segment_id,
+    )
+    real, padding = (1, 0) if mask_padding_with_zero else (0, 1)
+    features = []
+    for example in examples:
+        first = tokenizer.tokenize(example.text_a)
+        second = tokenizer.tokenize(example.text_b) if example.text_b else None
+        tokens, split = layout.arrange(first, second, cls_token, sep_token, max_seq_length)
+        rows = (
+            (tokenizer.convert_tokens_to_ids(tokens), pad_token),
+            ([real] * len(tokens), padding),
+            (layout.segments(split, len(tokens)), pad_token_segment_id),
+        )
+        padded = (layout.pad([row], max_seq_length, filler)[0].tolist() for row, filler in rows)
+        features.append(InputFeatures(*padded, label_id(example, label_list)))
+    return features
+
+
+def _class_id(example: InputExample, label_list: Sequence[str | None]) -> int:
+    if example.label not in label_list:
+        raise UserError(f"Example {example.guid} has the label {example.label!r}, which is none of {label_list}.")
+    return list(label_list).index(example.label)
+
+
+def _score(example: InputExample, label_list: Sequence[str | None]) -> float:
+    try:
+        return float(example.label)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"Example {example.guid} has the score {example.label!r}, which is no number.") from error

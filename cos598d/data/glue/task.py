@@ -1,0 +1,136 @@
+"""GLUE's nine tasks as the training loop knows them."""
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cos598d.data.glue import metrics
+from cos598d.data.glue import read as glue
+from cos598d.data.task import Scores, Task, check_file, digest_file
+from cos598d.errors import UserError
+
+if TYPE_CHECKING:
+    from cos598d.data.text.features import Features
+    from cos598d.data.text.tokenization import TextEncoder
+
+_SAMPLED = ("rte",)  # the tasks with a bundled sample
+
+
+class GlueTask(Task):
+    """One of GLUE's nine: single sentences or pairs, with a class or a score each.
+
+    A location is the folder of the task's TSV files, or None for the bundled sample.
+    """
+
+    head = "sequence_classification"
+
+    def __init__(self, form: glue.Format):
+        self.form = form
+        self.name = form.name
+        self.num_labels = len(form.labels) or 1
+        self.evaluation_parts = form.dev_parts
+        self.main_metric = metrics.main_metric(form.name)
+
+    def locate(self, data_dir: str | None, environ: Mapping[str, str] = os.environ) -> tuple[Path | None, str]:
+        """`data_dir` holds train.tsv, or is the folder above it; GLUE_DIR is always the one above."""
+        form = self.form
+        if data_dir:
+            for folder in (Path(data_dir), Path(data_dir) / form.folder):
+                if any((folder / f"{part}.tsv").is_file() for part in form.parts):
+                    return folder, str(folder)
+            problem = "holds neither train.tsv nor " + form.folder if Path(data_dir).is_dir() else "is no folder"
+            raise UserError(f"The data folder {data_dir} {problem}: {self._how_to_get()}.")
+        glue_dir = environ.get("GLUE_DIR")
+        if glue_dir:
+            folder = Path(glue_dir) / form.folder
+            if not folder.is_dir():
+                raise UserError(f"GLUE_DIR is {glue_dir}, which has no folder {form.folder}: {self._how_to_get()}.")
+            return folder, f"GLUE_DIR/{form.folder}"
+        if form.name in _SAMPLED:
+            return None, "the bundled sample"
+        raise UserError(f"No data for {form.folder}: {self._how_to_get()}.")
+
+    def check(self, location: Path | None, parts: Sequence[str] | None = None) -> None:
+        if location is None:
+            self._refuse_without_sample()
+            return
+        if not location.is_dir():
+            raise UserError(f"There is no folder {location}: give the one that holds {self.form.folder}'s train.tsv.")
+        for part in self.form.parts if parts is None else parts:
+            check_file(location / f"{part}.tsv", self._how_to_get())
+
+    def load(
+        self,
+        part: str,
+        location: Path | None,
+        encoder: "TextEncoder",
+        max_seq_length: int,
+        overwrite_cache: bool = False,
+        limit: int | None = None,
+    ) -> "Features":
+        from cos598d.data.text.features import build_features, cached_features, spread
+
+        if part not in self.form.parts:
+            raise ValueError(f"{self.name} has the parts {', '.join(self.form.parts)}, not {part!r}.")
+        if location is None:
+            self._refuse_without_sample()
+            file = f"the bundled sample's {part} part"
+            digest, count = _digest_rows(self._sample_rows(part))
+        else:
+            file = location / f"{part}.tsv"
+            check_file(file, self._how_to_get())
+            digest, count = digest_file(file)
+
+        def build() -> "Features":
+            from tqdm import tqdm
+
+            rows = self._sample_rows(part) if location is None else glue.read_rows(file, self.form)
+            # A bar only where somebody watches, and only for files that take a while.
+            seen = tqdm(rows, f"{self.name} {part}: features", count, unit=" rows", delay=2, disable=None, leave=False)
+            examples = ((row.text_a, row.text_b, {"labels": self.form.label_value(row, file)}) for row in seen)
+            kind = np.int64 if self.form.labels else np.float32
+            return build_features(examples, encoder, max_seq_length, {"labels": kind})
+
+        key = (self.name, part, digest, str(max_seq_length))
+        features = cached_features(f"{self.name}-{part}", key, build, encoder, overwrite_cache)
+        if limit is None or limit >= len(features):
+            return features
+        return features.take(spread(len(features), limit))
+
+    def output_widths(self, features: "Features") -> tuple[int, ...]:
+        return (self.num_labels,)
+
+    def score(self, part: str, outputs: np.ndarray, features: "Features") -> Scores:
+        predicted = outputs.argmax(axis=1) if self.form.labels else outputs.reshape(-1)
+        found = metrics.compute_metrics(self.name, predicted, features.labels)
+        if part == "dev_mismatched":
+            found = {f"{key}_mismatched": value for key, value in found.items()}
+        return Scores(found)
+
+    def _how_to_get(self) -> str:
+        return (
+            "name its folder with --data_dir or the folder above with GLUE_DIR, or fetch it with "
+            f"`python download_glue_data.py --data_dir D --tasks {self.form.folder}`"
+        )
+
+    def _refuse_without_sample(self) -> None:
+        if self.name not in _SAMPLED:
+            raise UserError(f"{self.form.folder} has no bundled sample: {self._how_to_get()}.")
+
+    def _sample_rows(self, part: str) -> Iterator[glue.Row]:
+        from cos598d.data.samples import rte_sample
+
+        for line, (first, second, label) in enumerate(rte_sample(part), start=1):
+            yield glue.Row(line, str(line - 1), first, second, label)
+
+
+def _digest_rows(rows: Iterator[glue.Row]) -> tuple[str, int]:
+    digest, count = hashlib.sha256(), 0
+    for row in rows:
+        digest.update(repr(row).encode())
+        count += 1
+    return digest.hexdigest(), count

@@ -1,0 +1,53 @@
+"""Packages that are imported when something of them is asked for: they take seconds, for what is rarely used."""
+
+import importlib
+import importlib.util
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+
+class Later(ModuleType):
+    """A module that is imported when an attribute of it is asked for; importlib's LazyLoader does so at `import`."""
+
+    def __getattr__(self, name: str) -> Any:
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+        return getattr(importlib.import_module(self.__name__), name)
+
+
+def import_later(name: str, stand_in: type[Later] = Later) -> None:
+    """Let `import name` cost nothing until an attribute is asked for; a package that is missing stays missing."""
+    spec = None if name in sys.modules else importlib.util.find_spec(name)
+    if spec is not None:
+        sys.modules[name] = stand_in(name)
+        sys.modules[name].__spec__ = spec
+
+
+def leave_out_compiler() -> None:
+    """Save two seconds of processor at the first step of an optimizer (torch 2.13), in a process that compiles nothing.
+
+    Not for other people's scripts: what torch marks as not to be compiled meanwhile would be compiled later.
+    """
+    import torch
+
+    import_later("torch._dynamo", _NoCompiler)
+    torch._dynamo = sys.modules["torch._dynamo"]
+
+
+class _NoCompiler(Later):
+    """What torch asks of torch._dynamo at an optimizer's step and when a process group opens.
+
+    All else of it is the real one's, imported when asked for.
+    """
+
+    trace_rules = SimpleNamespace(clear_lru_cache=lambda: None)  # it knows no rules yet
+
+    @staticmethod
+    def graph_break(*_: Any) -> None:
+        """There is no graph."""
+
+    @staticmethod
+    def disable(function: Any, *_: Any, **__: Any) -> Any:
+        """Nothing compiles the function."""
+        return function

@@ -1,0 +1,228 @@
+"""What distinguishes the five model types of pytorch-transformers 1.2.0: classes, configurations, vocabularies."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cos598d.errors import UserError
+from cos598d.files import read_json
+from cos598d.library import pytorch_transformers
+from cos598d.terminal.printable import printable
+
+# Its remarks (RoBERTa's on every batch without its special tokens) are not for the user of a training run.
+logging.getLogger("pytorch_transformers").setLevel(logging.ERROR)
+
+HEADS = {"sequence_classification": "ForSequenceClassification", "question_answering": "ForQuestionAnswering"}
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One model type.
+
+    prefix            of its class names: "Bert" in BertConfig, BertForSequenceClassification
+    sizes             whole numbers > 0 that its config.json must give, without which the library would silently
+                      take those of its own default model; alternatives are separated by "|"
+    dropouts          its configuration's names for probabilities of dropout
+    vocabulary_files  what its tokenizer reads from a folder
+    tiny              the `tiny` shape in its own names
+    """
+
+    prefix: str
+    sizes: tuple[str, ...]
+    dropouts: tuple[str, ...]
+    vocabulary_files: tuple[str, ...]
+    tiny: dict[str, int | bool]
+
+
+_BERT_SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+_BERT_DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob")
+_BERT_TINY = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128}
+
+ARCHITECTURES = {
+    "bert": Architecture(
+        prefix="Bert",
+        sizes=(*_BERT_SIZES, "max_position_embeddings"),
+        dropouts=_BERT_DROPOUTS,
+        vocabulary_files=("vocab.txt",),
+        tiny={**_BERT_TINY, "max_position_embeddings": 512},
+    ),
+    "roberta": Architecture(
+        prefix="Roberta",
+        sizes=(*_BERT_SIZES, "max_position_embeddings"),
+        dropouts=_BERT_DROPOUTS,
+        vocabulary_files=("vocab.json", "merges.txt"),
+        # RoBERTa counts positions from 2 and has one segment.
+        tiny={**_BERT_TINY, "max_position_embeddings": 514, "type_vocab_size": 1},
+    ),
+    "distilbert": Architecture(
+        prefix="DistilBert",
+        sizes=("vocab_size", "dim", "n_layers", "n_heads", "hidden_dim", "max_position_embeddings"),
+        dropouts=("dropout", "attention_dropout", "seq_classif_dropout", "qa_dropout"),
+        vocabulary_files=("vocab.txt",),
+        tiny={"dim": 64, "n_layers": 2, "n_heads": 2, "hidden_dim": 128, "max_position_embeddings": 512},
+    ),
+    "xlnet": Architecture(
+        prefix="XLNet",
+        sizes=("n_token|vocab_size", "d_model", "n_layer", "n_head", "d_inner"),
+        dropouts=("dropout", "summary_last_dropout"),
+        vocabulary_files=("spiece.model",),
+        tiny={"d_model": 64, "n_layer": 2, "n_head": 2, "d_inner": 128},
+    ),
+    "xlm": Architecture(
+        prefix="XLM",
+        sizes=("n_words|vocab_size", "emb_dim", "n_layers", "n_heads", "max_position_embeddings"),
+        dropouts=("dropout", "attention_dropout", "summary_first_dropout"),
+        vocabulary_files=("vocab.json", "merges.txt"),
+        tiny={"emb_dim": 64, "n_layers": 2, "n_heads": 2, "max_position_embeddings": 512},
+    ),
+}
+
+
+_KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", dict: "an object"}
+# What makes no model, or one that computes nothing finite; and more layers than anybody has trained.
+_RANGES = {
+    "layer_norm_eps": (1e-30, 1.0),
+    "initializer_range": (0.0, 10.0),
+    "embed_init_std": (0.0, 10.0),
+    "init_std": (0.0, 10.0),
+} | dict.fromkeys(("num_hidden_layers", "n_layers", "n_layer"), (1, 1000))
+
+
+def config_class(model_type: str) -> type:
+    return getattr(pytorch_transformers, ARCHITECTURES[model_type].prefix + "Config")
+
+
+def model_class(model_type: str, head: str) -> type[torch.nn.Module]:
+    """The library's class for a type and a head; UserError where it has none (RoBERTa's question answering)."""
+    suffix = HEADS[head]
+    found = getattr(pytorch_transformers, ARCHITECTURES[model_type].prefix + suffix, None)
+    if found is None:
+        others = [name for name, a in ARCHITECTURES.items() if hasattr(pytorch_transformers, a.prefix + suffix)]
+        raise UserError(
+            f"pytorch-transformers has no {model_type} model for {head.replace('_', ' ')}: "
+            f"choose --model_type {', '.join(others[:-1])} or {others[-1]}."
+        )
+    return found
+
+
+def new_config(model_type: str, vocabulary_size: int, sizes: dict[str, int | bool]):
+    """A configuration of the given sizes, in the type's own names; everything else as the library's default."""
+    if model_type == "distilbert":
+        sizes = {"sinusoidal_pos_embds": False, **sizes}
+    return config_class(model_type)(vocabulary_size, **sizes)
+
+
+def read_config(path: Path, model_type: str):
+    """The configuration in the file `path`; UserError where it is missing, no JSON, or not one of this type."""
+    try:
+        values = read_json(path)
+    except FileNotFoundError as error:
+        raise UserError(f"there is no {path}: give a folder that holds a model's config.json.") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not readable as JSON ({error}): give a model's config.json.") from error
+    if not isinstance(values, dict):
+        raise UserError(f"{path} holds a JSON {type(values).__name__}, not an object: give a model's config.json.")
+    named = values.get("model_type", model_type)
+    if named != model_type:
+        known = (
+            f"pass --model_type {named}"
+            if named in list(ARCHITECTURES)
+            else f"choose one of {', '.join(ARCHITECTURES)}"
+        )
+        raise UserError(f"{path} describes a model of type {printable(repr(named), 60)}, not {model_type!r}: {known}.")
+    for names in ARCHITECTURES[model_type].sizes:
+        value = next((values[name] for name in names.split("|") if name in values), None)
+        if type(value) is not int or value < 1:
+            raise _wrong(path, names.replace("|", " or "), value, f"a {model_type} model needs a whole number above 0")
+    config = new_config(model_type, -1, {})
+    _check_types(path, values, config)
+    for name, value in values.items():
+        # Newer files use names (vocab_size) that are properties here; some of them only for reading.
+        described = getattr(type(config), name, None)
+        if not isinstance(described, property):
+            config.__dict__[name] = value
+        elif described.fset:
+            setattr(config, name, value)
+    if getattr(config, "sinusoidal_pos_embds", False) or getattr(config, "sinusoidal_embeddings", False):
+        raise UserError(
+            f"{path} asks for sinusoidal position embeddings, which pytorch-transformers cannot build on this torch: "
+            "choose a model with learned ones."
+        )
+    return config
+
+
+def _check_types(path: Path, values: dict[str, Any], config: Any) -> None:
+    """Raise UserError for a value of another type than the library's own configuration has under that name.
+
+    Names that it does not have are newer libraries' and stay, but for those of its methods, which they would replace.
+    """
+    for name, value in values.items():
+        own = vars(config).get(name)
+        if name.startswith("__") or callable(getattr(type(config), name, None)):
+            raise _wrong(path, name, value, "a configuration has no such setting")
+        if own is None:
+            continue
+        kinds = {bool: (bool,), int: (int,), float: (int, float)}.get(type(own), (type(own),))
+        if type(value) not in kinds:
+            raise _wrong(path, name, value, f"{_KINDS.get(type(own), type(own).__name__)} is due")
+        if name in _RANGES and not _RANGES[name][0] <= value <= _RANGES[name][1]:
+            raise _wrong(path, name, value, f"a number from {_RANGES[name][0]:g} to {_RANGES[name][1]:g} is due")
+
+
+def _wrong(path: Path, name: str, value: Any, wanted: str) -> UserError:
+    shown = (
+        "a list" if isinstance(value, list) else "an object" if isinstance(value, dict) else printable(repr(value), 60)
+    )
+    return UserError(
+        f"{path} gives {shown} for {printable(name, 60)}, where {wanted}: "
+        "give the config.json that belongs to the model."
+    )
+
+
+def longest_sequence(model_type: str, config) -> int | None:
+    """The most tokens an input may have, special tokens included; None where positions are relative (XLNet)."""
+    if model_type == "xlnet":
+        return None
+    return config.max_position_embeddings - (2 if model_type == "roberta" else 0)
+
+
+def vocabulary_length(model_type: str, source: Path | Sequence[str]) -> int:
+    """The number of ids that a vocabulary can give, the largest id plus one, read from the tokenizer's own file.
+
+    `source` is a folder, a vocabulary file, or a list of word pieces. UserError where a file is missing or unreadable.
+    """
+    if not isinstance(source, Path):
+        return len(source)
+    files = ARCHITECTURES[model_type].vocabulary_files
+    for file in files if source.is_dir() else ():
+        if not (source / file).is_file():
+            raise UserError(
+                f"{source} holds no {file}, which a {model_type} tokenizer reads: "
+                f"give --tokenizer_name a folder with {' and '.join(files)}."
+            )
+    path = source / files[0] if source.is_dir() else source
+    # Tokens that were given to a saved tokenizer beyond its vocabulary; pytorch-transformers writes {} for none.
+    added = path.parent / "added_tokens.json"
+    try:
+        extra = _largest_id(added) + 1 if added.is_file() else 0
+        if path.suffix == ".json":
+            return max(_largest_id(path) + 1, extra)
+        if path.suffix == ".model":
+            from sentencepiece import SentencePieceProcessor
+
+            return max(SentencePieceProcessor(model_file=str(path)).get_piece_size(), extra)
+        with path.open(encoding="utf-8") as lines:
+            return max(sum(1 for _ in lines), extra)
+    except (OSError, ValueError, AttributeError, TypeError, RuntimeError) as error:
+        raise UserError(
+            f"{path} is not readable as a {model_type} vocabulary ({error}): give --tokenizer_name another."
+        ) from error
+
+
+def _largest_id(path: Path) -> int:
+    """The largest id in a JSON object of tokens and ids, -1 in an empty one."""
+    return max(read_json(path).values(), default=-1)

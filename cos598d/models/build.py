@@ -1,0 +1,253 @@
+"""The model of a run: found by its name, then built with a task's head and filled with weights."""
+
+import copy
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from torch.nn import init
+from torch.nn.functional import gelu
+from torch.overrides import TorchFunctionMode
+
+from cos598d.errors import UserError
+from cos598d.library import modeling_bert, modeling_distilbert, modeling_xlm, modeling_xlnet
+from cos598d.models.architectures import ARCHITECTURES, longest_sequence, model_class, read_config, vocabulary_length
+from cos598d.models.checkpoint import WEIGHT_FILES, fill_model
+from cos598d.models.find import (
+    RANDOM_SHAPES,
+    find_folder,
+    find_weights,
+    lowers_case,
+    named_config,
+    named_vocabulary,
+    random_shape,
+    revisions,
+    shape_vocabulary,
+)
+from cos598d.terminal.printable import printable
+
+MODEL_TYPES = tuple(ARCHITECTURES)
+
+# Modules that a task puts on the encoder. A file may lack them: they start at random.
+_HEAD_PARTS = (
+    *("classifier", "pre_classifier", "qa_outputs", "sequence_summary", "logits_proj"),
+    *("start_logits", "end_logits", "answer_class"),
+)
+# The library's activations in Python make four passes over memory; torch computes the same functions in one.
+_FASTER = {
+    modeling_bert.gelu: gelu,
+    modeling_distilbert.gelu: gelu,
+    modeling_xlm.gelu: gelu,
+    modeling_xlnet.gelu: partial(gelu, approximate="tanh"),
+}
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A model that was found and not yet built.
+
+    model_type   one of MODEL_TYPES
+    config       pytorch_transformers' configuration of that type, as the source has it
+    weights      the file of its weights; None: random ones
+    vocabulary   the folder or file of its tokenizer, or a list of word pieces
+    lower_case   whether the tokenizer lowers the case
+    description  one phrase for the user: which model, from where, how large
+    revisions    the commits of the models on the hub that its files are of, by these models' names
+    """
+
+    model_type: str
+    config: Any
+    weights: Path | None
+    vocabulary: Path | list[str]
+    lower_case: bool
+    description: str
+    revisions: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def longest_sequence(self) -> int | None:
+        """The most tokens an input may have, special tokens included; None: any number."""
+        return longest_sequence(self.model_type, self.config)
+
+
+def find_model(
+    name: str,
+    model_type: str = "bert",
+    *,
+    config_name: str | None = None,
+    tokenizer_name: str | None = None,
+    cache_dir: str | None = None,
+    do_lower_case: bool = False,
+) -> ModelSource:
+    """Find the model that `name` means, downloading its files where they are on the hub and not in the cache.
+
+    `name` is, tried in this order: `minilm`, `tiny`, `bert-base` (write ./tiny for a folder of that name), a folder,
+    a name on the hub (NAME@REVISION for another revision than the main branch's). `config_name` and `tokenizer_name`
+    take the configuration or the vocabulary from another such name or a file. `cache_dir` replaces the hub's cache
+    folder. The text is lower-cased if `do_lower_case` says so, else as the vocabulary's tokenizer_config.json says,
+    else if its name contains "uncased".
+
+    The weights are not read (MiniLM's are hashed). Raises UserError for anything that cannot work.
+    """
+    if model_type not in ARCHITECTURES:
+        raise UserError(f"there is no model type {model_type!r}: choose one of {', '.join(MODEL_TYPES)}.")
+    files = ARCHITECTURES[model_type].vocabulary_files
+
+    if tokenizer_name:
+        vocabulary, lower_case = named_vocabulary(tokenizer_name, model_type, cache_dir)
+    if name in RANDOM_SHAPES:
+        weights = None
+        if not tokenizer_name:
+            vocabulary, lower_case = shape_vocabulary(name, model_type)
+        description = f"tiny {model_type}, random weights" if name == "tiny" else "BERT-base's shape, random weights"
+    else:
+        needed = [] if config_name else [("config.json",)]
+        needed += [WEIGHT_FILES] + ([] if tokenizer_name else [(file,) for file in files])
+        folder, description = find_folder(name, model_type, needed, cache_dir)
+        weights = find_weights(folder, name)
+        if not tokenizer_name:
+            vocabulary, lower_case = folder, lowers_case(folder, name)
+
+    length = vocabulary_length(model_type, vocabulary)
+    config_file = None  # where it does not lie beside the weights
+    if config_name:
+        config, config_file = named_config(config_name, model_type, length, cache_dir)
+    elif weights is None:
+        config = random_shape(name, model_type, length)
+    else:
+        config = read_config(folder / "config.json", model_type)
+    if length > config.vocab_size:
+        raise UserError(
+            f"the vocabulary ({tokenizer_name or name}) has {length} entries where the model ({config_name or name}) "
+            f"has embeddings for {config.vocab_size}: choose a vocabulary and a model that belong together."
+        )
+    parameters = count_parameters(unfilled_model(model_type, "sequence_classification", config))
+    memory = psutil.virtual_memory().total
+    if 4 * parameters > memory:
+        raise UserError(
+            f"the configuration ({config_name or name}) makes a model of {4 * parameters / 1e9:.3g} GB, and this "
+            f"machine has {memory / 1e9:.3g} GB of memory: choose a smaller model."
+        )
+    return ModelSource(
+        model_type=model_type,
+        config=config,
+        weights=weights,
+        vocabulary=vocabulary,
+        lower_case=do_lower_case or lower_case,
+        description=f"{description}, {parameters / 1e6:.1f} M parameters",
+        revisions=revisions(weights, vocabulary, config_file),
+    )
+
+
+def build_model(source: ModelSource, head: str, num_labels: int, dropout: float | None, seed: int) -> torch.nn.Module:
+    """The model of `source` with a head ("sequence_classification" or "question_answering") on the CPU, float32.
+
+    `num_labels` is the head's number of outputs; 1 means regression. `dropout` None leaves the configuration's own
+    probabilities, a number replaces all of them. What no file gives (a new head, random shapes) is
+    drawn by the library's rule for its type from a generator seeded with `seed`: the same on every rank, and the
+    global generators are left as they were. The returned model is in training mode. A question answering model scores
+    padding as impossible, where it is called with attention_mask=.
+
+    Raises UserError where the weights do not fit, and for a type without such a head.
+    """
+    config = copy.deepcopy(source.config)
+    config.num_labels = num_labels
+    if dropout is not None:
+        for name in ARCHITECTURES[source.model_type].dropouts:
+            setattr(config, name, dropout)
+    model = unfilled_model(source.model_type, head, config)
+    if source.weights is None:
+        new = [model]
+    else:
+        may_be_new = [*_HEAD_PARTS, *_unused_parts(source.model_type, head)]
+        new = [model.get_submodule(part) for part in fill_model(model, source.weights, may_be_new)]
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        for module in new:
+            module.apply(model._init_weights)
+
+    if head == "question_answering" and isinstance(getattr(model, "qa_outputs", None), torch.nn.Linear):
+        _leave_out_padding(model)
+    for module in model.modules():
+        for name, value in vars(module).items():
+            if callable(value) and value in _FASTER:
+                setattr(module, name, _FASTER[value])
+    if source.model_type == "xlm":
+        # Its forward pass makes its positions by a detour that torch remarks on.
+        warnings.filterwarnings("ignore", message="The number of elements in the out tensor")
+    return model.train()
+
+
+def _leave_out_padding(model: torch.nn.Module) -> None:
+    """Give padding no share in the softmax over a sequence's tokens, which the library's heads leave in.
+
+    Else a loss would depend on how far its batch happens to be padded, and so on the number of ranks. By hooks, so that
+    the model's class and the names of its weights stay the library's.
+    """
+    masks: list[torch.Tensor] = []
+
+    def keep_mask(module: torch.nn.Module, arguments: tuple, named: dict[str, Any]) -> None:
+        masks[:] = [named["attention_mask"]] if named.get("attention_mask") is not None else []
+
+    def mask_scores(module: torch.nn.Module, arguments: tuple, scores: torch.Tensor) -> torch.Tensor:
+        for mask in masks:  # (batch, sequence); scores: (batch, sequence, 2)
+            scores = scores.masked_fill(mask.unsqueeze(-1) == 0, torch.finfo(scores.dtype).min)
+        return scores
+
+    model.register_forward_pre_hook(keep_mask, with_kwargs=True)
+    model.qa_outputs.register_forward_hook(mask_scores)
+
+
+def uses_every_parameter(model_type: str, head: str) -> bool:
+    """Whether every parameter gets a gradient in every step, whatever the configuration.
+
+    Not so: the pooler of BERT under question answering and of RoBERTa always; XLNet's mask embedding and
+    XLM's language embeddings, which only pretraining uses, and both types' answer class for SQuAD 1.1.
+    """
+    return model_type == "distilbert" or (model_type == "bert" and head == "sequence_classification")
+
+
+def count_parameters(model: torch.nn.Module) -> int:
+    """The number of parameters, frozen ones included, tied ones counted once."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _unused_parts(model_type: str, head: str) -> list[str]:
+    """Modules of the encoder that never reach the output, so that a file may lack them."""
+    if model_type == "roberta":
+        return ["roberta.pooler"]
+    return ["bert.pooler"] if (model_type, head) == ("bert", "question_answering") else []
+
+
+class _NoDraws(TorchFunctionMode):
+    """While active, filling a tensor with random numbers does nothing: the tensor holds what memory held."""
+
+    _DRAWS = frozenset(
+        (torch.Tensor.normal_, torch.Tensor.uniform_, init.normal_, init.uniform_, init.kaiming_uniform_)
+    )
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function in self._DRAWS:
+            return args[0] if args else kwargs["tensor"]
+        return function(*args, **(kwargs or {}))
+
+
+def unfilled_model(model_type: str, head: str, config) -> torch.nn.Module:
+    """A model whose weights are still to be filled in; its memory is not touched, so it costs next to none."""
+    wanted = model_class(model_type, head)
+    try:
+        with _NoDraws():
+            return wanted(config)
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise UserError(
+            f"the model's configuration makes no {wanted.__name__} ({type(error).__name__}: {_first_line(error)}): "
+            "give the config.json that belongs to a model of this type."
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return printable(next(iter(str(error).splitlines()), ""), 200)

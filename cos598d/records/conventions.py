@@ -1,0 +1,12 @@
+"""What those who write records and those who read them have agreed on, said once."""
+
+# An iteration's phases, in the order in which they first begin.
+PHASES = ("data", "forward", "backward", "sync", "clip", "step")
+PRECISIONS = ("fp32", "bf16", "fp16")
+# What others are compared with: the run without any sync, and torch's own way.
+FLOOR, DDP = "none", "ddp"
+# How many iterations at a run's start are not counted as its own. The first touches memory and fills caches;
+# torch's DDP lays its buckets anew in its second forward, by the order in which the first backward's gradients came.
+WARM_UP = 2
+# Said of records whose bytes are another backend's by formula.
+ASSUMED_BYTES = "nccl chooses its own algorithms, and its calls are taken to move what gloo's do"

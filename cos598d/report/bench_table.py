@@ -1,0 +1,161 @@
+"""A bench's record as tables for the screen. Torch-free: it reads the record alone."""
+
+from typing import Any
+
+from cos598d.records.conventions import ASSUMED_BYTES, DDP, FLOOR
+from cos598d.records.summary import SLOWEST
+from cos598d.tables import aligned
+from cos598d.terminal.printable import printable
+
+# Norms of averaged gradients that differ by more are not those of the same average. Lossy codecs come closer.
+NORM_TOLERANCE = 0.02
+
+
+def legend(record: dict[str, Any]) -> str:
+    """What the columns say."""
+    return (
+        f"seconds: {seconds_of(record)}; median (quartiles) over the rounds.\n"
+        "Ratios: the median of those within each round, and its 95 % interval (order statistics; - below 6 rounds).\n"
+        "exposed: median less that of sync none; its 95 % is of the differences within each round.\n"
+        "MB: 1,000,000 bytes, sent in the last iteration by the rank that sends most, from the ledger."
+    )
+
+
+def seconds_of(record: dict[str, Any]) -> str:
+    """Whose seconds the record's are, in its own words."""
+    return printable(str(record["setting"].get("seconds_of", SLOWEST)))
+
+
+def bench_table(record: dict[str, Any]) -> str:
+    """All that was measured: the candidates, what the sweeps found, and what to be wary of."""
+    parts = [_setting(record)]
+    if "message_size" in record:
+        found = record["message_size"]
+        parts.append(f"{aligned(message_rows(found))}\n{message_fit(found)}")
+    if record["candidates"]:
+        parts += [aligned(candidate_rows(record)), legend(record)]
+    if "bucket_mb" in record:
+        parts.append(f"{aligned(capacity_rows(record))}\n{best_capacity(record)}")
+    parts += remarks(record)
+    return "\n\n".join(parts)
+
+
+def _setting(record: dict[str, Any]) -> str:
+    setting = record["setting"]
+    ranks, threads = setting["world_size"], setting["threads_per_rank"]
+    line = f"{ranks} rank{'s' if ranks > 1 else ''} ({setting['backend']}, {setting['device']}, "
+    line += f"{threads} thread{'s' if threads > 1 else ''} each), {setting['rounds']} rounds"
+    if setting["model"] is None:
+        return line
+    work = "forward + backward + sync + zero_grad" + (" + clip + AdamW" if setting["step"] else ", no optimizer")
+    how = "all attached at once" if setting["attach"] == "once" else "attached in turns"
+    return (
+        f"{setting['model']}, gradient of {setting['gradient_bytes'] / 1e6:.1f} MB; {line}\n"
+        f"an iteration: {setting['batch']} x {setting['tokens']} tokens on each rank, {work}; "
+        f"candidates {how}, in another order each round"
+    )
+
+
+def candidate_rows(record: dict[str, Any]) -> list[list[str]]:
+    """A head and a row for each candidate: its seconds, their ratios to DDP and the floor, and what travels."""
+    peaks = {
+        head: record[name]
+        for head, name in (("peak MB", "peak_memory_bytes"), ("peak GPU MB", "peak_gpu_memory_bytes"))
+        if name in record
+    }
+    head = ["sync", "median s", "quartiles", "ratio to ddp", "95 %", "ratio to none", "95 %", "exposed s", "95 %"]
+    rows = [[*head, "calls", "MB sent", *peaks]]
+    for candidate in record["candidates"]:
+        label = candidate["label"]
+        summary, traffic = record["summary"][label], record["traffic"][label]
+        low, high = summary["seconds_quartiles"]
+        row = [label, _seconds(summary["seconds_median"]), f"{_seconds(low)}-{_seconds(high)}"]
+        for reference, ratio in ((DDP, summary["ratio_to_ddp"]), (FLOOR, summary["ratio_to_floor"])):
+            interval = ratio and label != reference and ratio["interval_95"]
+            row.append(f"{ratio['median']:.3f}" if ratio else "-")
+            row.append(f"{interval[0]:.3f}-{interval[1]:.3f}" if interval else "-")
+        within = summary.get("exposed_within_rounds")  # records of older versions have none
+        low, high = (within and label != FLOOR and within["interval_95"]) or (None, None)
+        row += [_seconds(summary["seconds_exposed"]), "-" if low is None else f"{_seconds(low)}-{_seconds(high)}"]
+        row.append(str(max(traffic["calls"])))
+        row.append(f"{max(traffic['bytes_sent']) / 1e6:.3f}")
+        row += [f"{max(by_label[label]) / 1e6:.0f}" for by_label in peaks.values()]
+        rows.append(row)
+    return rows
+
+
+def message_rows(found: dict[str, Any]) -> list[list[str]]:
+    """A head and a row for each size of message: its seconds, measured and fitted, and its bandwidth."""
+    rows = [["all_reduce of", "median us", "fitted us", "algbw MB/s", "busbw MB/s"]]
+    for size in found["sizes"]:
+        rows.append(
+            [_size(size["payload_bytes"])]
+            + [f"{size[name] * 1e6:.0f}" for name in ("seconds_median", "seconds_fitted")]
+            + [f"{size[f'{name}_bytes_per_second'] / 1e6:.1f}" for name in ("algbw", "busbw")]
+        )
+    return rows
+
+
+def message_fit(found: dict[str, Any]) -> str:
+    """The line fitted to the messages, in words."""
+    fit = found["fit"]
+    return (
+        f"fitted: a call takes {fit['overhead_seconds'] * 1e6:.0f} us and its payload / "
+        f"{fit['bytes_per_second'] / 1e6:.1f} MB/s"
+    )
+
+
+def capacity_rows(record: dict[str, Any]) -> list[list[str]]:
+    """A head and a row for each capacity of a bucket: how many there are, and their exposed seconds."""
+    rows = [["bucket MiB", "buckets", "exposed s predicted", "measured"]]
+    measured = _exposed_by_capacity(record)
+    for row in record["bucket_mb"]["capacities"]:
+        rows.append(
+            [f"{row['bucket_mb']:g}", str(len(row["buckets"])), _seconds(row["seconds_exposed_predicted"])]
+            + [_seconds(measured[row["bucket_mb"]])]
+        )
+    return rows
+
+
+def best_capacity(record: dict[str, Any]) -> str:
+    """The capacities with the least exposed communication, in words."""
+    found, measured = record["bucket_mb"], _exposed_by_capacity(record)
+    best = min(measured, key=measured.get)
+    return (
+        f"backward takes {_seconds(found['backward_seconds'])} s; least exposed: {found['best_predicted_mb']:g} MiB "
+        f"predicted from overhead and bandwidth, {best:g} MiB measured"
+    )
+
+
+def _exposed_by_capacity(record: dict[str, Any]) -> dict[float, float]:
+    return {
+        row["bucket_mb"]: record["summary"][row["candidate"]]["seconds_exposed"]
+        for row in record["bucket_mb"]["capacities"]
+    }
+
+
+def remarks(record: dict[str, Any]) -> list[str]:
+    """What to be wary of: bytes that nobody counted, and candidates whose gradients are not DDP's average, so that
+    their seconds are not those of the same work."""
+    assumed = [f"bytes are assumed: {ASSUMED_BYTES}"] if record.get("bytes_are_assumed") else []
+    norms = record.get("gradient_norm", {})
+    expected = norms.get(DDP, [None])[0]
+    if expected is None:
+        return assumed
+    odd = [
+        label
+        for label, by_rank in norms.items()
+        if label != FLOOR and any(norm is None or abs(norm - expected) > NORM_TOLERANCE * expected for norm in by_rank)
+    ]
+    return assumed + ([f"not ddp's average of the same batch, so not the same work: {', '.join(odd)}"] if odd else [])
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
+
+
+def _size(payload_bytes: int) -> str:
+    for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
+        if payload_bytes >= unit:
+            return f"{payload_bytes / unit:g} {name}"
+    return f"{payload_bytes} B"

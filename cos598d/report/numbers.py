@@ -1,0 +1,47 @@
+"""Numbers as a page writes them."""
+
+from typing import Any
+
+
+def seconds(value: float) -> str:
+    """Seconds with three digits that count: "2.56 s", "0.0613 s"."""
+    return f"{_three_digits(value)} s"
+
+
+def plain(value: float) -> str:
+    """A number with three digits that count."""
+    return _three_digits(value)
+
+
+def percent(share: float) -> str:
+    """A share as "54 %"; "under 1 %" rather than none at all."""
+    return "under 1 %" if 0 < share < 0.005 else f"{100 * share:.0f} %"
+
+
+def megabytes(value: float) -> str:
+    """Bytes as megabytes of 1,000,000 bytes."""
+    return f"{value / 1e6:,.3f}"
+
+
+def number_of(count: int, word: str) -> str:
+    """ "1 run", "2 runs"."""
+    return f"{count:,} {word}{'' if count == 1 else 'es' if word.endswith('ch') else 's'}"
+
+
+def words_of(value: Any) -> str:
+    """A value of a setting, for a cell of a table."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def listed(words: list[str]) -> str:
+    """ "a", "a and b", "a, b and c"."""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def _three_digits(value: float) -> str:
+    if value == 0:
+        return "0"
+    digits = max(0, 2 - int(f"{abs(value):e}".partition("e")[2]))
+    return f"{value:,.{min(digits, 6)}f}"

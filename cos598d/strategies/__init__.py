@@ -1,0 +1,1 @@
+"""What owns the module, the optimizer and the gradient sync of one replica."""

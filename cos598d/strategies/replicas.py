@@ -1,0 +1,60 @@
+"""Do the replicas hold the same model? Told by digests, so that nothing travels but a line of text while they do."""
+
+import hashlib
+import math
+from collections.abc import Iterable
+
+import torch
+
+from cos598d.comm.communicator import Communicator
+from cos598d.comm.ledger import STATE
+from cos598d.errors import UserError
+
+# Of a tensor's largest value. Processors without the same vector instructions round an optimizer's step in other ways:
+# the weights of ranks on such hosts part in the last bits, though all step by the same averages.
+LAST_BITS = 1e-6
+
+
+def check_replicas(comm: Communicator, tensors: Iterable[tuple[str, torch.Tensor]], step: int) -> None:
+    """Compare named tensors, such as a model's parameters, with the other ranks' after iteration `step`.
+
+    Every rank calls it with the same names. Where the ranks differ in the last bits alone, rank 0's values take the
+    others' place. Raises UserError, the same on every rank, naming rank and tensor where they differ by more.
+    """
+    if comm.world_size == 1:
+        return
+    tensors = [(name, tensor.detach()) for name, tensor in tensors]
+    digests = [digest(tensor) for _, tensor in tensors]
+    if len(set(comm.exchange(hashlib.sha256("".join(digests).encode()).hexdigest()))) == 1:
+        return
+    every = comm.exchange(digests)
+    differing = [named for named, *found in zip(tensors, *every, strict=True) if len(set(found)) > 1]
+    distances = comm.exchange([_take_from_rank_0(comm, name, tensor) for name, tensor in differing])
+    for rank, own in enumerate(distances[1:], start=1):
+        far = [place for place, distance in enumerate(own) if distance is None or distance > LAST_BITS]
+        if far:
+            worst = own[far[0]]
+            by = "a value that is not finite" if worst is None else f"up to {worst:.1e} of its largest value"
+            more = f" (and {len(far) - 1} more)" if len(far) > 1 else ""
+            raise UserError(
+                f"the replicas differ after iteration {step}: on rank {rank} {differing[far[0]][0]}{more} is off "
+                f"rank 0's by {by}; check the sync, or train with --check_replicas 1 to learn when they part."
+            )
+
+
+def digest(tensor: torch.Tensor) -> str:
+    """A short word that stands for a tensor's bits."""
+    bits = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
+    return hashlib.sha256(bits.numpy()).hexdigest()[:16]
+
+
+def _take_from_rank_0(comm: Communicator, name: str, tensor: torch.Tensor) -> float | None:
+    """Replace the tensor by rank 0's; how far it was off, of the largest value. None: one is not finite."""
+    theirs = tensor.clone()
+    comm.broadcast(theirs, name, purpose=STATE)
+    difference, largest = (t.abs().max().item() for t in (tensor.double() - theirs.double(), theirs.double()))
+    tensor.copy_(theirs)
+    if difference == 0:  # 0 and -0
+        return 0.0
+    distance = difference / largest if largest else math.inf
+    return distance if math.isfinite(distance) else None

@@ -1,0 +1,172 @@
+"""Memory that the ranks of one host share, and the flags by which they wait for each other in it."""
+
+import errno
+import mmap
+import os
+import time
+import weakref
+from collections.abc import Sequence
+
+import torch
+
+from cos598d.comm.communicator import Communicator
+from cos598d.errors import UserError
+from cos598d.world.memory import available_bytes
+
+CACHE_LINE = 64
+# A rank that waits leaves the core to the others: there may be more ranks than cores.
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 30e-6, 500e-6
+
+
+class Segments:
+    """Buffers of the ranks of one host, in one piece of memory that all of them map.
+
+    For each buffer i there is
+
+        every[i][k]   the one of the k-th of `members`, which that rank alone writes
+        own[i]        this rank's among them
+        result[i]     one for all
+
+    1. The first member makes the memory (memfd_create), all of it at once, and tells the others its process and file
+       descriptor. Memory that is not to be had is missed here, in words, and not by the out-of-memory killer later.
+    2. They open it as /proc/PID/fd/N, and all map it.
+    The memory has no name: when the last process that maps it ends, however it ends, nothing is left behind.
+    A rank that is alone on its host shares nothing: its buffers are ordinary memory, and `result` is `own`.
+
+    Flags are one byte for each member, stage of the work and buffer. A rank raises one by writing the number of the
+    step. One byte, since a longer number might be seen half-written; the number modulo 256 will do, for ranks
+    that wait for each other in every step are never 256 steps apart.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        members: Sequence[int],
+        buffers: Sequence[tuple[int, torch.dtype]],
+        stages: Sequence[str],
+    ):
+        """Every rank of the world must call it. members: the ranks of this one's host; buffers: elements and dtype of
+        each; stages: what is done to a buffer, as verbs, for errors. Raises UserError, the same on every rank, where
+        the memory cannot be shared."""
+        self._members, self._stages = list(members), list(stages)
+        self._place, self._count = self._members.index(comm.rank), len(buffers)
+        self._timeout = comm.timeout_seconds
+        flags = _round_up(len(stages) * self._count * len(members), mmap.PAGESIZE)
+        offsets, end = [], 0
+        for elements, dtype in buffers:
+            offsets.append(end)
+            end = _round_up(end + elements * dtype.itemsize, CACHE_LINE)
+        segment = _round_up(end, mmap.PAGESIZE)
+
+        file = _open_shared(comm, self._members, flags + (1 + len(members)) * segment)
+        if file is None:
+            memory, starts = torch.zeros(segment, dtype=torch.uint8), [0]
+            self._fd, self._closer = None, None
+        else:
+            self._fd, self._closer = file, weakref.finalize(self, os.close, file)
+            # Every tensor keeps the mapping alive, so it lives as long as the last of them.
+            memory = torch.frombuffer(mmap.mmap(file, 0), dtype=torch.uint8)
+            starts = [flags + number * segment for number in range(1 + len(members))]
+
+        def part(start: int, i: int) -> torch.Tensor:
+            elements, dtype = buffers[i]
+            first = start + offsets[i]
+            return memory[first : first + elements * dtype.itemsize].view(dtype)
+
+        self.result = [part(starts[0], i) for i in range(self._count)]
+        self.every = [[part(start, i) for start in starts[1:]] for i in range(self._count)]
+        self.own = [parts[self._place] if parts else self.result[i] for i, parts in enumerate(self.every)]
+
+    def raise_flag(self, stage: str, i: int, step: int) -> None:
+        """Tell the others that this rank has done `stage` with buffer `i` in `step`."""
+        if self._fd is not None:
+            # Whoever sees the flag sees also what was written before it, on every architecture: to write and to read a
+            # file the kernel takes a reference to its page and drops it, by atomic operations that are full barriers.
+            os.pwrite(self._fd, bytes([step % 256]), self._position(stage, i) + self._place)
+
+    def missing(self, stage: str, i: int, step: int) -> list[int]:
+        """The ranks that have not raised this flag in `step`."""
+        if self._fd is None:
+            return []
+        flags = os.pread(self._fd, len(self._members), self._position(stage, i))
+        return [rank for rank, flag in zip(self._members, flags, strict=True) if flag != step % 256]
+
+    def wait(self, stage: str, i: int, step: int, ranks: Sequence[int] | None = None) -> None:
+        """Block until `ranks` (else all members) have raised this flag.
+
+        Raises UserError naming those that did not within the process group's timeout. A rank that is killed meanwhile
+        is told by the lifeline, which ends this process.
+        """
+        deadline, pause = None, FIRST_PAUSE_SECONDS
+        while late := [rank for rank in self.missing(stage, i, step) if ranks is None or rank in ranks]:
+            now = time.monotonic()
+            deadline = deadline or now + self._timeout
+            if now > deadline:
+                names = f"rank{'s' if len(late) > 1 else ''} {', '.join(map(str, late))}"
+                raise UserError(
+                    f"{names} did not {stage} bucket {i} within {self._timeout:g} s: "
+                    f"see what it is doing, or give a longer --timeout."
+                )
+            time.sleep(pause)
+            pause = min(1.3 * pause, LONGEST_PAUSE_SECONDS)
+
+    def close(self) -> None:
+        """Let go of the memory. It is unmapped when the last view of it is gone, such as a parameter's .grad."""
+        self.result, self.every, self.own = [], [], []
+        if self._closer:
+            self._closer()
+        self._fd = None
+
+    def _position(self, stage: str, i: int) -> int:
+        return (self._stages.index(stage) * self._count + i) * len(self._members)
+
+
+def _open_shared(comm: Communicator, members: list[int], size: int) -> int | None:
+    """A file descriptor of `size` bytes that the members share; None for one that is alone.
+
+    Every rank of the world takes part in both exchanges, so that an error is the same on all.
+    """
+    file, place, problem = None, None, ""
+    if len(members) > 1 and comm.rank == members[0]:
+        try:
+            file = os.memfd_create("cos598d", os.MFD_CLOEXEC)
+            _claim(file, size)
+            place = [os.getpid(), file]
+        except AttributeError:
+            problem = "this system has no memfd_create, which is Linux's: choose --sync bucketed"
+        except OSError as error:
+            problem = (
+                f"{size / 2**20:.0f} MiB to share with ranks are not to be had ({error.strerror}): "
+                f"free memory, or choose --sync bucketed"
+            )
+    place = comm.exchange(place)[members[0]]
+    if file is None and place:
+        try:
+            file = os.open(f"/proc/{place[0]}/fd/{place[1]}", os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            problem = (
+                f"the memory of rank {members[0]} cannot be opened ({error.strerror}): "
+                f"start all ranks as one user in one container, or choose --sync bucketed"
+            )
+    for rank, other in enumerate(comm.exchange(problem)):
+        if other:
+            if file is not None:
+                os.close(file)
+            raise UserError(f"rank {rank}: {other}.")
+    return file
+
+
+def _claim(file: int, size: int) -> None:
+    """Make an empty file in memory `size` bytes long, every page of it there. Raises OSError where they are not.
+
+    Its length alone would cost nothing and promise nothing: pages come when they are first written, or the killer does.
+    The kernel may call it for pages that are claimed, too, so what is free is asked first.
+    """
+    if size > available_bytes():
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+    os.posix_fallocate(file, 0, size)
+
+
+def _round_up(size: int, unit: int) -> int:
+    """The next multiple of `unit`, at least one: an empty file cannot be mapped."""
+    return max(1, -(-size // unit)) * unit

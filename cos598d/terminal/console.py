@@ -1,0 +1,63 @@
+"""What a rank prints while it works: a few lines and a progress bar; ranks that share a terminal leave it to rank 0."""
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tqdm import tqdm
+
+from cos598d.terminal.printable import printable
+from cos598d.terminal.streams import OutputLost
+
+FIRST_LOSSES = 5
+SILENT_SECONDS = 5.0  # where there is no bar, the iteration that ends as long after the last line has one too
+
+
+class Console:
+    """One rank's output. `speaks` is False for the ranks that leave the terminal to another."""
+
+    def __init__(self, prefix: str, speaks: bool):
+        self._prefix, self._speaks = prefix, speaks
+
+    def say(self, line: str) -> None:
+        """Print one line on standard output, above the progress bar where there is one."""
+        if self._speaks:
+            with contextlib.suppress(OutputLost):  # a run is worth more than its lines
+                tqdm.write(printable(f"{self._prefix}{line}"), file=sys.stdout)
+                sys.stdout.flush()
+
+    def warn(self, line: str) -> None:
+        """Print one line on standard error, whether this rank speaks or not."""
+        tqdm.write(printable(line), file=sys.stderr)
+        sys.stderr.flush()
+
+    @contextlib.contextmanager
+    def progress(self, steps: int) -> Iterator[Callable[[int, float, float, int], None]]:
+        """A bar over `steps` iterations; call the result with the iteration, its loss, seconds and examples.
+
+        The first five iterations are printed as lines. Where standard error is not a terminal there is no bar, but a
+        line every few seconds, so that it can be seen how fast it goes.
+        """
+        with tqdm(total=steps, unit="it", disable=None if self._speaks else True, leave=False) as bar:
+            spoke = time.monotonic()
+
+            def update(step: int, loss: float, seconds: float, examples: int) -> None:
+                nonlocal spoke
+                now = time.monotonic()
+                if step <= FIRST_LOSSES or (bar.disable and now - spoke >= SILENT_SECONDS):
+                    spoke = now
+                    self.say(f"iteration {step}: loss {loss:.6f} over {examples} examples, {seconds:.2f} s")
+                bar.set_postfix_str(f"loss {loss:.4f}", refresh=False)
+                bar.update()
+
+            yield update
+
+    def epoch(self, facts: dict[str, Any]) -> None:
+        """One line for an epoch that has ended: its mean loss, then the evaluation's figures."""
+        shown = {k: v for k, v in facts.items() if isinstance(v, float)}
+        seconds = shown.pop("seconds_evaluation", None)
+        took = "" if seconds is None else f" (evaluated in {seconds:.1f} s)"
+        figures = ", ".join(f"{name} {value:.4f}" for name, value in shown.items())
+        self.say(f"epoch {facts['epoch']}: {facts['iterations']} iterations, {figures}{took}")

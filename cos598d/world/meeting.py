@@ -1,0 +1,94 @@
+"""The ranks of one run once they have met: who they are, where, and how they tell each other small facts."""
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from torch.distributed import Store
+
+from cos598d.errors import UserError
+from cos598d.world.launch import Identity
+from cos598d.world.store import NotInTime, RankStore
+
+SHORTEST_POLL, LONGEST_POLL = 0.001, 0.05
+
+
+class Meeting:
+    """The ranks of one run, met at a key-value store.
+
+    `store` serves torch's process group, `hosts[r]` is the host name of rank r, `address` that by which the others
+    reach this rank, and `secret` what the ranks share (it may be empty). Values are exchanged as JSON.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        store: Store,
+        hosts: Sequence[str],
+        seconds: float,
+        address: str = "127.0.0.1",
+        secret: bytes = b"",
+    ):
+        self.identity, self.store, self.hosts, self.seconds = identity, store, list(hosts), seconds
+        self.address, self.secret = address, secret
+        self._exchanges = 0
+
+    @property
+    def ranks_on_host(self) -> int:
+        """How many ranks share this rank's host, itself included."""
+        return self.hosts.count(self.hosts[self.identity.rank])
+
+    @property
+    def index_on_host(self) -> int:
+        """This rank's place among the ranks of its host: 0 for the first."""
+        return self.hosts[: self.identity.rank].count(self.hosts[self.identity.rank])
+
+    def exchange(self, value: Any) -> list[Any]:
+        """Give `value` (JSON) to every rank and return every rank's, in order of rank. Every rank must call it.
+
+        Raises UserError naming the ranks that did not within the meeting's seconds.
+        """
+        return self._exchange(value, None)
+
+    def collect(self, value: Any) -> list[Any] | None:
+        """Give `value` (JSON) to rank 0, which returns every rank's, in order of rank; the others get None, at once.
+
+        Every rank must call it. Raises UserError on rank 0, naming the ranks that did not.
+        """
+        return self._exchange(value, 0)
+
+    def _exchange(self, value: Any, root: int | None) -> list[Any] | None:
+        self._exchanges += 1
+        name = f"exchange/{self._exchanges}"
+        if not isinstance(self.store, RankStore):
+            return self._exchange_by_keys(name, value, root)
+        try:
+            return self.store.exchange(name, value, root)
+        except NotInTime:
+            raise self._no_word(self.store.absent(name)) from None
+
+    def _exchange_by_keys(self, name: str, value: Any, root: int | None) -> list[Any] | None:
+        """An exchange through a store that has only keys. Whoever comes last says so: the others watch one key."""
+        size = self.identity.world_size
+        self.store.set(f"{name}/{self.identity.rank}", json.dumps(value))
+        if self.store.add(f"{name}/count", 1) == size:
+            self.store.set(f"{name}/complete", "")
+        if root not in (None, self.identity.rank):
+            return None
+        deadline, pause = time.monotonic() + self.seconds, SHORTEST_POLL
+        while not self.store.check([f"{name}/complete"]):
+            if time.monotonic() > deadline:
+                raise self._no_word([rank for rank in range(size) if not self.store.check([f"{name}/{rank}"])])
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_POLL)
+        return [json.loads(self.store.get(f"{name}/{rank}")) for rank in range(size)]
+
+    def _no_word(self, missing: list[int]) -> UserError:
+        return UserError(f"no word from {ranks_in_words(missing)} within {self.seconds:g} s.")
+
+
+def ranks_in_words(ranks: Sequence[int]) -> str:
+    """ "rank 3" or "ranks 1, 3"; of very many the first ones and how many more."""
+    shown = ", ".join(map(str, ranks[:20])) + (f" and {len(ranks) - 20} more" if len(ranks) > 20 else "")
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}"

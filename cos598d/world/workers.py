@@ -1,0 +1,125 @@
+"""Local workers: this same program again, once for each rank, with a meeting point and a secret of their own."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from types import FrameType
+
+from cos598d.program import program
+from cos598d.world.doorway import listen
+from cos598d.world.launch import DEFAULT_IP, LAUNCHER_PID, LISTENER
+from cos598d.world.secret import VARIABLE, new_secret
+
+POLL_SECONDS = 0.05
+# When one has failed, the others learn it from each other, and say so, before they are told to stop.
+SAY_SECONDS = 0.5
+STOP_SECONDS = 30.0  # how long a worker that was told to stop may take
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+class _Stopped(BaseException):
+    """A signal has come that ends this process."""
+
+    def __init__(self, number: int):
+        self.number = number
+
+
+def start_local_workers(world_size: int, master_port: int | None, arguments: Sequence[str]) -> int:
+    """Start `world_size` workers on this host and wait for them; return the exit code.
+
+    Every worker runs this same program with `arguments`. They meet at a socket on loopback that is opened here and
+    inherited by rank 0, and prove to each other a secret that only they have. When one fails, the others are taken
+    down, and the code is its own (128 + N where signal N ended it). Raises UserError where the port is taken.
+    """
+    workers: list[subprocess.Popen] = []
+    asked = signal.SIGTERM
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        for number, handler in before.items():
+            if handler is not signal.SIG_IGN:  # else whoever started this one wants it to go on: nohup, or `&`
+                signal.signal(number, _stop)
+        with listen(DEFAULT_IP, master_port or 0, at_once=False) as listener:
+            environ = _environment(world_size, listener.getsockname()[1])
+            for rank in range(world_size):
+                own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+                if rank == 0:
+                    own[LISTENER] = str(listener.fileno())
+                workers.append(
+                    subprocess.Popen(
+                        [sys.executable, "-u", *program(), *arguments],
+                        env=environ | own,
+                        pass_fds=[listener.fileno()] if rank == 0 else [],
+                        start_new_session=True,  # a Ctrl-C is this process's, which then tells them
+                    )
+                )
+        return _wait(workers)
+    except _Stopped as stopped:
+        if stopped.number == signal.SIGINT:  # they say themselves what it was
+            asked = signal.SIGINT
+        else:
+            print(f"stopped by {signal.Signals(stopped.number).name}.", file=sys.stderr)
+        return 128 + stopped.number
+    finally:
+        for number in SIGNALS:  # from here on it only waits for their end
+            signal.signal(number, signal.SIG_IGN)
+        _end(workers, asked)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _environment(world_size: int, port: int) -> dict[str, str]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
+    # One thread until the ranks have met: then each has its share of the cores.
+    return (
+        {"OMP_NUM_THREADS": "1"}
+        | inherited
+        | {
+            "WORLD_SIZE": str(world_size),
+            "LOCAL_WORLD_SIZE": str(world_size),
+            "MASTER_ADDR": DEFAULT_IP,
+            "MASTER_PORT": str(port),
+            LAUNCHER_PID: str(os.getpid()),
+            VARIABLE: new_secret(),
+        }
+    )
+
+
+def _wait(workers: Sequence[subprocess.Popen]) -> int:
+    """Wait until all have ended well, or one has not; return its exit code."""
+    while True:
+        codes = [worker.poll() for worker in workers]
+        # Of two that ended at once, the one that was killed is the cause.
+        failed = min((code for code in codes if code), default=None)
+        if failed is not None:
+            rank = codes.index(failed)
+            _wait_for_all(workers, SAY_SECONDS)
+            if failed < 0:
+                print(f"rank {rank} was ended by {signal.Signals(-failed).name}.", file=sys.stderr)
+            return failed if failed > 0 else 128 - failed
+        if all(code == 0 for code in codes):
+            return 0
+        time.sleep(POLL_SECONDS)
+
+
+def _wait_for_all(workers: Sequence[subprocess.Popen], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while any(worker.poll() is None for worker in workers) and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+
+
+def _end(workers: Sequence[subprocess.Popen], asked: int) -> None:
+    """End the workers that still run: each is `asked` first, and leads a group with whatever it has started."""
+    for number, seconds in ((asked, STOP_SECONDS), (signal.SIGKILL, 5.0)):
+        for worker in workers:
+            if worker.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(worker.pid, number)
+        _wait_for_all(workers, seconds)
+
+
+def _stop(number: int, _: FrameType | None) -> None:
+    raise _Stopped(number)
