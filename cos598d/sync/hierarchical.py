@@ -43,9 +43,7 @@ class Hierarchical(SharedMemory):
         if self.comm.rank in self._firsts:
             # One for each dtype, of the largest bucket: the buckets go round one after another.
             for result in sorted(self.segments.result, key=lambda tensor: tensor.numel()):
-                self._scratch[result.dtype] = make_scratch(
-                    result, ByMessages.segment_bytes, ByMessages.in_flight
-                )
+                self._scratch[result.dtype] = make_scratch(result, ByMessages.segment_bytes, ByMessages.in_flight)
         return module
 
     def wait_for_result(self, unit: int, call: Composed) -> None:
