@@ -1,16 +1,41 @@
-"""Tables as text."""
+"""Tables as aligned text for the screen and in Markdown. A table is a list of rows, the first of them its head."""
 
-from collections.abc import Sequence
+import html
+import re
+from collections.abc import Mapping, Sequence
 
 from cos598d.terminal.printable import printable
 
+Rows = Sequence[Sequence[str]]
 
-def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Words to the left, numbers to the right."""
+
+def as_text(rows: Rows, numbers: bool = False) -> str:
+    """Lines for the screen, columns to the left; with `numbers`, all columns but the first to the right."""
     rows = [[printable(cell) for cell in row] for row in rows]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = [
-        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:]))])
-        for row in rows
-    ]
-    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.rjust(width) if numbers and place else cell.ljust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
+
+
+def as_markdown(rows: Rows) -> str:
+    """A table in Markdown."""
+    lines = ["| " + " | ".join(map(markdown_text, row)) + " |" for row in rows]
+    return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
+
+
+def markdown_text(text: str) -> str:
+    """Words that stand in Markdown as they are: no marks, no HTML, no new cell or line of a table."""
+    text = printable(" ".join(html.escape(text, quote=False).split()))
+    # An underscore inside a word is no mark, and all_reduce is easier to read without a backslash.
+    return re.sub(r"[\\`*\[\]|~$]|(?<!\w)_|_(?!\w)", r"\\\g<0>", text)
+
+
+def with_columns(rows: Sequence[Mapping[str, str]], columns: Sequence[str]) -> list[list[str]]:
+    """The rows of a table with these columns, from rows that give each cell by its column's name."""
+    return [list(columns), *([row[column] for column in columns] for row in rows)]

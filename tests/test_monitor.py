@@ -23,7 +23,8 @@ from cos598d.measure.record import RunRecord
 from cos598d.measure.totals import Traffic, epoch_traffic, wire_summary
 from cos598d.measure.wire import Counters, Interface, find_interface
 from cos598d.records.conventions import PHASES
-from cos598d.report.table import comparison, load_run
+from cos598d.report.load import load_run
+from cos598d.report.table import comparison
 from cos598d.world.network import network_identity, owner_of
 
 # A network of its own, where nothing travels but the run's own bytes.

@@ -7,8 +7,10 @@ import pytest
 from report_records import write_run
 
 from cos598d.commands import cli, demo
+from cos598d.report.load import load_run
+from cos598d.report.references import alike, exposed_seconds, floor_of
 from cos598d.report.repeats import in_groups, mean_interval
-from cos598d.report.table import alike, comparison, exposed_seconds, floor_of, load_run, time_rows
+from cos598d.report.table import comparison, losses_rows, time_rows
 
 T_OF_2 = 4.3027  # Student's t for 2 degrees of freedom, 97.5 %
 # By repeat: the seconds of the floor's iterations, and by how much the all-reduce's are longer.
@@ -55,6 +57,11 @@ def test_each_run_can_have_a_row_whose_floor_is_its_own_repeat_s(folders, capsys
     exposed = [exposed_seconds(run, floor_of(runs, run)) for run in runs if run["sync"] == "all_reduce"]
     assert exposed == pytest.approx([0.50, 0.54, 0.46])
     assert [alike(runs, run, "ddp") for run in runs[::3]] == runs[1::3]
+
+
+def test_a_second_run_of_one_rank_does_not_drift(tmp_path):
+    once, again = (load_run(write_run(tmp_path / name, ranks=1, sync="none")) for name in ("once", "again"))
+    assert [row[-1] for row in losses_rows([once, again])[1:]] == ["-", "0.0e+00"]
 
 
 def test_runs_of_other_flags_code_or_machines_are_no_repeats(folders):

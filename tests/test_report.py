@@ -25,8 +25,8 @@ from cos598d.report.numbers import percent
 from cos598d.report.numbers import seconds as seconds_words
 from cos598d.report.page import Figure, Table, build_page
 from cos598d.report.render import as_html, as_markdown_page
-from cos598d.report.table import markdown_text
 from cos598d.report.wire import mean_rate, throughputs
+from cos598d.tables import markdown_text
 
 REPORT = Path(__file__).resolve().parents[1] / "cos598d" / "report"
 EVIL = '<script>alert(1)<b> | `x` _y_ $z$ "q" &amp;'

@@ -13,7 +13,8 @@ from programs import ROOT, TINY, TINY_TRAINING, free_port, script
 
 from cos598d.commands.cli import run_script
 from cos598d.data.glue.read import FORMATS
-from cos598d.report.table import comparison, load_run
+from cos598d.report.load import load_run
+from cos598d.report.table import comparison
 
 METRICS = {
     "cola": {"mcc"},

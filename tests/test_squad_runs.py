@@ -9,7 +9,7 @@ import pytest
 from programs import ROOT, script
 from squad_files import found_in, question, write_squad
 
-from cos598d.report.table import load_run
+from cos598d.report.load import load_run
 
 TINY = ("--model_name_or_path", "tiny", "--max_seq_length", "96", "--max_query_length", "24", "--doc_stride", "48")
 SHORT = (*TINY, "--max_train_examples", "40", "--max_eval_examples", "30")

@@ -12,7 +12,8 @@ from cos598d.comm.communicator import Communicator
 from cos598d.measure.tensorboard import Board
 from cos598d.records.conventions import ASSUMED_BYTES
 from cos598d.report.bench_table import remarks
-from cos598d.report.table import comparison, load_run
+from cos598d.report.load import load_run
+from cos598d.report.table import comparison
 from cos598d.report.traffic_table import traffic_table
 
 

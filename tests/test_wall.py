@@ -8,8 +8,9 @@ from report_records import write_run
 
 from cos598d.measure.record import RunRecord
 from cos598d.records.conventions import PHASES
+from cos598d.report.load import load_run
 from cos598d.report.speed import speed_rows
-from cos598d.report.table import comparison, load_run
+from cos598d.report.table import comparison
 
 
 @pytest.fixture

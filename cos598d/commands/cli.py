@@ -129,7 +129,8 @@ def _demo(options: argparse.Namespace) -> int:
     from cos598d.commands.demo import run_demo
     from cos598d.commands.run_flags import run_values, to_words
     from cos598d.config import config_from
-    from cos598d.report.table import comparison, load_run
+    from cos598d.report.load import load_run
+    from cos598d.report.table import comparison
     from cos598d.world.launch import Identity
 
     values = run_values(options)
@@ -153,7 +154,8 @@ def _add_compare(command: argparse.ArgumentParser) -> None:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from cos598d.report.table import comparison, load_run
+    from cos598d.report.load import load_run
+    from cos598d.report.table import comparison
 
     print(comparison([load_run(folder) for folder in options.runs], options.markdown, options.each))
     return 0

@@ -16,7 +16,7 @@ from cos598d.cluster.live import live_cluster
 from cos598d.commands.cluster import add_link_flags, add_name_flags, cluster_from
 from cos598d.errors import UsageError, UserError, flag_called
 from cos598d.program import own_python_path
-from cos598d.report.table import load_run
+from cos598d.report.load import load_run
 from cos598d.report.traffic_table import traffic_table
 
 BATCH_SIZES, PRECISION = "64,32,16", "fp32"

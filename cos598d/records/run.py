@@ -27,6 +27,8 @@ from cos598d.records.schema import (
     read_rows,
 )
 
+# A run's summary.json, as SUMMARY checks it, and what `report/load` adds to it.
+Summary = dict[str, Any]
 REMEDY = "run again"
 
 # More ranks than that have never met; each has files of its own, which are looked for.
@@ -132,7 +134,7 @@ WIRE_ROW = Fields(
 )
 
 
-def read_summary(folder: Path) -> dict[str, Any]:
+def read_summary(folder: Path) -> Summary:
     """The summary of the run in a folder. Raises UserError where there is none, or none of a whole run."""
     path = folder / "summary.json"
     summary = read_object(path, SUMMARY)

@@ -4,7 +4,7 @@ from typing import Any
 
 from cos598d.records.conventions import ASSUMED_BYTES, DDP, FLOOR
 from cos598d.records.summary import SLOWEST
-from cos598d.tables import aligned
+from cos598d.tables import as_text
 from cos598d.terminal.printable import printable
 
 # Norms of averaged gradients that differ by more are not those of the same average. Lossy codecs come closer.
@@ -31,11 +31,11 @@ def bench_table(record: dict[str, Any]) -> str:
     parts = [_setting(record)]
     if "message_size" in record:
         found = record["message_size"]
-        parts.append(f"{aligned(message_rows(found))}\n{message_fit(found)}")
+        parts.append(f"{as_text(message_rows(found), numbers=True)}\n{message_fit(found)}")
     if record["candidates"]:
-        parts += [aligned(candidate_rows(record)), legend(record)]
+        parts += [as_text(candidate_rows(record), numbers=True), legend(record)]
     if "bucket_mb" in record:
-        parts.append(f"{aligned(capacity_rows(record))}\n{best_capacity(record)}")
+        parts.append(f"{as_text(capacity_rows(record), numbers=True)}\n{best_capacity(record)}")
     parts += remarks(record)
     return "\n\n".join(parts)
 

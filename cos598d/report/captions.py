@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from cos598d.records.conventions import DDP, FLOOR, PHASES
+from cos598d.records.conventions import DDP, PHASES
 from cos598d.report.figures.learning import points_per_block
 from cos598d.report.load import Run, is_number
 from cos598d.report.numbers import listed, number_of, percent, plain, seconds
+from cos598d.report.references import exposed_seconds, floor_of, is_floor, same_setting
 from cos598d.report.settings import comparable
-from cos598d.report.table import exposed_seconds, floor_of, same_setting
 from cos598d.report.timeline import Timeline
 from cos598d.report.traffic import Traffic
 
@@ -46,7 +46,7 @@ def _apart_by(runs: Sequence[Run]) -> list[str]:
     """How far the losses of runs of one setting are apart; replicas that never agree are left out."""
     groups: list[list[Run]] = []
     for run in runs:
-        if run.summary["sync"] == FLOOR and run.summary["world_size"] > 1:
+        if is_floor(run.summary):
             continue
         group = next((group for group in groups if same_setting(group[0].summary, run.summary)), None)
         groups.append([run]) if group is None else group.append(run)
@@ -65,7 +65,7 @@ def seconds_caption(runs: Sequence[Run]) -> list[str]:
     """Within each group of runs that differ in their sync alone: the fastest, and how much longer the others take."""
     sentences = []
     for group in comparable(runs):
-        floors = [run for run in group if run.summary["sync"] == FLOOR and run.summary["world_size"] > 1]
+        floors = [run for run in group if is_floor(run.summary)]
         ranked = sorted((run for run in group if run not in floors), key=lambda run: run.seconds["mean"])
         if ranked:
             first, *others = ranked

@@ -15,11 +15,13 @@ from cos598d.records.run import (
     HOST_ROW,
     ITERATION,
     WIRE_ROW,
+    Summary,
     read_object,
+    read_summary,
     read_table,
 )
 from cos598d.records.schema import NUMBER
-from cos598d.report.table import left_out, load_run
+from cos598d.report.repeats import what_was_asked
 from cos598d.terminal.printable import printable
 
 Row = Mapping[str, Any]
@@ -29,7 +31,7 @@ Row = Mapping[str, Any]
 class Run:
     """What the page needs of one run. `summary` is summary.json with the run's name as "run"; lists are by rank."""
 
-    summary: dict[str, Any]
+    summary: Summary
     config: dict[str, Any]
     environment: dict[str, Any]
     iterations: Sequence[Sequence[Row]]
@@ -73,13 +75,28 @@ def typical_iteration(rows: Sequence[Row]) -> Row | None:
     return counted[(len(counted) - 1) // 2] if counted else None
 
 
+def left_out(run: Summary) -> int:
+    """How many of its first iterations a run's seconds do not count."""
+    iterations, counted = run["iterations"], run["seconds_per_iteration"].get("counted")
+    known = isinstance(counted, int) and 0 <= counted <= iterations
+    return iterations - counted if known else WARM_UP
+
+
+def load_run(folder: Path) -> Summary:
+    """A run's summary, with its folder's name as "run", the emulated links as "network" (None without), and what makes
+    another run a repeat of it as "repeat_of" (None where its config is not there).
+
+    Raises UserError when there is none that can be read.
+    """
+    return _load(folder)[0]
+
+
 def load_run_as(folder: Path, name: str) -> Run:
-    """The run in a folder, under this name. Raises UserError naming what cannot be read."""
-    summary = load_run(folder) | {"run": name}
+    """The run in a folder with all its rows, under this name. Raises UserError naming what cannot be read."""
+    summary, config, environment = _load(folder)
+    summary["run"] = name
     if "epochs" not in summary:
         raise UserError(f"{folder / 'summary.json'} has no epochs: it is not the summary of a run of this version.")
-    environment = read_object(folder / "environment.json", ENVIRONMENT) or {}
-    config = read_object(folder / "config.json", CONFIG) or {}
     ranks = range(summary["world_size"])
     iterations = [list(read_table(folder / f"iterations.rank{rank}.jsonl", ITERATION)) for rank in ranks]
     if [row["loss"] for row in iterations[0]] != summary["losses"]:
@@ -96,6 +113,16 @@ def load_run_as(folder: Path, name: str) -> Run:
     host = [list(read_table(folder / f"host.rank{rank}.jsonl", HOST_ROW, is_needed=False)) for rank in ranks]
     wire = list(read_table(folder / "wire.rank0.jsonl", WIRE_ROW, is_needed=False))
     return Run(summary, config, environment, iterations, calls, host, wire)
+
+
+def _load(folder: Path) -> tuple[Summary, dict[str, Any], dict[str, Any]]:
+    """A run's summary with what `load_run` adds, its config and its environment; those two may be empty."""
+    summary = read_summary(folder)
+    environment = read_object(folder / "environment.json", ENVIRONMENT) or {}
+    config = read_object(folder / "config.json", CONFIG)
+    asked = config and what_was_asked(summary, config, environment)
+    summary = {"run": folder.resolve().name} | summary
+    return summary | {"network": environment.get("network"), "repeat_of": asked}, config or {}, environment
 
 
 def is_number(value: Any) -> bool:

@@ -13,6 +13,11 @@ def plain(value: float) -> str:
     return _three_digits(value)
 
 
+def plain_or_none(value: float | None) -> str:
+    """`plain`, and "-" for nothing."""
+    return "-" if value is None else plain(value)
+
+
 def percent(share: float) -> str:
     """A share as "54 %"; "under 1 %" rather than none at all."""
     return "under 1 %" if 0 < share < 0.005 else f"{100 * share:.0f} %"

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
+from cos598d.records.conventions import PHASES
 from cos598d.report import captions, settings, side_by_side
 from cos598d.report.benches import Bench
 from cos598d.report.blocks import Figure, Page, Section, Table, figures
@@ -13,10 +14,20 @@ from cos598d.report.load import Run, is_number
 from cos598d.report.numbers import listed, megabytes, number_of, plain, words_of
 from cos598d.report.repeats import in_groups
 from cos598d.report.speed import SPEED_NOTE, speed_rows
-from cos598d.report.table import assumed_bytes, losses_rows, time_rows, traffic_rows, warm_up_words
+from cos598d.report.table import (
+    AGAINST,
+    SLOW_ONES,
+    SPREAD,
+    assumed_bytes,
+    losses_rows,
+    time_cells,
+    traffic_rows,
+    warm_up_words,
+)
 from cos598d.report.timeline import timeline_of
 from cos598d.report.traffic import counted_traffic, epoch_rows
 from cos598d.report.wire import throughputs, wire_caption
+from cos598d.tables import with_columns
 
 # A timeline is drawn on the scale of the longest, unless that would make it too small to read.
 LEAST_OF_SCALE = 0.25
@@ -148,16 +159,12 @@ def _seconds(runs: Sequence[Run]) -> list[Table | Figure]:
     trained = [run for run in runs if run.summary["losses"]]
     if not trained:
         return []
-    head, *rows = time_rows([run.summary for run in trained])
-    spread = [
-        [*row[:4], _plain(run.seconds["p90"]), _plain(run.seconds["first"]), *row[4:6]]
-        for row, run in zip(rows, trained)
-    ]
     note = (
         f"Rank 0's seconds without {warm_up_words([run.summary for run in trained])}; the first is given apart. "
         "95 %: of this one run's mean, from its own iterations. Exposed: the median less that of sync none."
     )
-    table = Table(note, [[*head[:4], "90th percentile", "first", *head[4:6]], *spread])
+    columns = ["run", *SPREAD, *SLOW_ONES, *AGAINST]
+    table = Table(note, with_columns(time_cells([run.summary for run in trained]), columns))
     return [
         table,
         *([Table(SPEED_NOTE, speeds)] if (speeds := speed_rows([run.summary for run in trained])) else []),
@@ -171,18 +178,17 @@ def _repeats(runs: Sequence[Run]) -> list[Table]:
     groups = in_groups([run.summary for run in runs])
     if len(groups) == len(runs):
         return []
-    head, *rows = time_rows(groups)
-    rows = [row for row, group in zip(rows, groups, strict=True) if "repeats" in group]
+    repeated = [cells for cells, group in zip(time_cells(groups), groups, strict=True) if "repeats" in group]
     note = "Runs of the same settings together. 95 %: from run to run (Student's t), of the mean of their means; of "
     note += "ratios and exposed seconds as they are within each repeat. Median: the mean of their medians."
-    return [Table(note, [row[:6] for row in (head, *rows)])]
+    return [Table(note, with_columns(repeated, ["run", *SPREAD, *AGAINST]))]
 
 
 def _phases(runs: Sequence[Run]) -> list[Table | Figure]:
     counted = [run for run in runs if run.seconds["mean"]]
     if not counted:
         return []
-    rows = [[row[0], *row[6:]] for row in time_rows([run.summary for run in counted])]
+    rows = with_columns(time_cells([run.summary for run in counted]), ["run", *PHASES])
     blocks = [Table("Seconds of each phase: the mean over iterations and ranks.", rows)]
     blocks += figures(("phases", time.phases_figure(counted), captions.phases_caption(counted)))
     has_gpu = any("gpu_memory_bytes" in row for run in runs for rows in run.host for row in rows)
@@ -284,7 +290,3 @@ def _scaling(runs: Sequence[Run]) -> list[Table | Figure]:
 def _sweep(word: str, found: list[list[Run]]) -> list[Figure]:
     name = f"sweep-{word.partition(' ')[0]}"
     return figures((name, series.sweep_figure(word, found, name), captions.sweep_caption(word, found)))
-
-
-def _plain(value: float | None) -> str:
-    return "-" if value is None else plain(value)

@@ -8,7 +8,7 @@ from urllib.parse import quote
 from cos598d.errors import UserError
 from cos598d.report.blocks import Figure, Page, Table
 from cos598d.report.svg import inline
-from cos598d.report.table import as_markdown, markdown_text
+from cos598d.tables import as_markdown, markdown_text
 
 DATE = "SOURCE_DATE_EPOCH"  # what programs that build files take for the time
 

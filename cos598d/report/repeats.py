@@ -5,42 +5,45 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
-Run = dict[str, Any]
+from cos598d.records.run import Summary
+
 # Of a run's config what says only where its files lie.
 PLACES = frozenset(("output_dir", "overwrite_output_dir", "overwrite_cache", "cache_dir"))
 
 
-def what_was_asked(summary: Run, config: Run, environment: Run) -> str:
+def what_was_asked(summary: Summary, config: dict[str, Any], environment: dict[str, Any]) -> str:
     """What two runs must share to be repeats of one another: label, flags, and the ground with the code's commit."""
     named = [summary.get(name) for name in ("label", "sync", "world_size", "model", "data")]
     asked = {name: value for name, value in config.items() if name not in PLACES}
     return json.dumps([named, asked, environment], sort_keys=True)
 
 
-def in_groups(runs: Sequence[Run]) -> list[Run]:
+def in_groups(runs: Sequence[Summary]) -> list[Summary]:
     """The runs, those of the same settings merged into one, in the order of their firsts.
 
     A merged run reads like a run's summary, and has its members as "repeats", in the order given. Its seconds are
     means over the members, and interval_95 is of that mean, from one run to the next.
     """
-    groups: list[list[Run]] = []
+    groups: list[list[Summary]] = []
     for run in runs:
         group = next((group for group in groups if is_repeat(run, group[0])), None)
         groups.append([run]) if group is None else group.append(run)
     return [_merged(group) if len(group) > 1 else group[0] for group in groups]
 
 
-def is_repeat(run: Run, other: Run) -> bool:
+def is_repeat(run: Summary, other: Summary) -> bool:
     """Whether two runs were asked for the same, on the same ground; "repeat_of" is `what_was_asked`."""
     return run.get("repeat_of") is not None and run["repeat_of"] == other.get("repeat_of")
 
 
-def members(run: Run) -> list[Run]:
+def members(run: Summary) -> list[Summary]:
     """The runs behind a row: those that were merged, or the run alone."""
     return run.get("repeats") or [run]
 
 
-def over_pairs(run: Run, base: Run, figure: Callable[[Run, Run], float | None]) -> tuple[float, list[float]] | None:
+def over_pairs(
+    run: Summary, base: Summary, figure: Callable[[Summary, Summary], float | None]
+) -> tuple[float, list[float]] | None:
     """The mean of `figure(run, base)` over the repeats, and its 95 % interval.
 
     The k-th run of one is taken with the k-th of the other: what slows a repeat slows both, and cancels. None where
@@ -62,7 +65,7 @@ def mean_interval(values: Sequence[float]) -> list[float]:
     return [mean - margin, mean + margin]
 
 
-def _merged(group: Sequence[Run]) -> Run:
+def _merged(group: Sequence[Summary]) -> Summary:
     first, seconds = group[0], [run["seconds_per_iteration"] for run in group]
     means = [found["mean"] for found in seconds]
     names = dict.fromkeys(run["run"].rpartition("/")[2] for run in group)
@@ -80,7 +83,7 @@ def _merged(group: Sequence[Run]) -> Run:
     }
 
 
-def _mean_wire(wires: Sequence[Run | None]) -> Run | None:
+def _mean_wire(wires: Sequence[Summary | None]) -> Summary | None:
     """Counted bytes as means over the runs, where all have counted."""
     if not all(wires):
         return None

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
+from cos598d.records.run import Summary
 from cos598d.report.repeats import members
 
 SPEED_NOTE = (
@@ -11,7 +12,7 @@ SPEED_NOTE = (
 )
 
 
-def speed_rows(runs: Sequence[dict[str, Any]]) -> list[list[str]]:
+def speed_rows(runs: Sequence[Summary]) -> list[list[str]]:
     """A head and a row for each run whose record says it; nothing where none does, as older ones do not."""
     rows = []
     for run in runs:

@@ -8,14 +8,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
+from cos598d.colours import SERIES
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 # 320 units wide: on a phone of 360 pixels a unit is about a pixel, and the text stays at 10.
 WIDTH_INCHES = 320 / 72
-# Okabe and Ito's colours, which the colour-blind tell apart; styles and markers for whoever sees none.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9")
+# Beside the colours, for whoever sees none.
 LINES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 STYLE = {
@@ -67,7 +68,7 @@ def draw(name: str, label: str, height: float, paint: Callable[["Figure"], None]
 def line_style(place: int) -> dict:
     """Colour, line and marker of the series at `place`; they repeat at different places, and so differ together."""
     return {
-        "color": COLOURS[place % len(COLOURS)],
+        "color": SERIES[place % len(SERIES)],
         "linestyle": LINES[place % len(LINES)],
         "marker": MARKERS[place % len(MARKERS)],
     }

@@ -1,36 +1,33 @@
 """The comparison of runs as tables for the screen or in Markdown, from their records alone."""
 
-import html
-import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from cos598d.records.conventions import ASSUMED_BYTES, DDP, FLOOR, PHASES, WARM_UP
-from cos598d.records.run import CONFIG, ENVIRONMENT, read_object, read_summary
-from cos598d.report.repeats import in_groups, is_repeat, members, over_pairs, what_was_asked
+from cos598d.records.conventions import ASSUMED_BYTES, PHASES, WARM_UP
+from cos598d.records.run import Summary
+from cos598d.report.load import left_out
+from cos598d.report.numbers import plain_or_none
+from cos598d.report.references import (
+    alone_of,
+    ddp_of,
+    exposed_seconds,
+    floor_of,
+    is_floor,
+    largest_difference,
+    ratio_of_means,
+)
+from cos598d.report.repeats import in_groups, over_pairs
 from cos598d.report.speed import SPEED_NOTE, speed_rows
+from cos598d.tables import as_markdown, as_text, with_columns
 from cos598d.terminal.printable import printable
 
 FIRST_LOSSES = 3
-# What two runs must share for a difference of their losses to mean anything.
-SETTING = ("task", "model", "data", "total_train_batch_size", "max_seq_length", "dropout", "precision", "seed")
+# The columns of `time_cells`. The last ones of a table are the phases.
+SPREAD, AGAINST = ("s/it", "95 %", "median"), ("ratio to ddp", "exposed s")
+SLOW_ONES = ("90th percentile", "first")
 
 
-def load_run(folder: Path) -> dict[str, Any]:
-    """A run's summary, with its folder's name as "run", the emulated links as "network" (None without), and what makes
-    another run a repeat of it as "repeat_of" (None where its config is not there).
-
-    Raises UserError when there is none that can be read.
-    """
-    summary = read_summary(folder)
-    environment = read_object(folder / "environment.json", ENVIRONMENT) or {}
-    config = read_object(folder / "config.json", CONFIG)
-    asked = config and what_was_asked(summary, config, environment)
-    return {"run": folder.resolve().name} | summary | {"network": environment.get("network"), "repeat_of": asked}
-
-
-def comparison(runs: Sequence[dict[str, Any]], markdown: bool = False, each: bool = False) -> str:
+def comparison(runs: Sequence[Summary], markdown: bool = False, each: bool = False) -> str:
     """Tables and a legend: losses, where the time goes, how fast that is, and what travels.
 
     Runs of the same settings are one row, unless `each` is to have its own. Differences and ratios are given against
@@ -43,36 +40,47 @@ def comparison(runs: Sequence[dict[str, Any]], markdown: bool = False, each: boo
     return f"{_setting(runs)}\n\n{text}\n\n{legend(runs)}"
 
 
-def losses_rows(runs: Sequence[dict[str, Any]]) -> list[list[str]]:
+def losses_rows(runs: Sequence[Summary]) -> list[list[str]]:
     """A head and a row for each run: what it is, its first losses, and how far they are from those of one rank."""
     rows = [["run", "sync", "ranks", "its", "first losses", "largest difference to one rank"]]
     for run in runs:
-        alone = next((other for other in runs if other["world_size"] == 1 and same_setting(run, other)), None)
-        rows.append(
-            [run["run"], run["sync"], str(run["world_size"]), str(run["iterations"])]
-            + [" ".join(f"{loss:.6f}" for loss in run["losses"][:FIRST_LOSSES]), _difference(run, alone)]
-        )
+        losses = " ".join(f"{loss:.6f}" for loss in run["losses"][:FIRST_LOSSES])
+        what = [run["run"], run["sync"], str(run["world_size"]), str(run["iterations"])]
+        rows.append([*what, losses, _difference(run, alone_of(runs, run))])
     return rows
 
 
-def time_rows(runs: Sequence[dict[str, Any]]) -> list[list[str]]:
-    """A head and a row for each run: seconds per iteration with their spread, what is exposed, and the phases.
+def time_cells(runs: Sequence[Summary]) -> list[dict[str, str]]:
+    """For each run the cells of SPREAD, SLOW_ONES, AGAINST and PHASES, by column: seconds an iteration with their
+    spread, how they compare, and what the phases take.
 
     Ratios and exposed seconds have an interval where there are repeats of the run and of what it is compared with.
     """
-    rows = [["run", "s/it", "95 %", "median", "ratio to ddp", "exposed s", *PHASES]]
+    cells = []
     for run in runs:
-        seconds = run["seconds_per_iteration"]
-        interval = seconds["interval_95"]
-        rows.append(
-            [run["run"], _seconds(seconds["mean"]), f"{interval[0]:.3f}-{interval[1]:.3f}" if interval else "-"]
-            + [_seconds(seconds["median"]), _ratio(run, alike(runs, run, DDP)), _exposed(run, floor_of(runs, run))]
-            + [_seconds(run["phases"][f"seconds_{phase}"]) for phase in PHASES]
+        seconds, interval = run["seconds_per_iteration"], run["seconds_per_iteration"]["interval_95"]
+        cells.append(
+            {
+                "run": run["run"],
+                "s/it": _seconds(seconds["mean"]),
+                "95 %": f"{interval[0]:.3f}-{interval[1]:.3f}" if interval else "-",
+                "median": _seconds(seconds["median"]),
+                "90th percentile": plain_or_none(seconds["p90"]),
+                "first": plain_or_none(seconds["first"]),
+                "ratio to ddp": _ratio(run, ddp_of(runs, run)),
+                "exposed s": _exposed(run, floor_of(runs, run)),
+            }
+            | {phase: _seconds(run["phases"][f"seconds_{phase}"]) for phase in PHASES}
         )
-    return rows
+    return cells
 
 
-def traffic_rows(runs: Sequence[dict[str, Any]]) -> list[list[str]]:
+def time_rows(runs: Sequence[Summary]) -> list[list[str]]:
+    """A head and a row for each run, of `time_cells`."""
+    return with_columns(time_cells(runs), ["run", *SPREAD, *AGAINST, *PHASES])
+
+
+def traffic_rows(runs: Sequence[Summary]) -> list[list[str]]:
     """A head and a row for each run: calls, tensors and bytes of an iteration, by the formulas."""
     rows = [["run", "calls/it", "tensors/it", "payload MB/it", "sent MB/it by rank", "received MB/it by rank"]]
     rows[0] += ["counted MB/it"]
@@ -86,7 +94,7 @@ def traffic_rows(runs: Sequence[dict[str, Any]]) -> list[list[str]]:
     return rows
 
 
-def legend(runs: Sequence[dict[str, Any]]) -> str:
+def legend(runs: Sequence[Summary]) -> str:
     """What the columns say."""
     intervals = []
     if any("repeats" not in run for run in runs):
@@ -106,26 +114,19 @@ def legend(runs: Sequence[dict[str, Any]]) -> str:
     )
 
 
-def assumed_bytes(runs: Sequence[dict[str, Any]], before: str) -> str:
+def assumed_bytes(runs: Sequence[Summary], before: str) -> str:
     """`before` and a sentence that names the runs whose bytes are assumed; "" where there are none."""
     names = [run["run"] for run in runs if run.get("bytes_are_assumed")]
     return f"{before}Bytes of {', '.join(names)} are assumed: {ASSUMED_BYTES}." if names else ""
 
 
-def left_out(run: dict[str, Any]) -> int:
-    """How many of its first iterations a run's seconds do not count."""
-    iterations, counted = run["iterations"], run["seconds_per_iteration"].get("counted")
-    known = isinstance(iterations, int) and isinstance(counted, int) and 0 <= counted <= iterations
-    return iterations - counted if known else WARM_UP
-
-
-def warm_up_words(runs: Sequence[dict[str, Any]]) -> str:
+def warm_up_words(runs: Sequence[Summary]) -> str:
     """ "the first 2", as far as these runs' records say so."""
     found = sorted({left_out(run) for run in runs if run["seconds_per_iteration"].get("counted")} or {WARM_UP})
     return f"the first {' or '.join(map(str, found))}"
 
 
-def _setting(runs: Sequence[dict[str, Any]]) -> str:
+def _setting(runs: Sequence[Summary]) -> str:
     """What the runs have in common, in a line."""
     words = []
     for name, unit in (
@@ -141,71 +142,28 @@ def _setting(runs: Sequence[dict[str, Any]]) -> str:
     return ", ".join(words)
 
 
-def alike(runs: Sequence[dict[str, Any]], like: dict[str, Any], sync: str) -> dict[str, Any] | None:
-    """The first run with this sync, as many ranks as `like`, its setting and its network.
-
-    Where that has repeats among `runs`, and `like` is the k-th of its own, the k-th of them.
-    """
-    found = [
-        run
-        for run in runs
-        if run["sync"] == sync
-        and run["world_size"] == like["world_size"]
-        and run["network"] == like["network"]
-        and same_setting(run, like)
-    ]
-    if not found:
-        return None
-    repeats = [run for run in found if run is found[0] or is_repeat(run, found[0])]
-    place = sum(is_repeat(run, like) for run in runs[: next((i for i, run in enumerate(runs) if run is like), 0)])
-    return repeats[place] if place < len(repeats) else repeats[0]
-
-
-def floor_of(runs: Sequence[dict[str, Any]], run: dict[str, Any]) -> dict[str, Any] | None:
-    """The run without any sync that a run's exposed communication is measured against."""
-    return alike(runs, run, FLOOR) if run["world_size"] > 1 else None
-
-
-def exposed_seconds(run: dict[str, Any], floor: dict[str, Any] | None) -> float | None:
-    """The run's median less its floor's, seconds; None where either is missing, and for the floor itself."""
-    if floor is None or run is floor:
-        return None
-    median, base = run["seconds_per_iteration"]["median"], floor["seconds_per_iteration"]["median"]
-    return None if median is None or base is None else median - base
-
-
-def same_setting(run: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether a difference of the two runs' losses means anything."""
-    return all(run[name] == other[name] for name in SETTING)
-
-
-def _difference(run: dict[str, Any], alone: dict[str, Any] | None) -> str:
+def _difference(run: Summary, alone: Summary | None) -> str:
     if alone is None or run is alone:
         return "-"
-    if run["sync"] == FLOOR:
+    if is_floor(run):
         return "drifts"
-    pairs = [pair for member in members(run) for pair in zip(member["losses"], alone["losses"])]
-    return f"{max(abs(a - b) for a, b in pairs):.1e}" if pairs else "-"
+    apart = largest_difference(run, alone)
+    return "-" if apart is None else f"{apart:.1e}"
 
 
-def _ratio(run: dict[str, Any], ddp: dict[str, Any] | None) -> str:
+def _ratio(run: Summary, ddp: Summary | None) -> str:
     if ddp is None:
         return "-"
-    several = over_pairs(run, ddp, _ratio_of_means) if run is not ddp else None
+    several = over_pairs(run, ddp, ratio_of_means) if run is not ddp else None
     if several:
         return f"{several[0]:.2f} ({several[1][0]:.2f}-{several[1][1]:.2f})"
-    ratio = _ratio_of_means(run, ddp)
+    ratio = ratio_of_means(run, ddp)
     return f"{ratio:.2f}" if ratio else "-"
 
 
-def _ratio_of_means(run: dict[str, Any], ddp: dict[str, Any]) -> float | None:
-    mean, base = run["seconds_per_iteration"]["mean"], ddp["seconds_per_iteration"]["mean"]
-    return mean / base if mean and base else None
-
-
-def _exposed(run: dict[str, Any], floor: dict[str, Any] | None) -> str:
+def _exposed(run: Summary, floor: Summary | None) -> str:
     seconds = exposed_seconds(run, floor)
-    if seconds is None:
+    if floor is None or seconds is None:
         return "-"
     words = f"{seconds:.3f} ({seconds / run['seconds_per_iteration']['median']:.0%})"
     several = over_pairs(run, floor, exposed_seconds)
@@ -228,7 +186,7 @@ def megabytes(values: Sequence[float], digits: int = 3) -> str:
     return ", ".join(words + (f" x {count}" if count > 1 else "") for words, count in groups)
 
 
-def _counted(wire: dict[str, Any] | None) -> str:
+def _counted(wire: Summary | None) -> str:
     """Counted bytes sent in megabytes, by interface; where ranks share one, those of all of them together."""
     if not wire:
         return "-"
@@ -239,24 +197,3 @@ def _counted(wire: dict[str, Any] | None) -> str:
         together = f" (ranks {', '.join(map(str, ranks))})" if len(ranks) > 1 else ""
         cells.append(f"{sum(known) / len(known) / 1e6:.3f}{together}")
     return ", ".join(cells)
-
-
-def as_text(rows: Sequence[Sequence[str]]) -> str:
-    """Rows as lines for the screen, the first one as their head."""
-    rows = [[printable(cell) for cell in row] for row in rows]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
-
-
-def as_markdown(rows: Sequence[Sequence[str]]) -> str:
-    """A table whose first row is its head."""
-    lines = ["| " + " | ".join(map(markdown_text, row)) + " |" for row in rows]
-    return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
-
-
-def markdown_text(text: str) -> str:
-    """Words that stand in Markdown as they are: no marks, no HTML, no new cell or line of a table."""
-    text = printable(" ".join(html.escape(text, quote=False).split()))
-    # An underscore inside a word is no mark, and all_reduce is easier to read without a backslash.
-    return re.sub(r"[\\`*\[\]|~$]|(?<!\w)_|_(?!\w)", r"\\\g<0>", text)

@@ -1,10 +1,11 @@
 """What travelled in an epoch, predicted and counted, as a table made from run records alone."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from cos598d.errors import UserError
-from cos598d.report.table import as_markdown, as_text, assumed_bytes, megabytes
+from cos598d.records.run import Summary
+from cos598d.report.table import assumed_bytes, megabytes
+from cos598d.tables import as_markdown, as_text
 
 # Ethernet 14, IPv4 20, TCP 20 and its timestamps 12 bytes: of every packet, acknowledgements too.
 HEADER_BYTES = 66
@@ -20,13 +21,13 @@ LEGEND = (
 )
 
 
-def traffic_table(runs: Sequence[dict[str, Any]], markdown: bool = False) -> str:
+def traffic_table(runs: Sequence[Summary], markdown: bool = False) -> str:
     """The table of runs as `load_run` returns them. Raises UserError for one whose traffic was not counted."""
     rows = [list(COLUMNS), *(_row(run) for run in runs)]
     return f"{(as_markdown if markdown else as_text)(rows)}\n\n{LEGEND}" + assumed_bytes(runs, before="\n")
 
 
-def _row(run: dict[str, Any]) -> list[str]:
+def _row(run: Summary) -> list[str]:
     wire = run.get("wire")
     epoch = run["epochs"][0] if run.get("epochs") else {}
     iterations = epoch.get("iterations", 0)

@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from cos598d.colours import SERIES
 from cos598d.errors import UserError
 from cos598d.files import whole_file
 from cos598d.records.conventions import FLOOR
 from cos598d.scale.predict import Point
 
-# Okabe and Ito's colours, which the colour-blind can tell apart.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = "osD^vP*"
 DASHES = ("--", ":", "-.")
 
@@ -32,8 +31,8 @@ def draw(points: Sequence[Point], path: Path, title: str) -> None:
     # The floor is the straight line, by its definition.
     for place, label in enumerate(dict.fromkeys(point.sync for point in points if point.sync != FLOOR)):
         line = [point for point in points if point.sync == label]
-        style = {"color": COLOURS[place % len(COLOURS)]}
-        again = place // len(COLOURS)  # a colour's second and third line have other dashes and markers
+        style = {"color": SERIES[place % len(SERIES)]}
+        again = place // len(SERIES)  # a colour's second and third line have other dashes and markers
         dashes, marker = DASHES[again % len(DASHES)], MARKERS[(place + again) % len(MARKERS)]
         for axes, value, found in (
             (speed, lambda p: p.speed_up, lambda p: p.measured_speed_up),

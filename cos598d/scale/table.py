@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from cos598d.scale.fit import Fitted
 from cos598d.scale.predict import Miss, Point
 from cos598d.scale.records import Link
-from cos598d.tables import aligned
+from cos598d.tables import as_text
 
 GOAL = 0.15  # a miss beyond this is stated
 
@@ -28,7 +28,7 @@ def describe_fit(fitted: Fitted) -> str:
     if costs.own_seconds:
         rows = [["of its own", "seconds", "stretch of its travel"]]
         rows += [[label, f"{own:+.3f}", f"{costs.stretch[label]:.2f}"] for label, own in costs.own_seconds.items()]
-        lines += ["", aligned(rows), ""]
+        lines += ["", as_text(rows, numbers=True), ""]
     lines += fitted.remarks
     if costs.efficiency > 1:
         lines.append("a link cannot give more than its rate: too little travels here for the seconds to tell its speed")
@@ -60,7 +60,7 @@ def miss_table(found: Sequence[Miss], name: str, words: str, unknown: Sequence[s
     ]
     large = [f"{miss.sync} ({miss.miss:+.1%})" for miss in found if abs(miss.miss) > GOAL]
     verdict = f"missed by more than {GOAL:.0%}: {', '.join(large)}" if large else f"every miss is within {GOAL:.0%}"
-    lines = [f"{name}: {words}, as the others predict it", aligned(rows), verdict]
+    lines = [f"{name}: {words}, as the others predict it", as_text(rows, numbers=True), verdict]
     if own_compute:
         lines.append(
             "its ranks share the cores otherwise than those of the others, so each computes at another speed: "
@@ -77,7 +77,7 @@ def _by_hosts(points: Sequence[Point], cell: Callable[[Point], str]) -> str:
     for label in dict.fromkeys(point.sync for point in points):
         of_label = {point.hosts: point for point in points if point.sync == label}
         rows.append([label, *(cell(of_label[count]) for count in counts)])
-    return aligned(rows)
+    return as_text(rows, numbers=True)
 
 
 def _share(point: Point) -> float | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from cos598d.colours import DARK_GREY, GREY, SKY, VERMILLION
 from cos598d.records.conventions import DDP, FLOOR
 from cos598d.report.benches import Bench, common_labels
 from cos598d.report.numbers import listed
@@ -9,7 +10,7 @@ from cos598d.report.settings import UNITS, swept_value
 from cos598d.report.svg import draw, legend_below, line_style, shortened, swept_axis
 
 # Told apart by their place too, the floor first; hatches would make a browser's PDF large.
-COMPUTE, EXPOSED, WHOLE = "#56B4E9", "#D55E00", "#999999"
+COMPUTE, EXPOSED, WHOLE = SKY, VERMILLION, GREY
 # Ticks of a ratio: where all are near 1, and where they are not.
 NEAR, FAR = (
     (0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.4, 1.6, 1.8, 2),
@@ -70,7 +71,7 @@ def sweep_figure(word: str, series: Sequence[Sequence[Bench]], name: str) -> str
 
     def paint(figure):
         axes = figure.subplots()
-        handles = [axes.axhline(1, color="#767676", linestyle=":")]
+        handles = [axes.axhline(1, color=DARK_GREY, linestyle=":")]
         for place, (benches, label) in enumerate(lines):
             values = [swept_value(bench, word) / size for bench in benches]
             ratios = [bench.candidate(label).ratio for bench in benches]

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from statistics import fmean
 
+from cos598d.colours import BLUE, DARK_GREY, SKY
 from cos598d.report.load import Run
 from cos598d.report.numbers import listed
 from cos598d.report.settings import UNITS, series_name, swept_value
@@ -27,13 +28,13 @@ def traffic_figure(traffic: Sequence[Traffic]) -> str | None:
             [place + 0.02 for place in range(len(groups))],
             [group[0].predicted_sent / 1e6 for group in groups],
             0.24,
-            color="#56B4E9",
+            color=SKY,
         )
         counted = axes.barh(
             [place + 0.28 for place in range(len(groups))],
             [fmean(one.counted_sent for one in group) / 1e6 for group in groups],
             0.24,
-            color="#0072B2",
+            color=BLUE,
             hatch="///",
             edgecolor="white",
         )
@@ -57,7 +58,7 @@ def scaling_figure(series: Sequence[tuple[Run, list[Run]]]) -> str | None:
     def paint(figure):
         axes = figure.subplots()
         most = max(run.summary["world_size"] for _, runs in series for run in runs)
-        handles = axes.plot([1, most], [1, most], color="#767676", linestyle=":")
+        handles = axes.plot([1, most], [1, most], color=DARK_GREY, linestyle=":")
         for place, (base, runs) in enumerate(series):
             ranks = [1, *(run.summary["world_size"] for run in runs)]
             ratios = [1, *(base.seconds["mean"] / run.seconds["mean"] for run in runs)]

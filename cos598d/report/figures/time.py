@@ -3,23 +3,24 @@
 import statistics
 from collections.abc import Sequence
 
+from cos598d.colours import BLUE, DARK_GREY, GREEN, GREY, SERIES, SKY, VERMILLION, YELLOW
 from cos598d.records.conventions import PHASES
 from cos598d.report.load import Run
 from cos598d.report.numbers import listed, number_of, seconds
-from cos598d.report.svg import COLOURS, MARKERS, draw, lanes, legend_below, shortened
+from cos598d.report.svg import MARKERS, draw, lanes, legend_below, shortened
 from cos598d.report.timeline import Timeline
 
 # A phase has one look on the whole page. Hatches, for whoever does not see the colours.
 LOOK = {
-    "data": ("#999999", ""),
-    "forward": ("#56B4E9", ""),
-    "backward": ("#0072B2", ""),
-    "sync": ("#D55E00", "///"),
-    "clip": ("#F0E442", ""),
-    "step": ("#009E73", "\\\\\\"),
+    "data": (GREY, ""),
+    "forward": (SKY, ""),
+    "backward": (BLUE, ""),
+    "sync": (VERMILLION, "///"),
+    "clip": (YELLOW, ""),
+    "step": (GREEN, "\\\\\\"),
     "between": ("#ffffff", ""),
 }
-BESIDE, AFTER = ("#F3C6A5", ""), ("#D55E00", "///")
+BESIDE, AFTER = ("#F3C6A5", ""), (VERMILLION, "///")
 MOST_DOTS = 200
 
 
@@ -34,7 +35,7 @@ def seconds_figure(runs: Sequence[Run]) -> str | None:
 
         axes = figure.subplots()
         for place, run in enumerate(runs):
-            found, colour = run.counted_seconds, COLOURS[place % len(COLOURS)]
+            found, colour = run.counted_seconds, SERIES[place % len(SERIES)]
             dots = found[:: -(-len(found) // MOST_DOTS)]
             # Spread over the lane, in the order of the iterations.
             heights = [place + 0.12 + 0.26 * number / max(1, len(dots) - 1) for number in range(len(dots))]
@@ -47,8 +48,8 @@ def seconds_figure(runs: Sequence[Run]) -> str | None:
         axes.set_xlabel("seconds an iteration")
         handles = [
             Line2D([], [], color="black", marker="|", markersize=7),
-            Line2D([], [], color="#0072B2", marker="o", linestyle=""),
-            Line2D([], [], color="#0072B2", marker=".", markersize=3, linestyle=""),
+            Line2D([], [], color=BLUE, marker="o", linestyle=""),
+            Line2D([], [], color=BLUE, marker=".", markersize=3, linestyle=""),
         ]
         legend_below(figure, handles, ["mean's 95 %", "mean", "an iteration"])
 
@@ -99,7 +100,7 @@ def timeline_figure(timeline: Timeline, name: str, until: float) -> str:
             if is_few or number in (0, len(calls) - 1):
                 labels[y] = shortened(tensor, 12)
         if timeline.untimed and not calls:
-            axes.broken_barh([(0, timeline.seconds)], (0.6, 0.8), facecolor="none", edgecolor="#767676", linestyle=":")
+            axes.broken_barh([(0, timeline.seconds)], (0.6, 0.8), facecolor="none", edgecolor=DARK_GREY, linestyle=":")
             axes.text(
                 0,
                 1,

@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 
+from cos598d.colours import BLUE, DARK_GREY, VERMILLION
 from cos598d.report.numbers import listed
 from cos598d.report.svg import draw, legend_below, shortened
 from cos598d.report.wire import MOST_DRAWN, Throughput, known
 
 # Colour and line of what is sent, what is received, and the link's rate.
-SENT, RECEIVED, RATE = ("#D55E00", "-"), ("#0072B2", "--"), ("#767676", ":")
+SENT, RECEIVED, RATE = (VERMILLION, "-"), (BLUE, "--"), (DARK_GREY, ":")
 FAR = 2  # a rate of more than as many times what was carried is not drawn
 
 
