@@ -26,9 +26,11 @@ from cos598d.measure.wire import find_interface
 from cos598d.models.build import ModelSource, build_model, count_parameters, find_model, uses_every_parameter
 from cos598d.models.checkpoint import CannotSave, save_model
 from cos598d.rank import be_rank, take_station
+from cos598d.strategies.precision import autocast
+from cos598d.strategies.replicated import Replicated
 from cos598d.sync import get_sync
 from cos598d.terminal.console import Console
-from cos598d.train import autocast, train
+from cos598d.train import train
 from cos598d.world.launch import Identity
 from cos598d.world.meeting import Meeting
 
@@ -133,7 +135,8 @@ def _work(config: RunConfig, prepared: Prepared, meeting: Meeting | None, consol
         if training is not None:
             may_be_unused = not uses_every_parameter(source.model_type, task.head)
             sync = get_sync(config.sync)(comm, may_be_unused, config.sync_options())
-            train(model, sync, comm, training, config, record, console, evaluate)
+            strategy = Replicated(sync, config.precision)
+            train(model, strategy, comm, training, config, record, console, evaluate)
         else:
             record.epoch({"epoch": 0, "iterations": 0} | evaluate())
             console.epoch(record.epochs[-1])

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from cos598d import train
 from cos598d.data import sampler
 from cos598d.sync.all_reduce import AllReduce
 from cos598d.sync.base import GradientSync
@@ -261,8 +260,11 @@ def _clip_in_the_loop_before_sync() -> type[GradientSync]:
 
     class Early(AllReduce):
         def attach(self, model):
-            train.torch.nn.utils.clip_grad_norm_ = lambda *_: None
-            self.most = inspect.currentframe().f_back.f_locals["config"].max_grad_norm  # the loop's
+            torch.nn.utils.clip_grad_norm_ = lambda *_: None
+            frame = inspect.currentframe()
+            while "config" not in frame.f_locals:  # the loop's
+                frame = frame.f_back
+            self.most = frame.f_locals["config"].max_grad_norm
             return super().attach(model)
 
         def finish(self):
@@ -272,7 +274,7 @@ def _clip_in_the_loop_before_sync() -> type[GradientSync]:
 
         def detach(self):
             super().detach()
-            train.torch.nn.utils.clip_grad_norm_ = clip
+            torch.nn.utils.clip_grad_norm_ = clip
 
     return Early
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from cos598d.config import RunConfig
-from cos598d.train import make_optimizer
+from cos598d.strategies.optimizers import make_optimizer
 
 
 class Layers(torch.nn.Module):
@@ -21,7 +21,7 @@ def steps(count, **values):
     """Weights before and after `count` steps at a rate of 0.1 with a gradient of 1 everywhere."""
     model = Layers()
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    optimizer = make_optimizer(model, RunConfig(learning_rate=0.1, **values))
+    optimizer = make_optimizer(model.named_parameters(), RunConfig(learning_rate=0.1, **values))
     for _ in range(count):
         for p in model.parameters():
             p.grad = torch.ones_like(p)
@@ -50,7 +50,7 @@ def test_the_gradients_scale_is_sgds_to_see_and_not_adamws():
             model = Layers()
             before = model.dense.weight.detach().clone()
             model.dense.weight.grad = torch.full_like(before, factor)
-            make_optimizer(model, RunConfig(optimizer=optimizer, learning_rate=0.1)).step()
+            make_optimizer(model.named_parameters(), RunConfig(optimizer=optimizer, learning_rate=0.1)).step()
             moved.append((before - model.dense.weight).abs().mean().item())
         assert (moved[1] == pytest.approx(4 * moved[0])) is sees
         assert (moved[1] == pytest.approx(moved[0])) is not sees
@@ -59,7 +59,7 @@ def test_the_gradients_scale_is_sgds_to_see_and_not_adamws():
 @pytest.mark.parametrize("values", [{"optimizer": "sgd", "momentum": 0.9}, {"optimizer": "sgd"}, {}], ids=str)
 def test_a_parameter_may_get_its_first_gradient_later_than_the_others(values):
     model = Layers()
-    optimizer = make_optimizer(model, RunConfig(learning_rate=0.1, **values))
+    optimizer = make_optimizer(model.named_parameters(), RunConfig(learning_rate=0.1, **values))
     before = model.layer_norm.weight.detach().clone()
     for used in (model.dense.parameters(), model.parameters()):
         for p in used:

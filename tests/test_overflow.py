@@ -14,6 +14,7 @@ from cos598d.config import RunConfig
 from cos598d.errors import UserError
 from cos598d.measure.record import RunRecord
 from cos598d.strategies.loss_scale import FIRST, LossScale
+from cos598d.strategies.replicated import Replicated
 from cos598d.sync import SYNCS, get_sync
 from cos598d.sync.base import SyncOptions
 from cos598d.terminal.console import Console
@@ -140,7 +141,8 @@ def train_toy(comm, model, name, steps=8, precision="fp16", **values):
     sync = get_sync(name)(comm, options=config.sync_options())
     with tempfile.TemporaryDirectory() as folder, Rates(Path(folder), comm.rank) as record:
         comm.ledger = record.ledger
-        train(model, sync, comm, ToyFeatures(64), config, record, Console("", speaks=False), dict)
+        strategy = Replicated(sync, precision)
+        train(model, strategy, comm, ToyFeatures(64), config, record, Console("", speaks=False), dict)
     comm.ledger = Ledger()
     return record
 

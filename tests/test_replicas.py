@@ -15,6 +15,7 @@ from cos598d.config import RunConfig
 from cos598d.errors import UsageError, UserError
 from cos598d.measure.record import RunRecord
 from cos598d.strategies.replicas import check_replicas, digest
+from cos598d.strategies.replicated import Replicated
 from cos598d.sync import SYNCS, get_sync
 from cos598d.sync.all_reduce import AllReduce
 from cos598d.sync.base import SyncOptions
@@ -46,8 +47,8 @@ def train_forgetfully(comm, check_every):
     try:
         with tempfile.TemporaryDirectory() as folder, RunRecord(Path(folder), comm.rank) as record:
             train(
-                toy_model(0), Forgetful(comm), comm, ToyFeatures(64), config, record, Console("", speaks=False),
-                lambda: evaluated.append(1) or {},
+                toy_model(0), Replicated(Forgetful(comm)), comm, ToyFeatures(64), config, record,
+                Console("", speaks=False), lambda: evaluated.append(1) or {},
             )  # fmt: skip
     except UserError as error:
         return [str(error), evaluated]
@@ -81,7 +82,7 @@ def bits_after_training(comm, kinds):
         )  # fmt: skip
         sync = get_sync(name)(comm, options=options)
         with tempfile.TemporaryDirectory() as folder, RunRecord(Path(folder), comm.rank) as record:
-            train(model, sync, comm, ToyFeatures(64), config, record, Console("", speaks=False), dict)
+            train(model, Replicated(sync), comm, ToyFeatures(64), config, record, Console("", speaks=False), dict)
         comm.ledger = Ledger()
         found[f"{name} {word}"] = [digest(tensor) for tensor in model.state_dict().values()]
     return found

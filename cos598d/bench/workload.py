@@ -12,7 +12,7 @@ from cos598d.data import get_task
 from cos598d.data.text.features import Features
 from cos598d.data.text.tokenization import load_encoder
 from cos598d.models.build import ModelSource, build_model, uses_every_parameter
-from cos598d.train import make_optimizer
+from cos598d.strategies.optimizers import make_optimizer
 
 TASK = get_task("rte")
 
@@ -76,7 +76,7 @@ class Stepper:
         config = RunConfig(learning_rate=0.0)
         self._max_grad_norm = config.max_grad_norm
         self._parameters = list(model.parameters())
-        self._optimizer = make_optimizer(model, config)
+        self._optimizer = make_optimizer(model.named_parameters(), config)
 
     def clip(self, replica: nn.Module) -> None:
         """Clip the replica's gradients."""

@@ -20,6 +20,7 @@ from cos598d.comm.ledger import AGREEMENT, GRADIENTS, Ledger
 from cos598d.config import RunConfig
 from cos598d.errors import UsageError, UserError
 from cos598d.measure.record import RunRecord
+from cos598d.strategies.replicated import Replicated
 from cos598d.sync.base import GradientSync
 from cos598d.sync.none import NoSync
 from cos598d.terminal.console import Console
@@ -419,7 +420,7 @@ def _train(training: _Training, model: nn.Module, sync: GradientSync, comm: Comm
     )
     with RunRecord(folder, comm.rank) as record:
         comm.ledger = record.ledger
-        train(model, sync, comm, ToyFeatures(26), config, record, Console("", speaks=False), dict)
+        train(model, Replicated(sync), comm, ToyFeatures(26), config, record, Console("", speaks=False), dict)
     comm.ledger = Ledger()
     return record.losses
 

@@ -1,1 +1,1 @@
-"""What owns the module, the optimizer and the gradient sync of one replica."""
+"""Strategies: what owns the module, the optimizer and the communication of one replica."""

@@ -1,0 +1,97 @@
+"""The contract of a strategy: who holds which part of a model while it trains, and what the training loop calls."""
+
+import contextlib
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import nn
+
+# From the parameters that a rank is to step, or its shards of them, under the model's plain names.
+MakeOptimizer = Callable[[Iterable[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
+Module = Callable[..., Any]
+
+
+class Strategy:
+    """What owns module, optimizer and communication of one replica. The loop uses it like this, on every rank:
+
+        module = strategy.attach(model, make_optimizer)
+        ...
+        with strategy.no_sync():                    # for all micro-batches of a step but the last
+            strategy.backward(module(...)[0] * weight)
+        strategy.backward(module(...)[0] * weight)
+        strategy.finish()
+        strategy.clip(max_norm)
+        strategy.step()
+        ...
+        strategy.settle()                           # before the model is evaluated, compared or saved
+        strategy.detach()
+
+    The weights of all ranks' micro-batches in a step add up to 1: the sum of the weighted losses is the global batch's
+    mean loss, and its gradient is what the optimizer steps by.
+
+    `optimizer`, there after `attach`, is a torch optimizer: what stands in its `param_groups` as "lr" when `step` is
+    called is the step's learning rate. It need not hold whole parameters, and nobody but the strategy calls its `step`.
+
+    `phase` is what the clock is told by: `step` does the work of two phases of an iteration, and encloses the
+    optimizer's in `with self.phase("step")` and what travels in `with self.phase("sync")`. Whoever measures puts a
+    clock's `phase` in its place; else it does nothing. The other methods belong to one phase each.
+    """
+
+    optimizer: torch.optim.Optimizer
+    phase: Callable[[str], AbstractContextManager[Any]] = contextlib.nullcontext
+
+    @property
+    def replicas_equal(self) -> bool:
+        """Whether every rank's model holds the same whole weights now, between two steps, and can be held to it."""
+        return True
+
+    @property
+    def loss_scale(self) -> float:
+        """What the losses of this step are multiplied by before backward, and `clip` divides out; 1 but for fp16."""
+        return 1.0
+
+    def attach(self, model: nn.Module, make_optimizer: MakeOptimizer) -> Module:
+        """Take over `model` and return what to call in its place; the first of what that gives is the loss.
+
+        The replicas start alike, from rank 0's parameters and buffers, and who holds which part of weights, gradients
+        and optimizer state is decided here. `make_optimizer` is called with the parameters that this rank steps, or
+        its shards of them, and their plain names, by which it chooses whose weights decay.
+        Raises UserError, the same on every rank, where the ranks' models differ.
+        """
+        raise NotImplementedError
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """A context that covers forward and backward of a micro-batch that is not its step's last: gradients add up."""
+        return contextlib.nullcontext()
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add the gradient of a micro-batch's weighted loss. A step's last call may start what travels."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """Block until the gradients are the global batch's, times `loss_scale`: whole, or this rank's shard of them."""
+        raise NotImplementedError
+
+    def clip(self, max_norm: float) -> torch.Tensor | None:
+        """Scale the gradients down to a norm of at most `max_norm`; 0 leaves them as they are.
+
+        The norm is that of the global batch's whole gradient, whoever holds its parts, and is returned as it was before
+        clipping; None with 0, which need not know it.
+        """
+        raise NotImplementedError
+
+    def step(self) -> bool:
+        """Step by these gradients and drop them; return whether the step counts, the same on every rank.
+
+        False: fp16 overflowed. The step has left no trace then, but a lower loss scale. Raises UserError, the same on
+        every rank, where that would fall below 1.
+        """
+        raise NotImplementedError
+
+    def settle(self) -> None:
+        """Make every rank's model whole and equal, weights and buffers, under its plain names, until the next step."""
+
+    def detach(self) -> None:
+        """Remove hooks and free what was kept for training; the model stays as `settle` left it."""

@@ -1,0 +1,95 @@
+"""A strategy under observation: the seconds of an iteration's phases, and the global batch's loss."""
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from cos598d.comm.communicator import Call, Communicator
+from cos598d.comm.ledger import LOSS
+from cos598d.measure.clock import IterationClock
+from cos598d.strategies.base import MakeOptimizer, Module, Strategy
+
+
+class Observed(Strategy):
+    """For the loop the strategy itself: its methods, timed.
+
+    1. `iteration` encloses a step: it begins the clock and the ledger's iteration, and ends the clock.
+    2. Forward, backward, finish and clip belong to a phase each; `step` says by itself what of it belongs to which.
+    3. `backward` adds up the losses. Their sum over the ranks is under way while a step's last backward runs, so that
+       knowing the global batch's loss costs no waiting; `finish` waits for what is left of it.
+
+    After an iteration `loss` is the global batch's mean loss, `seconds` are the iteration's by the clock, and `tokens`
+    is how many tokens this rank's micro-batches had, padding included.
+    """
+
+    def __init__(self, strategy: Strategy, clock: IterationClock, comm: Communicator):
+        self._strategy, self._clock, self._comm = strategy, clock, comm
+        strategy.phase = clock.phase
+        self._is_last = True  # of a step's micro-batches
+        self.loss = self.seconds = 0.0
+        self.tokens = 0
+
+    @contextlib.contextmanager
+    def iteration(self, number: int) -> Iterator[None]:
+        """Iteration `number`, counted from 1, is what runs in this context."""
+        self._clock.start()
+        self._comm.ledger.begin(number, self._clock.began)
+        self._local_loss = torch.zeros((), dtype=torch.float64, device=self._comm.device)
+        self._mean_loss = Call.done()
+        self.tokens = 0
+        yield
+        self.seconds = self._clock.stop()
+        self.loss = self._local_loss.item()  # not sooner: it waits for the device, which has work until here
+
+    @property
+    def replicas_equal(self) -> bool:
+        return self._strategy.replicas_equal
+
+    @property
+    def loss_scale(self) -> float:
+        return self._strategy.loss_scale
+
+    def attach(self, model: nn.Module, make_optimizer: MakeOptimizer) -> Module:
+        module = self._strategy.attach(model, make_optimizer)
+        self.optimizer = self._strategy.optimizer
+
+        def forward(**inputs: torch.Tensor) -> tuple:
+            self.tokens += inputs["input_ids"].numel()
+            with self._clock.phase("forward"):
+                return module(**inputs)
+
+        return forward
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        self._is_last = False
+        with self._strategy.no_sync():
+            yield
+        self._is_last = True
+
+    def backward(self, loss: torch.Tensor) -> None:
+        self._local_loss += loss.detach()
+        if self._is_last:
+            self._mean_loss = self._comm.all_reduce(self._local_loss, "loss", purpose=LOSS, async_op=True)
+        with self._clock.phase("backward"):
+            self._strategy.backward(loss)
+
+    def finish(self) -> None:
+        with self._clock.phase("sync"):
+            self._strategy.finish()
+            self._mean_loss.wait()
+
+    def clip(self, max_norm: float) -> torch.Tensor | None:
+        with self._clock.phase("clip"):
+            return self._strategy.clip(max_norm)
+
+    def step(self) -> bool:
+        return self._strategy.step()
+
+    def settle(self) -> None:
+        self._strategy.settle()
+
+    def detach(self) -> None:
+        self._strategy.detach()

@@ -1,0 +1,48 @@
+"""The optimizers of a run, by the names of the parameters they are given, and the learning rate's schedule."""
+
+import re
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+if TYPE_CHECKING:  # which syncs and strategies there are is what a config asks, so it may import them and not they it
+    from cos598d.config import RunConfig
+
+NO_WEIGHT_DECAY = re.compile(r"bias$|layer_?norm[^/]*weight$", re.IGNORECASE)
+
+
+def make_optimizer(named_parameters: Iterable[tuple[str, nn.Parameter]], config: "RunConfig") -> torch.optim.Optimizer:
+    """AdamW as BERT is fine-tuned, or SGD: with either, weight decay on all but biases and layer norms.
+
+    The names are the model's, so that a shard of a parameter decays as the whole would. Frozen ones are left out.
+    """
+    decayed: list[nn.Parameter] = []
+    plain: list[nn.Parameter] = []
+    for name, parameter in named_parameters:
+        if parameter.requires_grad:
+            (plain if NO_WEIGHT_DECAY.search(name) else decayed).append(parameter)
+    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    if config.optimizer == "sgd":
+        # Not fused: torch's fused SGD fails where a parameter's first gradient comes later than the others'.
+        return torch.optim.SGD(groups, lr=config.learning_rate, momentum=config.momentum)
+    # fused: one pass over the weights instead of several; on a CPU shared by the ranks that is time.
+    return torch.optim.AdamW(groups, lr=config.learning_rate, eps=config.adam_epsilon, fused=True)
+
+
+def linear_schedule(learning_rate: float, warmup_steps: int, steps: int) -> Callable[[int], float]:
+    """The learning rate after so many steps: up from 0 over `warmup_steps`, then down to 0 at `steps`."""
+
+    def rate(done: int) -> float:
+        if done < warmup_steps:
+            return learning_rate * (done / warmup_steps)
+        return learning_rate * max(0.0, (steps - done) / max(1, steps - warmup_steps))
+
+    return rate
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """The rate of the next step, of all parameters."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate

@@ -1,0 +1,94 @@
+"""Whole replicas that average their gradients: any gradient sync as a strategy."""
+
+from contextlib import AbstractContextManager
+
+import torch
+from torch import nn
+
+from cos598d.strategies.base import MakeOptimizer, Module, Strategy
+from cos598d.strategies.loss_scale import LossScale
+from cos598d.strategies.precision import autocast
+from cos598d.sync.base import GradientSync
+
+
+class Replicated(Strategy):
+    """Every rank holds all weights, all gradients and the optimizer's whole state, and makes the same step.
+
+    1. `attach` gives every rank rank 0's state.
+    2. `backward` on each rank's share of the batch, `finish`: the sync averages the gradients over the ranks.
+    3. Every rank clips the average by its norm and steps by it, so that the replicas stay equal.
+
+    Cost a step: what the sync says. Memory for weights of S bytes: S of gradients and, with AdamW, 2 S of state on
+    every rank.
+    """
+
+    def __init__(self, sync: GradientSync, precision: str = "fp32"):
+        """`sync` is made, and not attached yet; `precision` is one of PRECISIONS."""
+        self.sync = sync
+        self._precision = precision
+        self._scale = LossScale(is_on=precision == "fp16")
+        self._is_finite = True
+        self._parameters: list[nn.Parameter] = []
+
+    @property
+    def replicas_equal(self) -> bool:
+        return self.sync.replicas_equal
+
+    @property
+    def loss_scale(self) -> float:
+        return self._scale.value
+
+    def attach(self, model: nn.Module, make_optimizer: MakeOptimizer) -> Module:
+        self._parameters = list(model.parameters())
+        self.optimizer = make_optimizer(model.named_parameters())
+        module = self.sync.attach(model)
+        if self._precision == "fp32":
+            return module
+        precision, device = self._precision, self.sync.comm.device
+
+        def forward(**inputs: torch.Tensor) -> tuple:
+            with autocast(precision, device):
+                return module(**inputs)
+
+        return forward
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        return self.sync.no_sync()
+
+    def backward(self, loss: torch.Tensor) -> None:
+        self.sync.loss_scale = self.loss_scale
+        # Gradients are averaged over ranks: times n, the average is the global batch's gradient.
+        (loss * (self.sync.comm.world_size * self.loss_scale)).backward()
+
+    def finish(self) -> None:
+        self.sync.finish()
+
+    def clip(self, max_norm: float) -> torch.Tensor | None:
+        self._is_finite = self._scale.unscale(self._parameters)
+        if not max_norm:
+            return None
+        return torch.nn.utils.clip_grad_norm_(self._parameters, max_norm)
+
+    def step(self) -> bool:
+        is_good = self._is_finite
+        if self._scale.is_on:
+            with self.phase("sync"):
+                is_good = self.sync.agree_on_finite(is_good)
+        with self.phase("step"):
+            if is_good:  # else fp16 overflowed
+                self.optimizer.step()
+            self._scale.update(is_good, self.sync.comm.ledger.iteration)
+            self.optimizer.zero_grad(set_to_none=True)
+        with self.phase("sync"):
+            if is_good:
+                self.sync.after_step()
+            else:
+                self.sync.forget_step()
+        return is_good
+
+    def settle(self) -> None:
+        self.sync.settle()
+
+    def detach(self) -> None:
+        self.sync.detach()
+        self._parameters = []
