@@ -78,7 +78,7 @@ def flags_of_file(path):
         return set(parser._option_string_actions)
     source = path.read_text()
     if path.name == "download_glue_data.py":
-        source = "".join(each.read_text() for each in (OUR_CODE / "data").glob("*.py"))
+        source = "".join(each.read_text() for each in (OUR_CODE / "data").rglob("*.py"))
     return set(re.findall(r"\"(--?\w+)\"", source))
 
 
