@@ -1,124 +1,192 @@
 """One frozen record of what a run is to do, checked once, with every error a sentence."""
 
-import math
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from cos598d.data import Task, get_task
+from cos598d.data import TASK_NAMES, Task, get_task
 from cos598d.data.squad.task import SquadOptions
 from cos598d.errors import UsageError
+from cos598d.fields import check_flags, defaults_of, flag, flags_of, given
 from cos598d.models.build import MODEL_TYPES
 from cos598d.records.conventions import PRECISIONS
-from cos598d.sync import get_sync
-from cos598d.sync.base import SyncOptions
-from cos598d.sync.codecs import get_codec
+from cos598d.sync import SYNCS, get_sync
+from cos598d.sync.base import SYNC_GROUP, SyncFlags, SyncOptions
+from cos598d.sync.codecs import CODECS, get_codec
 from cos598d.sync.from_file import label_of
 from cos598d.terminal.printable import printable
 
 BACKENDS = ("gloo", "nccl")
-BACKEND_WORDS = f"one of {', '.join(BACKENDS)} (nccl has never been run by us)"  # until `make gpu` has, on a GPU
+SYNC_FIELDS = tuple(defaults_of(SyncFlags))
 OPTIMIZERS = ("adamw", "sgd")
-# What may differ between the ranks of a run: where each host keeps its files, and how many threads it has to spare.
-LOCAL_FIELDS = frozenset(
-    ("data_dir", "train_file", "predict_file", "output_dir", "cache_dir", "model_name_or_path", "config_name")
-    + ("tokenizer_name", "threads", "overwrite_output_dir", "overwrite_cache", "label", "verbose_logging")
-    + ("monitor_interval", "tensorboard")
-)
-SYNC_FIELDS = ("bucket_mb", "compress", "sync_every", "bucket_view")
-SQUAD_FIELDS = tuple(field.name for field in fields(SquadOptions))
+# The flags that only one optimizer has.
+OPTIMIZER_OF = {"momentum": "sgd", "adam_epsilon": "adamw"}
+# Where --help lists the flags below.
+RANKS, DATA, MODEL, TRAINING, RECORD = "ranks", "task and data", "model", "training", "record"
 
 
 @dataclass(frozen=True)
-class RunConfig(SquadOptions):
-    """What a run is to do; the names are the command line's. `check` says in a sentence what cannot work."""
+class RunConfig(SquadOptions, SyncFlags):
+    """What a run is to do. Each field is the flag of its name; `check` says in a sentence what cannot work.
 
-    label: str = "train"  # the run's name for itself: task1, task2a, ...
-    sync: str = "ddp"
-    bucket_mb: float = SyncOptions.bucket_mb
-    compress: str | None = None
-    sync_every: int = 1
-    bucket_view: bool = False
-    task_name: str = "rte"
-    data_dir: str | None = None
-    max_seq_length: int = 128
-    max_train_examples: int | None = None
-    max_eval_examples: int | None = None
-    overwrite_cache: bool = False
+    A flag is one line here, or among a sync's or a task's own: the parser, --help, the check of its range and what
+    ranks compare when they meet are made from it.
+    """
 
-    model_type: str = "bert"
-    model_name_or_path: str = "minilm"
-    config_name: str | None = None
-    tokenizer_name: str | None = None
-    cache_dir: str | None = None
-    do_lower_case: bool = False
-    dropout: float | None = 0.0  # None: the model's own
+    sync: str = flag(
+        "ddp", f"how gradients are averaged, one of {', '.join(SYNCS)}; or your own, FILE.py:CLASS", group=SYNC_GROUP
+    )
+    compress: str | None = flag(
+        None,
+        f"smaller form in which gradients travel, for syncs with buckets: one of {', '.join(CODECS)} (ddp: fp16)",
+        group=SYNC_GROUP,
+    )
+    check_replicas: int = flag(
+        0,
+        "steps from one check that all ranks' weights are equal to the next; 0: after every epoch alone",
+        group=SYNC_GROUP,
+        least=0,
+    )
 
-    do_train: bool = False
-    do_eval: bool = False
-    total_train_batch_size: int | None = None
-    per_gpu_train_batch_size: int | None = None
-    per_gpu_eval_batch_size: int = 8
-    gradient_accumulation_steps: int = 1
-    optimizer: str = "adamw"
-    learning_rate: float = 5e-5
-    weight_decay: float = 0.0
-    adam_epsilon: float = 1e-8
-    momentum: float = 0.0
-    max_grad_norm: float = 1.0
-    num_train_epochs: float = 3.0
-    max_steps: int = -1
-    warmup_steps: int = 0
-    seed: int = 42
-    precision: str = "fp32"
-    check_replicas: int = 0  # steps from one check to the next; 0: after every epoch alone
+    # Until `make gpu` has run on a GPU, nobody has seen nccl work here.
+    backend: str = flag("gloo", "one of {choices} (nccl has never been run by us)", group=RANKS, choices=BACKENDS)
+    no_cuda: bool = flag(False, "stay on the CPU where there is a GPU", group=RANKS)
+    threads: int | None = flag(
+        None, "threads of each rank (default: its share of the host's cores)", group=RANKS, least=1, is_local=True
+    )
+    timeout: float = flag(
+        300.0, "seconds to wait for the other ranks to arrive, and for a collective to end", group=RANKS, above=0
+    )
 
-    output_dir: str | None = None
-    overwrite_output_dir: bool = False
-    save_model: bool = True
-    monitor_interval: float = 1.0  # 0: no samples
-    tensorboard: bool = False
+    task_name: str = flag("rte", f"one of {', '.join(TASK_NAMES)}", group=DATA)
+    data_dir: str | None = flag(
+        None,
+        "folder with the task's files (else $GLUE_DIR/TASK or $SQUAD_DIR, else the bundled sample)",
+        group=DATA,
+        metavar="FOLDER",
+        is_local=True,
+    )
+    max_seq_length: int = flag(
+        128, "word pieces of an example, special tokens included; longer ones are cut", group=DATA, least=8
+    )
+    max_train_examples: int | None = flag(
+        None, "train on this many examples only, spread evenly over the data", group=DATA, least=1
+    )
+    max_eval_examples: int | None = flag(
+        None, "evaluate on this many examples only, spread evenly over the data", group=DATA, least=1
+    )
+    overwrite_cache: bool = flag(False, "build the cached features anew", group=DATA, is_local=True)
 
-    backend: str = "gloo"
-    no_cuda: bool = False
-    timeout: float = 300.0
-    threads: int | None = None
+    model_type: str = flag("bert", "one of {choices}", group=MODEL, choices=MODEL_TYPES)
+    model_name_or_path: str = flag(
+        "minilm",
+        "a folder, a hub name (or NAME@REVISION), minilm, or tiny and bert-base (random weights)",
+        group=MODEL,
+        metavar="MODEL",
+        is_local=True,
+    )
+    config_name: str | None = flag(
+        None,
+        "another folder or hub name for the model's configuration",
+        group=MODEL,
+        metavar="MODEL",
+        is_local=True,
+    )
+    tokenizer_name: str | None = flag(
+        None, "another folder, file or hub name for the vocabulary", group=MODEL, metavar="MODEL", is_local=True
+    )
+    cache_dir: str | None = flag(
+        None, "where models from the hub are kept", group=MODEL, metavar="FOLDER", is_local=True
+    )
+    do_lower_case: bool = flag(
+        False, "the vocabulary is uncased (known without it for minilm, tiny and names with 'uncased')", group=MODEL
+    )
+    dropout: float | None = flag(
+        0.0,
+        "probability for every dropout of the model: 0 for parity; 'model' for the model's own",
+        group=MODEL,
+        least=0,
+        below=1,
+        none="model",
+    )
+
+    do_train: bool = flag(False, "train (without --do_train and --do_eval: both)", group=TRAINING)
+    do_eval: bool = flag(False, "evaluate after every epoch", group=TRAINING)
+    total_train_batch_size: int | None = flag(
+        None,
+        "examples in a step of all ranks together, each takes its share (default: 64)",
+        group=TRAINING,
+        least=1,
+    )
+    per_gpu_train_batch_size: int | None = flag(
+        None, "instead: examples on each rank, in each of the accumulation steps", group=TRAINING, least=1
+    )
+    per_gpu_eval_batch_size: int = flag(8, "examples on each rank in a batch of evaluation", group=TRAINING, least=1)
+    gradient_accumulation_steps: int = flag(1, "parts in which a step's batch is computed", group=TRAINING, least=1)
+    optimizer: str = flag("adamw", "one of {choices}", group=TRAINING, choices=OPTIMIZERS)
+    learning_rate: float = flag(5e-5, "the optimizer's peak learning rate", group=TRAINING, least=0)
+    weight_decay: float = flag(
+        0.0, "the optimizer's weight decay, on all but biases and layer norms", group=TRAINING, least=0
+    )
+    adam_epsilon: float = flag(1e-8, "AdamW's epsilon", group=TRAINING, least=0)
+    momentum: float = flag(0.0, "SGD's momentum", group=TRAINING, least=0, below=1)
+    max_grad_norm: float = flag(
+        1.0, "norm to which the averaged gradient is clipped; 0 clips nothing", group=TRAINING, least=0
+    )
+    num_train_epochs: float = flag(3.0, "epochs to train", group=TRAINING, above=0)
+    max_steps: int = flag(-1, "train exactly this many steps instead; -1: whole epochs", group=TRAINING)
+    warmup_steps: int = flag(
+        0, "steps over which the learning rate rises, before it falls linearly to 0", group=TRAINING, least=0
+    )
+    seed: int = flag(42, "for new weights, the order of examples, and dropout", group=TRAINING, least=0)
+    precision: str = flag("fp32", "one of {choices}: torch's autocast", group=TRAINING, choices=PRECISIONS)
+
+    output_dir: str | None = flag(
+        None,
+        "folder for the run's record and model (default: a new one in runs/)",
+        group=RECORD,
+        metavar="FOLDER",
+        is_local=True,
+    )
+    overwrite_output_dir: bool = flag(False, "write there although it is not empty", group=RECORD, is_local=True)
+    save_model: bool = flag(True, "keep the record only", group=RECORD)
+    monitor_interval: float = flag(
+        1.0,
+        "seconds between samples of the interface's counters and the host; 0: no samples",
+        group=RECORD,
+        least=0,
+        is_local=True,
+    )
+    tensorboard: bool = flag(
+        False,
+        "also write TensorBoard's events to tensorboard/ in that folder, while the run goes on (a run that fails "
+        "leaves them)",
+        group=RECORD,
+        is_local=True,
+    )
+    # task1, task2a, ... in the lessons' scripts
+    label: str = flag("train", "the run's name for itself in its record and in tables", group=RECORD, is_local=True)
 
     def check(self, world_size: int) -> None:
         """Raise UsageError for the first value that cannot work in a world of `world_size` ranks."""
         self._check_label()
         self._check_sync()
         task = self.task()
-        self._one_of("model_type", MODEL_TYPES)
+        check_flags(self)
         if task.model_types and self.model_type not in task.model_types:
             raise UsageError(
                 f"--model_type {self.model_type} cannot do {task.name}: choose {' or '.join(task.model_types)}."
             )
         self._check_squad(task)
-        self._one_of("backend", BACKENDS)
-        self._one_of("precision", PRECISIONS)
-        self._check_optimizer()
-        for name in ("per_gpu_eval_batch_size", "gradient_accumulation_steps"):
-            self._at_least(name, 1)
-        self._at_least("max_seq_length", 8)
-        given = ("total_train_batch_size", "per_gpu_train_batch_size", "max_train_examples", "max_eval_examples")
-        for name in (*given, "threads"):
-            if getattr(self, name) is not None:
-                self._at_least(name, 1)
-        rates = ("learning_rate", "weight_decay", "adam_epsilon", "max_grad_norm")
-        for name in (*rates, "warmup_steps", "seed", "monitor_interval", "check_replicas"):
-            self._at_least(name, 0)
-        for name in ("timeout", "num_train_epochs"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise UsageError(f"--{name} {getattr(self, name):g}: give a number above 0.")
+        for name, owner in OPTIMIZER_OF.items():
+            if given(self, [name]) and self.optimizer != owner:
+                raise UsageError(f"--{name} means nothing to --optimizer {self.optimizer}: leave it out.")
         if self.max_steps == 0 or self.max_steps < -1:
             raise UsageError(f"--max_steps {self.max_steps}: give a number from 1, or -1 for whole epochs.")
-        if self.dropout is not None and not 0 <= self.dropout < 1:
-            raise UsageError(f"--dropout {self.dropout:g}: a probability from 0 to below 1 is needed.")
         if self.total_train_batch_size is not None and self.per_gpu_train_batch_size is not None:
             raise UsageError("--total_train_batch_size and --per_gpu_train_batch_size exclude each other: give one.")
         if self.sync == "none" and world_size > 1 and self.do_eval:
@@ -151,7 +219,7 @@ class RunConfig(SquadOptions):
 
     def facts(self) -> dict[str, Any]:
         """What every rank must have been started with alike, as JSON values."""
-        return {name: value for name, value in asdict(self).items() if name not in LOCAL_FIELDS}
+        return {name: getattr(self, name) for name, said in flags_of(RunConfig).items() if not said.is_local}
 
     def describe_batch(self, world_size: int) -> str:
         """The global batch in words."""
@@ -169,37 +237,20 @@ class RunConfig(SquadOptions):
             )
 
     def _check_sync(self) -> None:
-        sync, defaults = get_sync(self.sync), SyncOptions()
-        for name in SYNC_FIELDS:
-            if getattr(self, name) != getattr(defaults, name) and name not in getattr(sync, "uses", ()):
+        sync = get_sync(self.sync)
+        for name in given(self, SYNC_FIELDS):
+            if name not in getattr(sync, "uses", ()):
                 raise UsageError(f"--{name} means nothing to --sync {self.sync}: leave it out.")
         if self.compress is not None:
             get_codec(self.compress)
         if hasattr(sync, "check_options"):  # a sync of somebody's own need not have it
             sync.check_options(self.sync_options(), self.backend)
-        self._at_least("sync_every", 1)
-        if not 0 < self.bucket_mb < math.inf:
-            raise UsageError(f"--bucket_mb {self.bucket_mb:g}: give a number of MiB above 0.")
-
-    def _check_optimizer(self) -> None:
-        self._one_of("optimizer", OPTIMIZERS)
-        for name, owner in (("momentum", "sgd"), ("adam_epsilon", "adamw")):
-            if getattr(self, name) != getattr(RunConfig, name) and self.optimizer != owner:
-                raise UsageError(f"--{name} means nothing to --optimizer {self.optimizer}: leave it out.")
-        if not 0 <= self.momentum < 1:
-            raise UsageError(f"--momentum {self.momentum:g}: a number from 0 to below 1 is needed.")
 
     def _check_squad(self, task: Task) -> None:
-        defaults = SquadOptions()
         if task.name != "squad":
-            for name in SQUAD_FIELDS:
-                if getattr(self, name) != getattr(defaults, name):
-                    raise UsageError(f"--{name} is SQuAD's, and the task is {task.name}: leave it out.")
+            for name in given(self, flags_of(SquadOptions)):
+                raise UsageError(f"--{name} is SQuAD's, and the task is {task.name}: leave it out.")
             return
-        for name in ("doc_stride", "max_query_length", "max_answer_length", "n_best_size"):
-            self._at_least(name, 1)
-        if not math.isfinite(self.null_score_diff_threshold):
-            raise UsageError(f"--null_score_diff_threshold {self.null_score_diff_threshold}: give a number.")
         if self.null_score_diff_threshold and not self.version_2_with_negative:
             raise UsageError("--null_score_diff_threshold is SQuAD 2.0's: add --version_2_with_negative.")
         if self.max_seq_length < self.max_query_length + 4:
@@ -208,31 +259,21 @@ class RunConfig(SquadOptions):
                 f"{self.max_query_length}: give at least {self.max_query_length + 4} or lower --max_query_length."
             )
 
-    def _at_least(self, name: str, least: int) -> None:
-        value = getattr(self, name)
-        if not least <= value < math.inf:
-            raise UsageError(f"--{name} {value:g}: give a number of at least {least}.")
-
-    def _one_of(self, name: str, known: tuple[str, ...]) -> None:
-        value = getattr(self, name)
-        if value not in known:
-            raise UsageError(f"--{name} {value}: the known ones are {', '.join(known)}.")
-
 
 def config_from(values: Mapping[str, Any]) -> RunConfig:
     """A RunConfig of the `values` that it has a field for, else of the task's own defaults.
 
     Without do_train and do_eval, both are meant. Raises UsageError for an unknown task.
     """
-    known = {field.name for field in fields(RunConfig)}
-    given = {name: value for name, value in values.items() if name in known}
-    defaults = dict(get_task(given.get("task_name", RunConfig.task_name)).defaults)
-    if given.get("per_gpu_train_batch_size") is not None:
+    known = flags_of(RunConfig)
+    chosen = {name: value for name, value in values.items() if name in known}
+    defaults = dict(get_task(chosen.get("task_name", RunConfig.task_name)).defaults)
+    if chosen.get("per_gpu_train_batch_size") is not None:
         defaults.pop("total_train_batch_size", None)
-    given = defaults | given
-    if not given.get("do_train") and not given.get("do_eval"):
-        given |= {"do_train": True, "do_eval": True}
-    return RunConfig(**given)
+    chosen = defaults | chosen
+    if not chosen.get("do_train") and not chosen.get("do_eval"):
+        chosen |= {"do_train": True, "do_eval": True}
+    return RunConfig(**chosen)
 
 
 def folder_name(config: RunConfig, world_size: int, when: str) -> Path:

@@ -4,7 +4,7 @@ import argparse
 import json
 from pathlib import Path
 
-from cos598d.commands.report import add_report_options, run_report
+from cos598d.commands.report import add_options, run
 from cos598d.records.conventions import PHASES, WARM_UP
 
 
@@ -89,8 +89,8 @@ def write_run(folder: Path, **changes) -> Path:
 def report(output: Path, *runs: Path) -> Path:
     """Write the runs' report as the command does."""
     parser = argparse.ArgumentParser()
-    add_report_options(parser)
-    assert run_report(parser.parse_args([*map(str, runs), "-o", str(output)])) == 0
+    add_options(parser)
+    assert run(parser.parse_args([*map(str, runs), "-o", str(output)])) == 0
     return Path(output)
 
 

@@ -1,13 +1,16 @@
 """The flags become one checked record, and nothing that was given is lost on the way."""
 
 import argparse
+from dataclasses import dataclass
 
 import pytest
 
-from cos598d.commands.flags import Parser
-from cos598d.commands.run_flags import GROUPS, add_run_options, run_values, to_words
+from cos598d.commands.flags import Parser, add_flags, given_flags
+from cos598d.commands.flags import to_words as flag_words
+from cos598d.commands.run_flags import add_run_options, run_values, to_words
 from cos598d.config import RunConfig, config_from, folder_name
 from cos598d.errors import UsageError
+from cos598d.fields import Flag, check_flags, flag, flags_of
 
 
 def parse(*words):
@@ -41,11 +44,58 @@ def test_words_made_of_values_give_the_same_values_again():
     assert parse(*to_words(parse(*words))) == parse(*words)
 
 
-def test_every_flag_has_a_field_or_a_meaning_of_its_own():
+def test_every_field_of_a_run_is_a_flag_with_words_and_a_group():
+    parser = Parser()
+    add_run_options(parser)
     of_the_launch = {"world_size", "local_rank", "master_ip", "master_port", "secret", "silence_seconds"}
-    translated = {"fp16", "no_save_model"}
-    names = {name for options in GROUPS.values() for name, _, _ in options}
-    assert names - of_the_launch - translated == set(RunConfig.__dataclass_fields__) - {"save_model"}
+    actions = {action.dest: action for action in parser._actions}
+    assert actions.keys() - of_the_launch - {"fp16", "help"} == set(RunConfig.__dataclass_fields__)
+    assert all(action.help for action in actions.values())
+    assert "" not in {said.group for said in flags_of(RunConfig).values()}
+
+
+@dataclass(frozen=True)
+class OneMore(RunConfig):
+    """A run with one more flag of each kind, each in one place."""
+
+    stage: int = flag(1, "how much is sharded", group="engine", least=0, below=4)
+    gather: str = flag("early", "when, one of {choices}", group="engine", choices=("early", "late"), is_local=True)
+    prefetch: bool = flag(True, "fetch nothing ahead", group="engine")
+
+
+def test_one_line_makes_a_flag_its_help_its_check_and_its_words():
+    parser = Parser()
+    add_flags(parser, OneMore, but=("gather",))
+    text = " ".join(parser.format_help().split())
+    assert "engine: --stage N how much is sharded (default: 1) --no_prefetch fetch nothing ahead" in text
+    words = ["--stage", "3", "--no_prefetch"]
+    values = given_flags(parser.parse_args(words), OneMore)
+    assert values == {"stage": 3, "prefetch": False}
+    assert flag_words(values, OneMore) == words
+    check_flags(OneMore(**values))
+    with pytest.raises(UsageError, match="^--stage 4: give a number from 0 to below 4.$"):
+        check_flags(OneMore(stage=4))
+    with pytest.raises(UsageError, match="^--gather now: the known ones are early, late.$"):
+        check_flags(OneMore(gather="now"))
+    assert {"stage", "prefetch"} <= {name for name, said in flags_of(OneMore).items() if not said.is_local}
+
+
+@pytest.mark.parametrize(
+    ("range_", "right", "wrong", "words"),
+    [
+        ({"least": 1}, 1, 0, "--x 0: give a number of at least 1."),
+        ({"above": 0}, 0.1, 0.0, "--x 0: give a number above 0."),
+        ({"least": 0, "below": 1}, 0.0, 1.0, "--x 1: give a number from 0 to below 1."),
+        ({}, -1.0, float("-inf"), "--x -inf: give a number."),
+        ({"least": 0}, 0.0, float("nan"), "--x nan: give a number of at least 0."),
+    ],
+)
+def test_a_number_outside_its_range_is_refused(range_, right, wrong, words):
+    Flag("", **range_).check("x", right)
+    Flag("", **range_).check("x", None)
+    with pytest.raises(UsageError) as caught:
+        Flag("", **range_).check("x", wrong)
+    assert str(caught.value) == words
 
 
 def test_ranks_may_differ_in_paths_but_not_in_what_they_compute():

@@ -3,6 +3,7 @@
 import argparse
 import ast
 import functools
+import importlib
 import re
 import shlex
 from itertools import chain
@@ -63,7 +64,7 @@ def code(text):
 def flags_of(command):
     """The flags of a command of ours, by subcommand; "" for one that has none."""
     parser = Parser()
-    COMMANDS[command][1](parser)
+    importlib.import_module(f"cos598d.commands.{command}").add_options(parser)
     below = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
     if below:
         return {each: set(sub._option_string_actions) for each, sub in below[0].choices.items()}

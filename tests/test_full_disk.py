@@ -14,7 +14,7 @@ from cos598d.errors import UserError
 
 RUN = """
 import contextlib, io
-from cos598d.commands.cli import run_script
+from cos598d.commands.script import run_script
 
 def run(*more):
     says = io.StringIO()
@@ -84,7 +84,7 @@ def test_a_bench_whose_record_does_not_fit_is_printed_all_the_same(tmp_path, mon
     record["setting"] |= {"attach": "once"}
     # As a full disk refuses it.
     monkeypatch.setattr("cos598d.files.os.replace", no_room)
-    with pytest.raises(UserError, match=r"to .*out/bench.json \(No space left on device\): what it says is printed"):
+    with pytest.raises(UserError, match=r"to .*out/bench.json \(No space left on device\): it was printed instead"):
         _deliver(record, tmp_path / "out", None)
     assert "ratio to ddp" in capsys.readouterr().out
     assert list((tmp_path / "out").iterdir()) == []

@@ -15,7 +15,7 @@ import torch
 from programs import TINY, TINY_TRAINING, script
 
 from cos598d.comm.ledger import OF_TRAINING
-from cos598d.commands.cli import run_script
+from cos598d.commands.script import run_script
 from cos598d.config import RunConfig
 from cos598d.measure import wire
 from cos598d.measure.monitor import Monitor

@@ -11,7 +11,7 @@ import torch
 from glue_files import write_task
 from programs import ROOT, TINY, TINY_TRAINING, free_port, script
 
-from cos598d.commands.cli import run_script
+from cos598d.commands.script import run_script
 from cos598d.data.glue.read import FORMATS
 from cos598d.report.load import load_run
 from cos598d.report.table import comparison

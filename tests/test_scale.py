@@ -306,7 +306,7 @@ def test_files_that_are_none_are_refused_in_a_sentence(tmp_path, made, capsys, m
     assert main(["scale", str(alone)]) == 1
     assert "bench more than one rank" in capsys.readouterr().err
     assert main(["scale", str(alone), "--predict", str(alone)]) == 2
-    assert "give other records than it" in capsys.readouterr().err
+    assert "give other records too" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

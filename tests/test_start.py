@@ -1,9 +1,13 @@
 """A rank's start imports what it uses: what it does not use costs every rank of every run."""
 
+import importlib
+import inspect
 import subprocess
 import sys
 
 from programs import ROOT, TINY_TRAINING
+
+from cos598d.commands.cli import COMMANDS
 
 
 def python(code):
@@ -16,6 +20,28 @@ def test_a_run_imports_no_statistics_no_storage_and_no_other_tokenizers():
     loaded = set(python("import sys, cos598d.run; print(*sys.modules)"))
     assert "pytorch_transformers.modeling_bert" in loaded
     assert not loaded & {"scipy.stats", "sklearn", "boto3.session", "sacremoses.tokenize", "matplotlib", "tensorboard"}
+
+
+def test_the_list_of_commands_and_what_only_reads_records_load_no_torch():
+    """Nor does any command load another: only the one that is asked for, with the flags that it shares."""
+    code = (
+        "import contextlib, io, sys; from cos598d.commands.cli import COMMANDS, main\n"
+        "for words in ([], ['compare'], ['report'], ['scale'], ['cluster'], ['new'], ['score'], ['sample']):\n"
+        "    with contextlib.redirect_stdout(io.StringIO()) as text, contextlib.suppress(SystemExit):\n"
+        "        main([*words, '--help'])\n"
+        "    loaded = {'torch', 'numpy', *(f'cos598d.commands.{name}' for name in COMMANDS)} & sys.modules.keys()\n"
+        "    assert all(name in text.getvalue() for name in COMMANDS) or words\n"
+        "    print(len(text.getvalue()) > 100, ','.join(sorted(loaded)) if not words else 'torch' in loaded)"
+    )
+    assert python(code) == ["True"] + ["True", "False"] * 7
+
+
+def test_every_command_is_a_file_of_the_same_shape():
+    for name in COMMANDS:
+        command = importlib.import_module(f"cos598d.commands.{name}")
+        assert command.__doc__.startswith(f"`python -m cos598d {name}`"), name
+        assert list(inspect.signature(command.add_options).parameters)[0] == "parser"
+        assert list(inspect.signature(command.run).parameters) == ["options"]
 
 
 def test_what_is_imported_later_is_there_when_it_is_used():

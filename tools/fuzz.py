@@ -267,11 +267,11 @@ def call(*words: object) -> None:
     """A command by its words, but for what a user's errors become at the very top."""
     from cos598d.commands import cli
 
-    guarded, cli._guarded = cli._guarded, lambda function, options: function(options)
+    guarded, cli.guarded = cli.guarded, lambda function, options: function(options)
     try:
         cli.main(list(map(str, words)))
     finally:
-        cli._guarded = guarded
+        cli.guarded = guarded
 
 
 def _of_records(folder: Path) -> Iterator[Case]:

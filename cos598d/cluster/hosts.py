@@ -16,9 +16,9 @@ from cos598d.cluster.plan import INTERFACE, Cluster, address
 from cos598d.cluster.switch import READY
 from cos598d.errors import UserError
 from cos598d.records.quantities import delay_words, rate_words
+from cos598d.world.network import DEFAULT_PORT
 from cos598d.world.secret import VARIABLE, new_secret
 
-MASTER_PORT = 6585  # free in every cluster: each has ports of its own
 NETWORK_FACTS = "COS598D_NETWORK"  # what the hosts' links are, for the record of a run
 # Lets the kernel end a program when this process is gone, however it went.
 END_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL")
@@ -53,7 +53,7 @@ def rank_environment(cluster: Cluster, host: int, index: int, ranks_per_host: in
         "WORLD_SIZE": str(ranks),
         "LOCAL_WORLD_SIZE": str(ranks_per_host),
         "MASTER_ADDR": address(1),
-        "MASTER_PORT": str(MASTER_PORT),
+        "MASTER_PORT": str(DEFAULT_PORT),  # free in every cluster: each has ports of its own
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
     }
 
@@ -79,9 +79,10 @@ def start_switch(network: Network, stays: bool) -> subprocess.Popen | None:
         text=True,
         start_new_session=True,
     )
+    assert switch.stdout is not None  # a pipe, as asked for above
     with switch.stdout as output:
         if output.readline().strip() != READY:
-            raise UserError("the switch that delays packets did not start: it said why above.")
+            raise UserError("the switch that delays packets did not start; the reason stands above.")
     return switch
 
 

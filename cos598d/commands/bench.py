@@ -4,83 +4,56 @@ import argparse
 import json
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cos598d.bench.plan import ATTACH, SWEEPS, BenchPlan, plan_from
-from cos598d.commands.flags import FLAG, Groups, add_groups, check_output_file, to_words
-from cos598d.config import BACKEND_WORDS
+from cos598d.bench.plan import HOW, BenchPlan, plan_from
+from cos598d.commands.flags import add_flags, check_output_file, to_words
+from cos598d.commands.rank_flags import RankFlags, identity_from
 from cos598d.errors import UsageError, UserError
+from cos598d.fields import flag
 from cos598d.files import write_json
 from cos598d.records.bench import FILE_NAME
 from cos598d.report.bench_table import bench_table
-from cos598d.world.launch import Identity, find_identity
+from cos598d.world.launch import Identity
 from cos598d.world.workers import start_local_workers
 
 WORLD_SIZE = 4
 
-# The plan's defaults are added to the help.
-GROUPS: Groups = {
-    "what": [
-        (
-            "sync",
-            str,
-            "candidates, separated by commas: NAME, FILE.py:Class, NAME+CODEC, NAME:bucket_mb=5, "
-            "ddp:bucket_view, ddp+fp16 (default: every registered sync); none and ddp always run too",
-        ),
-        ("sweep", str, f"instead of --sync, one of {', '.join(SWEEPS)} (bucket_mb: both, and its prediction)"),
-        ("alone", FLAG, "these candidates alone, without none and ddp"),
-        ("step", FLAG, "an iteration includes clipping and AdamW (with learning rate 0)"),
-        ("model", str, "a folder, a hub name, minilm, or tiny and bert-base (shapes with random weights)"),
-        ("batch", int, "examples on each rank in an iteration"),
-        ("tokens", int, "tokens of every example: cut or padded to it"),
-    ],
-    "how": [
-        ("rounds", int, "rounds, each with every candidate once"),
-        (
-            "attach",
-            str,
-            f"one of {', '.join(ATTACH)}: candidates stay attached, or each for its turn, as memory allows",
-        ),
-        ("largest_mb", float, "largest message of the sweep in MiB"),
-        ("seed", int, "for new weights and the order within rounds"),
-        ("trace", Path, "then one iteration of each candidate under torch's profiler: traces of every rank go there"),
-        ("memory", FLAG, "then each candidate's peak memory, the host's and a GPU's, in processes of its own"),
-    ],
-    "ranks": [
-        ("world_size", int, f"ranks in all; without a rank, they are started here (default: {WORLD_SIZE})"),
-        ("local_rank", int, "this process's rank in the world, from 0 (torchrun, srun and mpirun say it themselves)"),
-        ("master_ip", str, "address of rank 0 (default: 127.0.0.1)"),
-        ("master_port", int, "port where the ranks meet (default: 6585)"),
-        ("backend", str, BACKEND_WORDS),
-        ("no_cuda", FLAG, "stay on the CPU where there is a GPU"),
-        ("threads", int, "threads of each rank (default: its share of the host's cores)"),
-        ("timeout", float, "seconds to wait for ranks to come, and for a collective to end"),
-        ("secret", str, "file with a secret that every rank must know (else $COS598D_SECRET; one host needs none)"),
-        ("silence_seconds", int, "a host from which nothing is heard for so long counts as lost (default: 8)"),
-    ],
-    "record": [
-        ("output", Path, f"folder for {FILE_NAME} (default: a new one in runs/, unless --json is given)"),
-        ("json", str, "write the record to this file, or to standard output (-), in place of the table"),
-    ],
-}
+
+@dataclass(frozen=True)
+class MemoryFlag:
+    """What a bench also does when its plan is done."""
+
+    memory: bool = flag(
+        False, "then each candidate's peak memory, the host's and a GPU's, in processes of its own", group=HOW
+    )
 
 
-def add_bench_options(parser: argparse.ArgumentParser) -> None:
-    """Add the bench's flags to `parser`; one that is not given stays None in the result."""
-    add_groups(parser, GROUPS, {field.name: field.default for field in fields(BenchPlan)})
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the command's flags to `parser`; one that is not given stays None in the result."""
+    add_flags(parser, BenchPlan, MemoryFlag, RankFlags, shown={"world_size": WORLD_SIZE})
+    record = parser.add_argument_group("record")
+    record.add_argument(
+        "--output",
+        type=Path,
+        metavar="FOLDER",
+        help=f"folder for {FILE_NAME} (default: a new one in runs/, unless --json is given)",
+    )
+    record.add_argument(
+        "--json", metavar="FILE", help="write the record to this file, or to standard output (-), in place of the table"
+    )
 
 
-def run_bench(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     """Be a rank of the bench, or start its ranks here, and return the exit code."""
     # The ranks that are started here may run elsewhere.
-    trace = {"trace": str(options.trace.resolve()) if options.trace else None}
+    trace = {"trace": str(Path(options.trace).resolve()) if options.trace else None}
     plan = plan_from(vars(options) | trace)
-    place = options.world_size, options.local_rank, options.master_ip, options.master_port
-    identity = find_identity(*place, options.secret, options.silence_seconds)
+    identity = identity_from(options)
     if identity is not None and identity.source == "alone" and options.world_size is None:
         identity = None  # neither a launcher nor the user said how many ranks
     if options.memory and (identity is not None or plan.sweep):
@@ -159,10 +132,10 @@ def _deliver(record: dict[str, Any], folder: Path | None, json_file: str | None)
         # What was measured is not lost with it.
         print(json.dumps(record, indent=2) if json_file == "-" else bench_table(record))
         raise UserError(
-            f"the record cannot be written to {error.filename} ({error.strerror}): what it says is printed, make room "
+            f"the record cannot be written to {error.filename} ({error.strerror}): it was printed instead; make room "
             "there before you measure again."
         ) from None
     if json_file == "-":
         print(json.dumps(record, indent=2))
-    elif not json_file:
+    elif folder and not json_file:
         print(f"{bench_table(record)}\n\nrecord: {folder / FILE_NAME}")

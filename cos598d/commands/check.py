@@ -1,5 +1,9 @@
-"""Does a gradient sync keep every claim? Each is tried in fresh processes; then its cost and speed."""
+"""`python -m cos598d check`: does a gradient sync keep every claim? Then its cost and speed.
 
+Each claim is tried in fresh processes.
+"""
+
+import argparse
 import contextlib
 import json
 import secrets
@@ -7,6 +11,7 @@ import signal
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +21,7 @@ from cos598d.check.claims import CLAIMS, claims_of
 from cos598d.check.cost import compare, is_cost
 from cos598d.check.judge import CRASHED, DID_NOT_END, FAILED, PASSED, Outcome, judge, judge_claim
 from cos598d.check.spawn import RETURNED, RankEnd, run_world
+from cos598d.commands.flags import check_output_file
 from cos598d.errors import UsageError, UserError
 from cos598d.files import write_json
 from cos598d.sync import get_sync
@@ -28,37 +34,43 @@ WORST_FIRST = (CRASHED, DID_NOT_END, FAILED, PASSED)
 MOST_RANKS = 16
 
 
-def check(
-    name: str,
-    world_sizes: str,
-    seconds: float,
-    claims: str | None = None,
-    with_speed: bool = True,
-    json_to: str | None = None,
-) -> int:
-    """Check the sync `name` on each of `world_sizes` ranks ("2,3"), a claim taking `seconds` at most.
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the command's flags to `parser`."""
+    parser.add_argument("sync", metavar="SYNC", help="FILE.py:CLASS, or a registered sync's name")
+    parser.add_argument("--world_sizes", default="1,2,3,4", metavar="N,N", help="ranks to try (default: 1,2,3,4)")
+    parser.add_argument(
+        "--seconds", type=float, default=20.0, metavar="X", help="what a claim may take at one world size (default: 20)"
+    )
+    parser.add_argument("--claims", metavar="NAME,NAME", help="the claims to try (default: all)")
+    parser.add_argument("--no_speed", action="store_true", help="measure no seconds")
+    parser.add_argument(
+        "--json", metavar="FILE", help="write the card's facts there as JSON too; -: print them instead of the card"
+    )
 
-    `claims` are the names of those to try, with commas between; None: all that must be kept. A class from a file
-    must keep all of them, whatever it says of itself; a registered sync those that it makes.
 
-    Prints a card that begins with what is wrong, and writes the same facts as JSON to the file `json_to`; with "-" they
-    are printed in the card's place. Returns 0 when all claims hold, 1 when one does not. Raises UsageError for words
+def run(options: argparse.Namespace) -> int:
+    """Check the sync on each number of ranks; return 0 when all claims hold, 1 when one does not.
+
+    A class from a file must keep all claims that are tried, whatever it says of itself; a registered sync those that
+    it makes. Prints a card that begins with what is wrong, or the same facts as JSON. Raises UsageError for words
     that cannot work, and for a file that cannot be loaded.
     """
-    sizes = read_world_sizes(world_sizes)
-    wanted = None if claims is None else read_claims(claims)
+    check_output_file("--json", options.json)
+    sizes = read_world_sizes(options.world_sizes)
+    wanted = None if options.claims is None else read_claims(options.claims)
+    seconds = options.seconds
     if not 0 < seconds < 10_000:
-        raise UsageError(f"--seconds {seconds:g}: give the seconds that a claim may take.")
-    say: Callable[[str], None] = (lambda _: None) if json_to == "-" else (lambda text: print(text, flush=True))
+        raise UsageError(f"--seconds {seconds:g}: give the seconds that a claim may take, above 0 and below 10000.")
+    say: Callable[[str], None] = (lambda _: None) if options.json == "-" else partial(print, flush=True)
     with _ended_by_sigterm():
-        facts = _check(name, sizes, wanted, seconds, with_speed, say)
-    if json_to == "-":
+        facts = _check(options.sync, sizes, wanted, seconds, not options.no_speed, say)
+    if options.json == "-":
         print(json.dumps(facts, indent=2))
-    elif json_to:
+    elif options.json:
         try:
-            write_json(json_to, facts)
+            write_json(options.json, facts)
         except OSError as error:
-            raise UserError(f"--json {json_to} cannot be written: {error.strerror}.") from None
+            raise UserError(f"--json {options.json} cannot be written: {error.strerror}.") from None
     return 0 if facts["passed"] else 1
 
 

@@ -14,14 +14,14 @@ from cos598d.errors import UsageError
 from cos598d.records.quantities import parse_delay, parse_rate, rate_words
 
 
-def add_cluster_commands(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the commands of `cluster` to its parser."""
     commands = parser.add_subparsers(metavar="WHAT", required=True)
 
     def add(name: str, words: str, function: Any) -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=words, description=words)
         add_name_flags(command)
-        command.set_defaults(function=function)
+        command.set_defaults(what=function)
         return command
 
     for name, words, function in (
@@ -46,18 +46,25 @@ def add_cluster_commands(parser: argparse.ArgumentParser) -> None:
     command.add_argument("program", nargs=argparse.REMAINDER, metavar="PROGRAM")
     command = add("slow", "give a host's link another rate, also in the middle of a run", _slow)
     command.add_argument("host", type=int, metavar="HOST")
-    command.add_argument("--rate", required=True, help="like 100mbit, or none")
+    command.add_argument("--rate", required=True, metavar="RATE", help="like 100mbit, or none")
     command = add("cut", "pull a host's plug, also in the middle of a run", _cut)
     command.add_argument("host", type=int, metavar="HOST")
     command.add_argument("--undo", action="store_true", help="put it in again")
     add("down", "end a cluster's programs and remove its hosts", _down)
 
 
+def run(options: argparse.Namespace) -> int:
+    """Do what the word behind `cluster` says, and return the exit code."""
+    return options.what(options)
+
+
 def add_link_flags(parser: Any) -> None:
     """Add the flags which say what a cluster is; `cluster_from` reads them."""
     parser.add_argument("--hosts", type=int, default=4, metavar="N", help="how many hosts (default: 4)")
-    parser.add_argument("--rate", default="1gbit", help="of each link, both ways, or none (default: 1gbit)")
-    parser.add_argument("--delay", default="0", help="from host to host, like 10ms (default: 0)")
+    parser.add_argument(
+        "--rate", default="1gbit", metavar="RATE", help="of each link, both ways, or none (default: 1gbit)"
+    )
+    parser.add_argument("--delay", default="0", metavar="DELAY", help="from host to host, like 10ms (default: 0)")
     parser.add_argument(
         "--offload", choices=("on", "off"), default="on", help="off: packets of 1500 bytes on the links, each one"
     )
@@ -65,7 +72,9 @@ def add_link_flags(parser: Any) -> None:
 
 def add_name_flags(parser: Any) -> None:
     """Add the cluster's name, and whether its commands are shown."""
-    parser.add_argument("--name", default=DEFAULT_NAME, help=f"the cluster's name (default: {DEFAULT_NAME})")
+    parser.add_argument(
+        "--name", default=DEFAULT_NAME, metavar="NAME", help=f"the cluster's name (default: {DEFAULT_NAME})"
+    )
     parser.add_argument("--show", action="store_true", help="print every ip and tc command before it runs")
 
 
@@ -80,11 +89,11 @@ def _words(options: argparse.Namespace, example: str) -> list[str]:
     """The program's words; the "--" before them is the shell user's way to end our own flags."""
     words = options.program[1:] if options.program[:1] == ["--"] else options.program
     if not words:
-        raise UsageError(f"what shall run there? {example}")
+        raise UsageError(f"no program was given to run there: {example}")
     if words[0] in ("python", "python3"):
         words = [sys.executable, *words[1:]]  # the one whose packages are installed, also under sudo
     if shutil.which(words[0]) is None:
-        raise UsageError(f"there is no program {words[0]} here: give one that is in the PATH, or its path.")
+        raise UsageError(f"there is no program {words[0]} here: give the name of one in the PATH, or a path.")
     return words
 
 
@@ -92,7 +101,7 @@ def _run(options: argparse.Namespace) -> int:
     cluster = cluster_from(options)
     if options.ranks_per_host < 1:
         raise UsageError(f"--ranks_per_host {options.ranks_per_host}: a host has at least 1 rank.")
-    words = _words(options, "Give its words behind --, as in: cluster run -- python task2b/run_glue.py")
+    words = _words(options, "write it after --, as in `cluster run -- python task2b/run_glue.py`.")
     with live_cluster(cluster, options.show):
         return run_on_hosts(cluster, words, options.ranks_per_host)
 
@@ -131,7 +140,9 @@ def _exec(options: argparse.Namespace) -> int:
         options.name, options.program = options.program[1], options.program[2:]
     cluster = load(options.name)
     cluster.check_host(options.host)
-    words = on_host(cluster, options.host, _words(options, "Give its words, as in: cluster exec 2 ip address"))
+    words = on_host(
+        cluster, options.host, _words(options, "write it after the host, as in `cluster exec 2 ip address`.")
+    )
     sys.stdout.flush()
     os.execvpe(words[0], words, environment(cluster))
 

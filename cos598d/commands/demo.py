@@ -1,9 +1,10 @@
-"""The four lessons one after the other, each in processes of its own, and the floor to measure them against.
+"""`python -m cos598d demo`: the four lessons one after the other, and the floor to measure them against.
 
-Once, or several times in another order each: what slows the machine for a while then meets all of them alike.
+Each in processes of its own; once, or several times in another order each: what slows the machine for a while then
+meets all of them alike.
 """
 
-import os
+import argparse
 import random
 import subprocess
 import sys
@@ -11,9 +12,15 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
+from cos598d.commands.flags import check_at_least_one
+from cos598d.commands.run_flags import add_run_options, run_values, to_words
+from cos598d.config import config_from
 from cos598d.errors import UserError
 from cos598d.measure.record import claim_folder
-from cos598d.program import own_python_path
+from cos598d.program import own_environment
+from cos598d.report.load import load_run
+from cos598d.report.table import comparison
+from cos598d.world.launch import Identity
 
 # label, sync, and whether it runs on all ranks
 LESSONS = (
@@ -23,6 +30,43 @@ LESSONS = (
     ("task3", "ddp", True),
     ("floor", "none", True),
 )
+WORLD_SIZE = 4
+# It compares seconds and losses: a few steps, no evaluation, no models kept.
+DEFAULTS = {"max_steps": 6, "do_train": True}
+# Flags of a run that the lessons set, or that mean nothing to them.
+NOT_HERE = frozenset(
+    ("sync", "label", "per_gpu_train_batch_size", "output_dir", "overwrite_output_dir", "save_model")
+    + ("local_rank", "master_ip", "master_port", "secret", "silence_seconds")
+    + ("do_train", "do_eval", "check_replicas")
+)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the command's flags, and those of a run, to `parser`."""
+    parser.add_argument(
+        "--runs_dir", type=Path, metavar="FOLDER", help="folder for the records (default: a new one in runs/)"
+    )
+    parser.add_argument(
+        "--repeats",
+        type=int,
+        default=1,
+        metavar="N",
+        help="run all of them N times, in another order each: exposed seconds then have an interval (default: 1)",
+    )
+    add_run_options(parser, but=NOT_HERE, world_size=WORLD_SIZE, **DEFAULTS)
+    parser.set_defaults(world_size=WORLD_SIZE)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the lessons, print the table of their records, and return 0. Raises UserError where one fails."""
+    values = run_values(options)
+    values = ({"do_train": True} if "num_train_epochs" in values else DEFAULTS) | values
+    check_at_least_one("--repeats", options.repeats)
+    Identity(0, options.world_size)  # for its checks
+    config_from(values).check(options.world_size)
+    runs = run_demo(options.runs_dir, options.world_size, to_words(values), options.repeats)
+    print(comparison([load_run(folder) for folder in runs]))
+    return 0
 
 
 def run_demo(runs_dir: Path | None, world_size: int, words: Sequence[str], repeats: int = 1) -> list[Path]:
@@ -49,7 +93,7 @@ def _run_all(runs_dir: Path, world_size: int, words: Sequence[str], repeats: int
             [sys.executable, "-m", "cos598d", "train", *words]
             + ["--label", label, "--sync", sync, "--world_size", str(ranks), "--do_train", "--no_save_model"]
             + ["--output_dir", str(_folder(runs_dir, label, repeat, repeats))],
-            env=os.environ | {"PYTHONPATH": own_python_path()},
+            env=own_environment(),
             check=False,
         )
         if done.returncode:

@@ -1,26 +1,25 @@
-"""Flags on a command line, as tables: what they are called, what they take, what they mean. Loads nothing heavy."""
+"""A command line made from dataclasses whose fields are flags, and back again. Loads nothing heavy."""
 
 import argparse
 import functools
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
 from cos598d.errors import UsageError
+from cos598d.fields import Flag, flags_of
 from cos598d.terminal.printable import printable
 
-FLAG = "flag"  # the kind of one that stands alone
-METAVARS = {int: "N", float: "X", str: "WORD", Path: "FOLDER"}
-# group -> (name, a type or a function that reads a word, or FLAG; what it means)
-Groups = Mapping[str, Sequence[tuple[str, Any, str]]]
+METAVARS = {int: "N", float: "X", str: "WORD"}
+NONE = object()  # what argparse keeps for a flag that was given the word for None; its own None is "not given"
 
 
 def check_output_file(flag: str, path: Path | str | None) -> None:
-    """Raise UsageError, before anything is computed for it, where the file that `flag` names can have no place.
+    """Raise UsageError, before anything is computed for it, where the file that `flag` names cannot be written.
 
-    A file goes into a folder that is there: who mistypes one shall not find the file elsewhere. (A flag that names a
-    folder makes it.) None and "-", standard output, are no files.
+    A file goes into a folder that exists already, so that a mistyped one is noticed; only a flag that names a folder
+    makes it. None, and "-" for standard output, pass.
     """
     if path is None or str(path) == "-":
         return
@@ -34,46 +33,84 @@ def check_output_file(flag: str, path: Path | str | None) -> None:
 class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one sentence."""
 
-    def __init__(self, *args: Any, **kwargs: Any):
+    def __init__(self, **keywords: Any):
         # Wide enough that a flag and its help share a line.
         formatter = functools.partial(argparse.HelpFormatter, max_help_position=34, width=118)
-        super().__init__(*args, **{"allow_abbrev": False, "formatter_class": formatter} | kwargs)
+        settings: dict[str, Any] = {"allow_abbrev": False, "formatter_class": formatter}
+        super().__init__(**settings | keywords)
 
     def error(self, message: str) -> NoReturn:
         print(f"{printable(message)} (--help lists what there is)", file=sys.stderr)
         sys.exit(2)
 
 
-def add_groups(
-    parser: argparse.ArgumentParser, groups: Groups, shown: Mapping[str, Any], but: Collection[str] = ()
+def add_flags(
+    parser: argparse.ArgumentParser,
+    *kinds: type,
+    shown: Mapping[str, Any] | None = None,
+    but: Collection[str] = (),
 ) -> None:
-    """Add flags to `parser` without those, or the groups, named in `but`; `shown` are the defaults for their help.
+    """Add the flags of the dataclasses `kinds` to `parser`, without those, or the groups, named in `but`.
 
-    A flag that is not given stays None in the result.
+    Those of one group stand together. `shown` are defaults for --help in place of the fields' own. A flag that is not
+    given stays None in the result, and one whose word for None was given becomes NONE.
     """
-    for group, options in groups.items():
-        if group in but:
-            continue
-        section = parser.add_argument_group(group)
-        for name, kind, words in options:
-            if name in but:
-                continue
-            if kind == FLAG:
-                section.add_argument(f"--{name}", action="store_true", default=None, help=words)
-                continue
-            default = shown.get(name)
-            if default is not None and "default:" not in words:
-                words += f" (default: {default:g})" if isinstance(default, float) else f" (default: {default})"
-            metavar = METAVARS.get(kind) or getattr(kind, "metavar", "P")
-            section.add_argument(f"--{name}", type=kind, metavar=metavar, help=words)
+    groups: dict[str, Any] = {}
+    for kind in kinds:
+        for name, said in flags_of(kind).items():
+            if name not in but and said.group not in but:
+                if said.group not in groups:
+                    groups[said.group] = parser.add_argument_group(said.group)
+                _add_flag(groups[said.group], name, said, (shown or {}).get(name, said.default))
 
 
-def to_words(values: Mapping[str, Any]) -> list[str]:
-    """The flags that give `values` on a command line: True stands alone, False and None are left out."""
+def _add_flag(group: Any, name: str, said: Flag, default: Any) -> None:
+    words = said.words.replace("{choices}", ", ".join(said.choices or ()))
+    if said.kind is bool:
+        word = f"--no_{name}" if said.default else f"--{name}"
+        group.add_argument(word, dest=name, action="store_const", const=not said.default, help=words)
+        return
+    if default is not None and "default:" not in words:
+        words += f" (default: {default:g})" if isinstance(default, float) else f" (default: {default})"
+    read = said.kind if said.none is None else _or_none(said.kind, said.none)
+    group.add_argument(f"--{name}", type=read, metavar=said.metavar or METAVARS[said.kind], help=words)
+
+
+def _or_none(kind: type, word: str) -> Callable[[str], Any]:
+    def read(text: str) -> Any:
+        return NONE if text == word else kind(text)
+
+    read.__name__ = kind.__name__  # for argparse's sentence
+    return read
+
+
+def given_flags(options: argparse.Namespace, kind: type) -> dict[str, Any]:
+    """The values of those flags of the dataclass `kind` that the user gave, by field."""
+    values = {name: getattr(options, name, None) for name in flags_of(kind)}
+    return {name: None if value is NONE else value for name, value in values.items() if value is not None}
+
+
+def to_words(values: Mapping[str, Any], kind: type | None = None) -> list[str]:
+    """The flags that give `values` on a command line; `kind` is the dataclass whose flags they are, if it is one's.
+
+    A switch stands alone, and is left out where it is not turned; None is left out where no word means it.
+    """
+    known = flags_of(kind) if kind else {}
     words: list[str] = []
     for name, value in values.items():
-        if value is True:
-            words.append(f"--{name}")
-        elif value is not None and value is not False:
+        said = known.get(name)
+        if isinstance(value, bool):
+            is_on = bool(said and said.default)
+            if value != is_on:
+                words.append(f"--no_{name}" if is_on else f"--{name}")
+        elif value is not None:
             words += [f"--{name}", str(value)]
+        elif said and said.none is not None:
+            words += [f"--{name}", said.none]
     return words
+
+
+def check_at_least_one(flag: str, number: int | None) -> None:
+    """Raise UsageError where the number that `flag` gives is not 1 or more; None is no number."""
+    if number is not None and number < 1:
+        raise UsageError(f"{flag} {number}: give a number of at least 1.")

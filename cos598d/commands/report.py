@@ -1,4 +1,4 @@
-"""The command `report`: records of runs and benches to a page."""
+"""`python -m cos598d report`: a page of runs and benches, from their records alone."""
 
 import argparse
 import sys
@@ -16,10 +16,10 @@ from cos598d.report.render import as_html, as_markdown_page, as_pdf, need
 FORMS = (".html", ".pdf", ".md")
 
 
-def add_report_options(command: argparse.ArgumentParser) -> None:
-    """The command's words."""
-    command.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run's record, or of a bench's")
-    command.add_argument(
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the command's flags to `parser`."""
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run's record, or of a bench's")
+    parser.add_argument(
         *("-o", "--output"),
         type=Path,
         default=Path("report.html"),
@@ -28,8 +28,8 @@ def add_report_options(command: argparse.ArgumentParser) -> None:
     )
 
 
-def run_report(options: argparse.Namespace) -> int:
-    """Write the page. Raises UserError for a record that cannot be read, or a package that is not there."""
+def run(options: argparse.Namespace) -> int:
+    """Write the page and return 0. Raises UserError for a record that cannot be read, or a missing package."""
     output = options.output
     if output.suffix not in FORMS:
         raise UsageError(f"-o {output}: its name must end in {', '.join(FORMS[:-1])} or {FORMS[-1]}.")

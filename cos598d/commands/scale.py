@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from cos598d.commands.flags import check_output_file
+from cos598d.commands.flags import check_at_least_one, check_output_file
 from cos598d.errors import UsageError, UserError
 from cos598d.files import write_json
 from cos598d.records.bench import FILE_NAME
@@ -16,8 +16,8 @@ from cos598d.scale.records import Link, Record, load_records
 LARGEST, MOST_HOSTS = 64, 65536
 
 
-def add_scale_options(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of `scale` to `parser`."""
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the command's flags to `parser`."""
     parser.add_argument(
         "records",
         nargs="*",
@@ -36,7 +36,7 @@ def add_scale_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", metavar="FILE", help="write all numbers there too; -: print them, and no table")
 
 
-def run_scale(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     """Fit the model, say what it says, and return the exit code."""
     _check(options)
     options.records = options.records or sorted(path.parent for path in Path("runs").glob(f"*/{FILE_NAME}"))
@@ -60,8 +60,7 @@ def _check(options: argparse.Namespace) -> None:
     check_output_file("--json", options.json)
     if options.to is not None and not 2 <= options.to <= MOST_HOSTS:
         raise UsageError(f"--to {options.to}: give a number of hosts from 2 to {MOST_HOSTS}.")
-    if options.batch is not None and options.batch < 1:
-        raise UsageError(f"--batch {options.batch}: give a number of at least 1.")
+    check_at_least_one("--batch", options.batch)
     if options.output and options.output.suffix[1:].lower() not in ("svg", "png", "pdf"):
         raise UsageError(f"-o {options.output}: give a file's name that ends in .svg, .png or .pdf.")
     if options.predict is not None:
@@ -75,7 +74,7 @@ def _predict_hosts(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     from cos598d.scale.predict import scale_points
     from cos598d.scale.table import describe_fit, scale_table
 
-    # Before the records are read: a wrong word is to be told first.
+    # Before the records are read, which takes longer than noticing a wrong word.
     rate = options.rate and parse_rate(options.rate)
     delay = options.delay and parse_delay(options.delay)
     records = load_records(options.records)
@@ -103,7 +102,7 @@ def _predict_record(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
 
     others = [path for path in options.records if path.resolve() != options.predict.resolve()]
     if not others:
-        raise UsageError(f"--predict {options.predict}: give other records than it, to predict it from.")
+        raise UsageError(f"--predict {options.predict}: give other records too, to predict it from.")
     *records, held_out = load_records([*others, options.predict])
     fitted = fit(records)
     found = misses(fitted, held_out)

@@ -1,17 +1,38 @@
 """What a task folder's script calls."""
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from cos598d.commands.start import start
+from cos598d.commands.flags import Parser
+from cos598d.commands.start import guarded, start
+from cos598d.terminal.reader import ends_with_its_reader
 
 
 def script(label: str, sync: str, **options: Any) -> NoReturn:
-    """A task folder's script: `cli.run_script` with the same arguments."""
+    """A task folder's script: `run_script` with the same arguments, as a program."""
 
     def load() -> Callable[..., int]:
-        from cos598d.commands.cli import run_script
+        from cos598d.commands import train  # noqa: F401 - what takes seconds, while Ctrl-C ends the process at once
 
         return run_script
 
     start(load, label, sync, **options)
+
+
+@ends_with_its_reader
+def run_script(
+    label: str, sync: str, arguments: Sequence[str] | None = None, single_process: bool = False, task: str = "glue"
+) -> int:
+    """Train under a lesson's label and sync, on a GLUE task or on SQuAD (`task` "squad"), and return the exit code."""
+    from cos598d.commands import train
+
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    example = "" if single_process else " --master_ip IP --master_port P --world_size N --local_rank R"
+    parser = Parser(
+        usage=f"%(prog)s{example} [FLAGS]", description=f"{label}: fine-tune BERT with the gradient sync {sync}."
+    )
+    lesson = {"label": label, "sync": sync} | ({"task_name": task} if task == "squad" else {})
+    train.add_options(parser, ("task_name" if task == "squad" else "SQuAD",), lesson, single_process)
+    parser.set_defaults(words=words)
+    return guarded(train.run, parser.parse_args(words))

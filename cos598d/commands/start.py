@@ -1,5 +1,6 @@
 """The first lines of every program: a Ctrl-C while torch is still loading ends it, without a traceback."""
 
+import argparse
 import contextlib
 import os
 import signal
@@ -8,6 +9,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
+from cos598d.errors import UserError
+from cos598d.terminal.printable import printable
 from cos598d.terminal.streams import OutputLost, prepare_streams
 
 WORDS, EXIT_CODE = "interrupted (Ctrl-C).", 128 + signal.SIGINT
@@ -26,6 +29,18 @@ def start(load: Callable[[], Callable[..., int]], *arguments: Any, **options: An
     except KeyboardInterrupt:
         print(WORDS, file=sys.stderr)
         sys.exit(EXIT_CODE)
+
+
+def guarded(run: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
+    """Run a command and return its exit code; an error that a user can cause is printed as its sentence."""
+    try:
+        return run(options)
+    except UserError as error:
+        print(printable(error), file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print(WORDS, file=sys.stderr)
+        return EXIT_CODE
 
 
 @contextlib.contextmanager

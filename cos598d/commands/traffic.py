@@ -14,8 +14,12 @@ from typing import Any
 from cos598d.cluster.hosts import run_on_hosts
 from cos598d.cluster.live import live_cluster
 from cos598d.commands.cluster import add_link_flags, add_name_flags, cluster_from
+from cos598d.commands.run_flags import add_run_options, run_values, to_words
+from cos598d.config import RunConfig
 from cos598d.errors import UsageError, UserError, flag_called
-from cos598d.program import own_python_path
+from cos598d.measure.record import claim_folder
+from cos598d.program import own_environment, own_python_path
+from cos598d.records.conventions import PRECISIONS
 from cos598d.report.load import load_run
 from cos598d.report.traffic_table import traffic_table
 
@@ -23,20 +27,27 @@ BATCH_SIZES, PRECISION = "64,32,16", "fp32"
 # What this command sets itself, one value for each run.
 NOT_HERE = frozenset(
     ("total_train_batch_size", "per_gpu_train_batch_size", "precision", "fp16", "output_dir", "overwrite_output_dir")
-    + ("do_train", "do_eval", "no_save_model", "label", "monitor_interval")
+    + ("do_train", "do_eval", "save_model", "label", "monitor_interval")
 )
 DEFAULTS = {"sync": "all_reduce", "num_train_epochs": 1.0}
 
 
-def add_traffic_options(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of `traffic` to `parser`: its own, the emulated cluster's, and those of a run."""
-    from cos598d.commands.run_flags import add_run_options
-
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the command's flags to `parser`: its own, the emulated cluster's, and those of a run."""
     section = parser.add_argument_group("what")
     section.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="only tabulate these records, run nothing")
-    section.add_argument("--batch_sizes", default=BATCH_SIZES, help=f"examples a step (default: {BATCH_SIZES})")
-    section.add_argument("--precision", default=PRECISION, help=f"fp32, bf16, fp16 (default: {PRECISION})")
-    section.add_argument("--runs_dir", type=Path, help="folder for the records (default: a new one in runs/)")
+    section.add_argument(
+        "--batch_sizes", default=BATCH_SIZES, metavar="N,N", help=f"examples a step (default: {BATCH_SIZES})"
+    )
+    section.add_argument(
+        "--precision",
+        default=PRECISION,
+        metavar="WORD,WORD",
+        help=f"some of {', '.join(PRECISIONS)} (default: {PRECISION})",
+    )
+    section.add_argument(
+        "--runs_dir", type=Path, metavar="FOLDER", help="folder for the records (default: a new one in runs/)"
+    )
     section.add_argument("--markdown", action="store_true", help="the table in Markdown")
     section.add_argument(
         "--loopback", action="store_true", help="ranks of this host without a cluster (no root): all count on one wire"
@@ -47,7 +58,7 @@ def add_traffic_options(parser: argparse.ArgumentParser) -> None:
     add_run_options(parser, but=NOT_HERE, **DEFAULTS)
 
 
-def run_traffic(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     """Train with every batch size and precision, each as a run of its own, and print the table of their records."""
     folders = options.runs
     if not folders:
@@ -59,13 +70,11 @@ def run_traffic(options: argparse.Namespace) -> int:
 
 
 def _train_all(options: argparse.Namespace) -> list[Path]:
-    from cos598d.commands.run_flags import run_values, to_words
-    from cos598d.config import RunConfig
-    from cos598d.measure.record import claim_folder
-
     sizes = [_number(word) for word in options.batch_sizes.split(",")]
     precisions = options.precision.split(",")
-    values = DEFAULTS | {name: value for name, value in run_values(options).items() if name != "precision"}
+    values: dict[str, Any] = DEFAULTS | {
+        name: value for name, value in run_values(options).items() if name != "precision"
+    }
     runs_dir = options.runs_dir or Path("runs") / f"traffic-{datetime.now():%Y%m%d-%H%M%S}"
     settings = list(product(precisions, sizes))
     for precision, size in settings:  # before the first of them takes its time
@@ -99,12 +108,11 @@ def _ranks(options: argparse.Namespace) -> int:
 @contextmanager
 def _starter(options: argparse.Namespace) -> Iterator[Callable[[list[str]], int]]:
     """What runs a command as every rank (or as this one) and returns its exit code."""
-    path = own_python_path()
 
     def here(*place: Any) -> Callable[[list[str]], int]:
         def start(words: list[str]) -> int:
             words = [*words, *map(str, place)]
-            return subprocess.run(words, env=os.environ | {"PYTHONPATH": path}, check=False).returncode
+            return subprocess.run(words, env=own_environment(), check=False).returncode
 
         return start
 
@@ -118,7 +126,7 @@ def _starter(options: argparse.Namespace) -> Iterator[Callable[[list[str]], int]
     elif options.loopback:
         yield here("--world_size", _ranks(options), *lines)
     else:
-        os.environ["PYTHONPATH"] = path
+        os.environ["PYTHONPATH"] = own_python_path()
         with live_cluster(cluster_from(options), options.show) as cluster:
             yield lambda words: run_on_hosts(cluster, [*words, *lines], 1)
 
@@ -127,4 +135,4 @@ def _number(word: str) -> int:
     try:
         return int(word)
     except ValueError:
-        raise UsageError(f"--batch_sizes: {word!r} is no number; give some like {BATCH_SIZES}.") from None
+        raise UsageError(f"--batch_sizes: {word!r} is not a number: give some like {BATCH_SIZES}.") from None

@@ -12,24 +12,40 @@ from torch import nn
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import AGREEMENT, BUFFERS, STATE, dtype_name
 from cos598d.errors import UserError
+from cos598d.fields import flag
+
+SYNC_GROUP = "gradient sync"  # where --help lists the flags below
 
 
 @dataclass(frozen=True)
-class SyncOptions:
-    """What the flags say of a sync; each kind takes what concerns it.
+class SyncFlags:
+    """The flags of a sync. One that does not name a flag among those it `uses` refuses it.
 
-    bucket_mb, first_bucket_mb: capacity in MiB of a bucket, and of the first to be full, which is small so that the
-    first call starts early (torch DDP's figures).
+    bucket_mb: capacity of a bucket in MiB (torch DDP's figure).
     compress: the codec in which buckets travel (`cos598d/sync/codecs`); None: as they are.
     sync_every: the steps from one average to the next, for syncs that average weights.
     bucket_view: whether torch's DDP lets gradients be views of its buckets, so that none is copied back.
     """
 
-    bucket_mb: float = 25.0
+    bucket_mb: float = flag(25.0, "capacity of a bucket in MiB, for syncs with buckets", group=SYNC_GROUP, above=0)
+    compress: str | None = None  # a flag in RunConfig, which knows the codecs' names
+    sync_every: int = flag(
+        1, "steps from one average of the weights to the next, for local_sgd", group=SYNC_GROUP, least=1
+    )
+    bucket_view: bool = flag(
+        False, "gradients are views of the buckets, for ddp: torch's gradient_as_bucket_view", group=SYNC_GROUP
+    )
+
+
+@dataclass(frozen=True)
+class SyncOptions(SyncFlags):
+    """What a sync is made with: its flags, each of use to some kinds, and what no flag says.
+
+    first_bucket_mb: capacity in MiB of the first bucket to be full, which is small so that the first call starts early
+    (torch DDP's figure).
+    """
+
     first_bucket_mb: float = 1.0
-    compress: str | None = None
-    sync_every: int = 1
-    bucket_view: bool = False
 
 
 DEFAULTS = SyncOptions()

@@ -9,11 +9,9 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from cos598d.errors import UsageError, UserError
-from cos598d.world.network import is_loopback, owner_of
+from cos598d.world.network import DEFAULT_IP, DEFAULT_PORT, is_loopback, owner_of
 from cos598d.world.secret import find_secret
 
-DEFAULT_IP = "127.0.0.1"
-DEFAULT_PORT = 6585
 SILENCE_SECONDS, SHORTEST_SILENCE = 8, 4
 # Set by `workers.start_local_workers` for its children: they leave when that process is gone; rank 0 has its socket.
 LAUNCHER_PID, LISTENER = "COS598D_LAUNCHER_PID", "COS598D_LISTENER"

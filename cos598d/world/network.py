@@ -8,6 +8,9 @@ from pathlib import Path
 import psutil
 
 VARIABLE = "GLOO_SOCKET_IFNAME"
+# Where ranks meet unless they are told another place.
+DEFAULT_IP = "127.0.0.1"
+DEFAULT_PORT = 6585
 
 
 def choose_interface(address: str) -> None:

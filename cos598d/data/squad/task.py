@@ -13,11 +13,13 @@ import numpy as np
 from cos598d.data.squad.read import Squad, parse_squad, read_squad
 from cos598d.data.task import Scores, Task, check_file, digest_file
 from cos598d.errors import UserError
+from cos598d.fields import flag
 
 if TYPE_CHECKING:
     from cos598d.data.text.features import Features
     from cos598d.data.text.tokenization import TextEncoder
 
+GROUP = "SQuAD"  # where --help lists its flags
 _FOLDER = "SQUAD_DIR"
 _FLAGS = {"train": "train_file", "dev": "predict_file"}
 # What the second number of a remark counts, by the names of `windows.Finding`.
@@ -36,15 +38,33 @@ Files = Mapping[str, Path] | None  # by part; None: the bundled sample
 class SquadOptions:
     """The flags that only SQuAD has; names and defaults as in pytorch-transformers' example."""
 
-    train_file: str | None = None
-    predict_file: str | None = None
-    version_2_with_negative: bool = False
-    null_score_diff_threshold: float = 0.0
-    doc_stride: int = 128
-    max_query_length: int = 64
-    max_answer_length: int = 30
-    n_best_size: int = 20
-    verbose_logging: bool = False
+    train_file: str | None = flag(
+        None,
+        "file to train on, a path or a name in the data folder (default: train-v1.1.json there)",
+        group=GROUP,
+        metavar="FILE",
+        is_local=True,
+    )
+    predict_file: str | None = flag(
+        None,
+        "file to evaluate on (default: dev-v1.1.json in the data folder)",
+        group=GROUP,
+        metavar="FILE",
+        is_local=True,
+    )
+    version_2_with_negative: bool = flag(
+        False, "SQuAD 2.0: questions may have no answer; default files are those of v2.0", group=GROUP
+    )
+    null_score_diff_threshold: float = flag(
+        0.0, "say 'no answer' where its score beats the best answer's by more", group=GROUP
+    )
+    doc_stride: int = flag(128, "word pieces from one window over a long context to the next", group=GROUP, least=1)
+    max_query_length: int = flag(64, "word pieces of a question; longer ones are cut", group=GROUP, least=1)
+    max_answer_length: int = flag(30, "word pieces of the longest answer that is predicted", group=GROUP, least=1)
+    n_best_size: int = flag(20, "answers kept for each question in nbest_predictions.json", group=GROUP, least=1)
+    verbose_logging: bool = flag(
+        False, "name every question whose answer's tokens are not exact", group=GROUP, is_local=True
+    )
 
 
 class SquadTask(Task):
@@ -74,8 +94,8 @@ class SquadTask(Task):
         if folder and not Path(folder).is_dir():
             raise UserError(f"{folder} ({'--data_dir' if data_dir else _FOLDER}) is no folder: {self._how_to_get()}.")
         files = {}
-        for part, flag in _FLAGS.items():
-            given = getattr(self.options, flag)
+        for part, name in _FLAGS.items():
+            given = getattr(self.options, name)
             if given:
                 inside = Path(folder or ".") / given
                 files[part] = Path(given) if Path(given).is_file() or not inside.is_file() else inside

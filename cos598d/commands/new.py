@@ -1,0 +1,18 @@
+"""`python -m cos598d new`: a starting file for a gradient sync of your own."""
+
+import argparse
+from pathlib import Path
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the command's one word to `parser`."""
+    parser.add_argument("file", type=Path, metavar="FILE.py", help="the file to write; it must not exist yet")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write the file and return 0. Raises UsageError where it cannot be written."""
+    from cos598d.sync.from_file import write_template
+
+    write_template(options.file)
+    print(f"wrote {options.file}; fill it in, then: python -m cos598d check {options.file}:MySync")
+    return 0

@@ -1,0 +1,105 @@
+"""Fields that are flags too: what a flag means, takes and refuses is said once, beside the field that has its value."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields, replace
+from types import NoneType
+from typing import Any, get_args
+
+from cos598d.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Flag:
+    """What a command line says of a field.
+
+    words       what the flag means, for --help; "{choices}" in them stands for the choices
+    group       the heading that it stands under in --help
+    choices     the words that it takes; None: any
+    least       the smallest number; `above` instead: any number that is larger; `below`: any that is smaller
+    metavar     what --help calls the value; "": by the field's type
+    none        the word that gives the field the value None
+    is_local    whether the ranks of one run may be given different values
+    kind        the field's type, without None
+    default     the field's default
+    """
+
+    words: str
+    group: str = ""
+    choices: tuple[str, ...] | None = None
+    least: float | None = None
+    above: float | None = None
+    below: float = math.inf
+    metavar: str = ""
+    none: str | None = None
+    is_local: bool = False
+    kind: type = str
+    default: Any = None
+
+    def check(self, name: str, value: Any) -> None:
+        """Raise UsageError where the flag `name` cannot have this value. None, for "not given", always passes."""
+        if value is None:
+            return
+        if self.choices and value not in self.choices:
+            raise UsageError(f"--{name} {value}: the known ones are {', '.join(self.choices)}.")
+        if isinstance(value, (int, float)) and not self._contains(value):
+            raise UsageError(f"--{name} {value:g}: give a number{self._range()}.")
+
+    def _contains(self, value: float) -> bool:
+        is_enough = (self.least is None or self.least <= value) and (self.above is None or self.above < value)
+        return math.isfinite(value) and is_enough and value < self.below
+
+    def _range(self) -> str:
+        if self.above is not None:
+            return f" above {self.above:g}"
+        if self.least is None:
+            return ""
+        return (
+            f" of at least {self.least:g}"
+            if self.below == math.inf
+            else f" from {self.least:g} to below {self.below:g}"
+        )
+
+
+def flag(default: Any, words: str, **says: Any) -> Any:
+    """A dataclass's field with this default that is also a flag; `says` is what else a Flag can say."""
+    return field(default=default, metadata={"flag": Flag(words, default=default, **says)})
+
+
+def flag_like(kind: type, name: str) -> Any:
+    """A field that is the same flag, with the same default, as the field `name` of the dataclass `kind`."""
+    said = flags_of(kind)[name]
+    return field(default=said.default, metadata={"flag": said})
+
+
+def flags_of(kind: type) -> dict[str, Flag]:
+    """The flags among the fields of a dataclass by name: its own first, then those that it inherits."""
+    known = {one.name: one for one in fields(kind)}
+    order = dict.fromkeys(name for owner in kind.__mro__ for name in owner.__dict__.get("__annotations__", {}))
+    found = {}
+    for name in order:
+        said = known[name].metadata.get("flag") if name in known else None
+        if said is not None:
+            found[name] = replace(said, kind=_without_none(known[name].type))
+    return found
+
+
+def check_flags(values: Any) -> None:
+    """Raise UsageError for the first field of the dataclass `values` whose flag cannot have its value."""
+    for name, said in flags_of(type(values)).items():
+        said.check(name, getattr(values, name))
+
+
+def given(values: Any, names: Any) -> list[str]:
+    """Those fields among `names` that do not have their default in the dataclass `values`."""
+    defaults = defaults_of(type(values))
+    return [name for name in names if getattr(values, name) != defaults[name]]
+
+
+def defaults_of(kind: type) -> Mapping[str, Any]:
+    """The defaults of a dataclass's fields, by name."""
+    return {one.name: one.default for one in fields(kind) if one.default is not MISSING}
+
+
+def _without_none(kind: Any) -> type:
+    return next((one for one in get_args(kind) if one is not NoneType), kind)
