@@ -75,7 +75,7 @@ def test_every_setting_is_run_and_tabulated_and_the_records_give_the_same_table_
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("--batch_sizes", "64,many"), "'many' is no number"),
+        (("--batch_sizes", "64,many"), "'many' is not a number"),
         (("--batch_sizes", "0"), "--batch_sizes 0"),
         (("--precision", "fp8"), "--precision fp8"),
         (("--local_rank", "1"), "needs --world_size"),
