@@ -37,9 +37,7 @@ class RunConfig(SquadOptions, SyncFlags):
     ranks compare when they meet are made from it.
     """
 
-    sync: str = flag(
-        "ddp", f"how gradients are averaged, one of {', '.join(SYNCS)}; or your own, FILE.py:CLASS", group=SYNC_GROUP
-    )
+    sync: str = flag("ddp", f"gradient sync, one of {', '.join(SYNCS)}; or your own, FILE.py:CLASS", group=SYNC_GROUP)
     compress: str | None = flag(
         None,
         f"smaller form in which gradients travel, for syncs with buckets: one of {', '.join(CODECS)} (ddp: fp16)",
