@@ -4,7 +4,7 @@ import pytest
 import torch
 from worlds import run_ranks
 
-from cos598d.comm.communicator import all_reduce_bytes, broadcast_bytes
+from cos598d.comm.gloo import all_reduce_bytes, broadcast_bytes
 from cos598d.comm.ledger import GRADIENTS, Ledger, Row, Totals
 from cos598d.measure.record import summarize_seconds
 

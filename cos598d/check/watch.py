@@ -10,7 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from cos598d.comm.communicator import Call, Communicator
+from cos598d.comm.calls import Call
+from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import dtype_name
 from cos598d.comm.messages import Composed
 

@@ -1,21 +1,11 @@
 """The collectives, each call entered in the ledger under the name of its tensor: everything that travels goes here.
 
-What a rank sends and receives for a payload of S bytes among n ranks (gloo's algorithms, seen on the wire):
-
-    all-reduce   ring: reduce-scatter, then all-gather   every rank sends and receives 2(n-1)/n S
-    broadcast    binomial tree from the root             the root sends ceil(log2 n) S, every other rank receives S
-    gather       straight to the root                    the root receives (n-1) S, every other rank sends S
-    scatter      straight from the root                  the root sends (n-1) S, every other rank receives S
-    reduce       ring reduce-scatter, then to the root   all send S but the root, which receives 2(n-1)/n S; more
-                                                         for tensors of over 2n MiB, see `reduce_bytes`
-    all-gather   ring                                    every rank sends and receives (n-1) S
-
-nccl chooses other algorithms by size and links, and does not tell: its calls are taken to move what gloo's do.
-Collectives of a sync's own are composed of messages (`Communicator.composed`), and counted as they are sent.
+The bytes are those of gloo's algorithms (`cos598d/comm/gloo.py`). nccl chooses other algorithms by size and links, and
+does not tell: its calls are taken to move what gloo's do. Collectives of a sync's own are composed of messages
+(`Communicator.composed`), and counted as they are sent.
 """
 
 import contextlib
-import math
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
@@ -23,90 +13,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from cos598d.comm.calls import Call
+from cos598d.comm.gloo import all_reduce_bytes, broadcast_bytes, reduce_bytes, root_bytes
 from cos598d.comm.ledger import GRADIENTS, Ledger, Row, dtype_name, size_in_bytes
 from cos598d.comm.messages import Composed
-from cos598d.comm.moments import HostTime, Moment, Time, time_of
+from cos598d.comm.moments import time_of
 from cos598d.world.meeting import Meeting
 from cos598d.world.network import choose_interface
-
-_SEGMENT_BYTES = 1 << 20  # gloo's
-
-
-def all_reduce_bytes(payload: int, ranks: int) -> int:
-    """Bytes that each rank sends (and receives) in a ring all-reduce of `payload` bytes: 2(n-1)/n S."""
-    return round(2 * (ranks - 1) * payload / ranks)
-
-
-def ring_segments(payload: float, ranks: int) -> int:
-    """Segments in which gloo's rings move a rank's n-th part of `payload` bytes: of at most 1 MiB, at least two.
-
-    Two are under way at a time, one received while the other is added up (gloo/allreduce.cc).
-    """
-    return max(math.ceil(payload / (_SEGMENT_BYTES * ranks)), 2)
-
-
-def broadcast_bytes(payload: int, ranks: int, distance: int) -> tuple[int, int]:
-    """Bytes sent and received in a binomial-tree broadcast by the rank `distance` places after the root."""
-    children = sum(1 for bit in range(ranks.bit_length()) if distance < 1 << bit and distance + (1 << bit) < ranks)
-    return children * payload, 0 if distance == 0 else payload
-
-
-def root_bytes(payload: int, ranks: int, is_root: bool) -> int:
-    """Bytes between the root and the others in a gather or scatter: (n-1) S at the root, S elsewhere."""
-    return (ranks - 1) * payload if is_root else payload
-
-
-def reduce_bytes(payload: int, ranks: int, rank: int, is_root: bool) -> tuple[int, int]:
-    """Bytes sent and received in gloo's reduce: a ring reduce-scatter, then the other ranks' parts go to the root.
-
-    Up to 2n MiB that is (n-1)/n S in the ring and S/n to the root. A larger tensor goes round in segments of 1 MiB, of
-    which gloo leaves out only the last two of a rank's own part, instead of all of it: S less 2 MiB.
-    """
-    if ranks == 1:
-        return 0, 0
-    segment = min(_SEGMENT_BYTES, -(-payload // (2 * ranks)))
-    of_a_part = ring_segments(payload, ranks)
-
-    def held(first: int, count: int) -> int:
-        return min(payload, (first + count) * segment) - min(payload, first * segment)
-
-    def ring(member: int) -> int:
-        return payload - held((member % ranks + 1) * of_a_part - 2, 2)
-
-    parts = [held(member * of_a_part, of_a_part) for member in range(ranks)]
-    if is_root:
-        return ring(rank), ring(rank + 1) + sum(parts) - parts[rank]
-    return ring(rank) + parts[rank], ring(rank + 1)
-
-
-class Call:
-    """A collective under way; `wait` blocks until the result is there, and enters the call in the ledger."""
-
-    def __init__(self, ledger: Ledger, work: dist.Work | None, row: dict[str, Any] | None, time: Time, started: Moment):
-        self._ledger, self._work, self._row, self._time, self._started = ledger, work, row, time, started
-
-    @classmethod
-    def done(cls) -> "Call":
-        """A call that is over, and in the ledger."""
-        return cls(Ledger(), None, None, HostTime(), None)
-
-    @property
-    def is_under_way(self) -> bool:
-        """Whether nobody has waited for it yet."""
-        return self._row is not None
-
-    def wait(self) -> None:
-        """Block until the result is in the tensor; on CUDA, whatever this stream does next, not the host.
-
-        nccl's wait makes the stream wait. gloo works on the host: its wait blocks the host while the tensor travels
-        from and to host memory, and the stream until it is back on the device.
-        """
-        if self._row is None:
-            return
-        if self._work is not None:
-            self._work.wait()
-        self._ledger.enter_call(self._row, self._time, self._started, self._time.now())
-        self._row = None
 
 
 class Communicator:
@@ -185,7 +98,7 @@ class Communicator:
         work = dist.gather(travelling, parts, dst=self.peer(root), group=self.group, async_op=True)
         row = self.row("gather", tensor, name, purpose, sent, received)
         Call(self.ledger, work, row, self.time, started).wait()
-        return [part.to(tensor.device) for part in parts] if is_root else None
+        return None if parts is None else [part.to(tensor.device) for part in parts]
 
     def scatter(
         self,
@@ -197,14 +110,14 @@ class Communicator:
         purpose: str = GRADIENTS,
     ) -> None:
         """Put `parts[r]` of the root into `tensor` of rank r. `parts` is None elsewhere."""
-        if self.world_size == 1:
+        if self.world_size == 1 and parts is not None:
             tensor.copy_(parts[0])
             return
         is_root = self.rank == root
         moved = root_bytes(size_in_bytes(tensor), self.world_size, is_root)
         started = self.time.now()
         landing = self.to_host(tensor)
-        sources = [self.to_host(part) for part in parts] if is_root else None
+        sources = [self.to_host(part) for part in parts] if is_root and parts is not None else None
         sent, received = (moved, 0) if is_root else (0, moved)
         work = dist.scatter(landing, sources, src=self.peer(root), group=self.group, async_op=True)
         row = self.row("scatter", tensor, name, purpose, sent, received)

@@ -95,7 +95,8 @@ class Ledger:
     def enter_call(self, facts: dict[str, Any], time: Time, started: Moment, ended: Moment) -> None:
         """Add a call by a row's fields but its times, which are those of two moments of `time`."""
         if time.is_at_once:
-            self.rows.append(Row(**facts, **_times(time, self._began, started, ended)))
+            seconds, since = _times(time, self._began, started, ended)
+            self.rows.append(Row(**facts, seconds=seconds, started=since))
             return
         self._unsettled.append((len(self.rows), time, self._began, started, ended))
         self.rows.append(Row(**facts, seconds=None))
@@ -104,7 +105,8 @@ class Ledger:
         """Give all rows their seconds. The host waits until the device has got to the end of each call."""
         for place, time, began, started, ended in self._unsettled:
             time.wait(ended)
-            self.rows[place] = replace(self.rows[place], **_times(time, began, started, ended))
+            seconds, since = _times(time, began, started, ended)
+            self.rows[place] = replace(self.rows[place], seconds=seconds, started=since)
         self._unsettled = []
 
     def forget(self) -> None:
@@ -143,12 +145,9 @@ class Ledger:
         return {field.name: float(total) / count for field, total in zip(fields(Totals), sums, strict=True)}
 
 
-def _times(time: Time, began: Moment, started: Moment, ended: Moment) -> dict[str, float | None]:
-    """A row's times, of a call in an iteration that `began` then (None: before the first)."""
-    return {
-        "seconds": time.seconds(started, ended),
-        "started": None if began is None else time.seconds(began, started),
-    }
+def _times(time: Time, began: Moment, started: Moment, ended: Moment) -> tuple[float, float | None]:
+    """A row's `seconds` and `started`, of a call in an iteration that `began` then (None: before the first)."""
+    return time.seconds(started, ended), None if began is None else time.seconds(began, started)
 
 
 def _sums(rows: Iterable[Row]) -> dict[int, Totals]:

@@ -1,6 +1,6 @@
 """Messages between two ranks, of which a sync composes a collective of its own."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -43,7 +43,8 @@ class Composed:
 
         Between two ranks messages arrive in the order in which they were started.
         """
-        operations, landings, departures = [], [], []
+        operations: list[tuple[Callable[..., dist.Work | None], torch.Tensor, int]] = []
+        landings, departures = [], []
         # Receives first: gloo sends on the calling thread, and a peer may wait for the word that we are ready.
         for tensor, rank in receives:
             landing = self._comm.to_host(tensor)
@@ -58,12 +59,12 @@ class Composed:
             self.bytes_sent += size_in_bytes(tensor)
         group = self._comm.group
         if self._comm.backend == "gloo":
-            works = [operation(tensor, peer, group=group) for operation, tensor, peer in operations]
-        else:  # nccl may wait for a message's other end, so it must know of all of them together
-            works = (
-                dist.batch_isend_irecv([dist.P2POp(*each, group=group) for each in operations]) if operations else []
-            )
-        return Messages(works, landings, departures)
+            started = [operation(tensor, peer, group=group) for operation, tensor, peer in operations]
+        elif operations:  # nccl may wait for a message's other end, so it must know of all of them together
+            started = [*dist.batch_isend_irecv([dist.P2POp(*each, group=group) for each in operations])]
+        else:
+            started = []
+        return Messages([work for work in started if work is not None], landings, departures)
 
     def swap(
         self, sends: Sequence[tuple[torch.Tensor, int]] = (), receives: Sequence[tuple[torch.Tensor, int]] = ()

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from cos598d.comm.communicator import reduce_bytes, ring_segments
+from cos598d.comm.gloo import reduce_bytes, ring_segments
 from cos598d.records.conventions import FLOOR
 from cos598d.scale.records import Record, Rung, Tensor
 from cos598d.sync.buckets import MIB, plan_buckets

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 import torch
 
-from cos598d.comm.communicator import Call
+from cos598d.comm.calls import Call, Pending
 from cos598d.sync.base import DEFAULTS, SyncOptions
 from cos598d.sync.buckets import Bucket, Named, bucket_bytes, plan_buckets
 from cos598d.sync.codecs import make_codec
-from cos598d.sync.codecs.base import Codec, Pending
+from cos598d.sync.codecs.base import Codec
 from cos598d.sync.parts.cost import Cost, Sizes, all_reduces
 from cos598d.sync.parts.overlapping import OverlappingSync
 

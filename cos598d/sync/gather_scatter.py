@@ -2,7 +2,7 @@
 
 import torch
 
-from cos598d.comm.communicator import root_bytes
+from cos598d.comm.gloo import root_bytes
 from cos598d.sync.base import DEFAULTS, GradientSync, SyncOptions
 from cos598d.sync.parts.cost import NOTHING, Cost, Sizes, payloads
 

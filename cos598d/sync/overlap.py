@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from cos598d.comm.communicator import Call
+from cos598d.comm.calls import Call
 from cos598d.sync.base import DEFAULTS, SyncOptions
 from cos598d.sync.buckets import Named
 from cos598d.sync.parts.cost import Cost, Sizes, all_reduces, payloads

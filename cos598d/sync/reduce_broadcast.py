@@ -2,7 +2,7 @@
 
 import torch
 
-from cos598d.comm.communicator import broadcast_bytes, reduce_bytes
+from cos598d.comm.gloo import broadcast_bytes, reduce_bytes
 from cos598d.sync.base import DEFAULTS, GradientSync, SyncOptions
 from cos598d.sync.parts.cost import NOTHING, Cost, Sizes, payloads
 
@@ -17,7 +17,7 @@ class ReduceBroadcast(GradientSync):
 
     Cost for P gradients of S bytes in all: 2P calls. Rank 0 receives 2(n-1)/n S and sends (n-1)/n S + ceil(log2 n) S;
     every other rank receives (n-1)/n S + S and sends S, and S more for each child it has in the tree. (Of a tensor of
-    more than 2n MiB gloo's reduce sends more than that, see `comm.reduce_bytes`.) Rank 0's link carries less than under
+    more than 2n MiB gloo's reduce sends more than that, see `comm/gloo.py`.) Rank 0's link carries less than under
     `gather_scatter`, where it receives and sends (n-1) S, and rank 0 holds no copies; yet the second half cannot start
     before the first has ended. Choose it to see the step from gather and scatter to all-reduce, which spreads the sum
     and leaves it spread until every rank has it.

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from cos598d.comm.communicator import Call
+from cos598d.comm.calls import Call
 from cos598d.comm.messages import Composed
 from cos598d.sync.buckets import Bucket
 from cos598d.sync.codecs import make_codec

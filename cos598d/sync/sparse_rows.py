@@ -8,12 +8,11 @@ import torch
 from torch import nn
 from torch.utils.weak import TensorWeakRef
 
-from cos598d.comm.communicator import Call
+from cos598d.comm.calls import Call, Pending
 from cos598d.comm.ledger import AGREEMENT
 from cos598d.errors import UserError
 from cos598d.sync.bucketed import Bucketed
 from cos598d.sync.buckets import MIB, Named
-from cos598d.sync.codecs.base import Pending
 
 LEAST_BYTES = MIB  # a smaller embedding fits into a bucket and costs next to nothing there
 

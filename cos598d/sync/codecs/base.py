@@ -1,20 +1,15 @@
 """The contract of a payload codec."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
-from cos598d.comm.communicator import Call, Communicator
+from cos598d.comm.calls import Call, Pending
+from cos598d.comm.communicator import Communicator
 from cos598d.sync.buckets import Bucket
 
 AllReduce = Callable[[torch.Tensor, str], Call]
-
-
-class Pending(Protocol):
-    """A call under way: `wait` blocks until its result is there."""
-
-    def wait(self) -> None: ...
 
 
 class Coded(NamedTuple):

@@ -7,7 +7,7 @@ Each sync's classmethod `expected(tensors, ranks, rank, options)` gives one step
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from cos598d.comm.communicator import all_reduce_bytes
+from cos598d.comm.gloo import all_reduce_bytes
 
 Sizes = Sequence[tuple[int, int]]
 

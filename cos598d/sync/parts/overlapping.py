@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import nn
 
+from cos598d.comm.calls import Pending
 from cos598d.sync.base import GradientSync
 from cos598d.sync.buckets import Named
-from cos598d.sync.codecs.base import Pending
 
 
 class OverlappingSync(GradientSync):

@@ -1,0 +1,44 @@
+"""Calls under way, and how one is waited for."""
+
+from typing import Any, Protocol
+
+import torch.distributed as dist
+
+from cos598d.comm.ledger import Ledger
+from cos598d.comm.moments import HostTime, Moment, Time
+
+
+class Pending(Protocol):
+    """A call under way: `wait` blocks until its result is there."""
+
+    def wait(self) -> None: ...
+
+
+class Call:
+    """A collective under way; `wait` blocks until the result is there, and enters the call in the ledger."""
+
+    def __init__(self, ledger: Ledger, work: dist.Work | None, row: dict[str, Any] | None, time: Time, started: Moment):
+        self._ledger, self._work, self._row, self._time, self._started = ledger, work, row, time, started
+
+    @classmethod
+    def done(cls) -> "Call":
+        """A call that is over, and in the ledger."""
+        return cls(Ledger(), None, None, HostTime(), None)
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether nobody has waited for it yet."""
+        return self._row is not None
+
+    def wait(self) -> None:
+        """Block until the result is in the tensor; on CUDA, whatever this stream does next, not the host.
+
+        nccl's wait makes the stream wait. gloo works on the host: its wait blocks the host while the tensor travels
+        from and to host memory, and the stream until it is back on the device.
+        """
+        if self._row is None:
+            return
+        if self._work is not None:
+            self._work.wait()
+        self._ledger.enter_call(self._row, self._time, self._started, self._time.now())
+        self._row = None
