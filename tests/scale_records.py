@@ -13,7 +13,7 @@ from cos598d.records.quantities import delay_words, rate_words
 from cos598d.records.summary import summarize
 from cos598d.scale.model import Costs, arrange, iteration_seconds
 from cos598d.scale.records import load_record
-from cos598d.scale.rungs import OVERLAPPING, PARTS, plan_calls
+from cos598d.scale.rungs import overlaps, plan_calls, reason_left_out
 
 SYNCS = (
     "gather_scatter,reduce_broadcast,all_reduce,flat,overlap,bucketed,ring,halving_doubling,tree,hierarchical,"
@@ -84,10 +84,9 @@ def write_bench(folder: Path, noise: float = 0.0, seed: int = 0, **setting: Any)
     factors = iter(1 + noise * np.random.default_rng(seed).standard_normal(len(record.rungs)))
     medians = {label: summary["seconds_median"] for label, summary in found["summary"].items()}
     for rung in record.rungs:
-        if rung.sync in PARTS and rung.sync != "none":
+        if reason_left_out(rung) is None and rung.sync != "none":
             calls = arrange(plan_calls(rung, record, record.ranks, record.batch), record.compute, record.crowd)
-            overlaps = rung.sync in OVERLAPPING
-            seconds = iteration_seconds(rung.label, calls, record.compute, record.link, TRUTH, overlaps)
+            seconds = iteration_seconds(rung.label, calls, record.compute, record.link, TRUTH, overlaps(rung))
             medians[rung.label] = seconds * next(factors)
     rounds = {
         label: [median * SPREAD[(place + number) % len(SPREAD)] for number in range(len(SPREAD))]

@@ -6,7 +6,7 @@ from typing import Any
 
 from cos598d.check.toy import plain_model
 from cos598d.sync import SYNCS, get_sync
-from cos598d.sync.parts.cost import Cost
+from cos598d.sync.cost import Cost
 
 
 def compare(name: str, made: Sequence[dict[str, int]]) -> dict[str, Any]:
@@ -19,10 +19,10 @@ def compare(name: str, made: Sequence[dict[str, int]]) -> dict[str, Any]:
     found = [Cost(each["calls"], each["bytes_sent"], each["bytes_received"]) for each in made]
     candidates: dict[str, list[Cost]] = {}
     for other in sorted(SYNCS, key=lambda each: each != name):
-        expected = getattr(get_sync(other), "expected", None)
-        costs = [expected(sizes, len(made), rank) for rank in range(len(made))] if expected else []
-        if costs and all(cost.calls is not None for cost in costs):
-            candidates[other] = costs
+        costs = [get_sync(other).expected(sizes, len(made), rank) for rank in range(len(made))]
+        stated = [cost for cost in costs if cost and cost.calls is not None]
+        if stated == costs:
+            candidates[other] = stated
     nearest = min(candidates, key=lambda each: _distance(found, candidates[each]))
     return {
         "world_size": len(made),

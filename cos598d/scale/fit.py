@@ -13,7 +13,7 @@ from cos598d.records.conventions import FLOOR
 from cos598d.records.fit import TOLERATED_RESIDUAL
 from cos598d.scale.model import Calls, Costs, arrange, computes_by_batch, iteration_seconds
 from cos598d.scale.records import Compute, Link, Record, Rung
-from cos598d.scale.rungs import OVERLAPPING, plan_calls, reason_left_out
+from cos598d.scale.rungs import overlaps, plan_calls, reason_left_out
 
 # Where the fit begins, and what it keeps where the records say nothing: TCP's headers leave some 95 % to the payload.
 START = {"call_seconds": 3e-4, "step_seconds": 1e-4, "processor_seconds_per_byte": 5e-10}
@@ -64,7 +64,7 @@ class Fitted:
         rung, record = self.rungs[label]
         compute, crowd = (on.compute, on.crowd) if on else (self.compute(batch)[0], self.base[0].crowd)
         calls = arrange(plan_calls(rung, record, hosts, batch), compute, crowd)
-        return iteration_seconds(label, calls, compute, link, self.costs, rung.sync in OVERLAPPING, self.steals)
+        return iteration_seconds(label, calls, compute, link, self.costs, overlaps(rung), self.steals)
 
 
 def fit(records: Sequence[Record]) -> Fitted:
@@ -100,7 +100,7 @@ def fit(records: Sequence[Record]) -> Fitted:
     def residuals(point: np.ndarray) -> np.ndarray:
         costs = space.costs(point, scale)
         predicted = [
-            iteration_seconds(rung.label, calls, record.compute, record.link, costs, rung.sync in OVERLAPPING, steals)
+            iteration_seconds(rung.label, calls, record.compute, record.link, costs, overlaps(rung), steals)
             for record, rung, calls in seen
         ]
         return np.concatenate([np.array(predicted) / measured - 1, space.restraint(point)])

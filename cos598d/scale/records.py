@@ -10,6 +10,7 @@ from cos598d.errors import UserError
 from cos598d.records.bench import read_record
 from cos598d.records.conventions import FLOOR
 from cos598d.records.quantities import delay_words, parse_delay, parse_rate, rate_words
+from cos598d.sync.cost import Tensor
 
 # What records must share to be of the same work; batch, ranks and links may differ, since they are what is modelled.
 SAME_WORK = ("model", "task", "gradient_bytes", "tokens", "step", "backend", "device", "threads_per_rank")
@@ -27,27 +28,6 @@ class Link:
         """For tables: "1gbit, 10ms from host to host"."""
         rate = "no limit" if self.rate is None else rate_words(self.rate)
         return rate + (f", {delay_words(self.delay)} from host to host" if self.delay else "")
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """A trainable tensor, as far as the planning of buckets asks."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    bytes: int
-
-    def numel(self) -> int:
-        """Its elements."""
-        return self.bytes // self.element_size()
-
-    def element_size(self) -> int:
-        """Bytes of an element."""
-        elements = 1
-        for size in self.shape:
-            elements *= size
-        return self.bytes // max(1, elements)
 
 
 @dataclass(frozen=True)

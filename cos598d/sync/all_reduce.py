@@ -2,8 +2,9 @@
 
 import torch
 
-from cos598d.sync.base import DEFAULTS, GradientSync, SyncOptions
-from cos598d.sync.parts.cost import Cost, Sizes, all_reduces, payloads
+from cos598d.sync.base import GradientSync
+from cos598d.sync.cost import Step, Travel
+from cos598d.sync.cost.collectives import ALL_REDUCE
 
 
 class AllReduce(GradientSync):
@@ -24,5 +25,5 @@ class AllReduce(GradientSync):
         gradient /= self.comm.world_size
 
     @classmethod
-    def expected(cls, tensors: Sizes, ranks: int, rank: int, options: SyncOptions = DEFAULTS) -> Cost:
-        return all_reduces(payloads(tensors), ranks)
+    def calls(cls, step: Step) -> list[Travel]:
+        return [Travel(ALL_REDUCE, [tensor]) for tensor in step.tensors]

@@ -3,7 +3,7 @@
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +13,7 @@ from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import AGREEMENT, BUFFERS, STATE, dtype_name
 from cos598d.errors import UserError
 from cos598d.fields import flag
+from cos598d.sync.cost import NOTHING, Cost, Sizes, Step, Tensor, Travel, cost_of
 
 SYNC_GROUP = "gradient sync"  # where --help lists the flags below
 
@@ -85,12 +86,16 @@ class GradientSync:
     before backward. It differs from step to step: what a sync keeps of a gradient it keeps divided by it.
 
     uses: the names of the SyncOptions that mean anything to it.
+    overlaps: whether its calls begin while backward still runs.
+    not_modelled: why the model of cost (`scale`) leaves it out, in words that follow "for"; None where it does not.
     exact: whether it keeps every claim of `cos598d.check.claims`; if not, `claims` names those that it keeps.
     """
 
     loss_scale = 1.0
     replicas_equal = True
     uses: tuple[str, ...] = ()
+    overlaps = False
+    not_modelled: str | None = None
     exact = True
     claims: tuple[str, ...] = ()
 
@@ -104,6 +109,35 @@ class GradientSync:
     @classmethod
     def check_options(cls, options: SyncOptions, backend: str) -> None:
         """Raise UsageError for options that `uses` names and that this sync cannot take all the same."""
+
+    @classmethod
+    def calls(cls, step: Step) -> list[Travel] | None:
+        """The gradients' calls of one step among several ranks, in order; None where nothing states them beforehand.
+
+        What a step costs follows from them, here and in the model of cost: see `cos598d/sync/cost`.
+        """
+        return None
+
+    @classmethod
+    def expected(
+        cls,
+        tensors: Sizes,
+        ranks: int,
+        rank: int,
+        options: SyncOptions = DEFAULTS,
+        hosts: Sequence[Sequence[int]] = (),
+    ) -> Cost | None:
+        """What one step's gradients cost `rank`, as its ledger must show; None where only the step itself can tell.
+
+        tensors: (elements, bytes per element) of the trainable parameters of one dtype, in the model's order, all of
+        them used; they travel as they are, in no codec's form. hosts: the ranks of each host; without them all share
+        one.
+        """
+        sized = [Tensor("", (elements,), "", elements * element_bytes) for elements, element_bytes in tensors]
+        travels = cls.calls(Step(sized, options, hosts or [range(ranks)], sized[::-1]))
+        if travels is None:
+            return None
+        return cost_of(travels, ranks, rank) if ranks > 1 else NOTHING
 
     def attach(self, model: nn.Module) -> nn.Module:
         """Make every rank's model equal rank 0's and return the module to call in its place.

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import torch
 
 from cos598d.comm.calls import Call, Pending
-from cos598d.sync.base import DEFAULTS, SyncOptions
-from cos598d.sync.buckets import Bucket, Named, bucket_bytes, plan_buckets
+from cos598d.sync.buckets import Bucket, Named, in_buckets, plan_buckets
 from cos598d.sync.codecs import make_codec
 from cos598d.sync.codecs.base import Codec
-from cos598d.sync.parts.cost import Cost, Sizes, all_reduces
+from cos598d.sync.cost import Step, Travel
+from cos598d.sync.cost.collectives import ALL_REDUCE
 from cos598d.sync.parts.overlapping import OverlappingSync
 
 
@@ -68,9 +68,11 @@ class Bucketed(OverlappingSync):
             self._codec.forget_step()
 
     @classmethod
-    def expected(cls, tensors: Sizes, ranks: int, rank: int, options: SyncOptions = DEFAULTS) -> Cost:
-        """Of buckets that travel as they are, not in a codec's form."""
-        return all_reduces(bucket_bytes(tensors, options.bucket_mb, options.first_bucket_mb), ranks)
+    def calls(cls, step: Step) -> list[Travel] | None:
+        return [
+            Travel(ALL_REDUCE, bucket)
+            for bucket in in_buckets(step.tensors, step.options.bucket_mb, step.options.first_bucket_mb)
+        ]
 
     def detach(self) -> None:
         self.buckets = []

@@ -1,12 +1,29 @@
 """Gradients side by side in one buffer, so that many tensors travel in one call."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import nn
 
+from cos598d.sync.cost import Tensor
+
 MIB = 1 << 20
 Named = tuple[str, nn.Parameter]
+
+
+class Sized(Protocol):
+    """What the planning of buckets asks of a tensor."""
+
+    @property
+    def dtype(self) -> Any: ...
+
+    def numel(self) -> int: ...
+
+    def element_size(self) -> int: ...
+
+
+T = TypeVar("T", bound=Sized)
 
 
 class Bucket:
@@ -37,15 +54,17 @@ class Bucket:
         self.parameters[place][1].grad = self.views[place] if is_used else None
 
 
-def plan_buckets(parameters: Sequence[Named], bucket_mb: float, first_bucket_mb: float) -> list[list[Named]]:
+def plan_buckets(
+    parameters: Sequence[tuple[str, T]], bucket_mb: float, first_bucket_mb: float
+) -> list[list[tuple[str, T]]]:
     """The parameters in reverse order, as their gradients arrive, cut into groups of one dtype and at most `bucket_mb`.
 
     The first group of each dtype holds at most `first_bucket_mb`; a tensor that is larger than a group may be gets one
     to itself. Sizes in MiB. Groups stand in the order in which their last gradient is expected.
     """
-    open_groups: dict[torch.dtype, list[Named]] = {}
-    done: list[list[Named]] = []
-    room: dict[torch.dtype, float] = {}  # in the open group, in bytes
+    open_groups: dict[Hashable, list[tuple[str, T]]] = {}
+    done: list[list[tuple[str, T]]] = []
+    room: dict[Hashable, float] = {}  # in the open group, in bytes
     for name, parameter in reversed(parameters):
         dtype, size = parameter.dtype, parameter.numel() * parameter.element_size()
         if dtype in open_groups and size > room[dtype]:
@@ -58,8 +77,7 @@ def plan_buckets(parameters: Sequence[Named], bucket_mb: float, first_bucket_mb:
     return done + list(open_groups.values())
 
 
-def bucket_bytes(tensors: Sequence[tuple[int, int]], bucket_mb: float, first_bucket_mb: float) -> list[int]:
-    """The bytes of the buckets that `plan_buckets` makes of tensors (elements, bytes per element) of one dtype."""
-    # Stand-ins without memory, of as many bytes: the plan asks a parameter for no more.
-    stand_ins = [("", torch.empty(elements * size, dtype=torch.uint8, device="meta")) for elements, size in tensors]
-    return [sum(tensor.numel() for _, tensor in group) for group in plan_buckets(stand_ins, bucket_mb, first_bucket_mb)]
+def in_buckets(tensors: Sequence[Tensor], bucket_mb: float, first_bucket_mb: float) -> list[list[Tensor]]:
+    """The tensors as `plan_buckets` groups parameters, for a sync that states what travels together."""
+    groups = plan_buckets([(tensor.name, tensor) for tensor in tensors], bucket_mb, first_bucket_mb)
+    return [[tensor for _, tensor in group] for group in groups]

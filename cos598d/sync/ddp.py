@@ -1,7 +1,7 @@
 """Task 3: torch's DistributedDataParallel, as it comes."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,8 +14,9 @@ from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import AGREEMENT, BUFFERS, dtype_name
 from cos598d.errors import UsageError
 from cos598d.sync.base import DEFAULTS, GradientSync, SyncOptions
-from cos598d.sync.bucketed import Bucketed
-from cos598d.sync.parts.cost import Cost, Sizes
+from cos598d.sync.buckets import MIB
+from cos598d.sync.cost import Cost, Sizes, Step, Travel
+from cos598d.sync.cost.collectives import ALL_REDUCE
 
 # --compress's word -> torch's communication hook, and what travels.
 HOOKS = {"fp16": (fp16_compress_hook, torch.float16), "bf16": (bf16_compress_hook, torch.bfloat16)}
@@ -44,6 +45,7 @@ class DDP(GradientSync):
     """
 
     uses = ("bucket_mb", "bucket_view", "compress")
+    overlaps = True
 
     def __init__(self, comm: Communicator, find_unused_parameters: bool = True, options: SyncOptions = DEFAULTS):
         super().__init__(comm, find_unused_parameters, options)
@@ -105,11 +107,32 @@ class DDP(GradientSync):
             )
 
     @classmethod
-    def expected(cls, tensors: Sizes, ranks: int, rank: int, options: SyncOptions = DEFAULTS) -> Cost:
-        """As `bucketed`, but torch chooses how many buckets there are: the bytes are right to a byte a bucket."""
+    def calls(cls, step: Step) -> list[Travel]:
+        """torch's buckets: in the order of arrival, each closed by the tensor that fills it (the first by 1 MiB)."""
+        options = step.options
+        limit = options.first_bucket_mb if options.bucket_mb == DEFAULTS.bucket_mb else options.bucket_mb
+        travels, bucket = [], []
+        for tensor in step.arrival:
+            bucket.append(tensor)
+            if sum(each.bytes for each in bucket) >= limit * MIB:
+                travels.append(Travel(ALL_REDUCE, bucket))
+                bucket, limit = [], options.bucket_mb
+        return [*travels, Travel(ALL_REDUCE, bucket)] if bucket else travels
+
+    @classmethod
+    def expected(
+        cls,
+        tensors: Sizes,
+        ranks: int,
+        rank: int,
+        options: SyncOptions = DEFAULTS,
+        hosts: Sequence[Sequence[int]] = (),
+    ) -> Cost | None:
+        """As every sync's, but torch chooses how many buckets there are: the bytes are right to a byte a bucket."""
         if options.compress:
             tensors = [(elements, HOOKS[options.compress][1].itemsize) for elements, _ in tensors]
-        return replace(Bucketed.expected(tensors, ranks, rank, options), calls=None)
+        cost = super().expected(tensors, ranks, rank, options, hosts)
+        return cost and replace(cost, calls=None)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:

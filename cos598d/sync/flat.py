@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from cos598d.sync.base import DEFAULTS, GradientSync, SyncOptions
-from cos598d.sync.buckets import Bucket, plan_buckets
-from cos598d.sync.parts.cost import Cost, Sizes, all_reduces, payloads
+from cos598d.sync.base import GradientSync
+from cos598d.sync.buckets import Bucket, in_buckets, plan_buckets
+from cos598d.sync.cost import Collective, Step, Travel
+from cos598d.sync.cost.collectives import ALL_REDUCE
 
 
 class Flat(GradientSync):
@@ -19,8 +20,10 @@ class Flat(GradientSync):
     Cost for a gradient of S bytes: 1 call; every rank sends and receives 2(n-1)/n S, and holds another S bytes. The
     fewest calls there can be, and nothing of it hides behind backward. Choose it where a call is dear and the
     gradient small, or to measure what all-reduce itself costs. Syncs that only average a whole buffer in another way
-    replace `reduce`.
+    replace `reduce`, and name their `collective`.
     """
+
+    collective: Collective = ALL_REDUCE
 
     def attach(self, model: nn.Module) -> nn.Module:
         module = super().attach(model)
@@ -46,8 +49,8 @@ class Flat(GradientSync):
             bucket.hand_out(place, used)
 
     @classmethod
-    def expected(cls, tensors: Sizes, ranks: int, rank: int, options: SyncOptions = DEFAULTS) -> Cost:
-        return all_reduces([sum(payloads(tensors))] if tensors else [], ranks)
+    def calls(cls, step: Step) -> list[Travel]:
+        return [Travel(cls.collective, group) for group in in_buckets(step.tensors, float("inf"), float("inf"))]
 
     def detach(self) -> None:
         self._buckets = []

@@ -2,9 +2,9 @@
 
 import torch
 
-from cos598d.comm.gloo import root_bytes
-from cos598d.sync.base import DEFAULTS, GradientSync, SyncOptions
-from cos598d.sync.parts.cost import NOTHING, Cost, Sizes, payloads
+from cos598d.sync.base import GradientSync
+from cos598d.sync.cost import Step, Travel
+from cos598d.sync.cost.collectives import GATHER, SCATTER
 
 
 class GatherScatter(GradientSync):
@@ -32,9 +32,5 @@ class GatherScatter(GradientSync):
         self.comm.scatter(gradient, parts, name)
 
     @classmethod
-    def expected(cls, tensors: Sizes, ranks: int, rank: int, options: SyncOptions = DEFAULTS) -> Cost:
-        if ranks == 1:
-            return NOTHING
-        # What rank 0 receives of the others it sends back to them.
-        moved = sum(root_bytes(payload, ranks, rank == 0) for payload in payloads(tensors))
-        return Cost(2 * len(tensors), moved, moved)
+    def calls(cls, step: Step) -> list[Travel]:
+        return [Travel(collective, [tensor]) for tensor in step.tensors for collective in (GATHER, SCATTER)]

@@ -3,8 +3,33 @@
 import torch
 
 from cos598d.comm.messages import Composed
+from cos598d.sync.cost import Collective, Load
 from cos598d.sync.flat import Flat
 from cos598d.sync.parts.segmented import ByMessages, move
+
+
+class HalvedAndDoubled(Collective):
+    """log2 p halvings and as many doublings among the largest power of two p; folding the others in adds two steps."""
+
+    def moved(self, payload: int, element_bytes: int, ranks: int, rank: int) -> tuple[int, int]:
+        core = largest_power_of_two(ranks)
+        if rank >= core:
+            return payload, payload
+        size, distance = payload // element_bytes, core // 2
+        moved = size if rank + core < ranks else 0
+        while distance:
+            moved += size  # one half out and the other in, and back again
+            size = size // 2 if rank & distance else size - size // 2
+            distance //= 2
+        return moved * element_bytes, moved * element_bytes
+
+    def load(self, payload: float, ranks: int, factor: float = 1.0) -> Load:
+        payload *= factor
+        core = largest_power_of_two(ranks)
+        folded = 2 * payload if core < ranks else 0.0
+        moved = 2 * (core - 1) / core * payload
+        steps = 2 * (core.bit_length() - 1) + (2 if core < ranks else 0)
+        return Load(steps, moved + folded, 4 * (ranks - 1) / ranks * payload, 2 * moved + folded)
 
 
 class HalvingDoubling(ByMessages, Flat):
@@ -28,24 +53,10 @@ class HalvingDoubling(ByMessages, Flat):
     """
 
     op = "halving_doubling"
+    collective = HalvedAndDoubled()
 
     def sum_over_ranks(self, call: Composed, buffer: torch.Tensor, scratch: torch.Tensor) -> None:
         halving_doubling_all_reduce(call, buffer, self.comm.world_size, self.comm.rank, scratch)
-
-    @staticmethod
-    def expected_elements(elements: int, ranks: int, rank: int) -> tuple[int, int]:
-        if ranks == 1:
-            return 0, 0
-        core = largest_power_of_two(ranks)
-        if rank >= core:
-            return elements, elements
-        moved = elements if rank + core < ranks else 0
-        size, distance = elements, core // 2
-        while distance:
-            moved += size  # one half out and the other in, and back again
-            size = size // 2 if rank & distance else size - size // 2
-            distance //= 2
-        return moved, moved
 
 
 def largest_power_of_two(ranks: int) -> int:

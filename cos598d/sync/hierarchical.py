@@ -1,16 +1,13 @@
 """Gradients summed inside each host in shared memory, and between hosts in a ring."""
 
-from collections.abc import Sequence
-
 from torch import nn
 
 from cos598d.comm import hosts
 from cos598d.comm.messages import Composed
-from cos598d.sync.base import DEFAULTS, SyncOptions
-from cos598d.sync.buckets import bucket_bytes
-from cos598d.sync.parts.cost import Cost, Sizes
+from cos598d.sync.buckets import in_buckets
+from cos598d.sync.cost import Step, Travel
+from cos598d.sync.parts.ring import RING, ring_all_reduce
 from cos598d.sync.parts.segmented import ByMessages, make_scratch
-from cos598d.sync.ring import ring_all_reduce, ring_elements
 from cos598d.sync.shared_memory import ADD, AVERAGE, SharedMemory
 
 
@@ -32,6 +29,8 @@ class Hierarchical(SharedMemory):
     """
 
     op = "hierarchical"
+    overlaps = False
+    not_modelled = None
 
     def find_hosts(self) -> list[list[int]]:
         return hosts.host_groups(self.comm)
@@ -56,25 +55,10 @@ class Hierarchical(SharedMemory):
             self.segments.wait(AVERAGE, unit, self._step, self.members[:1])
 
     @classmethod
-    def expected(
-        cls,
-        tensors: Sizes,
-        ranks: int,
-        rank: int,
-        options: SyncOptions = DEFAULTS,
-        groups: Sequence[Sequence[int]] = (),
-    ) -> Cost:
-        """`groups`: the ranks of each host, as `host_groups` gives them; none given: all share one."""
-        cost = super().expected(tensors, ranks, rank, options)
-        firsts = [members[0] for members in groups]
-        if rank not in firsts:
-            return cost
-        sent = received = 0
-        element_bytes = tensors[0][1]
-        for payload in bucket_bytes(tensors, options.bucket_mb, options.first_bucket_mb):
-            elements = ring_elements(payload // element_bytes, len(firsts), firsts.index(rank))
-            sent, received = sent + elements[0] * element_bytes, received + elements[1] * element_bytes
-        return Cost(cost.calls, sent, received)
+    def calls(cls, step: Step) -> list[Travel]:
+        firsts = [members[0] for members in step.hosts]
+        buckets = in_buckets(step.tensors, step.options.bucket_mb, step.options.first_bucket_mb)
+        return [Travel(RING, bucket, firsts) for bucket in buckets]
 
     def detach(self) -> None:
         self._scratch = {}

@@ -25,6 +25,7 @@ class LocalSGD(GradientSync):
 
     uses = ("sync_every",)
     exact = False
+    not_modelled = "it does not average gradients in every step"
     claims = ("starts_from_rank_0", "refuses_different_models")
 
     def attach(self, model: nn.Module) -> nn.Module:

@@ -1,7 +1,7 @@
 """No synchronization: a single process, and the floor that exposed communication is measured against."""
 
-from cos598d.sync.base import DEFAULTS, GradientSync, SyncOptions
-from cos598d.sync.parts.cost import NOTHING, Cost, Sizes
+from cos598d.sync.base import GradientSync
+from cos598d.sync.cost import Step, Travel
 
 
 class NoSync(GradientSync):
@@ -27,5 +27,5 @@ class NoSync(GradientSync):
         """Nothing to do: the local gradients are the result."""
 
     @classmethod
-    def expected(cls, tensors: Sizes, ranks: int, rank: int, options: SyncOptions = DEFAULTS) -> Cost:
-        return NOTHING
+    def calls(cls, step: Step) -> list[Travel]:
+        return []

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 
 from cos598d.comm.calls import Call
-from cos598d.sync.base import DEFAULTS, SyncOptions
 from cos598d.sync.buckets import Named
-from cos598d.sync.parts.cost import Cost, Sizes, all_reduces, payloads
+from cos598d.sync.cost import Step, Travel
+from cos598d.sync.cost.collectives import ALL_REDUCE
 from cos598d.sync.parts.overlapping import OverlappingSync
 
 
@@ -44,5 +44,5 @@ class Overlap(OverlappingSync):
             self._units[unit][0][1].grad = None
 
     @classmethod
-    def expected(cls, tensors: Sizes, ranks: int, rank: int, options: SyncOptions = DEFAULTS) -> Cost:
-        return all_reduces(payloads(tensors), ranks)
+    def calls(cls, step: Step) -> list[Travel]:
+        return [Travel(ALL_REDUCE, [tensor]) for tensor in reversed(step.tensors)]

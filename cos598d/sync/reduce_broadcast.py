@@ -2,9 +2,9 @@
 
 import torch
 
-from cos598d.comm.gloo import broadcast_bytes, reduce_bytes
-from cos598d.sync.base import DEFAULTS, GradientSync, SyncOptions
-from cos598d.sync.parts.cost import NOTHING, Cost, Sizes, payloads
+from cos598d.sync.base import GradientSync
+from cos598d.sync.cost import Step, Travel
+from cos598d.sync.cost.collectives import BROADCAST, REDUCE
 
 
 class ReduceBroadcast(GradientSync):
@@ -30,10 +30,5 @@ class ReduceBroadcast(GradientSync):
         self.comm.broadcast(gradient, name)
 
     @classmethod
-    def expected(cls, tensors: Sizes, ranks: int, rank: int, options: SyncOptions = DEFAULTS) -> Cost:
-        if ranks == 1:
-            return NOTHING
-        moved = []
-        for payload in payloads(tensors):
-            moved += [reduce_bytes(payload, ranks, rank, rank == 0), broadcast_bytes(payload, ranks, rank)]
-        return Cost(len(moved), sum(sent for sent, _ in moved), sum(received for _, received in moved))
+    def calls(cls, step: Step) -> list[Travel]:
+        return [Travel(collective, [tensor]) for tensor in step.tensors for collective in (REDUCE, BROADCAST)]

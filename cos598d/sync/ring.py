@@ -10,7 +10,8 @@ from cos598d.comm.messages import Composed
 from cos598d.sync.buckets import Bucket
 from cos598d.sync.codecs import make_codec
 from cos598d.sync.flat import Flat
-from cos598d.sync.parts.segmented import ByMessages, Leg, flow, make_scratch, segment_count
+from cos598d.sync.parts.ring import RING, ring_all_reduce
+from cos598d.sync.parts.segmented import ByMessages, make_scratch
 
 
 class Ring(ByMessages, Flat):
@@ -31,6 +32,7 @@ class Ring(ByMessages, Flat):
     """
 
     op = "ring"
+    collective = RING
     uses = ("compress",)
 
     def attach(self, model: nn.Module) -> nn.Module:
@@ -63,46 +65,3 @@ class Ring(ByMessages, Flat):
 
     def sum_over_ranks(self, call: Composed, buffer: torch.Tensor, scratch: torch.Tensor) -> None:
         ring_all_reduce(call, buffer, range(self.comm.world_size), self.comm.rank, scratch)
-
-    @staticmethod
-    def expected_elements(elements: int, ranks: int, rank: int) -> tuple[int, int]:
-        return ring_elements(elements, ranks, rank)
-
-
-def ring_all_reduce(
-    call: Composed, buffer: torch.Tensor, members: Sequence[int], me: int, scratch: torch.Tensor
-) -> None:
-    """Put the sum over the ranks `members` into `buffer` of each; every member calls this, others do not.
-
-    buffer: (elements,); members: ranks in the order of the ring, the same on each; me: this rank, one of them;
-    scratch: of `messages.make_scratch`.
-    """
-    n, place = len(members), members.index(me)
-    left, right = members[place - 1], members[(place + 1) % n]
-    parts = buffer.tensor_split(n)
-    count = segment_count(parts[0], scratch)  # the largest part's, so that all ranks cut all parts alike
-    segments = [part.tensor_split(count) for part in parts]
-    flow(
-        call,
-        (
-            Leg(
-                (segments[(place - step) % n][k], right),
-                (segments[(place - step - 1) % n][k], left),
-                adds=step < n - 1,
-            )
-            for step in range(2 * (n - 1))
-            for k in range(count)
-        ),
-        scratch[:count],  # a segment is sent one step after it came in, `count` legs later: it must be there by then
-    )
-
-
-def ring_elements(elements: int, ranks: int, place: int) -> tuple[int, int]:
-    """How many elements the member at `place` in a ring of `ranks` sends and receives, exactly."""
-    if ranks == 1:
-        return 0, 0
-
-    def part(number: int) -> int:
-        return elements // ranks + (number % ranks < elements % ranks)
-
-    return 2 * elements - part(place + 1) - part(place + 2), 2 * elements - part(place) - part(place + 1)

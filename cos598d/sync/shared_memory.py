@@ -8,9 +8,9 @@ from torch import nn
 from cos598d.comm import hosts
 from cos598d.comm.messages import Composed
 from cos598d.errors import UserError
-from cos598d.sync.base import DEFAULTS, SyncOptions
-from cos598d.sync.buckets import Bucket, Named, bucket_bytes, plan_buckets
-from cos598d.sync.parts.cost import NOTHING, Cost, Sizes
+from cos598d.sync.buckets import Bucket, Named, in_buckets, plan_buckets
+from cos598d.sync.cost import Step, Travel
+from cos598d.sync.cost.collectives import IN_MEMORY
 from cos598d.sync.parts.overlapping import OverlappingSync
 from cos598d.sync.parts.shared_buffers import CACHE_LINE, Segments
 
@@ -41,6 +41,7 @@ class SharedMemory(OverlappingSync):
 
     uses = ("bucket_mb",)
     op = "shared_memory"
+    not_modelled: str | None = "it is for one host only"
 
     def attach(self, model: nn.Module) -> nn.Module:
         for name, p in model.named_parameters():
@@ -104,10 +105,11 @@ class SharedMemory(OverlappingSync):
                 self.buckets[unit].hand_out(place, is_used=False)
 
     @classmethod
-    def expected(cls, tensors: Sizes, ranks: int, rank: int, options: SyncOptions = DEFAULTS) -> Cost:
-        if ranks == 1:
-            return NOTHING
-        return Cost(len(bucket_bytes(tensors, options.bucket_mb, options.first_bucket_mb)), 0, 0)
+    def calls(cls, step: Step) -> list[Travel]:
+        return [
+            Travel(IN_MEMORY, bucket)
+            for bucket in in_buckets(step.tensors, step.options.bucket_mb, step.options.first_bucket_mb)
+        ]
 
     def detach(self) -> None:
         """As every sync's. The memory is unmapped when the model's gradients, which are views of it, are gone too."""

@@ -12,7 +12,9 @@ from cos598d.comm.calls import Call, Pending
 from cos598d.comm.ledger import AGREEMENT
 from cos598d.errors import UserError
 from cos598d.sync.bucketed import Bucketed
-from cos598d.sync.buckets import MIB, Named
+from cos598d.sync.buckets import MIB, Named, in_buckets
+from cos598d.sync.cost import Step, Travel
+from cos598d.sync.cost.collectives import ALL_REDUCE
 
 LEAST_BYTES = MIB  # a smaller embedding fits into a bucket and costs next to nothing there
 
@@ -105,6 +107,18 @@ class SparseRows(Bucketed):
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
         parameter.grad[rows] = values
+
+    @classmethod
+    def calls(cls, step: Step) -> list[Travel] | None:
+        """Known only after a step, which tells how many rows its batch touched."""
+        if step.touched is None:
+            return None
+        large = [t for t in step.tensors if "embedding" in t.name and len(t.shape) == 2 and t.bytes >= LEAST_BYTES]
+        dense = [tensor for tensor in step.tensors if tensor not in large]
+        buckets = in_buckets(dense, step.options.bucket_mb, step.options.first_bucket_mb)
+        # One byte a row says which rows are touched; it travels beside backward, and is waited for with the rows.
+        rows = [Travel(ALL_REDUCE, [t], share=step.touched, agreed=t.shape[0]) for t in reversed(large)]
+        return [*(Travel(ALL_REDUCE, bucket) for bucket in buckets), *rows]
 
     def _average(self) -> None:
         super()._average()

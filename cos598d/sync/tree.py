@@ -3,8 +3,23 @@
 import torch
 
 from cos598d.comm.messages import Composed
+from cos598d.sync.cost import Collective, Load
 from cos598d.sync.flat import Flat
 from cos598d.sync.parts.segmented import ByMessages, move
+
+
+class BinomialTree(Collective):
+    """Up a binomial tree and down again, the whole payload on every level."""
+
+    def moved(self, payload: int, element_bytes: int, ranks: int, rank: int) -> tuple[int, int]:
+        parent, children = relatives(rank, ranks)
+        moved = (len(children) + (parent is not None)) * payload
+        return moved, moved
+
+    def load(self, payload: float, ranks: int, factor: float = 1.0) -> Load:
+        payload *= factor
+        passed = 2 * (ranks - 1).bit_length()
+        return Load(passed, passed * payload, 4 * (ranks - 1) / ranks * payload, passed * payload)
 
 
 class Tree(ByMessages, Flat):
@@ -23,15 +38,10 @@ class Tree(ByMessages, Flat):
     """
 
     op = "tree"
+    collective = BinomialTree()
 
     def sum_over_ranks(self, call: Composed, buffer: torch.Tensor, scratch: torch.Tensor) -> None:
         tree_all_reduce(call, buffer, self.comm.world_size, self.comm.rank, scratch)
-
-    @staticmethod
-    def expected_elements(elements: int, ranks: int, rank: int) -> tuple[int, int]:
-        parent, children = relatives(rank, ranks)
-        moved = (len(children) + (parent is not None)) * elements
-        return moved, moved
 
 
 def relatives(rank: int, ranks: int) -> tuple[int | None, list[int]]:

@@ -8,6 +8,7 @@ import torch
 from cos598d.comm.calls import Call, Pending
 from cos598d.comm.communicator import Communicator
 from cos598d.sync.buckets import Bucket
+from cos598d.sync.cost import Collective
 
 AllReduce = Callable[[torch.Tensor, str], Call]
 
@@ -31,9 +32,11 @@ class Codec:
     that is not.
 
     number_words: what its number may be, for errors; None if it has none.
+    collective: how what it makes of a bucket travels, for the model of cost; None: by the sync's own collective.
     """
 
     number_words: str | None = None
+    collective: Collective | None = None
 
     def __init__(self, comm: Communicator, all_reduce: AllReduce, number: float | None = None):
         """`all_reduce(tensor, name)` starts the sync's own way of summing a tensor over the ranks, in place."""

@@ -6,6 +6,8 @@ from cos598d.comm.communicator import Communicator
 from cos598d.comm.messages import Composed, Messages
 from cos598d.sync.buckets import Bucket
 from cos598d.sync.codecs.base import AllReduce, Codec
+from cos598d.sync.cost import Even
+from cos598d.sync.cost.collectives import both_ways
 
 BLOCK = 1024  # elements that share a scale
 SCALE_BYTES = 4
@@ -27,6 +29,8 @@ class Int8(Codec):
     size says, so that the mean over steps is right and no error has to be kept. u comes of a generator of each rank's
     own, seeded by the rank: the same training gives the same bits.
     """
+
+    collective = Even(lambda ranks: 2, both_ways)  # straight to the part's owner, and straight back
 
     def __init__(self, comm: Communicator, all_reduce: AllReduce, number: float | None = None):
         super().__init__(comm, all_reduce, number)

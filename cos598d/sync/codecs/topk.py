@@ -7,6 +7,7 @@ import torch
 from cos598d.comm.communicator import Communicator
 from cos598d.sync.buckets import Bucket
 from cos598d.sync.codecs.base import AllReduce, Codec, Coded, Feedback
+from cos598d.sync.cost.collectives import ALL_GATHER
 
 SHARE = 0.01
 
@@ -23,6 +24,7 @@ class TopK(Codec):
     (n-1) 8 k bytes against 2(n-1)/n 4 E: the ratio is E / (n k), 25 for 4 ranks at 1 percent, and falls with n.
     """
 
+    collective = ALL_GATHER
     number_words = "the share of elements to send, above 0 and at most 1"
 
     def __init__(self, comm: Communicator, all_reduce: AllReduce, number: float | None = None):

@@ -31,6 +31,8 @@ class OverlappingSync(GradientSync):
        is, and so after the last one every rank holds the mean of all that was ever added.
     """
 
+    overlaps = True
+
     def attach(self, model: nn.Module) -> nn.Module:
         module = super().attach(model)
         self._units = self.make_units(self.parameters)

@@ -8,9 +8,8 @@ import torch
 from torch import nn
 
 from cos598d.comm.messages import Composed
-from cos598d.sync.base import DEFAULTS, GradientSync, SyncOptions
+from cos598d.sync.base import GradientSync
 from cos598d.sync.buckets import Bucket
-from cos598d.sync.parts.cost import NOTHING, Cost, Sizes
 
 Place = tuple[torch.Tensor, int]  # a tensor, and the rank that it goes to or comes from
 
@@ -22,7 +21,7 @@ class ByMessages(GradientSync):
 
         op                                              the collective's name in the ledger
         sum_over_ranks(call, buffer, scratch)           put the sum into `buffer`, on every rank
-        expected_elements(elements, ranks, rank)        how many elements this rank sends and receives for that
+        collective                                      what that moves (`cos598d/sync/cost`)
 
     What is to be added lands in `scratch`, (`in_flight`, elements of a segment): made once, since fresh memory
     costs a page fault for every 4 KiB. Adding one segment overlaps with the transfer of the next ones.
@@ -50,19 +49,6 @@ class ByMessages(GradientSync):
         """Replace `buffer` by its sum over the ranks."""
         raise NotImplementedError(f"{type(self).__name__} has no sum_over_ranks()")
 
-    @staticmethod
-    def expected_elements(elements: int, ranks: int, rank: int) -> tuple[int, int]:
-        """How many elements `rank` sends and receives when a buffer of `elements` is summed over `ranks` ranks."""
-        raise NotImplementedError("this sync has no expected_elements()")
-
-    @classmethod
-    def expected(cls, tensors: Sizes, ranks: int, rank: int, options: SyncOptions = DEFAULTS) -> Cost:
-        if ranks == 1 or not tensors:
-            return NOTHING
-        element_bytes = tensors[0][1]
-        sent, received = cls.expected_elements(sum(elements for elements, _ in tensors), ranks, rank)
-        return Cost(1, sent * element_bytes, received * element_bytes)
-
     def detach(self) -> None:
         self._scratch = {}
         super().detach()
@@ -75,7 +61,7 @@ def make_scratch(buffer: torch.Tensor, segment_bytes: int, in_flight: int) -> to
 
 
 @dataclass(frozen=True)
-class Leg:
+class Exchange:
     """One segment out to a rank while one comes in from a rank; either may be missing, or empty, and is left out.
 
     `adds` says whether what comes in is added to the tensor `incoming` or replaces it.
@@ -86,10 +72,10 @@ class Leg:
     adds: bool = False
 
 
-def flow(call: Composed, legs: Iterable[Leg], scratch: torch.Tensor) -> None:
-    """Move the legs in order, `len(scratch)` of them under way at any moment, and wait for the last.
+def pipeline(call: Composed, exchanges: Iterable[Exchange], scratch: torch.Tensor) -> None:
+    """Make the exchanges in order, `len(scratch)` of them under way at any moment, and wait for the last.
 
-    A leg starts when the one `len(scratch)` places before it is done: what it sends must be final by then.
+    One starts when the one `len(scratch)` places before it is done: what it sends must be final by then.
     """
     under_way: deque[tuple] = deque()
 
@@ -99,14 +85,14 @@ def flow(call: Composed, legs: Iterable[Leg], scratch: torch.Tensor) -> None:
         if landing is not None:
             target += landing
 
-    for number, leg in enumerate(legs):
+    for number, exchange in enumerate(exchanges):
         if len(under_way) == len(scratch):
             end_first()
-        sends = [leg.outgoing] if leg.outgoing and leg.outgoing[0].numel() else []
+        sends = [exchange.outgoing] if exchange.outgoing and exchange.outgoing[0].numel() else []
         receives, target, landing = [], None, None
-        if leg.incoming and leg.incoming[0].numel():
-            target, source = leg.incoming
-            landing = scratch[number % len(scratch)][: target.numel()] if leg.adds else None
+        if exchange.incoming and exchange.incoming[0].numel():
+            target, source = exchange.incoming
+            landing = scratch[number % len(scratch)][: target.numel()] if exchange.adds else None
             receives = [(target if landing is None else landing, source)]
         under_way.append((call.start(sends, receives), target, landing))
     while under_way:
@@ -120,7 +106,7 @@ def move(
     incoming: Place | None = None,
     adds: bool = False,
 ) -> None:
-    """Send one tensor and receive another (or only one of the two), in segments; `adds` as in `Leg`.
+    """Send one tensor and receive another (or only one of the two), in segments; `adds` as in `Exchange`.
 
     The rank at the other end must make the matching call: it cuts the same tensors in the same way.
     """
@@ -129,7 +115,7 @@ def move(
     def cut(place: Place | None) -> list[Place | None]:
         return [(segment, place[1]) for segment in place[0].tensor_split(count)] if place else [None] * count
 
-    flow(call, (Leg(out, come, adds) for out, come in zip(cut(outgoing), cut(incoming), strict=True)), scratch)
+    pipeline(call, (Exchange(out, come, adds) for out, come in zip(cut(outgoing), cut(incoming), strict=True)), scratch)
 
 
 def segment_count(tensor: torch.Tensor, scratch: torch.Tensor) -> int:

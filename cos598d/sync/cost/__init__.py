@@ -1,0 +1,174 @@
+"""What a step costs: a rung states its calls once, and both its bytes and what the model of cost asks follow from that.
+
+A sync's classmethod `calls(step)` lists the gradients' calls of one step, in order: which tensors travel together, by
+which collective (`collectives.py` has the library's), and among which ranks. From this list follow
+
+    GradientSync.expected    the calls and bytes of one rank, exactly: a ledger can be held to them
+    scale/rungs.py           what each call puts on the links and the ranks of any number of hosts
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cos598d.comm.gloo import ring_segments
+
+if TYPE_CHECKING:
+    from cos598d.sync.base import SyncOptions
+
+Sizes = Sequence[tuple[int, int]]  # elements and bytes per element of each tensor
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Calls and bytes of one rank in one step; `calls` is None where a library chooses how many."""
+
+    calls: int | None
+    bytes_sent: int
+    bytes_received: int
+
+
+NOTHING = Cost(0, 0, 0)
+
+
+@dataclass(frozen=True)
+class Load:
+    """What one call puts on links and ranks.
+
+    steps           messages that wait for one another
+    link_bytes      bytes that pass one direction of the busiest link one after another
+    mean_bytes      sent and received by a rank, the mean over the ranks
+    busiest_bytes   sent and received by the rank that moves most
+    segments        pieces of at most 1 MiB that pass the link two at a time, as in gloo's rings; 0: whole messages
+    """
+
+    steps: int
+    link_bytes: float
+    mean_bytes: float
+    busiest_bytes: float
+    segments: int = 0
+
+
+class Collective:
+    """How a call moves a payload among n ranks, n > 1."""
+
+    def moved(self, payload: int, element_bytes: int, ranks: int, rank: int) -> tuple[int, int]:
+        """Bytes that `rank` sends and receives for `payload` bytes, exactly. A root is rank 0."""
+        raise NotImplementedError
+
+    def load(self, payload: float, ranks: int, factor: float = 1.0) -> Load:
+        """What `payload` bytes put on links and ranks, when a codec makes `factor` of them."""
+        raise NotImplementedError
+
+    def payload(self, sent: float, ranks: int) -> float:
+        """The payload for which a rank sends `sent` bytes, in the mean over the ranks."""
+        return 2 * sent / self.load(1.0, ranks).mean_bytes
+
+
+@dataclass(frozen=True)
+class Even(Collective):
+    """A collective in which every rank sends and receives as much as every other.
+
+    steps(n)      messages that wait for one another
+    share(n)      numerator and denominator of what a rank sends, as a share of the payload
+    segmented     whether it is one of gloo's rings, which move their bytes in segments
+    """
+
+    steps: Callable[[int], int]
+    share: Callable[[int], tuple[int, int]]
+    segmented: bool = False
+
+    def moved(self, payload: int, element_bytes: int, ranks: int, rank: int) -> tuple[int, int]:
+        numerator, denominator = self.share(ranks)
+        sent = round(numerator * payload / denominator)
+        return sent, sent
+
+    def load(self, payload: float, ranks: int, factor: float = 1.0) -> Load:
+        numerator, denominator = self.share(ranks)
+        sent = numerator / denominator * payload * factor
+        steps = self.steps(ranks)
+        segments = steps * ring_segments(self.payload(sent, ranks), ranks) if self.segmented else 0
+        return Load(steps, sent, 2 * sent, 2 * sent, segments)
+
+    def payload(self, sent: float, ranks: int) -> float:
+        numerator, denominator = self.share(ranks)
+        return sent * denominator / numerator
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A trainable tensor, as far as the planning of its travel asks."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+
+    def numel(self) -> int:
+        """Its elements."""
+        return math.prod(self.shape)
+
+    def element_size(self) -> int:
+        """Bytes of an element."""
+        return self.bytes // max(1, self.numel())
+
+
+@dataclass(frozen=True)
+class Step:
+    """What the calls of one step depend on.
+
+    tensors   the trainable ones, in the model's order, all of them used
+    options   the sync's
+    hosts     the ranks of each host
+    arrival   the tensors in the order in which backward computes their gradients
+    touched   the share of a large embedding's rows that some rank looks up; None: not known before the step
+    """
+
+    tensors: Sequence[Tensor]
+    options: "SyncOptions"
+    hosts: Sequence[Sequence[int]]
+    arrival: Sequence[Tensor]
+    touched: float | None = None
+
+
+@dataclass(frozen=True)
+class Travel:
+    """One call of a step, as a rung states it.
+
+    collective   how it moves
+    tensors      whose gradients travel together
+    members      the ranks that take part, in their order; None: all
+    share        how much of the gradients travels
+    agreed       bytes by which ranks agree on that share, which are waited for with them; no gradients
+    """
+
+    collective: Collective
+    tensors: Sequence[Tensor]
+    members: Sequence[int] | None = None
+    share: float = 1
+    agreed: int = 0
+
+    @property
+    def gradient_bytes(self) -> float:
+        """What travels of the gradients."""
+        return sum(tensor.bytes for tensor in self.tensors) * self.share
+
+    @property
+    def payload(self) -> float:
+        """All that travels."""
+        return self.gradient_bytes + self.agreed
+
+    def moved(self, ranks: int, rank: int) -> tuple[int, int]:
+        """Bytes that `rank` sends and receives, exactly."""
+        members = range(ranks) if self.members is None else self.members
+        if len(members) < 2 or rank not in members:
+            return 0, 0
+        element_bytes = max(1, *(tensor.element_size() for tensor in self.tensors))
+        return self.collective.moved(round(self.gradient_bytes), element_bytes, len(members), members.index(rank))
+
+
+def cost_of(travels: Sequence[Travel], ranks: int, rank: int) -> Cost:
+    """The cost of all calls of a step on one of several ranks."""
+    moved = [travel.moved(ranks, rank) for travel in travels]
+    return Cost(len(moved), sum(sent for sent, _ in moved), sum(received for _, received in moved))

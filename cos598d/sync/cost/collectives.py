@@ -1,0 +1,77 @@
+"""The library's collectives as a rung names them in its `calls`: what each rank moves, and what passes the links."""
+
+from cos598d.comm.gloo import broadcast_bytes, reduce_bytes, ring_segments, root_bytes
+from cos598d.sync.cost import Collective, Even, Load
+
+
+def both_ways(ranks: int) -> tuple[int, int]:
+    """A reduce-scatter and an all-gather: 2(n-1)/n of the payload."""
+    return 2 * (ranks - 1), ranks
+
+
+def ring_steps(ranks: int) -> int:
+    """Of a reduce-scatter and an all-gather round a ring."""
+    return 2 * (ranks - 1)
+
+
+ALL_REDUCE = Even(ring_steps, both_ways, segmented=True)
+# In a ring: n-1 steps of a rank's whole payload.
+ALL_GATHER = Even(lambda ranks: ranks - 1, lambda ranks: (ranks - 1, 1))
+
+
+class Gather(Collective):
+    """All to rank 0 at once: n-1 payloads through its link."""
+
+    def moved(self, payload: int, element_bytes: int, ranks: int, rank: int) -> tuple[int, int]:
+        moved = root_bytes(payload, ranks, rank == 0)
+        return (0, moved) if rank == 0 else (moved, 0)
+
+    def load(self, payload: float, ranks: int, factor: float = 1.0) -> Load:
+        moved = (ranks - 1) * payload * factor
+        return Load(1, moved, 2 * moved / ranks, moved)
+
+
+class Scatter(Gather):
+    """From rank 0 to all at once: a gather the other way round."""
+
+    def moved(self, payload: int, element_bytes: int, ranks: int, rank: int) -> tuple[int, int]:
+        sent, received = super().moved(payload, element_bytes, ranks, rank)
+        return received, sent
+
+
+class Reduce(Collective):
+    """A ring reduce-scatter whose parts go to rank 0."""
+
+    def moved(self, payload: int, element_bytes: int, ranks: int, rank: int) -> tuple[int, int]:
+        return reduce_bytes(payload, ranks, rank, rank == 0)
+
+    def load(self, payload: float, ranks: int, factor: float = 1.0) -> Load:
+        payload *= factor
+        sent, received = reduce_bytes(round(payload), ranks, 0, True)
+        mean = 2 * ((ranks - 1) / ranks * payload) * (1 + 1 / ranks)
+        return Load(ranks, received, mean, sent + received, (ranks - 1) * ring_segments(payload, ranks))
+
+
+class Broadcast(Collective):
+    """A binomial tree from rank 0, which sends ceil(log2 n) times."""
+
+    def moved(self, payload: int, element_bytes: int, ranks: int, rank: int) -> tuple[int, int]:
+        return broadcast_bytes(payload, ranks, rank)
+
+    def load(self, payload: float, ranks: int, factor: float = 1.0) -> Load:
+        payload *= factor
+        levels = (ranks - 1).bit_length()
+        return Load(levels, levels * payload, 2 * ((ranks - 1) / ranks * payload), levels * payload)
+
+
+class InMemory(Collective):
+    """Through memory that the ranks of one host share: nothing is sent."""
+
+    def moved(self, payload: int, element_bytes: int, ranks: int, rank: int) -> tuple[int, int]:
+        return 0, 0
+
+    def load(self, payload: float, ranks: int, factor: float = 1.0) -> Load:
+        return Load(0, 0.0, 0.0, 0.0)
+
+
+GATHER, SCATTER, REDUCE, BROADCAST, IN_MEMORY = Gather(), Scatter(), Reduce(), Broadcast(), InMemory()
