@@ -17,8 +17,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from cos598d.world.doorway import listen
-from cos598d.world.launch import Identity
+from cos598d.world.endpoint import listen
+from cos598d.world.identity import Identity
 from cos598d.world.rendezvous import meet
 from cos598d.world.secret import new_secret
 

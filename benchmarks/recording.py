@@ -21,7 +21,7 @@ from cos598d.measure.monitor import Monitor
 from cos598d.measure.record import RunRecord
 from cos598d.measure.wire import Interface
 from cos598d.records.conventions import PHASES
-from cos598d.world.network import owner_of
+from cos598d.world.network import interface_of
 
 
 def main() -> None:
@@ -33,7 +33,7 @@ def main() -> None:
     seconds, wire = [], []
     monitor = None
     if options.monitor_interval:
-        loopback = Interface(owner_of("127.0.0.1"), (0,))
+        loopback = Interface(interface_of("127.0.0.1"), (0,))
         monitor = Monitor(options.monitor_interval, loopback, torch.device("cpu"), print)
         take = monitor.end_iteration
 

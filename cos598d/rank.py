@@ -11,12 +11,12 @@ import torch
 from cos598d.comm import communicator as communication
 from cos598d.errors import UserError
 from cos598d.imports import leave_out_compiler
-from cos598d.world.devices import check_gpus_differ, choose_device, gpu_of
-from cos598d.world.launch import Identity, set_threads
+from cos598d.world.devices import check_gpus_differ, choose_device, choose_threads, gpu_of
+from cos598d.world.exit import exit_now, first_to_say, print_last_words
+from cos598d.world.identity import Identity
 from cos598d.world.meeting import Meeting, ranks_in_words
 from cos598d.world.rendezvous import meet, tell_failure
-from cos598d.world.spokesman import one_speaks
-from cos598d.world.watchdog import Lifeline, leave, say_last
+from cos598d.world.watchdog import Watchdog
 
 # How long a rank whose collective broke waits to be told which rank was lost.
 NEWS_SECONDS = 5.0
@@ -46,7 +46,7 @@ def take_station(meeting: Meeting | None, backend: str, no_cuda: bool, threads: 
     if backend == "nccl" and meeting:
         check_gpus_differ(meeting.exchange(gpu_of(device)), meeting.hosts)
     ranks_on_host = meeting.ranks_on_host if meeting else 1
-    threads = set_threads(threads, ranks_on_host)
+    threads = choose_threads(threads, ranks_on_host)
     communication.open_group(meeting, backend)
     return Station(communication.Communicator(meeting, backend, device), threads, ranks_on_host)
 
@@ -67,7 +67,7 @@ def be_rank(
     A rank that fails after it met the others tells them, and they leave with its sentence. It does not return then,
     but ends the process: the threads of a broken process group would hold it.
     """
-    lifeline: Lifeline | None = None
+    watchdog: Watchdog | None = None
     is_prepared = False
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     signal.signal(signal.SIGTERM, _on_sigterm)
@@ -77,10 +77,10 @@ def be_rank(
         is_prepared = True
         meeting = meet(identity, seconds, facts) if identity.world_size > 1 else None
         if meeting:
-            lifeline = Lifeline(meeting)
+            watchdog = Watchdog(meeting)
         work(prepared, meeting)
-        if lifeline:
-            lifeline.close()
+        if watchdog:
+            watchdog.close()
         communication.close_group()
         signal.signal(signal.SIGTERM, before[signal.SIGTERM])
         return 0
@@ -88,28 +88,28 @@ def be_rank(
         # From here on this process only leaves: a launcher's SIGTERM must not interrupt its last words.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        sentence, exit_code = _explain(error, lifeline)
+        sentence, exit_code = _explain(error, watchdog)
         failed_alone = not is_prepared and isinstance(error, UserError)
-    if lifeline:
-        lifeline.fail(sentence)
-        leave(identity.rank, sentence, exit_code)
+    if watchdog:
+        watchdog.fail(sentence)
+        exit_now(identity.rank, sentence, exit_code)
     communication.close_group()
     who = identity.rank if identity.world_size > 1 else None
     if not failed_alone or who is None:
-        say_last(who, sentence)
+        print_last_words(who, sentence)
     elif identity.shares_terminal:  # the launcher takes the others down
-        with one_speaks(sentence) as is_first:
+        with first_to_say(sentence) as is_first:
             if is_first:
-                say_last(who, sentence)
+                print_last_words(who, sentence)
     else:
-        say_last(who, sentence)
+        print_last_words(who, sentence)
         tell_failure(identity, sentence)
     for number, handler in before.items():
         signal.signal(number, handler)
     return exit_code
 
 
-def _explain(error: BaseException, lifeline: Lifeline | None) -> tuple[str, int]:
+def _explain(error: BaseException, watchdog: Watchdog | None) -> tuple[str, int]:
     """The sentence and the exit code for what ended this rank."""
     if isinstance(error, UserError):
         return str(error), error.exit_code
@@ -119,9 +119,9 @@ def _explain(error: BaseException, lifeline: Lifeline | None) -> tuple[str, int]
         return "stopped by SIGTERM.", 128 + signal.SIGTERM
     if isinstance(error, RuntimeError) and any(word in str(error) for word in BROKEN_COLLECTIVE):
         late = re.search(r"Timed out waiting (\d+)ms", str(error))
-        silent = lifeline.silent(ANSWER_SECONDS) if lifeline and late else []
-        if lifeline and not silent:
-            lifeline.wait_for_news(NEWS_SECONDS)
+        silent = watchdog.silent_neighbours(ANSWER_SECONDS) if watchdog and late else []
+        if watchdog and not silent:
+            watchdog.wait_for_news(NEWS_SECONDS)
         if late:
             who = ranks_in_words(silent) if silent else "a rank"
             return f"a collective failed: {who} was silent for {int(late[1]) / 1000:g} s (stopped, or stuck?).", 1

@@ -31,7 +31,7 @@ from cos598d.strategies.replicated import Replicated
 from cos598d.sync import get_sync
 from cos598d.terminal.console import Console
 from cos598d.train import train
-from cos598d.world.launch import Identity
+from cos598d.world.identity import Identity
 from cos598d.world.meeting import Meeting
 
 

@@ -62,22 +62,22 @@ def start_ranks(start):
 
 
 @pytest.fixture
-def receptions(monkeypatch):
-    """The meeting points that are opened in this process; they end with the test, and no interface is chosen for it."""
+def servers(monkeypatch):
+    """Rank 0's servers that are opened in this process; they end with the test, and no interface is chosen for it."""
     from cos598d.world import rendezvous
 
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     made = []
 
-    class Kept(rendezvous.Reception):
+    class Kept(rendezvous.AdmissionServer):
         def start(self):
             made.append(self)
             super().start()
 
-    monkeypatch.setattr(rendezvous, "Reception", Kept)
+    monkeypatch.setattr(rendezvous, "AdmissionServer", Kept)
     yield made
-    for reception in made:
-        reception.stop()
+    for server in made:
+        server.stop()
 
 
 def pytest_collection_modifyitems(items):

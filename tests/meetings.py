@@ -7,7 +7,7 @@ import psutil
 from programs import free_port
 
 from cos598d.errors import UserError
-from cos598d.world.launch import Identity
+from cos598d.world.identity import Identity
 from cos598d.world.rendezvous import meet
 
 SECRET = b"only the ranks of this test know it"

@@ -12,7 +12,8 @@ import sys
 import time
 from pathlib import Path
 
-from cos598d.world.channel import Stranger, connect, make_key
+from cos598d.world.channel import ProtocolError, make_key
+from cos598d.world.handshake import connect
 from cos598d.world.secret import find_secret
 
 NOBODY = 65534
@@ -95,7 +96,7 @@ def _attack(folder, files, tell):
                 tell(sent=name)
                 line.sendall(words[name])
             for key in (b"", find_secret(None, False), b"a guess of sixteen"):
-                with contextlib.suppress(Stranger, OSError):
+                with contextlib.suppress(ProtocolError, OSError):
                     connect((ip, port), make_key(key, "meeting", ""), 1, 0.1, 1 << 20)[0].close()
                     tell(got=f"into {ip}:{port} with {key!r}")
             with contextlib.suppress(OSError):

@@ -10,7 +10,7 @@ import time
 import pytest
 from programs import ROOT, TINY, TINY_TRAINING, free_port, script
 
-from cos598d.world import watchdog as lifeline
+from cos598d.world import watchdog
 
 LONG = (*TINY_TRAINING, "--max_steps", "100000")
 TASK2B = "task2b/run_glue.py"
@@ -326,10 +326,10 @@ def test_the_scripts_say_nothing_but_their_own(start):
 def test_a_rank_names_itself_only_when_no_word_came_and_its_link_is_gone(
     unheard, linked, interface, named, monkeypatch
 ):
-    line = object.__new__(lifeline.Lifeline)
-    line.rank, line._finished, line._interface, said = 2, set(), interface, []
-    monkeypatch.setattr(line, "_tell", lambda message, but: None)
-    monkeypatch.setattr(lifeline, "has_link", lambda _: linked)
-    monkeypatch.setattr(line, "_end", said.append)
-    line._on_silence(0, unheard)
+    mine = object.__new__(watchdog.Watchdog)
+    mine.rank, mine._finished, mine._interface, said = 2, set(), interface, []
+    monkeypatch.setattr(mine, "_tell", lambda message, but: None)
+    monkeypatch.setattr(watchdog, "has_link", lambda _: linked)
+    monkeypatch.setattr(mine, "_end", said.append)
+    mine._on_end(0, unheard)
     assert said[0].startswith(named)

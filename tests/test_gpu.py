@@ -23,7 +23,7 @@ from cos598d.measure.clock import IterationClock
 from cos598d.models.build import find_model
 from cos598d.parallel import data_parallel
 from cos598d.records.conventions import PHASES
-from cos598d.world.network import VARIABLE
+from cos598d.world.network import INTERFACE_VARIABLE
 
 pytestmark = NEEDS_GPU
 
@@ -31,7 +31,7 @@ pytestmark = NEEDS_GPU
 @pytest.fixture
 def nccl(monkeypatch):
     """A communicator over nccl's group of this one process, which makes its calls as if there were another rank."""
-    monkeypatch.setenv(VARIABLE, os.environ.get(VARIABLE, "lo"))
+    monkeypatch.setenv(INTERFACE_VARIABLE, os.environ.get(INTERFACE_VARIABLE, "lo"))
     torch.cuda.set_device(CUDA)
     open_group(None, "nccl")
     comm = Communicator(None, "nccl", CUDA, Ledger())

@@ -25,7 +25,7 @@ from cos598d.measure.wire import Counters, Interface, find_interface
 from cos598d.records.conventions import PHASES
 from cos598d.report.load import load_run
 from cos598d.report.table import comparison
-from cos598d.world.network import network_identity, owner_of
+from cos598d.world.network import interface_of, network_identity
 
 # A network of its own, where nothing travels but the run's own bytes.
 OWN_NETWORK = ("unshare", "-rn", "sh", "-c", 'ip link set lo up && exec "$@"', "sh")
@@ -92,7 +92,7 @@ def test_rows_of_the_wire_are_sums_since_training_started(counted):
     for name in ("seconds", "iteration", *Counters._fields):
         values = [row[name] for row in rows]
         assert values == sorted(values)
-    assert {(row["interface"], row["shared_by_ranks"]) for row in rows} == {(owner_of("127.0.0.1"), 2)}
+    assert {(row["interface"], row["shared_by_ranks"]) for row in rows} == {(interface_of("127.0.0.1"), 2)}
     assert {row["kind"] for row in rows} == {"iteration", "interval", "resume"}
 
 
@@ -107,7 +107,7 @@ def test_rows_of_the_host_have_the_process_and_its_host(counted):
 
 def test_the_summary_s_wire_can_be_recomputed_from_the_rows(counted):
     found = load_run(counted)["wire"]
-    assert (found["interface"], found["shared_by_ranks"]) == (owner_of("127.0.0.1"), 2)
+    assert (found["interface"], found["shared_by_ranks"]) == (interface_of("127.0.0.1"), 2)
     assert found["ranks_by_interface"] == [[0, 1]]
     for rank in range(2):
         rows = rows_of(counted / f"wire.rank{rank}.jsonl")
@@ -332,7 +332,7 @@ def test_a_rank_counts_on_the_first_interface_that_gloo_is_given(monkeypatch):
 
 
 def test_without_the_variable_it_is_the_interface_that_owns_the_local_address(monkeypatch):
-    loopback = owner_of("127.0.0.1")
+    loopback = interface_of("127.0.0.1")
     for address in ("127.0.0.1", "::1"):
         found = find(monkeypatch, [["another host", "eth1"], None], None, has=(loopback,), master_ip=address)
         assert found in (Interface(loopback, (1,)), None if address == "::1" else ())  # a host may have no IPv6
@@ -346,7 +346,7 @@ def test_ranks_of_one_host_share_its_interface_and_others_do_not(monkeypatch):
 
 def test_ranks_that_are_all_on_one_host_count_on_loopback_whatever_gloo_is_given(monkeypatch):
     found = [[network_identity(), "eth0"], None]
-    assert find(monkeypatch, found, "eth0") == Interface(owner_of("127.0.0.1"), (0, 1))
+    assert find(monkeypatch, found, "eth0") == Interface(interface_of("127.0.0.1"), (0, 1))
 
 
 def test_an_unknown_interface_is_none(monkeypatch):
@@ -358,7 +358,7 @@ def test_a_single_rank_has_no_wire():
 
 
 def test_an_interface_that_is_not_there_has_no_counters():
-    assert wire.has_counters(owner_of("127.0.0.1"))
+    assert wire.has_counters(interface_of("127.0.0.1"))
     assert not wire.has_counters("no-such")
 
 

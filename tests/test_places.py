@@ -6,8 +6,9 @@ import sys
 
 import pytest
 
-from cos598d.world import launch, rendezvous
-from cos598d.world.launch import find_identity
+from cos598d.world import identity as identities
+from cos598d.world import rendezvous
+from cos598d.world.identity import find_identity
 from cos598d.world.limits import needed_descriptors
 from cos598d.world.network import is_loopback, listening_place
 
@@ -75,8 +76,8 @@ def test_a_node_that_has_no_address_is_found_by_that_of_the_launch_where_it_is_r
         if not known:
             raise socket.gaierror
 
-    monkeypatch.setattr(launch.socket, "getaddrinfo", resolve)
-    monkeypatch.setattr(launch, "owner_of", lambda address: "eth0" if mine else None)
+    monkeypatch.setattr(identities.socket, "getaddrinfo", resolve)
+    monkeypatch.setattr(identities, "interface_of", lambda address: "eth0" if mine else None)
     environ = SRUN | {"SLURM_PROCID": str(rank), "SLURM_LAUNCH_NODE_IPADDR": "10.0.0.9"}
     assert find_identity(environ=environ).master_ip == expected
 
@@ -92,8 +93,8 @@ def test_rank_0_reached_by_loopback_takes_the_address_that_faces_another_host(mo
 
 
 def test_between_hosts_a_run_without_a_secret_says_so_in_one_line_of_rank_0(capsys):
-    rendezvous._warn_of_strangers(launch.Identity(0, 2, "192.0.2.1", 7000))
+    rendezvous._warn_of_strangers(identities.Identity(0, 2, "192.0.2.1", 7000))
     assert capsys.readouterr().err.count("rank 0: no --secret: whoever reaches 192.0.2.1:7000 can take part") == 1
-    rendezvous._warn_of_strangers(launch.Identity(0, 2, "192.0.2.1", 7000, secret=b"s" * 16))
-    rendezvous._warn_of_strangers(launch.Identity(0, 2, "127.0.0.1", 7000))
+    rendezvous._warn_of_strangers(identities.Identity(0, 2, "192.0.2.1", 7000, secret=b"s" * 16))
+    rendezvous._warn_of_strangers(identities.Identity(0, 2, "127.0.0.1", 7000))
     assert capsys.readouterr().err == ""

@@ -7,7 +7,7 @@ import pytest
 
 from cos598d.errors import UsageError, UserError
 from cos598d.world import secret
-from cos598d.world.launch import find_identity
+from cos598d.world.identity import find_identity
 
 
 def test_this_user_s_secret_is_made_once_and_nobody_else_can_read_it(tmp_path, monkeypatch):
@@ -70,7 +70,7 @@ def test_a_pipe_at_the_secret_s_place_is_not_waited_for(tmp_path, monkeypatch):
     pipe = tmp_path / "cache" / f"secret-{os.geteuid()}"
     os.mkfifo(pipe, 0o600)
     assert len(secret.find_secret(None, True, {})) == 64
-    with pytest.raises(UsageError, match="is no regular file"):
+    with pytest.raises(UsageError, match="is not a regular file"):
         secret.find_secret(str(pipe), True, {})
 
 

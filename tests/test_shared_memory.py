@@ -21,7 +21,7 @@ from cos598d.sync.base import SyncOptions
 from cos598d.sync.hierarchical import Hierarchical
 from cos598d.sync.parts.shared_buffers import Segments
 from cos598d.sync.shared_memory import SharedMemory
-from cos598d.world.memory import available_bytes
+from cos598d.world.limits import available_bytes
 
 SMALL_BUCKETS = SyncOptions(bucket_mb=100 / 2**20, first_bucket_mb=30 / 2**20)
 

@@ -7,16 +7,16 @@ from meetings import all_exchange, identities, met, wait_until
 from torch.distributed import DistError, HashStore
 
 from cos598d.errors import UserError
-from cos598d.world.launch import Identity
+from cos598d.world.identity import Identity
 from cos598d.world.meeting import Meeting, ranks_in_words
 from cos598d.world.rendezvous import meet
 from cos598d.world.server import LARGEST_ARRIVAL
-from cos598d.world.store import RankStore
+from cos598d.world.store import StoreClient
 
-pytestmark = pytest.mark.usefixtures("receptions")
+pytestmark = pytest.mark.usefixtures("servers")
 
 
-def test_a_store_of_ours_keeps_what_torch_expects_of_one(receptions):
+def test_a_store_of_ours_keeps_what_torch_expects_of_one(servers):
     meetings = met(identities(2))
     first, second = (meeting.store for meeting in meetings)
     first.set("a", b"\x00\xff")
@@ -38,21 +38,21 @@ def test_a_store_of_ours_keeps_what_torch_expects_of_one(receptions):
         assert waits.result(10) == b"here"
 
 
-def test_an_exchange_is_one_request_of_each_rank(receptions, monkeypatch):
+def test_an_exchange_is_one_request_of_each_rank(servers, monkeypatch):
     meetings = met(identities(8))
     asked = []
-    request = RankStore.request
+    request = StoreClient.request
 
     def counted(self, *words, **more):
         asked.append(words)
         return request(self, *words, **more)
 
-    monkeypatch.setattr(RankStore, "request", counted)
+    monkeypatch.setattr(StoreClient, "request", counted)
     assert all_exchange(meetings) == [[{"rank": rank} for rank in range(8)]] * 8
     assert len(asked) == 8
 
 
-def test_a_rank_may_say_much_but_only_once_it_has_met_the_others(receptions):
+def test_a_rank_may_say_much_but_only_once_it_has_met_the_others(servers):
     meetings = met(identities(2))
     long = "x" * (LARGEST_ARRIVAL + 1)
     with ThreadPoolExecutor(2) as pool:
@@ -66,14 +66,14 @@ def test_a_rank_may_say_much_but_only_once_it_has_met_the_others(receptions):
                 future.result(60)
 
 
-def test_what_only_rank_0_needs_goes_only_there(receptions):
+def test_what_only_rank_0_needs_goes_only_there(servers):
     meetings = met(identities(4))
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda meeting: meeting.collect(meeting.identity.rank), meetings))
     assert found == [[0, 1, 2, 3], None, None, None]
 
 
-def test_a_rank_that_gives_nothing_is_named(receptions):
+def test_a_rank_that_gives_nothing_is_named(servers):
     meetings = met(identities(3), seconds=20)
     for meeting in meetings:
         meeting.store.seconds = meeting.seconds = 0.5
@@ -98,9 +98,9 @@ def test_an_exchange_through_any_store_waits_on_one_key():
     assert set(checked) == {("exchange/1/complete",)}
 
 
-def test_when_rank_0_is_gone_the_others_learn_it(receptions):
+def test_when_rank_0_is_gone_the_others_learn_it(servers):
     meetings = met(identities(2))
-    receptions[0].stop()
+    servers[0].stop()
     with pytest.raises(DistError, match="Connection closed"):
         meetings[1].exchange(1)
 
@@ -111,7 +111,7 @@ def test_of_many_ranks_the_first_are_named():
     assert ranks_in_words(list(range(100))).endswith("18, 19 and 80 more")
 
 
-def test_threads_that_use_the_store_at_once_share_what_connections_there_are(receptions):
+def test_threads_that_use_the_store_at_once_share_what_connections_there_are(servers):
     store = met(identities(2))[1].store
     opened = []
     connected = store._connection

@@ -24,7 +24,7 @@ from cos598d.models.build import ModelSource, count_parameters, find_model
 from cos598d.rank import be_rank, take_station
 from cos598d.records.conventions import DDP, FLOOR
 from cos598d.records.summary import summarize
-from cos598d.world.launch import Identity
+from cos598d.world.identity import Identity
 from cos598d.world.meeting import Meeting
 
 

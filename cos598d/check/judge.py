@@ -13,11 +13,11 @@ from cos598d.check.spawn import DIED, LATE, RAISED, RETURNED, Place, RankEnd
 from cos598d.check.trial import Claim, NotAsAgreed, World
 from cos598d.rank import BROKEN_COLLECTIVE
 from cos598d.terminal.printable import printable
-from cos598d.world.watchdog import SILENCE
+from cos598d.world.exit import LOST_RANK
 
 PASSED, FAILED, DID_NOT_END, CRASHED = "passed", "failed", "did not end", "crashed"
 # What a rank says that ends only because another did.
-CONSEQUENCES = (SILENCE.split("{")[0], "stopped because rank", "no word from rank", "is gone.")
+CONSEQUENCES = (LOST_RANK.split("{")[0], "stopped because rank", "no word from rank", "is gone.")
 LAST_LINES = 3
 
 

@@ -200,10 +200,10 @@ def _be_rank(
     from torch.distributed import FileStore
 
     from cos598d.comm import communicator as communication
-    from cos598d.world.launch import Identity
+    from cos598d.world.identity import Identity
+    from cos598d.world.meeting import Meeting
     from cos598d.world.network import choose_interface
-    from cos598d.world.rendezvous import Meeting
-    from cos598d.world.watchdog import Lifeline
+    from cos598d.world.watchdog import Watchdog
 
     folder = Path(name)
     tempfile.tempdir = name  # what a killed rank leaves there goes with the world
@@ -212,12 +212,12 @@ def _be_rank(
     signal.setitimer(signal.ITIMER_REAL, START_SECONDS + seconds + 5)
     torch.set_num_threads(1)
 
-    meeting = lifeline = None
+    meeting = watchdog = None
     if world_size > 1:
         choose_interface("127.0.0.1")
         store = FileStore(str(folder / "store"), world_size)
         meeting = Meeting(Identity(rank, world_size), store, ["here"] * world_size, seconds=timeout)
-        lifeline = Lifeline(meeting)
+        watchdog = Watchdog(meeting)
     with (folder / f"where{rank}").open("w") as where, (folder / f"crash{rank}").open("w") as crash:
         faulthandler.enable(crash)
         answer: dict[str, Any] = {"rank": rank, "how": RETURNED}
@@ -236,12 +236,12 @@ def _be_rank(
     beside.write_text(text)
     beside.rename(folder / f"answer{rank}.json")
     if answer["how"] == RAISED:
-        if lifeline:
+        if watchdog:
             _let_others_speak(folder, world_size)
-            lifeline.fail(f"{answer['type']}: {answer['message']}")
+            watchdog.fail(f"{answer['type']}: {answer['message']}")
         os._exit(1)
-    if lifeline:
-        lifeline.close()
+    if watchdog:
+        watchdog.close()
     communication.close_group()
 
 

@@ -17,7 +17,7 @@ from cos598d.cluster.switch import READY
 from cos598d.errors import UserError
 from cos598d.records.quantities import delay_words, rate_words
 from cos598d.world.network import DEFAULT_PORT
-from cos598d.world.secret import VARIABLE, new_secret
+from cos598d.world.secret import SECRET_VARIABLE, new_secret
 
 NETWORK_FACTS = "COS598D_NETWORK"  # what the hosts' links are, for the record of a run
 # Lets the kernel end a program when this process is gone, however it went.
@@ -95,7 +95,8 @@ def run_on_hosts(cluster: Cluster, words: Sequence[str], ranks_per_host: int, ou
     programs: list[subprocess.Popen] = []
     readers: list[threading.Thread] = []
     lock = threading.Lock()
-    secret = {VARIABLE: os.environ.get(VARIABLE) or new_secret()}  # one for all ranks, and in nobody's arguments
+    # One for all ranks, and in nobody's arguments.
+    secret = {SECRET_VARIABLE: os.environ.get(SECRET_VARIABLE) or new_secret()}
     try:
         for host in cluster.numbers:
             for index in range(ranks_per_host):

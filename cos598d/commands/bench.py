@@ -18,8 +18,8 @@ from cos598d.fields import flag
 from cos598d.files import write_json
 from cos598d.records.bench import FILE_NAME
 from cos598d.report.bench_table import bench_table
-from cos598d.world.launch import Identity
-from cos598d.world.workers import start_local_workers
+from cos598d.world.identity import Identity
+from cos598d.world.launch import start_local_workers
 
 WORLD_SIZE = 4
 

@@ -20,7 +20,7 @@ from cos598d.measure.record import claim_folder
 from cos598d.program import own_environment
 from cos598d.report.load import load_run
 from cos598d.report.table import comparison
-from cos598d.world.launch import Identity
+from cos598d.world.identity import Identity
 
 # label, sync, and whether it runs on all ranks
 LESSONS = (

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from cos598d.config import RANKS
 from cos598d.fields import flag, flags_of
-from cos598d.world.launch import SILENCE_SECONDS, Identity, find_identity
+from cos598d.world.identity import SILENCE_SECONDS, Identity, find_identity
 from cos598d.world.network import DEFAULT_IP, DEFAULT_PORT
 
 

@@ -10,7 +10,7 @@ from cos598d.config import RunConfig, config_from
 from cos598d.data import get_task
 from cos598d.errors import UsageError
 from cos598d.run import run as be_one_rank
-from cos598d.world.workers import start_local_workers
+from cos598d.world.launch import start_local_workers
 
 
 def add_options(

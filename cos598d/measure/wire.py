@@ -8,7 +8,7 @@ import psutil
 
 from cos598d.comm import Communicator
 from cos598d.world.meeting import Meeting
-from cos598d.world.network import VARIABLE, interface_facing, network_identity, owner_of
+from cos598d.world.network import INTERFACE_VARIABLE, interface_facing, interface_of, network_identity
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,10 @@ def find_interface(comm: Communicator, meeting: Meeting | None) -> Interface | N
     """
     if meeting is None:
         return None
-    named = os.environ.get(VARIABLE, "").split(",")[0] or interface_facing(meeting.identity.master_ip)
+    named = os.environ.get(INTERFACE_VARIABLE, "").split(",")[0] or interface_facing(meeting.identity.master_ip)
     found = comm.exchange([network_identity(), named])
     networks = {network for network, _ in found}
-    name = owner_of("127.0.0.1") if len(networks) == 1 else named
+    name = interface_of("127.0.0.1") if len(networks) == 1 else named
     if name is None or not has_counters(name):
         return None
     mine = found[comm.rank]

@@ -1,5 +1,6 @@
-"""The device that a rank computes on, and which ranks compute on the same."""
+"""What a rank computes with: its device and its threads."""
 
+import os
 from collections.abc import Sequence
 
 import torch
@@ -8,10 +9,10 @@ from cos598d.errors import UserError
 
 
 def choose_device(use_cuda: bool, index_on_host: int) -> torch.device:
-    """This rank's device: the CPU, or with CUDA a GPU of those that this process sees, by its index on its host.
+    """This rank's device: the CPU, or with CUDA one of the GPUs that this process sees, by its index on its host.
 
-    A launcher may show every rank one GPU of its own, which each of them sees as its first. Where ranks see fewer GPUs
-    than they are, they share them in turns.
+    A launcher may show every rank one GPU of its own, which each of them sees as its first. Ranks that see fewer GPUs
+    than there are ranks on the host share them in turn.
     """
     if not use_cuda:
         return torch.device("cpu")
@@ -21,14 +22,14 @@ def choose_device(use_cuda: bool, index_on_host: int) -> torch.device:
 
 
 def gpu_of(device: torch.device) -> str | None:
-    """What is the same for two processes of a host exactly if they use the same GPU, its UUID; None for the CPU."""
+    """The GPU's UUID, the same for two processes exactly if they use the same GPU; None for the CPU."""
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
 
 
 def check_gpus_differ(gpus: Sequence[str], hosts: Sequence[str]) -> None:
     """Raise UserError, the same on every rank, where two ranks of a host have the same GPU, which nccl refuses.
 
-    `gpus` and `hosts` are by rank: what `gpu_of` gives, and the name of the host.
+    `gpus[r]` and `hosts[r]` are rank r's: what `gpu_of` returns, and its host.
     """
     first: dict[tuple[str, str], int] = {}
     for rank, place in enumerate(zip(hosts, gpus, strict=True)):
@@ -38,3 +39,11 @@ def check_gpus_differ(gpus: Sequence[str], hosts: Sequence[str]) -> None:
                 f"rank {rank} has the same GPU as rank {other} ({place[1]}), and nccl needs one for each rank: "
                 f"start as many ranks on a host as it has GPUs, or use --backend gloo."
             )
+
+
+def choose_threads(threads: int | None, ranks_on_host: int) -> int:
+    """Give torch `threads` threads, or this rank's share of the host's cores (at least one); return their number."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    chosen = threads or max(1, cores // ranks_on_host)
+    torch.set_num_threads(chosen)
+    return chosen

@@ -1,237 +1,125 @@
-"""Who am I among the workers: rank, world size and meeting point, from flags, torchrun, SLURM or MPI."""
+"""Local workers: this same program again, once for each rank, with an endpoint and a secret of their own."""
 
+import contextlib
 import os
-import re
-import socket
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from types import FrameType
 
-import torch
+from cos598d.program import program
+from cos598d.world.endpoint import listen
+from cos598d.world.identity import LAUNCHER_PID, LISTENER
+from cos598d.world.network import DEFAULT_IP
+from cos598d.world.secret import SECRET_VARIABLE, new_secret
 
-from cos598d.errors import UsageError, UserError
-from cos598d.world.network import DEFAULT_IP, DEFAULT_PORT, is_loopback, owner_of
-from cos598d.world.secret import find_secret
-
-SILENCE_SECONDS, SHORTEST_SILENCE = 8, 4
-# Set by `workers.start_local_workers` for its children: they leave when that process is gone; rank 0 has its socket.
-LAUNCHER_PID, LISTENER = "COS598D_LAUNCHER_PID", "COS598D_LISTENER"
-
-
-@dataclass(frozen=True)
-class Identity:
-    """One worker's place: its rank among world_size ranks that meet at master_ip:master_port."""
-
-    rank: int
-    world_size: int
-    master_ip: str = DEFAULT_IP
-    master_port: int = DEFAULT_PORT
-    source: str = "flags"  # flags, local, torchrun, srun, mpirun or alone
-    store_is_served: bool = False  # torchrun's agent already serves the key-value store at the meeting point
-    attempt: str = "0"  # torchrun's restart count: a restarted world meets under new keys
-    shares_terminal: bool = False  # started with others in one terminal: rank 0 speaks for all
-    one_host: bool = False  # the launcher says that all ranks are on this host
-    run_id: str = ""  # the launcher's name for this run, if it has one
-    secret: bytes = field(default=b"", repr=False)  # what every rank must know; may be empty
-    silence_seconds: int = SILENCE_SECONDS  # a host of which nothing is heard for so long is gone
-
-    def __post_init__(self):
-        if self.world_size < 1:
-            raise UsageError(f"--world_size {self.world_size}: a world has at least 1 rank.")
-        if not 0 <= self.rank < self.world_size:
-            raise UsageError(
-                f"rank {self.rank} is outside the world: with --world_size {self.world_size} "
-                f"the ranks are 0 to {self.world_size - 1}."
-            )
-        if not 0 < self.master_port < 65536:
-            raise UsageError(f"--master_port {self.master_port} is not a port: give a number from 1 to 65535.")
-        if self.silence_seconds < SHORTEST_SILENCE:
-            raise UsageError(
-                f"--silence_seconds {self.silence_seconds}: give a whole number of at least {SHORTEST_SILENCE}."
-            )
-
-    @property
-    def meeting_ip(self) -> str:
-        """Where rank 0 listens: at the meeting point's address, and on loopback alone where there is one host."""
-        return DEFAULT_IP if self.one_host else self.master_ip
-
-    @property
-    def speaks(self) -> bool:
-        """Whether this rank prints its progress: every rank with a terminal of its own, else rank 0 alone."""
-        return self.rank == 0 or not self.shares_terminal
+POLL_SECONDS = 0.05
+SAY_SECONDS = 0.5  # when one has failed, the others have so long to hear it and say so before they are stopped
+STOP_SECONDS = 30.0  # how long a worker may take to stop
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
-def find_identity(
-    world_size: int | None = None,
-    rank: int | None = None,
-    master_ip: str | None = None,
-    master_port: int | None = None,
-    secret: str | None = None,
-    silence_seconds: int | None = None,
-    environ: Mapping[str, str] = os.environ,
-) -> Identity | None:
-    """This process's place in the world, from the flags given (None where not) and the environment.
+class _Stopped(BaseException):
+    """A signal came that ends this process."""
 
-    A rank flag wins; then torchrun's variables, srun's, mpirun's. Without any of them the world is this process
-    alone, unless `world_size` asks for more: then the answer is None, and `start_local_workers` is to start them.
-    `secret` is a file's name; `find_secret` says what else may hold it.
+    def __init__(self, number: int):
+        self.number = number
 
-    Raises UsageError for a rank outside the world, a variable that is not a number, or a flag that contradicts
-    what the launcher said.
+
+def start_local_workers(world_size: int, master_port: int | None, arguments: Sequence[str]) -> int:
+    """Start `world_size` workers on this host and wait for them; return the exit code.
+
+    Every worker runs this same program with `arguments`. Rank 0 inherits a socket on loopback that is opened here, and
+    all get a secret that only they know. When one fails, the others are stopped, and the result is its exit code
+    (128 + N where signal N ended it). Raises UserError where the port is taken.
     """
-    found = _find_place(world_size, rank, master_ip, master_port, environ)
-    silence = SILENCE_SECONDS if silence_seconds is None else silence_seconds
-    if found is None:
-        Identity(0, world_size, silence_seconds=silence)  # for its checks
-        return None
-    found = replace(found, silence_seconds=silence)
-    if found.world_size == 1:
-        return found
-    return replace(found, secret=find_secret(secret, is_loopback(found.meeting_ip), environ))
-
-
-def _find_place(
-    world_size: int | None, rank: int | None, master_ip: str | None, master_port: int | None, environ: Mapping[str, str]
-) -> Identity | None:
-    ip, port = master_ip or DEFAULT_IP, master_port or DEFAULT_PORT
-    if rank is not None and rank != -1:  # -1 is the course's word for none
-        if world_size is None:
-            raise UsageError(f"--local_rank {rank} needs --world_size: how many ranks are there in all?")
-        return Identity(rank, world_size, ip, port)
-    for name, read in (("torchrun", _from_torchrun), ("srun", _from_slurm), ("mpirun", _from_mpi)):
-        found = read(environ)
-        if found is None or (found.world_size == 1 and (world_size or 1) > 1):
-            continue  # an interactive step of one task is no launcher of several ranks
-        if world_size is not None and world_size != found.world_size:
-            raise UsageError(
-                f"--world_size {world_size} contradicts {name}, which started {found.world_size} ranks: "
-                f"leave the flag out or start {world_size}."
-            )
-        if not found.store_is_served:
-            found = replace(found, master_ip=master_ip or found.master_ip, master_port=master_port or found.master_port)
-        if found.source == "srun" and not master_ip and not environ.get("MASTER_ADDR"):
-            found = replace(found, master_ip=_known_address(found, environ))
-        return found
-    if world_size is None or world_size == 1:
-        return Identity(0, 1, ip, port, source="alone")
-    Identity(0, world_size, ip, port)  # for its checks
-    return None
-
-
-def _number(environ: Mapping[str, str], name: str) -> int:
+    workers: list[subprocess.Popen] = []
+    asked = signal.SIGTERM
+    before = {number: signal.getsignal(number) for number in SIGNALS}
     try:
-        return int(environ[name])
-    except KeyError:
-        raise UsageError(f"the environment has no {name}, which this launcher should set.") from None
-    except ValueError:
-        raise UsageError(f"the environment's {name}={environ[name]!r} is not a number.") from None
+        for number, handler in before.items():
+            if handler is not signal.SIG_IGN:  # else its starter wants it to go on: nohup, or `&`
+                signal.signal(number, _stop)
+        with listen(DEFAULT_IP, master_port or 0, at_once=False) as listener:
+            environ = _environment(world_size, listener.getsockname()[1])
+            for rank in range(world_size):
+                own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+                if rank == 0:
+                    own[LISTENER] = str(listener.fileno())
+                workers.append(
+                    subprocess.Popen(
+                        [sys.executable, "-u", *program(), *arguments],
+                        env=environ | own,
+                        pass_fds=[listener.fileno()] if rank == 0 else [],
+                        start_new_session=True,  # a Ctrl-C reaches this process alone, which passes it on
+                    )
+                )
+        return _wait(workers)
+    except _Stopped as stopped:
+        if stopped.number == signal.SIGINT:  # the workers say themselves that they were interrupted
+            asked = signal.SIGINT
+        else:
+            print(f"stopped by {signal.Signals(stopped.number).name}.", file=sys.stderr)
+        return 128 + stopped.number
+    finally:
+        for number in SIGNALS:  # from here on this process only waits for the workers' end
+            signal.signal(number, signal.SIG_IGN)
+        _end(workers, asked)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
-def _from_torchrun(environ: Mapping[str, str]) -> Identity | None:
-    if "RANK" not in environ or "WORLD_SIZE" not in environ:
-        return None
-    is_served = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    return Identity(
-        _number(environ, "RANK"),
-        _number(environ, "WORLD_SIZE"),
-        environ.get("MASTER_ADDR", DEFAULT_IP),
-        _number(environ, "MASTER_PORT") if "MASTER_PORT" in environ else DEFAULT_PORT,
-        source="local" if LAUNCHER_PID in environ else "torchrun",
-        store_is_served=is_served,
-        attempt=environ.get("TORCHELASTIC_RESTART_COUNT", "0"),
-        shares_terminal=True,
-        one_host=is_served and environ.get("LOCAL_WORLD_SIZE") == environ["WORLD_SIZE"],
-        run_id=environ.get("TORCHELASTIC_RUN_ID", ""),
+def _environment(world_size: int, port: int) -> dict[str, str]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
+    # One thread until the ranks have met: then each takes its share of the cores.
+    return (
+        {"OMP_NUM_THREADS": "1"}
+        | inherited
+        | {
+            "WORLD_SIZE": str(world_size),
+            "LOCAL_WORLD_SIZE": str(world_size),
+            "MASTER_ADDR": DEFAULT_IP,
+            "MASTER_PORT": str(port),
+            LAUNCHER_PID: str(os.getpid()),
+            SECRET_VARIABLE: new_secret(),
+        }
     )
 
 
-def _from_slurm(environ: Mapping[str, str]) -> Identity | None:
-    # SLURM_STEP_ID stands only where srun started the process: a batch script has the other variables too.
-    if "SLURM_STEP_ID" not in environ or "SLURM_PROCID" not in environ:
-        return None
-    size = _number(environ, "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS")
-    nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_NODELIST", "")
-    return Identity(
-        _number(environ, "SLURM_PROCID"),
-        size,
-        environ.get("MASTER_ADDR") or first_host(nodes) or DEFAULT_IP,
-        _number(environ, "MASTER_PORT") if "MASTER_PORT" in environ else DEFAULT_PORT,
-        source="srun",
-        shares_terminal=True,
-        run_id=f"{environ.get('SLURM_JOB_ID', '')}.{environ['SLURM_STEP_ID']}",
-    )
+def _wait(workers: Sequence[subprocess.Popen]) -> int:
+    """Wait until all have ended well, or one has failed; return its exit code."""
+    while True:
+        codes = [worker.poll() for worker in workers]
+        # Of two that ended at once, the cause is the one that a signal ended (its code is negative).
+        failed = min((code for code in codes if code), default=None)
+        if failed is not None:
+            rank = codes.index(failed)
+            _wait_for_all(workers, SAY_SECONDS)
+            if failed < 0:
+                print(f"rank {rank} was ended by {signal.Signals(-failed).name}.", file=sys.stderr)
+            return failed if failed > 0 else 128 - failed
+        if all(code == 0 for code in codes):
+            return 0
+        time.sleep(POLL_SECONDS)
 
 
-def _known_address(identity: Identity, environ: Mapping[str, str]) -> str:
-    """Rank 0's address under srun, where SLURM says only the name of its node.
-
-    On a single node it is loopback. A name that this host does not know is replaced by the address of the node that
-    srun was called on, which is rank 0's in a batch job; rank 0 sees whether it is. Else the name stays, and finding
-    rank 0 fails with a sentence.
-    """
-    if environ.get("SLURM_STEP_NUM_NODES", environ.get("SLURM_NNODES")) == "1":
-        return DEFAULT_IP
-    try:
-        socket.getaddrinfo(identity.master_ip, None)
-        return identity.master_ip
-    except socket.gaierror:
-        launched_on = environ.get("SLURM_LAUNCH_NODE_IPADDR")
-    if launched_on and (identity.rank != 0 or owner_of(launched_on)):
-        return launched_on
-    return identity.master_ip
+def _wait_for_all(workers: Sequence[subprocess.Popen], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while any(worker.poll() is None for worker in workers) and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
 
 
-def first_host(nodes: str) -> str:
-    """The first host of SLURM's list: "a[03-07,9],b" gives "a03", "" gives ""."""
-    match = re.match(r"([^,\[]*)(?:\[(\d+)[^\]]*\]([^,\[]*))?", nodes)
-    return "".join(part or "" for part in match.groups())
+def _end(workers: Sequence[subprocess.Popen], asked: int) -> None:
+    """End the workers that still run, and what they have started: with the signal `asked` first, then by force."""
+    for number, seconds in ((asked, STOP_SECONDS), (signal.SIGKILL, 5.0)):
+        for worker in workers:
+            if worker.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(worker.pid, number)
+        _wait_for_all(workers, seconds)
 
 
-def _from_mpi(environ: Mapping[str, str]) -> Identity | None:
-    for rank, size, local_size in (
-        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-        ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),
-    ):
-        if rank not in environ:
-            continue
-        world_size = _number(environ, size)
-        several_hosts = local_size in environ and _number(environ, local_size) != world_size
-        if several_hosts and "MASTER_ADDR" not in environ:
-            raise UsageError(
-                "mpirun started ranks on several hosts: give rank 0's address (mpirun -x MASTER_ADDR=...)."
-            )
-        return Identity(
-            _number(environ, rank),
-            world_size,
-            environ.get("MASTER_ADDR", DEFAULT_IP),
-            _number(environ, "MASTER_PORT") if "MASTER_PORT" in environ else DEFAULT_PORT,
-            source="mpirun",
-            shares_terminal=True,
-            run_id=environ.get("PMIX_NAMESPACE", ""),
-        )
-    return None
-
-
-def place_of(identity: Identity) -> str:
-    """The meeting point in words."""
-    return f"{identity.master_ip}:{identity.master_port}"
-
-
-def check_launcher() -> None:
-    """Raise UserError if this process is a worker whose starter is gone."""
-    launcher = os.environ.get(LAUNCHER_PID)
-    if launcher and os.getppid() != int(launcher):
-        raise UserError("the program that started this worker is gone.")
-
-
-def inherited_listener() -> socket.socket | None:
-    """The socket at the meeting point that the starter opened for rank 0, if it did; it is taken once."""
-    descriptor = os.environ.pop(LISTENER, None)
-    return socket.socket(fileno=int(descriptor)) if descriptor else None
-
-
-def set_threads(threads: int | None, ranks_on_host: int) -> int:
-    """Give this rank `threads`, or its share of the host's cores and at least one; return the number."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    chosen = threads or max(1, cores // ranks_on_host)
-    torch.set_num_threads(chosen)
-    return chosen
+def _stop(number: int, _: FrameType | None) -> None:
+    raise _Stopped(number)

@@ -1,16 +1,25 @@
-"""How many files a process may have open, against what a rank of a large world needs."""
+"""What this process may still take from its host: open files, and memory."""
 
 import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
 
 from cos598d.errors import UserError
 
-# What a rank opens besides its connections: libraries, its data, its record, strangers at its door.
-OTHERS = 192
+# Files that a rank opens besides its connections: libraries, its data, its record, unknown connections to its port.
+OTHER_FILES = 192
+# For each version of cgroups: the root of its folders, the files of limit and usage, and the row of its cache.
+CGROUPS = (
+    ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
+    ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
 
 
 def needed_descriptors(rank: int, world_size: int) -> int:
-    """Descriptors that a rank needs: gloo connects every pair of ranks, and rank 0 serves each of them besides."""
-    return (2 if rank == 0 else 1) * world_size + OTHERS
+    """Descriptors that a rank needs: gloo connects every pair of ranks, and rank 0 also serves each of them."""
+    return (2 if rank == 0 else 1) * world_size + OTHER_FILES
 
 
 def allow_descriptors(rank: int, world_size: int) -> None:
@@ -28,3 +37,31 @@ def allow_descriptors(rank: int, world_size: int) -> None:
             f"raise that limit on its host, or start fewer ranks."
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+def available_bytes(root: Path = Path("/")) -> int:
+    """Bytes of memory that this process can take before the kernel swaps or kills, as far as the kernel says."""
+    return min([psutil.virtual_memory().available, *_left_by_cgroups(root)])
+
+
+def _left_by_cgroups(root: Path) -> Iterator[int]:
+    """What each cgroup of this process, and each above it, leaves of its limit; nothing on other systems than Linux."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        number, controllers, place = line.split(":", 2)
+        if number != "0" and "memory" not in controllers.split(","):
+            continue
+        above, limit, used, cache = CGROUPS[0 if number == "0" else 1]
+        folder = root / above / place.lstrip("/")
+        for group in (folder, *folder.parents):
+            if not group.is_relative_to(root / above):
+                break
+            try:
+                most, now = int((group / limit).read_text()), int((group / used).read_text())
+                rows = dict(row.split() for row in (group / "memory.stat").read_text().splitlines())
+                yield most - now + int(rows.get(cache, 0))
+            except (OSError, ValueError):  # no limit ("max"), or a container that does not show its own folder
+                continue

@@ -1,4 +1,4 @@
-"""The ranks of one run once they have met: who they are, where, and how they tell each other small facts."""
+"""The ranks of one run once they have met: who and where they are, and how they exchange small values."""
 
 import json
 import time
@@ -8,17 +8,17 @@ from typing import Any
 from torch.distributed import Store
 
 from cos598d.errors import UserError
-from cos598d.world.launch import Identity
-from cos598d.world.store import NotInTime, RankStore
+from cos598d.world.identity import Identity
+from cos598d.world.store import StoreClient, StoreTimeout
 
 SHORTEST_POLL, LONGEST_POLL = 0.001, 0.05
 
 
 class Meeting:
-    """The ranks of one run, met at a key-value store.
+    """The ranks of one run, joined by a key-value store; the result of the rendezvous.
 
-    `store` serves torch's process group, `hosts[r]` is the host name of rank r, `address` that by which the others
-    reach this rank, and `secret` what the ranks share (it may be empty). Values are exchanged as JSON.
+    `store` serves torch's process group, `hosts[r]` identifies the host of rank r, the other ranks reach this one at
+    `address`, and `secret` is what the ranks share (it may be empty). Values are exchanged as JSON.
     """
 
     def __init__(
@@ -47,35 +47,37 @@ class Meeting:
     def exchange(self, value: Any) -> list[Any]:
         """Give `value` (JSON) to every rank and return every rank's, in order of rank. Every rank must call it.
 
-        Raises UserError naming the ranks that did not within the meeting's seconds.
+        Raises UserError, which names the ranks that did not call it within `seconds`.
         """
         return self._exchange(value, None)
 
     def collect(self, value: Any) -> list[Any] | None:
-        """Give `value` (JSON) to rank 0, which returns every rank's, in order of rank; the others get None, at once.
+        """Give `value` (JSON) to rank 0, which gets every rank's, in order of rank; the others get None, at once.
 
-        Every rank must call it. Raises UserError on rank 0, naming the ranks that did not.
+        Every rank must call it. Raises UserError on rank 0, which names the ranks that did not.
         """
-        return self._exchange(value, 0)
+        values = self._exchange(value, 0)
+        return values if self.identity.rank == 0 else None
 
-    def _exchange(self, value: Any, root: int | None) -> list[Any] | None:
+    def _exchange(self, value: Any, root: int | None) -> list[Any]:
+        """Every rank's value; nothing where only another rank, the `root`, gets them."""
         self._exchanges += 1
         name = f"exchange/{self._exchanges}"
-        if not isinstance(self.store, RankStore):
+        if not isinstance(self.store, StoreClient):
             return self._exchange_by_keys(name, value, root)
         try:
-            return self.store.exchange(name, value, root)
-        except NotInTime:
+            return self.store.exchange(name, value, root) or []
+        except StoreTimeout:
             raise self._no_word(self.store.absent(name)) from None
 
-    def _exchange_by_keys(self, name: str, value: Any, root: int | None) -> list[Any] | None:
-        """An exchange through a store that has only keys. Whoever comes last says so: the others watch one key."""
+    def _exchange_by_keys(self, name: str, value: Any, root: int | None) -> list[Any]:
+        """An exchange through a store that has only keys. The last rank to come sets one key that the others watch."""
         size = self.identity.world_size
         self.store.set(f"{name}/{self.identity.rank}", json.dumps(value))
         if self.store.add(f"{name}/count", 1) == size:
             self.store.set(f"{name}/complete", "")
         if root not in (None, self.identity.rank):
-            return None
+            return []
         deadline, pause = time.monotonic() + self.seconds, SHORTEST_POLL
         while not self.store.check([f"{name}/complete"]):
             if time.monotonic() > deadline:
@@ -89,6 +91,6 @@ class Meeting:
 
 
 def ranks_in_words(ranks: Sequence[int]) -> str:
-    """ "rank 3" or "ranks 1, 3"; of very many the first ones and how many more."""
+    """ "rank 3" or "ranks 1, 3"; of more than 20 the first ones and how many more."""
     shown = ", ".join(map(str, ranks[:20])) + (f" and {len(ranks) - 20} more" if len(ranks) > 20 else "")
     return f"rank{'s' if len(ranks) > 1 else ''} {shown}"

@@ -1,35 +1,36 @@
-"""This host's network addresses: where to listen, by which one others reach it, and the interface that owns one."""
+"""This host's network: its addresses, the interface that has one, and whether two processes see the same network."""
 
 import ipaddress
 import os
 import socket
 from pathlib import Path
+from typing import Any
 
 import psutil
 
-VARIABLE = "GLOO_SOCKET_IFNAME"
-# Where ranks meet unless they are told another place.
+INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
+# Where ranks meet if no flag and no launcher says otherwise.
 DEFAULT_IP = "127.0.0.1"
 DEFAULT_PORT = 6585
 
 
 def choose_interface(address: str) -> None:
-    """Let gloo use the network interface that owns `address`, by which the other ranks reach this one.
+    """Let gloo use the network interface that has `address`, by which the other ranks reach this one.
 
-    Left alone gloo takes the host name's address, which on many Debian hosts is a loopback one: then the ranks
-    of two hosts look for each other at 127.0.0.1. A GLOO_SOCKET_IFNAME set by the user stands.
+    Left alone, gloo takes the host name's address, which on many Debian hosts is a loopback one: then the ranks
+    of two hosts look for each other at 127.0.0.1. A GLOO_SOCKET_IFNAME that the user has set stays.
     """
-    if VARIABLE in os.environ or ":" in address:  # an IPv6 meeting point: gloo's own choice stands
+    if INTERFACE_VARIABLE in os.environ or ":" in address:  # with an IPv6 address gloo's own choice stays
         return
-    interface = owner_of(address)
+    interface = interface_of(address)
     if interface:
-        os.environ[VARIABLE] = interface
+        os.environ[INTERFACE_VARIABLE] = interface
 
 
 def is_loopback(address: str) -> bool:
-    """Whether `address` is this host itself on every host: 127.0.0.1 and its kind, or the name localhost.
+    """Whether `address` means this host on every host: 127.0.0.1 and its kind, or the name localhost.
 
-    Another name is not, even where this host's own table says 127.0.0.1 of it: others may know it by a real address.
+    Other names do not, even where this host resolves them to 127.0.0.1: other hosts may resolve them to a real address.
     """
     try:
         return ipaddress.ip_address(address.partition("%")[0]).is_loopback
@@ -37,48 +38,36 @@ def is_loopback(address: str) -> bool:
         return address == "localhost"
 
 
-def listening_place(address: str, port: int) -> tuple[socket.AddressFamily, tuple[str, int]]:
+def listening_place(address: str, port: int) -> tuple[socket.AddressFamily, tuple[Any, ...]]:
     """Where rank 0 listens if the others look for it at `address`, its own: there and nowhere else.
 
-    The exception is a name that means loopback here and may mean another address elsewhere: then everywhere.
-    Raises socket.gaierror for a name that this host does not know.
+    The exception is a name that means loopback here and may mean another address elsewhere: then at all addresses.
+    Returns the family and what `bind` takes. Raises socket.gaierror for a name that this host does not know.
     """
     family, _, _, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
-    if not is_loopback(address) and is_loopback(place[0]):
+    if not is_loopback(address) and is_loopback(str(place[0])):
         return family, ("", port)
     return family, place
 
 
 def address_facing(address: str) -> str | None:
-    """This host's address by which it reaches `address` (a name too): None where it has no way."""
+    """This host's address from which it reaches `address` (or a name); None where there is no route."""
     try:
         family, _, _, _, place = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(place)  # sends nothing: only chooses the route
+            probe.connect(place)  # sends nothing: it only chooses the route
             return probe.getsockname()[0]
     except OSError:
         return None
 
 
 def interface_facing(address: str) -> str | None:
-    """The interface by which this host reaches `address`: None where it has no way, or owns no such address."""
+    """The interface through which this host reaches `address`; None where there is no route or no such interface."""
     own = address_facing(address)
-    return owner_of(own) if own else None
+    return interface_of(own) if own else None
 
 
-def network_identity(*spaces: str) -> str:
-    """What is the same for two processes exactly if they have the same network interfaces (and other `spaces`).
-
-    The boot of the kernel and the namespaces; the host's name where the system has no /proc.
-    """
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return " ".join((boot, *(str(os.stat(f"/proc/self/ns/{space}").st_ino) for space in ("net", *spaces))))
-    except OSError:  # not Linux
-        return socket.gethostname()
-
-
-def owner_of(address: str) -> str | None:
+def interface_of(address: str) -> str | None:
     """The interface that has the numeric `address`, in this process's network namespace."""
     for interface, entries in psutil.net_if_addrs().items():
         if any(entry.address == address for entry in entries):
@@ -87,21 +76,45 @@ def owner_of(address: str) -> str | None:
 
 
 def interface_with_link(address: str) -> str | None:
-    """The interface that has this numeric `address`, if it can be told that it has a link now; else None."""
+    """The interface that has the numeric `address`, if it can be seen to have a link now; else None."""
     try:
-        interface = owner_of(address)
+        interface = interface_of(address)
     except OSError:
         return None
     return interface if interface and has_link(interface) else None
 
 
 def has_link(interface: str) -> bool:
-    """Whether the kernel calls the interface running: up, and its cable (where the driver tells) leads to another end.
+    """Whether the kernel calls the interface running: it is up, and its cable (where the driver knows) is connected.
 
-    True where it cannot be told.
+    True where the kernel does not tell.
     """
     try:
         found = psutil.net_if_stats().get(interface)
     except OSError:
         return True
     return found is None or found.isup
+
+
+def host_identity() -> str:
+    """A string that differs between hosts, even between two of the same name, and is the same for all of one host."""
+    try:
+        return f"{socket.gethostname()} {_boot_id()}"
+    except OSError:  # not Linux
+        return socket.gethostname()
+
+
+def network_identity(*spaces: str) -> str:
+    """A string that is the same for two processes exactly if they see the same network interfaces (and other `spaces`).
+
+    It is made of the kernel's boot and the namespaces; of the host's name on other systems than Linux.
+    """
+    try:
+        return " ".join((_boot_id(), *(str(os.stat(f"/proc/self/ns/{space}").st_ino) for space in ("net", *spaces))))
+    except OSError:  # not Linux
+        return socket.gethostname()
+
+
+def _boot_id() -> str:
+    """The kernel's name for this boot of the host. Raises OSError on other systems than Linux."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

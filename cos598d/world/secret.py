@@ -1,4 +1,4 @@
-"""The secret that the ranks of a run share, so that nobody else's process becomes one of them."""
+"""The secret that the ranks of a run share, so that nobody else's process can become one of them."""
 
 import contextlib
 import os
@@ -11,22 +11,24 @@ from pathlib import Path
 from cos598d.errors import UsageError, UserError
 from cos598d.files import cache_folder
 
-VARIABLE = "COS598D_SECRET"
+SECRET_VARIABLE = "COS598D_SECRET"
 SHORTEST, LARGEST = 16, 4096
 
 
 def find_secret(file: str | None, on_this_host: bool, environ: Mapping[str, str] = os.environ) -> bytes:
     """The secret in `file` (--secret), else in COS598D_SECRET; else, for a run that stays `on_this_host`, this user's.
 
-    That one is kept in a file which only this user can read, so that four shells of one user have the same and need
-    no flag. Empty for several hosts where none is given. Raises UsageError for a file that others can read, or a secret
-    of fewer than 16 characters; UserError where no folder can keep this user's.
+    That one is kept in a file which only this user can read, so that four shells of one user have the same secret
+    without a flag. For several hosts it is empty where none is given. Raises UsageError for a file that others can
+    read, or a secret of fewer than 16 characters; UserError where no folder can keep this user's.
     """
     if file is not None:
         return _checked(_read(Path(file)), f"--secret {file}")
-    if environ.get(VARIABLE):
-        return _checked(environ[VARIABLE].encode(errors="surrogateescape"), f"the environment's {VARIABLE}")
-    return _own() if on_this_host else b""
+    if environ.get(SECRET_VARIABLE):
+        return _checked(
+            environ[SECRET_VARIABLE].encode(errors="surrogateescape"), f"the environment's {SECRET_VARIABLE}"
+        )
+    return _this_users() if on_this_host else b""
 
 
 def new_secret() -> str:
@@ -39,7 +41,7 @@ def _read(path: Path) -> bytes:
         with open(path, "rb", opener=_open) as handle:
             found = os.fstat(handle.fileno()).st_mode
             if not stat.S_ISREG(found):
-                raise UsageError(f"--secret {path} is no regular file: give a file with the secret.")
+                raise UsageError(f"--secret {path} is not a regular file: give a file with the secret.")
             if found & 0o077:
                 raise UsageError(f"--secret {path} can be read or written by other users: chmod 600 {path}.")
             return handle.read(LARGEST)
@@ -57,19 +59,22 @@ def _checked(secret: bytes, name: str) -> bytes:
     return secret
 
 
-def _own() -> bytes:
-    """This user's secret on this host, made by whoever needs it first. Raises UserError where no folder can keep it."""
+def _this_users() -> bytes:
+    """This user's secret on this host, made by the first process that needs it.
+
+    Raises UserError where no folder can keep it.
+    """
     user = os.geteuid() if hasattr(os, "geteuid") else "user"
     tried = []
-    with contextlib.suppress(UserError):  # nobody knows this user's home
+    with contextlib.suppress(UserError):  # this user has no home folder
         tried.append(cache_folder() / f"secret-{user}")
-    with contextlib.suppress(OSError):  # no folder for temporary files can be written
+    with contextlib.suppress(OSError):  # there is no folder for temporary files
         tried.append(Path(tempfile.gettempdir()) / f"cos598d-secret-{user}")
     for path in tried:
         secret = _kept(path)
         if secret:
             return secret
-    places = " nor as ".join(map(str, tried)) or "a file of its home nor of TMPDIR"
+    places = " nor as ".join(map(str, tried)) or "a file in the home folder nor in TMPDIR"
     raise UserError(
         f"the secret that keeps this host's other users out of the run can be kept neither as {places}: make such a "
         f"folder writable for this user alone, or give every rank the same COS598D_SECRET or --secret FILE."
@@ -77,14 +82,15 @@ def _own() -> bytes:
 
 
 def _open(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # a pipe that somebody has put there is not waited for
+    return os.open(path, flags | os.O_NONBLOCK)  # does not wait for a pipe that somebody has put there
 
 
 def _kept(path: Path) -> bytes:
+    """The secret in `path`, made where there is none; empty where it cannot be kept, or others may know it."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         if not os.path.lexists(path):
-            # Written beside, then linked: the first of several wins, and nobody reads half of it.
+            # Written beside, then linked: the first of several processes wins, and none reads half a secret.
             beside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
             descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             try:

@@ -1,4 +1,4 @@
-"""What rank 0 serves to the others: keys and values, and exchanges in which every rank gives and gets one value."""
+"""What rank 0 serves to the others: a key-value store, and exchanges in which every rank gives and gets one value."""
 
 import contextlib
 import json
@@ -10,61 +10,62 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
-from cos598d.world import channel
-from cos598d.world.channel import Door, Frames, Stranger
+from cos598d.world import handshake
+from cos598d.world.channel import DIGEST_BYTES, READ_BYTES, Frames, ProtocolError
+from cos598d.world.handshake import Acceptor
 
-# Bytes of a message to the server: from who only comes to meet, and from a rank that has met.
+# Bytes of a message to the server: from a connection that is not a member yet, and from a rank of the world.
 LARGEST_ARRIVAL, LARGEST_REQUEST = 1 << 18, 1 << 30
-_READ_BYTES = 1 << 18
 OPEN_TO_ALL = ("arrive", "leave", "object")
-LATER = object()  # what an operation returns that answers when something has happened
+LATER = object()  # the result of an operation whose answer is sent when something has happened
 
 
-class Line:
-    """A rank's connection. What it is sent waits in `unsent`, since the server waits for nobody.
+class Connection:
+    """A rank's connection. What is sent to it waits in `unsent`, since the server waits for nobody.
 
-    Before it is a member it may only arrive, leave or object, and it is a guest, for `channel.GUEST_SECONDS`, unless it
-    waits for the verdict.
+    At first it may only arrive, leave or object. Then it is also a guest, who may stay `handshake.PENDING_SECONDS`,
+    unless it waits for the verdict. A member is a rank of the world, and may ask for everything.
     """
 
-    def __init__(self, connection: socket.socket, rank: int, frames: Frames, is_member: bool):
-        self.connection, self.rank, self.frames, self.is_member = connection, rank, frames, False
+    def __init__(self, its_socket: socket.socket, rank: int, frames: Frames, is_member: bool):
+        self.socket, self.rank, self.frames, self.is_member = its_socket, rank, frames, False
         self.unsent = bytearray()
         self.is_guest, self.since = not is_member, time.monotonic()
         if is_member:
             self.make_member()
 
     def make_member(self) -> None:
-        """It has met the others."""
+        """Take it into the world."""
         self.is_member, self.is_guest, self.frames.largest = True, False, LARGEST_REQUEST
 
 
-class Server:
-    """Serves at `listener`, in a thread of its own, whoever proves to know `key`; drops everybody else.
+class StoreServer:
+    """Serves at `listener`, in a thread of its own, every rank that proves that it knows `key`; drops everybody else.
 
     A request is [id, operation, argument, ...], the answer [id, value]. Values of keys are bytes, which travel as text
     of the characters 0 to 255. Operations are the methods `on_...`, called in the server's thread as
-    `on_...(line, id, argument, ...)`. A request that none of them can read ends its connection.
+    `on_...(connection, id, argument, ...)`. A request that none of them can read ends its connection.
     """
 
     def __init__(self, listener: socket.socket, key: bytes, world_size: int):
         self.world_size = world_size
         self.address, self.port = listener.getsockname()[:2]
         self._selector = selectors.DefaultSelector()
-        self.door = Door(listener, key, self._selector, LARGEST_ARRIVAL, world_size)
+        self.acceptor = Acceptor(listener, key, self._selector, LARGEST_ARRIVAL, world_size)
         self._values: dict[str, bytes] = {}
         self._waiting: dict[str, list[_Wait]] = {}
         self._exchanges: dict[str, _Exchange] = {}
-        self._lines: set[Line] = set()
-        self._guests: list[Line] = []
+        self._connections: set[Connection] = set()
+        self._guests: list[Connection] = []
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._woken, self._waker = socket.socketpair()
         self._waker.setblocking(False)
         self._woken.setblocking(False)
         self._selector.register(self._woken, selectors.EVENT_READ, self)
-        self._thread = threading.Thread(target=self._serve, name="meeting point", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="rank 0's server", daemon=True)
 
     def start(self) -> None:
         """Begin to serve."""
@@ -77,16 +78,16 @@ class Server:
             self._waker.send(b"\0")
 
     def stop(self) -> None:
-        """Serve no longer: every connection ends."""
+        """Stop serving: every connection ends."""
         self.call(sys.exit)
         self._thread.join(1)
 
-    def join(self) -> tuple[socket.socket, Frames]:
-        """A connection of rank 0's own, past the door, where strangers may stand in a queue."""
-        (mine, its), session = socket.socketpair(), os.urandom(channel.DIGEST_BYTES)
+    def connect_rank_0(self) -> tuple[socket.socket, Frames]:
+        """A connection of rank 0's own, without the handshake, in front of which strangers may queue."""
+        (mine, its), session = socket.socketpair(), os.urandom(DIGEST_BYTES)
         its.setblocking(False)
-        line = Line(its, 0, Frames(session, accepted=True, largest=LARGEST_REQUEST), is_member=True)
-        self.call(lambda: self._add(line))
+        connection = Connection(its, 0, Frames(session, accepted=True, largest=LARGEST_REQUEST), is_member=True)
+        self.call(lambda: self._add(connection))
         return mine, Frames(session, accepted=False, largest=LARGEST_REQUEST)
 
     @property
@@ -95,66 +96,66 @@ class Server:
         anywhere = {"0.0.0.0": "127.0.0.1", "::": "::1"}
         return anywhere.get(self.address, self.address), self.port
 
-    def answer(self, line: Line, number: int, value: Any) -> None:
-        """Answer request `number` of `line`. In the server's thread."""
-        self._send(line, json.dumps([number, value]).encode())
+    def answer(self, connection: Connection, number: int, value: Any) -> None:
+        """Answer request `number` of `connection`. In the server's thread."""
+        self._send(connection, json.dumps([number, value]).encode())
 
-    def on_gone(self, line: Line) -> None:
+    def on_gone(self, connection: Connection) -> None:
         """A rank's connection has ended."""
 
-    def on_set(self, line: Line, number: int, key: str, value: str) -> None:
+    def on_set(self, connection: Connection, number: int, key: str, value: str) -> None:
         self._values[key] = value.encode("latin-1")
-        self._tell(key)
+        self._notify(key)
 
-    def on_add(self, line: Line, number: int, key: str, amount: int) -> int:
+    def on_add(self, connection: Connection, number: int, key: str, amount: int) -> int:
         total = int(self._values.get(key, b"0")) + amount
         self._values[key] = str(total).encode()
-        self._tell(key)
+        self._notify(key)
         return total
 
-    def on_append(self, line: Line, number: int, key: str, value: str) -> None:
+    def on_append(self, connection: Connection, number: int, key: str, value: str) -> None:
         self._values[key] = self._values.get(key, b"") + value.encode("latin-1")
-        self._tell(key)
+        self._notify(key)
 
-    def on_compare_set(self, line: Line, number: int, key: str, expected: str, desired: str) -> str:
+    def on_compare_set(self, connection: Connection, number: int, key: str, expected: str, desired: str) -> str:
         found = self._values.get(key)
         if found == expected.encode("latin-1") or (found is None and not expected):
-            self.on_set(line, number, key, desired)
+            self.on_set(connection, number, key, desired)
             return desired
         return expected if found is None else found.decode("latin-1")
 
-    def on_delete(self, line: Line, number: int, key: str) -> bool:
+    def on_delete(self, connection: Connection, number: int, key: str) -> bool:
         return self._values.pop(key, None) is not None
 
-    def on_count(self, line: Line, number: int) -> int:
+    def on_count(self, connection: Connection, number: int) -> int:
         return len(self._values)
 
-    def on_check(self, line: Line, number: int, keys: list[str]) -> bool:
+    def on_check(self, connection: Connection, number: int, keys: list[str]) -> bool:
         return all(key in self._values for key in keys)
 
-    def on_wait(self, line: Line, number: int, keys: list[str]) -> Any:
-        """Answer with the values of `keys` when all are there."""
+    def on_wait(self, connection: Connection, number: int, keys: list[str]) -> Any:
+        """Answer with the values of `keys` when all of them exist."""
         missing = {key for key in keys if key not in self._values}
-        wait = _Wait(line, number, keys, missing)
+        wait = _Wait(connection, number, keys, missing)
         for key in missing:
             self._waiting.setdefault(key, []).append(wait)
         return LATER if missing else self._texts(keys)
 
-    def on_exchange(self, line: Line, number: int, name: str, value: Any, root: int | None) -> Any:
-        """Take a rank's value; answer with all ranks' when they are there (with None at once to all but `root`)."""
+    def on_exchange(self, connection: Connection, number: int, name: str, value: Any, root: int | None) -> Any:
+        """Take a rank's value; answer with every rank's when all have come (at once with None to all but `root`)."""
         exchange = self._exchanges.setdefault(name, _Exchange())
-        exchange.values[line.rank] = value
-        if root is None or line.rank == root:
-            exchange.asked.append((line, number))
+        exchange.values[connection.rank] = value
+        if root is None or connection.rank == root:
+            exchange.asked.append((connection, number))
         if len(exchange.values) == self.world_size:
             del self._exchanges[name]
-            # Made once: this is the largest message that there is, and goes to every rank.
+            # Encoded once: this is the largest message of all, and goes to every rank.
             values = json.dumps([exchange.values[rank] for rank in range(self.world_size)])
             for asker, its_number in exchange.asked:
                 self._send(asker, f"[{its_number},{values}]".encode())
-        return None if root not in (None, line.rank) else LATER
+        return None if root not in (None, connection.rank) else LATER
 
-    def on_absent(self, line: Line, number: int, name: str) -> list[int]:
+    def on_absent(self, connection: Connection, number: int, name: str) -> list[int]:
         """The ranks that have given nothing to an exchange."""
         given = self._exchanges[name].values if name in self._exchanges else ()
         return [rank for rank in range(self.world_size) if rank not in given]
@@ -162,107 +163,112 @@ class Server:
     def _texts(self, keys: list[str]) -> list[str]:
         return [self._values[key].decode("latin-1") for key in keys]
 
-    def _tell(self, key: str) -> None:
+    def _notify(self, key: str) -> None:
+        """Answer those who waited for `key` and for nothing else."""
         for wait in self._waiting.pop(key, ()):
             wait.missing.discard(key)
-            if not wait.missing and wait.line in self._lines and all(each in self._values for each in wait.keys):
-                self.answer(wait.line, wait.number, self._texts(wait.keys))
+            if not wait.missing and wait.connection in self._connections and all(k in self._values for k in wait.keys):
+                self.answer(wait.connection, wait.number, self._texts(wait.keys))
 
     def _serve(self) -> None:
         try:
             while True:
                 self._drop_guests()
-                for ready, events in self._selector.select(self.door.sweep()):
-                    if ready.data is self.door:
-                        self._admit(ready.fileobj)
+                for ready, events in self._selector.select(self.acceptor.sweep()):
+                    if ready.data is self.acceptor:
+                        self._accept(ready.fileobj)
                     elif ready.data is self:
-                        self._woken.recv(_READ_BYTES)
+                        self._woken.recv(READ_BYTES)
                         while not self._calls.empty():
                             self._calls.get()()
-                    elif ready.data in self._lines:
+                    elif ready.data in self._connections:
                         self._attend(ready.data, events)
         except SystemExit:
             pass
-        finally:  # the ranks see the end of their lines, and stop with a sentence
-            for line in self._lines:
-                line.connection.close()
-            self.door.close()
+        finally:  # the ranks see their connections end, and stop with a sentence
+            for connection in self._connections:
+                connection.socket.close()
+            self.acceptor.close()
 
-    def _admit(self, line: socket.socket) -> None:
-        admitted = self.door.admit(line)
-        if admitted:
-            connection, rank, frames, key = admitted
-            # The first key is that of who comes to meet.
-            self._add(Line(connection, rank, frames, is_member=key > 0))
+    def _accept(self, ready: object) -> None:
+        accepted = self.acceptor.advance(ready)
+        if accepted:
+            its_socket, rank, frames, key = accepted
+            # The first key is that of a rank that comes to the rendezvous.
+            self._add(Connection(its_socket, rank, frames, is_member=key > 0))
 
-    def _add(self, line: Line) -> None:
-        self._lines.add(line)
-        self._selector.register(line.connection, selectors.EVENT_READ, line)
-        if line.is_guest:
-            self._guests.append(line)
+    def _add(self, connection: Connection) -> None:
+        self._connections.add(connection)
+        self._selector.register(connection.socket, selectors.EVENT_READ, connection)
+        if connection.is_guest:
+            self._guests.append(connection)
 
-    def make_guest(self, line: Line) -> None:
-        """It may stay for a little longer. In the server's thread."""
-        line.is_guest, line.since = True, time.monotonic()
-        self._guests = [*(guest for guest in self._guests if guest is not line), line]
+    def make_guest(self, connection: Connection) -> None:
+        """Let it stay a little longer, no more. In the server's thread."""
+        connection.is_guest, connection.since = True, time.monotonic()
+        self._guests = [*(guest for guest in self._guests if guest is not connection), connection]
 
     def _drop_guests(self) -> None:
-        """Drop who proved the first key, which without a secret anybody can, and stayed: the late and the too many."""
-        self._guests = [line for line in self._guests if line.is_guest and line in self._lines]
-        too_many = len(self._guests) - channel.GUESTS // 2 - max(self.door.expected, 0)
-        for place, line in enumerate(self._guests):
-            if place < too_many or time.monotonic() - line.since > channel.GUEST_SECONDS:
-                self._drop(line)
+        """Drop guests that stayed too long or are too many: without a secret, anybody can prove the first key."""
+        self._guests = [guest for guest in self._guests if guest.is_guest and guest in self._connections]
+        too_many = len(self._guests) - handshake.MOST_PENDING // 2 - max(self.acceptor.expected, 0)
+        for place, guest in enumerate(self._guests):
+            if place < too_many or time.monotonic() - guest.since > handshake.PENDING_SECONDS:
+                self._drop(guest)
 
-    def _attend(self, line: Line, events: int) -> None:
+    def _attend(self, connection: Connection, events: int) -> None:
         try:
             if events & selectors.EVENT_WRITE:
-                self._flush(line)
+                self._flush(connection)
             if events & selectors.EVENT_READ:
-                data = line.connection.recv(_READ_BYTES)
+                data = connection.socket.recv(READ_BYTES)
                 if not data:
-                    raise Stranger("gone")
-                for number, operation, *arguments in line.frames.unpack(data):
-                    if not line.is_member and operation not in OPEN_TO_ALL:
-                        raise Stranger("not met yet")
-                    value = getattr(self, f"on_{operation}")(line, number, *arguments)
+                    raise ProtocolError("gone")
+                for number, operation, *arguments in connection.frames.unpack(data):
+                    if not connection.is_member and operation not in OPEN_TO_ALL:
+                        raise ProtocolError("not a member yet")
+                    value = getattr(self, f"on_{operation}")(connection, number, *arguments)
                     if value is not LATER:
-                        self.answer(line, number, value)
+                        self.answer(connection, number, value)
         except BlockingIOError:
             pass
-        except Exception:  # whatever it sent: it is the sender's connection that ends
-            self._drop(line)
+        except Exception:  # whatever it sent, it is the sender's connection that ends
+            self._drop(connection)
 
-    def _send(self, line: Line, payload: bytes) -> None:
-        if line not in self._lines:  # gone since it asked
+    def _send(self, connection: Connection, payload: bytes) -> None:
+        if connection not in self._connections:  # gone since it asked
             return
-        line.unsent += line.frames.pack(payload)
+        connection.unsent += connection.frames.pack(payload)
         try:
-            self._flush(line)
+            self._flush(connection)
         except OSError:
-            self._drop(line)
+            self._drop(connection)
 
-    def _flush(self, line: Line) -> None:
+    def _flush(self, connection: Connection) -> None:
+        unsent = connection.unsent
         with contextlib.suppress(BlockingIOError):
-            while line.unsent:
-                del line.unsent[: line.connection.send(memoryview(line.unsent)[:_READ_BYTES].tobytes())]
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if line.unsent else 0)
-        self._selector.modify(line.connection, events, line)
+            while unsent:
+                del unsent[: connection.socket.send(memoryview(unsent)[:READ_BYTES].tobytes())]
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if unsent else 0)
+        self._selector.modify(connection.socket, events, connection)
 
-    def _drop(self, line: Line) -> None:
-        if line in self._lines:
-            self._lines.discard(line)
-            self._selector.unregister(line.connection)
-            line.connection.close()
-            self.on_gone(line)
+    def _drop(self, connection: Connection) -> None:
+        if connection in self._connections:
+            self._connections.discard(connection)
+            self._selector.unregister(connection.socket)
+            connection.socket.close()
+            self.on_gone(connection)
 
 
+@dataclass
 class _Wait:
-    def __init__(self, line: Line, number: int, keys: list[str], missing: set[str]):
-        self.line, self.number, self.keys, self.missing = line, number, keys, missing
+    connection: Connection
+    number: int
+    keys: list[str]
+    missing: set[str]
 
 
+@dataclass
 class _Exchange:
-    def __init__(self) -> None:
-        self.values: dict[int, Any] = {}
-        self.asked: list[tuple[Line, int]] = []
+    values: dict[int, Any] = field(default_factory=dict)
+    asked: list[tuple[Connection, int]] = field(default_factory=list)

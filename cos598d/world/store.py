@@ -1,4 +1,4 @@
-"""A rank's end of what rank 0 serves: a key-value store for torch's process group, and exchanges of small values."""
+"""A rank's client of rank 0's server: a key-value store for torch's process group, and exchanges of small values."""
 
 import contextlib
 import itertools
@@ -11,61 +11,61 @@ from typing import Any
 
 from torch.distributed import DistNetworkError, DistStoreError, Store
 
-from cos598d.world.channel import Frames, Stranger, connect
+from cos598d.world.channel import READ_BYTES, Frames, ProtocolError
+from cos598d.world.handshake import connect
 
 LARGEST_ANSWER = 1 << 31
-_READ_BYTES = 1 << 18
-_SLICE_SECONDS = 1.0  # how often somebody who waits looks whether it still should
-# With these words `be_rank` waits for the news of who is lost.
+CHECK_SECONDS = 1.0  # how often whoever waits checks that it still should
+# These words let `rank` wait for the news of who is lost.
 GONE = "Connection closed: rank 0, which serves the meeting point, is gone"
 
 
-class NotInTime(DistStoreError):
+class StoreTimeout(DistStoreError):
     """What was waited for did not come in time."""
 
 
-class RankStore(Store):
-    """The store at `place`, which lets in whoever knows `key`, as `rank` uses it; a torch.distributed.Store.
+class StoreClient(Store):
+    """The store at `place`, which admits those who know `key`, as `rank` uses it; a torch.distributed.Store.
 
-    Threads may use it at once: who finds no connection free opens another. Waiting takes `seconds` at most, and is left
-    for `still`, which may raise, every second. Raises DistNetworkError when rank 0 is gone, NotInTime for what does not
-    come.
+    Several threads may use it at once: one that finds no free connection opens another. A request waits `seconds` at
+    most, and calls `check`, which may raise, every second. Raises DistNetworkError when rank 0 is gone, StoreTimeout
+    for what does not come.
     """
 
     def __init__(
-        self, place: tuple[str, int], key: bytes, rank: int, seconds: float, still: Callable[[], None] = lambda: None
+        self, place: tuple[str, int], key: bytes, rank: int, seconds: float, check: Callable[[], None] = lambda: None
     ):
         super().__init__()
-        self.place, self.key, self.rank, self.seconds, self._still = place, key, rank, seconds, still
+        self.place, self.key, self.rank, self.seconds, self._check = place, key, rank, seconds, check
         self._numbers = itertools.count()
-        # Taken and put back by any thread: a list's steps are atomic. Threads of C++ keep nothing here.
+        # Any thread takes from it and puts back: a list's steps are atomic. A thread of torch's keeps no thread-locals.
         self._free: list[tuple[socket.socket, Frames]] = []
-        self.local_address = place[0]  # by which this rank reaches rank 0; known once a connection is open
+        self.local_address = place[0]  # from which this rank reaches rank 0; known once a connection is open
 
     def open(self, seconds: float) -> None:
-        """Connect. Raises what `channel.connect` does."""
-        line, frames = connect(self.place, self.key, self.rank, seconds, LARGEST_ANSWER)
-        self.local_address = line.getsockname()[0]
-        self._free.append((line, frames))
+        """Connect. Raises what `handshake.connect` does."""
+        connection, frames = connect(self.place, self.key, self.rank, seconds, LARGEST_ANSWER)
+        self.local_address = connection.getsockname()[0]
+        self._free.append((connection, frames))
 
-    def use(self, line: socket.socket, frames: Frames) -> None:
+    def use(self, connection: socket.socket, frames: Frames) -> None:
         """Use a connection that is open already."""
         frames.largest = LARGEST_ANSWER
-        self._free.append((line, frames))
+        self._free.append((connection, frames))
 
     def request(self, operation: str, *arguments: Any, seconds: float | None = None) -> Any:
-        """The answer to a request, as `server.Server` says; NotInTime after `seconds`."""
+        """The answer to a request, as `server.StoreServer` defines them; StoreTimeout after `seconds`."""
         deadline = time.monotonic() + (self.seconds if seconds is None else seconds)
         number = next(self._numbers)
         payload = json.dumps([number, operation, *arguments]).encode()
         try:
-            line, frames = self._connection()
+            connection, frames = self._connection()
             try:
-                line.settimeout(None)
-                line.sendall(frames.pack(payload))
-                return self._answer(line, frames, number, deadline)
+                connection.settimeout(None)
+                connection.sendall(frames.pack(payload))
+                return self._answer(connection, frames, number, deadline)
             finally:
-                self._free.append((line, frames))
+                self._free.append((connection, frames))
         except OSError as error:
             raise DistNetworkError(GONE) from error
 
@@ -74,47 +74,57 @@ class RankStore(Store):
             return self._free.pop()
         return connect(self.place, self.key, self.rank, self.seconds, LARGEST_ANSWER)
 
-    def _answer(self, line: socket.socket, frames: Frames, number: int, deadline: float) -> Any:
+    def _answer(self, connection: socket.socket, frames: Frames, number: int, deadline: float) -> Any:
         while True:
             left = deadline - time.monotonic()
             if left <= 0:
-                raise NotInTime("Timed out")
-            line.settimeout(min(left, _SLICE_SECONDS))
+                raise StoreTimeout("Timed out")
+            connection.settimeout(min(left, CHECK_SECONDS))
             try:
-                data = line.recv(_READ_BYTES)
+                data = connection.recv(READ_BYTES)
             except TimeoutError:
-                self._still()
+                self._check()
                 continue
             if not data:
-                raise Stranger("gone")
+                raise ProtocolError("gone")
             for its_number, value in frames.unpack(data):
-                if its_number == number:  # else to what was given up
+                if its_number == number:  # others answer requests that were given up
                     return value
 
     def exchange(self, name: str, value: Any, root: int | None = None) -> list[Any] | None:
-        """Give `value` (JSON) to the exchange `name`; every rank's, in order of rank (at `root` alone, if given)."""
+        """Give `value` (JSON) to the exchange `name`; return every rank's in order of rank (at `root` alone, if given).
+
+        Other ranks than `root` get None at once.
+        """
         return self.request("exchange", name, value, root)
 
     def absent(self, name: str) -> list[int]:
         """The ranks that have given nothing to the exchange `name`."""
         return self.request("absent", name)
 
-    # What follows are a Store's methods, under the names that torch calls them by.
+    # What follows are a Store's methods, under the names by which torch calls them.
 
     def set(self, key: str, value: str | bytes) -> None:
         """Put `value` under `key`."""
         self.request("set", key, _text(value))
 
     def get(self, key: str) -> bytes:
-        """The value of `key`, waiting for it."""
+        """The value of `key`, once there is one."""
         return self.multi_get([key])[0]
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """The values of `keys`, waiting for them."""
+        """The values of `keys`, once all are there."""
+        return [value.encode("latin-1") for value in self._wait(keys, self.seconds)]
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """Wait until all of `keys` are there."""
+        self._wait(keys, self.seconds if timeout is None else timeout.total_seconds())
+
+    def _wait(self, keys: Sequence[str], seconds: float) -> list[str]:
         try:
-            return [value.encode("latin-1") for value in self.request("wait", list(keys))]
-        except NotInTime:
-            raise NotInTime(f"Timed out after {self.seconds:g} s waiting for {', '.join(keys)}") from None
+            return self.request("wait", list(keys), seconds=seconds)
+        except StoreTimeout:
+            raise StoreTimeout(f"Timed out after {seconds:g} s waiting for {', '.join(keys)}") from None
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
         """Put each of `values` under its key."""
@@ -122,7 +132,7 @@ class RankStore(Store):
             self.set(key, value)
 
     def append(self, key: str, value: str | bytes) -> None:
-        """Put `value` after what is under `key`."""
+        """Add `value` to the end of what is under `key`."""
         self.request("append", key, _text(value))
 
     def has_extended_api(self) -> bool:
@@ -137,20 +147,12 @@ class RankStore(Store):
         """Whether all of `keys` are there."""
         return self.request("check", list(keys))
 
-    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Wait until all of `keys` are there."""
-        seconds = self.seconds if timeout is None else timeout.total_seconds()
-        try:
-            self.request("wait", list(keys), seconds=seconds)
-        except NotInTime:
-            raise NotInTime(f"Timed out after {seconds:g} s waiting for {', '.join(keys)}") from None
-
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
         """Put `desired` under `key` if `expected` is there; return what is there then."""
         return self.request("compare_set", key, _text(expected), _text(desired)).encode("latin-1")
 
     def delete_key(self, key: str) -> bool:
-        """Remove `key`; whether it was there."""
+        """Remove `key`; return whether it was there."""
         return self.request("delete", key)
 
     def num_keys(self) -> int:
@@ -159,8 +161,8 @@ class RankStore(Store):
 
     deleteKey, getNumKeys = delete_key, num_keys  # noqa: N815 - what torch's C++ looks for
 
-    def clone(self) -> "RankStore":
-        """This store, which any thread can use."""
+    def clone(self) -> "StoreClient":
+        """This same store, which any thread can use."""
         return self
 
 

@@ -1,48 +1,45 @@
-"""The line between the ranks that tells every one of them, at once and in words, when one is gone.
+"""The watchdog between the ranks, which tells every rank, at once and in words, when another one is gone.
 
-A collective whose peer died may hang until its timeout, and its error does not say who died. So each rank keeps
-idle TCP connections to its neighbours in a tree, which is a star around rank 0 in all but large worlds (`lines`). The
+A collective whose peer died may hang until its timeout, and its error does not say who died. So each rank keeps idle
+TCP connections to its neighbours in a tree, which in all but large worlds is a star around rank 0 (`neighbours`). The
 kernel closes them when the process ends, however it ends, and TCP's keepalive closes them when a host falls silent: a
-neighbour reads the end of the stream, knows the rank, and tells the others, who pass it on.
-A rank that fails with a sentence sends that sentence first, so that all can repeat it. What a rank was told it passes
-on before it leaves, so its own end is never news.
+neighbour reads the end of the stream, knows which rank it was, and tells its other neighbours, who pass it on.
+A rank that fails with a sentence sends that sentence first, so that all can repeat it. A rank passes on what it hears
+before it leaves, so its own end is never news.
 
-The thread that watches the lines leaves by `os._exit` where it must: the main thread may be inside a collective,
-which nothing else can interrupt.
+The thread that watches the connections ends the process by `os._exit` where it must: the main thread may be inside a
+collective, which nothing else can interrupt.
 """
 
 import contextlib
 import errno
 import json
-import os
 import selectors
 import signal
 import socket
-import sys
 import threading
 import time
 
 from cos598d.errors import UserError
-from cos598d.files import remove_unfinished
 from cos598d.terminal.printable import printable
-from cos598d.world.launch import check_launcher
-from cos598d.world.lines import Missing, Peer, open_lines, parent_of
+from cos598d.world.channel import READ_BYTES
+from cos598d.world.exit import LOST_RANK, exit_now
+from cos598d.world.identity import check_launcher
 from cos598d.world.meeting import Meeting
+from cos598d.world.neighbours import MissingChildren, Neighbour, connect_neighbours, parent_of
 from cos598d.world.network import has_link, interface_with_link
-from cos598d.world.reception import SILENCE
 
-# The others say of this rank that they lost it, so it says so too, with what it alone can see.
+# The others say that they lost this rank, so it says so too, with the reason that it alone can see.
 CUT_OFF = "lost rank {rank}, this one: its network interface {interface} has no link."
-# What a line ends with when its peer's host is silent, not the peer gone.
+# How a connection ends when nothing comes from the neighbour's host; where the neighbour is gone, its host says so.
 UNHEARD = frozenset((errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN))
 PROBES = 3  # of TCP's keepalive, unanswered, before a host counts as silent
-SEND_SECONDS = 5.0  # a neighbour that takes no message for so long hears nothing more
-# How long a rank that was told to stop may take to leave by itself.
-GRACE_SECONDS = 2.0
+SEND_SECONDS = 5.0  # a neighbour that accepts no message for so long is told nothing more
+GRACE_SECONDS = 2.0  # how long the main thread may take to leave by itself after a signal
 
 
-class Lifeline:
-    """This rank's ends of the lines. Made once by every rank of a `Meeting` with more than one rank.
+class Watchdog:
+    """This rank's connections to its neighbours. Every rank of a world of several makes one, after the rendezvous.
 
     Between `__init__` and `close` this process ends itself, with exit code 1 and a sentence, when another rank is lost.
     """
@@ -51,33 +48,33 @@ class Lifeline:
         self.rank = meeting.identity.rank
         self._seconds = meeting.seconds
         self._parent = parent_of(self.rank)
-        self._lines: dict[socket.socket, Peer] = {}
+        self._neighbours: dict[socket.socket, Neighbour] = {}
         self._lock, self._sending = threading.Lock(), threading.Lock()
         self._leaving = threading.Event()
         self._finished: set[int] = set()
         self._answered: set[int] = set()
         self._all_below_finished, self._all_finished = threading.Event(), threading.Event()
         self._connect(meeting)
-        self._interface = interface_with_link(next(iter(self._lines)).getsockname()[0])
+        self._interface = interface_with_link(next(iter(self._neighbours)).getsockname()[0])
         self._signals, written = socket.socketpair()
         written.setblocking(False)
         self._written = written
         self._previous_fd = None
         if threading.current_thread() is threading.main_thread():
-            # Python's own handlers wait for the main thread; this wakes ours although a collective blocks that one.
+            # Python's own handlers wait for the main thread; this wakes ours even while a collective blocks that one.
             self._previous_fd = signal.set_wakeup_fd(written.fileno(), warn_on_full_buffer=False)
-        self._thread = threading.Thread(target=self._watch, name="lifeline", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self._thread.start()
 
     def _connect(self, meeting: Meeting) -> None:
         try:
-            self._lines = open_lines(meeting)
-        except Missing as missing:
-            self._lines = dict(missing.lines)
-            sentence = SILENCE.format(rank=", ".join(map(str, missing.ranks)))
+            self._neighbours = connect_neighbours(meeting)
+        except MissingChildren as missing:
+            self._neighbours = dict(missing.connections)
+            sentence = LOST_RANK.format(rank=", ".join(map(str, missing.ranks)))
             self._tell({"lost": missing.ranks[0], "sentence": sentence})
             raise UserError(sentence) from None
-        if all(peer.rank == self._parent for peer in self._lines.values()):
+        if not self._children():
             self._all_below_finished.set()
         silence = meeting.identity.silence_seconds
         interval = silence // (PROBES + 1)
@@ -86,17 +83,20 @@ class Lifeline:
             "TCP_KEEPINTVL": interval,
             "TCP_KEEPCNT": PROBES,
         }
-        for line in self._lines:
-            line.settimeout(SEND_SECONDS)
-            line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for connection in self._neighbours:
+            connection.settimeout(SEND_SECONDS)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for option, value in keepalive.items():
                 if hasattr(socket, option):
-                    line.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+                    connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+
+    def _children(self) -> set[int]:
+        return {neighbour.rank for neighbour in self._neighbours.values()} - {self._parent}
 
     def fail(self, sentence: str) -> None:
-        """Tell the other ranks that this one stops, and why. The caller then leaves.
+        """Tell the other ranks that this one stops, and why. The caller then ends the process.
 
-        Does not return when this process is being ended already, with another sentence.
+        Does not return when the process is ending already, with another sentence.
         """
         with self._lock:
             is_first = not self._leaving.is_set()
@@ -106,12 +106,12 @@ class Lifeline:
         self._tell({"failed": self.rank, "sentence": printable(sentence)})
 
     def wait_for_news(self, seconds: float) -> None:
-        """Wait for word of what ended a collective: when it comes this process ends here, saying it."""
+        """Wait for news of what ended a collective: when it comes, this process prints it and ends here."""
         self._thread.join(seconds)
 
-    def silent(self, seconds: float) -> list[int]:
-        """Ask the neighbours whether they are there; those that do not answer within `seconds`: stopped, or stuck."""
-        asked = {peer.rank for peer in self._lines.values()}
+    def silent_neighbours(self, seconds: float) -> list[int]:
+        """Ask the neighbours for an answer; return those that give none within `seconds`: stopped, or stuck."""
+        asked = {neighbour.rank for neighbour in self._neighbours.values()}
         self._answered.clear()
         self._tell({"ask": self.rank})
         deadline = time.monotonic() + seconds
@@ -120,76 +120,76 @@ class Lifeline:
         return sorted(asked - self._answered)
 
     def close(self) -> None:
-        """Leave in order: tell the others, and return when they too are done (or gone)."""
+        """Leave in order, like at a barrier: tell the others, and return when they too are done (or gone)."""
         self._all_below_finished.wait(self._seconds)
         if self._parent is not None:
             self._tell({"finished": self.rank}, only=self._parent)
             self._all_finished.wait(self._seconds)
-        # Rank 0 hears last that nobody can fail any more, and lets the others go; each passes it on.
+        # When rank 0 has heard from all, nobody can fail any more: it lets its children go, and they theirs.
         self._tell({"finished": self.rank}, but=self._parent)
         self._leaving.set()
         self._written.send(b"\0")
         self._thread.join(2)
         if self._previous_fd is not None:
             signal.set_wakeup_fd(self._previous_fd)
-        for line in (*self._lines, self._signals, self._written):
-            line.close()
+        for connection in (*self._neighbours, self._signals, self._written):
+            connection.close()
 
     def _tell(self, message: dict, but: int | None = None, only: int | None = None) -> None:
         payload = json.dumps(message).encode()
         with self._sending:
-            for line, peer in list(self._lines.items()):
-                if peer.rank != but and only in (None, peer.rank):
+            for connection, neighbour in list(self._neighbours.items()):
+                if neighbour.rank != but and only in (None, neighbour.rank):
                     with contextlib.suppress(OSError):  # that rank is gone too
-                        line.sendall(peer.frames.pack(payload))
+                        connection.sendall(neighbour.frames.pack(payload))
 
     def _watch(self) -> None:
         try:
-            self._watch_lines()
+            self._watch_connections()
         except Exception as error:
-            sentence = f"the line that tells of lost ranks failed: {type(error).__name__}: {error}."
-            self._tell({"failed": self.rank, "sentence": printable(sentence)})
-            self._end(printable(sentence))
+            sentence = printable(f"the watchdog failed: {type(error).__name__}: {error}.")
+            self._tell({"failed": self.rank, "sentence": sentence})
+            self._end(sentence)
 
-    def _watch_lines(self) -> None:
+    def _watch_connections(self) -> None:
         with selectors.DefaultSelector() as selector:
-            for line in (*self._lines, self._signals):
-                selector.register(line, selectors.EVENT_READ)
+            selector.register(self._signals, selectors.EVENT_READ)
+            for connection, neighbour in self._neighbours.items():
+                selector.register(connection, selectors.EVENT_READ, (connection, neighbour))
             while not self._leaving.is_set():
                 for key, _ in selector.select(timeout=1):
-                    line = key.fileobj
-                    if line is self._signals:
+                    if key.fileobj is self._signals:
                         self._on_signal(self._signals.recv(1)[0])
                         continue
-                    peer, unheard = self._lines[line], False
+                    (connection, neighbour), unheard = key.data, False
                     try:
-                        data = line.recv(65536)
+                        data = connection.recv(READ_BYTES)
                     except OSError as error:
                         data, unheard = b"", error.errno in UNHEARD
                     if not data:
-                        selector.unregister(line)
-                        self._on_silence(peer.rank, unheard)
+                        selector.unregister(connection)
+                        self._on_end(neighbour.rank, unheard)
                         continue
-                    for message in peer.frames.unpack(data):
-                        self._on_message(peer.rank, message)
+                    for message in neighbour.frames.unpack(data):
+                        self._on_message(neighbour.rank, message)
                 try:
                     check_launcher()
                 except UserError as error:
                     self._end(str(error))
 
-    def _on_silence(self, rank: int, unheard: bool) -> None:
-        """A line has ended: the peer's host said so, or (`unheard`) nothing came from it for too long."""
+    def _on_end(self, rank: int, unheard: bool) -> None:
+        """The connection to `rank` has ended: its host said so, or (`unheard`) nothing came from there for too long."""
         if rank in self._finished:
             return
-        # Only where there was a link, and no word came: the peer may be well, and this host the one that is cut off.
+        # Where nothing came and this host's link is gone, the neighbour may be well, and this host the one cut off.
         is_cut_off = unheard and self._interface is not None and not has_link(self._interface)
         lost = self.rank if is_cut_off else rank
-        sentence = SILENCE.format(rank=lost)
+        sentence = LOST_RANK.format(rank=lost)
         self._tell({"lost": lost, "sentence": sentence}, but=rank)
         self._end(CUT_OFF.format(rank=lost, interface=self._interface) if is_cut_off else sentence)
 
     def _on_message(self, sender: int, message: dict) -> None:
-        """A neighbour asks, answers, or says that all below it (the parent: that all) are done, or why all must end."""
+        """A neighbour asks, answers, says why all must end, or that all whom it connects with this rank are done."""
         if "ask" in message:
             self._tell({"answer": self.rank}, only=sender)
             return
@@ -200,7 +200,7 @@ class Lifeline:
             self._finished.add(sender)
             if sender == self._parent:
                 self._all_finished.set()
-            elif self._finished.issuperset(peer.rank for peer in self._lines.values() if peer.rank != self._parent):
+            elif self._finished >= self._children():
                 self._all_below_finished.set()
             return
         self._tell(message, but=sender)
@@ -210,36 +210,15 @@ class Lifeline:
     def _on_signal(self, number: int) -> None:
         if number not in (signal.SIGINT, signal.SIGTERM):
             return
-        # The main thread's handler raises where it can; a collective it sits in cannot be left otherwise.
+        # The main thread's handler raises where it can; out of a collective there is no other way than this.
         if not self._leaving.wait(GRACE_SECONDS):
             sentence = f"stopped by {signal.Signals(number).name}."
             self.fail(sentence)
-            leave(self.rank, sentence, 128 + number)
+            exit_now(self.rank, sentence, 128 + number)
 
     def _end(self, sentence: str) -> None:
         with self._lock:
-            if self._leaving.is_set():  # the main thread is saying why already
+            if self._leaving.is_set():  # the main thread says already why
                 return
             self._leaving.set()
-        leave(self.rank, sentence, 1)
-
-
-def leave(rank: int, sentence: str, exit_code: int) -> None:
-    """End this process now, with one sentence on standard error and nothing half-written."""
-    try:
-        remove_unfinished()
-        say_last(rank, sentence)
-        if rank == 0:
-            time.sleep(0.2)  # rank 0 serves the store: let the others read their news before their peer vanishes
-    finally:
-        os._exit(exit_code)
-
-
-def say_last(rank: int | None, sentence: str) -> None:
-    """Print why this process ends on standard error, with its rank where there are others."""
-    with contextlib.suppress(OSError, ValueError):  # whoever read one of the two may be gone
-        sys.stdout.flush()
-    with contextlib.suppress(OSError, ValueError):
-        # The line may hold a progress bar: start afresh on it.
-        start = "\r\033[K" if sys.stderr.isatty() else ""
-        print(f"{start}{'' if rank is None else f'rank {rank}: '}{sentence}", file=sys.stderr, flush=True)
+        exit_now(self.rank, sentence, 1)

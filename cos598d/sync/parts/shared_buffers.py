@@ -11,7 +11,7 @@ import torch
 
 from cos598d.comm.communicator import Communicator
 from cos598d.errors import UserError
-from cos598d.world.memory import available_bytes
+from cos598d.world.limits import available_bytes
 
 CACHE_LINE = 64
 # A rank that waits leaves the core to the others: there may be more ranks than cores.
@@ -95,7 +95,7 @@ class Segments:
         """Block until `ranks` (else all members) have raised this flag.
 
         Raises UserError naming those that did not within the process group's timeout. A rank that is killed meanwhile
-        is told by the lifeline, which ends this process.
+        is told by the watchdog, which ends this process.
         """
         deadline, pause = None, FIRST_PAUSE_SECONDS
         while late := [rank for rank in self.missing(stage, i, step) if ranks is None or rank in ranks]:

@@ -1,4 +1,4 @@
-"""How the other ranks find rank 0: where it listens, and who answers there."""
+"""Rank 0's endpoint: where it listens, and how the other ranks find it and nobody else there."""
 
 import hmac
 import json
@@ -11,29 +11,29 @@ from datetime import timedelta
 from torch.distributed import DistError, PrefixStore, Store, TCPStore
 
 from cos598d.errors import UserError
-from cos598d.world.channel import Refusal, Stranger, make_key
-from cos598d.world.launch import Identity, check_launcher, inherited_listener, place_of
+from cos598d.world.channel import AuthenticationError, ProtocolError, make_key
+from cos598d.world.identity import Identity, check_launcher, inherited_listener
 from cos598d.world.network import listening_place
-from cos598d.world.store import RankStore
+from cos598d.world.store import StoreClient
 
 POLL_SECONDS = 0.05
-# A meeting point that was reached greets in milliseconds; a busy host may take longer.
+# Rank 0 greets a connection in milliseconds; on a busy host it may take longer.
 GREETING_SECONDS = 10.0
-HANGING_UP_SECONDS = 5.0  # how long one may close its door on us before it is taken for another program
-TELL_SECONDS = 2.0  # what is waited for longer is said
-QUEUE = 1024
+HANGING_UP_SECONDS = 5.0  # a program that closes our connections for so long is not rank 0
+TELL_SECONDS = 2.0  # a rank that waits for longer says so
+QUEUE = 1024  # of connections that are not accepted yet
 
 
 def open_listener(identity: Identity) -> socket.socket:
-    """Rank 0's listening socket: the starter's, or one at the meeting point's address.
+    """Rank 0's listening socket: the launcher's, or one at its own address and --master_port.
 
-    Where torchrun's agent has that port for a store of its own, another port, which is made known there.
+    Where torchrun's agent uses that port for a store of its own, another port, which is published in that store.
     """
     inherited = inherited_listener()
     if inherited:
         inherited.listen(QUEUE)
         return inherited
-    listener = listen(identity.meeting_ip, 0 if identity.store_is_served else identity.master_port)
+    listener = listen(identity.listening_ip, 0 if identity.store_is_served else identity.master_port)
     if identity.store_is_served:
         port = listener.getsockname()[1]
         _agents_store(identity).set("port", json.dumps([port, _proof(identity, port)]))
@@ -41,9 +41,9 @@ def open_listener(identity: Identity) -> socket.socket:
 
 
 def listen(ip: str, port: int, at_once: bool = True) -> socket.socket:
-    """A socket that listens at this host's own address `ip`, or only takes the place (`at_once` False).
+    """A socket that listens at this host's own address `ip`, or only reserves the port (`at_once` False).
 
-    Raises UserError where it cannot.
+    Raises UserError for an address that is not this host's, or a port that is taken or not allowed.
     """
     try:
         family, place = listening_place(ip, port)
@@ -55,11 +55,11 @@ def listen(ip: str, port: int, at_once: bool = True) -> socket.socket:
         listener.bind(place)
         if at_once:
             listener.listen(QUEUE)
-        else:  # else somebody else could take it too, before anybody listens there
+        else:  # while nobody listens there, another socket with this option could bind the port too
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
     except PermissionError:
         listener.close()
-        raise UserError(f"port {port} needs rights that this process has not: choose another --master_port.") from None
+        raise UserError(f"port {port} needs rights that this process lacks: choose another --master_port.") from None
     except OSError:
         listener.close()
         _check_address(ip)
@@ -70,56 +70,59 @@ def listen(ip: str, port: int, at_once: bool = True) -> socket.socket:
     return listener
 
 
-def find_rank_0(identity: Identity, seconds: float, deadline: float, say: Callable[[str], None]) -> RankStore:
-    """Knock at rank 0's door until it opens. `say` is called with a sentence where that takes long."""
+def find_rank_0(identity: Identity, seconds: float, deadline: float, say: Callable[[str], None]) -> StoreClient:
+    """Connect to rank 0, again and again until it answers. `say` is called with a sentence where that takes long.
+
+    Raises UserError where nothing has answered at `deadline`, or what answers is not rank 0 of this run.
+    """
     key = make_key(identity.secret, "meeting", identity.run_id)
-    started, said, hung_up = time.monotonic(), False, 0.0
+    started, said, hung_up_since = time.monotonic(), False, 0.0
     agent = _agents_store(identity) if identity.store_is_served else None
     while True:
         check_launcher()
         port = _published_port(identity, agent) if agent else identity.master_port
         try:
             if port:
-                store = RankStore((identity.meeting_ip, port), key, identity.rank, seconds, check_launcher)
+                store = StoreClient((identity.listening_ip, port), key, identity.rank, seconds, check_launcher)
                 store.open(GREETING_SECONDS)
                 return store
         except socket.gaierror:
             raise _unknown_host(identity.master_ip) from None
-        except Refusal:
+        except AuthenticationError:
             raise UserError(
-                f"rank 0 at {place_of(identity)} has another secret or is of another run: start all ranks as the same "
-                f"user or with the same --secret, and each run with a --master_port of its own."
+                f"rank 0 at {identity.endpoint} has another secret or is of another run: start all ranks as the same "
+                f"user or with the same --secret, and give each run a --master_port of its own."
             ) from None
-        except Stranger:
-            raise _is_another(identity) from None
+        except ProtocolError:
+            raise _not_rank_0(identity) from None
         except (ConnectionResetError, BrokenPipeError):
-            hung_up = hung_up or time.monotonic()
-            if time.monotonic() - hung_up > HANGING_UP_SECONDS:
-                raise _is_another(identity) from None
+            hung_up_since = hung_up_since or time.monotonic()
+            if time.monotonic() - hung_up_since > HANGING_UP_SECONDS:
+                raise _not_rank_0(identity) from None
         except OSError:
-            hung_up = 0.0
+            hung_up_since = 0.0
         now = time.monotonic()
         if now > deadline:
             raise UserError(
-                f"rank 0 is missing: nothing answered at {place_of(identity)} within {seconds:g} s; start it there "
+                f"rank 0 is missing: nothing answered at {identity.endpoint} within {seconds:g} s; start it there "
                 f"(--local_rank 0) or correct --master_ip and --master_port."
             )
         if not said and now - started > TELL_SECONDS:
-            say(f"waiting for rank 0 at {place_of(identity)} ...")
+            say(f"waiting for rank 0 at {identity.endpoint} ...")
             said = True
         time.sleep(POLL_SECONDS)
 
 
 def _unknown_host(ip: str) -> UserError:
     return UserError(
-        f"--master_ip {ip} is not a host that this one knows: give the address of rank 0's host, "
+        f"--master_ip {ip} is not a host that this host knows: give the address of rank 0's host, "
         f"the same on every rank (or MASTER_ADDR, under a launcher)."
     )
 
 
-def _is_another(identity: Identity) -> UserError:
+def _not_rank_0(identity: Identity) -> UserError:
     return UserError(
-        f"what answers at {place_of(identity)} is not rank 0 of this run: choose another --master_port, "
+        f"what answers at {identity.endpoint} is not rank 0 of this run: choose another --master_port, "
         f"the same on every rank."
     )
 
@@ -137,7 +140,7 @@ def _check_address(address: str) -> None:
 
 
 def _agents_store(identity: Identity) -> Store:
-    """The store of torchrun's agent. Nothing is taken from it but a port, with a proof."""
+    """The store of torchrun's agent. It is trusted with nothing: it only holds rank 0's port, with a proof."""
     opened: list[Store] = []
 
     def open_it() -> None:
@@ -148,24 +151,24 @@ def _agents_store(identity: Identity) -> Store:
         except DistError:
             pass
 
-    # torch waits without end for the greeting of a server that is no store, so it waits in a thread of its own.
+    # torch waits forever for the greeting of a server that is not a store, so it waits in a thread of its own.
     thread = threading.Thread(target=open_it, name="opening the store", daemon=True)
     thread.start()
     thread.join(GREETING_SECONDS)
     if not opened:
-        raise _is_another(identity)
+        raise _not_rank_0(identity)
     return PrefixStore(f"cos598d/{identity.attempt}", opened[0])
 
 
 def _published_port(identity: Identity, agent: Store) -> int | None:
-    """The port that rank 0 has made known; None where there is none yet, or what is there is not rank 0's."""
+    """The port that rank 0 has published; None where there is none yet, or rank 0 did not write it."""
     try:
         if not agent.check(["port"]):
             return None
         port, proof = json.loads(agent.get("port"))
         return port if hmac.compare_digest(proof, _proof(identity, port)) else None
     except DistError:
-        raise UserError(f"torchrun's agent at {identity.master_ip}:{identity.master_port} is gone.") from None
+        raise UserError(f"torchrun's agent at {identity.endpoint} is gone.") from None
     except (ValueError, TypeError, RecursionError):
         return None
 

@@ -3,7 +3,7 @@
 import pytest
 
 from cos598d.errors import UsageError
-from cos598d.world.launch import find_identity, first_host
+from cos598d.world.identity import find_identity, first_host
 
 
 def test_flags_win_over_the_environment():

@@ -1,4 +1,4 @@
-"""The meeting point's door: strangers are dropped whatever they send, and the run goes on; nothing is forged."""
+"""The handshake with rank 0: strangers are dropped whatever they send, and the run goes on; nothing is forged."""
 
 import ast
 import contextlib
@@ -20,13 +20,14 @@ from programs import ROOT
 from torch.distributed import DistNetworkError, HashStore
 
 from cos598d.errors import UserError
-from cos598d.world import channel, doorway, rendezvous
-from cos598d.world.channel import GREETING, NONCE_BYTES, Frames, Refusal, Stranger, connect, make_key
+from cos598d.world import channel, endpoint, handshake, rendezvous
+from cos598d.world.channel import AuthenticationError, Frames, ProtocolError, make_key
+from cos598d.world.handshake import GREETING, NONCE_BYTES, connect
 from cos598d.world.meeting import Meeting
 from cos598d.world.rendezvous import meet
-from cos598d.world.store import RankStore
+from cos598d.world.store import StoreClient
 
-pytestmark = pytest.mark.usefixtures("receptions")
+pytestmark = pytest.mark.usefixtures("servers")
 
 
 def is_dropped(line, seconds=15):
@@ -64,7 +65,7 @@ def meet_says(identity):
     return str(caught.value)
 
 
-def test_strangers_before_and_after_the_meeting_are_dropped_and_the_run_goes_on(receptions):
+def test_strangers_before_and_after_the_meeting_are_dropped_and_the_run_goes_on(servers):
     them, lines_of_strangers = identities(3), []
 
     def come(port):
@@ -75,19 +76,19 @@ def test_strangers_before_and_after_the_meeting_are_dropped_and_the_run_goes_on(
     assert all(isinstance(meeting, Meeting) for meeting in meetings), meetings
     come(them[0].master_port)
     assert all_exchange(meetings) == [[{"rank": rank} for rank in range(3)]] * 3
-    assert receptions[0]._thread.is_alive()
+    assert servers[0]._thread.is_alive()
     assert all(is_dropped(line) for line in lines_of_strangers[: len(RUBBISH)])
 
 
-def test_a_silent_connection_is_dropped_in_time(receptions, monkeypatch):
-    monkeypatch.setattr(channel, "GUEST_SECONDS", 0.2)
+def test_a_silent_connection_is_dropped_in_time(servers, monkeypatch):
+    monkeypatch.setattr(handshake, "PENDING_SECONDS", 0.2)
     them, silent = identities(2), []
     meetings = met(them, between=lambda port: silent.append(socket.create_connection(("127.0.0.1", port))))
     assert all(isinstance(meeting, Meeting) for meeting in meetings), meetings
     assert is_dropped(silent[0], 10)
 
 
-def test_whoever_has_another_secret_cannot_join_object_or_end_the_run(receptions):
+def test_whoever_has_another_secret_cannot_join_object_or_end_the_run(servers):
     def come(port):
         stranger = replace(identities(2, port, secret=b"another secret, made up")[1])
         with pytest.raises(UserError, match="has another secret or is of another run"):
@@ -96,7 +97,7 @@ def test_whoever_has_another_secret_cannot_join_object_or_end_the_run(receptions
 
     meetings = met(identities(2), between=come)
     assert all(isinstance(meeting, Meeting) for meeting in meetings), meetings
-    assert receptions[0].objection == ""
+    assert servers[0].objection == ""
 
 
 def test_two_runs_of_a_launcher_do_not_mix_at_one_port():
@@ -108,11 +109,11 @@ def test_two_runs_of_a_launcher_do_not_mix_at_one_port():
     assert all(isinstance(meeting, Meeting) for meeting in meetings), meetings
 
 
-def test_without_a_secret_nobody_gets_in_once_the_ranks_have_met(receptions):
+def test_without_a_secret_nobody_gets_in_once_the_ranks_have_met(servers):
     them = identities(2, secret=b"")
     meetings = met(them)
     assert all(isinstance(meeting, Meeting) for meeting in meetings), meetings
-    store = RankStore(("127.0.0.1", them[0].master_port), make_key(b"", "meeting", ""), 1, 5)
+    store = StoreClient(("127.0.0.1", them[0].master_port), make_key(b"", "meeting", ""), 1, 5)
     for attempt in (lambda: store.set("key", "value"), lambda: store.exchange("exchange/1", 0), store.num_keys):
         store.open(5)
         with pytest.raises(DistNetworkError):
@@ -123,16 +124,16 @@ def test_without_a_secret_nobody_gets_in_once_the_ranks_have_met(receptions):
     assert all_exchange(meetings)[0] == [{"rank": 0}, {"rank": 1}]
 
 
-def test_without_a_secret_strangers_who_know_the_words_of_the_meeting_do_not_stay(receptions, monkeypatch):
+def test_without_a_secret_strangers_who_know_the_words_of_the_meeting_do_not_stay(servers, monkeypatch):
     them = identities(2, secret=b"")
     meetings = met(them)
     place, key = ("127.0.0.1", them[0].master_port), make_key(b"", "meeting", "")
-    monkeypatch.setattr(channel, "GUESTS", 8)
-    monkeypatch.setattr(channel, "PAUSE_SECONDS", 0)
+    monkeypatch.setattr(handshake, "MOST_PENDING", 8)
+    monkeypatch.setattr(handshake, "PAUSE_SECONDS", 0)
     before = len(psutil.Process().net_connections("tcp"))
     strangers = [connect(place, key, 1, 5, 100)[0] for _ in range(12)]
-    wait_until(lambda: len(receptions[0]._lines) == 2 + 4)  # the ranks', and half of as many as may knock
-    monkeypatch.setattr(channel, "GUEST_SECONDS", 0.1)
+    wait_until(lambda: len(servers[0]._connections) == 2 + 4)  # the ranks', and half of as many as may be pending
+    monkeypatch.setattr(handshake, "PENDING_SECONDS", 0.1)
     assert all(is_dropped(line) for line in strangers)
     for line in strangers:
         line.close()
@@ -140,7 +141,7 @@ def test_without_a_secret_strangers_who_know_the_words_of_the_meeting_do_not_sta
     assert len(all_exchange(meetings)) == 2
 
 
-def test_a_door_without_descriptors_left_pauses_and_opens_again():
+def test_an_acceptor_without_descriptors_left_pauses_and_goes_on():
     class Full:
         def __init__(self, listener):
             self.listener, self.is_full = listener, True
@@ -155,30 +156,30 @@ def test_a_door_without_descriptors_left_pauses_and_opens_again():
 
     with selectors.DefaultSelector() as selector, socket.create_server(("127.0.0.1", 0)) as server:
         full = Full(server)
-        door = channel.Door(full, b"key", selector, 100, 1)
+        acceptor = handshake.Acceptor(full, b"key", selector, 100, 1)
         with socket.create_connection(server.getsockname()) as line:
             ((ready, _),) = selector.select(5)
-            door.admit(ready.fileobj)
+            acceptor.advance(ready.fileobj)
             assert selector.select(0) == []  # else it would be readable without end
             full.is_full = False
-            wait_until(lambda: door.sweep() == 1.0)
+            wait_until(lambda: acceptor.sweep() == 1.0)
             ((ready, _),) = selector.select(5)
-            door.admit(ready.fileobj)
+            acceptor.advance(ready.fileobj)
             assert line.recv(len(GREETING)) == GREETING
-        door.close()
+        acceptor.close()
 
 
-def test_rank_0_serves_itself_while_strangers_stand_at_its_door(receptions, monkeypatch):
-    """They come as fast as they can once all ranks have come; the door lets one in at a time, rank 0 needs none."""
-    monkeypatch.setattr(channel, "PAUSE_SECONDS", 3600)
-    them, strangers, begin = identities(2), [], rendezvous.Reception.begin
+def test_rank_0_serves_itself_while_strangers_queue_at_its_port(servers, monkeypatch):
+    """They come as fast as they can once all ranks have come; one is accepted at a time, and rank 0 does not queue."""
+    monkeypatch.setattr(handshake, "PAUSE_SECONDS", 3600)
+    them, strangers, begin = identities(2), [], rendezvous.AdmissionServer.begin
 
     def flooded(self, verdict):
         begin(self, verdict)
         strangers.append(socket.create_connection(("127.0.0.1", them[0].master_port)))
-        wait_until(lambda: self.door._opens_again)
+        wait_until(lambda: self.acceptor._opens_again)
 
-    monkeypatch.setattr(rendezvous.Reception, "begin", flooded)
+    monkeypatch.setattr(rendezvous.AdmissionServer, "begin", flooded)
     meetings = met(them, seconds=5)
     assert all(isinstance(meeting, Meeting) for meeting in meetings), meetings
     assert meetings[0].store.local_address == "127.0.0.1"
@@ -186,22 +187,22 @@ def test_rank_0_serves_itself_while_strangers_stand_at_its_door(receptions, monk
 
 
 @pytest.mark.parametrize("stopped", [KeyboardInterrupt(), UserError("the program that started this worker is gone.")])
-def test_when_rank_0_is_stopped_in_the_meeting_those_who_came_hear_it(stopped, receptions, monkeypatch):
+def test_when_rank_0_is_stopped_in_the_meeting_those_who_came_hear_it(stopped, servers, monkeypatch):
     them = identities(3)
 
     def stop():
-        if receptions and 1 in receptions[0]._arrived:
+        if servers and 1 in servers[0]._arrived:
             raise stopped
 
     monkeypatch.setattr(rendezvous, "check_launcher", stop)
     with ThreadPoolExecutor(2) as pool:
         zero, one = (pool.submit(meet, identity, 20, {}) for identity in them[:2])
-        with pytest.raises(UserError, match="rank 0 left the meeting: (it was stopped|the program that started)"):
+        with pytest.raises(UserError, match="rank 0 left before the run began: (it was|the program that)"):
             one.result(30)
         assert zero.exception(30) is stopped
 
 
-def test_a_rank_of_other_words_cannot_put_escapes_on_a_terminal(receptions):
+def test_a_rank_of_other_words_cannot_put_escapes_on_a_terminal(servers):
     them = identities(2)
     with ThreadPoolExecutor(2) as pool:
         zero = pool.submit(meet, them[0], 20, {"sync": "ring"})
@@ -212,7 +213,7 @@ def test_a_rank_of_other_words_cannot_put_escapes_on_a_terminal(receptions):
             assert not re.search(r"[\x00-\x1f]", str(caught.value))
 
 
-def test_rank_0_listens_at_the_meeting_point_alone(receptions):
+def test_rank_0_listens_at_the_meeting_point_alone(servers):
     them = identities(2)
     assert all(isinstance(meeting, Meeting) for meeting in met(them))
     own = [c.laddr for c in psutil.Process().net_connections("inet") if c.status == psutil.CONN_LISTEN]
@@ -225,13 +226,13 @@ def test_a_message_that_is_not_the_other_end_s_is_refused_whatever_was_changed()
     assert Frames(session, accepted=False, largest=100).unpack(message) == [["lost", 3]]
     for at in range(4, len(message)):
         forged = message[:at] + bytes([message[at] ^ 1]) + message[at + 1 :]
-        with pytest.raises(Stranger):
+        with pytest.raises(ProtocolError):
             Frames(session, accepted=False, largest=100).unpack(forged)
     twice = Frames(session, accepted=False, largest=100)
     twice.unpack(message)
-    with pytest.raises(Stranger):
+    with pytest.raises(ProtocolError):
         twice.unpack(message)  # said again by somebody who heard it
-    with pytest.raises(Stranger, match="of at most 100"):
+    with pytest.raises(ProtocolError, match="of at most 100"):
         Frames(session, accepted=False, largest=100).unpack(b"\xff" * 4)
 
 
@@ -249,7 +250,7 @@ def test_a_program_that_answers_in_rank_0_s_place_is_not_believed():
 
         thread = threading.Thread(target=pretend)
         thread.start()
-        with pytest.raises(Refusal):
+        with pytest.raises(AuthenticationError):
             connect(server.getsockname(), make_key(SECRET), 1, 5, 100)
         thread.join()
 
@@ -257,12 +258,12 @@ def test_a_program_that_answers_in_rank_0_s_place_is_not_believed():
 def test_torchrun_s_store_is_believed_only_where_it_proves_the_port():
     identity = identities(2, run_id="9")[0]
     store = HashStore()
-    assert doorway._published_port(identity, store) is None
+    assert endpoint._published_port(identity, store) is None
     for forged in ("7000", json.dumps([7000, "0" * 64]), json.dumps([7000, None]), "[" * 100_000, "\x00"):
         store.set("port", forged)
-        assert doorway._published_port(identity, store) is None
-    store.set("port", json.dumps([7000, doorway._proof(identity, 7000)]))
-    assert doorway._published_port(identity, store) == 7000
+        assert endpoint._published_port(identity, store) is None
+    store.set("port", json.dumps([7000, endpoint._proof(identity, 7000)]))
+    assert endpoint._published_port(identity, store) == 7000
 
 
 def test_nothing_that_could_unpickle_what_came_by_a_socket_is_used():

@@ -7,8 +7,8 @@ from programs import ROOT, script
 
 SAYING = """
 import sys
-from cos598d.world.spokesman import one_speaks
-with one_speaks(sys.argv[1]) as is_first:
+from cos598d.world.exit import first_to_say
+with first_to_say(sys.argv[1]) as is_first:
     print(is_first, flush=True)
     sys.stdin.read(1)
 """

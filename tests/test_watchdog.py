@@ -1,4 +1,4 @@
-"""The lines that tell of lost ranks, as a tree: every rank names the one that was lost, whoever sits above or below."""
+"""The watchdog, as a tree: every rank names the one that was lost, whoever sits above or below."""
 
 import os
 import signal
@@ -10,19 +10,18 @@ import pytest
 from torch.distributed import FileStore
 
 from cos598d.rank import _explain
-from cos598d.world import lines
-from cos598d.world import watchdog as lifeline
-from cos598d.world.launch import Identity
+from cos598d.world import exit, neighbours, watchdog
+from cos598d.world.identity import Identity
 from cos598d.world.meeting import Meeting
-from cos598d.world.watchdog import Lifeline
+from cos598d.world.watchdog import Watchdog
 
 SIZE = 7  # with two below each: 0 has 1 and 2, 1 has 3 and 4, 2 has 5 and 6
 
 
 @pytest.fixture
 def world(tmp_path, monkeypatch):
-    """Processes that have a lifeline and do nothing but wait: world() -> their ids; what they said is in tmp_path."""
-    monkeypatch.setattr(lines, "FAN_OUT", 2)
+    """Processes that have a watchdog and do nothing but wait: world() -> their ids; what they said is in tmp_path."""
+    monkeypatch.setattr(neighbours, "FAN_OUT", 2)
     started = {}
 
     def be(rank, before):
@@ -32,12 +31,12 @@ def world(tmp_path, monkeypatch):
         sys.stderr = os.fdopen(2, "w", closefd=False)
         meeting = Meeting(Identity(rank, SIZE), FileStore(str(tmp_path / "store"), SIZE), ["here"] * SIZE, seconds=20)
         before(meeting)
-        mine = Lifeline(meeting)
+        mine = Watchdog(meeting)
         (tmp_path / f"ready{rank}").touch()
         wait_for(tmp_path / "go")
         if (tmp_path / "fail").read_text() == str(rank):
             mine.fail("its data are gone\x1b[31m")
-            lifeline.leave(rank, "its data are gone", 1)
+            exit.exit_now(rank, "its data are gone", 1)
         if (tmp_path / "fail").read_text() == f"late {rank}":
             mine.fail(_explain(RuntimeError("[/a/gloo/b.cc:78] Timed out waiting 500ms for recv"), mine)[0])
             os._exit(1)
@@ -116,11 +115,11 @@ def test_all_leave_in_order_when_all_are_done(world, tmp_path):
     assert not any(said(tmp_path, rank) for rank in range(SIZE))
 
 
-def test_strangers_at_a_rank_s_door_are_no_lost_ranks(world, tmp_path):
+def test_strangers_at_a_rank_s_port_are_not_lost_ranks(world, tmp_path):
     """They come before its children do, say nothing, rubbish or too much, and stay."""
 
     def attacked(meeting):
-        listen = lines.listen
+        listen = neighbours.listen
 
         def listen_to_strangers(*words):
             listener = listen(*words)
@@ -132,7 +131,7 @@ def test_strangers_at_a_rank_s_door_are_no_lost_ranks(world, tmp_path):
                     stranger.send(rubbish)
             return listener
 
-        lines.listen = listen_to_strangers
+        neighbours.listen = listen_to_strangers
 
     strangers = []
     started = world(attacked)
@@ -145,13 +144,13 @@ def test_strangers_at_a_rank_s_door_are_no_lost_ranks(world, tmp_path):
 def test_a_defect_in_the_watching_thread_ends_the_run_in_a_sentence(world, tmp_path, monkeypatch):
     def spoilt(meeting):
         if meeting.identity.rank == 3:
-            Lifeline._on_message = lambda self, sender, message: message["nothing"]
+            Watchdog._on_message = lambda self, sender, message: message["nothing"]
 
     started = world(spoilt)
     (tmp_path / "fail").write_text("5")
     (tmp_path / "go").touch()
     ends(started)
-    assert said(tmp_path, 3) == "rank 3: the line that tells of lost ranks failed: KeyError: 'nothing'.\n"
+    assert said(tmp_path, 3) == "rank 3: the watchdog failed: KeyError: 'nothing'.\n"
     assert "rank 0: stopped because rank 5 did" in said(tmp_path, 0)
 
 
@@ -193,10 +192,10 @@ def test_how_long_a_host_may_be_silent_is_the_flag_s(monkeypatch):
         def setsockopt(self, level, option, value):
             set_to[option] = value
 
-    monkeypatch.setattr(lifeline, "open_lines", lambda meeting: {Line(): lifeline.Peer(0, None)})
+    monkeypatch.setattr(watchdog, "connect_neighbours", lambda meeting: {Line(): watchdog.Neighbour(0, None)})
     for seconds in (4, 8, 30, 61):
-        mine = object.__new__(Lifeline)
-        mine.rank, mine._parent, mine._all_below_finished = 1, 0, lifeline.threading.Event()
+        mine = object.__new__(Watchdog)
+        mine.rank, mine._parent, mine._all_below_finished = 1, 0, watchdog.threading.Event()
         mine._connect(Meeting(Identity(1, 2, silence_seconds=seconds), None, [], 20))
         idle, interval, count = (set_to[getattr(socket, f"TCP_KEEP{name}")] for name in ("IDLE", "INTVL", "CNT"))
         assert idle + interval * count == seconds
@@ -206,12 +205,12 @@ def test_how_long_a_host_may_be_silent_is_the_flag_s(monkeypatch):
 @pytest.mark.parametrize("size", [1, 2, 33, 34, 1024, 1100])
 def test_every_rank_but_0_has_one_parent_that_knows_it(size):
     for rank in range(size):
-        children = lines.children_of(rank, size)
-        assert len(children) <= lines.FAN_OUT
-        assert all(lines.parent_of(child) == rank for child in children)
-    assert sum(len(lines.children_of(rank, size)) for rank in range(size)) == size - 1
+        children = neighbours.children_of(rank, size)
+        assert len(children) <= neighbours.FAN_OUT
+        assert all(neighbours.parent_of(child) == rank for child in children)
+    assert sum(len(neighbours.children_of(rank, size)) for rank in range(size)) == size - 1
     if size <= 33:
-        assert not any(lines.children_of(rank, size) for rank in range(1, size))  # a star
+        assert not any(neighbours.children_of(rank, size) for rank in range(1, size))  # a star
 
 
 @pytest.mark.parametrize(

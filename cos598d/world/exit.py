@@ -1,0 +1,59 @@
+"""How a rank ends: one sentence on standard error, said once where ranks share a terminal, and nothing half-written."""
+
+import contextlib
+import errno
+import hashlib
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator
+
+from cos598d.files import remove_unfinished
+
+LOST_RANK = "lost rank {rank}, which ended without a word (killed, or its host is gone)."
+STAY_SECONDS = 2.0  # how long the first process with a sentence keeps it, for those that fail a little later
+NEWS_SECONDS = 0.2
+
+
+def exit_now(rank: int, sentence: str, exit_code: int) -> None:
+    """End this process at once, with one sentence on standard error and nothing half-written."""
+    try:
+        remove_unfinished()
+        print_last_words(rank, sentence)
+        if rank == 0:
+            time.sleep(NEWS_SECONDS)  # rank 0 serves the store: the others read their news before it vanishes
+    finally:
+        os._exit(exit_code)
+
+
+def print_last_words(rank: int | None, sentence: str) -> None:
+    """Print on standard error why this process ends, with its rank where there are others."""
+    with contextlib.suppress(OSError, ValueError):  # either stream may be closed or unread by now
+        sys.stdout.flush()
+    with contextlib.suppress(OSError, ValueError):
+        # The terminal's line may hold a progress bar: start it afresh.
+        start = "\r\033[K" if sys.stderr.isatty() else ""
+        print(f"{start}{'' if rank is None else f'rank {rank}: '}{sentence}", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def first_to_say(sentence: str) -> Iterator[bool]:
+    """Whether this process is the first of its parent's children with this sentence; the first stays a moment after it.
+
+    On Linux the kernel decides: an abstract socket's name belongs to one process at a time, until that process ends.
+    On other systems every process is the first.
+    """
+    if sys.platform != "linux":
+        yield True
+        return
+    words = f"{os.getuid()} {os.getppid()} {sentence}"
+    name = f"\0cos598d {hashlib.sha256(words.encode(errors='replace')).hexdigest()}"  # the NUL makes it abstract
+    with socket.socket(socket.AF_UNIX) as claim:
+        try:
+            claim.bind(name)
+        except OSError as error:
+            yield error.errno != errno.EADDRINUSE
+            return
+        yield True
+        time.sleep(STAY_SECONDS)

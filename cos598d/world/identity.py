@@ -1,0 +1,231 @@
+"""Who am I among the ranks: rank, world size and rank 0's address, from the flags, torchrun, SLURM or MPI."""
+
+import os
+import re
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from cos598d.errors import UsageError, UserError
+from cos598d.world.network import DEFAULT_IP, DEFAULT_PORT, interface_of, is_loopback
+from cos598d.world.secret import find_secret
+
+SILENCE_SECONDS, SHORTEST_SILENCE = 8, 4
+# Set by `launch.start_local_workers` for its workers: its process, without which they leave, and rank 0's socket.
+LAUNCHER_PID, LISTENER = "COS598D_LAUNCHER_PID", "COS598D_LISTENER"
+NOT_STARTED = "not started"  # the source of a world whose ranks have to be started
+
+
+@dataclass(frozen=True)
+class Identity:
+    """One process's place: its rank among world_size ranks, which meet at master_ip:master_port.
+
+    Raises UsageError for values that contradict each other.
+    """
+
+    rank: int
+    world_size: int
+    master_ip: str = DEFAULT_IP
+    master_port: int = DEFAULT_PORT
+    source: str = "flags"  # flags, local, torchrun, srun, mpirun or alone
+    store_is_served: bool = False  # torchrun's agent already serves a key-value store at master_ip:master_port
+    attempt: str = "0"  # torchrun's restart count: a restarted world meets under new keys
+    shares_terminal: bool = False  # started with others in one terminal: rank 0 speaks for all
+    one_host: bool = False  # the launcher says that all ranks are on this host
+    run_id: str = ""  # the launcher's name for this run, if it has one
+    secret: bytes = field(default=b"", repr=False)  # what every rank must know; may be empty
+    silence_seconds: int = SILENCE_SECONDS  # a host that is silent for so long counts as lost
+
+    def __post_init__(self):
+        if self.world_size < 1:
+            raise UsageError(f"--world_size {self.world_size}: a world has at least 1 rank.")
+        if not 0 <= self.rank < self.world_size:
+            raise UsageError(
+                f"rank {self.rank} is outside the world: with --world_size {self.world_size} "
+                f"the ranks are 0 to {self.world_size - 1}."
+            )
+        if not 0 < self.master_port < 65536:
+            raise UsageError(f"--master_port {self.master_port} is not a port: give a number from 1 to 65535.")
+        if self.silence_seconds < SHORTEST_SILENCE:
+            raise UsageError(
+                f"--silence_seconds {self.silence_seconds}: give a whole number of at least {SHORTEST_SILENCE}."
+            )
+
+    @property
+    def endpoint(self) -> str:
+        """Where the ranks meet, in words."""
+        return f"{self.master_ip}:{self.master_port}"
+
+    @property
+    def listening_ip(self) -> str:
+        """Where rank 0 listens: at master_ip, or on loopback alone where all ranks are on one host."""
+        return DEFAULT_IP if self.one_host else self.master_ip
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this rank prints its progress: every rank with a terminal of its own, else rank 0 alone."""
+        return self.rank == 0 or not self.shares_terminal
+
+
+def find_identity(
+    world_size: int | None = None,
+    rank: int | None = None,
+    master_ip: str | None = None,
+    master_port: int | None = None,
+    secret: str | None = None,
+    silence_seconds: int | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> Identity | None:
+    """This process's place in the world, from the flags (None where not given) and the environment.
+
+    A rank flag wins; then the variables of torchrun, srun and mpirun. Without any of them the world is this process
+    alone, unless `world_size` asks for more: then the result is None, and `start_local_workers` should start the ranks.
+    `secret` is a file's name; `find_secret` says where else the secret may be.
+
+    Raises UsageError for a rank outside the world, a variable that is not a number, or a flag that contradicts
+    what the launcher said.
+    """
+    found = _find_place(world_size, rank, master_ip, master_port, environ)
+    found = replace(found, silence_seconds=SILENCE_SECONDS if silence_seconds is None else silence_seconds)
+    if found.source == NOT_STARTED:
+        return None
+    if found.world_size == 1:
+        return found
+    return replace(found, secret=find_secret(secret, is_loopback(found.listening_ip), environ))
+
+
+def _find_place(
+    world_size: int | None, rank: int | None, master_ip: str | None, master_port: int | None, environ: Mapping[str, str]
+) -> Identity:
+    ip, port = master_ip or DEFAULT_IP, master_port or DEFAULT_PORT
+    if rank is not None and rank != -1:  # -1 is the course's word for none
+        if world_size is None:
+            raise UsageError(f"--local_rank {rank} needs --world_size: how many ranks are there in all?")
+        return Identity(rank, world_size, ip, port)
+    for name, read in (("torchrun", _from_torchrun), ("srun", _from_slurm), ("mpirun", _from_mpi)):
+        found = read(environ)
+        if found is None or (found.world_size == 1 and (world_size or 1) > 1):
+            continue  # an interactive step of one task does not launch several ranks
+        if world_size is not None and world_size != found.world_size:
+            raise UsageError(
+                f"--world_size {world_size} contradicts {name}, which started {found.world_size} ranks: "
+                f"leave the flag out or start {world_size}."
+            )
+        if not found.store_is_served:
+            found = replace(found, master_ip=master_ip or found.master_ip, master_port=master_port or found.master_port)
+        if found.source == "srun" and not master_ip and not environ.get("MASTER_ADDR"):
+            found = replace(found, master_ip=_known_address(found, environ))
+        return found
+    if world_size is None or world_size == 1:
+        return Identity(0, 1, ip, port, source="alone")
+    return Identity(0, world_size, ip, port, source=NOT_STARTED)
+
+
+def _number(environ: Mapping[str, str], name: str) -> int:
+    try:
+        return int(environ[name])
+    except KeyError:
+        raise UsageError(f"the environment has no {name}, which this launcher should set.") from None
+    except ValueError:
+        raise UsageError(f"the environment's {name}={environ[name]!r} is not a number.") from None
+
+
+def _master_port(environ: Mapping[str, str]) -> int:
+    return _number(environ, "MASTER_PORT") if "MASTER_PORT" in environ else DEFAULT_PORT
+
+
+def _from_torchrun(environ: Mapping[str, str]) -> Identity | None:
+    if "RANK" not in environ or "WORLD_SIZE" not in environ:
+        return None
+    is_served = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return Identity(
+        _number(environ, "RANK"),
+        _number(environ, "WORLD_SIZE"),
+        environ.get("MASTER_ADDR", DEFAULT_IP),
+        _master_port(environ),
+        source="local" if LAUNCHER_PID in environ else "torchrun",
+        store_is_served=is_served,
+        attempt=environ.get("TORCHELASTIC_RESTART_COUNT", "0"),
+        shares_terminal=True,
+        one_host=is_served and environ.get("LOCAL_WORLD_SIZE") == environ["WORLD_SIZE"],
+        run_id=environ.get("TORCHELASTIC_RUN_ID", ""),
+    )
+
+
+def _from_slurm(environ: Mapping[str, str]) -> Identity | None:
+    # Only srun sets SLURM_STEP_ID: a batch script has the other variables too.
+    if "SLURM_STEP_ID" not in environ or "SLURM_PROCID" not in environ:
+        return None
+    size = _number(environ, "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS")
+    nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_NODELIST", "")
+    return Identity(
+        _number(environ, "SLURM_PROCID"),
+        size,
+        environ.get("MASTER_ADDR") or first_host(nodes) or DEFAULT_IP,
+        _master_port(environ),
+        source="srun",
+        shares_terminal=True,
+        run_id=f"{environ.get('SLURM_JOB_ID', '')}.{environ['SLURM_STEP_ID']}",
+    )
+
+
+def _known_address(identity: Identity, environ: Mapping[str, str]) -> str:
+    """Rank 0's address under srun, where SLURM gives only the name of its node.
+
+    On a single node it is loopback. A name that this host does not know is replaced by the address of the node where
+    srun was called, which is rank 0's in a batch job; rank 0 sees whether it is. Otherwise the name stays, and finding
+    rank 0 fails with a sentence.
+    """
+    if environ.get("SLURM_STEP_NUM_NODES", environ.get("SLURM_NNODES")) == "1":
+        return DEFAULT_IP
+    try:
+        socket.getaddrinfo(identity.master_ip, None)
+        return identity.master_ip
+    except socket.gaierror:
+        launched_on = environ.get("SLURM_LAUNCH_NODE_IPADDR")
+    if launched_on and (identity.rank != 0 or interface_of(launched_on)):
+        return launched_on
+    return identity.master_ip
+
+
+def first_host(nodes: str) -> str:
+    """The first host of SLURM's list: "a[03-07,9],b" gives "a03", "" gives ""."""
+    return re.sub(r"\[(\d+)[^\]]*\]", r"\1", nodes).partition(",")[0]
+
+
+def _from_mpi(environ: Mapping[str, str]) -> Identity | None:
+    for rank, size, local_size in (
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+        ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),
+    ):
+        if rank not in environ:
+            continue
+        world_size = _number(environ, size)
+        several_hosts = local_size in environ and _number(environ, local_size) != world_size
+        if several_hosts and "MASTER_ADDR" not in environ:
+            raise UsageError(
+                "mpirun started ranks on several hosts: give rank 0's address (mpirun -x MASTER_ADDR=...)."
+            )
+        return Identity(
+            _number(environ, rank),
+            world_size,
+            environ.get("MASTER_ADDR", DEFAULT_IP),
+            _master_port(environ),
+            source="mpirun",
+            shares_terminal=True,
+            run_id=environ.get("PMIX_NAMESPACE", ""),
+        )
+    return None
+
+
+def check_launcher() -> None:
+    """Raise UserError if this process is a worker whose launcher is gone."""
+    launcher = os.environ.get(LAUNCHER_PID)
+    if launcher and os.getppid() != int(launcher):
+        raise UserError("the program that started this worker is gone.")
+
+
+def inherited_listener() -> socket.socket | None:
+    """The listening socket that the launcher opened for rank 0, if it did; it can be taken once."""
+    descriptor = os.environ.pop(LISTENER, None)
+    return socket.socket(fileno=int(descriptor)) if descriptor else None
