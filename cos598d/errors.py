@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 
 class UserError(Exception):
-    """Something the user gave cannot work.
+    """Something that the user gave cannot work.
 
     The message is one sentence: what was wrong (with the value), what was expected, what to do.
     Every entry point prints it without a traceback and exits with `exit_code`.
@@ -15,14 +15,14 @@ class UserError(Exception):
 
 
 class UsageError(UserError):
-    """A word on the command line that cannot work, found before anything started."""
+    """A word on the command line that cannot work, noticed before anything started."""
 
     exit_code = 2
 
 
 @contextlib.contextmanager
 def flag_called(here: str, there: str) -> Iterator[None]:
-    """Let an error of the block name the flag `there` by its name `here`, which is the one that the user has typed."""
+    """Let an error in the block name the flag `there` as `here`, which is what the user has typed."""
     try:
         yield
     except UserError as error:

@@ -9,9 +9,11 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from cos598d.errors import UserError
+
+Made = TypeVar("Made")
 
 _unfinished: set[str] = set()
 
@@ -20,16 +22,16 @@ _unfinished: set[str] = set()
 def whole_file(path: str | os.PathLike, mode: str = "w") -> Iterator[IO[Any]]:
     """Open a file for writing that takes the name `path` only when the block ends well.
 
-    `mode` is "w" (UTF-8 text) or "wb". If the block raises, nothing is left behind and
-    whatever stood under `path` before still stands. An OSError that names no file, or the one beside, names `path`.
+    `mode` is "w" (UTF-8 text) or "wb". If the block raises, nothing is left behind, and an older file at `path` stays
+    as it is. An OSError that names no file, or the unfinished one, then names `path`.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = ""
     try:
         descriptor, beside = _beside(path, _create)
-        options = {} if "b" in mode else {"encoding": "utf-8", "newline": "\n"}
-        with os.fdopen(descriptor, mode, **options) as handle:
+        encoding, newline = (None, None) if "b" in mode else ("utf-8", "\n")
+        with os.fdopen(descriptor, mode, encoding=encoding, newline=newline) as handle:
             yield handle
         os.replace(beside, path)
     except BaseException as error:
@@ -66,11 +68,11 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
 
 class GrowingFile:
-    """A text file that is written for long and takes the name `path` when it is whole, without being copied.
+    """A text file that grows during a run and takes the name `path` when it is whole, without being copied.
 
-    Until it is `complete` it has no name, where the file system can do that: it vanishes with the process, however that
-    ends. Then, and elsewhere from the start, it stands beside its name. Every OSError names `path`, by which the user
-    knows the file.
+    Until `complete` it has no name, where the file system allows that: it vanishes with the process, however that ends.
+    After `complete`, and on other file systems from the start, it has a temporary name beside `path`. Every OSError
+    names `path`, which is what the user knows.
     """
 
     def __init__(self, path: Path):
@@ -82,7 +84,7 @@ class GrowingFile:
                 descriptor = os.open(path.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666)
                 if not os.path.exists(_by_descriptor(descriptor)):  # a container that does not show /proc
                     os.close(descriptor)
-                    raise OSError(errno.EOPNOTSUPP, "no name could be given to it later")
+                    raise OSError(errno.EOPNOTSUPP, "it could not be named later")
             except (AttributeError, OSError) as error:  # another system than Linux, or NFS and the like
                 if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EACCES, errno.EROFS):
                     raise
@@ -105,15 +107,15 @@ class GrowingFile:
             self._handle.writelines(lines)
 
     def complete(self) -> None:
-        """Bring all of it to the disk, beside its name: what does not fit is told here; `publish` only renames it."""
+        """Write all of it to the disk under a temporary name: a full disk raises here, `publish` only renames."""
         with self._named():
             self._handle.flush()
-            with _where_it_can_be():
-                os.fsync(self._handle.fileno())  # over a network, or with a quota, a full disk is told no sooner
+            with _if_supported():
+                os.fsync(self._handle.fileno())  # over a network, or with a quota, a full disk raises only here
             self._is_complete = True
             if self._beside is None:
                 source = _by_descriptor(self._handle.fileno())
-                # A folder's descriptor is what makes Python follow the link to the file that has no name.
+                # Only with a folder's descriptor does Python follow the link to the file that has no name.
                 folder = os.open(self.path.parent, os.O_RDONLY)
                 try:
                     _, self._beside = _beside(
@@ -123,25 +125,26 @@ class GrowingFile:
                     os.close(folder)
 
     def publish(self) -> None:
-        """Take the name, in place of an older file. Nothing is written after this."""
+        """Take the name, in place of an older file. Nothing can be written after this."""
         if not self._is_complete:
             self.complete()
+        assert self._beside is not None  # `complete` has named it
         with self._named():
             self._handle.flush()
             os.replace(self._beside, self.path)
-        self._forget()
+        self._forget(self._beside)
 
     def close(self) -> None:
-        """Let go of it. Without `publish` nothing is left."""
-        with contextlib.suppress(OSError):  # what is thrown away may well not fit
+        """Close it. Without `publish` nothing is left."""
+        with contextlib.suppress(OSError):  # what is thrown away may not fit on the disk
             self._handle.close()
         if self._beside is not None:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._beside)
-            self._forget()
+            self._forget(self._beside)
 
-    def _forget(self) -> None:
-        _unfinished.discard(self._beside)
+    def _forget(self, beside: str) -> None:
+        _unfinished.discard(beside)
         self._beside = None
 
     @contextlib.contextmanager
@@ -154,8 +157,8 @@ class GrowingFile:
 
 
 @contextlib.contextmanager
-def _where_it_can_be() -> Iterator[None]:
-    """Let pass that a file system has no such call."""
+def _if_supported() -> Iterator[None]:
+    """Ignore that a file system does not support the block's call."""
     try:
         yield
     except OSError as error:
@@ -171,8 +174,8 @@ def _create(name: str) -> int:
     return os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666)
 
 
-def _beside(path: Path, make: Callable[[str], Any]) -> tuple[Any, str]:
-    """What `make` makes of a free name beside `path`, and the name. Rights are as the user's umask has them."""
+def _beside(path: Path, make: Callable[[str], Made]) -> tuple[Made, str]:
+    """What `make` returns for a free temporary name beside `path`, and that name."""
     while True:
         name = str(path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}.partial"))
         try:
@@ -190,7 +193,7 @@ def write_whole(path: str | os.PathLike, content: str | bytes) -> None:
 
 
 def write_together(contents: Mapping[Path, str]) -> None:
-    """Write files that belong together: none of them takes its name before all are whole on the disk, the last last."""
+    """Write files that belong together: none takes its name before all are whole on the disk, in this order."""
     files: list[GrowingFile] = []
     try:
         for path, content in contents.items():
@@ -216,31 +219,31 @@ def json_text(value: Any) -> str:
 
 
 def read_json(path: str | os.PathLike) -> Any:
-    """The value in a JSON file. ValueError for what is none, NaN and infinities among it; OSError as `open`."""
+    """The value in a JSON file. Raises ValueError as `parse_json` does, OSError as `open` does."""
     return parse_json(Path(path).read_text(encoding="utf-8"))
 
 
 def parse_json(text: str) -> Any:
-    """The value of a JSON text. ValueError for what is none: NaN, infinities (1e999 too), what is nested too deep."""
+    """The value of a JSON text. Raises ValueError if it is not JSON, has NaN or infinities (1e999), or is too deep."""
     try:
         return json.loads(text, parse_constant=_refuse, parse_float=_finite)
     except RecursionError:
-        raise ValueError("it is nested too deep") from None
+        raise ValueError("it is nested too deeply") from None
 
 
 def _finite(digits: str) -> float:
     value = float(digits)
     if math.isinf(value):
-        raise ValueError(f"{digits[:20]} is more than any number")
+        raise ValueError(f"{digits[:20]} is too large for a number")
     return value
 
 
 def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON number")
+    raise ValueError(f"{constant} is not a JSON number")
 
 
 def remove_unfinished() -> None:
-    """Delete what this process has not finished: for a process about to leave at once."""
+    """Delete this process's unfinished files and folders, when it is about to end at once."""
     for beside in list(_unfinished):
         with contextlib.suppress(OSError):
             if os.path.isdir(beside):
@@ -256,7 +259,7 @@ def cache_folder() -> Path:
         return Path(chosen)
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cos598d"
-    except RuntimeError:  # no HOME, and a user whom the system does not know, as in some containers
+    except RuntimeError:  # no HOME, and a user that the system does not know, as in some containers
         raise UserError(
             "this user has no home folder: set COS598D_CACHE to a folder for what can be made again."
         ) from None

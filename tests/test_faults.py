@@ -164,7 +164,7 @@ def test_a_rank_interrupted_while_it_waits_can_be_started_again(start, start_ran
 def test_an_address_that_is_not_rank_0_s_own_is_refused_by_rank_0(start):
     words = [script(TASK2B), *LONG, "--world_size", 2, "--local_rank", 0, "--master_ip"]
     ends_in_a_sentence(start("far", [*words, "192.0.2.1"]), "--master_ip 192.0.2.1 is not an address of this host")
-    ends_in_a_sentence(start("no", [*words, "no.such.host.invalid"]), "is not a host that this one knows")
+    ends_in_a_sentence(start("no", [*words, "no.such.host.invalid"]), "is not a host that this host knows")
 
 
 def test_another_model_on_one_rank_names_rank_and_parameter(start, start_ranks, tmp_path):

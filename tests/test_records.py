@@ -58,8 +58,8 @@ def test_a_damaged_summary_is_told_alike_by_every_command_that_reads_it(damage, 
 
 
 TEXTS = [
-    ('{"losses": [1e999]}', "1e999 is more than any number"),
-    ('{"losses": [NaN]}', "NaN is no JSON number"),
+    ('{"losses": [1e999]}', "1e999 is too large for a number"),
+    ('{"losses": [NaN]}', "NaN is not a JSON number"),
     (DEEP, "nested too deep"),
     ("[" * 100 + "]" * 100, "nested more than 32 deep"),
     ("[]", "it is [], where an object is expected"),

@@ -12,11 +12,11 @@ from cos598d.terminal.printable import printable
 from cos598d.terminal.streams import OutputLost
 
 FIRST_LOSSES = 5
-SILENT_SECONDS = 5.0  # where there is no bar, the iteration that ends as long after the last line has one too
+SILENT_SECONDS = 5.0  # where there is no bar, an iteration that ends so long after the last line prints another
 
 
 class Console:
-    """One rank's output. `speaks` is False for the ranks that leave the terminal to another."""
+    """One rank's output. `speaks` is False for ranks that leave the terminal to another."""
 
     def __init__(self, prefix: str, speaks: bool):
         self._prefix, self._speaks = prefix, speaks
@@ -24,7 +24,7 @@ class Console:
     def say(self, line: str) -> None:
         """Print one line on standard output, above the progress bar where there is one."""
         if self._speaks:
-            with contextlib.suppress(OutputLost):  # a run is worth more than its lines
+            with contextlib.suppress(OutputLost):  # a run is worth more than what it prints
                 tqdm.write(printable(f"{self._prefix}{line}"), file=sys.stdout)
                 sys.stdout.flush()
 
@@ -38,7 +38,7 @@ class Console:
         """A bar over `steps` iterations; call the result with the iteration, its loss, seconds and examples.
 
         The first five iterations are printed as lines. Where standard error is not a terminal there is no bar, but a
-        line every few seconds, so that it can be seen how fast it goes.
+        line every few seconds, which shows the speed.
         """
         with tqdm(total=steps, unit="it", disable=None if self._speaks else True, leave=False) as bar:
             spoke = time.monotonic()
@@ -55,7 +55,7 @@ class Console:
             yield update
 
     def epoch(self, facts: dict[str, Any]) -> None:
-        """One line for an epoch that has ended: its mean loss, then the evaluation's figures."""
+        """Print one line for an epoch that has ended: its mean loss, then the evaluation's figures."""
         shown = {k: v for k, v in facts.items() if isinstance(v, float)}
         seconds = shown.pop("seconds_evaluation", None)
         took = "" if seconds is None else f" (evaluated in {seconds:.1f} s)"

@@ -4,12 +4,12 @@ LONGEST = 2000
 
 
 def printable(text: object, longest: int = LONGEST, keep: str = "") -> str:
-    r"""`text` as one line that does nothing but show: "\x1b[31m" as the nine letters `\x1b[31m`.
+    r"""`text` as one line that a terminal shows and never obeys: "\x1b[31m" becomes the eight letters `\x1b[31m`.
 
     Escaped are control characters (a terminal obeys them), format characters (those of direction make "cod.exe" look
-    like "exe.doc"), lone surrogates (which no encoding can write), separators but the space, private and unassigned
-    code points: all that Unicode calls unprintable, but for the characters in `keep`. Letters of every script stay.
-    Of a text longer than `longest` characters the middle is left out, and said so.
+    like "exe.doc"), lone surrogates (which no encoding can write), separators other than the space, and private and
+    unassigned code points: all that Unicode calls unprintable, except the characters in `keep`. Letters of every script
+    stay. The middle of a text longer than `longest` characters is left out, with a note that says so.
     """
     text = str(text)
     if len(text) > longest:

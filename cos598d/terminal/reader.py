@@ -1,4 +1,4 @@
-"""Whoever reads what a command prints may leave before its end (`| head`): then it ends too, and says nothing."""
+"""The reader of what a command prints may leave early (`| head`): then the command ends too, without a word."""
 
 import functools
 import os
@@ -8,12 +8,12 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-# What a shell reports of a program that the kernel has ended for it.
+# What a shell reports for a program that the kernel ended because its reader had left.
 EXIT_CODE = 128 + getattr(signal, "SIGPIPE", 13)
 
 
 def ends_with_its_reader(function: Callable[..., int]) -> Callable[..., int]:
-    """`function`, a program's main one, that returns EXIT_CODE where nobody reads any more what it prints."""
+    """Decorate a program's main function: it returns EXIT_CODE once nobody reads what it prints."""
 
     @functools.wraps(function)
     def ended(*arguments: Any, **options: Any) -> int:
@@ -21,11 +21,11 @@ def ends_with_its_reader(function: Callable[..., int]) -> Callable[..., int]:
             try:
                 return function(*arguments, **options)
             finally:
-                _flush()  # at the interpreter's end it would be too late for anything but a complaint
+                _flush()  # at the interpreter's end it would be too late: it could only complain
         except BrokenPipeError:
             unread = [stream for stream in (sys.stdout, sys.stderr) if _is_unread(stream)]
             if not unread:
-                raise  # another pipe's
+                raise  # it was another pipe
             _let_go(unread)
             return EXIT_CODE
 
@@ -38,7 +38,7 @@ def _flush() -> None:
             stream.flush()
         except BrokenPipeError:
             raise
-        except (AttributeError, ValueError, OSError):  # there is none, or it is closed or full: not this file's matter
+        except (AttributeError, ValueError, OSError):  # closed or full streams are for `streams` to handle
             pass
 
 
@@ -53,7 +53,7 @@ def _is_unread(stream: Any) -> bool:
 
 
 def _let_go(streams: list[Any]) -> None:
-    """Let what was not read, and what is flushed when the interpreter ends, go nowhere."""
+    """Send to nowhere what was not read, and what the interpreter flushes when it ends."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in streams:
         os.dup2(nowhere, stream.fileno())

@@ -1,4 +1,4 @@
-"""What a program prints, where its streams are closed, full or of few letters: never a traceback, and nothing worse."""
+"""Standard streams that are closed, full or of a small encoding: a sentence, never a traceback or anything worse."""
 
 import contextlib
 import os
@@ -9,35 +9,35 @@ from cos598d.errors import UserError
 
 
 class OutputLost(UserError):
-    """What is printed cannot be written, for a reason other than that its reader has left."""
+    """Standard output cannot be written, for another reason than that its reader has left."""
 
 
 def prepare_streams() -> None:
-    """Make this process's standard streams fit for anything, first of all that a program does.
+    """Make this process's standard streams fit for anything; a program calls it before all else.
 
-    A letter that their encoding has not is written as an escape. A stream that is closed goes nowhere, lest a file that
-    is opened later takes its number and everything printed goes there. What cannot be printed raises OutputLost, once;
-    what cannot be complained of is not.
+    A character that their encoding lacks is written as an escape. A closed stream is opened to nowhere, so that no file
+    opened later gets its number and everything that is printed. Standard output that cannot be written raises
+    OutputLost, once; what standard error cannot take is dropped.
     """
     for number in (0, 1, 2):
         with contextlib.suppress(OSError):
             os.fstat(number)
             continue
         os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
-    for name, number, is_complaint in (("stdout", 1, False), ("stderr", 2, True)):
+    for name, number, is_error in (("stdout", 1, False), ("stderr", 2, True)):
         stream = getattr(sys, name)
         if stream is None:
             stream = open(number, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - the process's own
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
-        setattr(sys, name, _Guarded(stream, is_complaint))
+        setattr(sys, name, _Guarded(stream, is_error))
 
 
 class _Guarded:
-    """A text stream whose errors are told once, in a sentence, or not at all."""
+    """A text stream that raises its first error in a sentence, or none where it is standard error."""
 
-    def __init__(self, stream: Any, is_complaint: bool):
-        self._stream, self._is_complaint, self._is_lost = stream, is_complaint, False
+    def __init__(self, stream: Any, is_error: bool):
+        self._stream, self._is_error, self._is_lost = stream, is_error, False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -56,14 +56,14 @@ class _Guarded:
     def _try(self, action: Any, *arguments: Any) -> Any:
         try:
             return action(*arguments)
-        except BrokenPipeError:  # its reader has left, which is no error: `reader.py` ends the program
+        except BrokenPipeError:  # its reader has left, which is not an error: `reader` ends the program
             raise
         except OSError as error:
             self._is_lost = True
-            # What is left in its buffer would be tried again, and complained of, at the interpreter's end.
+            # The interpreter would try again at its end to write what is left in the buffer, and complain.
             with contextlib.suppress(OSError), open(os.devnull, "wb") as nowhere:
                 os.dup2(nowhere.fileno(), self._stream.fileno())
-            if self._is_complaint:
+            if self._is_error:
                 return len(arguments[0]) if arguments else None
             raise OutputLost(
                 f"what is printed cannot be written ({error.strerror}): make room there, or print elsewhere."
