@@ -14,7 +14,7 @@ from cos598d.errors import UsageError
 from cos598d.fields import check_flags, defaults_of, flag, flags_of, given
 from cos598d.models.build import MODEL_TYPES
 from cos598d.records.conventions import PRECISIONS
-from cos598d.sync import SYNCS, get_sync
+from cos598d.strategies import class_of, known_names
 from cos598d.sync.base import SYNC_GROUP, SyncFlags, SyncOptions
 from cos598d.sync.codecs import CODECS, get_codec
 from cos598d.sync.from_file import label_of
@@ -37,7 +37,11 @@ class RunConfig(SquadOptions, SyncFlags):
     ranks compare when they meet are made from it.
     """
 
-    sync: str = flag("ddp", f"gradient sync, one of {', '.join(SYNCS)}; or your own, FILE.py:CLASS", group=SYNC_GROUP)
+    sync: str = flag(
+        "ddp",
+        f"gradient sync or strategy, one of {', '.join(known_names())}; or your own, FILE.py:CLASS",
+        group=SYNC_GROUP,
+    )
     compress: str | None = flag(
         None,
         f"smaller form in which gradients travel, for syncs with buckets: one of {', '.join(CODECS)} (ddp: fp16)",
@@ -235,7 +239,7 @@ class RunConfig(SquadOptions, SyncFlags):
             )
 
     def _check_sync(self) -> None:
-        sync = get_sync(self.sync)
+        sync = class_of(self.sync)
         for name in given(self, SYNC_FIELDS):
             if name not in getattr(sync, "uses", ()):
                 raise UsageError(f"--{name} means nothing to --sync {self.sync}: leave it out.")

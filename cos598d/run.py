@@ -26,9 +26,8 @@ from cos598d.measure.wire import find_interface
 from cos598d.models.build import ModelSource, build_model, count_parameters, find_model, uses_every_parameter
 from cos598d.models.checkpoint import CannotSave, save_model
 from cos598d.rank import be_rank, take_station
+from cos598d.strategies import get_strategy
 from cos598d.strategies.precision import autocast
-from cos598d.strategies.replicated import Replicated
-from cos598d.sync import get_sync
 from cos598d.terminal.console import Console
 from cos598d.train import train
 from cos598d.world.identity import Identity
@@ -134,8 +133,8 @@ def _work(config: RunConfig, prepared: Prepared, meeting: Meeting | None, consol
         comm.ledger = record.ledger
         if training is not None:
             may_be_unused = not uses_every_parameter(source.model_type, task.head)
-            sync = get_sync(config.sync)(comm, may_be_unused, config.sync_options())
-            strategy = Replicated(sync, config.precision)
+            make_strategy = get_strategy(config.sync)
+            strategy = make_strategy(comm, may_be_unused, config.sync_options(), config.precision)
             train(model, strategy, comm, training, config, record, console, evaluate)
         else:
             record.epoch({"epoch": 0, "iterations": 0} | evaluate())

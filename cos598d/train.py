@@ -78,6 +78,7 @@ def train(
             comm.world_size,
             config.gradient_accumulation_steps,
             group_by_length=comm.device.type == "cpu",
+            equal_passes=strategy.equal_passes,
         )
 
     @clock.phase("data")
@@ -109,8 +110,10 @@ def train(
                 }
                 record.iteration(facts, observed.seconds, clock.phases)
                 progress(number, observed.loss, observed.seconds, len(batch))
-                if config.check_replicas and number % config.check_replicas == 0 and strategy.replicas_equal:
-                    check_replicas(comm, model.named_parameters(), number)
+                if config.check_replicas and number % config.check_replicas == 0:
+                    with strategy.whole():
+                        if strategy.replicas_equal:
+                            check_replicas(comm, model.named_parameters(), number)
             strategy.settle()
             record.pause_training()
             if strategy.replicas_equal:  # only then is rank 0's model everybody's

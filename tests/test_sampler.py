@@ -70,3 +70,18 @@ def test_length_groups_cost_no_more_than_any_cut_into_contiguous_groups():
     assert cost(found) == cheapest
     assert [max(lengths[group]) for group in found] == sorted(max(lengths[group]) for group in found)
     assert sorted(np.concatenate(found)) == indices.tolist()
+
+
+@pytest.mark.parametrize("examples", [1, 3, 7, 64])
+@pytest.mark.parametrize("accumulation_steps", [1, 4])
+def test_with_equal_passes_every_rank_has_as_many_micro_batches_and_each_example_counts_the_same(
+    examples, accumulation_steps
+):
+    lengths = np.arange(1, 101) * 5  # of which a share would be cut
+    batch = np.arange(100)[-examples:]
+    ranks = [micro_batches(batch, lengths, rank, 4, accumulation_steps, equal_passes=True) for rank in range(4)]
+    assert len({len(parts) for parts in ranks}) == 1
+    counted = [part for parts in ranks for part in parts if part.weight]
+    assert sorted(np.concatenate([part.indices for part in counted]).tolist()) == batch.tolist()
+    assert all(part.weight == pytest.approx(len(part.indices) / examples) for part in counted)
+    assert all(len(part.indices) for parts in ranks for part in parts), "a pass needs an example"

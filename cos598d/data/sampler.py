@@ -44,14 +44,24 @@ def micro_batches(
     world_size: int,
     accumulation_steps: int = 1,
     group_by_length: bool = True,
+    equal_passes: bool = False,
 ) -> list[MicroBatch]:
     """This rank's part of a global batch as micro-batches, at least one.
 
     With `accumulation_steps` the batch is taken in that many parts. With `group_by_length` each share is cut into
     groups of similar `lengths` (tokens per example of the whole data set), which need less padding than the share as
     a whole; the gradient of the sum is the same. A rank without any example computes one of the others' with weight 0.
+    With `equal_passes` every rank has the same number of micro-batches, a share is not cut, and one without any example
+    is made up for in the same way.
     """
-    shares = [share_of(part, rank, world_size) for part in np.array_split(batch, accumulation_steps)]
+    parts = np.array_split(batch, accumulation_steps)
+    shares = [share_of(part, rank, world_size) for part in parts]
+    if equal_passes:
+        return [
+            MicroBatch(share, len(share) / len(batch)) if len(share) else MicroBatch(part[:1], 0.0)
+            for part, share in zip(parts, shares, strict=True)
+            if len(part)
+        ]
     groups = []
     for share in shares:
         if len(share):

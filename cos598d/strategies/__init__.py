@@ -1,1 +1,49 @@
-"""Strategies: what owns the module, the optimizer and the communication of one replica."""
+"""Strategies: what owns the module, the optimizer and the communication of one replica; and the registry of them."""
+
+import functools
+import importlib
+from collections.abc import Callable
+
+from cos598d.comm.communicator import Communicator
+from cos598d.strategies.base import Strategy
+from cos598d.strategies.replicated import Replicated
+from cos598d.sync import SYNCS, get_sync
+from cos598d.sync.base import GradientSync, SyncOptions
+
+# What --sync takes beside the gradient syncs, name -> module and class. Each file is loaded when its name is asked for.
+STRATEGIES: dict[str, str] = {}
+
+
+# Called with a communicator, find_unused_parameters, SyncOptions and a precision.
+MakeStrategy = Callable[..., Strategy]
+
+
+def known_names() -> tuple[str, ...]:
+    """All that --sync takes by name."""
+    return (*SYNCS, *STRATEGIES)
+
+
+def class_of(name: str) -> type[Strategy] | type[GradientSync]:
+    """The class that `--sync name` means: of a strategy, of a gradient sync, or of your own sync in FILE.py:CLASS.
+
+    Raises UsageError with the known names for any other, and what is wrong with a file that cannot be used.
+    """
+    if name not in STRATEGIES:
+        return get_sync(name, also=STRATEGIES)
+    module, class_name = STRATEGIES[name].split(":")
+    return getattr(importlib.import_module(module), class_name)
+
+
+def get_strategy(name: str) -> MakeStrategy:
+    """What makes the strategy that `--sync name` means: whole replicas that average by it, if it is a gradient sync.
+
+    Raises UsageError as `class_of` does.
+    """
+    kind = class_of(name)
+    return kind if issubclass(kind, Strategy) else functools.partial(_replicated, kind)
+
+
+def _replicated(
+    sync: type[GradientSync], comm: Communicator, find_unused_parameters: bool, options: SyncOptions, precision: str
+) -> Strategy:
+    return Replicated(sync(comm, find_unused_parameters, options), precision)

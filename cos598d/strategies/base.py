@@ -34,12 +34,17 @@ class Strategy:
     `optimizer`, there after `attach`, is a torch optimizer: what stands in its `param_groups` as "lr" when `step` is
     called is the step's learning rate. It need not hold whole parameters, and nobody but the strategy calls its `step`.
 
+    uses: the names of the SyncOptions that mean anything to it.
+    equal_passes: whether all ranks must call forward and backward the same number of times in a step.
+
     `phase` is what the clock is told by: `step` does the work of two phases of an iteration, and encloses the
     optimizer's in `with self.phase("step")` and what travels in `with self.phase("sync")`. Whoever measures puts a
     clock's `phase` in its place; else it does nothing. The other methods belong to one phase each.
     """
 
     optimizer: torch.optim.Optimizer
+    uses: tuple[str, ...] = ()
+    equal_passes = False
     phase: Callable[[str], AbstractContextManager[Any]] = contextlib.nullcontext
 
     @property
@@ -92,6 +97,14 @@ class Strategy:
 
     def settle(self) -> None:
         """Make every rank's model whole and equal, weights and buffers, under its plain names, until the next step."""
+
+    def whole(self) -> AbstractContextManager[None]:
+        """A context between two steps in which every rank's model holds all of its own weights, as they are now."""
+        return contextlib.nullcontext()
+
+    def memory(self) -> dict[str, int]:
+        """Bytes that are held now, by category: parameters, gradients, optimizer, buckets; each storage once."""
+        raise NotImplementedError
 
     def detach(self) -> None:
         """Remove hooks and free what was kept for training; the model stays as `settle` left it."""

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 
 import torch
 from torch import nn
@@ -26,7 +27,7 @@ class Observed(Strategy):
 
     def __init__(self, strategy: Strategy, clock: IterationClock, comm: Communicator):
         self._strategy, self._clock, self._comm = strategy, clock, comm
-        strategy.phase = clock.phase
+        strategy.phase, self.equal_passes = clock.phase, strategy.equal_passes
         self._is_last = True  # of a step's micro-batches
         self.loss = self.seconds = 0.0
         self.tokens = 0
@@ -90,6 +91,12 @@ class Observed(Strategy):
 
     def settle(self) -> None:
         self._strategy.settle()
+
+    def whole(self) -> AbstractContextManager[None]:
+        return self._strategy.whole()
+
+    def memory(self) -> dict[str, int]:
+        return self._strategy.memory()
 
     def detach(self) -> None:
         self._strategy.detach()

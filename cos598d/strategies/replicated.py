@@ -7,6 +7,7 @@ from torch import nn
 
 from cos598d.strategies.base import MakeOptimizer, Module, Strategy
 from cos598d.strategies.loss_scale import LossScale
+from cos598d.strategies.memory import count_memory, state_tensors, tensors_in
 from cos598d.strategies.precision import autocast
 from cos598d.sync.base import GradientSync
 
@@ -88,6 +89,15 @@ class Replicated(Strategy):
 
     def settle(self) -> None:
         self.sync.settle()
+
+    def memory(self) -> dict[str, int]:
+        """As the contract says; what a library keeps to itself, as torch's DDP does its buckets, is not seen."""
+        return count_memory(
+            parameters=[p.data for p in self._parameters],
+            gradients=[p.grad for p in self._parameters if p.grad is not None],
+            optimizer=state_tensors(self.optimizer),
+            buckets=tensors_in(self.sync),
+        )
 
     def detach(self) -> None:
         self.sync.detach()

@@ -1,6 +1,7 @@
 """The registry of gradient syncs: one file each, loaded when its name is asked for."""
 
 import importlib
+from collections.abc import Iterable
 
 from cos598d.errors import UsageError
 from cos598d.sync.base import GradientSync
@@ -26,10 +27,11 @@ SYNCS = {
 }
 
 
-def get_sync(name: str) -> type[GradientSync]:
+def get_sync(name: str, also: Iterable[str] = ()) -> type[GradientSync]:
     """The class of the gradient sync called `name`, or of your own in a file, FILE.py:CLASS.
 
-    Raises UsageError with the known names for any other, and what is wrong with a file that cannot be used.
+    Raises UsageError with the known names, `also` among them, for any other, and what is wrong with a file that cannot
+    be used.
     """
     if name in SYNCS:
         module, class_name = SYNCS[name].split(":")
@@ -37,5 +39,6 @@ def get_sync(name: str) -> type[GradientSync]:
     if is_own(name):
         return load_own(name)
     raise UsageError(
-        f"--sync {name}: no such gradient sync; the known ones are {', '.join(SYNCS)}, and your own as FILE.py:CLASS."
+        f"--sync {name}: no such gradient sync; the known ones are {', '.join([*SYNCS, *also])}, and your own as "
+        "FILE.py:CLASS."
     )
