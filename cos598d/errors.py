@@ -20,6 +20,12 @@ class UsageError(UserError):
     exit_code = 2
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says, short enough for a part of a sentence; its type where it says nothing."""
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".:")[:200] if lines else type(error).__name__
+
+
 @contextlib.contextmanager
 def flag_called(here: str, there: str) -> Iterator[None]:
     """Let an error in the block name the flag `there` as `here`, which is what the user has typed."""

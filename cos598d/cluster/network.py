@@ -82,7 +82,7 @@ class Network:
                 f"end it with `python -m cos598d cluster down --name {name}`, or choose another --name."
             )
         return UserError(
-            f"there is a network namespace {space} that is no cluster's of ours: "
+            f"there is a network namespace {space} that no cluster of ours made: "
             f"choose another --name, or remove it with `ip netns delete {space}` if nobody needs it."
         )
 
@@ -206,7 +206,7 @@ def load(name: str) -> Cluster:
         return Cluster(**mark)
     except (KeyError, TypeError, UsageError):
         raise UserError(
-            f"there is a network namespace {switch} that is no cluster's of ours: give the --name of one that is up."
+            f"there is a network namespace {switch} that no cluster of ours made: give the --name of one that is up."
         ) from None
 
 

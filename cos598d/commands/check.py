@@ -165,12 +165,12 @@ def _measure(
     if mean and mean["status"] in (CRASHED, DID_NOT_END):
         return {"cost": None, "speed": None, "not_measured": f"averages_gradients {mean['status']}"}
 
-    def told(ends: Sequence[RankEnd]) -> str:
+    def trouble_of(ends: Sequence[RankEnd]) -> str:
         status, reports = judge(ends, own_file, seconds)
         return "" if status == PASSED else f"{status}, {card.report(reports[0], own_file)}"
 
     ends = run_world(size, ranks.one_step, name, seconds=seconds, timeout=_longer_than(seconds))
-    if trouble := told(ends):
+    if trouble := trouble_of(ends):
         return {"cost": None, "speed": None, "not_measured": trouble}
     if not all(is_cost(end.value) for end in ends):
         return {"cost": None, "speed": None, "not_measured": "a rank answered with something else than its cost"}
@@ -181,7 +181,7 @@ def _measure(
         return {"cost": cost, "speed": None, "not_measured": f"averages_gradients {mean['status']}"}
     names = list(dict.fromkeys((name, *OTHERS)))
     ends = run_world(size, ranks.steps, names, ROUNDS, seconds=3 * seconds, timeout=_longer_than(3 * seconds))
-    if trouble := told(ends):
+    if trouble := trouble_of(ends):
         return {"cost": cost, "speed": None, "not_measured": trouble}
     if not ranks.are_samples(ends[0].value, names, ROUNDS):
         return {"cost": cost, "speed": None, "not_measured": "rank 0 answered with something else than seconds"}

@@ -11,7 +11,7 @@ from cos598d.world.network import DEFAULT_IP, DEFAULT_PORT
 
 @dataclass(frozen=True)
 class RankFlags:
-    """What `find_identity` is told; None where a launcher's environment, or the default, is to say it."""
+    """What `find_identity` takes; None leaves it to the launcher, or to the default."""
 
     world_size: int | None = flag(None, "ranks in all; without --local_rank, they are started here", group=RANKS)
     local_rank: int | None = flag(

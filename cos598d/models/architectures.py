@@ -82,8 +82,8 @@ ARCHITECTURES = {
 }
 
 
-_KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", dict: "an object"}
-# What makes no model, or one that computes nothing finite; and more layers than anybody has trained.
+_KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a string", dict: "an object"}
+# Outside these a configuration builds no model, or one whose numbers are not finite; nobody trains more layers.
 _RANGES = {
     "layer_norm_eps": (1e-30, 1.0),
     "initializer_range": (0.0, 10.0),
@@ -168,9 +168,9 @@ def _check_types(path: Path, values: dict[str, Any], config: Any) -> None:
             continue
         kinds = {bool: (bool,), int: (int,), float: (int, float)}.get(type(own), (type(own),))
         if type(value) not in kinds:
-            raise _wrong(path, name, value, f"{_KINDS.get(type(own), type(own).__name__)} is due")
+            raise _wrong(path, name, value, f"{_KINDS.get(type(own), type(own).__name__)} is expected")
         if name in _RANGES and not _RANGES[name][0] <= value <= _RANGES[name][1]:
-            raise _wrong(path, name, value, f"a number from {_RANGES[name][0]:g} to {_RANGES[name][1]:g} is due")
+            raise _wrong(path, name, value, f"a number from {_RANGES[name][0]:g} to {_RANGES[name][1]:g} is expected")
 
 
 def _wrong(path: Path, name: str, value: Any, wanted: str) -> UserError:

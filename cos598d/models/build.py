@@ -2,7 +2,7 @@
 
 import copy
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from torch.nn import init
 from torch.nn.functional import gelu
 from torch.overrides import TorchFunctionMode
 
-from cos598d.errors import UserError
+from cos598d.errors import UserError, first_line
 from cos598d.library import modeling_bert, modeling_distilbert, modeling_xlm, modeling_xlnet
 from cos598d.models.architectures import ARCHITECTURES, longest_sequence, model_class, read_config, vocabulary_length
 from cos598d.models.checkpoint import WEIGHT_FILES, fill_model
@@ -105,8 +105,8 @@ def find_model(
             vocabulary, lower_case = shape_vocabulary(name, model_type)
         description = f"tiny {model_type}, random weights" if name == "tiny" else "BERT-base's shape, random weights"
     else:
-        needed = [] if config_name else [("config.json",)]
-        needed += [WEIGHT_FILES] + ([] if tokenizer_name else [(file,) for file in files])
+        needed: list[tuple[str, ...]] = [] if config_name else [("config.json",)]
+        needed += [WEIGHT_FILES] if tokenizer_name else [WEIGHT_FILES, *((file,) for file in files)]
         folder, description = find_folder(name, model_type, needed, cache_dir)
         weights = find_weights(folder, name)
         if not tokenizer_name:
@@ -160,18 +160,19 @@ def build_model(source: ModelSource, head: str, num_labels: int, dropout: float 
         for name in ARCHITECTURES[source.model_type].dropouts:
             setattr(config, name, dropout)
     model = unfilled_model(source.model_type, head, config)
-    if source.weights is None:
-        new = [model]
-    else:
+    new: list[torch.nn.Module] = [model]
+    if source.weights is not None:
         may_be_new = [*_HEAD_PARTS, *_unused_parts(source.model_type, head)]
         new = [model.get_submodule(part) for part in fill_model(model, source.weights, may_be_new)]
+    draw: Callable[[torch.nn.Module], None] = getattr(model, "_init_weights")  # noqa: B009 - torch's type hides it
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         for module in new:
-            module.apply(model._init_weights)
+            module.apply(draw)
 
-    if head == "question_answering" and isinstance(getattr(model, "qa_outputs", None), torch.nn.Linear):
-        _leave_out_padding(model)
+    outputs = getattr(model, "qa_outputs", None)
+    if head == "question_answering" and isinstance(outputs, torch.nn.Linear):
+        _leave_out_padding(model, outputs)
     for module in model.modules():
         for name, value in vars(module).items():
             if callable(value) and value in _FASTER:
@@ -182,7 +183,7 @@ def build_model(source: ModelSource, head: str, num_labels: int, dropout: float 
     return model.train()
 
 
-def _leave_out_padding(model: torch.nn.Module) -> None:
+def _leave_out_padding(model: torch.nn.Module, outputs: torch.nn.Linear) -> None:
     """Give padding no share in the softmax over a sequence's tokens, which the library's heads leave in.
 
     Else a loss would depend on how far its batch happens to be padded, and so on the number of ranks. By hooks, so that
@@ -199,7 +200,7 @@ def _leave_out_padding(model: torch.nn.Module) -> None:
         return scores
 
     model.register_forward_pre_hook(keep_mask, with_kwargs=True)
-    model.qa_outputs.register_forward_hook(mask_scores)
+    outputs.register_forward_hook(mask_scores)
 
 
 def uses_every_parameter(model_type: str, head: str) -> bool:
@@ -244,10 +245,7 @@ def unfilled_model(model_type: str, head: str, config) -> torch.nn.Module:
             return wanted(config)
     except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise UserError(
-            f"the model's configuration makes no {wanted.__name__} ({type(error).__name__}: {_first_line(error)}): "
+            f"the model's configuration does not fit a {wanted.__name__} "
+            f"({type(error).__name__}: {printable(first_line(error), 200)}): "
             "give the config.json that belongs to a model of this type."
         ) from error
-
-
-def _first_line(error: BaseException) -> str:
-    return printable(next(iter(str(error).splitlines()), ""), 200)

@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from cos598d.errors import UserError
+from cos598d.errors import UserError, first_line
 from cos598d.files import whole_file, write_json
 
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
@@ -42,11 +42,11 @@ def load_weights(path: Path) -> dict[str, torch.Tensor]:
         else:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # a remark on newer pickle protocols, which do work
-                # Files from before torch 1.6 are no zip archives and cannot be mapped into memory.
+                # Files from before torch 1.6 are not zip archives and cannot be mapped into memory.
                 tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, LookupError) as error:
         raise UserError(
-            f"{path} cannot be read as weights ({_first_line(error)}): the file is damaged or of another kind, "
+            f"{path} cannot be read as weights ({first_line(error)}): the file is damaged or of another kind, "
             "fetch or save it again."
         ) from error
     if not isinstance(tensors, dict) or not all(
@@ -64,9 +64,9 @@ def fill_model(model: torch.nn.Module, path: Path, may_be_new: Sequence[str]) ->
     were. Raises UserError, before anything is copied, for a tensor of another shape or kind or with values that are
     not finite, for a missing tensor that is in no such module, and where the file holds nothing of the encoder.
     """
-    prefix = model.base_model_prefix + "."
+    prefix = f"{model.base_model_prefix}."
     expected = model.state_dict()
-    given = {}
+    given: dict[str, torch.Tensor] = {}
     for name, tensor in load_weights(path).items():
         for candidate in (name, prefix + name):
             if candidate in expected:
@@ -112,8 +112,8 @@ def save_model(folder: Path, model: torch.nn.Module, encoder) -> None:
     folder goes, since loaders would prefer it. Raises UserError where the disk refuses.
     """
     folder = Path(folder)
-    while isinstance(getattr(model, "module", None), torch.nn.Module):
-        model = model.module
+    while isinstance(inner := getattr(model, "module", None), torch.nn.Module):
+        model = inner
     weights = {name: _own_memory(tensor) for name, tensor in model.state_dict().items()}
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -129,9 +129,11 @@ def save_model(folder: Path, model: torch.nn.Module, encoder) -> None:
 def _refusal(error: BaseException) -> str:
     """What the disk said, which torch's writer hides behind what it missed itself."""
     behind: BaseException | None = error
-    while behind is not None and not (isinstance(behind, OSError) and behind.strerror):
+    while behind is not None:
+        if isinstance(behind, OSError) and behind.strerror:
+            return behind.strerror
         behind = behind.__cause__ or behind.__context__
-    return _first_line(error) if behind is None else behind.strerror
+    return first_line(error)
 
 
 def _plain_config(config) -> dict:
@@ -155,8 +157,3 @@ def _modern_name(name: str) -> str:
         if name.endswith(old):
             return name.removesuffix(old) + modern
     return name
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".:")[:200] if lines else type(error).__name__

@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib.metadata
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ BERT_BASE_VOCABULARY = 28996  # of the cased model; its other sizes are the libr
 RANDOM_SHAPES = ("tiny", "bert-base")
 
 
-def find_folder(name: str, model_type: str, needed: list[tuple[str, ...]], cache_dir: str | None) -> tuple[Path, str]:
+def find_folder(
+    name: str, model_type: str, needed: Sequence[tuple[str, ...]], cache_dir: str | None
+) -> tuple[Path, str]:
     """The folder that holds the files of `name`, minilm, a folder or a hub's name, and a phrase for what that is.
 
     From the hub only the `needed` files (hub_folder says how) and the tokenizer's configuration are fetched.
@@ -39,7 +42,7 @@ def find_folder(name: str, model_type: str, needed: list[tuple[str, ...]], cache
     return hub.hub_folder(name, needed, ["tokenizer_config.json"], cache_dir), f"{name} from the model hub"
 
 
-def _minilm_folder(needed: list[tuple[str, ...]], cache_dir: str | None) -> Path:
+def _minilm_folder(needed: Sequence[tuple[str, ...]], cache_dir: str | None) -> Path:
     """MiniLM's files in the installed package, which is never imported, or else from the hub."""
     installed = _installed_minilm()
     if installed:

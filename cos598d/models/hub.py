@@ -9,7 +9,7 @@ import huggingface_hub
 import huggingface_hub.utils
 from huggingface_hub import constants, errors
 
-from cos598d.errors import UserError
+from cos598d.errors import UserError, first_line
 
 REACH_SECONDS = 10.0  # a hub that has not answered a first question by then counts as unreachable
 WAYS_OUT = "give --model_name_or_path a local folder, minilm or tiny, or set HF_HOME to a filled cache of the hub."
@@ -97,7 +97,7 @@ def _ask(name: str, file: str) -> None:
     """
     if constants.HF_HUB_OFFLINE:
         raise HubUnreachable(
-            f"{name} is no folder here, and HF_HUB_OFFLINE is set while the hub's cache lacks files of it: "
+            f"{name} is not a folder here, and HF_HUB_OFFLINE is set while the hub's cache lacks files of it: "
             f"unset HF_HUB_OFFLINE, or {WAYS_OUT}"
         )
     model, revision = _split(name)
@@ -119,14 +119,14 @@ def _ask(name: str, file: str) -> None:
     if isinstance(error, errors.EntryNotFoundError):
         return  # the model is there; what a missing file means is for the download to say
     raise _refusal(name, error) or HubUnreachable(
-        f"{name} is no folder here, and the model hub at {constants.ENDPOINT} cannot be reached ({_reason(error)}): "
+        f"{name} is not a folder here, and the model hub at {constants.ENDPOINT} cannot be reached ({_reason(error)}): "
         f"{WAYS_OUT}"
     ) from error
 
 
 def _download(name: str, groups: Sequence[tuple[str, ...]], needed: int, cache_dir: str | None) -> Path:
     """Fetch the first existing file of each group; only the first `needed` groups must have one."""
-    folder = None
+    folder: Path | None = None
     model, wanted = _split(name)
     for index, group in enumerate(groups):
         for file in group:
@@ -149,6 +149,8 @@ def _download(name: str, groups: Sequence[tuple[str, ...]], needed: int, cache_d
         else:
             if index < needed:
                 raise UserError(f"the hub's model {name} has no {' or '.join(group)}: choose another, or {WAYS_OUT}")
+    if folder is None:
+        raise ValueError("no group of files is needed: there is nothing to download")
     return folder
 
 
@@ -171,5 +173,4 @@ def _reason(error: BaseException) -> str:
     """The first line of what lies at the bottom of `error`, short enough for a sentence."""
     while error.__cause__ is not None:
         error = error.__cause__
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".:")[:200] if lines else type(error).__name__
+    return first_line(error)

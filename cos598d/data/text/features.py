@@ -14,7 +14,7 @@ from cos598d.data.text.tokenization import TextEncoder
 from cos598d.errors import UserError
 from cos598d.files import cache_folder, whole_file
 
-if TYPE_CHECKING:  # imported where used: torch takes seconds, and --help needs this package without it
+if TYPE_CHECKING:  # imported where it is used: torch takes seconds
     import torch
 
 FORMAT = 3  # counted up when what is stored changes its meaning, so that old files are no longer found
