@@ -18,9 +18,10 @@ from cos598d.data.text.tokenization import load_encoder
 from cos598d.errors import UsageError, UserError
 from cos598d.evaluate import model_outputs
 from cos598d.files import whole_folder
+from cos598d.measure.claim import claim_folder
 from cos598d.measure.environment import describe_environment, network_facts
 from cos598d.measure.monitor import Monitor
-from cos598d.measure.record import RunRecord, claim_folder
+from cos598d.measure.record import RunRecord
 from cos598d.measure.tensorboard import Board, check_tensorboard
 from cos598d.measure.wire import find_interface
 from cos598d.models.build import ModelSource, build_model, count_parameters, find_model, uses_every_parameter
@@ -60,7 +61,7 @@ class Prepared:
 
 
 def _prepare(config: RunConfig, identity: Identity, claims: contextlib.ExitStack) -> Prepared:
-    network_facts()  # what is wrong with it is told now, not when the record is written
+    network_facts()  # so that a mistake in it is known now, not when the record is written
     if config.tensorboard:
         check_tensorboard()
     task = config.task()
@@ -79,7 +80,7 @@ def _prepare(config: RunConfig, identity: Identity, claims: contextlib.ExitStack
     )
     if source.longest_sequence and config.max_seq_length > source.longest_sequence:
         raise UsageError(
-            f"--max_seq_length {config.max_seq_length} is more than this model's positions: "
+            f"--max_seq_length {config.max_seq_length} is longer than this model can read: "
             f"give at most {source.longest_sequence}."
         )
     return Prepared(task, location, words, source)
@@ -141,7 +142,7 @@ def _work(config: RunConfig, prepared: Prepared, meeting: Meeting | None, consol
             console.epoch(record.epochs[-1])
         shares = comm.collect(record.share())
         record.complete()
-        if comm.rank == 0:
+        if shares is not None:  # on rank 0
             environment = describe_environment(device, config.backend, threads, ranks_on_host)
             environment["model_revisions"] = dict(source.revisions)
             files |= {"environment.json": environment, "config.json": asdict(config) | {"world_size": comm.world_size}}

@@ -61,7 +61,7 @@ def test_whatever_does_not_fit_is_named_and_the_old_record_or_the_new_one_is_who
         (sentence,) = one["says"]
         assert one["code"] == 1
         assert "cannot be written (No space left on device): make room there" in sentence
-        assert "an earlier run's files still are." in sentence
+        assert "an earlier run's files are still there." in sentence
         assert (one["seed"], one["changed"]) == (1, []), one
     named = [one["says"][0].split()[0] for one in small]
     assert named[0] == "run/iterations.rank0.jsonl"

@@ -226,7 +226,7 @@ def test_an_interface_that_vanishes_ends_the_sampling_once_and_not_the_run(tmp_p
         record.pause_training()
         share = record.share()
         record.publish()
-    assert kernel.lines == ["sampling has ended, the run goes on: the interface eth7 is gone."]
+    assert kernel.lines == ["sampling stopped, and the run goes on: the interface eth7 is gone."]
     assert [row["counted_bytes_sent"] for row in rows_of(tmp_path / "iterations.rank0.jsonl")] == [100, None, None]
     assert rows_of(tmp_path / "wire.rank0.jsonl")[-1]["bytes_sent"] == 100
     assert share["traffic"]["epochs"]["1"]["counted_bytes_sent"] is None
@@ -238,7 +238,7 @@ def test_counters_that_go_back_are_no_count(tmp_path, kernel):
         record.begin_training()
         kernel.counters = Counters()
         end_iteration(record, 1)
-    assert kernel.lines == ["sampling has ended, the run goes on: the counters of eth7 went back."]
+    assert kernel.lines == ["sampling stopped, and the run goes on: the counters of eth7 went back."]
 
 
 @pytest.mark.parametrize("ends", ["well", "with an error", "with a failed sample"])
@@ -257,7 +257,7 @@ def test_the_thread_is_gone_when_the_record_is_closed(tmp_path, kernel, ends):
 
     with pytest.raises(KeyboardInterrupt):
         use(record_with_monitor(tmp_path, kernel, interval=0.01))
-    expected = ["sampling has ended, the run goes on: RuntimeError."] if ends == "with a failed sample" else []
+    expected = ["sampling stopped, and the run goes on: RuntimeError."] if ends == "with a failed sample" else []
     assert kernel.lines == expected
     assert not [thread for thread in threading.enumerate() if thread.name == "monitor"]
     assert not list(tmp_path.iterdir()), "a run that fails leaves no file"

@@ -12,7 +12,8 @@ import pytest
 from cos598d.comm.ledger import Row
 from cos598d.errors import UserError
 from cos598d.files import GrowingFile, whole_file, whole_folder, write_whole
-from cos598d.measure.record import RunRecord, claim_folder, summarize_seconds
+from cos598d.measure.claim import claim_folder
+from cos598d.measure.record import RunRecord, summarize_seconds
 from cos598d.records.conventions import PHASES, WARM_UP
 
 
@@ -157,7 +158,7 @@ def test_rows_that_do_not_fit_are_named_and_what_stood_there_stands(tmp_path, mo
         with pytest.raises(UserError) as error:
             record.complete()
     assert "rank0.jsonl cannot be written (No space left on device): make room there" in str(error.value)
-    assert "an earlier run's files still are" in str(error.value)
+    assert "an earlier run's files are still there" in str(error.value)
     assert (tmp_path / "summary.json").read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
 
@@ -185,8 +186,8 @@ def test_an_earlier_record_goes_only_when_the_new_one_has_all_but_its_names(refu
             deliver(record)
     still = (tmp_path / "summary.json").exists()
     assert still == (refused != "replace")
-    assert ("and an earlier run's files still are." in str(error.value)) == still
-    assert ("is not whole, and an earlier run's is gone" in str(error.value)) != still
+    assert ("and an earlier run's files are still there." in str(error.value)) == still
+    assert ("is incomplete, and the earlier run's is already gone" in str(error.value)) != still
     assert not list(tmp_path.glob(".*"))
 
 
@@ -194,7 +195,7 @@ def test_a_folder_is_one_run_s_until_it_ends(tmp_path):
     folder = tmp_path / "run"
     with claim_folder(folder, overwrite=False):
         for overwrite in (False, True):
-            with pytest.raises(UserError, match="is another run's, which is still at work: choose another"):
+            with pytest.raises(UserError, match="is in use by another run: choose another folder"):
                 claim_folder(folder, overwrite).__enter__()
         # The other ranks of the run that has claimed it only look.
         with claim_folder(folder, overwrite=False, locks=False):

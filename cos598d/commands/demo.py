@@ -16,7 +16,7 @@ from cos598d.commands.flags import check_at_least_one
 from cos598d.commands.run_flags import add_run_options, run_values, to_words
 from cos598d.config import config_from
 from cos598d.errors import UserError
-from cos598d.measure.record import claim_folder
+from cos598d.measure.claim import claim_folder
 from cos598d.program import own_environment
 from cos598d.report.load import load_run
 from cos598d.report.table import comparison

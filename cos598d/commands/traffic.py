@@ -17,7 +17,7 @@ from cos598d.commands.cluster import add_link_flags, add_name_flags, cluster_fro
 from cos598d.commands.run_flags import add_run_options, run_values, to_words
 from cos598d.config import RunConfig
 from cos598d.errors import UsageError, UserError, flag_called
-from cos598d.measure.record import claim_folder
+from cos598d.measure.claim import claim_folder
 from cos598d.program import own_environment, own_python_path
 from cos598d.records.conventions import PRECISIONS
 from cos598d.report.load import load_run

@@ -12,7 +12,7 @@ class HostGauges:
     """Readings of what this process and its host are doing. `start` begins the sum of the process's CPU seconds.
 
     A GPU's memory is what all processes hold of it. Its utilization comes from NVML, by the package nvidia-ml-py:
-    where that is missing it is left out; where NVML has another reason to refuse, `warn` is told.
+    where that is missing it is left out; where NVML refuses for another reason, `warn` is called.
     """
 
     def __init__(self, device: torch.device, warn: Callable[[str], None]):
@@ -58,6 +58,6 @@ def _tells_utilization(device: torch.device, warn: Callable[[str], None]) -> boo
     except ModuleNotFoundError:
         return False
     except Exception as error:  # NVML's own errors, which torch does not name: MIG, no permission
-        warn(f"the GPU's utilization is not in the record: {' '.join(str(error).split()).rstrip('.')}.")
+        warn(f"the record goes without the GPU's utilization: {' '.join(str(error).split()).rstrip('.')}.")
         return False
     return True

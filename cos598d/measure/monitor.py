@@ -4,7 +4,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
-from typing import IO, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -14,6 +14,13 @@ from cos598d.measure.wire import Counters, Interface, WireCounter
 JOIN_SECONDS = 2.0  # a sample takes less than a millisecond; a gauge that hangs must not hold up the end
 
 Sample = TypeVar("Sample")
+
+
+class Rows(Protocol):
+    """Where rows go: a text file, as far as a monitor asks."""
+
+    def write(self, text: str, /) -> Any:
+        """Add to its end."""
 
 
 class Monitor:
@@ -26,23 +33,23 @@ class Monitor:
     3. `pause` reads both. From then on the thread reads the host alone, until the next `begin` with its row "resume".
     4. `stop` ends the thread.
 
-    Without an `interface` there are no rows of the wire. An error ends the sampling and not the run: `warn` is told,
-    once.
+    Without an `interface` there are no rows of the wire. An error ends the sampling and not the run: `warn` is
+    called, once.
     """
 
     def __init__(self, interval: float, interface: Interface | None, device: torch.device, warn: Callable[[str], None]):
         self.interface = interface
         self._interval = min(interval, threading.TIMEOUT_MAX)
         self._warn = warn
-        self._counter = WireCounter(interface.name) if interface else None
+        self._counter = WireCounter(interface) if interface else None
         self._gauges = HostGauges(device, warn)
         self._counted = Counters()
-        self._began: float | None = None
+        self._began = 0.0  # when the first row was made, on time.perf_counter's clock
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="monitor", daemon=True)
 
-    def open(self, wire: IO[str], host: IO[str], iteration: Callable[[], int]) -> None:
+    def open(self, wire: Rows, host: Rows, iteration: Callable[[], int]) -> None:
         """Where the rows go, and which iteration is under way (or has just ended)."""
         self._wire, self._host, self._iteration = wire, host, iteration
 
@@ -67,13 +74,13 @@ class Monitor:
             self._thread.join(JOIN_SECONDS)
 
     def _on_begin(self) -> None:
-        is_first = self._began is None
+        is_first = not self._began
         if is_first:
             self._began = time.perf_counter()
             self._gauges.start()
         if self._counter:
             self._counter.resume()
-            self._add_wire_row("iteration" if is_first else "resume", self._iteration())
+            self._add_wire_row(self._counter, "iteration" if is_first else "resume", self._iteration())
         self._add_host_row()
 
     def _on_iteration(self, iteration: int) -> Counters | None:
@@ -88,22 +95,22 @@ class Monitor:
 
     def _on_interval(self) -> None:
         if self._counter and self._counter.counts:
-            self._add_wire_row("interval", self._iteration())
+            self._add_wire_row(self._counter, "interval", self._iteration())
         self._add_host_row()
 
     def _count(self, kind: str, iteration: int) -> Counters | None:
         if not self._counter or not self._counter.counts:
             return None
-        total = self._add_wire_row(kind, iteration)
+        total = self._add_wire_row(self._counter, kind, iteration)
         counted, self._counted = total.less(self._counted), total
         return counted
 
-    def _add_wire_row(self, kind: str, iteration: int) -> Counters:
-        total = self._counter.read()
+    def _add_wire_row(self, counter: WireCounter, kind: str, iteration: int) -> Counters:
+        total = counter.read()
         row = self._place(iteration) | {
             "kind": kind,
-            "interface": self.interface.name,
-            "shared_by_ranks": len(self.interface.ranks),
+            "interface": counter.interface.name,
+            "shared_by_ranks": len(counter.interface.ranks),
         }
         self._wire.write(json.dumps(row | total._asdict()) + "\n")
         return total
@@ -124,7 +131,7 @@ class Monitor:
             except Exception as error:  # whatever a counter or gauge may raise: no sample is worth a run
                 self._stopping.set()
                 reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-        self._warn(f"sampling has ended, the run goes on: {reason}.")
+        self._warn(f"sampling stopped, and the run goes on: {reason}.")
         return None
 
     def _watch(self) -> None:

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import shutil
 import statistics
 from array import array
@@ -22,11 +21,6 @@ from cos598d.measure.totals import Traffic, epoch_traffic, wire_summary
 from cos598d.measure.wall import WallTime
 from cos598d.records.conventions import PHASES, WARM_UP
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
-
 PREDICTION_FILES = ("predictions.json", "nbest_predictions.json", "null_odds.json")
 # One file of each for every rank.
 FILES_BY_RANK = ("iterations.rank{rank}.jsonl", "communication.rank{rank}.jsonl")
@@ -34,40 +28,8 @@ FILES_BY_RANK = ("iterations.rank{rank}.jsonl", "communication.rank{rank}.jsonl"
 MONITOR_FILES = ("wire.rank{rank}.jsonl", "host.rank{rank}.jsonl")
 
 # What stands in the folder when a file cannot be written: before `remove_old`, and after it.
-OLD_STANDS = "nothing of this run is in {folder}, and an earlier run's files still are."
-OLD_IS_GONE = "the record in {folder} is not whole, and an earlier run's is gone from there."
-
-
-@contextlib.contextmanager
-def claim_folder(folder: Path, overwrite: bool, locks: bool = True) -> Iterator[None]:
-    """Make the output folder and keep other programs of ours from claiming it until the block ends, however it ends.
-
-    Raises UserError when something stands in it and `overwrite` is off, or when another run has claimed it. Without
-    `locks` it is only looked at: of a run's ranks, the first claims it for all.
-    """
-    if folder.is_file():
-        raise UserError(f"--output_dir {folder} is a file: give a folder.")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--output_dir {folder} cannot be made: {error.strerror}.") from None
-    with contextlib.ExitStack() as claim:
-        if locks and fcntl:
-            # On the folder itself: nothing is left in it, and the kernel lets go when this process ends.
-            descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-            claim.callback(os.close, descriptor)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise UserError(
-                    f"--output_dir {folder} is another run's, which is still at work: choose another."
-                ) from None
-            except OSError:
-                pass  # a file system without locks, such as some networks': two runs at once are not told there
-        # Only now, when nobody else can have looked meanwhile.
-        if not overwrite and any(folder.iterdir()):
-            raise UserError(f"--output_dir {folder} is not empty: choose another or add --overwrite_output_dir.")
-        yield
+OLD_STANDS = "this run has left nothing in {folder}, and an earlier run's files are still there."
+OLD_IS_GONE = "the record in {folder} is incomplete, and the earlier run's is already gone."
 
 
 class RunRecord:
@@ -205,7 +167,7 @@ class RunRecord:
         return {
             "phases": {phase: _mean(self._seconds[f"seconds_{phase}"][left_out:]) for phase in PHASES},
             **{name: _whole_if_even(mean) for name, mean in totals.items()},
-            "traffic": self._traffic.share(self._monitor and self._monitor.interface),
+            "traffic": self._traffic.share(self._monitor.interface if self._monitor else None),
         }
 
     def stage(self, facts: dict[str, Any], shares: Sequence[dict[str, Any]], others: Mapping[str, Any]) -> None:

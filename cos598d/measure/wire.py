@@ -79,8 +79,8 @@ def read_counters(interface: str) -> Counters:
 class WireCounter:
     """What an interface has carried between each `resume` and the next `pause`."""
 
-    def __init__(self, interface: str):
-        self._interface = interface
+    def __init__(self, interface: Interface):
+        self.interface = interface
         self._total = Counters()
         self._last: Counters | None = None
 
@@ -91,7 +91,7 @@ class WireCounter:
 
     def resume(self) -> None:
         """Count from now on. Raises OSError as `read_counters`."""
-        self._last = read_counters(self._interface)
+        self._last = read_counters(self.interface.name)
 
     def pause(self) -> None:
         """Leave out what travels from now on."""
@@ -99,10 +99,10 @@ class WireCounter:
 
     def read(self) -> Counters:
         """The sum so far. Raises OSError when the interface is gone or was made anew."""
-        now = read_counters(self._interface)
+        now = read_counters(self.interface.name)
         moved = now.less(self._last or now)
         if min(moved) < 0:
-            raise OSError(f"the counters of {self._interface} went back")
+            raise OSError(f"the counters of {self.interface.name} went back")
         self._total = self._total.plus(moved)
         self._last = now
         return self._total

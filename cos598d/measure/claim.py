@@ -1,0 +1,45 @@
+"""An output folder belongs to one run at a time, and keeps its files unless the user says otherwise."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+from cos598d.errors import UserError
+
+fcntl: ModuleType | None
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+
+@contextlib.contextmanager
+def claim_folder(folder: Path, overwrite: bool, locks: bool = True) -> Iterator[None]:
+    """Make the output folder and keep other programs of ours from claiming it until the block ends, however it ends.
+
+    Raises UserError when something stands in it and `overwrite` is off, or when another run has claimed it. Without
+    `locks` it is only looked at: of a run's ranks, the first claims it for all.
+    """
+    if folder.is_file():
+        raise UserError(f"--output_dir {folder} is a file: give a folder.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--output_dir {folder} cannot be made: {error.strerror}.") from None
+    with contextlib.ExitStack() as claim:
+        if locks and fcntl:
+            # On the folder itself: nothing is left in it, and the kernel lets go when this process ends.
+            descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+            claim.callback(os.close, descriptor)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(f"--output_dir {folder} is in use by another run: choose another folder.") from None
+            except OSError:
+                pass  # a file system without locks, such as some networks': two runs at once are not told there
+        # Only now, when nobody else can have looked meanwhile.
+        if not overwrite and any(folder.iterdir()):
+            raise UserError(f"--output_dir {folder} is not empty: choose another folder or add --overwrite_output_dir.")
+        yield
