@@ -58,6 +58,8 @@ class TensorLedger(Ledger):
 class GroupCommunicator(Communicator):
     """The collectives of a process group that somebody else opened (None: torch's default one)."""
 
+    ledger: TensorLedger
+
     def __init__(self, group: dist.ProcessGroup | None, device: torch.device, seconds: float):
         # One backend, or one for each kind of device: "cpu:gloo,cuda:nccl".
         backends = dict(part.split(":") for part in dist.get_backend_config(group).split(",") if ":" in part)
@@ -88,6 +90,15 @@ class GroupCommunicator(Communicator):
         return parts
 
 
+@dataclass
+class _Held:
+    """Hidden here from nn.Module, which would take `call` for a part of the model and prefix its names."""
+
+    sync: GradientSync
+    comm: GroupCommunicator
+    call: nn.Module
+
+
 class DataParallel(nn.Module):
     """A replica whose gradients are the average over all ranks when `backward()` returns.
 
@@ -106,11 +117,11 @@ class DataParallel(nn.Module):
     is that rank's affair: the average of n ranks' mean losses is the global mean where their batches are as large.
     """
 
-    def __init__(self, module: nn.Module, sync: GradientSync):
-        """`sync` is made, and not attached yet. Raises UserError where the ranks' models differ."""
+    def __init__(self, module: nn.Module, sync: GradientSync, comm: GroupCommunicator):
+        """`sync` is made over `comm`, and not attached yet. Raises UserError where the ranks' models differ."""
         super().__init__()
         self.module = module
-        self._hidden = {"sync": sync, "call": sync.attach(module)}  # no modules of this one: the names stay plain
+        self._held = _Held(sync, comm, sync.attach(module))
         self._layout = self._trainable()
         self._sync_is_on = True
         self._is_asked = False  # autograd is to call back at the end of this backward
@@ -122,7 +133,7 @@ class DataParallel(nn.Module):
     @property
     def ledger(self) -> TensorLedger:
         """What has travelled; `totals()` by tensor."""
-        return self._hidden["sync"].comm.ledger
+        return self._held.comm.ledger
 
     def forward(self, *inputs: Any, **keywords: Any) -> Any:
         """The model's own forward."""
@@ -135,7 +146,7 @@ class DataParallel(nn.Module):
             self._is_asked = False
             if self._sync_is_on and self._trainable() != self._layout:
                 self._lay_anew()
-        output = self._hidden["call"](*inputs, **keywords)
+        output = self._held.call(*inputs, **keywords)
         for leaf in pytree.tree_leaves(output):
             if isinstance(leaf, torch.Tensor) and leaf.requires_grad and leaf.grad_fn is not None:
                 leaf.register_hook(self._ask)
@@ -146,16 +157,16 @@ class DataParallel(nn.Module):
         """Within this context, which covers forward and backward, gradients only accumulate on each rank."""
         before, self._sync_is_on = self._sync_is_on, False
         try:
-            with self._hidden["sync"].no_sync():
+            with self._held.sync.no_sync():
                 yield
         finally:
             self._sync_is_on = before
 
     def settle(self) -> None:
         """Give every rank rank 0's buffers, such as running statistics: for every rank, before evaluating or saving."""
-        self._hidden["sync"].settle()
+        self._held.sync.settle()
 
-    def state_dict(self, *arguments: Any, **keywords: Any) -> dict[str, Any]:
+    def state_dict(self, *arguments: Any, **keywords: Any) -> Any:
         """The model's own, under its plain names."""
         return self.module.state_dict(*arguments, **keywords)
 
@@ -164,8 +175,8 @@ class DataParallel(nn.Module):
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        self._hidden["sync"].detach()
-        self._hidden["call"] = self.module
+        self._held.sync.detach()
+        self._held.call = self.module
         return self.module
 
     def _watch(self) -> None:
@@ -193,7 +204,7 @@ class DataParallel(nn.Module):
 
     def _finish(self) -> None:
         self._is_begun = False
-        self._hidden["sync"].finish()
+        self._held.sync.finish()
 
     def _end_what_was_cut_short(self) -> None:
         """Make the calls of a step that an exception has ended here, since the other ranks wait for them.
@@ -209,10 +220,10 @@ class DataParallel(nn.Module):
             parameter.grad = None
 
     def _lay_anew(self) -> None:
-        sync = self._hidden["sync"]
+        sync = self._held.sync
         self.detach()
-        sync.comm.sends_state = False  # the replicas are equal already
-        self._hidden["call"] = sync.attach(self.module)
+        self._held.comm.sends_state = False  # the replicas are equal already
+        self._held.call = sync.attach(self.module)
         self._layout = self._trainable()
         self._watch()
 
@@ -259,9 +270,8 @@ def data_parallel(
             f"{' and '.join(sorted(map(str, devices))) or 'none: it has no parameters'}."
         )
     comm = GroupCommunicator(process_group, devices.pop(), timeout_seconds)
-    return DataParallel(
-        module, sync_class(comm, find_unused_parameters, SyncOptions(bucket_mb=bucket_mb, compress=compress))
-    )
+    made = sync_class(comm, find_unused_parameters, SyncOptions(bucket_mb=bucket_mb, compress=compress))
+    return DataParallel(module, made, comm)
 
 
 def _under_module(state: dict[str, Any], prefix: str, *_: Any) -> None:

@@ -75,7 +75,7 @@ def test_the_ledger_sums_gradient_calls_by_iteration_and_counts_a_tensor_once(tm
         ledger.flush()
         assert output.tell() > 0
         ledger.enter(row(2, "a"))
-        assert ledger.totals() == {1: Totals(3, 2, 8, 18, 15), 2: Totals(1, 1, 4, 6, 5)}
+        assert ledger.totals_by_iteration() == {1: Totals(3, 2, 8, 18, 15), 2: Totals(1, 1, 4, 6, 5)}
 
 
 def test_seconds_leave_out_the_iterations_before_ddp_has_its_buckets():

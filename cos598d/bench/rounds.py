@@ -162,7 +162,7 @@ def measure_rounds(
             label = candidates[index].label
             turn = attached[index] or attach(candidates[index])
             rows.append([number, place, label, *turn.iterate(inputs)])
-            totals = comm.ledger.totals().get(comm.ledger.iteration, Totals())
+            totals = comm.ledger.totals_by_iteration().get(comm.ledger.iteration, Totals())
             traffic[label] = [totals.calls, totals.payload_bytes, totals.bytes_sent, totals.bytes_received]
             norms[label] = turn.gradient_norm
             if not stay:

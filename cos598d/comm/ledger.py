@@ -129,7 +129,7 @@ class Ledger:
         rows = [row for row in self.rows if row.iteration == iteration and row.purpose in OF_TRAINING]
         return sum(row.bytes_sent for row in rows), sum(row.bytes_received for row in rows)
 
-    def totals(self) -> dict[int, Totals]:
+    def totals_by_iteration(self) -> dict[int, Totals]:
         """The gradient calls summed by iteration, those flushed and those not. Rows are flushed by whole iterations."""
         flushed = {iteration: Totals(*values) for iteration, *values in zip(*self._flushed)}
         return flushed | _sums(self.rows)

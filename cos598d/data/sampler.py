@@ -98,7 +98,7 @@ def steps_per_epoch(examples: int, batch_size: int) -> int:
     return -(-examples // batch_size)
 
 
-def evaluation_batches(lengths: Sequence[int], batch_size: int) -> list[np.ndarray]:
+def evaluation_batches(lengths: Sequence[int] | np.ndarray, batch_size: int) -> list[np.ndarray]:
     """All examples once, in batches of similar length."""
     order = np.argsort(lengths, kind="stable")
     return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]

@@ -46,7 +46,7 @@ class IterationClock:
 
     def stop(self) -> float:
         """Seconds since the iteration began: its phases and what lies between them."""
-        ended = self._time.now()
+        ended: Moment = self._time.now()
         self._time.wait(ended)
         self.stopped = ended if self._time.is_at_once else time.perf_counter()
         for name, first, last in self._stretches:

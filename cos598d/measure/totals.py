@@ -61,7 +61,7 @@ class Traffic:
         """What rank 0 needs of this rank: by epoch the sums, and of the iterations after the first the means."""
         self._sum_up()
         sums = self._later if self._later.iterations else self._first
-        wire = None
+        wire: dict[str, Any] | None = None
         if interface and sums.known:
             wire = {"interface": interface.name, "ranks": interface.ranks}
             wire |= {name: float(total) / sums.known for name, total in sums.counted._asdict().items()}

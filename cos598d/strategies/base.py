@@ -37,9 +37,9 @@ class Strategy:
     uses: the names of the SyncOptions that mean anything to it.
     equal_passes: whether all ranks must call forward and backward the same number of times in a step.
 
-    `phase` is what the clock is told by: `step` does the work of two phases of an iteration, and encloses the
-    optimizer's in `with self.phase("step")` and what travels in `with self.phase("sync")`. Whoever measures puts a
-    clock's `phase` in its place; else it does nothing. The other methods belong to one phase each.
+    `phase` tells a clock what `step` is doing, since that is the work of two phases of an iteration: it encloses the
+    optimizer's in `with self.phase("step")`, and what travels in `with self.phase("sync")`. Whoever measures puts a
+    clock's `phase` in its place; until then it does nothing. The other methods belong to one phase each.
     """
 
     optimizer: torch.optim.Optimizer

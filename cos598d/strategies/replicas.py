@@ -45,7 +45,7 @@ def check_replicas(comm: Communicator, tensors: Iterable[tuple[str, torch.Tensor
 def digest(tensor: torch.Tensor) -> str:
     """A short word that stands for a tensor's bits."""
     bits = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
-    return hashlib.sha256(bits.numpy()).hexdigest()[:16]
+    return hashlib.sha256(bits.numpy().data).hexdigest()[:16]
 
 
 def _take_from_rank_0(comm: Communicator, name: str, tensor: torch.Tensor) -> float | None:
