@@ -7,7 +7,6 @@ import torch
 from cos598d.comm.calls import Call, Pending
 from cos598d.sync.buckets import Bucket, Named, in_buckets, plan_buckets
 from cos598d.sync.codecs import make_codec
-from cos598d.sync.codecs.base import Codec
 from cos598d.sync.cost import Step, Travel
 from cos598d.sync.cost.collectives import ALL_REDUCE
 from cos598d.sync.parts.overlapping import OverlappingSync
@@ -30,7 +29,6 @@ class Bucketed(OverlappingSync):
     """
 
     uses = ("bucket_mb", "compress")
-    _codec: Codec | None = None
 
     def make_units(self, parameters: Sequence[Named]) -> list[list[Named]]:
         self._codec = make_codec(self.options.compress, self.comm, self.sum_up)
@@ -46,8 +44,6 @@ class Bucketed(OverlappingSync):
 
     def start(self, unit: int) -> Pending:
         bucket = self.buckets[unit]
-        if self._codec is None:
-            return self.sum_up(bucket.buffer, bucket.name)
         self._pending[unit] = self._codec.start(bucket, self.loss_scale)
         return self._pending[unit]
 
@@ -56,16 +52,14 @@ class Bucketed(OverlappingSync):
         return self.comm.all_reduce(tensor, name, async_op=True)
 
     def end(self, unit: int, is_used: Sequence[bool]) -> None:
-        if self._codec is not None:
-            self._codec.finish(self.buckets[unit], self._pending.pop(unit))
-            self._codec.put_back_unused(self.buckets[unit], is_used)
+        self._codec.finish(self.buckets[unit], self._pending.pop(unit))
+        self._codec.put_back_unused(self.buckets[unit], is_used)
         for place, used in enumerate(is_used):
             if not used:
                 self.buckets[unit].hand_out(place, is_used=False)
 
     def forget_step(self) -> None:
-        if self._codec is not None:
-            self._codec.forget_step()
+        self._codec.forget_step()
 
     @classmethod
     def calls(cls, step: Step) -> list[Travel] | None:

@@ -90,14 +90,15 @@ class DDP(GradientSync):
     def finish(self) -> None:
         """Forward and backward have waited already; enter what they did in the ledger."""
         for _ in range(self._broadcasts):
-            for dtype in dict.fromkeys(buffer.dtype for buffer in self._ddp.modules_buffers):
-                elements = sum(buffer.numel() for buffer in self._ddp.modules_buffers if buffer.dtype == dtype)
+            for dtype in dict.fromkeys(buffer.dtype for buffer in self._attached.modules_buffers):
+                elements = sum(buffer.numel() for buffer in self._attached.modules_buffers if buffer.dtype == dtype)
                 name = f"buffers of {dtype_name(dtype)}"
                 self.comm.record("broadcast", name, (elements,), dtype, purpose=BUFFERS)
         self._broadcasts = 0
         self._steps += 1
         if self._steps <= 2:  # torch lays its buckets anew once, after the first backward
-            self._ddp.logger.set_runtime_stats_and_log()  # else it speaks of the step before
+            assert self._attached.logger is not None
+            self._attached.logger.set_runtime_stats_and_log()  # else it speaks of the step before
             self._buckets = self._read_buckets()
         for name, elements, dtype in self._buckets:
             self.comm.record("all_reduce", name, (elements,), self._hook[1] if self._hook else dtype)
@@ -136,7 +137,7 @@ class DDP(GradientSync):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        with self._ddp.no_sync():
+        with self._attached.no_sync():
             yield
 
     def detach(self) -> None:
@@ -146,12 +147,18 @@ class DDP(GradientSync):
             self._ddp._remove_autograd_hooks()  # the caller may hold the module: it does not average any more
         self._ddp = None
 
+    @property
+    def _attached(self) -> DistributedDataParallel:
+        """torch's module, between `attach` and `detach`."""
+        assert self._ddp is not None
+        return self._ddp
+
     def _count_broadcast(self, *_: Any) -> None:
-        self._broadcasts += self._ddp.will_sync_module_buffers()
+        self._broadcasts += self._attached.will_sync_module_buffers()
 
     def _read_buckets(self) -> list[tuple[str, int, torch.dtype]]:
         """Name, elements and dtype of each bucket of the last backward, as torch's logger reports its reducer's."""
-        facts = self._ddp._get_ddp_logging_data()
+        facts = self._attached._get_ddp_logging_data()
         rebuilt = self._steps > 1 and facts.get("has_rebuilt_buckets")
         sizes = facts["rebuilt_bucket_sizes" if rebuilt else "bucket_sizes"]
         # torch tells each bucket's bytes but not its dtype: a model of several is entered as plain bytes.

@@ -28,12 +28,12 @@ class Flat(GradientSync):
     def attach(self, model: nn.Module) -> nn.Module:
         module = super().attach(model)
         groups = plan_buckets(self.parameters, float("inf"), float("inf"))
-        self._buckets = [Bucket(f"all of {str(group[0][1].dtype)[6:]}", group) for group in groups]
+        self.buckets = [Bucket(f"all of {str(group[0][1].dtype)[6:]}", group) for group in groups]
         return module
 
     def finish(self) -> None:
         is_used = self.agree_on_used([p.grad is not None for _, p in self.parameters])
-        for bucket in self._buckets:
+        for bucket in self.buckets:
             for place in range(len(bucket.parameters)):
                 bucket.fill(place, 1 / self.comm.world_size)
             self.reduce(bucket)
@@ -53,5 +53,5 @@ class Flat(GradientSync):
         return [Travel(cls.collective, group) for group in in_buckets(step.tensors, float("inf"), float("inf"))]
 
     def detach(self) -> None:
-        self._buckets = []
+        self.buckets = []
         super().detach()

@@ -12,8 +12,10 @@ from cos598d.sync.base import DEFAULTS, GradientSync, SyncOptions
 
 CONTRACT = ("attach", "finish", "no_sync", "detach")
 # What the loop asks for as well, and has an answer to that suits every class which does not say.
-UNDERSTOOD = ("after_step", "agree_on_finite", "forget_step", "settle", "replicas_equal")
-UNDERSTOOD += ("uses", "exact", "claims")
+UNDERSTOOD = (
+    *("after_step", "agree_on_finite", "forget_step", "settle", "replicas_equal"),
+    *("uses", "exact", "claims"),
+)
 TEMPLATE = "template.py.txt"
 
 _modules: dict[tuple[Path, bytes], ModuleType] = {}

@@ -37,7 +37,7 @@ class Hierarchical(SharedMemory):
 
     def attach(self, model: nn.Module) -> nn.Module:
         module = super().attach(model)
-        self._firsts = [ranks[0] for ranks in self._hosts]
+        self._firsts = [ranks[0] for ranks in self.hosts]
         self._scratch = {}
         if self.comm.rank in self._firsts:
             # One for each dtype, of the largest bucket: the buckets go round one after another.
@@ -47,12 +47,12 @@ class Hierarchical(SharedMemory):
 
     def wait_for_result(self, unit: int, call: Composed) -> None:
         if self.comm.rank in self._firsts:
-            self.segments.wait(ADD, unit, self._step)
+            self.segments.wait(ADD, unit, self.step)
             result = self.segments.result[unit]
             ring_all_reduce(call, result, self._firsts, self.comm.rank, self._scratch[result.dtype])
-            self.segments.raise_flag(AVERAGE, unit, self._step)
+            self.segments.raise_flag(AVERAGE, unit, self.step)
         else:
-            self.segments.wait(AVERAGE, unit, self._step, self.members[:1])
+            self.segments.wait(AVERAGE, unit, self.step, self.members[:1])
 
     @classmethod
     def calls(cls, step: Step) -> list[Travel]:

@@ -31,20 +31,15 @@ class LocalSGD(GradientSync):
     def attach(self, model: nn.Module) -> nn.Module:
         module = super().attach(model)
         self._steps = 0
-        self._differ = False
+        self.replicas_equal = True  # until the first step, and after each average until the next
         return module
-
-    @property
-    def replicas_equal(self) -> bool:
-        """Until the next step, after an average."""
-        return not self._differ
 
     def finish(self) -> None:
         """Nothing travels: every rank goes its own way until the next average."""
 
     def after_step(self) -> None:
         self._steps += 1
-        self._differ = True
+        self.replicas_equal = False
         if self._steps % self.options.sync_every == 0:
             self._average_weights()
 
@@ -54,12 +49,12 @@ class LocalSGD(GradientSync):
         return overflowed.item() == 0
 
     def settle(self) -> None:
-        if self._differ:
+        if not self.replicas_equal:
             self._average_weights()
         super().settle()
 
     def _average_weights(self) -> None:
-        self._differ = False
+        self.replicas_equal = True
         for dtype in dict.fromkeys(p.dtype for _, p in self.parameters):
             weights = [p.data for _, p in self.parameters if p.dtype == dtype]
             flat = torch.cat([weight.flatten() for weight in weights])

@@ -1,6 +1,7 @@
 """No synchronization: a single process, and the floor that exposed communication is measured against."""
 
-from cos598d.sync.base import GradientSync
+from cos598d.comm.communicator import Communicator
+from cos598d.sync.base import DEFAULTS, GradientSync, SyncOptions
 from cos598d.sync.cost import Step, Travel
 
 
@@ -15,10 +16,9 @@ class NoSync(GradientSync):
     less that of the same iteration under this sync is the communication that was exposed.
     """
 
-    @property
-    def replicas_equal(self) -> bool:
-        """With one rank alone."""
-        return self.comm.world_size == 1
+    def __init__(self, comm: Communicator, find_unused_parameters: bool = True, options: SyncOptions = DEFAULTS):
+        super().__init__(comm, find_unused_parameters, options)
+        self.replicas_equal = comm.world_size == 1
 
     def settle(self) -> None:
         """Nothing to do: the replicas stay apart."""

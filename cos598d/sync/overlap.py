@@ -25,23 +25,23 @@ class Overlap(OverlappingSync):
     """
 
     def make_units(self, parameters: Sequence[Named]) -> list[list[Named]]:
-        self._units = [[named] for named in reversed(parameters)]
-        return self._units
+        return [[named] for named in reversed(parameters)]
 
     def ready(self, unit: int, place: int) -> None:
-        parameter = self._units[unit][place][1]
+        parameter = self.units[unit][place][1]
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
         else:
             parameter.grad /= self.comm.world_size
 
     def start(self, unit: int) -> Call:
-        name, parameter = self._units[unit][0]
+        name, parameter = self.units[unit][0]
+        assert parameter.grad is not None  # `ready` has seen to it
         return self.comm.all_reduce(parameter.grad, name, async_op=True)
 
     def end(self, unit: int, is_used: Sequence[bool]) -> None:
         if not is_used[0]:
-            self._units[unit][0][1].grad = None
+            self.units[unit][0][1].grad = None
 
     @classmethod
     def calls(cls, step: Step) -> list[Travel]:

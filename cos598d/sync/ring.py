@@ -5,13 +5,12 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from cos598d.comm.calls import Call
 from cos598d.comm.messages import Composed
 from cos598d.sync.buckets import Bucket
 from cos598d.sync.codecs import make_codec
 from cos598d.sync.flat import Flat
 from cos598d.sync.parts.ring import RING, ring_all_reduce
-from cos598d.sync.parts.segmented import ByMessages, make_scratch
+from cos598d.sync.parts.segmented import ByMessages
 
 
 class Ring(ByMessages, Flat):
@@ -36,32 +35,18 @@ class Ring(ByMessages, Flat):
     uses = ("compress",)
 
     def attach(self, model: nn.Module) -> nn.Module:
-        self._codec = make_codec(self.options.compress, self.comm, self._sum_up)
+        self._codec = make_codec(self.options.compress, self.comm, self.sum_up)
         return super().attach(model)
 
     def reduce(self, bucket: Bucket) -> None:
-        if self._codec is None:
-            super().reduce(bucket)
-        else:
-            self._codec.finish(bucket, self._codec.start(bucket, self.loss_scale))
+        self._codec.finish(bucket, self._codec.start(bucket, self.loss_scale))
 
     def hand_out(self, bucket: Bucket, is_used: Sequence[bool]) -> None:
-        if self._codec is not None:
-            self._codec.put_back_unused(bucket, is_used)
+        self._codec.put_back_unused(bucket, is_used)
         super().hand_out(bucket, is_used)
 
     def forget_step(self) -> None:
-        if self._codec is not None:
-            self._codec.forget_step()
-
-    def _sum_up(self, tensor: torch.Tensor, name: str) -> Call:
-        """The ring for what a codec has made of a bucket; over when this returns."""
-        key = f"{name} as {tensor.dtype}"
-        if key not in self._scratch:
-            self._scratch[key] = make_scratch(tensor, self.segment_bytes, self.in_flight)
-        with self.comm.composed(self.op, tensor, name) as call:
-            self.sum_over_ranks(call, tensor, self._scratch[key])
-        return Call.done()
+        self._codec.forget_step()
 
     def sum_over_ranks(self, call: Composed, buffer: torch.Tensor, scratch: torch.Tensor) -> None:
         ring_all_reduce(call, buffer, range(self.comm.world_size), self.comm.rank, scratch)

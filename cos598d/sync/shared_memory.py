@@ -50,8 +50,8 @@ class SharedMemory(OverlappingSync):
                     f"--sync {self.op} is for tensors in the host's memory, and {name} is on {p.device}: "
                     f"choose --sync ddp, or --no_cuda."
                 )
-        self._hosts = self.find_hosts()
-        self._step = 0
+        self.hosts = self.find_hosts()
+        self.step = 0
         return super().attach(model)
 
     def find_hosts(self) -> list[list[int]]:
@@ -67,7 +67,7 @@ class SharedMemory(OverlappingSync):
     def make_units(self, parameters: Sequence[Named]) -> list[list[Named]]:
         groups = plan_buckets(parameters, self.options.bucket_mb, self.options.first_bucket_mb)
         sizes = [(sum(p.numel() for _, p in group), group[0][1].dtype) for group in groups]
-        self.members = next(ranks for ranks in self._hosts if self.comm.rank in ranks)
+        self.members = next(ranks for ranks in self.hosts if self.comm.rank in ranks)
         self.segments = Segments(self.comm, self.members, sizes, (FILL, ADD, AVERAGE))
         self.buckets = [
             Bucket(f"bucket {number}", group, self.segments.own[number]) for number, group in enumerate(groups)
@@ -82,7 +82,7 @@ class SharedMemory(OverlappingSync):
         self.buckets[unit].hand_out(place)
 
     def start(self, unit: int) -> "_Averaging":
-        self.segments.raise_flag(FILL, unit, self._step)
+        self.segments.raise_flag(FILL, unit, self.step)
         self._add_up(unit + 1, waits=False)
         bucket = self.buckets[unit]
         return _Averaging(self, unit, self.comm.compose(self.op, bucket.buffer, bucket.name))
@@ -97,7 +97,7 @@ class SharedMemory(OverlappingSync):
 
     def wait_for_result(self, unit: int, call: Composed) -> None:
         """Block until the average over all ranks is in the bucket's result."""
-        self.segments.wait(ADD, unit, self._step)
+        self.segments.wait(ADD, unit, self.step)
 
     def end(self, unit: int, is_used: Sequence[bool]) -> None:
         for place, used in enumerate(is_used):
@@ -117,23 +117,23 @@ class SharedMemory(OverlappingSync):
         self.segments.close()
         super().detach()
 
-    def _begin_step(self) -> None:
-        self._step += 1
+    def begin_step(self) -> None:
+        self.step += 1
         self._added = 0
-        super()._begin_step()
+        super().begin_step()
 
     def _add_up(self, until: int, waits: bool) -> None:
         """Add this rank's parts of the buckets before `until`: of all of them, or without waiting for other ranks."""
         while self._added < until:
             if waits:
-                self.segments.wait(FILL, self._added, self._step)
-            elif self.segments.missing(FILL, self._added, self._step):
+                self.segments.wait(FILL, self._added, self.step)
+            elif self.segments.missing(FILL, self._added, self.step):
                 return
             for total, first, second, *others in self._blocks[self._added]:
                 torch.add(first, second, out=total)
                 for other in others:
                     total += other
-            self.segments.raise_flag(ADD, self._added, self._step)
+            self.segments.raise_flag(ADD, self._added, self.step)
             self._added += 1
 
     def _cut(self, unit: int) -> list[list[torch.Tensor]]:
@@ -146,7 +146,8 @@ class SharedMemory(OverlappingSync):
         line = CACHE_LINE // result.element_size()
         size = -(-result.numel() // (len(every) * line)) * line
         mine = [tensor[place * size : (place + 1) * size] for tensor in (result, *every)]
-        return list(zip(*(part.split(max(1, BLOCK_BYTES // part.element_size())) for part in mine), strict=True))
+        blocks = (part.split(max(1, BLOCK_BYTES // part.element_size())) for part in mine)
+        return [list(block) for block in zip(*blocks, strict=True)]
 
 
 class _Averaging:

@@ -44,27 +44,25 @@ class SparseRows(Bucketed):
     def attach(self, model: nn.Module) -> nn.Module:
         self._lookups = _large_embeddings(model)
         self._touched = {p: torch.zeros(len(p), dtype=torch.uint8, device=p.device) for p in self._lookups}
-        self._agreements: dict[nn.Parameter, Call] = {}
         self._handed: dict[nn.Parameter, TensorWeakRef] = {}  # the gradients that the last step left
         self._open: dict[nn.Parameter, WeakSet[_Lookup]] = {p: WeakSet() for p in self._lookups}
-        self._agreed: dict[nn.Parameter, torch.Tensor] = {}  # where more was touched since
         self._rows: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         module = super().attach(model)
         for parameter, embedding in self._lookups.items():
             handle = embedding.register_forward_hook(self._noting(parameter), with_kwargs=True, prepend=True)
-            self._handles.append(handle)
+            self.hooks.append(handle)
         return module
 
     def make_units(self, parameters: Sequence[Named]) -> list[list[Named]]:
         dense = [named for named in parameters if named[1] not in self._lookups]
         embeddings = [[named] for named in reversed(parameters) if named[1] in self._lookups]
-        units = super().make_units(dense) if dense else []
+        units = super().make_units(dense)
         self._first_sparse = len(units)
         return units + embeddings
 
     def ready(self, unit: int, place: int) -> None:
         if not self._agreements:
-            for ((name, parameter),) in self._units[self._first_sparse :]:
+            for ((name, parameter),) in self.units[self._first_sparse :]:
                 handed = self._handed.get(parameter)
                 if handed is not None and parameter.grad is not None and handed() is parameter.grad:
                     # The last step's average is still there, and this step's gradient is added to it.
@@ -79,7 +77,7 @@ class SparseRows(Bucketed):
     def start(self, unit: int) -> Pending:
         if unit < self._first_sparse:
             return super().start(unit)
-        name, parameter = self._units[unit][0]
+        name, parameter = self.units[unit][0]
         self._agreements[parameter].wait()
         rows = self._agreed.pop(parameter, self._touched[parameter]).nonzero().flatten()
         if parameter.grad is None:
@@ -99,7 +97,7 @@ class SparseRows(Bucketed):
         if unit < self._first_sparse:
             super().end(unit, is_used)
             return
-        parameter = self._units[unit][0][1]
+        parameter = self.units[unit][0][1]
         rows, values = self._rows.pop(unit)
         if not is_used[0]:
             parameter.grad = None
@@ -120,9 +118,10 @@ class SparseRows(Bucketed):
         rows = [Travel(ALL_REDUCE, [t], share=step.touched, agreed=t.shape[0]) for t in reversed(large)]
         return [*(Travel(ALL_REDUCE, bucket) for bucket in buckets), *rows]
 
-    def _average(self) -> None:
-        super()._average()
-        self._agreements, self._agreed = {}, {}
+    def begin_step(self) -> None:
+        super().begin_step()
+        self._agreements: dict[nn.Parameter, Call] = {}
+        self._agreed: dict[nn.Parameter, torch.Tensor] = {}  # where more was touched since
 
     def finish(self) -> None:
         super().finish()

@@ -5,6 +5,7 @@ import importlib
 from cos598d.comm.communicator import Communicator
 from cos598d.errors import UsageError
 from cos598d.sync.codecs.base import AllReduce, Codec
+from cos598d.sync.codecs.none import AsTheyAre
 
 # name on the command line -> module and class
 CODECS = {
@@ -39,9 +40,9 @@ def get_codec(word: str) -> tuple[type[Codec], float | None]:
     return codec, value
 
 
-def make_codec(word: str | None, comm: Communicator, all_reduce: AllReduce) -> Codec | None:
-    """The codec that `word` names, for one sync; None without a word, and where one rank has nobody to send to."""
+def make_codec(word: str | None, comm: Communicator, all_reduce: AllReduce) -> Codec:
+    """The codec that `word` names, for one sync; none that changes anything without a word, or for a rank alone."""
     if word is None or comm.world_size == 1:
-        return None
+        return AsTheyAre(comm, all_reduce)
     codec, number = get_codec(word)
     return codec(comm, all_reduce, number)

@@ -1,30 +1,33 @@
 """The contract of a payload codec."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
-from cos598d.comm.calls import Call, Pending
+from cos598d.comm.calls import Pending
 from cos598d.comm.communicator import Communicator
 from cos598d.sync.buckets import Bucket
 from cos598d.sync.cost import Collective
 
-AllReduce = Callable[[torch.Tensor, str], Call]
+AllReduce = Callable[[torch.Tensor, str], Pending]
 
 
 class Coded(NamedTuple):
     """What a codec has put on its way, and its call."""
 
     content: Any
-    call: Call
+    call: Pending
 
     def wait(self) -> None:
         """Block until the call is over."""
         self.call.wait()
 
 
-class Codec:
+Sent = TypeVar("Sent", bound=Pending)  # what a codec has on its way between `start` and `finish`
+
+
+class Codec(Generic[Sent]):
     """Sums buckets over the ranks in a smaller form than their own. One codec serves one sync for a whole training.
 
     Each bucket of a step is handed to `start` once, in the same order on every rank, and later to `finish`; between the
@@ -47,11 +50,11 @@ class Codec:
         """Whether `number` may be given."""
         return False
 
-    def start(self, bucket: Bucket, scale: float = 1.0) -> Pending:
+    def start(self, bucket: Bucket, scale: float = 1.0) -> Sent:
         """Encode the bucket's buffer and start its call. `scale` is what this step's gradients are multiplied by."""
         raise NotImplementedError
 
-    def finish(self, bucket: Bucket, pending: Pending) -> None:
+    def finish(self, bucket: Bucket, pending: Sent) -> None:
         """Wait, and replace the buffer by its sum over the ranks, as near as the codec comes."""
         raise NotImplementedError
 
@@ -80,7 +83,7 @@ class Kept:
     def __len__(self) -> int:
         return len(self._pairs)
 
-    def turn(self, name: str, first: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    def begin(self, name: str, first: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         """A step begins: what the last good one left (`first()`, if none did), and the tensor to leave its own in."""
         if name not in self._pairs:
             self._pairs[name] = first(), first()
@@ -121,7 +124,7 @@ class Feedback(Kept):
 
         To be left there: the buffer as it is now, less what of it is sent, divided by `scale`.
         """
-        error, new = self.turn(bucket.name, lambda: torch.zeros_like(bucket.buffer))
+        error, new = self.begin(bucket.name, lambda: torch.zeros_like(bucket.buffer))
         bucket.buffer.add_(error, alpha=scale)
         return new
 

@@ -6,7 +6,7 @@ from cos598d.sync.buckets import Bucket
 from cos598d.sync.codecs.base import Codec, Coded
 
 
-class BFloat16(Codec):
+class BFloat16(Codec[Coded]):
     """8 bits of mantissa, float32's range: half the bytes.
 
     1. Every rank rounds its bucket to 16 bits.

@@ -14,7 +14,7 @@ SCALE_BYTES = 4
 DRAWN = 16  # blocks for which random numbers are drawn
 
 
-class Int8(Codec):
+class Int8(Codec["_Exchange"]):
     """Scaled 8-bit numbers, summed in 32 bits by the rank that owns the part.
 
     1. Every rank cuts its bucket into n parts, and encodes each: in blocks of 1,024 elements, x becomes
@@ -70,7 +70,8 @@ class _Exchange:
         self.wait()
         mine, ranks = self._comm.rank, range(self._comm.world_size)
         # In order of rank, so that the sum does not depend on who computes it.
-        total = sum(decode(self._parts[r] if r == mine else self._arrived[r]) for r in ranks)
+        first, *others = (decode(self._parts[r] if r == mine else self._arrived[r]) for r in ranks)
+        total = sum(others, first)
         sums = {r: torch.empty_like(self._parts[r]) for r in ranks}
         sums[mine] = encode(total, self._generator)
         self._call.swap([(sums[mine], r) for r in ranks if r != mine], [(sums[r], r) for r in ranks if r != mine])

@@ -13,7 +13,7 @@ from cos598d.sync.codecs.base import AllReduce, Codec, Coded, Feedback, Kept
 RANK = 4
 
 
-class PowerSGD(Codec):
+class PowerSGD(Codec[Coded]):
     """Low rank by one power iteration a step (Vogels, Karimireddy and Jaggi 2019, algorithms 1 and 2), error feedback.
 
     For each matrix M of a bucket, (rows, columns), with Q, (columns, rank), kept from the step before:
@@ -49,7 +49,7 @@ class PowerSGD(Codec):
             rank = min(self._rank, *matrix.shape)
             if rank * sum(matrix.shape) < matrix.numel():
                 first = partial(_first_q, matrix, rank, len(self._qs))
-                old_qs.append(self._qs.turn(name, first)[0])
+                old_qs.append(self._qs.begin(name, first)[0])
                 matrices.append((name, matrix))
             else:
                 whole.append(view)

@@ -12,7 +12,7 @@ from cos598d.sync.cost.collectives import ALL_GATHER
 SHARE = 0.01
 
 
-class TopK(Codec):
+class TopK(Codec[Coded]):
     """The k largest of each bucket's elements (Lin et al. 2018, "Deep Gradient Compression"), with error feedback.
 
     1. Every rank adds what it did not send before, picks its k elements of the largest absolute value, and keeps

@@ -20,6 +20,9 @@ class OverlappingSync(GradientSync):
         ready(unit, place)       the local gradient of the unit's parameter `place` is final (or there is none)
         start(unit)              all of the unit's are: start its call and return it
         end(unit, is_used)       the call has ended: leave the averages in .grad, None where `is_used` is False
+        begin_step()             forget what the last step left; call super's
+
+    `units` are those made; `hooks` are removed by `detach`, and a subclass may add its own.
 
     1. A hook on each parameter, called when its gradient is complete, marks it ready.
     2. A unit starts when it is complete and all units before it have started: so every rank makes the same calls
@@ -35,12 +38,12 @@ class OverlappingSync(GradientSync):
 
     def attach(self, model: nn.Module) -> nn.Module:
         module = super().attach(model)
-        self._units = self.make_units(self.parameters)
-        self._place = {p: (unit, place) for unit, group in enumerate(self._units) for place, (_, p) in enumerate(group)}
-        self._handles = [p.register_post_accumulate_grad_hook(self._on_gradient) for _, p in self.parameters]
-        self._handles += [p.register_hook(self._before_gradient(p)) for _, p in self.parameters]
+        self.units = self.make_units(self.parameters)
+        self._place = {p: (unit, place) for unit, group in enumerate(self.units) for place, (_, p) in enumerate(group)}
+        self.hooks = [p.register_post_accumulate_grad_hook(self._on_gradient) for _, p in self.parameters]
+        self.hooks += [p.register_hook(self._before_gradient(p)) for _, p in self.parameters]
         self._accumulating = False
-        self._begin_step()
+        self.begin_step()
         return module
 
     def make_units(self, parameters: Sequence[Named]) -> list[list[Named]]:
@@ -57,6 +60,12 @@ class OverlappingSync(GradientSync):
     def end(self, unit: int, is_used: Sequence[bool]) -> None:
         """The unit's call has ended; `is_used` says of each of its parameters whether any rank used it."""
 
+    def begin_step(self) -> None:
+        """Nothing of the step that follows is there yet. Called when the model is attached, and after each average."""
+        self._waiting_for: dict[nn.Parameter, None] = dict.fromkeys(self._place)  # a dict for its order
+        self._missing = [len(unit) for unit in self.units]
+        self._calls: list[Pending] = []
+
     def finish(self) -> None:
         self._average()
 
@@ -71,8 +80,8 @@ class OverlappingSync(GradientSync):
         is_used = self.agree_on_used(has)
         for unit, call in enumerate(self._calls):
             call.wait()
-            self.end(unit, [is_used[p] for _, p in self._units[unit]])
-        self._begin_step()
+            self.end(unit, [is_used[p] for _, p in self.units[unit]])
+        self.begin_step()
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -83,17 +92,12 @@ class OverlappingSync(GradientSync):
             self._accumulating = before
 
     def detach(self) -> None:
-        for handle in self._handles:
+        for handle in self.hooks:
             handle.remove()
-        self._handles, self._units, self._place, self._waiting_for = [], [], {}, {}
+        self.hooks, self.units, self._place, self._waiting_for = [], [], {}, {}
         super().detach()
 
-    def _begin_step(self) -> None:
-        self._waiting_for = dict.fromkeys(self._place)  # a dict for its order
-        self._missing = [len(unit) for unit in self._units]
-        self._calls: list[Pending] = []
-
-    def _before_gradient(self, parameter: torch.Tensor) -> Callable[[torch.Tensor], None]:
+    def _before_gradient(self, parameter: nn.Parameter) -> Callable[[torch.Tensor], None]:
         """A hook that is called just before something is added to the parameter's gradient."""
 
         def before(_: torch.Tensor) -> None:
@@ -102,14 +106,14 @@ class OverlappingSync(GradientSync):
 
         return before
 
-    def _on_gradient(self, parameter: torch.Tensor) -> None:
+    def _on_gradient(self, parameter: nn.Parameter) -> None:
         if not self._accumulating and parameter in self._waiting_for:
             self._mark(parameter)
 
-    def _mark(self, parameter: torch.Tensor) -> None:
+    def _mark(self, parameter: nn.Parameter) -> None:
         del self._waiting_for[parameter]
         unit, place = self._place[parameter]
         self.ready(unit, place)
         self._missing[unit] -= 1
-        while len(self._calls) < len(self._units) and self._missing[len(self._calls)] == 0:
+        while len(self._calls) < len(self.units) and self._missing[len(self._calls)] == 0:
             self._calls.append(self.start(len(self._calls)))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from cos598d.comm.calls import Call
 from cos598d.comm.messages import Composed
 from cos598d.sync.base import GradientSync
 from cos598d.sync.buckets import Bucket
@@ -28,22 +29,26 @@ class ByMessages(GradientSync):
     """
 
     op: str
-    _buckets: list[Bucket]  # Flat's
     # Between two evils: each segment costs some 0.2 ms of the processor's time beside its bytes (four ranks on two
     # cores), and a large one may have left the processor's cache before it is added.
     segment_bytes = 2 << 20
     in_flight = 4
 
     def attach(self, model: nn.Module) -> nn.Module:
-        module = super().attach(model)
-        self._scratch = {
-            bucket.name: make_scratch(bucket.buffer, self.segment_bytes, self.in_flight) for bucket in self._buckets
-        }
-        return module
+        self._scratch: dict[tuple[str, torch.dtype], torch.Tensor] = {}
+        return super().attach(model)
 
     def reduce(self, bucket: Bucket) -> None:
-        with self.comm.composed(self.op, bucket.buffer, bucket.name) as call:
-            self.sum_over_ranks(call, bucket.buffer, self._scratch[bucket.name])
+        self.sum_up(bucket.buffer, bucket.name)
+
+    def sum_up(self, tensor: torch.Tensor, name: str) -> Call:
+        """Replace a tensor, (elements,), by its sum over the ranks; over when this returns."""
+        key = name, tensor.dtype
+        if key not in self._scratch:
+            self._scratch[key] = make_scratch(tensor, self.segment_bytes, self.in_flight)
+        with self.comm.composed(self.op, tensor, name) as call:
+            self.sum_over_ranks(call, tensor, self._scratch[key])
+        return Call.done()
 
     def sum_over_ranks(self, call: Composed, buffer: torch.Tensor, scratch: torch.Tensor) -> None:
         """Replace `buffer` by its sum over the ranks."""
