@@ -142,8 +142,9 @@ def test_what_cannot_share_memory_is_refused_in_one_sentence_on_every_rank():
     assert "rank 2 is on another than rank 0: choose --sync hierarchical" in several_hosts
     assert "rank 0: this system has no memfd_create" in no_memfd
     assert "rank 2: the memory of rank 0 cannot be opened (Permission denied)" in not_opened
-    assert "MiB to share with ranks are not to be had (No space left on device): free memory" in no_space_left
-    assert "rank 0: 1099511627776 MiB to share with ranks are not to be had (Cannot allocate memory)" in too_large
+    assert "MiB of memory (No space left on device): free memory" in no_space_left
+    no_memory = "cannot share 1099511627776 MiB of memory (Cannot allocate memory)"
+    assert f"rank 0: the ranks of its host {no_memory}" in too_large
 
 
 @pytest.mark.parametrize(

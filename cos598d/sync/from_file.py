@@ -59,7 +59,7 @@ def load_own(name: str) -> type[GradientSync]:
 
 
 def write_template(path: Path) -> None:
-    """Write a starting file at `path`. Raises UsageError when it is no .py file, is there already or cannot be."""
+    """Write a starting file at `path`. Raises UsageError if it is no .py file, exists or cannot be written."""
     if path.suffix != ".py":
         raise UsageError(f"{path} is not the name of a Python file: give one that ends in .py.")
     text = (files("cos598d.sync") / TEMPLATE).read_text(encoding="utf-8")
@@ -67,7 +67,7 @@ def write_template(path: Path) -> None:
         with path.open("x", encoding="utf-8") as output:
             output.write(text.replace("FILE.py", path.name))
     except FileExistsError:
-        raise UsageError(f"{path} is there already: give another name, for nothing is overwritten.") from None
+        raise UsageError(f"{path} exists already, and nothing is overwritten: give another name.") from None
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}.") from None
 

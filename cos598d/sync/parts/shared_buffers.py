@@ -136,7 +136,7 @@ def _open_shared(comm: Communicator, members: list[int], size: int) -> int | Non
             problem = "this system has no memfd_create, which is Linux's: choose --sync bucketed"
         except OSError as error:
             problem = (
-                f"{size / 2**20:.0f} MiB to share with ranks are not to be had ({error.strerror}): "
+                f"the ranks of its host cannot share {size / 2**20:.0f} MiB of memory ({error.strerror}): "
                 f"free memory, or choose --sync bucketed"
             )
     place = comm.exchange(place)[members[0]]
