@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from cos598d.data import TASK_NAMES, Task, get_task
-from cos598d.data.squad.task import SquadOptions
+from cos598d.data.squad.options import SquadOptions
 from cos598d.errors import UsageError
 from cos598d.fields import check_flags, defaults_of, flag, flags_of, given
 from cos598d.models.build import MODEL_TYPES

@@ -331,7 +331,10 @@ MUTANTS = {
     "half precision in between": Mutant(lambda: HalfInBetween, MEAN, OFF, "half precision (fp16) on the way"),
     "bfloat16 in between": Mutant(lambda: BrainHalfInBetween, MEAN, OFF, "half precision (bf16) on the way"),
     "calls round comm": Mutant(
-        lambda: RoundComm, "goes_through_comm", "all_reduce in line", "it calls torch.distributed, round self.comm"
+        lambda: RoundComm,
+        "goes_through_comm",
+        "all_reduce in line",
+        "torch.distributed itself, bypassing self.comm",
     ),
     "not waited for": Mutant(
         lambda: NotWaitedFor, "waits_for_its_calls", "not waited for when finish returns", "while calls are under way"

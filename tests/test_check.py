@@ -165,7 +165,7 @@ FORGED = {
     "garbage": f"{ANSWER}.write_bytes(b'\\xff{{' * 1000)",
     "a list": f"{ANSWER}.write_text('[1, 2]')",
     "deep": f"{ANSWER}.write_text('[' * 100_000)",
-    "other kinds": f"{ANSWER}.write_text(json.dumps({{'rank': 'x', 'how': 7, 'places': 3}}))",
+    "other kinds": f"{ANSWER}.write_text(json.dumps({{'rank': 'x', 'how': 7, 'frames': 3}}))",
     "a folder": f"{ANSWER}.mkdir()",
 }
 

@@ -6,17 +6,19 @@ from mutants import MUTANTS
 from cos598d.check import claims as conformance
 from cos598d.check import ranks
 from cos598d.check.causes import causes_of
+from cos598d.check.claims.base import Claim, World
 from cos598d.check.judge import FAILED, PASSED, judge_claim
 from cos598d.check.spawn import run_world
+from cos598d.check.trace import trace_direct_calls
 from cos598d.sync import SYNCS, get_sync
 
 NONCE = 598  # in a check it is drawn anew each time
 
 
 def try_mutant(comm, name, claims, nonce):
-    """On a rank: what `ranks.hold` does, for a mutant."""
+    """On a rank: what `ranks.observe_by_name` does, for a mutant."""
     direct = []
-    ranks.watch_torch(direct.append)
+    trace_direct_calls(direct.append)
     ranks.observe(comm, MUTANTS[name].make(), claims, nonce, direct)
 
 
@@ -34,7 +36,7 @@ def test_sync_keeps_every_claim(name, world_size):
     claims = [claim.name for claim in conformance.claims_of(get_sync(name))]
     if name == "none" and world_size > 1:
         claims = ["starts_from_rank_0", "refuses_different_models"]
-    found = outcomes(world_size, ranks.hold, name, claims)
+    found = outcomes(world_size, ranks.observe_by_name, name, claims)
     assert {claim: (each.status, list(each.reports)) for claim, each in found.items()} == dict.fromkeys(
         claims, (PASSED, [])
     )
@@ -58,6 +60,11 @@ def test_on_one_rank_the_order_of_clipping_does_not_matter():
 
 
 def test_no_sync_on_two_ranks_is_caught():
-    found = outcomes(2, ranks.hold, "none", ["averages_gradients"])["averages_gradients"]
+    found = outcomes(2, ranks.observe_by_name, "none", ["averages_gradients"])["averages_gradients"]
     assert found.status == FAILED
     assert "off the mean over ranks" in found.reports[0]["message"]
+
+
+def test_a_claim_without_its_judgement_is_never_kept():
+    with pytest.raises(AttributeError):
+        Claim(lambda on: None).judge(World("", NONCE, []))

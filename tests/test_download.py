@@ -164,7 +164,7 @@ def test_a_glue_file_with_other_columns_does_not_check(tmp_path):
     for name, columns in (("train.tsv", header), ("dev.tsv", "index\tsentence\tquestion\tlabel")):
         (tmp_path / name).write_text(f"{columns}\n0\ta\tb\tentailment\n1\ta\tb\tentailment\n")
     assert look_at(qnli, tmp_path).problems == {
-        "dev.tsv": "of dev.tsv the columns are index, sentence, question, label where QNLI has "
+        "dev.tsv": "in dev.tsv the columns are index, sentence, question, label where QNLI has "
         "index, question, sentence, label"
     }
 

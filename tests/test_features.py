@@ -12,9 +12,10 @@ import torch
 from cos598d.data import get_task
 from cos598d.data.glue.course import InputExample, convert_examples_to_features, processors
 from cos598d.data.text import features as features_module
+from cos598d.data.text.encoder import TextEncoder
 from cos598d.data.text.features import build_features, cached_features
 from cos598d.data.text.layout import LAYOUTS, Layout, truncated_lengths
-from cos598d.data.text.tokenization import TextEncoder, load_encoder
+from cos598d.data.text.tokenization import load_encoder
 from cos598d.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -92,8 +92,8 @@ BAD_ROWS = [
     ("rte", b"0\tone\ttwo\t", "train.tsv, line 3: unknown label ''"),
     ("rte", b"0\t\xe9t\xe9\ttwo\tentailment", "train.tsv, line 3: byte 0xe9 is not UTF-8"),
     ("cola", b"gj04\t1", "train.tsv, line 3: 2 columns where CoLA needs 4"),
-    ("sts-b", b"0\tn\tf\t2012\t1\tx\tx\tone\ttwo\thigh", "train.tsv, line 3: the score 'high' is no number"),
-    ("sts-b", b"0\tn\tf\t2012\t1\tx\tx\tone\ttwo\tnan", "train.tsv, line 3: the score 'nan' is no number"),
+    ("sts-b", b"0\tn\tf\t2012\t1\tx\tx\tone\ttwo\thigh", "train.tsv, line 3: the score 'high' is not a number"),
+    ("sts-b", b"0\tn\tf\t2012\t1\tx\tx\tone\ttwo\tnan", "train.tsv, line 3: the score 'nan' is not a number"),
     ("sts-b", b"0\tn\tf\t2012\t1\tx\tx\tone\ttwo", "train.tsv, line 3: 9 columns where STS-B needs 10"),
     ("qqp", b"was this\tone question?\t0", "train.tsv, line 3: 3 columns where QQP needs 6"),
     ("mnli", b"one column", "train.tsv, line 3: 1 column where MNLI needs 12"),
@@ -224,7 +224,7 @@ def test_data_is_found_in_the_folder_above_it_in_glue_dir_or_in_the_sample(tmp_p
     assert get_task("rte").locate(None, {"GLUE_DIR": ""}) == (None, "the bundled sample")
     for (name, data_dir, environ), sentence in [
         (("rte", str(tmp_path), {}), "holds neither train.tsv nor RTE"),
-        (("rte", str(tmp_path / "none"), {}), "is no folder"),
+        (("rte", str(tmp_path / "none"), {}), "is not a folder"),
         (("cola", None, {"GLUE_DIR": str(above)}), "which has no folder CoLA"),
         (("sst-2", None, {}), "No data for SST-2"),
     ]:

@@ -15,7 +15,7 @@ from squad_files import found_in, question, squad_of
 from cos598d.data.glue import read as glue
 from cos598d.data.squad import metrics, windows
 from cos598d.data.squad.windows import Finding, WindowOptions, build_windows
-from cos598d.data.text import characters, pieces, tokenization
+from cos598d.data.text import characters, pieces, rust_encoder
 from cos598d.data.text.features import build_features
 from cos598d.data.text.tokenization import load_encoder
 from cos598d.errors import UserError
@@ -90,7 +90,7 @@ HARD = [
 def test_a_text_encoded_in_pieces_has_the_ids_and_places_of_the_whole(size, lower_case, monkeypatch):
     encoder = load_encoder("bert", PIECES, lower_case)
     whole = encoder.encode_many(HARD), encoder.encode_with_offsets(HARD)
-    for module in (pieces, tokenization):
+    for module in (pieces, rust_encoder):
         monkeypatch.setattr(module, "PIECE", size)
     monkeypatch.setattr(pieces, "BATCH_CHARACTERS", 50)
     monkeypatch.setattr(characters, "_STRETCH", size)
@@ -116,7 +116,7 @@ def test_features_are_the_same_however_texts_are_cut(encoder, monkeypatch):
 
     whole = built()
     for module, name, value in (
-        (pieces, "PIECE", 5), (tokenization, "PIECE", 5), (pieces, "BATCH_CHARACTERS", 50), (windows, "_PACKED", 3),
+        (pieces, "PIECE", 5), (rust_encoder, "PIECE", 5), (pieces, "BATCH_CHARACTERS", 50), (windows, "_PACKED", 3),
         (windows, "_QUESTIONS", 1),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, value)

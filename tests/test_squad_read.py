@@ -112,6 +112,8 @@ def test_predictions_for_a_file_of_version_2_are_scored_by_its_rules(tmp_path):
         score_file(data, predictions, written(odds, {"a": 1.0}))
     with pytest.raises(UserError, match=r"the entry of 'b' is NaN, but it should map each question id to a number"):
         score_file(data, predictions, written(odds, {"a": 1.0, "b": float("nan")}))
+    with pytest.raises(UserError, match=r"the entry of 'a' is -1000+, but it should map each question id to a number"):
+        score_file(data, predictions, written(odds, {"a": -(10**400), "b": 1}))
 
 
 @pytest.mark.parametrize(
@@ -129,5 +131,5 @@ def test_predictions_of_another_form_or_for_other_questions_are_refused(tmp_path
 
 def test_null_odds_make_no_sense_for_version_1(tmp_path, data):
     predictions = written(tmp_path / "p.json", {"a": "x"})
-    with pytest.raises(UserError, match="is of SQuAD 1.1, which knows no null odds"):
+    with pytest.raises(UserError, match="is of SQuAD 1.1, which has no null odds"):
         score_file(data, predictions, predictions)

@@ -128,7 +128,7 @@ def test_files_are_found_by_folder_or_flag_and_odd_answers_are_said(folder):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--data_dir", "nowhere"], r"nowhere (--data_dir) is no folder: name it with --train_file and --predict_file"),
+        (["--data_dir", "nowhere"], r"nowhere (--data_dir) is not a folder: name it with --train_file and --"),
         (["--train_file", "none.json"], "none.json is missing: name it with --train_file, or a folder that holds"),
         (["--train_file", "dev-v1.1.json"], "No file to evaluate on: name it with --predict_file, or a folder"),
         (["--data_dir", ".", "--version_2_with_negative"], "train-v2.0.json is missing: name it with --train_file"),

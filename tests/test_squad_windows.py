@@ -174,8 +174,8 @@ def test_a_file_without_a_usable_question_is_refused(encoder):
 
 
 def test_model_types_without_offsets_are_refused():
+    from cos598d.data.text.encoder import TextEncoder
     from cos598d.data.text.layout import LAYOUTS
-    from cos598d.data.text.tokenization import TextEncoder
 
     class Plain(TextEncoder):
         layout = LAYOUTS["xlnet"]

@@ -240,7 +240,7 @@ def test_unusable_vocabularies_are_one_sentence_each(tmp_path):
         ("bert", ["hello", "world"], "The vocabulary of 2 entries has no [UNK]"),
         ("roberta", tmp_path / "empty", "There is no vocab.json in"),
         ("roberta", tmp_path / "void.txt", "is one file"),
-        ("roberta", folder_of(tmp_path / "torn", vocab__json='{"<s', merges__txt=""), "is no vocabulary"),
+        ("roberta", folder_of(tmp_path / "torn", vocab__json='{"<s', merges__txt=""), "is not a vocabulary"),
         ("xlnet", tmp_path / "empty", "There is no spiece.model in"),
         ("xlm", folder_of(tmp_path / "list", vocab__json="[]", merges__txt=""), "holds no readable xlm vocabulary"),
     ]

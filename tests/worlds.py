@@ -31,5 +31,5 @@ def _say(end: RankEnd, seconds: float) -> str:
         return end.traceback
     if end.how == DIED:
         return f"ended with exit code {end.exit_code} and no answer, having said:\n{end.output}"
-    places = "".join(f"\n  {place.file}, line {place.line}, in {place.function}" for place in end.places)
-    return f"still running after {seconds:g} s{places}"
+    stack = "".join(f"\n  {frame.file}, line {frame.line}, in {frame.function}" for frame in end.frames)
+    return f"still running after {seconds:g} s{stack}"

@@ -1,4 +1,4 @@
-"""The card of a check as text, from its facts alone."""
+"""The card of a check as text, from its result alone."""
 
 import os
 import sys
@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
+from cos598d.tables import as_text
 from cos598d.terminal.printable import printable
 
 WIDTH = 118
@@ -23,9 +24,9 @@ def progress(text: str) -> None:
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
-def results(facts: dict[str, Any], own_file: str) -> str:
+def results(result: dict[str, Any], own_file: str) -> str:
     """What is wrong, each cause once; then claim by claim; then how many hold."""
-    causes = facts["diagnosis"]
+    causes = result["diagnosis"]
     lines = []
     if causes:
         number = sum(len(cause["claims"]) for cause in causes)
@@ -38,31 +39,31 @@ def results(facts: dict[str, Any], own_file: str) -> str:
         lines.append(textwrap.fill(", ".join(cause["claims"]), WIDTH, initial_indent="   ", subsequent_indent="   "))
     if causes:
         lines.append("")
-    for each in facts["claims"]:
+    for each in result["claims"]:
         number = next((i for i, cause in enumerate(causes, 1) if each["claim"] in cause["claims"]), 0)
         is_first = bool(number) and causes[number - 1]["claims"][0] == each["claim"]
         lines.append(claim(each, own_file, number, in_full=is_first or not number))
-    return "\n".join([*lines, verdict(facts)])
+    return "\n".join([*lines, verdict(result)])
 
 
-def claim(facts: dict[str, Any], own_file: str, cause: int = 0, in_full: bool = True) -> str:
+def claim(result: dict[str, Any], own_file: str, cause: int = 0, in_full: bool = True) -> str:
     """A claim's status; where it does not hold everywhere, what it says and, `in_full`, what each rank found.
 
     `cause` is the number of its reason, if it has one.
     """
-    status = facts["status"]
+    status = result["status"]
     if status == "passed":
-        return f"{status:{STATUS_WIDTH}}{facts['claim']}"
+        return f"{status:{STATUS_WIDTH}}{result['claim']}"
     by_status: dict[str, list[int]] = {}
-    for outcome in facts["outcomes"]:
+    for outcome in result["outcomes"]:
         by_status.setdefault(outcome["status"], []).append(outcome["world_size"])
     sizes = "; ".join(f"{each} on {_list(found)}" for each, found in by_status.items())
     why = f", reason {cause}" if cause else ""
-    lines = [f"{status.upper():{STATUS_WIDTH}}{facts['claim']} ({sizes}){why}", _indented(f"claim: {facts['says']}")]
+    lines = [f"{status.upper():{STATUS_WIDTH}}{result['claim']} ({sizes}){why}", _indented(f"claim: {result['says']}")]
     if not in_full:
         return "\n".join(lines)
     told = set()
-    for outcome in facts["outcomes"]:
+    for outcome in result["outcomes"]:
         # The smallest world of each status says enough.
         if outcome["status"] == "passed" or outcome["status"] in told:
             continue
@@ -76,36 +77,36 @@ def claim(facts: dict[str, Any], own_file: str, cause: int = 0, in_full: bool = 
     return "\n".join(lines)
 
 
-def report(facts: dict[str, Any], own_file: str, with_rank: bool = True) -> str:
+def report(found: dict[str, Any], own_file: str, with_rank: bool = True) -> str:
     """What happened to one rank, and where, on one line."""
-    words = f"{facts['type']}: " if facts["kind"] == "exception" else ""
-    words += printable(" ".join(facts["message"].split())) or "no message"
-    if "line" in facts:
-        file = os.path.relpath(facts["file"]) if facts["file"] == own_file else os.path.basename(facts["file"])
-        words += f" - {file} line {facts['line']}, in {facts['function']}"
-        words += f": {printable(facts['code'])}" if facts["code"] else ""
-    return f"rank {facts['rank']}: {words}" if with_rank else words
+    words = f"{found['type']}: " if found["kind"] == "exception" else ""
+    words += printable(" ".join(found["message"].split())) or "no message"
+    if "line" in found:
+        file = os.path.relpath(found["file"]) if found["file"] == own_file else os.path.basename(found["file"])
+        words += f" - {file} line {found['line']}, in {found['function']}"
+        words += f": {printable(found['code'])}" if found["code"] else ""
+    return f"rank {found['rank']}: {words}" if with_rank else words
 
 
-def verdict(facts: dict[str, Any]) -> str:
+def verdict(result: dict[str, Any]) -> str:
     """How many claims hold, and which are not made."""
-    held = sum(claim["status"] == "passed" for claim in facts["claims"])
-    lines = [f"\n{held} of {len(facts['claims'])} claims hold."]
-    if facts["not_claimed"] and not facts["exact"]:
-        lines.append(f"{facts['class']} says that it is not exact, and does not claim {_list(facts['not_claimed'])}.")
+    held = sum(claim["status"] == "passed" for claim in result["claims"])
+    lines = [f"\n{held} of {len(result['claims'])} claims hold."]
+    if result["not_claimed"] and not result["exact"]:
+        lines.append(f"{result['class']} says that it is not exact, and does not claim {_list(result['not_claimed'])}.")
     return "\n".join(lines)
 
 
-def measures(facts: dict[str, Any]) -> str:
+def measures(result: dict[str, Any]) -> str:
     """Calls and bytes beside the nearest formula, and the seconds of a step beside the other syncs'."""
     lines: list[str] = []
-    if cost := facts["cost"]:
+    if cost := result["cost"]:
         lines += _cost(cost)
-    if speed := facts["speed"]:
-        lines += _speed(facts["sync"], speed)
-    elif facts["not_measured"] != "--no_speed":
-        what = "Speed was" if facts["cost"] else "Cost and speed were"
-        lines += [f"\n{what} not measured: {facts['not_measured']}."]
+    if speed := result["speed"]:
+        lines += _speed(result["sync"], speed)
+    elif result["not_measured"] != "--no_speed":
+        what = "Speed was" if result["cost"] else "Cost and speed were"
+        lines += [f"\n{what} not measured: {result['not_measured']}."]
     return "\n".join(lines)
 
 
@@ -123,7 +124,7 @@ def _cost(cost: dict[str, Any]) -> list[str]:
     near = "it costs just what the formula of" if cost["is_equal"] else "the nearest formula is that of"
     return [
         f"{what}; {near} {cost['nearest']}{' says' if cost['is_equal'] else ''}:",
-        *_table(rows),
+        as_text(rows, numbers=True),
     ]
 
 
@@ -141,20 +142,12 @@ def _speed(name: str, speed: dict[str, Any]) -> list[str]:
         )
     return [
         f"\nSeconds of a step on {speed['world_size']} ranks, in {speed['rounds']} rounds of one step each:",
-        *_table(rows),
+        as_text(rows, numbers=True),
     ]
 
 
 def _spread(values: dict[str, float], scale: float) -> str:
     return f"{values['quartile_1'] * scale:.2f}-{values['quartile_3'] * scale:.2f}"
-
-
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:]))]).rstrip()
-        for row in rows
-    ]
 
 
 def _list(values: Sequence[Any]) -> str:

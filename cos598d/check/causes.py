@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from cos598d.check import card
-from cos598d.check.diagnosis import Sign, sentence
+from cos598d.check.diagnosis import UNKNOWN, Symptom, sentence
 from cos598d.check.judge import PASSED, Outcome
 
-UNKNOWN, TRAINS = "unknown", "trains_like_one_process"
+TRAINS = "trains_like_one_process"
 
 
 def causes_of(by_claim: Sequence[tuple[str, Sequence[Outcome]]], own_file: str) -> list[dict[str, Any]]:
@@ -27,7 +27,7 @@ def causes_of(by_claim: Sequence[tuple[str, Sequence[Outcome]]], own_file: str) 
         causes.setdefault(key, {"cause": words, "claims": []})["claims"].append(claim)
     ordered = sorted(causes.values(), key=lambda cause: -len(cause["claims"]))
     # What is wrong in training, or for no known reason, is most likely what is wrong with the gradients.
-    of_gradients = next((causes[key] for key in causes if key[0] in ("sign", "calls", "raised")), None)
+    of_gradients = next((causes[key] for key in causes if key[0] in ("symptom", "calls", "raised")), None)
     for claim, words in vague:
         if of_gradients is None:
             of_gradients = {"cause": words, "claims": []}
@@ -39,7 +39,7 @@ def causes_of(by_claim: Sequence[tuple[str, Sequence[Outcome]]], own_file: str) 
 def _cause(failed: Sequence[Outcome], own_file: str) -> tuple[Any, str]:
     """A key that is equal for the same cause (None for one unknown), and the cause in words."""
     told = next((outcome for outcome in failed if outcome.cause), None)
-    signs = [outcome.sign for outcome in failed if outcome.sign and outcome.sign.kind != UNKNOWN]
+    symptoms = [outcome.symptom for outcome in failed if outcome.symptom and outcome.symptom.kind != UNKNOWN]
     if told:
         is_call = " called " in told.cause
         return ("calls",) if is_call else ("told", told.cause), told.cause
@@ -48,9 +48,9 @@ def _cause(failed: Sequence[Outcome], own_file: str) -> tuple[Any, str]:
         report = bad.reports[0]
         key = ("raised", report["kind"], report["type"], report.get("file"), report.get("line"))
         return key, card.report(report, own_file, with_rank=False)
-    if signs:
-        kind = Counter(sign.kind for sign in signs).most_common(1)[0][0]
-        alike = [sign for sign in signs if sign.kind == kind]
-        bare = [Sign(sign.kind, sign.size, sign.numbers) for sign in alike]
-        return ("sign", kind, sentence(bare) if kind == "scaled" else ""), sentence(alike)
+    if symptoms:
+        kind = Counter(symptom.kind for symptom in symptoms).most_common(1)[0][0]
+        alike = [symptom for symptom in symptoms if symptom.kind == kind]
+        bare = [Symptom(symptom.kind, symptom.world_size, symptom.numbers) for symptom in alike]
+        return ("symptom", kind, sentence(bare) if kind == "scaled" else ""), sentence(alike)
     return None, failed[0].reports[0]["message"] if failed[0].reports else failed[0].status

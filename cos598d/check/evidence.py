@@ -1,7 +1,7 @@
-"""What a rank hands to the grader: tensors and facts, never a verdict. It is read as what a stranger has sent."""
+"""What a rank hands to the grader: tensors and values, never a verdict. The grader reads it as a stranger's."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,11 +12,11 @@ Tensors = Mapping[str, torch.Tensor | None]
 
 
 class BadEvidence(Exception):
-    """What a rank handed in is not what was asked for; the message says what of it, and names no rank."""
+    """What a rank handed in is not what was asked for; the message names the rank."""
 
 
 class Evidence:
-    """Tensors by (claim, moment, name) and facts by (claim, name), with the nonce of the trial that they belong to.
+    """Tensors by (claim, moment, name) and JSON values by (claim, name), with their trial's nonce.
 
     The nonce seeds the trial's models and data, so that the right values cannot be known before.
     """
@@ -25,7 +25,7 @@ class Evidence:
         self.rank, self.nonce = rank, nonce
         self._tensors: dict[str, torch.Tensor] = {}
         self._nothing: list[str] = []  # names under which there was no tensor, as a .grad that is None
-        self._facts: dict[str, Any] = {}
+        self._values: dict[str, Any] = {}
 
     def put(self, claim: str, moment: str, tensors: Tensors) -> None:
         """Keep copies of the tensors as they are now."""
@@ -36,32 +36,32 @@ class Evidence:
             else:
                 self._tensors[key] = tensor.detach().clone().contiguous()
 
-    def say(self, claim: str, name: str, value: Any) -> None:
-        """Keep a fact (JSON)."""
-        self._facts[f"{claim}/{name}"] = value
+    def report(self, claim: str, name: str, value: Any) -> None:
+        """Keep a value (JSON)."""
+        self._values[f"{claim}/{name}"] = value
 
     def to_bytes(self) -> bytes:
         """As a file of safetensors."""
-        about = {"nonce": self.nonce, "rank": self.rank, "nothing": self._nothing, "facts": self._facts}
+        about = {"nonce": self.nonce, "rank": self.rank, "nothing": self._nothing, "values": self._values}
         return save(self._tensors, metadata={"about": json.dumps(about)})
 
     @classmethod
     def from_bytes(cls, data: bytes, rank: int, nonce: int) -> "Evidence":
         """Raises BadEvidence for what `to_bytes` did not write for this rank and nonce."""
         if not data:
-            raise BadEvidence("handed in nothing")
+            raise BadEvidence(f"rank {rank} handed in nothing")
         try:
             tensors = load(data)
             length = int.from_bytes(data[:8], "little")
             about = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["about"])
             found = [about["nonce"], about["rank"]]
-            nothing, facts = about["nothing"], about["facts"]
+            nothing, values = about["nothing"], about["values"]
         except (SafetensorError, ValueError, KeyError, TypeError, RecursionError):
-            raise BadEvidence("handed in what is no evidence") from None
-        if found != [nonce, rank] or not isinstance(nothing, list) or not isinstance(facts, dict):
-            raise BadEvidence("handed in the evidence of another trial")
+            raise BadEvidence(f"rank {rank} handed in something that cannot be read as evidence") from None
+        if found != [nonce, rank] or not isinstance(nothing, list) or not isinstance(values, dict):
+            raise BadEvidence(f"rank {rank} handed in the evidence of another trial")
         self = cls(rank, nonce)
-        self._tensors, self._facts = tensors, facts
+        self._tensors, self._values = tensors, values
         self._nothing = [key for key in nothing if isinstance(key, str)]
         return self
 
@@ -73,23 +73,21 @@ class Evidence:
             key = f"{claim}/{moment}/{name}"
             tensor = self._tensors.get(key)
             if tensor is None and key not in nothing:
-                raise BadEvidence(f"did not hand in {name} ({moment})")
+                raise BadEvidence(f"rank {self.rank} did not hand in {name} ({moment})")
             if tensor is not None and (tensor.shape, tensor.dtype) != (pattern.shape, pattern.dtype):
-                raise BadEvidence(f"handed in {name} as {_kind(tensor)} where {_kind(pattern)} belongs ({moment})")
+                raise BadEvidence(
+                    f"rank {self.rank} handed in {name} as {_kind(tensor)} where {_kind(pattern)} belongs ({moment})"
+                )
             found[name] = tensor
         return found
 
-    def fact(self, claim: str, name: str, kinds: type | tuple[type, ...]) -> Any:
-        """The fact, of one of these types."""
-        value = self._facts.get(f"{claim}/{name}")
-        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in _each(kinds)):
-            raise BadEvidence(f"did not say {name}")
+    def reported(self, claim: str, name: str, kind: type) -> Any:
+        """The value, of that type."""
+        value = self._values.get(f"{claim}/{name}")
+        if type(value) is not kind:  # not isinstance: True is an int there
+            raise BadEvidence(f"rank {self.rank} did not report {name}")
         return value
 
 
 def _kind(tensor: torch.Tensor) -> str:
     return f"{tuple(tensor.shape)} {str(tensor.dtype)[6:]}"
-
-
-def _each(kinds: type | tuple[type, ...]) -> Iterable[type]:
-    return kinds if isinstance(kinds, tuple) else (kinds,)

@@ -1,5 +1,6 @@
-"""From how the ranks of a world ended to what is to be said of it: the status, and who is to blame at which line."""
+"""From how the ranks of a world ended to the outcome: its status, and which rank is to blame at which line."""
 
+import itertools
 import json
 import linecache
 import signal
@@ -7,16 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cos598d.check.diagnosis import Sign, sign_of
+from cos598d.check.claims.base import Claim, NotAsAgreed, World
+from cos598d.check.diagnosis import Symptom, symptom_of
 from cos598d.check.evidence import BadEvidence, Evidence
-from cos598d.check.spawn import DIED, LATE, RAISED, RETURNED, Place, RankEnd
-from cos598d.check.trial import Claim, NotAsAgreed, World
+from cos598d.check.spawn import DIED, LATE, RAISED, RETURNED, Frame, RankEnd
 from cos598d.rank import BROKEN_COLLECTIVE
 from cos598d.terminal.printable import printable
 from cos598d.world.exit import LOST_RANK
 
 PASSED, FAILED, DID_NOT_END, CRASHED = "passed", "failed", "did not end", "crashed"
-# What a rank says that ends only because another did.
+# What a rank says when it ends only because another one did.
 CONSEQUENCES = (LOST_RANK.split("{")[0], "stopped because rank", "no word from rank", "is gone.")
 LAST_LINES = 3
 
@@ -25,14 +26,14 @@ LAST_LINES = 3
 class Outcome:
     """What became of a claim at one world size. `reports` are `judge`'s, one for each rank that is to blame.
 
-    `cause` says why in words; where only the numbers can tell it is empty, and `sign` is what they show.
+    `cause` says why in words; where only the numbers can tell it is empty, and `symptom` is what they show.
     """
 
     world_size: int
     status: str
     reports: Sequence[dict[str, Any]] = ()
     cause: str = ""
-    sign: Sign | None = None
+    symptom: Symptom | None = None
 
     @classmethod
     def not_made(cls, world_size: int, class_name: str) -> "Outcome":
@@ -55,17 +56,18 @@ def judge_claim(claim: Claim, ends: Sequence[RankEnd], nonce: int, own_file: str
         world = World(claim.name, nonce, [Evidence.from_bytes(end.handed_in, end.rank, nonce) for end in ends])
         claim.judge(world)
     except BadEvidence as error:
-        words = printable(error) if "rank" in str(error) else f"a rank {printable(error)}"
-        return Outcome(size, FAILED, [_claim_report(0, words)], "a rank did not hand in what it was asked for")
+        return Outcome(
+            size, FAILED, [_claim_report(0, printable(error))], "a rank did not hand in what it was asked for"
+        )
     if not world.findings:
         return Outcome(size, PASSED)
-    first = {}
+    first: dict[int, dict[str, Any]] = {}
     for finding in world.findings:
         first.setdefault(finding.rank, _claim_report(finding.rank, printable(finding.message)))
     cause = next((finding.cause for finding in world.findings if finding.cause), "")
     if unlike:
         cause = unlike[1]
-    return Outcome(size, FAILED, [first[rank] for rank in sorted(first)], cause, sign_of(world.comparisons))
+    return Outcome(size, FAILED, [first[rank] for rank in sorted(first)], cause, symptom_of(world.comparisons))
 
 
 def unlike_calls(ends: Sequence[RankEnd], is_over: bool) -> tuple[int, str] | None:
@@ -73,35 +75,37 @@ def unlike_calls(ends: Sequence[RankEnd], is_over: bool) -> tuple[int, str] | No
 
     A call that others did not come to make counts only where `is_over`: else the world was ended before.
     """
-    notes = [_notes(end.calls) for end in ends]
-    for place in range(max(map(len, notes), default=0)):
-        for rank in range(1, len(notes)):
-            here, there = (calls[place] if place < len(calls) else None for calls in (notes[rank], notes[0]))
+    traces = [_trace(end.calls) for end in ends]
+    for calls in itertools.zip_longest(*traces):
+        for rank, here in enumerate(calls):
+            there = calls[0]
             if here == there:
                 continue
-            if here is not None and there is not None:
+            if here and there:
                 return rank, f"rank {rank} called {_call(here)} where rank 0 called {_call(there)}"
-            if is_over:
-                who, missing, call = (rank, 0, here) if here else (0, rank, there)
-                return rank, f"rank {who} called {_call(call)}, which rank {missing} never did"
+            if here and is_over:
+                return rank, f"rank {rank} called {_call(here)}, which rank 0 never did"
+            if there and is_over:
+                return rank, f"rank 0 called {_call(there)}, which rank {rank} never did"
     return None
 
 
-def _notes(calls: bytes) -> list[list]:
-    notes = []
+def _trace(calls: bytes) -> list[list]:
+    """The calls that a rank noted, up to where it was cut off."""
+    trace = []
     for line in calls.splitlines():
         try:
-            note = json.loads(line)
+            call = json.loads(line)
         except (ValueError, RecursionError):
             break
-        if not isinstance(note, list) or len(note) != 5:  # cut off where the rank was
+        if not isinstance(call, list) or len(call) != 5:
             break
-        notes.append(note)
-    return notes
+        trace.append(call)
+    return trace
 
 
-def _call(note: Sequence[Any]) -> str:
-    op, name, shape, dtype, root = note
+def _call(call: Sequence[Any]) -> str:
+    op, name, shape, dtype, root = call
     to = f", root {root}" if root else ""
     return printable(f"{op} of {name} ({'x'.join(map(str, shape)) if isinstance(shape, list) else shape} {dtype}{to})")
 
@@ -114,7 +118,7 @@ def judge(ends: Sequence[RankEnd], own_file: str, seconds: float) -> tuple[str, 
     """The status of a world, and a report of each rank that is a cause of it.
 
     A report has rank, kind (claim, exception, time or crash), type and message, and the file, line, function and code
-    of the innermost place in `own_file`, else of the innermost of all.
+    of the innermost frame in `own_file`, else of the innermost of all.
     """
     ended_badly = [end for end in ends if end.how != RETURNED]
     causes = [end for end in ended_badly if not _is_consequence(end)] or ended_badly
@@ -134,11 +138,11 @@ def _is_consequence(end: RankEnd) -> bool:
 
 
 def _report(end: RankEnd, own_file: str, seconds: float) -> dict[str, Any]:
-    place = _place(end, own_file)
-    where = {} if place is None else {"file": place.file, "line": place.line, "function": place.function}
-    if place is not None:
-        where["code"] = linecache.getline(place.file, place.line).strip()
-    about = {"rank": end.rank}
+    where: dict[str, Any] = {}
+    if frame := _frame(end, own_file):
+        where = {"file": frame.file, "line": frame.line, "function": frame.function}
+        where["code"] = linecache.getline(frame.file, frame.line).strip()
+    about: dict[str, Any] = {"rank": end.rank}
     if end.how == RAISED:
         if end.type == NotAsAgreed.__name__:
             return _claim_report(end.rank, end.message)
@@ -149,15 +153,15 @@ def _report(end: RankEnd, own_file: str, seconds: float) -> dict[str, Any]:
     return about | {"kind": "crash", "type": "", "message": message} | where
 
 
-def _place(end: RankEnd, own_file: str) -> Place | None:
-    """The innermost place in the student's file, on any thread; else the innermost of all."""
+def _frame(end: RankEnd, own_file: str) -> Frame | None:
+    """The innermost frame in the student's file, on any thread; else the innermost of all."""
     # faulthandler writes other characters than ASCII as Python does in its escapes.
     names = (own_file, own_file.encode("ascii", "backslashreplace").decode())
     for thread in reversed(end.threads):
-        for place in reversed(thread):
-            if place.file in names:
-                return Place(own_file, place.line, place.function)
-    return end.places[-1] if end.places else None
+        for frame in reversed(thread):
+            if frame.file in names:
+                return Frame(own_file, frame.line, frame.function)
+    return end.frames[-1] if end.frames else None
 
 
 def _exit_words(exit_code: int | None) -> str:

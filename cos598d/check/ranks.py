@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from cos598d.check.claims import CLAIMS
+from cos598d.check.claims.base import MakeSync, OnRank
 from cos598d.check.evidence import Evidence
 from cos598d.check.spawn import CALLS, HANDED_IN
 from cos598d.check.toy import plain_loss, plain_model
-from cos598d.check.trial import MakeSync, OnRank
-from cos598d.check.watch import Watched, watch_torch
+from cos598d.check.trace import TracedCommunicator, trace_direct_calls
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import AGREEMENT, GRADIENTS, Ledger
 from cos598d.sync import get_sync
@@ -24,42 +24,42 @@ WARM_UP_ROUNDS = 3
 MOST_DIRECT_CALLS = 20
 
 
-def look_at(comm: Communicator, name: str) -> dict[str, Any]:
-    """The facts of the class called `name`: its name, its file, and whether it says that it is exact."""
+def describe(comm: Communicator, name: str) -> dict[str, Any]:
+    """What the class called `name` is: its name, its file, and whether it says that it is exact."""
     sync = get_sync(name)
     return {"class": sync.__name__, "file": inspect.getfile(sync), "exact": bool(sync.exact)}
 
 
-def is_about(value: Any) -> bool:
-    """Whether that is what `look_at` returns."""
+def is_description(value: Any) -> bool:
+    """Whether that is what `describe` returns."""
     kinds = {"class": str, "file": str, "exact": bool}
     return isinstance(value, dict) and {key: type(each) for key, each in value.items()} == kinds
 
 
-def hold(comm: Communicator, name: str, claims: Sequence[str], nonce: int) -> None:
+def observe_by_name(comm: Communicator, name: str, claims: Sequence[str], nonce: int) -> None:
     """Drive the sync called `name` for these claims, and hand in what came of it."""
     direct: list[str] = []
-    watch_torch(direct.append)  # before the file is loaded, which may keep functions under names of its own
+    trace_direct_calls(direct.append)  # before the file is loaded, which may keep functions under names of its own
     observe(comm, get_sync(name), claims, nonce, direct)
 
 
 def observe(
     comm: Communicator, make_sync: MakeSync, claims: Sequence[str], nonce: int, direct: Sequence[str] = ()
 ) -> None:
-    """As `hold`, for what makes the sync; `direct` are calls that went round the communicator."""
+    """As `observe_by_name`, for what makes the sync; `direct` are calls that went round the communicator."""
     folder = Path(tempfile.gettempdir())
-    watched = Watched(comm, folder / f"{CALLS}{comm.rank}")
+    traced = TracedCommunicator(comm, folder / f"{CALLS}{comm.rank}")
     evidence = Evidence(comm.rank, nonce)
     for claim in CLAIMS:
         if claim.name in claims:
             with tempfile.TemporaryDirectory() as own:
-                claim.observe(OnRank(claim.name, make_sync, watched, evidence, Path(own)))
-            watched.ledger = Ledger()
-    evidence.say("", "direct calls", list(direct)[:MOST_DIRECT_CALLS])
+                claim.observe(OnRank(claim.name, make_sync, traced, evidence, Path(own)))
+            traced.ledger = Ledger()
+    evidence.report("", "direct calls", list(direct)[:MOST_DIRECT_CALLS])
     (folder / f"{HANDED_IN}{comm.rank}").write_bytes(evidence.to_bytes())
 
 
-def one_step(comm: Communicator, name: str) -> dict[str, int]:
+def cost_of_step(comm: Communicator, name: str) -> dict[str, int]:
     """Calls and bytes of this rank in one step of `plain_model`."""
     sync = get_sync(name)(comm, find_unused_parameters=False)
     module = sync.attach(plain_model())
@@ -78,14 +78,14 @@ def one_step(comm: Communicator, name: str) -> dict[str, int]:
 
 
 def are_samples(value: Any, names: Sequence[str], rounds: int) -> bool:
-    """Whether that is what `steps` returns."""
+    """Whether that is what `seconds_of_steps` returns."""
     if not isinstance(value, dict) or list(value) != list(names):
         return False
     seconds = [each for times in value.values() if isinstance(times, list) for each in times]
     return len(seconds) == len(names) * rounds and all(type(s) is float and 0 < s < math.inf for s in seconds)
 
 
-def steps(comm: Communicator, names: Sequence[str], rounds: int) -> dict[str, list[float]]:
+def seconds_of_steps(comm: Communicator, names: Sequence[str], rounds: int) -> dict[str, list[float]]:
     """The seconds of a step of `plain_model` under each sync, by round: the slowest rank's.
 
     A round is one step under each, in an order that turns from round to round; all ranks start a step together.

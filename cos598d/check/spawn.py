@@ -13,13 +13,20 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from cos598d.check.keeper import END_SECONDS, LEAVE_SECONDS, MOST_FILE_BYTES, START_SECONDS, keep
+from cos598d.check.supervisor import (
+    END_SECONDS,
+    LEAVE_SECONDS,
+    MOST_FILE_BYTES,
+    OUTPUT_BYTES,
+    START_SECONDS,
+    supervise,
+)
 from cos598d.program import own_python_path
 
 # Forked from a server that has torch loaded already: a rank starts in a blink, and from a clean process.
@@ -30,15 +37,14 @@ _context.set_forkserver_preload(["cos598d.check.claims", "cos598d.run", "torch._
 RETURNED, RAISED, LATE, DIED = "returned", "raised", "did not end", "died"
 # A rank that failed lets the others say what they found too, before they are told to stop.
 SAY_SECONDS = 0.5
-OUTPUT_CHARACTERS = 20_000
 MOST_ANSWER_BYTES = 4 << 20
 HANDED_IN, CALLS = "handed_in", "calls"
 ENDINGS = ("where", "crash")  # what faulthandler writes when the time is up, and when the process breaks
 
 
 @dataclass(frozen=True)
-class Place:
-    """A line of code that a rank was at."""
+class Frame:
+    """A line of code in a rank's call stack."""
 
     file: str
     line: int
@@ -49,7 +55,7 @@ class Place:
 class RankEnd:
     """How one rank's call ended: `how` is returned, raised, did not end (in its time) or died (without a word).
 
-    `places` lead to the line where it raised or where it still was, the innermost last; `threads` holds those of a
+    `frames` lead to the line where it raised or where it still was, the innermost last; `threads` holds those of a
     rank's other threads too. `output` is the end of what it printed. `handed_in` and `calls` are what stood in the
     files of these names (with its rank behind) in its folder for temporary ones, if it wrote them.
     """
@@ -61,8 +67,8 @@ class RankEnd:
     message: str = ""
     traceback: str = ""
     exit_code: int | None = None
-    places: tuple[Place, ...] = ()
-    threads: tuple[tuple[Place, ...], ...] = field(default=(), repr=False)
+    frames: tuple[Frame, ...] = ()
+    threads: tuple[tuple[Frame, ...], ...] = field(default=(), repr=False)
     output: str = ""
     handed_in: bytes = field(default=b"", repr=False)
     calls: bytes = field(default=b"", repr=False)
@@ -77,8 +83,8 @@ def run_world(
     group's collectives give up after `timeout` seconds. What the function returns must be JSON.
     """
     with tempfile.TemporaryDirectory(prefix="cos598d-world-", ignore_cleanup_errors=True) as name:
-        be_rank = functools.partial(
-            _be_rank,
+        run_rank = functools.partial(
+            _run_rank,
             world_size=world_size,
             name=name,
             seconds=seconds,
@@ -87,24 +93,26 @@ def run_world(
             arguments=arguments,
         )
         mine, its = _context.Pipe()
-        keeper = _context.Process(target=keep, args=(name, world_size, seconds, be_rank, its, util.get_temp_dir()))
+        supervisor = _context.Process(
+            target=supervise, args=(name, world_size, seconds, run_rank, its, util.get_temp_dir())
+        )
         try:
             _start_server()
-            keeper.start()
+            supervisor.start()
             its.close()
-            ends = _hear(mine, START_SECONDS + seconds + LEAVE_SECONDS + 2 * END_SECONDS)
+            ends = _endings(mine, START_SECONDS + seconds + LEAVE_SECONDS + 2 * END_SECONDS)
         finally:
             mine.close()  # if it has not yet, it ends the ranks now
-            if keeper.pid is not None:
-                keeper.join(2 * END_SECONDS)
-                if keeper.exitcode is None:
-                    keeper.kill()
-                    keeper.join()
+            if supervisor.pid is not None:
+                supervisor.join(2 * END_SECONDS)
+                if supervisor.exitcode is None:
+                    supervisor.kill()
+                    supervisor.join()
         return [_read(Path(name), rank, *(ends[rank] if ends else (None, ""))) for rank in range(world_size)]
 
 
-def _hear(line: Connection, seconds: float) -> list[tuple[int | None, str]]:
-    """The exit code and the end of the output of each rank, as the keeper tells them; nothing from a lost keeper."""
+def _endings(line: Connection, seconds: float) -> list[tuple[int | None, str]]:
+    """The exit code and the end of the output of each rank, as the supervisor reports them; none if it is gone."""
     with contextlib.suppress(EOFError, OSError):
         if line.poll(seconds):
             return json.loads(line.recv_bytes())
@@ -136,37 +144,34 @@ def _start_server() -> None:
 def _read(folder: Path, rank: int, exit_code: int | None, output: str) -> RankEnd:
     """How a rank ended, from the files that it left: they may say anything."""
     handed_in, calls = (_bytes(folder / f"{name}{rank}", MOST_FILE_BYTES) for name in (HANDED_IN, CALLS))
-    files = {"output": output[-OUTPUT_CHARACTERS:], "handed_in": handed_in, "calls": calls}
+    died = RankEnd(rank, DIED, exit_code=exit_code, output=output, handed_in=handed_in, calls=calls)
     answer = _bytes(folder / f"answer{rank}.json", MOST_ANSWER_BYTES)
     if answer:
-        end = _answered(answer, rank, exit_code, files)
-        return end or RankEnd(
-            rank, DIED, message="it has answered with what is no answer", exit_code=exit_code, **files
-        )
-    where, crash = (_bytes(folder / f"{name}{rank}", OUTPUT_CHARACTERS).decode(errors="replace") for name in ENDINGS)
+        return _answered(answer, died) or replace(died, message="its answer cannot be read")
+    where, crash = (_bytes(folder / f"{name}{rank}", OUTPUT_BYTES).decode(errors="replace") for name in ENDINGS)
     threads = _threads(where or crash)
     # The main thread is the oldest, and told last.
-    places = threads[-1] if threads else ()
+    frames = threads[-1] if threads else ()
     how = LATE if exit_code in (None, -signal.SIGALRM) else DIED
-    return RankEnd(rank, how, exit_code=exit_code, places=places, threads=threads, **files)
+    return replace(died, how=how, frames=frames, threads=threads)
 
 
-def _answered(data: bytes, rank: int, exit_code: int | None, files: dict[str, Any]) -> RankEnd | None:
-    """What a rank says of itself; None unless it is in the form in which ranks say it."""
+def _answered(data: bytes, end: RankEnd) -> RankEnd | None:
+    """`end` with what the rank says of itself; None unless it says it in the form in which ranks do."""
     try:
         answer = json.loads(data)
-        texts = {name: str(answer.get(name, "")) for name in ("type", "message", "traceback")}
-        places = tuple(Place(str(file), int(line), str(function)) for file, line, function in answer.get("places", ()))
+        kind, message, stack = (str(answer.get(name, "")) for name in ("type", "message", "traceback"))
+        frames = tuple(Frame(str(file), int(line), str(function)) for file, line, function in answer.get("frames", ()))
         if (
             answer["how"] not in (RETURNED, RAISED)
-            or answer["rank"] != rank
-            or (answer["how"] == RAISED and not places)
+            or answer["rank"] != end.rank
+            or (answer["how"] == RAISED and not frames)
         ):
             return None
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
         return None
-    value = answer.get("value")
-    return RankEnd(rank, answer["how"], value, exit_code=exit_code, places=places, threads=(places,), **texts, **files)
+    end = replace(end, how=answer["how"], value=answer.get("value"), frames=frames, threads=(frames,))
+    return replace(end, type=kind, message=message, traceback=stack)
 
 
 def _bytes(path: Path, most: int) -> bytes:
@@ -184,16 +189,16 @@ def _bytes(path: Path, most: int) -> bytes:
         return content.read(most)
 
 
-def _threads(dump: str) -> tuple[tuple[Place, ...], ...]:
-    """The places of each thread in what faulthandler wrote, the innermost last."""
+def _threads(dump: str) -> tuple[tuple[Frame, ...], ...]:
+    """The frames of each thread in what faulthandler wrote, the innermost last."""
     threads = []
     for part in re.split(r"^(?:Current thread|Thread) .*\n", dump, flags=re.MULTILINE)[1:]:
         frames = re.findall(r'^  File "(.*)", line (\d+) in (.*)$', part, flags=re.MULTILINE)
-        threads.append(tuple(Place(file, int(line), function) for file, line, function in reversed(frames)))
+        threads.append(tuple(Frame(file, int(line), function) for file, line, function in reversed(frames)))
     return tuple(threads)
 
 
-def _be_rank(
+def _run_rank(
     rank: int, world_size: int, name: str, seconds: float, timeout: float, function: Callable, arguments: tuple
 ) -> None:
     import torch
@@ -247,12 +252,12 @@ def _be_rank(
 
 def _describe(error: BaseException) -> dict[str, Any]:
     message = str(error)
-    places = [(f.filename, f.lineno or 0, f.name) for f in traceback.extract_tb(error.__traceback__)]
+    frames = [(f.filename, f.lineno or 0, f.name) for f in traceback.extract_tb(error.__traceback__)]
     return {
         "type": type(error).__name__,
         "message": message,
         "traceback": "".join(traceback.format_exception(error)),
-        "places": places,
+        "frames": frames,
     }
 
 

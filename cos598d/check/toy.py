@@ -8,6 +8,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from cos598d.data.text.features import Features
+from cos598d.data.text.layout import Layout
+
 WORDS, WIDTH = 41, 7
 Seed = int | Sequence[int]
 
@@ -86,7 +89,7 @@ def _pattern(elements: int, keys: Sequence[int]) -> torch.Tensor:
     """Numbers between 0.5 and 1.5, (elements,): the mean over the examples, each of which has its own by its key."""
     numbers = _numbers(elements)
     starts = [key * 7919 % elements for key in keys]
-    return sum(numbers[start : start + elements] for start in starts) / len(starts)
+    return torch.stack([numbers[start : start + elements] for start in starts]).mean(dim=0)
 
 
 @functools.lru_cache(maxsize=8)
@@ -95,23 +98,16 @@ def _numbers(elements: int) -> torch.Tensor:
     return (torch.rand(elements, generator=torch.Generator().manual_seed(0)) + 0.5).repeat(2)
 
 
-class ToyFeatures:
+class ToyFeatures(Features):
     """Random sentences of random length; the same on every rank."""
 
     def __init__(self, examples: int, seed: Seed = 0):
         generator = np.random.default_rng(seed)
-        self.lengths = generator.integers(2, 9, examples).astype(np.int32)
-        self.labels = generator.integers(0, WORDS // 3, examples)
-        self._ids = [torch.from_numpy(generator.integers(0, WORDS, length)) for length in self.lengths]
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def collate(self, indices: np.ndarray) -> dict[str, torch.Tensor]:
-        """Padded to the longest of these examples."""
-        ids = nn.utils.rnn.pad_sequence([self._ids[i] for i in indices], batch_first=True)
-        mask = torch.arange(ids.shape[1]) < torch.from_numpy(self.lengths[indices]).unsqueeze(1)
-        return {"input_ids": ids, "attention_mask": mask.long(), "labels": torch.from_numpy(self.labels[indices])}
+        lengths = generator.integers(2, 9, examples)
+        labels = generator.integers(0, WORDS // 3, examples)
+        words = generator.integers(0, WORDS, lengths.sum()).astype(np.int32)
+        layout = Layout(uses_segments=False)
+        super().__init__(words, np.append(0, np.cumsum(lengths)), lengths, {"labels": labels}, layout, pad_id=0)
 
 
 def toy_model(seed: int, shape: Shape = SMALL) -> ToyModel:

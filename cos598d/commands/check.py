@@ -4,13 +4,10 @@ Each claim is tried in fresh processes.
 """
 
 import argparse
-import contextlib
 import json
 import secrets
-import signal
 import statistics
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +23,7 @@ from cos598d.errors import UsageError, UserError
 from cos598d.files import write_json
 from cos598d.sync import get_sync
 from cos598d.sync.from_file import is_own
+from cos598d.terminal.signals import exits_on_sigterm
 
 ROUNDS = 20
 OTHERS = ("all_reduce", "ddp")
@@ -44,7 +42,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--claims", metavar="NAME,NAME", help="the claims to try (default: all)")
     parser.add_argument("--no_speed", action="store_true", help="measure no seconds")
     parser.add_argument(
-        "--json", metavar="FILE", help="write the card's facts there as JSON too; -: print them instead of the card"
+        "--json", metavar="FILE", help="write the card's result there as JSON too; -: print them instead of the card"
     )
 
 
@@ -52,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
     """Check the sync on each number of ranks; return 0 when all claims hold, 1 when one does not.
 
     A class from a file must keep all claims that are tried, whatever it says of itself; a registered sync those that
-    it makes. Prints a card that begins with what is wrong, or the same facts as JSON. Raises UsageError for words
+    it makes. Prints a card that begins with what is wrong, or the same result as JSON. Raises UsageError for words
     that cannot work, and for a file that cannot be loaded.
     """
     check_output_file("--json", options.json)
@@ -62,16 +60,16 @@ def run(options: argparse.Namespace) -> int:
     if not 0 < seconds < 10_000:
         raise UsageError(f"--seconds {seconds:g}: give the seconds that a claim may take, above 0 and below 10000.")
     say: Callable[[str], None] = (lambda _: None) if options.json == "-" else partial(print, flush=True)
-    with _ended_by_sigterm():
-        facts = _check(options.sync, sizes, wanted, seconds, not options.no_speed, say)
+    with exits_on_sigterm():
+        result = _check(options.sync, sizes, wanted, seconds, not options.no_speed, say)
     if options.json == "-":
-        print(json.dumps(facts, indent=2))
+        print(json.dumps(result, indent=2))
     elif options.json:
         try:
-            write_json(options.json, facts)
+            write_json(options.json, result)
         except OSError as error:
             raise UserError(f"--json {options.json} cannot be written: {error.strerror}.") from None
-    return 0 if facts["passed"] else 1
+    return 0 if result["passed"] else 1
 
 
 def read_world_sizes(text: str) -> list[int]:
@@ -105,8 +103,13 @@ def _check(
     about = _load(name, seconds)
     made = CLAIMS if is_own(name) else claims_of(get_sync(name))
     tried = [claim for claim in CLAIMS if (claim in made if wanted is None else claim.name in wanted)]
-    facts: dict[str, Any] = {"sync": name, "class": about["class"], "exact": about["exact"], "world_sizes": list(sizes)}
-    facts["nonce"] = secrets.randbits(32)
+    result: dict[str, Any] = {
+        "sync": name,
+        "class": about["class"],
+        "exact": about["exact"],
+        "world_sizes": list(sizes),
+    }
+    result["nonce"] = secrets.randbits(32)
     say(card.head(name, sizes))
     by_claim: list[tuple[str, list[Outcome]]] = []
     for place, claim in enumerate(tried):
@@ -116,13 +119,13 @@ def _check(
             if claim not in made:
                 outcomes.append(Outcome.not_made(size, about["class"]))
                 continue
-            arguments = (name, [claim.name], facts["nonce"])
-            ends = run_world(size, ranks.hold, *arguments, seconds=seconds, timeout=_longer_than(seconds))
-            outcomes.append(judge_claim(claim, ends, facts["nonce"], about["file"], seconds))
+            arguments = (name, [claim.name], result["nonce"])
+            ends = run_world(size, ranks.observe_by_name, *arguments, seconds=seconds, timeout=_longer_than(seconds))
+            outcomes.append(judge_claim(claim, ends, result["nonce"], about["file"], seconds))
         by_claim.append((claim.name, outcomes))
     card.progress("")
-    facts["diagnosis"] = causes_of(by_claim, about["file"])
-    facts["claims"] = [
+    result["diagnosis"] = causes_of(by_claim, about["file"])
+    result["claims"] = [
         {
             "claim": claim.name,
             "says": card.first_sentences(claim.says),
@@ -133,18 +136,18 @@ def _check(
         }
         for claim, (_, outcomes) in zip(tried, by_claim, strict=True)
     ]
-    facts["not_claimed"] = [claim.name for claim in CLAIMS if claim not in made]
-    facts["passed"] = bool(tried) and all(claim["status"] == PASSED for claim in facts["claims"])
-    say(card.results(facts, about["file"]))
-    facts |= _measure(name, sizes[-1], seconds, with_speed, facts["claims"], about["file"])
-    say(card.measures(facts))
-    return facts
+    result["not_claimed"] = [claim.name for claim in CLAIMS if claim not in made]
+    result["passed"] = bool(tried) and all(claim["status"] == PASSED for claim in result["claims"])
+    say(card.results(result, about["file"]))
+    result |= _measure(name, sizes[-1], seconds, with_speed, result["claims"], about["file"])
+    say(card.measures(result))
+    return result
 
 
 def _load(name: str, seconds: float) -> dict[str, Any]:
     """Load the class in a process of its own, since loading a file runs it. Raises UsageError if that does not work."""
-    end = run_world(1, ranks.look_at, name, seconds=seconds)[0]
-    if end.how == RETURNED and ranks.is_about(end.value):
+    end = run_world(1, ranks.describe, name, seconds=seconds)[0]
+    if end.how == RETURNED and ranks.is_description(end.value):
         return end.value
     if end.type == "UsageError":
         raise UsageError(end.message)
@@ -169,22 +172,24 @@ def _measure(
         status, reports = judge(ends, own_file, seconds)
         return "" if status == PASSED else f"{status}, {card.report(reports[0], own_file)}"
 
-    ends = run_world(size, ranks.one_step, name, seconds=seconds, timeout=_longer_than(seconds))
+    ends = run_world(size, ranks.cost_of_step, name, seconds=seconds, timeout=_longer_than(seconds))
     if trouble := trouble_of(ends):
         return {"cost": None, "speed": None, "not_measured": trouble}
     if not all(is_cost(end.value) for end in ends):
-        return {"cost": None, "speed": None, "not_measured": "a rank answered with something else than its cost"}
+        return {"cost": None, "speed": None, "not_measured": "a rank answered with something other than its cost"}
     cost = compare(name, [end.value for end in ends])
     if not with_speed:
         return {"cost": cost, "speed": None, "not_measured": "--no_speed"}
     if mean and mean["status"] != PASSED:
         return {"cost": cost, "speed": None, "not_measured": f"averages_gradients {mean['status']}"}
     names = list(dict.fromkeys((name, *OTHERS)))
-    ends = run_world(size, ranks.steps, names, ROUNDS, seconds=3 * seconds, timeout=_longer_than(3 * seconds))
+    ends = run_world(
+        size, ranks.seconds_of_steps, names, ROUNDS, seconds=3 * seconds, timeout=_longer_than(3 * seconds)
+    )
     if trouble := trouble_of(ends):
         return {"cost": cost, "speed": None, "not_measured": trouble}
     if not ranks.are_samples(ends[0].value, names, ROUNDS):
-        return {"cost": cost, "speed": None, "not_measured": "rank 0 answered with something else than seconds"}
+        return {"cost": cost, "speed": None, "not_measured": "rank 0 answered with something other than seconds"}
     return {"cost": cost, "speed": _speed(name, size, ends[0].value), "not_measured": ""}
 
 
@@ -211,13 +216,3 @@ def _quartiles(values: Sequence[float]) -> dict[str, float]:
 def _longer_than(seconds: float) -> float:
     """A collective that waits for a rank in an endless loop must not give up before the loop is found."""
     return seconds + 30
-
-
-@contextlib.contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends the check as Ctrl-C does, with the ranks it has started."""
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

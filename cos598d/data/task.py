@@ -13,8 +13,8 @@ import numpy as np
 from cos598d.errors import UserError
 
 if TYPE_CHECKING:
+    from cos598d.data.text.encoder import TextEncoder
     from cos598d.data.text.features import Features
-    from cos598d.data.text.tokenization import TextEncoder
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Task(ABC):
     def locate(self, data_dir: str | None, environ: Mapping[str, str] = os.environ) -> tuple[Any, str]:
         """Where the data are, from --data_dir or else the environment, and the words that say so.
 
-        Raises UserError if a folder that was named does not hold the task, or if there are no data to be had.
+        Raises UserError if a folder that was named does not hold the task, or if there are no data.
         """
 
     @abstractmethod
@@ -71,8 +71,8 @@ class Task(ABC):
         """One part ("train" or one of `evaluation_parts`) as features of at most `max_seq_length` tokens.
 
         `limit` takes that many examples, spread evenly over the part. Kept in the cache folder and built once
-        however many processes ask. Raises UserError naming the place of what the task cannot have, ValueError
-        for a part that it has not.
+        however many processes ask. Raises UserError naming the place of whatever does not fit the task,
+        ValueError for a part that it does not have.
         """
 
     def remarks(self, part: str, features: "Features") -> list[str]:
@@ -87,6 +87,11 @@ class Task(ABC):
     def score(self, part: str, outputs: np.ndarray, features: "Features") -> Scores:
         """The official metrics from the model's outputs, float (examples, sum of `output_widths`), in the features'
         order; of outputs that are narrower, the rest is zeros."""
+
+
+def fetch_command(name: str) -> str:
+    """What fetches a data set, for sentences; `name` is the data set's for --tasks."""
+    return f"`python download_glue_data.py --data_dir D --tasks {name}`"
 
 
 def check_file(file: Path, how_to_get: str) -> None:

@@ -2,7 +2,8 @@
 
 from cos598d.data.glue import read as glue
 from cos598d.data.glue.task import GlueTask
-from cos598d.data.squad.task import SquadOptions, SquadTask
+from cos598d.data.squad.options import SquadOptions
+from cos598d.data.squad.task import SquadTask
 from cos598d.data.task import Task
 from cos598d.errors import UsageError
 

@@ -74,6 +74,14 @@ def _glue(name: str, archive: str, sha256: str, train: int | tuple[int, ...], de
     return Dataset(name, name, (Source(_GLUE + archive, sha256),), parts)
 
 
+def _squad(version: str, train: tuple[int, str], dev: tuple[int, str]) -> Dataset:
+    """One version of SQuAD, from the questions and the sha256 of each of its two files."""
+    files = {f"train-v{version}.json": train, f"dev-v{version}.json": dev}
+    sources = tuple(Source(_SQUAD + name, sha256) for name, (_, sha256) in files.items())
+    parts = tuple(Part(name, (questions,)) for name, (questions, _) in files.items())
+    return Dataset(f"SQuAD{version}", "SQuAD", sources, parts, copy_files, "SQUAD_DIR")
+
+
 _DATASETS = (
     _glue("CoLA", "CoLA.zip", "f212fcd832b8f7b435fb991f101abf89f96b933ab400603bf198960dfc32cbff", 8551, 1043, 1063),
     _glue("SST-2", "SST-2.zip", "d67e16fb55739c1b32cdce9877596db1c127dc322d93c082281f64057c16deaa", 67349, 872, 1821),
@@ -138,33 +146,26 @@ _DATASETS = (
         (Part("AX.tsv", (1104,)),),
         copy_files,
     ),
-    Dataset(
-        "SQuAD1.1",
-        "SQuAD",
-        (
-            Source(_SQUAD + "train-v1.1.json", "3527663986b8295af4f7fcdff1ba1ff3f72d07d61a20f487cb238a6ef92fd955"),
-            Source(_SQUAD + "dev-v1.1.json", "95aa6a52d5d6a735563366753ca50492a658031da74f301ac5238b03966972c9"),
-        ),
-        (Part("train-v1.1.json", (87599,)), Part("dev-v1.1.json", (10570,))),
-        copy_files,
-        "SQUAD_DIR",
+    _squad(
+        "1.1",
+        (87599, "3527663986b8295af4f7fcdff1ba1ff3f72d07d61a20f487cb238a6ef92fd955"),
+        (10570, "95aa6a52d5d6a735563366753ca50492a658031da74f301ac5238b03966972c9"),
     ),
-    Dataset(
-        "SQuAD2.0",
-        "SQuAD",
-        (
-            Source(_SQUAD + "train-v2.0.json", "68dcfbb971bd3e96d5b46c7177b16c1a4e7d4bdef19fb204502738552dede002"),
-            Source(_SQUAD + "dev-v2.0.json", "80a5225e94905956a6446d296ca1093975c4d3b3260f1d6c8f68bc2ab77182d8"),
-        ),
-        (Part("train-v2.0.json", (130319,)), Part("dev-v2.0.json", (11873,))),
-        copy_files,
-        "SQUAD_DIR",
+    _squad(
+        "2.0",
+        (130319, "68dcfbb971bd3e96d5b46c7177b16c1a4e7d4bdef19fb204502738552dede002"),
+        (11873, "80a5225e94905956a6446d296ca1093975c4d3b3260f1d6c8f68bc2ab77182d8"),
     ),
 )
 
 CATALOGUE: Mapping[str, Dataset] = {dataset.name: dataset for dataset in _DATASETS}
 
-_OTHER_NAMES = {"sst": ("SST-2",), "sts": ("STS-B",), "ax": ("diagnostic",), "squad": ("SQuAD1.1", "SQuAD2.0")}
+_OTHER_NAMES: dict[str, tuple[str, ...]] = {
+    "sst": ("SST-2",),
+    "sts": ("STS-B",),
+    "ax": ("diagnostic",),
+    "squad": ("SQuAD1.1", "SQuAD2.0"),
+}
 
 
 def choose(tasks: str, catalogue: Mapping[str, Dataset] = CATALOGUE) -> list[Dataset]:
@@ -173,7 +174,7 @@ def choose(tasks: str, catalogue: Mapping[str, Dataset] = CATALOGUE) -> list[Dat
     Case and punctuation don't matter. "all" is everything except `diagnostic`, which no task here trains on.
     Raises UsageError naming the known ones for an unknown or missing name.
     """
-    known = {_plain(name): (name,) for name in catalogue}
+    known: dict[str, tuple[str, ...]] = {_plain(name): (name,) for name in catalogue}
     known |= {short: names for short, names in _OTHER_NAMES.items() if all(name in catalogue for name in names)}
     known["all"] = tuple(name for name in catalogue if name != "diagnostic")
     chosen: dict[str, Dataset] = {}
@@ -181,7 +182,7 @@ def choose(tasks: str, catalogue: Mapping[str, Dataset] = CATALOGUE) -> list[Dat
         if not word:
             continue
         if _plain(word) not in known:
-            raise UsageError(f'--tasks names "{word}", which is none of {", ".join(catalogue)} or all.')
+            raise UsageError(f'--tasks names "{word}", which is not one of {", ".join(catalogue)} or all.')
         chosen |= {name: catalogue[name] for name in known[_plain(word)]}
     if not chosen:
         raise UsageError(f"--tasks names nothing; give one or more of {', '.join(catalogue)}, or all.")

@@ -48,7 +48,7 @@ def look_at(dataset: Dataset, folder: Path, published: bool = False) -> Findings
         if rows not in part.rows:
             differs = f"{part.name} has {rows} rows where {' or '.join(map(str, part.rows))} were expected"
         elif wrong_header:
-            differs = f"of {part.name} {wrong_header}"
+            differs = f"in {part.name} {wrong_header}"
         elif part.sha256 and (digest := sha256_of(path)) != part.sha256:
             differs = f"{part.name} has the sha256 {digest[:12]}... where {part.sha256[:12]}... was expected"
         elif part.sha256:

@@ -8,7 +8,6 @@ import itertools
 import math
 import shlex
 import shutil
-import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from cos598d.data.fetch.transfer import Unreachable, fetch
 from cos598d.data.fetch.unpack import copy_files
 from cos598d.errors import UsageError, UserError
 from cos598d.terminal.printable import printable
+from cos598d.terminal.signals import exits_on_sigterm
 
 
 def _say(line: str) -> None:
@@ -61,7 +61,7 @@ def obtain(
     except OSError as error:
         raise UserError(
             f"{dataset.name} cannot be put into {data_dir} ({error.strerror or error}); "
-            "free or permit that place, or give another --data_dir."
+            "make room there, permit writing there, or give another --data_dir."
         ) from error
     report(f"{dataset.name}: already there ({_described(found)}).")
 
@@ -100,8 +100,8 @@ def _fetch_and_install(
         dataset.unpack(files, staging)
         found = look_at(dataset, staging, published)
         if found.problems:
-            wrong = " and ".join(found.problems.values())
-            raise UserError(f"{dataset.name}: of what was fetched, {wrong}; {_ways_out(dataset, target)}.")
+            problems = " and ".join(found.problems.values())
+            raise UserError(f"{dataset.name}: of what was fetched, {problems}; {_ways_out(dataset, target)}.")
         aside = _install(staging, target, present)
     except UserError:
         for path in files.values():  # complete but wrong: to resume it would bring the same again
@@ -223,16 +223,6 @@ def _mirror(address: str) -> str:
     return address.rstrip("/")
 
 
-@contextlib.contextmanager
-def _sigterm_unwinds() -> Iterator[None]:
-    """Let a polite kill unwind like any other end, so that what is half unpacked goes away."""
-    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code: 0, 1 (could not), 2 (wrong words), 130 (Ctrl-C)."""
     options = _parser().parse_args(arguments)
@@ -240,7 +230,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         chosen = choose(options.tasks)
         base_url = None if options.base_url is None else _mirror(options.base_url)
-        with _sigterm_unwinds():
+        with exits_on_sigterm():
             for dataset in chosen:
                 obtain(dataset, data_dir, base_url, options.timeout)
     except UserError as error:

@@ -22,7 +22,7 @@ MOST_GROWTH = 100
 ALWAYS_ALLOWED_BYTES = 16 * 1024**2
 LONGEST_NAME = 255  # bytes, of a file or folder: what the usual disks take
 LONGEST_PATH = 1024
-# What zipfile and the decompressors raise for an archive that is none, or is damaged.
+# What zipfile and the decompressors raise for a file that is not an archive, or a damaged one.
 _DAMAGED = (
     *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error),
     *(EOFError, NotImplementedError, RuntimeError, ValueError, OverflowError, MemoryError),
@@ -70,7 +70,7 @@ def split_mrpc(files: Mapping[str, Path], into: Path) -> None:
 
     The corpus comes as msr_paraphrase_train.txt and msr_paraphrase_test.txt (label, two ids, two sentences); the pairs
     of ids in mrpc_dev_ids.tsv form the dev set. As in GLUE, the test file carries a running index instead of labels.
-    Raises UserError if a line has not its five columns.
+    Raises UserError if a line does not have its five columns.
     """
     header, *rows = _table(files["msr_paraphrase_train.txt"], "msr_paraphrase_train.txt")
     _, *test = _table(files["msr_paraphrase_test.txt"], "msr_paraphrase_test.txt")

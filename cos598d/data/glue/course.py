@@ -154,7 +154,7 @@ class WnliProcessor(_GlueProcessor):
     form = FORMATS["wnli"]
 
 
-processors: dict[str, type[DataProcessor]] = {
+processors: dict[str, type[_GlueProcessor]] = {
     "cola": ColaProcessor,
     "mnli": MnliProcessor,
     "mnli-mm": MnliMismatchedProcessor,
@@ -197,7 +197,7 @@ def convert_examples_to_features(
     output_mode: "classification" (labels by their place in `label_list`) or "regression" (labels as floats).
     pad_token: an id, while cls_token and sep_token are tokens. The other arguments say how the model type arranges
     sequences; the defaults are the course's (its scripts give BERT's `cls_token_segment_id` of 0 themselves).
-    Raises KeyError for another output mode, UserError for a label that is not in the list or no number.
+    Raises KeyError for another output mode, UserError for a label that is not in the list or is not a number.
     """
     label_id = {"classification": _class_id, "regression": _score}[output_mode]
     layout = Layout(
@@ -215,24 +215,26 @@ def convert_examples_to_features(
         first = tokenizer.tokenize(example.text_a)
         second = tokenizer.tokenize(example.text_b) if example.text_b else None
         tokens, split = layout.arrange(first, second, cls_token, sep_token, max_seq_length)
-        rows = (
-            (tokenizer.convert_tokens_to_ids(tokens), pad_token),
-            ([real] * len(tokens), padding),
-            (layout.segments(split, len(tokens)), pad_token_segment_id),
+        ids, segments = tokenizer.convert_tokens_to_ids(tokens), layout.segments(split, len(tokens))
+        features.append(
+            InputFeatures(
+                input_ids=layout.pad([ids], max_seq_length, pad_token)[0].tolist(),
+                input_mask=layout.pad([[real] * len(tokens)], max_seq_length, padding)[0].tolist(),
+                segment_ids=layout.pad([segments], max_seq_length, pad_token_segment_id)[0].tolist(),
+                label_id=label_id(example, label_list),
+            )
         )
-        padded = (layout.pad([row], max_seq_length, filler)[0].tolist() for row, filler in rows)
-        features.append(InputFeatures(*padded, label_id(example, label_list)))
     return features
 
 
 def _class_id(example: InputExample, label_list: Sequence[str | None]) -> int:
     if example.label not in label_list:
-        raise UserError(f"Example {example.guid} has the label {example.label!r}, which is none of {label_list}.")
+        raise UserError(f"Example {example.guid} has the label {example.label!r}, which is not in {label_list}.")
     return list(label_list).index(example.label)
 
 
 def _score(example: InputExample, label_list: Sequence[str | None]) -> float:
     try:
-        return float(example.label)
-    except (TypeError, ValueError) as error:
-        raise UserError(f"Example {example.guid} has the score {example.label!r}, which is no number.") from error
+        return float(example.label or "")
+    except ValueError as error:
+        raise UserError(f"Example {example.guid} has the score {example.label!r}, which is not a number.") from error

@@ -9,7 +9,7 @@ def simple_accuracy(preds: np.ndarray, labels: np.ndarray) -> float:
 
 
 def acc_and_f1(preds: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """Accuracy, F1 of class 1 (0 where nothing is nor is predicted 1), and their mean. Both (examples,)."""
+    """Accuracy, F1 of class 1 (0 where no label and no prediction is 1), and their mean. Both (examples,)."""
     from sklearn.metrics import f1_score  # imported where needed: half a second that --help need not wait for
 
     acc = simple_accuracy(preds, labels)

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from cos598d.data.task import fetch_command
 from cos598d.errors import UserError
 from cos598d.terminal.printable import printable
 
 _BOM = b"\xef\xbb\xbf"
 MOST_LINE_BYTES = 1 << 22  # a line is one example: more is no TSV file
 _SHOWN = 200  # characters of a file's that are printed at most
-_HOW_TO_FETCH = "python download_glue_data.py --data_dir D --tasks {folder}"
 
 
 class Row(NamedTuple):
@@ -84,7 +84,7 @@ class Format:
         return Row(line, identity, cells[self.text_a], text_b, cells[self.label])
 
     def label_value(self, row: Row, file: Path | str) -> int | float:
-        """The row's class id, or its score. Raises UserError naming file and line if the label is none of them."""
+        """The row's class id, or its score. Raises UserError naming file and line if the label is neither."""
         if self.labels:
             if row.label in self.labels:
                 return self.labels.index(row.label)
@@ -97,7 +97,7 @@ class Format:
             score = math.nan
         if not math.isfinite(score):
             shown = printable(row.label, _SHOWN)
-            raise UserError(f"{file}, line {row.line}: the score {shown!r} is no number: mend that line.")
+            raise UserError(f"{file}, line {row.line}: the score {shown!r} is not a number: correct that line.")
         return score
 
 
@@ -168,7 +168,8 @@ def read_rows(file: Path | str, task: Format) -> Iterator[Row]:
     if there is no row at all.
     """
     columns, awaits_header = task.width, task.has_header
-    rows, broken, first_broken = 0, 0, None
+    rows = broken = 0
+    first_broken: tuple[int, int] | None = None  # its line and its number of columns
     for line, text in read_lines(file):
         if not text:
             continue
@@ -177,9 +178,9 @@ def read_rows(file: Path | str, task: Format) -> Iterator[Row]:
             if len(cells) < columns:
                 raise _too_few(file, line, len(cells), columns, task)
             if wrong := task.wrong_header(cells):
-                fetch = _HOW_TO_FETCH.format(folder=task.folder)
+                fetch = fetch_command(task.folder)
                 raise UserError(
-                    f"{file}, line {line}: {wrong}: give the file with that first line, or fetch it anew (`{fetch}`)."
+                    f"{file}, line {line}: {wrong}: give the file with that first line, or fetch it anew ({fetch})."
                 )
             if task.label < 0:
                 columns = len(cells)  # the label is last: a row that lost it would show another's
@@ -194,15 +195,15 @@ def read_rows(file: Path | str, task: Format) -> Iterator[Row]:
         else:
             rows += 1
             yield row
-    if broken > task.broken_lines * rows:
+    if first_broken and broken > task.broken_lines * rows:
         raise _too_few(file, *first_broken, columns, task)
     if not rows:
-        raise UserError(f"{file} has no rows: fetch it anew (`{_HOW_TO_FETCH.format(folder=task.folder)}`).")
+        raise UserError(f"{file} has no rows: fetch it anew ({fetch_command(task.folder)}).")
 
 
 def _too_few(file: Path | str, line: int, found: int, columns: int, task: Format) -> UserError:
     has = f"{found} column{'s' * (found != 1)}"
     return UserError(
         f"{file}, line {line}: {has} where {task.folder} needs {columns}, separated by tabs: "
-        f"mend that line, or fetch the file anew (`{_HOW_TO_FETCH.format(folder=task.folder)}`)."
+        f"mend that line, or fetch the file anew ({fetch_command(task.folder)})."
     )

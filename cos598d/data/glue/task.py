@@ -10,12 +10,12 @@ import numpy as np
 
 from cos598d.data.glue import metrics
 from cos598d.data.glue import read as glue
-from cos598d.data.task import Scores, Task, check_file, digest_file
+from cos598d.data.task import Scores, Task, check_file, digest_file, fetch_command
 from cos598d.errors import UserError
 
 if TYPE_CHECKING:
+    from cos598d.data.text.encoder import TextEncoder
     from cos598d.data.text.features import Features
-    from cos598d.data.text.tokenization import TextEncoder
 
 _SAMPLED = ("rte",)  # the tasks with a bundled sample
 
@@ -42,7 +42,7 @@ class GlueTask(Task):
             for folder in (Path(data_dir), Path(data_dir) / form.folder):
                 if any((folder / f"{part}.tsv").is_file() for part in form.parts):
                     return folder, str(folder)
-            problem = "holds neither train.tsv nor " + form.folder if Path(data_dir).is_dir() else "is no folder"
+            problem = "holds neither train.tsv nor " + form.folder if Path(data_dir).is_dir() else "is not a folder"
             raise UserError(f"The data folder {data_dir} {problem}: {self._how_to_get()}.")
         glue_dir = environ.get("GLUE_DIR")
         if glue_dir:
@@ -78,20 +78,21 @@ class GlueTask(Task):
             raise ValueError(f"{self.name} has the parts {', '.join(self.form.parts)}, not {part!r}.")
         if location is None:
             self._refuse_without_sample()
-            file = f"the bundled sample's {part} part"
+            source = f"the bundled sample's {part} part"
             digest, count = _digest_rows(self._sample_rows(part))
         else:
             file = location / f"{part}.tsv"
             check_file(file, self._how_to_get())
             digest, count = digest_file(file)
+            source = str(file)
 
         def build() -> "Features":
             from tqdm import tqdm
 
-            rows = self._sample_rows(part) if location is None else glue.read_rows(file, self.form)
+            rows = self._sample_rows(part) if location is None else glue.read_rows(source, self.form)
             # A bar only where somebody watches, and only for files that take a while.
             seen = tqdm(rows, f"{self.name} {part}: features", count, unit=" rows", delay=2, disable=None, leave=False)
-            examples = ((row.text_a, row.text_b, {"labels": self.form.label_value(row, file)}) for row in seen)
+            examples = ((row.text_a, row.text_b, {"labels": self.form.label_value(row, source)}) for row in seen)
             kind = np.int64 if self.form.labels else np.float32
             return build_features(examples, encoder, max_seq_length, {"labels": kind})
 
@@ -114,7 +115,7 @@ class GlueTask(Task):
     def _how_to_get(self) -> str:
         return (
             "name its folder with --data_dir or the folder above with GLUE_DIR, or fetch it with "
-            f"`python download_glue_data.py --data_dir D --tasks {self.form.folder}`"
+            f"{fetch_command(self.form.folder)}"
         )
 
     def _refuse_without_sample(self) -> None:

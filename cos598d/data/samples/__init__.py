@@ -19,7 +19,8 @@ Pair = tuple[str, str, str]
 def rte_sample(part: str) -> list[Pair]:
     """The pairs of "train" or "dev": (report, statement, "entailment" or "not_entailment")."""
     _, *lines = _text(f"rte-{part}.tsv").rstrip("\n").split("\n")
-    return [tuple(line.split("\t")[1:]) for line in lines]
+    rows = (line.split("\t") for line in lines)
+    return [(first, second, label) for _, first, second, label in rows]
 
 
 def write_rte_sample(folder: Path) -> Path:

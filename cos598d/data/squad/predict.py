@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from cos598d.data.squad.options import SquadOptions
 from cos598d.data.squad.read import Squad
 from cos598d.data.text.features import Features
 
@@ -17,10 +18,10 @@ class PredictOptions:
     null_score_diff_threshold: in 2.0, by how much the score of "no answer" must beat the best answer's.
     """
 
-    n_best_size: int = 20
-    max_answer_length: int = 30
-    version_2: bool = False
-    null_score_diff_threshold: float = 0.0
+    n_best_size: int = SquadOptions.n_best_size
+    max_answer_length: int = SquadOptions.max_answer_length
+    version_2: bool = SquadOptions.version_2_with_negative
+    null_score_diff_threshold: float = SquadOptions.null_score_diff_threshold
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,7 @@ def predict(
         merged = _Candidates(*(np.concatenate(column) for column in zip(*candidates, strict=True)))
         entries = _best_texts(merged, squad.contexts[question.context], extra, int(offset), options.n_best_size)
         best = entries[0] if entries else None
+        is_answered = True
         if options.version_2:
             cls_scores = outputs[bounds[number] : bounds[number + 1], [0, width]].astype(np.float64)
             null = cls_scores[cls_scores.sum(axis=1).argmin()]
@@ -76,10 +78,8 @@ def predict(
             best_score = _score(best) if best else -np.inf
             # Without any span there is nothing to say but "no answer"; JSON knows no infinity.
             null_odds[question.identity] = float(min(null.sum() - best_score, 1e9))
-            answered = best and null_odds[question.identity] <= options.null_score_diff_threshold
-        else:
-            answered = best
-        texts[question.identity] = best["text"] if answered else ""
+            is_answered = null_odds[question.identity] <= options.null_score_diff_threshold
+        texts[question.identity] = best["text"] if best and is_answered else ""
         nbest[question.identity] = _with_probabilities(entries or [_entry("", 0.0, 0.0)])
     return Predictions(texts, nbest, null_odds)
 

@@ -1,7 +1,8 @@
 """Anybody's predictions file scored by the official rules: `python -m cos598d score --task squad`."""
 
 import json
-import math
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ def score_file(data: Path, predictions: Path, null_odds: Path | None = None) -> 
     file cannot be read or has another form, or where the predictions are for other questions altogether.
     """
     squad = read_squad(data)
-    answers = _read(predictions, str, "an answer's text")
+    answers = _read(predictions, "an answer's text", lambda entry: isinstance(entry, str))
     known = {question.identity for question in squad.questions}
     missing = [identity for identity in known if identity not in answers]
     strange = [identity for identity in answers if identity not in known]
@@ -36,27 +37,30 @@ def score_file(data: Path, predictions: Path, null_odds: Path | None = None) -> 
         remarks.append(f"{len(strange):,} predictions are for other questions and are left aside: {_list(strange)}")
     if not squad.has_impossible:
         if null_odds:
-            raise UserError(f"{data} is of SQuAD 1.1, which knows no null odds: leave --null_odds out.")
+            raise UserError(f"{data} is of SQuAD 1.1, which has no null odds: leave --null_odds out.")
         return score_version_1(squad.questions, answers), remarks
     odds = None
     if null_odds:
-        odds = _read(null_odds, float, "a number")
+        odds = _read(null_odds, "a number", _is_number)
         if without := [identity for identity in known if identity not in odds]:
             raise UserError(f"{null_odds} has no number for {len(without):,} questions, {_list(without)}: complete it.")
     return score_version_2(squad.questions, answers, odds), remarks
 
 
-def _read(file: Path, kind: type, words: str) -> dict[str, Any]:
+def _read(file: Path, words: str, fits: Callable[[Any], bool]) -> dict[str, Any]:
+    """The file's entries by question id, each of which `fits` the form that `words` name."""
     value = read_json(file, f"a file that maps each question id to {words}")
     form = f'it should map each question id to {words}: {{"ID": ...}}'
     if not isinstance(value, dict):
         raise UserError(f"{file} holds a JSON {type(value).__name__}: {form}.")
     for identity, entry in value.items():
-        if kind is float and isinstance(entry, int) and not isinstance(entry, bool):
-            continue
-        if not isinstance(entry, kind) or (kind is float and not math.isfinite(entry)):
+        if not fits(entry):
             raise UserError(f"{file}: the entry of {identity!r} is {json.dumps(entry)[:60]}, but {form}.")
     return value
+
+
+def _is_number(entry: Any) -> bool:
+    return type(entry) in (int, float) and abs(entry) <= sys.float_info.max  # not NaN, nor more than a float holds
 
 
 def _name(squad: Squad, identities: list[str]) -> str:

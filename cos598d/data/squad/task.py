@@ -4,22 +4,21 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cos598d.data.squad.options import SquadOptions
 from cos598d.data.squad.read import Squad, parse_squad, read_squad
-from cos598d.data.task import Scores, Task, check_file, digest_file
+from cos598d.data.task import Scores, Task, check_file, digest_file, fetch_command
 from cos598d.errors import UserError
-from cos598d.fields import flag
 
 if TYPE_CHECKING:
+    from cos598d.data.text.encoder import TextEncoder
     from cos598d.data.text.features import Features
-    from cos598d.data.text.tokenization import TextEncoder
 
-GROUP = "SQuAD"  # where --help lists its flags
 _FOLDER = "SQUAD_DIR"
 _FLAGS = {"train": "train_file", "dev": "predict_file"}
 # What the second number of a remark counts, by the names of `windows.Finding`.
@@ -32,39 +31,6 @@ _CAUSES = {
 }
 
 Files = Mapping[str, Path] | None  # by part; None: the bundled sample
-
-
-@dataclass(frozen=True)
-class SquadOptions:
-    """The flags that only SQuAD has; names and defaults as in pytorch-transformers' example."""
-
-    train_file: str | None = flag(
-        None,
-        "file to train on, a path or a name in the data folder (default: train-v1.1.json there)",
-        group=GROUP,
-        metavar="FILE",
-        is_local=True,
-    )
-    predict_file: str | None = flag(
-        None,
-        "file to evaluate on (default: dev-v1.1.json in the data folder)",
-        group=GROUP,
-        metavar="FILE",
-        is_local=True,
-    )
-    version_2_with_negative: bool = flag(
-        False, "SQuAD 2.0: questions may have no answer; default files are those of v2.0", group=GROUP
-    )
-    null_score_diff_threshold: float = flag(
-        0.0, "say 'no answer' where its score beats the best answer's by more", group=GROUP
-    )
-    doc_stride: int = flag(128, "word pieces from one window over a long context to the next", group=GROUP, least=1)
-    max_query_length: int = flag(64, "word pieces of a question; longer ones are cut", group=GROUP, least=1)
-    max_answer_length: int = flag(30, "word pieces of the longest answer that is predicted", group=GROUP, least=1)
-    n_best_size: int = flag(20, "answers kept for each question in nbest_predictions.json", group=GROUP, least=1)
-    verbose_logging: bool = flag(
-        False, "name every question whose answer's tokens are not exact", group=GROUP, is_local=True
-    )
 
 
 class SquadTask(Task):
@@ -82,7 +48,8 @@ class SquadTask(Task):
         self.options = options
         self.version = "2.0" if options.version_2_with_negative else "1.1"
         self.main_metric = "f1"
-        self._loaded: dict[str, tuple[Squad | None, np.ndarray]] = {}  # by part
+        self._squads: dict[str, Squad] = {}  # by part
+        self._chosen: dict[str, np.ndarray] = {}
 
     def locate(self, data_dir: str | None, environ: Mapping[str, str] = os.environ) -> tuple[Files, str]:
         """--train_file and --predict_file, each a path or a name in the folder; the folder is `data_dir` or SQUAD_DIR.
@@ -92,7 +59,9 @@ class SquadTask(Task):
         """
         folder = data_dir or environ.get(_FOLDER)
         if folder and not Path(folder).is_dir():
-            raise UserError(f"{folder} ({'--data_dir' if data_dir else _FOLDER}) is no folder: {self._how_to_get()}.")
+            raise UserError(
+                f"{folder} ({'--data_dir' if data_dir else _FOLDER}) is not a folder: {self._how_to_get()}."
+            )
         files = {}
         for part, name in _FLAGS.items():
             given = getattr(self.options, name)
@@ -106,7 +75,9 @@ class SquadTask(Task):
         return files, ", ".join(str(file) for file in files.values())
 
     def check(self, location: Files, parts: Sequence[str] | None = None) -> None:
-        for part in (_FLAGS if parts is None else parts) if location is not None else ():
+        if location is None:
+            return
+        for part in _FLAGS if parts is None else parts:
             if part not in location:
                 raise UserError(
                     f"No file to {'train' if part == 'train' else 'evaluate'} on: {self._how_to_get(part)}."
@@ -155,15 +126,16 @@ class SquadTask(Task):
 
         key = (self.name, part, digest, str(limit), *map(str, asdict(options).values()))
         features = cached_features(f"{self.name}-{part}", key, build, encoder, overwrite_cache)
-        # Of what is trained on, only the counts are asked for again, unless every question is to be named.
-        kept = squad if part != "train" or self.options.verbose_logging else None
-        self._loaded[part] = (kept, chosen)
+        self._chosen[part] = chosen
+        # Training needs the counts alone, unless every question is to be named.
+        if part != "train" or self.options.verbose_logging:
+            self._squads[part] = squad
         return features
 
     def remarks(self, part: str, features: "Features") -> list[str]:
         from cos598d.data.squad.windows import Finding
 
-        squad, chosen = self._loaded[part]
+        chosen = self._chosen[part]
         findings = features.extra["finding"]
         counts = np.bincount(findings, minlength=len(Finding))
         lines = [f"{part}: {len(chosen):,} questions in {len(features):,} windows"]
@@ -175,7 +147,7 @@ class SquadTask(Task):
                 lines.append(f"{part}: {counts[Finding[name]]:,} answers {words.format(skipped=skipped)}")
         if self.options.verbose_logging:
             for number in np.flatnonzero(findings >= Finding.MOVED):
-                question = squad.questions[chosen[number]]
+                question = self._squads[part].questions[chosen[number]]
                 answer = repr(question.answers[0].text) if question.answers else "none"
                 words = Finding(findings[number]).name.lower().replace("_", " ")
                 lines.append(f"{part}: question {question.identity}: {words}, answer {answer}")
@@ -189,7 +161,7 @@ class SquadTask(Task):
         from cos598d.data.squad.metrics import score_version_1, score_version_2
         from cos598d.data.squad.predict import PredictOptions, predict
 
-        squad, chosen = self._loaded[part]
+        squad, chosen = self._squads[part], self._chosen[part]
         asked = [squad.questions[index] for index in chosen]
         options = self.options
         predicted = predict(
@@ -214,7 +186,7 @@ class SquadTask(Task):
         flags = f"--{_FLAGS[part]}" if part else " and ".join(f"--{flag}" for flag in _FLAGS.values())
         return (
             f"name it with {flags}, or a folder that holds {part or 'train'}-v{self.version}.json with --data_dir or "
-            f"{_FOLDER}, or fetch it with `python download_glue_data.py --data_dir D --tasks SQuAD{self.version}`"
+            f"{_FOLDER}, or fetch it with {fetch_command(f'SQuAD{self.version}')}"
         )
 
 

@@ -9,10 +9,11 @@ from itertools import groupby
 import numpy as np
 
 from cos598d.data.squad.metrics import normalize_answer
+from cos598d.data.squad.options import SquadOptions
 from cos598d.data.squad.read import Question, Squad
+from cos598d.data.text.encoder import Encoded, TextEncoder
 from cos598d.data.text.features import Features
 from cos598d.data.text.pieces import batches
-from cos598d.data.text.tokenization import Encoded, TextEncoder
 from cos598d.errors import UserError
 from cos598d.terminal.printable import printable
 
@@ -48,8 +49,8 @@ class WindowOptions:
     """How sequences are cut, all in word pieces: the sequence, the question, and from one window to the next."""
 
     max_seq_length: int = 384
-    max_query_length: int = 64
-    doc_stride: int = 128
+    max_query_length: int = SquadOptions.max_query_length
+    doc_stride: int = SquadOptions.doc_stride
 
 
 def build_windows(
@@ -134,7 +135,7 @@ class _Builder:
             )
         firsts, lengths, best_from, best_to = _spans(len(encoded.ids), room, self._options.doc_stride)
         finding, answer = _find_answer(question, context, encoded)
-        held = None
+        held = np.zeros(len(firsts), dtype=bool)
         if answer:
             held = (firsts <= answer[0]) & (answer[1] < firsts + lengths)
             if not held.any():

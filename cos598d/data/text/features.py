@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cos598d.data.text.encoder import TextEncoder
 from cos598d.data.text.layout import Layout
 from cos598d.data.text.pieces import batches
-from cos598d.data.text.tokenization import TextEncoder
 from cos598d.errors import UserError
 from cos598d.files import cache_folder, whole_file
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # imported where it is used: torch takes seconds
 
 FORMAT = 3  # counted up when what is stored changes its meaning, so that old files are no longer found
 _BLOCK = 1024  # examples tokenized at a time: enough for the Rust library to work in parallel, little memory
-_ARRAYS = {"tokens": np.dtype(np.int32), "offsets": np.dtype(np.int64), "splits": np.dtype(np.int32)}
+_ARRAYS = ("tokens", "offsets", "splits")
 
 Example = tuple[str, str | None, Mapping[str, int | float]]  # first text, second text or None, targets by name
 
@@ -68,7 +68,7 @@ class Features:
         """A digest of everything: equal digests, equal features."""
         return _checksum(_arrays(self))
 
-    def collate(self, indices: Sequence[int]) -> dict[str, "torch.Tensor"]:
+    def collate(self, indices: Sequence[int] | np.ndarray) -> dict[str, "torch.Tensor"]:
         """A batch of the examples at `indices`, in that order, padded to the longest of them.
 
         input_ids, attention_mask and, where the model type has segments, token_type_ids: int64 (batch, sequence);
@@ -101,7 +101,7 @@ def build_features(
     """
     layout, specials = encoder.layout, (encoder.cls_id, encoder.sep_id)
     tokens, splits, lengths = [], [], []  # of arrays, one a block
-    targets = {name: [] for name in target_types}
+    targets: dict[str, list[np.ndarray]] = {name: [] for name in target_types}
     for block in batches(examples, _BLOCK, lambda example: len(example[0]) + len(example[1] or "")):
         # No more than `max_seq_length` tokens of a text can stay, whatever the other is.
         firsts = encoder.encode_starts([first for first, _, _ in block], max_seq_length)
@@ -111,9 +111,9 @@ def build_features(
             layout.arrange(first, next(seconds) if second else None, *specials, max_seq_length)
             for first, (_, second, _) in zip(firsts, block, strict=True)
         ]
-        tokens.append(np.fromiter((token for sequence, _ in arranged for token in sequence), _ARRAYS["tokens"]))
-        splits.append(np.fromiter((split for _, split in arranged), _ARRAYS["splits"]))
-        lengths.append(np.fromiter((len(sequence) for sequence, _ in arranged), _ARRAYS["offsets"]))
+        tokens.append(np.fromiter((token for sequence, _ in arranged for token in sequence), np.int32))
+        splits.append(np.fromiter((split for _, split in arranged), np.int32))
+        lengths.append(np.fromiter((len(sequence) for sequence, _ in arranged), np.int64))
         for name, values in targets.items():
             values.append(np.array([target[name] for _, _, target in block], dtype=target_types[name]))
     offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(np.concatenate(lengths))])
@@ -200,7 +200,8 @@ def _read(file: Path, encoder: TextEncoder) -> Features | None:
         {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
         for prefix in ("target.", "extra.")
     )
-    return Features(*(arrays[name] for name in _ARRAYS), targets, encoder.layout, encoder.pad_id, extra)
+    tokens, offsets, splits = (arrays[name] for name in _ARRAYS)
+    return Features(tokens, offsets, splits, targets, encoder.layout, encoder.pad_id, extra)
 
 
 def _checksum(arrays: Mapping[str, np.ndarray]) -> str:

@@ -1,11 +1,12 @@
-"""A world's keeper: the process between the grader and the ranks, which starts them and outlives all they start.
+"""A world's supervisor: the process between the grader and the ranks, which starts them and outlives all they start.
 
-It runs no code of theirs. Whatever a rank starts is the keeper's to end, also in a session of its own, since orphans
-become its children (Linux); and it ends everything, and removes the world's folder, when the grader is gone.
+It runs no code of theirs. It ends whatever a rank has started, also in a session of its own, since orphans become its
+children (Linux); and it ends everything, and removes the world's folder, when the grader is gone.
 """
 
 import contextlib
 import ctypes
+import io
 import json
 import multiprocessing
 import os
@@ -33,14 +34,14 @@ MOST_FILE_BYTES = 256 << 20
 SET_PARENT_DEATH_SIGNAL, SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 
 
-def keep(
-    name: str, world_size: int, seconds: float, be_rank: Callable[[int], None], line: Connection, grader_folder: str
+def supervise(
+    name: str, world_size: int, seconds: float, run_rank: Callable[[int], None], line: Connection, grader_folder: str
 ) -> None:
-    """Let `be_rank(rank)` run in a process for each rank until all have ended, or none of those left will by itself.
+    """Run `run_rank(rank)` in a process for each rank until all have ended, or those left will not end by themselves.
 
-    Then tell the grader by `line` how: the exit code of each that ended, and the end of each one's output. `name` is
-    the world's folder. A line that closes before means that the grader has given up, or is gone and cannot remove its
-    folder for temporary files, `grader_folder`.
+    Then send the grader, through `line`, the exit code of each that ended and the end of each one's output. `name` is
+    the world's folder. If `line` closes before, the grader has given up, or is gone and cannot remove its folder for
+    temporary files, `grader_folder`.
     """
     os.setpgrp()
     _prctl(SET_CHILD_SUBREAPER, 1)
@@ -52,7 +53,7 @@ def keep(
         if pid == 0:
             os.close(reads)
             line.close()
-            _run(be_rank, rank, writes)
+            _start(run_rank, rank, writes)
         os.close(writes)
         os.set_blocking(reads, False)
         ranks[pid], outputs[reads] = rank, rank
@@ -82,7 +83,7 @@ def _watch(
     seconds: float,
     line: Connection,
 ) -> bool:
-    """Wait for the ranks' end; whether the grader still waits for it too."""
+    """Wait for the ranks to end; returns whether the grader is still waiting too."""
     grader = multiprocessing.parent_process()
     ends = [line.fileno(), *([grader.sentinel] if grader else [])]
     deadline = time.monotonic() + seconds
@@ -103,14 +104,14 @@ def _watch(
     return True
 
 
-def _run(be_rank: Callable[[int], None], rank: int, output: int) -> None:
-    """On the rank: be it, and leave."""
+def _start(run_rank: Callable[[int], None], rank: int, output: int) -> None:
+    """In the rank's own process: run it, and leave."""
     status = 1
     try:
         os.setpgrp()
-        keeper = os.getppid()
+        supervisor = os.getppid()
         _prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
-        if os.getppid() != keeper:  # gone before it could be asked
+        if os.getppid() != supervisor:  # gone before it could be asked
             os._exit(1)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
         resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_FILE_BYTES, MOST_FILE_BYTES))
@@ -119,9 +120,10 @@ def _run(be_rank: Callable[[int], None], rank: int, output: int) -> None:
         multiprocessing.set_start_method("fork", force=True)
         for descriptor, stream in ((1, sys.stdout), (2, sys.stderr)):
             os.dup2(output, descriptor)
-            stream.reconfigure(line_buffering=True)
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(line_buffering=True)
         os.close(output)
-        be_rank(rank)
+        run_rank(rank)
         status = 0
     except BaseException:
         traceback.print_exc()
@@ -139,7 +141,7 @@ def _size(path: Path) -> int:
 
 
 def _drain(output: int, outputs: dict[int, int], said: dict[int, bytes]) -> None:
-    """Read what is there, and keep the end of it."""
+    """Read what is there, and keep its end."""
     with contextlib.suppress(BlockingIOError):
         data = os.read(output, 1 << 16)
         if data:
@@ -150,7 +152,7 @@ def _drain(output: int, outputs: dict[int, int], said: dict[int, bytes]) -> None
 
 
 def _reap(ranks: dict[int, int], exit_codes: dict[int, int]) -> None:
-    """Take note of children that have ended: ranks, and orphans that ranks have left."""
+    """Collect children that have ended: ranks, and orphans that ranks have left."""
     with contextlib.suppress(ChildProcessError):
         while True:
             pid, status = os.waitpid(-1, os.WNOHANG)

@@ -1,4 +1,4 @@
-"""On a rank under trial: every call is noted before it is made, and calls that go round `comm` are noticed."""
+"""On a rank under trial: a trace of every call before it is made, and of calls that go round `comm`."""
 
 import json
 import os
@@ -24,8 +24,8 @@ DIRECT = (
 )
 
 
-class Watched(Communicator):
-    """A communicator that does the same, and writes each call into a file before it makes it.
+class TracedCommunicator(Communicator):
+    """A communicator that does the same, and writes each call into a file before making it.
 
     So the grader can say which calls met, also where ranks wait for each other for ever or are ended by the library.
     """
@@ -82,7 +82,7 @@ class Watched(Communicator):
             os.write(self._notes, json.dumps(call).encode() + b"\n")
 
 
-def watch_torch(notice: Callable[[str], None]) -> None:
+def trace_direct_calls(notice: Callable[[str], None]) -> None:
     """Call `notice` with "all_reduce in line 7" whenever a file that is not ours or torch's calls torch.distributed."""
 
     def watched(name: str, original: Callable) -> Callable:

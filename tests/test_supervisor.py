@@ -1,4 +1,4 @@
-"""A check's ranks and all that they start are kept: their output and files are bounded, and nothing outlives it."""
+"""A check's ranks are supervised, with all that they start: output and files are bounded, and nothing outlives it."""
 
 import os
 import resource
@@ -10,8 +10,8 @@ import psutil
 import pytest
 from programs import ROOT
 
-from cos598d.check.keeper import MOST_FILE_BYTES, OUTPUT_BYTES
 from cos598d.check.spawn import DIED, LATE, RETURNED, run_world
+from cos598d.check.supervisor import MOST_FILE_BYTES, OUTPUT_BYTES
 
 AVERAGES = """
 import os, subprocess, sys, tempfile, time

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from cos598d.check.trial import TOLERANCE, Comparison
+from cos598d.check.comparison import TOLERANCE, Comparison
 
 MOST_NAMES = 4
 A_RUN = 8  # so many elements in a row are not right by chance

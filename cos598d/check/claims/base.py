@@ -9,23 +9,22 @@ from typing import Any
 import torch
 from torch import nn
 
+from cos598d.check.comparison import Comparison, Gradients, Local, difference
 from cos598d.check.evidence import BadEvidence, Evidence, Tensors
 from cos598d.check.toy import SMALL, Shape, ToyModel, local_batch, toy_model
-from cos598d.comm.communicator import Communicator
+from cos598d.check.trace import TracedCommunicator
 from cos598d.comm.ledger import Ledger
 from cos598d.sync.base import DEFAULTS, GradientSync, SyncOptions
 
 MakeSync = Callable[..., GradientSync]  # of a communicator and, if need be, find_unused_parameters and options
 
-# Rounding differs with the order of summation; a mistake of substance is orders of magnitude larger. Relative to the
-# tensor's largest gradient on any rank.
-TOLERANCE = 3e-6
 # How buckets may be cut: as they come, one for almost every tensor, one for all.
 BUCKETS = {
     "": DEFAULTS,
     "tiny buckets": SyncOptions(bucket_mb=64 / 2**20, first_bucket_mb=32 / 2**20),
     "one bucket": SyncOptions(bucket_mb=1e6, first_bucket_mb=1e6),
 }
+FEW_STEPS = 2
 
 
 class NotAsAgreed(Exception):
@@ -36,9 +35,10 @@ class Claim:
     """What a sync must keep. `observe(OnRank)` drives it on a rank and hands in what came of it; `judge(World)`
     runs where no student's code does, and finds what is wrong."""
 
+    judge: Callable[["World"], None]
+
     def __init__(self, observe: Callable[["OnRank"], None]):
         self.name, self.says, self.observe = observe.__name__, observe.__doc__ or "", observe
-        self.judge: Callable[[World], None] = lambda world: None
 
     def judgement(self, judge: Callable[["World"], None]) -> None:
         """Decorates the other side."""
@@ -48,7 +48,7 @@ class Claim:
 class OnRank:
     """One rank's side of one claim."""
 
-    def __init__(self, claim: str, make_sync: MakeSync, comm: Communicator, evidence: Evidence, folder: Path):
+    def __init__(self, claim: str, make_sync: MakeSync, comm: TracedCommunicator, evidence: Evidence, folder: Path):
         self.comm, self.rank, self.world_size, self.folder = comm, comm.rank, comm.world_size, folder
         self._claim, self._make_sync, self._evidence = claim, make_sync, evidence
         self._labels = list(BUCKETS) if "bucket_mb" in getattr(make_sync, "uses", ()) else [""]
@@ -75,7 +75,7 @@ class OnRank:
 
     def buckets(self) -> Iterator[tuple[str, SyncOptions]]:
         """Each way of cutting buckets that means anything to the sync, with its label."""
-        self.say("buckets", self._labels)
+        self.report("buckets", self._labels)
         for label in self._labels:
             yield label, BUCKETS[label]
 
@@ -92,53 +92,9 @@ class OnRank:
         """Let the grader have every parameter's .grad."""
         self.hand_in(moment, {name: p.grad for name, p in model.named_parameters()})
 
-    def say(self, name: str, value: Any) -> None:
-        """Let the grader know a fact (JSON)."""
-        self._evidence.say(self._claim, name, value)
-
-
-Gradients = dict[str, torch.Tensor | None]
-
-
-@dataclass(frozen=True)
-class Local:
-    """What the ranks' own gradients are in a step: `parts[k][r]` those of rank r in its k-th micro-batch."""
-
-    parts: Sequence[Sequence[Gradients]]
-
-    @functools.cached_property
-    def ranks(self) -> list[Gradients]:
-        """Each rank's, summed over its micro-batches."""
-        return [functools.reduce(_add, of_rank) for of_rank in zip(*self.parts, strict=True)]
-
-    @functools.cached_property
-    def mean(self) -> Gradients:
-        """The mean over ranks; those without a gradient count as zero, and where no rank has one it is None."""
-        return mean(self.ranks)
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """The gradients that were found at a moment beside those that are right. `run` and `step` tell moments apart."""
-
-    run: str
-    step: int
-    local: Local
-    found: Sequence[Gradients]
-    right: Gradients
-
-    @functools.cached_property
-    def wrong(self) -> list[list[str]]:
-        """For each rank the names of the tensors that are not right, in the model's order."""
-        scales = {name: self.scale(name) for name in self.right}
-        return [
-            [name for name, right in self.right.items() if not agrees(found[name], right, scales[name])]
-            for found in self.found
-        ]
-
-    def scale(self, name: str) -> float:
-        """The largest element of any rank's own gradient."""
-        return max((g[name].abs().max().item() for g in self.local.ranks if g[name] is not None), default=0.0)
+    def report(self, name: str, value: Any) -> None:
+        """Let the grader know a value (JSON)."""
+        self._evidence.report(self._claim, name, value)
 
 
 @dataclass(frozen=True)
@@ -179,39 +135,31 @@ class World:
             ]
         )
 
-    def facts(self, name: str, kinds: type | tuple[type, ...]) -> list[Any]:
-        """What each rank said of this."""
-        return [self._of(each, lambda e: e.fact(self.claim, name, kinds)) for each in self.evidence]
+    def reported(self, name: str, kind: type) -> list[Any]:
+        """What each rank reported under this name, of that type."""
+        return [each.reported(self.claim, name, kind) for each in self.evidence]
 
     def handed_in(self, moment: str, like: Mapping[str, torch.Tensor]) -> list[dict[str, torch.Tensor | None]]:
         """What each rank handed in at this moment, of the shapes and dtypes of `like`."""
-        return [self._of(each, lambda e: e.get(self.claim, moment, like)) for each in self.evidence]
+        return [each.get(self.claim, moment, like) for each in self.evidence]
 
     def labels(self) -> list[str]:
         """The ways of cutting buckets that were tried."""
-        for rank, labels in enumerate(self.facts("buckets", list)):
+        by_rank = self.reported("buckets", list)
+        for rank, labels in enumerate(by_rank):
             if labels not in ([""], list(BUCKETS)):
-                raise BadEvidence(f"rank {rank} did not say buckets")
-        return self.facts("buckets", list)[0]
+                raise BadEvidence(f"rank {rank} did not report buckets")
+        return by_rank[0]
 
-    def gradients_are(
-        self,
-        moment: str,
-        local: Local,
-        right: Gradients | None = None,
-        run: str = "",
-        step: int = 0,
-        shape: Shape = SMALL,
-    ) -> None:
-        """Compare every element of every gradient, on all ranks, with the mean over ranks, or what else is `right`."""
-        found = self.handed_in(moment, dict(self.model(shape).named_parameters()))
-        right = local.mean if right is None else right
+    def gradients_are(self, moment: str, local: Local, run: str = "", step: int = 0, shape: Shape = SMALL) -> None:
+        """Compare every element of every gradient, on all ranks, with the mean over ranks."""
+        found, right = self.handed_in(moment, dict(self.model(shape).named_parameters())), local.mean
         comparison = Comparison(run, step, local, found, right)
         self.comparisons.append(comparison)
         for rank, names in enumerate(comparison.wrong):
             if names:
                 worst = max(names, key=lambda name: difference(found[rank][name], right[name]))
-                self.find(rank, _say(worst, found[rank][worst], right[worst], moment))
+                self.find(rank, _wrong_gradient(worst, found[rank][worst], right[worst], moment))
 
     def equals(self, moment: str, right: Mapping[str, torch.Tensor], sentence: str, cause: str = "") -> None:
         """Find where tensors are not, bit for bit, the `right` ones; {name} in `sentence` is the first that is not."""
@@ -229,12 +177,6 @@ class World:
         """Put down that something is wrong on `rank`."""
         self.findings.append(Finding(rank, message, cause))
 
-    def _of(self, evidence: Evidence, ask: Callable[[Evidence], Any]) -> Any:
-        try:
-            return ask(evidence)
-        except BadEvidence as error:
-            raise BadEvidence(f"rank {evidence.rank} {error}") from None
-
 
 @functools.lru_cache(maxsize=512)
 def _own_gradients(nonce: int, rank: int, step: int, with_first_label: bool, shape: Shape) -> Gradients:
@@ -243,28 +185,7 @@ def _own_gradients(nonce: int, rank: int, step: int, with_first_label: bool, sha
     return {name: p.grad for name, p in model.named_parameters()}
 
 
-def mean(gradients: Sequence[Gradients]) -> Gradients:
-    """The mean over ranks, None where no rank has a gradient."""
-    total = functools.reduce(_add, gradients)
-    return {name: None if tensor is None else tensor / len(gradients) for name, tensor in total.items()}
-
-
-def agrees(found: torch.Tensor | None, right: torch.Tensor | None, scale: float) -> bool:
-    """Whether they are equal up to rounding at that scale. NaN agrees with nothing."""
-    if found is None or right is None:
-        return found is right
-    return bool((found - right).abs().max() <= TOLERANCE * scale)
-
-
-def difference(found: torch.Tensor | None, right: torch.Tensor | None) -> float:
-    """The largest; infinite where one is missing or not finite."""
-    if found is None or right is None:
-        return 0.0 if found is right else float("inf")
-    worst = (found - right).abs().max().item()
-    return worst if worst == worst else float("inf")  # noqa: PLR0124 - NaN
-
-
-def _say(name: str, found: torch.Tensor | None, right: torch.Tensor | None, moment: str) -> str:
+def _wrong_gradient(name: str, found: torch.Tensor | None, right: torch.Tensor | None, moment: str) -> str:
     if found is None or right is None:
         has, should = (f"{'no' if gradient is None else 'a'} gradient" for gradient in (found, right))
         return f"{name} has {has} and should have {should} ({moment})"
@@ -275,8 +196,11 @@ def _same(found: torch.Tensor | None, right: torch.Tensor) -> bool:
     return found is not None and torch.equal(found, right)
 
 
-def _add(one: Gradients, other: Gradients) -> Gradients:
-    def both(a: torch.Tensor | None, b: torch.Tensor | None) -> torch.Tensor | None:
-        return b if a is None else a if b is None else a + b
+def moment_of(run: str, step: int) -> str:
+    """What a step of a run is called."""
+    return ", ".join(part for part in (run, f"step {step}") if part)
 
-    return {name: both(tensor, other[name]) for name, tensor in one.items()}
+
+def first_few(names: list) -> str:
+    """The first three in words, and how many more there are."""
+    return ", ".join(map(str, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

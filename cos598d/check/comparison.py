@@ -1,0 +1,78 @@
+"""Gradients that ranks handed in beside those that are right, tensor by tensor, up to rounding."""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+# Rounding differs with the order of summation; a mistake of substance is orders of magnitude larger. Relative to the
+# tensor's largest gradient on any rank.
+TOLERANCE = 3e-6
+
+Gradients = dict[str, torch.Tensor | None]
+
+
+@dataclass(frozen=True)
+class Local:
+    """What the ranks' own gradients are in a step: `parts[k][r]` those of rank r in its k-th micro-batch."""
+
+    parts: Sequence[Sequence[Gradients]]
+
+    @functools.cached_property
+    def ranks(self) -> list[Gradients]:
+        """Each rank's, summed over its micro-batches."""
+        return [functools.reduce(_add, of_rank) for of_rank in zip(*self.parts, strict=True)]
+
+    @functools.cached_property
+    def mean(self) -> Gradients:
+        """The mean over ranks; those without a gradient count as zero, and where no rank has one it is None."""
+        total = functools.reduce(_add, self.ranks)
+        return {name: None if tensor is None else tensor / len(self.ranks) for name, tensor in total.items()}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The gradients that were found at a moment beside those that are right. `run` and `step` tell moments apart."""
+
+    run: str
+    step: int
+    local: Local
+    found: Sequence[Gradients]
+    right: Gradients
+
+    @functools.cached_property
+    def wrong(self) -> list[list[str]]:
+        """For each rank the names of the tensors that are not right, in the model's order."""
+        scales = {name: self.scale(name) for name in self.right}
+        return [
+            [name for name, right in self.right.items() if not agrees(found[name], right, scales[name])]
+            for found in self.found
+        ]
+
+    def scale(self, name: str) -> float:
+        """The largest element of any rank's own gradient."""
+        own = (gradients[name] for gradients in self.local.ranks)
+        return max((gradient.abs().max().item() for gradient in own if gradient is not None), default=0.0)
+
+
+def agrees(found: torch.Tensor | None, right: torch.Tensor | None, scale: float) -> bool:
+    """Whether they are equal up to rounding at that scale. NaN agrees with nothing."""
+    if found is None or right is None:
+        return found is right
+    return bool((found - right).abs().max() <= TOLERANCE * scale)
+
+
+def difference(found: torch.Tensor | None, right: torch.Tensor | None) -> float:
+    """The largest difference of an element; infinite where one of the two is missing or not finite."""
+    if found is None or right is None:
+        return 0.0 if found is right else float("inf")
+    worst = (found - right).abs().max().item()
+    return worst if worst == worst else float("inf")  # noqa: PLR0124 - NaN
+
+
+def _add(one: Gradients, other: Gradients) -> Gradients:
+    def both(a: torch.Tensor | None, b: torch.Tensor | None) -> torch.Tensor | None:
+        return b if a is None else a if b is None else a + b
+
+    return {name: both(tensor, other[name]) for name, tensor in one.items()}
