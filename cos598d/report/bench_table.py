@@ -120,7 +120,7 @@ def capacity_rows(record: dict[str, Any]) -> list[list[str]]:
 def best_capacity(record: dict[str, Any]) -> str:
     """The capacities with the least exposed communication, in words."""
     found, measured = record["bucket_mb"], _exposed_by_capacity(record)
-    best = min(measured, key=measured.get)
+    best = min(measured, key=lambda capacity: measured[capacity])
     return (
         f"backward takes {_seconds(found['backward_seconds'])} s; least exposed: {found['best_predicted_mb']:g} MiB "
         f"predicted from overhead and bandwidth, {best:g} MiB measured"
@@ -138,16 +138,21 @@ def remarks(record: dict[str, Any]) -> list[str]:
     """What to be wary of: bytes that nobody counted, and candidates whose gradients are not DDP's average, so that
     their seconds are not those of the same work."""
     assumed = [f"bytes are assumed: {ASSUMED_BYTES}"] if record.get("bytes_are_assumed") else []
+    odd = other_averages(record)
+    return assumed + ([f"not ddp's average of the same batch, so not the same work: {', '.join(odd)}"] if odd else [])
+
+
+def other_averages(record: dict[str, Any]) -> list[str] | None:
+    """The labels of the candidates whose averaged gradient is not DDP's, by its norm; None where DDP has none."""
     norms = record.get("gradient_norm", {})
     expected = norms.get(DDP, [None])[0]
     if expected is None:
-        return assumed
-    odd = [
+        return None
+    return [
         label
         for label, by_rank in norms.items()
         if label != FLOOR and any(norm is None or abs(norm - expected) > NORM_TOLERANCE * expected for norm in by_rank)
     ]
-    return assumed + ([f"not ddp's average of the same batch, so not the same work: {', '.join(odd)}"] if odd else [])
 
 
 def _seconds(value: float | None) -> str:

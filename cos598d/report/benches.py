@@ -15,10 +15,10 @@ from cos598d.report.bench_table import (
     capacity_rows,
     message_fit,
     message_rows,
+    other_averages,
     remarks,
     seconds_of,
 )
-from cos598d.report.load import is_number
 from cos598d.report.settings import in_series
 from cos598d.terminal.printable import printable
 
@@ -35,6 +35,8 @@ class Candidate:
     exposed: float | None
     ratio: float | None
     interval: tuple[float, float] | None
+    bytes_sent: float  # by the rank that sends most
+    is_same_work: bool  # its gradient is DDP's average, as far as the record can tell
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class Bench:
     candidates: tuple[Candidate, ...]
     tables: tuple[tuple[str, list[list[str]]], ...]
     remarks: tuple[str, ...]
+    has_norms: bool  # of the averaged gradients, so that they could be compared with DDP's
 
     def candidate(self, label: str) -> Candidate | None:
         """The candidate of this label, if it was measured."""
@@ -67,10 +70,7 @@ def _bench(name: str, found: dict[str, Any]) -> Bench:
     setting = found["setting"] | {"seconds_of": seconds_of(found)}
     places = {"setting": setting, "network": environment.get("network") or {}, "environment": environment}
     facts = collect(OF_BENCHES, places)
-    if not all(value is None or isinstance(value, str) or is_number(float(value)) for value in facts.values()):
-        raise ValueError("a fact of its setting is no number")
     candidates = found["candidates"]
-    labels = {candidate["label"] for candidate in candidates}
     tables = []
     if "message_size" in found:
         tables.append((f"Messages: {message_fit(found['message_size'])}.", message_rows(found["message_size"])))
@@ -85,24 +85,20 @@ def _bench(name: str, found: dict[str, Any]) -> Bench:
         name,
         facts,
         environment,
-        tuple(_candidate(candidate["label"], labels, found["summary"]) for candidate in candidates),
+        tuple(_candidate(candidate["label"], found) for candidate in candidates),
         tuple(tables),
         tuple(remarks(found)),
+        other_averages(found) is not None,
     )
 
 
-def _candidate(label: str, labels: set[str], summaries: dict[str, Any]) -> Candidate:
-    summary = summaries[label]
+def _candidate(label: str, found: dict[str, Any]) -> Candidate:
+    summary, labels = found["summary"][label], {candidate["label"] for candidate in found["candidates"]}
     for figure, reference in (("seconds_exposed", FLOOR), ("ratio_to_ddp", DDP)):
         if (summary[figure] is None) == (reference in labels):
             raise ValueError(f"{label} has no {figure}, or {reference} was not measured")
     ratio = summary["ratio_to_ddp"] or {"median": None, "interval_95": None}
     interval = ratio["interval_95"]
-    numbers = [summary["seconds_median"], *summary["seconds_quartiles"], *(interval or [])]
-    numbers += [value for value in (summary["seconds_exposed"], ratio["median"]) if value is not None]
-    least = min(summary["seconds_median"], 1.0 if ratio["median"] is None else ratio["median"])
-    if not all(map(is_number, numbers)) or least <= 0:
-        raise ValueError(f"{label} has figures that no measurement can have")
     low, high = summary["seconds_quartiles"]
     return Candidate(
         printable(label),
@@ -111,6 +107,8 @@ def _candidate(label: str, labels: set[str], summaries: dict[str, Any]) -> Candi
         summary["seconds_exposed"],
         None if label == DDP else ratio["median"],
         None if label == DDP or interval is None else (interval[0], interval[1]),
+        max(found["traffic"][label]["bytes_sent"]),
+        label not in (other_averages(found) or ()),
     )
 
 

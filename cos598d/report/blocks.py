@@ -1,7 +1,7 @@
 """What a page is made of, whatever it is rendered to."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -21,12 +21,25 @@ class Figure:
     caption: list[str]
 
 
+Block = Table | Figure | str
+
+
 @dataclass(frozen=True)
 class Section:
     """A heading and what stands under it: tables, figures and sentences."""
 
     title: str
-    blocks: list[Table | Figure | str] = field(default_factory=list)
+    blocks: Sequence[Block] = ()
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the records come to: some sentences and a picture. `cautions` tell, before any of it is read, what is not
+    the same work, and what was not counted."""
+
+    cautions: list[str]
+    sentences: list[str]
+    figure: Figure | None
 
 
 @dataclass(frozen=True)
@@ -35,6 +48,7 @@ class Page:
 
     title: str
     lead: str
+    answer: Answer
     sections: list[Section]
 
 

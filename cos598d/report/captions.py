@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from cos598d.records.conventions import DDP, PHASES
 from cos598d.report.figures.learning import points_per_block
 from cos598d.report.load import Run, is_number
-from cos598d.report.numbers import listed, number_of, percent, plain, seconds
+from cos598d.report.numbers import listed, more_or_less, number_of, percent, plain, seconds
 from cos598d.report.references import exposed_seconds, floor_of, is_floor, same_setting
 from cos598d.report.settings import comparable
+from cos598d.report.spread import are_apart, why_not_apart, with_interval
 from cos598d.report.timeline import Timeline
 from cos598d.report.traffic import Traffic
 
@@ -43,22 +44,29 @@ def loss_caption(runs: Sequence[Run]) -> list[str]:
 
 
 def _apart_by(runs: Sequence[Run]) -> list[str]:
-    """How far the losses of runs of one setting are apart; replicas that never agree are left out."""
+    """How far the losses of runs of one setting are apart."""
+    return [
+        f"In the same iteration, the losses of {listed([run.name for run in group])} are {losses_apart(group)}."
+        for group in of_one_setting(runs)
+        if len(group) > 1
+    ]
+
+
+def of_one_setting(runs: Sequence[Run]) -> list[list[Run]]:
+    """Runs whose losses can be compared; replicas that never agree are left out."""
     groups: list[list[Run]] = []
     for run in runs:
         if is_floor(run.summary):
             continue
         group = next((group for group in groups if same_setting(group[0].summary, run.summary)), None)
         groups.append([run]) if group is None else group.append(run)
-    sentences = []
-    for group in groups:
-        if len(group) > 1:
-            apart = max(max(found) - min(found) for found in zip(*(run.summary["losses"] for run in group)))
-            sentences.append(
-                f"In the same iteration, the losses of {listed([run.name for run in group])} are "
-                f"{f'at most {apart:.1e} apart' if apart else 'the same to the last digit'}."
-            )
-    return sentences
+    return groups
+
+
+def losses_apart(group: Sequence[Run]) -> str:
+    """How far the losses of these runs are apart in one iteration at the most."""
+    apart = max(max(found) - min(found) for found in zip(*(run.summary["losses"] for run in group)))
+    return f"at most {apart:.1e} apart" if apart else "the same to the last digit"
 
 
 def seconds_caption(runs: Sequence[Run]) -> list[str]:
@@ -69,12 +77,10 @@ def seconds_caption(runs: Sequence[Run]) -> list[str]:
         ranked = sorted((run for run in group if run not in floors), key=lambda run: run.seconds["mean"])
         if ranked:
             first, *others = ranked
-            sentences.append(f"{first.name} takes {_with_interval(first)} an iteration{_exposed(first, runs)}.")
+            sentences.append(f"{first.name} takes {with_interval(first)} an iteration{_exposed(first, runs)}.")
             sentences += [_slower(run, first, runs) for run in others]
         for run in floors:
-            sentences.append(
-                f"{run.name}, which never agrees on its gradients, takes {_with_interval(run)}: the floor."
-            )
+            sentences.append(f"{run.name}, which never agrees on its gradients, takes {with_interval(run)}: the floor.")
     return sentences
 
 
@@ -82,18 +88,24 @@ def phases_caption(runs: Sequence[Run]) -> list[str]:
     """The largest phase of each run, and what its sync phase takes."""
     found = {}
     for run in runs:
-        phases = {phase: run.summary["phases"][f"seconds_{phase}"] or 0.0 for phase in PHASES}
-        total = sum(phases.values())
-        if not run.seconds["mean"] or not total:
+        shares = phase_shares(run)
+        if not run.seconds["mean"] or not shares:
             continue
-        largest = max(phases, key=phases.get)
-        found[run.name] = f"{largest} is the largest part, {percent(phases[largest] / total)}"
+        largest = next(iter(shares))
+        found[run.name] = f"{largest} is the largest part, {percent(shares[largest])}"
         if largest != "sync":
-            found[run.name] += f"; sync is {percent(phases['sync'] / total)}"
+            found[run.name] += f"; sync is {percent(shares['sync'])}"
     sentences = _joined(found)
     if any(run.summary["sync"] == DDP and run.summary["world_size"] > 1 for run in runs):
         sentences.append("torch's DDP waits for its buckets inside backward, so its waiting is in that phase.")
     return sentences
+
+
+def phase_shares(run: Run) -> dict[str, float]:
+    """The share of each phase in all of them, the largest first; empty where none took any time."""
+    phases = {phase: run.summary["phases"][f"seconds_{phase}"] or 0.0 for phase in PHASES}
+    total = sum(phases.values())
+    return {phase: phases[phase] / total for phase in sorted(PHASES, key=lambda one: -phases[one])} if total else {}
 
 
 def timeline_caption(timeline: Timeline) -> list[str]:
@@ -129,7 +141,7 @@ def traffic_caption(traffic: Sequence[Traffic]) -> list[str]:
         pairs = [pair for one in found for pair in one.pairs]
         ratios = [counted / predicted - 1 for predicted, counted in pairs if predicted > 0]
         if ratios:
-            low, high = _more_or_less(min(ratios)), _more_or_less(max(ratios))
+            low, high = more_or_less(min(ratios)), more_or_less(max(ratios))
             off = low if low == high else f"between {low} and {high}"
             sentences.append(f"{run}: counted is {off} than predicted.")
         else:
@@ -149,7 +161,7 @@ def scaling_caption(series: Sequence[tuple[Run, list[Run]]]) -> list[str]:
         words = f"{run.name}: {plain(ratio)} times the speed of {base.name} on {number_of(ranks, 'rank')}"
         words += f", {percent(ratio / ranks)} of {ranks} times"
         words += ", which more ranks alone do not explain" if ratio > ranks else ""
-        words += "" if _apart(base, run) else f"; {_why_not_apart(base, run)}"
+        words += "" if are_apart(base, run) else f"; {why_not_apart(base, run)}"
         sentences.append(f"{words}.")
     threads = {str(run.environment.get("threads_per_rank")) for base, runs in series for run in (base, *runs)}
     hosts = [run.environment.get("ranks_on_host") for _, runs in series for run in runs]
@@ -169,7 +181,7 @@ def sweep_caption(word: str, series: Sequence[list[Run]]) -> list[str]:
         words = f"{first.summary['sync']}: from {_setting(first, word)} to {_setting(last, word)}, "
         words += f"{seconds(first.seconds['mean'])} an iteration become {seconds(last.seconds['mean'])}"
         words += f", {plain(ratio)} times as much"
-        words += "" if _apart(first, last) else f"; {_why_not_apart(first, last)}"
+        words += "" if are_apart(first, last) else f"; {why_not_apart(first, last)}"
         sentences.append(f"{words}.")
     return sentences
 
@@ -178,10 +190,6 @@ def _setting(run: Run, word: str) -> str:
     if word == "examples a step":
         return f"{run.summary['total_train_batch_size']} examples a step"
     return f"{word} {(run.summary['network'] or {}).get(word)}"
-
-
-def _more_or_less(share: float) -> str:
-    return f"{100 * abs(share):.1f} % {'less' if share < 0 else 'more'}"
 
 
 def _joined(words_by_run: dict[str, str]) -> list[str]:
@@ -194,28 +202,8 @@ def _joined(words_by_run: dict[str, str]) -> list[str]:
 
 def _slower(run: Run, fastest: Run, runs: Sequence[Run]) -> str:
     ratio = run.seconds["mean"] / fastest.seconds["mean"]
-    words = f"{run.name} takes {plain(ratio)} times as long ({_with_interval(run)}){_exposed(run, runs)}"
-    return f"{words}." if _apart(run, fastest) else f"{words}; {_why_not_apart(run, fastest)}."
-
-
-def _with_interval(run: Run) -> str:
-    interval = run.seconds["interval_95"]
-    mean = seconds(run.seconds["mean"])
-    return (
-        f"{mean}, 95 % {plain(interval[0])} to {plain(interval[1])}" if interval else f"{mean}, one iteration counted"
-    )
-
-
-def _apart(one: Run, other: Run) -> bool:
-    """Whether the 95 % intervals of the two means leave a gap; unknown counts as no."""
-    first, second = one.seconds["interval_95"], other.seconds["interval_95"]
-    return bool(first and second) and (first[1] < second[0] or second[1] < first[0])
-
-
-def _why_not_apart(one: Run, other: Run) -> str:
-    if one.seconds["interval_95"] and other.seconds["interval_95"]:
-        return "the 95 % intervals overlap, so these iterations do not tell the two apart"
-    return "too few iterations for an interval, so this may be chance"
+    words = f"{run.name} takes {plain(ratio)} times as long ({with_interval(run)}){_exposed(run, runs)}"
+    return f"{words}." if are_apart(run, fastest) else f"{words}; {why_not_apart(run, fastest)}."
 
 
 def _exposed(run: Run, runs: Sequence[Run]) -> str:
@@ -225,6 +213,6 @@ def _exposed(run: Run, runs: Sequence[Run]) -> str:
     if exposed is None:
         return ""
     base = next(other for other in runs if other.summary is floor)
-    if not _apart(run, base):
+    if not are_apart(run, base):
         return f"; by the medians {seconds(exposed)} of it is exposed communication, which is within the spread"
     return f"; {seconds(exposed)} of it is exposed communication"

@@ -1,5 +1,6 @@
 """Numbers as a page writes them."""
 
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -28,6 +29,11 @@ def megabytes(value: float) -> str:
     return f"{value / 1e6:,.3f}"
 
 
+def more_or_less(share: float) -> str:
+    """A difference as "3.0 % more", "0.5 % less"."""
+    return f"{100 * abs(share):.1f} % {'less' if share < 0 else 'more'}"
+
+
 def number_of(count: int, word: str) -> str:
     """ "1 run", "2 runs"."""
     return f"{count:,} {word}{'' if count == 1 else 'es' if word.endswith('ch') else 's'}"
@@ -43,6 +49,11 @@ def words_of(value: Any) -> str:
 def listed(words: list[str]) -> str:
     """ "a", "a and b", "a, b and c"."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def names_of(names: Sequence[str], word: str, most: int = 4) -> str:
+    """The names, or how many there are where there are more than `most`."""
+    return listed(list(names)) if len(names) <= most else number_of(len(names), word)
 
 
 def _three_digits(value: float) -> str:

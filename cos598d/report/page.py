@@ -6,6 +6,7 @@ from typing import Any
 
 from cos598d.records.conventions import PHASES
 from cos598d.report import captions, settings, side_by_side
+from cos598d.report.answer import answer_of
 from cos598d.report.benches import Bench
 from cos598d.report.blocks import Figure, Page, Section, Table, figures
 from cos598d.report.figures import learning, series, time
@@ -57,7 +58,12 @@ def build_page(runs: Sequence[Run], benches: Sequence[Bench] = ()) -> Page:
     records = [*runs, *benches]
     counts = [number_of(len(found), word) for found, word in ((runs, "run"), (benches, "bench")) if found]
     title = records[0].name if len(records) == 1 else " and ".join(counts)
-    return Page(f"cos598d report: {title}", _lead(runs, benches), [section for section in sections if section.blocks])
+    return Page(
+        f"cos598d report: {title}",
+        _lead(runs, benches),
+        answer_of(runs, benches),
+        [section for section in sections if section.blocks],
+    )
 
 
 def _lead(runs: Sequence[Run], benches: Sequence[Bench]) -> str:

@@ -11,6 +11,7 @@ from cos598d.report.svg import draw, legend_below, line_style, shortened, swept_
 
 # Told apart by their place too, the floor first; hatches would make a browser's PDF large.
 COMPUTE, EXPOSED, WHOLE = SKY, VERMILLION, GREY
+LOOKS = {"without any sync": COMPUTE, "exposed communication": EXPOSED, "whole, floor not measured": WHOLE}
 # Ticks of a ratio: where all are near 1, and where they are not.
 NEAR, FAR = (
     (0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.4, 1.6, 1.8, 2),
@@ -32,10 +33,9 @@ def ladder_figure(benches: Sequence[Bench]) -> str | None:
         for axes, bench in zip(panels[:, 0], benches, strict=True):
             _paint_bench(axes, bench)
         panels[-1, 0].set_xlabel("seconds an iteration; times DDP's at the end")
-        looks = {"without any sync": COMPUTE, "exposed communication": EXPOSED, "whole, floor not measured": WHOLE}
         has_floor = {bench.candidate(FLOOR) is not None for bench in benches}
-        words = [word for word, look in looks.items() if (look != WHOLE) in has_floor]
-        handles = [Patch(facecolor=looks[word]) for word in words]
+        words = [word for word, look in LOOKS.items() if (look != WHOLE) in has_floor]
+        handles = [Patch(facecolor=LOOKS[word]) for word in words]
         legend_below(figure, handles, words)
 
     label = f"seconds an iteration of every candidate of {listed([bench.name for bench in benches])}"

@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from cos598d.colours import BLUE, DARK_GREY, GREEN, GREY, SERIES, SKY, VERMILLION, YELLOW
 from cos598d.records.conventions import PHASES
@@ -9,6 +10,9 @@ from cos598d.report.load import Run
 from cos598d.report.numbers import listed, number_of, seconds
 from cos598d.report.svg import MARKERS, draw, lanes, legend_below, shortened
 from cos598d.report.timeline import Timeline
+
+if TYPE_CHECKING:
+    from matplotlib.patches import Patch
 
 # A phase has one look on the whole page. Hatches, for whoever does not see the colours.
 LOOK = {
@@ -72,7 +76,7 @@ def phases_figure(runs: Sequence[Run]) -> str | None:
                 left += length
         lanes(axes, [run.name for run in runs], -0.34)
         axes.set_xlabel("seconds an iteration, mean over the ranks")
-        legend_below(figure, [_patch(*LOOK[phase]) for phase in PHASES], list(PHASES))
+        legend_below(figure, [patch(*LOOK[phase]) for phase in PHASES], list(PHASES))
 
     return draw("phases", f"seconds by phase of {listed([run.name for run in runs])}", 45 + 36 * len(runs), paint)
 
@@ -119,7 +123,7 @@ def timeline_figure(timeline: Timeline, name: str, until: float) -> str:
             looks, words = [*looks, BESIDE], [*words, "call beside"]
         if any(end > timeline.backward_end for *_, end in calls):
             looks, words = [*looks, AFTER], [*words, "call after"]
-        legend_below(figure, [_patch(*look) for look in looks], words)
+        legend_below(figure, [patch(*look) for look in looks], words)
 
     label = f"one iteration of {seconds(timeline.seconds)} of {timeline.run}: its phases and gradient calls"
     return draw(name, label, 65 + 20 * min(max(1, len(calls)), 12), paint)
@@ -131,7 +135,8 @@ def _block(axes, look: str | tuple[str, str], left: float, length: float, y: flo
         axes.barh(y, length, height, left, color=colour, hatch=hatch, edgecolor="white", linewidth=0.3)
 
 
-def _patch(colour: str, hatch: str):
+def patch(colour: str, hatch: str) -> "Patch":
+    """What a legend shows of a look."""
     from matplotlib.patches import Patch
 
     return Patch(facecolor=colour, hatch=hatch, edgecolor="white")

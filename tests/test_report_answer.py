@@ -1,0 +1,163 @@
+"""The page begins with the answer: a few sentences and a picture, that claim nothing the records do not support."""
+
+import json
+import re
+
+import pytest
+from report_records import report, write_run
+from scale_records import write_bench
+
+pytest.importorskip("jinja2")
+pytest.importorskip("matplotlib")
+from cos598d.commands.report import load_records
+from cos598d.report.answer import MOST_SENTENCES, answer_of
+
+SOME = "gather_scatter,all_reduce,bucketed"
+
+
+def answer(*folders):
+    found = answer_of(*load_records(folders))
+    assert 1 <= len(found.sentences) <= MOST_SENTENCES
+    return found
+
+
+def said(*folders):
+    return " ".join(answer(*folders).sentences)
+
+
+def run(folder, name, seconds, **more):
+    """A run of four ranks whose mean has an interval of 0.1 s to either side."""
+    return write_run(folder / name, ranks=4, seconds=[9.0, 9.0] + [seconds] * 3, **more)
+
+
+def edit(folder, change):
+    path = folder / "bench.json"
+    found = json.loads(path.read_text())
+    change(found)
+    path.write_text(json.dumps(found))
+    return folder
+
+
+def test_the_fastest_is_named_with_its_spread_and_by_how_much(tmp_path):
+    words = said(
+        run(tmp_path, "slow", 4.0, sync="flat"), run(tmp_path, "ddp", 2.0, sync="ddp"), run(tmp_path, "mid", 3.0)
+    )
+    assert words.startswith("ddp is the fastest of 3 with 2.00 s an iteration (95 % 1.90 to 2.10) on 4 ranks; ")
+    assert "mid takes 1.50 times the seconds of ddp, slow 2.00 times." in words
+    assert "no run beside it had sync none" in words
+
+
+def test_runs_whose_intervals_overlap_have_no_fastest(tmp_path):
+    words = said(run(tmp_path, "a", 2.05), run(tmp_path, "b", 2.0, sync="ddp"), run(tmp_path, "c", 3.0, sync="flat"))
+    assert "is the fastest of" not in words
+    assert "b and a take 2.00 to 2.05 s an iteration on 4 ranks, which is within the spread" in words
+    assert "none of them is shown to be the fastest; c takes 1.50 times" in words
+
+
+def test_exposed_communication_within_the_spread_is_none(tmp_path):
+    words = said(run(tmp_path, "a", 2.05), run(tmp_path, "floor", 2.0, sync="none"))
+    assert "exposed communication is nothing beyond the spread in a" in words
+    far = said(run(tmp_path, "b", 3.0), tmp_path / "floor")
+    assert "exposed communication is 1.00 s (33 %) of b's iteration" in far
+
+
+def test_repeats_are_compared_within_each_and_count_as_one(tmp_path):
+    folders = []
+    for number, base in enumerate((1.0, 1.4, 1.2)):
+        for name, seconds in (("mine", base + 0.5), ("ddp", base + 0.1)):
+            sync = "ddp" if name == "ddp" else "all_reduce"
+            folders.append(write_run(tmp_path / str(number) / name, sync=sync, seconds=[9.0, 9.0] + [seconds] * 3))
+    words = said(*folders)
+    # The means' intervals overlap widely; those of the ratio within each repeat leave 1.
+    assert words.startswith("ddp is the fastest of 2 with 1.30 s")
+    assert "over 3 repeats" in words
+    assert re.search(r"mine takes 1\.31 times \(95 % 1\.19 to 1\.43\) the seconds of ddp", words)
+
+
+def test_losses_are_said_to_agree_as_far_as_they_do(tmp_path):
+    losses = [0.7, 0.6, 0.5, 0.4, 0.3]
+    one = run(tmp_path, "one", 2.0, losses=losses)
+    same = run(tmp_path, "same", 3.0, sync="ddp", losses=losses)
+    assert "the losses of one and same are the same to the last digit" in said(one, same)
+    other = run(tmp_path, "other", 4.0, sync="flat", losses=[0.7, 0.6, 0.52, 0.4, 0.3])
+    assert "the losses of one, same and other are at most 2.0e-02 apart" in said(one, same, other)
+    drifting = run(tmp_path, "floor", 1.0, sync="none", losses=[0.9] * 5)
+    assert "the losses of one and same are the same" in said(one, same, drifting), "replicas that never agree"
+
+
+def test_what_travelled_and_what_the_interfaces_counted_is_said(tmp_path):
+    words = said(run(tmp_path, "a", 2.0, wire_share=1.03), run(tmp_path, "b", 3.0, sync="ddp", wire_share=0.98))
+    assert "sends 2.000 MB an iteration, whatever the sync; the interfaces counted 2.0 % less to 3.0 % more." in words
+
+
+def test_runs_of_other_settings_are_not_compared(tmp_path):
+    words = said(
+        run(tmp_path, "a", 2.0), run(tmp_path, "b", 3.0, sync="ddp"), run(tmp_path, "large", 1.0, sync="flat", batch=32)
+    )
+    assert words.startswith("a is the fastest of 2 ")
+    assert "More than the sync tells large from these: not compared here." in words
+
+
+@pytest.mark.parametrize("seconds", [[], [1.0], [1.0, 2.0]])
+def test_runs_that_counted_no_iteration_say_nothing_of_speed(seconds, tmp_path):
+    found = answer(write_run(tmp_path / "few", seconds=seconds))
+    assert found.sentences[0] == "No run counted an iteration, so the records say nothing of speed."
+    assert found.figure is None
+
+
+def test_one_rank_s_run_is_told_without_a_comparison(tmp_path):
+    words = said(write_run(tmp_path / "one", ranks=1, sync="none", seconds=[2.0, 1, 1, 1]))
+    assert words.startswith("one takes 1.00 s an iteration")
+    assert "On one rank nothing travels." in words
+    assert "fastest" not in words
+
+
+def test_a_bench_names_its_fastest_only_where_its_rounds_show_one(tmp_path):
+    def near(found):
+        for label, interval in (("bucketed", [0.97, 0.99]), ("all_reduce", [1.3, 1.5]), ("gather_scatter", [2, 3])):
+            found["summary"][label]["ratio_to_ddp"]["interval_95"] = interval
+
+    def blur(found):
+        found["summary"]["bucketed"]["ratio_to_ddp"]["interval_95"] = [0.9, 1.02]
+
+    bench = edit(write_bench(tmp_path / "bench", syncs=SOME), near)
+    found = json.loads((bench / "bench.json").read_text())["summary"]
+    first = min((label for label in found if label != "none"), key=lambda label: found[label]["seconds_median"])
+    assert first in ("bucketed", "ddp")
+    assert f"In bench, {first} is the fastest of 4 candidates" in said(bench)
+    words = said(edit(bench, blur))
+    assert "is the fastest of" not in words
+    assert "its rounds do not show which of them is the fastest" in words
+
+
+def test_a_candidate_that_does_other_work_is_a_caution_and_never_the_fastest(tmp_path):
+    def cheat(found):
+        found["summary"]["bucketed"]["seconds_median"] = 1e-3
+        found["gradient_norm"] = {label: [1.0] for label in found["summary"]} | {"bucketed": [0.5]}
+
+    found = answer(edit(write_bench(tmp_path / "bench", syncs=SOME), cheat))
+    (caution,) = found.cautions
+    assert "not the same work: bucketed" in caution
+    assert not any("bucketed" in sentence for sentence in found.sentences)
+    assert "bucketed" not in re.sub(r"<[^>]*>", "", found.figure.svg)
+
+
+def test_runs_and_benches_together_have_an_answer_before_anything_else(tmp_path):
+    runs = [
+        run(tmp_path, "a", 2.0, wire_share=1),
+        run(tmp_path, "floor", 1.0, sync="none"),
+        run(tmp_path, "b", 3.0, sync="ddp"),
+    ]
+    benches = [write_bench(tmp_path / name, rate=rate, syncs=SOME) for name, rate in (("slow", 1e8), ("fast", 1e9))]
+    words = said(*runs, *benches)
+    assert words.startswith("a is the fastest of 2")
+    assert "in slow (" in words
+    text = report(tmp_path / "page.html", *runs, *benches).read_text()
+    assert text.index("In short") < text.index("<svg") < text.index("<nav") < text.index("<table")
+    assert len(answer(*benches).sentences) >= 3
+
+
+def test_tables_may_take_the_screen_s_width_and_prose_keeps_a_measure(tmp_path):
+    style = report(tmp_path / "page.html", run(tmp_path, "a", 2.0)).read_text().partition("</style>")[0]
+    assert "max-width" not in re.search(r"\nbody \{[^}]*\}", style)[0]
+    assert re.search(r"\np \{ max-width: 4\drem; \}", style)
