@@ -25,22 +25,35 @@ class _Wrong(Exception):
 
 
 class Kind:
-    """What a value must be; `words` say it."""
+    """What a value must be."""
 
-    words: str
+    @property
+    def wanted(self) -> str:
+        """What it must be, in words."""
+        raise NotImplementedError
 
     def check(self, value: Any, place: str) -> None:
         """Raise _Wrong where `value`, or a part of it, is something else."""
         if not self.fits(value):
-            raise _Wrong(place, value, self.words)
+            raise _Wrong(place, value, self.wanted)
 
     def fits(self, value: Any) -> bool:
         """Whether the value itself, without its parts, is of this kind."""
         raise NotImplementedError
 
 
+class _InWords(Kind):
+    """A kind that says in `words` what a value must be."""
+
+    words: str
+
+    @property
+    def wanted(self) -> str:
+        return self.words
+
+
 @dataclass(frozen=True)
-class Number(Kind):
+class Number(_InWords):
     """A finite number, from `least` (or above it) to `most`; a whole one where asked. True and False are none."""
 
     words: str = "a number"
@@ -56,7 +69,7 @@ class Number(Kind):
 
 
 @dataclass(frozen=True)
-class Of(Kind):
+class Of(_InWords):
     """A value of one of Python's own types."""
 
     words: str
@@ -73,7 +86,7 @@ class OneOf(Kind):
     known: tuple[str, ...]
 
     @property
-    def words(self) -> str:
+    def wanted(self) -> str:
         return f"one of {', '.join(self.known)}"
 
     def fits(self, value: Any) -> bool:
@@ -87,13 +100,13 @@ class OrNone(Kind):
     kind: Kind
 
     @property
-    def words(self) -> str:
-        return f"{self.kind.words} or null"
+    def wanted(self) -> str:
+        return f"{self.kind.wanted} or null"
 
     def check(self, value: Any, place: str) -> None:
         if value is not None:
             if not self.kind.fits(value):
-                raise _Wrong(place, value, self.words)
+                raise _Wrong(place, value, self.wanted)
             self.kind.check(value, place)
 
 
@@ -106,7 +119,7 @@ class ListOf(Kind):
     least: int = 0
 
     @property
-    def words(self) -> str:
+    def wanted(self) -> str:
         return f"a list of {self.count if self.count is not None else f'{self.least} or more'}"
 
     def fits(self, value: Any) -> bool:
@@ -127,7 +140,7 @@ class Row(Kind):
     kinds: tuple[Kind, ...]
 
     @property
-    def words(self) -> str:
+    def wanted(self) -> str:
         return f"a list of {len(self.kinds)}"
 
     def fits(self, value: Any) -> bool:
@@ -140,7 +153,7 @@ class Row(Kind):
 
 
 @dataclass(frozen=True)
-class MapOf(Kind):
+class MapOf(_InWords):
     """An object whose values are all of one kind, whatever their names."""
 
     kind: Kind
@@ -156,7 +169,7 @@ class MapOf(Kind):
 
 
 @dataclass(frozen=True)
-class Fields(Kind):
+class Fields(_InWords):
     """An object with fields of these names: `needed` ones, and `optional` ones. What else it has is not looked at."""
 
     needed: Mapping[str, Kind] = field(default_factory=dict)
@@ -170,7 +183,7 @@ class Fields(Kind):
         super().check(value, place)
         for name, kind in self.needed.items():
             if name not in value:
-                raise _Wrong(_inside(place, name), _MISSING, kind.words)
+                raise _Wrong(_inside(place, name), _MISSING, kind.wanted)
             kind.check(value[name], _inside(place, name))
         for name, kind in self.optional.items():
             if name in value:

@@ -105,7 +105,7 @@ def _interval(one: Candidate) -> str:
 def _are_apart(one: Candidate, other: Candidate) -> bool:
     """Whether the intervals of their ratios to DDP, or where there are none their quartiles, leave a gap."""
     first, second = _ratios(one), _ratios(other)
-    return bool(first and second) and not overlap(first, second)
+    return first is not None and second is not None and not overlap(first, second)
 
 
 def _ratios(one: Candidate) -> Interval | None:

@@ -51,6 +51,10 @@ class Bench:
     remarks: tuple[str, ...]
     has_norms: bool  # of the averaged gradients, so that they could be compared with DDP's
 
+    def measured(self, label: str) -> Candidate:
+        """The candidate of this label, which was measured."""
+        return next(one for one in self.candidates if one.label == label)
+
     def candidate(self, label: str) -> Candidate | None:
         """The candidate of this label, if it was measured."""
         return next((one for one in self.candidates if one.label == label), None)

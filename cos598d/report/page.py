@@ -8,7 +8,7 @@ from cos598d.records.conventions import PHASES
 from cos598d.report import captions, settings, side_by_side
 from cos598d.report.answer import answer_of
 from cos598d.report.benches import Bench
-from cos598d.report.blocks import Figure, Page, Section, Table, figures
+from cos598d.report.blocks import Block, Figure, Page, Section, Table, figures
 from cos598d.report.figures import learning, series, time
 from cos598d.report.figures.wire import wire_figure
 from cos598d.report.load import Run, is_number
@@ -55,7 +55,7 @@ def build_page(runs: Sequence[Run], benches: Sequence[Bench] = ()) -> Page:
         Section("Scaling", _scaling(runs)),
         *(Section(f"Sweep: {word}", _sweep(word, found)) for word, found in settings.sweeps(runs).items()),
     ]
-    records = [*runs, *benches]
+    records: list[Run | Bench] = [*runs, *benches]
     counts = [number_of(len(found), word) for found, word in ((runs, "run"), (benches, "bench")) if found]
     title = records[0].name if len(records) == 1 else " and ".join(counts)
     return Page(
@@ -102,12 +102,12 @@ def _runs(runs: Sequence[Run]) -> list[Table]:
     ]
 
 
-def _environment(runs: Sequence[Run | Bench]) -> list[Table | str]:
+def _environment(runs: Sequence[Run | Bench]) -> list[Block]:
     found = [_flat(run.environment) for run in runs]
     names = list(dict.fromkeys(name for facts in found for name in facts))
     alike = [name for name in names if all(facts.get(name) == found[0].get(name) for facts in found)]
     different = [name for name in names if name not in alike]
-    tables: list[Table | str] = []
+    tables: list[Block] = []
     if alike:
         rows = [["fact", "value"], *([name, found[0][name]] for name in alike)]
         tables.append(Table("The same for all." if len(runs) > 1 else "What it ran on.", rows))
@@ -132,8 +132,8 @@ def _flat(environment: dict[str, Any], above: str = "") -> dict[str, str]:
     return found
 
 
-def _metrics(runs: Sequence[Run]) -> list[Table | Figure]:
-    blocks: list[Table | Figure] = []
+def _metrics(runs: Sequence[Run]) -> list[Block]:
+    blocks: list[Block] = []
     for number, metric in enumerate(learning.metric_names(runs)):
         epochs = sorted(
             {epoch["epoch"] for run in runs for epoch in run.summary["epochs"] if is_number(epoch.get(metric))}
@@ -161,7 +161,7 @@ def _losses(runs: Sequence[Run]) -> list[Table]:
     ]
 
 
-def _seconds(runs: Sequence[Run]) -> list[Table | Figure]:
+def _seconds(runs: Sequence[Run]) -> list[Block]:
     trained = [run for run in runs if run.summary["losses"]]
     if not trained:
         return []
@@ -190,12 +190,12 @@ def _repeats(runs: Sequence[Run]) -> list[Table]:
     return [Table(note, with_columns(repeated, ["run", *SPREAD, *AGAINST]))]
 
 
-def _phases(runs: Sequence[Run]) -> list[Table | Figure]:
+def _phases(runs: Sequence[Run]) -> list[Block]:
     counted = [run for run in runs if run.seconds["mean"]]
     if not counted:
         return []
     rows = with_columns(time_cells([run.summary for run in counted]), ["run", *PHASES])
-    blocks = [Table("Seconds of each phase: the mean over iterations and ranks.", rows)]
+    blocks: list[Block] = [Table("Seconds of each phase: the mean over iterations and ranks.", rows)]
     blocks += figures(("phases", time.phases_figure(counted), captions.phases_caption(counted)))
     has_gpu = any("gpu_memory_bytes" in row for run in runs for rows in run.host for row in rows)
     host = [["run", "peak memory MB", "processor seconds an iteration", "host's processors busy"]]
@@ -219,7 +219,7 @@ def _host(run: Run, has_gpu: bool) -> list[str]:
     return cells
 
 
-def _timelines(runs: Sequence[Run]) -> list[Figure | str]:
+def _timelines(runs: Sequence[Run]) -> list[Block]:
     found = [timeline_of(run) for run in runs]
     timelines = [one for one in found if one is not None]
     # Runs that can be compared share a scale.
@@ -228,7 +228,7 @@ def _timelines(runs: Sequence[Run]) -> list[Figure | str]:
         names = {run.name for run in group}
         most = max((one.seconds for one in timelines if one.run in names), default=0.0)
         longest |= dict.fromkeys(names, most)
-    blocks: list[Figure | str] = []
+    blocks: list[Block] = []
     for number, one in enumerate(timelines):
         shared = longest.get(one.run, 0.0)
         until = shared if one.seconds >= LEAST_OF_SCALE * shared > 0 else one.seconds
@@ -240,13 +240,13 @@ def _timelines(runs: Sequence[Run]) -> list[Figure | str]:
     return blocks
 
 
-def _traffic(runs: Sequence[Run]) -> list[Table | Figure | str]:
+def _traffic(runs: Sequence[Run]) -> list[Block]:
     trained = [run for run in runs if run.summary["losses"]]
     if not trained:
         return []
     note = "Gradient calls of an iteration, by the algorithms' formulas; MB: 1,000,000 bytes."
     note += assumed_bytes([run.summary for run in trained], before=" ")
-    blocks: list[Table | Figure | str] = [Table(note, traffic_rows([run.summary for run in trained]))]
+    blocks: list[Block] = [Table(note, traffic_rows([run.summary for run in trained]))]
     counted = counted_traffic(trained)
     if not counted:
         return [*blocks, "No run counted the bytes on its interface."]
@@ -268,7 +268,7 @@ def _wire(runs: Sequence[Run]) -> list[Figure]:
     return figures(("wire", wire_figure(found), wire_caption(found)))
 
 
-def _scaling(runs: Sequence[Run]) -> list[Table | Figure]:
+def _scaling(runs: Sequence[Run]) -> list[Block]:
     found = settings.scaling(runs)
     if not found:
         return []

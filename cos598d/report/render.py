@@ -6,7 +6,7 @@ from typing import Any
 from urllib.parse import quote
 
 from cos598d.errors import UserError
-from cos598d.report.blocks import Figure, Page, Section, Table
+from cos598d.report.blocks import Block, Figure, Page, Section, Table
 from cos598d.report.svg import inline
 from cos598d.tables import as_markdown, markdown_text
 
@@ -64,7 +64,7 @@ def as_markdown_page(page: Page, folder: str) -> tuple[str, dict[str, str]]:
     """The page's Markdown, and the plots by their names in `folder`, which is to stand beside it."""
     parts, files = [f"# {markdown_text(page.title)}", markdown_text(page.lead)], {}
     answer = page.answer
-    head = [*answer.cautions, " ".join(answer.sentences), *([answer.figure] if answer.figure else [])]
+    head: list[Block] = [*answer.cautions, " ".join(answer.sentences), *([answer.figure] if answer.figure else [])]
     for section in (Section("In short", head), *page.sections):
         parts.append(f"## {markdown_text(section.title)}")
         for block in section.blocks:

@@ -50,8 +50,8 @@ def over_pairs(
     there are not as many of both, or only one.
     """
     pairs = list(zip(members(run), members(base)))
-    found = [figure(*pair) for pair in pairs]
-    if len(pairs) < 2 or len(members(run)) != len(members(base)) or None in found:
+    found = [value for pair in pairs if (value := figure(*pair)) is not None]
+    if len(pairs) < 2 or len(members(run)) != len(members(base)) or len(found) < len(pairs):
         return None
     return statistics.fmean(found), mean_interval(found)
 
@@ -85,11 +85,13 @@ def _merged(group: Sequence[Summary]) -> Summary:
 
 def _mean_wire(wires: Sequence[Summary | None]) -> Summary | None:
     """Counted bytes as means over the runs, where all have counted."""
-    if not all(wires):
+    known = [wire for wire in wires if wire]
+    if len(known) < len(wires):
         return None
-    sent = [wire["bytes_sent_per_iteration"] for wire in wires]
-    return wires[0] | {"bytes_sent_per_iteration": [_mean(list(of_rank)) for of_rank in zip(*sent)]}
+    sent = [wire["bytes_sent_per_iteration"] for wire in known]
+    return known[0] | {"bytes_sent_per_iteration": [_mean(list(of_rank)) for of_rank in zip(*sent)]}
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    return None if None in values else statistics.fmean(values)
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if len(known) == len(values) else None

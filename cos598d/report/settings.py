@@ -68,6 +68,11 @@ def scaling(runs: Sequence[Run]) -> list[tuple[Run, list[Run]]]:
     return [(base, sorted(series, key=lambda run: run.summary["world_size"])) for base, series in found.values()]
 
 
+def value_in(record: Record, word: str) -> float:
+    """The setting of a record of a sweep, in what its axis counts."""
+    return (swept_value(record, word) or 0.0) / UNITS[word][1]
+
+
 def swept_value(record: Record, word: str) -> float | None:
     """The number behind a setting: examples, bits a second, seconds."""
     return quantity(record.facts[word])

@@ -6,7 +6,7 @@ from cos598d.records.conventions import DDP, FLOOR
 from cos598d.report.benches import Bench, Candidate, common_labels, sweeps
 from cos598d.report.blocks import Figure, Table, figures
 from cos598d.report.figures.ladder import ladder_figure, sweep_figure
-from cos598d.report.numbers import listed, percent, plain, seconds, words_of
+from cos598d.report.numbers import listed, percent, plain, plain_or_none, seconds, words_of
 from cos598d.report.settings import differences
 
 
@@ -47,7 +47,7 @@ def bench_caption(bench: Bench) -> str:
     ddp, floor = bench.candidate(DDP), bench.candidate(FLOOR)
     if ddp and len(ranked) > 1:
         intervals = [one for one in ranked if one.interval]
-        same = [one.label for one in intervals if one.interval[0] <= 1 <= one.interval[1]]
+        same = [one.label for one in intervals if one.interval and one.interval[0] <= 1 <= one.interval[1]]
         if not intervals:
             words += " Too few rounds for an interval: ratios near 1 may be chance."
         elif same:
@@ -55,7 +55,11 @@ def bench_caption(bench: Bench) -> str:
             words += f" The 95 % interval{verb.format(listed(same))} 1: these rounds do not tell {them} from {DDP}."
     if floor:
         words += f" Without any sync it takes {seconds(floor.seconds)}"
-        shares = [f"{percent(max(0.0, one.exposed / one.seconds))} of {one.label}'s" for one in _ends(ranked)]
+        shares = [
+            f"{percent(max(0.0, one.exposed / one.seconds))} of {one.label}'s"
+            for one in _ends(ranked)
+            if one.exposed is not None
+        ]
         words += f"; exposed communication is {listed(shares)} seconds." if shares else "."
     return words
 
@@ -64,9 +68,9 @@ def sweep_caption(word: str, series: Sequence[Bench]) -> list[str]:
     """Each candidate's ratio to DDP, from the smallest value of the setting to the largest, and DDP's own seconds."""
     first, last = series[0], series[-1]
     ends = f"from {first.name} ({word} {words_of(first.facts[word])}) to {last.name} ({words_of(last.facts[word])})"
-    sentences = [f"{DDP}: {ends}, {_change(*(seconds(bench.candidate(DDP).seconds) for bench in (first, last)))}."]
+    sentences = [f"{DDP}: {ends}, {_change(*(seconds(bench.measured(DDP).seconds) for bench in (first, last)))}."]
     changes = [
-        f"{label} {_change(*(plain(bench.candidate(label).ratio) for bench in (first, last)))}"
+        f"{label} {_change(*(plain_or_none(bench.measured(label).ratio) for bench in (first, last)))}"
         for label in common_labels(series)
     ]
     return [*sentences, f"Ratios to {DDP}, {ends}: {', '.join(changes)}."] if changes else sentences

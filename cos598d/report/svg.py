@@ -5,7 +5,7 @@ import io
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 from cos598d.colours import SERIES
@@ -19,7 +19,7 @@ WIDTH_INCHES = 320 / 72
 # Beside the colours, for whoever sees none.
 LINES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.family": ["sans-serif"],
     "font.sans-serif": ["DejaVu Sans", "Verdana", "Helvetica", "Arial", "sans-serif"],
     "font.size": 10,

@@ -58,7 +58,9 @@ def epoch_rows(runs: Sequence[Run]) -> list[list[str]]:
     rows = []
     for run in runs:
         wire = run.summary.get("wire")
-        for epoch in run.summary["epochs"] if wire else ():
+        if not wire:
+            continue
+        for epoch in run.summary["epochs"]:
             predicted, counted = (epoch.get(f"{how}_bytes_sent") for how in ("predicted", "counted"))
             if not predicted or not counted or None in counted:
                 continue

@@ -31,8 +31,12 @@ def _row(run: Summary) -> list[str]:
     wire = run.get("wire")
     epoch = run["epochs"][0] if run.get("epochs") else {}
     iterations = epoch.get("iterations", 0)
-    known = bool(wire) and wire.get("packets_sent_per_iteration")
-    if not known or not iterations or not all(epoch.get(f"{how}_bytes_sent") for how in ("predicted", "counted")):
+    if (
+        not wire
+        or not wire.get("packets_sent_per_iteration")
+        or not iterations
+        or not all(epoch.get(f"{how}_bytes_sent") for how in ("predicted", "counted"))
+    ):
         raise UserError(
             f"{run['run']} has not counted what travelled: run it on 2 ranks or more, with a --monitor_interval over 0."
         )

@@ -74,7 +74,9 @@ def fit(records: Sequence[Record]) -> Fitted:
     measured at two gets its own seconds and its stretch, held back by what they would have to explain.
     Raises UserError where no record has a rung that sends anything.
     """
-    rungs, left_out, seen = {}, {}, []
+    rungs: dict[str, tuple[Rung, Record]] = {}
+    left_out: dict[str, str] = {}
+    seen: list[Observation] = []
     for record in records:
         for rung in record.rungs:
             reason = reason_left_out(rung)

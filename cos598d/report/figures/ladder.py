@@ -6,7 +6,7 @@ from cos598d.colours import DARK_GREY, GREY, SKY, VERMILLION
 from cos598d.records.conventions import DDP, FLOOR
 from cos598d.report.benches import Bench, common_labels
 from cos598d.report.numbers import listed
-from cos598d.report.settings import UNITS, swept_value
+from cos598d.report.settings import UNITS, value_in
 from cos598d.report.svg import draw, legend_below, line_style, shortened, swept_axis
 
 # Told apart by their place too, the floor first; hatches would make a browser's PDF large.
@@ -64,7 +64,7 @@ def _paint_bench(axes, bench: Bench) -> None:
 
 def sweep_figure(word: str, series: Sequence[Sequence[Bench]], name: str) -> str | None:
     """Each candidate's ratio to DDP against the setting `word`; None where no series has a candidate in common."""
-    unit, size = UNITS[word]
+    unit, _ = UNITS[word]
     lines = [(benches, label) for benches in series for label in common_labels(benches)]
     if not lines:
         return None
@@ -73,10 +73,10 @@ def sweep_figure(word: str, series: Sequence[Sequence[Bench]], name: str) -> str
         axes = figure.subplots()
         handles = [axes.axhline(1, color=DARK_GREY, linestyle=":")]
         for place, (benches, label) in enumerate(lines):
-            values = [swept_value(bench, word) / size for bench in benches]
-            ratios = [bench.candidate(label).ratio for bench in benches]
+            values = [value_in(bench, word) for bench in benches]
+            ratios = [bench.measured(label).ratio for bench in benches]
             handles += axes.plot(values, ratios, **line_style(place))
-        swept_axis(axes, sorted({swept_value(bench, word) / size for benches, _ in lines for bench in benches}))
+        swept_axis(axes, sorted({value_in(bench, word) for benches, _ in lines for bench in benches}))
         axes.set_xlabel(unit)
         axes.set_title("times DDP's seconds an iteration", loc="left")
         axes.set_yscale("log", base=2)

@@ -7,7 +7,7 @@ from statistics import fmean
 from cos598d.colours import BLUE, DARK_GREY, SKY
 from cos598d.report.load import Run
 from cos598d.report.numbers import listed
-from cos598d.report.settings import UNITS, series_name, swept_value
+from cos598d.report.settings import UNITS, series_name, value_in
 from cos598d.report.svg import draw, lanes, legend_below, line_style, swept_axis
 from cos598d.report.traffic import Traffic
 
@@ -75,7 +75,7 @@ def scaling_figure(series: Sequence[tuple[Run, list[Run]]]) -> str | None:
 
 def sweep_figure(word: str, series: Sequence[list[Run]], name: str) -> str:
     """Seconds an iteration, with their 95 % intervals, against the setting `word`, a line for each series."""
-    unit, size = UNITS[word]
+    unit, _ = UNITS[word]
 
     def paint(figure):
         axes = figure.subplots()
@@ -83,9 +83,9 @@ def sweep_figure(word: str, series: Sequence[list[Run]], name: str) -> str:
         for place, runs in enumerate(series):
             means = [run.seconds["mean"] for run in runs]
             below = [run.seconds["mean"] - (run.seconds["interval_95"] or [run.seconds["mean"]])[0] for run in runs]
-            values = [swept_value(run, word) / size for run in runs]
+            values = [value_in(run, word) for run in runs]
             handles.append(axes.errorbar(values, means, yerr=below, capsize=3, **line_style(place)))
-        swept_axis(axes, sorted({swept_value(run, word) / size for runs in series for run in runs}))
+        swept_axis(axes, sorted({value_in(run, word) for runs in series for run in runs}))
         axes.set_xlabel(unit)
         axes.set_title("seconds an iteration", loc="left")
         axes.set_ylim(bottom=0)

@@ -92,7 +92,7 @@ def timeline_figure(timeline: Timeline, name: str, until: float) -> str:
         axes = figure.subplots()
         for phase, start, length in timeline.spans:
             _block(axes, phase, start, length, 0, 0.8)
-        labels = {0: "phases"}
+        labels: dict[float, str] = {0: "phases"}
         for number, (tensor, start, end) in enumerate(calls):
             y = 1 + (number + 0.5) * lane - 0.5
             split = min(max(start, timeline.backward_end), end)
