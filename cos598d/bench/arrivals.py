@@ -48,7 +48,10 @@ def measure_arrivals(workload: Workload, comm: Communicator) -> dict[str, Any]:
             statistics.fmean(pick(rank[number]) for rank in everyone) for number in range(ARRIVALS)
         )
 
-    of_names = {name: typical(lambda one, name=name: one[0][name]) for name in everyone[0][0][0]}
+    def arrival(name: str) -> float:
+        return typical(lambda one: one[0][name])
+
+    of_names = {name: arrival(name) for name in everyone[0][0][0]}
     return {
         "backward_seconds": typical(lambda one: one[1]),
         "tensors": [

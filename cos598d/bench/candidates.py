@@ -1,7 +1,7 @@
 """The syncs to compare, from the words that name them: NAME, NAME+CODEC, NAME:option=value, FILE.py:Class."""
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cos598d.config import SYNC_FIELDS, RunConfig
 from cos598d.errors import UsageError
@@ -33,7 +33,7 @@ def parse_candidate(word: str, backend: str = "gloo") -> Candidate:
 
     Raises UsageError for a sync, an option or a value that there is not.
     """
-    values: dict[str, float | int | str] = {}
+    values: dict[str, Any] = {}
     parts = word.split(":")
     while len(parts) > 1 and ("=" in parts[-1] or parts[-1] in SWITCHES):
         option, _, value = parts.pop().partition("=")

@@ -78,7 +78,7 @@ def _work(plan: BenchPlan, source: ModelSource | None, meeting: Meeting | None) 
     with tqdm(total=turns, unit="turn", disable=None if comm.rank == 0 else True, leave=False) as bar:
         if plan.sweep:
             record["message_size"] = sweep_message_size(comm, plan.largest_mb, plan.rounds, plan.seed, bar.update)
-        if candidates:
+        if candidates and source:
             record |= _measure(plan, source, candidates, comm, ranks_on_host, record, bar.update)
     record["process_peak_memory_bytes"] = comm.collect(peak_memory_bytes())
     if comm.device.type == "cuda":
@@ -104,8 +104,9 @@ def _measure(
         candidate.label: [s["seconds"] for s in found["samples"] if s["candidate"] == candidate.label]
         for candidate in candidates
     }
-    for candidate in candidates if plan.trace else ():
-        trace_candidate(Path(plan.trace), candidate, workload, comm, plan.step)
+    if plan.trace:
+        for candidate in candidates:
+            trace_candidate(Path(plan.trace), candidate, workload, comm, plan.step)
     found["summary"] = summarize(seconds, FLOOR, DDP)
     found["setting"] = record["setting"] | {
         "seconds_of": found.pop("seconds_of"),

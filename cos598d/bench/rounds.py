@@ -66,7 +66,7 @@ class Turn:
     def detach(self) -> None:
         """Give back what attaching took."""
         self._sync.detach()
-        self._module = None
+        del self._module
 
     def _average(self, inputs: dict[str, torch.Tensor]) -> None:
         with self.clock.phase("forward"):
@@ -155,7 +155,8 @@ def measure_rounds(
         return Turn(candidate, workload, comm, stepper)
 
     attached = [attach(candidate) if stay else None for candidate in candidates]
-    rows, traffic, norms = [], {}, {}
+    rows: list[list[Any]] = []
+    traffic, norms = {}, {}
     for number in range(rounds):
         inputs = workload.inputs(number, comm.rank, comm.world_size)
         for place, index in enumerate(order_of_round(len(candidates), number, seed)):
@@ -169,9 +170,9 @@ def measure_rounds(
                 turn.detach()
             del turn
             progress()
-    for turn in attached:
-        if turn:
-            turn.detach()
+    for stayed in attached:
+        if stayed:
+            stayed.detach()
     everyone = comm.exchange([[row[3:] for row in rows], traffic, norms])
     seconds, counts, found = zip(*everyone, strict=True)
     one_clock = len(host_groups(comm)) == 1

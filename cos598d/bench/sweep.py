@@ -41,7 +41,7 @@ def sweep_message_size(
     """
     sizes = message_sizes(largest_mb)
     tensors = [torch.zeros(size // 4, device=comm.device) for size in sizes]
-    mine: list[list[float]] = [[] for _ in sizes]
+    mine: list[list[list[float]]] = [[] for _ in sizes]
     for number in range(-1, rounds):  # the first only touches the memory
         for place in order_of_round(len(sizes), number, seed):
             repeats = max(1, min(MOST_REPEATS, REPEAT_BYTES // sizes[place]))
@@ -57,10 +57,13 @@ def sweep_message_size(
     comm.ledger.forget()
     everyone = comm.exchange([seconds[1:] for seconds in mine])
     one_clock = len(host_groups(comm)) == 1
-    rows = []
+    rows: list[dict[str, Any]] = []
     for place, size in enumerate(sizes):
         by_round = zip(*(rank[place] for rank in everyone), strict=True)
-        seconds = [world_seconds(*zip(*ranks, strict=True), one_clock) for ranks in by_round]
+        seconds = []
+        for ranks in by_round:
+            by_rank, started_at, stopped_at = zip(*ranks, strict=True)
+            seconds.append(world_seconds(by_rank, started_at, stopped_at, one_clock))
         median = statistics.median(seconds)
         algbw, busbw = bandwidths(size, median, comm.world_size)
         rows.append(

@@ -2,7 +2,6 @@
 
 import copy
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -41,7 +40,7 @@ class Workload:
         """A rank's part of batch `number`: other examples on every rank, padded to all tokens. Ids and mask
         (batch, tokens), labels (batch)."""
         first = (number * ranks + rank) * self._batch
-        batch = self.features.collate(np.arange(first, first + self._batch) % len(self.features))
+        batch = self.features.collate([(first + place) % len(self.features) for place in range(self._batch)])
         layout = self.features.layout
         fillers = {"input_ids": self.features.pad_id, "attention_mask": 0, "token_type_ids": layout.pad_segment}
         missing = self._tokens - batch["input_ids"].shape[1]

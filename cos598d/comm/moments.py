@@ -1,7 +1,7 @@
 """Moments of a device's work and the seconds between two of them: on the host's clock, or on a CUDA stream's."""
 
 import time
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -53,8 +53,22 @@ class StreamTime:
         return first.elapsed_time(last) / 1e3
 
 
-Time = HostTime | StreamTime
 Moment = Any  # what a Time's `now` returns, for that Time alone
+
+
+class Time(Protocol):
+    """What HostTime and StreamTime have in common."""
+
+    is_at_once: bool
+
+    def now(self) -> Moment:
+        """This moment."""
+
+    def wait(self, moment: Moment) -> None:
+        """Until the device has got to `moment`."""
+
+    def seconds(self, first: Moment, last: Moment) -> float:
+        """From one moment to a later one."""
 
 
 def time_of(device: torch.device) -> Time:
