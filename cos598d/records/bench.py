@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from cos598d.errors import UserError
-from cos598d.records.run import NETWORK, RANKS
+from cos598d.records.run import ENVIRONMENT, RANKS
 from cos598d.records.schema import (
     COUNT,
     FLAG,
@@ -33,15 +33,6 @@ SETTING = Fields(
         **dict.fromkeys(("threads_per_rank", "rounds"), SIZE),
         "world_size": RANKS,
         "step": FLAG,
-    },
-)
-ENVIRONMENT = Fields(
-    {},
-    {
-        **dict.fromkeys(("processor", "device"), OrNone(TEXT)),
-        "cores": OrNone(SIZE),
-        "ranks_on_host": SIZE,
-        "network": OrNone(NETWORK),
     },
 )
 RATIO = OrNone(Fields({"median": POSITIVE, "interval_95": OrNone(ListOf(POSITIVE, count=2))}))
@@ -73,9 +64,9 @@ BENCH = Fields(
     {
         "candidates": ListOf(Fields({"label": TEXT}, {"sync": TEXT, "options": Fields({"bucket_mb": POSITIVE})})),
         "setting": SETTING,
+        "environment": ENVIRONMENT,
     },
     {
-        "environment": ENVIRONMENT,
         "summary": MapOf(SUMMARY),
         "traffic": MapOf(
             Fields(dict.fromkeys(("calls", "payload_bytes", "bytes_sent"), ListOf(NOT_NEGATIVE, least=1)))
