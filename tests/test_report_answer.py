@@ -135,7 +135,12 @@ def test_a_candidate_that_does_other_work_is_a_caution_and_never_the_fastest(tmp
         found["summary"]["bucketed"]["seconds_median"] = 1e-3
         found["gradient_norm"] = {label: [1.0] for label in found["summary"]} | {"bucketed": [0.5]}
 
-    found = answer(edit(write_bench(tmp_path / "bench", syncs=SOME), cheat))
+    def agree(found):
+        found["gradient_norm"] = {label: [1.0] for label in found["summary"]}
+
+    bench = edit(write_bench(tmp_path / "bench", syncs=SOME), agree)
+    assert "The norm of every averaged gradient is ddp's to within 2 %." in said(bench)
+    found = answer(edit(bench, cheat))
     (caution,) = found.cautions
     assert "not the same work: bucketed" in caution
     assert not any("bucketed" in sentence for sentence in found.sentences)

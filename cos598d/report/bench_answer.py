@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from cos598d.records.conventions import DDP, FLOOR
+from cos598d.report.bench_table import NORM_TOLERANCE
 from cos598d.report.benches import Bench, Candidate
 from cos598d.report.figures.answer import Lane, Panel, lanes_of, split_at_floor
 from cos598d.report.numbers import listed, names_of, percent, plain, seconds
@@ -98,7 +99,7 @@ def _who_in_all(benches: Sequence[Bench]) -> str:
 
 def _interval(one: Candidate) -> str:
     if one.interval is None:
-        return " by the median; too few rounds for an interval"
+        return " (by the median: too few rounds for an interval)"
     return f" (95 % {plain(one.interval[0])} to {plain(one.interval[1])})"
 
 
@@ -135,4 +136,4 @@ def _averages(benches: Sequence[Bench]) -> list[str]:
         return []
     if not all(one.is_same_work for bench in benches for one in bench.candidates):
         return []
-    return [f"All averaged gradients have the norm of {DDP}'s."]
+    return [f"The norm of every averaged gradient is {DDP}'s to within {percent(NORM_TOLERANCE)}."]
