@@ -3,21 +3,23 @@
 import json
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, astuple, dataclass, fields, replace
-from itertools import chain
 from typing import Any, Protocol
 
 import torch
 
 from cos598d.comm.moments import Moment, Time
 
-# What a call was for. Only `GRADIENTS` is the cost of gradient synchronization; the rest is set-up and book-keeping.
+# What a call was for. `GRADIENTS`, and `PARAMETERS` where ranks hold shards of the weights, are the cost of keeping the
+# replicas one model; the rest is set-up and book-keeping.
 STATE, GRADIENTS, AGREEMENT, LOSS, EVALUATION = "state", "gradients", "agreement", "loss", "evaluation"
 BUFFERS = "buffers"  # a model's, such as running statistics
+PARAMETERS = "parameters"
 BEFORE_TRAINING = 0
+SYNCHRONIZING = (GRADIENTS, PARAMETERS)
 # What an iteration of training makes travel.
-OF_TRAINING = (GRADIENTS, AGREEMENT, LOSS, BUFFERS)
+OF_TRAINING = (GRADIENTS, PARAMETERS, AGREEMENT, LOSS, BUFFERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,8 @@ class Row:
     where the library that made the call does not tell. On CUDA both are moments of the stream that computes: when it
     got to the call, and when it went on after waiting; `seconds` is None until the ledger's `settle`. `messages`
     is how many this rank sent, for a call that a sync composed of messages; None for the library's own collectives.
-    `started` is in seconds since the iteration began; None before training, and where `seconds` is.
+    `started` is in seconds since the iteration began; None before training, and where `seconds` is. It is below 0 for
+    a call that was begun after the step before, and waited for in this one.
     """
 
     iteration: int
@@ -49,7 +52,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Totals:
-    """Sums over the gradient calls of one iteration.
+    """Sums over one iteration's calls that synchronize: of gradients, or of weights that are held in shards.
 
     A tensor that travels in several calls (gathered, then scattered) counts once in `tensors` and `payload_bytes`.
     """
@@ -95,8 +98,7 @@ class Ledger:
     def enter_call(self, facts: dict[str, Any], time: Time, started: Moment, ended: Moment) -> None:
         """Add a call by a row's fields but its times, which are those of two moments of `time`."""
         if time.is_at_once:
-            seconds, since = _times(time, self._began, started, ended)
-            self.rows.append(Row(**facts, seconds=seconds, started=since))
+            self.rows.append(Row(**facts, **_times(time, self._began, started, ended)))
             return
         self._unsettled.append((len(self.rows), time, self._began, started, ended))
         self.rows.append(Row(**facts, seconds=None))
@@ -105,8 +107,7 @@ class Ledger:
         """Give all rows their seconds. The host waits until the device has got to the end of each call."""
         for place, time, began, started, ended in self._unsettled:
             time.wait(ended)
-            seconds, since = _times(time, began, started, ended)
-            self.rows[place] = replace(self.rows[place], seconds=seconds, started=since)
+            self.rows[place] = replace(self.rows[place], **_times(time, began, started, ended))
         self._unsettled = []
 
     def forget(self) -> None:
@@ -130,30 +131,41 @@ class Ledger:
         return sum(row.bytes_sent for row in rows), sum(row.bytes_received for row in rows)
 
     def totals_by_iteration(self) -> dict[int, Totals]:
-        """The gradient calls summed by iteration, those flushed and those not. Rows are flushed by whole iterations."""
-        flushed = {iteration: Totals(*values) for iteration, *values in zip(*self._flushed)}
-        return flushed | _sums(self.rows)
+        """The synchronizing calls summed by iteration, those flushed and those not, which may be of the same one."""
+        found: dict[int, Totals] = {}
+        for iteration, *values in self._sums_so_far():
+            earlier = astuple(found.get(iteration, Totals()))
+            found[iteration] = Totals(*(a + b for a, b in zip(earlier, values, strict=True)))
+        return found
 
     def mean_totals(self, first: int, last: int) -> dict[str, float]:
-        """The totals' means over the iterations from `first` to `last`; one without gradient calls counts as zeros."""
+        """The totals' means over the iterations from `first` to `last`; one without such calls counts as zeros."""
         sums = [0] * len(fields(Totals))
-        unflushed = ((iteration, *astuple(total)) for iteration, total in _sums(self.rows).items())
-        for iteration, *values in chain(zip(*self._flushed), unflushed):
+        for iteration, *values in self._sums_so_far():
             if first <= iteration <= last:
                 sums = [a + b for a, b in zip(sums, values, strict=True)]
         count = max(1, last - first + 1)
         return {field.name: float(total) / count for field, total in zip(fields(Totals), sums, strict=True)}
 
+    def _sums_so_far(self) -> Iterator[tuple[int, ...]]:
+        """An iteration and its totals' values, of what was flushed and of what was not."""
+        yield from zip(*self._flushed)
+        for iteration, total in _sums(self.rows).items():
+            yield iteration, *astuple(total)
 
-def _times(time: Time, began: Moment, started: Moment, ended: Moment) -> tuple[float, float | None]:
-    """A row's `seconds` and `started`, of a call in an iteration that `began` then (None: before the first)."""
-    return time.seconds(started, ended), None if began is None else time.seconds(began, started)
+
+def _times(time: Time, began: Moment, started: Moment, ended: Moment) -> dict[str, float | None]:
+    """A row's times, of a call in an iteration that `began` then (None: before the first)."""
+    return {
+        "seconds": time.seconds(started, ended),
+        "started": None if began is None else time.seconds(began, started),
+    }
 
 
 def _sums(rows: Iterable[Row]) -> dict[int, Totals]:
     gradients: dict[int, list[Row]] = defaultdict(list)
     for row in rows:
-        if row.purpose == GRADIENTS:
+        if row.purpose in SYNCHRONIZING:
             gradients[row.iteration].append(row)
     return {iteration: _total(calls) for iteration, calls in gradients.items()}
 
