@@ -11,7 +11,11 @@ from cos598d.sync import SYNCS, get_sync
 from cos598d.sync.base import GradientSync, SyncOptions
 
 # What --sync takes beside the gradient syncs, name -> module and class. Each file is loaded when its name is asked for.
-STRATEGIES: dict[str, str] = {}
+STRATEGIES = {
+    "zero1": "cos598d.shard.zero1:Zero1",
+    "zero2": "cos598d.shard.zero2:Zero2",
+    "zero3": "cos598d.shard.zero3:Zero3",
+}
 
 
 # Called with a communicator, find_unused_parameters, SyncOptions and a precision.

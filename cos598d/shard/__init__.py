@@ -1,0 +1,1 @@
+"""ZeRO by hand: optimizer state, gradients and weights cut into one shard for each rank."""

@@ -1,0 +1,142 @@
+"""Reduce-scatter and all-gather by direct exchange of messages: every rank sends (n-1)/n of what there is, no more."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from cos598d.comm.communicator import Communicator
+from cos598d.comm.ledger import PARAMETERS
+from cos598d.comm.messages import Composed, Messages
+from cos598d.shard.units import Unit
+
+# What is added may still be in the processor's cache, and a rank that is ahead need not wait for its neighbours.
+SEGMENT_BYTES, IN_FLIGHT = 2 << 20, 4
+
+
+@dataclass
+class _Segment:
+    """A segment of one sum: `own` goes into `into`, with the others' that land in `landings`, (ranks - 1, elements)."""
+
+    messages: Messages
+    own: torch.Tensor
+    landings: list[torch.Tensor]
+    into: torch.Tensor
+    adds: bool
+    scratch: torch.Tensor
+    ends: Callable[[], None]
+
+
+class ReduceScatters:
+    """Sums over the ranks, of which each rank gets its own part, several under way at a time.
+
+    1. Rank r sends part k of its tensor to rank k, for every k but its own, and receives n-1 copies of its own part.
+    2. When they are there it adds them and its own, in order of rank: so a sum does not depend on who adds it.
+    Parts travel in segments. `IN_FLIGHT` of them are under way at most, so scratch is `IN_FLIGHT` (n-1) segments,
+    however large the tensors; to start one more is to wait for the oldest. Every rank starts the same sums in the same
+    order. Rank r sends (n-1)/n S, and receives as much; gloo's reduce_scatter is the ring of its all_reduce, and
+    sends twice that.
+    """
+
+    def __init__(self, comm: Communicator):
+        self._comm = comm
+        self._free: dict[torch.dtype, list[torch.Tensor]] = {}  # scratch, (ranks - 1, elements of a segment)
+        self._under_way: deque[_Segment] = deque()
+
+    def start(self, unit: Unit, flat: torch.Tensor, into: torch.Tensor, adds: bool, then: Callable[[], None]) -> None:
+        """Start the sum of every rank's `flat`, (elements of the unit,), of which this rank's part goes `into`.
+
+        `into` may be that part of `flat` itself. `adds`: to what is in `into` already. `then` is called when the sum is
+        there and `flat` may be changed.
+        """
+        rank, ranks = self._comm.rank, self._comm.world_size
+        most = SEGMENT_BYTES // flat.element_size()
+        count = max(1, -(-unit.lengths[0] // most))  # the longest part's, so that all ranks cut all parts alike
+        parts = [part.tensor_split(count) for part in unit.parts(flat)]
+        others = [(rank + step) % ranks for step in range(1, ranks)]  # not all of them to rank 0 first
+        call = self._comm.compose("reduce_scatter", flat, unit.name)
+
+        def end() -> None:
+            call.end()
+            then()
+
+        for k, target in enumerate(into.tensor_split(count)):
+            if len(self._under_way) == IN_FLIGHT:
+                self._end_first()
+            scratch = self._take_scratch(unit, min(most, unit.lengths[0]))
+            own = parts[rank][k]
+            landings = [row[: len(own)] for row in scratch]
+            sends = [(parts[other][k], other) for other in others if len(parts[other][k])]
+            receives = [(landings[other - (other > rank)], other) for other in others if len(own)]
+            ends = end if k == count - 1 else _nothing
+            self._under_way.append(_Segment(call.start(sends, receives), own, landings, target, adds, scratch, ends))
+
+    def drain(self) -> None:
+        """Block until all sums that were started are there; what was sent may then be changed."""
+        while self._under_way:
+            self._end_first()
+
+    def tensors(self) -> list[torch.Tensor]:
+        """The scratch that is kept."""
+        free = [scratch for kept in self._free.values() for scratch in kept]
+        return free + [segment.scratch for segment in self._under_way]
+
+    def _take_scratch(self, unit: Unit, elements: int) -> torch.Tensor:
+        free = self._free.setdefault(unit.dtype, [])
+        for place, scratch in enumerate(free):
+            if scratch.shape[1] >= elements:
+                return free.pop(place)
+        return unit.empty((self._comm.world_size - 1) * elements).view(self._comm.world_size - 1, elements)
+
+    def _end_first(self) -> None:
+        segment = self._under_way.popleft()
+        segment.messages.wait()
+        if len(segment.own):
+            _add_up(segment, self._comm.rank)
+        self._free[segment.scratch.dtype].append(segment.scratch)
+        segment.ends()
+
+
+def _nothing() -> None:
+    """A sum that has more segments to come."""
+
+
+def _add_up(segment: _Segment, rank: int) -> None:
+    """`into` becomes the sum in order of rank; whatever is summed before own part's turn is in a landing."""
+    into, terms = segment.into, list(segment.landings)
+    terms.insert(rank, segment.own)
+    if segment.adds:
+        for term in terms:
+            into += term
+        return
+    total = terms[0]
+    for place, term in enumerate(terms[1:], start=1):
+        # Own part may be `into` itself: nothing else is written there before own part is in the sum.
+        total = torch.add(total, term, out=into if place >= rank else total)
+    if len(terms) == 1 and total.data_ptr() != into.data_ptr():
+        into.copy_(total)
+
+
+class Gather:
+    """An all-gather of a unit's weights under way: every rank's part, in place, in `flat` of each.
+
+    Every rank sends its part to the n-1 others straight from the tensor and receives theirs into it: nothing is copied.
+    """
+
+    def __init__(self, comm: Communicator, unit: Unit, flat: torch.Tensor):
+        rank, ranks = comm.rank, comm.world_size
+        parts = unit.parts(flat)
+        others = [(rank + step) % ranks for step in range(1, ranks)]
+        self._call: Composed | None = comm.compose("all_gather", flat, unit.name, purpose=PARAMETERS)
+        self._messages = self._call.start(
+            [(parts[rank], other) for other in others if len(parts[rank])],
+            [(parts[other], other) for other in others if len(parts[other])],
+        )
+
+    def wait(self) -> None:
+        """Block until the weights are there, and their own part may be changed. May be called more than once."""
+        if self._call is not None:
+            self._messages.wait()
+            self._call.end()
+            self._call = None

@@ -1,0 +1,204 @@
+"""Gradients that are summed over the ranks while backward runs, each shard at the one rank that needs it."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import nn
+
+from cos598d.comm.communicator import Communicator
+from cos598d.shard.exchange import ReduceScatters
+from cos598d.shard.units import Unit
+from cos598d.sync.base import GradientSync, SyncOptions
+from cos598d.sync.buckets import Named
+
+
+class ShardedGradients(GradientSync):
+    """After `finish` each rank holds its part of the sum over ranks of every unit's gradient; .grad is None.
+
+    1. A hook moves each gradient that backward has computed into its unit's flat tensor and drops it. A unit of one
+       parameter takes the gradient itself for its flat tensor: nothing is copied.
+    2. When the unit's last gradient is there its reduce-scatter starts (`ReduceScatters`), while backward goes on.
+       Units start in one order on every rank: that in which they are expected; after the first step those of which
+       nobody used some parameter come last, so that the others need not wait for it.
+    3. `finish` starts what is left, waits for all, and finds out which parameters were used by any rank.
+
+    `keeps`: flat tensors stay from step to step, a rank's part of the sum lies in its part of them, and under
+    `no_sync` gradients are added up in them, each rank's own. Else a flat tensor goes back to a pool as soon as it is
+    reduced, and every backward is reduced, under `no_sync` too: what is added up is the shard.
+    A second backward without `no_sync` is reduced by itself and added, either way.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        find_unused_parameters: bool,
+        options: SyncOptions,
+        make_units: Callable[[Sequence[Named]], list[Unit]],
+        keeps: bool,
+        is_complete: Callable[[Unit], None],
+    ):
+        """`is_complete` is called when the last of a unit's gradients of a backward is there."""
+        super().__init__(comm, find_unused_parameters, options)
+        self._make_units, self._keeps, self._is_complete = make_units, keeps, is_complete
+        self._sums = ReduceScatters(comm)
+
+    def attach(self, model: nn.Module) -> nn.Module:
+        module = super().attach(model)
+        self.units = self._make_units(self.parameters)
+        self._order = list(self.units)
+        self._place = {p: (unit, place) for unit in self.units for place, (_, p) in enumerate(unit.parameters)}
+        self._flats: dict[Unit, torch.Tensor] = {}  # this rank's gradients
+        self._views: dict[Unit, list[torch.Tensor]] = {}
+        self._pool: list[torch.Tensor] = []
+        self._shards: dict[Unit, torch.Tensor] = {}
+        self._reduced: set[Unit] = set()  # of which the shard holds an earlier backward's sum of this step
+        self._accumulating = False
+        self._used: set[nn.Parameter] = set()  # by this rank, in this step
+        self.is_used: dict[nn.Parameter, bool] = {}
+        self._begin()
+        self._handles = [p.register_post_accumulate_grad_hook(self._on_gradient) for _, p in self.parameters]
+        return module
+
+    def shard(self, unit: Unit) -> torch.Tensor:
+        """This rank's part of the sum of the unit's gradients, (own part's elements,)."""
+        return self._shards[unit]
+
+    def finish(self) -> None:
+        """Block until the shards are there, and `is_used` says of each parameter whether any rank used it."""
+        self._end()
+        self.is_used = self.agree_on_used([p in self._used for _, p in self.parameters])
+        # Stable, and agreed on: the same order on every rank.
+        self._order.sort(key=lambda unit: not all(self.is_used[p] for _, p in unit.parameters))
+
+    def forget(self) -> None:
+        """The gradients are used up, or not wanted: the next one begins a step. Sums that were begun are ended first,
+        since the other ranks wait for them."""
+        if self._next or self._filled:
+            self._end()
+        self._used.clear()
+        self._reduced.clear()
+        for unit in self.units:
+            if self._keeps and len(unit.parameters) == 1:  # the next gradient is laid in its place
+                self._release(unit)
+                self._shards.pop(unit, None)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        before, self._accumulating = self._accumulating, self._keeps
+        try:
+            yield
+        finally:
+            self._accumulating = before
+
+    def awaits(self, unit: Unit) -> bool:
+        """Whether a gradient of the unit's may come yet, in this backward or, between two of them, in the next."""
+        return self._missing[unit] > 0
+
+    def detach(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles, self._pool = [], []
+        for by_unit in (self._flats, self._views, self._shards):
+            by_unit.clear()
+        self._sums = ReduceScatters(self.comm)
+        super().detach()
+
+    def gradient_tensors(self) -> list[torch.Tensor]:
+        """What holds gradients, or will again."""
+        return [*self._flats.values(), *self._shards.values()]
+
+    def bucket_tensors(self) -> list[torch.Tensor]:
+        """What is kept for sending and receiving beside them."""
+        return [*self._pool, *self._sums.tensors()]
+
+    def _begin(self) -> None:
+        """Of a backward that will be reduced."""
+        self._waiting_for = dict.fromkeys(self._place)
+        self._missing = {unit: len(unit.parameters) for unit in self.units}
+        self._filled: set[nn.Parameter] = set()
+        self._next = 0  # of the order: those before it have started
+
+    def _on_gradient(self, parameter: nn.Parameter) -> None:
+        if parameter not in self._waiting_for:  # backward has come back: what is under way must not be touched
+            self._end()
+            self._set_aside()
+        self._take(parameter)
+        if not self._accumulating:
+            self._mark(parameter)
+
+    def _take(self, parameter: nn.Parameter) -> None:
+        """Move the parameter's gradient to its place."""
+        unit, place = self._place[parameter]
+        gradient, parameter.grad = parameter.grad, None
+        assert gradient is not None  # a hook has been called for it
+        self._used.add(parameter)
+        if parameter in self._filled:
+            self._views[unit][place] += gradient
+            return
+        self._filled.add(parameter)
+        if len(unit.parameters) == 1 and gradient.is_contiguous():
+            self._lay(unit, gradient.view(-1))
+        else:
+            self._flat(unit)
+            self._views[unit][place].copy_(gradient)
+
+    def _flat(self, unit: Unit) -> torch.Tensor:
+        if unit not in self._flats:
+            fits = [flat for flat in self._pool if flat.dtype == unit.dtype and len(flat) >= unit.elements]
+            kept = min(fits, key=len, default=None)
+            if kept is not None:
+                self._pool = [flat for flat in self._pool if flat is not kept]
+            self._lay(unit, unit.empty(unit.elements) if kept is None else kept)
+        return self._flats[unit]
+
+    def _lay(self, unit: Unit, flat: torch.Tensor) -> None:
+        self._flats[unit], self._views[unit] = flat, unit.views(flat[: unit.elements])
+
+    def _mark(self, parameter: nn.Parameter) -> None:
+        """The parameter's gradient of this backward is final, or there is none."""
+        del self._waiting_for[parameter]
+        unit, _ = self._place[parameter]
+        self._missing[unit] -= 1
+        if self._missing[unit] == 0:
+            self._is_complete(unit)
+        while self._next < len(self._order) and self._missing[self._order[self._next]] == 0:
+            self._next += 1
+            self._start(self._order[self._next - 1])
+
+    def _start(self, unit: Unit) -> None:
+        flat = self._flat(unit)[: unit.elements]
+        for view, (_, p) in zip(self._views[unit], unit.parameters, strict=True):
+            if p not in self._filled:
+                view.zero_()
+        if unit in self._reduced:
+            shard = self._shards[unit]
+        elif self._keeps:
+            shard = self._shards[unit] = unit.parts(flat)[self.comm.rank]
+        elif unit not in self._shards:
+            shard = self._shards[unit] = unit.empty(unit.lengths[self.comm.rank])
+        else:
+            shard = self._shards[unit]
+        release = (lambda: None) if self._keeps else (lambda: self._release(unit))
+        self._sums.start(unit, flat, shard, adds=unit in self._reduced, then=release)
+
+    def _end(self) -> None:
+        """Start what is left of this backward, wait for all of it, and be ready for the next."""
+        for _, p in reversed(self.parameters):
+            if p in self._waiting_for:
+                self._mark(p)
+        self._sums.drain()
+        self._begin()
+
+    def _set_aside(self) -> None:
+        """More is to be added to what has been reduced."""
+        if self._keeps:
+            self._shards |= {unit: self._shards[unit].clone() for unit in self.units if unit not in self._reduced}
+        self._reduced.update(self.units)
+
+    def _release(self, unit: Unit) -> None:
+        """Let go of the unit's flat tensor: of one that was a gradient altogether."""
+        flat = self._flats.pop(unit, None)
+        self._views.pop(unit, None)
+        if flat is not None and len(unit.parameters) > 1:
+            self._pool.append(flat)

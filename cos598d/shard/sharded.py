@@ -1,0 +1,161 @@
+"""What the three stages of ZeRO share: an optimizer of pieces, a norm over shards, and who holds how much."""
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+
+import torch
+from torch import nn
+
+from cos598d.comm.communicator import Communicator
+from cos598d.comm.ledger import AGREEMENT
+from cos598d.shard.gradients import ShardedGradients
+from cos598d.shard.units import Unit
+from cos598d.strategies.base import MakeOptimizer, Module, Strategy
+from cos598d.strategies.loss_scale import LossScale
+from cos598d.strategies.memory import count_memory, state_tensors
+from cos598d.strategies.precision import autocast
+from cos598d.sync.base import DEFAULTS, SyncOptions
+from cos598d.sync.buckets import Named
+
+
+class Sharded(Strategy):
+    """A replica whose optimizer steps one n-th of the weights: this rank's part of each unit.
+
+    The optimizer is given the pieces of the parameters that lie in this rank's parts, as one-dimensional parameters
+    under the model's names. So it must be one that treats every element by itself, as SGD, Adam and AdamW do, and not
+    one that looks at whole matrices or norms of them, as LAMB, Adafactor and Muon do.
+
+    A subclass says what the units are and where their weights live:
+
+        make_units(parameters)   the trainable parameters in units, in the order in which their gradients are expected
+        hold(unit)               this rank's part of the unit's weights, which the optimizer steps where it lies
+        stepped()                the weights have changed
+    """
+
+    keeps_gradients = False
+
+    def __init__(
+        self,
+        comm: Communicator,
+        find_unused_parameters: bool = True,
+        options: SyncOptions = DEFAULTS,
+        precision: str = "fp32",
+    ):
+        self.comm, self.options = comm, options
+        self._precision = precision
+        self._scale = LossScale(is_on=precision == "fp16")
+        self._gradients = ShardedGradients(
+            comm, find_unused_parameters, options, self.make_units, self.keeps_gradients, self.is_complete
+        )
+        self._norm = 0.0  # under fp16, of this step's whole gradient before clipping
+
+    @abstractmethod
+    def make_units(self, parameters: Sequence[Named]) -> list[Unit]:
+        """Each trainable parameter in one unit."""
+
+    @abstractmethod
+    def hold(self, unit: Unit) -> torch.Tensor:
+        """Lay the unit's weights as this strategy keeps them; this rank's part of them."""
+
+    @abstractmethod
+    def stepped(self) -> None:
+        """The optimizer has changed this rank's parts."""
+
+    def is_complete(self, unit: Unit) -> None:
+        """The last of the unit's gradients of this backward is there."""
+
+    @property
+    def loss_scale(self) -> float:
+        return self._scale.value
+
+    def attach(self, model: nn.Module, make_optimizer: MakeOptimizer) -> Module:
+        self._model = model
+        self._gradients.attach(model)  # rank 0's state for all
+        self._pieces: list[tuple[str, nn.Parameter, nn.Parameter, Unit, slice]] = []
+        for unit in self._gradients.units:
+            own = self.hold(unit)
+            for piece in unit.pieces(self.comm.rank):
+                place = slice(piece.begin, piece.end)
+                part = nn.Parameter(own[place])
+                self._pieces.append((piece.name, part, piece.parameter, unit, place))
+        order = {name: number for number, (name, _) in enumerate(self._gradients.parameters)}
+        self._pieces.sort(key=lambda piece: order[piece[0]])
+        self.optimizer = make_optimizer([(name, part) for name, part, *_ in self._pieces])
+        if self._precision == "fp32":
+            return model
+        precision, device = self._precision, self.comm.device
+
+        def forward(**inputs: torch.Tensor) -> tuple:
+            with autocast(precision, device):
+                return model(**inputs)
+
+        return forward
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        return self._gradients.no_sync()
+
+    def backward(self, loss: torch.Tensor) -> None:
+        # What is summed over the ranks is the gradient of the global batch's mean: nobody divides.
+        (loss * self.loss_scale).backward()
+
+    def finish(self) -> None:
+        self._gradients.finish()
+        for _, part, parameter, unit, place in self._pieces:
+            part.grad = self._gradients.shard(unit)[place] if self._gradients.is_used[parameter] else None
+
+    def clip(self, max_norm: float) -> torch.Tensor | None:
+        gradients = self._shares()
+        if self._scale.is_on and gradients:
+            torch._foreach_mul_(gradients, 1 / self.loss_scale)
+        if not max_norm and not self._scale.is_on:
+            return None
+        squares = torch.zeros((), dtype=torch.float64, device=self.comm.device)
+        for norm_of_piece in torch._foreach_norm(gradients) if gradients else ():
+            squares += norm_of_piece.double().square()
+        # Every element lies in one rank's part: the sum over ranks is the whole gradient's.
+        self.comm.all_reduce(squares, "squares of the gradient", purpose=AGREEMENT)
+        norm = squares.sqrt()
+        if self._scale.is_on:
+            self._norm = norm.item()
+        if not max_norm:
+            return None
+        if gradients:
+            torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp(max=1.0))  # as torch's clip_grad_norm_
+        return norm
+
+    def step(self) -> bool:
+        # A norm that is not finite is the same on every rank: all leave out the same steps.
+        is_good = not self._scale.is_on or math.isfinite(self._norm)
+        with self.phase("step"):
+            if is_good:
+                self.optimizer.step()
+            self._scale.update(is_good, self.comm.ledger.iteration)
+            self.optimizer.zero_grad(set_to_none=True)
+            self._gradients.forget()
+        with self.phase("sync"):
+            if is_good:
+                self.stepped()
+        return is_good
+
+    def settle(self) -> None:
+        self._gradients.settle()
+
+    def detach(self) -> None:
+        self._gradients.detach()
+        self._pieces = []
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def memory(self) -> dict[str, int]:
+        parameters = [p.data for p in self._model.parameters()] + [part.data for _, part, *_ in self._pieces]
+        gradients = [p.grad for p in self._model.parameters() if p.grad is not None]
+        return count_memory(
+            parameters=parameters,
+            gradients=gradients + self._gradients.gradient_tensors(),
+            optimizer=state_tensors(self.optimizer),
+            buckets=self._gradients.bucket_tensors(),
+        )
+
+    def _shares(self) -> list[torch.Tensor]:
+        return [part.grad for _, part, *_ in self._pieces if part.grad is not None]

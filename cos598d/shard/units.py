@@ -1,0 +1,90 @@
+"""Parameters side by side in a flat tensor that is cut into one part for each rank, and the layers of a model."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from cos598d.sync.buckets import Named
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What of a parameter lies in one rank's part: elements [begin, end) of the part."""
+
+    name: str
+    parameter: nn.Parameter
+    begin: int
+    end: int
+
+
+class Unit:
+    """Parameters of one dtype, side by side in a flat tensor of `elements`, cut into n parts as equal as it goes.
+
+    A unit's weights and its gradients are laid out alike, in two tensors that need not be there all the time.
+    """
+
+    def __init__(self, name: str, parameters: Sequence[Named], ranks: int):
+        self.name, self.parameters = name, list(parameters)
+        self.sizes = [p.numel() for _, p in self.parameters]
+        self.elements = sum(self.sizes)
+        self.dtype, self.device = self.parameters[0][1].dtype, self.parameters[0][1].device
+        # As tensor_split cuts: the first parts are longer by one where n does not divide.
+        self.lengths = [self.elements // ranks + (rank < self.elements % ranks) for rank in range(ranks)]
+
+    def empty(self, elements: int) -> torch.Tensor:
+        """A flat tensor of so many elements, like this unit's."""
+        return torch.empty(elements, dtype=self.dtype, device=self.device)
+
+    def parts(self, flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The ranks' parts of (elements,), as views."""
+        return flat.split(self.lengths)
+
+    def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """The parameters' places in (elements,), as views of their shapes."""
+        return [part.view(p.shape) for part, (_, p) in zip(flat.split(self.sizes), self.parameters, strict=True)]
+
+    def pieces(self, rank: int) -> Iterator[Piece]:
+        """What lies in that rank's part, in order; a parameter that has nothing there is left out."""
+        first = sum(self.lengths[:rank])
+        last = first + self.lengths[rank]
+        begin = 0
+        for (name, p), size in zip(self.parameters, self.sizes, strict=True):
+            if max(begin, first) < min(begin + size, last):
+                yield Piece(name, p, max(begin, first) - first, min(begin + size, last) - first)
+            begin += size
+
+
+def layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The modules that are used as wholes, in order of registration: the members of every ModuleList and Sequential.
+
+    A module that holds such a list somewhere inside is taken apart: its other children, such as embeddings and heads,
+    are layers too. A model without any list is taken whole.
+    """
+    found: list[tuple[str, nn.Module]] = []
+
+    def walk(name: str, module: nn.Module) -> None:
+        if not any(isinstance(part, (nn.ModuleList, nn.Sequential)) for part in module.modules()):
+            found.append((name, module))
+            return
+        for child_name, child in module.named_children():
+            path = f"{name}.{child_name}" if name else child_name
+            if isinstance(module, (nn.ModuleList, nn.Sequential)):
+                found.append((path, child))
+            else:
+                walk(path, child)
+
+    walk("", model)
+    return found
+
+
+def owners(model: nn.Module) -> dict[nn.Parameter, str]:
+    """For each trainable parameter the name of the one layer that uses it; "" where it is the model's own, or several
+    layers' (a tied weight)."""
+    users: dict[nn.Parameter, set[str]] = {p: set() for p in model.parameters() if p.requires_grad}
+    for name, module in layers(model):
+        for p in module.parameters():
+            if p in users:
+                users[p].add(name)
+    return {p: next(iter(names)) if len(names) == 1 else "" for p, names in users.items()}

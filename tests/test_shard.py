@@ -1,0 +1,277 @@
+"""ZeRO by hand: the same training as one process, at the textbook's bytes, in the memory that the formulas say."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from worlds import run_ranks
+
+from cos598d.check.toy import local_batch, toy_model
+from cos598d.comm.ledger import GRADIENTS, PARAMETERS, Ledger, Row
+from cos598d.shard.zero1 import Zero1
+from cos598d.shard.zero2 import Zero2
+from cos598d.shard.zero3 import Zero3
+from cos598d.sync.base import SyncOptions
+
+STAGES = {"zero1": Zero1, "zero2": Zero2, "zero3": Zero3}
+WORDS, WIDTH, EXAMPLES = 29, 8, 3
+SMALL_BUCKETS = SyncOptions(bucket_mb=600 / 2**20, first_bucket_mb=200 / 2**20)  # a word embedding is larger
+
+
+class Layered(nn.Module):
+    """Layers in a list, of which one is used twice; tied, frozen, unused and tiny weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.never = nn.Linear(WIDTH, WIDTH)
+        self.embedding = nn.Embedding(WORDS, WIDTH)
+        self.positions = nn.Embedding(97, WIDTH)
+        self.frozen = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.order = (0, 1, 2, 1)
+        self.gain = nn.Parameter(torch.ones(1))  # one element: most ranks hold nothing of it
+        self.output = nn.Linear(WIDTH, WORDS)
+        self.output.weight = self.embedding.weight
+        self.register_buffer("scale", torch.rand(WIDTH) + 0.5)
+
+    def forward(self, ids, labels):
+        state = self.embedding(ids).mean(dim=1) + self.positions(ids[:, 0])
+        state = self.frozen(state) * self.scale
+        for place in self.order:
+            state = self.blocks[place](state) + state
+        logits = self.output(state * self.gain)
+        return nn.functional.cross_entropy(logits.float(), labels), logits
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.norm = nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)
+
+    def forward(self, state):
+        return torch.tanh(self.norm(self.linear(state)))
+
+
+def layered(seed=0):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Layered()
+
+
+def batch(step, micro, rank):
+    generator = torch.Generator().manual_seed(10_000 * step + 100 * micro + rank)
+    ids = torch.randint(0, WORDS, (EXAMPLES, 5), generator=generator)
+    return {"ids": ids, "labels": torch.randint(0, WORDS, (EXAMPLES,), generator=generator)}
+
+
+def sgd(named):
+    return torch.optim.SGD(_groups(named), lr=0.5, momentum=0.9)
+
+
+def adamw(named):
+    return torch.optim.AdamW(_groups(named), lr=0.01, fused=True)
+
+
+def _groups(named):
+    decayed, plain = [], []
+    for name, p in named:
+        if p.requires_grad:
+            (plain if name.endswith("bias") else decayed).append(p)
+    return [{"params": decayed, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}]
+
+
+def train_alone(model, make, ranks, steps, micros, max_norm, precision="fp32"):
+    """One process on all ranks' examples: the norms."""
+    optimizer, norms = make(model.named_parameters()), []
+    for step in range(steps):
+        for micro in range(micros):
+            for rank in range(ranks):
+                with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16"):
+                    loss = model(**batch(step, micro, rank))[0]
+                (loss / (ranks * micros)).backward()
+        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm).item())
+        optimizer.step()
+        optimizer.zero_grad()
+    return norms
+
+
+def train_sharded(strategy, module, comm, steps, micros, max_norm, first=0):
+    norms = []
+    for step in range(first, first + steps):
+        for micro in range(micros - 1):
+            with strategy.no_sync():
+                strategy.backward(module(**batch(step, micro, comm.rank))[0] / (comm.world_size * micros))
+        strategy.backward(module(**batch(step, micros - 1, comm.rank))[0] / (comm.world_size * micros))
+        strategy.finish()
+        norms.append(strategy.clip(max_norm).item())
+        assert strategy.step()
+    return norms
+
+
+def distance(model, other):
+    """The largest difference of any weight, relative to the tensor's largest."""
+    pairs = zip(model.named_parameters(), other.named_parameters(), strict=True)
+    return max(((a - b).abs().max() / b.abs().max()).item() for (_, a), (_, b) in pairs)
+
+
+def compare(comm, name, make, micros, precision="fp32", max_norm=0.3):
+    """Three steps under the strategy and alone: how far the weights are apart, and the norms."""
+    model, alone = layered(comm.rank), layered(0)  # rank 0's counts
+    strategy = STAGES[name](comm, True, SMALL_BUCKETS, precision)
+    module = strategy.attach(model, make)
+    norms = train_sharded(strategy, module, comm, 3, micros, max_norm)
+    right = train_alone(alone, make, comm.world_size, 3, micros, max_norm, precision)
+    strategy.settle()
+    apart = distance(model, alone)
+    strategy.detach()
+    return apart, max(abs(a / b - 1) for a, b in zip(norms, right, strict=True)), min(right)
+
+
+def compare_all(comm):
+    found = {}
+    for name in STAGES:
+        for make in (sgd, adamw):
+            for micros in (1, 4):
+                found[f"{name} {make.__name__} {micros}"] = compare(comm, name, make, micros)
+        found[f"{name} bf16"] = compare(comm, name, sgd, 2, "bf16")
+    return found
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_weights_and_norms_are_those_of_one_process_on_the_whole_batch(ranks):
+    for found in run_ranks(ranks, compare_all):
+        for kind, (apart, norm, least) in found.items():
+            assert least > 0.3, "clipping does not bite"
+            assert apart < (2e-2 if "bf16" in kind else 1e-5), kind
+            assert norm < (2e-2 if "bf16" in kind else 1e-5), kind
+
+
+def toy_steps(comm, name, steps):
+    """On a rank: the toy of all corners, where only some ranks use a layer and a parameter is of another dtype."""
+    model, alone = toy_model(comm.rank), toy_model(0)
+    strategy = STAGES[name](comm)
+    module = strategy.attach(model, sgd)
+    optimizer, ranks = sgd(alone.named_parameters()), comm.world_size
+    for step in range(steps):
+        uses = [rank != 0 or step == 1 for rank in range(ranks)]
+        strategy.backward(module(**local_batch(comm.rank, step, uses[comm.rank]))[0] / ranks)
+        strategy.finish()
+        strategy.clip(0.0)
+        strategy.step()
+        for rank in range(ranks):
+            (alone(**local_batch(rank, step, uses[rank]))[0] / ranks).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    strategy.settle()
+    never = torch.equal(model.never.weight, toy_model(0).never.weight)
+    kept = [name for name, part, *_ in strategy._pieces if name.startswith("never") and strategy.optimizer.state[part]]
+    apart = distance(model, alone)
+    strategy.detach()
+    return apart, never and not kept
+
+
+def toy_under_all(comm):
+    return {name: toy_steps(comm, name, 3) for name in STAGES}
+
+
+def test_unused_weights_stay_and_several_dtypes_and_a_layer_of_some_ranks_are_right():
+    for found in run_ranks(2, toy_under_all):
+        for name, (apart, never_stays) in found.items():
+            assert apart < 1e-5, name
+            assert never_stays, f"{name}: weight decay must not touch what no rank uses"
+
+
+def tensor_bytes(elements, ranks, rank):
+    """Bytes of a rank's part, and of the others', of float32."""
+    own = 4 * (elements // ranks + (rank < elements % ranks))
+    return own, 4 * elements - own
+
+
+def books(comm, name):
+    """On a rank: what two steps sent and received by purpose, and what is held between two steps."""
+    model = layered()
+    model.order = (0, 1, 2)
+    strategy = STAGES[name](comm, True, SMALL_BUCKETS)
+    module = strategy.attach(model, adamw)
+    ledger = comm.ledger = Ledger()
+    train_sharded(strategy, module, comm, 2, 1, 1.0)
+    between = strategy.memory()
+    state = sum(v.numel() for entry in strategy.optimizer.state.values() for v in entry.values() if v.dim())
+    with strategy.whole():
+        moved = {purpose: [0, 0] for purpose in (GRADIENTS, PARAMETERS)}
+        for row in ledger.rows:
+            if row.purpose in moved:
+                moved[row.purpose][0] += row.bytes_sent
+                moved[row.purpose][1] += row.bytes_received
+        whole = strategy.memory()["parameters"]
+    units = [[unit.name, unit.elements, len(unit.parameters)] for unit in strategy._gradients.units]
+    strategy.detach()
+    return {"units": units, "moved": moved, "between": between, "whole": whole, "state": state}
+
+
+def all_books(comm):
+    return {name: books(comm, name) for name in STAGES}
+
+
+@pytest.fixture(scope="module")
+def four_books():
+    return run_ranks(4, all_books)
+
+
+TRAINED = sum(p.numel() for p in Layered().parameters() if p.requires_grad)
+FROZEN = 4 * (WIDTH * WIDTH + WIDTH)
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_every_rank_sends_what_the_formula_says(four_books, name):
+    total = 0
+    for rank, found in enumerate(four_books):
+        parts = {word: tensor_bytes(elements, 4, rank) for word, elements, _ in found[name]["units"]}
+        own, others = (sum(pair[place] for pair in parts.values()) for place in (0, 1))
+        assert found[name]["moved"][GRADIENTS] == [2 * others, 2 * 3 * own]
+        total += others
+        if name == "zero3":
+            # In each of two steps before forward and before backward; the model's own once; and once for `whole`.
+            times = {word: 5 - 2 * word.startswith("the model") - 4 * word.startswith("never") for word in parts}
+        else:
+            times = dict.fromkeys(parts, 2)
+        weights = [sum(times[word] * parts[word][place] for word in parts) for place in (0, 1)]
+        assert found[name]["moved"][PARAMETERS] == [3 * weights[0], weights[1]]
+    assert total == 4 * 3 * TRAINED, "(n-1)/n S on the average of 4 ranks"
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_every_rank_keeps_what_the_formula_says(four_books, name):
+    state = 0
+    for rank, found in enumerate(four_books):
+        own = sum(tensor_bytes(elements, 4, rank)[0] for _, elements, _ in found[name]["units"])
+        # What a bucket of one tensor holds is made by backward, and gone after the step.
+        large = 4 * sum(elements for _, elements, tensors in found[name]["units"] if tensors == 1)
+        between = found[name]["between"]
+        placeholders = 4 * len([p for p in Layered().parameters() if p.requires_grad]) if name == "zero3" else 0
+        assert between["parameters"] == FROZEN + placeholders + (own if name == "zero3" else 4 * TRAINED)
+        assert between["gradients"] == (4 * TRAINED - large if name == "zero1" else own)
+        state += found[name]["state"]
+        assert found[name]["whole"] >= 4 * TRAINED + FROZEN
+    never = WIDTH * WIDTH + WIDTH
+    assert state == 2 * (TRAINED - never), "two moments of every weight that was stepped, once among the ranks"
+
+
+class Lines(list):
+    def writelines(self, lines):
+        self.extend(lines)
+
+
+def test_what_is_waited_for_after_its_iterations_rows_were_written_is_added_to_them():
+    """The weights of the last step arrive when the model is to be evaluated."""
+    ledger = Ledger(Lines())
+    ledger.begin(1, 0.0)
+    row = Row(1, GRADIENTS, "reduce_scatter", "bucket 0", (4,), "float32", 16, 12, 12, 0.1, 3)
+    ledger.enter(row)
+    ledger.flush()
+    ledger.enter(replace(row, purpose=PARAMETERS, op="all_gather"))
+    for _ in range(2):
+        assert ledger.totals_by_iteration()[1].bytes_sent == 24
+        assert ledger.mean_totals(1, 1)["calls"] == 2
+        ledger.flush()
