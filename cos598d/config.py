@@ -176,7 +176,7 @@ class RunConfig(SquadOptions, SyncFlags):
     def check(self, world_size: int) -> None:
         """Raise UsageError for the first value that cannot work in a world of `world_size` ranks."""
         self._check_label()
-        self._check_sync()
+        self._check_sync(world_size)
         task = self.task()
         check_flags(self)
         if task.model_types and self.model_type not in task.model_types:
@@ -238,7 +238,7 @@ class RunConfig(SquadOptions, SyncFlags):
                 "not beginning with a dot or dash."
             )
 
-    def _check_sync(self) -> None:
+    def _check_sync(self, world_size: int) -> None:
         sync = class_of(self.sync)
         for name in given(self, SYNC_FIELDS):
             if name not in getattr(sync, "uses", ()):
@@ -247,6 +247,8 @@ class RunConfig(SquadOptions, SyncFlags):
             get_codec(self.compress)
         if hasattr(sync, "check_options"):  # a sync of somebody's own need not have it
             sync.check_options(self.sync_options(), self.backend)
+        if hasattr(sync, "check_config"):
+            sync.check_config(self, world_size)
 
     def _check_squad(self, task: Task) -> None:
         if task.name != "squad":

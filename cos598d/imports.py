@@ -35,6 +35,15 @@ def leave_out_compiler() -> None:
     torch._dynamo = sys.modules["torch._dynamo"]
 
 
+def bring_back_compiler() -> None:
+    """Undo `leave_out_compiler`, for code that imports parts of torch._dynamo: some lead in a circle to a stand-in."""
+    if isinstance(sys.modules.get("torch._dynamo"), _NoCompiler):
+        import torch
+
+        del sys.modules["torch._dynamo"]
+        torch._dynamo = importlib.import_module("torch._dynamo")
+
+
 class _NoCompiler(Later):
     """What torch asks of torch._dynamo at an optimizer's step and when a process group opens.
 

@@ -15,7 +15,7 @@ from cos598d.comm.moments import Moment, Time
 # replicas one model; the rest is set-up and book-keeping.
 STATE, GRADIENTS, AGREEMENT, LOSS, EVALUATION = "state", "gradients", "agreement", "loss", "evaluation"
 BUFFERS = "buffers"  # a model's, such as running statistics
-PARAMETERS = "parameters"
+PARAMETERS = "parameters"  # weights that travel because each rank holds, or steps, only its shard of them
 BEFORE_TRAINING = 0
 SYNCHRONIZING = (GRADIENTS, PARAMETERS)
 # What an iteration of training makes travel.

@@ -15,6 +15,8 @@ STRATEGIES = {
     "zero1": "cos598d.shard.zero1:Zero1",
     "zero2": "cos598d.shard.zero2:Zero2",
     "zero3": "cos598d.shard.zero3:Zero3",
+    "torch_zero1": "cos598d.engines.torch_zero1:TorchZero1",
+    "torch_fsdp": "cos598d.engines.torch_fsdp:TorchFSDP",
 }
 
 

@@ -26,6 +26,11 @@ class SyncFlags:
     compress: the codec in which buckets travel (`cos598d/sync/codecs`); None: as they are.
     sync_every: the steps from one average to the next, for syncs that average weights.
     bucket_view: whether torch's DDP lets gradients be views of its buckets, so that none is copied back.
+    ddp_hook: the communication hook of torch's DDP; None: its own all-reduce.
+    reshard: "yes" frees gathered parameters after their layer's forward and gathers them again for backward.
+    reduce_scatter: whose sums gradients by shards: "ours", by messages, or "torch", the backend's.
+    zero_stage: what DeepSpeed cuts over the ranks: 0 nothing, 1 the optimizer's state, 2 gradients too, 3 weights too.
+    fabric_strategy: what Lightning Fabric trains with.
     """
 
     bucket_mb: float = flag(25.0, "capacity of a bucket in MiB, for syncs with buckets", group=SYNC_GROUP, above=0)
@@ -36,6 +41,28 @@ class SyncFlags:
     bucket_view: bool = flag(
         False, "gradients are views of the buckets, for ddp: torch's gradient_as_bucket_view", group=SYNC_GROUP
     )
+    ddp_hook: str | None = flag(
+        None,
+        "communication hook of torch's DDP, for ddp: one of {choices}",
+        group=SYNC_GROUP,
+        choices=("fp16", "powersgd", "post_localsgd"),
+    )
+    reshard: str = flag(
+        "yes",
+        "whether gathered weights are freed after their layer's forward, for torch_fsdp and fabric: {choices}",
+        group=SYNC_GROUP,
+        choices=("yes", "no"),
+    )
+    reduce_scatter: str = flag(
+        "ours",
+        "whose reduce-scatter sums gradients, for torch_fsdp: {choices}",
+        group=SYNC_GROUP,
+        choices=("ours", "torch"),
+    )
+    zero_stage: int = flag(
+        2, "ZeRO's stage for deepspeed: 0 cuts nothing, 3 everything", group=SYNC_GROUP, least=0, below=4
+    )
+    fabric_strategy: str = flag("ddp", "what fabric trains with: {choices}", group=SYNC_GROUP, choices=("ddp", "fsdp2"))
 
 
 @dataclass(frozen=True)

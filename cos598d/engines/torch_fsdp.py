@@ -1,0 +1,228 @@
+"""torch's FSDP2: parameters, gradients and the optimizer's state cut over the ranks, gathered layer by layer."""
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from cos598d.comm.communicator import Communicator
+from cos598d.comm.ledger import AGREEMENT, dtype_name
+from cos598d.comm.watched import watched
+from cos598d.engines.engine import Apart, Engine, local, need
+from cos598d.errors import UserError
+from cos598d.strategies.base import MakeOptimizer, Module
+
+if TYPE_CHECKING:
+    from cos598d.config import RunConfig
+
+
+class TorchFSDP(Engine):
+    """`fully_shard` on every layer and on the whole (Zhao et al., "PyTorch FSDP", VLDB 2023, in its second form).
+
+    1. Every parameter is cut along its first dimension into n pieces, one on each rank; the last ones are shorter, or
+       empty. A layer is a member of a ModuleList; what is in no layer, such as the embeddings, is the root's.
+    2. Before a layer's forward its parameters are gathered, side by side in one call; after it they are freed, and
+       gathered again for backward. The root's stay between the two. With `--reshard no` the layers' stay as well.
+    3. After a layer's backward its gradients are summed by a reduce-scatter: each rank keeps the average of its pieces.
+    4. Every rank steps its pieces; the norm by which they are clipped is summed over the ranks.
+
+    Cost for S bytes of weights, of which R are the root's: gathering sends (n-1)/n (2S - R), with `--reshard no`
+    (n-1)/n S; the reduce-scatter (n-1)/n S by messages of ours (`--reduce_scatter ours`), and 2(n-1)/n S by gloo's own
+    (`torch`), which is the ring of its all-reduce. Two or three calls a layer. Padding to a multiple of n adds little.
+    Memory: S/n each of weights and gradients, with AdamW 2 S/n of state; within a step R and the largest layer whole,
+    twice where the next layer's gather has begun, and their gradients.
+    Choose it where a model does not fit, and torch is to do it: `zero3` is the same thing to read.
+
+    Known wrong: parameters of several dtypes in one layer, and parameters without dimensions, are refused. On gloo
+    nothing overlaps: the calls block. A step whose use of parameters differs from rank to rank hangs unless zeros are
+    sent for what is unused; that is switched on where it can happen, and gradients that no rank has are dropped here.
+    """
+
+    uses = ("reshard", "reduce_scatter")
+    equal_passes = True
+
+    @classmethod
+    def check_config(cls, config: "RunConfig", world_size: int) -> None:
+        super().check_config(config, world_size)
+        need("torch", "torch", "2.9", config.sync)
+
+    @property
+    def replicas_equal(self) -> bool:
+        return self._apart.is_whole
+
+    def wrap(self, model: nn.Module, make_optimizer: MakeOptimizer) -> Module:
+        check_parameters(model, "torch_fsdp")
+        self._apart = Apart(model)
+        module = self.shard(self._apart.copy)
+        self._apart.empty()
+        self.optimizer = make_optimizer(module.named_parameters())
+        return module
+
+    def shard(self, module: nn.Module) -> nn.Module:
+        """Cut the module's parameters, in place."""
+        from torch.distributed.device_mesh import init_device_mesh
+
+        mesh = init_device_mesh(self.comm.device.type, (self.comm.world_size,))
+        self._units = fully_sharded(module, mesh, self.options.reshard == "yes")
+        if self.options.reduce_scatter == "ours" and self.comm.world_size > 1:
+            for unit in self._units:
+                unit.set_custom_reduce_scatter(_reduce_scatter(self.comm))
+        self._module: Any = module  # an FSDPModule too, which no type says
+        self._used: set[str] = set()
+        if self.find_unused_parameters:
+            self._module.set_reduce_scatter_unused_params(True)
+            self._watch_use()
+        return module
+
+    def before_forward(self) -> None:
+        self._apart.follow()
+        if self._apart.is_whole:
+            self._apart.empty()
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        self._module.set_requires_gradient_sync(False)
+        yield
+        self._module.set_requires_gradient_sync(True)
+
+    def finish(self) -> None:
+        if not self.find_unused_parameters:
+            return
+        trainable = [(name, p) for name, p in self._module.named_parameters() if p.requires_grad]
+        has = torch.tensor([name in self._used for name, _ in trainable], dtype=torch.int32, device=self.comm.device)
+        self.comm.all_reduce(has, "ranks that used each parameter", purpose=AGREEMENT)
+        for (_, parameter), users in zip(trainable, has.tolist(), strict=True):
+            if users == 0:
+                parameter.grad = None
+        self._used.clear()
+
+    def clip(self, max_norm: float) -> torch.Tensor | None:
+        if not max_norm and not self.scale.is_on:
+            return None
+        gradients = [local(p.grad) for p in self._module.parameters() if p.grad is not None]
+        return clip_shards(self, gradients, max_norm)
+
+    @contextlib.contextmanager
+    def whole(self) -> Iterator[None]:
+        self._fill()
+        yield
+
+    def settle(self) -> None:
+        super().settle()
+        self._fill()
+
+    def _fill(self) -> None:
+        """Gather one unit after another into the model."""
+        if self._apart.is_whole:
+            return
+        with watched(self.comm):
+            for unit in self._units:
+                unit.unshard()
+                for name, parameter in self._module.named_parameters():
+                    if not hasattr(parameter, "to_local"):
+                        self._apart.fill(name, parameter.detach().clone())
+                unit.reshard()
+        self._apart.is_whole = True
+
+    def detach(self) -> None:
+        super().detach()
+        del self._module, self._units, self.optimizer
+
+    def _watch_use(self) -> None:
+        """Note in `_used` which parameters a backward reaches: of the gathered ones, which stay the same objects."""
+        with watched(self.comm):
+            for unit in self._units:
+                unit.unshard()
+                for name, parameter in self._module.named_parameters():
+                    if not hasattr(parameter, "to_local") and parameter.requires_grad:
+                        parameter.register_post_accumulate_grad_hook(lambda _, name=name: self._used.add(name))
+                unit.reshard()
+
+
+def fully_sharded(module: nn.Module, mesh: Any, reshard: bool) -> list[Any]:
+    """Let FSDP2 cut every layer and then the whole, bottom-up; return what it made of them, the root last."""
+    from torch.distributed.fsdp import fully_shard
+
+    units = [fully_shard(layer, mesh=mesh, reshard_after_forward=reshard) for layer in layers(module)]
+    # The root's are needed first in backward: freed after forward, they would be gathered again at once.
+    return [*units, fully_shard(module, mesh=mesh, reshard_after_forward=False)]
+
+
+def layers(module: nn.Module) -> list[nn.Module]:
+    """The members of the outermost ModuleLists that share no parameter with anything outside."""
+    users = Counter(p for _, p in module.named_parameters(remove_duplicate=False))
+    found: list[nn.Module] = []
+
+    def walk(part: nn.Module) -> None:
+        for child in part.children():
+            if isinstance(part, nn.ModuleList):
+                own = Counter(p for _, p in child.named_parameters(remove_duplicate=False))
+                if own and all(users[p] == count for p, count in own.items()):
+                    found.append(child)
+            else:
+                walk(child)
+
+    walk(module)
+    return found
+
+
+def check_parameters(model: nn.Module, sync: str) -> None:
+    """Raise UserError for parameters that FSDP2 does not take."""
+    dtypes = {dtype_name(p.dtype) for p in model.parameters()}
+    if len(dtypes) > 1:
+        raise UserError(
+            f"--sync {sync} needs parameters of one dtype, and this model has {' and '.join(sorted(dtypes))}: "
+            "choose another --sync."
+        )
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 0:
+            raise UserError(
+                f"--sync {sync} cuts parameters along their first dimension, and {name} has none: "
+                "choose another --sync."
+            )
+
+
+def clip_shards(engine: Engine, gradients: Sequence[torch.Tensor], max_norm: float) -> torch.Tensor:
+    """What `Strategy.clip` does, where `gradients` are this rank's disjoint parts of the whole."""
+    if engine.scale.is_on:
+        torch._foreach_mul_(list(gradients), 1 / engine.scale.value)
+    squares = [torch.linalg.vector_norm(g).square() for g in gradients if g.numel()]
+    total = torch.stack(squares).sum() if squares else torch.zeros((), device=engine.comm.device)
+    engine.comm.all_reduce(total, "norm of the gradient", purpose=AGREEMENT)
+    norm = total.sqrt()
+    if engine.scale.is_on:
+        engine.is_finite = bool(torch.isfinite(norm))
+    if max_norm:
+        torch._foreach_mul_(list(gradients), (max_norm / (norm + 1e-6)).clamp(max=1.0))  # as torch's clip_grad_norm_
+    return norm
+
+
+def _reduce_scatter(comm: Communicator) -> Any:
+    """Our reduce-scatter in the form that FSDP2 takes."""
+    from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllocMixin, ReduceScatter
+
+    class ByMessages(DefaultAllocMixin, ReduceScatter):
+        def __call__(
+            self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, op: Any, async_op: bool = False
+        ) -> None:
+            reduce_scatter(comm, input_tensor, output_tensor)
+            if op == torch.distributed.ReduceOp.AVG:
+                output_tensor /= comm.world_size
+
+    return ByMessages()
+
+
+def reduce_scatter(comm: Communicator, tensor: torch.Tensor, into: torch.Tensor) -> None:
+    """Put the sum over the ranks of part r of `tensor`, (ranks * elements,), into `into`, (elements,), of rank r.
+
+    Every rank sends each other one its part: (n-1)/n S in all. The sum is in order of rank, whoever makes it.
+    """
+    rank, parts = comm.rank, tensor.view(comm.world_size, -1)
+    others = [(rank + distance) % comm.world_size for distance in range(1, comm.world_size)]  # not all to rank 0 first
+    terms = {rank: parts[rank]} | {other: torch.empty_like(parts[rank]) for other in others}
+    with comm.composed("reduce_scatter", tensor, "gradients of a layer") as call:
+        call.swap([(parts[other], other) for other in others], [(terms[other], other) for other in others])
+    torch.sum(torch.stack([terms[r] for r in range(comm.world_size)]), dim=0, out=into)

@@ -1,0 +1,150 @@
+"""Other people's engines are the same training: losses and weights beside those of one process on the whole batch."""
+
+import contextlib
+from importlib.metadata import PackageNotFoundError, version
+
+import pytest
+import torch
+from torch import nn
+from worlds import run_ranks
+
+from cos598d.strategies import get_strategy
+from cos598d.sync.base import SyncOptions
+
+STEPS, RATE = 4, {"sgd": 0.5, "adamw": 0.01}
+# optimizer, micro-batches of a step, norm to clip to: the second bites
+CASES = (("sgd", 1, 0.0), ("sgd", 3, 0.05), ("adamw", 3, 0.05))
+# --sync, its options, and the package that it needs
+ENGINES = {
+    "torch_zero1": ("torch_zero1", {}, "torch"),
+    "torch_fsdp": ("torch_fsdp", {}, "torch"),
+    "torch_fsdp, torch's reduce-scatter": ("torch_fsdp", {"reshard": "no", "reduce_scatter": "torch"}, "torch"),
+}
+
+
+def skip_unless_installed(package):
+    try:
+        version(package)
+    except PackageNotFoundError:
+        pytest.skip(f"{package} is not installed: run make engines")
+
+
+class Model(nn.Module):
+    """A frozen layer, one that nothing uses, one used twice, layers in a list, a tied weight, a buffer."""
+
+    def __init__(self, seed):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.embedding = nn.Embedding(41, 7)
+        self.frozen = nn.Linear(7, 7).requires_grad_(False)
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(7, 13), nn.Tanh(), nn.Linear(13, 7)) for _ in range(3))
+        self.twice = nn.Linear(7, 7)
+        self.never = nn.Linear(7, 3)
+        self.output = nn.Linear(7, 41)
+        self.output.weight = self.embedding.weight
+        self.register_buffer("scale", torch.rand(7) + 0.5)
+
+    def forward(self, words, labels):
+        state = self.twice(self.frozen(self.embedding(words).sum(1) * self.scale))
+        for layer in self.layers:
+            state = state + layer(state)
+        logits = self.output(self.twice(state))
+        return nn.functional.cross_entropy(logits, labels), logits
+
+
+def a_part(step, part):
+    """The `part`-th micro-batch of a step, over all ranks."""
+    generator = torch.Generator().manual_seed(1000 * step + part)
+    return {
+        "words": torch.randint(0, 41, (8, 5), generator=generator),
+        "labels": torch.randint(0, 41, (8,), generator=generator),
+    }
+
+
+def make_optimizer(named, kind):
+    """The optimizer of a run in small: weights decay, biases do not."""
+    groups = [{"params": [], "weight_decay": 0.01}, {"params": [], "weight_decay": 0.0}]
+    for name, parameter in named:
+        if parameter.requires_grad:
+            groups[name.endswith("bias")]["params"].append(parameter)
+    if kind == "sgd":
+        return torch.optim.SGD(groups, lr=RATE[kind])
+    return torch.optim.AdamW(groups, lr=RATE[kind], fused=True)
+
+
+def set_rate(optimizer, kind, step):
+    for group in optimizer.param_groups:
+        group["lr"] = RATE[kind] / (step + 1)
+
+
+def alone(kind, parts, clip, ranks):
+    """The model after training on the whole batches in one process, and each step's loss."""
+    model, losses = Model(0), []
+    optimizer = make_optimizer(model.named_parameters(), kind)
+    for step in range(STEPS):
+        set_rate(optimizer, kind, step)
+        losses.append(0.0)
+        for part in range(ranks * parts):
+            loss = model(**a_part(step, part))[0] / (ranks * parts)
+            loss.backward()
+            losses[-1] += loss.item()
+        if clip:
+            norm = nn.utils.clip_grad_norm_(model.parameters(), clip)
+            assert norm > 2 * clip
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, losses
+
+
+def train(comm, name, options, kind, parts, clip, precision="fp32"):
+    """On a rank: the same by the strategy, from another first state on each rank but 0; what differs, and the rows."""
+    right, losses = alone(kind, parts, clip, comm.world_size)
+    strategy = get_strategy(name)(comm, True, SyncOptions(**options), precision)
+    model = Model(comm.rank)
+    module = strategy.attach(model, lambda named: make_optimizer(named, kind))
+    found = []
+    for step in range(STEPS):
+        comm.ledger.begin(step + 1, 0.0)
+        set_rate(strategy.optimizer, kind, step)
+        found.append(0.0)
+        for part in range(parts):
+            with strategy.no_sync() if part < parts - 1 else contextlib.nullcontext():
+                loss = module(**a_part(step, comm.rank * parts + part))[0] / (comm.world_size * parts)
+                strategy.backward(loss)
+                found[-1] += loss.item()
+        strategy.finish()
+        strategy.clip(clip)
+        assert strategy.step()
+    held = strategy.memory()
+    strategy.settle()
+    assert strategy.replicas_equal
+    with torch.no_grad():  # ranks call it another number of times: nothing may wait for the others
+        for _ in range(comm.rank):
+            model(**a_part(0, 0))
+    strategy.detach()
+    model(**a_part(0, 0))[0].backward()  # it is the caller's again: nobody averages
+    wrong = {}
+    for (tensor, mine), (_, whole) in zip(model.named_parameters(), right.named_parameters(), strict=True):
+        assert (type(mine), mine.shape) == (nn.Parameter, whole.shape), tensor
+        off = ((mine - whole).abs().max() / whole.abs().max()).item()
+        if off > (1e-5 if precision == "fp32" else 2e-2):
+            wrong[tensor] = off
+    rows = [[row.iteration, row.purpose, row.bytes_sent, row.payload_bytes] for row in comm.ledger.rows]
+    return {"wrong": wrong, "losses": found, "right": losses, "rows": rows, "memory": held}
+
+
+def train_all(comm, name, options):
+    """All cases in one world."""
+    return [train(comm, name, options, *case) for case in CASES]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_engine_trains_as_one_process_does(engine):
+    name, options, package = ENGINES[engine]
+    skip_unless_installed(package)
+    for case, by_rank in zip(
+        CASES, zip(*run_ranks(2, train_all, name, options, seconds=120), strict=True), strict=True
+    ):
+        assert [each["wrong"] for each in by_rank] == [{}, {}], case
+        together = [sum(losses) for losses in zip(*(each["losses"] for each in by_rank), strict=True)]
+        assert together == pytest.approx(by_rank[0]["right"], rel=1e-5), case
