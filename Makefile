@@ -76,6 +76,8 @@ lint: $(READY)
 	@$(VENV)/bin/ruff format --check .
 	@echo "== imports: every room knows only those below it"
 	@said=$$($(VENV)/bin/lint-imports --no-cache) || { echo "$$said"; exit 1; }
+	@echo "== mypy"
+	@$(VENV)/bin/mypy
 
 clean:
-	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache
+	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .mypy_cache

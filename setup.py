@@ -47,7 +47,7 @@ setup(
     ],
     extras_require={
         "test": ["pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6"],
-        "lint": ["ruff>=0.6", "import-linter>=2.6"],
+        "lint": ["ruff>=0.6", "import-linter>=2.6", "mypy>=1.11"],
         "tensorboard": ["tensorboard>=2.17"],
         # Horovod cannot be compiled beside a recent torch without help: `make engines` builds it; these four it needs.
         "engines": ["deepspeed>=0.19.4", "lightning>=2.6", "cffi>=1.4", "cloudpickle", "packaging", "PyYAML"],

@@ -154,7 +154,7 @@ class Ledger:
             yield iteration, *astuple(total)
 
 
-def _times(time: Time, began: Moment, started: Moment, ended: Moment) -> dict[str, float | None]:
+def _times(time: Time, began: Moment, started: Moment, ended: Moment) -> dict[str, Any]:
     """A row's times, of a call in an iteration that `began` then (None: before the first)."""
     return {
         "seconds": time.seconds(started, ended),
