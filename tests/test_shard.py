@@ -1,5 +1,6 @@
 """ZeRO by hand: the same training as one process, at the textbook's bytes, in the memory that the formulas say."""
 
+import contextlib
 from dataclasses import replace
 
 import pytest
@@ -275,3 +276,108 @@ def test_what_is_waited_for_after_its_iterations_rows_were_written_is_added_to_t
         assert ledger.totals_by_iteration()[1].bytes_sent == 24
         assert ledger.mean_totals(1, 1)["calls"] == 2
         ledger.flush()
+
+
+def odd_steps(comm, name):
+    """On a rank: fp16 that overflows on rank 1, an evaluation of one rank's own, a second backward, and errors."""
+    found = {}
+    model, alone = layered(), layered()
+    strategy = STAGES[name](comm, True, SMALL_BUCKETS, "fp16")
+    strategy._scale.value = 8.0
+    module = strategy.attach(model, adamw)
+    with strategy.whole():
+        before = {key: value.clone() for key, value in model.state_dict().items()}
+    loss = module(**batch(0, 0, comm.rank))[0] / comm.world_size
+    strategy.backward(loss * (float("inf") if comm.rank == 1 else 1.0))
+    strategy.finish()
+    strategy.clip(1.0)
+    counted = strategy.step()
+    with strategy.whole():
+        same = all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    found["overflow"] = [counted, strategy.loss_scale, same, len(strategy.optimizer.state)]
+    strategy.detach()
+
+    model = layered()
+    strategy = STAGES[name](comm, True, SMALL_BUCKETS)
+    module = strategy.attach(model, sgd)
+    train_sharded(strategy, module, comm, 1, 1, 0.3)
+    with torch.no_grad():  # every rank once, with weights that are gathered layer by layer
+        logits = module(**batch(5, 0, 0))[1]
+    strategy.settle()
+    if comm.rank == 1:  # one rank alone, twice
+        model.eval()
+        with torch.no_grad():
+            again = [module(**batch(5, 0, 0))[1] for _ in range(2)][1]
+        found["evaluation"] = torch.equal(logits, again)
+        model.train()
+    # A forward that fails on all ranks, and a backward that does: the step is dropped, and training goes on.
+    for failing in (fail_in_forward, fail_in_backward):
+        handle = failing(model.blocks[1])
+        with contextlib.suppress(ZeroDivisionError):
+            strategy.backward(module(**batch(9, 0, comm.rank))[0])
+        handle.remove()
+        strategy.forget_step()
+    # Two backwards without no_sync, the second over what the first has left on its way.
+    ranks = comm.world_size
+    for micro in range(2):
+        strategy.backward(module(**batch(1, micro, comm.rank))[0] / (2 * ranks))
+    strategy.finish()
+    strategy.clip(0.3)
+    strategy.step()
+    strategy.settle()
+    optimizer = sgd(alone.named_parameters())
+    for step, micros in ((0, 1), (1, 2)):
+        for micro in range(micros):
+            for rank in range(ranks):
+                (alone(**batch(step, micro, rank))[0] / (micros * ranks)).backward()
+        torch.nn.utils.clip_grad_norm_(alone.parameters(), 0.3)
+        optimizer.step()
+        optimizer.zero_grad()
+    found["going on"] = distance(model, alone)
+    strategy.detach()
+    # What is left is a plain model.
+    found["plain"] = [
+        model(**batch(0, 0, 0))[0].isfinite().item(),
+        all(p.grad is None for p in model.parameters()),
+        not any(p._post_accumulate_grad_hooks for p in model.parameters()),
+        not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules()),
+    ]
+    return found
+
+
+def fail_in_forward(module):
+    return module.register_forward_pre_hook(lambda *_: 1 / 0)
+
+
+def fail_in_backward(module):
+    return module.register_full_backward_hook(lambda *_: 1 / 0)
+
+
+def odd_steps_under_all(comm):
+    return {name: odd_steps(comm, name) for name in STAGES}
+
+
+@pytest.fixture(scope="module")
+def odd():
+    return run_ranks(2, odd_steps_under_all)
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_a_step_that_overflows_on_one_rank_leaves_no_trace_on_any(odd, name):
+    for found in odd:
+        assert found[name]["overflow"] == [False, 4.0, True, 0]
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_a_rank_may_evaluate_by_itself_once_the_model_is_settled(odd, name):
+    assert odd[1][name]["evaluation"]
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_training_goes_on_after_errors_and_a_second_backward_is_added_to_the_first(odd, name):
+    assert max(found[name]["going on"] for found in odd) < 1e-5
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_detached_it_is_a_plain_model_again(odd, name):
+    assert all(all(found[name]["plain"]) for found in odd)

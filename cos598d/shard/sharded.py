@@ -139,6 +139,11 @@ class Sharded(Strategy):
                 self.stepped()
         return is_good
 
+    def forget_step(self) -> None:
+        """Drop the gradients of a step that an exception has cut short, at the same place on every rank."""
+        self.optimizer.zero_grad(set_to_none=True)
+        self._gradients.forget()
+
     def settle(self) -> None:
         self._gradients.settle()
 
