@@ -1,6 +1,8 @@
 """ZeRO by hand: the same training as one process, at the textbook's bytes, in the memory that the formulas say."""
 
 import contextlib
+import json
+import os
 from dataclasses import replace
 
 import pytest
@@ -8,8 +10,10 @@ import torch
 from torch import nn
 from worlds import run_ranks
 
+from cos598d.check.spawn import DIED, LATE, RETURNED, run_world
 from cos598d.check.toy import local_batch, toy_model
 from cos598d.comm.ledger import GRADIENTS, PARAMETERS, Ledger, Row
+from cos598d.shard.units import Unit, layers, owners
 from cos598d.shard.zero1 import Zero1
 from cos598d.shard.zero2 import Zero2
 from cos598d.shard.zero3 import Zero3
@@ -381,3 +385,55 @@ def test_training_goes_on_after_errors_and_a_second_backward_is_added_to_the_fir
 @pytest.mark.parametrize("name", STAGES)
 def test_detached_it_is_a_plain_model_again(odd, name):
     assert all(all(found[name]["plain"]) for found in odd)
+
+
+def die_in_step_2(comm, name):
+    model = layered()
+    strategy = STAGES[name](comm, True, SMALL_BUCKETS)
+    module = strategy.attach(model, sgd)
+    train_sharded(strategy, module, comm, 1, 1, 0.3)
+    if comm.rank == 1:
+        os._exit(9)
+    train_sharded(strategy, module, comm, 1, 1, 0.3, first=1)
+
+
+@pytest.mark.parametrize("name", ["zero1", "zero3"])
+def test_a_rank_that_dies_ends_the_others(name):
+    ends = run_world(2, die_in_step_2, name, seconds=30)
+    assert ends[1].how == DIED
+    assert ends[0].how != RETURNED
+    assert ends[0].how != LATE, "it was left hanging"
+
+
+def test_pieces_of_all_ranks_are_all_elements_once_and_layers_are_what_a_list_holds():
+    model = layered()
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    for ranks in (1, 3, 1000):
+        unit = Unit("all", named, ranks)
+        counted = [(piece.name, piece.end - piece.begin) for rank in range(ranks) for piece in unit.pieces(rank)]
+        for name, p in named:
+            assert sum(elements for of, elements in counted if of == name) == p.numel()
+    names = [name for name, _ in layers(model)]
+    assert names == ["never", "embedding", "positions", "frozen", "blocks.0", "blocks.1", "blocks.2", "output"]
+    owner = owners(model)
+    assert owner[model.embedding.weight] == owner[model.gain] == "", "tied, and of no layer: the model's own"
+    assert owner[model.output.bias] == "output"
+    assert model.frozen.weight not in owner
+
+
+@pytest.mark.parametrize("name", ["zero1", "zero3"])
+def test_a_run_from_the_command_line_evaluates_and_saves_a_model_that_a_bare_bert_loads(start, tmp_path, name):
+    words = ["-m", "cos598d", "train", "--sync", name, "--world_size", 2, "--model_name_or_path", "tiny"]
+    words += ["--max_steps", 3, "--total_train_batch_size", 9, "--max_train_examples", 30, "--max_eval_examples", 12]
+    words += ["--check_replicas", 2, "--learning_rate", 1e-3, "--output_dir", tmp_path / "run"]
+    from pytorch_transformers import BertForSequenceClassification
+
+    assert start("train", words).wait(90) == 0
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert "acc" in json.dumps(summary)
+    model = BertForSequenceClassification.from_pretrained(str(tmp_path / "run" / "model"))
+    assert all(p.isfinite().all() for p in model.parameters())
+    rows = [json.loads(line) for line in (tmp_path / "run" / "communication.rank1.jsonl").read_text().splitlines()]
+    size = 4 * sum(p.numel() for p in model.parameters())
+    moved = sum(row["bytes_sent"] for row in rows if row["iteration"] == 2 and row["purpose"] == GRADIENTS)
+    assert moved == pytest.approx(size / 2, rel=0.01)
