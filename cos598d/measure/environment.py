@@ -28,6 +28,7 @@ def describe_environment(device: torch.device, backend: str, threads: int, ranks
         "threads_per_rank": threads,
         "ranks_on_host": ranks_on_host,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "tf32": computes_in_tf32(device),
         "backend": backend,
         "interface": os.environ.get("GLOO_SOCKET_IFNAME"),
         # What an emulated cluster says of its links (rate, delay); None on real ones.
@@ -36,6 +37,14 @@ def describe_environment(device: torch.device, backend: str, threads: int, ranks
         "cuda": torch.version.cuda,
         "commit": _commit(),
     }
+
+
+def computes_in_tf32(device: torch.device) -> bool:
+    """Whether products of float32 matrices are rounded to TF32, as a GPU may be told to; a CPU has no such thing."""
+    if device.type != "cuda":
+        return False
+    override = os.environ.get("NVIDIA_TF32_OVERRIDE")  # which cuBLAS follows, whatever torch says
+    return override == "1" if override in ("0", "1") else torch.get_float32_matmul_precision() != "highest"
 
 
 def network_facts() -> dict[str, Any] | None:

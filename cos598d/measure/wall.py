@@ -38,8 +38,9 @@ class WallTime:
         self._last = now
 
     def epoch(self) -> dict[str, float | None]:
-        """The epoch's seconds by the clocks of its iterations and by the wall, and its examples a second by both."""
-        return {"clock_seconds": self._epoch.clock, "wall_seconds": self._epoch.wall, **self._epoch.rates()}
+        """The epoch's examples, its seconds by the clocks of its iterations and by the wall, and its rates by both."""
+        seconds = {"clock_seconds": self._epoch.clock, "wall_seconds": self._epoch.wall}
+        return {"examples": self._epoch.examples} | seconds | self._epoch.rates()
 
     def summary(self) -> dict[str, float | None]:
         """The run's rates, without its warm-up and what follows each epoch's last iteration; None of no iterations."""

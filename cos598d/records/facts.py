@@ -17,6 +17,7 @@ OF_RUNS = (
     ("longest sequence", "summary", "max_seq_length"),
     ("dropout", "summary", "dropout"),
     ("precision", "summary", "precision"),
+    ("TF32", "environment", "tf32"),
     ("seed", "summary", "seed"),
     ("optimizer", "config", "optimizer"),
     ("learning rate", "config", "learning_rate"),
@@ -32,6 +33,11 @@ OF_RUNS = (
     ("cores", "environment", "cores"),
     ("threads a rank", "environment", "threads_per_rank"),
     ("ranks on a machine", "environment", "ranks_on_host"),
+)
+# Of those what makes the work of two runs the same, whatever their syncs and the ground under them.
+OF_WORK = frozenset(
+    ("examples a step", "task", "model", "data", "longest sequence", "dropout", "precision", "TF32", "seed")
+    + ("optimizer", "learning rate", "momentum", "gradient accumulation", "threads a rank")
 )
 # Of a bench: in the record's setting, its network or its environment.
 OF_BENCHES = (

@@ -64,7 +64,7 @@ EPOCH = Fields(
     {
         "iterations": COUNT,
         "loss": OrNone(NUMBER),
-        "training": Fields(),
+        "training": Fields({}, {"examples": COUNT}),
         **dict.fromkeys(("predicted_bytes_sent", "predicted_bytes_received"), BY_RANK),
         **dict.fromkeys(("counted_bytes_sent", "counted_bytes_received"), OrNone(BY_RANK_OR_NONE)),
     },
@@ -98,6 +98,7 @@ ENVIRONMENT = Fields(
     {
         **dict.fromkeys(("processor", "device"), OrNone(TEXT)),
         "cores": OrNone(SIZE),
+        "tf32": FLAG,
         **dict.fromkeys(("threads_per_rank", "ranks_on_host"), SIZE),
         "network": OrNone(NETWORK),
     },
@@ -106,6 +107,7 @@ CONFIG = Fields(
     {},
     {
         "optimizer": TEXT,
+        "max_steps": WHOLE,
         "learning_rate": NUMBER,
         "momentum": NUMBER,
         "gradient_accumulation_steps": SIZE,

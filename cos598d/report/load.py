@@ -7,7 +7,7 @@ from typing import Any
 
 from cos598d.errors import UserError
 from cos598d.records.conventions import WARM_UP
-from cos598d.records.facts import OF_RUNS, collect
+from cos598d.records.facts import OF_RUNS, OF_WORK, collect
 from cos598d.records.run import (
     CALL,
     CONFIG,
@@ -47,9 +47,10 @@ class Run:
     @property
     def facts(self) -> dict[str, Any]:
         """The run's setting by the page's words."""
-        # Off is what it is in runs of older versions, which do not say it.
+        # Off is what these are in runs of older versions, which do not say it.
         config = self.config | {"bucket_view": self.config.get("bucket_view") or None}
-        places = {"summary": self.summary, "config": config, "environment": self.environment}
+        environment = self.environment | {"tf32": self.environment.get("tf32") or None}
+        places = {"summary": self.summary, "config": config, "environment": environment}
         return collect(OF_RUNS, places | {"network": self.summary["network"] or {}})
 
     @property
@@ -83,8 +84,9 @@ def left_out(run: Summary) -> int:
 
 
 def load_run(folder: Path) -> Summary:
-    """A run's summary, with its folder's name as "run", the emulated links as "network" (None without), and what makes
-    another run a repeat of it as "repeat_of" (None where its config is not there).
+    """A run's summary, with its folder's name as "run", the emulated links as "network" (None without), what makes
+    another run a repeat of it as "repeat_of" (None where its config is not there), and what makes another run's work
+    the same as its as "work", by the page's words.
 
     Raises UserError when there is none that can be read.
     """
@@ -122,7 +124,24 @@ def _load(folder: Path) -> tuple[Summary, dict[str, Any], dict[str, Any]]:
     config = read_object(folder / "config.json", CONFIG)
     asked = config and what_was_asked(summary, config, environment)
     summary = {"run": folder.resolve().name} | summary
-    return summary | {"network": environment.get("network"), "repeat_of": asked}, config or {}, environment
+    summary = summary | {
+        "network": environment.get("network"),
+        "repeat_of": asked,
+        "work": _work(summary, config or {}, environment),
+    }
+    return summary, config or {}, environment
+
+
+def _work(summary: Summary, config: dict[str, Any], environment: dict[str, Any]) -> dict[str, Any]:
+    """What `fairness` compares, by the page's words; None where the record does not say."""
+    dropout = "the model's own" if summary["dropout"] is None else summary["dropout"]
+    places = {"summary": summary | {"dropout": dropout}, "config": config, "environment": environment, "network": {}}
+    found = {word: value for word, value in collect(OF_RUNS, places).items() if word in OF_WORK}
+    epochs = summary.get("epochs", [])
+    # Steps may have ended within the last epoch: those before it are whole.
+    whole = epochs[0] if len(epochs) > 1 or (epochs and config.get("max_steps", 1) < 0) else {}
+    examples = whole.get("training", {}).get("examples")
+    return found | {"steps": summary["iterations"], "examples an epoch": examples}
 
 
 def is_number(value: Any) -> bool:

@@ -5,6 +5,7 @@ from typing import Any
 
 from cos598d.records.conventions import ASSUMED_BYTES, PHASES, WARM_UP
 from cos598d.records.run import Summary
+from cos598d.report.fairness import work_remark
 from cos598d.report.load import left_out
 from cos598d.report.numbers import plain_or_none
 from cos598d.report.references import (
@@ -18,7 +19,7 @@ from cos598d.report.references import (
 )
 from cos598d.report.repeats import in_groups, over_pairs
 from cos598d.report.speed import SPEED_NOTE, speed_rows
-from cos598d.tables import as_markdown, as_text, with_columns
+from cos598d.tables import as_markdown, as_text, markdown_text, with_columns
 from cos598d.terminal.printable import printable
 
 FIRST_LOSSES = 3
@@ -28,7 +29,8 @@ SLOW_ONES = ("90th percentile", "first")
 
 
 def comparison(runs: Sequence[Summary], markdown: bool = False, each: bool = False) -> str:
-    """Tables and a legend: losses, where the time goes, how fast that is, and what travels.
+    """Tables and a legend: losses, where the time goes, how fast that is, and what travels. Above them stands a line
+    that says in what the runs were not the same work, if they were not.
 
     Runs of the same settings are one row, unless `each` is to have its own. Differences and ratios are given against
     the first run of one rank, the first `ddp` run of the same number of ranks, and (exposed communication) the first
@@ -37,7 +39,10 @@ def comparison(runs: Sequence[Summary], markdown: bool = False, each: bool = Fal
     runs = runs if each else in_groups(runs)
     parts = [losses_rows(runs), time_rows(runs), speed_rows(runs), traffic_rows(runs)]
     text = "\n\n".join(as_markdown(part) if markdown else as_text(part) for part in parts if part)
-    return f"{_setting(runs)}\n\n{text}\n\n{legend(runs)}"
+    remark = work_remark(runs)
+    return "\n\n".join(
+        part for part in (_setting(runs), markdown_text(remark) if markdown else remark, text, legend(runs)) if part
+    )
 
 
 def losses_rows(runs: Sequence[Summary]) -> list[list[str]]:

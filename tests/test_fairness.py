@@ -1,0 +1,159 @@
+"""Runs side by side that did not do the same work are said not to have, before any ratio; sweeps are let be."""
+
+import json
+
+import pytest
+from report_records import write_run
+
+from cos598d.commands.report import load_records
+from cos598d.report.fairness import work_remark
+from cos598d.report.load import load_run
+from cos598d.report.table import comparison
+
+STEPS = 6
+
+
+def run_like(folder, config=None, environment=None, epochs=None, summary=None, **changes):
+    """A run's record with these values in its files."""
+    write_run(folder, **{"seconds": [1.0] * STEPS} | changes)
+    flags = {"learning_rate": 5e-5, "optimizer": "sgd", "gradient_accumulation_steps": 1, "max_steps": -1}
+    for name, values in (
+        ("config", flags | (config or {})),
+        ("environment", {"tf32": False} | (environment or {})),
+        ("summary", summary or {}),
+    ):
+        path = folder / f"{name}.json"
+        value = json.loads(path.read_text()) | values
+        if name == "summary":
+            for epoch in value["epochs"]:
+                epoch["training"] = {"examples": epochs or 96}
+        path.write_text(json.dumps(value))
+    return folder
+
+
+def remark(*folders):
+    return work_remark([load_run(folder) for folder in folders])
+
+
+@pytest.fixture
+def pair(tmp_path):
+    """pair(**changes): the baseline of one process, and DDP on 4 ranks with these changes; the remark on both."""
+
+    def make(**changes):
+        baseline = run_like(tmp_path / "baseline", ranks=1, sync="none", environment={"threads_per_rank": 4})
+        return remark(baseline, run_like(tmp_path / "ddp", **{"ranks": 4, "sync": "ddp"} | changes))
+
+    return make
+
+
+def test_the_same_work_needs_no_remark(pair):
+    assert pair() == ""
+
+
+LATER = [0.7, 0.69, 0.71, 0.70, 0.69, 0.68]  # from the second iteration on not the others'
+MISTAKES = {
+    "a total batch that grows with the ranks": (
+        {"batch": 64, "seconds": [1.0] * 3},
+        "examples a step 16 in baseline and 64 in ddp; steps 6 in baseline and 3 in ddp",
+    ),
+    "TF32 on one side only": ({"environment": {"tf32": True}}, "TF32 no in baseline and yes in ddp"),
+    "no sampler": ({"epochs": 4 * 96}, "examples an epoch 96 in baseline and 384 in ddp"),
+    "an optimizer never wrapped, or backward called twice": (
+        {"losses": LATER},
+        "the losses of ddp part from those of baseline (by 0.0300 in iteration 3), so its gradients are others",
+    ),
+    "another precision": ({"summary": {"precision": "bf16"}}, "precision fp32 in baseline and bf16 in ddp"),
+    "accumulation": (
+        {"config": {"gradient_accumulation_steps": 4}},
+        "gradient accumulation 1 in baseline and 4 in ddp",
+    ),
+    "other data": ({"words": "RTE"}, "data a sample in baseline and RTE in ddp"),
+    "another seed": ({"summary": {"seed": 1}}, "seed 42 in baseline and 1 in ddp"),
+    "dropout": ({"summary": {"dropout": None}}, "dropout 0 in baseline and the model's own in ddp"),
+    "other steps": ({"seconds": [1.0] * 8}, "steps 6 in baseline and 8 in ddp"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_each_mistake_of_published_comparisons_that_a_record_can_show_is_named(pair, mistake):
+    changes, words = MISTAKES[mistake]
+    assert pair(**changes) == f"not the same work: {words}."
+
+
+def test_threads_are_compared_among_as_many_ranks(tmp_path):
+    folders = [
+        run_like(tmp_path / name, sync=sync, ranks=ranks, environment={"threads_per_rank": threads})
+        for name, sync, ranks, threads in (("alone", "none", 1, 4), ("a", "ddp", 2, 2), ("b", "flat", 2, 1))
+    ]
+    assert remark(*folders) == "not the same work: threads a rank 2 in a and 1 in b."
+    assert remark(*folders[:2]) == ""
+
+
+def test_what_an_older_record_does_not_say_differs_from_nothing(tmp_path):
+    old = run_like(tmp_path / "old")
+    for name in ("environment", "config"):
+        (old / f"{name}.json").unlink()
+    assert remark(old, run_like(tmp_path / "new", sync="ddp", environment={"tf32": True})) == ""
+
+
+def test_a_sweep_over_the_batch_or_the_ranks_is_meant(tmp_path):
+    folders = [
+        run_like(tmp_path / f"{sync}-{batch}", sync=sync, batch=batch, seconds=[1.0] * (96 // batch))
+        for sync in ("ddp", "flat")
+        for batch in (16, 32)
+    ]
+    assert remark(*folders) == ""
+    assert (
+        remark(
+            *(
+                run_like(tmp_path / f"{ranks}", ranks=ranks, environment={"threads_per_rank": 4 // ranks})
+                for ranks in (1, 2, 4)
+            )
+        )
+        == ""
+    )
+    assert remark(folders[0], folders[3]) != "", "these differ in their sync too"
+
+
+def test_the_floor_drifts_and_dropout_draws_other_masks(tmp_path):
+    folders = [run_like(tmp_path / "ddp", sync="ddp"), run_like(tmp_path / "floor", sync="none", losses=LATER)]
+    assert remark(*folders) == ""
+    dropped = {"summary": {"dropout": 0.1}}
+    assert (
+        remark(*(run_like(tmp_path / f"{n}", losses=losses, **dropped) for n, losses in enumerate((None, LATER)))) == ""
+    )
+
+
+def test_of_several_runs_the_odd_one_is_named(tmp_path):
+    folders = [
+        run_like(tmp_path / name, sync=name, losses=losses) for name, losses in (("a", LATER), ("b", None), ("c", None))
+    ]
+    assert "the losses of a part from those of b" in remark(*folders)
+    assert "losses of c" not in remark(*folders)
+
+
+@pytest.mark.parametrize("markdown", [False, True])
+def test_it_stands_above_every_ratio_in_the_table_and_on_the_page(tmp_path, markdown):
+    pytest.importorskip("matplotlib")
+    from cos598d.report.page import build_page
+
+    folders = [run_like(tmp_path / "a"), run_like(tmp_path / "b", sync="ddp", batch=32)]
+    text = comparison([load_run(folder) for folder in folders], markdown)
+    assert text.index("not the same work: examples a step 16 in a and 32 in b") < text.index("first losses")
+    page = build_page(*load_records(folders))
+    assert page.answer.cautions == ["not the same work: examples a step 16 in a and 32 in b."]
+
+
+def test_a_run_says_whether_its_device_rounds_to_tf32(monkeypatch):
+    torch = pytest.importorskip("torch")
+    from cos598d.measure.environment import computes_in_tf32
+
+    monkeypatch.delenv("NVIDIA_TF32_OVERRIDE", raising=False)
+    gpu = torch.device("cuda")
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
+    assert [computes_in_tf32(torch.device(kind)) for kind in ("cpu", "cuda")] == [False, True]
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
+    assert not computes_in_tf32(gpu)
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "highest")
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "1")
+    assert computes_in_tf32(gpu)
