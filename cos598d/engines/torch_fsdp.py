@@ -58,8 +58,12 @@ class TorchFSDP(Engine):
         self._apart = Apart(model)
         module = self.shard(self._apart.copy)
         self._apart.empty()
-        self.optimizer = make_optimizer(module.named_parameters())
+        self.optimizer = self.optimize(self._apart.copy, make_optimizer)
         return module
+
+    def optimize(self, module: nn.Module, make_optimizer: MakeOptimizer) -> torch.optim.Optimizer:
+        """The optimizer of the module, whose parameters are cut."""
+        return make_optimizer(module.named_parameters())
 
     def shard(self, module: nn.Module) -> nn.Module:
         """Cut the module's parameters, in place."""
@@ -70,12 +74,16 @@ class TorchFSDP(Engine):
         if self.options.reduce_scatter == "ours" and self.comm.world_size > 1:
             for unit in self._units:
                 unit.set_custom_reduce_scatter(_reduce_scatter(self.comm))
+        self.begin(module)
+        return module
+
+    def begin(self, module: nn.Module) -> None:
+        """Take note of a module that is cut."""
         self._module: Any = module  # an FSDPModule too, which no type says
         self._used: set[str] = set()
         if self.find_unused_parameters:
             self._module.set_reduce_scatter_unused_params(True)
             self._watch_use()
-        return module
 
     def before_forward(self) -> None:
         self._apart.follow()
