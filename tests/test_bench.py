@@ -207,6 +207,7 @@ def test_the_floor_and_ddp_are_always_there_and_nothing_twice():
         ({"largest_mb": 0.0}, "--largest_mb 0"),
         ({"sync": ","}, "names no sync"),
         ({"threads": 0}, "--threads 0"),
+        ({"sync": "flat,zero1"}, "--sync zero1 makes the optimizer's step by itself: add --step"),
     ],
 )
 def test_a_plan_that_cannot_work_is_refused(values, sentence):
@@ -284,6 +285,19 @@ def test_every_candidate_is_measured_in_every_round_and_stands_in_the_table(star
     assert all(label in rows for label in labels)
     # A sum is not an average, and a candidate that does not average is told.
     assert "not ddp's average of the same batch, so not the same work: mine.py:Sum\n" in text
+
+
+def test_candidates_that_step_by_themselves_are_measured_with_their_steps(start, tmp_path):
+    text = bench(start, ["--rounds", 1, "--sync", "zero1,zero3", "--step", "--output", "out"])
+    record = json.loads((tmp_path / "out" / "bench.json").read_text())
+    size = record["setting"]["gradient_bytes"]
+    # Of two ranks each sends half of the gradient and half of the weights, zero3 these twice.
+    assert record["traffic"]["zero1"]["bytes_sent"] == pytest.approx([size, size], rel=1e-3)
+    assert record["traffic"]["zero3"]["bytes_sent"] == pytest.approx([1.5 * size] * 2, rel=1e-3)
+    norms = record["gradient_norm"]
+    assert norms["zero1"] == pytest.approx(norms["ddp"], rel=1e-4)
+    assert norms["zero3"] == pytest.approx(norms["ddp"], rel=1e-4)
+    assert "not the same work" not in text
 
 
 def test_peak_memory_is_each_candidate_s_own_and_the_record_can_be_printed(start):

@@ -14,8 +14,8 @@ from gpu import CUDA, NEEDS_GPU, keep
 from torch.profiler import ProfilerActivity, profile
 
 from cos598d.bench.candidates import parse_candidate
-from cos598d.bench.rounds import Turn
 from cos598d.bench.trace import MarkedClock
+from cos598d.bench.turns import Turn
 from cos598d.bench.workload import Stepper, Workload
 from cos598d.comm.communicator import Communicator, close_group, open_group
 from cos598d.comm.ledger import Ledger

@@ -4,11 +4,12 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-from cos598d.bench.rounds import WARM_UP, start_line
+from cos598d.bench.turns import start_line
 from cos598d.bench.workload import Workload
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import dtype_name, size_in_bytes
 from cos598d.comm.moments import Moment
+from cos598d.records.conventions import WARM_UP
 
 ARRIVALS = 5  # backward passes from which the gradients' times of arrival are taken
 

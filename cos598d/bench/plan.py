@@ -8,6 +8,7 @@ from cos598d.bench.candidates import Candidate, parse_candidates, references, sw
 from cos598d.config import RunConfig
 from cos598d.errors import UsageError
 from cos598d.fields import check_flags, flag, flag_like, flags_of
+from cos598d.strategies import STRATEGIES
 
 # Where --help lists the flags below, beside the ranks' own.
 WHAT, HOW = "what", "how"
@@ -81,6 +82,12 @@ class BenchPlan:
         if self.sweep == "message_size":
             return []
         found = sweep_candidates() if self.sweep else parse_candidates(self.sync, self.backend)
+        for candidate in found:
+            if candidate.name in STRATEGIES and not self.step:
+                raise UsageError(
+                    f"--sync {candidate.label} makes the optimizer's step by itself: add --step, so that every "
+                    "candidate's step is measured."
+                )
         return found if self.alone else references(found)
 
     def facts(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from tqdm import tqdm
 from cos598d.bench.arrivals import measure_arrivals
 from cos598d.bench.candidates import Candidate
 from cos598d.bench.plan import BenchPlan
-from cos598d.bench.rounds import WARM_UP, measure_rounds, stays_attached
+from cos598d.bench.rounds import measure_rounds, stays_attached
 from cos598d.bench.sweep import message_sizes, predict_capacities, sweep_message_size
 from cos598d.bench.trace import trace_candidate
 from cos598d.bench.workload import TASK, Workload
@@ -22,7 +22,7 @@ from cos598d.errors import UsageError, flag_called
 from cos598d.measure.environment import describe_environment
 from cos598d.models.build import ModelSource, count_parameters, find_model
 from cos598d.rank import be_rank, take_station
-from cos598d.records.conventions import DDP, FLOOR
+from cos598d.records.conventions import DDP, FLOOR, WARM_UP
 from cos598d.records.summary import summarize
 from cos598d.world.identity import Identity
 from cos598d.world.meeting import Meeting
@@ -98,7 +98,7 @@ def _measure(
 ) -> dict[str, Any]:
     """The candidates' part of the record."""
     workload = Workload(source, comm.device, plan.batch, plan.tokens, plan.seed)
-    stay = stays_attached(workload, len(candidates), comm, ranks_on_host, plan.attach)
+    stay = stays_attached(workload, candidates, comm, ranks_on_host, plan.attach)
     found = measure_rounds(workload, candidates, comm, plan.rounds, plan.seed, stay, plan.step, progress)
     seconds = {
         candidate.label: [s["seconds"] for s in found["samples"] if s["candidate"] == candidate.label]

@@ -1,6 +1,5 @@
 """The measuring on a rank: every candidate once a round, on the same batch, from a common start."""
 
-import math
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -8,90 +7,21 @@ from typing import Any
 
 import psutil
 import torch
-from torch import nn
 
 from cos598d.bench.candidates import Candidate
+from cos598d.bench.turns import PHASES, StrategyTurn, Turn, make_turn
 from cos598d.bench.workload import Stepper, Workload
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.hosts import host_groups
-from cos598d.comm.ledger import AGREEMENT, Ledger, Totals
-from cos598d.measure.clock import IterationClock
-from cos598d.records.conventions import WARM_UP
+from cos598d.comm.ledger import Totals
 from cos598d.records.summary import LAST_TO_LAST, SLOWEST, world_seconds
-from cos598d.sync import get_sync
+from cos598d.strategies import STRATEGIES
 from cos598d.world.devices import gpu_of
 
-PHASES = ("forward", "backward", "sync")
 # Of the memory that is free, this much may be taken by candidates that stay attached. Each keeps up to S bytes of
-# buckets between its turns, and the one at work needs some S more.
-MEMORY_FRACTION, WORKING_GRADIENTS = 0.6, 4
-
-
-class Turn:
-    """One candidate with its replica of the model, from attaching to detaching."""
-
-    def __init__(self, candidate: Candidate, workload: Workload, comm: Communicator, stepper: Stepper | None):
-        self._comm, self._stepper = comm, stepper
-        self.clock = IterationClock(comm.device)
-        self._model: nn.Module = workload.replica()
-        self._sync = get_sync(candidate.name)(comm, workload.may_leave_unused, candidate.options)
-        self._module = self._sync.attach(self._model)
-        first = workload.inputs(0, comm.rank, comm.world_size)
-        for _ in range(WARM_UP):
-            self.iterate(first)
-        self.gradient_norm = self._norm(first)
-
-    def iterate(self, inputs: dict[str, torch.Tensor]) -> list[float]:
-        """One iteration from a common start: its seconds on this rank, those of its phases, and when it began and ended
-        on the host's clock.
-
-        Forward, backward, the sync's finish (with a stepper clipping and AdamW), and gradients set to None.
-        """
-        start_line(self._comm)
-        self._comm.ledger = Ledger()
-        clock = self.clock
-        clock.start()
-        self._average(inputs)
-        if self._stepper:
-            with clock.phase("clip"):
-                self._stepper.clip(self._model)
-            with clock.phase("step"):
-                self._stepper.step(self._model)
-        with clock.phase("sync"):
-            self._sync.after_step()
-        self._model.zero_grad(set_to_none=True)
-        seconds = clock.stop()
-        return [seconds, *(clock.phases[phase] for phase in PHASES), clock.started, clock.stopped]
-
-    def detach(self) -> None:
-        """Give back what attaching took."""
-        self._sync.detach()
-        del self._module
-
-    def _average(self, inputs: dict[str, torch.Tensor]) -> None:
-        with self.clock.phase("forward"):
-            loss = self._module(**inputs)[0]
-        with self.clock.phase("backward"):
-            loss.backward()
-        with self.clock.phase("sync"):
-            self._sync.finish()
-
-    def _norm(self, inputs: dict[str, torch.Tensor]) -> float | None:
-        """The norm of the averaged gradient, which tells a candidate that does not average; None if it is not finite
-        (JSON has no such numbers)."""
-        self.clock.start()
-        self._average(inputs)
-        gradients = [p.grad for p in self._model.parameters() if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients).item()
-        self._sync.after_step()
-        self._model.zero_grad(set_to_none=True)
-        return norm if math.isfinite(norm) else None
-
-
-def start_line(comm: Communicator) -> None:
-    """Let all ranks go on together, as near as an all-reduce of 4 bytes can."""
-    comm.all_reduce(torch.zeros(1, device=comm.device), "start line", purpose=AGREEMENT)
-    comm.time.wait(comm.time.now())  # else a CUDA rank's host would go on before its device has met the others
+# buckets between its turns, one that steps by itself also weights and AdamW's state, and the one at work needs some S
+# more.
+MEMORY_FRACTION, WORKING_GRADIENTS, OWN_STATE = 0.6, 4, 3
 
 
 def order_of_round(count: int, number: int, seed: int) -> list[int]:
@@ -102,7 +32,9 @@ def order_of_round(count: int, number: int, seed: int) -> list[int]:
     return places
 
 
-def stays_attached(workload: Workload, candidates: int, comm: Communicator, ranks_on_host: int, choice: str) -> bool:
+def stays_attached(
+    workload: Workload, candidates: Sequence[Candidate], comm: Communicator, ranks_on_host: int, choice: str
+) -> bool:
     """Whether every candidate stays attached to its replica from the first round to the last.
 
     Else each is attached for its turn and warmed up anew, which takes longer but only one candidate's memory. With
@@ -112,7 +44,8 @@ def stays_attached(workload: Workload, candidates: int, comm: Communicator, rank
         return choice == "once"
     gpu = gpu_of(comm.device)
     free = psutil.virtual_memory().available if gpu is None else torch.cuda.mem_get_info(comm.device)[0]
-    return fits(comm.exchange([gpu, ranks_on_host, free]), workload.gradient_bytes * (candidates + WORKING_GRADIENTS))
+    kept = len(candidates) + OWN_STATE * sum(candidate.name in STRATEGIES for candidate in candidates)
+    return fits(comm.exchange([gpu, ranks_on_host, free]), workload.gradient_bytes * (kept + WORKING_GRADIENTS))
 
 
 def fits(memories: Sequence[tuple[str | None, int, int]], needed: int) -> bool:
@@ -151,8 +84,8 @@ def measure_rounds(
     """
     stepper = Stepper(workload.model) if step else None
 
-    def attach(candidate: Candidate) -> Turn:
-        return Turn(candidate, workload, comm, stepper)
+    def attach(candidate: Candidate) -> Turn | StrategyTurn:
+        return make_turn(candidate, workload, comm, stepper)
 
     attached = [attach(candidate) if stay else None for candidate in candidates]
     rows: list[list[Any]] = []

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from cos598d.bench.candidates import CAPACITIES_MB
-from cos598d.bench.rounds import order_of_round, start_line
+from cos598d.bench.rounds import order_of_round
+from cos598d.bench.turns import start_line
 from cos598d.bench.workload import Workload
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.hosts import host_groups

@@ -8,7 +8,7 @@ from pathlib import Path
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from cos598d.bench.candidates import Candidate
-from cos598d.bench.rounds import Turn
+from cos598d.bench.turns import make_turn
 from cos598d.bench.workload import Stepper, Workload
 from cos598d.comm.communicator import Communicator
 from cos598d.files import write_whole
@@ -34,7 +34,7 @@ def trace_candidate(
     c10d::... where it was started, and gloo:... from there to its end. The profiler costs time of its own, so lengths
     are longer than a bench's; what the trace shows is the order.
     """
-    turn = Turn(candidate, workload, comm, Stepper(workload.model) if step else None)
+    turn = make_turn(candidate, workload, comm, Stepper(workload.model) if step else None)
     turn.clock = MarkedClock(comm.device)
     inputs = workload.inputs(0, comm.rank, comm.world_size)
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if comm.device.type == "cuda" else [])
