@@ -238,7 +238,8 @@ def test_every_rank_sends_what_the_formula_says(four_books, name):
         total += others
         if name == "zero3":
             # In each of two steps before forward and before backward; the model's own once; and once for `whole`.
-            times = {word: 5 - 2 * word.startswith("the model") - 4 * word.startswith("never") for word in parts}
+            own_units = ("the model", "embedding")  # one of them a tensor of more than a bucket
+            times = {word: 5 - 2 * word.startswith(own_units) - 4 * word.startswith("never") for word in parts}
         else:
             times = dict.fromkeys(parts, 2)
         weights = [sum(times[word] * parts[word][place] for word in parts) for place in (0, 1)]
@@ -419,6 +420,56 @@ def test_pieces_of_all_ranks_are_all_elements_once_and_layers_are_what_a_list_ho
     assert owner[model.embedding.weight] == owner[model.gain] == "", "tied, and of no layer: the model's own"
     assert owner[model.output.bias] == "output"
     assert model.frozen.weight not in owner
+
+
+class Nested(nn.Module):
+    """Modules that are called by their members alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.steps = nn.ModuleList([nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)})])
+        self.scales = nn.ParameterList([nn.Parameter(torch.ones(2))])
+        self.head = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
+
+    def forward(self, state, which):
+        return self.head(self.steps[0][which](state) * self.scales[0]).sum()
+
+
+def test_what_is_never_called_itself_is_no_layer():
+    model = Nested()
+    assert [name for name, _ in layers(model)] == ["steps.0.a", "steps.0.b", "head.0", "head.1"]
+    assert owners(model)[model.scales[0]] == ""
+    assert [name for name, _ in layers(nn.Linear(2, 2))] == [""]
+
+
+def use_other_halves(comm, name):
+    """On a rank: two micro-batches, of which rank 1 uses one half of the model for the first and the other then."""
+    torch.manual_seed(0)
+    model = Nested().requires_grad_(False)
+    for half in model.steps[0].values():
+        half.requires_grad_(True)
+    before = {key: p.clone() for key, p in model.named_parameters()}
+    strategy = STAGES[name](comm, True, SyncOptions(bucket_mb=16 / 2**20, first_bucket_mb=16 / 2**20))
+    module = strategy.attach(model, lambda named: torch.optim.SGD([p for _, p in named], lr=1.0))
+    for _ in range(2):
+        for micro, which in enumerate("ab"):
+            with strategy.no_sync() if micro == 0 else contextlib.nullcontext():
+                loss = module(torch.ones(2), which) + (module(torch.ones(2), "ba"[micro]) if comm.rank == 0 else 0)
+                strategy.backward(loss * 0.1)
+        strategy.finish()
+        strategy.clip(0.0)
+        strategy.step()
+    strategy.settle()
+    moved = {key: (p - before[key]).abs().sum().item() for key, p in model.named_parameters()}
+    strategy.detach()
+    return moved
+
+
+@pytest.mark.parametrize("name", ["zero1", "zero2"])
+def test_ranks_may_use_other_weights_in_each_micro_batch(name):
+    first, second = run_ranks(2, use_other_halves, name, seconds=20)
+    assert first == second
+    assert all((moved > 0) == ("steps" in key) for key, moved in first.items())
 
 
 @pytest.mark.parametrize("name", ["zero1", "zero3"])

@@ -90,6 +90,8 @@ class ShardedGradients(GradientSync):
             yield
         finally:
             self._accumulating = before
+        if not self._keeps:
+            self._mark_the_rest()  # what is started then is waited for when the next gradients come
 
     def awaits(self, unit: Unit) -> bool:
         """Whether a gradient of the unit's may come yet, in this backward or, between two of them, in the next."""
@@ -123,15 +125,15 @@ class ShardedGradients(GradientSync):
         if parameter not in self._waiting_for:  # backward has come back: what is under way must not be touched
             self._end()
             self._set_aside()
-        self._take(parameter)
+        gradient, parameter.grad = parameter.grad, None
+        if gradient is not None:
+            self._take(parameter, gradient)
         if not self._accumulating:
             self._mark(parameter)
 
-    def _take(self, parameter: nn.Parameter) -> None:
+    def _take(self, parameter: nn.Parameter, gradient: torch.Tensor) -> None:
         """Move the parameter's gradient to its place."""
         unit, place = self._place[parameter]
-        gradient, parameter.grad = parameter.grad, None
-        assert gradient is not None  # a hook has been called for it
         self._used.add(parameter)
         if parameter in self._filled:
             self._views[unit][place] += gradient
@@ -184,11 +186,15 @@ class ShardedGradients(GradientSync):
 
     def _end(self) -> None:
         """Start what is left of this backward, wait for all of it, and be ready for the next."""
+        self._mark_the_rest()
+        self._sums.drain()
+        self._begin()
+
+    def _mark_the_rest(self) -> None:
+        """Backward is over: start what is left of it."""
         for _, p in reversed(self.parameters):
             if p in self._waiting_for:
                 self._mark(p)
-        self._sums.drain()
-        self._begin()
 
     def _set_aside(self) -> None:
         """More is to be added to what has been reduced."""

@@ -57,26 +57,30 @@ class Unit:
 
 
 def layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The modules that are used as wholes, in order of registration: the members of every ModuleList and Sequential.
+    """The modules that are called as wholes, in order of registration: members of lists such as ModuleList, Sequential.
 
-    A module that holds such a list somewhere inside is taken apart: its other children, such as embeddings and heads,
-    are layers too. A model without any list is taken whole.
+    A module that holds a list somewhere inside is taken apart: its other children, such as embeddings and heads, are
+    layers too. A model without any list is taken whole. What is never called itself, such as a ParameterList, is none.
     """
     found: list[tuple[str, nn.Module]] = []
 
-    def walk(name: str, module: nn.Module) -> None:
-        if not any(isinstance(part, (nn.ModuleList, nn.Sequential)) for part in module.modules()):
+    def walk(name: str, module: nn.Module, is_member: bool) -> None:
+        if _is_called(module) and (is_member or not any(map(_is_list, module.modules()))):
             found.append((name, module))
             return
         for child_name, child in module.named_children():
-            path = f"{name}.{child_name}" if name else child_name
-            if isinstance(module, (nn.ModuleList, nn.Sequential)):
-                found.append((path, child))
-            else:
-                walk(path, child)
+            walk(f"{name}.{child_name}" if name else child_name, child, is_member=_is_list(module))
 
-    walk("", model)
+    walk("", model, is_member=False)
     return found
+
+
+def _is_called(module: nn.Module) -> bool:
+    return type(module).forward is not nn.Module.forward
+
+
+def _is_list(module: nn.Module) -> bool:
+    return isinstance(module, nn.Sequential) or not _is_called(module)
 
 
 def owners(model: nn.Module) -> dict[nn.Parameter, str]:

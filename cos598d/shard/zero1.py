@@ -25,7 +25,8 @@ class Zero1(Sharded):
     3. The sum of the squares of all parts gives the global gradient's norm: one all-reduce of one number.
     4. The optimizer of rank r holds the pieces of parameters in part r alone, and steps them where they lie.
     5. An all-gather for each bucket, the first layers' first: rank r sends part r of the weights to every other rank.
-       It runs beside whatever comes next; a layer waits for its weights just before its next forward.
+       It runs beside whatever comes next; a layer waits for its weights just before its next forward, and so nobody
+       but its forward may read them before `settle`.
 
     Cost for weights of S bytes in B buckets: 2B calls; every rank sends and receives (n-1)/n S of gradients and as much
     of weights, 2(n-1)/n S together, as an all-reduce; with clipping one all-reduce of 8 bytes. Memory: S of weights,

@@ -1,16 +1,18 @@
 """ZeRO stage 3: no rank keeps more than its n-th of the weights, and gathers a layer's just before it computes."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
+from torch.utils.hooks import RemovableHandle
 
-from cos598d.shard.exchange import Gather
+from cos598d.comm.ledger import dtype_name
 from cos598d.shard.sharded import Sharded
 from cos598d.shard.units import Unit, layers, owners
+from cos598d.shard.weights import ShardedWeights
 from cos598d.strategies.base import MakeOptimizer, Module
 from cos598d.sync.buckets import MIB, Named
 
@@ -28,9 +30,8 @@ class Zero3(Sharded):
     Weights that several layers share, such as tied ones, and those of no layer are gathered before the model's forward
     and stay until backward has their gradients. Frozen ones stay whole on every rank.
 
-    Freed weights read as NaN. The storage under them keeps its place at a size of 0, so that what autograd has saved
-    of it is right again when it is gathered. Every rank calls the same layers in the same order, the same number of
-    times, in evaluation too, but for what happens after `settle` or in `whole`.
+    A layer's weights are read by its own forward alone; elsewhere they are NaN. Every rank calls the same layers in the
+    same order, as often as the others, in evaluation too, but for what happens after `settle` or in `whole`.
 
     Cost for weights of S bytes and a micro-batches a step: every rank sends and receives 2a (n-1)/n S of weights and
     a (n-1)/n S of gradients: 3(n-1)/n S without accumulation. Memory: S/n of weights, S/n of gradients and, with
@@ -43,18 +44,15 @@ class Zero3(Sharded):
     equal_passes = True
 
     def attach(self, model: nn.Module, make_optimizer: MakeOptimizer) -> Module:
-        self._layer_units: dict[nn.Module, list[Unit]] = {model: []}
-        self._flats: dict[Unit, torch.Tensor] = {}
-        self._views: dict[Unit, list[torch.Tensor]] = {}
-        self._shards: dict[Unit, torch.Tensor] = {}
-        self._gathers: dict[Unit, Gather] = {}  # of which the flat tensor has memory
+        self._weights = ShardedWeights(self.comm)
+        self._units: dict[nn.Module, list[Unit]] = {model: []}  # of each layer, and of the model itself
         self._stay = False  # all weights, until the next forward of training
         self._after: dict[nn.Module, nn.Module] = {}  # the layer that was called next, the last time
         self._before: dict[nn.Module, nn.Module] = {}
         self._latest: nn.Module | None = None
         module = super().attach(model, make_optimizer)
-        self._handles = [model.register_forward_pre_hook(self._before_model)]
-        for layer in self._layer_units:
+        self._handles: list[RemovableHandle] = [model.register_forward_pre_hook(self._before_model)]
+        for layer in self._units:
             if layer is not model:
                 self._handles.append(layer.register_forward_pre_hook(self._before_forward))
                 self._handles.append(layer.register_forward_hook(self._after_forward, always_call=True))
@@ -63,41 +61,34 @@ class Zero3(Sharded):
 
     def make_units(self, parameters: Sequence[Named]) -> list[Unit]:
         owner = owners(self._model)
-        units: list[Unit] = []
-        for name, layer in [*reversed(layers(self._model)), ("", self._model)]:
-            if name == "" and units and layer in self._layer_units and self._layer_units[layer]:
-                break
-            mine: dict[Any, list[Named]] = {}
-            for named in reversed(parameters):
-                p = named[1]
+        for name, layer in (dict(reversed(layers(self._model))) | {"": self._model}).items():
+            groups: dict[Any, list[Named]] = {}
+            for of, p in reversed(parameters):
                 if owner[p] == name:
                     is_large = p.numel() * p.element_size() > self.options.bucket_mb * MIB
-                    mine.setdefault(named[0] if is_large else p.dtype, []).append(named)
-            for key, group in mine.items():
-                words = [name or "the model", key if isinstance(key, str) else str(key)[6:]]
-                units.append(Unit(" ".join(words), group, self.comm.world_size))
-                self._layer_units.setdefault(layer, []).append(units[-1])
-        return units
+                    groups.setdefault(of if is_large else f"{name or 'the model'} {dtype_name(p.dtype)}", []).append(
+                        (of, p)
+                    )
+            units = [Unit(word, group, self.comm.world_size) for word, group in groups.items()]
+            if units:
+                self._units[layer] = units
+        own = self._units.pop(self._model)  # last: backward comes to what several layers share when it has left them
+        self._units[self._model] = own
+        return [unit for units in self._units.values() for unit in units]
 
     def hold(self, unit: Unit) -> torch.Tensor:
-        self._lay(unit)
-        for view, (_, p) in zip(self._views[unit], unit.parameters, strict=True):
-            view.copy_(p.data)
-        self._shards[unit] = unit.parts(self._flats[unit])[self.comm.rank].clone()
-        self._drop(unit)
-        return self._shards[unit]
+        return self._weights.take(unit)
 
     def is_complete(self, unit: Unit) -> None:
-        self._free([unit])
+        self._weights.free([unit])
 
     def stepped(self) -> None:
         self._stay = False
-        self._free(list(self._gathers))
+        self._weights.free_all()
 
     def settle(self) -> None:
         self._stay = True
-        self._gather(self._flats)
-        self._wait(self._flats)
+        self._weights.gather_all()
         super().settle()
 
     @contextmanager
@@ -110,7 +101,7 @@ class Zero3(Sharded):
         finally:
             self._stay = before
             if not before:
-                self._free(list(self._gathers))
+                self._weights.free_all()
 
     def detach(self) -> None:
         for handle in self._handles:
@@ -124,71 +115,41 @@ class Zero3(Sharded):
             self.stepped()
         self._latest = None
         if not self._stay:
-            self._gather(self._layer_units[model])
-            self._wait(self._layer_units[model])
+            self._bring(model)
 
     def _after_model(self, model: nn.Module, *_: Any) -> None:
         if not self._stay and not torch.is_grad_enabled():
-            self._free(self._layer_units[model])
+            self._weights.free(self._units[model])
 
     def _before_forward(self, layer: nn.Module, _: Any) -> None:
         if self._stay:
             return
-        if self._latest is not None:
-            self._after[self._latest], self._before[layer] = layer, self._latest
-        self._latest = layer
-        self._gather(self._layer_units[layer])
+        if not _is_in_backward():  # else a checkpointed layer is computed once more
+            if self._latest is not None:
+                self._after[self._latest], self._before[layer] = layer, self._latest
+            self._latest = layer
         following = self._after.get(layer)
-        if following is not None:
-            self._gather(self._layer_units[following])
-        self._wait(self._layer_units[layer])
+        self._bring(layer, self._units[following] if following is not None else ())
 
     def _after_forward(self, layer: nn.Module, _: Any, output: Any) -> None:
-        if self._stay:
+        if self._stay or _is_in_backward():
             return
         for leaf in pytree.tree_leaves(output):
             if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
                 leaf.register_hook(lambda _: self._before_backward(layer))
-        if torch._C._current_graph_task_id() == -1:  # else it is computed again inside backward, which goes on with it
-            self._free(self._layer_units[layer])
+        self._weights.free(self._units[layer])
 
     def _before_backward(self, layer: nn.Module) -> None:
-        self._gather(self._layer_units[layer])
         previous = self._before.get(layer)
-        if previous is not None:
-            self._gather([unit for unit in self._layer_units[previous] if self._gradients.awaits(unit)])
-        self._wait(self._layer_units[layer])
+        upstream = self._units[previous] if previous is not None else ()
+        self._bring(layer, [unit for unit in upstream if self._gradients.awaits(unit)])
 
-    def _gather(self, units: Iterable[Unit]) -> None:
-        """Start to gather these units' weights, those that are not here or on their way."""
-        for unit in units:
-            if unit not in self._gathers:
-                flat = self._flats[unit]
-                flat.untyped_storage().resize_(flat.nbytes)
-                unit.parts(flat)[self.comm.rank].copy_(self._shards[unit])
-                self._gathers[unit] = Gather(self.comm, unit, flat)
+    def _bring(self, layer: nn.Module, ahead: Sequence[Unit] = ()) -> None:
+        """Wait for the layer's weights, with others' `ahead` of their need on their way."""
+        self._weights.gather(self._units[layer])
+        self._weights.gather(ahead)
+        self._weights.wait(self._units[layer])
 
-    def _wait(self, units: Iterable[Unit]) -> None:
-        """Block until the weights are there, and put them in their places."""
-        for unit in units:
-            self._gathers[unit].wait()
-            for view, (_, p) in zip(self._views[unit], unit.parameters, strict=True):
-                p.data = view
 
-    def _free(self, units: Iterable[Unit]) -> None:
-        for unit in units:
-            gather = self._gathers.pop(unit, None)
-            if gather is not None:
-                gather.wait()
-                self._drop(unit)
-
-    def _drop(self, unit: Unit) -> None:
-        for _, p in unit.parameters:
-            p.data = torch.full((), torch.nan, dtype=p.dtype, device=p.device).expand(p.shape)
-        if not self._flats[unit].untyped_storage().resizable():  # somebody holds it as a numpy array
-            self._lay(unit)
-        self._flats[unit].untyped_storage().resize_(0)
-
-    def _lay(self, unit: Unit) -> None:
-        flat = self._flats[unit] = unit.empty(unit.elements)
-        self._views[unit] = unit.views(flat)
+def _is_in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1

@@ -1,0 +1,77 @@
+"""Weights of which a rank keeps its part, and which are whole only while somebody needs them."""
+
+from collections.abc import Iterable
+
+import torch
+
+from cos598d.comm.communicator import Communicator
+from cos598d.shard.exchange import Gather
+from cos598d.shard.units import Unit
+
+
+class ShardedWeights:
+    """The weights of units: gathered, in their places in the model, and freed again.
+
+    `shards` has this rank's part of each. Freed weights read as NaN. The storage under a flat tensor stays itself when
+    it is freed, at a size of 0: what autograd has saved of it is right again when it is gathered.
+    """
+
+    def __init__(self, comm: Communicator):
+        self._comm = comm
+        self.shards: dict[Unit, torch.Tensor] = {}
+        self._flats: dict[Unit, torch.Tensor] = {}
+        self._views: dict[Unit, list[torch.Tensor]] = {}
+        self._gathers: dict[Unit, Gather] = {}  # of which the flat tensor has memory
+
+    def take(self, unit: Unit) -> torch.Tensor:
+        """Take the weights that the unit's parameters have now, and free them; this rank's part."""
+        self._lay(unit)
+        for view, (_, p) in zip(self._views[unit], unit.parameters, strict=True):
+            view.copy_(p.data)
+        self.shards[unit] = unit.parts(self._flats[unit])[self._comm.rank].clone()
+        self._drop(unit)
+        return self.shards[unit]
+
+    def gather(self, units: Iterable[Unit]) -> None:
+        """Start to gather these units' weights, those that are not here or on their way."""
+        for unit in units:
+            if unit not in self._gathers:
+                flat = self._flats[unit]
+                flat.untyped_storage().resize_(flat.nbytes)
+                unit.parts(flat)[self._comm.rank].copy_(self.shards[unit])
+                self._gathers[unit] = Gather(self._comm, unit, flat)
+
+    def wait(self, units: Iterable[Unit]) -> None:
+        """Block until these units' weights, which are on their way, are there, and put them in their places."""
+        for unit in units:
+            self._gathers[unit].wait()
+            for view, (_, p) in zip(self._views[unit], unit.parameters, strict=True):
+                p.data = view
+
+    def free(self, units: Iterable[Unit]) -> None:
+        """Free these units' weights, those that are here or on their way."""
+        for unit in units:
+            gather = self._gathers.pop(unit, None)
+            if gather is not None:
+                gather.wait()
+                self._drop(unit)
+
+    def gather_all(self) -> None:
+        """Have all weights in their places."""
+        self.gather(self.shards)
+        self.wait(self.shards)
+
+    def free_all(self) -> None:
+        """Free all weights that are here."""
+        self.free(list(self._gathers))
+
+    def _drop(self, unit: Unit) -> None:
+        for _, p in unit.parameters:
+            p.data = torch.full((), torch.nan, dtype=p.dtype, device=p.device).expand(p.shape)
+        if not self._flats[unit].untyped_storage().resizable():  # somebody holds it as a numpy array
+            self._lay(unit)
+        self._flats[unit].untyped_storage().resize_(0)
+
+    def _lay(self, unit: Unit) -> None:
+        self._flats[unit] = unit.empty(unit.elements)
+        self._views[unit] = unit.views(self._flats[unit])
