@@ -1,6 +1,8 @@
 """ZeRO by hand: the same training as one process, at the textbook's bytes, in the memory that the formulas say."""
 
 import contextlib
+import copy
+import functools
 import json
 import os
 from dataclasses import replace
@@ -8,11 +10,13 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from worlds import run_ranks
 
 from cos598d.check.spawn import DIED, LATE, RETURNED, run_world
 from cos598d.check.toy import local_batch, toy_model
 from cos598d.comm.ledger import GRADIENTS, PARAMETERS, Ledger, Row
+from cos598d.shard.exchange import IN_FLIGHT
 from cos598d.shard.units import Unit, layers, owners
 from cos598d.shard.zero1 import Zero1
 from cos598d.shard.zero2 import Zero2
@@ -136,10 +140,10 @@ def compare(comm, name, make, micros, precision="fp32", max_norm=0.3):
 def compare_all(comm):
     found = {}
     for name in STAGES:
-        for make in (sgd, adamw):
-            for micros in (1, 4):
-                found[f"{name} {make.__name__} {micros}"] = compare(comm, name, make, micros)
-        found[f"{name} bf16"] = compare(comm, name, sgd, 2, "bf16")
+        found[f"{name} sgd"] = compare(comm, name, sgd, 4)
+        found[f"{name} adamw"] = compare(comm, name, adamw, 1 if comm.world_size == 4 else 4)
+        if comm.world_size == 2:
+            found[f"{name} bf16"] = compare(comm, name, sgd, 2, "bf16")
     return found
 
 
@@ -488,3 +492,62 @@ def test_a_run_from_the_command_line_evaluates_and_saves_a_model_that_a_bare_ber
     size = 4 * sum(p.numel() for p in model.parameters())
     moved = sum(row["bytes_sent"] for row in rows if row["iteration"] == 2 and row["purpose"] == GRADIENTS)
     assert moved == pytest.approx(size / 2, rel=0.01)
+
+
+def watch_memory(comm):
+    """On a rank: what zero3 holds of sixteen equal layers, at most while it computes a step; checkpointed ones too."""
+    torch.manual_seed(0)
+    layers_alone = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(16)))
+    model, alone = CheckpointedEvery(layers_alone, 3), copy.deepcopy(layers_alone)
+    strategy = Zero3(comm, False)
+    module = strategy.attach(model, sgd)
+    most = {"parameters": 0, "gradients": 0}
+
+    def sample(*_):
+        memory = strategy.memory()
+        most.update({category: max(value, memory[category]) for category, value in most.items()})
+
+    for layer in model.layers:
+        layer.register_forward_pre_hook(sample)
+        layer.register_full_backward_hook(sample)
+    inputs = torch.randn(3, 64, generator=torch.Generator().manual_seed(comm.rank))
+    for _ in range(2):
+        strategy.backward(module(inputs).square().mean() / comm.world_size)
+        strategy.finish()
+        strategy.clip(0.0)
+        strategy.step()
+    strategy.settle()
+    optimizer = sgd(alone.named_parameters())
+    for _ in range(2):
+        for rank in range(comm.world_size):
+            inputs = torch.randn(3, 64, generator=torch.Generator().manual_seed(rank))
+            (alone(inputs).square().mean() / comm.world_size).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [most, distance(model.layers, alone)]
+
+
+class CheckpointedEvery(nn.Module):
+    """Layers one after the other, of which every so-manieth is computed again in backward."""
+
+    def __init__(self, layers_alone, every):
+        super().__init__()
+        self.layers, self.every = layers_alone, every
+
+    def forward(self, state):
+        for place, layer in enumerate(self.layers):
+            again = functools.partial(checkpoint, use_reentrant=False) if place % self.every == 0 else _call
+            state = torch.tanh(again(layer, state))
+        return state
+
+
+def _call(layer, state):
+    return layer(state)
+
+
+def test_zero3_holds_its_part_and_two_layers_and_takes_layers_that_are_computed_again():
+    layer = 4 * 64 * 64
+    for most, apart in run_ranks(2, watch_memory):
+        assert most["parameters"] <= 16 * (layer / 2 + 4) + 2 * layer
+        assert most["gradients"] <= 16 * layer / 2 + (IN_FLIGHT + 1) * layer
+        assert apart < 1e-5
