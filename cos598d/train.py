@@ -1,10 +1,10 @@
-"""THE loop: it does not know which strategy, which task or which launcher."""
+"""The training loop: epochs, global batches and steps, for any strategy, task and launcher."""
 
 import contextlib
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
@@ -12,7 +12,8 @@ from torch import nn
 
 from cos598d.comm.communicator import Communicator
 from cos598d.config import RunConfig
-from cos598d.data.sampler import MicroBatch, global_batches, micro_batches, steps_per_epoch
+from cos598d.data import sampler
+from cos598d.data.sampler import MicroBatch, global_batches, steps_per_epoch
 from cos598d.data.text.features import Features
 from cos598d.errors import UserError
 from cos598d.measure.clock import IterationClock
@@ -29,19 +30,23 @@ Inputs = dict[str, torch.Tensor]
 def step(
     strategy: Strategy,
     module: Module,
-    parts: Sequence[MicroBatch],
+    micro_batches: Sequence[MicroBatch],
     load: Callable[[MicroBatch], Inputs],
     max_grad_norm: float,
 ) -> bool:
-    """One step by this rank's parts of a global batch; whether it counts, which fp16 may deny it."""
-    for part in parts:
-        inputs = load(part)
-        with contextlib.nullcontext() if part is parts[-1] else strategy.no_sync():
-            loss = module(**inputs)[0]
-            strategy.backward(loss * part.weight)
-    strategy.finish()  # now every rank has the gradients of the global batch's mean loss, or its shard of them
-    strategy.clip(max_grad_norm)  # after the average, never before it
-    return strategy.step()
+    """Run one optimizer step on this rank's share of a global batch. False: fp16 overflowed, and the step was skipped.
+
+    The losses of all ranks' micro-batches, each times its weight, add up to the global batch's mean loss.
+    """
+    for micro_batch in micro_batches:
+        inputs = load(micro_batch)
+        is_last = micro_batch is micro_batches[-1]
+        with contextlib.nullcontext() if is_last else strategy.no_sync():
+            loss = module(**inputs)[0]  # BERT's outputs begin with the loss
+            strategy.backward(loss * micro_batch.weight)
+    strategy.finish()  # now every rank has the gradient of the global batch's mean loss, or its shard of it
+    strategy.clip(max_grad_norm)  # by the norm of that gradient: clipping each rank's own first would bend the average
+    return strategy.step()  # the optimizer's step, and zero_grad
 
 
 def train(
@@ -54,24 +59,24 @@ def train(
     console: Console,
     evaluate: Callable[[], dict[str, float]],
 ) -> None:
-    """Train `model` in place on `features` as `config` says, the same on every rank; leave the figures in `record`.
+    """Train `model` in place on `features` as `config` says: every rank calls it with the same arguments.
 
-    `evaluate` gives the metrics of the model as it stands; every rank calls it after every epoch.
-    Raises UserError, the same on every rank, when a global batch's loss or, after an epoch, a weight is not finite,
-    when the replicas have come to differ, and when fp16's loss scale would fall below 1.
+    The measurements go to `record`. `evaluate` returns the current model's metrics; every rank calls it after every
+    epoch. Raises UserError, the same on every rank, when a global batch's loss or, after an epoch, a weight is not
+    finite, when the replicas have diverged, and when fp16's loss scale would fall below 1.
     """
     batch_size = config.total_batch_size(comm.world_size)
     epoch_steps = steps_per_epoch(len(features), batch_size)
     steps = config.max_steps if config.max_steps > 0 else math.ceil(config.num_train_epochs * epoch_steps)
-    learning_rate = linear_schedule(config.learning_rate, config.warmup_steps, steps)
+    schedule = linear_schedule(config.learning_rate, config.warmup_steps, steps)
     clock = IterationClock(comm.device)
-    strategy = observed = Observed(strategy, clock, comm)
-    module = strategy.attach(model, functools.partial(make_optimizer, config=config))
+    observed = Observed(strategy, clock, comm)  # the strategy's methods, timed; it knows the global batch's loss too
+    module = observed.attach(model, functools.partial(make_optimizer, config=config))
     model.train()
 
     @clock.phase("data")
     def split(batch: np.ndarray) -> list[MicroBatch]:
-        return micro_batches(
+        return sampler.micro_batches(
             batch,
             features.lengths,
             comm.rank,
@@ -82,47 +87,44 @@ def train(
         )
 
     @clock.phase("data")
-    def load(part: MicroBatch) -> Inputs:
-        return {name: tensor.to(comm.device) for name, tensor in features.collate(part.indices).items()}
+    def load(micro_batch: MicroBatch) -> Inputs:
+        return {name: tensor.to(comm.device) for name, tensor in features.collate(micro_batch.indices).items()}
 
-    number = counted = 0
+    iteration = stepped = 0  # the schedule goes by the steps that were not skipped
     with console.progress(steps) as progress:
         for epoch in range(1, math.ceil(steps / epoch_steps) + 1):
             losses = []
             batches = global_batches(len(features), batch_size, config.seed, epoch - 1)
             record.begin_training()
-            for batch in itertools.islice(batches, steps - number):
-                number += 1
-                rate = learning_rate(counted)
-                set_learning_rate(strategy.optimizer, rate)
-                with observed.iteration(number):
-                    counted += step(strategy, module, split(batch), load, config.max_grad_norm)
+            for batch in itertools.islice(batches, steps - iteration):
+                iteration += 1
+                learning_rate = schedule(stepped)
+                set_learning_rate(observed.optimizer, learning_rate)
+                with observed.iteration(iteration):
+                    stepped += step(observed, module, split(batch), load, config.max_grad_norm)
+                _check_loss(observed.loss, iteration, config.learning_rate)
                 losses.append(observed.loss)
-                _check_loss(observed.loss, number, config.learning_rate)
-                facts = {
-                    "iteration": number,
-                    "epoch": epoch,
-                    "loss": observed.loss,
-                    "learning_rate": rate,
-                    "examples": len(batch),
-                    "tokens_padded": observed.tokens,
-                    "spans_seconds": clock.spans,
-                }
-                record.iteration(facts, observed.seconds, clock.phases)
-                progress(number, observed.loss, observed.seconds, len(batch))
-                if config.check_replicas and number % config.check_replicas == 0:
+                facts = {"epoch": epoch, "learning_rate": learning_rate, "examples": len(batch)}
+                record.iteration(observed.facts() | facts, observed.seconds, clock.phases)
+                progress(iteration, observed.loss, observed.seconds, len(batch))
+                if config.check_replicas and iteration % config.check_replicas == 0:
                     with strategy.whole():
-                        if strategy.replicas_equal:
-                            check_replicas(comm, model.named_parameters(), number)
+                        _check_replicas(comm, strategy, model.named_parameters(), iteration)
             strategy.settle()
             record.pause_training()
-            if strategy.replicas_equal:  # only then is rank 0's model everybody's
-                check_replicas(comm, [*model.named_parameters(), *model.named_buffers()], number)
-            _check_weights(model, number, config.learning_rate)
+            _check_replicas(comm, strategy, [*model.named_parameters(), *model.named_buffers()], iteration)
+            _check_weights(model, iteration, config.learning_rate)
             epoch_record = {"epoch": epoch, "iterations": len(losses), "loss": sum(losses) / len(losses)}
             record.epoch(epoch_record | evaluate())
             console.epoch(record.epochs[-1])
     strategy.detach()
+
+
+def _check_replicas(
+    comm: Communicator, strategy: Strategy, tensors: Iterable[tuple[str, torch.Tensor]], iteration: int
+) -> None:
+    if strategy.replicas_equal:  # else the ranks hold different weights on purpose
+        check_replicas(comm, tensors, iteration)
 
 
 def _check_loss(loss: float, iteration: int, learning_rate: float) -> None:
@@ -136,5 +138,5 @@ def _check_loss(loss: float, iteration: int, learning_rate: float) -> None:
 def _check_weights(model: nn.Module, iteration: int, learning_rate: float) -> None:
     if not all(torch.isfinite(parameter).all() for parameter in model.parameters()):
         raise UserError(
-            f"the weights after iteration {iteration} are not finite numbers: lower --learning_rate {learning_rate:g}."
+            f"some weights are not finite numbers after iteration {iteration}: lower --learning_rate {learning_rate:g}."
         )

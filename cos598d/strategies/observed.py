@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch import nn
@@ -43,6 +44,15 @@ class Observed(Strategy):
         yield
         self.seconds = self._clock.stop()
         self.loss = self._local_loss.item()  # not sooner: it waits for the device, which has work until here
+
+    def facts(self) -> dict[str, Any]:
+        """What the record of an iteration says of it, besides its seconds."""
+        return {
+            "iteration": self._comm.ledger.iteration,
+            "loss": self.loss,
+            "tokens_padded": self.tokens,
+            "spans_seconds": self._clock.spans,
+        }
 
     @property
     def replicas_equal(self) -> bool:

@@ -1,4 +1,4 @@
-"""All-reduce of buckets of gradients while backward runs: what torch's DDP does, in some sixty lines."""
+"""All-reduce of buckets of gradients while backward runs, as torch's DDP does it."""
 
 from collections.abc import Sequence
 
@@ -16,16 +16,19 @@ class Bucketed(OverlappingSync):
     """Averaging in buckets, during backward (Li et al., "PyTorch Distributed", VLDB 2020, section 3.2).
 
     1. The gradients are assigned to buckets of at most `bucket_mb`, in the reverse order of registration, since
-       backward computes the last layers' first; the first bucket is small, so that the first call starts early.
-    2. When backward has computed a gradient, a hook copies it into its bucket, divided by n. A full bucket's ring
-       all-reduce starts at once, while backward goes on.
-    3. After backward every rank waits for the calls that are left. Each .grad is then a view of its bucket: nothing is
+       backward computes the last layers' gradients first; the first bucket is small: its call starts early.
+    2. When backward has computed a gradient, a hook copies it into its bucket, divided by n, and .grad becomes a
+       view of that copy. A full bucket's ring all-reduce starts at once, while backward goes on.
+    3. After backward every rank waits for the remaining calls. Each .grad is a view of its bucket, so nothing is
        copied back.
 
+    The hooks are `OverlappingSync`'s: it calls `ready` for each gradient, `start` for each full bucket (a unit, there),
+    and `end` for each bucket from `finish`.
+
     Cost for a gradient of S bytes in B buckets: B calls; every rank sends and receives 2(n-1)/n S. Only what comes
-    after the last gradient is exposed: the last bucket, and what the links could not carry in time. The buckets take
-    S bytes beside the gradients that backward makes. With `--compress` the buckets travel in a smaller form
-    (`cos598d/sync/codecs`). Choose it for everything, as DDP.
+    after the last gradient is exposed: the last bucket, and whatever the network has not finished sending. The buckets
+    take S bytes; backward's own gradient of a parameter is freed as soon as it is copied. With `--compress` the
+    buckets travel in a smaller form (`cos598d/sync/codecs`). A good default, like DDP.
     """
 
     uses = ("bucket_mb", "compress")
@@ -39,7 +42,7 @@ class Bucketed(OverlappingSync):
 
     def ready(self, unit: int, place: int) -> None:
         self.buckets[unit].fill(place, 1 / self.comm.world_size)
-        # The bucket holds it now; the memory of backward's own is free for the layers below.
+        # From here on .grad is the bucket's copy, so that backward's own can be freed.
         self.buckets[unit].hand_out(place)
 
     def start(self, unit: int) -> Pending:
