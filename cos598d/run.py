@@ -126,6 +126,7 @@ def _work(config: RunConfig, prepared: Prepared, meeting: Meeting | None, consol
             files.update(scores.files if scores else {})
         return found | {"seconds_evaluation": time.perf_counter() - started} if found else {}
 
+    bytes_from = "ledger"
     training = load("train", config.max_train_examples) if config.do_train else None
     output = _output_folder(config, comm)
     monitor = _monitor(config, comm, meeting, console) if training is not None else None
@@ -136,6 +137,7 @@ def _work(config: RunConfig, prepared: Prepared, meeting: Meeting | None, consol
             may_be_unused = not uses_every_parameter(source.model_type, task.head)
             make_strategy = get_strategy(config.sync)
             strategy = make_strategy(comm, may_be_unused, config.sync_options(), config.precision)
+            bytes_from = strategy.bytes_from
             train(model, strategy, comm, training, config, record, console, evaluate)
         else:
             record.epoch({"epoch": 0, "iterations": 0} | evaluate())
@@ -146,7 +148,7 @@ def _work(config: RunConfig, prepared: Prepared, meeting: Meeting | None, consol
             environment = describe_environment(device, config.backend, threads, ranks_on_host)
             environment["model_revisions"] = dict(source.revisions)
             files |= {"environment.json": environment, "config.json": asdict(config) | {"world_size": comm.world_size}}
-            record.stage(_facts(config, prepared, comm, count_parameters(model)), shares, files)
+            record.stage(_facts(config, prepared, comm, count_parameters(model), bytes_from), shares, files)
         comm.exchange("all of the record is on the disk, whatever it is called")
         makes_model = training is not None and config.save_model
         if comm.rank == 0:
@@ -200,7 +202,9 @@ def _announce(config: RunConfig, prepared: Prepared, comm: Communicator, threads
     )
 
 
-def _facts(config: RunConfig, prepared: Prepared, comm: Communicator, parameters: int) -> dict[str, Any]:
+def _facts(
+    config: RunConfig, prepared: Prepared, comm: Communicator, parameters: int, bytes_from: str
+) -> dict[str, Any]:
     return {
         "task": prepared.task.name,
         "label": config.label,
@@ -208,6 +212,7 @@ def _facts(config: RunConfig, prepared: Prepared, comm: Communicator, parameters
         "world_size": comm.world_size,
         "backend": config.backend,
         "bytes_are_assumed": comm.bytes_are_assumed,
+        "bytes_from": bytes_from,
         "device": comm.device.type,
         "model": prepared.source.description,
         "data": prepared.data_words,

@@ -22,6 +22,7 @@ ENGINES = {
     "torch_fsdp": ("torch_fsdp", {}, "torch"),
     "torch_fsdp, torch's reduce-scatter": ("torch_fsdp", {"reshard": "no", "reduce_scatter": "torch"}, "torch"),
     **{f"deepspeed {stage}": ("deepspeed", {"zero_stage": stage}, "deepspeed") for stage in range(4)},
+    "horovod": ("horovod", {}, "horovod"),
     "fabric": ("fabric", {}, "lightning"),
     "fabric fsdp2": ("fabric", {"fabric_strategy": "fsdp2"}, "lightning"),
 }

@@ -44,6 +44,11 @@ class Communicator:
         return self._meeting.seconds if self._meeting else float("inf")
 
     @property
+    def store(self) -> dist.Store:
+        """The key-value store of the ranks' meeting; one of its own for a single rank."""
+        return self._meeting.store if self._meeting else dist.HashStore()
+
+    @property
     def bytes_are_assumed(self) -> bool:
         """Whether the formulas are another backend's: the bytes of single collectives have then never been counted."""
         return self.backend != "gloo"

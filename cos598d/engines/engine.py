@@ -34,7 +34,6 @@ class Engine(Strategy):
     """
 
     precisions: tuple[str, ...] = ("fp32", "bf16", "fp16")
-    bytes_from = "ledger"
 
     def __init__(
         self,
@@ -115,7 +114,7 @@ class Engine(Strategy):
             if self.is_finite:
                 self.optimizer.step()
             self.scale.update(self.is_finite, self.comm.ledger.iteration)
-            self.optimizer.zero_grad(set_to_none=True)
+            self.optimizer.zero_grad()  # which sets them to None
         return self.is_finite
 
     def settle(self) -> None:

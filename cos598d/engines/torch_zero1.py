@@ -34,8 +34,6 @@ class TorchZero1(Replicated):
     """
 
     uses = ("bucket_mb", "bucket_view")
-    precisions = ("fp32", "bf16", "fp16")
-    bytes_from = "ledger"
 
     def __init__(
         self,

@@ -85,7 +85,7 @@ SUMMARY = Fields(
         **dict.fromkeys(("bytes_sent_per_iteration", "bytes_received_per_iteration"), BY_RANK),
     },
     {
-        **dict.fromkeys(("label", "backend", "device"), TEXT),
+        **dict.fromkeys(("label", "backend", "device", "bytes_from"), TEXT),
         "parameters": COUNT,
         "epochs": ListOf(EPOCH),
         "wire": OrNone(WIRE),

@@ -17,6 +17,7 @@ STRATEGIES = {
     "zero3": "cos598d.shard.zero3:Zero3",
     "torch_zero1": "cos598d.engines.torch_zero1:TorchZero1",
     "torch_fsdp": "cos598d.engines.torch_fsdp:TorchFSDP",
+    "horovod": "cos598d.engines.horovod:Horovod",
     "dp": "cos598d.engines.dp:DP",
     "fabric": "cos598d.engines.fabric:Fabric",
     "deepspeed": "cos598d.engines.deepspeed:DeepSpeed",

@@ -36,6 +36,7 @@ class Strategy:
 
     uses: the names of the SyncOptions that mean anything to it.
     equal_passes: whether all ranks must call forward and backward the same number of times in a step.
+    bytes_from: who knows what travels: the "ledger", or the kernel's "counters" alone, since a library tells nobody.
 
     `phase` tells a clock what `step` is doing, since that is the work of two phases of an iteration: it encloses the
     optimizer's in `with self.phase("step")`, and what travels in `with self.phase("sync")`. Whoever measures puts a
@@ -45,6 +46,7 @@ class Strategy:
     optimizer: torch.optim.Optimizer
     uses: tuple[str, ...] = ()
     equal_passes = False
+    bytes_from = "ledger"
     phase: Callable[[str], AbstractContextManager[Any]] = contextlib.nullcontext
 
     @property

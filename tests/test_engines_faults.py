@@ -1,0 +1,119 @@
+"""What an engine cannot do is one sentence before the ranks meet; a lost rank takes the others with it by name."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError
+
+import pytest
+from programs import TINY_TRAINING
+from test_engines import skip_unless_installed
+
+from cos598d.config import RunConfig
+from cos598d.engines import engine
+from cos598d.engines.torch_fsdp import check_parameters
+from cos598d.errors import UsageError, UserError
+
+PACKAGES = {"deepspeed": "deepspeed", "fabric": "lightning", "horovod": "horovod"}
+REFUSED = {
+    "deepspeed": [
+        ({"zero_stage": 4}, "--zero_stage 4: give a number from 0 to below 4."),
+        ({"precision": "fp16"}, "--precision fp16 with --sync deepspeed: choose fp32 or bf16, or another --sync."),
+        ({"compress": "fp16"}, "--compress means nothing to --sync deepspeed: leave it out."),
+    ],
+    "fabric": [
+        ({"fabric_strategy": "fsdp"}, "--fabric_strategy fsdp: the known ones are ddp, fsdp2."),
+        ({"reshard": "no"}, "--reshard means nothing to --fabric_strategy ddp: leave it out, or choose fsdp2."),
+        ({"precision": "fp16"}, "--precision fp16 with --sync fabric: choose fp32 or bf16, or another --sync."),
+    ],
+    "horovod": [
+        ({"compress": "bf16"}, "--compress bf16 with --sync horovod: Horovod knows fp16; choose that."),
+        ({"zero_stage": 1}, "--zero_stage means nothing to --sync horovod: leave it out."),
+    ],
+    "torch_fsdp": [
+        ({"reduce_scatter": "mine"}, "--reduce_scatter mine: the known ones are ours, torch."),
+        ({"compress": "fp16"}, "--compress means nothing to --sync torch_fsdp: leave it out."),
+    ],
+    "torch_zero1": [({"reshard": "no"}, "--reshard means nothing to --sync torch_zero1: leave it out.")],
+    "dp": [
+        (
+            {},
+            "--sync dp is one process with all of its GPUs, and 2 ranks were asked for: give --world_size 1, or "
+            "choose --sync ddp.",
+        )
+    ],
+}
+
+
+@pytest.mark.parametrize("sync", REFUSED)
+def test_what_an_engine_refuses_is_a_sentence_before_the_ranks_meet(sync):
+    if sync in PACKAGES:
+        skip_unless_installed(PACKAGES[sync])
+    for options, sentence in REFUSED[sync]:
+        with pytest.raises(UsageError) as refused:
+            RunConfig(sync=sync, no_cuda=True, **options).check(2)
+        assert str(refused.value) == sentence
+
+
+@pytest.mark.parametrize(("sync", "package"), PACKAGES.items())
+def test_an_engine_that_is_missing_or_too_old_says_what_to_type(sync, package, monkeypatch):
+    def missing(name):
+        assert name == package
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(engine, "version", missing)
+    with pytest.raises(UsageError, match=rf"^--sync {sync} needs .*, which is not installed: run make engines\.$"):
+        RunConfig(sync=sync, no_cuda=True).check(2)
+    monkeypatch.setattr(engine, "version", lambda name: "0.9.9+cpu")
+    if sync != "horovod":  # 0.28 is what there is
+        with pytest.raises(UsageError, match=rf"^--sync {sync} needs .* or newer, and 0\.9\.9\+cpu is installed: run"):
+            RunConfig(sync=sync, no_cuda=True).check(2)
+
+
+def test_a_model_that_fsdp_cannot_cut_is_refused_by_name():
+    import torch
+    from torch import nn
+
+    model = nn.Linear(2, 2)
+    model.scale = nn.Parameter(torch.ones(()))
+    with pytest.raises(UserError, match="--sync torch_fsdp cuts parameters along their first dimension, and scale has"):
+        check_parameters(model, "torch_fsdp")
+    with pytest.raises(
+        UserError, match="needs parameters of one dtype, and this model has float32 and float64: choose"
+    ):
+        check_parameters(nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2).double()]), "torch_fsdp")
+
+
+@pytest.mark.parametrize(
+    ("sync", "package", "words"),
+    [
+        ("torch_fsdp", "torch", ()),
+        ("torch_zero1", "torch", ()),
+        ("deepspeed", "deepspeed", ("--zero_stage", 3)),
+        ("fabric", "lightning", ()),
+        ("horovod", "horovod", ()),
+    ],
+)
+def test_a_killed_rank_takes_the_others_with_it_by_name(start_ranks, sync, package, words):
+    skip_unless_installed(package)
+    words = [*TINY_TRAINING, "--sync", sync, *words, "--max_steps", 5000, "--output_dir", "out", "--no_cuda"]
+    ranks = start_ranks("task2b/run_glue.py", 3, words)
+    ranks[1].wait_for("iteration 3:")
+    ranks[1].process.send_signal(signal.SIGKILL)
+    for rank in (ranks[0], ranks[2]):
+        assert rank.wait(10) == 1, rank.text
+        assert "lost rank 1, which ended without a word" in rank.text, rank.text
+        assert "Traceback" not in rank.text, rank.text
+
+
+def test_the_summary_says_whether_the_ledger_saw_the_engine_s_calls(tmp_path):
+    for sync, package, told in (("torch_fsdp", "torch", "ledger"), ("horovod", "horovod", "counters")):
+        skip_unless_installed(package)
+        words = [*TINY_TRAINING, "--sync", sync, "--max_steps", 2, "--world_size", 2, "--output_dir", tmp_path / sync]
+        subprocess.run(
+            [sys.executable, "-m", "cos598d", "train", *map(str, words)], check=True, env=os.environ, timeout=120
+        )
+        summary = json.loads((tmp_path / sync / "summary.json").read_text())
+        assert summary["bytes_from"] == told
