@@ -18,9 +18,11 @@ from cos598d.data.text.features import Features
 from cos598d.errors import UserError
 from cos598d.measure.clock import IterationClock
 from cos598d.measure.record import RunRecord
+from cos598d.records.conventions import WARM_UP
 from cos598d.strategies.base import Module, Strategy
+from cos598d.strategies.memory import expected_memory
 from cos598d.strategies.observed import Observed
-from cos598d.strategies.optimizers import linear_schedule, make_optimizer, set_learning_rate
+from cos598d.strategies.optimizers import linear_schedule, make_optimizer, set_learning_rate, states_per_weight
 from cos598d.strategies.replicas import check_replicas
 from cos598d.terminal.console import Console
 
@@ -70,7 +72,9 @@ def train(
     steps = config.max_steps if config.max_steps > 0 else math.ceil(config.num_train_epochs * epoch_steps)
     schedule = linear_schedule(config.learning_rate, config.warmup_steps, steps)
     clock = IterationClock(comm.device)
-    observed = Observed(strategy, clock, comm)  # the strategy's methods, timed; it knows the global batch's loss too
+    record.memory["formula"] = expected_memory(model, states_per_weight(config), strategy.shards, comm.world_size)
+    # The strategy's methods, timed; it knows the global batch's loss and what is held too.
+    observed = Observed(strategy, clock, comm, watched=min(WARM_UP, steps))
     module = observed.attach(model, functools.partial(make_optimizer, config=config))
     model.train()
 
@@ -117,6 +121,7 @@ def train(
             epoch_record = {"epoch": epoch, "iterations": len(losses), "loss": sum(losses) / len(losses)}
             record.epoch(epoch_record | evaluate())
             console.epoch(record.epochs[-1])
+    record.memory |= {"between_steps": observed.between_steps, "peak": observed.peak.held}
     strategy.detach()
 
 

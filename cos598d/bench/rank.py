@@ -1,7 +1,5 @@
 """One rank of a bench: from its plan to the record, which rank 0 hands over."""
 
-import resource
-import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -20,6 +18,7 @@ from cos598d.bench.workload import TASK, Workload
 from cos598d.comm.communicator import Communicator
 from cos598d.errors import UsageError, flag_called
 from cos598d.measure.environment import describe_environment
+from cos598d.measure.host import peak_memory_bytes
 from cos598d.models.build import ModelSource, count_parameters, find_model
 from cos598d.rank import be_rank, take_station
 from cos598d.records.conventions import DDP, FLOOR, WARM_UP
@@ -128,15 +127,3 @@ def _measure(
 
 def _describe(candidate: Candidate) -> dict[str, Any]:
     return {"label": candidate.label, "sync": candidate.name, "options": asdict(candidate.options)}
-
-
-def peak_memory_bytes() -> int:
-    """The most of the host's memory that this process has held at a time."""
-    try:
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    # Not Linux. There it would be wrong: a program inherits the peak of the process that started it.
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -56,6 +56,10 @@ class DeepSpeed(Engine):
         return self.options.zero_stage >= 2
 
     @property
+    def shards(self) -> tuple[str, ...]:  # type: ignore[override]
+        return ("optimizer", "gradients", "parameters")[: self.options.zero_stage]
+
+    @property
     def replicas_equal(self) -> bool:
         return self._apart.is_whole
 

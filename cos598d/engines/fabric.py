@@ -53,6 +53,10 @@ class Fabric(TorchFSDP):
     def equal_passes(self) -> bool:  # type: ignore[override]
         return self.is_cut
 
+    @property
+    def shards(self) -> tuple[str, ...]:  # type: ignore[override]
+        return ("optimizer", "gradients", "parameters") if self.is_cut else ()
+
     @classmethod
     def check_config(cls, config: "RunConfig", world_size: int) -> None:
         Engine.check_config.__func__(cls, config, world_size)

@@ -42,6 +42,7 @@ class TorchFSDP(Engine):
     """
 
     uses = ("reshard", "reduce_scatter")
+    shards = ("optimizer", "gradients", "parameters")
     equal_passes = True
 
     @classmethod

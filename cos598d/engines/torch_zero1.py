@@ -34,6 +34,7 @@ class TorchZero1(Replicated):
     """
 
     uses = ("bucket_mb", "bucket_view")
+    shards = ("optimizer",)
 
     def __init__(
         self,

@@ -1,7 +1,10 @@
 """The gauges of a rank's process, host and GPU."""
 
+import resource
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -42,6 +45,24 @@ class HostGauges:
         if self._tells_utilization:
             row["gpu_utilization_percent"] = torch.cuda.utilization(self._device)
         return row
+
+
+def peak_memory_bytes() -> int:
+    """The most of the host's memory that this process has held at a time."""
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    # Not Linux. There it would be wrong: a program inherits the peak of the process that started it.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def peak_gpu_bytes() -> int | None:
+    """The most of a GPU's memory that this process's tensors have held at a time, without what CUDA and the backend
+    take for themselves; None where it has used none."""
+    return torch.cuda.max_memory_allocated() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
 
 
 def _host_seconds() -> tuple[float, float]:

@@ -15,6 +15,7 @@ from scipy.special import stdtrit  # the quantile of t; scipy.stats takes half a
 from cos598d.comm.ledger import Ledger
 from cos598d.errors import UserError
 from cos598d.files import GrowingFile, json_text
+from cos598d.measure.host import peak_gpu_bytes, peak_memory_bytes
 from cos598d.measure.monitor import Monitor
 from cos598d.measure.tensorboard import FOLDER, Board
 from cos598d.measure.totals import Traffic, epoch_traffic, wire_summary
@@ -51,6 +52,9 @@ class RunRecord:
         self._seconds = {name: array("d") for name in ("seconds", *(f"seconds_{phase}" for phase in PHASES))}
         self._losses = array("d")
         self.epochs: list[dict[str, Any]] = []
+        self.memory: dict[
+            str, dict[str, int]
+        ] = {}  # bytes of this rank by category: "between_steps", "peak", "formula"
 
     def __enter__(self) -> "RunRecord":
         self._files: list[GrowingFile] = []
@@ -168,6 +172,7 @@ class RunRecord:
             "phases": {phase: _mean(self._seconds[f"seconds_{phase}"][left_out:]) for phase in PHASES},
             **{name: _whole_if_even(mean) for name, mean in totals.items()},
             "traffic": self._traffic.share(self._monitor.interface if self._monitor else None),
+            "memory": {"process_peak_bytes": peak_memory_bytes(), "gpu_peak_bytes": peak_gpu_bytes(), **self.memory},
         }
 
     def stage(self, facts: dict[str, Any], shares: Sequence[dict[str, Any]], others: Mapping[str, Any]) -> None:
@@ -207,6 +212,7 @@ class RunRecord:
             "bytes_sent_per_iteration": [share["bytes_sent"] for share in shares],
             "bytes_received_per_iteration": [share["bytes_received"] for share in shares],
             "wire": wire_summary(traffic),
+            "memory": {name: [share["memory"][name] for share in shares] for name in shares[0]["memory"]},
         }
 
 

@@ -18,6 +18,7 @@ from cos598d.records.schema import (
     Fields,
     Kind,
     ListOf,
+    MapOf,
     Number,
     OneOf,
     OrNone,
@@ -69,6 +70,12 @@ EPOCH = Fields(
         **dict.fromkeys(("counted_bytes_sent", "counted_bytes_received"), OrNone(BY_RANK_OR_NONE)),
     },
 )
+# What a rank holds, by category; of a strategy of somebody's own whatever it says.
+HELD = MapOf(NOT_NEGATIVE)
+MEMORY = Fields(
+    {"process_peak_bytes": BY_RANK, "gpu_peak_bytes": BY_RANK_OR_NONE},
+    dict.fromkeys(("between_steps", "peak", "formula"), ListOf(HELD)),
+)
 WALL = ("examples_per_second_clock", "examples_per_second_wall", "share_off_the_clock")
 SUMMARY = Fields(
     {
@@ -89,6 +96,7 @@ SUMMARY = Fields(
         "parameters": COUNT,
         "epochs": ListOf(EPOCH),
         "wire": OrNone(WIRE),
+        "memory": MEMORY,
         "wall": OrNone(Fields({}, dict.fromkeys(WALL, OrNone(NUMBER)))),
     },
 )
@@ -185,4 +193,9 @@ def _of_ranks(world_size: int) -> Kind:
         },
     )
     needed = {f"bytes_{way}_per_iteration": values for way in ways}
-    return Fields(needed, {"epochs": ListOf(epoch), "wire": OrNone(wire)})
+    held = ListOf(Fields(), count=world_size)
+    memory = Fields(
+        {"process_peak_bytes": values, "gpu_peak_bytes": or_none},
+        dict.fromkeys(("between_steps", "peak", "formula"), held),
+    )
+    return Fields(needed, {"epochs": ListOf(epoch), "wire": OrNone(wire), "memory": memory})

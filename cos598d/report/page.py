@@ -12,6 +12,7 @@ from cos598d.report.blocks import Block, Figure, Page, Section, Table, figures
 from cos598d.report.figures import learning, series, time
 from cos598d.report.figures.wire import wire_figure
 from cos598d.report.load import Run, is_number
+from cos598d.report.memory import MEMORY_NOTE, memory_rows
 from cos598d.report.numbers import listed, megabytes, number_of, plain, words_of
 from cos598d.report.repeats import in_groups
 from cos598d.report.speed import SPEED_NOTE, speed_rows
@@ -45,6 +46,7 @@ def build_page(runs: Sequence[Run], benches: Sequence[Bench] = ()) -> Page:
         Section("The first losses", _losses(runs)),
         Section("Seconds an iteration", _seconds(runs)),
         Section("Where an iteration's time goes", _phases(runs)),
+        Section("Memory", _memory(runs)),
         Section(
             "Loss against iteration and time",
             figures(("loss", learning.loss_figure(runs), captions.loss_caption(runs))),
@@ -203,6 +205,11 @@ def _phases(runs: Sequence[Run]) -> list[Block]:
     host += [_host(run, has_gpu) for run in runs if any(run.host)]
     note = "Memory: the largest rank's. Processor seconds: the mean over the ranks. Busy: the mean over ranks and time."
     return [*blocks, Table(note, host)] if len(host) > 1 else blocks
+
+
+def _memory(runs: Sequence[Run]) -> list[Table]:
+    rows = memory_rows([run.summary for run in runs])
+    return [Table(MEMORY_NOTE, rows)] if rows else []
 
 
 def _host(run: Run, has_gpu: bool) -> list[str]:

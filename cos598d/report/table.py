@@ -1,5 +1,6 @@
 """The comparison of runs as tables for the screen or in Markdown, from their records alone."""
 
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,6 +8,7 @@ from cos598d.records.conventions import ASSUMED_BYTES, PHASES, WARM_UP
 from cos598d.records.run import Summary
 from cos598d.report.fairness import work_remark
 from cos598d.report.load import left_out
+from cos598d.report.memory import MEMORY_NOTE, memory_rows
 from cos598d.report.numbers import plain_or_none
 from cos598d.report.references import (
     alone_of,
@@ -37,7 +39,7 @@ def comparison(runs: Sequence[Summary], markdown: bool = False, each: bool = Fal
     run of the same number of ranks with sync `none`.
     """
     runs = runs if each else in_groups(runs)
-    parts = [losses_rows(runs), time_rows(runs), speed_rows(runs), traffic_rows(runs)]
+    parts = [losses_rows(runs), time_rows(runs), speed_rows(runs), traffic_rows(runs), memory_rows(runs)]
     text = "\n\n".join(as_markdown(part) if markdown else as_text(part) for part in parts if part)
     remark = work_remark(runs)
     return "\n\n".join(
@@ -115,6 +117,7 @@ def legend(runs: Sequence[Summary]) -> str:
         "exposed s: median less that of sync none on as many ranks. MB: 1,000,000 bytes; sent, received: by formula.\n"
         "counted: what the kernel saw leave by the interface, with headers and all else that the host sent there."
         + (f"\n{SPEED_NOTE}" if speed_rows(runs) else "")
+        + (f"\n{textwrap.fill(MEMORY_NOTE, 118)}" if memory_rows(runs) else "")
         + assumed_bytes(runs, before="\n")
     )
 

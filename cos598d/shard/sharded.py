@@ -63,6 +63,10 @@ class Sharded(Strategy):
     def stepped(self) -> None:
         """The optimizer has changed this rank's parts."""
 
+    def weights_under_way(self) -> list[torch.Tensor]:
+        """What holds weights beside the model's parameters and this rank's parts."""
+        return []
+
     def is_complete(self, unit: Unit) -> None:
         """The last of the unit's gradients of this backward is there."""
 
@@ -154,6 +158,7 @@ class Sharded(Strategy):
 
     def memory(self) -> dict[str, int]:
         parameters = [p.data for p in self._model.parameters()] + [part.data for _, part, *_ in self._pieces]
+        parameters += self.weights_under_way()
         gradients = [p.grad for p in self._model.parameters() if p.grad is not None]
         return count_memory(
             parameters=parameters,

@@ -65,6 +65,10 @@ class ShardedWeights:
         """Free all weights that are here."""
         self.free(list(self._gathers))
 
+    def gathered_tensors(self) -> list[torch.Tensor]:
+        """What holds the weights that are here or on their way."""
+        return [self._flats[unit] for unit in self._gathers]
+
     def _drop(self, unit: Unit) -> None:
         for _, p in unit.parameters:
             p.data = torch.full((), torch.nan, dtype=p.dtype, device=p.device).expand(p.shape)

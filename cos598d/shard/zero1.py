@@ -36,6 +36,7 @@ class Zero1(Sharded):
 
     keeps_gradients = True
     uses = ("bucket_mb",)
+    shards: tuple[str, ...] = ("optimizer",)
 
     def make_units(self, parameters: Sequence[Named]) -> list[Unit]:
         groups = plan_buckets(parameters, self.options.bucket_mb, self.options.first_bucket_mb)

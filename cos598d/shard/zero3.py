@@ -42,6 +42,7 @@ class Zero3(Sharded):
 
     uses = ("bucket_mb",)
     equal_passes = True
+    shards = ("optimizer", "gradients", "parameters")
 
     def attach(self, model: nn.Module, make_optimizer: MakeOptimizer) -> Module:
         self._weights = ShardedWeights(self.comm)
@@ -85,6 +86,9 @@ class Zero3(Sharded):
     def stepped(self) -> None:
         self._stay = False
         self._weights.free_all()
+
+    def weights_under_way(self) -> list[torch.Tensor]:
+        return self._weights.gathered_tensors()
 
     def settle(self) -> None:
         self._stay = True

@@ -37,6 +37,7 @@ class Strategy:
     uses: the names of the SyncOptions that mean anything to it.
     equal_passes: whether all ranks must call forward and backward the same number of times in a step.
     bytes_from: who knows what travels: the "ledger", or the kernel's "counters" alone, since a library tells nobody.
+    shards: the categories of `memory` of which a rank holds no more than its share between steps.
 
     `phase` tells a clock what `step` is doing, since that is the work of two phases of an iteration: it encloses the
     optimizer's in `with self.phase("step")`, and what travels in `with self.phase("sync")`. Whoever measures puts a
@@ -47,6 +48,7 @@ class Strategy:
     uses: tuple[str, ...] = ()
     equal_passes = False
     bytes_from = "ledger"
+    shards: tuple[str, ...] = ()
     phase: Callable[[str], AbstractContextManager[Any]] = contextlib.nullcontext
 
     @property
@@ -105,8 +107,11 @@ class Strategy:
         return contextlib.nullcontext()
 
     def memory(self) -> dict[str, int]:
-        """Bytes that are held now, by category: parameters, gradients, optimizer, buckets; each storage once."""
-        raise NotImplementedError
+        """Bytes that are held now, by category: parameters, gradients, optimizer, buckets; each storage once.
+
+        A strategy that does not count says nothing.
+        """
+        return {}
 
     def detach(self) -> None:
         """Remove hooks and free what was kept for training; the model stays as `settle` left it."""

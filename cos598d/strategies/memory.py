@@ -1,10 +1,15 @@
-"""Bytes that a rank holds, counted from tensors by category."""
+"""Bytes that a rank holds, counted from tensors by category: now, at the peak of a step, and by formula."""
 
-from collections.abc import Iterable, Iterator, Mapping
+import contextlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
+from torch.utils import _pytree as pytree
+
+from cos598d.comm.ledger import size_in_bytes
 
 
 def count_memory(**categories: Iterable[torch.Tensor]) -> dict[str, int]:
@@ -38,3 +43,53 @@ def tensors_in(thing: Any) -> Iterator[torch.Tensor]:
             yield from tensors_in(part)
     elif type(thing).__module__.startswith("cos598d.sync") and not isinstance(thing, nn.Module):
         yield from tensors_in(vars(thing)) if hasattr(thing, "__dict__") else ()
+
+
+class Peak:
+    """What a rank holds when it holds most, of all the moments at which somebody looks.
+
+    While it is `watching` it looks by itself: after the forward of every module that has parameters, and in backward
+    when the gradient of what that gave is there, just before its own backward.
+    """
+
+    def __init__(self, memory: Callable[[], dict[str, int]]):
+        self._memory = memory
+        self.held: dict[str, int] = {}
+
+    def look(self, *_: Any) -> None:
+        """Compare what is held now."""
+        found = self._memory()
+        if sum(found.values()) > sum(self.held.values()):
+            self.held = found
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """A context for forward and backward; it costs some milliseconds a module."""
+        handle = register_module_forward_hook(self._after_forward)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def _after_forward(self, module: nn.Module, _: Any, output: Any) -> None:
+        if next(module.parameters(recurse=False), None) is None:
+            return
+        self.look()
+        for leaf in pytree.tree_leaves(output):
+            if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:
+                # After the tensor's own hooks, by which a strategy may gather what the backward needs.
+                leaf.grad_fn.register_prehook(self.look)
+
+
+def expected_memory(model: nn.Module, states: int, shards: Collection[str], ranks: int) -> dict[str, int]:
+    """What the states of a model come to on a rank, by formula: S of weights, S of gradients and, of an optimizer that
+    keeps so many `states` of every weight, as much of each; what is among `shards` is divided by the number of ranks.
+
+    Frozen weights count whole, since nobody cuts them. What a step needs beside them, such as layers that are gathered
+    for a moment, is not in it (Rajbhandari et al., "ZeRO", SC 2020, section 3.1). Called before the model is cut.
+    """
+    weights = sum(size_in_bytes(p) for p in model.parameters() if p.requires_grad)
+    frozen = sum(size_in_bytes(p) for p in model.parameters() if not p.requires_grad)
+    whole = {"parameters": weights, "gradients": weights, "optimizer": states * weights}
+    held = {name: size // ranks if name in shards else size for name, size in whole.items()}
+    return held | {"parameters": held["parameters"] + frozen}

@@ -1,4 +1,4 @@
-"""A strategy under observation: the seconds of an iteration's phases, and the global batch's loss."""
+"""A strategy under observation: the seconds of an iteration's phases, the global batch's loss, and what is held."""
 
 import contextlib
 from collections.abc import Iterator
@@ -12,6 +12,7 @@ from cos598d.comm.communicator import Call, Communicator
 from cos598d.comm.ledger import LOSS
 from cos598d.measure.clock import IterationClock
 from cos598d.strategies.base import MakeOptimizer, Module, Strategy
+from cos598d.strategies.memory import Peak
 
 
 class Observed(Strategy):
@@ -22,12 +23,19 @@ class Observed(Strategy):
     3. `backward` adds up the losses. Their sum over the ranks is under way while a step's last backward runs, so that
        knowing the global batch's loss costs no waiting; `finish` waits for what is left of it.
 
+    4. In iteration number `watched` the bytes that this rank holds are counted: `between_steps` are those at its end,
+       `peak.held` those at the moment within it when they are most. That takes time, so it should be no iteration
+       whose seconds are counted.
+
     After an iteration `loss` is the global batch's mean loss, `seconds` are the iteration's by the clock, and `tokens`
     is how many tokens this rank's micro-batches had, padding included.
     """
 
-    def __init__(self, strategy: Strategy, clock: IterationClock, comm: Communicator):
+    def __init__(self, strategy: Strategy, clock: IterationClock, comm: Communicator, watched: int):
         self._strategy, self._clock, self._comm = strategy, clock, comm
+        self._watched, self._is_watching = watched, False
+        self.peak = Peak(strategy.memory)
+        self.between_steps: dict[str, int] = {}
         strategy.phase, self.equal_passes = clock.phase, strategy.equal_passes
         self._is_last = True  # of a step's micro-batches
         self.loss = self.seconds = 0.0
@@ -41,7 +49,11 @@ class Observed(Strategy):
         self._local_loss = torch.zeros((), dtype=torch.float64, device=self._comm.device)
         self._mean_loss = Call.done()
         self.tokens = 0
-        yield
+        self._is_watching = number == self._watched
+        with self.peak.watching() if self._is_watching else contextlib.nullcontext():
+            yield
+        if self._is_watching:
+            self.between_steps, self._is_watching = self._strategy.memory(), False
         self.seconds = self._clock.stop()
         self.loss = self._local_loss.item()  # not sooner: it waits for the device, which has work until here
 
@@ -86,18 +98,26 @@ class Observed(Strategy):
             self._mean_loss = self._comm.all_reduce(self._local_loss, "loss", purpose=LOSS, async_op=True)
         with self._clock.phase("backward"):
             self._strategy.backward(loss)
+        self._look()
 
     def finish(self) -> None:
         with self._clock.phase("sync"):
             self._strategy.finish()
             self._mean_loss.wait()
+        self._look()
 
     def clip(self, max_norm: float) -> torch.Tensor | None:
         with self._clock.phase("clip"):
             return self._strategy.clip(max_norm)
 
     def step(self) -> bool:
-        return self._strategy.step()
+        is_good = self._strategy.step()
+        self._look()
+        return is_good
+
+    def _look(self) -> None:
+        if self._is_watching:
+            self.peak.look()
 
     def settle(self) -> None:
         self._strategy.settle()

@@ -31,6 +31,11 @@ def make_optimizer(named_parameters: Iterable[tuple[str, nn.Parameter]], config:
     return torch.optim.AdamW(groups, lr=config.learning_rate, eps=config.adam_epsilon, fused=True)
 
 
+def states_per_weight(config: "RunConfig") -> int:
+    """How many numbers the optimizer remembers of every weight that it steps."""
+    return 2 if config.optimizer == "adamw" else int(config.momentum > 0)
+
+
 def linear_schedule(learning_rate: float, warmup_steps: int, steps: int) -> Callable[[int], float]:
     """The learning rate after so many steps: up from 0 over `warmup_steps`, then down to 0 at `steps`."""
 

@@ -1,0 +1,199 @@
+"""What a rank holds is counted by category, between steps and at a step's peak, recorded, and shown by its formula."""
+
+import json
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+from report_records import write_run
+from torch import nn
+from worlds import run_ranks
+
+from cos598d.check.toy import ToyFeatures
+from cos598d.config import RunConfig
+from cos598d.errors import UserError
+from cos598d.measure.record import RunRecord
+from cos598d.report.load import load_run
+from cos598d.report.memory import memory_rows
+from cos598d.strategies import get_strategy
+from cos598d.strategies.memory import Peak, expected_memory
+from cos598d.strategies.optimizers import make_optimizer
+from cos598d.strategies.replicated import Replicated
+from cos598d.sync import get_sync
+from cos598d.terminal.console import Console
+from cos598d.train import train
+
+WIDTH, LAYERS, STEPS = 32, 4, 3
+STRATEGIES = ("all_reduce", "zero1", "zero2", "zero3")
+
+
+class Deep(nn.Module):
+    """Layers of one size, which dwarf the rest."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(100, WIDTH)
+        self.words.weight.requires_grad_(False)
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS))
+
+    def forward(self, input_ids, **_):
+        found = self.words(input_ids).mean(1)
+        for layer in self.layers:
+            found = found + layer(found)
+        return (found.square().mean(),)
+
+
+WEIGHTS, FROZEN = 4 * LAYERS * WIDTH * WIDTH, 4 * 100 * WIDTH
+
+
+def memory_of(comm, name):
+    """The record's "memory" of a run of the deep model."""
+    config = RunConfig(do_train=True, total_train_batch_size=8, max_steps=STEPS, sync=name)
+    strategy = get_strategy(name)(comm, False, config.sync_options(), "fp32")
+    with tempfile.TemporaryDirectory() as folder, RunRecord(Path(folder), comm.rank) as record:
+        comm.ledger = record.ledger
+        train(Deep(), strategy, comm, ToyFeatures(64), config, record, Console("", speaks=False), dict)
+        return record.share()["memory"]
+
+
+def all_memories(comm):
+    return {name: memory_of(comm, name) for name in STRATEGIES}
+
+
+@pytest.fixture(scope="module")
+def memories():
+    return run_ranks(2, all_memories)
+
+
+def categories(held):
+    return [held[name] for name in ("parameters", "gradients", "optimizer")]
+
+
+FORMULAS = {
+    "all_reduce": [WEIGHTS + FROZEN, WEIGHTS, 2 * WEIGHTS],
+    "zero1": [WEIGHTS + FROZEN, WEIGHTS, WEIGHTS],
+    "zero2": [WEIGHTS + FROZEN, WEIGHTS // 2, WEIGHTS],
+    "zero3": [WEIGHTS // 2 + FROZEN, WEIGHTS // 2, WEIGHTS],
+}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_rank_holds_what_the_formula_of_its_strategy_says(memories, name):
+    for rank in memories:
+        found = rank[name]
+        assert categories(found["formula"]) == FORMULAS[name]
+        parameters, gradients, state = categories(found["between_steps"])
+        slack = 200  # the optimizer counts its steps, and what is freed leaves placeholders
+        assert FORMULAS[name][0] <= parameters <= FORMULAS[name][0] + slack
+        assert FORMULAS[name][2] <= state <= FORMULAS[name][2] + slack
+        assert gradients == (0 if name == "all_reduce" else FORMULAS[name][1])
+
+
+def test_the_peak_has_the_gradients_and_the_layers_that_are_gathered_for_a_moment(memories):
+    for rank in memories:
+        assert rank["all_reduce"]["peak"]["gradients"] == WEIGHTS
+        layer, between, peak = WEIGHTS // LAYERS, *(rank["zero3"][when] for when in ("between_steps", "peak"))
+        assert sum(peak.values()) - sum(between.values()) >= 2 * layer
+        for found in rank.values():
+            assert sum(found["peak"].values()) >= sum(found["between_steps"].values())
+
+
+def test_the_process_s_own_peak_stands_beside_it(memories):
+    for rank in memories:
+        assert rank["zero3"]["process_peak_bytes"] > 50_000_000
+        assert rank["zero3"]["gpu_peak_bytes"] is None
+
+
+def test_watching_leaves_no_hook_and_changes_no_gradient():
+    gradients = []
+    for watches in (True, False):
+        torch.manual_seed(0)
+        model, looked = Deep(), []
+        peak = Peak(lambda looked=looked: looked.append(1) or {"parameters": len(looked)})
+        if watches:
+            with peak.watching():
+                model(torch.arange(6).view(2, 3))[0].backward()
+            assert peak.held == {"parameters": len(looked)}
+            assert len(looked) == 1 + 2 * LAYERS, "the frozen embedding has no backward"
+        else:
+            model(torch.arange(6).view(2, 3))[0].backward()
+            assert not looked
+        gradients.append([p.grad for p in model.layers.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("values", "states"), [({}, 2), ({"optimizer": "sgd"}, 0), ({"optimizer": "sgd", "momentum": 0.9}, 1)]
+)
+def test_the_formula_knows_what_each_optimizer_remembers(values, states):
+    from cos598d.comm.communicator import Communicator
+    from cos598d.strategies.optimizers import states_per_weight
+
+    config, model = RunConfig(**values), Deep()
+    strategy = Replicated(get_sync("all_reduce")(Communicator(None, "gloo", torch.device("cpu"))))
+    module = strategy.attach(model, lambda named: make_optimizer(named, config))
+    strategy.backward(module(input_ids=torch.arange(6).view(2, 3))[0])
+    strategy.finish()
+    strategy.step()
+    expected = expected_memory(model, states_per_weight(config), (), 1)["optimizer"]
+    assert expected == states * WEIGHTS
+    assert expected <= strategy.memory()["optimizer"] <= expected + 100
+
+
+def with_memory(folder, **changes):
+    write_run(folder)
+    held = {"parameters": 4_000_000, "gradients": 0, "optimizer": 8_000_000, "buckets": 0}
+    memory = {"process_peak_bytes": [300_000_000, 400_000_000], "gpu_peak_bytes": [None, None]}
+    memory |= {"between_steps": [held, held], "formula": [held, held], "peak": [held, held | {"gradients": 5_000_000}]}
+    path = folder / "summary.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"memory": memory | changes}))
+    return folder
+
+
+def test_the_table_has_the_rank_that_holds_most_and_older_records_are_left_out(tmp_path):
+    old = write_run(tmp_path / "old")
+    rows = memory_rows([load_run(with_memory(tmp_path / "new")), load_run(old)])
+    assert rows[0][-1] == "process's peak", "no GPU, no column"
+    assert rows[2] == ["new", "at a step's peak", "4.000", "5.000", "8.000", "0.000", "17.000", "400.000"]
+    assert {row[0] for row in rows[1:]} == {"new"}
+    assert memory_rows([load_run(old)]) == []
+    gpu = memory_rows([load_run(with_memory(tmp_path / "gpu", gpu_peak_bytes=[1e6, 2e6]))])
+    assert [row[-1] for row in gpu] == ["GPU's peak", "-", "2.000", "-"]
+
+
+def test_memory_that_is_no_number_or_not_of_all_ranks_is_a_damaged_record(tmp_path):
+    for number, changes in enumerate(({"process_peak_bytes": [1]}, {"peak": [{"parameters": "much"}] * 2})):
+        folder = with_memory(tmp_path / str(number), **changes)
+        with pytest.raises(UserError, match="is damaged: its memory"):
+            load_run(folder)
+
+
+def gathered_while_a_layer_computes(comm):
+    """On a rank: by how many layers the weights that zero3 holds in a second step's forward and backward grow."""
+    model, most = Deep(), {}
+    strategy = get_strategy("zero3")(comm, False)
+    module = strategy.attach(model, lambda named: make_optimizer(named, RunConfig()))
+    for _ in range(2):
+        between, most["seen"] = strategy.memory()["parameters"], 0
+
+        def look():
+            held = strategy.memory()
+            most["seen"] = max(most["seen"], held["parameters"])
+            return held
+
+        with Peak(look).watching():
+            loss = module(input_ids=torch.arange(6).view(2, 3))[0]
+            forward, most["seen"] = most["seen"], 0
+            strategy.backward(loss / comm.world_size)
+        backward = most["seen"]
+        strategy.finish()
+        strategy.step()
+    strategy.detach()
+    return [(held - between) * LAYERS / WEIGHTS for held in (forward, backward)]
+
+
+def test_layers_that_are_on_their_way_count_as_those_that_compute():
+    for forward, backward in run_ranks(2, gathered_while_a_layer_computes):
+        assert forward == pytest.approx(2, abs=0.01), "the one that computes and the next"
+        assert backward == pytest.approx(2, abs=0.01)
