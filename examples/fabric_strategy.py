@@ -1,0 +1,77 @@
+"""Our gradient syncs in Lightning Fabric, by a strategy; the digits: `python examples/fabric_strategy.py`."""
+
+import contextlib
+from datetime import timedelta
+
+import torch
+from lightning.fabric import Fabric
+from lightning.fabric.strategies import DDPStrategy
+from lightning.fabric.strategies.strategy import _BackwardSyncControl
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.distributed.distributed_c10d import default_pg_timeout
+
+import cos598d
+
+
+class SyncStrategy(DDPStrategy):
+    """Fabric's DDP strategy with `cos598d.data_parallel` where DistributedDataParallel stood.
+
+        strategy = SyncStrategy(sync="sparse_rows", compress="bf16", timeout=timedelta(seconds=60))
+        fabric = Fabric(accelerator="cpu", devices=2, strategy=strategy)
+
+    It takes the arguments of data_parallel (sync, compress, bucket_mb, ...) and those of DDPStrategy by name.
+    `fabric.no_backward_sync` sends nothing, `fabric.save` and `fabric.load` use the model's plain names.
+
+    `replica` is what Fabric's model holds: `replica.ledger.totals()` says what has travelled, and `replica.settle()`,
+    called on every rank before evaluating, gives all ranks rank 0's buffers (BatchNorm's statistics).
+
+    Fabric or torchrun starts the ranks, and our watchdog does not watch over them. Where one is killed, the others'
+    next collective fails with torch's error at once, since the connection is gone. Where one is stuck, and under
+    shared_memory, which has no connection, they fail after `timeout`: half an hour, unless you give one, and it has to
+    cover the start of the slowest rank too. Rank 0, if Lightning started the others from it, looks every 5 s whether
+    one of them has failed, and then kills all, itself too.
+    """
+
+    def __init__(self, **arguments):
+        super().__init__(**arguments)  # what it does not know it keeps for DDP, in _ddp_kwargs
+        self._backward_sync_control = _NoSync()
+        self.replica = None
+
+    def setup_module(self, module):
+        """Wrap the model, as DDPStrategy does."""
+        seconds = (self._timeout or default_pg_timeout).total_seconds()
+        self.replica = cos598d.data_parallel(module, timeout_seconds=seconds, **self._ddp_kwargs)
+        return self.replica
+
+
+class _NoSync(_BackwardSyncControl):
+    def no_backward_sync(self, module, enabled):
+        return module.no_sync() if enabled else contextlib.nullcontext()
+
+
+def main():
+    strategy = SyncStrategy(sync="ring", timeout=timedelta(seconds=60))
+    fabric = Fabric(accelerator="cpu", devices=2, strategy=strategy)
+    fabric.launch()
+    rank, ranks = fabric.global_rank, fabric.world_size
+    torch.manual_seed(0)
+    images, labels = (torch.tensor(part) for part in load_digits(return_X_y=True))
+    images = images.float() / 16
+    model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+    model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.5))
+    for _ in range(100):
+        batch = torch.randint(0, len(labels), (64,))[rank::ranks]  # the same draw on every rank; its own share
+        loss = nn.functional.cross_entropy(model(images[batch]), labels[batch])
+        optimizer.zero_grad()
+        fabric.backward(loss)
+        optimizer.step()
+    with torch.no_grad():
+        loss = nn.functional.cross_entropy(model(images), labels)
+    fabric.print(f"loss after 100 steps: {loss:.6f}")
+    for tensor, total in strategy.replica.ledger.totals().items():
+        fabric.print(f"{tensor}: {total.calls} calls, {total.bytes_sent} bytes sent")
+
+
+if __name__ == "__main__":
+    main()

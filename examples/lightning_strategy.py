@@ -1,0 +1,100 @@
+"""Our gradient syncs in Lightning's Trainer, by a strategy; the digits: `python examples/lightning_strategy.py`."""
+
+from datetime import timedelta
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.strategies import DDPStrategy
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.distributed.distributed_c10d import default_pg_timeout
+from torch.utils.data import DataLoader
+
+import cos598d
+from cos598d.parallel import DataParallel
+
+
+class SyncStrategy(DDPStrategy):
+    """The Trainer's DDP strategy with `cos598d.data_parallel` where DistributedDataParallel stood.
+
+        strategy = SyncStrategy(sync="sparse_rows", compress="bf16", timeout=timedelta(seconds=60))
+        Trainer(accelerator="cpu", devices=2, strategy=strategy, accumulate_grad_batches=4)
+
+    It takes the arguments of data_parallel (sync, compress, bucket_mb, ...) and those of DDPStrategy by name. While the
+    Trainer accumulates, nothing is sent; its checkpoints have the model's plain names. Validation begins with rank 0's
+    buffers (BatchNorm's statistics) on every rank.
+
+    `replica` is what the Trainer called in the last fit: `replica.ledger.totals()` says what has travelled.
+
+    The Trainer or torchrun starts the ranks, and our watchdog does not watch over them. Where one is killed, the
+    others' next collective fails with torch's error at once, since the connection is gone. Where one is stuck, and
+    under shared_memory, which has no connection, they fail after `timeout`: half an hour, unless you give one, and it
+    has to cover the start of the slowest rank too. Rank 0, if Lightning started the others from it, looks every 5 s
+    whether one of them has failed, and then kills all, itself too.
+    """
+
+    def __init__(self, **arguments):
+        super().__init__(**arguments)  # what it does not know it keeps for DDP, in _ddp_kwargs
+        self.replica = None
+
+    def configure_ddp(self):
+        """Wrap the model for fit, as DDPStrategy does."""
+        seconds = (self._timeout or default_pg_timeout).total_seconds()
+        self.model = self.replica = cos598d.data_parallel(self.model, timeout_seconds=seconds, **self._ddp_kwargs)
+
+    def on_validation_start(self):
+        """DDP sends rank 0's buffers before each forward: here they travel once, when they are needed."""
+        if isinstance(self.model, DataParallel):
+            self.replica.settle()
+
+    def teardown(self):
+        """Give the model back without hooks, so that the next fit begins anew."""
+        if isinstance(self.model, DataParallel):
+            self.model = self.replica.detach()
+        super().teardown()
+
+
+class Digits(LightningModule):
+    """The model and the batches of digits.py."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        images, self.labels = (torch.tensor(part) for part in load_digits(return_X_y=True))
+        self.images = images.float() / 16
+        self.layers = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+        self.draws = [torch.randint(0, len(self.labels), (64,)) for _ in range(100)]  # the same ones on every rank
+
+    def train_dataloader(self):
+        """This rank's share of each draw."""
+        return DataLoader([draw[self.global_rank :: self.trainer.world_size] for draw in self.draws], batch_size=None)
+
+    def training_step(self, batch, index):
+        return nn.functional.cross_entropy(self.layers(self.images[batch]), self.labels[batch])
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.5)
+
+
+def main():
+    strategy, model = SyncStrategy(sync="ring", timeout=timedelta(seconds=60)), Digits()
+    trainer = Trainer(
+        accelerator="cpu",
+        devices=2,
+        strategy=strategy,
+        max_epochs=1,
+        use_distributed_sampler=False,  # the batches are shares already
+        logger=False,
+        enable_checkpointing=False,
+    )
+    trainer.fit(model)
+    with torch.no_grad():
+        loss = nn.functional.cross_entropy(model.layers(model.images), model.labels)
+    if trainer.is_global_zero:
+        print(f"loss after 100 steps: {loss:.6f}")
+        for tensor, total in strategy.replica.ledger.totals().items():
+            print(f"{tensor}: {total.calls} calls, {total.bytes_sent} bytes sent")
+
+
+if __name__ == "__main__":
+    main()
