@@ -195,12 +195,12 @@ def assert_averaged_once_a_step(ranks, name):
             assert set(made.values()) == {STEPS}
 
 
-# One world each, since Lightning alone takes 6 s to load.
+# One world each, since Lightning alone takes 6 s of processor to load.
 
 
 @pytest.mark.timeout(SECONDS + 60)
 def test_fabric_trains_as_with_its_own_ddp(tmp_path):
-    """Losses; what accumulation sends, by the ledger; a checkpoint of plain names, and a model that it is loaded into."""
+    """Losses; what accumulation sends, by the ledger; a checkpoint of plain names, and a model that it fills again."""
     ranks = run_ranks(2, in_fabric, str(tmp_path), seconds=SECONDS)
     for name in SYNCS:
         assert_near(ranks, name, "losses")
