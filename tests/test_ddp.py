@@ -3,10 +3,11 @@
 import torch
 from worlds import run_ranks
 
+from cos598d.check.toy import plain_loss, plain_model
 from cos598d.comm.ledger import GRADIENTS, Ledger
 from cos598d.errors import UsageError
 from cos598d.sync.base import SyncOptions
-from cos598d.sync.ddp import DDP
+from cos598d.sync.ddp import DDP, PLAIN_STEPS
 
 
 def buckets_by_step(comm):
@@ -84,3 +85,43 @@ def refusal_of(comm, compress):
 def test_hooks_that_gloo_has_not_are_refused_in_a_sentence_by_whoever_asks():
     for sentence in run_ranks(1, refusal_of, "bf16"):
         assert sentence.startswith("--compress bf16 with --sync ddp: torch's hook is for nccl")
+
+
+def hooked(comm, hook, every, steps):
+    """On a rank: plain SGD under a hook of torch's; the weights' digests after each step, and its gradient bytes."""
+    options = SyncOptions(ddp_hook=hook, sync_every=every)
+    sync = DDP(comm, find_unused_parameters=False, options=options)
+    model = plain_model()
+    module = sync.attach(model)
+    seen, equal = [], []
+    for step in range(steps):
+        comm.ledger = Ledger()
+        comm.ledger.begin(step + 1, 0.0)
+        plain_loss(module, comm.rank, step).backward()
+        sync.finish()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= 0.1 * parameter.grad
+                parameter.grad = None
+        sync.after_step()
+        seen.append(sum(row.bytes_sent for row in comm.ledger.rows if row.purpose == "gradients"))
+        equal.append([sync.replicas_equal, sum(p.detach().double().sum().item() for p in model.parameters())])
+    sync.settle()
+    last = [sync.replicas_equal, sum(p.detach().double().sum().item() for p in model.parameters())]
+    sync.detach()
+    return {"bytes": seen, "equal": [*equal, last]}
+
+
+def test_torch_s_other_hooks_begin_after_plain_steps_and_the_ledger_hears_them():
+    size = 4 * sum(p.numel() for p in plain_model().parameters())
+    for hook, every in (("powersgd", 1), ("post_localsgd", 2)):
+        mine, theirs = run_ranks(2, hooked, hook, every, PLAIN_STEPS + 4)
+        plain, later = mine["bytes"][:PLAIN_STEPS], mine["bytes"][PLAIN_STEPS:]
+        assert plain[2:] == [size] * (PLAIN_STEPS - 2), hook  # 2(n-1)/n S
+        for (is_equal, one), (_, other) in zip(mine["equal"], theirs["equal"], strict=True):
+            assert (one == other) is is_equal, (hook, one, other)
+        assert mine["equal"][-1][0]
+        if hook == "powersgd":
+            assert all(0 < sent < size / 10 for sent in later), later
+        else:
+            assert sorted(later) == [0, 0, size, size], later

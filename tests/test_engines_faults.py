@@ -37,6 +37,11 @@ REFUSED = {
         ({"compress": "fp16"}, "--compress means nothing to --sync torch_fsdp: leave it out."),
     ],
     "torch_zero1": [({"reshard": "no"}, "--reshard means nothing to --sync torch_zero1: leave it out.")],
+    "ddp": [
+        ({"ddp_hook": "none"}, "--ddp_hook none: the known ones are fp16, powersgd, post_localsgd."),
+        ({"ddp_hook": "fp16", "compress": "fp16"}, "--compress and --ddp_hook fp16 exclude each other: give one."),
+        ({"sync_every": 2}, "--sync_every with --sync ddp needs --ddp_hook post_localsgd: add it, or leave it out."),
+    ],
     "dp": [
         (
             {},

@@ -6,12 +6,17 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState, post_localSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+from torch.distributed.algorithms.model_averaging.utils import average_parameters
 from torch.nn.parallel import DistributedDataParallel
 
 from cos598d.comm.communicator import Communicator
-from cos598d.comm.ledger import AGREEMENT, BUFFERS, dtype_name
+from cos598d.comm.ledger import AGREEMENT, BUFFERS, GRADIENTS, dtype_name
+from cos598d.comm.watched import watched
 from cos598d.errors import UsageError
 from cos598d.sync.base import DEFAULTS, GradientSync, SyncOptions
 from cos598d.sync.buckets import MIB
@@ -20,6 +25,10 @@ from cos598d.sync.cost.collectives import ALL_REDUCE
 
 # --compress's word -> torch's communication hook, and what travels.
 HOOKS = {"fp16": (fp16_compress_hook, torch.float16), "bf16": (bf16_compress_hook, torch.bfloat16)}
+
+
+# Steps of plain averages before powersgd and post_localsgd begin: torch lays its buckets anew after the first.
+PLAIN_STEPS = 10
 
 
 class DDP(GradientSync):
@@ -42,21 +51,38 @@ class DDP(GradientSync):
 
     `bucket_view` is torch's `gradient_as_bucket_view`: step 3 copies nothing back, and a gradient takes no memory
     beside its bucket. `compress` registers torch's own communication hook of that name: half of the bytes.
+    `ddp_hook` registers others of torch's, which after 10 steps of plain averages are other algorithms:
+
+    fp16            the same as `compress` fp16
+    powersgd        each bucket's matrices as factors of rank 1, with error feedback (Vogels et al., NeurIPS 2019): for
+                    an (a, b) matrix a + b numbers travel instead of a b, in three all-reduces. All gradients are
+                    one bucket, so nothing overlaps with backward
+    post_localsgd   gradients do not travel any more, and the weights are averaged every `sync_every` steps
+                    (Lin et al., "Don't Use Large Mini-Batches, Use Local SGD", ICLR 2020): 2(n-1)/n S / H a step
     """
 
-    uses = ("bucket_mb", "bucket_view", "compress")
+    uses = ("bucket_mb", "bucket_view", "compress", "ddp_hook", "sync_every")
     overlaps = True
 
     def __init__(self, comm: Communicator, find_unused_parameters: bool = True, options: SyncOptions = DEFAULTS):
         super().__init__(comm, find_unused_parameters, options)
         self.check_options(options, comm.backend)
         self._ddp: DistributedDataParallel | None = None
-        self._hook = HOOKS[options.compress] if options.compress and comm.world_size > 1 else None
+        word = _compress(options)
+        self._hook = HOOKS[word] if word and comm.world_size > 1 else None
+        # torch's hooks that call torch.distributed in Python, where the ledger can hear them
+        self._speaks = options.ddp_hook in ("powersgd", "post_localsgd") and comm.world_size > 1
+        self._listening = contextlib.ExitStack()
+        self._averages_weights = self._speaks and options.ddp_hook == "post_localsgd"
+        self._steps_made = 0
+        self._differ = False
 
     @classmethod
     def check_options(cls, options: SyncOptions, backend: str) -> None:
         if options.compress is None:
             return
+        if options.ddp_hook is not None:
+            raise UsageError(f"--compress and --ddp_hook {options.ddp_hook} exclude each other: give one.")
         if options.compress not in HOOKS:
             raise UsageError(
                 f"--compress {options.compress} with --sync ddp: torch's own hooks are {' and '.join(HOOKS)}; "
@@ -68,6 +94,12 @@ class DDP(GradientSync):
                 "choose fp16, or --sync bucketed."
             )
 
+    @classmethod
+    def check_config(cls, config: Any, world_size: int) -> None:
+        """Raise UsageError for a run's flags that only together mean something."""
+        if config.sync_every != DEFAULTS.sync_every and config.ddp_hook != "post_localsgd":
+            raise UsageError("--sync_every with --sync ddp needs --ddp_hook post_localsgd: add it, or leave it out.")
+
     def attach(self, model: nn.Module) -> nn.Module:
         super().attach(model)
         self._ddp = DistributedDataParallel(
@@ -77,11 +109,17 @@ class DDP(GradientSync):
             find_unused_parameters=self.find_unused_parameters,
             init_sync=False,  # `attach` has just done it
             # Said only where it differs: torch then leaves out its small first bucket.
-            bucket_cap_mb=None if self.options.bucket_mb == DEFAULTS.bucket_mb else self.options.bucket_mb,
+            bucket_cap_mb=self._bucket_mb(),
             gradient_as_bucket_view=self.options.bucket_view,
         )
         if self._hook:
             self._ddp.register_comm_hook(self.comm.group, self._hook[0])
+        if self._speaks and self.options.ddp_hook == "powersgd":
+            state = PowerSGDState(self.comm.group, start_powerSGD_iter=PLAIN_STEPS)
+            self._ddp.register_comm_hook(state, powerSGD_hook)
+        elif self._speaks:
+            local = PostLocalSGDState(self.comm.group, None, PLAIN_STEPS, post_local_gradient_allreduce=False)
+            self._ddp.register_comm_hook(local, post_localSGD_hook)
         self._buckets: list[tuple[str, int, torch.dtype]] = []
         self._steps = self._broadcasts = 0  # of this reducer, and of buffers in this step
         self._counting = self._ddp.register_forward_pre_hook(self._count_broadcast)
@@ -96,6 +134,9 @@ class DDP(GradientSync):
                 self.comm.record("broadcast", name, (elements,), dtype, purpose=BUFFERS)
         self._broadcasts = 0
         self._steps += 1
+        self._listening.close()
+        if self._speaks:
+            return
         if self._steps <= 2:  # torch lays its buckets anew once, after the first backward
             assert self._attached.logger is not None
             self._attached.logger.set_runtime_stats_and_log()  # else it speaks of the step before
@@ -130,8 +171,8 @@ class DDP(GradientSync):
         hosts: Sequence[Sequence[int]] = (),
     ) -> Cost | None:
         """As every sync's, but torch chooses how many buckets there are: the bytes are right to a byte a bucket."""
-        if options.compress:
-            tensors = [(elements, HOOKS[options.compress][1].itemsize) for elements, _ in tensors]
+        if _compress(options):
+            tensors = [(elements, HOOKS[_compress(options)][1].itemsize) for elements, _ in tensors]
         cost = super().expected(tensors, ranks, rank, options, hosts)
         return cost and replace(cost, calls=None)
 
@@ -153,7 +194,48 @@ class DDP(GradientSync):
         assert self._ddp is not None
         return self._ddp
 
+    def _bucket_mb(self) -> float | None:
+        """The capacity of a bucket in MiB; None for torch's own, whose first is smaller."""
+        if self.options.ddp_hook == "powersgd":
+            # It makes a bucket's later calls when earlier ones end, on gloo's threads: with two buckets in another
+            # order on each rank. So there is one.
+            return sum(p.numel() * p.element_size() for _, p in self.parameters) / MIB + 1
+        return None if self.options.bucket_mb == DEFAULTS.bucket_mb else self.options.bucket_mb
+
+    @property
+    def replicas_equal(self) -> bool:
+        """Until the next step, after an average."""
+        return not self._differ
+
+    def after_step(self) -> None:
+        # As torch's PeriodicModelAverager, which leaves out whatever has no gradient any more: here, everything.
+        self._steps_made += 1
+        later = self._steps_made - 1 - PLAIN_STEPS
+        self._differ = self._averages_weights and later >= 0
+        if self._differ and later % self.options.sync_every == 0:
+            self._average_weights()
+
+    def agree_on_finite(self, is_finite: bool) -> bool:
+        if not self._averages_weights:
+            return is_finite
+        overflowed = torch.tensor(not is_finite, dtype=torch.int32, device=self.comm.device)
+        self.comm.all_reduce(overflowed, "ranks whose gradients are not finite", purpose=AGREEMENT)
+        return overflowed.item() == 0
+
+    def settle(self) -> None:
+        if self._differ:
+            self._average_weights()
+        super().settle()
+
+    def _average_weights(self) -> None:
+        with watched(self.comm, GRADIENTS):
+            average_parameters(iter([p for _, p in self.parameters]), self.comm.group or dist.group.WORLD)
+        self._differ = False
+
     def _count_broadcast(self, *_: Any) -> None:
+        if self._speaks and torch.is_grad_enabled():
+            self._listening.close()
+            self._listening.enter_context(watched(self.comm, GRADIENTS))
         self._broadcasts += self._attached.will_sync_module_buffers()
 
     def _read_buckets(self) -> list[tuple[str, int, torch.dtype]]:
@@ -168,3 +250,8 @@ class DDP(GradientSync):
             (f"bucket {place}", int(size) // dtype.itemsize, dtype)
             for place, size in enumerate(part.strip() for part in sizes.split(","))
         ]
+
+
+def _compress(options: SyncOptions) -> str | None:
+    """The word of HOOKS that these mean."""
+    return "fp16" if options.ddp_hook == "fp16" else options.compress
