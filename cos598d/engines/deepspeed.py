@@ -51,6 +51,8 @@ class DeepSpeed(Engine):
         super().check_config(config, world_size)
         need("deepspeed", "DeepSpeed", "0.19.4", config.sync)
 
+    optimizer: Any  # torch's at stage 0, else DeepSpeed's own round it
+
     @property
     def equal_passes(self) -> bool:  # type: ignore[override]
         return self.options.zero_stage >= 2

@@ -171,8 +171,9 @@ class DDP(GradientSync):
         hosts: Sequence[Sequence[int]] = (),
     ) -> Cost | None:
         """As every sync's, but torch chooses how many buckets there are: the bytes are right to a byte a bucket."""
-        if _compress(options):
-            tensors = [(elements, HOOKS[_compress(options)][1].itemsize) for elements, _ in tensors]
+        word = _compress(options)
+        if word:
+            tensors = [(elements, HOOKS[word][1].itemsize) for elements, _ in tensors]
         cost = super().expected(tensors, ranks, rank, options, hosts)
         return cost and replace(cost, calls=None)
 
