@@ -1,4 +1,4 @@
-"""Evaluation over all ranks, each example exactly once."""
+"""Evaluation over all ranks, each example exactly once: what the model says of it, and the mean loss of that."""
 
 import contextlib
 from collections.abc import Sequence
@@ -43,3 +43,25 @@ def model_outputs(
     comm.all_reduce(rows, "model outputs", purpose=EVALUATION)
     model.train(was_training)
     return rows.cpu().numpy()
+
+
+def mean_loss(outputs: np.ndarray, widths: Sequence[int], features: Features) -> float:
+    """The mean over all examples of what training would minimize, from the `model_outputs` of `widths`.
+
+    Cross entropy of classes, squared error of scores; of spans the mean of the begin's and the end's cross entropy over
+    the example's own tokens (of a window that does not hold the first gold answer, that of its first token).
+    """
+    if "labels" in features.targets:
+        if features.labels.dtype.kind == "f":
+            return float(np.mean((outputs.reshape(-1).astype(np.float64) - features.labels) ** 2))
+        return _cross_entropy(outputs, features.labels, np.full(len(features), outputs.shape[1]))
+    begins, ends = np.split(outputs, [widths[0]], axis=1)
+    of_begins = _cross_entropy(begins, features.targets["start_positions"], features.lengths)
+    return (of_begins + _cross_entropy(ends, features.targets["end_positions"], features.lengths)) / 2
+
+
+def _cross_entropy(scores: np.ndarray, targets: np.ndarray, lengths: np.ndarray) -> float:
+    """The mean over rows, of whose scores the first so many count."""
+    scores = np.where(np.arange(scores.shape[1]) < lengths[:, None], scores.astype(np.float64), -np.inf)
+    scores -= scores.max(axis=1, keepdims=True)
+    return float(np.mean(np.log(np.exp(scores).sum(axis=1)) - scores[np.arange(len(scores)), targets]))

@@ -1,6 +1,7 @@
 """One rank's run, from its flags to its record."""
 
 import contextlib
+import math
 import os
 import time
 from dataclasses import asdict, dataclass
@@ -16,7 +17,7 @@ from cos598d.data import Task
 from cos598d.data.text.features import Features
 from cos598d.data.text.tokenization import load_encoder
 from cos598d.errors import UsageError, UserError
-from cos598d.evaluate import model_outputs
+from cos598d.evaluate import mean_loss, model_outputs
 from cos598d.files import whole_folder
 from cos598d.measure.claim import claim_folder
 from cos598d.measure.environment import describe_environment, network_facts
@@ -121,9 +122,14 @@ def _work(config: RunConfig, prepared: Prepared, meeting: Meeting | None, consol
             context = autocast(config.precision, device)
             widths = task.output_widths(features)
             outputs = model_outputs(model, features, widths, comm, config.per_gpu_eval_batch_size, context)
-            scores = task.score(part, outputs, features) if comm.rank == 0 else None
-            found |= comm.exchange(scores and scores.metrics)[0]
-            files.update(scores.files if scores else {})
+            metrics: dict[str, float] = {}
+            if comm.rank == 0:
+                scores, loss = task.score(part, outputs, features), mean_loss(outputs, widths, features)
+                # A second part's is called as its metrics are: "validation_loss_mismatched".
+                name = "validation_loss" + ("" if part == parts[0] else part.removeprefix("dev"))
+                metrics = scores.metrics | ({name: loss} if math.isfinite(loss) else {})
+                files.update(scores.files)
+            found |= comm.exchange(metrics)[0]
         return found | {"seconds_evaluation": time.perf_counter() - started} if found else {}
 
     bytes_from = "ledger"

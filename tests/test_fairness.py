@@ -115,6 +115,16 @@ def test_a_sweep_over_the_batch_or_the_ranks_is_meant(tmp_path):
     assert remark(folders[0], folders[3]) != "", "these differ in their sync too"
 
 
+def test_runs_of_other_lengths_are_meant_where_the_rest_is_alike(tmp_path):
+    folders = [
+        run_like(tmp_path / f"{sync}-{steps}", sync=sync, seconds=[1.0] * steps)
+        for sync in ("ddp", "flat")
+        for steps in (4, 8)
+    ]
+    assert remark(*folders) == ""
+    assert remark(folders[0], folders[3]) == "not the same work: steps 4 in ddp-4 and 8 in flat-8."
+
+
 def test_the_floor_drifts_and_dropout_draws_other_masks(tmp_path):
     folders = [run_like(tmp_path / "ddp", sync="ddp"), run_like(tmp_path / "floor", sync="none", losses=LATER)]
     assert remark(*folders) == ""

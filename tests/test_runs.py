@@ -52,6 +52,8 @@ def test_every_lesson_has_the_losses_and_metrics_of_task_1(lessons, lesson):
     alone, run = (load_run(lessons / name) for name in ("task1", lesson))
     assert run["losses"] == pytest.approx(alone["losses"], abs=1e-5)
     assert [epoch["acc"] for epoch in run["epochs"]] == [epoch["acc"] for epoch in alone["epochs"]]
+    losses = [[epoch["validation_loss"] for epoch in one["epochs"]] for one in (run, alone)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
 def test_first_five_losses_and_the_metric_are_printed_with_model_and_data(lessons):

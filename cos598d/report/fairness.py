@@ -18,8 +18,8 @@ def work_remark(runs: Sequence[Summary]) -> str:
     """ "not the same work: ..." with all in which the runs' work differs, a line; "" where nothing is known to.
 
     What a record does not say is unknown, and differs from nothing. Threads are compared among as many ranks: a rank
-    alone has the whole machine. A batch that differs is meant to where a run of the same sync, ranks and other
-    settings has the others' batch (a sweep); the steps are then compared among runs of one batch.
+    alone has the whole machine. A batch, or a number of steps, that differs is meant to where a run of the same sync,
+    ranks and other settings has the others' (a sweep); steps are then compared among runs of one batch.
     """
     trained = [run for run in runs if run["losses"]]
     if len(trained) < 2:
@@ -27,9 +27,11 @@ def work_remark(runs: Sequence[Summary]) -> str:
     found = []
     for word in trained[0].get("work", {}):
         if word == BATCH:
-            groups = [_without_sweep(trained)]
-        elif word == STEPS and len(_without_sweep(trained)) < len(trained):
-            groups = _grouped(trained, lambda run: _work(run, BATCH))
+            groups = [_without_sweep(trained, (BATCH, STEPS))]
+        elif word == STEPS:
+            is_swept = len(_without_sweep(trained, (BATCH, STEPS))) < len(trained)
+            groups = _grouped(trained, lambda run: _work(run, BATCH)) if is_swept else [trained]
+            groups = [_without_sweep(group, (STEPS,)) for group in groups]
         elif word == THREADS:
             groups = _grouped(trained, lambda run: run["world_size"])
         else:
@@ -56,16 +58,17 @@ def _difference(runs: Sequence[Summary], word: str) -> str:
     return f"{word} {listed(places)}"
 
 
-def _without_sweep(runs: Sequence[Summary]) -> list[Summary]:
-    """The runs but for those whose batch alone differs from a run of the commonest batch."""
-    ((usual, _),) = Counter(_work(run, BATCH) for run in runs).most_common(1)
-    like = [_but_batch(run) for run in runs if _work(run, BATCH) == usual]
-    return [run for run in runs if _work(run, BATCH) == usual or _but_batch(run) not in like]
+def _without_sweep(runs: Sequence[Summary], words: Sequence[str]) -> list[Summary]:
+    """The runs but for those that differ from a run of the commonest value in the first of `words`, and so in the
+    others of them, alone."""
 
+    def rest(run: Summary) -> list[Any]:
+        work = {word: value for word, value in run.get("work", {}).items() if word not in words}
+        return [run["sync"], run["world_size"], work]
 
-def _but_batch(run: Summary) -> list[Any]:
-    work = {word: value for word, value in run.get("work", {}).items() if word not in (BATCH, STEPS)}
-    return [run["sync"], run["world_size"], work]
+    ((usual, _),) = Counter(_work(run, words[0]) for run in runs).most_common(1)
+    like = [rest(run) for run in runs if _work(run, words[0]) == usual]
+    return [run for run in runs if _work(run, words[0]) == usual or rest(run) not in like]
 
 
 def _other_gradients(runs: Sequence[Summary]) -> list[str]:
