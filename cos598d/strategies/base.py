@@ -37,6 +37,7 @@ class Strategy:
     uses: the names of the SyncOptions that mean anything to it.
     equal_passes: whether all ranks must call forward and backward the same number of times in a step.
     bytes_from: who knows what travels: the "ledger", or the kernel's "counters" alone, since a library tells nobody.
+    equal_layers: whether all ranks must call the same layers in a pass.
     shards: the categories of `memory` of which a rank holds no more than its share between steps.
 
     `phase` tells a clock what `step` is doing, since that is the work of two phases of an iteration: it encloses the
@@ -48,6 +49,7 @@ class Strategy:
     uses: tuple[str, ...] = ()
     equal_passes = False
     bytes_from = "ledger"
+    equal_layers = False
     shards: tuple[str, ...] = ()
     phase: Callable[[str], AbstractContextManager[Any]] = contextlib.nullcontext
 
