@@ -15,7 +15,7 @@ STATUS_WIDTH = 13
 
 def head(name: str, sizes: Sequence[int]) -> str:
     """The first line."""
-    return f"{name} on {_list(sizes)} rank{'' if list(sizes) == [1] else 's'}\n"
+    return f"{name} on {join(sizes)} rank{'' if list(sizes) == [1] else 's'}\n"
 
 
 def progress(text: str) -> None:
@@ -57,7 +57,7 @@ def claim(result: dict[str, Any], own_file: str, cause: int = 0, in_full: bool =
     by_status: dict[str, list[int]] = {}
     for outcome in result["outcomes"]:
         by_status.setdefault(outcome["status"], []).append(outcome["world_size"])
-    sizes = "; ".join(f"{each} on {_list(found)}" for each, found in by_status.items())
+    sizes = "; ".join(f"{each} on {join(found)}" for each, found in by_status.items())
     why = f", reason {cause}" if cause else ""
     lines = [f"{status.upper():{STATUS_WIDTH}}{result['claim']} ({sizes}){why}", _indented(f"claim: {result['says']}")]
     if not in_full:
@@ -72,7 +72,7 @@ def claim(result: dict[str, Any], own_file: str, cause: int = 0, in_full: bool =
         for each in outcome["reports"]:
             said.setdefault(report(each, own_file, with_rank=False), []).append(each["rank"])
         for words, ranks in said.items():
-            who = f"rank{'s' if len(ranks) > 1 else ''} {_list(ranks)} of {outcome['world_size']}"
+            who = f"rank{'s' if len(ranks) > 1 else ''} {join(ranks)} of {outcome['world_size']}"
             lines.append(_indented(f"{who}: {words}"))
     return "\n".join(lines)
 
@@ -93,7 +93,7 @@ def verdict(result: dict[str, Any]) -> str:
     held = sum(claim["status"] == "passed" for claim in result["claims"])
     lines = [f"\n{held} of {len(result['claims'])} claims hold."]
     if result["not_claimed"] and not result["exact"]:
-        lines.append(f"{result['class']} says that it is not exact, and does not claim {_list(result['not_claimed'])}.")
+        lines.append(f"{result['class']} says that it is not exact, and does not claim {join(result['not_claimed'])}.")
     return "\n".join(lines)
 
 
@@ -150,7 +150,8 @@ def _spread(values: dict[str, float], scale: float) -> str:
     return f"{values['quartile_1'] * scale:.2f}-{values['quartile_3'] * scale:.2f}"
 
 
-def _list(values: Sequence[Any]) -> str:
+def join(values: Sequence[Any]) -> str:
+    """ "1, 2 and 4"."""
     *first, last = map(str, values)
     return f"{', '.join(first)} and {last}" if first else last
 

@@ -22,6 +22,7 @@ COMMANDS = {
     "bench": "gradient syncs side by side on the same batches, round by round",
     "scale": "what a model fitted to benches predicts of other links, batches and numbers of hosts",
     "check": "try a gradient sync, your own or a registered one, on real ranks",
+    "prove": "does an engine train as one process does? Gradients, weights and losses, case by case",
     "new": "write a starting file for a gradient sync of your own",
     "cluster": "several hosts emulated on this machine (Linux, root)",
     "traffic": "how much travels in an epoch, by batch size and precision, predicted and counted",

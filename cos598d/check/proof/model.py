@@ -1,0 +1,138 @@
+"""A small transformer whose awkward parts come one at a time, and the batches that it is given."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+WORDS, TOKENS = 23, 6
+GAIN = 4.0  # of the loss, so that gradients are not small beside weights
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the model has beside its embedding, its layers and its output.
+
+    is_tied: the output's weight is the embedding's. is_used_twice: a layer that is called before and after the others.
+    has_unused: a layer that is never called. has_rarely_used: one that is called for some examples alone.
+    has_frozen: a layer between the others that does not train. has_small: parameters of one and of three elements.
+    """
+
+    is_tied: bool = False
+    is_used_twice: bool = False
+    has_unused: bool = False
+    has_rarely_used: bool = False
+    has_frozen: bool = False
+    has_small: bool = False
+    width: int = 8
+
+    @property
+    def may_be_unused(self) -> bool:
+        """Whether a step may leave a parameter without a gradient on some rank."""
+        return self.has_unused or self.has_rarely_used
+
+
+class Block(nn.Module):
+    """A layer of a transformer: attention, then two linear layers, each added to what came in."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.query, self.value = nn.Linear(width, width), nn.Linear(width, width)
+        self.key = nn.Linear(width, width, bias=False)  # softmax would not see a bias
+        self.wide, self.narrow = nn.Linear(width, 2 * width + 1), nn.Linear(2 * width + 1, width)
+
+    def forward(self, state: torch.Tensor) -> torch.Tensor:
+        """(batch, tokens, width), in and out."""
+        normed = self.norm(state)
+        scores = self.query(normed) @ self.key(normed).transpose(1, 2)
+        state = state + scores.softmax(dim=-1) @ self.value(normed)
+        return state + self.narrow(torch.tanh(self.wide(state)))
+
+
+class ProofModel(nn.Module):
+    """Classifies a sentence by the word that belongs to it. Every element of what is used has a gradient."""
+
+    def __init__(self, parts: Parts):
+        super().__init__()
+        width = parts.width
+        if parts.has_unused:
+            self.unused = nn.Linear(width, width)
+        self.embedding = nn.Embedding(WORDS, width)
+        nn.init.normal_(self.embedding.weight, std=0.3)  # as an output's weight a larger one makes training diverge
+        self.frozen = nn.Linear(width, width).requires_grad_(False) if parts.has_frozen else None
+        self.twice = nn.Linear(width, width) if parts.is_used_twice else None
+        self.layers = nn.ModuleList(Block(width) for _ in range(2))
+        if parts.has_small:
+            self.one = nn.Parameter(torch.rand(1) + 0.5)
+            self.three = nn.Parameter(torch.rand(3))
+        self.has_small = parts.has_small
+        self.rarely = nn.Linear(width, width) if parts.has_rarely_used else None
+        self.output = nn.Linear(width, WORDS)
+        if parts.is_tied:
+            self.output.weight = self.embedding.weight
+
+    def forward(
+        self, input_ids: torch.Tensor, labels: torch.Tensor, is_rare: torch.Tensor, factors: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(batch, tokens) and three times (batch,): the mean of the examples' losses times their factors; logits."""
+        state = self.embedding(input_ids)
+        if self.frozen is not None:
+            state = state + self.frozen(state)
+        if self.twice is not None:
+            state = state + torch.tanh(self.twice(state))
+        for layer in self.layers:
+            state = layer(state)
+        if self.has_small:
+            state = state * self.one + nn.functional.pad(self.three, (0, state.shape[-1] - 3))
+        if self.twice is not None:
+            state = state + torch.tanh(self.twice(state))
+        state = state.mean(dim=1)
+        if self.rarely is not None and is_rare.any():
+            state = torch.where(is_rare.unsqueeze(-1), state + torch.tanh(self.rarely(state)), state)
+        logits = self.output(state)
+        losses = nn.functional.cross_entropy(logits.float(), labels, reduction="none")
+        return GAIN * (losses * factors).mean(), logits
+
+
+def proof_model(seed: int, parts: Parts) -> ProofModel:
+    """A model with weights drawn from `seed`, the global generator left as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return ProofModel(parts)
+
+
+class ProofFeatures:
+    """The examples of a case's steps, one global batch after another; the same on every rank.
+
+    In the first batch the last example is rare, in the second the first one, in later ones none: so the layer for rare
+    ones is used on the last rank alone, then on the first, then nowhere.
+    """
+
+    def __init__(self, batch_sizes: tuple[int, ...], nonce: int, overflows_in: int | None = None):
+        """`overflows_in`: the batch of which fp16 cannot hold the gradient of the last example."""
+        ends = np.cumsum(batch_sizes)
+        self.batches = [np.arange(end - size, end) for end, size in zip(ends, batch_sizes, strict=True)]
+        examples = int(ends[-1])
+        self.lengths = np.full(examples, TOKENS, dtype=np.int32)
+        generator = torch.Generator().manual_seed(nonce)
+        self._ids = torch.randint(0, WORDS, (examples, TOKENS), generator=generator)
+        self._labels = torch.randint(0, WORDS, (examples,), generator=generator)
+        self._is_rare = torch.zeros(examples, dtype=torch.bool)
+        self._is_rare[self.batches[0][-1]] = True
+        if len(self.batches) > 1:
+            self._is_rare[self.batches[1][0]] = True
+        self._factors = torch.ones(examples)
+        if overflows_in is not None:
+            self._factors /= 1024  # which the loss scale makes good, so that the other batches are well in range
+            self._factors[self.batches[overflows_in][-1]] = 1e20
+
+    def collate(self, indices: np.ndarray) -> dict[str, torch.Tensor]:
+        """What the model is called with for these examples."""
+        return {
+            "input_ids": self._ids[indices],
+            "labels": self._labels[indices],
+            "is_rare": self._is_rare[indices],
+            "factors": self._factors[indices],
+        }

@@ -1,0 +1,169 @@
+"""What the ranks of a proof do: train a small model by an engine as the loop does, and hand in what came of it."""
+
+import functools
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cos598d.check.evidence import Evidence
+from cos598d.check.proof.cases import CASES, MEMORY, OVERFLOW, START, Case, Training
+from cos598d.check.proof.model import ProofFeatures, proof_model
+from cos598d.check.spawn import HANDED_IN
+from cos598d.comm.communicator import Communicator
+from cos598d.comm.ledger import Ledger
+from cos598d.data.sampler import MicroBatch, micro_batches
+from cos598d.errors import UserError
+from cos598d.strategies import get_strategy
+from cos598d.strategies.base import Module, Strategy
+from cos598d.strategies.optimizers import make_optimizer, set_learning_rate
+from cos598d.sync.base import SyncOptions
+from cos598d.train import step
+
+FINISHED, REFUSAL, UNCLAIMED, CUT, HELD = "finished", "refusal", "not claimed", "cut", "held"
+# Of a communicator, find_unused_parameters, SyncOptions and a precision.
+MakeStrategy = Callable[..., Strategy]
+
+
+def observe_engine(
+    comm: Communicator, name: str, values: Mapping[str, Any], options: SyncOptions, cases: Sequence[str], nonce: int
+) -> None:
+    """Train by what `--sync name` means, with `options`; `values` are those of them that a user gave."""
+
+    def check(case: Case, training: Training) -> None:
+        case.config(name, training, dict(values)).check(comm.world_size)
+
+    observe(comm, get_strategy(name), options, cases, nonce, check)
+
+
+def observe(
+    comm: Communicator,
+    make_strategy: MakeStrategy,
+    options: SyncOptions,
+    cases: Sequence[str],
+    nonce: int,
+    check: Callable[[Case, Training], None] = lambda case, training: None,
+) -> None:
+    """Train by what `make_strategy` makes, for each of the cases; `check` raises UserError for one that it refuses.
+
+    What there is so far is handed in after each case, so that one that ends the world does not take the others along.
+    """
+    evidence = Evidence(comm.rank, nonce)
+    finished: list[str] = []
+    for case in CASES:
+        if case.name not in cases:
+            continue
+        comm.ledger = Ledger()
+        evidence.report(case.name, UNCLAIMED, "")
+        refusal = ""
+        try:
+            for training in case.trainings:
+                check(case, training)
+                _Trial(comm, make_strategy, options, case, training, evidence).run()
+        except UserError as error:
+            refusal = str(error)
+        evidence.report(case.name, REFUSAL, refusal)
+        finished.append(case.name)
+        evidence.report("", FINISHED, finished)
+        _hand_in(evidence)
+
+
+class _Trial:
+    """One training of a case on a rank."""
+
+    def __init__(
+        self,
+        comm: Communicator,
+        make_strategy: MakeStrategy,
+        options: SyncOptions,
+        case: Case,
+        training: Training,
+        evidence: Evidence,
+    ):
+        self._comm, self._case, self._training, self._evidence = comm, case, training, evidence
+        self._features = ProofFeatures(case.batch_sizes, evidence.nonce, case.overflows_in)
+        self._model = proof_model(evidence.nonce + comm.rank, case.parts).to(comm.device)
+        self._strategy = make_strategy(comm, case.parts.may_be_unused, options, case.precision)
+        self._losses: list[list[float]] = []  # of each step, of its micro-batches
+        self._weights: list[list[float]] = []
+        self._counted: list[bool] = []
+
+    def run(self) -> None:
+        """Train, and hand in what the case asks for."""
+        case, training, strategy = self._case, self._training, self._strategy
+        if strategy.equal_layers and case.parts.has_rarely_used:
+            self._evidence.report(case.name, UNCLAIMED, "all ranks must call the same layers")
+            return
+        config = case.config("none", training, {})
+        module = strategy.attach(self._model, functools.partial(make_optimizer, config=config))
+        if case.looks_at == START:
+            with strategy.whole():
+                self._hand_in("start")
+            strategy.detach()
+            return
+        self._model.train()
+        for number in range(training.steps):
+            self._step(module, number)
+            if case.looks_at == OVERFLOW:
+                with strategy.whole():
+                    self._hand_in(f"step {number + 1}")
+        if case.looks_at == MEMORY:
+            if not strategy.shards:
+                self._evidence.report(case.name, UNCLAIMED, "every rank holds everything")
+            self._report(CUT, list(strategy.shards))
+            self._report(HELD, [[name, held] for name, held in strategy.memory().items()])
+        if training.gives_gradients:
+            with strategy.whole():
+                self._hand_in("weights")
+        strategy.settle()
+        strategy.detach()
+        if not training.gives_gradients:
+            self._hand_in("weights")
+        losses = [
+            sum(loss * weight for loss, weight in zip(losses, weights, strict=True))
+            for losses, weights in zip(self._losses, self._weights, strict=True)
+        ]
+        self._report("losses", losses)
+        self._report("counted", self._counted)
+
+    def _step(self, module: Module, number: int) -> None:
+        set_learning_rate(self._strategy.optimizer, self._training.rate(number))
+        self._comm.ledger.begin(number + 1, 0.0)
+        parts = micro_batches(
+            self._features.batches[number],
+            self._features.lengths,
+            self._comm.rank,
+            self._comm.world_size,
+            self._case.accumulation,
+            equal_passes=self._strategy.equal_passes,
+        )
+        losses: list[float] = []
+
+        def observed(**inputs: torch.Tensor) -> tuple:
+            outputs = module(**inputs)
+            losses.append(outputs[0].item())
+            return outputs
+
+        def load(part: MicroBatch) -> dict[str, torch.Tensor]:
+            inputs = self._features.collate(part.indices)
+            return {name: tensor.to(self._comm.device) for name, tensor in inputs.items()}
+
+        self._counted.append(bool(step(self._strategy, observed, parts, load, self._case.max_grad_norm)))
+        self._losses.append(losses)
+        self._weights.append([part.weight for part in parts])
+
+    def _hand_in(self, moment: str) -> None:
+        weights = {name: p.detach().cpu() for name, p in self._model.named_parameters()}
+        self._evidence.put(self._case.name, f"{self._training.name}, {moment}", weights)
+
+    def _report(self, name: str, value: Any) -> None:
+        self._evidence.report(self._case.name, f"{self._training.name}, {name}", value)
+
+
+def _hand_in(evidence: Evidence) -> None:
+    folder = Path(tempfile.gettempdir())
+    beside = folder / f"{HANDED_IN}{evidence.rank}.part"
+    beside.write_bytes(evidence.to_bytes())
+    beside.rename(folder / f"{HANDED_IN}{evidence.rank}")

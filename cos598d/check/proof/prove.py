@@ -1,0 +1,60 @@
+"""Worlds of ranks for the cases of a proof: one after the other in one world, and a new one where a case ended it."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cos598d.check import card
+from cos598d.check.evidence import BadEvidence, Evidence
+from cos598d.check.judge import FAILED, PASSED, judge
+from cos598d.check.proof.cases import Case
+from cos598d.check.proof.judge import WRONG, Verdict, finished, judge_case
+from cos598d.check.spawn import RankEnd, run_world
+from cos598d.terminal.printable import printable
+
+
+def prove(
+    world_size: int,
+    cases: Sequence[Case],
+    nonce: int,
+    seconds: float,
+    function: Callable,
+    *arguments: Any,
+) -> dict[str, Verdict]:
+    """What becomes of each case on `world_size` ranks, by its name; a collective may take `seconds`.
+
+    `function(comm, *arguments, names, nonce)` is called on every rank, where names are those of cases to train.
+    """
+    verdicts: dict[str, Verdict] = {}
+    left = list(cases)
+    while left:
+        names = [case.name for case in left]
+        most = seconds * (1 + len(left))
+        ends = run_world(world_size, function, *arguments, names, nonce, seconds=most, timeout=seconds)
+        status, reports = judge(ends, "", most)
+        done = _done(ends, nonce)
+        for case in left[: len(done)]:
+            verdicts[case.name] = _judged(case, ends, nonce)
+        left = left[len(done) :]
+        if left:  # the first of these is what ended the world
+            words = card.report(reports[0], "") if reports else "the ranks ended without a word"
+            verdicts[left[0].name] = Verdict(status if status != PASSED else FAILED, words)
+            left = left[1:]
+        elif status != PASSED:
+            verdicts[names[-1]] = Verdict(status, f"afterwards {card.report(reports[0], '')}")
+    return verdicts
+
+
+def _done(ends: Sequence[RankEnd], nonce: int) -> list[str]:
+    """The cases that all ranks have handed in."""
+    try:
+        by_rank = [finished(Evidence.from_bytes(end.handed_in, end.rank, nonce)) for end in ends]
+    except BadEvidence:
+        return []
+    return min(by_rank, key=len)
+
+
+def _judged(case: Case, ends: Sequence[RankEnd], nonce: int) -> Verdict:
+    try:
+        return judge_case(case, [Evidence.from_bytes(end.handed_in, end.rank, nonce) for end in ends])
+    except BadEvidence as error:
+        return Verdict(WRONG, printable(error))

@@ -1,0 +1,122 @@
+"""`python -m cos598d prove`: does an engine train as one process does on the whole batch?
+
+Gradients, weights and losses are compared, case by case, on several numbers of ranks.
+"""
+
+import argparse
+import json
+import secrets
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from cos598d.bench.candidates import Candidate, parse_candidates
+from cos598d.check import card as check_card
+from cos598d.check.judge import CRASHED, DID_NOT_END, FAILED
+from cos598d.check.proof import card
+from cos598d.check.proof.cases import CASES, TOLERANCES, Case
+from cos598d.check.proof.judge import KEPT, NOT_CLAIMED, REFUSED, WRONG
+from cos598d.check.proof.observe import observe_engine
+from cos598d.check.proof.prove import prove
+from cos598d.commands.check import read_world_sizes
+from cos598d.commands.flags import check_output_file
+from cos598d.config import SYNC_FIELDS
+from cos598d.errors import UsageError, UserError
+from cos598d.fields import given
+from cos598d.files import write_json
+from cos598d.terminal.signals import exits_on_sigterm
+
+# Of several outcomes on several numbers of ranks, the first is the case's.
+WORST_FIRST = (CRASHED, DID_NOT_END, FAILED, WRONG, REFUSED, KEPT, NOT_CLAIMED)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the command's flags to `parser`."""
+    parser.add_argument(
+        "engines",
+        nargs="+",
+        metavar="ENGINE",
+        help="what --sync takes, with options as in bench: zero1, torch_fsdp:reshard=no, bucketed:bucket_mb=5",
+    )
+    parser.add_argument("--world_sizes", default="1,2,4", metavar="N,N", help="ranks to try (default: 1,2,4)")
+    parser.add_argument(
+        "--seconds", type=float, default=30.0, metavar="X", help="what a case may take at one size (default: 30)"
+    )
+    parser.add_argument("--cases", metavar="NAME,NAME", help="the cases to try (default: all)")
+    parser.add_argument("--short", action="store_true", help="a line for each engine instead of its card")
+    parser.add_argument(
+        "--json", metavar="FILE", help="write the cards' results there as JSON too; -: print them instead of the cards"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Prove each engine on each number of ranks; return 0 when all claims that are made hold, 1 when one does not.
+
+    What an engine refuses in a sentence is no claim, and is named on its card; one of which no claim holds fails.
+    Raises UsageError, before anything is trained, for words that cannot work and engines that are not installed.
+    """
+    check_output_file("--json", options.json)
+    sizes = read_world_sizes(options.world_sizes)
+    cases = CASES if options.cases is None else read_cases(options.cases)
+    if not 0 < options.seconds < 10_000:
+        raise UsageError(f"--seconds {options.seconds:g}: give what a case may take, above 0 and below 10000.")
+    engines = parse_candidates(",".join(options.engines))
+    say: Callable[[str], None] = (lambda _: None) if options.json == "-" else partial(print, flush=True)
+    nonce = secrets.randbits(32)
+    with exits_on_sigterm():
+        results = []
+        for engine in engines:
+            results.append(_prove(engine, sizes, cases, nonce, options.seconds))
+            say(card.summary(results[-1]) if options.short else card.engine_card(results[-1]) + "\n")
+        say(card.how(TOLERANCES))
+    facts = {"nonce": nonce, "tolerances": TOLERANCES, "engines": results}
+    if options.json == "-":
+        print(json.dumps(facts, indent=2))
+    elif options.json:
+        try:
+            write_json(options.json, facts)
+        except OSError as error:
+            raise UserError(f"--json {options.json} cannot be written: {error.strerror}.") from None
+    return 0 if all(result["passed"] for result in results) else 1
+
+
+def read_cases(text: str) -> list[Case]:
+    """The cases named in `text`. Raises UsageError for an unknown one."""
+    known = {case.name: case for case in CASES}
+    for name in text.split(","):
+        if name not in known:
+            raise UsageError(f"--cases {name}: there is no such case; they are {', '.join(known)}.")
+    return [known[name] for name in dict.fromkeys(text.split(","))]
+
+
+def _prove(
+    engine: Candidate, sizes: Sequence[int], cases: Sequence[Case], nonce: int, seconds: float
+) -> dict[str, Any]:
+    values = {name: getattr(engine.options, name) for name in given(engine.options, SYNC_FIELDS)}
+    by_size = []
+    for size in sizes:
+        check_card.progress(f"{engine.label} on {size} rank{'s' if size > 1 else ''}")
+        arguments = (observe_engine, engine.name, values, engine.options)
+        by_size.append(prove(size, cases, nonce, seconds, *arguments))
+    check_card.progress("")
+    found = []
+    for case in cases:
+        verdicts = [verdicts[case.name] for verdicts in by_size]
+        found.append(
+            {
+                "case": case.name,
+                "says": case.says,
+                "status": next(status for status in WORST_FIRST if any(each.status == status for each in verdicts)),
+                "outcomes": [
+                    {"world_size": size, "status": each.status, "largest": each.largest, "says": each.says}
+                    for size, each in zip(sizes, verdicts, strict=True)
+                ],
+            }
+        )
+    statuses = [case["status"] for case in found]
+    return {
+        "engine": engine.label,
+        "world_sizes": list(sizes),
+        "cases": found,
+        "passed": KEPT in statuses and set(statuses) <= {KEPT, REFUSED, NOT_CLAIMED},
+    }

@@ -1,0 +1,185 @@
+"""Our engines, each with one mistake that engines are known for: tests of the proof."""
+
+from dataclasses import dataclass
+
+import torch
+
+from cos598d.errors import UserError
+from cos598d.shard.exchange import Gather
+from cos598d.shard.zero1 import Zero1
+from cos598d.shard.zero2 import Zero2
+from cos598d.strategies.replicated import Replicated
+from cos598d.sync.bucketed import Bucketed
+
+
+class Averaging(Replicated):
+    """Whole replicas, made as any strategy is."""
+
+    def __init__(self, comm, find_unused_parameters, options, precision):
+        super().__init__(Bucketed(comm, find_unused_parameters, options), precision)
+
+
+class ForgetsToDivide(Zero2):
+    def backward(self, loss):
+        super().backward(loss * self.comm.world_size)
+
+
+class ClipsByItsOwnNorm(Zero1):
+    """By the norm of the shard that it holds."""
+
+    def clip(self, max_norm):
+        super().clip(0.0)
+        return torch.nn.utils.clip_grad_norm_([part for _, part, *_ in self._pieces], max_norm) if max_norm else None
+
+
+class TrainsOnStaleShards(Zero1):
+    """Gathers the others' weights for whoever looks, and not for the next step."""
+
+    def stepped(self):
+        pass
+
+    def _catch_up(self):
+        self._gathers = {unit: Gather(self.comm, unit, weights) for unit, weights in self._weights.items()}
+
+    def whole(self):
+        self._catch_up()
+        return super().whole()
+
+    def settle(self):
+        self._catch_up()
+        super().settle()
+
+
+class KeepsAllState(Averaging):
+    """Steps all weights on every rank, and says that it has a share of the optimizer's state."""
+
+    shards = ("optimizer",)
+
+
+class CountsOnce(Zero1):
+    """A layer's second call in a forward gives its weights no gradient."""
+
+    def attach(self, model, make_optimizer):
+        module = super().attach(model, make_optimizer)
+        calls = {}
+
+        def before(layer, _):
+            calls[layer] = calls.get(layer, 0) + 1
+            if calls[layer] == 2:
+                layer.weight.requires_grad_(False)
+                layer.bias.requires_grad_(False)
+
+        def after(layer, *_):
+            if calls[layer] == 2:
+                layer.weight.requires_grad_(True)
+                layer.bias.requires_grad_(True)
+
+        def forward(**inputs):
+            calls.clear()
+            return module(**inputs)
+
+        if model.twice is not None:
+            model.twice.register_forward_pre_hook(before)
+            model.twice.register_forward_hook(after)
+        return forward
+
+
+class KeepsStateOfAnOverflow(Averaging):
+    """Takes the step that overflowed with a learning rate of 0: the weights stay, moments and step counts do not."""
+
+    def step(self):
+        if not self._is_finite:
+            for parameter in self._parameters:
+                if parameter.grad is not None:
+                    parameter.grad.zero_()
+            for group in self.optimizer.param_groups:
+                group["lr"] = 0.0
+            self.optimizer.step()
+        return super().step()
+
+
+class DecaysWhatIsUnused(Averaging):
+    """Zeros in place of no gradient: weight decay moves what nobody used."""
+
+    def finish(self):
+        super().finish()
+        for parameter in self._parameters:
+            if parameter.requires_grad and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+
+
+class ForgetsSmallOnes(Zero1):
+    """Parameters of fewer elements than there are ranks are not stepped."""
+
+    def finish(self):
+        super().finish()
+        for _, part, parameter, *_ in self._pieces:
+            if parameter.numel() < self.comm.world_size:
+                part.grad = None
+
+
+class KeepsTheLastPart(Averaging):
+    """Of an accumulated step the gradient of the last micro-batch alone."""
+
+    def backward(self, loss):
+        for parameter in self._parameters:
+            parameter.grad = None
+        super().backward(loss)
+
+
+class RefusesClipping(Averaging):
+    def clip(self, max_norm):
+        if max_norm:
+            raise UserError("this engine cannot clip: leave --max_grad_norm out.")
+
+
+class BreaksOnOneRank(Averaging):
+    def clip(self, max_norm):
+        if max_norm and self.sync.comm.rank == 1:
+            raise RuntimeError("a clip too far")
+        return super().clip(max_norm)
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A mistake, all the cases of the proof that it makes fail, and what the card says of the first of them."""
+
+    kind: type
+    fails: tuple[str, ...]
+    says: str
+
+
+STEPPING = (
+    "steps",
+    "accumulation",
+    "clipping",
+    "tied weights",
+    "module used twice",
+    "unused parameter",
+    "used on one rank",
+    "frozen parameter",
+    "small parameters",
+    "uneven last batch",
+    "all at once",
+)
+MUTANTS = {
+    "forgot to divide": Mutant(
+        ForgetsToDivide,
+        ("gradients", *(name for name in STEPPING if name not in ("clipping", "all at once")), "fp16 overflow"),
+        "are 2 times what it should be",
+    ),
+    "clips by the local norm": Mutant(
+        ClipsByItsOwnNorm, ("clipping", "all at once", "bf16"), "one SGD step: the gradient"
+    ),
+    "stale shard": Mutant(TrainsOnStaleShards, (*STEPPING, "bf16"), "SGD: the weight"),
+    "optimizer state not sharded": Mutant(KeepsAllState, ("memory",), "the ranks together hold optimizer 2.00 times"),
+    "twice-used module counted once": Mutant(CountsOnce, ("module used twice", "all at once"), "the gradient"),
+    "state kept from an overflow": Mutant(KeepsStateOfAnOverflow, ("fp16 overflow",), "after step 3"),
+    "weight decay of unused weights": Mutant(
+        DecaysWhatIsUnused, ("unused parameter", "used on one rank", "all at once"), "SGD: the weight unused.weight"
+    ),
+    "small parameters forgotten": Mutant(
+        ForgetsSmallOnes, ("small parameters", "all at once"), "the gradient one is off"
+    ),
+    "only the last part counts": Mutant(KeepsTheLastPart, ("accumulation", "all at once", "bf16"), "the gradient"),
+}

@@ -1,0 +1,111 @@
+"""The proof: our engines train as one process does; each known mistake fails its own claims, and the card names it."""
+
+import json
+
+import pytest
+from proof_mutants import MUTANTS, BreaksOnOneRank, RefusesClipping
+
+from cos598d.check.judge import FAILED
+from cos598d.check.proof import card
+from cos598d.check.proof.cases import CASES, CLIP
+from cos598d.check.proof.judge import KEPT, NOT_CLAIMED, REFUSED, WRONG
+from cos598d.check.proof.observe import observe, observe_engine
+from cos598d.check.proof.prove import prove
+from cos598d.check.proof.reference import reference
+from cos598d.commands.cli import main
+from cos598d.sync.base import DEFAULTS
+
+NONCE, SECONDS = 598, 60
+# Others have a word for what they do not claim.
+UNCLAIMED = {"bucketed": ["memory"], "zero1": [], "zero2": [], "zero3": ["used on one rank"]}
+
+
+def observe_mutant(comm, kind, names, nonce):
+    """On a rank: what `observe_engine` does, for a class of the tests."""
+    observe(comm, kind, DEFAULTS, names, nonce)
+
+
+def cases(*names):
+    return [case for case in CASES if case.name in names]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("name", UNCLAIMED)
+def test_engine_trains_as_one_process_does(name, world_size):
+    found = prove(world_size, CASES, NONCE, SECONDS, observe_engine, name, {}, DEFAULTS)
+    expected = {case.name: NOT_CLAIMED if case.name in UNCLAIMED[name] else KEPT for case in CASES}
+    assert {case: verdict.status for case, verdict in found.items()} == expected, found
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutant_fails_its_own_claims_alone_and_is_named(name):
+    mutant = MUTANTS[name]
+    found = prove(2, CASES, NONCE, SECONDS, observe_mutant, mutant.kind)
+    wrong = [case for case, verdict in found.items() if verdict.status not in (KEPT, NOT_CLAIMED)]
+    assert sorted(wrong) == sorted(mutant.fails), found
+    assert mutant.says in found[mutant.fails[0]].says, found[mutant.fails[0]]
+
+
+def test_on_one_rank_a_mutant_that_takes_several_is_no_mistake():
+    found = prove(1, cases("gradients", "clipping"), NONCE, SECONDS, observe_mutant, MUTANTS["forgot to divide"].kind)
+    assert [verdict.status for verdict in found.values()] == [KEPT, KEPT], found
+
+
+def test_a_refusal_is_named_and_the_cases_after_it_are_tried():
+    found = prove(2, cases("gradients", "clipping", "tied weights"), NONCE, SECONDS, observe_mutant, RefusesClipping)
+    assert [verdict.status for verdict in found.values()] == [KEPT, REFUSED, KEPT], found
+    assert found["clipping"].says == "this engine cannot clip: leave --max_grad_norm out."
+
+
+def test_a_case_that_ends_the_world_is_named_and_the_cases_after_it_are_tried():
+    found = prove(2, cases("gradients", "clipping", "tied weights"), NONCE, SECONDS, observe_mutant, BreaksOnOneRank)
+    assert [verdict.status for verdict in found.values()] == [KEPT, FAILED, KEPT], found
+    assert "a clip too far" in found["clipping"].says
+
+
+def test_clipping_bites_and_overflow_overflows():
+    for case in CASES:
+        for training in case.trainings:
+            norms = reference(case, training, NONCE).norms
+            if case.max_grad_norm:
+                assert min(norms) > 4 * CLIP, (case.name, training.name, norms)
+            if case.overflows_in is not None:
+                assert [norm < float("inf") for norm in norms] == [True, False, True]
+
+
+def test_card_and_exit_code(tmp_path, capsys):
+    file = tmp_path / "proof.json"
+    words = ["prove", "none", "--world_sizes", "1,2", "--cases", "gradients,memory", "--json", str(file)]
+    assert main(words) == 1
+    printed = capsys.readouterr().out
+    assert "WRONG on 2 ranks: gradients" in printed
+    assert "none: 0 of 1 claims hold; wrong: gradients." in printed
+    assert "(w0 - w1) / learning rate" in printed
+    (result,) = json.loads(file.read_text())["engines"]
+    assert [each["status"] for each in result["cases"][0]["outcomes"]] == [KEPT, WRONG]
+    assert main(["prove", "ddp", "--world_sizes", "1", "--cases", "gradients", "--short"]) == 0
+    assert "ddp: 1 of 1 claims hold." in capsys.readouterr().out
+
+
+def test_a_refused_claim_is_not_a_kept_one():
+    outcomes = [{"world_size": 2, "status": REFUSED, "largest": 0.0, "says": "no."}]
+    result = {"engine": "x", "world_sizes": [2]}
+    result["cases"] = [{"case": "bf16", "says": "under bf16", "status": REFUSED, "outcomes": outcomes}]
+    assert "refused on 2 ranks: bf16 (under bf16)\n  no.\nx: 0 of 1 claims hold; refused: bf16." in card.engine_card(
+        result
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["bucketed", "--cases", "bytes"], "--cases bytes: there is no such case; they are same start, gradients"),
+        (["zero4"], "zero4"),
+        (["zero1:compress=fp16"], "--compress means nothing to --sync zero1"),
+        (["zero1", "--seconds", "0"], "--seconds 0"),
+        (["zero1", "--world_sizes", "0"], "--world_sizes 0"),
+    ],
+)
+def test_words_that_cannot_work_are_refused_at_once(words, sentence, capsys):
+    assert main(["prove", *words]) == 2
+    assert sentence in capsys.readouterr().err
