@@ -65,7 +65,8 @@ EPOCH = Fields(
     {
         "iterations": COUNT,
         "loss": OrNone(NUMBER),
-        "training": Fields({}, {"examples": COUNT}),
+        "training": Fields({}, {"examples": COUNT, "wall_seconds": NOT_NEGATIVE}),
+        "seconds_evaluation": NOT_NEGATIVE,
         **dict.fromkeys(("predicted_bytes_sent", "predicted_bytes_received"), BY_RANK),
         **dict.fromkeys(("counted_bytes_sent", "counted_bytes_received"), OrNone(BY_RANK_OR_NONE)),
     },
