@@ -1,0 +1,34 @@
+"""The proof's cards of other people's engines: what they keep, and by name what they do not."""
+
+from importlib.metadata import PackageNotFoundError, version
+
+import pytest
+
+from cos598d.check.judge import CRASHED
+from cos598d.check.proof.cases import CASES
+from cos598d.check.proof.judge import KEPT, REFUSED, WRONG
+from cos598d.check.proof.observe import observe_engine
+from cos598d.check.proof.prove import prove
+from cos598d.sync.base import SyncOptions
+
+# DeepSpeed gives what is unused zeros for a gradient, so that weight decay moves it, and lays out its buckets by what a
+# rank has used. fp16 has a loss scale of its own there.
+DEEPSPEED = {"unused parameter": WRONG, "used on one rank": CRASHED, "all at once": WRONG, "fp16 overflow": REFUSED}
+# --sync, its options, the package that it needs, and the cases that it does not keep
+ENGINES = {
+    "torch_zero1": ("torch_zero1", {}, "torch", {}),
+    "torch_fsdp": ("torch_fsdp", {}, "torch", {}),
+    "deepspeed, stage 2": ("deepspeed", {"zero_stage": 2}, "deepspeed", DEEPSPEED),
+}
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_engine_keeps_what_its_card_says(name):
+    sync, values, package, others = ENGINES[name]
+    try:
+        version(package)
+    except PackageNotFoundError:
+        pytest.skip(f"{package} is not installed: run make engines")
+    found = prove(2, CASES, 598, 60, observe_engine, sync, values, SyncOptions(**values))
+    expected = dict.fromkeys((case.name for case in CASES), KEPT) | others
+    assert {case: verdict.status for case, verdict in found.items()} == expected, found
