@@ -1,5 +1,6 @@
 """Our engines, each with one mistake that engines are known for: tests of the proof."""
 
+import time
 from dataclasses import dataclass
 
 import torch
@@ -138,6 +139,14 @@ class BreaksOnOneRank(Averaging):
         if max_norm and self.sync.comm.rank == 1:
             raise RuntimeError("a clip too far")
         return super().clip(max_norm)
+
+
+class WaitsForEver(Averaging):
+    """On every rank, and not for a collective."""
+
+    def clip(self, max_norm):
+        while max_norm:
+            time.sleep(1)
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
 import json
 
 import pytest
-from proof_mutants import MUTANTS, BreaksOnOneRank, RefusesClipping
+from proof_mutants import MUTANTS, BreaksOnOneRank, RefusesClipping, WaitsForEver
 
-from cos598d.check.judge import FAILED
+from cos598d.check.judge import DID_NOT_END, FAILED
 from cos598d.check.proof import card
 from cos598d.check.proof.cases import CASES, CLIP
 from cos598d.check.proof.judge import KEPT, NOT_CLAIMED, REFUSED, WRONG
@@ -20,9 +20,9 @@ NONCE, SECONDS = 598, 60
 UNCLAIMED = {"bucketed": ["memory"], "zero1": [], "zero2": [], "zero3": ["used on one rank"]}
 
 
-def observe_mutant(comm, kind, names, nonce):
+def observe_mutant(comm, kind, names, nonce, seconds):
     """On a rank: what `observe_engine` does, for a class of the tests."""
-    observe(comm, kind, DEFAULTS, names, nonce)
+    observe(comm, kind, DEFAULTS, names, nonce, seconds)
 
 
 def cases(*names):
@@ -61,6 +61,11 @@ def test_a_case_that_ends_the_world_is_named_and_the_cases_after_it_are_tried():
     found = prove(2, cases("gradients", "clipping", "tied weights"), NONCE, SECONDS, observe_mutant, BreaksOnOneRank)
     assert [verdict.status for verdict in found.values()] == [KEPT, FAILED, KEPT], found
     assert "a clip too far" in found["clipping"].says
+
+
+def test_a_case_that_does_not_end_is_ended_and_the_cases_after_it_are_tried():
+    found = prove(2, cases("clipping", "tied weights"), NONCE, 8, observe_mutant, WaitsForEver)
+    assert [verdict.status for verdict in found.values()] == [DID_NOT_END, KEPT], found
 
 
 def test_clipping_bites_and_overflow_overflows():

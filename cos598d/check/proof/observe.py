@@ -1,6 +1,7 @@
 """What the ranks of a proof do: train a small model by an engine as the loop does, and hand in what came of it."""
 
 import functools
+import signal
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -28,14 +29,20 @@ MakeStrategy = Callable[..., Strategy]
 
 
 def observe_engine(
-    comm: Communicator, name: str, values: Mapping[str, Any], options: SyncOptions, cases: Sequence[str], nonce: int
+    comm: Communicator,
+    name: str,
+    values: Mapping[str, Any],
+    options: SyncOptions,
+    cases: Sequence[str],
+    nonce: int,
+    seconds: float,
 ) -> None:
     """Train by what `--sync name` means, with `options`; `values` are those of them that a user gave."""
 
     def check(case: Case, training: Training) -> None:
         case.config(name, training, dict(values)).check(comm.world_size)
 
-    observe(comm, get_strategy(name), options, cases, nonce, check)
+    observe(comm, get_strategy(name), options, cases, nonce, seconds, check)
 
 
 def observe(
@@ -44,17 +51,20 @@ def observe(
     options: SyncOptions,
     cases: Sequence[str],
     nonce: int,
+    seconds: float,
     check: Callable[[Case, Training], None] = lambda case, training: None,
 ) -> None:
     """Train by what `make_strategy` makes, for each of the cases; `check` raises UserError for one that it refuses.
 
-    What there is so far is handed in after each case, so that one that ends the world does not take the others along.
+    What there is so far is handed in after each case, so that one that ends the world does not take the others along. A
+    case may take `seconds`; then the kernel ends this process, since an engine may wait for longer.
     """
     evidence = Evidence(comm.rank, nonce)
     finished: list[str] = []
     for case in CASES:
         if case.name not in cases:
             continue
+        signal.setitimer(signal.ITIMER_REAL, seconds)
         comm.ledger = Ledger()
         evidence.report(case.name, UNCLAIMED, "")
         refusal = ""

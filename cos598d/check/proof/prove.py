@@ -20,17 +20,17 @@ def prove(
     function: Callable,
     *arguments: Any,
 ) -> dict[str, Verdict]:
-    """What becomes of each case on `world_size` ranks, by its name; a collective may take `seconds`.
+    """What becomes of each case on `world_size` ranks, by its name; a case may take `seconds`.
 
-    `function(comm, *arguments, names, nonce)` is called on every rank, where names are those of cases to train.
+    `function(comm, *arguments, names, nonce, seconds)` is called on every rank, names being those of cases.
     """
     verdicts: dict[str, Verdict] = {}
     left = list(cases)
     while left:
         names = [case.name for case in left]
         most = seconds * (1 + len(left))
-        ends = run_world(world_size, function, *arguments, names, nonce, seconds=most, timeout=seconds)
-        status, reports = judge(ends, "", most)
+        ends = run_world(world_size, function, *arguments, names, nonce, seconds, seconds=most, timeout=seconds)
+        status, reports = judge(ends, "", seconds)
         done = _done(ends, nonce)
         for case in left[: len(done)]:
             verdicts[case.name] = _judged(case, ends, nonce)
