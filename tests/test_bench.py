@@ -22,6 +22,7 @@ from cos598d.errors import UsageError
 from cos598d.models.build import find_model
 from cos598d.records.fit import CallCost, bandwidths, best_capacity, fit_call_cost, predict_exposed
 from cos598d.records.summary import LAST_TO_LAST, median_interval, paired_ratio, summarize, world_seconds
+from cos598d.report.bench_table import held_rows
 
 SIZES = [1 << power for power in range(10, 29, 2)]
 TINY_BENCH = ["-m", "cos598d", "bench", "--model", "tiny", "--world_size", 2, "--batch", 2, "--tokens", 16]
@@ -301,9 +302,19 @@ def test_candidates_that_step_by_themselves_are_measured_with_their_steps(start,
 
 
 def test_peak_memory_is_each_candidate_s_own_and_the_record_can_be_printed(start):
-    words = ["--rounds", 1, "--sync", "flat", "--alone", "--attach", "turns", "--step", "--memory", "--json", "-"]
+    words = ["--rounds", 1, "--sync", "flat,zero3", "--alone", "--attach", "turns"]
+    words += ["--step", "--memory", "--json", "-"]
     record = json.loads(bench(start, words))
-    assert list(record["peak_memory_bytes"]) == ["flat"]
+    assert list(record["peak_memory_bytes"]) == ["flat", "zero3"]
+    size, (flat, zero3) = record["setting"]["gradient_bytes"], record["memory"].values()
+    for rank in range(2):
+        assert flat["peak"][rank]["gradients"] == flat["between_steps"][rank]["parameters"] == size
+        states = [flat["between_steps"][rank]["optimizer"], 2 * zero3["between_steps"][rank]["optimizer"]]
+        assert states == pytest.approx([2 * size] * 2, rel=1e-2)
+        assert zero3["between_steps"][rank]["parameters"] == pytest.approx(size / 2, rel=1e-2)
+        assert zero3["peak"][rank]["parameters"] > zero3["between_steps"][rank]["parameters"]
+    heads = [row[1] for row in held_rows(record)]
+    assert heads == ["held", *["between steps", "at a step's peak"] * 2]
     assert len(record["peak_memory_bytes"]["flat"]) == 2
     assert all(peak > record["setting"]["gradient_bytes"] for peak in record["peak_memory_bytes"]["flat"])
     assert (record["setting"]["attach"], record["setting"]["step"]) == ("turns", True)

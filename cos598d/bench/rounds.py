@@ -78,6 +78,8 @@ def measure_rounds(
                      of them it started
     traffic          for each candidate the calls and bytes of its last iteration, by rank
     gradient_norm    for each candidate the norm of the averaged gradient of the first batch, by rank
+    memory           of a candidate that is alone and stays attached: the bytes held between steps and at a step's
+                     peak, by rank and category
 
     Communication before a turn (the weights from rank 0, the warm-up) and the start line are not in them.
     `progress` is called after every turn.
@@ -103,11 +105,14 @@ def measure_rounds(
                 turn.detach()
             del turn
             progress()
+    # Of a candidate alone: beside others it would share the weights with them.
+    (only,) = attached if len(attached) == 1 else (None,)
+    held = only.held(workload.inputs(0, comm.rank, comm.world_size)) if only else None
     for stayed in attached:
         if stayed:
             stayed.detach()
-    everyone = comm.exchange([[row[3:] for row in rows], traffic, norms])
-    seconds, counts, found = zip(*everyone, strict=True)
+    everyone = comm.exchange([[row[3:] for row in rows], traffic, norms, held])
+    seconds, counts, found, held_by_rank = zip(*everyone, strict=True)
     one_clock = len(host_groups(comm)) == 1
     samples = []
     for position, (number, place, label, *_) in enumerate(rows):
@@ -128,4 +133,5 @@ def measure_rounds(
             label: {name: [rank[label][i] for rank in counts] for i, name in enumerate(names)} for label in labels
         },
         "gradient_norm": {label: [rank[label] for rank in found] for label in labels},
+        **({"memory": {labels[0]: {when: [rank[when] for rank in held_by_rank] for when in held}}} if held else {}),
     }

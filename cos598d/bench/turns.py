@@ -14,6 +14,7 @@ from cos598d.config import RunConfig
 from cos598d.measure.clock import IterationClock
 from cos598d.records.conventions import WARM_UP
 from cos598d.strategies import STRATEGIES, get_strategy
+from cos598d.strategies.memory import Peak, count_memory, tensors_in
 from cos598d.strategies.optimizers import make_optimizer
 from cos598d.sync import get_sync
 
@@ -60,6 +61,30 @@ class Turn:
         """Give back what attaching took."""
         self._sync.detach()
         del self._module
+
+    def held(self, inputs: dict[str, torch.Tensor]) -> dict[str, dict[str, int]]:
+        """One more iteration, untimed: the bytes held at its peak, and at its end, by category."""
+        peak = Peak(self._memory)
+        with peak.watching():
+            self._module(**inputs)[0].backward()
+        peak.look()
+        self._sync.finish()
+        peak.look()
+        if self._stepper:
+            self._stepper.clip(self._model)
+            self._stepper.step(self._model)
+        self._sync.after_step()
+        self._model.zero_grad(set_to_none=True)
+        return {"between_steps": self._memory(), "peak": peak.held}
+
+    def _memory(self) -> dict[str, int]:
+        parameters = list(self._model.parameters())
+        return count_memory(
+            parameters=[p.data for p in parameters],
+            gradients=[p.grad for p in parameters if p.grad is not None],
+            optimizer=self._stepper.state() if self._stepper else (),
+            buckets=tensors_in(self._sync),
+        )
 
     def _average(self, inputs: dict[str, torch.Tensor]) -> None:
         with self.clock.phase("forward"):
@@ -118,6 +143,18 @@ class StrategyTurn:
         """Give back what attaching took."""
         self._strategy.detach()
         del self._module
+
+    def held(self, inputs: dict[str, torch.Tensor]) -> dict[str, dict[str, int]]:
+        """As `Turn.held`."""
+        self._strategy.step()
+        between, peak = self._strategy.memory(), Peak(self._strategy.memory)
+        with peak.watching():
+            self._strategy.backward(self._module(**inputs)[0] / self._comm.world_size)
+        peak.look()
+        self._strategy.finish()
+        peak.look()
+        self._strategy.clip(self._config.max_grad_norm)
+        return {"between_steps": between, "peak": peak.held}
 
     def _strategy_clock(self) -> IterationClock:
         self._strategy.phase = self.clock.phase  # a trace puts another clock in its place

@@ -11,6 +11,7 @@ from cos598d.data import get_task
 from cos598d.data.text.features import Features
 from cos598d.data.text.tokenization import load_encoder
 from cos598d.models.build import ModelSource, build_model, uses_every_parameter
+from cos598d.strategies.memory import state_tensors
 from cos598d.strategies.optimizers import make_optimizer
 
 TASK = get_task("rte")
@@ -80,6 +81,10 @@ class Stepper:
     def clip(self, replica: nn.Module) -> None:
         """Clip the replica's gradients."""
         torch.nn.utils.clip_grad_norm_(replica.parameters(), self._max_grad_norm)
+
+    def state(self) -> list[torch.Tensor]:
+        """What AdamW remembers."""
+        return state_tensors(self._optimizer)
 
     def step(self, replica: nn.Module) -> None:
         """One step with the replica's gradients."""

@@ -29,7 +29,9 @@ class MemoryFlag:
     """What a bench also does when its plan is done."""
 
     memory: bool = flag(
-        False, "then each candidate's peak memory, the host's and a GPU's, in processes of its own", group=HOW
+        False,
+        "then each candidate's memory in processes of its own: what it holds by category, and the peak",
+        group=HOW,
     )
 
 
@@ -92,10 +94,12 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def peaks(alone: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, list[int]]]:
+def peaks(alone: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """The peaks by candidate and rank, from the record of each candidate alone: of the host's memory, and of the GPU's
-    where there is one."""
+    where there is one; and what each candidate holds by category."""
     found = {"peak_memory_bytes": {label: one["process_peak_memory_bytes"] for label, one in alone.items()}}
+    if all("memory" in one for one in alone.values()):
+        found["memory"] = {label: one["memory"][label] for label, one in alone.items()}
     if all("gpu_peak_memory_bytes" in one for one in alone.values()):
         found["peak_gpu_memory_bytes"] = {label: one["gpu_peak_memory_bytes"] for label, one in alone.items()}
     return found

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from cos598d.errors import UserError
-from cos598d.records.run import ENVIRONMENT, RANKS
+from cos598d.records.run import ENVIRONMENT, HELD, RANKS
 from cos598d.records.schema import (
     COUNT,
     FLAG,
@@ -83,6 +83,7 @@ BENCH = Fields(
             {"backward_seconds": OrNone(NUMBER), "best_predicted_mb": POSITIVE, "capacities": ListOf(CAPACITY, least=1)}
         ),
         "gradient_norm": MapOf(ListOf(OrNone(NUMBER))),
+        "memory": MapOf(Fields(dict.fromkeys(("between_steps", "peak"), ListOf(HELD, least=1)))),
         "peak_memory_bytes": MapOf(ListOf(NOT_NEGATIVE, least=1)),
     },
 )

@@ -4,6 +4,8 @@ from typing import Any
 
 from cos598d.records.conventions import ASSUMED_BYTES, DDP, FLOOR
 from cos598d.records.summary import SLOWEST
+from cos598d.report.memory import CATEGORIES, WHEN, most
+from cos598d.report.numbers import megabytes
 from cos598d.tables import as_text
 from cos598d.terminal.printable import printable
 
@@ -34,6 +36,8 @@ def bench_table(record: dict[str, Any]) -> str:
         parts.append(f"{as_text(message_rows(found), numbers=True)}\n{message_fit(found)}")
     if record["candidates"]:
         parts += [as_text(candidate_rows(record), numbers=True), legend(record)]
+    if "memory" in record:
+        parts.append(f"{as_text(held_rows(record), numbers=True)}\n{HELD_NOTE}")
     if "bucket_mb" in record:
         parts.append(f"{as_text(capacity_rows(record), numbers=True)}\n{best_capacity(record)}")
     parts += remarks(record)
@@ -81,6 +85,20 @@ def candidate_rows(record: dict[str, Any]) -> list[list[str]]:
         row.append(f"{max(traffic['bytes_sent']) / 1e6:.3f}")
         row += [f"{max(by_label[label]) / 1e6:.0f}" for by_label in peaks.values()]
         rows.append(row)
+    return rows
+
+
+HELD_NOTE = "MB of tensors on the rank that holds most; the optimizer's state is there with --step alone."
+
+
+def held_rows(record: dict[str, Any]) -> list[list[str]]:
+    """A head and two rows for each candidate: what it holds between steps, and at a step's peak."""
+    rows = [["sync", "held", *CATEGORIES, "in all"]]
+    for label, found in record["memory"].items():
+        for when in ("between_steps", "peak"):
+            held = most(found[when])
+            cells = [megabytes(held[name]) if name in held else "-" for name in CATEGORIES]
+            rows.append([label, WHEN[when], *cells, megabytes(sum(held.values()))])
     return rows
 
 

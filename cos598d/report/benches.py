@@ -10,9 +10,11 @@ from cos598d.records.bench import read_record
 from cos598d.records.conventions import DDP, FLOOR
 from cos598d.records.facts import OF_BENCHES, collect
 from cos598d.report.bench_table import (
+    HELD_NOTE,
     best_capacity,
     candidate_rows,
     capacity_rows,
+    held_rows,
     message_fit,
     message_rows,
     other_averages,
@@ -83,6 +85,8 @@ def _bench(name: str, found: dict[str, Any]) -> Bench:
         note += "their 95 % intervals. Exposed: the median less that of none, and the 95 % interval of the differences "
         note += "within each round. MB: of the rank that sends most."
         tables.append((note, candidate_rows(found)))
+    if "memory" in found:
+        tables.append((HELD_NOTE, held_rows(found)))
     if "bucket_mb" in found:
         tables.append((f"Capacities of buckets: {best_capacity(found)}.", capacity_rows(found)))
     return Bench(
