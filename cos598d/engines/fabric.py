@@ -41,25 +41,19 @@ class Fabric(TorchFSDP):
     precisions = ("fp32", "bf16")
 
     @property
-    def bytes_from(self) -> str:  # type: ignore[override]
-        return "ledger" if self.is_cut else "counters"
-
-    @property
     def is_cut(self) -> bool:
         """Whether parameters are cut over the ranks."""
         return self.options.fabric_strategy == "fsdp2"
 
-    @property
-    def equal_passes(self) -> bool:  # type: ignore[override]
-        return self.is_cut
-
-    @property
-    def shards(self) -> tuple[str, ...]:  # type: ignore[override]
-        return ("optimizer", "gradients", "parameters") if self.is_cut else ()
+    def choose(self) -> None:
+        self.bytes_from = "ledger" if self.is_cut else "counters"
+        self.equal_passes = self.is_cut
+        if not self.is_cut:
+            self.shards = ()
 
     @classmethod
     def check_config(cls, config: "RunConfig", world_size: int) -> None:
-        Engine.check_config.__func__(cls, config, world_size)
+        super(TorchFSDP, cls).check_config(config, world_size)
         need("lightning", "Lightning Fabric", "2.5", config.sync)
         if config.reshard != DEFAULTS.reshard and config.fabric_strategy == "ddp":
             raise UsageError("--reshard means nothing to --fabric_strategy ddp: leave it out, or choose fsdp2.")
@@ -191,7 +185,7 @@ def _fabric(engine: Fabric, strategy: Any) -> Any:
             num_nodes=engine.comm.world_size,
             strategy=strategy,
             plugins=[Ours()],
-            precision={"fp32": "32-true", "bf16": "bf16-mixed"}[engine.precision],
+            precision="bf16-mixed" if engine.precision == "bf16" else "32-true",
         )
         fabric.launch()
     return fabric

@@ -3,6 +3,7 @@
 import contextlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -42,7 +43,7 @@ class TorchFSDP(Engine):
     """
 
     uses = ("reshard", "reduce_scatter")
-    shards = ("optimizer", "gradients", "parameters")
+    shards: tuple[str, ...] = ("optimizer", "gradients", "parameters")
     equal_passes = True
 
     @classmethod
@@ -80,10 +81,11 @@ class TorchFSDP(Engine):
 
     def begin(self, module: nn.Module) -> None:
         """Take note of a module that is cut."""
-        self._module: Any = module  # an FSDPModule too, which no type says
+        cut: Any = module  # an FSDPModule too, which no type says
+        self._module = cut
         self._used: set[str] = set()
         if self.find_unused_parameters:
-            self._module.set_reduce_scatter_unused_params(True)
+            cut.set_reduce_scatter_unused_params(True)
             self._watch_use()
 
     def before_forward(self) -> None:
@@ -91,11 +93,16 @@ class TorchFSDP(Engine):
         if self._apart.is_whole:
             self._apart.empty()
 
+    def no_sync(self) -> AbstractContextManager[None]:
+        return self._accumulating()
+
     @contextlib.contextmanager
-    def no_sync(self) -> Iterator[None]:
+    def _accumulating(self) -> Iterator[None]:
         self._module.set_requires_gradient_sync(False)
-        yield
-        self._module.set_requires_gradient_sync(True)
+        try:
+            yield
+        finally:
+            self._module.set_requires_gradient_sync(True)
 
     def finish(self) -> None:
         if not self.find_unused_parameters:
@@ -114,10 +121,9 @@ class TorchFSDP(Engine):
         gradients = [local(p.grad) for p in self._module.parameters() if p.grad is not None]
         return clip_shards(self, gradients, max_norm)
 
-    @contextlib.contextmanager
-    def whole(self) -> Iterator[None]:
+    def whole(self) -> AbstractContextManager[None]:
         self._fill()
-        yield
+        return contextlib.nullcontext()
 
     def settle(self) -> None:
         super().settle()

@@ -75,7 +75,7 @@ class DDP(GradientSync):
         self._listening = contextlib.ExitStack()
         self._averages_weights = self._speaks and options.ddp_hook == "post_localsgd"
         self._steps_made = 0
-        self._differ = False
+        self.replicas_equal = True
 
     @classmethod
     def check_options(cls, options: SyncOptions, backend: str) -> None:
@@ -203,17 +203,12 @@ class DDP(GradientSync):
             return sum(p.numel() * p.element_size() for _, p in self.parameters) / MIB + 1
         return None if self.options.bucket_mb == DEFAULTS.bucket_mb else self.options.bucket_mb
 
-    @property
-    def replicas_equal(self) -> bool:
-        """Until the next step, after an average."""
-        return not self._differ
-
     def after_step(self) -> None:
         # As torch's PeriodicModelAverager, which leaves out whatever has no gradient any more: here, everything.
         self._steps_made += 1
         later = self._steps_made - 1 - PLAIN_STEPS
-        self._differ = self._averages_weights and later >= 0
-        if self._differ and later % self.options.sync_every == 0:
+        self.replicas_equal = not self._averages_weights or later < 0
+        if not self.replicas_equal and later % self.options.sync_every == 0:
             self._average_weights()
 
     def agree_on_finite(self, is_finite: bool) -> bool:
@@ -224,14 +219,16 @@ class DDP(GradientSync):
         return overflowed.item() == 0
 
     def settle(self) -> None:
-        if self._differ:
+        if not self.replicas_equal:
             self._average_weights()
         super().settle()
 
     def _average_weights(self) -> None:
+        group = self.comm.group or dist.group.WORLD
+        assert group is not None  # it was opened before the model was attached
         with watched(self.comm, GRADIENTS):
-            average_parameters(iter([p for _, p in self.parameters]), self.comm.group or dist.group.WORLD)
-        self._differ = False
+            average_parameters(iter([p for _, p in self.parameters]), group)
+        self.replicas_equal = True
 
     def _count_broadcast(self, *_: Any) -> None:
         if self._speaks and torch.is_grad_enabled():
