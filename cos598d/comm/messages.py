@@ -37,11 +37,15 @@ class Composed:
         self.messages = self.bytes_sent = self.bytes_received = 0
 
     def start(
-        self, sends: Sequence[tuple[torch.Tensor, int]] = (), receives: Sequence[tuple[torch.Tensor, int]] = ()
+        self,
+        sends: Sequence[tuple[torch.Tensor, int]] = (),
+        receives: Sequence[tuple[torch.Tensor, int]] = (),
+        tag: int = 0,
     ) -> Messages:
         """Start sending tensors to ranks, and receiving tensors from ranks; all contiguous.
 
-        Between two ranks messages arrive in the order in which they were started.
+        Between two ranks messages of one `tag` arrive in the order in which they were started; over nccl, which has no
+        tags, all messages do.
         """
         operations: list[tuple[Callable[..., dist.Work | None], torch.Tensor, int]] = []
         landings, departures = [], []
@@ -59,7 +63,7 @@ class Composed:
             self.bytes_sent += size_in_bytes(tensor)
         group = self._comm.group
         if self._comm.backend == "gloo":
-            started = [operation(tensor, peer, group=group) for operation, tensor, peer in operations]
+            started = [operation(tensor, peer, group=group, tag=tag) for operation, tensor, peer in operations]
         elif operations:  # nccl may wait for a message's other end, so it must know of all of them together
             started = [*dist.batch_isend_irecv([dist.P2POp(*each, group=group) for each in operations])]
         else:

@@ -70,7 +70,8 @@ class ReduceScatters:
             sends = [(parts[other][k], other) for other in others if len(parts[other][k])]
             receives = [(landings[other - (other > rank)], other) for other in others if len(own)]
             ends = end if k == count - 1 else _nothing
-            self._under_way.append(_Segment(call.start(sends, receives), own, landings, target, adds, scratch, ends))
+            messages = call.start(sends, receives, unit.gradients_tag)
+            self._under_way.append(_Segment(messages, own, landings, target, adds, scratch, ends))
 
     def drain(self) -> None:
         """Block until all sums that were started are there; what was sent may then be changed."""
@@ -132,6 +133,7 @@ class Gather:
         self._messages = self._call.start(
             [(parts[rank], other) for other in others if len(parts[rank])],
             [(parts[other], other) for other in others if len(parts[other])],
+            unit.weights_tag,
         )
 
     def wait(self) -> None:

@@ -46,6 +46,8 @@ class ShardedGradients(GradientSync):
     def attach(self, model: nn.Module) -> nn.Module:
         module = super().attach(model)
         self.units = self._make_units(self.parameters)
+        for number, unit in enumerate(self.units):
+            unit.number = number
         self._order = list(self.units)
         self._place = {p: (unit, place) for unit in self.units for place, (_, p) in enumerate(unit.parameters)}
         self._flats: dict[Unit, torch.Tensor] = {}  # this rank's gradients
@@ -96,6 +98,17 @@ class ShardedGradients(GradientSync):
     def awaits(self, unit: Unit) -> bool:
         """Whether a gradient of the unit's may come yet, in this backward or, between two of them, in the next."""
         return self._missing[unit] > 0
+
+    def is_used_here(self, parameter: nn.Parameter) -> bool:
+        """Whether this rank has had a gradient of the parameter in this step."""
+        return parameter in self._used
+
+    def expect_no_more(self, units: Sequence[Unit]) -> None:
+        """Backward has left these units behind: the parameters whose gradients are missing were not used."""
+        for unit in units:
+            for _, p in unit.parameters:
+                if p in self._waiting_for:
+                    self._mark(p)
 
     def detach(self) -> None:
         for handle in self._handles:

@@ -23,7 +23,11 @@ class Unit:
     """Parameters of one dtype, side by side in a flat tensor of `elements`, cut into n parts as equal as it goes.
 
     A unit's weights and its gradients are laid out alike, in two tensors that need not be there all the time.
+    `number` is its place among its model's units, the same on every rank: its messages are told from other units' by
+    `gradients_tag` and `weights_tag`.
     """
+
+    number = 0
 
     def __init__(self, name: str, parameters: Sequence[Named], ranks: int):
         self.name, self.parameters = name, list(parameters)
@@ -32,6 +36,14 @@ class Unit:
         self.dtype, self.device = self.parameters[0][1].dtype, self.parameters[0][1].device
         # As tensor_split cuts: the first parts are longer by one where n does not divide.
         self.lengths = [self.elements // ranks + (rank < self.elements % ranks) for rank in range(ranks)]
+
+    @property
+    def gradients_tag(self) -> int:
+        return 1 + 2 * self.number
+
+    @property
+    def weights_tag(self) -> int:
+        return 2 + 2 * self.number
 
     def empty(self, elements: int) -> torch.Tensor:
         """A flat tensor of so many elements, like this unit's."""

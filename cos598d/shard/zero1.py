@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from cos598d.errors import UserError
 from cos598d.shard.exchange import Gather
 from cos598d.shard.sharded import Sharded
 from cos598d.shard.units import Unit, layers
@@ -61,6 +62,19 @@ class Zero1(Sharded):
             self._wait_before(layer, [unit_of[p] for p in own])
         self._wait_before(model, [unit for p, unit in unit_of.items() if p not in in_layers])
         return module
+
+    def finish(self) -> None:
+        # The optimizer may change what is still being sent, for ranks whose layers have not asked for it.
+        late = list(self._gathers)
+        self._wait(late)
+        super().finish()
+        for unit in late:
+            for name, p in unit.parameters:
+                if self._gradients.is_used_here(p):
+                    raise UserError(
+                        f"{name} was read before its layer's forward, while its new values were on their way: read "
+                        f"weights in the forward of the module that holds them, and call that module."
+                    )
 
     def stepped(self) -> None:
         # Buckets are in the order of backward: the next forward needs the last one first.

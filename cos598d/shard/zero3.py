@@ -51,6 +51,8 @@ class Zero3(Sharded):
         self._after: dict[nn.Module, nn.Module] = {}  # the layer that was called next, the last time
         self._before: dict[nn.Module, nn.Module] = {}
         self._latest: nn.Module | None = None
+        self._calls: list[nn.Module] = []  # of forward, which backward has not left behind yet
+        self._went_back = False  # since the last forward
         module = super().attach(model, make_optimizer)
         self._handles: list[RemovableHandle] = [model.register_forward_pre_hook(self._before_model)]
         for layer in self._units:
@@ -90,6 +92,10 @@ class Zero3(Sharded):
     def weights_under_way(self) -> list[torch.Tensor]:
         return self._weights.gathered_tensors()
 
+    def forget_step(self) -> None:
+        self._calls = []
+        super().forget_step()
+
     def settle(self) -> None:
         self._stay = True
         self._weights.gather_all()
@@ -118,12 +124,15 @@ class Zero3(Sharded):
         if self._stay and torch.is_grad_enabled():
             self.stepped()
         self._latest = None
+        if self._went_back and not _is_in_backward():
+            self._calls, self._went_back = [], False
         if not self._stay:
             self._bring(model)
 
     def _after_model(self, model: nn.Module, *_: Any) -> None:
         if not self._stay and not torch.is_grad_enabled():
             self._weights.free(self._units[model])
+            self._calls = []  # no backward comes
 
     def _before_forward(self, layer: nn.Module, _: Any) -> None:
         if self._stay:
@@ -132,21 +141,37 @@ class Zero3(Sharded):
             if self._latest is not None:
                 self._after[self._latest], self._before[layer] = layer, self._latest
             self._latest = layer
+            self._calls.append(layer)
         following = self._after.get(layer)
         self._bring(layer, self._units[following] if following is not None else ())
 
     def _after_forward(self, layer: nn.Module, _: Any, output: Any) -> None:
         if self._stay or _is_in_backward():
             return
+        call = len(self._calls) - 1
         for leaf in pytree.tree_leaves(output):
             if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
-                leaf.register_hook(lambda _: self._before_backward(layer))
+                leaf.register_hook(lambda _: self._before_backward(layer, call))
         self._weights.free(self._units[layer])
 
-    def _before_backward(self, layer: nn.Module) -> None:
+    def _before_backward(self, layer: nn.Module, call: int) -> None:
+        self._leave_behind(call)
         previous = self._before.get(layer)
         upstream = self._units[previous] if previous is not None else ()
         self._bring(layer, [unit for unit in upstream if self._gradients.awaits(unit)])
+
+    def _leave_behind(self, call: int) -> None:
+        """Backward has come to this call of forward: of layers that were called later alone no gradient is to come.
+
+        Autograd takes what forward did last first. So a rank that did not use some of a layer's weights starts their
+        reduce-scatter in the same place as the others, which may wait for it there before they send what this rank
+        waits for next.
+        """
+        self._went_back = True
+        while len(self._calls) > call + 1:
+            layer = self._calls.pop()
+            if layer not in self._calls:
+                self._gradients.expect_no_more(self._units[layer])
 
     def _bring(self, layer: nn.Module, ahead: Sequence[Unit] = ()) -> None:
         """Wait for the layer's weights, with others' `ahead` of their need on their way."""

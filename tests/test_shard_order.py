@@ -1,0 +1,129 @@
+"""ZeRO by hand where ranks use other weights than each other: right, or an error, and never one weight for another."""
+
+import copy
+
+import torch
+from test_shard import STAGES, distance, sgd
+from torch import nn
+from worlds import run_ranks
+
+from cos598d.check.spawn import RAISED, run_world
+from cos598d.comm.ledger import PARAMETERS, Ledger
+from cos598d.errors import UserError
+from cos598d.sync.base import DEFAULTS, SyncOptions
+
+WIDTH, LAYERS, STEPS = 8, 12, 2
+ONE_EACH = SyncOptions(bucket_mb=16 / 2**20, first_bucket_mb=16 / 2**20)  # a bucket for each weight
+
+
+class Halves(nn.Module):
+    """A layer of two halves, of which the second may be left out."""
+
+    def __init__(self):
+        super().__init__()
+        self.always, self.sometimes = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, state, is_whole):
+        new = torch.tanh(self.always(state))
+        return state + new + (self.sometimes(new) if is_whole else 0)
+
+
+class Stack(nn.Module):
+    """Layers that are called as `calls` says: which, and whether all of it is used."""
+
+    def __init__(self, count):
+        super().__init__()
+        self.layers = nn.ModuleList(Halves() for _ in range(count))
+
+    def forward(self, state, calls):
+        for place, is_whole in calls:
+            state = self.layers[place](state, is_whole)
+        return state.square().mean()
+
+
+class Peeking(nn.Module):
+    """A model that reads a layer's weight itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+
+    def forward(self, state):
+        return nn.functional.linear(self.layers[0](state), self.layers[1].weight).square().mean()
+
+
+def halves_of_some_ranks(step, rank):
+    """Rank 0 uses all; the others leave out a half of the last layers, and of every third."""
+    places = [*range(LAYERS), step]  # one layer twice
+    return [(place, rank == 0 or not (place >= LAYERS - 2 or place % 3 == 1)) for place in places]
+
+
+def layers_of_some_ranks(step, rank):
+    """Rank 0 alone calls the last layer."""
+    return [(place, True) for place in range(3 if rank == 0 else 2)]
+
+
+def train(comm, name, count, calls, options=DEFAULTS):
+    """How far two steps' weights are from those of one process, and the bytes of weights that were received."""
+    torch.manual_seed(0)
+    model = Stack(count)
+    alone = copy.deepcopy(model)
+    strategy = STAGES[name](comm, True, options)
+    module = strategy.attach(model, sgd)
+    optimizer = sgd(alone.named_parameters())
+    ledger = comm.ledger = Ledger()
+    for step in range(STEPS):
+        for rank in range(comm.world_size):
+            state = torch.randn(3, WIDTH, generator=torch.Generator().manual_seed(10 * step + rank))
+            (alone(state, calls(step, rank)) / comm.world_size).backward()
+            if rank == comm.rank:
+                strategy.backward(module(state, calls(step, rank)) / comm.world_size)
+        strategy.finish()
+        strategy.clip(0.0)
+        strategy.step()
+        optimizer.step()
+        optimizer.zero_grad()
+    strategy.settle()
+    received = sum(row.bytes_received for row in ledger.rows if row.purpose == PARAMETERS)
+    others = sum(sum(unit.lengths) - unit.lengths[comm.rank] for unit in strategy._gradients.units)
+    strategy.detach()
+    return distance(model, alone), received, STEPS * 4 * others
+
+
+def peek(comm):
+    """What a rank is told when a weight is read outside its layer while it is on its way."""
+    strategy = STAGES["zero1"](comm, True, ONE_EACH)
+    model = Peeking()
+    module = strategy.attach(model, sgd)
+    for _ in range(2):
+        strategy.backward(module(torch.ones(3, WIDTH)) / comm.world_size)
+        try:
+            strategy.finish()
+        except UserError as error:
+            return str(error)
+        strategy.clip(0.0)
+        strategy.step()
+    return None
+
+
+def all_cases(comm):
+    found = {name: train(comm, name, LAYERS, halves_of_some_ranks)[0] for name in STAGES}
+    return found | {"zero1's layer": train(comm, "zero1", 3, layers_of_some_ranks, ONE_EACH), "peek": peek(comm)}
+
+
+def test_ranks_that_use_other_weights_train_as_one_process_and_all_that_travels_is_in_the_ledger():
+    for found in run_ranks(2, all_cases):
+        said = found.pop("peek")
+        apart, received, expected = found.pop("zero1's layer")
+        assert max(found.values()) < 1e-5, found
+        assert apart < 1e-5
+        assert received == expected, "weights that no layer asked for have travelled too"
+        assert said.startswith("layers.1.weight was read before its layer's forward")
+
+
+def call_other_layers(comm):
+    return train(comm, "zero3", 3, lambda step, rank: [(0, True), (1 + rank, True)])
+
+
+def test_zero3_s_layers_that_ranks_do_not_call_alike_are_an_error_and_not_another_layer_s_weights():
+    assert RAISED in [end.how for end in run_world(2, call_other_layers, seconds=30, timeout=3)]
