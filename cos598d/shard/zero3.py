@@ -137,11 +137,13 @@ class Zero3(Sharded):
     def _before_forward(self, layer: nn.Module, _: Any) -> None:
         if self._stay:
             return
-        if not _is_in_backward():  # else a checkpointed layer is computed once more
-            if self._latest is not None:
-                self._after[self._latest], self._before[layer] = layer, self._latest
-            self._latest = layer
-            self._calls.append(layer)
+        if _is_in_backward():  # a checkpointed layer is computed once more; backward has left those after it
+            self._bring(layer)
+            return
+        if self._latest is not None:
+            self._after[self._latest], self._before[layer] = layer, self._latest
+        self._latest = layer
+        self._calls.append(layer)
         following = self._after.get(layer)
         self._bring(layer, self._units[following] if following is not None else ())
 
