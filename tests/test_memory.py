@@ -17,7 +17,7 @@ from cos598d.measure.record import RunRecord
 from cos598d.report.load import load_run
 from cos598d.report.memory import memory_rows
 from cos598d.strategies import get_strategy
-from cos598d.strategies.memory import Peak, expected_memory
+from cos598d.strategies.memory import Peak, expected_memory, tensors_in
 from cos598d.strategies.optimizers import make_optimizer
 from cos598d.strategies.replicated import Replicated
 from cos598d.sync import get_sync
@@ -103,6 +103,28 @@ def test_the_process_s_own_peak_stands_beside_it(memories):
     for rank in memories:
         assert rank["zero3"]["process_peak_bytes"] > 50_000_000
         assert rank["zero3"]["gpu_peak_bytes"] is None
+
+
+CIRCLE = """
+import torch
+from collections import deque
+from cos598d.sync.base import GradientSync
+
+class Part:
+    def __init__(self, owner):
+        self.owner, self.kept = owner, deque([torch.zeros(100)])
+
+class Circle(GradientSync):
+    def __init__(self, comm, find_unused_parameters=True):
+        super().__init__(comm, find_unused_parameters)
+        self.part = Part(self)
+"""
+
+
+def test_a_sync_of_the_user_s_own_is_counted_though_its_parts_refer_to_each_other(tmp_path):
+    (tmp_path / "circle.py").write_text(CIRCLE)
+    sync = get_sync(f"{tmp_path / 'circle.py'}:Circle")(comm=None)
+    assert sum(tensor.nbytes for tensor in tensors_in(sync)) == 400
 
 
 def test_watching_leaves_no_hook_and_changes_no_gradient():

@@ -1,6 +1,7 @@
 """Bytes that a rank holds, counted from tensors by category: now, at the peak of a step, and by formula."""
 
 import contextlib
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -32,17 +33,26 @@ def state_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def tensors_in(thing: Any) -> Iterator[torch.Tensor]:
-    """The tensors in lists, mappings and objects of this library; a module's are not its holder's."""
-    if isinstance(thing, torch.Tensor):
-        yield thing
-    elif isinstance(thing, Mapping):
-        for part in thing.values():
-            yield from tensors_in(part)
-    elif isinstance(thing, (list, tuple, set)):
-        for part in thing:
-            yield from tensors_in(part)
-    elif type(thing).__module__.startswith("cos598d.sync") and not isinstance(thing, nn.Module):
-        yield from tensors_in(vars(thing)) if hasattr(thing, "__dict__") else ()
+    """The tensors in lists, mappings and objects of this library or of a user's sync; a module's are not its holder's.
+
+    Objects may refer to each other in circles.
+    """
+    seen: set[int] = set()
+    left = [thing]
+    while left:
+        one = left.pop()
+        if isinstance(one, torch.Tensor):
+            yield one
+            continue
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, Mapping):
+            left.extend(one.values())
+        elif isinstance(one, (list, tuple, set, deque)):
+            left.extend(one)
+        elif type(one).__module__.startswith("cos598d.sync") and not isinstance(one, nn.Module):
+            left.extend(getattr(one, "__dict__", {}).values())
 
 
 class Peak:
