@@ -55,7 +55,7 @@ compare: $(READY)
 
 test: $(READY)
 	@echo "== tests"
-	@$(RUN) -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup
+	@$(RUN) -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup --ignore-glob='*/test_engines*.py'
 
 test-engines: $(ENGINES)
 	@echo "== tests of the engines"

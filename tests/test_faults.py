@@ -55,7 +55,7 @@ def test_help_is_grouped_and_names_every_flag(start):
     program = start("program", [script(TASK2B), "--help"])
     assert program.wait() == 0
     for word in ("task and data:", "ranks:", "--master_ip", "--fp16", "--tokenizer_name", "(default: all_reduce)"):
-        assert word in program.text
+        assert word in " ".join(program.text.split())
 
 
 @pytest.mark.parametrize(
@@ -273,7 +273,7 @@ def test_a_loss_that_is_not_finite_stops_every_rank_at_the_same_iteration(start_
 
 def test_weights_that_are_not_finite_are_not_saved(start, tmp_path):
     words = [script(TASK2B), *TINY, "--max_steps", 1, "--learning_rate", "1e38", "--output_dir", "out"]
-    ends_in_a_sentence(start("program", words), "the weights after iteration 1 are not finite")
+    ends_in_a_sentence(start("program", words), "some weights are not finite numbers after iteration 1")
     assert not list((tmp_path / "out").iterdir())
 
 

@@ -56,4 +56,4 @@ def get_strategy(name: str) -> MakeStrategy:
 def _replicated(
     sync: type[GradientSync], comm: Communicator, find_unused_parameters: bool, options: SyncOptions, precision: str
 ) -> Strategy:
-    return Replicated(sync(comm, find_unused_parameters, options), precision)
+    return Replicated(sync(comm, find_unused_parameters, options), precision, comm)

@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager
 import torch
 from torch import nn
 
+from cos598d.comm.communicator import Communicator
 from cos598d.strategies.base import MakeOptimizer, Module, Strategy
 from cos598d.strategies.loss_scale import LossScale
 from cos598d.strategies.memory import count_memory, state_tensors, tensors_in
@@ -23,9 +24,13 @@ class Replicated(Strategy):
     every rank.
     """
 
-    def __init__(self, sync: GradientSync, precision: str = "fp32"):
-        """`sync` is made, and not attached yet; `precision` is one of PRECISIONS."""
+    def __init__(self, sync: GradientSync, precision: str = "fp32", comm: Communicator | None = None):
+        """`sync` is made, and not attached yet; `precision` is one of PRECISIONS.
+
+        A class of a user's own may keep `comm`, with which it was made, under another name: then it is given here.
+        """
         self.sync = sync
+        self._comm = comm or sync.comm
         self._precision = precision
         self._scale = LossScale(is_on=precision == "fp16")
         self._is_finite = True
@@ -45,7 +50,7 @@ class Replicated(Strategy):
         module = self.sync.attach(model)
         if self._precision == "fp32":
             return module
-        precision, device = self._precision, self.sync.comm.device
+        precision, device = self._precision, self._comm.device
 
         def forward(**inputs: torch.Tensor) -> tuple:
             with autocast(precision, device):
@@ -59,7 +64,7 @@ class Replicated(Strategy):
     def backward(self, loss: torch.Tensor) -> None:
         self.sync.loss_scale = self.loss_scale
         # Gradients are averaged over ranks: times n, the average is the global batch's gradient.
-        (loss * (self.sync.comm.world_size * self.loss_scale)).backward()
+        (loss * (self._comm.world_size * self.loss_scale)).backward()
 
     def finish(self) -> None:
         self.sync.finish()
@@ -78,7 +83,7 @@ class Replicated(Strategy):
         with self.phase("step"):
             if is_good:  # else fp16 overflowed
                 self.optimizer.step()
-            self._scale.update(is_good, self.sync.comm.ledger.iteration)
+            self._scale.update(is_good, self._comm.ledger.iteration)
             self.optimizer.zero_grad(set_to_none=True)
         with self.phase("sync"):
             if is_good:
