@@ -256,7 +256,7 @@ def data_parallel(
         )
     sync_class = get_sync(sync) if isinstance(sync, str) else sync
     name = sync if isinstance(sync, str) else sync.__name__
-    if "sync_every" in sync_class.uses:
+    if sync_class.averages_weights:
         raise UsageError(f"{name} averages weights after the optimizer's step, and data_parallel averages gradients.")
     for word, value, default in (("compress", compress, None), ("bucket_mb", bucket_mb, SyncOptions.bucket_mb)):
         if value != default and word not in sync_class.uses:

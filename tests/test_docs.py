@@ -116,7 +116,7 @@ def wrong_in(piece):
         else:
             return []
     if words[:1] == ["make"]:
-        targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+        targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
         return [word for word in words[1:] if "=" not in word and word not in targets]
     if words and words[0] in COMMANDS:
         below = flags_of(words[0])

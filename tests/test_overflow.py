@@ -17,6 +17,7 @@ from cos598d.strategies.loss_scale import FIRST, LossScale
 from cos598d.strategies.replicated import Replicated
 from cos598d.sync import SYNCS, get_sync
 from cos598d.sync.base import SyncOptions
+from cos598d.sync.codecs import CODECS
 from cos598d.terminal.console import Console
 from cos598d.train import train
 
@@ -102,7 +103,7 @@ def see_one_ranks_gradient(comm):
         if name not in ("none", "local_sgd"):
             # It asserts that all ranks see the same.
             good_averages(comm, name, None, [1.0, math.inf, math.nan, 1.0], scales)
-    for word in ("bf16", "fp16"):
+    for word in CODECS:
         good_averages(comm, "bucketed", word, [1.0, math.inf, math.nan, 1.0], scales)
 
 

@@ -114,6 +114,7 @@ class GradientSync:
 
     uses: the names of the SyncOptions that mean anything to it.
     overlaps: whether its calls begin while backward still runs.
+    averages_weights: whether it averages weights after the optimizer's step in place of gradients before it.
     not_modelled: why the model of cost (`scale`) leaves it out, in words that follow "for"; None where it does not.
     exact: whether it keeps every claim of `cos598d.check.claims`; if not, `claims` names those that it keeps.
     """
@@ -122,6 +123,7 @@ class GradientSync:
     replicas_equal = True
     uses: tuple[str, ...] = ()
     overlaps = False
+    averages_weights = False
     not_modelled: str | None = None
     exact = True
     claims: tuple[str, ...] = ()

@@ -14,7 +14,7 @@ CONTRACT = ("attach", "finish", "no_sync", "detach")
 # What the loop asks for as well, and has an answer to that suits every class which does not say.
 UNDERSTOOD = (
     *("after_step", "agree_on_finite", "forget_step", "settle", "replicas_equal"),
-    *("uses", "exact", "claims"),
+    *("uses", "exact", "claims", "averages_weights"),
 )
 TEMPLATE = "template.py.txt"
 

@@ -24,6 +24,7 @@ class LocalSGD(GradientSync):
     """
 
     uses = ("sync_every",)
+    averages_weights = True
     exact = False
     not_modelled = "it does not average gradients in every step"
     claims = ("starts_from_rank_0", "refuses_different_models")
