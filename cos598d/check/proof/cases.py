@@ -72,7 +72,7 @@ class Case:
             learning_rate=training.learning_rate,
             weight_decay=training.weight_decay,
             # With a small one Adam turns rounding noise in near-zero gradients into whole steps.
-            adam_epsilon=1e-3 if training.optimizer == ADAMW else RunConfig.adam_epsilon,
+            adam_epsilon=3e-2 if training.optimizer == ADAMW else RunConfig.adam_epsilon,
             max_grad_norm=self.max_grad_norm,
             precision=self.precision,
             **values,
