@@ -80,6 +80,7 @@ def servers(monkeypatch):
         server.stop()
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items):
     """With several test processes, tests that share an expensive fixture go to the same one."""
     for item in items:
