@@ -197,6 +197,12 @@ class GradientSync:
     def after_step(self) -> None:
         """The optimizer has changed the weights. Nothing to do for syncs that average gradients."""
 
+    def all_finite(self, is_finite: bool) -> bool:
+        """Whether it is so on every rank: for syncs whose gradients do not tell, by an all-reduce of 4 bytes."""
+        overflowed = torch.tensor(not is_finite, dtype=torch.int32, device=self.comm.device)
+        self.comm.all_reduce(overflowed, "ranks whose gradients are not finite", purpose=AGREEMENT)
+        return overflowed.item() == 0
+
     def agree_on_finite(self, is_finite: bool) -> bool:
         """From whether this rank's gradients are finite after `finish`, whether every rank's are.
 

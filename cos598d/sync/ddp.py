@@ -214,9 +214,7 @@ class DDP(GradientSync):
     def agree_on_finite(self, is_finite: bool) -> bool:
         if not self._averages_weights:
             return is_finite
-        overflowed = torch.tensor(not is_finite, dtype=torch.int32, device=self.comm.device)
-        self.comm.all_reduce(overflowed, "ranks whose gradients are not finite", purpose=AGREEMENT)
-        return overflowed.item() == 0
+        return self.all_finite(is_finite)
 
     def settle(self) -> None:
         if not self.replicas_equal:

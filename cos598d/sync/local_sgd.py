@@ -3,7 +3,6 @@
 import torch
 from torch import nn
 
-from cos598d.comm.ledger import AGREEMENT
 from cos598d.sync.base import GradientSync
 
 
@@ -45,9 +44,7 @@ class LocalSGD(GradientSync):
             self._average_weights()
 
     def agree_on_finite(self, is_finite: bool) -> bool:
-        overflowed = torch.tensor(not is_finite, dtype=torch.int32, device=self.comm.device)
-        self.comm.all_reduce(overflowed, "ranks whose gradients are not finite", purpose=AGREEMENT)
-        return overflowed.item() == 0
+        return self.all_finite(is_finite)
 
     def settle(self) -> None:
         if not self.replicas_equal:
