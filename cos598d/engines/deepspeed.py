@@ -10,10 +10,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from cos598d.comm.ledger import STATE
 from cos598d.comm.watched import watched
+from cos598d.engines.deepspeed_state import FlatState, fragments, put_weights
 from cos598d.engines.engine import Apart, Engine, need
 from cos598d.strategies.base import MakeOptimizer, Module
 from cos598d.strategies.memory import count_memory, tensors_in
+from cos598d.strategies.state import (
+    WEIGHTS,
+    OptimizerState,
+    Piece,
+    Whole,
+    buffer_pieces,
+    put_into_model,
+    stepped_whole,
+    weight_pieces,
+)
 
 if TYPE_CHECKING:
     from cos598d.config import RunConfig
@@ -120,6 +132,44 @@ class DeepSpeed(Engine):
     def settle(self) -> None:
         super().settle()
         self._fill()
+
+    def state(self) -> Iterator[Piece]:
+        yield from weight_pieces(self._whole_weights())
+        if self.comm.rank == 0:
+            yield from buffer_pieces(self._apart.model)
+        if self.comm.rank == 0 or self.options.zero_stage:
+            yield from self._remembered().pieces()
+
+    def load_state(self, wholes: Iterable[Whole]) -> None:
+        remembered = self._remembered()
+        masters = remembered.parts if isinstance(remembered, FlatState) else {}
+        for whole in self.contents.checked(wholes):
+            if whole.kind == WEIGHTS:
+                put_weights(self._apart.copy.get_parameter(whole.name), self.comm.rank, whole.tensor)
+                if whole.name in masters:
+                    master = masters[whole.name]
+                    master.of(master.flat).copy_(master.part_of(whole.tensor))
+            elif not put_into_model(self._apart.model, whole):
+                remembered.put(whole)
+
+    def _remembered(self) -> OptimizerState | FlatState:
+        stage, copy = self.options.zero_stage, self._apart.copy
+        if stage == 0:
+            return OptimizerState(self.optimizer, stepped_whole(copy.named_parameters()))
+        return FlatState(self.optimizer.optimizer, fragments(copy, self.optimizer, stage, self.comm.rank))
+
+    def _whole_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """At rank 0; stage 3 gathers a parameter at a time."""
+        for name, parameter in self._apart.copy.named_parameters():
+            whole = self._gathered(parameter) if self.options.zero_stage == 3 else parameter
+            if self.comm.rank == 0:
+                yield name, whole
+
+    def _gathered(self, parameter: nn.Parameter) -> torch.Tensor:
+        import deepspeed
+
+        with watched(self.comm, STATE), deepspeed.zero.GatheredParameters([parameter]):
+            return parameter.data.clone()
 
     def detach(self) -> None:
         super().detach()

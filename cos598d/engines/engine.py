@@ -1,9 +1,10 @@
 """What engines share: the replicas start alike, what an engine sends is watched, and precision is autocast's."""
 
 import copy
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -16,6 +17,19 @@ from cos598d.strategies.base import MakeOptimizer, Module, Strategy
 from cos598d.strategies.loss_scale import LossScale
 from cos598d.strategies.memory import count_memory, state_tensors
 from cos598d.strategies.precision import autocast
+from cos598d.strategies.state import (
+    Contents,
+    OptimizerState,
+    Piece,
+    Whole,
+    load_own_buffers,
+    local,
+    own_buffers,
+    own_state_of,
+    put_into_model,
+    replica_pieces,
+    stepped_whole,
+)
 from cos598d.sync.base import DEFAULTS, GradientSync, SyncOptions
 
 if TYPE_CHECKING:  # a config asks engines, so it imports them
@@ -66,6 +80,7 @@ class Engine(Strategy):
         return self.scale.value
 
     def attach(self, model: nn.Module, make_optimizer: MakeOptimizer) -> Module:
+        self.model, self.contents = model, Contents(model, make_optimizer)
         self.replica.attach(model)
         with watched(self.comm, STATE):
             module = self.wrap(model, make_optimizer)
@@ -121,16 +136,42 @@ class Engine(Strategy):
             self.optimizer.zero_grad()  # which sets them to None
         return self.is_finite
 
+    def state(self) -> Iterator[Piece]:
+        """As the contract says, of an engine that leaves the model whole on every rank."""
+        return replica_pieces(self.comm, self.model, self.remembered())
+
+    def load_state(self, wholes: Iterable[Whole]) -> None:
+        remembered = self.remembered()
+        for whole in self.contents.checked(wholes):
+            if not put_into_model(self.model, whole):
+                remembered.put(whole)
+
+    def remembered(self) -> OptimizerState:
+        """What this rank's optimizer remembers, by the model's names."""
+        return OptimizerState(self.inner_optimizer(), stepped_whole(self.model.named_parameters()))
+
+    def inner_optimizer(self) -> Any:
+        """torch's optimizer, which the engine may have wrapped."""
+        return self.optimizer
+
+    def scalars(self) -> dict[str, Any]:
+        return self.scale.state()
+
+    def load_scalars(self, scalars: dict[str, Any]) -> None:
+        self.scale.load(scalars)
+
+    def own_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        return {}, own_buffers(self.comm, self.model)
+
+    def load_own_state(self, facts: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        with own_state_of(self.comm.rank):
+            load_own_buffers(self.model, tensors)
+
     def settle(self) -> None:
         self.replica.settle()
 
     def detach(self) -> None:
         self.replica.detach()
-
-
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a tensor that torch has cut (a DTensor), or the tensor itself."""
-    return getattr(tensor, "_local_tensor", tensor)
 
 
 class Apart:

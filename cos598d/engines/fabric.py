@@ -2,6 +2,7 @@
 
 import logging
 import warnings
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,9 @@ from cos598d.engines.engine import Engine, need
 from cos598d.engines.torch_fsdp import TorchFSDP, check_parameters, fully_sharded
 from cos598d.errors import UsageError
 from cos598d.strategies.base import MakeOptimizer, Module
+from cos598d.strategies.state import OptimizerState, Piece, Whole, own_state_of
 from cos598d.sync.base import DEFAULTS
+from cos598d.sync.parts.arrival import arrival, rehearse
 
 if TYPE_CHECKING:
     from cos598d.config import RunConfig
@@ -62,6 +65,8 @@ class Fabric(TorchFSDP):
     def replicas_equal(self) -> bool:
         return not self.is_cut or self._apart.is_whole
 
+    optimizer: Any  # Fabric's, round torch's
+
     def wrap(self, model: nn.Module, make_optimizer: MakeOptimizer) -> Module:
         if self.is_cut:
             check_parameters(model, "fabric")
@@ -109,6 +114,33 @@ class Fabric(TorchFSDP):
         if not max_norm:
             return None
         return self._fabric.clip_gradients(self._wrapped, self.optimizer, max_norm=max_norm, error_if_nonfinite=False)
+
+    def state(self) -> Iterator[Piece]:
+        return super().state() if self.is_cut else Engine.state(self)
+
+    def load_state(self, wholes: Iterable[Whole]) -> None:
+        if self.is_cut:
+            super().load_state(wholes)
+        else:
+            Engine.load_state(self, wholes)
+
+    def remembered(self) -> OptimizerState:
+        return super().remembered() if self.is_cut else Engine.remembered(self)
+
+    def inner_optimizer(self) -> Any:
+        return self.optimizer.optimizer
+
+    def own_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """As the contract says: under ddp also in which order torch has laid its buckets."""
+        facts, tensors = super().own_state()
+        return facts if self.is_cut else {"arrival": arrival(self._wrapped._forward_module)}, tensors
+
+    def load_own_state(self, facts: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        super().load_own_state(facts, tensors)
+        if not self.is_cut and facts.get("arrival") is not None:
+            trained = [p for p in self.model.parameters() if p.requires_grad]
+            with own_state_of(self.comm.rank):
+                rehearse(self._wrapped._forward_module, trained, facts["arrival"])
 
     def whole(self) -> AbstractContextManager[None]:
         return super().whole() if self.is_cut else nullcontext()

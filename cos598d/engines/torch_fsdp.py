@@ -2,7 +2,7 @@
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +10,22 @@ import torch
 from torch import nn
 
 from cos598d.comm.communicator import Communicator
-from cos598d.comm.ledger import AGREEMENT, dtype_name
+from cos598d.comm.ledger import AGREEMENT, STATE, dtype_name
 from cos598d.comm.watched import watched
-from cos598d.engines.engine import Apart, Engine, local, need
+from cos598d.engines.engine import Apart, Engine, need
 from cos598d.errors import UserError
 from cos598d.strategies.base import MakeOptimizer, Module
+from cos598d.strategies.state import (
+    WEIGHTS,
+    OptimizerState,
+    Piece,
+    Stepped,
+    Whole,
+    buffer_pieces,
+    local,
+    put_into_model,
+    weight_pieces,
+)
 
 if TYPE_CHECKING:
     from cos598d.config import RunConfig
@@ -141,6 +152,48 @@ class TorchFSDP(Engine):
                         self._apart.fill(name, parameter.detach().clone())
                 unit.reshard()
         self._apart.is_whole = True
+
+    def state(self) -> Iterator[Piece]:
+        yield from weight_pieces(self._whole_weights())
+        if self.comm.rank == 0:
+            yield from buffer_pieces(self.model)
+        yield from self.remembered().pieces()
+
+    def load_state(self, wholes: Iterable[Whole]) -> None:
+        if self._apart.is_whole:
+            self._apart.empty()
+        remembered, pieces = self.remembered(), {piece.name: piece for piece in self._pieces()}
+        for whole in self.contents.checked(wholes):
+            if whole.kind == WEIGHTS:
+                piece = pieces[whole.name]
+                local(piece.parameter).detach().copy_(piece.part_of(whole.tensor))
+            elif not put_into_model(self.model, whole):
+                remembered.put(whole)
+
+    def remembered(self) -> OptimizerState:
+        return OptimizerState(self.inner_optimizer(), [each for each in self._pieces() if each.parameter.requires_grad])
+
+    def _pieces(self) -> list[Stepped]:
+        """This rank's rows of every parameter, frozen ones too."""
+        found = []
+        for name, parameter in self._module.named_parameters():
+            rows = -(-len(parameter) // self.comm.world_size)  # of each rank, but for the last ones
+            first = min(self.comm.rank * rows, len(parameter))
+            begin = first * (parameter.numel() // max(1, len(parameter)))
+            found.append(Stepped(name, tuple(parameter.shape), begin, parameter))
+        return found
+
+    def _whole_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """At rank 0, one unit after another."""
+        for unit in self._units:
+            with watched(self.comm, STATE):
+                unit.unshard()
+            try:
+                if self.comm.rank == 0:
+                    named = self._module.named_parameters()
+                    yield from [(name, p) for name, p in named if not hasattr(p, "to_local")]
+            finally:
+                unit.reshard()
 
     def detach(self) -> None:
         super().detach()

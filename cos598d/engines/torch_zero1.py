@@ -1,6 +1,7 @@
 """torch's ZeroRedundancyOptimizer on torch's DDP: gradients whole, the optimizer's state cut over the ranks."""
 
 import inspect
+from typing import Any
 
 import torch
 from torch import nn
@@ -10,6 +11,7 @@ from cos598d.comm.communicator import Communicator
 from cos598d.comm.watched import watched
 from cos598d.strategies.base import MakeOptimizer, Module
 from cos598d.strategies.replicated import Replicated
+from cos598d.strategies.state import Contents, OptimizerState, stepped_whole
 from cos598d.sync.base import DEFAULTS, SyncOptions
 from cos598d.sync.ddp import DDP
 
@@ -33,6 +35,7 @@ class TorchZero1(Replicated):
     Known wrong: a parameter larger than S/n makes shares uneven, and the rank that has it is waited for.
     """
 
+    optimizer: Any  # ZeroRedundancyOptimizer, whose `optim` is this rank's share of it
     uses = ("bucket_mb", "bucket_view")
     shards = ("optimizer",)
 
@@ -46,11 +49,18 @@ class TorchZero1(Replicated):
         super().__init__(DDP(comm, find_unused_parameters, options), precision)
 
     def attach(self, model: nn.Module, make_optimizer: MakeOptimizer) -> Module:
-        return super().attach(model, lambda named: _in_shards(make_optimizer(named)))
+        module = super().attach(model, lambda named: _in_shards(make_optimizer(named)))
+        self._contents = Contents(model, make_optimizer)
+        return module
 
     def step(self) -> bool:
         with watched(self.sync.comm):
             return super().step()
+
+    def remembered(self) -> OptimizerState:
+        mine = self.optimizer.optim
+        stepped = {p for group in mine.param_groups for p in group["params"]}
+        return OptimizerState(mine, stepped_whole((n, p) for n, p in self._model.named_parameters() if p in stepped))
 
     def detach(self) -> None:
         for parameter in self._parameters:  # out of the buckets, which hold all of a rank's

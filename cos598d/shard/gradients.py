@@ -95,6 +95,17 @@ class ShardedGradients(GradientSync):
         if not self._keeps:
             self._mark_the_rest()  # what is started then is waited for when the next gradients come
 
+    @property
+    def order(self) -> list[int]:
+        """The numbers of the units in the order in which they start in the next step."""
+        return [unit.number for unit in self._order]
+
+    @order.setter
+    def order(self, numbers: Sequence[int]) -> None:
+        if sorted(numbers) != list(range(len(self.units))):
+            raise ValueError("the order is not one of this model's units")
+        self._order = [self.units[number] for number in numbers]
+
     def awaits(self, unit: Unit) -> bool:
         """Whether a gradient of the unit's may come yet, in this backward or, between two of them, in the next."""
         return self._missing[unit] > 0

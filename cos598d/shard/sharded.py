@@ -2,8 +2,9 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,6 +17,20 @@ from cos598d.strategies.base import MakeOptimizer, Module, Strategy
 from cos598d.strategies.loss_scale import LossScale
 from cos598d.strategies.memory import count_memory, state_tensors
 from cos598d.strategies.precision import autocast
+from cos598d.strategies.state import (
+    WEIGHTS,
+    Contents,
+    OptimizerState,
+    Piece,
+    Stepped,
+    Whole,
+    buffer_pieces,
+    load_own_buffers,
+    own_buffers,
+    own_state_of,
+    put_into_model,
+    weight_pieces,
+)
 from cos598d.sync.base import DEFAULTS, SyncOptions
 from cos598d.sync.buckets import Named
 
@@ -32,6 +47,8 @@ class Sharded(Strategy):
         make_units(parameters)   the trainable parameters in units, in the order in which their gradients are expected
         hold(unit)               this rank's part of the unit's weights, which the optimizer steps where it lies
         stepped()                the weights have changed
+        whole_weights()          all weights, one after another, at rank 0
+        put_weights(name, whole) keep what is this rank's of a parameter's new values
     """
 
     keeps_gradients = False
@@ -63,6 +80,14 @@ class Sharded(Strategy):
     def stepped(self) -> None:
         """The optimizer has changed this rank's parts."""
 
+    @abstractmethod
+    def whole_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every parameter whole, by name, at rank 0; nothing elsewhere, though every rank has to ask to the end."""
+
+    @abstractmethod
+    def put_weights(self, name: str, whole: torch.Tensor) -> None:
+        """These are the values of a parameter from now on, of a frozen one too."""
+
     def weights_under_way(self) -> list[torch.Tensor]:
         """What holds weights beside the model's parameters and this rank's parts."""
         return []
@@ -76,14 +101,17 @@ class Sharded(Strategy):
 
     def attach(self, model: nn.Module, make_optimizer: MakeOptimizer) -> Module:
         self._model = model
+        self._contents = Contents(model, make_optimizer)
         self._gradients.attach(model)  # rank 0's state for all
         self._pieces: list[tuple[str, nn.Parameter, nn.Parameter, Unit, slice]] = []
+        self.held: dict[str, Stepped] = {}  # this rank's pieces, by name
         for unit in self._gradients.units:
             own = self.hold(unit)
             for piece in unit.pieces(self.comm.rank):
                 place = slice(piece.begin, piece.end)
                 part = nn.Parameter(own[place])
                 self._pieces.append((piece.name, part, piece.parameter, unit, place))
+                self.held[piece.name] = Stepped(piece.name, tuple(piece.parameter.shape), piece.offset, part)
         order = {name: number for number, (name, _) in enumerate(self._gradients.parameters)}
         self._pieces.sort(key=lambda piece: order[piece[0]])
         self.optimizer = make_optimizer([(name, part) for name, part, *_ in self._pieces])
@@ -151,9 +179,41 @@ class Sharded(Strategy):
     def settle(self) -> None:
         self._gradients.settle()
 
+    def state(self) -> Iterator[Piece]:
+        yield from weight_pieces(self.whole_weights())
+        if self.comm.rank == 0:
+            yield from buffer_pieces(self._model)
+        yield from self._remembered().pieces()
+
+    def load_state(self, wholes: Iterable[Whole]) -> None:
+        remembered = self._remembered()
+        for whole in self._contents.checked(wholes):
+            if whole.kind == WEIGHTS:
+                self.put_weights(whole.name, whole.tensor)
+            elif not put_into_model(self._model, whole):
+                remembered.put(whole)
+
+    def scalars(self) -> dict[str, Any]:
+        return self._scale.state()
+
+    def load_scalars(self, scalars: dict[str, Any]) -> None:
+        self._scale.load(scalars)
+
+    def own_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """As the contract says: the buffers, and in which order the units start, which only the ledger's rows show."""
+        return {"order": self._gradients.order}, own_buffers(self.comm, self._model)
+
+    def load_own_state(self, facts: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        with own_state_of(self.comm.rank):
+            load_own_buffers(self._model, tensors)
+            self._gradients.order = facts["order"]
+
+    def _remembered(self) -> OptimizerState:
+        return OptimizerState(self.optimizer, self.held.values())
+
     def detach(self) -> None:
         self._gradients.detach()
-        self._pieces = []
+        self._pieces, self.held = [], {}
         self.optimizer.zero_grad(set_to_none=True)
 
     def memory(self) -> dict[str, int]:

@@ -11,12 +11,16 @@ from cos598d.sync.buckets import Named
 
 @dataclass(frozen=True)
 class Piece:
-    """What of a parameter lies in one rank's part: elements [begin, end) of the part."""
+    """What of a parameter lies in one rank's part: elements [begin, end) of the part.
+
+    They begin at element `offset` of the flattened parameter.
+    """
 
     name: str
     parameter: nn.Parameter
     begin: int
     end: int
+    offset: int
 
 
 class Unit:
@@ -64,7 +68,8 @@ class Unit:
         begin = 0
         for (name, p), size in zip(self.parameters, self.sizes, strict=True):
             if max(begin, first) < min(begin + size, last):
-                yield Piece(name, p, max(begin, first) - first, min(begin + size, last) - first)
+                mine = max(begin, first)
+                yield Piece(name, p, mine - first, min(begin + size, last) - first, mine - begin)
             begin += size
 
 

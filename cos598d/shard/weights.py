@@ -1,10 +1,11 @@
 """Weights of which a rank keeps its part, and which are whole only while somebody needs them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 
 from cos598d.comm.communicator import Communicator
+from cos598d.comm.ledger import STATE
 from cos598d.shard.exchange import Gather
 from cos598d.shard.units import Unit
 
@@ -64,6 +65,33 @@ class ShardedWeights:
     def free_all(self) -> None:
         """Free all weights that are here."""
         self.free(list(self._gathers))
+
+    def collect(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """All weights whole, by name, at rank 0, which receives the other ranks' parts; nothing elsewhere.
+
+        Every rank calls it and takes all that it gives. One unit after another is received into the same memory, so
+        what it gives is good until the next is asked for. Weights that are here, or freed, stay so.
+        """
+        largest = max((unit.elements * shard.element_size() for unit, shard in self.shards.items()), default=0)
+        device = self._comm.device
+        room = torch.empty(largest if self._comm.rank == 0 else 0, dtype=torch.uint8, device=device)
+        for unit, shard in self.shards.items():
+            if self._comm.rank == 0:
+                flat = room[: unit.elements * shard.element_size()].view(unit.dtype)
+                self._receive(unit, shard, flat)
+                yield from ((name, view) for (name, _), view in zip(unit.parameters, unit.views(flat), strict=True))
+            else:
+                self._receive(unit, shard, None)
+
+    def _receive(self, unit: Unit, shard: torch.Tensor, flat: torch.Tensor | None) -> None:
+        """Put every rank's shard into rank 0's `flat`; the others have none."""
+        with self._comm.composed("gather", shard, unit.name, purpose=STATE) as call:
+            if flat is not None:
+                own, *others = unit.parts(flat)
+                own.copy_(shard)
+                call.swap(receives=[(part, rank) for rank, part in enumerate(others, start=1) if len(part)])
+            elif len(shard):
+                call.swap(sends=[(shard, 0)])
 
     def gathered_tensors(self) -> list[torch.Tensor]:
         """What holds the weights that are here or on their way."""

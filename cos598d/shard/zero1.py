@@ -1,6 +1,6 @@
 """ZeRO stage 1: every rank keeps the optimizer's state of one n-th of the weights, and steps only those."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 
 import torch
@@ -79,6 +79,14 @@ class Zero1(Sharded):
     def stepped(self) -> None:
         # Buckets are in the order of backward: the next forward needs the last one first.
         self._gathers = {unit: Gather(self.comm, unit, weights) for unit, weights in reversed(self._weights.items())}
+
+    def whole_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        self._wait(list(self._gathers))
+        return iter(self._model.named_parameters() if self.comm.rank == 0 else ())
+
+    def put_weights(self, name: str, whole: torch.Tensor) -> None:
+        self._wait(list(self._gathers))
+        self._model.get_parameter(name).data.copy_(whole)
 
     def whole(self) -> AbstractContextManager[None]:
         self._wait(list(self._gathers))

@@ -14,6 +14,7 @@ from cos598d.shard.sharded import Sharded
 from cos598d.shard.units import Unit, layers, owners
 from cos598d.shard.weights import ShardedWeights
 from cos598d.strategies.base import MakeOptimizer, Module
+from cos598d.strategies.state import own_state_of
 from cos598d.sync.buckets import MIB, Named
 
 
@@ -95,6 +96,36 @@ class Zero3(Sharded):
     def forget_step(self) -> None:
         self._calls = []
         super().forget_step()
+
+    def whole_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from self._weights.collect()
+        if self.comm.rank == 0:
+            yield from ((name, p) for name, p in self._model.named_parameters() if not p.requires_grad)
+
+    def put_weights(self, name: str, whole: torch.Tensor) -> None:
+        self.stepped()
+        parameter = self._model.get_parameter(name)
+        if not parameter.requires_grad:
+            parameter.data.copy_(whole)
+        elif name in self.held:
+            held = self.held[name]
+            held.parameter.data.copy_(held.part_of(whole))
+
+    def own_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """As the contract says, with the order in which the layers are called, too."""
+        facts, tensors = super().own_state()
+        names = {layer: name for name, layer in self._model.named_modules()}
+        learned = {"after": self._after, "before": self._before}
+        return facts | {
+            word: {names[layer]: names[other] for layer, other in calls.items()} for word, calls in learned.items()
+        }, tensors
+
+    def load_own_state(self, facts: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        super().load_own_state(facts, tensors)
+        with own_state_of(self.comm.rank):
+            layer = self._model.get_submodule
+            self._after = {layer(name): layer(other) for name, other in facts["after"].items()}
+            self._before = {layer(name): layer(other) for name, other in facts["before"].items()}
 
     def settle(self) -> None:
         self._stay = True

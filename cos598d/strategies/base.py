@@ -1,12 +1,14 @@
 """The contract of a strategy: who holds which part of a model while it trains, and what the training loop calls."""
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import nn
+
+from cos598d.strategies.state import Piece, Whole
 
 # From the parameters that a rank is to step, or its shards of them, under the model's plain names.
 MakeOptimizer = Callable[[Iterable[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
@@ -114,6 +116,56 @@ class Strategy:
         A strategy that does not count says nothing.
         """
         return {}
+
+    def state(self) -> Iterator[Piece]:
+        """What any strategy on any number of ranks can go on from: weights, buffers, and what the optimizer remembers.
+
+        Called on every rank between two steps, and taken to its end there, since it may communicate. The pieces of all
+        ranks together have every tensor exactly once: weights and buffers whole, from rank 0 alone, the optimizer's
+        state from whoever holds it. No rank holds more than a layer beside its own, so a piece's values are good until
+        the next one is asked for. The training is left as it was, to the last bit. Where replicas part on purpose these
+        are the averages of their weights, and rank 0's optimizer.
+        """
+        raise NotImplementedError
+
+    def load_state(self, wholes: Iterable[Whole]) -> None:
+        """Take what this rank holds from a state; called after `attach`, before the first step.
+
+        Every rank is given the same tensors in the same order, in whichever: `state`'s of any strategy. Raises
+        UserError, the same on every rank, for one that is too many, too few, or of another shape than the model's.
+        """
+        raise NotImplementedError
+
+    def scalars(self) -> dict[str, Any]:
+        """What the ranks know together beside the state, as JSON, the same on each: fp16's loss scale."""
+        return {}
+
+    def load_scalars(self, scalars: dict[str, Any]) -> None:
+        """Take what `scalars` gave, of any strategy; called after `load_state`. What is not in it begins afresh."""
+
+    def own_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """What this rank alone remembers, as JSON and as named tensors: a codec's error feedback, replicas that part.
+
+        Called on every rank between two steps, since it may communicate. The tensors may lie in live memory.
+        """
+        return {}, {}
+
+    def load_own_state(self, facts: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        """Take what this rank's `own_state` gave, under the same strategy with the same options on as many ranks.
+
+        Called after `load_state` and `load_scalars`; then every further step is to the last bit what it would have
+        been. Raises UserError where it cannot be theirs.
+        """
+
+    @property
+    def own_is_lost(self) -> str | None:
+        """What begins afresh where no own state is loaded, in words; None where that is nothing to be missed."""
+        return None
+
+    @property
+    def never_kept(self) -> str | None:
+        """What begins afresh in any case, in words; None where that is nothing."""
+        return None
 
     def detach(self) -> None:
         """Remove hooks and free what was kept for training; the model stays as `settle` left it."""

@@ -1,6 +1,8 @@
 """fp16's loss scale: the factor that keeps small gradients from vanishing, and steps that overflow from counting."""
 
+import math
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import nn
@@ -47,3 +49,19 @@ class LossScale:
                 f"the gradients of iteration {step} are not finite numbers in fp16, even with losses that are scaled "
                 f"by no more than 1: choose --precision bf16 or fp32, or lower --learning_rate."
             )
+
+    def state(self) -> dict[str, Any]:
+        """The value and the good steps in a row, as JSON; nothing where it is switched off."""
+        return {"loss_scale": self.value, "good_steps": self._good_steps} if self.is_on else {}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` gave; from the first value where it was switched off, as it stays if it is now."""
+        if not self.is_on or "loss_scale" not in state:
+            return
+        value, good_steps = state["loss_scale"], state.get("good_steps")
+        if not (isinstance(value, float) and isinstance(good_steps, int) and 1 <= value < math.inf and good_steps >= 0):
+            raise UserError(
+                f"the saved loss scale is {value!r} after {good_steps!r} good steps, and it has to be a number from 1: "
+                "resume from another checkpoint."
+            )
+        self.value, self._good_steps = value, good_steps

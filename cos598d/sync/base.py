@@ -5,6 +5,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -117,6 +118,7 @@ class GradientSync:
     averages_weights: whether it averages weights after the optimizer's step in place of gradients before it.
     not_modelled: why the model of cost (`scale`) leaves it out, in words that follow "for"; None where it does not.
     exact: whether it keeps every claim of `cos598d.check.claims`; if not, `claims` names those that it keeps.
+    never_kept: what begins afresh even where a run goes on with its `own_state`, in words; None where nothing does.
     """
 
     loss_scale = 1.0
@@ -127,6 +129,7 @@ class GradientSync:
     not_modelled: str | None = None
     exact = True
     claims: tuple[str, ...] = ()
+    never_kept: str | None = None
 
     def __init__(self, comm: Communicator, find_unused_parameters: bool = True, options: SyncOptions = DEFAULTS):
         self.comm = comm
@@ -233,6 +236,25 @@ class GradientSync:
     def no_sync(self) -> Iterator[None]:
         """Within this context, which covers forward and backward, gradients only accumulate."""
         yield
+
+    def own_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """What this rank's sync remembers from one step to the next, as JSON and as named tensors.
+
+        Asked of every rank between two steps, when a run is saved. Weights that part from the other ranks' are saved
+        without it. The tensors may lie in live memory.
+        """
+        return {}, {}
+
+    def load_own_state(self, facts: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        """Go on from what the same rank's `own_state` gave, with the same options on as many ranks.
+
+        Called after `attach`, before the first step. Raises UserError where it cannot be that.
+        """
+
+    @property
+    def own_is_lost(self) -> str | None:
+        """What begins afresh where a run goes on without its `own_state`, in words; None where that is nothing."""
+        return None
 
     def detach(self) -> None:
         """Remove hooks and free buffers; the model stays as it is."""

@@ -1,6 +1,7 @@
 """All-reduce of buckets of gradients while backward runs, as torch's DDP does it."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -63,6 +64,16 @@ class Bucketed(OverlappingSync):
 
     def forget_step(self) -> None:
         self._codec.forget_step()
+
+    def own_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        return {}, self._codec.own_state()
+
+    def load_own_state(self, facts: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        self._codec.load_own_state(tensors)
+
+    @property
+    def own_is_lost(self) -> str | None:
+        return self._codec.memory
 
     @classmethod
     def calls(cls, step: Step) -> list[Travel] | None:

@@ -22,11 +22,14 @@ from cos598d.sync.base import DEFAULTS, GradientSync, SyncOptions
 from cos598d.sync.buckets import MIB
 from cos598d.sync.cost import Cost, Sizes, Step, Travel
 from cos598d.sync.cost.collectives import ALL_REDUCE
+from cos598d.sync.parts.arrival import arrival, rehearse
 
 # --compress's word -> torch's communication hook, and what travels.
 HOOKS = {"fp16": (fp16_compress_hook, torch.float16), "bf16": (bf16_compress_hook, torch.bfloat16)}
 
 
+# What torch's PowerSGD remembers of each bucket.
+POWERSGD = ("error_dict", "p_memory_dict", "q_memory_dict")
 # Steps of plain averages before powersgd and post_localsgd begin: torch lays its buckets anew after the first.
 PLAIN_STEPS = 10
 
@@ -72,8 +75,9 @@ class DDP(GradientSync):
         self._hook = HOOKS[word] if word and comm.world_size > 1 else None
         # torch's hooks that call torch.distributed in Python, where the ledger can hear them
         self._speaks = options.ddp_hook in ("powersgd", "post_localsgd") and comm.world_size > 1
+        self._kept: PowerSGDState | PostLocalSGDState | None = None  # what such a hook remembers
         self._listening = contextlib.ExitStack()
-        self._averages_weights = self._speaks and options.ddp_hook == "post_localsgd"
+        self.averages_weights = self._speaks and options.ddp_hook == "post_localsgd"
         self._steps_made = 0
         self.replicas_equal = True
 
@@ -115,11 +119,11 @@ class DDP(GradientSync):
         if self._hook:
             self._ddp.register_comm_hook(self.comm.group, self._hook[0])
         if self._speaks and self.options.ddp_hook == "powersgd":
-            state = PowerSGDState(self.comm.group, start_powerSGD_iter=PLAIN_STEPS)
-            self._ddp.register_comm_hook(state, powerSGD_hook)
+            self._kept = PowerSGDState(self.comm.group, start_powerSGD_iter=PLAIN_STEPS)
+            self._ddp.register_comm_hook(self._kept, powerSGD_hook)
         elif self._speaks:
-            local = PostLocalSGDState(self.comm.group, None, PLAIN_STEPS, post_local_gradient_allreduce=False)
-            self._ddp.register_comm_hook(local, post_localSGD_hook)
+            self._kept = PostLocalSGDState(self.comm.group, None, PLAIN_STEPS, post_local_gradient_allreduce=False)
+            self._ddp.register_comm_hook(self._kept, post_localSGD_hook)
         self._buckets: list[tuple[str, int, torch.dtype]] = []
         self._steps = self._broadcasts = 0  # of this reducer, and of buffers in this step
         self._counting = self._ddp.register_forward_pre_hook(self._count_broadcast)
@@ -207,12 +211,12 @@ class DDP(GradientSync):
         # As torch's PeriodicModelAverager, which leaves out whatever has no gradient any more: here, everything.
         self._steps_made += 1
         later = self._steps_made - 1 - PLAIN_STEPS
-        self.replicas_equal = not self._averages_weights or later < 0
+        self.replicas_equal = not self.averages_weights or later < 0
         if not self.replicas_equal and later % self.options.sync_every == 0:
             self._average_weights()
 
     def agree_on_finite(self, is_finite: bool) -> bool:
-        if not self._averages_weights:
+        if not self.averages_weights:
             return is_finite
         return self.all_finite(is_finite)
 
@@ -220,6 +224,40 @@ class DDP(GradientSync):
         if not self.replicas_equal:
             self._average_weights()
         super().settle()
+
+    def own_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """As the contract says: in which order torch has laid its buckets, and what its hook remembers."""
+        tensors = {}
+        if isinstance(self._kept, PowerSGDState):
+            tensors = {f"{name}/{n}": tensor for name in POWERSGD for n, tensor in getattr(self._kept, name).items()}
+        facts = {
+            "arrival": arrival(self._attached),
+            "steps": self._steps,
+            "steps_made": self._steps_made,
+            "replicas_equal": self.replicas_equal,
+            "hook_steps": self._kept and self._kept.iter,
+        }
+        return facts, tensors
+
+    def load_own_state(self, facts: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        if facts["arrival"] is not None:
+            rehearse(self._attached, [p for _, p in self.parameters], facts["arrival"])
+        self._steps, self._steps_made = facts["steps"], facts["steps_made"]
+        self.replicas_equal = facts["replicas_equal"]
+        if self._steps and not self._speaks:
+            self._buckets = self._read_buckets()
+        if self._kept is not None:
+            self._kept.iter = facts["hook_steps"]
+            for key, tensor in tensors.items():
+                name, _, bucket = key.partition("/")
+                if name in POWERSGD:
+                    getattr(self._kept, name)[int(bucket)] = tensor.to(self.comm.device, copy=True)
+
+    @property
+    def own_is_lost(self) -> str | None:
+        if not self._speaks:
+            return None
+        return f"what torch's {self.options.ddp_hook} hook and each rank alone remember"
 
     def _average_weights(self) -> None:
         group = self.comm.group or dist.group.WORLD

@@ -6,6 +6,7 @@ import traceback
 from importlib.resources import files
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from cos598d.errors import UsageError
 from cos598d.sync.base import DEFAULTS, GradientSync, SyncOptions
@@ -14,7 +15,8 @@ CONTRACT = ("attach", "finish", "no_sync", "detach")
 # What the loop asks for as well, and has an answer to that suits every class which does not say.
 UNDERSTOOD = (
     *("after_step", "agree_on_finite", "forget_step", "settle", "replicas_equal"),
-    *("uses", "exact", "claims", "averages_weights"),
+    *("uses", "exact", "claims", "averages_weights", "own_is_lost", "never_kept"),
+    *("own_state", "load_own_state"),
 )
 TEMPLATE = "template.py.txt"
 
@@ -125,6 +127,11 @@ def _complete(own: type, path: str) -> type[GradientSync]:
             f"{own.__name__} in {path} cannot be made from (comm, find_unused_parameters): {error}; let its __init__ "
             f"take both, and pass them to GradientSync's."
         ) from None
+    keeps_nothing = getattr(own, "own_state", GradientSync.own_state) is GradientSync.own_state
+    described: Any = own
+    described.never_kept = (
+        f"whatever {own.__name__} remembers from step to step, since it has no own_state()," if keeps_nothing else None
+    )
     for name in UNDERSTOOD:
         if not hasattr(own, name):
             setattr(own, name, getattr(GradientSync, name))

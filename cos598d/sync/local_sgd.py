@@ -1,5 +1,7 @@
 """Weights averaged now and then instead of gradients in every step."""
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -50,6 +52,16 @@ class LocalSGD(GradientSync):
         if not self.replicas_equal:
             self._average_weights()
         super().settle()
+
+    def own_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        return {"steps": self._steps, "replicas_equal": self.replicas_equal}, {}
+
+    def load_own_state(self, facts: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        self._steps, self.replicas_equal = facts["steps"], facts["replicas_equal"]
+
+    @property
+    def own_is_lost(self) -> str | None:
+        return "what each rank has learned by itself since the last average, and its optimizer's state,"
 
     def _average_weights(self) -> None:
         self.replicas_equal = True

@@ -1,6 +1,7 @@
 """A ring all-reduce made of messages between neighbours: what the library does inside its all_reduce."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -47,6 +48,16 @@ class Ring(ByMessages, Flat):
 
     def forget_step(self) -> None:
         self._codec.forget_step()
+
+    def own_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        return {}, self._codec.own_state()
+
+    def load_own_state(self, facts: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        self._codec.load_own_state(tensors)
+
+    @property
+    def own_is_lost(self) -> str | None:
+        return self._codec.memory
 
     def sum_over_ranks(self, call: Composed, buffer: torch.Tensor, scratch: torch.Tensor) -> None:
         ring_all_reduce(call, buffer, range(self.comm.world_size), self.comm.rank, scratch)

@@ -46,13 +46,7 @@ def _accuracy(preds: np.ndarray, labels: np.ndarray) -> dict[str, float]:
 
 _METRICS = {"cola": matthews, "mrpc": acc_and_f1, "qqp": acc_and_f1, "sts-b": pearson_and_spearman}
 _METRICS |= dict.fromkeys(("sst-2", "mnli", "mnli-mm", "qnli", "rte", "wnli"), _accuracy)
-# The one number that a task is ranked by first.
-NAMES = {
-    matthews: ("mcc",),
-    acc_and_f1: ("acc_and_f1", "acc", "f1"),
-    pearson_and_spearman: ("corr", "pearson", "spearmanr"),
-    _accuracy: ("acc",),
-}
+MAIN_METRICS = {matthews: "mcc", acc_and_f1: "acc_and_f1", pearson_and_spearman: "corr", _accuracy: "acc"}
 
 
 def compute_metrics(task_name: str, preds: np.ndarray, labels: np.ndarray) -> dict[str, float]:
@@ -66,6 +60,6 @@ def compute_metrics(task_name: str, preds: np.ndarray, labels: np.ndarray) -> di
     return _METRICS[task_name](preds, labels)
 
 
-def metric_names(task_name: str) -> tuple[str, ...]:
-    """The keys of what `compute_metrics` gives; the one that a task is ranked by comes first."""
-    return NAMES[_METRICS[task_name]]
+def main_metric(task_name: str) -> str:
+    """The key under which `compute_metrics` gives the one number that a task is ranked by."""
+    return MAIN_METRICS[_METRICS[task_name]]

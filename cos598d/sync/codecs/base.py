@@ -1,7 +1,7 @@
 """The contract of a payload codec."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
 
@@ -36,10 +36,12 @@ class Codec(Generic[Sent]):
 
     number_words: what its number may be, for errors; None if it has none.
     collective: how what it makes of a bucket travels, for the model of cost; None: by the sync's own collective.
+    memory: what it remembers from step to step, in words; None if nothing.
     """
 
     number_words: str | None = None
     collective: Collective | None = None
+    memory: ClassVar[str | None] = None
 
     def __init__(self, comm: Communicator, all_reduce: AllReduce, number: float | None = None):
         """`all_reduce(tensor, name)` starts the sync's own way of summing a tensor over the ranks, in place."""
@@ -67,6 +69,13 @@ class Codec(Generic[Sent]):
 
     def forget_step(self) -> None:
         """The optimizer left this step out: drop what it left to the next. Nothing to do where nothing is kept."""
+
+    def own_state(self) -> dict[str, torch.Tensor]:
+        """What this rank remembers between two steps, by name."""
+        return {}
+
+    def load_own_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Go on from what `own_state` gave, before the first step."""
 
 
 class Kept:
@@ -110,6 +119,17 @@ class Kept:
     def forget_step(self) -> None:
         """This step leaves nothing: what was there before it stays."""
         self._left.clear()
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """What the last good step left, by name."""
+        return {name: pair[bool(self._left.get(name, False))] for name, pair in self._pairs.items()}
+
+    def load(self, tensors: Mapping[str, torch.Tensor], device: torch.device) -> None:
+        """Let these be what the last good step left."""
+        self._pairs = {
+            name: (tensor.to(device, copy=True), tensor.to(device, copy=True)) for name, tensor in tensors.items()
+        }
+        self._left = {}
 
 
 class Feedback(Kept):

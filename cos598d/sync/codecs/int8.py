@@ -1,5 +1,7 @@
 """Gradients as 8-bit whole numbers with a scale for each block."""
 
+from collections.abc import Mapping
+
 import torch
 
 from cos598d.comm.communicator import Communicator
@@ -31,6 +33,7 @@ class Int8(Codec["_Exchange"]):
     """
 
     collective = Even(lambda ranks: 2, both_ways)  # straight to the part's owner, and straight back
+    memory = "the random numbers by which int8 rounds"
 
     def __init__(self, comm: Communicator, all_reduce: AllReduce, number: float | None = None):
         super().__init__(comm, all_reduce, number)
@@ -41,6 +44,12 @@ class Int8(Codec["_Exchange"]):
 
     def finish(self, bucket: Bucket, pending: "_Exchange") -> None:
         bucket.buffer.copy_(pending.result(bucket))
+
+    def own_state(self) -> dict[str, torch.Tensor]:
+        return {"generator": self.generator.get_state()}
+
+    def load_own_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self.generator.set_state(tensors["generator"])
 
 
 class _Exchange:

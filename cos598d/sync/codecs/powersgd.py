@@ -1,6 +1,6 @@
 """Each matrix of gradients as a product of two thin ones."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -29,6 +29,7 @@ class PowerSGD(Codec[Coded]):
     """
 
     number_words = "the rank, a whole number from 1"
+    memory = "powersgd's factors and what it has held back (its error feedback)"
 
     def __init__(self, comm: Communicator, all_reduce: AllReduce, number: float | None = None):
         super().__init__(comm, all_reduce, number)
@@ -89,6 +90,17 @@ class PowerSGD(Codec[Coded]):
     def forget_step(self) -> None:
         self._feedback.forget_step()
         self._qs.forget_step()
+
+    def own_state(self) -> dict[str, torch.Tensor]:
+        errors, factors = self._feedback.state(), self._qs.state()
+        return {f"error/{name}": tensor for name, tensor in errors.items()} | {
+            f"factor/{name}": tensor for name, tensor in factors.items()
+        }
+
+    def load_own_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        for kept, prefix in ((self._feedback, "error/"), (self._qs, "factor/")):
+            mine = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+            kept.load(mine, self.comm.device)
 
     def _keep_errors(self, bucket: Bucket, local: dict[str, torch.Tensor], scale: float) -> None:
         error = self._feedback.left(bucket.name)

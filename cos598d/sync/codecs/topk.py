@@ -1,6 +1,6 @@
 """Only the largest gradients travel, the rest waits."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -26,6 +26,7 @@ class TopK(Codec[Coded]):
 
     collective = ALL_GATHER
     number_words = "the share of elements to send, above 0 and at most 1"
+    memory = "what topk has held back (its error feedback)"
 
     def __init__(self, comm: Communicator, all_reduce: AllReduce, number: float | None = None):
         super().__init__(comm, all_reduce, number)
@@ -51,6 +52,12 @@ class TopK(Codec[Coded]):
 
     def forget_step(self) -> None:
         self._feedback.forget_step()
+
+    def own_state(self) -> dict[str, torch.Tensor]:
+        return self._feedback.state()
+
+    def load_own_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._feedback.load(tensors, self.comm.device)
 
     def finish(self, bucket: Bucket, pending: Coded) -> None:
         pending.wait()

@@ -1,0 +1,250 @@
+"""The state of a training in pieces, under the model's plain names: what every strategy writes, and any other reads."""
+
+import contextlib
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from cos598d.comm.communicator import Communicator
+from cos598d.errors import UserError, first_line
+
+WEIGHTS, BUFFERS = "weights", "buffers"
+STEP = "step"  # torch's word for how often an optimizer has stepped a parameter: a number, however large that is
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some consecutive elements of one named tensor, held by this rank.
+
+    kind: WEIGHTS, BUFFERS, or the optimizer's own word, as "exp_avg", "momentum_buffer" and STEP. name: the model's
+    plain name of the parameter or buffer, of a tied one the first. shape: the whole tensor's. begin: the first element,
+    counted in the flattened whole. values: contiguous, (elements,) or of the whole's shape; they may lie in live
+    memory, so whoever wants to keep them copies them before the next piece is asked for.
+    """
+
+    kind: str
+    name: str
+    shape: tuple[int, ...]
+    begin: int
+    values: torch.Tensor
+
+    @classmethod
+    def of_whole(cls, kind: str, name: str, tensor: torch.Tensor) -> "Piece":
+        """All of a tensor."""
+        return cls(kind, name, tuple(tensor.shape), 0, tensor.detach().contiguous())
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A tensor of the state, whole and on the CPU; `kind` and `name` as a piece's."""
+
+    kind: str
+    name: str
+    tensor: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """What this rank's optimizer steps of one parameter: the elements from `begin` of the flattened whole of `shape`.
+
+    `parameter` holds them, and is the key to what the optimizer remembers of them.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    begin: int
+    parameter: torch.Tensor
+
+    def part_of(self, whole: torch.Tensor) -> torch.Tensor:
+        """These elements of a whole tensor, in the shape in which this rank holds them."""
+        mine = local(self.parameter)
+        return whole.reshape(-1)[self.begin : self.begin + mine.numel()].view(mine.shape)
+
+
+def stepped_whole(named: Iterable[tuple[str, nn.Parameter]]) -> list[Stepped]:
+    """The trainable ones of named parameters, which this rank's optimizer steps as wholes."""
+    return [Stepped(name, tuple(p.shape), 0, p) for name, p in named if p.requires_grad]
+
+
+class OptimizerState:
+    """What a torch optimizer remembers, by the model's names; `stepped` says what it steps on this rank.
+
+    Of every element it may remember any number of values, and of every parameter numbers such as STEP.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, stepped: Iterable[Stepped]):
+        self._optimizer = optimizer
+        self._stepped = {each.name: each for each in stepped}
+        self._groups = {p: group for group in optimizer.param_groups for p in group["params"]}
+
+    def pieces(self) -> Iterator[Piece]:
+        """What there is so far: a parameter that was never used has nothing. A number comes with the first element."""
+        for each in self._stepped.values():
+            for kind, value in self._optimizer.state.get(each.parameter, {}).items():
+                if value is None:
+                    continue
+                if _is_number(kind, value, each):
+                    if each.begin == 0:
+                        yield Piece.of_whole(kind, each.name, torch.as_tensor(value))
+                else:
+                    yield Piece(kind, each.name, each.shape, each.begin, local(value).detach().contiguous())
+
+    def put(self, whole: Whole) -> None:
+        """Remember what this rank steps of a whole tensor; nothing, if it steps nothing of it."""
+        each = self._stepped.get(whole.name)
+        if each is None:
+            return
+        state = self._optimizer.state[each.parameter]
+        if _is_number(whole.kind, whole.tensor, each):
+            # Where torch keeps it: kernels that step everything at once read it beside the weights.
+            group = self._groups[each.parameter]
+            beside = group.get("fused") or group.get("capturable")
+            state[whole.kind] = whole.tensor.detach().clone().to(local(each.parameter).device if beside else "cpu")
+            return
+        values = torch.empty_like(each.parameter, dtype=whole.tensor.dtype, requires_grad=False)
+        local(values).copy_(each.part_of(whole.tensor))
+        state[whole.kind] = values
+
+    def forget(self) -> None:
+        """Remember nothing, as before the first step."""
+        self._optimizer.state.clear()
+
+
+def _is_number(kind: str, value: object, each: Stepped) -> bool:
+    return kind == STEP or not isinstance(value, torch.Tensor) or (value.dim() == 0 and each.shape != ())
+
+
+class Contents:
+    """What the state of a training has to contain: the model's weights and buffers, and what its optimizer remembers.
+
+    Made before the model is cut.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        make_optimizer: Callable[[Iterable[tuple[str, nn.Parameter]]], torch.optim.Optimizer],
+    ):
+        self._shapes = {
+            WEIGHTS: {name: tuple(p.shape) for name, p in model.named_parameters()},
+            BUFFERS: {name: tuple(buffer.shape) for name, buffer in model.named_buffers()},
+        }
+        self._trained = {name for name, p in model.named_parameters() if p.requires_grad}
+        self._make_optimizer = make_optimizer
+
+    def checked(self, wholes: Iterable[Whole]) -> Iterator[Whole]:
+        """The tensors as they come. Raises UserError for one that is too many, too few, or of another shape.
+
+        The optimizer's may be absent for a parameter, which was never used then; else all that it remembers is there.
+        """
+        kinds = self._kinds()
+        found: dict[str, set[str]] = defaultdict(set)
+        for whole in wholes:
+            self._check(whole, kinds)
+            if whole.name in found[whole.kind]:
+                raise UserError(f"the saved state has {_called(whole.kind, whole.name)} twice: take another one.")
+            found[whole.kind].add(whole.name)
+            yield whole
+        needed = [(kind, name) for kind in (WEIGHTS, BUFFERS) for name in self._shapes[kind]]
+        stepped = set(itertools.chain(*(found[kind] for kind in kinds)))
+        needed += [(kind, name) for kind in kinds for name in self._trained if name in stepped]
+        missing = [(kind, name) for kind, name in needed if name not in found[kind]]
+        if missing:
+            more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+            raise UserError(
+                f"the saved state lacks {_called(*missing[0])}{more}: resume with the model and the optimizer that it "
+                "was saved with."
+            )
+
+    def _check(self, whole: Whole, kinds: list[str]) -> None:
+        called, shape = _called(whole.kind, whole.name), tuple(whole.tensor.shape)
+        shapes = self._shapes[whole.kind if whole.kind in self._shapes else WEIGHTS]
+        is_of_optimizer = whole.kind not in self._shapes
+        if is_of_optimizer and whole.kind not in kinds:
+            raise UserError(
+                f"the saved state has {called}, and this run's optimizer keeps "
+                f"{' and '.join(kinds) or 'nothing'}: resume with the same --optimizer."
+            )
+        if whole.name not in shapes or (is_of_optimizer and whole.name not in self._trained):
+            raise UserError(
+                f"the saved state has {called}, which this model has not: resume with the model that it was saved from."
+            )
+        if shape != shapes[whole.name] and not (is_of_optimizer and shape == ()):
+            raise UserError(
+                f"the saved state has {called} in the shape {shape}, and this model has {shapes[whole.name]}: "
+                "resume with the model that it was saved from."
+            )
+
+    def _kinds(self) -> list[str]:
+        """What the optimizer remembers, found by letting one step a single weight."""
+        probe = nn.Parameter(torch.zeros(1))
+        optimizer = self._make_optimizer([("probe", probe)])
+        probe.grad = torch.zeros(1)
+        optimizer.step()
+        return [kind for kind, value in optimizer.state[probe].items() if value is not None]
+
+
+def _called(kind: str, name: str) -> str:
+    return f"the {kind} of {name}"
+
+
+def replica_pieces(comm: Communicator, model: nn.Module, optimizer: OptimizerState) -> Iterator[Piece]:
+    """The state where every rank holds all of it: rank 0's."""
+    if comm.rank == 0:
+        yield from weight_pieces(model.named_parameters())
+        yield from buffer_pieces(model)
+        yield from optimizer.pieces()
+
+
+def weight_pieces(named: Iterable[tuple[str, torch.Tensor]]) -> Iterator[Piece]:
+    """Weights that are here, whole."""
+    return (Piece.of_whole(WEIGHTS, name, tensor) for name, tensor in named)
+
+
+def buffer_pieces(model: nn.Module) -> Iterator[Piece]:
+    """A model's buffers, those among them that its `state_dict` leaves out too."""
+    return (Piece.of_whole(BUFFERS, name, buffer) for name, buffer in model.named_buffers())
+
+
+def put_into_model(model: nn.Module, whole: Whole) -> bool:
+    """Copy weights or a buffer into their place in a model that is whole; False for what is neither."""
+    if whole.kind not in (WEIGHTS, BUFFERS):
+        return False
+    place = model.get_parameter(whole.name).data if whole.kind == WEIGHTS else model.get_buffer(whole.name)
+    with torch.no_grad():
+        place.copy_(whole.tensor)
+    return True
+
+
+def own_buffers(comm: Communicator, model: nn.Module) -> dict[str, torch.Tensor]:
+    """What this rank alone knows of a model's buffers, which follow its own examples: rank 0's are the state's."""
+    return {} if comm.rank == 0 else {f"{BUFFERS}/{name}": buffer for name, buffer in model.named_buffers()}
+
+
+def load_own_buffers(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Give the model's buffers the values that `own_buffers` gave."""
+    for name, buffer in model.named_buffers():
+        if f"{BUFFERS}/{name}" in tensors:
+            with torch.no_grad():
+                buffer.copy_(tensors[f"{BUFFERS}/{name}"])
+
+
+@contextlib.contextmanager
+def own_state_of(rank: int) -> Iterator[None]:
+    """A context in which a rank goes on from what it remembered. Raises UserError where that cannot be."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise UserError(
+            f"what rank {rank} remembered by itself does not fit this run ({type(error).__name__}: "
+            f"{first_line(error)}): resume from another checkpoint."
+        ) from error
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a tensor that torch has cut (a DTensor), or the tensor itself."""
+    return getattr(tensor, "_local_tensor", tensor)

@@ -1,0 +1,137 @@
+"""States that do not belong to a training are refused in one sentence, and mistakes of loading are caught."""
+
+import itertools
+import json
+
+import pytest
+import torch
+from states import Case, Training
+from test_state import CASES, take_up, train_and_leave
+from worlds import run_ranks
+
+from cos598d.comm.communicator import Communicator
+from cos598d.errors import UserError
+from cos598d.strategies import state as module
+from cos598d.strategies.loss_scale import LossScale
+from cos598d.strategies.state import OptimizerState, Whole
+
+
+def alone(optimizer="adamw", **changes):
+    return Training(Communicator(None, "gloo", torch.device("cpu")), Case("none", optimizer=optimizer, **changes))
+
+
+@pytest.fixture(scope="module")
+def state():
+    """The state of a training of one rank after a step."""
+    training = alone().steps(0, 1)
+    return [Whole(kind, name, values.view(shape)) for kind, name, shape, _, values in training.pieces()]
+
+
+def without(state, kind, name):
+    return [whole for whole in state if (whole.kind, whole.name) != (kind, name)]
+
+
+def refusal(training, wholes):
+    with pytest.raises(UserError) as error:
+        training.strategy.load_state(wholes)
+    said = str(error.value)
+    assert said.endswith(".")
+    assert "\n" not in said
+    return said
+
+
+def test_tensors_that_are_missing_are_named(state):
+    assert "lacks the weights of hidden.bias: resume" in refusal(alone(), without(state, "weights", "hidden.bias"))
+    assert "lacks the buffers of scale" in refusal(alone(), without(state, "buffers", "scale"))
+    assert "lacks the step of large" in refusal(alone(), without(state, "step", "large"))
+    assert "(and 1 more)" in refusal(alone(), without(without(state, "weights", "large"), "buffers", "scale"))
+
+
+def test_tensors_that_are_too_many_are_named(state):
+    assert "has the weights of other, which this model has not" in refusal(
+        alone(), [*state, Whole("weights", "other", torch.zeros(2))]
+    )
+    assert "has the weights of large twice" in refusal(alone(), [*state, *state])
+    assert "has the exp_avg of frozen.weight, which" in refusal(
+        alone(), [*state, Whole("exp_avg", "frozen.weight", torch.zeros(7, 7))]
+    )
+
+
+def test_another_model_and_another_optimizer_are_refused(state):
+    longer = [Whole(w.kind, w.name, torch.zeros(9)) if w.name == "large" else w for w in state]
+    assert "in the shape (9,), and this model has (1009,)" in refusal(alone(), longer)
+    assert "this run's optimizer keeps momentum_buffer: resume with the same --optimizer" in refusal(
+        alone("momentum"), state
+    )
+    assert "keeps nothing" in refusal(alone("sgd"), state)
+
+
+def test_a_parameter_that_was_never_used_needs_no_state(state):
+    names = {whole.name for whole in state if whole.kind == "exp_avg"}
+    assert "never.weight" not in names
+    for kind in ("exp_avg", "exp_avg_sq", "step"):
+        state = without(state, kind, "hidden.weight")
+    training = alone()
+    training.strategy.load_state(state)
+    assert not training.strategy.optimizer.state.get(training.model.hidden.weight)
+
+
+def test_a_loss_scale_that_is_none_is_refused():
+    for wrong in ({"loss_scale": 0.5, "good_steps": 1}, {"loss_scale": "x"}, {"loss_scale": float("inf")}):
+        with pytest.raises(UserError, match="resume from another checkpoint"):
+            LossScale(is_on=True).load(wrong)
+    scale = LossScale(is_on=True)
+    scale.load(json.loads(json.dumps({"loss_scale": 1024.0, "good_steps": 7})))
+    assert scale.state() == {"loss_scale": 1024.0, "good_steps": 7}
+    plain = LossScale(is_on=False)
+    plain.load({"loss_scale": 1024.0, "good_steps": 7})
+    assert plain.value == 1.0
+
+
+def test_what_a_rank_remembered_is_refused_where_it_does_not_fit():
+    for facts in ({}, {"sync": 3}, {"sync": {}, "scalars": []}):
+        with pytest.raises(UserError, match="what rank 0 remembered by itself does not fit this run"):
+            alone().strategy.load_own_state(facts, {"weights/none": torch.zeros(1)})
+
+
+def forget_step(self, whole, put=OptimizerState.put):
+    if whole.kind != "step":
+        put(self, whole)
+
+
+def count_from_one_less(self, whole, put=OptimizerState.put):
+    put(self, Whole(whole.kind, whole.name, whole.tensor - 1) if whole.kind == "step" else whole)
+
+
+def take_another_part(self, whole):
+    """As if this were the next part: what another rank steps."""
+    mine = module.local(self.parameter)
+    begin = (self.begin + mine.numel()) % (whole.numel() - mine.numel() + 1)
+    return whole.reshape(-1)[begin : begin + mine.numel()].view(mine.shape)
+
+
+# What is put in whose place, and which trainings must tell.
+MUTANTS = {
+    "forgets step": (OptimizerState, "put", forget_step, {"all_reduce", "zero1", "zero3"}),
+    "counts steps from 0": (OptimizerState, "put", count_from_one_less, {"all_reduce", "zero1", "zero3"}),
+    "mixes ranks' pieces": (module.Stepped, "part_of", take_another_part, {"zero1", "zero3"}),
+}
+
+
+def take_up_wrongly(comm, folder, cases, name):
+    owner, attribute, mutant, _ = MUTANTS[name]
+    setattr(owner, attribute, mutant)
+    try:
+        return take_up(comm, folder, cases)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it has been noticed
+        return [repr(error)] * len(cases)
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_load_that_is_wrong_is_noticed(tmp_path, name):
+    cases = [case for case in CASES if case.sync in MUTANTS[name][3] and case.optimizer == "adamw"][:4]
+    begun = run_ranks(2, train_and_leave, str(tmp_path), cases)
+    gone_on = run_ranks(2, take_up_wrongly, str(tmp_path), cases, name)
+    for rank, place in itertools.product(range(2), range(len(cases))):
+        found = gone_on[rank][place]
+        assert isinstance(found, str) or found["model"] != begun[rank][place][1]["model"], cases[place].label
