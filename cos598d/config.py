@@ -12,9 +12,11 @@ from cos598d.data import TASK_NAMES, Task, get_task
 from cos598d.data.squad.options import SquadOptions
 from cos598d.errors import UsageError
 from cos598d.fields import check_flags, defaults_of, flag, flags_of, given
+from cos598d.life import LifeFlags
 from cos598d.models.build import MODEL_TYPES
 from cos598d.records.conventions import PRECISIONS
 from cos598d.strategies import class_of, known_names
+from cos598d.strategies.optimizers import SCHEDULERS
 from cos598d.sync.base import SYNC_GROUP, SyncFlags, SyncOptions
 from cos598d.sync.codecs import CODECS, get_codec
 from cos598d.sync.from_file import label_of
@@ -30,10 +32,10 @@ RANKS, DATA, MODEL, TRAINING, RECORD = "ranks", "task and data", "model", "train
 
 
 @dataclass(frozen=True)
-class RunConfig(SquadOptions, SyncFlags):
+class RunConfig(SquadOptions, SyncFlags, LifeFlags):
     """What a run is to do. Each field is the flag of its name; `check` says in a sentence what cannot work.
 
-    A flag is one line here, or among a sync's or a task's own: the parser, --help, the check of its range and what
+    A flag is one line here, or among those that it inherits: the parser, --help, the check of its range and what
     ranks compare when they meet are made from it.
     """
 
@@ -141,8 +143,12 @@ class RunConfig(SquadOptions, SyncFlags):
     )
     num_train_epochs: float = flag(3.0, "epochs to train", group=TRAINING, above=0)
     max_steps: int = flag(-1, "train exactly this many steps instead; -1: whole epochs", group=TRAINING)
-    warmup_steps: int = flag(
-        0, "steps over which the learning rate rises, before it falls linearly to 0", group=TRAINING, least=0
+    warmup_steps: int = flag(0, "steps over which the learning rate rises from 0", group=TRAINING, least=0)
+    lr_scheduler: str = flag(
+        "linear",
+        "the learning rate after that, one of {choices}: down to 0, as it is, or down to 0 along half a cosine",
+        group=TRAINING,
+        choices=tuple(SCHEDULERS),
     )
     seed: int = flag(42, "for new weights, the order of examples, and dropout", group=TRAINING, least=0)
     precision: str = flag("fp32", "one of {choices}: torch's autocast", group=TRAINING, choices=PRECISIONS)
@@ -184,6 +190,7 @@ class RunConfig(SquadOptions, SyncFlags):
                 f"--model_type {self.model_type} cannot do {task.name}: choose {' or '.join(task.model_types)}."
             )
         self._check_squad(task)
+        self.check_life(self.do_eval, task.metrics)
         for name, owner in OPTIMIZER_OF.items():
             if given(self, [name]) and self.optimizer != owner:
                 raise UsageError(f"--{name} means nothing to --optimizer {self.optimizer}: leave it out.")

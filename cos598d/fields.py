@@ -8,6 +8,8 @@ from typing import Any, get_args
 
 from cos598d.errors import UsageError
 
+FEW = 6  # so many whole numbers are named one by one, where a flag takes no others
+
 
 @dataclass(frozen=True)
 class Flag:
@@ -43,22 +45,23 @@ class Flag:
         if self.choices and value not in self.choices:
             raise UsageError(f"--{name} {value}: the known ones are {', '.join(self.choices)}.")
         if isinstance(value, (int, float)) and not self._contains(value):
-            raise UsageError(f"--{name} {value:g}: give a number{self._range()}.")
+            raise UsageError(f"--{name} {value:g}: give {self._wanted()}.")
 
     def _contains(self, value: float) -> bool:
         is_enough = (self.least is None or self.least <= value) and (self.above is None or self.above < value)
         return math.isfinite(value) and is_enough and value < self.below
 
-    def _range(self) -> str:
+    def _wanted(self) -> str:
         if self.above is not None:
-            return f" above {self.above:g}"
+            return f"a number above {self.above:g}"
         if self.least is None:
-            return ""
-        return (
-            f" of at least {self.least:g}"
-            if self.below == math.inf
-            else f" from {self.least:g} to below {self.below:g}"
-        )
+            return "a number"
+        if self.below == math.inf:
+            return f"a number of at least {self.least:g}"
+        if self.kind is int and self.below - self.least <= FEW:
+            *others, last = range(int(self.least), int(self.below))
+            return f"{', '.join(map(str, others))} or {last}"
+        return f"a number from {self.least:g} to below {self.below:g}"
 
 
 def flag(default: Any, words: str, **says: Any) -> Any:

@@ -34,6 +34,7 @@ from cos598d.terminal.console import Console
 from cos598d.train import train
 from cos598d.world.identity import Identity
 from cos598d.world.meeting import Meeting
+from cos598d.world.places import LAUNCHERS, launcher_facts, place_of, places_in_words
 
 
 def run(config: RunConfig, identity: Identity) -> int:
@@ -46,7 +47,7 @@ def run(config: RunConfig, identity: Identity) -> int:
             return _prepare(config, identity, claims)
 
         def work(prepared: Prepared, meeting: Meeting | None) -> None:
-            _work(config, prepared, meeting, _console(identity))
+            _work(config, prepared, meeting, _console(identity), launcher_facts(identity))
 
         return be_rank(identity, config.timeout, config.facts(), prepare, work)
 
@@ -92,12 +93,17 @@ def _console(identity: Identity) -> Console:
     return Console(f"rank {identity.rank}: " if has_others else "", identity.speaks)
 
 
-def _work(config: RunConfig, prepared: Prepared, meeting: Meeting | None, console: Console) -> None:
+def _work(
+    config: RunConfig, prepared: Prepared, meeting: Meeting | None, console: Console, launcher: dict[str, Any]
+) -> None:
     """From the meeting to the record: group, model, data, training, evaluation."""
     task, source = prepared.task, prepared.source
     comm, threads, ranks_on_host = take_station(meeting, config.backend, config.no_cuda, config.threads)
     device = comm.device
     _announce(config, prepared, comm, threads, console)
+    places = comm.exchange(place_of(device))
+    if launcher["name"] in LAUNCHERS:
+        console.say(places_in_words(launcher, places))
 
     encoder = load_encoder(source.model_type, source.vocabulary, source.lower_case)
     model = build_model(source, task.head, task.num_labels, config.dropout, config.seed).to(device)
@@ -152,7 +158,7 @@ def _work(config: RunConfig, prepared: Prepared, meeting: Meeting | None, consol
         record.complete()
         if shares is not None:  # on rank 0
             environment = describe_environment(device, config.backend, threads, ranks_on_host)
-            environment["model_revisions"] = dict(source.revisions)
+            environment |= {"model_revisions": dict(source.revisions), "launcher": launcher, "places": places}
             files |= {"environment.json": environment, "config.json": asdict(config) | {"world_size": comm.world_size}}
             record.stage(_facts(config, prepared, comm, count_parameters(model), bytes_from), shares, files)
         comm.exchange("all of the record is on the disk, whatever it is called")

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 
@@ -13,16 +12,18 @@ from torch import nn
 from cos598d.comm.communicator import Communicator
 from cos598d.config import RunConfig
 from cos598d.data import sampler
-from cos598d.data.sampler import MicroBatch, global_batches, steps_per_epoch
+from cos598d.data.sampler import MicroBatch
 from cos598d.data.text.features import Features
 from cos598d.errors import UserError
 from cos598d.measure.clock import IterationClock
 from cos598d.measure.record import RunRecord
+from cos598d.plan import Plan, Position
 from cos598d.records.conventions import WARM_UP
+from cos598d.stopping import EarlyStopping
 from cos598d.strategies.base import Module, Strategy
 from cos598d.strategies.memory import expected_memory
 from cos598d.strategies.observed import Observed
-from cos598d.strategies.optimizers import linear_schedule, make_optimizer, set_learning_rate, states_per_weight
+from cos598d.strategies.optimizers import make_optimizer, set_learning_rate, states_per_weight
 from cos598d.strategies.replicas import check_replicas
 from cos598d.terminal.console import Console
 
@@ -64,19 +65,19 @@ def train(
     """Train `model` in place on `features` as `config` says: every rank calls it with the same arguments.
 
     The measurements go to `record`. `evaluate` returns the current model's metrics; every rank calls it after every
-    epoch. Raises UserError, the same on every rank, when a global batch's loss or, after an epoch, a weight is not
-    finite, when the replicas have diverged, and when fp16's loss scale would fall below 1.
+    epoch, and where --eval_steps says so. Raises UserError, the same on every rank, when a global batch's loss or,
+    before an evaluation, a weight is not finite, when the replicas have diverged, and when fp16's loss scale would fall
+    below 1.
     """
-    batch_size = config.total_batch_size(comm.world_size)
-    epoch_steps = steps_per_epoch(len(features), batch_size)
-    steps = config.max_steps if config.max_steps > 0 else math.ceil(config.num_train_epochs * epoch_steps)
-    schedule = linear_schedule(config.learning_rate, config.warmup_steps, steps)
+    plan = Plan(config, len(features), comm.world_size)
+    early = EarlyStopping(config.metric(), config.patience())
     clock = IterationClock(comm.device)
     record.memory["formula"] = expected_memory(model, states_per_weight(config), strategy.shards, comm.world_size)
     # The strategy's methods, timed; it knows the global batch's loss and what is held too.
-    observed = Observed(strategy, clock, comm, watched=min(WARM_UP, steps))
+    observed = Observed(strategy, clock, comm, watched=min(WARM_UP, plan.steps))
     module = observed.attach(model, functools.partial(make_optimizer, config=config))
     model.train()
+    at = Position()
 
     @clock.phase("data")
     def split(batch: np.ndarray) -> list[MicroBatch]:
@@ -94,33 +95,43 @@ def train(
     def load(micro_batch: MicroBatch) -> Inputs:
         return {name: tensor.to(comm.device) for name, tensor in features.collate(micro_batch.indices).items()}
 
-    iteration = stepped = 0  # the schedule goes by the steps that were not skipped
-    with console.progress(steps) as progress:
-        for epoch in range(1, math.ceil(steps / epoch_steps) + 1):
-            losses = []
-            batches = global_batches(len(features), batch_size, config.seed, epoch - 1)
-            record.begin_training()
-            for batch in itertools.islice(batches, steps - iteration):
-                iteration += 1
-                learning_rate = schedule(stepped)
-                set_learning_rate(observed.optimizer, learning_rate)
-                with observed.iteration(iteration):
-                    stepped += step(observed, module, split(batch), load, config.max_grad_norm)
-                _check_loss(observed.loss, iteration, config.learning_rate)
-                losses.append(observed.loss)
-                facts = {"epoch": epoch, "learning_rate": learning_rate, "examples": len(batch)}
-                record.iteration(observed.facts() | facts, observed.seconds, clock.phases)
-                progress(iteration, observed.loss, observed.seconds, len(batch))
-                if config.check_replicas and iteration % config.check_replicas == 0:
-                    with strategy.whole():
-                        _check_replicas(comm, strategy, model.named_parameters(), iteration)
-            strategy.settle()
-            record.pause_training()
-            _check_replicas(comm, strategy, [*model.named_parameters(), *model.named_buffers()], iteration)
-            _check_weights(model, iteration, config.learning_rate)
-            epoch_record = {"epoch": epoch, "iterations": len(losses), "loss": sum(losses) / len(losses)}
-            record.epoch(epoch_record | evaluate())
+    def validate() -> None:
+        """Check and evaluate the model as it is now, and enter what was found: the epoch too, where it is over."""
+        strategy.settle()
+        record.pause_training()
+        _check_replicas(comm, strategy, [*model.named_parameters(), *model.named_buffers()], at.iteration)
+        _check_weights(model, at.iteration, config.learning_rate)
+        found, epoch = evaluate(), plan.epoch_of(at.iteration)
+        at.evaluated = at.iteration
+        early.see(found, at.iteration)
+        if plan.ends_epoch(at.iteration) or early.is_over:
+            record.epoch({"epoch": epoch} | at.end_epoch() | found)
             console.epoch(record.epochs[-1])
+        else:
+            record.evaluation({"iteration": at.iteration, "epoch": epoch} | found)
+            console.evaluation(record.evaluations[-1])
+
+    with console.progress(plan.steps, every=config.log_every) as progress:
+        for epoch, batch in plan.batches(after=at.iteration):
+            record.begin_training()
+            at.iteration += 1
+            learning_rate = plan.learning_rate(at.stepped)
+            set_learning_rate(observed.optimizer, learning_rate)
+            with observed.iteration(at.iteration):
+                at.stepped += step(observed, module, split(batch), load, config.max_grad_norm)
+            _check_loss(observed.loss, at.iteration, config.learning_rate)
+            at.add(observed.loss)
+            facts = {"epoch": epoch, "learning_rate": learning_rate, "examples": len(batch)}
+            record.iteration(observed.facts() | facts, observed.seconds, clock.phases)
+            progress(at.iteration, observed.loss, observed.seconds, len(batch))
+            if config.check_replicas and at.iteration % config.check_replicas == 0:
+                with strategy.whole():
+                    _check_replicas(comm, strategy, model.named_parameters(), at.iteration)
+            if plan.is_due(at):
+                validate()
+            if early.is_over:
+                console.say(early.sentence())
+                break
     record.memory |= {"between_steps": observed.between_steps, "peak": observed.peak.held}
     strategy.detach()
 

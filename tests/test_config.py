@@ -73,7 +73,7 @@ def test_one_line_makes_a_flag_its_help_its_check_and_its_words():
     assert values == {"stage": 3, "prefetch": False}
     assert flag_words(values, OneMore) == words
     check_flags(OneMore(**values))
-    with pytest.raises(UsageError, match="^--stage 4: give a number from 0 to below 4.$"):
+    with pytest.raises(UsageError, match="^--stage 4: give 0, 1, 2 or 3.$"):
         check_flags(OneMore(stage=4))
     with pytest.raises(UsageError, match="^--gather now: the known ones are early, late.$"):
         check_flags(OneMore(gather="now"))
@@ -86,6 +86,9 @@ def test_one_line_makes_a_flag_its_help_its_check_and_its_words():
         ({"least": 1}, 1, 0, "--x 0: give a number of at least 1."),
         ({"above": 0}, 0.1, 0.0, "--x 0: give a number above 0."),
         ({"least": 0, "below": 1}, 0.0, 1.0, "--x 1: give a number from 0 to below 1."),
+        ({"least": 0, "below": 4, "kind": int}, 3, 4, "--x 4: give 0, 1, 2 or 3."),
+        ({"least": 1, "below": 3, "kind": int}, 1, 0, "--x 0: give 1 or 2."),
+        ({"least": 0, "below": 9, "kind": int}, 8, 9, "--x 9: give a number from 0 to below 9."),
         ({}, -1.0, float("-inf"), "--x -inf: give a number."),
         ({"least": 0}, 0.0, float("nan"), "--x nan: give a number of at least 0."),
     ],

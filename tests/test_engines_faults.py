@@ -19,7 +19,7 @@ from cos598d.errors import UsageError, UserError
 PACKAGES = {"deepspeed": "deepspeed", "fabric": "lightning", "horovod": "horovod"}
 REFUSED = {
     "deepspeed": [
-        ({"zero_stage": 4}, "--zero_stage 4: give a number from 0 to below 4."),
+        ({"zero_stage": 4}, "--zero_stage 4: give 0, 1, 2 or 3."),
         ({"precision": "fp16"}, "--precision fp16 with --sync deepspeed: choose fp32 or bf16, or another --sync."),
         ({"compress": "fp16"}, "--compress means nothing to --sync deepspeed: leave it out."),
     ],

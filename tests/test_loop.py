@@ -1,6 +1,7 @@
 """The loop calls a strategy as its contract says, times it from outside, and takes any that keeps the contract."""
 
 import contextlib
+import math
 import tempfile
 from pathlib import Path
 
@@ -13,9 +14,11 @@ from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import LOSS
 from cos598d.config import RunConfig
 from cos598d.data.sampler import micro_batches
+from cos598d.measure.clock import IterationClock
 from cos598d.measure.record import RunRecord
 from cos598d.strategies.base import Strategy
-from cos598d.strategies.optimizers import linear_schedule, make_optimizer
+from cos598d.strategies.observed import Observed
+from cos598d.strategies.optimizers import SCHEDULERS, make_optimizer, schedule
 from cos598d.strategies.replicated import Replicated
 from cos598d.sync import get_sync
 from cos598d.terminal.console import Console
@@ -205,7 +208,49 @@ def test_a_strategy_that_divides_the_optimizer_trains_as_replicas_do():
         assert 0 < states < all_states
 
 
-def test_the_learning_rate_rises_over_the_warm_up_and_falls_to_0():
-    rate = linear_schedule(0.5, 2, 6)
-    assert [rate(done) for done in range(7)] == [0.0, 0.25, 0.5, 0.375, 0.25, 0.125, 0.0]
-    assert linear_schedule(0.5, 0, 1)(0) == 0.5
+@pytest.mark.parametrize(
+    ("kind", "rates"),
+    [
+        ("linear", [0.0, 0.25, 0.5, 0.375, 0.25, 0.125, 0.0]),
+        ("constant", [0.0, 0.25, 0.5, 0.5, 0.5, 0.5, 0.5]),
+        ("cosine", [0.0, 0.25, 0.5, 0.25 + 0.25 * math.sqrt(0.5), 0.25, 0.25 - 0.25 * math.sqrt(0.5), 0.0]),
+    ],
+)
+def test_the_learning_rate_rises_over_the_warm_up_and_falls_as_its_schedule_says(kind, rates):
+    assert [schedule(kind, 0.5, 2, 6)(done) for done in range(7)] == pytest.approx(rates)
+    assert schedule(kind, 0.5, 0, 1)(0) == 0.5
+
+
+@pytest.mark.parametrize("kind", SCHEDULERS)
+def test_a_run_steps_by_the_schedule_that_it_was_given_and_says_so(kind):
+    comm = alone()
+    record = trained(comm, Replicated(get_sync("none")(comm)), lr_scheduler=kind, warmup_steps=1)
+    rate = schedule(kind, 0.01, 1, STEPS)
+    assert [row["learning_rate"] for row in record.rows] == [rate(done) for done in range(STEPS)]
+
+
+def votes_of(comm):
+    """The sums of the ranks' votes and the losses, of iterations in which the ranks vote differently."""
+    strategy = Replicated(get_sync("all_reduce")(comm))
+    clock = IterationClock(comm.device)
+    numbers = iter(range(3))
+    observed = Observed(strategy, clock, comm, 0, lambda: (comm.rank, next(numbers)))
+    module = observed.attach(toy_model(0), lambda named: make_optimizer(named, RunConfig(learning_rate=0.0)))
+    features, found = ToyFeatures(8), []
+    for number in range(1, 4):
+        parts = micro_batches(torch.arange(8).numpy(), features.lengths, comm.rank, comm.world_size, 2, False)
+        with observed.iteration(number):
+            step(observed, module, parts, lambda part: features.collate(part.indices), 0.0)
+        found.append([observed.loss, observed.counted])
+    strategy.detach()
+    return found
+
+
+def test_votes_travel_with_the_loss_and_leave_it_alone():
+    first, second = run_ranks(2, votes_of)
+    assert first == second
+    assert [votes for _, votes in first] == [[1, 0], [1, 2], [1, 4]]
+    (loss,) = {loss for loss, _ in first}
+    with torch.no_grad():
+        (expected, *_) = toy_model(0)(**ToyFeatures(8).collate(torch.arange(8).numpy()))
+    assert loss == pytest.approx(expected.item())

@@ -5,12 +5,14 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from cos598d.world import identity as identities
 from cos598d.world import rendezvous
 from cos598d.world.identity import find_identity
 from cos598d.world.limits import needed_descriptors
 from cos598d.world.network import is_loopback, listening_place
+from cos598d.world.places import launcher_facts, place_of, places_in_words
 
 
 def test_too_few_open_files_are_told_before_the_meeting_and_a_soft_limit_is_raised():
@@ -98,3 +100,42 @@ def test_between_hosts_a_run_without_a_secret_says_so_in_one_line_of_rank_0(caps
     rendezvous._warn_of_strangers(identities.Identity(0, 2, "192.0.2.1", 7000, secret=b"s" * 16))
     rendezvous._warn_of_strangers(identities.Identity(0, 2, "127.0.0.1", 7000))
     assert capsys.readouterr().err == ""
+
+
+JOB = SRUN | {"SLURM_JOB_NAME": "bert\x1b", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_RESTART_COUNT": "2"}
+
+
+def places_on(*nodes, device="cpu"):
+    return [{"node": node, "device": device, "gpu": None} for node in nodes]
+
+
+def test_the_job_the_node_and_the_gpu_of_each_rank_are_facts_and_one_line():
+    identity = find_identity(environ=JOB | {"SLURM_PROCID": "1", "SLURM_NNODES": "1", "COS598D_SECRET": "s" * 16})
+    facts = launcher_facts(identity, JOB)
+    assert facts == {
+        "name": "srun",
+        "run": "16.0",
+        "restarts": 0,
+        "slurm": {"job": "16", "name": "bert\\x1b", "step": "0", "nodes": "n[1-3]", "partition": None, "requeues": "2"},
+    }
+    assert places_in_words(facts, places_on("n1", "n2", "n2", "n3")) == (
+        "srun, job 16.0, requeue 2: rank 0 on n1, ranks 1-2 on n2, rank 3 on n3"
+    )
+    place = place_of(torch.device("cpu"), {"SLURMD_NODENAME": "n\u202e3"})
+    assert place == {"node": "n\\u202e3", "device": "cpu", "gpu": None}
+
+
+def test_under_torchrun_the_line_has_its_run_and_its_restarts():
+    environ = {"RANK": "0", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "night", "TORCHELASTIC_RESTART_COUNT": "3"}
+    facts = launcher_facts(find_identity(environ=environ | {"MASTER_ADDR": "10.0.0.1"}), environ)
+    assert facts == {"name": "torchrun", "run": "night", "restarts": 3, "slurm": None}
+    words = places_in_words(facts, places_on("a", "a", device="cuda:0"))
+    assert words == "torchrun, run night, restart 3: ranks 0-1 on a (cuda:0, cuda:0)"
+    many = places_in_words(facts | {"run": "none", "restarts": 0}, places_on(*map(str, range(20))))
+    assert many.startswith("torchrun: rank 0 on 0, ")
+    assert many.endswith("rank 7 on 7 and 12 more nodes")
+
+
+def test_torchruns_variables_given_by_somebody_else_name_no_torchrun():
+    environ = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1"}
+    assert launcher_facts(find_identity(environ=environ), environ)["name"] == "environment"

@@ -101,6 +101,26 @@ def test_a_refused_claim_is_not_a_kept_one():
     )
 
 
+def test_a_refusal_that_cases_have_in_common_is_said_once():
+    def case(name, *outcomes):
+        found = [{"world_size": n, "status": s, "largest": 0.0, "says": w} for n, s, w in outcomes]
+        return {"case": name, "says": f"what {name} is", "status": found[-1]["status"], "outcomes": found}
+
+    def card_of(*cases):
+        return card.engine_card({"engine": "x", "world_sizes": [1, 2, 4], "cases": list(cases)})
+
+    alone = [(1, KEPT, ""), (2, REFUSED, "one process."), (4, REFUSED, "one process.")]
+    everywhere = card_of(*(case(name, *alone) for name in "abc"))
+    assert everywhere.count("one process.") == 1
+    assert everywhere.endswith(
+        "refused on 2 and 4 ranks: all 3 cases\n  one process.\nx: 0 of 3 claims hold; refused: all 3 cases."
+    )
+    some = card_of(
+        case("a", *alone), case("b", *alone), case("c", (1, KEPT, ""), (2, REFUSED, "another."), (4, KEPT, ""))
+    )
+    assert "refused on 2 and 4 ranks: a, b\n  one process.\nrefused on 2 ranks: c (what c is)\n  another.\n" in some
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

@@ -76,7 +76,10 @@ def test_runs_of_other_flags_code_or_machines_are_no_repeats(folders):
     assert [row[0] for row in rows[1:]] == ["task2b", "task3, 3 runs", "floor, 3 runs", "task2b", "task2b"]
     config = folders[1] / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"output_dir": "elsewhere"}))
-    assert len(in_groups([load_run(folder) for folder in folders])) == 5, "where the files lie is no setting"
+    environment = folders[4] / "environment.json"
+    job = {"launcher": {"name": "srun"}, "places": [{"node": "n7"}]}
+    environment.write_text(json.dumps(json.loads(environment.read_text()) | job))
+    assert len(in_groups([load_run(folder) for folder in folders])) == 5, "where it ran and lies is no setting"
 
 
 def test_the_interval_of_a_mean_is_student_s():

@@ -32,7 +32,8 @@ class Task(ABC):
     head: which of a model type's heads it trains, "sequence_classification" or "question_answering".
     num_labels: outputs of the head; 1 for regression.
     evaluation_parts: the parts to evaluate on, in order.
-    main_metric: the key of the metrics that the task is ranked by.
+    metrics: the keys of the metrics that every evaluation has, all of them better when larger; the task is ranked by
+        the first.
     model_types: the model types that can do it; None for all.
     defaults: values of RunConfig's that differ for this task.
 
@@ -43,7 +44,7 @@ class Task(ABC):
     head: str
     num_labels: int
     evaluation_parts: tuple[str, ...]
-    main_metric: str
+    metrics: tuple[str, ...]
     model_types: tuple[str, ...] | None = None
     defaults: Mapping[str, Any] = {}
 

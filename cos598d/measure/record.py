@@ -51,7 +51,9 @@ class RunRecord:
         self._wall = WallTime()
         self._seconds = {name: array("d") for name in ("seconds", *(f"seconds_{phase}" for phase in PHASES))}
         self._losses = array("d")
+        self._is_training = False
         self.epochs: list[dict[str, Any]] = []
+        self.evaluations: list[dict[str, Any]] = []  # those within an epoch
         self.memory: dict[
             str, dict[str, int]
         ] = {}  # bytes of this rank by category: "between_steps", "peak", "formula"
@@ -123,13 +125,17 @@ class RunRecord:
             ) from None
 
     def begin_training(self) -> None:
-        """What travels from now on is training's. Called before every epoch."""
+        """What travels from now on is training's. Called before every iteration: it does something after a pause."""
+        if self._is_training:
+            return
+        self._is_training = True
         if self._monitor:
             self._monitor.begin()
         self._wall.begin()
 
     def pause_training(self) -> None:
-        """What travels from now on is not training's. Called after every epoch, when the replicas are equal."""
+        """What travels from now on is not training's. Called before every evaluation, when the replicas are equal."""
+        self._is_training = False
         counted = self._monitor.pause() if self._monitor else None
         self._traffic.add_to_last(self.ledger.moved(self.ledger.iteration), counted)
         self._wall.end()
@@ -157,6 +163,10 @@ class RunRecord:
         self.epochs.append(facts)
         if self._board:
             self._board.epoch(facts)
+
+    def evaluation(self, facts: dict[str, Any]) -> None:
+        """Add an evaluation within an epoch: after which iteration, in which epoch, its metrics and its seconds."""
+        self.evaluations.append(facts)
 
     def share(self) -> dict[str, Any]:
         """What rank 0 needs of this rank for the summary: mean seconds by phase, and mean bytes an iteration.
@@ -203,6 +213,7 @@ class RunRecord:
             "iterations": len(self._losses),
             "losses": self.losses,
             "epochs": self.epochs,
+            **({"evaluations": self.evaluations} if self.evaluations else {}),
             "seconds_per_iteration": summarize_seconds(self._seconds["seconds"]),
             "wall": self._wall.summary(),
             "phases": {f"seconds_{phase}": _mean([share["phases"][phase] for share in shares]) for phase in PHASES},

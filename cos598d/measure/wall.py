@@ -7,7 +7,7 @@ from cos598d.records.conventions import WARM_UP
 
 
 class WallTime:
-    """The host's time from the begin of each epoch's training to its end, evaluation left out, beside the clock's."""
+    """The host's time from the begin of training to its end, evaluations left out, beside the clock's."""
 
     def __init__(self) -> None:
         self._last = 0.0
@@ -16,9 +16,8 @@ class WallTime:
         self._epoch, self._run = _Sums(), _Sums()
 
     def begin(self) -> None:
-        """An epoch's training begins."""
+        """Training begins, or goes on after an evaluation."""
         self._last = time.perf_counter()
-        self._epoch = _Sums()
 
     def lap(self, seconds: float, examples: int) -> float:
         """An iteration has ended, of so many examples and seconds by its clock; return the wall's seconds since the
@@ -32,15 +31,19 @@ class WallTime:
         return lap
 
     def end(self) -> None:
-        """The epoch's training has ended: what came after its last iteration belongs to it too."""
+        """Training pauses: what came after its last iteration belongs to the epoch too."""
         now = time.perf_counter()
         self._epoch.wall += now - self._last
         self._last = now
 
     def epoch(self) -> dict[str, float | None]:
-        """The epoch's examples, its seconds by the clocks of its iterations and by the wall, and its rates by both."""
-        seconds = {"clock_seconds": self._epoch.clock, "wall_seconds": self._epoch.wall}
-        return {"examples": self._epoch.examples} | seconds | self._epoch.rates()
+        """The epoch's examples, its seconds by the clocks of its iterations and by the wall, and its rates by both.
+
+        The next one begins.
+        """
+        epoch, self._epoch = self._epoch, _Sums()
+        seconds = {"clock_seconds": epoch.clock, "wall_seconds": epoch.wall}
+        return {"examples": epoch.examples} | seconds | epoch.rates()
 
     def summary(self) -> dict[str, float | None]:
         """The run's rates, without its warm-up and what follows each epoch's last iteration; None of no iterations."""

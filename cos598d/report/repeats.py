@@ -9,13 +9,16 @@ from cos598d.records.run import Summary
 
 # Of a run's config what says only where its files lie.
 PLACES = frozenset(("output_dir", "overwrite_output_dir", "overwrite_cache", "cache_dir"))
+# Of its environment what no two runs share: who started it, and on which node and GPU each rank was.
+JOB = frozenset(("launcher", "places"))
 
 
 def what_was_asked(summary: Summary, config: dict[str, Any], environment: dict[str, Any]) -> str:
     """What two runs must share to be repeats of one another: label, flags, and the ground with the code's commit."""
     named = [summary.get(name) for name in ("label", "sync", "world_size", "model", "data")]
     asked = {name: value for name, value in config.items() if name not in PLACES}
-    return json.dumps([named, asked, environment], sort_keys=True)
+    ground = {name: value for name, value in environment.items() if name not in JOB}
+    return json.dumps([named, asked, ground], sort_keys=True)
 
 
 def in_groups(runs: Sequence[Summary]) -> list[Summary]:

@@ -1,7 +1,7 @@
-"""A strategy under observation: the seconds of an iteration's phases, the global batch's loss, and what is held."""
+"""A strategy under observation: an iteration's seconds by phase, its loss, the ranks' votes, and what is held."""
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -23,23 +23,31 @@ class Observed(Strategy):
     2. Forward, backward, finish and clip belong to a phase each; `step` says by itself what of it belongs to which.
     3. `backward` adds up the losses. Their sum over the ranks is under way while a step's last backward runs, so that
        knowing the global batch's loss costs no waiting; `finish` waits for what is left of it.
-
-    4. In iteration number `watched` the bytes that this rank holds are counted: `between_steps` are those at its end,
+    4. Beside the loss travels what this rank `votes`, such as for an end: numbers that are summed over the ranks too.
+    5. In iteration number `watched` the bytes that this rank holds are counted: `between_steps` are those at its end,
        `peak.held` those at the moment within it when they are most. That takes time, so it should be no iteration
        whose seconds are counted.
 
-    After an iteration `loss` is the global batch's mean loss, `seconds` are the iteration's by the clock, and `tokens`
-    is how many tokens this rank's micro-batches had, padding included.
+    After an iteration `loss` is the global batch's mean loss, `counted` are the sums of the votes, `seconds` are the
+    iteration's by the clock, and `tokens` is how many tokens this rank's micro-batches had, padding included.
     """
 
-    def __init__(self, strategy: Strategy, clock: IterationClock, comm: Communicator, watched: int):
-        self._strategy, self._clock, self._comm = strategy, clock, comm
+    def __init__(
+        self,
+        strategy: Strategy,
+        clock: IterationClock,
+        comm: Communicator,
+        watched: int,
+        votes: Callable[[], Sequence[float]] = tuple,
+    ):
+        self._strategy, self._clock, self._comm, self._votes = strategy, clock, comm, votes
         self._watched, self._is_watching = watched, False
         self.peak = Peak(strategy.memory)
         self.between_steps: dict[str, int] = {}
         strategy.phase, self.equal_passes = clock.phase, strategy.equal_passes
         self._is_last = True  # of a step's micro-batches
         self.loss = self.seconds = 0.0
+        self.counted: list[float] = []
         self.tokens = 0
 
     @contextlib.contextmanager
@@ -47,8 +55,8 @@ class Observed(Strategy):
         """Iteration `number`, counted from 1, is what runs in this context."""
         self._clock.start()
         self._comm.ledger.begin(number, self._clock.began)
-        self._local_loss = torch.zeros((), dtype=torch.float64, device=self._comm.device)
-        self._mean_loss = Call.done()
+        self._sums = torch.zeros(1, dtype=torch.float64, device=self._comm.device)  # this rank's, then all ranks'
+        self._summing = Call.done()
         self.tokens = 0
         self._is_watching = number == self._watched
         with self.peak.watching() if self._is_watching else contextlib.nullcontext():
@@ -56,7 +64,7 @@ class Observed(Strategy):
         if self._is_watching:
             self.between_steps, self._is_watching = self._strategy.memory(), False
         self.seconds = self._clock.stop()
-        self.loss = self._local_loss.item()  # not sooner: it waits for the device, which has work until here
+        self.loss, *self.counted = self._sums.tolist()  # not sooner: it waits for the device, which has work until here
 
     def facts(self) -> dict[str, Any]:
         """What the record of an iteration says of it, besides its seconds."""
@@ -94,9 +102,10 @@ class Observed(Strategy):
         self._is_last = True
 
     def backward(self, loss: torch.Tensor) -> None:
-        self._local_loss += loss.detach()
+        self._sums += loss.detach()
         if self._is_last:
-            self._mean_loss = self._comm.all_reduce(self._local_loss, "loss", purpose=LOSS, async_op=True)
+            self._sums = torch.cat([self._sums, self._sums.new_tensor(self._votes())])
+            self._summing = self._comm.all_reduce(self._sums, "loss", purpose=LOSS, async_op=True)
         with self._clock.phase("backward"):
             self._strategy.backward(loss)
         self._look()
@@ -104,7 +113,7 @@ class Observed(Strategy):
     def finish(self) -> None:
         with self._clock.phase("sync"):
             self._strategy.finish()
-            self._mean_loss.wait()
+            self._summing.wait()
         self._look()
 
     def clip(self, max_norm: float) -> torch.Tensor | None:

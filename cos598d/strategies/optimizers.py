@@ -1,5 +1,6 @@
 """The optimizers of a run, by the names of the parameters they are given, and the learning rate's schedule."""
 
+import math
 import re
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
@@ -10,6 +11,12 @@ from torch import nn
 if TYPE_CHECKING:  # which syncs and strategies there are is what a config asks, so it may import them and not they it
     from cos598d.config import RunConfig
 
+# By the share of the steps after the warm-up that is left, the factor of the peak learning rate.
+SCHEDULERS: dict[str, Callable[[float], float]] = {
+    "linear": lambda left: left,
+    "constant": lambda left: 1.0,
+    "cosine": lambda left: (1 + math.cos(math.pi * (1 - left))) / 2,
+}
 NO_WEIGHT_DECAY = re.compile(r"bias$|layer_?norm[^/]*weight$", re.IGNORECASE)
 
 
@@ -36,13 +43,14 @@ def states_per_weight(config: "RunConfig") -> int:
     return 2 if config.optimizer == "adamw" else int(config.momentum > 0)
 
 
-def linear_schedule(learning_rate: float, warmup_steps: int, steps: int) -> Callable[[int], float]:
-    """The learning rate after so many steps: up from 0 over `warmup_steps`, then down to 0 at `steps`."""
+def schedule(kind: str, learning_rate: float, warmup_steps: int, steps: int) -> Callable[[int], float]:
+    """The learning rate after so many steps: up from 0 over `warmup_steps`, then as the SCHEDULERS' `kind` says."""
+    factor = SCHEDULERS[kind]
 
     def rate(done: int) -> float:
         if done < warmup_steps:
             return learning_rate * (done / warmup_steps)
-        return learning_rate * max(0.0, (steps - done) / max(1, steps - warmup_steps))
+        return learning_rate * factor(max(0.0, (steps - done) / max(1, steps - warmup_steps)))
 
     return rate
 

@@ -34,19 +34,23 @@ class Console:
         sys.stderr.flush()
 
     @contextlib.contextmanager
-    def progress(self, steps: int) -> Iterator[Callable[[int, float, float, int], None]]:
-        """A bar over `steps` iterations; call the result with the iteration, its loss, seconds and examples.
+    def progress(
+        self, steps: int, done: int = 0, every: int | None = None
+    ) -> Iterator[Callable[[int, float, float, int], None]]:
+        """A bar over `steps` iterations, of which some are `done`; call the result with the iteration, its loss,
+        seconds and examples.
 
-        The first five iterations are printed as lines. Where standard error is not a terminal there is no bar, but a
-        line every few seconds, which shows the speed.
+        The first five iterations are printed as lines, and then one of `every` so many. With None, and where standard
+        error is not a terminal, there is no bar, but a line every few seconds, which shows the speed.
         """
-        with tqdm(total=steps, unit="it", disable=None if self._speaks else True, leave=False) as bar:
+        with tqdm(total=steps, initial=done, unit="it", disable=None if self._speaks else True, leave=False) as bar:
             spoke = time.monotonic()
 
             def update(step: int, loss: float, seconds: float, examples: int) -> None:
                 nonlocal spoke
                 now = time.monotonic()
-                if step <= FIRST_LOSSES or (bar.disable and now - spoke >= SILENT_SECONDS):
+                is_time = step % every == 0 if every else bar.disable and now - spoke >= SILENT_SECONDS
+                if step <= done + FIRST_LOSSES or is_time:
                     spoke = now
                     self.say(f"iteration {step}: loss {loss:.6f} over {examples} examples, {seconds:.2f} s")
                 bar.set_postfix_str(f"loss {loss:.4f}", refresh=False)
@@ -56,8 +60,15 @@ class Console:
 
     def epoch(self, facts: dict[str, Any]) -> None:
         """Print one line for an epoch that has ended: its mean loss, then the evaluation's figures."""
-        shown = {k: v for k, v in facts.items() if isinstance(v, float)}
-        seconds = shown.pop("seconds_evaluation", None)
-        took = "" if seconds is None else f" (evaluated in {seconds:.1f} s)"
-        figures = ", ".join(f"{name} {value:.4f}" for name, value in shown.items())
-        self.say(f"epoch {facts['epoch']}: {facts['iterations']} iterations, {figures}{took}")
+        self.say(f"epoch {facts['epoch']}: {facts['iterations']} iterations, {_figures(facts)}")
+
+    def evaluation(self, facts: dict[str, Any]) -> None:
+        """Print one line for an evaluation within an epoch."""
+        self.say(f"after iteration {facts['iteration']}: {_figures(facts)}")
+
+
+def _figures(facts: dict[str, Any]) -> str:
+    shown = {k: v for k, v in facts.items() if isinstance(v, float)}
+    seconds = shown.pop("seconds_evaluation", None)
+    took = "" if seconds is None else f" (evaluated in {seconds:.1f} s)"
+    return ", ".join(f"{name} {value:.4f}" for name, value in shown.items()) + took

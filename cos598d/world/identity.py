@@ -27,7 +27,7 @@ class Identity:
     world_size: int
     master_ip: str = DEFAULT_IP
     master_port: int = DEFAULT_PORT
-    source: str = "flags"  # flags, local, torchrun, srun, mpirun or alone
+    source: str = "flags"  # flags, local, torchrun, environment (torchrun's variables alone), srun, mpirun or alone
     store_is_served: bool = False  # torchrun's agent already serves a key-value store at master_ip:master_port
     attempt: str = "0"  # torchrun's restart count: a restarted world meets under new keys
     shares_terminal: bool = False  # started with others in one terminal: rank 0 speaks for all
@@ -143,13 +143,20 @@ def _from_torchrun(environ: Mapping[str, str]) -> Identity | None:
         _number(environ, "WORLD_SIZE"),
         environ.get("MASTER_ADDR", DEFAULT_IP),
         _master_port(environ),
-        source="local" if LAUNCHER_PID in environ else "torchrun",
+        source=_source(environ),
         store_is_served=is_served,
         attempt=environ.get("TORCHELASTIC_RESTART_COUNT", "0"),
         shares_terminal=True,
         one_host=is_served and environ.get("LOCAL_WORLD_SIZE") == environ["WORLD_SIZE"],
         run_id=environ.get("TORCHELASTIC_RUN_ID", ""),
     )
+
+
+def _source(environ: Mapping[str, str]) -> str:
+    """Who gave this rank torchrun's variables: our own starter, torchrun, or somebody else."""
+    if LAUNCHER_PID in environ:
+        return "local"
+    return "torchrun" if "TORCHELASTIC_RUN_ID" in environ else "environment"
 
 
 def _from_slurm(environ: Mapping[str, str]) -> Identity | None:

@@ -1,6 +1,7 @@
 """The card of a proof as text, from its result alone."""
 
 import textwrap
+from collections.abc import Sequence
 from typing import Any
 
 from cos598d.check.card import WIDTH
@@ -22,9 +23,7 @@ def engine_card(result: dict[str, Any]) -> str:
     for case in result["cases"]:
         rows.append([case["case"], *(_cell(each) for each in case["outcomes"])])
     lines = [f"{result['engine']} beside one process on the whole batch\n", as_text(rows), ""]
-    for case in result["cases"]:
-        lines += _troubles(case)
-    return "\n".join([*lines, summary(result)])
+    return "\n".join([*lines, *_troubles(result["cases"]), summary(result)])
 
 
 def summary(result: dict[str, Any]) -> str:
@@ -35,7 +34,7 @@ def summary(result: dict[str, Any]) -> str:
     made = len(result["cases"]) - len(by_status.pop(NOT_CLAIMED, []))
     held = len(by_status.pop(KEPT, []))
     words = [f"{result['engine']}: {held} of {made} claims hold"]
-    words += [f"{status}: {', '.join(names)}" for status, names in by_status.items()]
+    words += [f"{status}: {_named(names, result['cases'])}" for status, names in by_status.items()]
     return "; ".join(words) + "."
 
 
@@ -54,16 +53,28 @@ def _cell(outcome: dict[str, Any]) -> str:
     return f"{status.upper()} {largest:.0e}" if largest else status.upper()
 
 
-def _troubles(case: dict[str, Any]) -> list[str]:
-    """What is to be said of a case beyond its row, for each of its statuses by the smallest number of ranks."""
-    said: dict[str, tuple[str, list[int]]] = {}
-    for outcome in case["outcomes"]:
-        if outcome["says"] and outcome["status"] != KEPT:
-            said.setdefault(outcome["status"], (outcome["says"], []))[1].append(outcome["world_size"])
+def _troubles(cases: Sequence[dict[str, Any]]) -> list[str]:
+    """What is to be said beyond the rows: of each case and status by the smallest number of ranks. A refusal that
+    several cases have in common, such as one of this number of ranks, is said once."""
+    shared: dict[tuple[str, str, tuple[int, ...]], list[dict[str, Any]]] = {}
+    for case in cases:
+        said: dict[str, tuple[str, list[int]]] = {}
+        for outcome in case["outcomes"]:
+            if outcome["says"] and outcome["status"] != KEPT:
+                said.setdefault(outcome["status"], (outcome["says"], []))[1].append(outcome["world_size"])
+        for status, (words, sizes) in said.items():
+            shared.setdefault((status, words, tuple(sizes)), []).append(case)
     lines = []
-    for status, (words, sizes) in said.items():
-        ranks = f"on {joined(sizes)} rank{'' if sizes == [1] else 's'}"
+    for (status, words, on), those in shared.items():
+        ranks = f"on {joined(on)} rank{'' if on == (1,) else 's'}"
         mark = status if status in (REFUSED, NOT_CLAIMED) else status.upper()
-        lines.append(f"{mark} {ranks}: {case['case']} ({case['says']})")
+        one = f"{those[0]['case']} ({those[0]['says']})"
+        head = f"{mark} {ranks}: {_named([case['case'] for case in those], cases) if len(those) > 1 else one}"
+        lines.append(textwrap.fill(head, WIDTH, subsequent_indent="  ") if len(those) > 1 else head)
         lines.append(textwrap.fill(words, WIDTH, initial_indent="  ", subsequent_indent="  "))
     return lines
+
+
+def _named(names: Sequence[str], cases: Sequence[dict[str, Any]]) -> str:
+    """Cases by name; all of them in a word."""
+    return f"all {len(names)} cases" if len(names) == len(cases) > 1 else ", ".join(names)

@@ -46,7 +46,13 @@ def _accuracy(preds: np.ndarray, labels: np.ndarray) -> dict[str, float]:
 
 _METRICS = {"cola": matthews, "mrpc": acc_and_f1, "qqp": acc_and_f1, "sts-b": pearson_and_spearman}
 _METRICS |= dict.fromkeys(("sst-2", "mnli", "mnli-mm", "qnli", "rte", "wnli"), _accuracy)
-MAIN_METRICS = {matthews: "mcc", acc_and_f1: "acc_and_f1", pearson_and_spearman: "corr", _accuracy: "acc"}
+# The one number that a task is ranked by first.
+NAMES = {
+    matthews: ("mcc",),
+    acc_and_f1: ("acc_and_f1", "acc", "f1"),
+    pearson_and_spearman: ("corr", "pearson", "spearmanr"),
+    _accuracy: ("acc",),
+}
 
 
 def compute_metrics(task_name: str, preds: np.ndarray, labels: np.ndarray) -> dict[str, float]:
@@ -60,6 +66,6 @@ def compute_metrics(task_name: str, preds: np.ndarray, labels: np.ndarray) -> di
     return _METRICS[task_name](preds, labels)
 
 
-def main_metric(task_name: str) -> str:
-    """The key under which `compute_metrics` gives the one number that a task is ranked by."""
-    return MAIN_METRICS[_METRICS[task_name]]
+def metric_names(task_name: str) -> tuple[str, ...]:
+    """The keys of what `compute_metrics` gives; the one that a task is ranked by comes first."""
+    return NAMES[_METRICS[task_name]]

@@ -33,7 +33,7 @@ class GlueTask(Task):
         self.name = form.name
         self.num_labels = len(form.labels) or 1
         self.evaluation_parts = form.dev_parts
-        self.main_metric = metrics.main_metric(form.name)
+        self.metrics = metrics.metric_names(form.name)
 
     def locate(self, data_dir: str | None, environ: Mapping[str, str] = os.environ) -> tuple[Path | None, str]:
         """`data_dir` holds train.tsv, or is the folder above it; GLUE_DIR is always the one above."""

@@ -47,7 +47,7 @@ class SquadTask(Task):
     def __init__(self, options: SquadOptions):
         self.options = options
         self.version = "2.0" if options.version_2_with_negative else "1.1"
-        self.main_metric = "f1"
+        self.metrics = ("f1", "exact" if options.version_2_with_negative else "exact_match")
         self._squads: dict[str, Squad] = {}  # by part
         self._chosen: dict[str, np.ndarray] = {}
 

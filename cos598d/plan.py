@@ -1,0 +1,77 @@
+"""What a training is made of: how many steps, which batch in which, how far each goes, after which it is evaluated."""
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from cos598d.config import RunConfig
+from cos598d.data.sampler import global_batches, steps_per_epoch
+from cos598d.strategies.optimizers import schedule
+
+
+@dataclass
+class Position:
+    """Where a training stands between two steps.
+
+    iteration: steps so far, in all; the next one's number is one more.
+    stepped: those that fp16 did not skip, by which the learning rate goes.
+    evaluated: the iteration after which the last evaluation was; 0 before the first.
+    epoch_iterations, epoch_loss: of the epoch that is not entered yet, how many iterations and the sum of their losses.
+    """
+
+    iteration: int = 0
+    stepped: int = 0
+    evaluated: int = 0
+    epoch_iterations: int = 0
+    epoch_loss: float = 0.0
+
+    def add(self, loss: float) -> None:
+        """A step has ended, whose global batch had this mean loss."""
+        self.epoch_iterations += 1
+        self.epoch_loss += loss
+
+    def end_epoch(self) -> dict[str, float]:
+        """How many iterations the epoch had, and their mean loss; the next one begins."""
+        iterations, loss = self.epoch_iterations, self.epoch_loss
+        self.epoch_iterations, self.epoch_loss = 0, 0.0
+        return {"iterations": iterations, "loss": loss / iterations}
+
+
+class Plan:
+    """The steps of a run, the same on every rank and for every number of ranks.
+
+    Epochs and iterations count from 1. The last epoch may be cut short, by --max_steps or by part of an epoch.
+    """
+
+    def __init__(self, config: RunConfig, examples: int, world_size: int):
+        self.batch_size = config.total_batch_size(world_size)
+        self.epoch_steps = steps_per_epoch(examples, self.batch_size)
+        whole = math.ceil(config.num_train_epochs * self.epoch_steps)
+        self.steps = config.max_steps if config.max_steps > 0 else whole
+        self.learning_rate = schedule(config.lr_scheduler, config.learning_rate, config.warmup_steps, self.steps)
+        self._examples, self._seed, self._eval_steps = examples, config.seed, config.eval_steps
+
+    def epoch_of(self, iteration: int) -> int:
+        """The epoch that an iteration belongs to."""
+        return (iteration - 1) // self.epoch_steps + 1
+
+    def ends_epoch(self, iteration: int) -> bool:
+        """Whether no other iteration of its epoch follows."""
+        return iteration % self.epoch_steps == 0 or iteration == self.steps
+
+    def is_due(self, at: Position) -> bool:
+        """Whether the model is to be evaluated before the next step."""
+        if at.iteration == at.evaluated:
+            return False
+        return self.ends_epoch(at.iteration) or bool(self._eval_steps and at.iteration % self._eval_steps == 0)
+
+    def batches(self, after: int) -> Iterator[tuple[int, np.ndarray]]:
+        """The epoch and the global batch of every iteration that comes after iteration `after` (0: of all)."""
+        for epoch in range(self.epoch_of(after + 1), self.epoch_of(self.steps) + 1):
+            before = (epoch - 1) * self.epoch_steps
+            batches = global_batches(self._examples, self.batch_size, self._seed, epoch - 1)
+            for batch in itertools.islice(batches, max(0, after - before), self.steps - before):
+                yield epoch, batch

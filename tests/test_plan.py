@@ -1,0 +1,64 @@
+"""Which steps a run has, and where it is evaluated, wherever it begins."""
+
+import numpy as np
+import pytest
+
+from cos598d.config import RunConfig
+from cos598d.plan import Plan, Position
+
+EXAMPLES = 10
+
+
+def plan_of(**values):
+    return Plan(RunConfig(total_train_batch_size=4, **values), EXAMPLES, 1)
+
+
+def drawn(plan, after=0):
+    return [(epoch, batch.tolist()) for epoch, batch in plan.batches(after)]
+
+
+@pytest.mark.parametrize("values", [{"num_train_epochs": 2.5}, {"max_steps": 7}, {"max_steps": 1}, {}], ids=str)
+def test_a_training_that_goes_on_sees_the_batches_that_it_would_have_seen(values):
+    plan = plan_of(**values)
+    whole = drawn(plan)
+    assert len(whole) == plan.steps
+    for after in range(plan.steps + 2):
+        assert drawn(plan, after) == whole[after:]
+
+
+def test_every_epoch_has_each_example_once_but_one_that_is_cut_short():
+    whole = drawn(plan_of(num_train_epochs=2.5))
+    assert [epoch for epoch, _ in whole] == [1, 1, 1, 2, 2, 2, 3, 3]
+    for epoch in (1, 2):
+        seen = np.concatenate([batch for its, batch in whole if its == epoch])
+        assert sorted(seen) == list(range(EXAMPLES))
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"num_train_epochs": 2}, [3, 6]),
+        ({"max_steps": 5}, [3, 5]),
+        ({"max_steps": 7, "eval_steps": 2}, [2, 3, 4, 6, 7]),
+    ],
+    ids=str,
+)
+def test_a_run_is_evaluated_after_every_epoch_and_where_it_is_asked_to_be_once(values, expected):
+    plan, at, found = plan_of(**values), Position(), []
+    assert not plan.is_due(at)
+    for iteration in range(1, plan.steps + 1):
+        at.iteration = iteration
+        if plan.is_due(at):
+            found.append(iteration)
+            at.evaluated = iteration
+            assert not plan.is_due(at)
+    assert found == expected
+
+
+def test_a_position_sums_up_the_epoch_that_is_under_way():
+    at = Position()
+    for loss in (1.0, 2.0, 6.0):
+        at.add(loss)
+    assert at.end_epoch() == {"iterations": 3, "loss": 3.0}
+    at.add(5.0)
+    assert at.end_epoch() == {"iterations": 1, "loss": 5.0}
