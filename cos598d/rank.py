@@ -11,6 +11,7 @@ import torch
 from cos598d.comm import communicator as communication
 from cos598d.errors import UserError
 from cos598d.imports import leave_out_compiler
+from cos598d.terminal.signals import ENDING
 from cos598d.world.devices import check_gpus_differ, choose_device, choose_threads, gpu_of
 from cos598d.world.exit import exit_now, first_to_say, print_last_words
 from cos598d.world.identity import Identity
@@ -28,7 +29,11 @@ Prepared = TypeVar("Prepared")
 
 
 class Stopped(BaseException):
-    """SIGTERM arrived. Not an Exception, so that nothing takes it for an error to recover from."""
+    """A scheduler's signal arrived. Not an Exception, so that nothing takes it for an error to recover from."""
+
+    def __init__(self, number: int):
+        super().__init__(number)
+        self.number = signal.Signals(number)
 
 
 class Station(NamedTuple):
@@ -56,21 +61,23 @@ def be_rank(
     seconds: float,
     facts: Mapping[str, Any],
     prepare: Callable[[], Prepared],
-    work: Callable[[Prepared, Meeting | None], None],
+    work: Callable[[Prepared, Meeting | None], int],
 ) -> int:
     """Be one rank and return the process's exit code; every failure is printed as one sentence.
 
     `prepare` finds and checks what this rank can alone, before anybody waits for it. Then the ranks meet within
     `seconds` and compare `facts` (`meet` says how), and each does its `work` with what it prepared and the meeting
-    (None for a single rank).
+    (None for a single rank), and returns what that returns when all have done theirs.
 
     A rank that fails after it met the others tells them, and they leave with its sentence. It does not return then,
     but ends the process: the threads of a broken process group would hold it.
     """
     watchdog: Watchdog | None = None
     is_prepared = False
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    signal.signal(signal.SIGTERM, _on_sigterm)
+    before = {number: signal.getsignal(number) for number in ENDING}
+    for number in before:
+        if number != signal.SIGINT:
+            signal.signal(number, _stop)
     try:
         leave_out_compiler()
         prepared = prepare()
@@ -78,16 +85,17 @@ def be_rank(
         meeting = meet(identity, seconds, facts) if identity.world_size > 1 else None
         if meeting:
             watchdog = Watchdog(meeting)
-        work(prepared, meeting)
+        exit_code = work(prepared, meeting)
         if watchdog:
             watchdog.close()
         communication.close_group()
-        signal.signal(signal.SIGTERM, before[signal.SIGTERM])
-        return 0
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        return exit_code
     except BaseException as error:
         # From here on this process only leaves: a launcher's SIGTERM must not interrupt its last words.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        for number in before:
+            signal.signal(number, signal.SIG_IGN)
         sentence, exit_code = _explain(error, watchdog)
         failed_alone = not is_prepared and isinstance(error, UserError)
     if watchdog:
@@ -116,7 +124,7 @@ def _explain(error: BaseException, watchdog: Watchdog | None) -> tuple[str, int]
     if isinstance(error, KeyboardInterrupt):
         return "interrupted (Ctrl-C).", 128 + signal.SIGINT
     if isinstance(error, Stopped):
-        return "stopped by SIGTERM.", 128 + signal.SIGTERM
+        return f"stopped by {error.number.name}.", 128 + error.number
     if isinstance(error, RuntimeError) and any(word in str(error) for word in BROKEN_COLLECTIVE):
         late = re.search(r"Timed out waiting (\d+)ms", str(error))
         silent = watchdog.silent_neighbours(ANSWER_SECONDS) if watchdog and late else []
@@ -133,8 +141,8 @@ def _explain(error: BaseException, watchdog: Watchdog | None) -> tuple[str, int]
     return f"{type(error).__name__}: {_one_line(error)}.", 1
 
 
-def _on_sigterm(*_: Any) -> None:
-    raise Stopped
+def _stop(number: int, _: Any) -> None:
+    raise Stopped(number)
 
 
 def _without_place(text: str) -> str:

@@ -46,8 +46,9 @@ def run(config: RunConfig, identity: Identity) -> int:
             config.check(identity.world_size)
             return _prepare(config, identity, claims)
 
-        def work(prepared: Prepared, meeting: Meeting | None) -> None:
+        def work(prepared: Prepared, meeting: Meeting | None) -> int:
             _work(config, prepared, meeting, _console(identity), launcher_facts(identity))
+            return 0
 
         return be_rank(identity, config.timeout, config.facts(), prepare, work)
 

@@ -34,10 +34,11 @@ def be_bench_rank(plan: BenchPlan, identity: Identity, deliver: Callable[[dict[s
         plan.check(identity.world_size)
         return _find_model(plan) if plan.sweep != "message_size" else None
 
-    def work(source: ModelSource | None, meeting: Meeting | None) -> None:
+    def work(source: ModelSource | None, meeting: Meeting | None) -> int:
         record = _work(plan, source, meeting)
         if identity.rank == 0:
             deliver(record)
+        return 0
 
     return be_rank(identity, plan.timeout, plan.facts(), prepare, work)
 

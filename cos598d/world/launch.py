@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from types import FrameType
 
 from cos598d.program import program
+from cos598d.terminal.signals import ENDING, GOES_ON
 from cos598d.world.endpoint import listen
 from cos598d.world.identity import LAUNCHER_PID, LISTENER
 from cos598d.world.network import DEFAULT_IP
@@ -18,7 +19,7 @@ from cos598d.world.secret import SECRET_VARIABLE, new_secret
 POLL_SECONDS = 0.05
 SAY_SECONDS = 0.5  # when one has failed, the others have so long to hear it and say so before they are stopped
 STOP_SECONDS = 30.0  # how long a worker may take to stop
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGQUIT)
 
 
 class _Stopped(BaseException):
@@ -33,7 +34,8 @@ def start_local_workers(world_size: int, master_port: int | None, arguments: Seq
 
     Every worker runs this same program with `arguments`. Rank 0 inherits a socket on loopback that is opened here, and
     all get a secret that only they know. When one fails, the others are stopped, and the result is its exit code
-    (128 + N where signal N ended it). Raises UserError where the port is taken.
+    (128 + N where signal N ended it, or ended all). The first signal that comes here is passed on, so that workers that
+    train can save what they have; a further Ctrl-C ends them. Raises UserError where the port is taken.
     """
     workers: list[subprocess.Popen] = []
     asked = signal.SIGTERM
@@ -56,7 +58,16 @@ def start_local_workers(world_size: int, master_port: int | None, arguments: Seq
                         start_new_session=True,  # a Ctrl-C reaches this process alone, which passes it on
                     )
                 )
-        return _wait(workers)
+        try:
+            return _wait(workers)
+        except _Stopped as stopped:
+            for number in SIGNALS:  # schedulers repeat theirs; who presses Ctrl-C again means it
+                if number != signal.SIGINT:
+                    signal.signal(number, signal.SIG_IGN)
+            for worker in workers:  # to which SIGHUP and SIGQUIT mean nothing
+                worker.send_signal(stopped.number if stopped.number in ENDING else signal.SIGTERM)
+            exit_code = _wait(workers)
+            return exit_code if exit_code in (0, GOES_ON) else 128 + stopped.number
     except _Stopped as stopped:
         if stopped.number == signal.SIGINT:  # the workers say themselves that they were interrupted
             asked = signal.SIGINT
@@ -96,7 +107,8 @@ def _wait(workers: Sequence[subprocess.Popen]) -> int:
         failed = min((code for code in codes if code), default=None)
         if failed is not None:
             rank = codes.index(failed)
-            _wait_for_all(workers, SAY_SECONDS)
+            # Ranks that leave in order, with 0 or to go on later, do so together.
+            _wait_for_all(workers, STOP_SECONDS if failed == GOES_ON else SAY_SECONDS)
             if failed < 0:
                 print(f"rank {rank} was ended by {signal.Signals(-failed).name}.", file=sys.stderr)
             return failed if failed > 0 else 128 - failed

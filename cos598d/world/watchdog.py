@@ -22,6 +22,7 @@ import time
 
 from cos598d.errors import UserError
 from cos598d.terminal.printable import printable
+from cos598d.terminal.signals import is_noted
 from cos598d.world.channel import READ_BYTES
 from cos598d.world.exit import LOST_RANK, exit_now
 from cos598d.world.identity import check_launcher
@@ -208,7 +209,7 @@ class Watchdog:
         self._end(sentence if "lost" in message else f"stopped because rank {int(message['failed'])} did: {sentence}")
 
     def _on_signal(self, number: int) -> None:
-        if number not in (signal.SIGINT, signal.SIGTERM):
+        if is_noted(number) or number not in (signal.SIGINT, signal.SIGTERM):
             return
         # The main thread's handler raises where it can; out of a collective there is no other way than this.
         if not self._leaving.wait(GRACE_SECONDS):

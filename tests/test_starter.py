@@ -1,0 +1,93 @@
+"""The starter of local ranks passes on what it is asked, and leaves as they do."""
+
+import signal
+
+import pytest
+from programs import ROOT
+
+# Its workers save for a while when they are asked to end, and obey the Ctrl-C after that; `words` say how they end.
+SCRIPT = """
+import os, signal, sys, time
+
+if "RANK" not in os.environ:
+    from cos598d.world.launch import start_local_workers
+    sys.exit(start_local_workers(2, None, sys.argv[1:]))
+
+asked = []
+
+def ask(number, _):
+    if asked and number == signal.SIGINT:
+        print(f"rank {os.environ['RANK']} leaves at once", flush=True)
+        os._exit(130)
+    asked.append(number)
+
+for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+    signal.signal(number, ask)
+print(f"rank {os.environ['RANK']} trains", flush=True)
+while not asked:
+    time.sleep(0.01)
+print(f"rank {os.environ['RANK']} was asked by {signal.Signals(asked[0]).name}", flush=True)
+seconds, code = sys.argv[1:]
+until = time.monotonic() + float(seconds) * (1 + int(os.environ["RANK"]))
+while time.monotonic() < until:
+    time.sleep(0.01)
+sys.exit(int(code))
+"""
+
+
+@pytest.fixture
+def starter(start, tmp_path):
+    """Start two such workers: starter(seconds of saving, their exit code)."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+
+    def _starter(seconds, code):
+        program = start("starter", [tmp_path / "script.py", seconds, code], {"PYTHONPATH": str(ROOT)})
+        for rank in range(2):
+            program.wait_for(f"rank {rank} trains")
+        return program
+
+    return _starter
+
+
+@pytest.mark.parametrize(
+    ("number", "passed_on"),
+    [
+        (signal.SIGTERM, "SIGTERM"),
+        (signal.SIGUSR1, "SIGUSR1"),
+        (signal.SIGINT, "SIGINT"),
+        (signal.SIGHUP, "SIGTERM"),
+    ],
+)
+def test_a_request_is_passed_on_and_the_workers_have_time_to_save(starter, number, passed_on):
+    program = starter(0.5, 75)
+    program.process.send_signal(number)
+    for rank in range(2):
+        program.wait_for(f"rank {rank} was asked by {passed_on}")
+    for repeated in (signal.SIGTERM, signal.SIGUSR1):  # by a scheduler
+        program.process.send_signal(repeated)
+    assert program.wait() == 75, program.text
+    assert "stopped by" not in program.text
+
+
+def test_workers_that_end_by_it_any_other_way_were_ended_by_the_signal(starter):
+    """Whoever of them is told of the other's end has exit code 1."""
+    program = starter(0, 1)
+    program.process.send_signal(signal.SIGTERM)
+    assert program.wait() == 128 + signal.SIGTERM, program.text
+
+
+def test_workers_that_were_done_anyway_are_done(starter):
+    program = starter(0, 0)
+    program.process.send_signal(signal.SIGTERM)
+    assert program.wait() == 0, program.text
+
+
+def test_the_second_ctrl_c_ends_the_workers_at_once(starter):
+    program = starter(600, 75)
+    program.process.send_signal(signal.SIGINT)
+    for rank in range(2):
+        program.wait_for(f"rank {rank} was asked by SIGINT")
+    program.process.send_signal(signal.SIGINT)
+    assert program.wait() == 130, program.text
+    for rank in range(2):
+        assert f"rank {rank} leaves at once" in program.text
