@@ -110,8 +110,7 @@ class GrowingFile:
         """Write all of it to the disk under a temporary name: a full disk raises here, `publish` only renames."""
         with self._named():
             self._handle.flush()
-            with _if_supported():
-                os.fsync(self._handle.fileno())  # over a network, or with a quota, a full disk raises only here
+            sync_to_disk(self._handle.fileno())  # over a network, or with a quota, a full disk raises only here
             self._is_complete = True
             if self._beside is None:
                 source = _by_descriptor(self._handle.fileno())
@@ -156,14 +155,32 @@ class GrowingFile:
             raise
 
 
-@contextlib.contextmanager
-def _if_supported() -> Iterator[None]:
-    """Ignore that a file system does not support the block's call."""
+def sync_to_disk(descriptor: int) -> None:
+    """Wait until an open file, or the names in an open folder, would survive a crash, if the file system can tell."""
     try:
-        yield
+        os.fsync(descriptor)
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
             raise
+
+
+def sync_folder(path: str | os.PathLike) -> None:
+    """As `sync_to_disk`, the names of what is in the folder `path`."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        sync_to_disk(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def unfinished(path: str | os.PathLike) -> Iterator[None]:
+    """Have `path`, a file or a folder, deleted if this process ends at once before the block does."""
+    _unfinished.add(str(path))
+    try:
+        yield
+    finally:
+        _unfinished.discard(str(path))
 
 
 def _by_descriptor(descriptor: int) -> str:

@@ -1,0 +1,19 @@
+"""Checkpoints: what a run needs to go on to the last bit, written while it trains, and read by any strategy."""
+
+from cos598d.checkpoints.layout import FOLDER
+from cos598d.checkpoints.randomness import load_random_states, random_states
+from cos598d.checkpoints.restore import AUTO, Checkpoint, Restored, find
+from cos598d.checkpoints.saving import Checkpoints
+from cos598d.checkpoints.snapshot import Own
+
+__all__ = [
+    "AUTO",
+    "FOLDER",
+    "Checkpoint",
+    "Checkpoints",
+    "Own",
+    "Restored",
+    "find",
+    "load_random_states",
+    "random_states",
+]

@@ -1,0 +1,238 @@
+"""Going on from a checkpoint: which one, whether it is whole, and its state on every rank, read by rank 0 alone."""
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from cos598d.checkpoints.contents import Contents, read_contents
+from cos598d.checkpoints.disks import transfer
+from cos598d.checkpoints.layout import FOLDER, MANIFEST, Damaged, check_digests, read_manifest, steps
+from cos598d.checkpoints.snapshot import OF_STRATEGY, OF_TRAINING, Own
+from cos598d.checkpoints.tensors import as_bytes
+from cos598d.comm.communicator import Communicator
+from cos598d.comm.ledger import STATE, dtype_name
+from cos598d.errors import UserError
+from cos598d.strategies.base import Strategy
+from cos598d.strategies.state import BUFFERS, WEIGHTS, Whole, put_into_model
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What came back beside the strategy's state.
+
+    own: what the rank of this number remembered; None if there was no such rank. is_same_world: whether as many ranks
+    go on under the same sync with the same options, so that everything is as it was. lost: what begins afresh because
+    it is not, in words; None where that is nothing to be missed.
+    """
+
+    own: Own | None
+    is_same_world: bool
+    lost: str | None
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that was found whole. Every rank has one; its files are read by rank 0.
+
+    training: what was given to `Checkpoints.save`. remarks: sentences about damaged ones that were passed over. run:
+    what all checkpoints of one run share.
+    """
+
+    path: Path
+    iteration: int
+    world_size: int
+    run: str
+    training: dict[str, Any]
+    sync: dict[str, Any]
+    scalars: dict[str, Any]
+    remarks: list[str] = field(default_factory=list)
+    contents: Contents | None = field(default=None, repr=False)  # on rank 0
+
+    def restore(self, strategy: Strategy, comm: Communicator, sync: Mapping[str, Any]) -> Restored:
+        """Load `strategy`, attached and not stepped yet, on every rank; return what this rank remembered beside it.
+
+        `sync` is what was given to `Checkpoints`: where it or the number of ranks differs, what the strategy alone
+        remembers on each rank is dropped. Raises UserError, the same on every rank, where this is another model's.
+        """
+        strategy.load_state(self._wholes(comm))
+        strategy.load_scalars(self.scalars)
+        is_same_world = comm.world_size == self.world_size and dict(sync) == self.sync
+        facts, tensors = self._own(comm, with_strategy=is_same_world)
+        self._close()
+        if is_same_world:
+            strategy.load_own_state(*_of(OF_STRATEGY, facts, tensors))
+        own = Own(*_of(OF_TRAINING, facts, tensors)) if comm.rank < self.world_size else None
+        return Restored(own, is_same_world, None if is_same_world else strategy.own_is_lost)
+
+    def load_model(self, model: nn.Module, comm: Communicator) -> None:
+        """Put weights and buffers alone into a model that is whole on every rank; every rank must call it."""
+        for whole in self._wholes(comm, (WEIGHTS, BUFFERS)):
+            put_into_model(model, whole)
+        self._close()
+
+    def _close(self) -> None:
+        if self.contents:
+            self.contents.close()
+
+    def _wholes(self, comm: Communicator, kinds: Sequence[str] = ()) -> Iterator[Whole]:
+        """Every tensor of the state, of some `kinds` or all, one after the other, on every rank."""
+        here = self.contents
+        entries = broadcast_json(comm, [entry.facts() for entry in here.entries] if here else None, "checkpoint")
+        for place, (kind, name, shape, dtype) in enumerate(entries):
+            if kinds and kind not in kinds:
+                continue
+            tensor = here.read(place) if here else torch.empty(shape, dtype=getattr(torch, dtype))
+            _broadcast(comm, tensor, f"{kind}/{name}")
+            yield Whole(kind, name, tensor)
+
+    def _own(self, comm: Communicator, with_strategy: bool) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """What this rank remembered; each rank's goes to it alone. Nothing where there was no such rank."""
+        mine: tuple[dict[str, Any], dict[str, torch.Tensor]] = ({}, {})
+        here = self.contents
+        for rank in range(min(self.world_size, comm.world_size)):
+            facts: dict[str, Any] = {}
+            tensors: dict[str, torch.Tensor] = {}
+            if here is not None:
+                facts, tensors = here.own(rank, (OF_TRAINING, OF_STRATEGY) if with_strategy else (OF_TRAINING,))
+            forms = [(name, tuple(tensor.shape), dtype_name(tensor.dtype)) for name, tensor in tensors.items()]
+            facts, forms = broadcast_json(comm, (facts, forms), f"rank{rank}")
+            if rank and comm.rank in (0, rank):
+                if comm.rank:
+                    tensors = {name: torch.empty(shape, dtype=getattr(torch, dtype)) for name, shape, dtype in forms}
+                transfer(comm, {f"rank{rank}": tensors}, source=0, target=rank)
+            if comm.rank == rank:
+                mine = facts, tensors
+        return mine
+
+
+def find(resume: str, folder: Path | None, comm: Communicator) -> Checkpoint | None:
+    """The checkpoint to go on from, the same on every rank; every rank must call it, and only rank 0 looks.
+
+    `resume` is "auto": the newest whole one in `folder`, a run's folder of checkpoints, or None where there is none at
+    all; or a path: a checkpoint, or a folder in which the newest whole one is taken, a run's or its checkpoints'.
+    Raises UserError, the same on every rank, where there is none to take; names the damaged ones.
+    """
+    return _on_all_ranks(comm, lambda: _newest(folder) if resume == AUTO else _named(Path(resume).expanduser()))
+
+
+def find_best(folder: Path, run: str, comm: Communicator) -> Checkpoint | None:
+    """The best whole checkpoint in `folder` of those of a run, the same on every rank; None where there is none.
+
+    Every rank must call it.
+    """
+
+    def look() -> Checkpoint | None:
+        for _, place in steps(folder):
+            with contextlib.suppress(Damaged):
+                manifest = read_manifest(place)
+                if manifest.is_best and manifest.run == run:  # each was better than all before it
+                    return open_checkpoint(place)
+        return None
+
+    return _on_all_ranks(comm, look)
+
+
+def _on_all_ranks(comm: Communicator, look: Callable[[], Checkpoint | None]) -> Checkpoint | None:
+    """What rank 0 finds, on every rank; its UserError too."""
+    found: Checkpoint | None = None
+    facts: dict[str, Any] = {}
+    if comm.rank == 0:
+        try:
+            found = look()
+        except UserError as error:
+            facts["refused"] = str(error)
+        if found:
+            names = ("iteration", "world_size", "run", "training", "sync", "scalars", "remarks")
+            facts = {"path": str(found.path), **{name: getattr(found, name) for name in names}}
+    facts = comm.exchange(facts)[0]
+    if "refused" in facts:
+        raise UserError(facts["refused"])
+    if comm.rank == 0 or not facts:
+        return found
+    return Checkpoint(**{**facts, "path": Path(facts["path"])})
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """The checkpoint in the folder `path`, every byte of it verified. Raises Damaged."""
+    manifest = read_manifest(path)
+    check_digests(path, manifest)
+    contents = read_contents(path, manifest)
+    training = contents.training
+    return Checkpoint(
+        path,
+        manifest.iteration,
+        manifest.world_size,
+        manifest.run,
+        training["training"],
+        training["sync"],
+        training["scalars"],
+        contents=contents,
+    )
+
+
+def _named(path: Path) -> Checkpoint:
+    """The checkpoint that the user named by a folder."""
+    if not path.is_dir():
+        raise UserError(f"--resume {path}: there is no such folder: give a checkpoint's, a run's, or auto.")
+    if (path / FOLDER).is_dir():
+        path = path / FOLDER
+    if not (path / MANIFEST).exists() and (newest := _newest(path)):
+        return newest
+    try:
+        return open_checkpoint(path)
+    except Damaged as error:
+        raise UserError(f"--resume {path}: this is no whole checkpoint ({error}): give another one, or auto.") from None
+
+
+def _newest(folder: Path | None) -> Checkpoint | None:
+    """The newest whole checkpoint; None where there is none at all. UserError where there are, and none is whole."""
+    remarks: list[str] = []
+    for _, place in steps(folder) if folder is not None and folder.is_dir() else []:
+        try:
+            found = open_checkpoint(place)
+        except Damaged as error:
+            remarks.append(f"the checkpoint {place} is damaged ({error}).")
+            continue
+        found.remarks.extend(remarks)
+        return found
+    if remarks:
+        others = f", and {len(remarks) - 1} more" if len(remarks) > 1 else ""
+        raise UserError(f"no whole checkpoint is left in {folder}: {remarks[0].removesuffix('.')}{others}.")
+    return None
+
+
+def broadcast_json(comm: Communicator, value: Any, name: str) -> Any:
+    """Rank 0's value (JSON, however long) on every rank."""
+    text = bytearray(json.dumps(value).encode()) if comm.rank == 0 else bytearray()
+    size = torch.tensor([len(text)])
+    _broadcast(comm, size, name)
+    content = torch.frombuffer(text, dtype=torch.uint8) if comm.rank == 0 else torch.empty(int(size), dtype=torch.uint8)
+    _broadcast(comm, content, name)
+    return json.loads(content.numpy().tobytes())
+
+
+def _broadcast(comm: Communicator, tensor: torch.Tensor, name: str) -> None:
+    """Put rank 0's tensor, on the host, into each rank's."""
+    if comm.world_size == 1:
+        return
+    host = as_bytes(tensor)
+    travelling = host if comm.backend == "gloo" else host.to(comm.device)
+    comm.broadcast(travelling, name, purpose=STATE)
+    if comm.rank and travelling is not host:
+        host.copy_(travelling)
+
+
+def _of(
+    whose: str, facts: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
+) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """What of a rank's memory is the training's, or the strategy's."""
+    inside = {name.removeprefix(f"{whose}/"): t for name, t in tensors.items() if name.startswith(f"{whose}/")}
+    return facts.get(whose, {}), inside

@@ -1,0 +1,154 @@
+"""The checkpoints of a run as its training loop sees them: save, hear how it went, close."""
+
+import contextlib
+import secrets
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from cos598d.checkpoints.disks import find_far_ranks, send_parts
+from cos598d.checkpoints.layout import TRAINING, Manifest
+from cos598d.checkpoints.prune import tidy
+from cos598d.checkpoints.restore import Checkpoint, find_best
+from cos598d.checkpoints.snapshot import HostMemory, Own, Part, take
+from cos598d.checkpoints.writer import Place, Writing
+from cos598d.comm.communicator import Communicator
+from cos598d.errors import UserError
+from cos598d.files import json_text
+from cos598d.locks import locked
+from cos598d.strategies.base import Strategy
+
+
+class Checkpoints:
+    """Where a run keeps its checkpoints; a context. Every rank makes one and calls its methods alike:
+
+        with Checkpoints(folder, comm, keep, describe, sync, resumed) as checkpoints:
+            ...
+            checkpoints.save(strategy, iteration, training, own, is_best)    # between two steps
+            for sentence in checkpoints.poll(): ...                          # after every step
+            ...
+            for sentence in checkpoints.close(): ...                         # before what follows the training
+
+    `save` copies what this rank contributes and returns; a thread writes it while the next steps run. One checkpoint is
+    written at a time: the next `save` waits for the last. A disk that refuses costs that checkpoint, not the run.
+    Leaving the context without `close` gives up the one that is being written.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        comm: Communicator,
+        keep: int,
+        describe: Callable[[Path], None],
+        sync: Mapping[str, Any],
+        resumed: Checkpoint | None = None,
+    ):
+        """Rank 0 makes `folder` and removes what killed saves left there; whoever comes second while it is open fails.
+
+        `keep` newest checkpoints and the best one stay. `describe(folder)` writes a model's configuration and
+        vocabulary. `sync` is what the strategy's own state depends on beside the number of ranks: its name and options.
+        `resumed` is the checkpoint that this run goes on from. Raises UserError, the same on every rank, where the
+        folder is in use by another run or cannot be written.
+        """
+        self._comm, self._sync = comm, dict(sync)
+        self._memory = HostMemory(comm.device)
+        with contextlib.ExitStack() as lock:
+
+            def prepare() -> None:
+                folder.mkdir(parents=True, exist_ok=True)
+                if not lock.enter_context(locked(folder)):
+                    raise UserError(f"{folder} is in use by another run: choose another --output_dir.")
+                tidy(folder)
+
+            token, self._far = find_far_ranks(folder, comm, prepare)
+            self._lock = lock.pop_all()
+        self._near = [rank for rank in range(1, comm.world_size) if rank not in self._far]
+        self._run = resumed.run if resumed else comm.exchange(secrets.token_hex(8))[0]
+        self._place = Place(folder, keep, token, describe)
+        self._writing: Writing | None = None
+        self._sentences: list[str] = []
+        #: The iteration of the newest checkpoint that is known to be whole, on rank 0; None before the first.
+        self.newest: int | None = resumed.iteration if resumed else None
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        if self._writing is not None:
+            self._writing.give_up()
+        self._lock.close()
+
+    def save(
+        self,
+        strategy: Strategy,
+        iteration: int,
+        training: Mapping[str, Any],
+        own: Own,
+        is_best: bool = False,
+    ) -> None:
+        """Copy the state of the training after `iteration`, and have it written.
+
+        `training` (JSON) is what all ranks know alike, `own` what this rank alone does; both come back from
+        `Checkpoint.restore`. `is_best`: by whichever measure, this is better than every earlier one. Every rank must
+        call it between two steps. Returns when the training may go on.
+        """
+        self._finish()
+        comm = self._comm
+        part = take(strategy, comm.rank, own, self._memory)
+        if comm.rank == 0:
+            part.texts[TRAINING] = json_text(
+                {
+                    "iteration": iteration,
+                    "world_size": comm.world_size,
+                    "sync": self._sync,
+                    "scalars": strategy.scalars(),
+                    "training": training,
+                }
+            )
+        parts: list[Part] = [part]
+        if self._far:
+            parts += send_parts(part, self._far, comm, self._memory)
+        if comm.rank in self._far:
+            return
+        manifest = Manifest(self._run, iteration, comm.world_size, is_best, {})
+        self._writing = Writing(self._place, manifest, parts, self._memory, comm.store, comm.rank, self._near)
+        self._writing.start()
+
+    def poll(self) -> list[str]:
+        """What there is to say since the last call, in sentences, on rank 0: a checkpoint that could not be written.
+
+        Costs nothing. Raises what a writing thread failed with if no disk is to blame.
+        """
+        if self._writing is not None and not self._writing.is_alive():
+            self._finish()
+        sentences, self._sentences = self._sentences, []
+        return sentences
+
+    def best(self) -> Checkpoint | None:
+        """The best checkpoint of this run that is there, the same on every rank; every rank must call it."""
+        return find_best(self._place.folder, self._run, self._comm)
+
+    def close(self) -> list[str]:
+        """Wait for the checkpoint that is being written, on rank 0 until it is whole; return what `poll` does."""
+        self._finish()
+        return self.poll()
+
+    def _finish(self) -> None:
+        writing, self._writing = self._writing, None
+        if writing is None:
+            return
+        writing.join()
+        if writing.defect is not None:
+            raise writing.defect
+        if self._comm.rank:
+            return
+        if writing.reason is None:
+            self.newest = writing.manifest.iteration
+        else:
+            stands = "there is none yet" if self.newest is None else f"that of iteration {self.newest} is whole"
+            self._sentences.append(
+                f"the checkpoint of iteration {writing.manifest.iteration} cannot be written to {self._place.folder} "
+                f"({writing.reason}): make room there; the training goes on, and {stands}."
+            )
+        if writing.remark:
+            self._sentences.append(writing.remark)

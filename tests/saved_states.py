@@ -1,0 +1,101 @@
+"""A strategy that only has a state, and checkpoints of it, for tests."""
+
+from pathlib import Path
+
+import torch
+
+from cos598d.checkpoints import Checkpoints, Own
+from cos598d.files import write_json
+from cos598d.strategies.base import Strategy
+from cos598d.strategies.state import BUFFERS, STEP, WEIGHTS, Piece
+
+SYNC = {"sync": "fake", "bucket_mb": 25}
+SHAPES = {"embedding.weight": (7, 3), "layer.bias": (5,), "layer.scale": (), "head.weight": (4, 2, 2), "empty": (0, 3)}
+TRAINED = ("embedding.weight", "layer.bias", "layer.scale", "head.weight")
+
+
+class Stateful(Strategy):
+    """Weights and a buffer on rank 0, two values of each trained weight cut over the ranks as evenly as it goes.
+
+    All values follow from `seed`, the same for the whole world; each rank's own from `seed` and its rank.
+    """
+
+    own_is_lost = "the fake memory begins afresh"
+
+    def __init__(self, comm, seed=0, scale=1):
+        self.comm, self.loaded, self.own, self.scalars_loaded = comm, {}, None, None
+        draw = torch.Generator().manual_seed(seed)
+        shapes = {name: tuple(size * scale for size in shape) for name, shape in SHAPES.items()}
+        self.wholes = {(WEIGHTS, name): torch.randn(shape, generator=draw) for name, shape in shapes.items()}
+        self.wholes[BUFFERS, "layer.counted"] = torch.randint(100, (3,), generator=draw)
+        for name in TRAINED:
+            for kind in ("exp_avg", "exp_avg_sq"):
+                self.wholes[kind, name] = torch.randn(shapes[name], generator=draw).bfloat16()
+            self.wholes[STEP, name] = torch.tensor(float(seed))
+        self.mine = torch.randn(6, generator=draw) + comm.rank
+        self.seed = seed
+
+    def state(self):
+        for (kind, name), whole in self.wholes.items():
+            if kind in (WEIGHTS, BUFFERS, STEP):
+                if self.comm.rank == 0:
+                    yield Piece.of_whole(kind, name, whole)
+                continue
+            begin = 0
+            for rank, part in enumerate(whole.reshape(-1).tensor_split(self.comm.world_size)):
+                if rank == self.comm.rank and part.numel():
+                    yield Piece(kind, name, tuple(whole.shape), begin, part)
+                begin += part.numel()
+
+    def load_state(self, wholes):
+        self.loaded = {(whole.kind, whole.name): whole.tensor.clone() for whole in wholes}
+
+    def scalars(self):
+        return {"loss_scale": 2.0**self.seed}
+
+    def load_scalars(self, scalars):
+        self.scalars_loaded = scalars
+
+    def own_state(self):
+        return {"counter": self.seed + self.comm.rank}, {"error": self.mine}
+
+    def load_own_state(self, facts, tensors):
+        self.own = facts, {name: tensor.clone() for name, tensor in tensors.items()}
+
+    def assert_loaded(self, other):
+        """That this one has been given the state of `other`, to the last bit."""
+        assert self.loaded.keys() == other.wholes.keys()
+        for name, tensor in other.wholes.items():
+            found = self.loaded[name]
+            assert found.shape == tensor.shape, name
+            assert found.dtype == tensor.dtype, name
+            assert torch.equal(found, tensor), name
+
+
+def describe(folder: Path) -> None:
+    """What stands beside the weights of a model."""
+    write_json(folder / "config.json", {"layers": 2})
+    (folder / "vocab.txt").write_text("one\ntwo\n")
+
+
+def own_of(comm, seed):
+    """What a rank remembers of a training."""
+    return Own({"row": seed * 100 + comm.rank}, {"random": torch.arange(4) + comm.rank + seed})
+
+
+def open_checkpoints(folder, comm, keep=2, resumed=None):
+    """The checkpoints of a run of the fake strategy."""
+    return Checkpoints(Path(folder), comm, keep, describe, SYNC, resumed)
+
+
+def save(checkpoints, comm, iteration, is_best=False):
+    """Save the state that follows from the iteration's number; return what there is to say of it."""
+    training = {"position": {"epoch": 1, "iteration": iteration}}
+    checkpoints.save(Stateful(comm, iteration), iteration, training, own_of(comm, iteration), is_best)
+    return checkpoints.close()
+
+
+def save_all(folder, comm, *iterations, keep=2, best=(), resumed=None):
+    """Save at several iterations, each whole before the next."""
+    with open_checkpoints(folder, comm, keep, resumed) as checkpoints:
+        return [sentence for each in iterations for sentence in save(checkpoints, comm, each, each in best)]

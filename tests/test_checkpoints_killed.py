@@ -1,0 +1,199 @@
+"""Killed, or out of room, at any step of a save: the older checkpoints are whole, and the next start goes on."""
+
+import os
+import shutil
+import signal
+import sys
+import traceback
+from pathlib import Path
+
+import pytest
+import torch
+from full_disk import needs_small_disks, on_small_disk
+from saved_states import SYNC, Stateful, open_checkpoints, own_of, save, save_all
+from worlds import RankFailure, run_ranks
+
+from cos598d.checkpoints import find, writer
+from cos598d.comm.communicator import Communicator
+
+COMM = Communicator(None, "gloo", torch.device("cpu"))
+
+
+def kill_myself():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def run_killed(folder, work, step):
+    """Run `work(tell)` in a process that is killed before its `step`-th operation on the disk under `folder`.
+
+    Returns what it told before, as numbers, and whether it came to its end.
+    """
+    reader, written = os.pipe()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            count = 0
+
+            def on_event(event, arguments):
+                nonlocal count
+                if event == "sync" or (isinstance(arguments[0], (str, Path)) and str(folder) in str(arguments[0])):
+                    count += 1
+                    if count == step:
+                        kill_myself()
+
+            def sync_then(descriptor, sync=writer.sync_to_disk):
+                on_event("sync", (None,))
+                sync(descriptor)
+
+            from cos598d.checkpoints import tensors
+
+            tensors.sync_to_disk = writer.sync_to_disk = sync_then
+            sys.addaudithook(lambda event, arguments: on_event(event, arguments or (None,)))
+            work(lambda number: os.write(written, bytes([number])))
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    os.close(written)
+    with os.fdopen(reader, "rb") as told:
+        numbers = list(told.read())
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert code in (0, -signal.SIGKILL)
+    return numbers, code == 0
+
+
+def work_in(folder):
+    """Go back to iteration 4; save 6, which replaces what stands there and drops 8, and 7."""
+
+    def work(tell):
+        resumed = find(str(folder / "step-00000004"), None, COMM)
+        with open_checkpoints(folder, COMM, 1, resumed) as checkpoints:
+            for iteration in (6, 7):
+                assert save(checkpoints, COMM, iteration) == []
+                tell(iteration)
+
+    return work
+
+
+def test_killed_before_any_operation_on_the_disk_a_save_costs_no_more_than_itself(tmp_path):
+    kept = tmp_path / "kept"
+    save_all(kept, COMM, 2, 4, 6, 8, keep=3)
+    is_whole, step, killed = False, 0, 0
+    while not is_whole:
+        step += 1
+        folder = tmp_path / "checkpoints"
+        shutil.copytree(kept, folder)
+        told, is_whole = run_killed(folder, work_in(folder), step)
+        killed += not is_whole
+
+        with open_checkpoints(folder, COMM):  # as the next start does
+            assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == [], step
+        found = find("auto", folder, COMM)
+        assert found.remarks == [], f"nothing is damaged, killed at {step}"
+        allowed = {(): {8, 6}, (6,): {6, 7}, (6, 7): {7}}[tuple(told)]
+        assert found.iteration in allowed, f"killed at {step}, having saved {told}"
+        strategy = Stateful(COMM)
+        found.restore(strategy, COMM, SYNC)
+        strategy.assert_loaded(Stateful(COMM, found.iteration))
+        save_all(folder, COMM, 9, resumed=found)
+        assert find("auto", folder, COMM).iteration == 9
+        shutil.rmtree(folder)
+    assert killed > 60, "the hook saw the operations"
+
+
+def killed_while_writing(comm, folder, rank, function):
+    save_all(folder, comm, 3)
+    comm.exchange("the first is whole")
+    if comm.rank == rank:
+        setattr(writer, function, lambda *_: kill_myself())
+    with open_checkpoints(folder, comm) as checkpoints:
+        checkpoints.save(Stateful(comm, 4), 4, {}, own_of(comm, 4))
+        comm.exchange("the training goes on")
+        checkpoints.close()
+        comm.exchange("never, with a rank gone")
+
+
+@pytest.mark.parametrize(
+    ("rank", "function"), [(0, "write_tensors"), (1, "write_tensors"), (0, "take_name"), (0, "prune")]
+)
+def test_a_rank_that_is_killed_while_writing_takes_the_others_down_and_not_the_older_checkpoint(
+    tmp_path, rank, function
+):
+    with pytest.raises(RankFailure):
+        run_ranks(2, killed_while_writing, str(tmp_path), rank, function)
+    found = find("auto", tmp_path, COMM)
+    assert (found.iteration, found.remarks) == (4 if function == "prune" else 3, [])
+
+
+FULL = """
+import torch
+from cos598d.checkpoints import find, writer
+from cos598d.comm.communicator import Communicator
+from saved_states import SYNC, Stateful, open_checkpoints, own_of
+
+comm, checkpoints_folder, found = Communicator(None, "gloo", torch.device("cpu")), place / "checkpoints", []
+if not values["is_foreseen"]:
+    writer.Writing._check_room = lambda *_: None
+with open_checkpoints(checkpoints_folder, comm) as checkpoints:
+    for iteration, room in enumerate((None, *values["rooms"], None), 1):
+        if room is not None:
+            leave(room)
+        checkpoints.save(Stateful(comm, iteration, scale=20), iteration, {}, own_of(comm, iteration))
+        said = checkpoints.close()
+        (place / "filler").unlink(missing_ok=True)
+        names = sorted(path.name for path in checkpoints_folder.iterdir())
+        found.append([room, said, names, find("auto", checkpoints_folder, comm).iteration])
+"""
+
+
+@needs_small_disks
+@pytest.mark.parametrize("is_foreseen", [True, False])
+def test_a_full_disk_costs_that_checkpoint_and_one_sentence(tmp_path, is_foreseen):
+    rooms = [0, 8, 100, 400]
+    first, *full, last = on_small_disk(tmp_path / "disk", "16m", FULL, rooms=rooms, is_foreseen=is_foreseen)
+    assert first == [None, [], ["step-00000001"], 1]
+    for iteration, (room, said, names, newest) in enumerate(full, 2):
+        (sentence,) = said
+        assert sentence == (
+            f"the checkpoint of iteration {iteration} cannot be written to {tmp_path / 'disk' / 'checkpoints'} "
+            "(No space left on device): make room there; the training goes on, and that of iteration 1 is whole."
+        ), room
+        assert (names, newest) == (["step-00000001"], 1)
+    assert last == [None, [], ["step-00000001", "step-00000006"], 6]
+
+
+READ_ONLY = """
+import subprocess, torch
+from cos598d.comm.communicator import Communicator
+from cos598d.errors import UserError
+from saved_states import open_checkpoints, save
+
+comm, found = Communicator(None, "gloo", torch.device("cpu")), []
+(place / "run").mkdir()
+
+def allow(how):
+    subprocess.run(["mount", "-o", f"remount,{how}", "/proc/self/cwd"], check=True)
+
+with open_checkpoints(place / "run" / "checkpoints", comm) as checkpoints:
+    found.append(save(checkpoints, comm, 1))
+    allow("ro")
+    found.append(save(checkpoints, comm, 2))
+    allow("rw")
+    found.append(save(checkpoints, comm, 3))
+allow("ro")
+try:
+    open_checkpoints(place / "run" / "checkpoints", comm)
+except UserError as error:
+    found.append(str(error))
+"""
+
+
+@needs_small_disks
+def test_a_folder_that_may_not_be_written_is_named(tmp_path):
+    first, second, third, sentence = on_small_disk(tmp_path / "disk", "4m", READ_ONLY)
+    folder = tmp_path / "disk" / "run" / "checkpoints"
+    assert first == third == []
+    assert second[0].startswith(f"the checkpoint of iteration 2 cannot be written to {folder} (Read-only file system)")
+    assert sentence == f"no checkpoint can be kept in {folder} (Read-only file system): choose another --output_dir."
