@@ -15,6 +15,7 @@ from cos598d.fields import check_flags, defaults_of, flag, flags_of, given
 from cos598d.life import LifeFlags
 from cos598d.models.build import MODEL_TYPES
 from cos598d.records.conventions import PRECISIONS
+from cos598d.records.ledger_rule import AUTO, FORMS, LedgerRule
 from cos598d.strategies import class_of, known_names
 from cos598d.strategies.optimizers import SCHEDULERS
 from cos598d.sync.base import SYNC_GROUP, SyncFlags, SyncOptions
@@ -169,6 +170,13 @@ class RunConfig(SquadOptions, SyncFlags, LifeFlags):
         least=0,
         is_local=True,
     )
+    ledger: str = flag(
+        AUTO,
+        f"iterations of which a row for each call is kept: {FORMS}: ever fewer in a long run, so that it stays below "
+        "200 MB; totals know of all calls",
+        group=RECORD,
+        metavar="RULE",
+    )
     tensorboard: bool = flag(
         False,
         "also write TensorBoard's events to tensorboard/ in that folder, while the run goes on (a run that fails "
@@ -191,6 +199,7 @@ class RunConfig(SquadOptions, SyncFlags, LifeFlags):
             )
         self._check_squad(task)
         self.check_life(self.do_eval, task.metrics)
+        LedgerRule.parse(self.ledger)
         for name, owner in OPTIMIZER_OF.items():
             if given(self, [name]) and self.optimizer != owner:
                 raise UsageError(f"--{name} means nothing to --optimizer {self.optimizer}: leave it out.")

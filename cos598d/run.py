@@ -21,6 +21,7 @@ from cos598d.evaluate import mean_loss, model_outputs
 from cos598d.files import whole_folder
 from cos598d.measure.claim import claim_folder
 from cos598d.measure.environment import describe_environment, network_facts
+from cos598d.measure.live import clear
 from cos598d.measure.monitor import Monitor
 from cos598d.measure.record import RunRecord
 from cos598d.measure.tensorboard import Board, check_tensorboard
@@ -120,7 +121,7 @@ def _work(
 
     parts = task.evaluation_parts if config.do_eval else ()
     evaluation = {part: load(part, config.max_eval_examples) for part in parts}
-    files: dict[str, Any] = {}  # of the last evaluation
+    predictions: dict[str, Any] = {}  # the last evaluation's
 
     def evaluate() -> dict[str, float]:
         started = time.perf_counter()
@@ -135,7 +136,7 @@ def _work(
                 # A second part's is called as its metrics are: "validation_loss_mismatched".
                 name = "validation_loss" + ("" if part == parts[0] else part.removeprefix("dev"))
                 metrics = scores.metrics | ({name: loss} if math.isfinite(loss) else {})
-                files.update(scores.files)
+                predictions.update(scores.files)
             found |= comm.exchange(metrics)[0]
         return found | {"seconds_evaluation": time.perf_counter() - started} if found else {}
 
@@ -144,8 +145,16 @@ def _work(
     output = _output_folder(config, comm)
     monitor = _monitor(config, comm, meeting, console) if training is not None else None
     board = Board(output) if config.tensorboard and comm.rank == 0 else None
-    with RunRecord(output, comm.rank, monitor, board) as record:
+    clear(output)
+    comm.exchange("what an earlier run has left in live/ is gone")
+    with RunRecord(output, comm.rank, monitor, board, world_size=comm.world_size, kept=config.ledger) as record:
         comm.ledger = record.ledger
+        files = {}
+        if comm.rank == 0:
+            environment = describe_environment(device, config.backend, threads, ranks_on_host)
+            environment |= {"model_revisions": dict(source.revisions), "launcher": launcher, "places": places}
+            files = {"environment.json": environment, "config.json": asdict(config) | {"world_size": comm.world_size}}
+            record.describe(files, _facts(config, prepared, comm, count_parameters(model), "ledger"))
         if training is not None:
             may_be_unused = not uses_every_parameter(source.model_type, task.head)
             make_strategy = get_strategy(config.sync)
@@ -158,10 +167,8 @@ def _work(
         shares = comm.collect(record.share())
         record.complete()
         if shares is not None:  # on rank 0
-            environment = describe_environment(device, config.backend, threads, ranks_on_host)
-            environment |= {"model_revisions": dict(source.revisions), "launcher": launcher, "places": places}
-            files |= {"environment.json": environment, "config.json": asdict(config) | {"world_size": comm.world_size}}
-            record.stage(_facts(config, prepared, comm, count_parameters(model), bytes_from), shares, files)
+            facts = _facts(config, prepared, comm, count_parameters(model), bytes_from)
+            record.stage(facts, shares, predictions | files)
         comm.exchange("all of the record is on the disk, whatever it is called")
         makes_model = training is not None and config.save_model
         if comm.rank == 0:

@@ -100,7 +100,8 @@ def write_rows(path: Path, rows: list[dict]) -> None:
 
 
 def _phase(phase: str, seconds: float | None) -> float | None:
-    parts = {"data": 0.01, "forward": 0.25, "backward": 0.4, "sync": 0.3, "clip": 0.01, "step": 0.03}
+    parts = {"data": 0.01, "forward": 0.25, "backward": 0.4, "sync": 0.3, "clip": 0.01, "step": 0.02}
+    parts["checkpoint"] = 0.01
     return None if seconds is None else parts[phase] * seconds
 
 

@@ -32,13 +32,17 @@ def try_again(kilobytes, seed, *more):
     code, says = run("--seed", str(seed), "--overwrite_output_dir", *more)
     Path("filler").unlink()
     now = files()
-    changed = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
+    changed = sorted(name for name in {*before, *now} if before.get(name) != now.get(name) and "live/" not in name)
+    live = sorted(name for name in now if "live/" in name)
     record = json.loads(Path("run/summary.json").read_text())
-    return {"room": kilobytes, "code": code, "says": says, "seed": record["seed"], "changed": changed}
+    return {"room": kilobytes, "code": code, "says": says, "seed": record["seed"], "changed": changed, "live": live}
 
 code, says = run("--seed", "1")
 assert code == 0, says
-found = [try_again(kilobytes, 100 + kilobytes, "--no_save_model") for kilobytes in values["rooms"]]
+found = []
+while not found or found[-1]["code"]:
+    room = values["step"] * len(found)
+    found.append(try_again(room, 100 + room, "--no_save_model"))
 found.append(try_again(values["room_without_model"], 2))
 found.append(try_again(values["room_for_all"], 3))
 found.append({"left": [name for name in os.listdir("run") if name.startswith(".")]})
@@ -47,13 +51,12 @@ found.append({"left": [name for name in os.listdir("run") if name.startswith("."
 
 @needs_small_disks
 def test_whatever_does_not_fit_is_named_and_the_old_record_or_the_new_one_is_whole(tmp_path):
-    rooms = [0, 4, 8, 12, 20]
-    *small, without_model, with_all, end = on_small_disk(
+    *small, enough, without_model, with_all, end = on_small_disk(
         tmp_path / "disk",
         "64m",
         RUN,
         words=[*TINY, "--do_train", "--max_steps", "3"],
-        rooms=rooms,
+        step=4,
         room_without_model=200,
         room_for_all=30_000,
     )
@@ -64,8 +67,15 @@ def test_whatever_does_not_fit_is_named_and_the_old_record_or_the_new_one_is_who
         assert "an earlier run's files are still there." in sentence
         assert (one["seed"], one["changed"]) == (1, []), one
     named = [one["says"][0].split()[0] for one in small]
-    assert named[0] == "run/iterations.rank0.jsonl"
+    assert len(named) > 5
+    assert named[0] == "run/live/attempts.json", "the first"
     assert named[-1] == "run/summary.json", "the last that was written"
+    for one, name in zip(small, named, strict=True):
+        has_begun = "this run's rows so far stay in run/live" in one["says"][0]
+        assert has_begun or "this run has left nothing in run, and" in one["says"][0]
+        assert has_begun == bool(one["live"]), (name, one)
+
+    assert (enough["seed"], enough["says"], enough["live"]) == (100 + enough["room"], [], [])
 
     (sentence,) = without_model["says"]
     assert sentence.startswith("the model cannot be saved as run/model ("), sentence
@@ -75,6 +85,7 @@ def test_whatever_does_not_fit_is_named_and_the_old_record_or_the_new_one_is_who
     assert not [name for name in without_model["changed"] if name.startswith("model")]
 
     assert (with_all["code"], with_all["seed"], with_all["says"]) == (0, 3, [])
+    assert not with_all["live"]
     assert "model/pytorch_model.bin" in with_all["changed"]
     assert end["left"] == []
 

@@ -80,6 +80,10 @@ def trained(comm, strategy, model=None, **values):
 class Rows(RunRecord):
     """A record that keeps its rows, and those of the ledger."""
 
+    @property
+    def losses(self):
+        return [row["loss"] for row in self.rows]
+
     def __enter__(self):
         self.rows, self.calls = [], []
         return super().__enter__()

@@ -49,7 +49,8 @@ def test_what_travels_beside_backward_is_in_sync_where_it_is_waited_for(device, 
         device.launch(0.5)
     seconds = clock.stop()
     # On the wire: the loss from 1 to 3, the buckets until 5, 7, 9 and 11. Backward computes from 1 to 5.
-    assert clock.phases == {"data": 0, "forward": 1, "backward": 4, "sync": 6, "clip": 0, "step": 0.5}
+    expected = {"data": 0, "forward": 1, "backward": 4, "sync": 6, "clip": 0, "step": 0.5, "checkpoint": 0}
+    assert clock.phases == expected
     assert clock.spans == [("forward", 0, 1), ("backward", 1, 4), ("sync", 5, 6), ("step", 11, 0.5)]
     assert (seconds, clock.started, clock.stopped) == (11.5, 0, 11.5)
     assert device.waits == 1
@@ -74,6 +75,27 @@ def test_blocking_calls_have_their_seconds_without_a_wait_of_the_host_for_each(d
     rows = [json.loads(line) for line in output.getvalue().splitlines()]
     assert [row["seconds"] for row in rows] == [0.25] * 105
     assert [row["started"] for row in rows] == [1 + 0.25 * place for place in range(105)]
+
+
+def test_a_phase_between_two_iterations_belongs_to_the_next_one_s_seconds_and_not_to_its_spans(device):
+    clock = IterationClock(CUDA)
+    for _ in range(2):
+        clock.start()
+        with clock.phase("forward"):
+            device.launch(1.0)
+        seconds = clock.stop()
+    assert (seconds, clock.phases["checkpoint"]) == (1.0, 0)
+    with clock.phase("checkpoint"):
+        device.launch(0.25)
+    device.launch(4.0)  # evaluation, say
+    clock.start()
+    with clock.phase("forward"):
+        device.launch(1.0)
+    with clock.phase("checkpoint"):
+        device.launch(0.5)
+    assert clock.stop() == 1.75
+    assert (clock.phases["checkpoint"], clock.phases["forward"]) == (0.75, 1.0)
+    assert clock.spans == [("forward", 0.0, 1.0), ("checkpoint", 1.0, 0.5)]
 
 
 def test_an_asynchronous_call_has_the_devices_seconds_not_those_of_putting_it_in_a_queue(device, monkeypatch):

@@ -1,10 +1,9 @@
 """The ledger: one row for every collective call that a rank really made, with the bytes it moved."""
 
 import json
-from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, astuple, dataclass, fields, replace
+from collections.abc import Iterable
+from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -63,6 +62,10 @@ class Totals:
     bytes_sent: int = 0
     bytes_received: int = 0
 
+    def plus(self, other: "Totals") -> "Totals":
+        """The sum, field by field."""
+        return Totals(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
 
 class Output(Protocol):
     """Where rows go: a text file, as far as a ledger asks."""
@@ -71,18 +74,32 @@ class Output(Protocol):
         """Add to its end."""
 
 
+class Keeper(Protocol):
+    """Says of which iterations the rows are written."""
+
+    def keeps(self, iteration: int, /) -> bool:
+        """Whether those of this iteration are."""
+
+    def wrote(self, rows: int, /) -> None:
+        """So many rows have been written."""
+
+
 class Ledger:
-    """Rows in the order of the calls, written as JSON lines by `flush`, summed by iteration on the way.
+    """Rows in the order of the calls, written as JSON lines by `flush`, summed on the way.
 
     The training loop says when an iteration begins. Without `output` the rows of the iterations so far stay in `rows`.
-    With it 48 bytes of an iteration are kept, however many calls it made.
+    With it only their sums are kept: those of an iteration until `take_totals`, and `by_purpose` those of all, also of
+    the rows that the `keeper` does not want written.
     """
 
-    def __init__(self, output: Output | None = None):
+    def __init__(self, output: Output | None = None, keeper: Keeper | None = None):
         self.iteration = BEFORE_TRAINING
         self.rows: list[Row] = []
-        self._output = output
-        self._flushed = [array("q") for _ in ("iteration", *fields(Totals))]
+        # Of every purpose: calls, bytes of payload, bytes sent, bytes received.
+        self.by_purpose: dict[str, list[int]] = {}
+        self.entered = self.written = 0  # rows flushed so far, and those of them that were written
+        self._output, self._keeper = output, keeper
+        self._flushed: dict[int, Totals] = {}
         self._began: Moment = None
         # Rows whose end the device may not have got to: place, time, the iteration's begin, the call's begin and end.
         self._unsettled: list[tuple[int, Time, Moment, Moment, Moment]] = []
@@ -116,13 +133,20 @@ class Ledger:
 
     def flush(self) -> None:
         """Write the rows entered since the last flush and forget them. Called between iterations, off the clock."""
-        if self._output is None:
+        if self._output is None or not self.rows:
             return
         self.settle()
-        self._output.writelines(json.dumps(asdict(row)) + "\n" for row in self.rows)
-        for iteration, total in _sums(self.rows).items():
-            for column, value in zip(self._flushed, (iteration, *astuple(total)), strict=True):
-                column.append(value)
+        kept = [row for row in self.rows if self._keeper is None or self._keeper.keeps(row.iteration)]
+        self._output.writelines(json.dumps(_shortened(row)) + "\n" for row in kept)
+        if self._keeper:
+            self._keeper.wrote(len(kept))
+        self.entered += len(self.rows)
+        self.written += len(kept)
+        for row in self.rows:
+            sums = self.by_purpose.setdefault(row.purpose, [0, 0, 0, 0])
+            for place, value in enumerate((1, row.payload_bytes, row.bytes_sent, row.bytes_received)):
+                sums[place] += value
+        self._flushed = self.totals_by_iteration()
         self.rows = []
 
     def moved(self, iteration: int) -> tuple[int, int]:
@@ -132,26 +156,33 @@ class Ledger:
 
     def totals_by_iteration(self) -> dict[int, Totals]:
         """The synchronizing calls summed by iteration, those flushed and those not, which may be of the same one."""
-        found: dict[int, Totals] = {}
-        for iteration, *values in self._sums_so_far():
-            earlier = astuple(found.get(iteration, Totals()))
-            found[iteration] = Totals(*(a + b for a, b in zip(earlier, values, strict=True)))
+        found = dict(self._flushed)
+        for iteration, total in _sums(self.rows).items():
+            found[iteration] = found.get(iteration, Totals()).plus(total)
         return found
 
-    def mean_totals(self, first: int, last: int) -> dict[str, float]:
-        """The totals' means over the iterations from `first` to `last`; one without such calls counts as zeros."""
-        sums = [0] * len(fields(Totals))
-        for iteration, *values in self._sums_so_far():
-            if first <= iteration <= last:
-                sums = [a + b for a, b in zip(sums, values, strict=True)]
-        count = max(1, last - first + 1)
-        return {field.name: float(total) / count for field, total in zip(fields(Totals), sums, strict=True)}
+    def take_totals(self) -> dict[int, Totals]:
+        """As `totals_by_iteration`, of what was flushed since this was called last."""
+        found, self._flushed = self._flushed, {}
+        return found
 
-    def _sums_so_far(self) -> Iterator[tuple[int, ...]]:
-        """An iteration and its totals' values, of what was flushed and of what was not."""
-        yield from zip(*self._flushed)
-        for iteration, total in _sums(self.rows).items():
-            yield iteration, *astuple(total)
+    def position(self) -> dict[str, Any]:
+        """The sums of all rows so far (JSON), for `resume`."""
+        return {"by_purpose": self.by_purpose, "entered": self.entered, "written": self.written}
+
+    def resume(self, position: dict[str, Any]) -> None:
+        """Go on from there."""
+        self.by_purpose = {purpose: list(sums) for purpose, sums in position["by_purpose"].items()}
+        self.entered, self.written = position["entered"], position["written"]
+
+
+def _shortened(row: Row) -> dict[str, Any]:
+    """A row for the file: seconds to the nanosecond, which is what clocks tell."""
+    seconds, started = row.seconds, row.started
+    return asdict(row) | {
+        "seconds": None if seconds is None else round(seconds, 9),
+        "started": None if started is None else round(started, 9),
+    }
 
 
 def _times(time: Time, began: Moment, started: Moment, ended: Moment) -> dict[str, Any]:

@@ -9,7 +9,9 @@ from cos598d.report.table import comparison
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags to `parser`."""
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run's record")
+    parser.add_argument(
+        "runs", nargs="+", type=Path, metavar="RUN", help="folder of a run's record; one that goes on, too"
+    )
     parser.add_argument("--markdown", action="store_true", help="as Markdown tables")
     parser.add_argument(
         "--each", action="store_true", help="a row for each run (else runs of the same settings share one)"
@@ -17,6 +19,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the table and return 0. Raises UserError for a folder without a whole record."""
-    print(comparison([load_run(folder) for folder in options.runs], options.markdown, options.each))
+    """Print the table and return 0. Raises UserError for a folder without a record that can be read."""
+    print(comparison([load_run(folder, unfinished=True) for folder in options.runs], options.markdown, options.each))
     return 0

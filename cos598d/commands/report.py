@@ -9,6 +9,7 @@ from cos598d.commands.flags import check_output_file
 from cos598d.errors import UsageError, UserError
 from cos598d.files import write_together, write_whole
 from cos598d.records.bench import FILE_NAME
+from cos598d.records.unfinished import live_folder
 from cos598d.report.benches import Bench, load_bench
 from cos598d.report.load import Run, load_run_as, own_names
 from cos598d.report.render import as_html, as_markdown_page, as_pdf, need
@@ -62,11 +63,11 @@ def load_records(paths: Sequence[Path]) -> tuple[list[Run], list[Bench]]:
     for folder, name in zip(folders, own_names(folders), strict=True):
         if (folder / FILE_NAME).exists():
             benches.append(load_bench(folder, name))
-        elif folder.is_dir() and not (folder / "summary.json").exists():
+        elif folder.is_dir() and not (folder / "summary.json").exists() and not live_folder(folder):
             raise UserError(
                 f"{folder} has neither summary.json nor {FILE_NAME}: "
                 "give the folder of a run that ended well, or of a bench."
             )
         else:
-            runs.append(load_run_as(folder, name))
+            runs.append(load_run_as(folder, name, unfinished=True))
     return runs, benches

@@ -1,18 +1,11 @@
 """An output folder belongs to one run at a time, and keeps its files unless the user says otherwise."""
 
 import contextlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 from cos598d.errors import UserError
-
-fcntl: ModuleType | None
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
+from cos598d.locks import locked
 
 
 @contextlib.contextmanager
@@ -29,16 +22,8 @@ def claim_folder(folder: Path, overwrite: bool, locks: bool = True) -> Iterator[
     except OSError as error:
         raise UserError(f"--output_dir {folder} cannot be made: {error.strerror}.") from None
     with contextlib.ExitStack() as claim:
-        if locks and fcntl:
-            # On the folder itself: nothing is left in it, and the kernel lets go when this process ends.
-            descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-            claim.callback(os.close, descriptor)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise UserError(f"--output_dir {folder} is in use by another run: choose another folder.") from None
-            except OSError:
-                pass  # a file system without locks, such as some networks': two runs at once are not told there
+        if locks and not claim.enter_context(locked(folder)):
+            raise UserError(f"--output_dir {folder} is in use by another run: choose another folder.")
         # Only now, when nobody else can have looked meanwhile.
         if not overwrite and any(folder.iterdir()):
             raise UserError(f"--output_dir {folder} is not empty: choose another folder or add --overwrite_output_dir.")

@@ -17,6 +17,9 @@ class IterationClock:
     its seconds. `began` is the iteration's beginning as a moment of the device's work; `started` and `stopped` are its
     ends on the host, on time.perf_counter's clock.
 
+    A phase between two iterations, such as the copy for a checkpoint, is added to the next one's: to its phases and
+    to its seconds, and not to its spans.
+
     On CUDA phases are told apart on the stream that computes (`StreamTime`), and the host waits for the device once an
     iteration, in `stop`. Host and device run side by side there: what the host does while the device still has
     work is in no phase, and while the device waits for the host it is in the phase whose work comes next.
@@ -28,12 +31,14 @@ class IterationClock:
         self.spans: list[tuple[str, float, float]] = []
         self.began: Moment = None
         self.started = self.stopped = 0.0
+        self._stretches: list[tuple[str, Moment, Moment]] = []
+        self._before = 0  # how many of them are from before the iteration
 
     def start(self) -> None:
         """A new iteration begins."""
         self.phases = dict.fromkeys(PHASES, 0.0)
         self.spans = []
-        self._stretches: list[tuple[str, Moment, Moment]] = []
+        self._before = len(self._stretches)
         self.began = self._time.now()
         self.started = self.began if self._time.is_at_once else time.perf_counter()
 
@@ -45,12 +50,17 @@ class IterationClock:
         self._stretches.append((name, began, self._time.now()))
 
     def stop(self) -> float:
-        """Seconds since the iteration began: its phases and what lies between them."""
+        """Seconds since the iteration began: its phases and what lies between them; and of phases before it."""
         ended: Moment = self._time.now()
         self._time.wait(ended)
         self.stopped = ended if self._time.is_at_once else time.perf_counter()
-        for name, first, last in self._stretches:
+        found = self._time.seconds(self.began, ended)
+        for place, (name, first, last) in enumerate(self._stretches):
             seconds = self._time.seconds(first, last)
             self.phases[name] += seconds
-            self.spans.append((name, self._time.seconds(self.began, first), seconds))
-        return self._time.seconds(self.began, ended)
+            if place < self._before:
+                found += seconds
+            else:
+                self.spans.append((name, self._time.seconds(self.began, first), seconds))
+        self._stretches = []
+        return found

@@ -21,7 +21,8 @@ class HostGauges:
     def __init__(self, device: torch.device, warn: Callable[[str], None]):
         self._device = device
         self._process = psutil.Process()
-        self._began = 0.0
+        self._began: float | None = None
+        self.before = 0.0  # the process's CPU seconds before the run was resumed
         self._busy, self._all = _host_seconds()
         self._tells_utilization = device.type == "cuda" and _tells_utilization(device, warn)
 
@@ -29,12 +30,17 @@ class HostGauges:
         """Training begins."""
         self._began = time.process_time()
 
+    @property
+    def process_cpu_seconds(self) -> float:
+        """Of this process since training began, and of the one before it where the run was resumed."""
+        return self.before if self._began is None else self.before + time.process_time() - self._began
+
     def read(self) -> dict[str, Any]:
         """A row's gauges; `host_cpu_percent` is the mean over all cores since the reading before."""
         busy, total = _host_seconds()
         passed = total - self._all
         row = {
-            "process_cpu_seconds": time.process_time() - self._began,
+            "process_cpu_seconds": self.process_cpu_seconds,
             "host_cpu_percent": round(100 * max(0.0, busy - self._busy) / passed, 1) if passed > 0 else 0.0,
             "rss_bytes": self._process.memory_info().rss,
         }

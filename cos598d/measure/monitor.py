@@ -16,6 +16,11 @@ JOIN_SECONDS = 2.0  # a sample takes less than a millisecond; a gauge that hangs
 Sample = TypeVar("Sample")
 
 
+# Of a long run rows in time stand further apart: a row each `interval`, but no more often than so many times since
+# training started, and so 5,000 in the first stretch, and about as many each time the run becomes 3 times as long.
+MOST_INTERVALS = 5000
+
+
 class Rows(Protocol):
     """Where rows go: a text file, as far as a monitor asks."""
 
@@ -23,11 +28,22 @@ class Rows(Protocol):
         """Add to its end."""
 
 
+class Keeper(Protocol):
+    """Says of which iterations the rows are written, as of a ledger's."""
+
+    def keeps(self, iteration: int, /) -> bool:
+        """Whether those of this iteration are."""
+
+    def wrote(self, rows: int, /) -> None:
+        """So many rows have been written."""
+
+
 class Monitor:
     """One rank's samples, as rows in a file for the wire and one for the host.
 
     `begin` and `pause` enclose what is training: evaluation, the meeting and the exchange of facts are not counted.
-    1. `begin` reads both and starts a thread, which reads both every `interval` seconds.
+    1. `begin` reads both and starts a thread, which reads both every `interval` seconds, and ever less often in a
+       run of many hours.
     2. `end_iteration` reads the wire, off the iteration's clock and without a word to other ranks: what they have
        still on their way counts with the next iteration.
     3. `pause` reads both. From then on the thread reads the host alone, until the next `begin` with its row "resume".
@@ -45,13 +61,33 @@ class Monitor:
         self._gauges = HostGauges(device, warn)
         self._counted = Counters()
         self._began = 0.0  # when the first row was made, on time.perf_counter's clock
+        self._before = 0.0  # seconds from the first row to the last before the run was resumed
+        self._keeper: Keeper | None = None
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="monitor", daemon=True)
 
-    def open(self, wire: Rows, host: Rows, iteration: Callable[[], int]) -> None:
-        """Where the rows go, and which iteration is under way (or has just ended)."""
-        self._wire, self._host, self._iteration = wire, host, iteration
+    def open(self, wire: Rows, host: Rows, iteration: Callable[[], int], keeper: Keeper | None = None) -> None:
+        """Where the rows go, which iteration is under way (or has just ended), and of which the wire's are kept."""
+        self._wire, self._host, self._iteration, self._keeper = wire, host, iteration, keeper
+
+    def position(self) -> dict[str, Any]:
+        """What the rows have come to (JSON), for `resume`."""
+        with self._lock:
+            return {
+                "seconds": self._seconds() if self._began else self._before,
+                "process_cpu_seconds": self._gauges.process_cpu_seconds,
+                "total": self._counter.total if self._counter else Counters(),
+                "counted": self._counted,
+            }
+
+    def resume(self, position: dict[str, Any]) -> None:
+        """Go on from there: the rows' seconds and sums do not begin again. Before `begin`."""
+        self._before = position["seconds"]
+        self._gauges.before = position["process_cpu_seconds"]
+        self._counted = Counters(*position["counted"])
+        if self._counter:
+            self._counter.total = Counters(*position["total"])
 
     def begin(self) -> None:
         """Training begins, or goes on after a pause."""
@@ -80,7 +116,8 @@ class Monitor:
             self._gauges.start()
         if self._counter:
             self._counter.resume()
-            self._add_wire_row(self._counter, "iteration" if is_first else "resume", self._iteration())
+            kind = "iteration" if is_first and not self._before else "resume"
+            self._add_wire_row(self._counter, kind, self._iteration())
         self._add_host_row()
 
     def _on_iteration(self, iteration: int) -> Counters | None:
@@ -101,25 +138,32 @@ class Monitor:
     def _count(self, kind: str, iteration: int) -> Counters | None:
         if not self._counter or not self._counter.counts:
             return None
-        total = self._add_wire_row(self._counter, kind, iteration)
+        total = self._counter.read()
+        if kind != "iteration" or self._keeper is None or self._keeper.keeps(iteration):
+            self._add_wire_row(self._counter, kind, iteration, total)
         counted, self._counted = total.less(self._counted), total
         return counted
 
-    def _add_wire_row(self, counter: WireCounter, kind: str, iteration: int) -> Counters:
-        total = counter.read()
+    def _add_wire_row(self, counter: WireCounter, kind: str, iteration: int, total: Counters | None = None) -> None:
+        total = total or counter.read()
         row = self._place(iteration) | {
             "kind": kind,
             "interface": counter.interface.name,
             "shared_by_ranks": len(counter.interface.ranks),
         }
         self._wire.write(json.dumps(row | total._asdict()) + "\n")
-        return total
+        if self._keeper and kind == "iteration":
+            self._keeper.wrote(1)
 
     def _add_host_row(self) -> None:
         self._host.write(json.dumps(self._place(self._iteration()) | self._gauges.read()) + "\n")
 
     def _place(self, iteration: int) -> dict[str, Any]:
-        return {"seconds": round(time.perf_counter() - self._began, 6), "iteration": iteration}
+        return {"seconds": round(self._seconds(), 6), "iteration": iteration}
+
+    def _seconds(self) -> float:
+        """Since the first row, on one clock however often the run was resumed; what lay between is left out."""
+        return self._before + time.perf_counter() - self._began
 
     def _sample(self, take: Callable[[], Sample]) -> Sample | None:
         """`take` a sample, alone; after an error, or after `stop`, nothing."""
@@ -135,5 +179,5 @@ class Monitor:
         return None
 
     def _watch(self) -> None:
-        while not self._stopping.wait(self._interval):
+        while not self._stopping.wait(max(self._interval, self._seconds() / MOST_INTERVALS)):
             self._sample(self._on_interval)

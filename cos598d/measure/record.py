@@ -1,90 +1,182 @@
-"""The record of a run: what every rank writes while it trains, and the summary that rank 0 makes of it."""
+"""The record of a run: what each rank writes while it trains and where that goes on, and rank 0's summary of it."""
 
 import contextlib
 import json
 import shutil
-import statistics
-from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
-import numpy as np
-from scipy.special import stdtrit  # the quantile of t; scipy.stats takes half a second to import
-
-from cos598d.comm.ledger import Ledger
+from cos598d.comm.ledger import Ledger, Totals
 from cos598d.errors import UserError
-from cos598d.files import GrowingFile, json_text
+from cos598d.files import GrowingFile, json_text, write_json
+from cos598d.measure.attempts import Attempts, find_earlier
+from cos598d.measure.figures import read_back, run_figures
 from cos598d.measure.host import peak_gpu_bytes, peak_memory_bytes
+from cos598d.measure.live import clear
 from cos598d.measure.monitor import Monitor
+from cos598d.measure.rank_files import RankFiles, bring_departed, publish_departed
+from cos598d.measure.tally import Tally, share_of
 from cos598d.measure.tensorboard import FOLDER, Board
-from cos598d.measure.totals import Traffic, epoch_traffic, wire_summary
-from cos598d.measure.wall import WallTime
-from cos598d.records.conventions import PHASES, WARM_UP
+from cos598d.measure.thinning import Detail
+from cos598d.measure.totals import epoch_traffic
+from cos598d.records.ledger_rule import AUTO
+from cos598d.records.live import (
+    ATTEMPTS,
+    COMMUNICATION,
+    EPOCHS,
+    EVALUATIONS,
+    HOST,
+    ITERATIONS,
+    LIVE,
+    ROWS,
+    SETTING,
+    WIRE,
+)
 
 PREDICTION_FILES = ("predictions.json", "nbest_predictions.json", "null_odds.json")
-# One file of each for every rank.
-FILES_BY_RANK = ("iterations.rank{rank}.jsonl", "communication.rank{rank}.jsonl")
-# And of these where it has rows for them.
-MONITOR_FILES = ("wire.rank{rank}.jsonl", "host.rank{rank}.jsonl")
-
-# What stands in the folder when a file cannot be written: before `remove_old`, and after it.
-OLD_STANDS = "this run has left nothing in {folder}, and an earlier run's files are still there."
+# What stands in the folder when a file cannot be written: at the begin, before `remove_old`, and after it.
+NOTHING_DONE = "this run has left nothing in {folder}, and an earlier run's files are still there."
+OLD_STANDS = "this run's rows so far stay in {folder}/live, and an earlier run's files are still there."
 OLD_IS_GONE = "the record in {folder} is incomplete, and the earlier run's is already gone."
+
+Position = dict[str, Any]
 
 
 class RunRecord:
-    """One rank's files in the run's folder: its rows, and rank 0's summary, which comes last: then all is there.
+    """One rank's part of a run's record: its rows, and rank 0's summary, which comes last: then all is there.
 
-    Use as a context; `ledger` is the ledger to hand to the communicator. Until `publish` the rows lie in files
-    without a name in that folder, which vanish with the process however it ends. A `monitor` adds samples taken while
-    training goes on, a `board` is shown everything at once. In memory an iteration leaves some hundred bytes: seconds,
-    their phases and the loss, and the ledger's sums.
+    Use as a context; `ledger` is the ledger to hand to the communicator. Until `publish` the rows are in the folder's
+    `live/`, each there as soon as it is written, so that they can be read and outlive the process. A `monitor` adds
+    samples taken while training goes on, a `board` is shown everything at once. `kept` is what --ledger says. In
+    memory an iteration leaves nothing.
+
+    `resume` are the positions that all ranks of an earlier world gave, in order of rank, each the same list: the rows
+    go on after them, and what came later is cut off. They are looked for in `live/`, in the folder itself, and in that
+    of `resumed_from`. Where some are gone, `remark` says so.
 
     A file that does not fit on the disk is a UserError that names it, and says what is safe.
     """
 
-    def __init__(self, folder: Path, rank: int, monitor: Monitor | None = None, board: Board | None = None):
-        self.folder, self.rank = folder, rank
+    def __init__(
+        self,
+        folder: Path,
+        rank: int,
+        monitor: Monitor | None = None,
+        board: Board | None = None,
+        *,
+        world_size: int = 1,
+        kept: str = AUTO,
+        resume: Sequence[Position] | None = None,
+        resumed_from: Path | None = None,
+    ):
+        self.folder, self.rank, self.world_size = folder, rank, world_size
         self._monitor, self._board = monitor, board
-        self._traffic = Traffic()
-        self._wall = WallTime()
-        self._seconds = {name: array("d") for name in ("seconds", *(f"seconds_{phase}" for phase in PHASES))}
-        self._losses = array("d")
+        self._others = [] if resumed_from is None else [resumed_from]
+        earlier = _by_rank(resume or [])
+        self._position = earlier.get(rank, {})
+        # Of ranks that this world has no more: rank 0 keeps their positions, for a world that has them again.
+        self._departed = {r: one for r, one in earlier.items() if r >= world_size} if rank == 0 else {}
+        self.iterations = max((one["iteration"] for one in earlier.values()), default=0)
+        self._detail, self._tally = Detail(kept, rank, world_size), Tally()
         self._is_training = False
         self.epochs: list[dict[str, Any]] = []
         self.evaluations: list[dict[str, Any]] = []  # those within an epoch
-        self.memory: dict[
-            str, dict[str, int]
-        ] = {}  # bytes of this rank by category: "between_steps", "peak", "formula"
+        # Bytes of this rank by category: "between_steps", "peak", "formula".
+        self.memory: dict[str, dict[str, int]] = {}
+        self.remark: str | None = None
 
     def __enter__(self) -> "RunRecord":
-        self._files: list[GrowingFile] = []
         self._staged: list[GrowingFile] = []
-        with self._on_disk():
-            for name in (*FILES_BY_RANK, *MONITOR_FILES):
-                self._files.append(GrowingFile(self.folder / name.format(rank=self.rank)))
-        self._iterations, communication, wire, host = self._files
-        self.ledger = Ledger(communication)
+        self._attempts: Attempts | None = None
+        self._is_published = False
+        with self._on_disk(NOTHING_DONE), self._cleared_if_it_fails():
+            live = self.folder / LIVE
+            live.mkdir(parents=True, exist_ok=True)
+            if self.rank == 0:
+                earlier = find_earlier([live, *(other / LIVE for other in self._others)], self._position)
+                self._attempts = Attempts(live / ATTEMPTS, earlier, self.iterations, self.world_size)
+                if self._position:
+                    departed = {rank: one["files"] for rank, one in self._departed.items()}
+                    bring_departed(self.folder, self.world_size, departed, self._others)
+            self._files = RankFiles(self.folder, self.rank, self._position.get("files", {}), self._others)
+        self._iterations = self._files.file(ITERATIONS)
+        self.ledger = Ledger(self._files.file(COMMUNICATION), self._detail.calls)
         if self._monitor:
-            self._monitor.open(wire, host, lambda: self.ledger.iteration)
+            wire, host = self._files.file(WIRE), self._files.file(HOST)
+            self._monitor.open(wire, host, lambda: self.ledger.iteration, self._detail.wire)
+        if self._position:
+            self._resume(self._position)
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: TracebackType | None) -> None:
         if self._monitor:
             self._monitor.stop()
         if self._board:
             self._board.close()
-        for file in (*self._files, *self._staged):
+        for file in self._staged:
             file.close()
+        self._files.close()
+        if self._attempts and not self._is_published:
+            if self._attempts.all[-1]["why"] is None:
+                self._attempts.end(_words(error), self.iterations)
+            with contextlib.suppress(OSError):  # a full disk is not what the run ended for
+                self._attempts.write()
+        if not self._is_published and not self._position and not self.iterations and not self.epochs:
+            self._clear_up()  # nothing was done that anybody could look at
+
+    def describe(self, files: Mapping[str, Any], setting: Mapping[str, Any]) -> None:
+        """Rank 0: write `files` (JSON values by their names) and the summary's facts, for who looks on meanwhile."""
+        with self._on_disk():
+            for name, value in {**files, SETTING: setting}.items():
+                write_json(self.folder / LIVE / name, value)
+
+    def ends(self, why: str) -> None:
+        """Why this attempt is about to end before its work is done, for `attempts`."""
+        if self._attempts:
+            self._attempts.end(why, self.iterations)
+
+    def position(self) -> Position:
+        """Where this rank's record stands between two iterations (JSON), for `resume`."""
+        with self._on_disk():
+            self._flush()
+        found = {
+            "iteration": self.iterations,
+            "files": self._files.sizes(),
+            "tally": self._tally.position(),
+            "ledger": self.ledger.position(),
+            "detail": self._detail.position(),
+            "monitor": self._monitor.position() if self._monitor else None,
+        }
+        if self._attempts:
+            found |= {"epochs": self.epochs, "attempts": self._attempts.all}
+            found |= {"departed": {str(r): one for r, one in self._departed.items()}}
+        return json.loads(json.dumps(found))  # as it comes back, and not what still changes
+
+    def _resume(self, position: Position) -> None:
+        self._tally.resume(position["tally"])
+        self.ledger.resume(position["ledger"])
+        self._detail.resume(position["detail"])
+        if self._monitor and position["monitor"]:
+            self._monitor.resume(position["monitor"])
+        if self.rank == 0:
+            self.epochs = [dict(row) for row in position["epochs"]]
+            for row in self.epochs:
+                self._show(EPOCHS, row)
+            rows = self._files.file(EVALUATIONS).path.read_text(encoding="utf-8")
+            self.evaluations = [json.loads(row) for row in rows.splitlines()]
+        if not self._files.is_whole:
+            self.remark = f"some rows of the first {self.iterations} iterations are gone from {self.folder}."
 
     def remove_old(self, with_model: bool) -> None:
         """Rank 0: remove what an earlier run left in a folder that is overwritten, its model too where asked.
 
         Called when all that comes in its place is whole on the disk of every rank.
         """
-        rows = (name.format(rank="*") for name in (*FILES_BY_RANK, *MONITOR_FILES))
-        for pattern in ("summary.json", "epochs.jsonl", *PREDICTION_FILES, *rows):
+        rows = (name.format(rank="*") for name in ROWS)
+        for pattern in ("summary.json", EPOCHS, EVALUATIONS, *PREDICTION_FILES, *rows):
             for old in self.folder.glob(pattern):
                 old.unlink()
         if not self._board:
@@ -94,25 +186,33 @@ class RunRecord:
 
     @property
     def losses(self) -> list[float]:
-        """The global batch's loss in every iteration so far."""
-        return list(self._losses)
+        """The global batch's loss in every iteration so far, as the rows of rank 0 have it."""
+        return list(read_back(self._iterations.path, "loss")["loss"])
 
     def complete(self) -> None:
         """Bring this rank's rows whole to the disk. After this, when it went well on every rank, `publish` has room."""
         with self._on_disk():
-            self.ledger.flush()
-            for file in self._files:
-                file.complete()
+            self._flush()
+            self._files.complete()
 
     def publish(self) -> None:
         """Give this rank's rows their names in the run's folder, in place of an earlier run's."""
         with self._on_disk(OLD_IS_GONE):
-            self.ledger.flush()
-            for name, file in zip((*FILES_BY_RANK, *MONITOR_FILES), self._files, strict=True):
-                if name in MONITOR_FILES and file.is_empty:
-                    file.path.unlink(missing_ok=True)
-                else:
-                    file.publish()
+            self._flush()
+            self._files.publish()
+        self._is_published = True
+        if self.rank:
+            self._clear_up()
+
+    @contextlib.contextmanager
+    def _cleared_if_it_fails(self) -> Iterator[None]:
+        """Leave nothing of a record that could not be begun."""
+        try:
+            yield
+        except BaseException:
+            if not self.iterations:
+                clear(self.folder)
+            raise
 
     @contextlib.contextmanager
     def _on_disk(self, remains: str = OLD_STANDS) -> Iterator[None]:
@@ -131,42 +231,51 @@ class RunRecord:
         self._is_training = True
         if self._monitor:
             self._monitor.begin()
-        self._wall.begin()
+        self._tally.begin()
 
     def pause_training(self) -> None:
         """What travels from now on is not training's. Called before every evaluation, when the replicas are equal."""
         self._is_training = False
         counted = self._monitor.pause() if self._monitor else None
-        self._traffic.add_to_last(self.ledger.moved(self.ledger.iteration), counted)
-        self._wall.end()
+        self._tally.pause(self.ledger.moved(self.ledger.iteration), counted)
 
     def iteration(self, facts: dict[str, Any], seconds: float, phases: dict[str, float]) -> None:
         """Add one iteration. Called off its clock, so that recording is not what is measured; `wall_seconds` has it."""
-        wall = {"wall_seconds": self._wall.lap(seconds, facts["examples"])}
-        timed = {"seconds": seconds, **{f"seconds_{phase}": phases[phase] for phase in PHASES}}
-        iteration = facts["iteration"]
-        counted = self._monitor.end_iteration(iteration) if self._monitor else None
-        row = facts | timed | wall | self._traffic.add(facts["epoch"], self.ledger.moved(iteration), counted)
-        for name, value in timed.items():
-            self._seconds[name].append(value)
-        self._losses.append(facts["loss"])
+        self.iterations = facts["iteration"]
+        counted = self._monitor.end_iteration(self.iterations) if self._monitor else None
+        row = facts | self._tally.iteration(facts, seconds, phases, self.ledger.moved(self.iterations), counted)
+        with self._on_disk():
+            row |= asdict(self._flush().get(self.iterations, Totals()))
+            if (written := self._detail.of_row(row)) is not None:
+                self._iterations.write(json.dumps(written) + "\n")
         if self._board:
             self._board.iteration(row)
-        with self._on_disk():
-            self._iterations.write(json.dumps(row) + "\n")
-            self.ledger.flush()
+
+    def _flush(self) -> dict[int, Totals]:
+        """Write what calls there were; they are in the tally from here on."""
+        self.ledger.flush()
+        found = self.ledger.take_totals()
+        self._tally.calls(found)
+        return found
 
     def epoch(self, facts: dict[str, Any]) -> None:
         """Add one epoch: its number, iterations, mean loss, metrics and seconds of evaluation. Training's are added."""
-        if facts["iterations"]:
-            facts = facts | {"training": self._wall.epoch()}
-        self.epochs.append(facts)
+        self.epochs.append(self._tally.epoch(facts, self.iterations))
+        self._show(EPOCHS, self.epochs[-1])
         if self._board:
-            self._board.epoch(facts)
+            self._board.epoch(self.epochs[-1])
 
     def evaluation(self, facts: dict[str, Any]) -> None:
         """Add an evaluation within an epoch: after which iteration, in which epoch, its metrics and its seconds."""
         self.evaluations.append(facts)
+        self._show(EVALUATIONS, facts)
+        if self._board:
+            self._board.evaluation(facts)
+
+    def _show(self, name: str, row: dict[str, Any]) -> None:
+        if self.rank == 0:
+            with self._on_disk():
+                self._files.file(name).write(json.dumps(row) + "\n")
 
     def share(self) -> dict[str, Any]:
         """What rank 0 needs of this rank for the summary: mean seconds by phase, and mean bytes an iteration.
@@ -175,13 +284,10 @@ class RunRecord:
         """
         if self._monitor:
             self._monitor.stop()
-        count = len(self._losses)
-        left_out = WARM_UP if count > WARM_UP else 0
-        totals = self.ledger.mean_totals(left_out + 1, count)
-        return {
-            "phases": {phase: _mean(self._seconds[f"seconds_{phase}"][left_out:]) for phase in PHASES},
-            **{name: _whole_if_even(mean) for name, mean in totals.items()},
-            "traffic": self._traffic.share(self._monitor.interface if self._monitor else None),
+        with self._on_disk():
+            self._flush()
+        return self._tally.share(self._monitor.interface if self._monitor else None) | {
+            "ledger": self.ledger.position(),
             "memory": {"process_peak_bytes": peak_memory_bytes(), "gpu_peak_bytes": peak_gpu_bytes(), **self.memory},
         }
 
@@ -190,12 +296,16 @@ class RunRecord:
 
         `shares` are all ranks', in order of rank. NaN and infinities are refused (ValueError).
         """
-        traffic = [share["traffic"] for share in shares]
+        assert self._attempts  # rank 0's
+        traffic = [share["traffic"] for share in shares] + [share_of(one) for _, one in sorted(self._departed.items())]
         for epoch in self.epochs:
             epoch |= epoch_traffic(traffic, epoch["epoch"])
+        found = run_figures(shares, self._iterations.path, self._detail.kept) | {"wall": self._tally.wall_summary()}
         texts = {name: json_text(value) for name, value in others.items()}
-        texts["epochs.jsonl"] = "".join(json.dumps(epoch) + "\n" for epoch in self.epochs)
-        texts["summary.json"] = json_text(facts | self._figures(shares, traffic))
+        texts[EPOCHS] = "".join(json.dumps(epoch) + "\n" for epoch in self.epochs)
+        found |= {"epochs": self.epochs, "attempts": self._attempts.finished(self.iterations)}
+        found |= {"evaluations": self.evaluations} if self.evaluations else {}
+        texts["summary.json"] = json_text(facts | found)
         with self._on_disk():
             for name, text in texts.items():
                 self._staged.append(GrowingFile(self.folder / name))
@@ -205,60 +315,28 @@ class RunRecord:
     def publish_summary(self) -> None:
         """Rank 0, when all rows have their names: give what is staged its own, the summary last."""
         with self._on_disk(OLD_IS_GONE):
+            publish_departed(self.folder, self.world_size)
             for file in self._staged:
                 file.publish()
+        self._clear_up()
 
-    def _figures(self, shares: Sequence[dict[str, Any]], traffic: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        return {
-            "iterations": len(self._losses),
-            "losses": self.losses,
-            "epochs": self.epochs,
-            **({"evaluations": self.evaluations} if self.evaluations else {}),
-            "seconds_per_iteration": summarize_seconds(self._seconds["seconds"]),
-            "wall": self._wall.summary(),
-            "phases": {f"seconds_{phase}": _mean([share["phases"][phase] for share in shares]) for phase in PHASES},
-            "calls_per_iteration": shares[0]["calls"],
-            "tensors_per_iteration": shares[0]["tensors"],
-            "payload_bytes_per_iteration": shares[0]["payload_bytes"],
-            "bytes_sent_per_iteration": [share["bytes_sent"] for share in shares],
-            "bytes_received_per_iteration": [share["bytes_received"] for share in shares],
-            "wire": wire_summary(traffic),
-            "memory": {name: [share["memory"][name] for share in shares] for name in shares[0]["memory"]},
-        }
+    def _clear_up(self) -> None:
+        """Take away this rank's part of `live/`: what was in it has a name of its own, or is worth none."""
+        if self.rank == 0:
+            for old in (self.folder / LIVE).glob("*.json"):
+                old.unlink()
+        self._files.remove()
 
 
-def summarize_seconds(seconds: Sequence[float]) -> dict[str, Any]:
-    """Mean, median, 90th percentile and the mean's 95 % interval (Student's t) of the iterations after WARM_UP.
-
-    The interval is of this run's iterations: another run of the same settings may lie outside it. The first iteration
-    is given beside them. Where there are too few iterations for a figure it is None.
-    """
-    counted = list(seconds[WARM_UP:])
-    summary: dict[str, Any] = {
-        "first": seconds[0] if seconds else None,
-        "counted": len(counted),
-        "mean": None,
-        "median": None,
-        "p90": None,
-        "interval_95": None,
-    }
-    if counted:
-        summary |= {
-            "mean": statistics.fmean(counted),
-            "median": statistics.median(counted),
-            "p90": float(np.quantile(counted, 0.9)),
-        }
-    if len(counted) > 1:
-        margin = float(stdtrit(len(counted) - 1, 0.975)) * statistics.stdev(counted) / len(counted) ** 0.5
-        summary["interval_95"] = [summary["mean"] - margin, summary["mean"] + margin]
-    return summary
+def _by_rank(positions: Sequence[Position]) -> dict[int, Position]:
+    """The positions by rank: of the world that gave them, and those that its rank 0 kept of worlds before."""
+    departed = positions[0]["departed"] if positions else {}
+    return {int(rank): one for rank, one in departed.items()} | dict(enumerate(positions))
 
 
-def _whole_if_even(value: float) -> float | int:
-    """Most syncs do the same in every iteration: then the mean is a count, and shown as one."""
-    return int(value) if value == int(value) else value
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known else None
+def _words(error: BaseException | None) -> str:
+    """Why a run ends here, in words."""
+    if error is None:
+        return "ended before its work was done"
+    text = " ".join(str(error).split())
+    return text if isinstance(error, UserError) else f"{type(error).__name__}: {text}" if text else type(error).__name__

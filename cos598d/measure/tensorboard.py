@@ -24,17 +24,21 @@ def check_tensorboard() -> None:
 
 
 class Board:
-    """One rank's scalars: of every iteration by its number, of every epoch by its own. An earlier run's vanish first.
+    """One rank's scalars: of every iteration by its number, of every epoch by its own. An earlier run's vanish first;
+    where this one goes on `after` an iteration, only those of later ones.
 
     loss, learning_rate; seconds/iteration and seconds/PHASE; bytes/predicted_sent, bytes/counted_sent and the same
-    received (this rank's; `cos598d/measure/totals.py` says what they include); epoch/loss and epoch/METRIC.
+    received (this rank's; `cos598d/measure/totals.py` says what they include); epoch/loss and epoch/METRIC; and
+    evaluation/METRIC of every evaluation, an epoch's too, by the iteration it came after.
     """
 
-    def __init__(self, record: Path):
+    def __init__(self, record: Path, after: int = 0):
         from torch.utils.tensorboard import SummaryWriter
 
-        shutil.rmtree(record / FOLDER, ignore_errors=True)
-        self._writer = SummaryWriter(str(record / FOLDER), flush_secs=FLUSH_SECONDS)
+        if not after:
+            shutil.rmtree(record / FOLDER, ignore_errors=True)
+        purge = after + 1 if after else None
+        self._writer = SummaryWriter(str(record / FOLDER), purge_step=purge, flush_secs=FLUSH_SECONDS)
 
     def iteration(self, row: dict[str, Any]) -> None:
         """Show a row of `iterations.rankR.jsonl`."""
@@ -57,6 +61,13 @@ class Board:
         for name, value in facts.items():
             if isinstance(value, float):
                 self._writer.add_scalar(f"epoch/{name}", value, facts["epoch"])
+        self.evaluation(facts | {"iteration": facts["last_iteration"]})
+
+    def evaluation(self, facts: dict[str, Any]) -> None:
+        """Show an evaluation's metrics: `facts` has the iteration that it came after."""
+        for name, value in facts.items():
+            if isinstance(value, float) and name not in ("loss", "seconds_evaluation"):
+                self._writer.add_scalar(f"evaluation/{name}", value, facts["iteration"])
 
     def close(self) -> None:
         """Write what has not been written yet."""

@@ -11,7 +11,7 @@ other what never reaches the interface between the hosts. What a GPU's own links
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from cos598d.measure.wire import Counters, Interface
@@ -34,6 +34,12 @@ class _Sums:
         if counted is not None:
             self.known += 1
             self.counted = self.counted.plus(counted)
+
+    @classmethod
+    def of(cls, saved: dict[str, Any]) -> "_Sums":
+        """From what `asdict` gave, by way of JSON."""
+        sent, received = saved["predicted"]
+        return cls(saved["iterations"], (sent, received), saved["known"], Counters(*saved["counted"]))
 
 
 class Traffic:
@@ -69,6 +75,24 @@ class Traffic:
                 wire[f"predicted_bytes_{way}"] = float(total) / sums.iterations
         return {"wire": wire, "epochs": {str(epoch): _of_epoch(sums) for epoch, sums in self._epochs.items()}}
 
+    def position(self) -> dict[str, Any]:
+        """The sums so far (JSON), for `resume`."""
+        return {
+            "epochs": {str(epoch): asdict(sums) for epoch, sums in self._epochs.items()},
+            "first": asdict(self._first),
+            "later": asdict(self._later),
+            "last": self._last,
+        }
+
+    def resume(self, position: dict[str, Any]) -> None:
+        """Go on from there."""
+        self._epochs = {int(epoch): _Sums.of(sums) for epoch, sums in position["epochs"].items()}
+        self._first, self._later = _Sums.of(position["first"]), _Sums.of(position["later"])
+        self._last = None
+        if position["last"] is not None:
+            epoch, (sent, received), counted = position["last"]
+            self._last = (epoch, (sent, received), None if counted is None else Counters(*counted))
+
     def _sum_up(self) -> None:
         """Nothing will be added to the last iteration any more."""
         if self._last is None:
@@ -89,9 +113,16 @@ def _added(sums: tuple[int, int], more: tuple[int, int]) -> tuple[int, int]:
 
 
 def epoch_traffic(shares: Sequence[dict[str, Any]], epoch: int) -> dict[str, list[int | None]]:
-    """An epoch's bytes by rank, of all its iterations, from every rank's share (which came as JSON)."""
+    """An epoch's bytes by rank, of all its iterations, from every rank's share (which came as JSON).
+
+    A rank that had no part in an epoch, since the run went on with more ranks or with fewer, moved nothing in it.
+    """
     rows = [share["epochs"].get(str(epoch)) for share in shares]
-    return {name: [row[name] for row in rows] for name in rows[0]} if all(rows) else {}
+    known = next((row for row in rows if row), None)
+    if known is None:
+        return {}
+    absent = {name: None if value is None else 0 for name, value in known.items()}
+    return {name: [(row or absent)[name] for row in rows] for name in known}
 
 
 def wire_summary(shares: Sequence[dict[str, Any]]) -> dict[str, Any] | None:

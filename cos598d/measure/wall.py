@@ -1,6 +1,7 @@
 """Wall time of training: the clocks of the iterations, and what lies between them, such as recording."""
 
 import time
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from cos598d.records.conventions import WARM_UP
@@ -37,25 +38,32 @@ class WallTime:
         self._last = now
 
     def epoch(self) -> dict[str, float | None]:
-        """The epoch's examples, its seconds by the clocks of its iterations and by the wall, and its rates by both.
-
-        The next one begins.
-        """
-        epoch, self._epoch = self._epoch, _Sums()
-        seconds = {"clock_seconds": epoch.clock, "wall_seconds": epoch.wall}
-        return {"examples": epoch.examples} | seconds | epoch.rates()
+        """End an epoch: its examples, its seconds by the clocks of its iterations and by the wall, and both rates."""
+        ended, self._epoch = self._epoch, _Sums()
+        seconds = {"clock_seconds": ended.clock, "wall_seconds": ended.wall}
+        return {"examples": ended.examples} | seconds | ended.rates()
 
     def summary(self) -> dict[str, float | None]:
         """The run's rates, without its warm-up and what follows each epoch's last iteration; None of no iterations."""
         return self._run.rates() | {"share_off_the_clock": self._run.share_off_the_clock}
 
+    def position(self) -> dict[str, Any]:
+        """The sums so far (JSON), for `resume`."""
+        return {"iterations": self._iterations, "epoch": asdict(self._epoch), "run": asdict(self._run)}
 
+    def resume(self, position: dict[str, Any]) -> None:
+        """Go on from there."""
+        self._iterations = position["iterations"]
+        self._epoch, self._run = _Sums(**position["epoch"]), _Sums(**position["run"])
+
+
+@dataclass
 class _Sums:
     """Seconds by the wall and by the clock, and examples."""
 
-    def __init__(self) -> None:
-        self.wall = self.clock = 0.0
-        self.examples = 0
+    wall: float = 0.0
+    clock: float = 0.0
+    examples: int = 0
 
     def add(self, wall: float, clock: float, examples: int) -> None:
         self.wall += wall

@@ -77,11 +77,11 @@ def read_counters(interface: str) -> Counters:
 
 
 class WireCounter:
-    """What an interface has carried between each `resume` and the next `pause`."""
+    """What an interface has carried between each `resume` and the next `pause`: `total`, as of the last reading."""
 
     def __init__(self, interface: Interface):
         self.interface = interface
-        self._total = Counters()
+        self.total = Counters()
         self._last: Counters | None = None
 
     @property
@@ -103,6 +103,6 @@ class WireCounter:
         moved = now.less(self._last or now)
         if min(moved) < 0:
             raise OSError(f"the counters of {self.interface.name} went back")
-        self._total = self._total.plus(moved)
+        self.total = self.total.plus(moved)
         self._last = now
-        return self._total
+        return self.total

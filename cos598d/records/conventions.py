@@ -1,7 +1,9 @@
 """What those who write records and those who read them have agreed on, said once."""
 
-# An iteration's phases, in the order in which they first begin.
-PHASES = ("data", "forward", "backward", "sync", "clip", "step")
+CHECKPOINT = "checkpoint"
+# An iteration's phases, in the order in which they first begin. `checkpoint` is the copy of what is to be saved: of
+# its own state, or of the state between the iteration before and this one.
+PHASES = ("data", "forward", "backward", "sync", "clip", "step", CHECKPOINT)
 PRECISIONS = ("fp32", "bf16", "fp16")
 # What others are compared with: the run without any sync, and torch's own way.
 FLOOR, DDP = "none", "ddp"

@@ -1,11 +1,12 @@
 """A run's record: what each of its files says, field by field, and the reading of them."""
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from cos598d.errors import UserError
-from cos598d.records.conventions import PHASES
+from cos598d.records.conventions import CHECKPOINT, PHASES
 from cos598d.records.schema import (
     COUNT,
     FLAG,
@@ -27,6 +28,10 @@ from cos598d.records.schema import (
     read,
     read_rows,
 )
+
+# Of these every record has seconds; records of older versions know of no checkpoint.
+_OLD_PHASES = [f"seconds_{phase}" for phase in PHASES if phase != CHECKPOINT]
+_NEW_PHASE = f"seconds_{CHECKPOINT}"
 
 # A run's summary.json, as SUMMARY checks it, and what `report/load` adds to it.
 Summary = dict[str, Any]
@@ -63,7 +68,7 @@ WIRE = Fields(
 EPOCH = Fields(
     {"epoch": COUNT},
     {
-        "iterations": COUNT,
+        **dict.fromkeys(("iterations", "last_iteration"), COUNT),
         "loss": OrNone(NUMBER),
         "training": Fields({}, {"examples": COUNT, "wall_seconds": NOT_NEGATIVE}),
         "seconds_evaluation": NOT_NEGATIVE,
@@ -71,34 +76,61 @@ EPOCH = Fields(
         **dict.fromkeys(("counted_bytes_sent", "counted_bytes_received"), OrNone(BY_RANK_OR_NONE)),
     },
 )
+EVALUATION = Fields({"iteration": COUNT}, {"epoch": COUNT})  # within an epoch
 # What a rank holds, by category; of a strategy of somebody's own whatever it says.
 HELD = MapOf(NOT_NEGATIVE)
 MEMORY = Fields(
     {"process_peak_bytes": BY_RANK, "gpu_peak_bytes": BY_RANK_OR_NONE},
     dict.fromkeys(("between_steps", "peak", "formula"), ListOf(HELD)),
 )
+LEDGER = Fields(
+    {"kept": TEXT, "rows": ListOf(COUNT), "rows_kept": ListOf(COUNT)},
+    {
+        "by_purpose": MapOf(
+            Fields({"calls": COUNT, "payload_bytes": COUNT, "bytes_sent": BY_RANK, "bytes_received": BY_RANK})
+        ),
+    },
+)
+ATTEMPT = Fields(
+    {
+        "begun": TEXT,
+        "ended": OrNone(TEXT),
+        **dict.fromkeys(("from_iteration", "to_iteration", "lost_iterations"), COUNT),
+        "ranks": RANKS,
+        "why": OrNone(TEXT),
+    }
+)
+ATTEMPTS_FILE = Fields({"attempts": ListOf(ATTEMPT)})
 WALL = ("examples_per_second_clock", "examples_per_second_wall", "share_off_the_clock")
+# What a run is, which is known before it has begun.
+SETTING_FIELDS = {
+    **dict.fromkeys(("task", "model", "data", "precision", "sync"), TEXT),
+    **dict.fromkeys(("total_train_batch_size", "max_seq_length"), SIZE),
+    "dropout": OrNone(NUMBER),
+    "seed": WHOLE,
+    "world_size": RANKS,
+}
+OPTIONAL_SETTING = dict.fromkeys(("label", "backend", "device", "bytes_from"), TEXT) | {"parameters": COUNT}
+SETTING_FILE = Fields(SETTING_FIELDS, OPTIONAL_SETTING)
 SUMMARY = Fields(
     {
-        **dict.fromkeys(("task", "model", "data", "precision", "sync"), TEXT),
-        **dict.fromkeys(("total_train_batch_size", "max_seq_length"), SIZE),
-        "dropout": OrNone(NUMBER),
-        "seed": WHOLE,
-        "world_size": RANKS,
+        **SETTING_FIELDS,
         "iterations": COUNT,
         "losses": ListOf(NUMBER),
         "seconds_per_iteration": SECONDS,
-        "phases": Fields({f"seconds_{phase}": OrNone(NUMBER) for phase in PHASES}),
+        "phases": Fields(dict.fromkeys(_OLD_PHASES, OrNone(NUMBER)), {_NEW_PHASE: OrNone(NUMBER)}),
         **dict.fromkeys(PER_ITERATION, NOT_NEGATIVE),
         **dict.fromkeys(("bytes_sent_per_iteration", "bytes_received_per_iteration"), BY_RANK),
     },
     {
-        **dict.fromkeys(("label", "backend", "device", "bytes_from"), TEXT),
-        "parameters": COUNT,
+        **OPTIONAL_SETTING,
         "epochs": ListOf(EPOCH),
+        "evaluations": ListOf(EVALUATION),
         "wire": OrNone(WIRE),
         "memory": MEMORY,
         "wall": OrNone(Fields({}, dict.fromkeys(WALL, OrNone(NUMBER)))),
+        "attempts": ListOf(ATTEMPT),
+        "ledger": LEDGER,
     },
 )
 NETWORK = Fields({}, {"hosts": SIZE, **dict.fromkeys(("rate", "delay", "offload"), OrNone(TEXT))})
@@ -128,8 +160,13 @@ CONFIG = Fields(
     },
 )
 ITERATION = Fields(
-    {"iteration": COUNT, "loss": NUMBER, "seconds": POSITIVE} | {f"seconds_{phase}": NUMBER for phase in PHASES},
-    {"spans_seconds": ListOf(Row((OneOf(PHASES), NUMBER, NUMBER)))},
+    {"iteration": COUNT, "loss": NUMBER, "seconds": POSITIVE} | dict.fromkeys(_OLD_PHASES, NUMBER),
+    {
+        _NEW_PHASE: NUMBER,
+        "learning_rate": NUMBER,
+        "spans_seconds": ListOf(Row((OneOf(PHASES), NUMBER, NUMBER))),
+        **dict.fromkeys(("calls", "tensors", "payload_bytes", "bytes_sent", "bytes_received"), NOT_NEGATIVE),
+    },
 )
 CALL = Fields(
     {"iteration": COUNT, "purpose": TEXT, "op": TEXT, "tensor": TEXT, "bytes_sent": NOT_NEGATIVE},
@@ -153,6 +190,7 @@ def read_summary(folder: Path) -> Summary:
         lack = "has no summary.json" if folder.is_dir() else "is a file" if folder.exists() else "does not exist"
         raise UserError(f"{folder} {lack}: give the folder of a run that ended well.")
     check(summary, _of_ranks(summary["world_size"]), path, REMEDY)
+    summary["phases"].setdefault(_NEW_PHASE, 0.0)
     return summary
 
 
@@ -166,10 +204,18 @@ def read_object(path: Path, kind: Kind) -> dict[str, Any] | None:
         raise UserError(f"{path} cannot be read: {error.strerror}.") from None
 
 
-def read_table(path: Path, kind: Kind, is_needed: bool = True) -> Iterator[Mapping[str, Any]]:
-    """The rows of a file of the record. One that is not needed may be missing: then there are none."""
+def read_table(path: Path, kind: Kind, is_needed: bool = True, grows: bool = False) -> Iterator[Mapping[str, Any]]:
+    """The rows of a file of the record. One that is not needed may be missing: then there are none. Of one that `grows`
+    the last row may be there in part."""
+    with reading(path, is_needed):
+        yield from read_rows(path, kind, REMEDY, grows)
+
+
+@contextlib.contextmanager
+def reading(path: Path, is_needed: bool = True) -> Iterator[None]:
+    """Make a UserError of what goes wrong while a file of rows is read; one that is not needed may be missing."""
     try:
-        yield from read_rows(path, kind, REMEDY)
+        yield
     except FileNotFoundError:
         if is_needed:
             raise UserError(f"{path} is missing: give the folder of a run that ended well.") from None
@@ -182,9 +228,12 @@ def _of_ranks(world_size: int) -> Kind:
     values, or_none = ListOf(NOT_NEGATIVE, count=world_size), ListOf(OrNone(NOT_NEGATIVE), count=world_size)
     ways = ("sent", "received")
     rank = Number(f"a rank of {world_size}", is_whole=True, least=0, most=world_size - 1)
+    # An epoch knows of more ranks where the run went on with fewer.
+    at_least, at_least_or_none = ListOf(NOT_NEGATIVE, least=world_size), ListOf(OrNone(NOT_NEGATIVE), least=world_size)
     epoch = Fields(
         {},
-        {f"predicted_bytes_{way}": values for way in ways} | {f"counted_bytes_{way}": OrNone(or_none) for way in ways},
+        {f"predicted_bytes_{way}": at_least for way in ways}
+        | {f"counted_bytes_{way}": OrNone(at_least_or_none) for way in ways},
     )
     wire = Fields(
         {},

@@ -18,10 +18,16 @@ _MISSING = object()
 
 
 class _Wrong(Exception):
-    """A value at `place` that is not `expected`."""
+    """A value that is not `expected`; `place` is put together while it is passed on from the inside to the outside."""
 
-    def __init__(self, place: str, value: Any, expected: str):
-        self.place, self.value, self.expected = place, value, expected
+    def __init__(self, value: Any, expected: str, place: str = ""):
+        self.value, self.expected, self.place = value, expected, place
+
+    def inside(self, outer: str) -> "_Wrong":
+        """The same, seen from one value further out."""
+        between = "." if self.place and not self.place.startswith("[") else ""
+        self.place = f"{outer}{between}{self.place}"
+        return self
 
 
 class Kind:
@@ -32,10 +38,10 @@ class Kind:
         """What it must be, in words."""
         raise NotImplementedError
 
-    def check(self, value: Any, place: str) -> None:
+    def check(self, value: Any) -> None:
         """Raise _Wrong where `value`, or a part of it, is something else."""
         if not self.fits(value):
-            raise _Wrong(place, value, self.wanted)
+            raise _Wrong(value, self.wanted)
 
     def fits(self, value: Any) -> bool:
         """Whether the value itself, without its parts, is of this kind."""
@@ -103,11 +109,11 @@ class OrNone(Kind):
     def wanted(self) -> str:
         return f"{self.kind.wanted} or null"
 
-    def check(self, value: Any, place: str) -> None:
+    def check(self, value: Any) -> None:
         if value is not None:
             if not self.kind.fits(value):
-                raise _Wrong(place, value, self.wanted)
-            self.kind.check(value, place)
+                raise _Wrong(value, self.wanted)
+            self.kind.check(value)
 
 
 @dataclass(frozen=True)
@@ -127,10 +133,13 @@ class ListOf(Kind):
             return False
         return len(value) == self.count if self.count is not None else len(value) >= self.least
 
-    def check(self, value: Any, place: str) -> None:
-        super().check(value, place)
+    def check(self, value: Any) -> None:
+        super().check(value)
         for number, part in enumerate(value):
-            self.kind.check(part, f"{place}[{number}]")
+            try:
+                self.kind.check(part)
+            except _Wrong as wrong:
+                raise wrong.inside(f"[{number}]") from None
 
 
 @dataclass(frozen=True)
@@ -146,10 +155,13 @@ class Row(Kind):
     def fits(self, value: Any) -> bool:
         return isinstance(value, list) and len(value) == len(self.kinds)
 
-    def check(self, value: Any, place: str) -> None:
-        super().check(value, place)
+    def check(self, value: Any) -> None:
+        super().check(value)
         for number, (kind, part) in enumerate(zip(self.kinds, value, strict=True)):
-            kind.check(part, f"{place}[{number}]")
+            try:
+                kind.check(part)
+            except _Wrong as wrong:
+                raise wrong.inside(f"[{number}]") from None
 
 
 @dataclass(frozen=True)
@@ -162,10 +174,13 @@ class MapOf(_InWords):
     def fits(self, value: Any) -> bool:
         return isinstance(value, dict)
 
-    def check(self, value: Any, place: str) -> None:
-        super().check(value, place)
+    def check(self, value: Any) -> None:
+        super().check(value)
         for name, part in value.items():
-            self.kind.check(part, _inside(place, name))
+            try:
+                self.kind.check(part)
+            except _Wrong as wrong:
+                raise wrong.inside(name) from None
 
 
 @dataclass(frozen=True)
@@ -179,15 +194,19 @@ class Fields(_InWords):
     def fits(self, value: Any) -> bool:
         return isinstance(value, dict)
 
-    def check(self, value: Any, place: str) -> None:
-        super().check(value, place)
-        for name, kind in self.needed.items():
-            if name not in value:
-                raise _Wrong(_inside(place, name), _MISSING, kind.wanted)
-            kind.check(value[name], _inside(place, name))
-        for name, kind in self.optional.items():
-            if name in value:
-                kind.check(value[name], _inside(place, name))
+    def check(self, value: Any) -> None:
+        super().check(value)
+        name = ""
+        try:
+            for name, kind in self.needed.items():
+                if name not in value:
+                    raise _Wrong(_MISSING, kind.wanted)
+                kind.check(value[name])
+            for name, kind in self.optional.items():
+                if name in value:
+                    kind.check(value[name])
+        except _Wrong as wrong:
+            raise wrong.inside(name) from None
 
 
 NUMBER = Number()
@@ -198,10 +217,6 @@ COUNT = Number("a whole number of at least 0", is_whole=True, least=0, most=2**6
 SIZE = Number("a whole number of at least 1", is_whole=True, least=1, most=2**63)
 TEXT = Of("text", (str,))
 FLAG = Of("true or false", (bool,))
-
-
-def _inside(place: str, name: str) -> str:
-    return f"{place}.{name}" if place else name
 
 
 def read(path: Path, kind: Kind, remedy: str) -> Any:
@@ -215,23 +230,37 @@ def read(path: Path, kind: Kind, remedy: str) -> Any:
         raise UserError(f"{path} is not JSON, for it is no UTF-8: it is damaged, {remedy}.") from None
 
 
-def read_rows(path: Path, kind: Kind, remedy: str) -> Iterator[Any]:
-    """The values of a JSON-lines file, one by one, each of this kind. Raises as `read`."""
+def read_rows(path: Path, kind: Kind, remedy: str, grows: bool = False) -> Iterator[Any]:
+    """The values of a JSON-lines file, one by one, each of this kind. Raises as `read`.
+
+    Of a file that `grows`, or whose writer was killed, the last row may be there in part: that is left out.
+    """
     try:
         with path.open(encoding="utf-8", newline="\n") as lines:
             for number, line in enumerate(lines, start=1):
-                where = f"{path}, line {number}"
                 if not line.endswith("\n"):
-                    raise UserError(f"{where} is not a whole JSON row: it is damaged, {remedy}.")
-                yield _checked(line, kind, where, remedy)
+                    if grows:
+                        return
+                    raise not_whole(path, number, remedy)
+                yield parse_row(line, kind, path, remedy, number)
     except UnicodeDecodeError:
         raise UserError(f"{path} is no UTF-8 text: it is damaged, {remedy}.") from None
+
+
+def not_whole(path: Path, line: int, remedy: str) -> UserError:
+    """What to say of a last line that does not end."""
+    return UserError(f"{path}, line {line} is not a whole JSON row: it is damaged, {remedy}.")
+
+
+def parse_row(text: str, kind: Kind, path: Path, remedy: str, line: int) -> Any:
+    """The value of a line of a file, of this kind. Raises UserError as `read`."""
+    return _checked(text, kind, f"{path}, line {line}", remedy)
 
 
 def check(value: Any, kind: Kind, where: str | Path, remedy: str) -> None:
     """Raise UserError where a value of the file `where` is not of this kind."""
     try:
-        kind.check(value, "")
+        kind.check(value)
     except _Wrong as wrong:
         name = printable(wrong.place, 100)
         if wrong.value is _MISSING:
@@ -251,10 +280,11 @@ def _checked(text: str, kind: Kind, where: str, remedy: str) -> Any:
     except ValueError as error:
         reason = printable(error, 100).rstrip(".")
         raise UserError(f"{where} is not JSON ({reason}): it is damaged, {remedy}.") from None
-    try:
-        _measure(value, DEEPEST)
-    except RecursionError:
-        raise UserError(f"{where} is nested more than {DEEPEST} deep: it is damaged, {remedy}.") from None
+    if text.count("[") + text.count("{") > DEEPEST:  # else it cannot be so deep
+        try:
+            _measure(value, DEEPEST)
+        except RecursionError:
+            raise UserError(f"{where} is nested more than {DEEPEST} deep: it is damaged, {remedy}.") from None
     if "\\" in text or not text.replace("\n", "").isprintable():
         value = _shown(value)
     check(value, kind, where, remedy)

@@ -16,7 +16,7 @@ from cos598d.report.references import exposed_seconds, is_floor, ratio_of_means
 from cos598d.report.repeats import in_groups, members, over_pairs
 from cos598d.report.settings import comparable
 from cos598d.report.spread import are_apart
-from cos598d.report.table import assumed_bytes
+from cos598d.report.table import assumed_bytes, unfinished_remarks
 from cos598d.report.traffic import counted_traffic
 
 MOST_SENTENCES, MOST_PANELS = 5, 3
@@ -39,7 +39,7 @@ def answer_of(runs: Sequence[Run], benches: Sequence[Bench]) -> Answer:
     )
     caption += "that leave the rank that sends most."
     remark = work_remark([run.summary for run in runs])
-    cautions = [remark] if remark else []
+    cautions = unfinished_remarks([run.summary for run in runs]) + ([remark] if remark else [])
     cautions += [f"{bench.name}: {remark}." for bench in benches for remark in bench.remarks]
     if assumed := assumed_bytes([run.summary for run in runs], before=""):
         cautions.append(assumed)

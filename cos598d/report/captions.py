@@ -34,7 +34,7 @@ def loss_caption(runs: Sequence[Run]) -> list[str]:
             f"loss {losses[0]:.4f} in the first of {len(losses)} iterations, {sum(last) / len(last):.4f} "
             f"{f'as the mean of the last {len(last)}' if len(last) > 1 else 'in the last'}"
         )
-        took[run.name] = sum(row["seconds"] for row in run.iterations[0])
+        took[run.name] = sum(run.series.seconds)
     sentences = [*_joined(found), *_apart_by(trained)]
     sentences.append(f"In seconds: {', '.join(f'{name} {plain(spent)}' for name, spent in took.items())}.")
     most = max((points_per_block(run) for run in trained), default=1)
@@ -124,7 +124,9 @@ def timeline_caption(timeline: Timeline) -> list[str]:
         sentences.append(
             f"{number_of(timeline.untimed, 'gradient call')} of torch's own: the record does not tell when."
         )
-    if not timeline.calls and not timeline.untimed:
+    if timeline.kept:
+        sentences.append(f"Its calls are not in the record (--ledger {timeline.kept}).")
+    elif not timeline.calls and not timeline.untimed:
         sentences.append("No gradient travels.")
     return [" ".join(sentences)]
 

@@ -1,6 +1,6 @@
 """A run's records as one frozen object, every file checked as it is read."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,8 +8,8 @@ from typing import Any
 from cos598d.errors import UserError
 from cos598d.records.conventions import WARM_UP
 from cos598d.records.facts import OF_RUNS, OF_WORK, collect
+from cos598d.records.live import COMMUNICATION, HOST, ITERATIONS, LIVE, WIRE
 from cos598d.records.run import (
-    CALL,
     CONFIG,
     ENVIRONMENT,
     HOST_ROW,
@@ -20,8 +20,10 @@ from cos598d.records.run import (
     read_summary,
     read_table,
 )
-from cos598d.records.schema import NUMBER
+from cos598d.records.schema import NUMBER, Kind
+from cos598d.records.unfinished import live_folder, read_unfinished
 from cos598d.report.repeats import what_was_asked
+from cos598d.report.series import Series, find_calls, read_calls
 from cos598d.terminal.printable import printable
 
 Row = Mapping[str, Any]
@@ -34,7 +36,7 @@ class Run:
     summary: Summary
     config: dict[str, Any]
     environment: dict[str, Any]
-    iterations: Sequence[Sequence[Row]]
+    series: Series  # rank 0's
     calls: Sequence[Row]  # rank 0's, of its typical iteration
     host: Sequence[Sequence[Row]]
     wire: Sequence[Row]  # rank 0's, in the order of time
@@ -59,21 +61,14 @@ class Run:
         return self.summary["seconds_per_iteration"]
 
     @property
-    def counted_seconds(self) -> list[float]:
+    def counted_seconds(self) -> Sequence[float]:
         """Rank 0's seconds of the iterations that its summary counts: not of those that warm up."""
-        rows = self.iterations[0] if self.iterations else []
-        return [row["seconds"] for row in rows[left_out(self.summary) :]]
+        return self.series.seconds[left_out(self.summary) :]
 
     @property
     def typical(self) -> Row | None:
-        """Rank 0's iteration nearest the median, those that warm up left out where there are others."""
-        return typical_iteration(self.iterations[0]) if self.iterations else None
-
-
-def typical_iteration(rows: Sequence[Row]) -> Row | None:
-    """The row nearest the median of the seconds, those that warm up left out where there are others."""
-    counted = sorted(rows[WARM_UP:] or rows, key=lambda row: row["seconds"])
-    return counted[(len(counted) - 1) // 2] if counted else None
+        """Rank 0's iteration nearest the median of those that have their details."""
+        return self.series.typical
 
 
 def left_out(run: Summary) -> int:
@@ -83,53 +78,73 @@ def left_out(run: Summary) -> int:
     return iterations - counted if known else WARM_UP
 
 
-def load_run(folder: Path) -> Summary:
+def load_run(folder: Path, unfinished: bool = False) -> Summary:
     """A run's summary, with its folder's name as "run", the emulated links as "network" (None without), what makes
     another run a repeat of it as "repeat_of" (None where its config is not there), and what makes another run's work
     the same as its as "work", by the page's words.
 
-    Raises UserError when there is none that can be read.
+    With `unfinished` a run that is going on or that died has one too, made of its rows so far, whose "unfinished" says
+    so in words. Raises UserError when there is none that can be read.
     """
-    return _load(folder)[0]
+    return _load(folder, unfinished)[0]
 
 
-def load_run_as(folder: Path, name: str) -> Run:
-    """The run in a folder with all its rows, under this name. Raises UserError naming what cannot be read."""
-    summary, config, environment = _load(folder)
+def load_run_as(folder: Path, name: str, unfinished: bool = False) -> Run:
+    """As `load_run`, with the rows that a page shows, under this name. Raises UserError naming what cannot be read."""
+    summary, config, environment = _load(folder, unfinished)
     summary["run"] = name
     if "epochs" not in summary:
         raise UserError(f"{folder / 'summary.json'} has no epochs: it is not the summary of a run of this version.")
-    ranks = range(summary["world_size"])
-    iterations = [list(read_table(folder / f"iterations.rank{rank}.jsonl", ITERATION)) for rank in ranks]
-    if [row["loss"] for row in iterations[0]] != summary["losses"]:
+    grows = "unfinished" in summary
+    folder = (live_folder(folder) if grows else None) or folder
+
+    def rows(file: str, kind: Kind, rank: int = 0, is_needed: bool = False) -> Iterator[Row]:
+        return read_table(folder / file.format(rank=rank), kind, is_needed and not grows, grows)
+
+    calls = find_calls(folder / COMMUNICATION.format(rank=0), grows)
+    series = Series(folder / ITERATIONS.format(rank=0), calls, grows)
+    if series.losses[: summary["iterations"]].tolist() != summary["losses"]:
         raise UserError(
-            f"{folder / 'iterations.rank0.jsonl'} does not have the losses of summary.json beside it: "
+            f"{folder / ITERATIONS.format(rank=0)} does not have the losses of summary.json beside it: "
             f"these files are not of one run; give the folder of a run that ended well."
         )
-    typical = typical_iteration(iterations[0])
-    calls = [
-        row
-        for row in read_table(folder / "communication.rank0.jsonl", CALL)
-        if typical is not None and row["iteration"] == typical["iteration"]
-    ]
-    host = [list(read_table(folder / f"host.rank{rank}.jsonl", HOST_ROW, is_needed=False)) for rank in ranks]
-    wire = list(read_table(folder / "wire.rank0.jsonl", WIRE_ROW, is_needed=False))
-    return Run(summary, config, environment, iterations, calls, host, wire)
+    ranks = range(summary["world_size"])
+    for rank in ranks[1:]:
+        for _ in rows(ITERATIONS, ITERATION, rank, is_needed=True):
+            pass  # only to know that they are whole
+    typical = calls.get(series.typical["iteration"]) if series.typical else None
+    return Run(
+        summary,
+        config,
+        environment,
+        series,
+        read_calls(folder / COMMUNICATION.format(rank=0), typical) if typical else [],
+        [list(rows(HOST, HOST_ROW, rank)) for rank in ranks],
+        list(rows(WIRE, WIRE_ROW)),
+    )
 
 
-def _load(folder: Path) -> tuple[Summary, dict[str, Any], dict[str, Any]]:
+def _load(folder: Path, unfinished: bool) -> tuple[Summary, dict[str, Any], dict[str, Any]]:
     """A run's summary with what `load_run` adds, its config and its environment; those two may be empty."""
-    summary = read_summary(folder)
-    environment = read_object(folder / "environment.json", ENVIRONMENT) or {}
-    config = read_object(folder / "config.json", CONFIG)
+    live = live_folder(folder) if unfinished else None
+    summary = read_unfinished(live) if live else read_summary(folder)
+    place = live or folder
+    environment = read_object(place / "environment.json", ENVIRONMENT) or {}
+    config = read_object(place / "config.json", CONFIG)
     asked = config and what_was_asked(summary, config, environment)
-    summary = {"run": folder.resolve().name} | summary
+    summary = {"run": _name(folder)} | summary
     summary = summary | {
         "network": environment.get("network"),
         "repeat_of": asked,
         "work": _work(summary, config or {}, environment),
     }
     return summary, config or {}, environment
+
+
+def _name(folder: Path) -> str:
+    """A folder's name; of the `live/` in a run's folder that folder's and its own."""
+    folder = folder.resolve()
+    return "/".join(folder.parts[-2:]) if folder.name == LIVE else folder.name
 
 
 def _work(summary: Summary, config: dict[str, Any], environment: dict[str, Any]) -> dict[str, Any]:

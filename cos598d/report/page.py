@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from cos598d.records.conventions import PHASES
-from cos598d.report import captions, settings, side_by_side
+from cos598d.report import captions, learned, settings, side_by_side
 from cos598d.report.answer import answer_of
+from cos598d.report.attempts import attempts
 from cos598d.report.benches import Bench
 from cos598d.report.blocks import Block, Figure, Page, Section, Table, figures
 from cos598d.report.figures import learning, series, time
@@ -15,19 +15,18 @@ from cos598d.report.load import Run, is_number
 from cos598d.report.memory import MEMORY_NOTE, memory_rows
 from cos598d.report.numbers import listed, megabytes, number_of, plain, words_of
 from cos598d.report.repeats import in_groups
-from cos598d.report.speed import SPEED_NOTE, speed_rows
+from cos598d.report.speed import SPEED_NOTE, phases_of, speed_rows
 from cos598d.report.table import (
     AGAINST,
     SLOW_ONES,
     SPREAD,
     assumed_bytes,
-    losses_rows,
     time_cells,
     traffic_rows,
     warm_up_words,
 )
 from cos598d.report.timeline import timeline_of
-from cos598d.report.traffic import counted_traffic, epoch_rows
+from cos598d.report.traffic import PURPOSE_NOTE, counted_traffic, epoch_rows, purpose_rows
 from cos598d.report.wire import throughputs, wire_caption
 from cos598d.tables import with_columns
 
@@ -38,12 +37,13 @@ LEAST_OF_SCALE = 0.25
 def build_page(runs: Sequence[Run], benches: Sequence[Bench] = ()) -> Page:
     """Everything that the records of these runs and benches have to show."""
     sections = [
-        Section("The runs", _runs(runs)),
+        Section("The runs", [*_runs(runs), *attempts(runs)]),
         Section("Side by side", side_by_side.blocks(benches)),
         *(Section(f"Side by side: {word}", found) for word, found in side_by_side.sweep_blocks(benches).items()),
         Section("Environment", _environment([*runs, *benches])),
-        Section("Evaluation by epoch", _metrics(runs)),
-        Section("The first losses", _losses(runs)),
+        Section("Evaluation by epoch", learned.metrics(runs)),
+        Section("Training and validation loss", learned.overfitting(runs)),
+        Section("The first losses", learned.first_losses(runs)),
         Section("Seconds an iteration", _seconds(runs)),
         Section("Where an iteration's time goes", _phases(runs)),
         Section("Memory", _memory(runs)),
@@ -134,35 +134,6 @@ def _flat(environment: dict[str, Any], above: str = "") -> dict[str, str]:
     return found
 
 
-def _metrics(runs: Sequence[Run]) -> list[Block]:
-    blocks: list[Block] = []
-    for number, metric in enumerate(learning.metric_names(runs)):
-        epochs = sorted(
-            {epoch["epoch"] for run in runs for epoch in run.summary["epochs"] if is_number(epoch.get(metric))}
-        )
-        rows = [["run", *(f"epoch {epoch}" for epoch in epochs)]]
-        for run in runs:
-            values = {epoch["epoch"]: epoch.get(metric) for epoch in run.summary["epochs"]}
-            rows.append([run.name, *(f"{values[e]:.4f}" if is_number(values.get(e)) else "-" for e in epochs)])
-        name = f"metric{number}"
-        svg = learning.metric_figure(runs, metric, name)
-        blocks.append(Table(f"{metric} after each epoch.", rows))
-        blocks += figures((name, svg, captions.metric_caption(runs, metric)))
-    return blocks
-
-
-def _losses(runs: Sequence[Run]) -> list[Table]:
-    trained = [run.summary for run in runs if run.summary["losses"]]
-    if not trained:
-        return []
-    return [
-        Table(
-            "The global batch's loss in the first three iterations. A difference to one rank is over all iterations.",
-            losses_rows(trained),
-        )
-    ]
-
-
 def _seconds(runs: Sequence[Run]) -> list[Block]:
     trained = [run for run in runs if run.summary["losses"]]
     if not trained:
@@ -196,7 +167,9 @@ def _phases(runs: Sequence[Run]) -> list[Block]:
     counted = [run for run in runs if run.seconds["mean"]]
     if not counted:
         return []
-    rows = with_columns(time_cells([run.summary for run in counted]), ["run", *PHASES])
+    rows = with_columns(
+        time_cells([run.summary for run in counted]), ["run", *phases_of([run.summary for run in counted])]
+    )
     blocks: list[Block] = [Table("Seconds of each phase: the mean over iterations and ranks.", rows)]
     blocks += figures(("phases", time.phases_figure(counted), captions.phases_caption(counted)))
     has_gpu = any("gpu_memory_bytes" in row for run in runs for rows in run.host for row in rows)
@@ -254,6 +227,8 @@ def _traffic(runs: Sequence[Run]) -> list[Block]:
     note = "Gradient calls of an iteration, by the algorithms' formulas; MB: 1,000,000 bytes."
     note += assumed_bytes([run.summary for run in trained], before=" ")
     blocks: list[Block] = [Table(note, traffic_rows([run.summary for run in trained]))]
+    if purposes := purpose_rows(trained):
+        blocks.append(Table(PURPOSE_NOTE, purposes))
     counted = counted_traffic(trained)
     if not counted:
         return [*blocks, "No run counted the bytes on its interface."]

@@ -1,15 +1,22 @@
-"""Examples a second by the clock of the iterations and by the wall, whose difference is what measuring costs."""
+"""The phases of an iteration, and examples a second by its clock and by the wall, which measuring sets apart."""
 
 from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
+from cos598d.records.conventions import CHECKPOINT, PHASES
 from cos598d.records.run import Summary
 from cos598d.report.repeats import members
 
 SPEED_NOTE = (
     "examples/s: by the clocks of rank 0's iterations, and by the wall, with recording between them; no warm-up."
 )
+
+
+def phases_of(runs: Sequence[Summary]) -> list[str]:
+    """The phases to show of these runs: that of checkpoints where one of them has written any."""
+    has_saved = any(run["phases"][f"seconds_{CHECKPOINT}"] for run in runs)
+    return [phase for phase in PHASES if phase != CHECKPOINT or has_saved]
 
 
 def speed_rows(runs: Sequence[Summary]) -> list[list[str]]:

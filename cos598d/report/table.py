@@ -19,8 +19,8 @@ from cos598d.report.references import (
     largest_difference,
     ratio_of_means,
 )
-from cos598d.report.repeats import in_groups, over_pairs
-from cos598d.report.speed import SPEED_NOTE, speed_rows
+from cos598d.report.repeats import in_groups, members, over_pairs
+from cos598d.report.speed import SPEED_NOTE, phases_of, speed_rows
 from cos598d.tables import as_markdown, as_text, markdown_text, with_columns
 from cos598d.terminal.printable import printable
 
@@ -41,10 +41,15 @@ def comparison(runs: Sequence[Summary], markdown: bool = False, each: bool = Fal
     runs = runs if each else in_groups(runs)
     parts = [losses_rows(runs), time_rows(runs), speed_rows(runs), traffic_rows(runs), memory_rows(runs)]
     text = "\n\n".join(as_markdown(part) if markdown else as_text(part) for part in parts if part)
-    remark = work_remark(runs)
-    return "\n\n".join(
-        part for part in (_setting(runs), markdown_text(remark) if markdown else remark, text, legend(runs)) if part
-    )
+    remarks = [*unfinished_remarks(runs), *([remark] if (remark := work_remark(runs)) else [])]
+    said = "\n".join(markdown_text(remark) if markdown else remark for remark in remarks)
+    return "\n\n".join(part for part in (_setting(runs), said, text, legend(runs)) if part)
+
+
+def unfinished_remarks(runs: Sequence[Summary]) -> list[str]:
+    """A sentence for each run that has not ended well."""
+    found = [member for run in runs for member in members(run) if "unfinished" in member]
+    return [f"{run['run']} {run['unfinished'].rstrip('.')}. Its figures are of these." for run in found]
 
 
 def losses_rows(runs: Sequence[Summary]) -> list[list[str]]:
@@ -84,7 +89,7 @@ def time_cells(runs: Sequence[Summary]) -> list[dict[str, str]]:
 
 def time_rows(runs: Sequence[Summary]) -> list[list[str]]:
     """A head and a row for each run, of `time_cells`."""
-    return with_columns(time_cells(runs), ["run", *SPREAD, *AGAINST, *PHASES])
+    return with_columns(time_cells(runs), ["run", *SPREAD, *AGAINST, *phases_of(runs)])
 
 
 def traffic_rows(runs: Sequence[Summary]) -> list[list[str]]:

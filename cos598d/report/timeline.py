@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from cos598d.records.run import Summary
 from cos598d.report.load import Run, is_number
 
 Span = tuple[str, float, float]
@@ -12,7 +13,8 @@ class Timeline:
     """`spans`: phase, start and length; `calls`: tensor, start and end; all in seconds since the iteration began.
 
     A call that runs beside other work ends when it was waited for, which may be later than it was done. `untimed`
-    counts the calls that a library made without telling when.
+    counts the calls that a library made without telling when. `kept` is the rule (--ledger) by which the record has no
+    calls of any iteration, though there were some; else None.
     """
 
     run: str
@@ -22,6 +24,7 @@ class Timeline:
     calls: list[Span]
     untimed: int
     backward_end: float
+    kept: str | None = None
 
     @property
     def seconds_under_way(self) -> tuple[float, float]:
@@ -48,7 +51,14 @@ def timeline_of(run: Run) -> Timeline | None:
         calls=sorted(calls, key=lambda call: call[1:]),
         untimed=len(gradients) - len(timed),
         backward_end=backward_end,
+        kept=None if run.calls else rule_without_rows(run.summary),
     )
+
+
+def rule_without_rows(summary: Summary) -> str | None:
+    """The rule (--ledger) by which a record has rows of none of the gradients' calls; None where it has, or there are
+    none."""
+    return summary.get("ledger", {}).get("kept") if summary["calls_per_iteration"] else None
 
 
 def _covered(spans: list[tuple[float, float]]) -> float:

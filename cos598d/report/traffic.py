@@ -6,6 +6,10 @@ from dataclasses import dataclass
 from cos598d.report.load import Run
 from cos598d.report.table import megabytes as megabytes_by_rank
 
+PURPOSE_NOTE = (
+    "All calls of the run by what they were for: calls and payload of rank 0. They are sums over every call; what part "
+    "of all calls has a row of its own is up to --ledger."
+)
 LEAST_BYTES = 1e5  # of less, such as the loss's few bytes, headers are the most
 
 
@@ -51,6 +55,23 @@ def counted_traffic(runs: Sequence[Run]) -> list[Traffic]:
             is_shared_in_part = 1 < len(group) < ranks
             found.append(Traffic(run.name, whose, sent, wire_sent, received, wire_received, is_shared_in_part))
     return found
+
+
+def purpose_rows(runs: Sequence[Run]) -> list[list[str]]:
+    """A head and a row for each purpose of each run's calls, of the whole run; nothing where no record says it."""
+    rows = []
+    for run in runs:
+        ledger = run.summary.get("ledger", {})
+        kept = sum(ledger.get("rows_kept", [])) / max(1, sum(ledger.get("rows", [])))
+        for purpose, sums in ledger.get("by_purpose", {}).items():
+            cells = [megabytes_by_rank(sums[f"bytes_{way}"]) for way in ("sent", "received")]
+            rows.append([run.name, purpose, f"{sums['calls']:,}", megabytes_by_rank([sums["payload_bytes"]]), *cells])
+            rows[-1].append(f"{kept:.0%}" if kept == 1 else f"{kept:.1%}")
+    return (
+        [["run", "calls for", "calls", "payload MB", "sent MB by rank", "received MB", "rows kept"], *rows]
+        if rows
+        else []
+    )
 
 
 def epoch_rows(runs: Sequence[Run]) -> list[list[str]]:

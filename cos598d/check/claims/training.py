@@ -91,8 +91,9 @@ def _train(training: _Training, model: nn.Module, sync: GradientSync, comm: Comm
     with RunRecord(folder, comm.rank) as record:
         comm.ledger = record.ledger
         train(model, Replicated(sync), comm, ToyFeatures(26), config, record, Console("", speaks=False), dict)
+        losses = list(record.losses)
     comm.ledger = Ledger()
-    return record.losses
+    return losses
 
 
 @functools.lru_cache(maxsize=16)

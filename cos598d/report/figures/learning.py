@@ -7,7 +7,7 @@ from cos598d.report.load import Run, is_number
 from cos598d.report.numbers import listed
 from cos598d.report.svg import draw, legend_below, line_style
 
-NOT_METRICS = frozenset(("epoch", "iterations", "loss", "seconds_evaluation"))
+NOT_METRICS = frozenset(("epoch", "iterations", "last_iteration", "loss", "seconds_evaluation"))
 MOST_POINTS = 300
 
 
@@ -47,37 +47,46 @@ def metric_figure(runs: Sequence[Run], metric: str, name: str) -> str | None:
 
 
 def loss_figure(runs: Sequence[Run]) -> str | None:
-    """Two panels, the loss against the iteration and against the training's seconds; None without two iterations."""
-    runs = [run for run in runs if run.iterations and len(run.iterations[0]) > 1]
+    """Panels, the loss against the iteration and against the training's seconds, and the learning rate where the rows
+    have it; None without two iterations."""
+    runs = [run for run in runs if len(run.series) > 1]
     if not runs:
         return None
+    has_rates = any(run.series.rates for run in runs)
 
     def paint(figure):
-        above, below = figure.subplots(2, 1, sharey=True)
+        above, below, *rest = figure.subplots(2 + has_rates, 1, height_ratios=[1, 1, 0.5][: 2 + has_rates])
+        below.sharey(above)
         handles = []
         for place, run in enumerate(runs):
-            rows, size = run.iterations[0], points_per_block(run)
-            losses = _block_means([row["loss"] for row in rows], size)
+            series, size = run.series, points_per_block(run)
+            losses, iterations = block_means(series.losses, size), block_means(series.iterations, size)
             style = line_style(place) | {"markevery": (place % 5, max(5, len(losses) // 8)), "markersize": 4}
-            handles += above.plot(_block_means([row["iteration"] for row in rows], size), losses, **style)
-            below.plot(_block_means(list(accumulate(row["seconds"] for row in rows)), size), losses, **style)
-        above.set_title("loss against iteration", loc="left")
-        above.set_xlabel("iteration")
-        above.xaxis.get_major_locator().set_params(integer=True)
+            handles += above.plot(iterations, losses, **style)
+            below.plot(block_means(list(accumulate(series.seconds)), size), losses, **style)
+            if series.rates:
+                rest[0].plot(iterations, block_means(series.rates, size), **style)
         below.set_title("loss against time", loc="left")
         below.set_xlabel("seconds of training")
         below.set_xlim(left=0)
+        for axes, what in ((above, "loss"), *((axes, "learning rate") for axes in rest)):
+            axes.set_title(f"{what} against iteration", loc="left")
+            axes.set_xlabel("iteration")
+            axes.xaxis.get_major_locator().set_params(integer=True)
+        if rest:
+            rest[0].set_ylim(bottom=0)
         legend_below(figure, handles, [run.name for run in runs])
 
     label = f"loss against iteration and against time of {listed([run.name for run in runs])}"
-    return draw("loss", label, 360, paint)
+    return draw("loss", label, 360 + 110 * has_rates, paint)
 
 
 def points_per_block(run: Run) -> int:
     """How many iterations one point of a long run's curve stands for, as their mean."""
-    return -(-len(run.iterations[0]) // MOST_POINTS)
+    return -(-len(run.series) // MOST_POINTS)
 
 
-def _block_means(values: Sequence[float], size: int) -> list[float]:
+def block_means(values: Sequence[float], size: int) -> list[float]:
+    """The means of so many values after one another, of the last ones as many as there are."""
     blocks = [values[start : start + size] for start in range(0, len(values), size)]
     return [sum(block) / len(block) for block in blocks]

@@ -4,10 +4,11 @@ import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from cos598d.colours import BLUE, DARK_GREY, GREEN, GREY, SERIES, SKY, VERMILLION, YELLOW
+from cos598d.colours import BLUE, DARK_GREY, GREEN, GREY, PURPLE, SERIES, SKY, VERMILLION, YELLOW
 from cos598d.records.conventions import PHASES
 from cos598d.report.load import Run
 from cos598d.report.numbers import listed, number_of, seconds
+from cos598d.report.speed import phases_of
 from cos598d.report.svg import MARKERS, draw, lanes, legend_below, shortened
 from cos598d.report.timeline import Timeline
 
@@ -22,6 +23,7 @@ LOOK = {
     "sync": (VERMILLION, "///"),
     "clip": (YELLOW, ""),
     "step": (GREEN, "\\\\\\"),
+    "checkpoint": (PURPLE, "..."),
     "between": ("#ffffff", ""),
 }
 BESIDE, AFTER = ("#F3C6A5", ""), (VERMILLION, "///")
@@ -76,7 +78,8 @@ def phases_figure(runs: Sequence[Run]) -> str | None:
                 left += length
         lanes(axes, [run.name for run in runs], -0.34)
         axes.set_xlabel("seconds an iteration, mean over the ranks")
-        legend_below(figure, [patch(*LOOK[phase]) for phase in PHASES], list(PHASES))
+        shown = phases_of([run.summary for run in runs])
+        legend_below(figure, [patch(*LOOK[phase]) for phase in shown], list(shown))
 
     return draw("phases", f"seconds by phase of {listed([run.name for run in runs])}", 45 + 36 * len(runs), paint)
 

@@ -1,0 +1,98 @@
+"""The record of a run that is going on, or that died: a summary made of the rows that are there so far."""
+
+from array import array
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cos598d.errors import UserError
+from cos598d.locks import is_locked
+from cos598d.records.conventions import PHASES, WARM_UP
+from cos598d.records.live import ATTEMPTS, EPOCHS, EVALUATIONS, ITERATIONS, LIVE, SETTING, SILENT
+from cos598d.records.run import (
+    ATTEMPTS_FILE,
+    EPOCH,
+    EVALUATION,
+    ITERATION,
+    SETTING_FILE,
+    Summary,
+    read_object,
+    read_table,
+)
+from cos598d.records.seconds import mean_of_known, summarize_seconds
+
+TOTALS = ("calls", "tensors", "payload_bytes", "bytes_sent", "bytes_received")
+
+
+def live_folder(folder: Path) -> Path | None:
+    """Where the rows of an unfinished run stand, given its folder or its `live/`; None where a summary is there."""
+    if (folder / "summary.json").exists():
+        return None
+    for place in (folder / LIVE, folder):
+        if (place / SETTING).exists():
+            return place
+    return None
+
+
+def read_unfinished(live: Path) -> Summary:
+    """What the summary would be if the run ended now; `unfinished` says in words where the run is.
+
+    Sums of an iteration that a rank has not written yet are without that rank. What only the end tells, such as the
+    bytes that the kernel counted in an epoch, is not there. Raises UserError where something is damaged.
+    """
+    setting = read_object(live / SETTING, SETTING_FILE)
+    if setting is None:
+        raise UserError(f"{live / SETTING} is missing: the run has not begun, or has just ended; look again.")
+    attempts = (read_object(live / ATTEMPTS, ATTEMPTS_FILE) or {"attempts": []})["attempts"]
+    ranks = [_Sums() for _ in range(setting["world_size"])]
+    losses, seconds = array("d"), array("d")
+    for rank, sums in enumerate(ranks):
+        for row in read_table(live / ITERATIONS.format(rank=rank), ITERATION, is_needed=rank == 0, grows=True):
+            sums.add(row)
+            if rank == 0:
+                losses.append(row["loss"])
+                seconds.append(row["seconds"])
+    first = ranks[0]
+    return setting | {
+        "iterations": len(losses),
+        "losses": list(losses),
+        "epochs": list(read_table(live / EPOCHS, EPOCH, is_needed=False, grows=True)),
+        "evaluations": list(read_table(live / EVALUATIONS, EVALUATION, is_needed=False, grows=True)),
+        "seconds_per_iteration": summarize_seconds(seconds),
+        "phases": {name: mean_of_known([sums.mean(name) for sums in ranks]) for name in _PHASES},
+        **{f"{name}_per_iteration": first.mean(name) or 0 for name in ("calls", "tensors", "payload_bytes")},
+        **{f"bytes_{way}_per_iteration": [s.mean(f"bytes_{way}") or 0 for s in ranks] for way in ("sent", "received")},
+        "attempts": attempts,
+        "unfinished": _where(live, len(losses), attempts[-1] if attempts else {}),
+    }
+
+
+_PHASES = [f"seconds_{phase}" for phase in PHASES]
+
+
+def _where(live: Path, iterations: int, attempt: Mapping[str, Any]) -> str:
+    if is_locked(live.parent):
+        return f"is going on, and has done {iterations} iterations"
+    return f"ended after {iterations} iterations: {attempt.get('why') or SILENT}"
+
+
+class _Sums:
+    """Sums of a rank's rows, those of the warm-up apart: it is left out where there is more."""
+
+    def __init__(self) -> None:
+        self._counts = [0, 0]
+        self._sums: list[dict[str, float]] = [{}, {}]
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        later = row["iteration"] > WARM_UP
+        self._counts[later] += 1
+        sums = self._sums[later]
+        for name in (*_PHASES, *TOTALS):
+            sums[name] = sums.get(name, 0) + row.get(name, 0)
+
+    def mean(self, name: str) -> float | int | None:
+        later = self._counts[1] > 0
+        if not self._counts[later]:
+            return None
+        mean = self._sums[later][name] / self._counts[later]
+        return int(mean) if mean == int(mean) else mean

@@ -1,0 +1,107 @@
+"""Rank 0's rows as a page needs them: columns of numbers, and of one typical iteration all that is known."""
+
+from array import array
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cos598d.records.conventions import WARM_UP
+from cos598d.records.run import CALL, ITERATION, REMEDY, read_table, reading
+from cos598d.records.schema import not_whole, parse_row
+
+Row = Mapping[str, Any]
+_BEGIN, _END = b'{"iteration": ', b"}\n"  # of a row as a ledger writes it
+
+
+class Stretch(NamedTuple):
+    """Lines of a file that follow one another: the number of the first, and the bytes that they begin and end at."""
+
+    line: int
+    begin: int
+    end: int
+
+
+Calls = dict[int, list[Stretch]]
+
+
+class Series:
+    """The iterations of a run in their order, 8 bytes a number: `iterations`, `losses`, `seconds`, and `rates`, the
+    learning rates, which are empty where a row does not say it, as in older records.
+
+    `typical` is the row nearest the median of the seconds, those that warm up left out where there are others. In a
+    long run not every iteration has its spans and its calls: it is the nearest of those that have both. None without
+    iterations.
+    """
+
+    def __init__(self, path: Path, calls: Calls, grows: bool = False):
+        self.iterations, self.losses, self.seconds, self.rates = array("q"), array("d"), array("d"), array("d")
+        has_spans = bytearray()
+        for row in read_table(path, ITERATION, grows=grows):
+            self.iterations.append(row["iteration"])
+            self.losses.append(row["loss"])
+            self.seconds.append(row["seconds"])
+            has_spans.append(bool(row.get("spans_seconds")))
+            if "learning_rate" in row:
+                self.rates.append(row["learning_rate"])
+        if len(self.rates) < len(self.iterations):
+            self.rates = array("d")
+        place = self._typical_place(has_spans, calls)
+        self.typical: Row | None = None
+        if place is not None:
+            with reading(path), path.open(encoding="utf-8", newline="\n") as lines:
+                self.typical = parse_row(next(islice(lines, place, None)), ITERATION, path, REMEDY, place + 1)
+
+    def __len__(self) -> int:
+        return len(self.iterations)
+
+    def _typical_place(self, has_spans: Sequence[int], calls: Calls) -> int | None:
+        places = range(WARM_UP if len(self) > WARM_UP else 0, len(self))
+        ranked = sorted(places, key=lambda place: self.seconds[place])
+        middle = (len(ranked) - 1) // 2
+        # The more of it is known, then the nearer to the middle, then the earlier.
+        order = [
+            (-has_spans[place] - (has_spans[place] and self.iterations[place] in calls), abs(number - middle), place)
+            for number, place in enumerate(ranked)
+        ]
+        return min(order)[-1] if order else None
+
+
+def find_calls(path: Path, grows: bool = False) -> Calls:
+    """Where in a ledger's file the rows of each iteration stand. Raises UserError for a row that is none.
+
+    Only what a row begins and ends with is looked at: a file may have millions of them.
+    """
+    found: Calls = {}
+    with reading(path, is_needed=not grows), path.open("rb") as lines:
+        begin = 0
+        for number, line in enumerate(lines, start=1):
+            end = begin + len(line)
+            digits = line[len(_BEGIN) : line.find(b",")]
+            if line.startswith(_BEGIN) and line.endswith(_END) and digits.isdigit():
+                iteration = int(digits)
+            elif line.endswith(b"\n"):
+                iteration = parse_row(line.decode("utf-8", "replace"), CALL, path, REMEDY, number)["iteration"]
+            elif grows:
+                break
+            else:
+                raise not_whole(path, number, REMEDY)
+            stretches = found.setdefault(iteration, [])
+            if stretches and stretches[-1].end == begin:
+                stretches[-1] = stretches[-1]._replace(end=end)
+            else:
+                stretches.append(Stretch(number, begin, end))
+            begin = end
+    return found
+
+
+def read_calls(path: Path, stretches: Sequence[Stretch]) -> list[Row]:
+    """These rows of a ledger's file. Raises UserError for one that is damaged."""
+    found = []
+    with reading(path), path.open("rb") as rows:
+        for stretch in stretches:
+            rows.seek(stretch.begin)
+            text = rows.read(stretch.end - stretch.begin).decode("utf-8", "replace")
+            for number, line in enumerate(text.splitlines(), start=stretch.line):
+                found.append(parse_row(line, CALL, path, REMEDY, number))
+    return found

@@ -1,0 +1,283 @@
+"""A record that goes on after its run was killed is one record: each iteration once, and every sum as without it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cos598d.comm.ledger import Row
+from cos598d.measure.record import RunRecord
+from cos598d.records.conventions import PHASES
+from cos598d.records.live import SILENT
+
+EPOCH = 6  # iterations
+host = [128.0]
+
+
+@pytest.fixture(autouse=True)
+def _host(monkeypatch):
+    """The host's clock, which every iteration moves by its seconds."""
+    monkeypatch.setattr(time, "perf_counter", lambda: host[0])
+    host[0] = 128.0
+
+
+def iterate(record, first, last):
+    """Iterations of a few calls, with seconds that no two share; each EPOCH of them ends with an evaluation."""
+    for iteration in range(first, last + 1):
+        record.begin_training()
+        record.ledger.begin(iteration, 0.0)
+        for place in range(2 + iteration % 2):
+            sent, name = 7 + iteration + record.rank, f"bucket {place}"
+            record.ledger.enter(Row(iteration, "gradients", "all_reduce", name, (10,), "float32", 40, sent, 5, 0.1))
+        record.ledger.enter(Row(iteration, "loss", "all_reduce", "loss", (), "float64", 8, 8, 8, 0.001))
+        seconds = (100 + 3 * iteration) / 1024  # of which sums and differences are exact
+        host[0] += seconds + (iteration % 3) / 1024
+        epoch = 1 + (iteration - 1) // EPOCH
+        facts = {"iteration": iteration, "epoch": epoch, "loss": 1 / (3 + iteration), "examples": 16}
+        record.iteration(facts, seconds, {phase: seconds / (3 + place) for place, phase in enumerate(PHASES)})
+        if iteration % EPOCH == 0:
+            record.ledger.enter(Row(iteration, "gradients", "broadcast", "settled", (10,), "float32", 40, 3, 3, 0.1))
+            record.pause_training()
+            host[0] += 5.0
+            record.epoch({"epoch": epoch, "iterations": EPOCH, "loss": 0.5, "acc": 0.5 + epoch / 10})
+        elif iteration % EPOCH == 4:
+            record.pause_training()
+            record.evaluation({"iteration": iteration, "epoch": epoch, "validation_loss": 1 / iteration})
+
+
+def finish(records):
+    """What the end of a run does, for all its ranks."""
+    shares = [json.loads(json.dumps(record.share())) for record in records]
+    for record in records:
+        record.complete()
+    records[0].stage({"sync": "all_reduce"}, shares, {})
+    records[0].remove_old(with_model=False)
+    for record in records[1:] + records[:1]:
+        record.publish()
+    records[0].publish_summary()
+    for record in records:
+        record.__exit__(None, None, None)
+
+
+def begin(folder, ranks, positions=None, **more):
+    records = [RunRecord(folder, rank, world_size=ranks, resume=positions, **more) for rank in range(ranks)]
+    return [record.__enter__() for record in records]
+
+
+def left_alone(records):
+    """As kill -9 leaves them: nobody writes down what ended the run."""
+    for record in records:
+        for file in record._files.by_name.values():
+            os.close(file._descriptor)
+            file._descriptor = -1
+
+
+def positions_of(records):
+    return [json.loads(json.dumps(record.position())) for record in records]
+
+
+def rows_of(path):
+    return [json.loads(line) for line in Path(path).read_text().splitlines()]
+
+
+def summary_of(folder):
+    return json.loads((folder / "summary.json").read_text())
+
+
+TIMES = ("attempts", "memory")  # which differ from run to run
+
+
+@pytest.mark.parametrize("saved", [1, 2, 3, EPOCH, EPOCH + 2])
+@pytest.mark.parametrize("lost", [0, 3])
+def test_a_resumed_record_is_that_of_the_run_that_nothing_stopped(saved, lost, tmp_path):
+    for name in ("whole", "cut"):
+        (tmp_path / name).mkdir()
+    whole = begin(tmp_path / "whole", 2)
+    for record in whole:
+        iterate(record, 1, 15)
+    finish(whole)
+
+    records = begin(tmp_path / "cut", 2)
+    for record in records:
+        iterate(record, 1, saved)
+    positions = positions_of(records)
+    for record in records:
+        iterate(record, saved + 1, saved + lost)
+    left_alone(records)
+    with (tmp_path / "cut" / "live" / "iterations.rank1.jsonl").open("a") as rows:
+        rows.write('{"iteration": 9')  # killed while it wrote
+    records = begin(tmp_path / "cut", 2, positions)
+    assert [record.remark for record in records] == [None, None]
+    for record in records:
+        iterate(record, saved + 1, 15)
+    finish(records)
+
+    assert sorted(path.name for path in (tmp_path / "cut").iterdir()) == sorted(
+        path.name for path in (tmp_path / "whole").iterdir()
+    )
+    for path in (tmp_path / "whole").glob("*.jsonl"):
+        assert rows_of(tmp_path / "cut" / path.name) == rows_of(path), path.name
+    expected, found = (summary_of(tmp_path / name) for name in ("whole", "cut"))
+    assert {k: v for k, v in found.items() if k not in TIMES} == {k: v for k, v in expected.items() if k not in TIMES}
+    assert [one["why"] for one in expected["attempts"]] == ["finished"]
+    first, second = found["attempts"]
+    assert (first["from_iteration"], first["to_iteration"], first["lost_iterations"]) == (0, saved + lost, lost)
+    assert (first["why"], first["ranks"]) == (SILENT, 2)
+    assert (second["from_iteration"], second["to_iteration"], second["lost_iterations"]) == (saved, 15, 0)
+
+
+def test_ranks_may_come_and_go_between_attempts(tmp_path):
+    """4 ranks, then 2, then 3: every iteration once in rank 0's rows, and in others' while they were there."""
+    positions, begun = None, 1
+    for ranks, saved, killed in ((4, 4, 5), (2, 8, 10), (3, 12, 12)):
+        records = begin(tmp_path, ranks, positions)
+        for record in records:
+            iterate(record, begun, saved)
+        positions, begun = positions_of(records), saved + 1
+        if killed > saved:
+            for record in records:
+                iterate(record, begun, killed)
+            left_alone(records)
+    finish(records)
+    there = {
+        rank: [row["iteration"] for row in rows_of(tmp_path / f"iterations.rank{rank}.jsonl")] for rank in range(4)
+    }
+    assert there == {
+        0: list(range(1, 13)),
+        1: list(range(1, 13)),
+        2: [1, 2, 3, 4, 9, 10, 11, 12],
+        3: [1, 2, 3, 4],
+    }
+    summary = summary_of(tmp_path)
+    for epoch in summary["epochs"]:
+        own = range(EPOCH * (epoch["epoch"] - 1) + 1, EPOCH * epoch["epoch"] + 1)
+        for rank in range(4):
+            calls = rows_of(tmp_path / f"communication.rank{rank}.jsonl")
+            assert epoch["predicted_bytes_sent"][rank] == sum(c["bytes_sent"] for c in calls if c["iteration"] in own)
+    assert [one["ranks"] for one in summary["attempts"]] == [4, 2, 3]
+    assert [one["lost_iterations"] for one in summary["attempts"]] == [1, 2, 0]
+    assert not (tmp_path / "live").exists()
+
+
+def test_a_rank_that_was_lost_before_a_checkpoint_knew_it_has_no_rows(tmp_path):
+    records = begin(tmp_path, 2)
+    for record in records:
+        iterate(record, 1, 3)
+    positions = positions_of(records)
+    left_alone(records)
+    records = begin(tmp_path, 4, positions)
+    for record in records:
+        iterate(record, 4, 5)
+    left_alone(records)
+    records = begin(tmp_path, 2, positions)
+    for record in records:
+        iterate(record, 4, 4)
+    finish(records)
+    assert not list(tmp_path.glob("*.rank[23].jsonl"))
+
+
+def test_a_run_goes_on_in_another_folder_with_the_rows_of_the_first(tmp_path):
+    (old, new) = tmp_path / "old", tmp_path / "new"
+    old.mkdir(), new.mkdir()
+    records = begin(old, 2)
+    for record in records:
+        iterate(record, 1, 4)
+    positions = positions_of(records)
+    for record in records:
+        iterate(record, 5, 5)
+    left_alone(records)
+    before = {path.name: path.read_bytes() for path in (old / "live").iterdir()}
+    records = begin(new, 2, positions, resumed_from=old)
+    for record in records:
+        iterate(record, 5, 6)
+    finish(records)
+    assert [row["iteration"] for row in rows_of(new / "iterations.rank1.jsonl")] == [1, 2, 3, 4, 5, 6]
+    assert [one["lost_iterations"] for one in summary_of(new)["attempts"]] == [1, 0]
+    assert {path.name: path.read_bytes() for path in (old / "live").iterdir()} == before
+
+
+def test_a_record_that_was_published_can_still_go_on(tmp_path):
+    """Killed between its rows' taking their names and the summary's, or asked for more epochs."""
+    records = begin(tmp_path, 1)
+    iterate(records[0], 1, 6)
+    positions = positions_of(records)
+    finish(records)
+    records = begin(tmp_path, 1, positions)
+    assert records[0].remark is None
+    iterate(records[0], 7, 12)
+    finish(records)
+    assert summary_of(tmp_path)["iterations"] == 12
+    assert len(summary_of(tmp_path)["epochs"]) == 2
+    assert [one["why"] for one in summary_of(tmp_path)["attempts"]] == ["finished", "finished"]
+
+
+@pytest.mark.parametrize("damage", ["gone", "short", "another run's"])
+def test_rows_that_are_gone_are_told_and_those_that_are_there_are_kept(damage, tmp_path):
+    records = begin(tmp_path, 1)
+    iterate(records[0], 1, 5)
+    positions = positions_of(records)
+    left_alone(records)
+    path = tmp_path / "live" / "iterations.rank0.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    if damage == "gone":
+        path.unlink()
+    else:
+        text = "".join(lines[:3]) + lines[3][:9] if damage == "short" else "x" * 9999
+        path.write_text(text)
+    with RunRecord(tmp_path, 0, resume=positions) as record:
+        assert record.remark == f"some rows of the first 5 iterations are gone from {tmp_path}."
+        assert record.iterations == 5
+        iterate(record, 6, 7)
+        expected = [1, 2, 3, 6, 7] if damage == "short" else [6, 7]
+        assert [row["iteration"] for row in rows_of(path)] == expected
+        record.stage({}, [record.share()], {})
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+sys.path[:0] = [{root!r}, {tests!r}]
+import test_resumed_record as tests
+from cos598d.measure.record import RunRecord
+with RunRecord(Path({folder!r}), 0) as record:
+    tests.iterate(record, 1, 4)
+    print("there", flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_was_done_before_kill_9_is_there_to_the_last_row(tmp_path):
+    code = KILLED.format(root=str(Path(__file__).parents[1]), tests=str(Path(__file__).parent), folder=str(tmp_path))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    live = tmp_path / "live"
+    assert [row["iteration"] for row in rows_of(live / "iterations.rank0.jsonl")] == [1, 2, 3, 4]
+    assert len(rows_of(live / "communication.rank0.jsonl")) == 4 + 2 + 3 + 2 + 3
+    (attempt,) = json.loads((live / "attempts.json").read_text())["attempts"]
+    assert (attempt["ended"], attempt["why"]) == (None, None)
+
+
+def test_what_ended_a_run_is_written_down(tmp_path):
+    from cos598d.errors import UserError
+
+    with pytest.raises(UserError), RunRecord(tmp_path / "a", 0) as record:  # noqa: PT012
+        iterate(record, 1, 2)
+        raise UserError("rank 1 was lost.")
+    with RunRecord(tmp_path / "b", 0) as record:
+        iterate(record, 1, 3)
+        record.ends("stopped by SIGTERM")
+    found = [json.loads((tmp_path / name / "live" / "attempts.json").read_text())["attempts"][0] for name in "ab"]
+    assert [(one["why"], one["to_iteration"]) for one in found] == [("rank 1 was lost.", 2), ("stopped by SIGTERM", 3)]
+    assert all(one["ended"] >= one["begun"] for one in found)
+
+
+def test_a_run_that_did_nothing_leaves_nothing(tmp_path):
+    with RunRecord(tmp_path, 0) as record:
+        record.describe({"config.json": {}}, {})
+        assert (tmp_path / "live" / "config.json").exists()
+    assert not list(tmp_path.iterdir())
