@@ -218,6 +218,14 @@ def test_a_missing_rank_0_is_named(start_ranks):
     ends_in_a_sentence(rank, "rank 0 is missing")
 
 
+def left_its_rows(folder, iterations):
+    """A run that failed has left no record as of one that ended well, and the rows of what it has done."""
+    assert [path.name for path in folder.iterdir()] == ["live"]
+    rows = [json.loads(line) for line in (folder / "live" / "iterations.rank0.jsonl").read_text().splitlines()]
+    assert [row["iteration"] for row in rows] == list(range(1, len(rows) + 1))
+    assert len(rows) >= iterations
+
+
 @pytest.mark.parametrize("path", [TASK2B, "task2a/run_glue.py", "task3/run_glue.py"])
 @pytest.mark.parametrize("victim", [0, 2])
 def test_a_killed_rank_takes_the_others_with_it_by_name(start_ranks, tmp_path, path, victim):
@@ -227,7 +235,7 @@ def test_a_killed_rank_takes_the_others_with_it_by_name(start_ranks, tmp_path, p
     for rank in ranks:
         if rank is not ranks[victim]:
             ends_in_a_sentence(rank, f"lost rank {victim}", exit_code=1, seconds=10)
-    assert not list((tmp_path / "out").iterdir())
+    left_its_rows(tmp_path / "out", 5)
 
 
 @pytest.mark.parametrize(("number", "words"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "stopped by SIGTERM")])
@@ -237,7 +245,7 @@ def test_one_interrupted_rank_stops_all(start_ranks, tmp_path, number, words):
     ranks[1].process.send_signal(number)
     ends_in_a_sentence(ranks[1], words, exit_code=128 + number, seconds=10)
     ends_in_a_sentence(ranks[0], f"stopped because rank 1 did: {words}", exit_code=1, seconds=10)
-    assert not list((tmp_path / "out").iterdir())
+    left_its_rows(tmp_path / "out", 5)
 
 
 def test_local_workers_stop_with_their_starter(start):
@@ -274,7 +282,7 @@ def test_a_loss_that_is_not_finite_stops_every_rank_at_the_same_iteration(start_
 def test_weights_that_are_not_finite_are_not_saved(start, tmp_path):
     words = [script(TASK2B), *TINY, "--max_steps", 1, "--learning_rate", "1e38", "--output_dir", "out"]
     ends_in_a_sentence(start("program", words), "some weights are not finite numbers after iteration 1")
-    assert not list((tmp_path / "out").iterdir())
+    left_its_rows(tmp_path / "out", 1)
 
 
 def test_a_ctrl_c_while_torch_still_loads_is_no_traceback(start):

@@ -129,7 +129,7 @@ class RunRecord:
 
     def describe(self, files: Mapping[str, Any], setting: Mapping[str, Any]) -> None:
         """Rank 0: write `files` (JSON values by their names) and the summary's facts, for who looks on meanwhile."""
-        with self._on_disk():
+        with self._on_disk(NOTHING_DONE):
             for name, value in {**files, SETTING: setting}.items():
                 write_json(self.folder / LIVE / name, value)
 
