@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
+from cos598d.comm.exchange import Gather
 from cos598d.errors import UserError
-from cos598d.shard.exchange import Gather
 from cos598d.shard.zero1 import Zero1
 from cos598d.shard.zero2 import Zero2
 from cos598d.strategies.replicated import Replicated
@@ -40,7 +40,10 @@ class TrainsOnStaleShards(Zero1):
         pass
 
     def _catch_up(self):
-        self._gathers = {unit: Gather(self.comm, unit, weights) for unit, weights in self._weights.items()}
+        self._gathers = {
+            unit: Gather(self.comm, unit.name, weights, unit.lengths, unit.weights_tag)
+            for unit, weights in self._weights.items()
+        }
 
     def whole(self):
         self._catch_up()

@@ -15,8 +15,8 @@ from worlds import run_ranks
 
 from cos598d.check.spawn import DIED, LATE, RETURNED, run_world
 from cos598d.check.toy import local_batch, toy_model
+from cos598d.comm.exchange import IN_FLIGHT
 from cos598d.comm.ledger import GRADIENTS, PARAMETERS, Ledger, Row
-from cos598d.shard.exchange import IN_FLIGHT
 from cos598d.shard.units import Unit, layers, owners
 from cos598d.shard.zero1 import Zero1
 from cos598d.shard.zero2 import Zero2

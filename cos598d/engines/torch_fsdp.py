@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from cos598d.comm.communicator import Communicator
+from cos598d.comm.exchange import ReduceScatters
 from cos598d.comm.ledger import AGREEMENT, STATE, dtype_name
 from cos598d.comm.watched import watched
 from cos598d.engines.engine import Apart, Engine, need
@@ -85,8 +86,9 @@ class TorchFSDP(Engine):
         mesh = init_device_mesh(self.comm.device.type, (self.comm.world_size,))
         self._units = fully_sharded(module, mesh, self.options.reshard == "yes")
         if self.options.reduce_scatter == "ours" and self.comm.world_size > 1:
+            by_messages = _by_messages(self.comm)
             for unit in self._units:
-                unit.set_custom_reduce_scatter(_reduce_scatter(self.comm))
+                unit.set_custom_reduce_scatter(by_messages)
         self.begin(module)
         return module
 
@@ -268,29 +270,20 @@ def clip_shards(engine: Engine, gradients: Sequence[torch.Tensor], max_norm: flo
     return norm
 
 
-def _reduce_scatter(comm: Communicator) -> Any:
+def _by_messages(comm: Communicator) -> Any:
     """Our reduce-scatter in the form that FSDP2 takes."""
     from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllocMixin, ReduceScatter
+
+    sums = ReduceScatters(comm)
 
     class ByMessages(DefaultAllocMixin, ReduceScatter):
         def __call__(
             self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, op: Any, async_op: bool = False
         ) -> None:
-            reduce_scatter(comm, input_tensor, output_tensor)
+            part = output_tensor.numel()
+            sums.start("gradients of a layer", input_tensor.view(-1), [part] * comm.world_size, output_tensor.view(-1))
+            sums.drain()
             if op == torch.distributed.ReduceOp.AVG:
                 output_tensor /= comm.world_size
 
     return ByMessages()
-
-
-def reduce_scatter(comm: Communicator, tensor: torch.Tensor, into: torch.Tensor) -> None:
-    """Put the sum over the ranks of part r of `tensor`, (ranks * elements,), into `into`, (elements,), of rank r.
-
-    Every rank sends each other one its part: (n-1)/n S in all. The sum is in order of rank, whoever makes it.
-    """
-    rank, parts = comm.rank, tensor.view(comm.world_size, -1)
-    others = [(rank + distance) % comm.world_size for distance in range(1, comm.world_size)]  # not all to rank 0 first
-    terms = {rank: parts[rank]} | {other: torch.empty_like(parts[rank]) for other in others}
-    with comm.composed("reduce_scatter", tensor, "gradients of a layer") as call:
-        call.swap([(parts[other], other) for other in others], [(terms[other], other) for other in others])
-    torch.sum(torch.stack([terms[r] for r in range(comm.world_size)]), dim=0, out=into)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from cos598d.comm.communicator import Communicator
-from cos598d.shard.exchange import ReduceScatters
+from cos598d.comm.exchange import ReduceScatters
 from cos598d.shard.units import Unit
 from cos598d.sync.base import GradientSync, SyncOptions
 from cos598d.sync.buckets import Named
@@ -206,7 +206,8 @@ class ShardedGradients(GradientSync):
         else:
             shard = self._shards[unit]
         release = (lambda: None) if self._keeps else (lambda: self._release(unit))
-        self._sums.start(unit, flat, shard, adds=unit in self._reduced, then=release)
+        adds = unit in self._reduced
+        self._sums.start(unit.name, flat, unit.lengths, shard, tag=unit.gradients_tag, adds=adds, then=release)
 
     def _end(self) -> None:
         """Start what is left of this backward, wait for all of it, and be ready for the next."""

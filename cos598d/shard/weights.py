@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from cos598d.comm.communicator import Communicator
+from cos598d.comm.exchange import Gather
 from cos598d.comm.ledger import STATE
-from cos598d.shard.exchange import Gather
 from cos598d.shard.units import Unit
 
 
@@ -40,7 +40,7 @@ class ShardedWeights:
                 flat = self._flats[unit]
                 flat.untyped_storage().resize_(flat.nbytes)
                 unit.parts(flat)[self._comm.rank].copy_(self.shards[unit])
-                self._gathers[unit] = Gather(self._comm, unit, flat)
+                self._gathers[unit] = Gather(self._comm, unit.name, flat, unit.lengths, unit.weights_tag)
 
     def wait(self, units: Iterable[Unit]) -> None:
         """Block until these units' weights, which are on their way, are there, and put them in their places."""

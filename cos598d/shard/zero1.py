@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from cos598d.comm.exchange import Gather
 from cos598d.errors import UserError
-from cos598d.shard.exchange import Gather
 from cos598d.shard.sharded import Sharded
 from cos598d.shard.units import Unit, layers
 from cos598d.strategies.base import MakeOptimizer, Module
@@ -78,7 +78,10 @@ class Zero1(Sharded):
 
     def stepped(self) -> None:
         # Buckets are in the order of backward: the next forward needs the last one first.
-        self._gathers = {unit: Gather(self.comm, unit, weights) for unit, weights in reversed(self._weights.items())}
+        self._gathers = {
+            unit: Gather(self.comm, unit.name, weights, unit.lengths, unit.weights_tag)
+            for unit, weights in reversed(self._weights.items())
+        }
 
     def whole_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         self._wait(list(self._gathers))

@@ -1,7 +1,7 @@
 """Reduce-scatter and all-gather by direct exchange of messages: every rank sends (n-1)/n of what there is, no more."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +9,6 @@ import torch
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import PARAMETERS
 from cos598d.comm.messages import Composed, Messages
-from cos598d.shard.units import Unit
 
 # What is added may still be in the processor's cache, and a rank that is ahead need not wait for its neighbours.
 SEGMENT_BYTES, IN_FLIGHT = 2 << 20, 4
@@ -44,18 +43,28 @@ class ReduceScatters:
         self._free: dict[torch.dtype, list[torch.Tensor]] = {}  # scratch, (ranks - 1, elements of a segment)
         self._under_way: deque[_Segment] = deque()
 
-    def start(self, unit: Unit, flat: torch.Tensor, into: torch.Tensor, adds: bool, then: Callable[[], None]) -> None:
-        """Start the sum of every rank's `flat`, (elements of the unit,), of which this rank's part goes `into`.
+    def start(
+        self,
+        name: str,
+        flat: torch.Tensor,
+        lengths: Sequence[int],
+        into: torch.Tensor,
+        *,
+        tag: int = 0,
+        adds: bool = False,
+        then: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Start the sum of every rank's `flat`, (elements,), of which this rank's part goes `into`, (own elements,).
 
-        `into` may be that part of `flat` itself. `adds`: to what is in `into` already. `then` is called when the sum is
-        there and `flat` may be changed.
+        lengths: the elements of each rank's part, the longest first. `into` may be the own part of `flat` itself.
+        `adds`: to what is in `into` already. `then` is called when the sum is there and `flat` may be changed.
         """
         rank, ranks = self._comm.rank, self._comm.world_size
         most = SEGMENT_BYTES // flat.element_size()
-        count = max(1, -(-unit.lengths[0] // most))  # the longest part's, so that all ranks cut all parts alike
-        parts = [part.tensor_split(count) for part in unit.parts(flat)]
+        count = max(1, -(-lengths[0] // most))  # the longest part's, so that all ranks cut all parts alike
+        parts = [part.tensor_split(count) for part in flat.split(list(lengths))]
         others = [(rank + step) % ranks for step in range(1, ranks)]  # not all of them to rank 0 first
-        call = self._comm.compose("reduce_scatter", flat, unit.name)
+        call = self._comm.compose("reduce_scatter", flat, name)
 
         def end() -> None:
             call.end()
@@ -64,13 +73,13 @@ class ReduceScatters:
         for k, target in enumerate(into.tensor_split(count)):
             if len(self._under_way) == IN_FLIGHT:
                 self._end_first()
-            scratch = self._take_scratch(unit, min(most, unit.lengths[0]))
+            scratch = self._take_scratch(flat, min(most, lengths[0]))
             own = parts[rank][k]
             landings = [row[: len(own)] for row in scratch]
             sends = [(parts[other][k], other) for other in others if len(parts[other][k])]
             receives = [(landings[other - (other > rank)], other) for other in others if len(own)]
             ends = end if k == count - 1 else _nothing
-            messages = call.start(sends, receives, unit.gradients_tag)
+            messages = call.start(sends, receives, tag)
             self._under_way.append(_Segment(messages, own, landings, target, adds, scratch, ends))
 
     def drain(self) -> None:
@@ -83,12 +92,12 @@ class ReduceScatters:
         free = [scratch for kept in self._free.values() for scratch in kept]
         return free + [segment.scratch for segment in self._under_way]
 
-    def _take_scratch(self, unit: Unit, elements: int) -> torch.Tensor:
-        free = self._free.setdefault(unit.dtype, [])
+    def _take_scratch(self, like: torch.Tensor, elements: int) -> torch.Tensor:
+        free = self._free.setdefault(like.dtype, [])
         for place, scratch in enumerate(free):
             if scratch.shape[1] >= elements:
                 return free.pop(place)
-        return unit.empty((self._comm.world_size - 1) * elements).view(self._comm.world_size - 1, elements)
+        return like.new_empty(self._comm.world_size - 1, elements)
 
     def _end_first(self) -> None:
         segment = self._under_way.popleft()
@@ -120,20 +129,21 @@ def _add_up(segment: _Segment, rank: int) -> None:
 
 
 class Gather:
-    """An all-gather of a unit's weights under way: every rank's part, in place, in `flat` of each.
+    """An all-gather of weights under way: every rank's part, in place, in `flat` of each.
 
     Every rank sends its part to the n-1 others straight from the tensor and receives theirs into it: nothing is copied.
     """
 
-    def __init__(self, comm: Communicator, unit: Unit, flat: torch.Tensor):
+    def __init__(self, comm: Communicator, name: str, flat: torch.Tensor, lengths: Sequence[int], tag: int = 0):
+        """Start it. `flat`, (elements,), has this rank's part; lengths: the elements of each rank's."""
         rank, ranks = comm.rank, comm.world_size
-        parts = unit.parts(flat)
+        parts = flat.split(list(lengths))
         others = [(rank + step) % ranks for step in range(1, ranks)]
-        self._call: Composed | None = comm.compose("all_gather", flat, unit.name, purpose=PARAMETERS)
+        self._call: Composed | None = comm.compose("all_gather", flat, name, purpose=PARAMETERS)
         self._messages = self._call.start(
             [(parts[rank], other) for other in others if len(parts[rank])],
             [(parts[other], other) for other in others if len(parts[other])],
-            unit.weights_tag,
+            tag,
         )
 
     def wait(self) -> None:
