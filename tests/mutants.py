@@ -85,6 +85,21 @@ class SyncsUnderNoSync(AllReduce):
         pass
 
 
+class DividesWhatOthersNeed(AllReduce):
+    """Divides each gradient in place as soon as backward has it, and sums them afterwards."""
+
+    def attach(self, model):
+        module = super().attach(model)
+        self.hooks = [p.register_post_accumulate_grad_hook(self._divide) for _, p in self.parameters]
+        return module
+
+    def _divide(self, parameter):
+        parameter.grad /= self.comm.world_size
+
+    def average(self, name, gradient):
+        self.comm.all_reduce(gradient, name)
+
+
 class LeavesHooks(AllReduce):
     def attach(self, model):
         module = super().attach(model)
@@ -307,6 +322,9 @@ MUTANTS = {
         "handles_unused_parameters",
         "should have no gradient",
         "a parameter that no rank used gets a gradient",
+    ),
+    "divides what others need": Mutant(
+        lambda: DividesWhatOthersNeed, "averages_gradients_that_share_memory", OFF, "wrong on below, right on 11 others"
     ),
     "calls under no_sync": Mutant(lambda: SyncsUnderNoSync, "accumulates", "under no_sync", "under no_sync it comm"),
     "hooks left behind": Mutant(lambda: LeavesHooks, "lets_go", "after detach", "after detach it still communicates"),

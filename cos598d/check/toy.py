@@ -22,6 +22,7 @@ class Shape:
     large, larger: elements of its two long tensors, primes so that no chunking divides them.
     is_tied: whether the output layer's weight is the embedding's; else it is one of its own, and frozen.
     more_frozen: elements of one more frozen tensor. all_used: whether nothing that can be left unused is trainable.
+    shares_gradients: whether autograd gives the gradients of two tensors one memory, and needs it for a third one's.
     """
 
     large: int = 1_009
@@ -29,6 +30,7 @@ class Shape:
     is_tied: bool = True
     more_frozen: int = 0
     all_used: bool = False
+    shares_gradients: bool = False
 
 
 SMALL = Shape()
@@ -55,6 +57,9 @@ class ToyModel(nn.Module):
         self.sometimes = nn.Linear(WIDTH, WIDTH)
         self.precise = nn.Parameter(torch.randn(WIDTH, dtype=torch.float64))
         self.larger = nn.Parameter(torch.randn(shape.larger) * 0.01)
+        if shape.shares_gradients:
+            self.twin, self.below = (nn.Parameter(torch.randn(shape.large) * 0.01) for _ in range(2))
+        self.shares_gradients = shape.shares_gradients
         self.last = nn.Linear(WIDTH, WIDTH)
         self.output = nn.Linear(WIDTH, WORDS, bias=False)
         if shape.is_tied:
@@ -80,7 +85,10 @@ class ToyModel(nn.Module):
         loss = nn.functional.cross_entropy(logits, labels)
         places = torch.arange(1, input_ids.shape[1] + 1)
         keys = (input_ids * attention_mask * places).sum(dim=1).tolist()
-        for tensor in (self.large, self.larger):
+        large: torch.Tensor = self.large
+        if self.shares_gradients:  # a sum hands its own gradient on, and a view of that is another tensor in its memory
+            large = (torch.tanh(self.below).view(-1, 1) + large.view(-1, 1) + self.twin.view(-1, 1)).view(-1)
+        for tensor in (large, self.larger):
             loss = loss + 0.1 * (tensor * _pattern(tensor.numel(), keys)).sum()
         return loss, logits
 

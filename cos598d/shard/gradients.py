@@ -17,15 +17,18 @@ class ShardedGradients(GradientSync):
     """After `finish` each rank holds its part of the sum over ranks of every unit's gradient; .grad is None.
 
     1. A hook moves each gradient that backward has computed into its unit's flat tensor and drops it. A unit of one
-       parameter takes the gradient itself for its flat tensor: nothing is copied.
+       parameter takes the gradient itself for its flat tensor: nothing is copied. It is read there and never written,
+       since autograd may hand the same memory to another parameter, and to what it computes next.
     2. When the unit's last gradient is there its reduce-scatter starts (`ReduceScatters`), while backward goes on.
        Units start in one order on every rank: that in which they are expected; after the first step those of which
        nobody used some parameter come last, so that the others need not wait for it.
     3. `finish` starts what is left, waits for all, and finds out which parameters were used by any rank.
 
     `keeps`: flat tensors stay from step to step, a rank's part of the sum lies in its part of them, and under
-    `no_sync` gradients are added up in them, each rank's own. Else a flat tensor goes back to a pool as soon as it is
-    reduced, and every backward is reduced, under `no_sync` too: what is added up is the shard.
+    `no_sync` gradients are added up in them, each rank's own. A unit of one parameter has a shard of its own, and its
+    flat tensor goes as soon as it is reduced.
+    Else all units are so, other flat tensors go back to a pool, and every backward is reduced, under `no_sync` too:
+    what is added up is the shard.
     A second backward without `no_sync` is reduced by itself and added, either way.
     """
 
@@ -80,10 +83,6 @@ class ShardedGradients(GradientSync):
             self._end()
         self._used.clear()
         self._reduced.clear()
-        for unit in self.units:
-            if self._keeps and len(unit.parameters) == 1:  # the next gradient is laid in its place
-                self._release(unit)
-                self._shards.pop(unit, None)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -163,7 +162,8 @@ class ShardedGradients(GradientSync):
             self._views[unit][place] += gradient
             return
         self._filled.add(parameter)
-        if len(unit.parameters) == 1 and gradient.is_contiguous():
+        # What more is to be added to is this rank's own to write.
+        if len(unit.parameters) == 1 and gradient.is_contiguous() and not self._accumulating:
             self._lay(unit, gradient.view(-1))
         else:
             self._flat(unit)
@@ -197,17 +197,20 @@ class ShardedGradients(GradientSync):
         for view, (_, p) in zip(self._views[unit], unit.parameters, strict=True):
             if p not in self._filled:
                 view.zero_()
-        if unit in self._reduced:
-            shard = self._shards[unit]
-        elif self._keeps:
-            shard = self._shards[unit] = unit.parts(flat)[self.comm.rank]
+        if self._stays(unit) and unit not in self._reduced:
+            self._shards[unit] = unit.parts(flat)[self.comm.rank]
         elif unit not in self._shards:
-            shard = self._shards[unit] = unit.empty(unit.lengths[self.comm.rank])
-        else:
-            shard = self._shards[unit]
-        release = (lambda: None) if self._keeps else (lambda: self._release(unit))
-        adds = unit in self._reduced
-        self._sums.start(unit.name, flat, unit.lengths, shard, tag=unit.gradients_tag, adds=adds, then=release)
+            self._shards[unit] = unit.empty(unit.lengths[self.comm.rank])
+        release = (lambda: None) if self._stays(unit) else (lambda: self._release(unit))
+        self._sums.start(
+            unit.name,
+            flat,
+            unit.lengths,
+            self._shards[unit],
+            tag=unit.gradients_tag,
+            adds=unit in self._reduced,
+            then=release,
+        )
 
     def _end(self) -> None:
         """Start what is left of this backward, wait for all of it, and be ready for the next."""
@@ -223,9 +226,14 @@ class ShardedGradients(GradientSync):
 
     def _set_aside(self) -> None:
         """More is to be added to what has been reduced."""
-        if self._keeps:
-            self._shards |= {unit: self._shards[unit].clone() for unit in self.units if unit not in self._reduced}
+        for unit in self.units:
+            if self._stays(unit) and unit not in self._reduced:
+                self._shards[unit] = self._shards[unit].clone()
         self._reduced.update(self.units)
+
+    def _stays(self, unit: Unit) -> bool:
+        """Whether the unit's flat tensor stays when it is reduced, and the shard is a part of it."""
+        return self._keeps and len(unit.parameters) > 1
 
     def _release(self, unit: Unit) -> None:
         """Let go of the unit's flat tensor: of one that was a gradient altogether."""

@@ -31,8 +31,9 @@ class Zero1(Sharded):
 
     Cost for weights of S bytes in B buckets: 2B calls; every rank sends and receives (n-1)/n S of gradients and as much
     of weights, 2(n-1)/n S together, as an all-reduce; with clipping one all-reduce of 8 bytes. Memory: S of weights,
-    S of gradients and, with AdamW, 2S/n of state instead of 2S; beside them up to 8(n-1) MiB of scratch. The step
-    takes one n-th of the time. Choose it wherever `bucketed` or `ddp` would do: it moves no byte more.
+    S of gradients and, with AdamW, 2S/n of state instead of 2S; beside them up to 8(n-1) MiB of scratch. Of a parameter
+    that is a bucket by itself, the gradient is gone when it is reduced, and an n-th of it kept apart. The step takes
+    one n-th of the time. Choose it wherever `bucketed` or `ddp` would do: it moves no byte more.
     """
 
     keeps_gradients = True

@@ -82,6 +82,7 @@ class Replicated(Strategy):
         self.sync.loss_scale = self.loss_scale
         # Gradients are averaged over ranks: times n, the average is the global batch's gradient.
         (loss * (self._comm.world_size * self.loss_scale)).backward()
+        separate_gradients(self._parameters)
 
     def finish(self) -> None:
         self.sync.finish()
@@ -200,3 +201,20 @@ class Replicated(Strategy):
     def detach(self) -> None:
         self.sync.detach()
         self._parameters = []
+
+
+def separate_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """Give each gradient memory of its own.
+
+    Autograd may leave two in one, as for a and b in a.view(24) + b.view(24). What is then added to one, in the next
+    micro-batch, is added to the other as well, and what scales all of them, as clipping does, scales it twice.
+    """
+    spans = []
+    for p in parameters:
+        if p.grad is not None and p.grad.layout == torch.strided:
+            spans.append((p.grad.data_ptr(), p.grad.nbytes, p))
+    end = 0
+    for begin, size, p in sorted(spans, key=lambda span: span[0]):
+        if begin < end and p.grad is not None:
+            p.grad = p.grad.clone()
+        end = max(end, begin + size)

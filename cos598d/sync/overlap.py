@@ -14,8 +14,8 @@ from cos598d.sync.parts.overlapping import OverlappingSync
 class Overlap(OverlappingSync):
     """All-reduce tensor by tensor, during backward.
 
-    1. As soon as backward has computed a gradient, every rank divides it by n and starts its ring all-reduce, in the
-       reverse order of registration, which is the order of arrival.
+    1. As soon as backward has computed a gradient, every rank divides it by n, into memory of its own, and starts its
+       ring all-reduce, in the reverse order of registration, which is the order of arrival.
     2. Backward goes on with the layers below while the ring runs.
     3. After backward every rank waits for the calls that are left.
 
@@ -31,8 +31,8 @@ class Overlap(OverlappingSync):
         parameter = self.units[unit][place][1]
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-        else:
-            parameter.grad /= self.comm.world_size
+        else:  # not in place: autograd may have given this memory to another parameter too, or still need it itself
+            parameter.grad = parameter.grad / self.comm.world_size
 
     def start(self, unit: int) -> Call:
         name, parameter = self.units[unit][0]

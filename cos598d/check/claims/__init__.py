@@ -11,6 +11,7 @@ from cos598d.check.claims.base import Claim
 from cos598d.check.claims.calls import calls_in_one_order, goes_through_comm, waits_for_its_calls
 from cos598d.check.claims.gradients import (
     averages_gradients,
+    averages_gradients_that_share_memory,
     handles_unused_parameters,
     leaves_frozen_weights_alone,
     needs_no_agreement,
@@ -25,6 +26,7 @@ CLAIMS: tuple[Claim, ...] = (
     handles_unused_parameters,
     needs_no_agreement,
     leaves_frozen_weights_alone,
+    averages_gradients_that_share_memory,
     accumulates,
     accumulates_without_no_sync,
     waits_for_its_calls,

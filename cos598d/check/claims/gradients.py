@@ -7,6 +7,7 @@ from cos598d.comm.ledger import AGREEMENT, GRADIENTS
 MORE_STEPS = 9
 ALL_USED = Shape(all_used=True)
 MORE_FROZEN = Shape(is_tied=False, more_frozen=1_013)
+SHARING = Shape(shares_gradients=True)
 
 
 @Claim
@@ -109,6 +110,27 @@ def _(world: World) -> None:
             rank,
             why,
         )
+
+
+@Claim
+def averages_gradients_that_share_memory(on: OnRank) -> None:
+    """Where autograd keeps the gradients of two parameters in one memory, and needs it further down, each is right."""
+    for label, options in on.buckets():
+        model = on.model(SHARING)
+        sync, module = on.attached(model, options=options)
+        for step in range(FEW_STEPS):
+            module(**on.batch(step))[0].backward()
+            sync.finish()
+            on.hand_in_gradients(moment_of(label, step), model)
+            model.zero_grad(set_to_none=True)
+
+
+@averages_gradients_that_share_memory.judgement
+def _(world: World) -> None:
+    for label in world.labels():
+        for step in range(FEW_STEPS):
+            local = world.local([step], shape=SHARING)
+            world.gradients_are(moment_of(label, step), local, run=label, step=step, shape=SHARING)
 
 
 def _runs(label: str) -> tuple[tuple[str, Shape, int], ...]:

@@ -1,0 +1,101 @@
+"""Where autograd keeps several gradients in one memory, every way of training takes each of them for itself.
+
+In a.view(24) + b.view(24) the sum hands its gradient on, and what a and b get are two views of it.
+"""
+
+import pytest
+import torch
+from torch import nn
+from worlds import run_ranks
+
+from cos598d.shard.zero1 import Zero1
+from cos598d.shard.zero2 import Zero2
+from cos598d.shard.zero3 import Zero3
+from cos598d.strategies.replicated import Replicated
+from cos598d.sync import get_sync
+from cos598d.sync.base import SyncOptions
+
+SIZE, STEPS, PARTS, CLIP = 24, 3, 3, 0.5
+ONE_EACH = SyncOptions(bucket_mb=16 / 2**20, first_bucket_mb=16 / 2**20)  # a bucket for each weight
+ALL_TOGETHER = SyncOptions()
+
+
+class Sharing(nn.Module):
+    """Two weights whose gradients are one tensor, which backward also needs for a third."""
+
+    def __init__(self):
+        super().__init__()
+        self.below, self.flat = nn.Parameter(torch.randn(SIZE)), nn.Parameter(torch.randn(SIZE))
+        self.square = nn.Parameter(torch.randn(4, SIZE // 4))
+
+    def forward(self, factors):
+        total = torch.tanh(self.below) + self.flat.view(SIZE) + self.square.view(SIZE)
+        return (total * factors).square().sum()
+
+
+def sharing():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return Sharing()
+
+
+def factors(step, part, rank):
+    return torch.randn(SIZE, generator=torch.Generator().manual_seed(100 * step + 10 * part + rank))
+
+
+def sgd(named):
+    return torch.optim.SGD([p for _, p in named], lr=0.5, momentum=0.9)
+
+
+def train_alone(ranks):
+    """The weights of one process, of which each gradient is added up by itself."""
+    model = sharing()
+    optimizer = sgd(model.named_parameters())
+    for step in range(STEPS):
+        for part in range(PARTS):
+            for rank in range(ranks):
+                loss = model(factors(step, part, rank)) / (ranks * PARTS)
+                for p, gradient in zip(model.parameters(), torch.autograd.grad(loss, list(model.parameters()))):
+                    p.grad = gradient.clone() if p.grad is None else p.grad + gradient
+        assert torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP) > 2 * CLIP
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
+
+
+def train(comm, strategy):
+    """How far a strategy's weights are from those of one process, of each tensor's largest."""
+    model, right = sharing(), train_alone(comm.world_size)
+    module = strategy.attach(model, sgd)
+    for step in range(STEPS):
+        for part in range(PARTS):
+            # The second backward without no_sync, over what the first has left on its way.
+            loss = module(factors(step, part, comm.rank)) / (comm.world_size * PARTS)
+            if part == 0:
+                with strategy.no_sync():
+                    strategy.backward(loss)
+            else:
+                strategy.backward(loss)
+        strategy.finish()
+        strategy.clip(CLIP)
+        strategy.step()
+    strategy.settle()
+    pairs = list(zip(model.parameters(), right.parameters(), strict=True))
+    strategy.detach()
+    return max(((a - b).abs().max() / b.abs().max()).item() for a, b in pairs)
+
+
+def train_all(comm):
+    found = {}
+    for word, options in (("each a bucket", ONE_EACH), ("one bucket", ALL_TOGETHER)):
+        for kind in (Zero1, Zero2, Zero3):
+            found[f"{kind.__name__}, {word}"] = train(comm, kind(comm, True, options))
+        for name in ("all_reduce", "overlap", "bucketed", "shared_memory", "sparse_rows", "ddp"):
+            found[f"{name}, {word}"] = train(comm, Replicated(get_sync(name)(comm, True, options)))
+    return found
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_gradients_in_one_memory_train_as_if_each_had_its_own(ranks):
+    for found in run_ranks(ranks, train_all):
+        assert {name: apart for name, apart in found.items() if apart > 1e-5} == {}
