@@ -132,7 +132,9 @@ def _explain(error: BaseException, watchdog: Watchdog | None) -> tuple[str, int]
             watchdog.wait_for_news(NEWS_SECONDS)
         if late:
             who = ranks_in_words(silent) if silent else "a rank"
-            return f"a collective failed: {who} was silent for {int(late[1]) / 1000:g} s (stopped, or stuck?).", 1
+            what = watchdog.waited_for if watchdog else ""
+            end = f" while rank {watchdog.rank} waited for {what}" if watchdog and what else ""
+            return f"a collective failed: {who} was silent for {int(late[1]) / 1000:g} s (stopped, or stuck?){end}.", 1
         return f"a collective failed: {_without_place(_one_line(error))}.", 1
     if isinstance(error, OSError) and error.strerror:  # a full disk, a folder that may not be written
         return f"{error.strerror}: {error.filename or 'a file of the record'}.", 1

@@ -1,13 +1,15 @@
 """ZeRO by hand where ranks use other weights than each other: right, or an error, and never one weight for another."""
 
 import copy
+import re
 
+import pytest
 import torch
 from test_shard import STAGES, distance, sgd
 from torch import nn
 from worlds import run_ranks
 
-from cos598d.check.spawn import RAISED, run_world
+from cos598d.check.spawn import LATE, run_world
 from cos598d.comm.ledger import PARAMETERS, Ledger
 from cos598d.errors import UserError
 from cos598d.sync.base import DEFAULTS, SyncOptions
@@ -125,5 +127,39 @@ def call_other_layers(comm):
     return train(comm, "zero3", 3, lambda step, rank: [(0, True), (1 + rank, True)])
 
 
-def test_zero3_s_layers_that_ranks_do_not_call_alike_are_an_error_and_not_another_layer_s_weights():
-    assert RAISED in [end.how for end in run_world(2, call_other_layers, seconds=30, timeout=3)]
+def call_in_another_order(comm):
+    return train(comm, "zero3", 3, lambda step, rank: [(0, True), (1 + rank, True), (2 - rank, True)])
+
+
+def call_once_more(comm):
+    return train(comm, "zero3", 3, lambda step, rank: [(0, True), *[(1, True)] * (1 + rank), (2, True)])
+
+
+@pytest.mark.parametrize("calls", [call_other_layers, call_in_another_order, call_once_more])
+def test_ranks_that_do_not_call_zero3_s_layers_alike_all_say_for_which_they_wait(calls):
+    ends = run_world(2, calls, seconds=30, timeout=20)
+    for end in ends:
+        assert end.how != LATE
+        assert end.exit_code == 1
+        assert re.search(
+            r"rank 0 waits for the (parameters|gradients) of layers\.\d float32 and rank 1 for the "
+            r"(parameters|gradients) of layers\.\d float32, and so for ever: all ranks must call the same layers",
+            end.output,
+        ), end.output
+
+
+def call_without_tags(comm):
+    """On a rank: messages that have no tags, as nccl's."""
+    comm.backend = "nccl"
+    found = {"alike": train(comm, "zero3", 3, lambda step, rank: [(0, True), (2, True), (1, True)])[0]}
+    try:
+        call_in_another_order(comm)
+    except UserError as error:
+        found["in another order"] = str(error)
+    return found
+
+
+def test_without_tags_weights_that_went_to_another_layer_are_noticed_before_the_step():
+    for found in run_ranks(2, call_without_tags):
+        assert found["alike"] < 1e-5
+        assert "the ranks did not call the same layers in the same order" in found["in another order"]

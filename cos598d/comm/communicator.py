@@ -18,6 +18,7 @@ from cos598d.comm.gloo import all_reduce_bytes, broadcast_bytes, reduce_bytes, r
 from cos598d.comm.ledger import GRADIENTS, Ledger, Row, dtype_name, size_in_bytes
 from cos598d.comm.messages import Composed
 from cos598d.comm.moments import time_of
+from cos598d.world.deadlock import DeadlockDetector
 from cos598d.world.meeting import Meeting
 from cos598d.world.network import choose_interface
 
@@ -35,6 +36,7 @@ class Communicator:
         self.backend, self.device = backend, device
         self.time = time_of(device)
         self.ledger = ledger or Ledger()
+        self.deadlocks = meeting.deadlocks if meeting else DeadlockDetector()
         self._meeting = meeting
         self.group: dist.ProcessGroup | None = None  # torch's default one
 
@@ -52,6 +54,11 @@ class Communicator:
     def bytes_are_assumed(self) -> bool:
         """Whether the formulas are another backend's: the bytes of single collectives have then never been counted."""
         return self.backend != "gloo"
+
+    @property
+    def messages_have_tags(self) -> bool:
+        """Whether messages are told apart by their tags, and not by their order alone."""
+        return self.backend == "gloo"
 
     def exchange(self, value: Any) -> list[Any]:
         """Every rank's `value` (JSON), in order of rank. For small facts: through the store, not measured."""

@@ -148,7 +148,7 @@ class Gather:
 
     def wait(self) -> None:
         """Block until the weights are there, and their own part may be changed. May be called more than once."""
-        if self._call is not None:
+        call, self._call = self._call, None  # an error is raised once, not again by whoever tidies up after it
+        if call is not None:
             self._messages.wait()
-            self._call.end()
-            self._call = None
+            call.end()

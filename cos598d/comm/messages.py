@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from cos598d.comm.ledger import size_in_bytes
+from cos598d.world.deadlock import DeadlockDetector
 
 if TYPE_CHECKING:
     from cos598d.comm.communicator import Communicator
@@ -16,14 +17,24 @@ class Messages:
     """Messages under way; `wait` blocks until those received are in their tensors and those sent may be changed."""
 
     def __init__(
-        self, works: list[dist.Work], landings: list[tuple[torch.Tensor, torch.Tensor]], departures: list[torch.Tensor]
+        self,
+        works: list[dist.Work],
+        landings: list[tuple[torch.Tensor, torch.Tensor]],
+        departures: list[torch.Tensor],
+        deadlocks: DeadlockDetector,
+        exchange: tuple[int, int, str] | None,
     ):
+        """`exchange`: tag, number and words for `deadlocks`, where all ranks send to all."""
         self._works, self._landings, self._departures = works, landings, departures  # kept until they are gone
+        self._deadlocks, self._exchange = deadlocks, exchange
 
     def wait(self) -> None:
         """Block until all have arrived. May be called more than once."""
+        if self._exchange is not None and self._works:
+            self._deadlocks.wait(*self._exchange)
         for work in self._works:
             work.wait()
+        self._deadlocks.go_on()
         for landing, tensor in self._landings:
             tensor.copy_(landing)
         self._works, self._landings, self._departures = [], [], []
@@ -45,7 +56,8 @@ class Composed:
         """Start sending tensors to ranks, and receiving tensors from ranks; all contiguous.
 
         Between two ranks messages of one `tag` arrive in the order in which they were started; over nccl, which has no
-        tags, all messages do.
+        tags, all messages do. Every rank starts to send to all others and to receive from them under a tag other than
+        0: where ranks then wait for each other for ever, they find it out.
         """
         operations: list[tuple[Callable[..., dist.Work | None], torch.Tensor, int]] = []
         landings, departures = [], []
@@ -62,13 +74,17 @@ class Composed:
             self.messages += 1
             self.bytes_sent += size_in_bytes(tensor)
         group = self._comm.group
-        if self._comm.backend == "gloo":
+        if self._comm.messages_have_tags:
             started = [operation(tensor, peer, group=group, tag=tag) for operation, tensor, peer in operations]
         elif operations:  # nccl may wait for a message's other end, so it must know of all of them together
             started = [*dist.batch_isend_irecv([dist.P2POp(*each, group=group) for each in operations])]
         else:
             started = []
-        return Messages([work for work in started if work is not None], landings, departures)
+        works = [work for work in started if work is not None]
+        _, _, name, purpose = self._entry
+        deadlocks = self._comm.deadlocks
+        exchange = (tag, deadlocks.begin(tag), f"the {purpose} of {name}") if tag else None
+        return Messages(works, landings, departures, deadlocks, exchange)
 
     def swap(
         self, sends: Sequence[tuple[torch.Tensor, int]] = (), receives: Sequence[tuple[torch.Tensor, int]] = ()

@@ -1,12 +1,14 @@
 """Weights of which a rank keeps its part, and which are whole only while somebody needs them."""
 
+import zlib
 from collections.abc import Iterable, Iterator
 
 import torch
 
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.exchange import Gather
-from cos598d.comm.ledger import STATE
+from cos598d.comm.ledger import AGREEMENT, STATE
+from cos598d.errors import UserError
 from cos598d.shard.units import Unit
 
 
@@ -23,6 +25,7 @@ class ShardedWeights:
         self._flats: dict[Unit, torch.Tensor] = {}
         self._views: dict[Unit, list[torch.Tensor]] = {}
         self._gathers: dict[Unit, Gather] = {}  # of which the flat tensor has memory
+        self._order = 0  # a digest of all calls so far
 
     def take(self, unit: Unit) -> torch.Tensor:
         """Take the weights that the unit's parameters have now, and free them; this rank's part."""
@@ -40,6 +43,7 @@ class ShardedWeights:
                 flat = self._flats[unit]
                 flat.untyped_storage().resize_(flat.nbytes)
                 unit.parts(flat)[self._comm.rank].copy_(self.shards[unit])
+                self._order = zlib.crc32(unit.number.to_bytes(4, "little"), self._order)
                 self._gathers[unit] = Gather(self._comm, unit.name, flat, unit.lengths, unit.weights_tag)
 
     def wait(self, units: Iterable[Unit]) -> None:
@@ -56,6 +60,19 @@ class ShardedWeights:
             if gather is not None:
                 gather.wait()
                 self._drop(unit)
+
+    def check_order(self) -> None:
+        """Raise UserError, the same on every rank, where the ranks have not gathered the same weights in one order.
+
+        Every rank calls it. Messages with tags need it not: there, weights that nobody sends do not arrive.
+        """
+        order = torch.tensor([self._order], dtype=torch.int64, device=self._comm.device)
+        orders, _ = self._comm.all_gather(order, "order of the layers", purpose=AGREEMENT)
+        if len({int(each) for each in orders}) > 1:
+            raise UserError(
+                "the ranks did not call the same layers in the same order, and so took weights of one for those of "
+                "another: call them alike on all ranks, or choose --sync zero1."
+            )
 
     def gather_all(self) -> None:
         """Have all weights in their places."""

@@ -32,7 +32,10 @@ class Zero3(Sharded):
     and stay until backward has their gradients. Frozen ones stay whole on every rank.
 
     A layer's weights are read by its own forward alone; elsewhere they are NaN. Every rank calls the same layers in the
-    same order, as often as the others, in evaluation too, but for what happens after `settle` or in `whole`.
+    same order, as often as the others, in evaluation too, but for what happens after `settle` or in `whole`. Over gloo
+    ranks that do not would wait for each other for ever: within seconds they find out for which layers, and end
+    (`DeadlockDetector`). Over nccl, whose messages have no tags, they take one layer's weights for another's of its
+    size: `finish` finds it out before anything is stepped. Layers of different sizes are left to nccl's timeout.
 
     Cost for weights of S bytes and a micro-batches a step: every rank sends and receives 2a (n-1)/n S of weights and
     a (n-1)/n S of gradients: 3(n-1)/n S without accumulation. Memory: S/n of weights, S/n of gradients and, with
@@ -82,6 +85,11 @@ class Zero3(Sharded):
 
     def hold(self, unit: Unit) -> torch.Tensor:
         return self._weights.take(unit)
+
+    def finish(self) -> None:
+        if not self.comm.messages_have_tags:
+            self._weights.check_order()
+        super().finish()
 
     def is_complete(self, unit: Unit) -> None:
         self._weights.free([unit])

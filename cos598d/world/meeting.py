@@ -8,6 +8,7 @@ from typing import Any
 from torch.distributed import Store
 
 from cos598d.errors import UserError
+from cos598d.world.deadlock import DeadlockDetector
 from cos598d.world.identity import Identity
 from cos598d.world.store import StoreClient, StoreTimeout
 
@@ -18,7 +19,8 @@ class Meeting:
     """The ranks of one run, joined by a key-value store; the result of the rendezvous.
 
     `store` serves torch's process group, `hosts[r]` identifies the host of rank r, the other ranks reach this one at
-    `address`, and `secret` is what the ranks share (it may be empty). Values are exchanged as JSON.
+    `address`, and `secret` is what the ranks share (it may be empty). Values are exchanged as JSON. `deadlocks` knows
+    what this rank waits for.
     """
 
     def __init__(
@@ -32,6 +34,7 @@ class Meeting:
     ):
         self.identity, self.store, self.hosts, self.seconds = identity, store, list(hosts), seconds
         self.address, self.secret = address, secret
+        self.deadlocks = DeadlockDetector()
         self._exchanges = 0
 
     @property

@@ -5,7 +5,8 @@ TCP connections to its neighbours in a tree, which in all but large worlds is a 
 kernel closes them when the process ends, however it ends, and TCP's keepalive closes them when a host falls silent: a
 neighbour reads the end of the stream, knows which rank it was, and tells its other neighbours, who pass it on.
 A rank that fails with a sentence sends that sentence first, so that all can repeat it. A rank passes on what it hears
-before it leaves, so its own end is never news.
+before it leaves, so its own end is never news. Ranks that wait for each other for ever find it out the same way
+(`deadlock`).
 
 The thread that watches the connections ends the process by `os._exit` where it must: the main thread may be inside a
 collective, which nothing else can interrupt.
@@ -19,6 +20,7 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Sequence
 
 from cos598d.errors import UserError
 from cos598d.terminal.printable import printable
@@ -47,7 +49,7 @@ class Watchdog:
 
     def __init__(self, meeting: Meeting):
         self.rank = meeting.identity.rank
-        self._seconds = meeting.seconds
+        self._seconds, self._deadlocks = meeting.seconds, meeting.deadlocks
         self._parent = parent_of(self.rank)
         self._neighbours: dict[socket.socket, Neighbour] = {}
         self._lock, self._sending = threading.Lock(), threading.Lock()
@@ -105,6 +107,11 @@ class Watchdog:
         if not is_first and threading.current_thread() is not self._thread:
             self._thread.join()
         self._tell({"failed": self.rank, "sentence": printable(sentence)})
+
+    @property
+    def waited_for(self) -> str:
+        """What this rank waits for, in words; nothing where that is not known."""
+        return self._deadlocks.what
 
     def wait_for_news(self, seconds: float) -> None:
         """Wait for news of what ended a collective: when it comes, this process prints it and ends here."""
@@ -173,6 +180,9 @@ class Watchdog:
                         continue
                     for message in neighbour.frames.unpack(data):
                         self._on_message(neighbour.rank, message)
+                overdue = self._deadlocks.overdue()
+                if overdue is not None:
+                    self._tell({"waits": overdue})
                 try:
                     check_launcher()
                 except UserError as error:
@@ -197,6 +207,9 @@ class Watchdog:
         if "answer" in message:
             self._answered.add(sender)
             return
+        if "waits" in message:
+            self._on_waiting(sender, message["waits"], message.get("asked"))
+            return
         if "finished" in message:
             self._finished.add(sender)
             if sender == self._parent:
@@ -207,6 +220,18 @@ class Watchdog:
         self._tell(message, but=sender)
         sentence = printable(message["sentence"])
         self._end(sentence if "lost" in message else f"stopped because rank {int(message['failed'])} did: {sentence}")
+
+    def _on_waiting(self, sender: int, waits: Sequence, asked: Sequence | None) -> None:
+        """Another rank waits for long, or (`asked`) waits too, and has not begun what this one has asked for."""
+        if asked is None:
+            instead = self._deadlocks.instead_of(waits)
+            if instead is not None:
+                self._tell({"waits": instead, "asked": waits}, only=sender)
+            return
+        sentence = self._deadlocks.sentence(self.rank, sender, asked, waits)
+        if sentence:
+            self._tell({"failed": self.rank, "sentence": sentence})
+            self._end(sentence)
 
     def _on_signal(self, number: int) -> None:
         if is_noted(number) or number not in (signal.SIGINT, signal.SIGTERM):
