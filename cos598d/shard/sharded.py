@@ -144,8 +144,8 @@ class Sharded(Strategy):
         if not max_norm and not self._scale.is_on:
             return None
         squares = torch.zeros((), dtype=torch.float64, device=self.comm.device)
-        for norm_of_piece in torch._foreach_norm(gradients) if gradients else ():
-            squares += norm_of_piece.double().square()
+        for norm_of_part in torch._foreach_norm(gradients) if gradients else ():
+            squares += norm_of_part.double().square()
         # Every element lies in one rank's part: the sum over ranks is the whole gradient's.
         self.comm.all_reduce(squares, "squares of the gradient", purpose=AGREEMENT)
         norm = squares.sqrt()
@@ -228,4 +228,6 @@ class Sharded(Strategy):
         )
 
     def _shares(self) -> list[torch.Tensor]:
-        return [part.grad for _, part, *_ in self._pieces if part.grad is not None]
+        """What this rank has of the gradients, unit by unit; zeros of parameters that no rank used."""
+        shards = (self._gradients.shard(unit) for unit in self._gradients.units)
+        return [shard for shard in shards if len(shard)]

@@ -24,6 +24,7 @@ class ShardedWeights:
         self.shards: dict[Unit, torch.Tensor] = {}
         self._flats: dict[Unit, torch.Tensor] = {}
         self._views: dict[Unit, list[torch.Tensor]] = {}
+        self._absent: dict[Unit, list[torch.Tensor]] = {}  # what stands in the parameters' places when they are freed
         self._gathers: dict[Unit, Gather] = {}  # of which the flat tensor has memory
         self._order = 0  # a digest of all calls so far
 
@@ -33,6 +34,9 @@ class ShardedWeights:
         for view, (_, p) in zip(self._views[unit], unit.parameters, strict=True):
             view.copy_(p.data)
         self.shards[unit] = unit.parts(self._flats[unit])[self._comm.rank].clone()
+        self._absent[unit] = [
+            torch.full((), torch.nan, dtype=p.dtype, device=p.device).expand(p.shape) for _, p in unit.parameters
+        ]
         self._drop(unit)
         return self.shards[unit]
 
@@ -115,8 +119,8 @@ class ShardedWeights:
         return [self._flats[unit] for unit in self._gathers]
 
     def _drop(self, unit: Unit) -> None:
-        for _, p in unit.parameters:
-            p.data = torch.full((), torch.nan, dtype=p.dtype, device=p.device).expand(p.shape)
+        for nothing, (_, p) in zip(self._absent[unit], unit.parameters, strict=True):
+            p.data = nothing
         if not self._flats[unit].untyped_storage().resizable():  # somebody holds it as a numpy array
             self._lay(unit)
         self._flats[unit].untyped_storage().resize_(0)

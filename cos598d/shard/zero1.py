@@ -10,7 +10,7 @@ from torch.utils.hooks import RemovableHandle
 from cos598d.comm.exchange import Gather
 from cos598d.errors import UserError
 from cos598d.shard.sharded import Sharded
-from cos598d.shard.units import Unit, layers
+from cos598d.shard.units import Unit, layers, owners
 from cos598d.strategies.base import MakeOptimizer, Module
 from cos598d.sync.buckets import Named, plan_buckets
 
@@ -18,9 +18,10 @@ from cos598d.sync.buckets import Named, plan_buckets
 class Zero1(Sharded):
     """The optimizer's state sharded (Rajbhandari et al., "ZeRO", SC 2020, section 5.1: P_os).
 
-    1. The parameters are assigned to buckets in the reverse order of registration, as `bucketed` does. A bucket's
-       weights lie side by side in one flat tensor, and so do its gradients; both are cut into n parts, and part r is
-       rank r's.
+    1. The parameters are assigned to buckets in the reverse order of registration, as `bucketed` does, but a bucket of
+       a MiB or more ends with its layer: so no layer's gradients wait for the next one's, and no layer's forward for
+       another's weights. A bucket's weights lie side by side in one flat tensor, and so do its gradients; both are cut
+       into n parts, and part r is rank r's.
     2. When backward has computed a bucket's last gradient, its reduce-scatter starts while backward goes on: rank r
        sends part k to rank k, and adds the n-1 copies of part r that arrive to its own, in order of rank.
     3. The sum of the squares of all parts gives the global gradient's norm: one all-reduce of one number.
@@ -41,7 +42,8 @@ class Zero1(Sharded):
     shards: tuple[str, ...] = ("optimizer",)
 
     def make_units(self, parameters: Sequence[Named]) -> list[Unit]:
-        groups = plan_buckets(parameters, self.options.bucket_mb, self.options.first_bucket_mb)
+        layer_of = owners(self._model).__getitem__
+        groups = plan_buckets(parameters, self.options.bucket_mb, self.options.first_bucket_mb, layer_of)
         return [Unit(f"bucket {place}", group, self.comm.world_size) for place, group in enumerate(groups)]
 
     def hold(self, unit: Unit) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """Gradients side by side in one buffer, so that many tensors travel in one call."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -55,25 +55,33 @@ class Bucket:
 
 
 def plan_buckets(
-    parameters: Sequence[tuple[str, T]], bucket_mb: float, first_bucket_mb: float
+    parameters: Sequence[tuple[str, T]],
+    bucket_mb: float,
+    first_bucket_mb: float,
+    layer_of: Callable[[T], Hashable] = lambda _: None,
 ) -> list[list[tuple[str, T]]]:
     """The parameters in reverse order, as their gradients arrive, cut into groups of one dtype and at most `bucket_mb`.
 
     The first group of each dtype holds at most `first_bucket_mb`; a tensor that is larger than a group may be gets one
-    to itself. Sizes in MiB. Groups stand in the order in which their last gradient is expected.
+    to itself. Sizes in MiB. Groups stand in the order in which their last gradient is expected. Where `layer_of` tells
+    layers apart, a group of at least `first_bucket_mb` ends with its layer.
     """
     open_groups: dict[Hashable, list[tuple[str, T]]] = {}
     done: list[list[tuple[str, T]]] = []
     room: dict[Hashable, float] = {}  # in the open group, in bytes
+    held: dict[Hashable, int] = {}  # by it
     for name, parameter in reversed(parameters):
         dtype, size = parameter.dtype, parameter.numel() * parameter.element_size()
-        if dtype in open_groups and size > room[dtype]:
-            done.append(open_groups.pop(dtype))
+        if dtype in open_groups:
+            is_over = layer_of(open_groups[dtype][-1][1]) != layer_of(parameter)
+            if size > room[dtype] or (is_over and held[dtype] >= first_bucket_mb * MIB):
+                done.append(open_groups.pop(dtype))
         if dtype not in open_groups:
-            open_groups[dtype] = []
+            open_groups[dtype], held[dtype] = [], 0
             room[dtype] = (bucket_mb if dtype in room else first_bucket_mb) * MIB
         open_groups[dtype].append((name, parameter))
         room[dtype] -= size
+        held[dtype] += size
     return done + list(open_groups.values())
 
 
