@@ -241,8 +241,9 @@ def test_every_rank_sends_what_the_formula_says(four_books, name):
         assert found[name]["moved"][GRADIENTS] == [2 * others, 2 * 3 * own]
         total += others
         if name == "zero3":
-            # In each of two steps before forward and before backward; the model's own once; and once for `whole`.
-            own_units = ("the model", "embedding")  # one of them a tensor of more than a bucket
+            # In each of two steps before forward and before backward; the model's own and what is looked up once; and
+            # once for `whole`.
+            own_units = ("the model", "embedding", "positions")  # two of them a tensor of more than a bucket
             times = {word: 5 - 2 * word.startswith(own_units) - 4 * word.startswith("never") for word in parts}
         else:
             times = dict.fromkeys(parts, 2)

@@ -1,12 +1,14 @@
 """Parameters side by side in a flat tensor that is cut into one part for each rank, and the layers of a model."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from cos598d.sync.buckets import Named
+
+MOST_NODES = 200  # of a graph that is looked through
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,35 @@ def _is_called(module: nn.Module) -> bool:
 
 def _is_list(module: nn.Module) -> bool:
     return isinstance(module, nn.Sequential) or not _is_called(module)
+
+
+def looked_up(model: nn.Module) -> set[nn.Parameter]:
+    """The trainable weights of embeddings."""
+    embeddings = (module for module in model.modules() if isinstance(module, nn.Embedding))
+    return {p for embedding in embeddings for p in embedding.parameters(recurse=False) if p.requires_grad}
+
+
+def read_in_backward(outputs: Iterable[torch.Tensor], weights: set[nn.Parameter]) -> set[nn.Parameter]:
+    """Those of `weights` whose values backward from `outputs` may read: an embedding's alone does not.
+
+    The graph tells, where it is small: of a large one all are taken to be read.
+    """
+    left = [output.grad_fn for output in outputs if output.grad_fn is not None]
+    seen, read = set(left), set()
+    while left:
+        if len(seen) > MOST_NODES:
+            return weights
+        node = left.pop()
+        for before, _ in node.next_functions:
+            if before is None:
+                continue
+            variable = getattr(before, "variable", None)  # of a leaf
+            if variable is not None and node.name() != "EmbeddingBackward0":
+                read.add(variable)
+            elif before not in seen:
+                seen.add(before)
+                left.append(before)
+    return weights & read
 
 
 def owners(model: nn.Module) -> dict[nn.Parameter, str]:

@@ -11,7 +11,7 @@ from torch.utils.hooks import RemovableHandle
 
 from cos598d.comm.ledger import dtype_name
 from cos598d.shard.sharded import Sharded
-from cos598d.shard.units import Unit, layers, owners
+from cos598d.shard.units import Unit, layers, looked_up, owners, read_in_backward
 from cos598d.shard.weights import ShardedWeights
 from cos598d.strategies.base import MakeOptimizer, Module
 from cos598d.strategies.state import own_state_of
@@ -25,7 +25,8 @@ class Zero3(Sharded):
        parameter of more than `--bucket_mb` has a flat tensor to itself. Layers: `units.layers`.
     2. Before a layer's forward its weights are gathered: rank r sends part r to every other rank. While the layer
        computes, the next one's are on their way (the order is learned in the first forward). After it they are freed.
-    3. Before a layer's backward its weights are gathered again, those of the layer before it meanwhile.
+    3. Before a layer's backward its weights are gathered again, those of the layer before it meanwhile; an embedding's
+       are not, since the gradient of looking up does not depend on them.
     4. When its last gradient is there the weights are freed, and the gradients' reduce-scatter starts, as in `zero2`.
     5. Norm and step: as in `zero1`, but on the part that the rank keeps. Nothing is gathered until the next forward.
     Weights that several layers share, such as tied ones, and those of no layer are gathered before the model's forward
@@ -37,10 +38,11 @@ class Zero3(Sharded):
     (`DeadlockDetector`). Over nccl, whose messages have no tags, they take one layer's weights for another's of its
     size: `finish` finds it out before anything is stepped. Layers of different sizes are left to nccl's timeout.
 
-    Cost for weights of S bytes and a micro-batches a step: every rank sends and receives 2a (n-1)/n S of weights and
-    a (n-1)/n S of gradients: 3(n-1)/n S without accumulation. Memory: S/n of weights, S/n of gradients and, with
-    AdamW, 2S/n of state; within a step two layers' weights and the gradients under way, and up to 8(n-1) MiB of
-    scratch. Under bf16 and fp16 autocast saves a copy of the weights in half precision for backward: another S/2.
+    Cost for weights of S bytes, E of them in embeddings, and a micro-batches a step: every rank sends and receives
+    a (n-1)/n (2S - E) of weights and a (n-1)/n S of gradients: (n-1)/n (3S - E) without accumulation. Memory: S/n of
+    weights, S/n of gradients and, with AdamW, 2S/n of state; within a step two layers' weights and the gradients under
+    way, and up to 8(n-1) MiB of scratch. Under bf16 and fp16 autocast saves a copy of the weights in half precision
+    for backward: another S/2.
     Choose it where weights, gradients and state do not fit into one rank's memory and the links are fast.
     """
 
@@ -54,6 +56,8 @@ class Zero3(Sharded):
         self._stay = False  # all weights, until the next forward of training
         self._after: dict[nn.Module, nn.Module] = {}  # the layer that was called next, the last time
         self._before: dict[nn.Module, nn.Module] = {}
+        self._looked_up = looked_up(model)
+        self._again: dict[nn.Module, list[Unit]] = {}  # what backward of its latest call will need
         self._latest: nn.Module | None = None
         self._calls: list[nn.Module] = []  # of forward, which backward has not left behind yet
         self._went_back = False  # since the last forward
@@ -73,9 +77,8 @@ class Zero3(Sharded):
             for of, p in reversed(parameters):
                 if owner[p] == name:
                     is_large = p.numel() * p.element_size() > self.options.bucket_mb * MIB
-                    groups.setdefault(of if is_large else f"{name or 'the model'} {dtype_name(p.dtype)}", []).append(
-                        (of, p)
-                    )
+                    of_what = f"{name or 'the model'}{' embeddings' if p in self._looked_up else ''}"
+                    groups.setdefault(of if is_large else f"{of_what} {dtype_name(p.dtype)}", []).append((of, p))
             units = [Unit(word, group, self.comm.world_size) for word, group in groups.items()]
             if units:
                 self._units[layer] = units
@@ -166,7 +169,7 @@ class Zero3(Sharded):
         if self._went_back and not _is_in_backward():
             self._calls, self._went_back = [], False
         if not self._stay:
-            self._bring(model)
+            self._bring(self._units[model])
 
     def _after_model(self, model: nn.Module, *_: Any) -> None:
         if not self._stay and not torch.is_grad_enabled():
@@ -177,29 +180,38 @@ class Zero3(Sharded):
         if self._stay:
             return
         if _is_in_backward():  # a checkpointed layer is computed once more; backward has left those after it
-            self._bring(layer)
+            self._bring(self._units[layer])
             return
         if self._latest is not None:
             self._after[self._latest], self._before[layer] = layer, self._latest
         self._latest = layer
         self._calls.append(layer)
         following = self._after.get(layer)
-        self._bring(layer, self._units[following] if following is not None else ())
+        self._bring(self._units[layer], self._units[following] if following is not None else ())
 
     def _after_forward(self, layer: nn.Module, _: Any, output: Any) -> None:
         if self._stay or _is_in_backward():
             return
         call = len(self._calls) - 1
-        for leaf in pytree.tree_leaves(output):
-            if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
-                leaf.register_hook(lambda _: self._before_backward(layer, call))
+        leaves = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+        units = self._again[layer] = self._needed_again(self._units[layer], leaves)
+        for leaf in leaves:
+            leaf.register_hook(lambda _: self._before_backward(layer, call, units))
         self._weights.free(self._units[layer])
 
-    def _before_backward(self, layer: nn.Module, call: int) -> None:
+    def _needed_again(self, units: list[Unit], outputs: Sequence[torch.Tensor]) -> list[Unit]:
+        """Those of a layer's units whose weights the backward from its outputs reads."""
+        embeddings = {p for unit in units for _, p in unit.parameters if p in self._looked_up}
+        if not embeddings:
+            return units
+        unread = embeddings - read_in_backward(outputs, embeddings)
+        return [unit for unit in units if not unread.issuperset(p for _, p in unit.parameters)]
+
+    def _before_backward(self, layer: nn.Module, call: int, units: Sequence[Unit]) -> None:
         self._leave_behind(call)
         previous = self._before.get(layer)
-        upstream = self._units[previous] if previous is not None else ()
-        self._bring(layer, [unit for unit in upstream if self._gradients.awaits(unit)])
+        upstream = self._again.get(previous, ()) if previous is not None else ()
+        self._bring(units, [unit for unit in upstream if self._gradients.awaits(unit)])
 
     def _leave_behind(self, call: int) -> None:
         """Backward has come to this call of forward: of layers that were called later alone no gradient is to come.
@@ -214,11 +226,11 @@ class Zero3(Sharded):
             if layer not in self._calls:
                 self._gradients.expect_no_more(self._units[layer])
 
-    def _bring(self, layer: nn.Module, ahead: Sequence[Unit] = ()) -> None:
-        """Wait for the layer's weights, with others' `ahead` of their need on their way."""
-        self._weights.gather(self._units[layer])
+    def _bring(self, units: Sequence[Unit], ahead: Sequence[Unit] = ()) -> None:
+        """Wait for these weights, with others `ahead` of their need on their way."""
+        self._weights.gather(units)
         self._weights.gather(ahead)
-        self._weights.wait(self._units[layer])
+        self._weights.wait(units)
 
 
 def _is_in_backward() -> bool:
