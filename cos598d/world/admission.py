@@ -19,7 +19,7 @@ class Verdict(NamedTuple):
     """What every rank hears at the end of the rendezvous: why there is no run, or where each rank is.
 
     `hosts[r]` and `networks[r]` identify rank r's host and network, `addresses[r]` is where its connection came from,
-    and `run_key` is known only to those who have met.
+    and `run_key` is known only to those who have met. `is_late` tells somebody who comes when the run has begun.
     """
 
     sentence: str = ""
@@ -27,6 +27,7 @@ class Verdict(NamedTuple):
     networks: list[str] = []
     addresses: list[str] = []
     run_key: str = ""
+    is_late: bool = False
 
 
 class _Arrival(NamedTuple):
@@ -91,7 +92,7 @@ class AdmissionServer(StoreServer):
         rank = connection.rank
         if self._verdict:
             self._told.add(rank)
-            return self._verdict if self._verdict.sentence else Verdict(self._too_late(rank))
+            return self._verdict if self._verdict.sentence else Verdict(self._too_late(rank), is_late=True)
         difference = _difference(rank, facts, self._arrived[0].facts)
         before = self._arrived.get(rank)
         self._asked.append((connection, number))

@@ -73,10 +73,13 @@ def listen(ip: str, port: int, at_once: bool = True) -> socket.socket:
 def find_rank_0(identity: Identity, seconds: float, deadline: float, say: Callable[[str], None]) -> StoreClient:
     """Connect to rank 0, again and again until it answers. `say` is called with a sentence where that takes long.
 
-    Raises UserError where nothing has answered at `deadline`, or what answers is not rank 0 of this run.
+    Raises UserError where nothing has answered at `deadline`, or what answers is not rank 0 of this run. Where torchrun
+    has started the ranks again, the port in its agent's store may be that of an earlier rank 0, by now anybody's: then
+    what answers counts only at the deadline, until when rank 0 may have published its own.
     """
     key = make_key(identity.secret, "meeting", identity.run_id)
     started, said, hung_up_since = time.monotonic(), False, 0.0
+    wrong: UserError | None = None
     agent = _agents_store(identity) if identity.store_is_served else None
     while True:
         check_launcher()
@@ -89,19 +92,21 @@ def find_rank_0(identity: Identity, seconds: float, deadline: float, say: Callab
         except socket.gaierror:
             raise _unknown_host(identity.master_ip) from None
         except AuthenticationError:
-            raise UserError(
+            wrong = UserError(
                 f"rank 0 at {identity.endpoint} has another secret or is of another run: start all ranks as the same "
                 f"user or with the same --secret, and give each run a --master_port of its own."
-            ) from None
+            )
         except ProtocolError:
-            raise _not_rank_0(identity) from None
+            wrong = _not_rank_0(identity)
         except (ConnectionResetError, BrokenPipeError):
             hung_up_since = hung_up_since or time.monotonic()
             if time.monotonic() - hung_up_since > HANGING_UP_SECONDS:
-                raise _not_rank_0(identity) from None
+                wrong = _not_rank_0(identity)
         except OSError:
-            hung_up_since = 0.0
+            hung_up_since, wrong = 0.0, None
         now = time.monotonic()
+        if wrong and (agent is None or now > deadline):
+            raise wrong
         if now > deadline:
             raise UserError(
                 f"rank 0 is missing: nothing answered at {identity.endpoint} within {seconds:g} s; start it there "
@@ -156,8 +161,11 @@ def _agents_store(identity: Identity) -> Store:
     thread.start()
     thread.join(GREETING_SECONDS)
     if not opened:
-        raise _not_rank_0(identity)
-    return PrefixStore(f"cos598d/{identity.attempt}", opened[0])
+        raise UserError(
+            f"no store of torchrun's answers at {identity.endpoint}: choose another --master_port; or, where hosts "
+            f"come and go, export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 before torchrun."
+        )
+    return PrefixStore("cos598d", opened[0])
 
 
 def _published_port(identity: Identity, agent: Store) -> int | None:

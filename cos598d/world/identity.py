@@ -13,6 +13,8 @@ from cos598d.world.secret import find_secret
 SILENCE_SECONDS, SHORTEST_SILENCE = 8, 4
 # Set by `launch.start_local_workers` for its workers: its process, without which they leave, and rank 0's socket.
 LAUNCHER_PID, LISTENER = "COS598D_LAUNCHER_PID", "COS598D_LISTENER"
+TORCHRUN = "TORCHELASTIC_RUN_ID"  # set by torchrun's agent for its workers, and by nobody else
+PARENT_PID = os.getppid()  # when this process began
 NOT_STARTED = "not started"  # the source of a world whose ranks have to be started
 
 
@@ -29,7 +31,7 @@ class Identity:
     master_port: int = DEFAULT_PORT
     source: str = "flags"  # flags, local, torchrun, environment (torchrun's variables alone), srun, mpirun or alone
     store_is_served: bool = False  # torchrun's agent already serves a key-value store at master_ip:master_port
-    attempt: str = "0"  # torchrun's restart count: a restarted world meets under new keys
+    attempt: str = "0"  # how often this host's ranks were started again; other hosts may have counted otherwise
     shares_terminal: bool = False  # started with others in one terminal: rank 0 speaks for all
     one_host: bool = False  # the launcher says that all ranks are on this host
     run_id: str = ""  # the launcher's name for this run, if it has one
@@ -137,18 +139,17 @@ def _master_port(environ: Mapping[str, str]) -> int:
 def _from_torchrun(environ: Mapping[str, str]) -> Identity | None:
     if "RANK" not in environ or "WORLD_SIZE" not in environ:
         return None
-    is_served = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     return Identity(
         _number(environ, "RANK"),
         _number(environ, "WORLD_SIZE"),
         environ.get("MASTER_ADDR", DEFAULT_IP),
         _master_port(environ),
         source=_source(environ),
-        store_is_served=is_served,
+        store_is_served=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         attempt=environ.get("TORCHELASTIC_RESTART_COUNT", "0"),
         shares_terminal=True,
-        one_host=is_served and environ.get("LOCAL_WORLD_SIZE") == environ["WORLD_SIZE"],
-        run_id=environ.get("TORCHELASTIC_RUN_ID", ""),
+        one_host=TORCHRUN in environ and environ.get("LOCAL_WORLD_SIZE") == environ["WORLD_SIZE"],
+        run_id=environ.get(TORCHRUN, ""),
     )
 
 
@@ -156,7 +157,7 @@ def _source(environ: Mapping[str, str]) -> str:
     """Who gave this rank torchrun's variables: our own starter, torchrun, or somebody else."""
     if LAUNCHER_PID in environ:
         return "local"
-    return "torchrun" if "TORCHELASTIC_RUN_ID" in environ else "environment"
+    return "torchrun" if TORCHRUN in environ else "environment"
 
 
 def _from_slurm(environ: Mapping[str, str]) -> Identity | None:
@@ -226,9 +227,9 @@ def _from_mpi(environ: Mapping[str, str]) -> Identity | None:
 
 
 def check_launcher() -> None:
-    """Raise UserError if this process is a worker whose launcher is gone."""
-    launcher = os.environ.get(LAUNCHER_PID)
-    if launcher and os.getppid() != int(launcher):
+    """Raise UserError if this process is a worker whose launcher, our own or torchrun's agent, is gone."""
+    launcher = int(os.environ.get(LAUNCHER_PID) or (PARENT_PID if TORCHRUN in os.environ else 0))
+    if launcher and os.getppid() != launcher:
         raise UserError("the program that started this worker is gone.")
 
 

@@ -111,6 +111,18 @@ def _wait_for_all(identity: Identity, server: AdmissionServer, seconds: float, d
 
 def _arrive(identity: Identity, seconds: float, deadline: float, mine: dict) -> tuple[StoreClient, Verdict]:
     """Any rank but 0: find rank 0, and wait for its verdict."""
+    while True:
+        store, verdict = _ask(identity, seconds, deadline, mine)
+        if not verdict.sentence:
+            return store, verdict
+        # The rank 0 that torchrun has started again publishes its port a moment after the last one's run has ended.
+        if not (verdict.is_late and identity.store_is_served) or time.monotonic() > deadline:
+            raise UserError(printable(verdict.sentence))
+        time.sleep(POLL_SECONDS)
+
+
+def _ask(identity: Identity, seconds: float, deadline: float, mine: dict) -> tuple[StoreClient, Verdict]:
+    """Find rank 0, tell it what this rank was started with, and return its verdict."""
     store = find_rank_0(identity, seconds, deadline, lambda sentence: _say(identity, sentence))
     try:
         answer = store.request("arrive", mine, seconds=seconds + PATIENCE_SECONDS)
@@ -121,10 +133,7 @@ def _arrive(identity: Identity, seconds: float, deadline: float, mine: dict) -> 
         with contextlib.suppress(DistError):  # so that this rank may be started again
             store.request("leave", seconds=1)
         raise
-    verdict = Verdict(*answer)
-    if verdict.sentence:
-        raise UserError(printable(verdict.sentence))
-    return store, verdict
+    return store, Verdict(*answer)
 
 
 def _own_address(rank: int, local: str, verdict: Verdict) -> str:

@@ -1,0 +1,119 @@
+"""Ranks that torchrun starts again: they meet again, whatever those before them have left, and nobody outlives it."""
+
+import contextlib
+import json
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as NotYet
+from dataclasses import replace
+
+import psutil
+import pytest
+from meetings import all_exchange, identities, wait_until
+from programs import TINY_TRAINING, free_port, script
+from torch.distributed import HashStore
+
+from cos598d.errors import UserError
+from cos598d.world import endpoint, identity, rendezvous
+
+
+@pytest.fixture
+def agents_store(monkeypatch):
+    """What the store of torchrun's agent has, which outlives the ranks."""
+    store = HashStore()
+    monkeypatch.setattr(endpoint, "_agents_store", lambda identity: store)
+    return store
+
+
+def meet(pool, one, seconds=20):
+    return pool.submit(rendezvous.meet, one, seconds, {})
+
+
+def test_ranks_that_were_started_again_meet_although_an_earlier_run_still_answers(agents_store, servers):
+    """Each host counts restarts for itself, and one may still be ending its ranks when another starts its own anew."""
+    with ThreadPoolExecutor(4) as pool:
+        first = [meet(pool, one) for one in identities(2, store_is_served=True)]
+        first = [future.result(30) for future in first]
+        old = json.loads(agents_store.get("port"))
+        again = identities(2, first[0].identity.master_port, store_is_served=True)
+        late = meet(pool, replace(again[1], attempt="7"))
+        wait_until(lambda: len(servers) == 1 and servers[0]._told)  # by the old rank 0, that it is too late
+        assert not late.done()
+        second = [meet(pool, again[0]).result(30), late.result(30)]
+    assert json.loads(agents_store.get("port")) != old
+    assert all_exchange(second) == [[{"rank": 0}, {"rank": 1}]] * 2
+    assert all_exchange(first) == [[{"rank": 0}, {"rank": 1}]] * 2, "the earlier ones were disturbed"
+
+
+@pytest.mark.parametrize("what", ["nothing", "a program that is no rank", "a run with another secret"])
+def test_what_listens_by_now_at_an_earlier_rank_0_s_port_does_not_count(what, agents_store, servers, monkeypatch):
+    monkeypatch.setattr(endpoint, "GREETING_SECONDS", 1.0)  # how long a program may take to say who it is
+    zero, one = identities(2, store_is_served=True)
+    with socket.socket() as stranger, ThreadPoolExecutor(4) as pool:
+        stranger.bind(("127.0.0.1", 0))
+        port = stranger.getsockname()[1]
+        greeted = threading.Event()
+        if what == "a program that is no rank":
+            stranger.listen()
+
+            def greet():
+                connection, _ = stranger.accept()
+                with connection:
+                    connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 10)
+                    greeted.set()
+                    with contextlib.suppress(ConnectionResetError):
+                        connection.recv(4096)
+
+            pool.submit(greet)
+        elif what == "a run with another secret":
+            port = free_port()
+            other = [meet(pool, it) for it in identities(2, port, secret=b"another run's secret")]
+            assert len([future.result(30) for future in other]) == 2
+        agents_store.set("port", json.dumps([port, endpoint._proof(one, port)]))
+        late = meet(pool, one)
+        if what == "a program that is no rank":
+            assert greeted.wait(20)
+        with pytest.raises(NotYet):
+            late.result(1)
+        both = [meet(pool, zero).result(30), late.result(30)]
+        assert all_exchange(both) == [[{"rank": 0}, {"rank": 1}]] * 2
+
+
+def test_an_earlier_rank_0_that_nobody_follows_is_told_in_the_end(agents_store, servers):
+    with ThreadPoolExecutor(4) as pool:
+        first = [meet(pool, one).result for one in identities(2, store_is_served=True)]
+        first = [result(30) for result in first]
+        again = identities(2, first[0].identity.master_port, store_is_served=True)
+        with pytest.raises(UserError, match="rank 1 was started twice for .*, where the run has begun"):
+            meet(pool, again[1], seconds=2).result(30)
+
+
+def test_torchrun_on_one_host_stays_on_loopback_whoever_serves_its_store():
+    environ = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.9"}
+    named = environ | {"TORCHELASTIC_RUN_ID": "1", "COS598D_SECRET": "s" * 16}
+    assert identity.find_identity(environ=named).listening_ip == "127.0.0.1"
+    assert identity.find_identity(environ=named | {"LOCAL_WORLD_SIZE": "1"}).listening_ip == "10.0.0.9"
+    assert identity.find_identity(environ=environ | {"COS598D_SECRET": "s" * 16}).listening_ip == "10.0.0.9"
+
+
+def ranks_below(program):
+    """The ranks that a launcher has started: {rank: process}."""
+    found = {}
+    for process in psutil.Process(program.process.pid).children(recursive=True):
+        try:
+            found[int(process.environ()["RANK"])] = process
+        except (psutil.Error, KeyError):
+            continue
+    return found
+
+
+def test_when_torchruns_agent_is_killed_its_ranks_leave_by_themselves(start):
+    words = ["-m", "torch.distributed.run", "--nproc_per_node", 2, script("task2b/run_glue.py"), *TINY_TRAINING]
+    torchrun = start("torchrun", [*words, "--max_steps", 100000, "--output_dir", "out"])
+    torchrun.wait_for("iteration 2", 120)
+    ranks = ranks_below(torchrun).values()
+    assert len(ranks) == 2
+    torchrun.process.kill()
+    assert not psutil.wait_procs(ranks, timeout=20)[1]
+    assert "the program that started this worker is gone." in torchrun.text
