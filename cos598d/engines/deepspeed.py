@@ -52,7 +52,10 @@ class DeepSpeed(Engine):
 
     Known wrong: a parameter that is unused gets zeros, so that AdamW still decays it. Its gradient norms with stage 2
     were off in 0.17.6 and after (its issue 7718); bf16 of stage 2 was wrong for modules used twice in 0.18.3 to 0.19.3
-    (8224). fp16 has a loss scale of its own and is refused here.
+    (8224). fp16 has a loss scale of its own and is refused here. Its optimizer counts the steps of all parameters
+    together: a state of a strategy that counts each one's is taken with the largest count. After a resume stage 3
+    learns anew in which order layers are called, so that the first step's gathers are cut otherwise; what comes of
+    them is the same.
     """
 
     uses = ("zero_stage",)
