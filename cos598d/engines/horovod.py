@@ -44,7 +44,9 @@ class Horovod(Engine):
     The ledger sees none of Horovod's calls: its bytes are those that the kernel counts.
 
     Known wrong: a parameter that is unused gets zeros, so that AdamW still decays it. `broadcast_optimizer_state` takes
-    a step with a fresh Adam: it is left out here, where all optimizers are fresh. bfloat16 tensors are refused.
+    a step with a fresh Adam: it is left out here, where all optimizers are fresh. bfloat16 tensors are refused. What is
+    laid side by side depends on time, and so does the order of sums: on three ranks or more no run repeats another, or
+    goes on as another would have, to the last bit.
     """
 
     uses = ("compress",)

@@ -123,8 +123,8 @@ class Strategy:
         Called on every rank between two steps, and taken to its end there, since it may communicate. The pieces of all
         ranks together have every tensor exactly once: weights and buffers whole, from rank 0 alone, the optimizer's
         state from whoever holds it. No rank holds more than a layer beside its own, so a piece's values are good until
-        the next one is asked for. The training is left as it was, to the last bit. Where replicas part on purpose these
-        are the averages of their weights, and rank 0's optimizer.
+        the next one is asked for. The training is left as it was, to the last bit. Of replicas that part and
+        are averaged now and then it has the averages of their weights, and rank 0's optimizer; of others rank 0's.
         """
         raise NotImplementedError
 
