@@ -1,7 +1,9 @@
 """Engines that are left and taken up again go on as if nothing had been, and their states are everybody's."""
 
+from dataclasses import replace
+
 import pytest
-from states import BUCKETS, Case
+from states import BUCKETS, Case, Training, wholes
 from test_engines import skip_unless_installed
 from test_state import compare
 from test_state_moves import digests, pass_on, train_and_save
@@ -24,6 +26,7 @@ ENGINES = [
 ]
 # Of each way to hold a state one, which takes up the others'.
 HOLDERS = [case for case in ENGINES if (case.optimizer, case.model, case.precision) == ("adamw", "layers", "fp32")]
+MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 OURS = [Case("all_reduce", {}, "layers"), Case("zero1", BUCKETS, "layers"), Case("zero3", BUCKETS, "layers")]
 
 
@@ -60,3 +63,22 @@ def test_states_move_from_and_to_an_engine_and_stay_themselves(tmp_path, sync):
                     {k: v for k, v in each.items() if not k[1].startswith("never")} for each in (first, found)
                 )
             assert found == first, state.name
+
+
+def take_counts(comm, folder):
+    """The counts of steps that stage 2 keeps of parameters that were stepped differently often, or never."""
+    training = Training(comm, Case("deepspeed", {"zero_stage": 2}, "layers"))
+    stepped = [whole for whole in wholes(folder) if not (whole.name.startswith("twice") and whole.kind in MOMENTS)]
+    fewer = [replace(w, tensor=w.tensor - 2) if (w.kind, w.name[:5]) == ("step", "layer") else w for w in stepped]
+    training.strategy.load_state(fewer)
+    return {name: values.item() for kind, name, _, _, values in training.pieces() if kind == "step"}
+
+
+def test_deepspeed_takes_the_largest_count_for_parameters_side_by_side(tmp_path):
+    skip_unless_installed("deepspeed")
+    run_ranks(2, train_and_save, str(tmp_path), OURS[:1])
+    counts = {}
+    for found in run_ranks(2, take_counts, str(tmp_path / "0")):
+        counts |= found
+    assert set(counts.values()) == {3.0}
+    assert {"twice.weight", "never.bias", "layers.0.0.weight"} <= set(counts)

@@ -74,12 +74,13 @@ def put_weights(parameter: nn.Parameter, rank: int, whole: torch.Tensor) -> None
 class FlatState:
     """What DeepSpeed's inner optimizer remembers of its flat tensors, by the model's names.
 
-    It has one STEP for a flat tensor. So a state whose parameters were stepped differently often, or in part, is
-    taken with the largest STEP and zeros.
+    It counts the steps of all of them together. So of a state that counts each parameter's the largest STEP is taken,
+    and zeros for what was never stepped.
     """
 
     def __init__(self, inner: torch.optim.Optimizer, parts: list[Fragment]):
         self._inner, self.parts = inner, {part.name: part for part in parts}
+        self._flats = list({id(part.flat): part.flat for part in parts}.values())
 
     def pieces(self) -> Iterator[Piece]:
         """What there is so far."""
@@ -91,15 +92,16 @@ class FlatState:
                     yield Piece.of_whole(kind, part.name, torch.as_tensor(value))
 
     def put(self, whole: Whole) -> None:
-        """Remember this rank's part of a whole tensor; nothing, if it steps nothing of it."""
+        """Remember this rank's part of a whole tensor, and of every STEP whether it is the largest."""
+        if whole.kind == STEP:
+            for flat in self._flats:
+                state, step = self._inner.state[flat], whole.tensor.to(flat.device, copy=True)
+                state[STEP] = torch.maximum(step, state[STEP]) if STEP in state else step
+            return
         part = self.parts.get(whole.name)
         if part is None:
             return
         state = self._inner.state[part.flat]
-        if whole.kind == STEP:
-            known, step = state.get(STEP), whole.tensor.to(part.flat.device)
-            state[STEP] = step.clone() if known is None else torch.maximum(known, step)
-            return
         if whole.kind not in state:
             state[whole.kind] = torch.zeros_like(part.flat, requires_grad=False)
         part.of(state[whole.kind]).copy_(part.part_of(whole.tensor))

@@ -1,8 +1,6 @@
 """The contract of a gradient sync: what the training loop calls, and what every way of averaging must keep."""
 
 import contextlib
-import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,9 +9,10 @@ import torch
 from torch import nn
 
 from cos598d.comm.communicator import Communicator
-from cos598d.comm.ledger import AGREEMENT, BUFFERS, STATE, dtype_name
+from cos598d.comm.ledger import AGREEMENT, BUFFERS, STATE
 from cos598d.errors import UserError
 from cos598d.fields import flag
+from cos598d.sync.alike import check_models
 from cos598d.sync.cost import NOTHING, Cost, Sizes, Step, Tensor, Travel, cost_of
 
 SYNC_GROUP = "gradient sync"  # where --help lists the flags below
@@ -177,7 +176,7 @@ class GradientSync:
         Trainable parameters, frozen ones and buffers are sent; tied weights once. Raises UserError, the same on every
         rank, when the ranks' parameters differ in name, order, shape, dtype or requires_grad.
         """
-        _verify_same_parameters(self.comm, model)
+        check_models(self.comm, model)
         with torch.no_grad():
             for name, tensor in (*model.named_parameters(), *model.named_buffers()):
                 self.comm.broadcast(tensor.data, name, purpose=STATE)
@@ -288,29 +287,3 @@ class GradientSync:
         users = torch.tensor(has, dtype=torch.int32, device=self.comm.device)
         self.comm.all_reduce(users, "ranks that used each parameter", purpose=AGREEMENT)
         return {p: count > 0 for (_, p), count in zip(self.parameters, users.tolist(), strict=True)}
-
-
-def _verify_same_parameters(comm: Communicator, model: nn.Module) -> None:
-    mine = [
-        [name, list(tensor.shape), dtype_name(tensor.dtype), tensor.requires_grad]
-        for name, tensor in (*model.named_parameters(), *model.named_buffers())
-    ]
-    digest = hashlib.sha256(json.dumps(mine).encode()).hexdigest()
-    digests = comm.exchange(digest)
-    if len(set(digests)) == 1:
-        return
-    models = comm.exchange(mine)
-    rank = next(r for r, other in enumerate(digests) if other != digests[0])
-    theirs, first = models[rank], models[0]
-    place = next((i for i, pair in enumerate(zip(theirs, first)) if pair[0] != pair[1]), min(len(theirs), len(first)))
-
-    def describe(model: list) -> str:
-        if place >= len(model):
-            return f"only {len(model)} tensors"
-        name, shape, dtype, trainable = model[place]
-        return f"{name} {tuple(shape)} {dtype}{'' if trainable else ' frozen'}"
-
-    raise UserError(
-        f"the ranks' models differ: rank {rank} has {describe(theirs)} where rank 0 has {describe(first)}; "
-        f"start every rank with the same model."
-    )
