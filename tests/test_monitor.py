@@ -20,6 +20,7 @@ from cos598d.config import RunConfig
 from cos598d.measure import wire
 from cos598d.measure.monitor import Monitor
 from cos598d.measure.record import RunRecord
+from cos598d.measure.tensorboard import LOSSES, Board
 from cos598d.measure.totals import Traffic, epoch_traffic, wire_summary
 from cos598d.measure.wire import Counters, Interface, find_interface
 from cos598d.records.conventions import PHASES
@@ -393,6 +394,24 @@ def test_tensorboard_shows_what_the_record_has(tmp_path, monkeypatch, capfd):
         assert [event.value for event in shown] == pytest.approx([row[name] for row in rows]), tag
     assert "bytes/counted_sent" not in events.Tags()["scalars"], "a single rank has no wire"
     assert events.Scalars("epoch/acc")[0].value == pytest.approx(summary["epochs"][0]["acc"])
+    (validated,) = events.Scalars("evaluation/validation_loss")
+    assert (validated.step, validated.value) == (2, pytest.approx(summary["epochs"][0]["validation_loss"]))
+    assert set(LOSSES) <= set(events.Tags()["scalars"]), "the chart of both losses has both"
+
+
+def test_tensorboard_goes_on_after_an_iteration_and_forgets_what_came_later(tmp_path):
+    pytest.importorskip("tensorboard", reason="the extra `tensorboard` is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for first, last, loss in ((1, 5, 0.5), (4, 6, 0.25)):
+        board = Board(tmp_path, after=first - 1)
+        for iteration in range(first, last + 1):
+            board.iteration({"iteration": iteration, "loss": loss})
+        board.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    shown = [(event.step, event.value) for event in events.Scalars("loss")]
+    assert shown == [(1, 0.5), (2, 0.5), (3, 0.5), (4, 0.25), (5, 0.25), (6, 0.25)]
 
 
 def test_without_the_package_tensorboard_is_refused_before_anything_is_done(tmp_path, monkeypatch, capfd):

@@ -3,7 +3,7 @@
 import json
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import astuple, dataclass, fields, replace
 from typing import Any, Protocol
 
 import torch
@@ -96,7 +96,7 @@ class Ledger:
         self.iteration = BEFORE_TRAINING
         self.rows: list[Row] = []
         # Of every purpose: calls, bytes of payload, bytes sent, bytes received.
-        self.by_purpose: dict[str, list[int]] = {}
+        self.by_purpose: dict[str, tuple[int, int, int, int]] = {}
         self.entered = self.written = 0  # rows flushed so far, and those of them that were written
         self._output, self._keeper = output, keeper
         self._flushed: dict[int, Totals] = {}
@@ -143,9 +143,9 @@ class Ledger:
         self.entered += len(self.rows)
         self.written += len(kept)
         for row in self.rows:
-            sums = self.by_purpose.setdefault(row.purpose, [0, 0, 0, 0])
-            for place, value in enumerate((1, row.payload_bytes, row.bytes_sent, row.bytes_received)):
-                sums[place] += value
+            calls, payload, sent, received = self.by_purpose.get(row.purpose, (0, 0, 0, 0))
+            moved = (payload + row.payload_bytes, sent + row.bytes_sent, received + row.bytes_received)
+            self.by_purpose[row.purpose] = (calls + 1, *moved)
         self._flushed = self.totals_by_iteration()
         self.rows = []
 
@@ -172,17 +172,20 @@ class Ledger:
 
     def resume(self, position: dict[str, Any]) -> None:
         """Go on from there."""
-        self.by_purpose = {purpose: list(sums) for purpose, sums in position["by_purpose"].items()}
+        self.by_purpose = {purpose: (*sums,) for purpose, sums in position["by_purpose"].items()}
         self.entered, self.written = position["entered"], position["written"]
+
+
+_NAMES = tuple(field.name for field in fields(Row))
 
 
 def _shortened(row: Row) -> dict[str, Any]:
     """A row for the file: seconds to the nanosecond, which is what clocks tell."""
-    seconds, started = row.seconds, row.started
-    return asdict(row) | {
-        "seconds": None if seconds is None else round(seconds, 9),
-        "started": None if started is None else round(started, 9),
-    }
+    found = {name: getattr(row, name) for name in _NAMES}
+    for name in ("seconds", "started"):
+        if found[name] is not None:
+            found[name] = round(found[name], 9)
+    return found
 
 
 def _times(time: Time, began: Moment, started: Moment, ended: Moment) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from cos598d.errors import UsageError
 
 FOLDER = "tensorboard"
 FLUSH_SECONDS = 5  # somebody watches
+LOSSES = ("loss", "evaluation/validation_loss")
 
 
 def check_tensorboard() -> None:
@@ -29,7 +30,7 @@ class Board:
 
     loss, learning_rate; seconds/iteration and seconds/PHASE; bytes/predicted_sent, bytes/counted_sent and the same
     received (this rank's; `cos598d/measure/totals.py` says what they include); epoch/loss and epoch/METRIC; and
-    evaluation/METRIC of every evaluation, an epoch's too, by the iteration it came after.
+    evaluation/METRIC of every evaluation, an epoch's too, by the iteration it came after. LOSSES share a chart.
     """
 
     def __init__(self, record: Path, after: int = 0):
@@ -39,6 +40,8 @@ class Board:
             shutil.rmtree(record / FOLDER, ignore_errors=True)
         purge = after + 1 if after else None
         self._writer = SummaryWriter(str(record / FOLDER), purge_step=purge, flush_secs=FLUSH_SECONDS)
+        # In one chart, under "Custom scalars".
+        self._writer.add_custom_scalars({"loss": {"training and validation": ["Multiline", list(LOSSES)]}})
 
     def iteration(self, row: dict[str, Any]) -> None:
         """Show a row of `iterations.rankR.jsonl`."""

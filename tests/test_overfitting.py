@@ -1,0 +1,107 @@
+"""The page sets training against validation loss, and names where the second turns."""
+
+import json
+
+import pytest
+from report_records import report, write_run
+
+from cos598d.report.load import load_run_as
+from cos598d.report.overfitting import courses, overfitting_caption
+
+SECONDS = [1.0 + place / 100 for place in range(12)]
+
+
+def with_validation(folder, validation, losses=None, within=()):
+    """A run of 12 iterations in as many epochs as there are validation losses; `within`: evaluations by iteration."""
+    losses = losses or [1.0 - 0.05 * place for place in range(12)]
+    folder = write_run(folder, ranks=1, sync="none", seconds=SECONDS, losses=losses)
+    path = folder / "summary.json"
+    summary = json.loads(path.read_text())
+    each = 12 // len(validation)
+    summary["epochs"] = [
+        {"epoch": place + 1, "iterations": each, "last_iteration": each * (place + 1), "loss": 0.5}
+        | ({} if loss is None else {"validation_loss": loss})
+        for place, loss in enumerate(validation)
+    ]
+    summary["evaluations"] = [
+        {"iteration": iteration, "epoch": (iteration - 1) // each + 1, "validation_loss": loss}
+        for iteration, loss in within
+    ]
+    path.write_text(json.dumps(summary))
+    return folder
+
+
+def said(folder):
+    return overfitting_caption(courses([load_run_as(folder, "run")]))
+
+
+@pytest.mark.parametrize(
+    ("validation", "losses", "words"),
+    [
+        (
+            [0.7, 0.6, 0.65, 0.8],
+            None,
+            "run: the validation loss turns after epoch 2: from 0.6000 it comes to 0.8000 after epoch 4, while the "
+            "training loss falls from 0.8000 to 0.5000: from there on it overfits.",
+        ),
+        (
+            [0.7, 0.6, 0.5],
+            None,
+            "run: the validation loss is lowest at the end, 0.5000 after epoch 3: no overfitting is seen in "
+            "3 evaluations.",
+        ),
+        (
+            [0.6, 0.7],
+            [0.5] * 6 + [0.75] * 6,
+            "run: the validation loss turns after epoch 1: from 0.6000 it comes to 0.7000 after epoch 2; the training "
+            "loss does not fall either, from 0.5000 to 0.7500.",
+        ),
+    ],
+)
+def test_the_epoch_where_validation_turns_is_named(validation, losses, words, tmp_path):
+    assert said(with_validation(tmp_path / "run", validation, losses)) == [words]
+
+
+def test_an_evaluation_within_an_epoch_may_be_where_it_turns(tmp_path):
+    folder = with_validation(tmp_path / "run", [0.7, 0.6, 0.8], within=[(10, 0.55), (8, 0.99)])
+    (course,) = courses([load_run_as(folder, "run")])
+    assert [point.iteration for point in course.points] == [4, 8, 10, 12]
+    assert [point.validation for point in course.points] == [0.7, 0.6, 0.55, 0.8]
+    assert course.best.when == "after iteration 10 (epoch 3)"
+    assert course.points[2].training == pytest.approx((0.6 + 0.55) / 2), "of the iterations since the evaluation before"
+
+
+@pytest.mark.parametrize("validation", [[None, None], [0.7, None], [0.7]])
+def test_a_run_that_was_not_validated_twice_has_no_such_plot(validation, tmp_path):
+    assert courses([load_run_as(with_validation(tmp_path / "run", validation), "run")]) == []
+
+
+def test_a_record_that_does_not_say_where_its_epochs_end_is_read_by_their_lengths(tmp_path):
+    folder = with_validation(tmp_path / "run", [0.7, 0.6, 0.8])
+    path = folder / "summary.json"
+    summary = json.loads(path.read_text())
+    for epoch in summary["epochs"]:
+        del epoch["last_iteration"]
+    path.write_text(json.dumps(summary))
+    (course,) = courses([load_run_as(folder, "run")])
+    assert [point.iteration for point in course.points] == [4, 8, 12]
+
+
+def test_the_page_has_both_losses_in_one_plot_and_the_learning_rate_beside_the_loss(tmp_path):
+    pytest.importorskip("jinja2")
+    pytest.importorskip("matplotlib")
+    folder = with_validation(tmp_path / "run", [0.7, 0.6, 0.8])
+    text = report(tmp_path / "page.html", folder).read_text()
+    (section,) = (part for part in text.split("<section")[1:] if ">Training and validation loss</h2>" in part)
+    assert 'aria-label="training loss and validation loss of run"' in section
+    assert "lowest after epoch 2" in section
+    assert "the validation loss turns after epoch 2" in section
+    assert "learning rate against iteration" in text
+    old = write_run(tmp_path / "old", ranks=1, sync="none")
+    rows = [json.loads(line) for line in (old / "iterations.rank0.jsonl").read_text().splitlines()]
+    for row in rows:
+        del row["learning_rate"]
+    (old / "iterations.rank0.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = report(tmp_path / "old.html", old).read_text()
+    assert "learning rate against iteration" not in text
+    assert "Training and validation loss" not in text
