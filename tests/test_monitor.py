@@ -281,6 +281,22 @@ def test_the_thread_samples_the_host_alone_while_training_pauses(kernel):
     assert kernel.lines == []
 
 
+@pytest.mark.parametrize(("passed", "expected"), [(100, 1.0), (20_000, 10.0)])
+def test_rows_in_time_become_rarer_in_a_long_run(passed, expected, kernel, monkeypatch):
+    now = [50.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    monitor = Monitor(1.0, None, CPU, kernel.lines.append)
+    monitor.resume(monitor.position() | {"seconds": 40.0})
+    monitor.open(io.StringIO(), io.StringIO(), lambda: 1)
+    asked = []
+    monitor._stopping.wait = lambda seconds: asked.append(seconds) or True
+    monitor.begin()
+    monitor._thread.join(20)
+    now[0] += passed - 40
+    monitor._watch()
+    assert asked == [1.0, expected]
+
+
 def test_a_gauge_that_hangs_does_not_hold_up_the_end(kernel, monkeypatch):
     monkeypatch.setattr("cos598d.measure.monitor.JOIN_SECONDS", 0.1)
     hangs, free = threading.Event(), threading.Event()

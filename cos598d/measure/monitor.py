@@ -16,9 +16,9 @@ JOIN_SECONDS = 2.0  # a sample takes less than a millisecond; a gauge that hangs
 Sample = TypeVar("Sample")
 
 
-# Of a long run rows in time stand further apart: a row each `interval`, but no more often than so many times since
-# training started, and so 5,000 in the first stretch, and about as many each time the run becomes 3 times as long.
-MOST_INTERVALS = 5000
+# Of a long run rows in time stand further apart: one each `interval` seconds, but no sooner after another than this part
+# of the time since training started.
+SPACING = 1 / 2000
 
 
 class Rows(Protocol):
@@ -179,5 +179,5 @@ class Monitor:
         return None
 
     def _watch(self) -> None:
-        while not self._stopping.wait(max(self._interval, self._seconds() / MOST_INTERVALS)):
+        while not self._stopping.wait(max(self._interval, SPACING * self._seconds())):
             self._sample(self._on_interval)

@@ -5,7 +5,7 @@ from typing import Any
 from cos598d.records.ledger_rule import ALL, AUTO, LedgerRule
 
 # How many rows all ranks of a run keep together by the rule `auto`; with the longest names a call's has some 350 bytes.
-MOST_CALLS, MOST_ROWS = 200_000, 40_000
+MOST_CALLS, MOST_ROWS = 200_000, 30_000
 RARER = 10  # times as rare, each time that all but a quarter of what was left is spent
 
 
