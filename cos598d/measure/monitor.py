@@ -16,8 +16,8 @@ JOIN_SECONDS = 2.0  # a sample takes less than a millisecond; a gauge that hangs
 Sample = TypeVar("Sample")
 
 
-# Of a long run rows in time stand further apart: one each `interval` seconds, but no sooner after another than this part
-# of the time since training started.
+# Of a long run rows in time stand further apart: one each `interval` seconds, but no sooner after another than this
+# part of the time since training started.
 SPACING = 1 / 2000
 
 
