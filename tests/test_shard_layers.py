@@ -3,7 +3,7 @@
 import copy
 
 import torch
-from test_shard import distance, sgd
+from test_shard import SMALL_BUCKETS, distance, sgd
 from torch import nn
 from torch.nn import functional
 from worlds import run_ranks
@@ -70,7 +70,7 @@ def train_reading(comm):
         layer.reads = reads
         model = nn.Sequential(layer)
         alone = copy.deepcopy(model)
-        strategy, optimizer = Zero3(comm), sgd(alone.named_parameters())
+        strategy, optimizer = Zero3(comm, True, SMALL_BUCKETS), sgd(alone.named_parameters())
         module = strategy.attach(model, sgd)
         ledger = comm.ledger = Ledger()
         for step in range(2):
@@ -92,8 +92,8 @@ def train_reading(comm):
 
 
 def test_zero3_does_not_gather_again_what_is_only_looked_up():
-    embeddings, rest = 4 * 2 * WORDS * WIDTH, 4 * 2 * WIDTH
+    embedding, rest = 4 * WORDS * WIDTH, 4 * 2 * WIDTH  # there are two embeddings
     for (apart, read), (also, unread) in run_ranks(2, train_reading):
         assert max(apart, also) < 1e-5
-        assert read == 2 * (embeddings + rest)
-        assert unread == embeddings + 2 * rest
+        assert read == 3 * embedding + 2 * rest
+        assert unread == 2 * embedding + 2 * rest

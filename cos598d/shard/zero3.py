@@ -22,11 +22,12 @@ class Zero3(Sharded):
     """Optimizer state, gradients and weights sharded (Rajbhandari et al., "ZeRO", SC 2020, section 5.3: P_os+g+p).
 
     1. A layer's weights lie side by side in a flat tensor that is cut into n parts, of which rank r keeps part r. A
-       parameter of more than `--bucket_mb` has a flat tensor to itself. Layers: `units.layers`.
+       parameter of more than `--bucket_mb`, and an embedding of more than a MiB, has a flat tensor to itself. Layers:
+       `units.layers`.
     2. Before a layer's forward its weights are gathered: rank r sends part r to every other rank. While the layer
        computes, the next one's are on their way (the order is learned in the first forward). After it they are freed.
-    3. Before a layer's backward its weights are gathered again, those of the layer before it meanwhile; an embedding's
-       are not, since the gradient of looking up does not depend on them.
+    3. Before a layer's backward its weights are gathered again, those of the layer before it meanwhile; those of such
+       an embedding are not, since the gradient of looking up does not depend on them.
     4. When its last gradient is there the weights are freed, and the gradients' reduce-scatter starts, as in `zero2`.
     5. Norm and step: as in `zero1`, but on the part that the rank keeps. Nothing is gathered until the next forward.
     Weights that several layers share, such as tied ones, and those of no layer are gathered before the model's forward
@@ -38,7 +39,7 @@ class Zero3(Sharded):
     (`DeadlockDetector`). Over nccl, whose messages have no tags, they take one layer's weights for another's of its
     size: `finish` finds it out before anything is stepped. Layers of different sizes are left to nccl's timeout.
 
-    Cost for weights of S bytes, E of them in embeddings, and a micro-batches a step: every rank sends and receives
+    Cost for weights of S bytes, E of them in such embeddings, and a micro-batches a step: every rank sends and receives
     a (n-1)/n (2S - E) of weights and a (n-1)/n S of gradients: (n-1)/n (3S - E) without accumulation. Memory: S/n of
     weights, S/n of gradients and, with AdamW, 2S/n of state; within a step two layers' weights and the gradients under
     way, and up to 8(n-1) MiB of scratch. Under bf16 and fp16 autocast saves a copy of the weights in half precision
@@ -76,9 +77,10 @@ class Zero3(Sharded):
             groups: dict[Any, list[Named]] = {}
             for of, p in reversed(parameters):
                 if owner[p] == name:
-                    is_large = p.numel() * p.element_size() > self.options.bucket_mb * MIB
-                    of_what = f"{name or 'the model'}{' embeddings' if p in self._looked_up else ''}"
-                    groups.setdefault(of if is_large else f"{of_what} {dtype_name(p.dtype)}", []).append((of, p))
+                    most = self.options.first_bucket_mb if p in self._looked_up else self.options.bucket_mb
+                    is_alone = p.numel() * p.element_size() > most * MIB
+                    key = of if is_alone else f"{name or 'the model'} {dtype_name(p.dtype)}"
+                    groups.setdefault(key, []).append((of, p))
             units = [Unit(word, group, self.comm.world_size) for word, group in groups.items()]
             if units:
                 self._units[layer] = units
@@ -165,11 +167,11 @@ class Zero3(Sharded):
     def _before_model(self, model: nn.Module, _: Any) -> None:
         if self._stay and torch.is_grad_enabled():
             self.stepped()
-        self._latest = None
+        self._latest = model
         if self._went_back and not _is_in_backward():
             self._calls, self._went_back = [], False
         if not self._stay:
-            self._bring(self._units[model])
+            self._bring(self._units[model], self._units_after(model))
 
     def _after_model(self, model: nn.Module, *_: Any) -> None:
         if not self._stay and not torch.is_grad_enabled():
@@ -186,8 +188,7 @@ class Zero3(Sharded):
             self._after[self._latest], self._before[layer] = layer, self._latest
         self._latest = layer
         self._calls.append(layer)
-        following = self._after.get(layer)
-        self._bring(self._units[layer], self._units[following] if following is not None else ())
+        self._bring(self._units[layer], self._units_after(layer))
 
     def _after_forward(self, layer: nn.Module, _: Any, output: Any) -> None:
         if self._stay or _is_in_backward():
@@ -225,6 +226,11 @@ class Zero3(Sharded):
             layer = self._calls.pop()
             if layer not in self._calls:
                 self._gradients.expect_no_more(self._units[layer])
+
+    def _units_after(self, layer: nn.Module) -> Sequence[Unit]:
+        """Those of the layer that was called next, the last time: after the model itself comes its first."""
+        following = self._after.get(layer)
+        return self._units[following] if following is not None else ()
 
     def _bring(self, units: Sequence[Unit], ahead: Sequence[Unit] = ()) -> None:
         """Wait for these weights, with others `ahead` of their need on their way."""
