@@ -1,5 +1,6 @@
 """Checkpoints on the disk: what is saved comes back to the last bit, on any number of ranks, and what is old goes."""
 
+import json
 import os
 from pathlib import Path
 
@@ -9,9 +10,12 @@ from safetensors.torch import load_file
 from saved_states import SYNC, Stateful, open_checkpoints, own_of, save, save_all
 from worlds import run_ranks
 
-from cos598d.checkpoints import find, load_random_states, random_states
+from cos598d.checkpoints import Checkpoints, find, load_random_states, random_states
 from cos598d.comm.communicator import Communicator
+from cos598d.data.text.tokenization import load_encoder
 from cos598d.errors import UserError
+from cos598d.models.build import build_model, find_model
+from cos598d.models.checkpoint import save_model
 
 
 @pytest.fixture
@@ -103,6 +107,47 @@ def test_the_weights_are_a_model_s_folder(tmp_path, comm):
     umask = os.umask(0)
     os.umask(umask)
     assert (model / "model.safetensors").stat().st_mode & 0o777 == 0o666 & ~umask, "whoever may read the folder may"
+
+
+def test_the_weights_load_as_any_model_s(tmp_path, comm):
+    source = find_model("tiny")
+    model = build_model(source, "sequence_classification", 2, 0.0, seed=3)
+
+    def describe(folder):
+        save_model(folder, model, load_encoder(source.model_type, source.vocabulary, source.lower_case))
+        (folder / "pytorch_model.bin").unlink()
+
+    strategy = Stateful(comm)
+    strategy.wholes = {("weights", name): parameter.detach() for name, parameter in model.named_parameters()}
+    with Checkpoints(tmp_path, comm, 1, describe, SYNC) as checkpoints:
+        checkpoints.save(strategy, 1, {}, own_of(comm, 1))
+        assert checkpoints.close() == []
+    found = find_model(str(tmp_path / "step-00000001" / "model"))
+    loaded = build_model(found, "sequence_classification", 2, 0.0, seed=4).state_dict()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_all_of_a_checkpoint_is_on_the_disk_before_it_has_its_name(tmp_path, comm, monkeypatch):
+    events = []
+
+    def sync(descriptor, really=os.fsync):
+        events.append(os.path.relpath(os.readlink(f"/proc/self/fd/{descriptor}"), tmp_path))
+        really(descriptor)
+
+    def rename(old, new, really=os.rename):
+        events.append((os.path.relpath(old, tmp_path), os.path.relpath(new, tmp_path)))
+        really(old, new)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(os, "rename", rename)
+    save_all(tmp_path, comm, 5)
+    (named,) = [event for event in events if isinstance(event, tuple)]
+    place = events.index(named)
+    before = {os.path.relpath(event, named[0]) for event in events[:place]}
+    files = json.loads((tmp_path / "step-00000005" / "manifest.json").read_text())["files"]
+    assert before == {*files, "manifest.json", "model", "."}
+    assert os.path.relpath(events[place - 3], named[0]) == "manifest.json", "the last file"
+    assert events[place + 1 :] == ["."], "and its name"
 
 
 def test_a_checkpoint_is_what_the_training_was_when_it_was_saved(tmp_path, comm):
@@ -235,8 +280,6 @@ def test_where_one_rank_s_disk_is_full_the_older_checkpoint_stands_and_rank_0_sa
 def test_a_defect_while_writing_is_raised_where_the_training_hears_of_it(tmp_path, comm):
     def broken(_):
         raise ZeroDivisionError("a defect")
-
-    from cos598d.checkpoints import Checkpoints
 
     with Checkpoints(tmp_path, comm, 2, broken, SYNC) as checkpoints:
         checkpoints.save(Stateful(comm), 1, {}, own_of(comm, 1))

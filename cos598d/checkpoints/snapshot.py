@@ -1,8 +1,6 @@
 """The copy that a save begins with: what a rank contributes to a checkpoint, as it is between two steps."""
 
-import contextlib
 import json
-import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,12 +37,12 @@ class Part:
 class HostMemory:
     """Memory of the host for copies of tensors, kept from one save to the next: fresh pages cost more than the copy.
 
-    Cut from large slabs that are touched only as far as they are used; pinned where tensors come from a GPU, so that
-    the copy runs beside the host's work, else in huge pages, where the system has them.
+    Cut from large slabs, of which the system gives only what is used; pinned where tensors come from a GPU, so that the
+    copy runs beside the host's work. Not in huge pages: to find them may take longer than to clear small ones.
     """
 
     def __init__(self, device: torch.device):
-        self._is_pinned = device.type == "cuda"
+        self._device, self._is_pinned = device, device.type == "cuda"
         self._kept: dict[str, torch.Tensor] = {}  # bytes
         self._rest = torch.empty(0, dtype=torch.uint8)
         self._copied: torch.cuda.Event | None = None
@@ -62,7 +60,7 @@ class HostMemory:
     def mark(self) -> None:
         """What `wait` waits for is what was copied until here."""
         if self._is_pinned:
-            self._copied = torch.cuda.current_stream().record_event()
+            self._copied = torch.cuda.current_stream(self._device).record_event()
 
     def wait(self) -> None:
         """Wait, on whichever thread, until the copies are there."""
@@ -74,23 +72,18 @@ class HostMemory:
         if kept is None:
             kept = self._kept[name] = self._cut(size)
         elif kept.numel() < size:
-            kept = self._kept[name] = torch.empty(size, dtype=torch.uint8, pin_memory=self._is_pinned)
+            kept = self._kept[name] = self._new(size)
         return kept[:size]
 
     def _cut(self, size: int) -> torch.Tensor:
         taken = -(-size // ALIGNED_TO) * ALIGNED_TO
         if taken > self._rest.numel():
-            self._rest = self._slab(max(taken, SLAB_BYTES))
+            self._rest = self._new(max(taken, SLAB_BYTES))
         place, self._rest = self._rest[:size], self._rest[taken:]
         return place
 
-    def _slab(self, size: int) -> torch.Tensor:
-        if self._is_pinned or not hasattr(mmap, "MADV_HUGEPAGE"):
-            return torch.empty(size, dtype=torch.uint8, pin_memory=self._is_pinned)
-        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        with contextlib.suppress(OSError):  # a kernel without huge pages
-            memory.madvise(mmap.MADV_HUGEPAGE)
-        return torch.frombuffer(memory, dtype=torch.uint8)
+    def _new(self, size: int) -> torch.Tensor:
+        return torch.empty(size, dtype=torch.uint8, pin_memory=self._is_pinned)
 
 
 def take(strategy: Strategy, rank: int, own: Own, memory: HostMemory) -> Part:
