@@ -1,5 +1,6 @@
 """Checkpoints on the disk: what is saved comes back to the last bit, on any number of ranks, and what is old goes."""
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -10,7 +11,8 @@ from safetensors.torch import load_file
 from saved_states import SYNC, Stateful, open_checkpoints, own_of, save, save_all
 from worlds import run_ranks
 
-from cos598d.checkpoints import Checkpoints, find, load_random_states, random_states
+from cos598d.checkpoints import Checkpoints, find, load_random_states, random_states, writer
+from cos598d.checkpoints.snapshot import HostMemory
 from cos598d.comm.communicator import Communicator
 from cos598d.data.text.tokenization import load_encoder
 from cos598d.errors import UserError
@@ -127,6 +129,31 @@ def test_the_weights_load_as_any_model_s(tmp_path, comm):
     assert all(torch.equal(loaded[name], tensor) for name, tensor in model.state_dict().items())
 
 
+def test_what_a_device_copies_is_written_when_it_has_arrived(tmp_path, comm, monkeypatch):
+    is_there = []
+
+    class Stream:
+        def record_event(self):
+            return self
+
+        def synchronize(self):
+            is_there.append(True)
+
+    def write(*arguments, really=writer.write_tensors):
+        assert is_there
+        return really(*arguments)
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream())
+    monkeypatch.setattr(writer, "write_tensors", write)
+    strategy = Stateful(comm)
+    with open_checkpoints(tmp_path, comm) as checkpoints:
+        checkpoints._memory = HostMemory(torch.device("cuda"))
+        monkeypatch.setattr(checkpoints._memory, "_new", lambda size: torch.empty(size, dtype=torch.uint8))
+        checkpoints.save(strategy, 1, {}, own_of(comm, 1))
+        assert checkpoints.close() == []
+    assert is_there == [True]
+
+
 def test_all_of_a_checkpoint_is_on_the_disk_before_it_has_its_name(tmp_path, comm, monkeypatch):
     events = []
 
@@ -195,9 +222,9 @@ def test_a_run_that_went_back_drops_what_came_after_only_when_it_has_a_checkpoin
 
 
 def test_an_earlier_run_s_checkpoints_stand_until_the_new_run_has_one(tmp_path, comm):
-    save_all(tmp_path, comm, 100, 200)
+    save_all(tmp_path, comm, 3, 200, best=(3,))
     with open_checkpoints(tmp_path, comm) as checkpoints:
-        assert found_in(tmp_path) == ["step-00000100", "step-00000200"]
+        assert found_in(tmp_path) == ["step-00000003", "step-00000200"]
         save(checkpoints, comm, 5)
     assert found_in(tmp_path) == ["step-00000005"]
 
@@ -248,8 +275,6 @@ def test_a_folder_that_cannot_be_made_is_one_sentence_on_every_rank(tmp_path):
 
 
 def refuse_rank_1(comm, folder):
-    from cos598d.checkpoints import writer
-
     with open_checkpoints(folder, comm) as checkpoints:
         said = save(checkpoints, comm, 1)
         right, writer.write_tensors = writer.write_tensors, no_room if comm.rank == 1 else writer.write_tensors
@@ -286,6 +311,19 @@ def test_a_defect_while_writing_is_raised_where_the_training_hears_of_it(tmp_pat
         with pytest.raises(ZeroDivisionError, match="a defect"):
             checkpoints.close()
     assert found_in(tmp_path) == []
+
+
+def leave_early(comm, folder):
+    with contextlib.suppress(ZeroDivisionError), open_checkpoints(folder, comm) as checkpoints:
+        if comm.rank == 0:
+            checkpoints.save(Stateful(comm, 1), 1, {}, own_of(comm, 1))
+            raise ZeroDivisionError("rank 1 will never write its part")
+    comm.exchange("rank 0 has left")
+    return found_in(folder)
+
+
+def test_a_training_that_fails_gives_up_what_is_being_written(tmp_path):
+    assert run_ranks(2, leave_early, str(tmp_path)) == [[], []]
 
 
 def test_nothing_to_resume_from_is_none_for_auto_and_a_sentence_for_a_folder(tmp_path, comm):

@@ -138,6 +138,13 @@ from cos598d.checkpoints.restore import open_checkpoint
 from cos598d.comm.communicator import Communicator
 from saved_states import SYNC, Stateful, open_checkpoints, own_of
 
+wrote = []
+
+def write(*arguments, really=writer.write_tensors):
+    wrote.append(True)
+    return really(*arguments)
+
+writer.write_tensors = write
 comm, checkpoints_folder, found = Communicator(None, "gloo", torch.device("cpu")), place / "checkpoints", []
 if not values["is_foreseen"]:
     writer.Writing._check_room = lambda *_: None
@@ -147,9 +154,11 @@ with open_checkpoints(checkpoints_folder, comm) as checkpoints:
             leave(room)
         checkpoints.save(Stateful(comm, iteration, scale=20), iteration, {}, own_of(comm, iteration))
         said = checkpoints.close()
+        has_tried = bool(wrote)
+        wrote.clear()
         (place / "filler").unlink(missing_ok=True)
         names = sorted(path.name for path in checkpoints_folder.iterdir())
-        found.append([room, said, names, find("auto", checkpoints_folder, comm).iteration])
+        found.append([room, said, names, find("auto", checkpoints_folder, comm).iteration, has_tried])
 """
 
 
@@ -158,15 +167,16 @@ with open_checkpoints(checkpoints_folder, comm) as checkpoints:
 def test_a_full_disk_costs_that_checkpoint_and_one_sentence(tmp_path, is_foreseen):
     rooms = [0, 8, 100, 400]
     first, *full, last = on_small_disk(tmp_path / "disk", "16m", FULL, rooms=rooms, is_foreseen=is_foreseen)
-    assert first == [None, [], ["step-00000001"], 1]
-    for iteration, (room, said, names, newest) in enumerate(full, 2):
+    assert first == [None, [], ["step-00000001"], 1, True]
+    for iteration, (room, said, names, newest, has_tried) in enumerate(full, 2):
         (sentence,) = said
         assert sentence == (
             f"the checkpoint of iteration {iteration} cannot be written to {tmp_path / 'disk' / 'checkpoints'} "
             "(No space left on device): make room there; the training goes on, and that of iteration 1 is whole."
         ), room
         assert (names, newest) == (["step-00000001"], 1)
-    assert last == [None, [], ["step-00000001", "step-00000006"], 6]
+        assert not (is_foreseen and has_tried), "the run's record would have met a full disk"
+    assert last == [None, [], ["step-00000001", "step-00000006"], 6, True]
 
 
 READ_ONLY = """

@@ -7,7 +7,7 @@ format: 8 bytes with the length of the header, the header as JSON, and the tenso
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -15,6 +15,7 @@ import torch
 from cos598d.checkpoints.layout import CHUNK_BYTES, Written
 from cos598d.files import sync_to_disk
 
+Check = Callable[[], None]
 DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -34,10 +35,13 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(-1).view(torch.uint8)
 
 
-def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> Written:
+def write_tensors(
+    path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str], check: Check = lambda: None
+) -> Written:
     """Write contiguous tensors on the host to `path`, and to the disk. Other threads run on meanwhile.
 
-    Raises OSError, and ValueError for a dtype that the format has no name for.
+    `check` is called now and then, and may raise. Raises OSError, and ValueError for a dtype that the format has no
+    name for.
     """
     # The widest first, so that every tensor begins at a multiple of its elements' size.
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
@@ -50,16 +54,21 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Map
         header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    return write_bytes(path, len(text).to_bytes(8, "little"), text, *(as_bytes(t).numpy().data for _, t in ordered))
+    contents = (as_bytes(tensor).numpy().data for _, tensor in ordered)
+    return write_bytes(path, len(text).to_bytes(8, "little"), text, *contents, check=check)
 
 
-def write_bytes(path: Path, *contents: bytes | memoryview) -> Written:
-    """Write the memory of `contents`, one after the other, to a new file and to the disk. Raises OSError."""
+def write_bytes(path: Path, *contents: bytes | memoryview, check: Check = lambda: None) -> Written:
+    """Write the memory of `contents`, one after the other, to a new file and to the disk. Raises OSError.
+
+    `check` is called now and then, and may raise.
+    """
     digest, size = hashlib.sha256(), 0
     with path.open("xb", buffering=0) as file:
         for content in contents:
             left = memoryview(content)
             while left:
+                check()
                 count = file.write(left[:CHUNK_BYTES])
                 digest.update(left[:count])
                 left, size = left[count:], size + count

@@ -35,6 +35,7 @@ from cos598d.files import sync_folder, sync_to_disk, unfinished
 SPARE_BYTES = 1 << 20  # what a checkpoint leaves free on the disk, for the run's record
 SHORTEST_POLL, LONGEST_POLL = 0.005, 0.1  # seconds between two looks for the other ranks' word
 GIVEN_UP = "given up"
+GIVE_UP_SECONDS = 5.0  # a disk that does not answer keeps nobody from leaving
 NICENESS = 10  # the training's threads go first
 
 
@@ -85,8 +86,9 @@ class Writing(threading.Thread):
         self._is_given_up = threading.Event()
 
     def give_up(self) -> None:
-        """Stop at the next file, and remove what there is; do not wait for other ranks, which may be gone."""
+        """Stop soon, and remove what there is; do not wait for other ranks, which may be gone."""
         self._is_given_up.set()
+        self.join(GIVE_UP_SECONDS)
 
     def run(self) -> None:
         """Write; never raises."""
@@ -152,10 +154,12 @@ class Writing(threading.Thread):
             for name, text in part.texts.items():
                 files[name] = write_bytes(partial / name, text.encode())
             for name, tensors in part.tensors.items():
-                if self._is_given_up.is_set():
-                    raise OSError(GIVEN_UP)
-                files[name] = write_tensors(partial / name, tensors, part.metadata[name])
+                files[name] = write_tensors(partial / name, tensors, part.metadata[name], self._check_given_up)
         return files
+
+    def _check_given_up(self) -> None:
+        if self._is_given_up.is_set():
+            raise OSError(GIVEN_UP)
 
     def _write_description(self, partial: Path) -> dict[str, Written]:
         made = partial / MODEL_FOLDER
