@@ -6,6 +6,8 @@ from pathlib import Path
 
 from cos598d.commands.report import add_options, run
 from cos598d.records.conventions import PHASES, WARM_UP
+from cos598d.records.live import ATTEMPTS, EPOCHS, EVALUATIONS, LIVE, SETTING
+from cos598d.records.run import SETTING_FIELDS
 
 
 def write_run(folder: Path, **changes) -> Path:
@@ -83,6 +85,29 @@ def write_run(folder: Path, **changes) -> Path:
             end = rows[-1] | {"kind": "interval", "seconds": rows[-1]["seconds"] + 1e-4}
             rows += [end, end | {"kind": "resume", "seconds": end["seconds"] + 60}]
             write_rows(folder / f"wire.rank{rank}.jsonl", rows)
+    return folder
+
+
+def write_unfinished(folder: Path, **changes) -> Path:
+    """What a run that was killed has left of such a record: an attempt lost, an evaluation, and a row in part."""
+    whole = write_run(folder, **changes)
+    live = folder / LIVE
+    live.mkdir()
+    summary = json.loads((whole / "summary.json").read_text())
+    (whole / "summary.json").unlink()
+    for path in whole.glob("*.json*"):
+        path.rename(live / path.name)
+    (live / SETTING).write_text(json.dumps({name: summary[name] for name in (*SETTING_FIELDS, "label")}))
+    write_rows(live / EPOCHS, summary["epochs"])
+    write_rows(live / EVALUATIONS, [{"iteration": 2, "epoch": 1, "validation_loss": 0.7, "acc": 0.5}])
+    attempt = {"begun": "2025-01-01T00:00:00Z", "ended": None, "from_iteration": 0, "to_iteration": 0, "ranks": 2}
+    attempts = [
+        attempt | {"lost_iterations": 1, "why": "rank 1 was lost"},
+        attempt | {"lost_iterations": 0, "why": None},
+    ]
+    (live / ATTEMPTS).write_text(json.dumps({"attempts": attempts}))
+    with (live / "iterations.rank0.jsonl").open("a") as rows:
+        rows.write('{"iteration": 6, ')
     return folder
 
 

@@ -275,7 +275,7 @@ def call(*words: object) -> None:
 
 
 def _of_records(folder: Path) -> Iterator[Case]:
-    from report_records import write_run
+    from report_records import write_run, write_unfinished
 
     runs = folder / "runs"
     network = {"hosts": 2, "rate": "1gbit", "delay": "10ms"}
@@ -294,6 +294,11 @@ def _of_records(folder: Path) -> Iterator[Case]:
         # Drawing takes most of the time, so a run or two will do.
         page = folder / f"page.{form}"
         yield f"report {form}", runs / "all", lambda place, page=page: call("report", place, "-o", page)
+    unfinished = folder / "unfinished"
+    write_unfinished(unfinished / "run", wire_share=1.0, host=True)
+    page = folder / "unfinished.md"
+    yield "compare of an unfinished run", unfinished, lambda place: call("compare", place / "run")
+    yield "report of an unfinished run", unfinished, lambda place: call("report", place / "run", "-o", page)
     yield "report of two", runs, lambda place: call("report", place / "all", place / "ddp", "-o", folder / "page.md")
 
 

@@ -72,6 +72,14 @@ def find_earlier(places: Sequence[Path], position: Mapping[str, Any]) -> list[At
     return earlier
 
 
+def why(error: BaseException | None) -> str:
+    """Why a run ends that `error` ended, or that ends without one before its work is done."""
+    if error is None:
+        return "ended before its work was done"
+    text = " ".join(str(error).split())
+    return text if isinstance(error, UserError) else f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
 def _last_iteration(rows: Path) -> tuple[int, str | None]:
     """The last iteration in a file of rows, whatever became of the row after it, and when it was written."""
     try:

@@ -10,6 +10,7 @@ from cos598d.measure.live import LiveFile, take_up
 from cos598d.records.live import EPOCHS, EVALUATIONS, LIVE, MONITOR_ROWS, ROWS
 
 Sizes = Mapping[str, int]
+PREDICTION_FILES = ("predictions.json", "nbest_predictions.json", "null_odds.json")
 
 
 class RankFiles:
@@ -73,10 +74,13 @@ def bring(folder: Path, name: str, size: int, others: Sequence[Path]) -> int:
 
 
 def bring_departed(folder: Path, world_size: int, departed: Mapping[int, Sizes], others: Sequence[Path]) -> None:
-    """Rank 0: of ranks that this world has no more, cut off what came after the checkpoint, as their own would."""
+    """Rank 0: of ranks that this world has no more, cut off what came after the checkpoint, as their own would.
+
+    Where nothing is departed, what there is of such ranks is all of attempts whose work is lost.
+    """
     for path in _rows_of_others(folder / LIVE, world_size):
         if not any(path.name in sizes for sizes in departed.values()):
-            path.unlink()  # of an attempt whose work is lost
+            path.unlink()
     for sizes in departed.values():
         for name, size in sizes.items():
             found = bring(folder, name, size, others)
@@ -90,6 +94,13 @@ def publish_departed(folder: Path, world_size: int) -> None:
     """Rank 0: give the rows of ranks that this world has no more their names in the run's folder."""
     for path in _rows_of_others(folder / LIVE, world_size):
         os.replace(path, folder / path.name)
+
+
+def remove_published(folder: Path) -> None:
+    """Remove what an earlier run left in a folder: its rows and tables, the summary first."""
+    for pattern in ("summary.json", EPOCHS, EVALUATIONS, *PREDICTION_FILES, *(name.format(rank="*") for name in ROWS)):
+        for old in folder.glob(pattern):
+            old.unlink()
 
 
 def _rows_of_others(live: Path, world_size: int) -> list[Path]:

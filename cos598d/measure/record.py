@@ -12,13 +12,14 @@ from typing import Any
 from cos598d.comm.ledger import Ledger, Totals
 from cos598d.errors import UserError
 from cos598d.files import GrowingFile, json_text, write_json
-from cos598d.measure.attempts import Attempts, find_earlier
+from cos598d.measure.attempts import Attempts, find_earlier, why
+from cos598d.measure.earlier import Earlier, Position
 from cos598d.measure.figures import read_back, run_figures
 from cos598d.measure.host import peak_gpu_bytes, peak_memory_bytes
 from cos598d.measure.live import clear
 from cos598d.measure.monitor import Monitor
-from cos598d.measure.rank_files import RankFiles, bring_departed, publish_departed
-from cos598d.measure.tally import Tally, share_of
+from cos598d.measure.rank_files import RankFiles, bring_departed, publish_departed, remove_published
+from cos598d.measure.tally import Tally
 from cos598d.measure.tensorboard import FOLDER, Board
 from cos598d.measure.thinning import Detail
 from cos598d.measure.totals import epoch_traffic
@@ -31,18 +32,15 @@ from cos598d.records.live import (
     HOST,
     ITERATIONS,
     LIVE,
-    ROWS,
     SETTING,
     WIRE,
 )
+from cos598d.records.run import EVALUATION, read_table
 
-PREDICTION_FILES = ("predictions.json", "nbest_predictions.json", "null_odds.json")
 # What stands in the folder when a file cannot be written: at the begin, before `remove_old`, and after it.
 NOTHING_DONE = "this run has left nothing in {folder}, and an earlier run's files are still there."
 OLD_STANDS = "this run's rows so far stay in {folder}/live, and an earlier run's files are still there."
 OLD_IS_GONE = "the record in {folder} is incomplete, and the earlier run's is already gone."
-
-Position = dict[str, Any]
 
 
 class RunRecord:
@@ -75,11 +73,8 @@ class RunRecord:
         self.folder, self.rank, self.world_size = folder, rank, world_size
         self._monitor, self._board = monitor, board
         self._others = [] if resumed_from is None else [resumed_from]
-        earlier = _by_rank(resume or [])
-        self._position = earlier.get(rank, {})
-        # Of ranks that this world has no more: rank 0 keeps their positions, for a world that has them again.
-        self._departed = {r: one for r, one in earlier.items() if r >= world_size} if rank == 0 else {}
-        self.iterations = max((one["iteration"] for one in earlier.values()), default=0)
+        self._earlier = Earlier(resume, rank, world_size)
+        self.iterations = self._earlier.iterations
         self._detail, self._tally = Detail(kept, rank, world_size), Tally()
         self._is_training = False
         self.epochs: list[dict[str, Any]] = []
@@ -96,19 +91,17 @@ class RunRecord:
             live = self.folder / LIVE
             live.mkdir(parents=True, exist_ok=True)
             if self.rank == 0:
-                earlier = find_earlier([live, *(other / LIVE for other in self._others)], self._position)
+                earlier = find_earlier([live, *(other / LIVE for other in self._others)], self._earlier.own)
                 self._attempts = Attempts(live / ATTEMPTS, earlier, self.iterations, self.world_size)
-                if self._position:
-                    departed = {rank: one["files"] for rank, one in self._departed.items()}
-                    bring_departed(self.folder, self.world_size, departed, self._others)
-            self._files = RankFiles(self.folder, self.rank, self._position.get("files", {}), self._others)
+                bring_departed(self.folder, self.world_size, self._earlier.departed_sizes(), self._others)
+            self._files = RankFiles(self.folder, self.rank, self._earlier.sizes, self._others)
         self._iterations = self._files.file(ITERATIONS)
         self.ledger = Ledger(self._files.file(COMMUNICATION), self._detail.calls)
         if self._monitor:
             wire, host = self._files.file(WIRE), self._files.file(HOST)
             self._monitor.open(wire, host, lambda: self.ledger.iteration, self._detail.wire)
-        if self._position:
-            self._resume(self._position)
+        if self._earlier.own:
+            self._resume(self._earlier.own)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: TracebackType | None) -> None:
@@ -121,10 +114,10 @@ class RunRecord:
         self._files.close()
         if self._attempts and not self._is_published:
             if self._attempts.all[-1]["why"] is None:
-                self._attempts.end(_words(error), self.iterations)
+                self._attempts.end(why(error), self.iterations)
             with contextlib.suppress(OSError):  # a full disk is not what the run ended for
                 self._attempts.write()
-        if not self._is_published and not self._position and not self.iterations and not self.epochs:
+        if not self._is_published and not self.iterations and not self.epochs:
             self._clear_up()  # nothing was done that anybody could look at
 
     def describe(self, files: Mapping[str, Any], setting: Mapping[str, Any]) -> None:
@@ -152,7 +145,7 @@ class RunRecord:
         }
         if self._attempts:
             found |= {"epochs": self.epochs, "attempts": self._attempts.all}
-            found |= {"departed": {str(r): one for r, one in self._departed.items()}}
+            found |= {"departed": {str(rank): one for rank, one in self._earlier.departed.items()}}
         return json.loads(json.dumps(found))  # as it comes back, and not what still changes
 
     def _resume(self, position: Position) -> None:
@@ -165,8 +158,8 @@ class RunRecord:
             self.epochs = [dict(row) for row in position["epochs"]]
             for row in self.epochs:
                 self._show(EPOCHS, row)
-            rows = self._files.file(EVALUATIONS).path.read_text(encoding="utf-8")
-            self.evaluations = [json.loads(row) for row in rows.splitlines()]
+            rows = read_table(self._files.file(EVALUATIONS).path, EVALUATION)
+            self.evaluations = [dict(row) for row in rows]
         if not self._files.is_whole:
             self.remark = f"some rows of the first {self.iterations} iterations are gone from {self.folder}."
 
@@ -175,10 +168,7 @@ class RunRecord:
 
         Called when all that comes in its place is whole on the disk of every rank.
         """
-        rows = (name.format(rank="*") for name in ROWS)
-        for pattern in ("summary.json", EPOCHS, EVALUATIONS, *PREDICTION_FILES, *rows):
-            for old in self.folder.glob(pattern):
-                old.unlink()
+        remove_published(self.folder)
         if not self._board:
             shutil.rmtree(self.folder / FOLDER, ignore_errors=True)
         if with_model:
@@ -297,14 +287,14 @@ class RunRecord:
         `shares` are all ranks', in order of rank. NaN and infinities are refused (ValueError).
         """
         assert self._attempts  # rank 0's
-        traffic = [share["traffic"] for share in shares] + [share_of(one) for _, one in sorted(self._departed.items())]
+        traffic = [share["traffic"] for share in shares] + self._earlier.departed_traffic()
         for epoch in self.epochs:
             epoch |= epoch_traffic(traffic, epoch["epoch"])
         found = run_figures(shares, self._iterations.path, self._detail.kept) | {"wall": self._tally.wall_summary()}
-        texts = {name: json_text(value) for name, value in others.items()}
-        texts[EPOCHS] = "".join(json.dumps(epoch) + "\n" for epoch in self.epochs)
         found |= {"epochs": self.epochs, "attempts": self._attempts.finished(self.iterations)}
         found |= {"evaluations": self.evaluations} if self.evaluations else {}
+        texts = {name: json_text(value) for name, value in others.items()}
+        texts[EPOCHS] = "".join(json.dumps(epoch) + "\n" for epoch in self.epochs)
         texts["summary.json"] = json_text(facts | found)
         with self._on_disk():
             for name, text in texts.items():
@@ -326,17 +316,3 @@ class RunRecord:
             for old in (self.folder / LIVE).glob("*.json"):
                 old.unlink()
         self._files.remove()
-
-
-def _by_rank(positions: Sequence[Position]) -> dict[int, Position]:
-    """The positions by rank: of the world that gave them, and those that its rank 0 kept of worlds before."""
-    departed = positions[0]["departed"] if positions else {}
-    return {int(rank): one for rank, one in departed.items()} | dict(enumerate(positions))
-
-
-def _words(error: BaseException | None) -> str:
-    """Why a run ends here, in words."""
-    if error is None:
-        return "ended before its work was done"
-    text = " ".join(str(error).split())
-    return text if isinstance(error, UserError) else f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -82,10 +82,3 @@ class Tally:
         self._means.resume(position["means"])
         self.traffic.resume(position["traffic"])
         self._wall.resume(position["wall"])
-
-
-def share_of(position: Row) -> Row:
-    """The traffic in the `share` of a rank that this world has no more, from the position that it left."""
-    traffic = Traffic()
-    traffic.resume(position["tally"]["traffic"])
-    return traffic.share(None)
