@@ -25,13 +25,11 @@ def find_far_ranks(folder: Path, comm: Communicator, prepare: Callable[[], None]
     the sentence of a UserError in `prepare`, or if rank 0 cannot write.
     """
     first: dict[str, str] = {}
-    token = secrets.token_hex(8)
-    probe = folder / probe_name(token)
     if comm.rank == 0:
         try:
             prepare()
-            probe.mkdir()
-            first["token"] = token
+            first["token"] = secrets.token_hex(8)
+            (folder / probe_name(first["token"])).mkdir()
         except UserError as error:
             first["refused"] = str(error)
         except OSError as error:
@@ -39,14 +37,14 @@ def find_far_ranks(folder: Path, comm: Communicator, prepare: Callable[[], None]
     first = comm.exchange(first)[0]
     if "refused" in first:
         raise UserError(first["refused"])
-    try:
-        with contextlib.suppress(OSError):  # this rank has no such folder, or may not write there
-            (folder / probe_name(first["token"]) / str(comm.rank)).touch()
-        comm.exchange("whoever can has written")
-        far = [rank for rank in range(comm.world_size) if not (probe / str(rank)).exists()]
-    finally:
-        if comm.rank == 0:
-            shutil.rmtree(probe, ignore_errors=True)
+    probe = folder / probe_name(first["token"])
+    with contextlib.suppress(OSError):  # this rank has no such folder, or may not write there
+        (probe / str(comm.rank)).touch()
+    comm.exchange("whoever can has written")
+    far: list[int] = []
+    if comm.rank == 0:
+        far = [rank for rank in range(1, comm.world_size) if not (probe / str(rank)).exists()]
+        shutil.rmtree(probe, ignore_errors=True)
     return first["token"], comm.exchange(far)[0]
 
 
