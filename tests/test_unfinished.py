@@ -67,11 +67,11 @@ def test_compare_reads_a_run_that_goes_on_and_says_so(tmp_path, capsys):
         for last in (1, 2, 6):
             iterate(ranks, 1 if last == 1 else ranks[0].iterations + 1, last)
             text = compared(capsys, tmp_path / "run")
-            assert f"run is going on, and has done {last} iterations. Its figures are of these." in text
+            assert f"run is going on, and has done {last} iterations. Its figures are of those." in text
         assert load_run(tmp_path / "run", unfinished=True)["epochs"][0]["acc"] == 0.625
         leave(ranks)
     text = compared(capsys, tmp_path / "run")
-    assert "run ended after 6 iterations: rank 1 was lost. Its figures are of these." in text
+    assert "run ended after 6 iterations: rank 1 was lost. Its figures are of those." in text
 
 
 def test_the_figures_of_an_unfinished_run_are_those_it_would_end_with(tmp_path):
@@ -97,7 +97,7 @@ def test_a_report_of_a_run_that_was_killed_is_a_page_that_begins_with_that(tmp_p
     folder = tmp_path / "run"
     leave_as_killed(folder)
     text = report(tmp_path / "page.md", folder).read_text()
-    said = "run ended after 5 iterations: ended without a word. Its figures are of these."
+    said = "run ended after 5 iterations without a word (killed, or its host is gone). Its figures are of those."
     assert said in text
     assert text.index(said) < text.index("## The runs")
     assert "| run | begun | ended | from iteration | to | lost | ranks | why it ended |" in text
@@ -124,7 +124,7 @@ def test_rows_that_end_early_begin_late_or_are_not_there_are_borne(tmp_path, cap
     assert load_run(tmp_path / "run", unfinished=True)["iterations"] == 5
     assert load_run_as(tmp_path / "run", "run", unfinished=True).series.losses.tolist() == [1 / i for i in range(1, 6)]
     (tmp_path / "run" / "live" / "attempts.json").unlink()
-    assert "ended without a word" in compared(capsys, tmp_path / "run")
+    assert "iterations without a word" in compared(capsys, tmp_path / "run")
 
 
 def test_damage_within_the_rows_is_told_all_the_same(tmp_path):

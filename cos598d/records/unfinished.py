@@ -8,7 +8,7 @@ from typing import Any
 from cos598d.errors import UserError
 from cos598d.locks import is_locked
 from cos598d.records.conventions import PHASES, WARM_UP
-from cos598d.records.live import ATTEMPTS, EPOCHS, EVALUATIONS, ITERATIONS, LIVE, SETTING, SILENT
+from cos598d.records.live import ATTEMPTS, EPOCHS, EVALUATIONS, ITERATIONS, LIVE, SETTING
 from cos598d.records.run import (
     ATTEMPTS_FILE,
     EPOCH,
@@ -73,7 +73,10 @@ _PHASES = [f"seconds_{phase}" for phase in PHASES]
 def _where(live: Path, iterations: int, attempt: Mapping[str, Any]) -> str:
     if is_locked(live.parent):
         return f"is going on, and has done {iterations} iterations"
-    return f"ended after {iterations} iterations: {attempt.get('why') or SILENT}"
+    why = attempt.get("why")
+    return f"ended after {iterations} iterations" + (
+        f": {why}" if why else " without a word (killed, or its host is gone)"
+    )
 
 
 class _Sums:

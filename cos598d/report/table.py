@@ -49,7 +49,7 @@ def comparison(runs: Sequence[Summary], markdown: bool = False, each: bool = Fal
 def unfinished_remarks(runs: Sequence[Summary]) -> list[str]:
     """A sentence for each run that has not ended well."""
     found = [member for run in runs for member in members(run) if "unfinished" in member]
-    return [f"{run['run']} {run['unfinished'].rstrip('.')}. Its figures are of these." for run in found]
+    return [f"{run['run']} {run['unfinished'].rstrip('.')}. Its figures are of those." for run in found]
 
 
 def losses_rows(runs: Sequence[Summary]) -> list[list[str]]:
