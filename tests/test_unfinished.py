@@ -162,6 +162,14 @@ def test_a_folder_that_is_looked_at_can_be_claimed(tmp_path):
     assert not is_locked(tmp_path / "nothing")
 
 
+def test_a_run_that_has_not_ended_is_no_repeat_of_one_that_has(tmp_path, capsys):
+    leave_as_killed(tmp_path / "one")
+    leave_as_killed(tmp_path / "two")
+    text = compared(capsys, tmp_path / "one", tmp_path / "two")
+    assert "2 runs" not in text
+    assert text.count("ended after 5 iterations") == 2
+
+
 def test_live_rows_alone_are_no_record(tmp_path, capsys):
     leave_as_killed(tmp_path / "run")
     shutil.move(tmp_path / "run" / "live" / "setting.json", tmp_path / "setting.json")

@@ -131,11 +131,12 @@ def _load(folder: Path, unfinished: bool) -> tuple[Summary, dict[str, Any], dict
     place = live or folder
     environment = read_object(place / "environment.json", ENVIRONMENT) or {}
     config = read_object(place / "config.json", CONFIG)
-    asked = config and what_was_asked(summary, config, environment)
+    # One that has not ended well is no repeat of another.
+    asked = config and "unfinished" not in summary and what_was_asked(summary, config, environment)
     summary = {"run": _name(folder)} | summary
     summary = summary | {
         "network": environment.get("network"),
-        "repeat_of": asked,
+        "repeat_of": asked or None,
         "work": _work(summary, config or {}, environment),
     }
     return summary, config or {}, environment

@@ -7,8 +7,11 @@ from typing import Any
 
 from cos598d.records.run import Summary
 
-# Of a run's config what says only where its files lie.
-PLACES = frozenset(("output_dir", "overwrite_output_dir", "overwrite_cache", "cache_dir"))
+# Of a run's config what says only where its files lie, from where it went on, and what it printed.
+PLACES = frozenset(
+    ("output_dir", "overwrite_output_dir", "overwrite_cache", "cache_dir")
+    + ("resume", "resume_anyway", "max_seconds", "keep", "log_every", "ledger")
+)
 # Of its environment what no two runs share: who started it, and on which node and GPU each rank was.
 JOB = frozenset(("launcher", "places"))
 
