@@ -9,6 +9,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
+
 ROOT = Path(__file__).resolve().parents[1]
 # Small enough that a step takes milliseconds.
 TINY = ("--model_name_or_path", "tiny", "--max_seq_length", "32", "--total_train_batch_size", "16")
@@ -67,3 +69,21 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+def children_of(pid: int) -> list[int]:
+    """The ids of the processes that a process has started, and of those that these have."""
+    return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+
+
+def worker_of_rank(pid: int, rank: int) -> int:
+    """The id of the local worker of that rank among what a process has started."""
+    for child in psutil.Process(pid).children(recursive=True):
+        if child.environ().get("RANK") == str(rank):
+            return child.pid
+    raise AssertionError(f"no worker of rank {rank} under {pid}")
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs."""
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE

@@ -8,8 +8,8 @@ import sys
 from importlib.metadata import PackageNotFoundError
 
 import pytest
-from programs import TINY_TRAINING
-from test_engines import skip_unless_installed
+from programs import TINY, TINY_TRAINING, children_of, is_alive
+from test_engines import ENGINES, skip_unless_installed
 
 from cos598d.config import RunConfig
 from cos598d.engines import engine
@@ -91,26 +91,52 @@ def test_a_model_that_fsdp_cannot_cut_is_refused_by_name():
         check_parameters(nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2).double()]), "torch_fsdp")
 
 
-@pytest.mark.parametrize(
-    ("sync", "package", "words"),
-    [
-        ("torch_fsdp", "torch", ()),
-        ("torch_zero1", "torch", ()),
-        ("deepspeed", "deepspeed", ("--zero_stage", 3)),
-        ("fabric", "lightning", ()),
-        ("horovod", "horovod", ()),
-    ],
-)
-def test_a_killed_rank_takes_the_others_with_it_by_name(start_ranks, sync, package, words):
+@pytest.mark.parametrize("name", [*ENGINES, "ddp fp16", "ddp powersgd", "ddp post_localsgd"])
+def test_a_killed_rank_takes_the_others_with_it_by_name(start_ranks, tmp_path, name):
+    sync, options, package = ENGINES.get(name) or ("ddp", {"ddp_hook": name.split()[1]}, "torch")
     skip_unless_installed(package)
-    words = [*TINY_TRAINING, "--sync", sync, *words, "--max_steps", 5000, "--output_dir", "out", "--no_cuda"]
+    given = [word for option, value in options.items() for word in (f"--{option}", value)]
+    words = [*TINY_TRAINING, "--sync", sync, *given, "--max_steps", 100000, "--output_dir", "out", "--no_cuda"]
     ranks = start_ranks("task2b/run_glue.py", 3, words)
     ranks[1].wait_for("iteration 3:")
+    started = [child for rank in ranks for child in children_of(rank.process.pid)]
     ranks[1].process.send_signal(signal.SIGKILL)
     for rank in (ranks[0], ranks[2]):
         assert rank.wait(10) == 1, rank.text
         assert "lost rank 1, which ended without a word" in rank.text, rank.text
         assert "Traceback" not in rank.text, rank.text
+    assert not any(is_alive(child) for child in started)
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_horovod_refuses_a_gpu_that_it_was_not_built_for(monkeypatch):
+    skip_unless_installed("horovod")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    RunConfig(sync="horovod", no_cuda=True).check(2)
+    with pytest.raises(UsageError, match=r"^--sync horovod is built here without CUDA: add --no_cuda, or choose anoth"):
+        RunConfig(sync="horovod").check(2)
+
+
+def test_every_engine_goes_on_from_the_model_that_another_has_saved(start, tmp_path):
+    """A chain of runs, each from the weights that the one before has saved, beside the same chain by one process."""
+    chain = [name for name in ENGINES if name not in ("deepspeed 0", "deepspeed 1", "fabric")]
+    for name in chain:
+        skip_unless_installed(ENGINES[name][2])
+    words = [*TINY, "--do_train", "--max_steps", 1, "--learning_rate", 1e-3, "--no_cuda"]
+    losses = {}
+    for kind in ("engines", "alone"):
+        model = "tiny"
+        for name in chain:
+            folder = tmp_path / kind / name.replace(" ", "-")
+            sync, options, _ = ENGINES[name] if kind == "engines" else ("none", {}, "")
+            own = ["--sync", sync, "--world_size", 2 if kind == "engines" else 1, "--output_dir", folder]
+            own += [word for option, value in options.items() for word in (f"--{option}", value)]
+            run = start(folder.name + kind, ["-m", "cos598d", "train", *words, "--model_name_or_path", model, *own])
+            assert run.wait(120) == 0, run.text
+            losses.setdefault(kind, []).extend(json.loads((folder / "summary.json").read_text())["losses"])
+            model = folder / "model"
+    assert losses["engines"] == pytest.approx(losses["alone"], rel=1e-4)
+    assert losses["alone"] == sorted(losses["alone"], reverse=True)  # the same batch, so that every step shows
 
 
 def test_the_summary_says_whether_the_ledger_saw_the_engine_s_calls(tmp_path):

@@ -8,7 +8,7 @@ import socket
 import time
 
 import pytest
-from programs import ROOT, TINY, TINY_TRAINING, free_port, script
+from programs import ROOT, TINY, TINY_TRAINING, children_of, free_port, is_alive, script, worker_of_rank
 
 from cos598d.world import watchdog
 
@@ -291,27 +291,6 @@ def test_a_ctrl_c_while_torch_still_loads_is_no_traceback(start):
     program.process.send_signal(signal.SIGINT)
     assert program.wait() == 130
     assert program.text.strip() == "interrupted (Ctrl-C)."
-
-
-def children_of(pid):
-    import psutil
-
-    return [child.pid for child in psutil.Process(pid).children(recursive=True)]
-
-
-def worker_of_rank(pid, rank):
-    import psutil
-
-    for child in psutil.Process(pid).children(recursive=True):
-        if child.environ().get("RANK") == str(rank):
-            return child.pid
-    raise AssertionError(f"no worker of rank {rank} under {pid}")
-
-
-def is_alive(pid):
-    import psutil
-
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 def test_the_scripts_say_nothing_but_their_own(start):

@@ -6,8 +6,7 @@ import shutil
 import pytest
 from programs import TINY
 
-from cos598d.commands import cli
-from cos598d.commands import strategies as command
+from cos598d.commands import child, cli
 
 pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
@@ -46,13 +45,18 @@ def again(finished, tmp_path, monkeypatch, capsys):
                 shutil.copytree(finished / "zero1-e2", output, dirs_exist_ok=True)
             return code, last
 
-        monkeypatch.setattr(command, "_train", train)
+        monkeypatch.setattr(child, "train", train)
         ended = cli.main(["strategies", *WORDS, "--strategies", names, "--runs_dir", str(folder), "--no_cuda", *words])
         said = capsys.readouterr()
         return said.out + said.err, ended, list(started)
 
     call.folder = folder
     return call
+
+
+def rows_of(text, name):
+    """The cells of the printed table's rows of that name."""
+    return [line.split() for line in text.splitlines() if line.startswith(f"{name} ")]
 
 
 def test_one_command_makes_the_runs_and_they_train_alike(finished):
@@ -73,56 +77,119 @@ def test_what_is_finished_is_not_run_again(again):
     text, code, started = again("baseline,zero1")
     assert (code, started) == (0, [])
     assert text.count("finished before, not run again") == 2
-    rows = [line.split() for line in text.splitlines() if line.startswith(("strategy ", "baseline ", "zero1 "))]
-    head, baseline, zero1 = rows
+    (head,), (baseline,), (zero1,) = (rows_of(text, name) for name in ("strategy", "baseline", "zero1"))
     assert head[:6] == ["strategy", "ranks", "epochs", "seconds", "s/epoch", "examples/s"]
     assert baseline[1:3] == ["1", "2"]
     assert baseline[6:8] == ["1.00", "100%"]
+    assert head[8:13] == ["peak", "MB", "of", "all", "ranks"]
+    assert baseline[8] == baseline[9]  # MB of the one process there is
+    assert int(zero1[8]) <= int(zero1[9]) <= 2 * int(zero1[8])
     assert zero1[1:3] == ["2", "2"]
 
 
-def test_a_broken_run_is_run_again_and_says_so(again):
-    (again.folder / "zero1-e2" / "summary.json").write_text('{"losses": ')
+def damage_json(name, change):
+    def damage(folder):
+        value = json.loads((folder / name).read_text())
+        change(value)
+        (folder / name).write_text(json.dumps(value))
+
+    return damage
+
+
+DAMAGES = {
+    "half a summary": lambda folder: (folder / "summary.json").write_text('{"losses": '),
+    "no memory": damage_json("summary.json", lambda value: value.pop("memory")),
+    "no epochs": damage_json("summary.json", lambda value: value["epochs"].clear()),
+    "an epoch without seconds": damage_json("summary.json", lambda value: value["epochs"][0].pop("training")),
+    "an epoch without a loss": damage_json("summary.json", lambda value: value["epochs"][-1].update(loss=None)),
+    "no environment": lambda folder: (folder / "environment.json").unlink(),
+    "rows of another run": lambda folder: (folder / "iterations.rank0.jsonl").write_text(""),
+    "no rows of a rank": lambda folder: (folder / "iterations.rank1.jsonl").unlink(),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_run_is_run_again_and_says_so(again, damage):
+    DAMAGES[damage](again.folder / "zero1-e2")
     text, code, started = again("baseline,zero1")
     assert (code, started) == (0, ["zero1-e2"])
-    assert "zero1: 2 ranks, 2 epochs: run again, since" in text
-    assert "is damaged" in text
+    (head,) = [line for line in text.splitlines() if "zero1: 2 ranks, 2 epochs" in line]
+    assert "run again, since" in head
+    assert "run again." in head or "ended well" in head  # the remedy
+    assert again("baseline,zero1")[2] == []
 
 
 def test_a_strategy_that_fails_is_a_row_that_says_so_and_is_run_again(again):
     text, code, started = again("baseline,zero2", code=1, last="rank 1 was lost.")
     assert (code, started) == (1, ["zero2-e2"])
-    assert "zero2, 2 epochs: failed with exit code 1: rank 1 was lost." in text
-    (row,) = [line.split() for line in text.splitlines() if line.startswith("zero2 ")]
+    assert "zero2, 2 epochs: it failed with exit code 1: rank 1 was lost." in text
+    (row,) = rows_of(text, "zero2")
     assert row[:4] == ["zero2", "2", "2", "failed"]
-    assert "zero2, 2 epochs: failed" in (again.folder / "report.html").read_text()
+    for name in ("report.html", "table.md"):
+        assert "zero2, 2 epochs: it failed" in (again.folder / name).read_text()
     text, code, started = again("baseline,zero2")
     assert (code, started) == (0, ["zero2-e2"])
     assert "zero2: 2 ranks, 2 epochs: run again, since it failed with exit code 1: rank 1 was lost." in text
     assert again("baseline,zero2")[2] == []
 
 
-def test_a_call_that_was_broken_off_goes_on_where_it_was(again, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(command, "load_run_as", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        assert again("zero2")[1] == 130
-    shutil.rmtree(again.folder / "zero2-e2")
-    text, _, started = again("zero2")
-    assert started == ["zero2-e2"]
-    assert "run again, since it was broken off" not in text  # that run had ended well
-    command._say(again.folder, command.Plan("zero3", 2, 2, {}), command.BROKEN_OFF)
-    assert "zero3: 2 ranks, 2 epochs: run again, since it was broken off" in again("zero3")[0]
+def test_one_that_fails_loses_no_other_and_what_earlier_calls_made_stays_in_the_table(again):
+    text, code, started = again("zero2,zero3", code=1, last="rank 1 was lost.")
+    assert (code, started) == (1, ["zero2-e2", "zero3-e2"])
+    text, code, started = again("zero3", "--epochs", "3,2")
+    assert (code, started) == (0, ["zero3-e3", "zero3-e2"])
+    table = [line.split()[:4] for line in text[text.index("\nstrategy ") :].splitlines()[3:]]
+    assert [row[:3] for row in table[:5]] == [
+        ["baseline", "1", "2"],
+        ["zero1", "2", "2"],
+        ["dp", "1", "2"],
+        ["zero2", "2", "2"],
+        ["zero3", "2", "2"],
+    ]
+    assert [row[3] for row in table[2:4]] == ["left", "failed"]
+    assert table[5][:3] == ["zero3", "2", "3"]
+    # No baseline of three epochs: nothing that it could be a multiple of.
+    assert rows_of(text, "zero3")[1][6:8] == ["-", "-"]
+    assert "zero2, 2 epochs: it failed" in (again.folder / "report.html").read_text()
+
+
+def test_a_run_that_was_broken_off_is_run_again_and_says_so(again, monkeypatch):
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(child, "train", interrupted)
+    words = [*WORDS, "--no_cuda", "--strategies", "baseline,zero2,zero3", "--runs_dir", str(again.folder)]
+    assert cli.main(["strategies", *words]) == 130
+    text, _, started = again("zero3")
+    assert started == ["zero3-e2"]
+    assert rows_of(text, "zero2")[0][3:5] == ["broken", "off"]
+    assert "zero2: 2 ranks, 2 epochs: run again, since it was broken off" in again("zero2")[0]
+
+
+def test_a_damaged_state_is_said_and_forgotten(again):
+    (again.folder / "strategies.json").write_text('{"zero1-e2": {"label": 3}}')
+    text, code, started = again("baseline,zero1")
+    assert (code, started) == (0, [])
+    assert "how earlier calls' runs ended is not known: " in text
+    assert "strategies.json is damaged: its zero1-e2.label is 3, where text is expected" in text
+    assert "is not known" not in again("baseline,zero1")[0]
 
 
 @pytest.mark.parametrize(
     ("names", "words", "sentence"),
     [
         ("baseline", ("--seed", "7"), "is a finished run with seed 42, and 7 is asked for now"),
+        # Of runs of earlier calls too: the table would show both.
+        ("zero3", ("--precision", "bf16"), "baseline-e2 is a finished run with precision fp32, and bf16 is asked for"),
+        ("zero3", ("--world_size", "3"), "zero1-e2 is a finished run with world_size 2, and 3 is asked for now"),
         ("baseline,nonsense", (), "nonsense"),
         ("zero1:nonsense=1", (), "there is no option 'nonsense'"),
         ("zero1:bucket_mb=x", (), "bucket_mb needs a number, not 'x'"),
+        ("bucketed:compress=bf16,bucketed-compress=bf16", (), "bucketed-compress=bf16"),
+        ("bucketed+bf16,bucketed@bf16", (), "bucketed@bf16"),
         (",", (), "names none"),
-        ("dp", (), "no strategy is left to run"),
+        ("dp", (), "no strategy is left to run: with fewer than two GPUs"),
+        ("none", (), "no strategy is left to run: --sync none on 2 ranks lets the replicas drift apart"),
     ],
 )
 def test_what_cannot_be_meant_is_said_before_anything_runs(again, names, words, sentence):
@@ -130,6 +197,15 @@ def test_what_cannot_be_meant_is_said_before_anything_runs(again, names, words, 
     assert sentence in text
     assert code in (1, 2)
     assert started == []
+
+
+def test_options_and_codecs_are_named_as_everywhere_and_so_are_syncs_of_one_s_own(again, tmp_path):
+    own = tmp_path / "my_sync.py"
+    assert cli.main(["new", str(own)]) == 0
+    names = f"bucketed+bf16,bucketed:bucket_mb=0.5,{own}:MySync"
+    started = again(names)[2]
+    assert started[:2] == ["bucketed+bf16-e2", "bucketed-bucket_mb=0.5-e2"]
+    assert started[2].endswith("my_sync.py-MySync-e2")
 
 
 @pytest.mark.parametrize("epochs", ["0", "x", "2,", "nan"])
@@ -150,5 +226,6 @@ def test_an_engine_that_is_not_installed_is_left_out_with_what_to_type(again, mo
     monkeypatch.setattr(engine, "version", missing)
     text, code, started = again("baseline,deepspeed:zero_stage=1")
     assert (code, started) == (0, [])
-    assert "deepspeed:zero_stage=1 is left out: --sync deepspeed needs DeepSpeed, which is not installed" in text
+    assert "deepspeed-zero_stage=1 is left out: --sync deepspeed needs DeepSpeed, which is not installed" in text
     assert "make engines" in text
+    assert rows_of(text, "deepspeed-zero_stage=1")[0][3:5] == ["left", "out"]

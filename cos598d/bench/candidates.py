@@ -33,6 +33,18 @@ def parse_candidate(word: str, backend: str = "gloo") -> Candidate:
 
     Raises UsageError for a sync, an option or a value that there is not.
     """
+    name, values = read_candidate(word)
+    config = RunConfig(sync=name, backend=backend, **values)
+    config.check(world_size=1)
+    options = config.sync_options()
+    return Candidate(word, name, replace(options, first_bucket_mb=min(options.first_bucket_mb, options.bucket_mb)))
+
+
+def read_candidate(word: str) -> tuple[str, dict[str, Any]]:
+    """The name, or FILE.py:Class, and the options in a `word` as `parse_candidate` takes it; the name is not looked up.
+
+    Raises UsageError for an option or a value that there is not.
+    """
     values: dict[str, Any] = {}
     parts = word.split(":")
     while len(parts) > 1 and ("=" in parts[-1] or parts[-1] in SWITCHES):
@@ -53,10 +65,7 @@ def parse_candidate(word: str, backend: str = "gloo") -> Candidate:
         if "compress" in values:
             raise UsageError(f"--sync {word} names two codecs: give one.")
         name, values["compress"] = before, codec
-    config = RunConfig(sync=name, backend=backend, **values)
-    config.check(world_size=1)
-    options = config.sync_options()
-    return Candidate(word, name, replace(options, first_bucket_mb=min(options.first_bucket_mb, options.bucket_mb)))
+    return name, values
 
 
 def parse_candidates(words: str | None, backend: str = "gloo") -> list[Candidate]:

@@ -77,7 +77,7 @@ def run_demo(runs_dir: Path | None, world_size: int, words: Sequence[str], repea
     """
     if runs_dir is None:
         runs_dir = Path("runs") / f"demo-{datetime.now():%Y%m%d-%H%M%S}"
-    with claim_folder(runs_dir, overwrite=False):
+    with claim_folder(runs_dir, overwrite=False, flag="--runs_dir"):
         _run_all(runs_dir, world_size, words, repeats)
     return [_folder(runs_dir, label, repeat, repeats) for repeat in range(repeats) for label, *_ in LESSONS]
 

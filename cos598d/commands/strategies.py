@@ -5,61 +5,56 @@ is not run again, and what failed or was broken off is.
 """
 
 import argparse
-import subprocess
-import sys
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from cos598d.bench.candidates import read_candidate
+from cos598d.commands import child
 from cos598d.commands.run_flags import add_run_options, run_values, to_words
-from cos598d.config import SYNC_FIELDS, RunConfig, config_from
+from cos598d.commands.strategies_folder import ONE_PROCESS, Plan, TableFolder
+from cos598d.config import SYNC_FIELDS, config_from
 from cos598d.errors import UsageError, UserError
-from cos598d.fields import flags_of
-from cos598d.files import read_json, write_json, write_whole
+from cos598d.files import write_whole
 from cos598d.measure.claim import claim_folder
-from cos598d.program import own_environment
-from cos598d.report.load import load_run_as
-from cos598d.report.repeats import PLACES
-from cos598d.report.strategies import BASELINE, TABLE_NOTE, Entry, cautions, learning_rows, strategies_rows
+from cos598d.report.render import as_html, need
+from cos598d.report.strategies import (
+    ALL_GPUS,
+    BASELINE,
+    BROKEN_OFF,
+    FAILED,
+    FINISHED,
+    LEFT_OUT,
+    TABLE_NOTE,
+    Entry,
+    cautions,
+    learning_rows,
+    left_out,
+    strategies_rows,
+)
 from cos598d.strategies import class_of
-from cos598d.tables import as_text
+from cos598d.tables import as_markdown, as_text, markdown_text
 from cos598d.terminal.printable import printable
 from cos598d.world.identity import Identity
 
 WORLD_SIZE = 4
 DEFAULT = (
-    f"{BASELINE},dp,ddp,torch_fsdp,deepspeed:zero_stage=0,deepspeed:zero_stage=1,deepspeed:zero_stage=2,"
+    f"{BASELINE},{ALL_GPUS},ddp,torch_fsdp,deepspeed:zero_stage=0,deepspeed:zero_stage=1,deepspeed:zero_stage=2,"
     "deepspeed:zero_stage=3,horovod,fabric,zero1,zero2,zero3"
 )
-ONE_PROCESS = (BASELINE, "dp")
 # Flags of a run that the table sets, or that would make its runs other work.
 NOT_HERE = frozenset(
     ("label", "per_gpu_train_batch_size", "output_dir", "overwrite_output_dir", "save_model", "num_train_epochs")
     + ("local_rank", "master_ip", "master_port", "secret", "silence_seconds", "max_steps", "do_train", "do_eval")
     + ("sync", *SYNC_FIELDS)
 )
-STATE, PAGE = "strategies.json", "report.html"
-BROKEN_OFF = "was broken off"
-
-
-@dataclass(frozen=True)
-class Plan:
-    """One run of the table: its place in the folder, its ranks, and the flags that are its own."""
-
-    label: str
-    ranks: int
-    epochs: float
-    values: Mapping[str, Any]
-
-    @property
-    def place(self) -> str:
-        """Its folder's name, and its own in the table's state."""
-        return f"{self.label}-e{self.epochs:g}"
+PAGE, TABLE = "report.html", "table.md"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -83,64 +78,69 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run what is not finished, print the table, write the page, and return 0, or 1 where a strategy failed."""
+    need("jinja2", "matplotlib")  # now, and not when hours have been spent
     values = run_values(options)
     Identity(0, options.world_size)  # for its checks
     config_from(values).check(options.world_size)
-    epochs = [_number(word) for word in options.epochs.split(",")]
-    names = list(dict.fromkeys(word.strip() for word in options.strategies.split(",") if word.strip()))
+    epochs = list(dict.fromkeys(_number(word) for word in options.epochs.split(",")))
+    plans = _plans(options.strategies, epochs, values, options.world_size)
+    path = options.runs_dir or Path("runs") / f"strategies-{datetime.now():%Y%m%d-%H%M%S}"
+    with claim_folder(path, overwrite=True, flag="--runs_dir"):
+        folder = TableFolder(path)
+        folder.check_flags(plans, values, options.world_size)
+        if folder.damage:
+            print(f"how earlier calls' runs ended is not known: {folder.damage}", flush=True)
+        for plan in plans:
+            if plan.refused:
+                folder.note(plan, LEFT_OUT, plan.refused)
+        for sentence in left_out(folder.entries()):
+            print(printable(sentence), flush=True)
+        print(f"records: {path} (the same flags with --runs_dir {path} go on there)", flush=True)
+        wanted = [plan for plan in plans if not plan.refused]
+        failed = 0
+        for place, plan in enumerate(wanted, start=1):
+            head = f"\n[{place}/{len(wanted)}] {plan.label}: {plan.ranks} rank{'s' if plan.ranks > 1 else ''}"
+            failed += not _is_made(folder, plan, values, f"{head}, {plan.epochs:g} epochs")
+        _show(path, folder.entries())
+    return int(failed > 0)
+
+
+def _plans(words: str, epochs: Sequence[float], values: Mapping[str, Any], world_size: int) -> list[Plan]:
+    """What the words of --strategies stand for, for each number of epochs; with what cannot run here, and why.
+
+    Raises UsageError for a name or an option that there is not, and UserError where nothing can run.
+    """
+    names = list(dict.fromkeys(word.strip() for word in words.split(",") if word.strip()))
     if not names:
-        raise UsageError(f"--strategies {options.strategies!r} names none: give one or more, separated by commas.")
-    left_out, plans = [], []
+        raise UsageError(f"--strategies {words!r} names none: give one or more, separated by commas.")
+    found: dict[str, Plan] = {}
     for name in names:
-        ranks = 1 if name in ONE_PROCESS else options.world_size
-        own = _own_values(name)
-        try:
-            _check(name, values | own, ranks)
-            plans += [Plan(name.replace(":", "-"), ranks, one, own | {"num_train_epochs": one}) for one in epochs]
-        except UserError as error:
-            left_out.append(f"{name} is left out: {error}")
-    plans.sort(key=lambda plan: epochs.index(plan.epochs))
-    for sentence in left_out:
-        print(printable(sentence), flush=True)
-    if not plans:
-        raise UserError("no strategy is left to run.")
-    folder = options.runs_dir or Path("runs") / f"strategies-{datetime.now():%Y%m%d-%H%M%S}"
-    with claim_folder(folder, overwrite=True):
-        entries = [_entry(folder, plan, values, f"[{place}/{len(plans)}]") for place, plan in enumerate(plans, start=1)]
-        remarks = cautions(entries)
-        table = as_text(strategies_rows(entries), numbers=True)
-        parts = [*map(printable, remarks), table, textwrap.fill(TABLE_NOTE, 118), *map(printable, left_out)]
-        print("", "\n\n".join(parts), "", sep="\n")
-        _write_page(folder, entries, remarks, left_out)
-    return int(any(entry.run is None for entry in entries))
+        sync, options = ("none", {}) if name == BASELINE else read_candidate(name)
+        class_of(sync)  # which there must be
+        label = re.sub(r"[^\w.+=@-]", "-", name).lstrip("-.")
+        if label in found:
+            raise UsageError(f"--strategies {name} would have the same folder as another one, {label}: leave one out.")
+        ranks = 1 if label in ONE_PROCESS else world_size
+        own: dict[str, Any] = {"sync": sync, **options}
+        found[label] = Plan(label, ranks, 0, own, _refusal(sync, {**values, **own}, ranks))
+    if all(plan.refused for plan in found.values()):
+        raise UserError(f"no strategy is left to run: {' '.join(plan.refused for plan in found.values())}")
+    return [
+        replace(plan, epochs=one, values={**plan.values, "num_train_epochs": one})
+        for one in epochs
+        for plan in found.values()
+    ]
 
 
-def _own_values(name: str) -> dict[str, Any]:
-    """The flags that a word of --strategies stands for. Raises UsageError for a name or an option that there is not."""
-    if name == BASELINE:
-        return {"sync": "none"}
-    sync, *settings = name.split(":")
-    class_of(sync)
-    known, values = flags_of(RunConfig), dict[str, Any](sync=sync)
-    for setting in settings:
-        option, _, text = setting.partition("=")
-        if option not in SYNC_FIELDS:
-            raise UsageError(
-                f"--strategies {name}: there is no option {option!r}; the known ones are {', '.join(SYNC_FIELDS)}."
-            )
-        kind = known[option].kind
-        try:
-            values[option] = not known[option].default if kind is bool else kind(text)
-        except ValueError:
-            raise UsageError(f"--strategies {name}: {option} needs a number, not {text!r}.") from None
-    return values
-
-
-def _check(name: str, values: Mapping[str, Any], ranks: int) -> None:
-    """Raise UserError where this strategy cannot run here."""
-    if name == "dp" and (values.get("no_cuda") or torch.cuda.device_count() < 2):
-        raise UserError("with fewer than two GPUs DataParallel only calls the module, which measures nothing.")
-    config_from(values).check(ranks)
+def _refusal(sync: str, values: Mapping[str, Any], ranks: int) -> str:
+    """Why a strategy cannot run here; "" where it can."""
+    if sync == ALL_GPUS and (values.get("no_cuda") or torch.cuda.device_count() < 2):
+        return "with fewer than two GPUs DataParallel only calls the module, which measures nothing."
+    try:
+        config_from(values).check(ranks)
+    except UserError as error:
+        return str(error)
+    return ""
 
 
 def _number(word: str) -> float:
@@ -153,94 +153,45 @@ def _number(word: str) -> float:
     return epochs
 
 
-def _entry(folder: Path, plan: Plan, values: Mapping[str, Any], place: str) -> Entry:
-    """The plan's run, made now if it is not finished; or why it failed."""
-    entry = Entry(plan.label, plan.ranks, plan.epochs)
-    output, state = folder / plan.place, _state(folder)
-    head = f"\n{place} {plan.label}: {plan.ranks} rank{'s' if plan.ranks > 1 else ''}, {plan.epochs:g} epochs"
-    if (output / "summary.json").exists():
-        try:
-            finished = load_run_as(output, plan.place)
-            _same_flags(finished.config, plan, values, output)
+def _is_made(folder: TableFolder, plan: Plan, values: Mapping[str, Any], head: str) -> bool:
+    """Whether the plan's run is finished: before, or now."""
+    again = folder.said(plan)
+    try:
+        if folder.finished(plan):
             print(f"{head}: finished before, not run again", flush=True)
-            return replace(entry, run=finished)
-        except UsageError:
-            raise
-        except UserError as error:
-            print(f"{head}: run again, since {error}", flush=True)
-    elif plan.place in state:
-        print(f"{head}: run again, since it {state[plan.place]}", flush=True)
-    else:
-        print(head, flush=True)
-    _say(folder, plan, BROKEN_OFF)
+            folder.note(plan, FINISHED)
+            return True
+    except UserError as error:
+        again = str(error)
+    print(f"{head}: run again, since {printable(again)}" if again else head, flush=True)
+    folder.note(plan, BROKEN_OFF, "it was broken off.")  # until more is known
+    output = folder.path / plan.place
     words = to_words({**values, **plan.values, "label": plan.label})
     words += ["--world_size", str(plan.ranks), "--no_save_model", "--output_dir", str(output), "--overwrite_output_dir"]
-    code, last = _train(words)
+    code, last = child.train(words)
     if code:
-        said = f"failed with exit code {code}: {last or 'it said nothing'}"
-        _say(folder, plan, said)
-        return replace(entry, said=said)
-    _say(folder, plan, None)
-    return replace(entry, run=load_run_as(output, plan.place))
+        folder.note(plan, FAILED, f"it failed with exit code {code}: {last or 'it said nothing.'}")
+        return False
+    folder.note(plan, FINISHED)
+    return True
 
 
-def _same_flags(found: Mapping[str, Any], plan: Plan, values: Mapping[str, Any], output: Path) -> None:
-    """Raise UsageError where a finished run had other flags than it would be given now."""
-    asked = asdict(config_from({**values, **plan.values, "label": plan.label}))
-    asked |= {"world_size": plan.ranks, "save_model": False}
-    for name, value in asked.items():
-        if name not in PLACES and name in found and found[name] != value:
-            raise UsageError(
-                f"{output} is a finished run with {name} {printable(found[name], 60)}, and {value} is asked for now: "
-                "give the same flags again, or another --runs_dir."
-            )
-
-
-def _train(words: Sequence[str]) -> tuple[int, str]:
-    """Start a run and wait for it: its exit code, and the last line of what it said of errors, which is passed on."""
-    command = [sys.executable, "-m", "cos598d", "train", *words]
-    last = ""
-    with subprocess.Popen(command, env=own_environment(), stderr=subprocess.PIPE, text=True, errors="replace") as one:
-        assert one.stderr is not None
-        for line in one.stderr:
-            print(printable(line.rstrip()), file=sys.stderr, flush=True)
-            last = printable(line.strip()) or last
-    return one.returncode, last
-
-
-def _state(folder: Path) -> dict[str, str]:
-    """What there is to say of runs that did not end well, by their places."""
-    try:
-        found = read_json(folder / STATE)
-    except (OSError, ValueError):
-        return {}
-    return {str(name): printable(said, 300) for name, said in found.items()} if isinstance(found, dict) else {}
-
-
-def _say(folder: Path, plan: Plan, said: str | None) -> None:
-    state = _state(folder)
-    state.pop(plan.place, None)
-    write_json(folder / STATE, state | ({plan.place: said} if said else {}))
-
-
-def _write_page(folder: Path, entries: Sequence[Entry], remarks: Sequence[str], left_out: Sequence[str]) -> None:
-    """Write the page of all runs, which begins with the table."""
-    from cos598d.report.render import as_html, need
-
+def _show(path: Path, entries: Sequence[Entry]) -> None:
+    """Print the table; write it in Markdown, and the page of all runs, which begins with it."""
+    rows, remarks, absent = strategies_rows(entries), cautions(entries), left_out(entries)
+    parts = [*map(printable, remarks), as_text(rows, numbers=True), textwrap.fill(TABLE_NOTE, 118)]
+    print("", "\n\n".join([*parts, *map(printable, absent)]), "", sep="\n")
+    words = [*map(markdown_text, remarks), as_markdown(rows), *map(markdown_text, [TABLE_NOTE, *absent])]
+    write_whole(path / TABLE, "\n\n".join(words) + "\n")
     runs = [entry.run for entry in entries if entry.run]
-    if not runs:
-        return
-    need("jinja2", "matplotlib")
-    from cos598d.report.blocks import Block, Section, Table
-    from cos598d.report.page import build_page
+    if runs:
+        from cos598d.report.blocks import Block, Section, Table
+        from cos598d.report.page import build_page
 
-    page = build_page(runs)
-    tables: list[Block] = [
-        Table(TABLE_NOTE, strategies_rows(entries)),
-        *left_out,
-        Table("Losses and metrics after each epoch.", learning_rows(entries)),
-    ]
-    answer = replace(page.answer, cautions=list(dict.fromkeys([*remarks, *page.answer.cautions])))
-    sections = [Section("The strategies at equal total batch", tables), *page.sections]
-    write_whole(folder / PAGE, as_html(replace(page, answer=answer, sections=sections)))
-    print(f"page: {folder / PAGE}")
+        page = build_page(runs)
+        learning = Table("Losses and metrics after each epoch.", learning_rows(entries))
+        tables: list[Block] = [Table(TABLE_NOTE, rows), *absent, learning]
+        answer = replace(page.answer, cautions=list(dict.fromkeys([*remarks, *page.answer.cautions])))
+        sections = [Section("The strategies at equal total batch", tables), *page.sections]
+        write_whole(path / PAGE, as_html(replace(page, answer=answer, sections=sections)))
+        print(f"page: {path / PAGE}")

@@ -12,7 +12,7 @@ from torch import nn
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import STATE
 from cos598d.comm.watched import watched
-from cos598d.errors import UsageError
+from cos598d.errors import UsageError, UserError, first_line
 from cos598d.strategies.base import MakeOptimizer, Module, Strategy
 from cos598d.strategies.loss_scale import LossScale
 from cos598d.strategies.memory import count_memory, state_tensors
@@ -31,6 +31,7 @@ from cos598d.strategies.state import (
     stepped_whole,
 )
 from cos598d.sync.base import DEFAULTS, GradientSync, SyncOptions
+from cos598d.terminal.printable import printable
 
 if TYPE_CHECKING:  # a config asks engines, so it imports them
     from cos598d.config import RunConfig
@@ -82,8 +83,14 @@ class Engine(Strategy):
     def attach(self, model: nn.Module, make_optimizer: MakeOptimizer) -> Module:
         self.model, self.contents = model, Contents(model, make_optimizer)
         self.replica.attach(model)
-        with watched(self.comm, STATE):
-            module = self.wrap(model, make_optimizer)
+        try:
+            with watched(self.comm, STATE):
+                module = self.wrap(model, make_optimizer)
+        except ImportError as error:  # such as one that was built beside another torch
+            reason = printable(first_line(error)).rstrip(".")
+            raise UserError(
+                f"{type(self).__name__} is installed, and cannot be imported ({reason}): run make engines."
+            ) from error
 
         def forward(**inputs: torch.Tensor) -> tuple:
             self.before_forward()

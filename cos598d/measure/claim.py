@@ -9,22 +9,23 @@ from cos598d.locks import locked
 
 
 @contextlib.contextmanager
-def claim_folder(folder: Path, overwrite: bool, locks: bool = True) -> Iterator[None]:
+def claim_folder(folder: Path, overwrite: bool, locks: bool = True, flag: str = "--output_dir") -> Iterator[None]:
     """Make the output folder and keep other programs of ours from claiming it until the block ends, however it ends.
 
     Raises UserError when something stands in it and `overwrite` is off, or when another run has claimed it. Without
-    `locks` it is only looked at: of a run's ranks, the first claims it for all.
+    `locks` it is only looked at: of a run's ranks, the first claims it for all. `flag` is what names it.
     """
     if folder.is_file():
-        raise UserError(f"--output_dir {folder} is a file: give a folder.")
+        raise UserError(f"{flag} {folder} is a file: give a folder.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"--output_dir {folder} cannot be made: {error.strerror}.") from None
+        raise UserError(f"{flag} {folder} cannot be made: {error.strerror}.") from None
     with contextlib.ExitStack() as claim:
         if locks and not claim.enter_context(locked(folder)):
-            raise UserError(f"--output_dir {folder} is in use by another run: choose another folder.")
+            raise UserError(f"{flag} {folder} is in use by another run: choose another folder.")
         # Only now, when nobody else can have looked meanwhile.
         if not overwrite and any(folder.iterdir()):
-            raise UserError(f"--output_dir {folder} is not empty: choose another folder or add --overwrite_output_dir.")
+            remedy = " or add --overwrite_output_dir" if flag == "--output_dir" else ""
+            raise UserError(f"{flag} {folder} is not empty: choose another folder{remedy}.")
         yield

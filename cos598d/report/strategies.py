@@ -2,54 +2,74 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from cos598d.records.run import MEMORY, REMEDY
+from cos598d.records.schema import NUMBER, POSITIVE, SIZE, TEXT, Fields, ListOf, OrNone, check
 from cos598d.report.fairness import work_remark
-from cos598d.report.load import Run, is_number
+from cos598d.report.load import Run, is_number, load_run_as
 from cos598d.report.numbers import plain
 
 BASELINE = "baseline"
+ALL_GPUS = "dp"  # the strategy of one process that computes on all of them
+FINISHED, FAILED, BROKEN_OFF, LEFT_OUT = OUTCOMES = ("finished", "failed", "broken off", "left out")
 TABLE_NOTE = (
     "Seconds: training and evaluation of all epochs, by the wall; start, data and model are not in them. s/epoch and "
     "examples/s: training alone. Speed-up: the baseline's s/epoch over this one's. Efficiency: speed-up divided by how "
     "many times the baseline's processors were at hand: on CPUs the threads of all ranks, but no more than the cores "
-    "of their machines; on GPUs one a rank. Peak MB: of the process that took most. Losses, metrics: of the last epoch."
+    "of their machines; on GPUs one a rank. Peak MB: the most memory that a process has held, of the rank that held "
+    "most, and summed over the ranks; libraries, evaluation and pages that ranks share are in it. Losses, metrics: of "
+    "the last epoch."
 )
 # What an epoch's row has beside its metrics.
 NOT_METRICS = frozenset(("epoch", "iterations", "loss", "seconds_evaluation", "total"))
+# What the table needs of a run, beyond what every record has.
+TRAINING = Fields({"examples": SIZE, "wall_seconds": POSITIVE})
+SUMMARY = Fields({"epochs": ListOf(Fields({"loss": NUMBER, "training": TRAINING}), least=1), "memory": MEMORY})
+ENVIRONMENT = Fields({"device": TEXT, "cores": OrNone(SIZE), "threads_per_rank": SIZE, "ranks_on_host": SIZE})
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One strategy for so many epochs: its run, or in `said` why there is none."""
+    """One strategy for so many epochs: how it ended, one of OUTCOMES; its run if it is finished, else why it is not."""
 
     label: str
     ranks: int
     epochs: float
-    run: Run | None = None
+    outcome: str = FINISHED
     said: str = ""
+    run: Run | None = None
+
+
+def load_entry_run(folder: Path, name: str) -> Run:
+    """The run in a folder, under this name. Raises UserError naming what cannot be read, or what the table lacks."""
+    run = load_run_as(folder, name)
+    check(run.summary, SUMMARY, folder / "summary.json", REMEDY)
+    check(run.environment, ENVIRONMENT, folder / "environment.json", REMEDY)
+    return run
 
 
 def strategies_rows(entries: Sequence[Entry]) -> list[list[str]]:
     """A head and a row for each entry, those without a run too."""
     metrics = list(dict.fromkeys(name for entry in entries if entry.run for name in _metrics(entry.run)))
     has_gpu = any(_gpu_peak(entry.run) is not None for entry in entries if entry.run)
-    head = ["strategy", "ranks", "epochs", "seconds", "s/epoch", "examples/s", "speed-up", "efficiency", "peak MB"]
-    head += [*(["GPU's peak MB"] if has_gpu else []), "training loss", *metrics]
+    head = ["strategy", "ranks", "epochs", "seconds", "s/epoch", "examples/s", "speed-up", "efficiency"]
+    head += ["peak MB", "of all ranks", *(["GPU's peak MB"] if has_gpu else []), "training loss", *metrics]
     rows = [head]
     for entry in entries:
         what = [entry.label, str(entry.ranks), f"{entry.epochs:g}"]
         if entry.run is None:
-            rows.append([*what, "failed", *["-"] * (len(head) - 4)])
+            rows.append([*what, entry.outcome, *["-"] * (len(head) - 4)])
             continue
         last, seconds = entry.run.summary["epochs"][-1], epoch_seconds(entry.run)
         base = next((one.run for one in entries if one.label == BASELINE and one.epochs == entry.epochs), None)
         cells = [plain(_total(entry.run)), plain(seconds), plain(_examples(entry.run) / _training(entry.run))]
         ratio = epoch_seconds(base) / seconds if base else None
         cells.append(f"{ratio:.2f}" if ratio else "-")
-        cells.append(f"{ratio * processors(base) / processors(entry.run):.0%}" if ratio and base else "-")
-        memory = entry.run.summary["memory"]
-        cells.append(f"{max(memory['process_peak_bytes']) / 1e6:,.0f}")
+        cells.append(_efficiency(ratio, base, entry.run) if ratio and base else "-")
+        peaks = entry.run.summary["memory"]["process_peak_bytes"]
+        cells += [f"{peak / 1e6:,.0f}" for peak in (max(peaks), sum(peaks))]
         if has_gpu:
             peak = _gpu_peak(entry.run)
             cells.append("-" if peak is None else f"{peak / 1e6:,.0f}")
@@ -77,7 +97,14 @@ def cautions(entries: Sequence[Entry]) -> list[str]:
     for epochs in dict.fromkeys(entry.epochs for entry in entries):
         remark = work_remark([entry.run.summary for entry in entries if entry.run and entry.epochs == epochs])
         found += [remark] if remark else []
-    return found + [f"{entry.label}, {entry.epochs:g} epochs: {entry.said}" for entry in entries if entry.run is None]
+    failed = [entry for entry in entries if entry.outcome in (FAILED, BROKEN_OFF)]
+    return found + [f"{entry.label}, {entry.epochs:g} epochs: {entry.said}" for entry in failed]
+
+
+def left_out(entries: Sequence[Entry]) -> list[str]:
+    """Why there is no number for a strategy that cannot run here, a sentence each."""
+    sentences = [f"{entry.label} is left out: {entry.said}" for entry in entries if entry.outcome == LEFT_OUT]
+    return list(dict.fromkeys(sentences))
 
 
 def epoch_seconds(run: Run) -> float:
@@ -85,13 +112,18 @@ def epoch_seconds(run: Run) -> float:
     return _training(run) / len(run.summary["epochs"])
 
 
-def processors(run: Run) -> int:
-    """With how many cores a run computed, or on how many GPUs."""
+def processors(run: Run) -> int | None:
+    """With how many cores a run computed, or on how many GPUs; None of a process with several, which no record says."""
     environment, ranks = run.environment, run.summary["world_size"]
     if environment["device"] != "cpu":
-        return ranks
+        return None if run.summary["sync"] == ALL_GPUS else ranks
     machines = -(-ranks // environment["ranks_on_host"])
     return min(ranks * environment["threads_per_rank"], machines * (environment["cores"] or 1))
+
+
+def _efficiency(speed_up: float, base: Run, run: Run) -> str:
+    mine, theirs = processors(run), processors(base)
+    return f"{speed_up * theirs / mine:.0%}" if mine and theirs else "-"
 
 
 def _trainings(run: Run) -> list[Mapping[str, Any]]:

@@ -1,0 +1,144 @@
+"""What engines send, counted by the kernel on emulated hosts, beside what the formulas say (Linux, root, iproute2).
+
+    python benchmarks/engines_bytes.py --runs_dir runs/engines-bytes [--sync zero1,zero3] [--hosts 4] [a run's flags]
+
+Each trains for a few steps by `cluster run`, one rank on a host. Counted is what the interface of each host sent in a
+step, with the headers of every packet, the first step left out: the mean over the hosts, and from the least to the most
+of them. A run that stands in the folder already is not made again; one that fails is a row that says so. The table is
+printed and, with all digits, written to bytes.json in the folder.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from cos598d.bench.candidates import read_candidate
+from cos598d.commands.flags import to_words
+from cos598d.config import RunConfig
+from cos598d.engines.torch_fsdp import layers
+from cos598d.errors import UserError
+from cos598d.fields import flags_of
+from cos598d.files import read_json, write_json
+from cos598d.models.build import build_model, find_model
+from cos598d.program import own_environment
+from cos598d.report.load import load_run
+from cos598d.tables import as_text
+
+KNOWN = flags_of(RunConfig)
+FEW = {"max_steps": "6", "total_train_batch_size": "16", "max_seq_length": "64"}
+HEAD = ["sync", "formula", "MB", "counted MB", "by host", "off"]
+# In parts of (n-1)/n S, where R of the S bytes of weights are of no layer, and so are gathered once: r is R/S.
+FORMULAS: dict[str, tuple[str, Callable[[float], float]]] = {
+    "ddp": ("2(n-1)/n S", lambda r: 2),
+    "zero1": ("2(n-1)/n S", lambda r: 2),
+    "zero2": ("2(n-1)/n S", lambda r: 2),
+    "zero3": ("3(n-1)/n S", lambda r: 3),
+    "torch_zero1": ("3(n-1)/n S", lambda r: 3),
+    "torch_fsdp": ("(n-1)/n (3S - R)", lambda r: 3 - r),
+    "torch_fsdp:reduce_scatter=torch": ("(n-1)/n (4S - R)", lambda r: 4 - r),
+    "deepspeed:zero_stage=0": ("2(n-1)/n S", lambda r: 2),
+    "deepspeed:zero_stage=1": ("3(n-1)/n S", lambda r: 3),
+    "deepspeed:zero_stage=2": ("3(n-1)/n S", lambda r: 3),
+    "deepspeed:zero_stage=3": ("3(n-1)/n S", lambda r: 3),
+    "horovod": ("2(n-1)/n S", lambda r: 2),
+    "horovod:compress=fp16": ("(n-1)/n S", lambda r: 1),
+    "fabric": ("2(n-1)/n S", lambda r: 2),
+    "fabric:fabric_strategy=fsdp2": ("(n-1)/n (4S - R)", lambda r: 4 - r),
+}
+
+
+def main() -> int:
+    """Make the runs that are not there, print the table and return 0, or 1 where a run failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs_dir", type=Path, required=True)
+    parser.add_argument("--sync", default=",".join(FORMULAS), help="which, separated by commas (default: all)")
+    parser.add_argument("--hosts", type=int, default=4)
+    parser.add_argument("--rate", default="1gbit")
+    options, flags = parser.parse_known_args()
+    words = options.sync.split(",")
+    for word in words:
+        if word not in FORMULAS:
+            raise UserError(f"--sync {word}: no formula is known for it; the known ones are {', '.join(FORMULAS)}.")
+    given = {flag.partition("=")[0] for flag in flags}
+    flags = [*flags, *to_words({name: value for name, value in FEW.items() if f"--{name}" not in given})]
+    found: dict[str, dict[str, Any]] = {}
+    for word in words:
+        try:
+            folder = make_run(options, word, flags)
+            found[word] = beside_formula(folder, FORMULAS[word][1])
+        except UserError as error:
+            found[word] = {"failed": str(error)}
+    write_json(options.runs_dir / "bytes.json", {"hosts": options.hosts, "rate": options.rate, "flags": flags} | found)
+    print(f"\nMB that a host sends in a step, counted by the kernel; {options.hosts} hosts, {options.rate}")
+    print(as_text([HEAD, *(row(word, facts) for word, facts in found.items())], numbers=True))
+    failures = [f"{word}: {facts['failed']}" for word, facts in found.items() if "failed" in facts]
+    print(*failures, sep="\n", end="\n" if failures else "")
+    return int(bool(failures))
+
+
+def make_run(options: argparse.Namespace, word: str, flags: list[str]) -> Path:
+    """The folder of the run, made if it is not there yet. Raises UserError where it fails."""
+    folder = options.runs_dir.resolve() / word.replace(":", "-")
+    if not (folder / "summary.json").exists():
+        sync, values = read_candidate(word)
+        own = to_words({"sync": sync, **values}, RunConfig)
+        train = ["python", "-m", "cos598d", "train", "--do_train", "--no_save_model"]
+        train += ["--output_dir", str(folder), "--overwrite_output_dir"]
+        cluster = ["cluster", "run", "--name", f"bytes{os.getpid()}"]
+        cluster += ["--hosts", str(options.hosts), "--rate", options.rate, "--"]
+        print(f"\n== {word}", file=sys.stderr, flush=True)
+        command = [sys.executable, "-m", "cos598d", *cluster, *train, *own, *flags]
+        done = subprocess.run(command, env=own_environment(), stdout=sys.stderr, check=False)
+        if done.returncode:
+            raise UserError(f"its run ended with exit code {done.returncode}; what it said stands above.")
+    return folder
+
+
+def beside_formula(folder: Path, factor: Callable[[float], float]) -> dict[str, Any]:
+    """Bytes of a step by the formula, and as counted on each host; how far the mean is off, as a share."""
+    summary = load_run(folder)
+    counted = (summary["wire"] or {}).get("bytes_sent_per_iteration") or [None]
+    if None in counted:
+        raise UserError("its interface was not counted: leave --monitor_interval as it is.")
+    size, root = weights(folder)
+    ranks = summary["world_size"]
+    formula = (ranks - 1) / ranks * size * factor(root / size)
+    off = fmean(counted) / formula - 1
+    return {"weights": size, "of_no_layer": root, "formula": formula, "counted_by_rank": counted, "off": off}
+
+
+def weights(folder: Path) -> tuple[int, int]:
+    """Bytes of a run's trainable weights, and of those among them that are of no layer."""
+    config = RunConfig(**{name: value for name, value in read_json(folder / "config.json").items() if name in KNOWN})
+    task = config.task()
+    source = find_model(config.model_name_or_path, config.model_type, config_name=config.config_name)
+    model = build_model(source, task.head, task.num_labels, 0.0, config.seed)
+    size, in_layers = (
+        sum(p.numel() * p.element_size() for p in set(parameters) if p.requires_grad)
+        for parameters in (model.parameters(), (p for layer in layers(model) for p in layer.parameters()))
+    )
+    return size, size - in_layers
+
+
+def row(word: str, facts: dict[str, Any]) -> list[str]:
+    """A row of the table."""
+    if "failed" in facts:
+        return [word, FORMULAS[word][0], "-", "failed", "-", "-"]
+    counted = facts["counted_by_rank"]
+    megabytes = [f"{value / 1e6:.2f}" for value in (facts["formula"], fmean(counted), min(counted), max(counted))]
+    return [word, FORMULAS[word][0], *megabytes[:2], f"{megabytes[2]}-{megabytes[3]}", f"{facts['off']:+.2%}"]
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except UserError as error:
+        sys.exit(str(error))

@@ -1,0 +1,100 @@
+"""What a strategy or an engine cannot do is one sentence on every rank, and a lost rank takes the others with it."""
+
+import signal
+
+import pytest
+from programs import ROOT, TINY_TRAINING, children_of, free_port, is_alive, script
+
+SCRIPT = "task2b/run_glue.py"
+# Read by Python before the program: packages that are not there, too old, or broken.
+WITHOUT = """
+import importlib.metadata, sys
+real, said = importlib.metadata.version, {said}
+def version(name):
+    if name not in said:
+        return real(name)
+    if said[name] is None:
+        raise importlib.metadata.PackageNotFoundError(name)
+    return said[name]
+importlib.metadata.version = version
+for name in said:
+    sys.modules[name] = None
+"""
+
+
+def end_alike(ranks, code, sentence, seconds=60):
+    """Every rank ends with this code, and this sentence is the last that it says."""
+    for rank in ranks:
+        assert rank.wait(seconds) == code, rank.text
+        assert sentence in rank.text.strip().splitlines()[-1], rank.text
+        assert "Traceback" not in rank.text, rank.text
+
+
+@pytest.mark.parametrize("stage", ["zero1", "zero2", "zero3"])
+def test_a_killed_rank_takes_the_others_with_it_by_name(start_ranks, tmp_path, stage):
+    words = [*TINY_TRAINING, "--sync", stage, "--max_steps", 100000, "--output_dir", "out"]
+    ranks = start_ranks(SCRIPT, 3, words)
+    ranks[1].wait_for("iteration 3:")
+    started = [child for rank in ranks for child in children_of(rank.process.pid)]
+    ranks[1].process.send_signal(signal.SIGKILL)
+    end_alike([ranks[0], ranks[2]], 1, "lost rank 1, which ended without a word", seconds=10)
+    assert not any(is_alive(child) for child in started)
+    assert not list((tmp_path / "out").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("sync", "said", "code", "sentence"),
+    [
+        ("deepspeed", {"deepspeed": None}, 2, "--sync deepspeed needs DeepSpeed, which is not installed: run make eng"),
+        ("fabric", {"lightning": "2.4.9"}, 2, "--sync fabric needs Lightning Fabric 2.5 or newer, and 2.4.9 is inst"),
+        ("horovod", {"horovod": None}, 2, "--sync horovod needs Horovod, which is not installed: run make engines."),
+        ("horovod", {"horovod": "0.28.1"}, 1, "Horovod is installed, and cannot be imported (import of horovod"),
+    ],
+)
+def test_an_engine_that_is_missing_too_old_or_broken_is_one_sentence_on_every_rank(
+    start, tmp_path, sync, said, code, sentence
+):
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT.format(said=said))
+    words = [*TINY_TRAINING, "--sync", sync, "--max_steps", 2, "--output_dir", tmp_path / "out", "--no_cuda"]
+    place = ["--master_port", free_port(), "--world_size", 2, "--local_rank"]
+    environ = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    ranks = [start(f"rank{rank}", [script(SCRIPT), *words, *place, rank], environ) for rank in range(2)]
+    end_alike(ranks, code, sentence)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--sync", "zero3", "--compress", "bf16"), "--compress means nothing to --sync zero3: leave it out."),
+        (("--sync", "zero1", "--zero_stage", "2"), "--zero_stage means nothing to --sync zero1: leave it out."),
+        (
+            ("--sync", "torch_fsdp", "--compress", "fp16"),
+            "--compress means nothing to --sync torch_fsdp",
+        ),
+        (("--sync", "deepspeed", "--zero_stage", "4"), "--zero_stage 4: "),
+        (("--sync", "dp"), "--sync dp is one process with all of its GPUs, and 2 ranks were asked for"),
+    ],
+)
+def test_an_option_that_a_strategy_lacks_is_one_sentence_on_every_rank(start_ranks, words, sentence):
+    end_alike(start_ranks(SCRIPT, 2, [*TINY_TRAINING, *words, "--max_steps", 2]), 2, sentence)
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        (
+            "latest",
+            "global_step10/mp_rank_00_model_states.pt",
+            "global_step10/zero_pp_rank_0_mp_rank_00_optim_states.pt",
+        ),
+        (".metadata", "__0_0.distcp", "__1_0.distcp"),
+    ],
+    ids=["DeepSpeed's own", "torch's sharded"],
+)
+def test_a_checkpoint_in_an_engine_s_own_form_is_one_sentence_on_every_rank(start_ranks, tmp_path, files):
+    for name in files:
+        path = tmp_path / "theirs" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"\x80\x02}q\x00.")  # a pickle, which nobody opens
+    words = [*TINY_TRAINING, "--sync", "zero3", "--model_name_or_path", tmp_path / "theirs"]
+    end_alike(start_ranks(SCRIPT, 2, words), 1, "theirs holds no model.safetensors or pytorch_model.bin: give")
