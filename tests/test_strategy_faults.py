@@ -71,7 +71,7 @@ def test_an_engine_that_is_missing_too_old_or_broken_is_one_sentence_on_every_ra
             ("--sync", "torch_fsdp", "--compress", "fp16"),
             "--compress means nothing to --sync torch_fsdp",
         ),
-        (("--sync", "deepspeed", "--zero_stage", "4"), "--zero_stage 4: "),
+        (("--sync", "deepspeed", "--zero_stage", "4"), "--zero_stage 4: give 0, 1, 2 or 3."),
         (("--sync", "dp"), "--sync dp is one process with all of its GPUs, and 2 ranks were asked for"),
     ],
 )

@@ -55,7 +55,7 @@ def strategies_rows(entries: Sequence[Entry]) -> list[list[str]]:
     metrics = list(dict.fromkeys(name for entry in entries if entry.run for name in _metrics(entry.run)))
     has_gpu = any(_gpu_peak(entry.run) is not None for entry in entries if entry.run)
     head = ["strategy", "ranks", "epochs", "seconds", "s/epoch", "examples/s", "speed-up", "efficiency"]
-    head += ["peak MB", "of all ranks", *(["GPU's peak MB"] if has_gpu else []), "training loss", *metrics]
+    head += ["peak MB", "all ranks' MB", *(["GPU's peak MB"] if has_gpu else []), "training loss", *metrics]
     rows = [head]
     for entry in entries:
         what = [entry.label, str(entry.ranks), f"{entry.epochs:g}"]
