@@ -7,6 +7,7 @@ import pytest
 from programs import Program, free_port, script
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # many small processes on few cores
+EXPENSIVE = {"lessons", "finished"}  # fixtures of a module that train
 # A test run started in the background ignores Ctrl-C, and so would the programs that it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -84,5 +85,5 @@ def servers(monkeypatch):
 def pytest_collection_modifyitems(items):
     """With several test processes, tests that share an expensive fixture go to the same one."""
     for item in items:
-        if "lessons" in item.fixturenames:
+        if EXPENSIVE.intersection(item.fixturenames):
             item.add_marker(pytest.mark.xdist_group(item.module.__name__))

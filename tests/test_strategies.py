@@ -7,6 +7,8 @@ import pytest
 from programs import TINY
 
 from cos598d.commands import child, cli
+from cos598d.errors import UserError
+from cos598d.report.strategies import load_entry_run
 
 pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
@@ -56,7 +58,8 @@ def again(finished, tmp_path, monkeypatch, capsys):
 
 def rows_of(text, name):
     """The cells of the printed table's rows of that name."""
-    return [line.split() for line in text.splitlines() if line.startswith(f"{name} ")]
+    table = text[text.index("\nstrategy ") + 1 :].partition("\n\n")[0]
+    return [line.split() for line in table.splitlines() if line.startswith(f"{name} ")]
 
 
 def test_one_command_makes_the_runs_and_they_train_alike(finished):
@@ -109,13 +112,21 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_run_is_run_again_and_says_so(again, damage):
-    DAMAGES[damage](again.folder / "zero1-e2")
+def test_a_record_that_lacks_what_the_table_needs_is_no_finished_run(finished, tmp_path, damage):
+    folder = shutil.copytree(finished / "zero1-e2", tmp_path / "zero1-e2")
+    assert load_entry_run(folder, "zero1-e2").summary["world_size"] == 2
+    DAMAGES[damage](folder)
+    with pytest.raises(UserError, match=r"run again\.$|ended well\.$"):
+        load_entry_run(folder, "zero1-e2")
+
+
+def test_a_damaged_run_is_run_again_and_says_so(again):
+    DAMAGES["no memory"](again.folder / "zero1-e2")
     text, code, started = again("baseline,zero1")
     assert (code, started) == (0, ["zero1-e2"])
     (head,) = [line for line in text.splitlines() if "zero1: 2 ranks, 2 epochs" in line]
     assert "run again, since" in head
-    assert "run again." in head or "ended well" in head  # the remedy
+    assert "summary.json is damaged: it has no memory" in head
     assert again("baseline,zero1")[2] == []
 
 

@@ -90,16 +90,16 @@ def run(options: argparse.Namespace) -> int:
         folder.check_flags(plans, values, options.world_size)
         if folder.damage:
             print(f"how earlier calls' runs ended is not known: {folder.damage}", flush=True)
+        for sentence in dict.fromkeys(f"{plan.label} is left out: {plan.refused}" for plan in plans if plan.refused):
+            print(printable(sentence), flush=True)
+        print(f"records: {path} (the same flags with --runs_dir {path} go on there)", flush=True)
+        count, place, failed = sum(not plan.refused for plan in plans), 0, 0
         for plan in plans:
             if plan.refused:
                 folder.note(plan, LEFT_OUT, plan.refused)
-        for sentence in left_out(folder.entries()):
-            print(printable(sentence), flush=True)
-        print(f"records: {path} (the same flags with --runs_dir {path} go on there)", flush=True)
-        wanted = [plan for plan in plans if not plan.refused]
-        failed = 0
-        for place, plan in enumerate(wanted, start=1):
-            head = f"\n[{place}/{len(wanted)}] {plan.label}: {plan.ranks} rank{'s' if plan.ranks > 1 else ''}"
+                continue
+            place += 1
+            head = f"\n[{place}/{count}] {plan.label}: {plan.ranks} rank{'s' if plan.ranks > 1 else ''}"
             failed += not _is_made(folder, plan, values, f"{head}, {plan.epochs:g} epochs")
         _show(path, folder.entries())
     return int(failed > 0)
