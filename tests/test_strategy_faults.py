@@ -48,7 +48,7 @@ def test_a_killed_rank_takes_the_others_with_it_by_name(start_ranks, tmp_path, s
         ("deepspeed", {"deepspeed": None}, 2, "--sync deepspeed needs DeepSpeed, which is not installed: run make eng"),
         ("fabric", {"lightning": "2.4.9"}, 2, "--sync fabric needs Lightning Fabric 2.5 or newer, and 2.4.9 is inst"),
         ("horovod", {"horovod": None}, 2, "--sync horovod needs Horovod, which is not installed: run make engines."),
-        ("horovod", {"horovod": "0.28.1"}, 1, "Horovod is installed, and cannot be imported (import of horovod"),
+        ("horovod", {"horovod": "0.28.1"}, 1, "Horovod is installed, and cannot be imported (No module named"),
     ],
 )
 def test_an_engine_that_is_missing_too_old_or_broken_is_one_sentence_on_every_rank(
@@ -66,11 +66,8 @@ def test_an_engine_that_is_missing_too_old_or_broken_is_one_sentence_on_every_ra
     ("words", "sentence"),
     [
         (("--sync", "zero3", "--compress", "bf16"), "--compress means nothing to --sync zero3: leave it out."),
-        (("--sync", "zero1", "--zero_stage", "2"), "--zero_stage means nothing to --sync zero1: leave it out."),
-        (
-            ("--sync", "torch_fsdp", "--compress", "fp16"),
-            "--compress means nothing to --sync torch_fsdp",
-        ),
+        (("--sync", "zero1", "--zero_stage", "1"), "--zero_stage means nothing to --sync zero1: leave it out."),
+        (("--sync", "torch_fsdp", "--compress", "fp16"), "--compress means nothing to --sync torch_fsdp"),
         (("--sync", "deepspeed", "--zero_stage", "4"), "--zero_stage 4: give 0, 1, 2 or 3."),
         (("--sync", "dp"), "--sync dp is one process with all of its GPUs, and 2 ranks were asked for"),
     ],
