@@ -52,7 +52,7 @@ DEFAULT = (
 NOT_HERE = frozenset(
     ("label", "per_gpu_train_batch_size", "output_dir", "overwrite_output_dir", "save_model", "num_train_epochs")
     + ("local_rank", "master_ip", "master_port", "secret", "silence_seconds", "max_steps", "do_train", "do_eval")
-    + ("sync", *SYNC_FIELDS)
+    + ("early_stopping", "sync", *SYNC_FIELDS)
 )
 PAGE, TABLE = "report.html", "table.md"
 
@@ -169,7 +169,7 @@ def _is_made(folder: TableFolder, plan: Plan, values: Mapping[str, Any], head: s
     words = to_words({**values, **plan.values, "label": plan.label})
     words += ["--world_size", str(plan.ranks), "--no_save_model", "--output_dir", str(output), "--overwrite_output_dir"]
     code, last = child.train(words)
-    if code:
+    if code or not (output / "summary.json").exists():  # it may also have stopped on purpose before its end
         folder.note(plan, FAILED, f"it failed with exit code {code}: {last or 'it said nothing.'}")
         return False
     folder.note(plan, FINISHED)

@@ -12,3 +12,5 @@ FLOOR, DDP = "none", "ddp"
 WARM_UP = 2
 # Said of records whose bytes are another backend's by formula.
 ASSUMED_BYTES = "nccl chooses its own algorithms, and its calls are taken to move what gloo's do"
+# What an epoch's row has beside its metrics.
+NOT_METRICS = frozenset(("epoch", "iterations", "last_iteration", "loss", "seconds_evaluation"))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cos598d.records.conventions import NOT_METRICS
 from cos598d.records.run import MEMORY, REMEDY
 from cos598d.records.schema import NUMBER, POSITIVE, SIZE, TEXT, Fields, ListOf, OrNone, check
 from cos598d.report.fairness import work_remark
@@ -22,8 +23,6 @@ TABLE_NOTE = (
     "most, and summed over the ranks; libraries, evaluation and pages that ranks share are in it. Losses, metrics: of "
     "the last epoch."
 )
-# What an epoch's row has beside its metrics.
-NOT_METRICS = frozenset(("epoch", "iterations", "loss", "seconds_evaluation", "total"))
 # What the table needs of a run, beyond what every record has.
 TRAINING = Fields({"examples": SIZE, "wall_seconds": POSITIVE})
 SUMMARY = Fields({"epochs": ListOf(Fields({"loss": NUMBER, "training": TRAINING}), least=1), "memory": MEMORY})
@@ -149,5 +148,5 @@ def _gpu_peak(run: Run) -> float | None:
 def _metrics(run: Run) -> list[str]:
     """The losses and metrics of an evaluation, without those of parts of the data and of other thresholds."""
     last = run.summary["epochs"][-1]
-    names = [name for name in last if is_number(last[name]) and name not in NOT_METRICS]
+    names = [name for name in last if is_number(last[name]) and name not in {*NOT_METRICS, "total"}]
     return sorted((n for n in names if n.islower() and not n.startswith("best_")), key=lambda n: n != "validation_loss")

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from itertools import accumulate
 
+from cos598d.records.conventions import NOT_METRICS
 from cos598d.report.load import Run, is_number
 from cos598d.report.numbers import listed
 from cos598d.report.svg import draw, legend_below, line_style
 
-NOT_METRICS = frozenset(("epoch", "iterations", "last_iteration", "loss", "seconds_evaluation"))
 MOST_POINTS = 300
 
 
