@@ -79,8 +79,8 @@ def ours(training: Training, folder: Path) -> Iterator[Save]:
     with Checkpoints(folder, training.comm, 1, lambda _: None, {}) as checkpoints:
 
         def save(_: int) -> Callable[[], bool]:
-            iteration, own = training.iteration, Own({}, random_states(training.comm.device))
-            checkpoints.save(training.strategy, iteration, {}, own)
+            iteration = training.iteration
+            checkpoints.save(training.strategy, iteration, {}, lambda: Own({}, random_states(training.comm.device)))
 
             def is_written() -> bool:
                 for sentence in checkpoints.poll():

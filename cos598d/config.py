@@ -198,7 +198,7 @@ class RunConfig(SquadOptions, SyncFlags, LifeFlags):
                 f"--model_type {self.model_type} cannot do {task.name}: choose {' or '.join(task.model_types)}."
             )
         self._check_squad(task)
-        self.check_life(self.do_eval, task.metrics)
+        self.check_life(self.do_train, self.do_eval, self.output_dir, task.metrics)
         LedgerRule.parse(self.ledger)
         for name, owner in OPTIMIZER_OF.items():
             if given(self, [name]) and self.optimizer != owner:

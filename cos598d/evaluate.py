@@ -1,7 +1,10 @@
 """Evaluation over all ranks, each example exactly once: what the model says of it, and the mean loss of that."""
 
 import contextlib
-from collections.abc import Sequence
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,8 +12,53 @@ from torch import nn
 
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import EVALUATION
+from cos598d.data import Task
 from cos598d.data.sampler import evaluation_batches
 from cos598d.data.text.features import Features
+from cos598d.life import LOSS_METRIC
+from cos598d.strategies.precision import autocast
+
+
+class Evaluation:
+    """A task's metrics of a model, and its mean loss, on every part that the task evaluates. Every rank calls it.
+
+    `files` are what the task wants kept of the last evaluation, JSON values by name, on rank 0.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        parts: Mapping[str, Features],
+        model: nn.Module,
+        comm: Communicator,
+        batch_size: int,
+        precision: str,
+    ):
+        self.files: dict[str, Any] = {}
+        self._task, self._parts, self._model, self._comm = task, dict(parts), model, comm
+        self._batch_size, self._precision = batch_size, precision
+
+    def __call__(self, is_asked_to_end: Callable[[], bool] | None = None) -> dict[str, float] | None:
+        """The metrics with the loss and the evaluation's seconds, the same on every rank; nothing of no parts.
+
+        None where a rank, by whatever it was given, was asked to end meanwhile.
+        """
+        started, comm = time.perf_counter(), self._comm
+        found: dict[str, float] = {}
+        for part, features in self._parts.items():
+            widths, context = self._task.output_widths(features), autocast(self._precision, comm.device)
+            outputs = model_outputs(self._model, features, widths, comm, self._batch_size, context, is_asked_to_end)
+            if outputs is None:
+                return None
+            metrics: dict[str, float] = {}
+            if comm.rank == 0:
+                scores, loss = self._task.score(part, outputs, features), mean_loss(outputs, widths, features)
+                # A second part's is called as its metrics are: "validation_loss_mismatched".
+                name = LOSS_METRIC + ("" if part == next(iter(self._parts)) else part.removeprefix("dev"))
+                metrics = scores.metrics | ({name: loss} if math.isfinite(loss) else {})
+                self.files.update(scores.files)
+            found |= comm.exchange(metrics)[0]
+        return found | {"seconds_evaluation": time.perf_counter() - started} if found else {}
 
 
 def model_outputs(
@@ -19,20 +67,24 @@ def model_outputs(
     widths: Sequence[int],
     comm: Communicator,
     batch_size: int,
-    autocast: contextlib.AbstractContextManager,
-) -> np.ndarray:
+    context: contextlib.AbstractContextManager,
+    is_asked_to_end: Callable[[], bool] | None = None,
+) -> np.ndarray | None:
     """What the model says of every example, float32 (examples, sum of `widths`), in the features' order, on every rank.
 
     `widths` are the most values that each of the model's first outputs has for an example; where a batch gives fewer,
-    the rest is zeros. Each rank computes every n-th batch and leaves zeros elsewhere; the sum over ranks is then
-    exact, because every row has one rank's numbers and zeros from the others.
+    the rest is zeros. Each rank computes every n-th batch, in the `context`, and leaves zeros elsewhere; the sum over
+    ranks is then exact, because every row has one rank's numbers and zeros from the others. A rank that is asked to end
+    computes no further batch, and then the result is None on every rank.
     """
     was_training = model.training
     model.eval()
     rows = torch.zeros((len(features), sum(widths)), device=comm.device)
     places = np.cumsum([0, *widths])
-    with torch.no_grad(), autocast:
+    with torch.no_grad(), context:
         for batch in evaluation_batches(features.lengths, batch_size)[comm.rank :: comm.world_size]:
+            if is_asked_to_end and is_asked_to_end():
+                break
             inputs = {k: v.to(comm.device) for k, v in features.collate(batch).items() if k not in features.targets}
             chosen = torch.as_tensor(batch, device=comm.device)
             for place, width, output in zip(places, widths, model(**inputs), strict=False):
@@ -40,8 +92,10 @@ def model_outputs(
                 if values.shape[1] > width:
                     raise ValueError(f"The model gives {values.shape[1]} values for an example, not {width}.")
                 rows[chosen, place : place + values.shape[1]] = values
-    comm.all_reduce(rows, "model outputs", purpose=EVALUATION)
     model.train(was_training)
+    if is_asked_to_end and any(comm.exchange(is_asked_to_end())):
+        return None
+    comm.all_reduce(rows, "model outputs", purpose=EVALUATION)
     return rows.cpu().numpy()
 
 

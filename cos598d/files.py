@@ -266,13 +266,16 @@ def _refuse(constant: str) -> None:
 
 
 def remove_unfinished() -> None:
-    """Delete this process's unfinished files and folders, when it is about to end at once."""
-    for beside in list(_unfinished):
+    """Delete this process's unfinished files and folders, when it is about to end at once.
+
+    A folder gets another name first: a thread that gives it its own just now would give it to what is half deleted.
+    """
+    for beside in map(Path, list(_unfinished)):
         with contextlib.suppress(OSError):
-            if os.path.isdir(beside):
-                shutil.rmtree(beside)
+            if beside.is_dir():
+                shutil.rmtree(beside.rename(beside.with_suffix(".removed")))
             else:
-                os.unlink(beside)
+                beside.unlink()
 
 
 def cache_folder() -> Path:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from cos598d.errors import UsageError
-from cos598d.fields import flag
+from cos598d.fields import flag, flags_of, given
 
 GROUP = "checkpoints and stopping"  # where --help lists them
 LOSS_METRIC = "validation_loss"
@@ -13,6 +13,34 @@ LOSS_METRIC = "validation_loss"
 class LifeFlags:
     """What may happen between two steps of a training."""
 
+    save_steps: int | None = flag(
+        None, "steps from one checkpoint to the next, in checkpoints/ of the run's folder", group=GROUP, least=1
+    )
+    save_epochs: int | None = flag(
+        None,
+        "epochs from one checkpoint to the next; 0: none (default: 1 where --num_train_epochs says more than 1)",
+        group=GROUP,
+        least=0,
+    )
+    save_seconds: float | None = flag(
+        None, "seconds from one checkpoint to the next, by rank 0's clock", group=GROUP, above=0
+    )
+    keep: int = flag(2, "how many of the newest checkpoints are kept, beside the best one", group=GROUP, least=1)
+    resume: str | None = flag(
+        None,
+        "go on from the newest whole checkpoint in --output_dir, if there is one (auto), or from a checkpoint's or "
+        "a run's folder",
+        group=GROUP,
+        metavar="auto|FOLDER",
+        is_local=True,
+    )
+    resume_anyway: bool = flag(False, "go on although flags have changed that make it another run", group=GROUP)
+    max_seconds: float | None = flag(
+        None,
+        "after so many seconds finish the step, save, and leave with exit code 75: for a time limit",
+        group=GROUP,
+        above=0,
+    )
     eval_steps: int | None = flag(
         None, "evaluate every so many steps, too, not only after every epoch", group=GROUP, least=1
     )
@@ -50,9 +78,16 @@ class LifeFlags:
         """The metric by which one evaluation is better than another."""
         return (self.early_stopping or "").partition(":")[2] or LOSS_METRIC
 
-    def check_life(self, do_eval: bool, metrics: tuple[str, ...]) -> None:
+    def check_life(self, do_train: bool, do_eval: bool, output_dir: str | None, metrics: tuple[str, ...]) -> None:
         """Raise UsageError for flags that cannot work; `metrics` are the task's."""
         self.patience()
+        if not do_train:
+            for name in given(self, flags_of(LifeFlags)):
+                raise UsageError(f"--{name} is for training: leave it out, or add --do_train.")
+        if self.resume == "auto" and output_dir is None:
+            raise UsageError("--resume auto looks in the run's folder: name it with --output_dir.")
+        if self.resume_anyway and self.resume is None:
+            raise UsageError("--resume_anyway means nothing without --resume: leave it out.")
         for name in ("eval_steps", "early_stopping"):
             if getattr(self, name) is not None and not do_eval:
                 raise UsageError(f"--{name} {getattr(self, name)} needs evaluations: add --do_eval.")

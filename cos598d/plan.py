@@ -1,4 +1,4 @@
-"""What a training is made of: how many steps, which batch in which, how far each goes, after which it is evaluated."""
+"""What a training is made of: how many steps, which batch and rate in each, and when it is evaluated and saved."""
 
 import itertools
 import math
@@ -53,6 +53,8 @@ class Plan:
         self.steps = config.max_steps if config.max_steps > 0 else whole
         self.learning_rate = schedule(config.lr_scheduler, config.learning_rate, config.warmup_steps, self.steps)
         self._examples, self._seed, self._eval_steps = examples, config.seed, config.eval_steps
+        self._save_steps, self._save_epochs = config.save_steps, _epochs_between_checkpoints(config)
+        self._saves_otherwise = config.save_seconds is not None or config.early_stopping is not None
 
     def epoch_of(self, iteration: int) -> int:
         """The epoch that an iteration belongs to."""
@@ -62,11 +64,21 @@ class Plan:
         """Whether no other iteration of its epoch follows."""
         return iteration % self.epoch_steps == 0 or iteration == self.steps
 
-    def is_due(self, at: Position) -> bool:
+    def evaluates(self, at: Position) -> bool:
         """Whether the model is to be evaluated before the next step."""
         if at.iteration == at.evaluated:
             return False
-        return self.ends_epoch(at.iteration) or bool(self._eval_steps and at.iteration % self._eval_steps == 0)
+        return self.ends_epoch(at.iteration) or _divides(self._eval_steps, at.iteration)
+
+    def saves(self, at: Position) -> bool:
+        """Whether a checkpoint is due before the next step, by the number of steps or of epochs."""
+        ends_epoch = self.ends_epoch(at.iteration) and _divides(self._save_epochs, self.epoch_of(at.iteration))
+        return ends_epoch or _divides(self._save_steps, at.iteration)
+
+    @property
+    def has_checkpoints(self) -> bool:
+        """Whether any are asked for: then one is made of the best evaluation too."""
+        return bool(self._save_steps or self._save_epochs or self._saves_otherwise)
 
     def batches(self, after: int) -> Iterator[tuple[int, np.ndarray]]:
         """The epoch and the global batch of every iteration that comes after iteration `after` (0: of all)."""
@@ -75,3 +87,14 @@ class Plan:
             batches = global_batches(self._examples, self.batch_size, self._seed, epoch - 1)
             for batch in itertools.islice(batches, max(0, after - before), self.steps - before):
                 yield epoch, batch
+
+
+def _epochs_between_checkpoints(config: RunConfig) -> int:
+    """By --save_epochs, or the default that stands for it where no flag asks for checkpoints; 0: none."""
+    if config.save_epochs is not None:
+        return config.save_epochs
+    return int(config.max_steps < 0 and config.num_train_epochs > 1 and not (config.save_steps or config.save_seconds))
+
+
+def _divides(interval: int | None, number: int) -> bool:
+    return interval is not None and interval > 0 and number % interval == 0

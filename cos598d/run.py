@@ -1,7 +1,6 @@
 """One rank's run, from its flags to its record."""
 
 import contextlib
-import math
 import os
 import time
 from dataclasses import asdict, dataclass
@@ -11,35 +10,40 @@ from typing import Any
 
 import torch
 
+from cos598d.attempt import attempt
+from cos598d.checkpoints import Checkpoint
 from cos598d.comm.communicator import Communicator
 from cos598d.config import RunConfig, folder_name
 from cos598d.data import Task
 from cos598d.data.text.features import Features
 from cos598d.data.text.tokenization import load_encoder
 from cos598d.errors import UsageError, UserError
-from cos598d.evaluate import mean_loss, model_outputs
-from cos598d.files import whole_folder
+from cos598d.evaluate import Evaluation
+from cos598d.locks import locked
 from cos598d.measure.claim import claim_folder
 from cos598d.measure.environment import describe_environment, network_facts
-from cos598d.measure.live import clear
 from cos598d.measure.monitor import Monitor
-from cos598d.measure.record import RunRecord
 from cos598d.measure.tensorboard import Board, check_tensorboard
 from cos598d.measure.wire import find_interface
 from cos598d.models.build import ModelSource, build_model, count_parameters, find_model, uses_every_parameter
-from cos598d.models.checkpoint import CannotSave, save_model
+from cos598d.models.checkpoint import save_description
+from cos598d.plan import Plan
+from cos598d.publish import leave, publish_record, save_run_model
 from cos598d.rank import be_rank, take_station
+from cos598d.resume import facts_of, find_checkpoint, is_ours, named_folder, open_record, say_if_finished
 from cos598d.strategies import get_strategy
-from cos598d.strategies.precision import autocast
 from cos598d.terminal.console import Console
-from cos598d.train import train
 from cos598d.world.identity import Identity
 from cos598d.world.meeting import Meeting
 from cos598d.world.places import LAUNCHERS, launcher_facts, place_of, places_in_words
 
 
 def run(config: RunConfig, identity: Identity) -> int:
-    """Be one rank of a run and return the process's exit code; `be_rank` says how it ends when something fails."""
+    """Be one rank of a run and return the process's exit code; `be_rank` says how it ends when something fails.
+
+    GOES_ON is the code of one that was asked to stop and has saved what it had.
+    """
+    began = time.monotonic()
 
     with contextlib.ExitStack() as claims:
 
@@ -48,8 +52,7 @@ def run(config: RunConfig, identity: Identity) -> int:
             return _prepare(config, identity, claims)
 
         def work(prepared: Prepared, meeting: Meeting | None) -> int:
-            _work(config, prepared, meeting, _console(identity), launcher_facts(identity))
-            return 0
+            return _work(config, prepared, meeting, _console(identity), launcher_facts(identity), claims, began)
 
         return be_rank(identity, config.timeout, config.facts(), prepare, work)
 
@@ -71,9 +74,10 @@ def _prepare(config: RunConfig, identity: Identity, claims: contextlib.ExitStack
     task = config.task()
     location, words = task.locate(config.data_dir)
     task.check(location, (["train"] if config.do_train else []) + list(task.evaluation_parts if config.do_eval else ()))
-    named = config.output_dir is not None  # else the run's folder will have a name in runs/ that no other has
-    folder, locks = Path(config.output_dir or "runs"), named and identity.rank == 0
-    claims.enter_context(claim_folder(folder, config.overwrite_output_dir or not named, locks))
+    named = named_folder(config)  # None: the run's folder will have a name in runs/ that no other has
+    folder = named or Path("runs")
+    may_be_full = named is None or config.overwrite_output_dir or is_ours(folder, config)
+    claims.enter_context(claim_folder(folder, may_be_full, locks=named is not None and identity.rank == 0))
     source = find_model(
         config.model_name_or_path,
         config.model_type,
@@ -96,9 +100,15 @@ def _console(identity: Identity) -> Console:
 
 
 def _work(
-    config: RunConfig, prepared: Prepared, meeting: Meeting | None, console: Console, launcher: dict[str, Any]
-) -> None:
-    """From the meeting to the record: group, model, data, training, evaluation."""
+    config: RunConfig,
+    prepared: Prepared,
+    meeting: Meeting | None,
+    console: Console,
+    launcher: dict[str, Any],
+    claims: contextlib.ExitStack,
+    began: float,
+) -> int:
+    """From the meeting to the record: group, model, data, training, evaluation. Returns the exit code."""
     task, source = prepared.task, prepared.source
     comm, threads, ranks_on_host = take_station(meeting, config.backend, config.no_cuda, config.threads)
     device = comm.device
@@ -106,6 +116,9 @@ def _work(
     places = comm.exchange(place_of(device))
     if launcher["name"] in LAUNCHERS:
         console.say(places_in_words(launcher, places))
+    output = _output_folder(config, comm, claims)
+    if say_if_finished(output, config, comm, console):
+        return 0
 
     encoder = load_encoder(source.model_type, source.vocabulary, source.lower_case)
     model = build_model(source, task.head, task.num_labels, config.dropout, config.seed).to(device)
@@ -119,84 +132,59 @@ def _work(
             console.say(line)
         return features
 
-    parts = task.evaluation_parts if config.do_eval else ()
-    evaluation = {part: load(part, config.max_eval_examples) for part in parts}
-    predictions: dict[str, Any] = {}  # the last evaluation's
-
-    def evaluate() -> dict[str, float]:
-        started = time.perf_counter()
-        found: dict[str, float] = {}
-        for part, features in evaluation.items():
-            context = autocast(config.precision, device)
-            widths = task.output_widths(features)
-            outputs = model_outputs(model, features, widths, comm, config.per_gpu_eval_batch_size, context)
-            metrics: dict[str, float] = {}
-            if comm.rank == 0:
-                scores, loss = task.score(part, outputs, features), mean_loss(outputs, widths, features)
-                # A second part's is called as its metrics are: "validation_loss_mismatched".
-                name = "validation_loss" + ("" if part == parts[0] else part.removeprefix("dev"))
-                metrics = scores.metrics | ({name: loss} if math.isfinite(loss) else {})
-                predictions.update(scores.files)
-            found |= comm.exchange(metrics)[0]
-        return found | {"seconds_evaluation": time.perf_counter() - started} if found else {}
-
-    bytes_from = "ledger"
+    parts = {part: load(part, config.max_eval_examples) for part in (task.evaluation_parts if config.do_eval else ())}
+    evaluation = Evaluation(task, parts, model, comm, config.per_gpu_eval_batch_size, config.precision)
     training = load("train", config.max_train_examples) if config.do_train else None
-    output = _output_folder(config, comm)
+    work: dict[str, Any] = {}  # what makes it this run, where it trains
+    found: Checkpoint | None = None
+    if training is not None:
+        work = facts_of(config, Plan(config, len(training), comm.world_size), training, source.description)
+        found = find_checkpoint(output, config, work, comm, console)
     monitor = _monitor(config, comm, meeting, console) if training is not None else None
-    board = Board(output) if config.tensorboard and comm.rank == 0 else None
-    clear(output)
-    comm.exchange("what an earlier run has left in live/ is gone")
-    with RunRecord(output, comm.rank, monitor, board, world_size=comm.world_size, kept=config.ledger) as record:
+    board = Board(output, found.iteration if found else 0) if config.tensorboard and comm.rank == 0 else None
+    with open_record(output, config, comm, found, monitor, board) as record:
         comm.ledger = record.ledger
-        files = {}
+        setting = _facts(config, prepared, comm, count_parameters(model), "ledger")
+        files: dict[str, Any] = {}
         if comm.rank == 0:
             environment = describe_environment(device, config.backend, threads, ranks_on_host)
             environment |= {"model_revisions": dict(source.revisions), "launcher": launcher, "places": places}
             files = {"environment.json": environment, "config.json": asdict(config) | {"world_size": comm.world_size}}
-            record.describe(files, _facts(config, prepared, comm, count_parameters(model), "ledger"))
+            record.describe(files, setting)
+            if record.remark:
+                console.say(record.remark)
         if training is not None:
             may_be_unused = not uses_every_parameter(source.model_type, task.head)
-            make_strategy = get_strategy(config.sync)
-            strategy = make_strategy(comm, may_be_unused, config.sync_options(), config.precision)
-            bytes_from = strategy.bytes_from
-            train(model, strategy, comm, training, config, record, console, evaluate)
+            strategy = get_strategy(config.sync)(comm, may_be_unused, config.sync_options(), config.precision)
+            setting["bytes_from"] = strategy.bytes_from
+            outcome = attempt(
+                config,
+                comm,
+                model,
+                strategy,
+                training,
+                evaluation,
+                record,
+                console,
+                lambda folder: save_description(folder, model, encoder),
+                work,
+                found,
+                began,
+            )
+            if outcome.stopped is not None:
+                return leave(outcome, output, config, record.iterations, console)
+            setting |= {"best": outcome.best} if outcome.best else {}
         else:
-            record.epoch({"epoch": 0, "iterations": 0} | evaluate())
+            record.epoch({"epoch": 0, "iterations": 0} | (evaluation() or {}))
             console.epoch(record.epochs[-1])
-        shares = comm.collect(record.share())
-        record.complete()
-        if shares is not None:  # on rank 0
-            facts = _facts(config, prepared, comm, count_parameters(model), bytes_from)
-            record.stage(facts, shares, predictions | files)
-        comm.exchange("all of the record is on the disk, whatever it is called")
-        makes_model = training is not None and config.save_model
-        if comm.rank == 0:
-            record.remove_old(with_model=training is not None and not makes_model)
-        comm.exchange("an earlier run's is gone")
-        record.publish()
-        comm.exchange("the rows are there")
-        if comm.rank == 0:
-            record.publish_summary()
+        saves_model = training is not None and config.save_model
+        publish_record(record, comm, setting, evaluation.files | files, keeps_model=training is None or saves_model)
         # The largest of all, and the likeliest not to fit: by now the record is safe.
-        if comm.rank == 0 and makes_model:
-            _save(output, model, encoder)
+        if comm.rank == 0 and saves_model:
+            save_run_model(output, model, encoder)
         comm.exchange("the model is saved")
     console.say(f"record: {output}")
-
-
-def _save(output: Path, model: torch.nn.Module, encoder: Any) -> None:
-    """Save the model beside the run's record, which is there already, in place of an earlier run's model."""
-    place = output / "model"
-    try:
-        with whole_folder(place) as folder:
-            save_model(folder, model, encoder)
-    except (CannotSave, OSError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error.reason
-        old = ", and the model there is still an earlier run's" if place.exists() else ""
-        raise UserError(
-            f"the model cannot be saved as {place} ({reason}): make room there; the record in {output} is whole{old}."
-        ) from error
+    return 0
 
 
 def _monitor(config: RunConfig, comm: Communicator, meeting: Meeting | None, console: Console) -> Monitor | None:
@@ -257,12 +245,15 @@ def _same_on_all_ranks(comm: Communicator, task: str, part: str, features: Featu
             )
 
 
-def _output_folder(config: RunConfig, comm: Communicator) -> Path:
+def _output_folder(config: RunConfig, comm: Communicator, claims: contextlib.ExitStack) -> Path:
     """The run's folder, the same name on every rank (hosts may or may not share the disk)."""
-    if config.output_dir:
+    if config.output_dir is not None:
         folder = Path(config.output_dir)
     else:
         when = datetime.now().strftime("%Y%m%d-%H%M%S")
-        folder = Path(comm.exchange(str(folder_name(config, comm.world_size, f"{when}-{os.getpid()}")))[0])
+        new = folder_name(config, comm.world_size, f"{when}-{os.getpid()}")
+        folder = Path(comm.exchange(str(named_folder(config) or new))[0])
     folder.mkdir(parents=True, exist_ok=True)
+    if comm.rank == 0 and named_folder(config) is None:
+        claims.enter_context(locked(folder))  # for those who look whether it is at work
     return folder

@@ -1,9 +1,71 @@
 """Why a training ends before its last step, and how the ranks agree on it."""
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from cos598d.life import LOSS_METRIC
+from cos598d.life import LOSS_METRIC, LifeFlags
+from cos598d.terminal.signals import ENDING, Requests
+
+_SIGNALS = tuple(number.name for number in ENDING)
+_TIME, _SAVE = "max_seconds", "save"
+
+
+class Stopping:
+    """Who asks for the end between two steps, or for a checkpoint: agreed over the ranks at no cost.
+
+    1. In every step each rank gives its `votes`, which travel with the loss: the signals that it has got and, of rank 0
+       alone, whose clock decides, whether --max_seconds or --save_seconds have passed.
+    2. Every rank is given their sums, the same ones, to `count`: then `reason` says why all stop after this step, in
+       words (None: nobody asked), and `wants_save` whether it is time for a checkpoint.
+
+    `began` is the moment of `clock` from which --max_seconds counts: a clock that nobody sets.
+    """
+
+    VOTES = (*_SIGNALS, _TIME, _SAVE)
+
+    def __init__(
+        self,
+        flags: LifeFlags,
+        rank: int,
+        requests: Requests,
+        began: float,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._flags, self._requests, self._clock = flags, requests, clock
+        self._decides = rank == 0
+        self._began, self._saved = began, clock()
+        self.reason: str | None = None
+        self.wants_save = False
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether this rank would vote for the end now."""
+        return self._requests.first is not None or self._has_passed(self._flags.max_seconds, self._began)
+
+    def votes(self) -> list[float]:
+        """This rank's, one for each of VOTES."""
+        first = self._requests.first
+        wishes = {name: first is not None and name == first.name for name in _SIGNALS}
+        wishes[_TIME] = self._has_passed(self._flags.max_seconds, self._began)
+        wishes[_SAVE] = self._has_passed(self._flags.save_seconds, self._saved)
+        return [float(wishes[name]) for name in self.VOTES]
+
+    def count(self, sums: Sequence[float]) -> None:
+        """The votes are in: all ranks' of one step, summed up."""
+        found = [name for name, votes in zip(self.VOTES, sums, strict=True) if votes]
+        self.wants_save = _SAVE in found
+        self.reason = next((self._words(name) for name in found if name != _SAVE), None)
+
+    def saved(self) -> None:
+        """A checkpoint has been made: --save_seconds count from here."""
+        self._saved, self.wants_save = self._clock(), False
+
+    def _has_passed(self, seconds: float | None, since: float) -> bool:
+        return self._decides and seconds is not None and self._clock() - since >= seconds
+
+    def _words(self, name: str) -> str:
+        return f"stopped by {name}" if name in _SIGNALS else f"--max_seconds {self._flags.max_seconds:g} have passed"
 
 
 class EarlyStopping:
@@ -19,6 +81,16 @@ class EarlyStopping:
         self.best: float | None = None
         self.best_iteration = 0
         self.waited = 0
+
+    def position(self) -> dict[str, Any]:
+        """Where it stands, as JSON, for `resume`."""
+        return {"metric": self.metric, "best": self.best, "best_iteration": self.best_iteration, "waited": self.waited}
+
+    def resume(self, position: Mapping[str, Any]) -> None:
+        """Go on from there. By another metric than the one that was watched, the best is looked for anew."""
+        if position["metric"] == self.metric:
+            self.best, self.best_iteration = position["best"], position["best_iteration"]
+            self.waited = position["waited"]
 
     @property
     def is_over(self) -> bool:

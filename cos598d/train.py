@@ -4,6 +4,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,11 +16,11 @@ from cos598d.data import sampler
 from cos598d.data.sampler import MicroBatch
 from cos598d.data.text.features import Features
 from cos598d.errors import UserError
+from cos598d.keeper import Keeper
 from cos598d.measure.clock import IterationClock
 from cos598d.measure.record import RunRecord
-from cos598d.plan import Plan, Position
+from cos598d.plan import Plan
 from cos598d.records.conventions import WARM_UP
-from cos598d.stopping import EarlyStopping
 from cos598d.strategies.base import Module, Strategy
 from cos598d.strategies.memory import expected_memory
 from cos598d.strategies.observed import Observed
@@ -60,24 +61,28 @@ def train(
     config: RunConfig,
     record: RunRecord,
     console: Console,
-    evaluate: Callable[[], dict[str, float]],
+    evaluate: Callable[[], dict[str, Any] | None],
+    keeper: Keeper | None = None,
 ) -> None:
     """Train `model` in place on `features` as `config` says: every rank calls it with the same arguments.
 
-    The measurements go to `record`. `evaluate` returns the current model's metrics; every rank calls it after every
-    epoch, and where --eval_steps says so. Raises UserError, the same on every rank, when a global batch's loss or,
-    before an evaluation, a weight is not finite, when the replicas have diverged, and when fp16's loss scale would fall
-    below 1.
+    The measurements go to `record`. `evaluate` returns the current model's metrics, or None where it was broken off
+    because a rank is asked to end; every rank calls it after every epoch, and where --eval_steps says so. `keeper`
+    saves the training, and says where it goes on and when it ends early; without one nothing is saved.
+
+    Raises UserError, the same on every rank, when a global batch's loss or, before an evaluation, a weight is not
+    finite, when the replicas have diverged, and when fp16's loss scale would fall below 1.
     """
     plan = Plan(config, len(features), comm.world_size)
-    early = EarlyStopping(config.metric(), config.patience())
+    keeper = keeper or Keeper(config)
     clock = IterationClock(comm.device)
     record.memory["formula"] = expected_memory(model, states_per_weight(config), strategy.shards, comm.world_size)
     # The strategy's methods, timed; it knows the global batch's loss and what is held too.
-    observed = Observed(strategy, clock, comm, watched=min(WARM_UP, plan.steps))
+    observed = Observed(strategy, clock, comm, keeper.votes)
     module = observed.attach(model, functools.partial(make_optimizer, config=config))
     model.train()
-    at = Position()
+    at = keeper.begin(observed, plan)  # the beginning, or where an earlier start of this run was saved
+    observed.watched = min(at.iteration + WARM_UP, plan.steps)
 
     @clock.phase("data")
     def split(batch: np.ndarray) -> list[MicroBatch]:
@@ -102,17 +107,30 @@ def train(
         _check_replicas(comm, strategy, [*model.named_parameters(), *model.named_buffers()], at.iteration)
         _check_weights(model, at.iteration, config.learning_rate)
         found, epoch = evaluate(), plan.epoch_of(at.iteration)
+        if found is None:
+            keeper.count([sum(votes) for votes in zip(*comm.exchange(keeper.votes()), strict=True)])
+            return
         at.evaluated = at.iteration
-        early.see(found, at.iteration)
-        if plan.ends_epoch(at.iteration) or early.is_over:
+        keeper.see(found, at)
+        if plan.ends_epoch(at.iteration) or keeper.is_over:
             record.epoch({"epoch": epoch} | at.end_epoch() | found)
             console.epoch(record.epochs[-1])
         else:
-            record.evaluation({"iteration": at.iteration, "epoch": epoch} | found)
-            console.evaluation(record.evaluations[-1])
+            evaluation = {"iteration": at.iteration, "epoch": epoch} | found
+            record.evaluation(evaluation)
+            console.evaluation(evaluation)
 
-    with console.progress(plan.steps, every=config.log_every) as progress:
-        for epoch, batch in plan.batches(after=at.iteration):
+    def goes_on() -> bool:
+        """Do what is due between two steps; whether another one follows."""
+        if plan.evaluates(at) and not keeper.is_over:
+            validate()
+        if keeper.saves(at):
+            with clock.phase("checkpoint"):
+                keeper.save(at)
+        return not keeper.is_over
+
+    with console.progress(plan.steps, at.iteration, config.log_every) as progress:
+        for epoch, batch in plan.batches(after=at.iteration) if goes_on() else ():
             record.begin_training()
             at.iteration += 1
             learning_rate = plan.learning_rate(at.stepped)
@@ -127,10 +145,8 @@ def train(
             if config.check_replicas and at.iteration % config.check_replicas == 0:
                 with strategy.whole():
                     _check_replicas(comm, strategy, model.named_parameters(), at.iteration)
-            if plan.is_due(at):
-                validate()
-            if early.is_over:
-                console.say(early.sentence())
+            keeper.count(observed.counted)
+            if not goes_on():
                 break
     record.memory |= {"between_steps": observed.between_steps, "peak": observed.peak.held}
     strategy.detach()

@@ -91,7 +91,7 @@ def open_checkpoints(folder, comm, keep=2, resumed=None):
 def save(checkpoints, comm, iteration, is_best=False):
     """Save the state that follows from the iteration's number; return what there is to say of it."""
     training = {"position": {"epoch": 1, "iteration": iteration}}
-    checkpoints.save(Stateful(comm, iteration), iteration, training, own_of(comm, iteration), is_best)
+    checkpoints.save(Stateful(comm, iteration), iteration, training, lambda: own_of(comm, iteration), is_best)
     return checkpoints.close()
 
 

@@ -122,7 +122,7 @@ def test_the_weights_load_as_any_model_s(tmp_path, comm):
     strategy = Stateful(comm)
     strategy.wholes = {("weights", name): parameter.detach() for name, parameter in model.named_parameters()}
     with Checkpoints(tmp_path, comm, 1, describe, SYNC) as checkpoints:
-        checkpoints.save(strategy, 1, {}, own_of(comm, 1))
+        checkpoints.save(strategy, 1, {}, lambda: own_of(comm, 1))
         assert checkpoints.close() == []
     found = find_model(str(tmp_path / "step-00000001" / "model"))
     loaded = build_model(found, "sequence_classification", 2, 0.0, seed=4).state_dict()
@@ -149,7 +149,7 @@ def test_what_a_device_copies_is_written_when_it_has_arrived(tmp_path, comm, mon
     with open_checkpoints(tmp_path, comm) as checkpoints:
         checkpoints._memory = HostMemory(torch.device("cuda"))
         monkeypatch.setattr(checkpoints._memory, "_new", lambda size: torch.empty(size, dtype=torch.uint8))
-        checkpoints.save(strategy, 1, {}, own_of(comm, 1))
+        checkpoints.save(strategy, 1, {}, lambda: own_of(comm, 1))
         assert checkpoints.close() == []
     assert is_there == [True]
 
@@ -182,12 +182,12 @@ def test_a_checkpoint_is_what_the_training_was_when_it_was_saved(tmp_path, comm)
     before = {name: tensor.clone() for name, tensor in strategy.wholes.items()}
     with open_checkpoints(tmp_path, comm) as checkpoints:
         facts = {"losses": [1.0]}
-        checkpoints.save(strategy, 5, facts, own_of(comm, 5))
+        checkpoints.save(strategy, 5, facts, lambda: own_of(comm, 5))
         for tensor in strategy.wholes.values():  # the next step
             tensor.zero_()
         facts["losses"].append(2.0)
         checkpoints.close()
-        checkpoints.save(strategy, 6, facts, own_of(comm, 6))
+        checkpoints.save(strategy, 6, facts, lambda: own_of(comm, 6))
         checkpoints.close()
     strategy.wholes = before
     found = find(str(tmp_path / "step-00000005"), None, comm)
@@ -307,7 +307,7 @@ def test_a_defect_while_writing_is_raised_where_the_training_hears_of_it(tmp_pat
         raise ZeroDivisionError("a defect")
 
     with Checkpoints(tmp_path, comm, 2, broken, SYNC) as checkpoints:
-        checkpoints.save(Stateful(comm), 1, {}, own_of(comm, 1))
+        checkpoints.save(Stateful(comm), 1, {}, lambda: own_of(comm, 1))
         with pytest.raises(ZeroDivisionError, match="a defect"):
             checkpoints.close()
     assert found_in(tmp_path) == []
@@ -316,7 +316,7 @@ def test_a_defect_while_writing_is_raised_where_the_training_hears_of_it(tmp_pat
 def leave_early(comm, folder):
     with contextlib.suppress(ZeroDivisionError), open_checkpoints(folder, comm) as checkpoints:
         if comm.rank == 0:
-            checkpoints.save(Stateful(comm, 1), 1, {}, own_of(comm, 1))
+            checkpoints.save(Stateful(comm, 1), 1, {}, lambda: own_of(comm, 1))
             raise ZeroDivisionError("rank 1 will never write its part")
     comm.exchange("rank 0 has left")
     return found_in(folder)
@@ -361,7 +361,7 @@ def load_best(comm, folder):
         draw = torch.Generator().manual_seed(1)
         strategy.wholes = {("weights", name): torch.randn(shape, generator=draw) for name, shape in names.items()}
         strategy.wholes |= {("buffers", "counted"): torch.arange(3.0), ("exp_avg", "layer.bias"): torch.ones(1)}
-        checkpoints.save(strategy, 1, {}, own_of(comm, 1), is_best=True)
+        checkpoints.save(strategy, 1, {}, lambda: own_of(comm, 1), is_best=True)
         checkpoints.close()
         checkpoints.best().load_model(model, comm)
     for name, tensor in model.state_dict().items():

@@ -112,7 +112,7 @@ def killed_while_writing(comm, folder, rank, function):
     if comm.rank == rank:
         setattr(writer, function, lambda *_: kill_myself())
     with open_checkpoints(folder, comm) as checkpoints:
-        checkpoints.save(Stateful(comm, 4), 4, {}, own_of(comm, 4))
+        checkpoints.save(Stateful(comm, 4), 4, {}, lambda: own_of(comm, 4))
         comm.exchange("the training goes on")
         checkpoints.close()
         comm.exchange("never, with a rank gone")
@@ -152,7 +152,7 @@ with open_checkpoints(checkpoints_folder, comm) as checkpoints:
     for iteration, room in enumerate((None, *values["rooms"], None), 1):
         if room is not None:
             leave(room)
-        checkpoints.save(Stateful(comm, iteration, scale=20), iteration, {}, own_of(comm, iteration))
+        checkpoints.save(Stateful(comm, iteration, scale=20), iteration, {}, lambda: own_of(comm, iteration))
         said = checkpoints.close()
         has_tried = bool(wrote)
         wrote.clear()

@@ -173,12 +173,12 @@ def test_a_save_s_copy_waits_its_turn_on_the_device_and_the_host_does_not(tmp_pa
     strategy.wholes = {name: tensor.to(CUDA) for name, tensor in strategy.wholes.items()}
     with open_checkpoints(tmp_path, comm) as checkpoints:
         # The first one asks for the memory of the copy, for which the host waits.
-        checkpoints.save(strategy, 1, {}, Own({}, random_states(CUDA)))
+        checkpoints.save(strategy, 1, {}, lambda: Own({}, random_states(CUDA)))
         assert checkpoints.close() == []
         torch.cuda._sleep(2_000_000_000)
         for tensor in strategy.wholes.values():
             tensor.add_(1)
-        checkpoints.save(strategy, 2, {}, Own({}, random_states(CUDA)))
+        checkpoints.save(strategy, 2, {}, lambda: Own({}, random_states(CUDA)))
         assert not torch.cuda.current_stream().query(), "the device is not there yet"
         drawn = torch.rand(3, device=CUDA)
         saved = {name: tensor.clone() for name, tensor in strategy.wholes.items()}

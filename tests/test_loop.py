@@ -238,7 +238,7 @@ def votes_of(comm):
     strategy = Replicated(get_sync("all_reduce")(comm))
     clock = IterationClock(comm.device)
     numbers = iter(range(3))
-    observed = Observed(strategy, clock, comm, 0, lambda: (comm.rank, next(numbers)))
+    observed = Observed(strategy, clock, comm, lambda: (comm.rank, next(numbers)))
     module = observed.attach(toy_model(0), lambda named: make_optimizer(named, RunConfig(learning_rate=0.0)))
     features, found = ToyFeatures(8), []
     for number in range(1, 4):

@@ -45,13 +45,13 @@ def test_every_epoch_has_each_example_once_but_one_that_is_cut_short():
 )
 def test_a_run_is_evaluated_after_every_epoch_and_where_it_is_asked_to_be_once(values, expected):
     plan, at, found = plan_of(**values), Position(), []
-    assert not plan.is_due(at)
+    assert not plan.evaluates(at)
     for iteration in range(1, plan.steps + 1):
         at.iteration = iteration
-        if plan.is_due(at):
+        if plan.evaluates(at):
             found.append(iteration)
             at.evaluated = iteration
-            assert not plan.is_due(at)
+            assert not plan.evaluates(at)
     assert found == expected
 
 

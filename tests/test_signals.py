@@ -2,10 +2,15 @@
 
 import os
 import signal
+import time
 
 import pytest
 
+from cos598d.life import LifeFlags
+from cos598d.stopping import Stopping
 from cos598d.terminal.signals import ENDING, Requests, is_noted
+
+QUIET = [0.0] * len(Stopping.VOTES)
 
 
 @pytest.fixture(autouse=True)
@@ -20,6 +25,7 @@ def _handlers():
 
 def send(number):
     os.kill(os.getpid(), number)
+    time.sleep(0)  # Python calls the handler before the next line
 
 
 @pytest.mark.parametrize("number", ENDING)
@@ -66,3 +72,49 @@ def test_the_watchdog_obeys_the_second_ctrl_c_alone():
         assert is_noted(signal.SIGINT)
         assert not is_noted(signal.SIGINT)
     assert not is_noted(signal.SIGINT)
+
+
+def votes_by_name(stopping):
+    return {name for name, vote in zip(Stopping.VOTES, stopping.votes()) if vote}
+
+
+def test_a_rank_votes_for_what_it_was_asked_and_the_first_rank_for_what_its_clock_says():
+    flags, now = LifeFlags(max_seconds=60.0, save_seconds=20.0), [100.0]
+    with Requests() as requests:
+        first, second = (Stopping(flags, rank, requests, 100.0, lambda: now[0]) for rank in (0, 1))
+        assert votes_by_name(first) == votes_by_name(second) == set()
+        now[0] = 120.0
+        assert (votes_by_name(first), votes_by_name(second)) == ({"save"}, set())
+        first.saved()
+        assert votes_by_name(first) == set()
+        now[0] = 160.0
+        assert votes_by_name(first) == {"save", "max_seconds"}
+        assert (first.is_asked, second.is_asked) == (True, False)
+        send(signal.SIGUSR1)
+        assert votes_by_name(second) == {"SIGUSR1"}
+        assert second.is_asked
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("SIGTERM", "stopped by SIGTERM"),
+        ("SIGINT", "stopped by SIGINT"),
+        ("max_seconds", "--max_seconds 9 have passed"),
+        ("save", None),
+    ],
+)
+def test_one_vote_of_any_rank_is_enough_and_all_know_why(name, reason):
+    stopping = Stopping(LifeFlags(max_seconds=9.0), 1, Requests(), 0.0)
+    stopping.count(QUIET)
+    assert (stopping.reason, stopping.wants_save) == (None, False)
+    stopping.count([float(name == one) for one in Stopping.VOTES])
+    assert (stopping.reason, stopping.wants_save) == (reason, name == "save")
+
+
+def test_a_clock_that_is_set_back_or_forth_changes_no_deadline(monkeypatch):
+    with Requests() as requests:
+        stopping = Stopping(LifeFlags(max_seconds=1000.0, save_seconds=1000.0), 0, requests, time.monotonic())
+        for hours in (-1e6, 1e6):
+            monkeypatch.setattr(time, "time", lambda hours=hours: hours * 3600)
+            assert stopping.votes() == QUIET

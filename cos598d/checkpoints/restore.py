@@ -72,6 +72,12 @@ class Checkpoint:
         own = Own(*_of(OF_TRAINING, facts, tensors)) if comm.rank < self.world_size else None
         return Restored(own, is_same_world, None if is_same_world else strategy.own_is_lost)
 
+    def facts_of_ranks(self, name: str, comm: Communicator) -> list[Any]:
+        """What every rank gave as the fact `name` of its `Own`, in order of rank; every rank must call it."""
+        here = self.contents
+        every = [here.own(rank, (OF_TRAINING,))[0] for rank in range(self.world_size)] if here else None
+        return [facts[OF_TRAINING][name] for facts in broadcast_json(comm, every, name)]
+
     def load_model(self, model: nn.Module, comm: Communicator) -> None:
         """Put weights and buffers alone into a model that is whole on every rank; every rank must call it."""
         for whole in self._wholes(comm, (WEIGHTS, BUFFERS)):

@@ -83,14 +83,15 @@ class Checkpoints:
         strategy: Strategy,
         iteration: int,
         training: Mapping[str, Any],
-        own: Own,
+        own: Callable[[], Own],
         is_best: bool = False,
     ) -> None:
         """Copy the state of the training after `iteration`, and have it written.
 
-        `training` (JSON) is what all ranks know alike, `own` what this rank alone does; both come back from
-        `Checkpoint.restore`. `is_best`: by whichever measure, this is better than every earlier one. Every rank must
-        call it between two steps. Returns when the training may go on.
+        `training` (JSON) is what all ranks know alike, `own()` what this rank alone does, asked when the strategy has
+        given its state, since the ranks may communicate for that; both come back from `Checkpoint.restore`. `is_best`:
+        by whichever measure, this is better than every earlier one. Every rank must call it between two steps. Returns
+        when the training may go on.
         """
         self._finish()
         comm = self._comm

@@ -1,7 +1,7 @@
 """The copy that a save begins with: what a rank contributes to a checkpoint, as it is between two steps."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,7 +86,7 @@ class HostMemory:
         return torch.empty(size, dtype=torch.uint8, pin_memory=self._is_pinned)
 
 
-def take(strategy: Strategy, rank: int, own: Own, memory: HostMemory) -> Part:
+def take(strategy: Strategy, rank: int, own: Callable[[], Own], memory: HostMemory) -> Part:
     """Copy what this rank contributes. Every rank calls it between two steps, since the strategy may communicate."""
     model: dict[str, torch.Tensor] = {}
     buffers: list[str] = []
@@ -106,11 +106,12 @@ def take(strategy: Strategy, rank: int, own: Own, memory: HostMemory) -> Part:
             optimizer[key] = memory.copy(key, piece.values.reshape(-1))
             shapes[whole] = piece.shape
     facts, tensors = strategy.own_state()
+    mine = own()
     kept = {f"{OF_STRATEGY}/{name}": memory.copy(f"{OF_STRATEGY}/{name}", t) for name, t in tensors.items()}
-    kept |= {f"{OF_TRAINING}/{name}": memory.copy(f"{OF_TRAINING}/{name}", t) for name, t in own.tensors.items()}
+    kept |= {f"{OF_TRAINING}/{name}": memory.copy(f"{OF_TRAINING}/{name}", t) for name, t in mine.tensors.items()}
     memory.mark()
 
-    part = Part(texts={RANK.format(rank=rank): json_text({OF_TRAINING: own.facts, OF_STRATEGY: facts})})
+    part = Part(texts={RANK.format(rank=rank): json_text({OF_TRAINING: mine.facts, OF_STRATEGY: facts})})
     if rank == 0:
         _add(part, MODEL, model, {"buffers": json.dumps(buffers)})
     if optimizer:

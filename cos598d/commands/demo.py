@@ -16,6 +16,7 @@ from cos598d.commands.flags import check_at_least_one
 from cos598d.commands.run_flags import add_run_options, run_values, to_words
 from cos598d.config import config_from
 from cos598d.errors import UserError
+from cos598d.life import GROUP as LIFE
 from cos598d.measure.claim import claim_folder
 from cos598d.program import own_environment
 from cos598d.report.load import load_run
@@ -31,13 +32,13 @@ LESSONS = (
     ("floor", "none", True),
 )
 WORLD_SIZE = 4
-# It compares seconds and losses: a few steps, no evaluation, no models kept.
-DEFAULTS = {"max_steps": 6, "do_train": True}
+# It compares seconds and losses: a few steps, no evaluation, no checkpoints, no models kept.
+DEFAULTS = {"max_steps": 6, "do_train": True, "save_epochs": 0}
 # Flags of a run that the lessons set, or that mean nothing to them.
 NOT_HERE = frozenset(
     ("sync", "label", "per_gpu_train_batch_size", "output_dir", "overwrite_output_dir", "save_model")
     + ("local_rank", "master_ip", "master_port", "secret", "silence_seconds")
-    + ("do_train", "do_eval", "check_replicas")
+    + ("do_train", "do_eval", "check_replicas", LIFE)
 )
 
 
@@ -60,7 +61,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the lessons, print the table of their records, and return 0. Raises UserError where one fails."""
     values = run_values(options)
-    values = ({"do_train": True} if "num_train_epochs" in values else DEFAULTS) | values
+    defaults = {n: v for n, v in DEFAULTS.items() if n != "max_steps"} if "num_train_epochs" in values else DEFAULTS
+    values = defaults | values
     check_at_least_one("--repeats", options.repeats)
     Identity(0, options.world_size)  # for its checks
     config_from(values).check(options.world_size)

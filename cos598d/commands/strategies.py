@@ -22,6 +22,7 @@ from cos598d.commands.strategies_folder import ONE_PROCESS, Plan, TableFolder
 from cos598d.config import SYNC_FIELDS, config_from
 from cos598d.errors import UsageError, UserError
 from cos598d.files import write_whole
+from cos598d.life import GROUP as LIFE
 from cos598d.measure.claim import claim_folder
 from cos598d.report.render import as_html, need
 from cos598d.report.strategies import (
@@ -52,7 +53,7 @@ DEFAULT = (
 NOT_HERE = frozenset(
     ("label", "per_gpu_train_batch_size", "output_dir", "overwrite_output_dir", "save_model", "num_train_epochs")
     + ("local_rank", "master_ip", "master_port", "secret", "silence_seconds", "max_steps", "do_train", "do_eval")
-    + ("early_stopping", "sync", *SYNC_FIELDS)
+    + ("sync", LIFE, *SYNC_FIELDS)
 )
 PAGE, TABLE = "report.html", "table.md"
 
@@ -166,7 +167,7 @@ def _is_made(folder: TableFolder, plan: Plan, values: Mapping[str, Any], head: s
     print(f"{head}: run again, since {printable(again)}" if again else head, flush=True)
     folder.note(plan, BROKEN_OFF, "it was broken off.")  # until more is known
     output = folder.path / plan.place
-    words = to_words({**values, **plan.values, "label": plan.label})
+    words = to_words({**values, **plan.values, "label": plan.label, "save_epochs": 0})
     words += ["--world_size", str(plan.ranks), "--no_save_model", "--output_dir", str(output), "--overwrite_output_dir"]
     code, last = child.train(words)
     if code or not (output / "summary.json").exists():  # it may also have stopped on purpose before its end

@@ -19,7 +19,7 @@ ONE_PROCESS = (BASELINE, ALL_GPUS)
 STATE = "strategies.json"
 ROW = Fields({"label": TEXT, "ranks": RANKS, "epochs": POSITIVE, "outcome": OneOf(OUTCOMES), "said": TEXT})
 # What a run of the table may have of its own.
-OWN = PLACES | {"label", "sync", "num_train_epochs", "save_model", *SYNC_FIELDS}
+OWN = PLACES | {"label", "sync", "num_train_epochs", "save_model", "save_epochs", *SYNC_FIELDS}
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from cos598d.commands.cluster import add_link_flags, add_name_flags, cluster_fro
 from cos598d.commands.run_flags import add_run_options, run_values, to_words
 from cos598d.config import RunConfig
 from cos598d.errors import UsageError, UserError, flag_called
+from cos598d.life import GROUP as LIFE
 from cos598d.measure.claim import claim_folder
 from cos598d.program import own_environment, own_python_path
 from cos598d.records.conventions import PRECISIONS
@@ -27,9 +28,9 @@ BATCH_SIZES, PRECISION = "64,32,16", "fp32"
 # What this command sets itself, one value for each run.
 NOT_HERE = frozenset(
     ("total_train_batch_size", "per_gpu_train_batch_size", "precision", "fp16", "output_dir", "overwrite_output_dir")
-    + ("do_train", "do_eval", "save_model", "label", "monitor_interval")
+    + ("do_train", "do_eval", "save_model", "label", "monitor_interval", LIFE)
 )
-DEFAULTS = {"sync": "all_reduce", "num_train_epochs": 1.0}
+DEFAULTS = {"sync": "all_reduce", "num_train_epochs": 1.0, "save_epochs": 0}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -79,7 +80,7 @@ def _train_all(options: argparse.Namespace) -> list[Path]:
     settings = list(product(precisions, sizes))
     for precision, size in settings:  # before the first of them takes its time
         with flag_called("--batch_sizes", there="--total_train_batch_size"):
-            RunConfig(**values, precision=precision, total_train_batch_size=size).check(_ranks(options))
+            RunConfig(**values, precision=precision, total_train_batch_size=size, do_train=True).check(_ranks(options))
     folders = []
     with claim_folder(runs_dir, overwrite=False), _starter(options) as start:
         for place, (precision, size) in enumerate(settings, start=1):

@@ -112,18 +112,29 @@ def save_model(folder: Path, model: torch.nn.Module, encoder) -> None:
     folder goes, since loaders would prefer it. Raises UserError where the disk refuses.
     """
     folder = Path(folder)
-    while isinstance(inner := getattr(model, "module", None), torch.nn.Module):
-        model = inner
+    model = _inner(model)
     weights = {name: _own_memory(tensor) for name, tensor in model.state_dict().items()}
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        encoder.save(folder)
-        write_json(folder / "config.json", _plain_config(model.config))
+        save_description(folder, model, encoder)
         with whole_file(folder / "pytorch_model.bin", "wb") as handle:
             torch.save(weights, handle)
         (folder / "model.safetensors").unlink(missing_ok=True)
     except (OSError, RuntimeError) as error:  # torch's writer turns a full disk into a RuntimeError
         raise CannotSave(folder, _refusal(error)) from error
+
+
+def save_description(folder: Path, model: torch.nn.Module, encoder) -> None:
+    """Write what `save_model` writes beside the weights. Raises OSError where the disk refuses."""
+    folder.mkdir(parents=True, exist_ok=True)
+    encoder.save(folder)
+    write_json(folder / "config.json", _plain_config(_inner(model).config))
+
+
+def _inner(model: torch.nn.Module) -> torch.nn.Module:
+    """The model that wrappers hold as `.module`."""
+    while isinstance(inner := getattr(model, "module", None), torch.nn.Module):
+        model = inner
+    return model
 
 
 def _refusal(error: BaseException) -> str:

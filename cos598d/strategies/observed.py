@@ -24,9 +24,9 @@ class Observed(Strategy):
     3. `backward` adds up the losses. Their sum over the ranks is under way while a step's last backward runs, so that
        knowing the global batch's loss costs no waiting; `finish` waits for what is left of it.
     4. Beside the loss travels what this rank `votes`, such as for an end: numbers that are summed over the ranks too.
-    5. In iteration number `watched` the bytes that this rank holds are counted: `between_steps` are those at its end,
-       `peak.held` those at the moment within it when they are most. That takes time, so it should be no iteration
-       whose seconds are counted.
+    5. In iteration number `watched`, 0 for none, the bytes that this rank holds are counted: `between_steps` are those
+       at its end, `peak.held` those at the moment within it when they are most. That takes time, so it should be no
+       iteration whose seconds are counted.
 
     After an iteration `loss` is the global batch's mean loss, `counted` are the sums of the votes, `seconds` are the
     iteration's by the clock, and `tokens` is how many tokens this rank's micro-batches had, padding included.
@@ -37,11 +37,10 @@ class Observed(Strategy):
         strategy: Strategy,
         clock: IterationClock,
         comm: Communicator,
-        watched: int,
         votes: Callable[[], Sequence[float]] = tuple,
     ):
         self._strategy, self._clock, self._comm, self._votes = strategy, clock, comm, votes
-        self._watched, self._is_watching = watched, False
+        self.watched, self._is_watching = 0, False
         self.peak = Peak(strategy.memory)
         self.between_steps: dict[str, int] = {}
         strategy.phase, self.equal_passes = clock.phase, strategy.equal_passes
@@ -58,7 +57,7 @@ class Observed(Strategy):
         self._sums = torch.zeros(1, dtype=torch.float64, device=self._comm.device)  # this rank's, then all ranks'
         self._summing = Call.done()
         self.tokens = 0
-        self._is_watching = number == self._watched
+        self._is_watching = number == self.watched
         with self.peak.watching() if self._is_watching else contextlib.nullcontext():
             yield
         if self._is_watching:

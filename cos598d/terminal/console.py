@@ -28,6 +28,11 @@ class Console:
                 tqdm.write(printable(f"{self._prefix}{line}"), file=sys.stdout)
                 sys.stdout.flush()
 
+    def say_last(self, line: str) -> None:
+        """Print on standard error why the program ends, where this rank speaks."""
+        if self._speaks:
+            self.warn(f"{self._prefix}{line}")
+
     def warn(self, line: str) -> None:
         """Print one line on standard error, whether this rank speaks or not."""
         tqdm.write(printable(line), file=sys.stderr)

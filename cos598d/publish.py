@@ -1,0 +1,67 @@
+"""The end of a run: its record takes its place, then its model; or it leaves, to go on another time."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cos598d.attempt import Outcome
+from cos598d.comm.communicator import Communicator
+from cos598d.config import RunConfig
+from cos598d.errors import UserError
+from cos598d.files import whole_folder
+from cos598d.measure.record import RunRecord
+from cos598d.models.checkpoint import CannotSave, save_model
+from cos598d.resume import how_to_go_on
+from cos598d.terminal.console import Console
+from cos598d.terminal.signals import GOES_ON
+
+
+def publish_record(
+    record: RunRecord, comm: Communicator, setting: Mapping[str, Any], files: Mapping[str, Any], keeps_model: bool
+) -> None:
+    """Give the files of a run that has ended well their names in its folder, the summary last. Every rank calls it.
+
+    `setting` are the summary's facts, `files` JSON values by the names of their files, both of rank 0. An earlier
+    run's model goes unless `keeps_model`. Raises UserError where the disk refuses; an earlier record stands until all
+    of this one is on it.
+    """
+    shares = comm.collect(record.share())
+    record.complete()
+    if shares is not None:  # on rank 0
+        record.stage(dict(setting), shares, files)
+    comm.exchange("all of the record is on the disk, whatever it is called")
+    if comm.rank == 0:
+        record.remove_old(with_model=not keeps_model)
+    comm.exchange("an earlier run's is gone")
+    record.publish()
+    comm.exchange("the rows are there")
+    if comm.rank == 0:
+        record.publish_summary()
+
+
+def save_run_model(output: Path, model: torch.nn.Module, encoder: Any) -> None:
+    """Save the model beside the run's record, which is there already, in place of an earlier run's model."""
+    place = output / "model"
+    try:
+        with whole_folder(place) as folder:
+            save_model(folder, model, encoder)
+    except (CannotSave, OSError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error.reason
+        old = ", and the model there is still an earlier run's" if place.exists() else ""
+        raise UserError(
+            f"the model cannot be saved as {place} ({reason}): make room there; the record in {output} is whole{old}."
+        ) from error
+
+
+def leave(outcome: Outcome, output: Path, config: RunConfig, iteration: int, console: Console) -> int:
+    """Say why a run stops before its work is done, and how it goes on; return the exit code.
+
+    Raises UserError, the same on every rank, where it cannot go on: nothing is saved.
+    """
+    if outcome.saved is None:
+        raise UserError(f"{outcome.stopped} after iteration {iteration}, and nothing of it could be saved.")
+    lost = "" if outcome.saved == iteration else f", and saved as it was after iteration {outcome.saved}"
+    console.say_last(f"{outcome.stopped} after iteration {iteration}{lost}: {how_to_go_on(output, config)}.")
+    return GOES_ON

@@ -1,0 +1,163 @@
+"""How a run goes on that was started before: in which folder, from which checkpoint, and whether it is the same run."""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cos598d.checkpoints import AUTO, FOLDER, Checkpoint, find
+from cos598d.comm.communicator import Communicator
+from cos598d.config import RunConfig
+from cos598d.data.text.features import Features
+from cos598d.errors import UserError
+from cos598d.measure.live import clear
+from cos598d.measure.monitor import Monitor
+from cos598d.measure.record import RunRecord
+from cos598d.measure.tensorboard import Board
+from cos598d.plan import Plan
+from cos598d.records.live import LIVE
+from cos598d.saving import RECORD
+from cos598d.terminal.console import Console
+from cos598d.terminal.printable import printable
+
+# A run in which one of these changes is another run; its sync, its ranks, and when it is saved may change.
+SAME_FLAGS = (
+    "task_name",
+    "max_seq_length",
+    "max_train_examples",
+    "dropout",
+    "precision",
+    "seed",
+    "optimizer",
+    "learning_rate",
+) + ("lr_scheduler", "warmup_steps", "weight_decay", "adam_epsilon", "momentum", "max_grad_norm")
+# What no flag of these says, and how a sentence calls it.
+OTHERS = {
+    "total_train_batch_size": "--total_train_batch_size",
+    "steps": "--num_train_epochs or --max_steps, in steps,",
+    "model": "--model_name_or_path",
+    "data": "the training data",
+}
+
+
+def named_folder(config: RunConfig) -> Path | None:
+    """The run's folder where flags name it: --output_dir, or that of the run whose checkpoint --resume names."""
+    return Path(config.output_dir) if config.output_dir is not None else _resumed_folder(config)
+
+
+def is_ours(folder: Path, config: RunConfig) -> bool:
+    """Whether `folder`, which is not empty, is that of an earlier start of this run."""
+    if config.resume is None or (config.resume != AUTO and folder != _resumed_folder(config)):
+        return False
+    return (folder / FOLDER).is_dir() or (folder / LIVE).is_dir() or _is_finished(folder, config)
+
+
+def say_if_finished(folder: Path, config: RunConfig, comm: Communicator, console: Console) -> bool:
+    """Whether the run that is to go on has nothing left to do, the same on every rank; then it says so."""
+    if config.resume is None or config.resume_anyway:
+        return False
+    if not comm.exchange(comm.rank == 0 and _is_finished(folder, config))[0]:
+        return False
+    console.say(f"the run in {folder} is finished: there is nothing to go on with.")
+    return True
+
+
+def find_checkpoint(
+    folder: Path, config: RunConfig, facts: Mapping[str, Any], comm: Communicator, console: Console
+) -> Checkpoint | None:
+    """The checkpoint that --resume names, whole; None where there is no --resume, or none for `auto`.
+
+    The same on every rank. Raises UserError where the one that was named cannot be taken, where all are damaged, and
+    where it is another run's by its `facts`.
+    """
+    if config.resume is None:
+        return None
+    found = find(config.resume, folder / FOLDER, comm)
+    if found is None:
+        console.say(f"there is no checkpoint in {folder}: the run begins at the beginning")
+        return None
+    for sentence in found.remarks:
+        console.say(sentence)
+    for change in check_same_run(found, facts, config.resume_anyway):
+        console.say(f"another run goes on than was saved: {change}")
+    return found
+
+
+def open_record(
+    folder: Path,
+    config: RunConfig,
+    comm: Communicator,
+    found: Checkpoint | None,
+    monitor: Monitor | None = None,
+    board: Board | None = None,
+) -> RunRecord:
+    """The run's record, one from its first start to its last: it goes on where `found` was made, or begins.
+
+    Of a run that begins anew in a folder that is overwritten, rows and checkpoints of an earlier one go at once: it
+    could be taken for this one.
+    """
+    positions, place = None, None
+    if found is not None:
+        positions, place = found.facts_of_ranks(RECORD, comm), found.path.parent.parent
+    else:
+        clear(folder)
+        if comm.rank == 0 and config.do_train:
+            shutil.rmtree(folder / FOLDER, ignore_errors=True)
+        comm.exchange("what an earlier run has left is gone")
+    return RunRecord(
+        folder,
+        comm.rank,
+        monitor,
+        board,
+        world_size=comm.world_size,
+        kept=config.ledger,
+        resume=positions,
+        resumed_from=place,
+    )
+
+
+def how_to_go_on(folder: Path, config: RunConfig) -> str:
+    """What to do so that a run that was stopped goes on, in words."""
+    if config.resume == AUTO:
+        return "start it again as it was started, and it goes on"
+    return f"it goes on with --resume {AUTO if config.output_dir is not None else folder} beside its other flags"
+
+
+def facts_of(config: RunConfig, plan: Plan, features: Features, model: str) -> dict[str, Any]:
+    """What must not change from one start of a run to the next, as JSON values."""
+    facts = {name: getattr(config, name) for name in SAME_FLAGS}
+    data = [len(features), features.digest()]
+    return facts | {"total_train_batch_size": plan.batch_size, "steps": plan.steps, "model": model, "data": data}
+
+
+def check_same_run(found: Checkpoint, facts: Mapping[str, Any], anyway: bool) -> list[str]:
+    """What has changed since the checkpoint was made, in words. Raises UserError if anything has, unless `anyway`."""
+    before = found.training["facts"]
+    changed = [_difference(name, before.get(name), value) for name, value in facts.items() if before.get(name) != value]
+    if changed and not anyway:
+        raise UserError(
+            f"this is not the run that was saved as {found.path}: {'; '.join(changed)}. Start it as it was "
+            "started then, or add --resume_anyway."
+        )
+    return changed
+
+
+def _difference(name: str, before: Any, now: Any) -> str:
+    called = OTHERS.get(name, f"--{name}")
+    return f"{called} are others" if name == "data" else f"{called} was {printable(before, 100)} and is {now}"
+
+
+def _resumed_folder(config: RunConfig) -> Path | None:
+    if config.resume in (None, AUTO):
+        return None
+    place = Path(config.resume or "").expanduser()
+    if (place / FOLDER).is_dir():
+        return place
+    inside = next((one for one in (place, place.parent) if one.name == FOLDER), None)
+    return inside and inside.parent
+
+
+def _is_finished(folder: Path, config: RunConfig) -> bool:
+    """Whether the record in a folder is that of a run that ended well, model included."""
+    has_model = not (config.do_train and config.save_model) or (folder / "model").is_dir()
+    return has_model and (folder / "summary.json").is_file() and not (folder / LIVE).is_dir()

@@ -1,0 +1,122 @@
+"""The checkpoints of a run, as its loop sees them: what goes into one, and how a training goes on from one."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from cos598d.checkpoints import FOLDER, Checkpoint, Checkpoints, Own, load_random_states, random_states
+from cos598d.comm.communicator import Communicator
+from cos598d.config import RunConfig
+from cos598d.measure.record import RunRecord
+from cos598d.plan import Position
+from cos598d.stopping import EarlyStopping
+from cos598d.strategies.base import Strategy
+from cos598d.terminal.console import Console
+
+RECORD = "record"  # the fact of every rank that says where its part of the record is
+
+
+class Saving:
+    """Saves a training in `checkpoints/` of the run's folder, and restores it from one. Every rank calls it alike.
+
+    The folder is made when it is first needed. In a checkpoint stand, beside the strategy's state, where the training
+    is (`Position`), the early stopper, the flags that make it this run, and of each rank its random states and where
+    its part of the record is.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        comm: Communicator,
+        console: Console,
+        record: RunRecord,
+        describe: Callable[[Path], None],
+        facts: Mapping[str, Any],
+        found: Checkpoint | None = None,
+    ):
+        """`describe` writes a model's configuration and vocabulary into a folder, `facts` are what must not change from
+        one start of a run to the next, and `found` is the checkpoint to go on from."""
+        self.folder = record.folder / FOLDER
+        self._config, self._comm, self._console, self._record = config, comm, console, record
+        self._describe, self._facts, self._found = describe, dict(facts), found
+        self._sync = {"sync": config.sync} | asdict(config.sync_options())
+        self._checkpoints: Checkpoints | None = None
+
+    def restore(self, strategy: Strategy, early: EarlyStopping) -> Position:
+        """Where the training begins: `strategy`, attached, and `early` are as they were there."""
+        found = self._found
+        if found is None:
+            return Position()
+        restored = found.restore(strategy, self._comm, self._sync)
+        # What this start has made travel, the training that was never interrupted has not.
+        self._comm.ledger.forget()
+        early.resume(found.training["early_stopping"])
+        said = [f"goes on after iteration {found.iteration}, from {found.path}"]
+        if restored.own and self._comm.world_size == found.world_size:
+            load_random_states(restored.own.tensors, self._comm.device)
+        else:
+            torch.manual_seed(_mixed_seed(self._config.seed, self._comm.rank, found.iteration))
+            said.append(f"with {_ranks(self._comm.world_size)} in place of {found.world_size}")
+            if self._config.dropout != 0:
+                said.append("dropout's masks are other ones")
+        said += [f"{lost} begins afresh" for lost in (restored.lost, strategy.never_kept) if lost]
+        self._console.say("; ".join(said))
+        return Position(**found.training["position"])
+
+    def save(self, strategy: Strategy, at: Position, early: EarlyStopping, is_best: bool) -> None:
+        """Copy the training as it is between two steps; it is written while the next ones run."""
+        training = {"position": asdict(at), "early_stopping": early.position(), "facts": self._facts}
+        self.open().save(strategy, at.iteration, training, self._own, is_best)
+
+    def _own(self) -> Own:
+        return Own({RECORD: self._record.position()}, random_states(self._comm.device))
+
+    def load_best(self, model: nn.Module, iteration: int) -> bool:
+        """Give `model`, whole on every rank, the weights that were best, after `iteration`; whether they are there."""
+        found = self.open().best()
+        if found is None or found.iteration != iteration:
+            return False
+        found.load_model(model, self._comm)
+        return True
+
+    def open(self) -> Checkpoints:
+        """The checkpoints, whose folder is made now if it is not there. Raises UserError where it cannot be."""
+        if self._checkpoints is None:
+            self._checkpoints = Checkpoints(
+                self.folder, self._comm, self._config.keep, self._describe, self._sync, self._found
+            )
+        return self._checkpoints
+
+    def poll(self) -> None:
+        """Say what there is to say of checkpoints that could not be written. Costs nothing."""
+        if self._checkpoints is not None:
+            for sentence in self._checkpoints.poll():
+                self._console.warn(sentence)
+
+    def close(self) -> int | None:
+        """Wait until what is being written is on the disk; the iteration of the newest whole checkpoint, if any."""
+        if self._checkpoints is None:
+            return None
+        for sentence in self._checkpoints.close():
+            self._console.warn(sentence)
+        return self._comm.exchange(self._checkpoints.newest)[0]
+
+    def __enter__(self) -> "Saving":
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._checkpoints is not None:
+            self._checkpoints.__exit__(*error)
+
+
+def _ranks(count: int) -> str:
+    return f"{count} rank{'s' if count > 1 else ''}"
+
+
+def _mixed_seed(*words: int) -> int:
+    return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0] >> 1)

@@ -1,0 +1,193 @@
+"""Starts of a tiny run in the ranks of a test's world: whole, killed at some point, going on; and what each left."""
+
+import contextlib
+import hashlib
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from cos598d import evaluate
+from cos598d.attempt import attempt
+from cos598d.checkpoints import prune, saving, writer
+from cos598d.checkpoints.layout import step_name, steps
+from cos598d.checkpoints.restore import open_checkpoint
+from cos598d.config import RunConfig
+from cos598d.data.text.tokenization import load_encoder
+from cos598d.evaluate import Evaluation
+from cos598d.measure.clock import IterationClock
+from cos598d.models.build import build_model, find_model, uses_every_parameter
+from cos598d.models.checkpoint import save_description
+from cos598d.plan import Plan
+from cos598d.resume import facts_of, find_checkpoint, open_record
+from cos598d.strategies import get_strategy
+from cos598d.strategies.replicas import digest
+from cos598d.terminal.console import Console
+
+# An epoch has 7 steps.
+BASE = {
+    "do_train": True, "do_eval": True, "total_train_batch_size": 8, "gradient_accumulation_steps": 2,
+    "max_train_examples": 56, "max_eval_examples": 16, "per_gpu_eval_batch_size": 8, "max_seq_length": 24,
+    "model_name_or_path": "tiny", "dropout": 0.1, "learning_rate": 1e-3, "warmup_steps": 2, "max_steps": 12,
+    "save_steps": 4, "monitor_interval": 0.0,
+}  # fmt: skip
+PHASES = ("data", "forward", "backward", "sync", "clip", "step")
+OF_A_SAVE = ("copy", "write", "manifest", "rename", "renamed", "prune")
+ASKED = ("asked", "asked in the evaluation")
+
+
+def live(comm, folder, values, fate=None, age=0.0):
+    """One start of the run in `folder`, as `run` makes it, `age` seconds ago; what it came to on this rank.
+
+    `fate` is a point of PHASES or OF_A_SAVE, an iteration, and the rank that is killed there; or one of ASKED and a
+    rank that gets a SIGTERM then.
+    """
+    config = RunConfig(**{**BASE, "output_dir": str(folder), **values})
+    if fate is not None and fate[2] == comm.rank:
+        _arrange(*fate[:2], comm, Path(folder))
+    task, source = config.task(), find_model("tiny")
+    encoder = load_encoder(source.model_type, source.vocabulary, source.lower_case)
+    model = build_model(source, task.head, task.num_labels, config.dropout, config.seed)
+    torch.manual_seed(config.seed + comm.rank)
+    train, dev = (
+        task.load(part, None, encoder, config.max_seq_length, limit=limit)
+        for part, limit in (("train", config.max_train_examples), ("dev", config.max_eval_examples))
+    )
+    console = Lines(comm.rank == 0)
+    facts = facts_of(config, Plan(config, len(train), comm.world_size), train, source.description)
+    found = find_checkpoint(Path(folder), config, facts, comm, console)
+    strategy = get_strategy(config.sync)(
+        comm, not uses_every_parameter(source.model_type, task.head), config.sync_options(), config.precision
+    )
+    evaluation = Evaluation(task, {"dev": dev}, model, comm, config.per_gpu_eval_batch_size, config.precision)
+    with open_record(Path(folder), config, comm, found) as record:
+        comm.ledger = record.ledger
+        outcome = attempt(
+            config, comm, model, strategy, train, evaluation, record, console,
+            lambda place: save_description(place, model, encoder), facts, found, time.monotonic() - age,
+        )  # fmt: skip
+        totals = record.share()["ledger"]
+        return {
+            "from": found.iteration if found else 0,
+            "stopped": outcome.stopped,
+            "saved": outcome.saved,
+            "best": outcome.best,
+            "losses": record.losses,
+            "weights": {name: digest(tensor) for name, tensor in model.state_dict().items()},
+            "epochs": [_without_times(row) for row in record.epochs],
+            "totals": totals,
+            "calls": calls_of(Path(folder), comm.rank),
+            "lines": console.lines,
+        }
+
+
+class Lines(Console):
+    """Keeps what it is told to print."""
+
+    def __init__(self, speaks):
+        super().__init__("", speaks=False)
+        self.lines, self._is_first = [], speaks
+
+    def say(self, line):
+        self.lines.append(line)
+
+    warn = say
+
+
+def calls_of(folder, rank):
+    """A digest of a rank's calls in `live/`, without their times, by iteration; how many rows each had."""
+    rows = (folder / "live" / f"communication.rank{rank}.jsonl").read_text().splitlines()
+    by_iteration = {}
+    for row in map(json.loads, rows):
+        by_iteration.setdefault(row["iteration"], []).append(_without_times(row))
+    return {
+        str(iteration): [len(calls), hashlib.sha256(json.dumps(calls).encode()).hexdigest()[:16]]
+        for iteration, calls in by_iteration.items()
+    }
+
+
+def kept(folder, iteration):
+    """Digests of all tensors of a checkpoint: weights, the optimizer's state, what each rank remembers."""
+    (place,) = [place for number, place in steps(Path(folder) / "checkpoints") if number == iteration]
+    files = sorted(place.rglob("*.safetensors"))
+    return {(file.name, name): digest(tensor) for file in files for name, tensor in load_file(file).items()}
+
+
+def checkpoints_in(folder):
+    """The iterations of which there are checkpoints, in order."""
+    return sorted(number for number, _ in steps(Path(folder) / "checkpoints"))
+
+
+def all_whole(folder):
+    """Whether every checkpoint that has its name is whole to the last byte."""
+    return all(open_checkpoint(place) for _, place in steps(Path(folder) / "checkpoints"))
+
+
+def _without_times(row):
+    timed = ("started", "training", "seconds_evaluation")
+    return {name: value for name, value in row.items() if name not in timed and not name.startswith("seconds")}
+
+
+def _arrange(point, iteration, comm, folder):
+    """Patch what makes this rank's process die, or be asked to end, at `point`."""
+    if point == "asked in the evaluation":
+        _before(evaluate, "evaluation_batches", lambda *_: comm.ledger.iteration == iteration, _ask)
+    elif point in PHASES or point == "asked":
+        phase = IterationClock.phase
+        name, act = ("forward", _ask) if point == "asked" else (point, lambda: _die(comm, folder, iteration))
+
+        @contextlib.contextmanager
+        def fatal(clock, its):
+            with phase(clock, its):
+                if its == name and comm.ledger.iteration == iteration:
+                    act()
+                yield
+
+        IterationClock.phase = fatal
+    else:
+        place, name, is_it = {
+            "copy": (saving, "take", lambda *_: comm.ledger.iteration == iteration),
+            "write": (writer, "write_tensors", lambda path, *_: step_name(iteration) in str(path)),
+            "manifest": (writer.Manifest, "text", lambda manifest: manifest.iteration == iteration),
+            "rename": (writer, "take_name", lambda _, target, __: target.name == step_name(iteration)),
+            "renamed": (writer, "prune", lambda _, manifest, *__: manifest.iteration == iteration),
+            "prune": (prune.shutil, "rmtree", lambda path, *_, **__: str(path).endswith("removed")),
+        }[point]
+        half = _half_written if point == "write" else None
+        _before(place, name, is_it, lambda: _die(comm, folder, iteration), half)
+
+
+def _before(place, name, is_it, act, instead=None):
+    """Have `act` called before `place.name` is called with what `is_it`; `instead` is done first, in its place."""
+    original = getattr(place, name)
+
+    def patched(*arguments, **options):
+        if is_it(*arguments, **options):
+            if instead:
+                instead(original, *arguments, **options)
+            act()
+        return original(*arguments, **options)
+
+    setattr(place, name, patched)
+
+
+def _half_written(write, path, *arguments):
+    write(path, *arguments)
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def _ask():
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _die(comm, folder, iteration):
+    """Die by SIGKILL when what was saved before is whole: how long the disk takes is no matter of these tests."""
+    deadline = time.monotonic() + 30
+    before = (iteration - 1) // BASE["save_steps"] * BASE["save_steps"]
+    while max([0, *checkpoints_in(folder)]) < before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
