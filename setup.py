@@ -25,6 +25,7 @@ setup(
     license="MIT",
     packages=find_packages(include=("cos598d", "cos598d.*")),
     package_data={
+        "cos598d.commands": ["sbatch.sh.txt"],
         "cos598d.sync": ["template.py.txt"],
         "cos598d.data.samples": ["*.tsv", "*.json", "*.txt"],
         "cos598d.report": ["templates/*.jinja"],

@@ -2,7 +2,10 @@
 
 import contextlib
 import json
+import os
+import secrets
 import socket
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
@@ -14,7 +17,10 @@ from meetings import all_exchange, identities, wait_until
 from programs import TINY_TRAINING, free_port, script
 from torch.distributed import HashStore
 
+from cos598d.cluster import network
+from cos598d.cluster.plan import Cluster, address
 from cos598d.errors import UserError
+from cos598d.report.load import load_run
 from cos598d.world import endpoint, identity, rendezvous
 
 
@@ -108,6 +114,22 @@ def ranks_below(program):
     return found
 
 
+def test_a_rank_that_is_killed_twice_under_torchrun_costs_no_step(start, tmp_path):
+    flags = [*TINY_TRAINING, "--max_steps", 60, "--dropout", "model", "--save_steps", 5, "--log_every", 1]
+    whole = start("whole", [script("task2b/run_glue.py"), *flags, "--world_size", 3, "--output_dir", "whole"])
+    assert whole.wait(120) == 0, whole.text
+    launcher = ["-m", "torch.distributed.run", "--nproc_per_node", 3, "--max-restarts", 3]
+    again = ["--output_dir", "again", "--resume", "auto"]
+    torchrun = start("torchrun", [*launcher, script("task2b/run_glue.py"), *flags, *again])
+    for words in ("(?s)run begins at the beginning.*iteration 11:", "(?s)restart 1.*goes on after.*iteration 3\\d:"):
+        torchrun.wait_for(words, 120)
+        ranks_below(torchrun)[1].kill()
+    assert torchrun.wait(120) == 0, torchrun.text
+    assert torchrun.text.count("rank 0: lost rank 1, which ended without a word") == 2
+    assert "restart 2: ranks 0-2 on" in torchrun.text
+    assert load_run(tmp_path / "again")["losses"] == load_run(tmp_path / "whole")["losses"]
+
+
 def test_when_torchruns_agent_is_killed_its_ranks_leave_by_themselves(start):
     words = ["-m", "torch.distributed.run", "--nproc_per_node", 2, script("task2b/run_glue.py"), *TINY_TRAINING]
     torchrun = start("torchrun", [*words, "--max_steps", 100000, "--output_dir", "out"])
@@ -117,3 +139,57 @@ def test_when_torchruns_agent_is_killed_its_ranks_leave_by_themselves(start):
     torchrun.process.kill()
     assert not psutil.wait_procs(ranks, timeout=20)[1]
     assert "the program that started this worker is gone." in torchrun.text
+
+
+@pytest.fixture
+def on_host(start):
+    """Four emulated hosts: on_host(host, words) starts a program there, `on_host.name` is the cluster's."""
+    name = f"t{os.getpid()}x{secrets.token_hex(4)}"
+
+    def _on_host(host, words, environ):
+        return start(f"host{host}", ["-m", "cos598d", "cluster", "exec", "--name", name, host, *words], environ)
+
+    _on_host.name = name
+    try:
+        up = start("up", ["-m", "cos598d", "cluster", "up", "--name", name, "--hosts", 4])
+        assert up.wait() == 0, up.text
+        yield _on_host
+    finally:
+        network.Network(Cluster(name=name)).remove()
+
+
+try:
+    network.check_rights()
+    MISSING = ""
+except UserError as error:
+    MISSING = str(error)
+
+
+@pytest.mark.root
+@pytest.mark.skipif(bool(MISSING), reason=MISSING)
+def test_hosts_leave_and_join_an_elastic_run_which_goes_on(on_host, start, tmp_path):
+    """Three of at most four hosts; the third is cut off, and when the two others go on, the fourth comes."""
+    flags = [*TINY_TRAINING, "--max_steps", 300, "--save_steps", 10, "--log_every", 1]
+    one = start("one", [script("task1/run_glue.py"), *flags, "--output_dir", "one"])
+    assert one.wait(120) == 0, one.text
+    # Without the first, hosts that join later never learn where they meet (torch 2.13).
+    environ = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "COS598D_SECRET": secrets.token_hex(32)}
+    timing = "keep_alive_interval=1,keep_alive_max_attempt=3,last_call_timeout=3"
+
+    def agent(host):
+        launcher = ["--nnodes", "2:4", "--max-restarts", 3, "--rdzv-backend", "c10d", "--rdzv-id", "test"]
+        place = ["--rdzv-endpoint", f"{address(1)}:29400", "--local-addr", address(host)]
+        conf = ["--rdzv-conf", f"{timing},is_host={int(host == 1)}"]
+        words = [script("task3/run_glue.py"), *flags, "--output_dir", tmp_path / "many", "--resume", "auto"]
+        program = [sys.executable, "-m", "torch.distributed.run", *launcher, *place, *conf, *words]
+        return on_host(host, [*program, "--silence_seconds", 4], environ)
+
+    first, second, third = agent(1), agent(2), agent(3)
+    first.wait_for("(?s)ranks 0-2 on.*iteration 12:", 120)
+    assert start("cut", ["-m", "cos598d", "cluster", "cut", "--name", on_host.name, 3]).wait() == 0
+    first.wait_for("with 2 ranks in place of 3(?s:.)*iteration", 120)
+    fourth = agent(4)
+    first.wait_for("with 3 ranks in place of 2", 120)
+    assert [agent.wait(120) for agent in (first, second, fourth)] == [0, 0, 0], first.text
+    third.stop()
+    assert load_run(tmp_path / "many")["losses"] == pytest.approx(load_run(tmp_path / "one")["losses"], abs=1e-6)

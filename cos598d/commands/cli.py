@@ -25,6 +25,7 @@ COMMANDS = {
     "check": "try a gradient sync, your own or a registered one, on real ranks",
     "prove": "does an engine train as one process does? Gradients, weights and losses, case by case",
     "new": "write a starting file for a gradient sync of your own",
+    "sbatch": "a script for SLURM, which trains and goes on by itself after time limits and preemptions",
     "cluster": "several hosts emulated on this machine (Linux, root)",
     "traffic": "how much travels in an epoch, by batch size and precision, predicted and counted",
     "score": "score a predictions file by the task's official rules",

@@ -38,7 +38,7 @@ DEFAULTS = {"max_steps": 6, "do_train": True, "save_epochs": 0}
 NOT_HERE = frozenset(
     ("sync", "label", "per_gpu_train_batch_size", "output_dir", "overwrite_output_dir", "save_model")
     + ("local_rank", "master_ip", "master_port", "secret", "silence_seconds")
-    + ("do_train", "do_eval", "check_replicas", LIFE)
+    + ("do_train", "do_eval", "check_replicas", "max_restarts", LIFE)
 )
 
 

@@ -4,6 +4,7 @@ import argparse
 from dataclasses import dataclass
 
 from cos598d.config import RANKS
+from cos598d.errors import UsageError
 from cos598d.fields import flag, flags_of
 from cos598d.world.identity import SILENCE_SECONDS, Identity, find_identity
 from cos598d.world.network import DEFAULT_IP, DEFAULT_PORT
@@ -30,6 +31,31 @@ class RankFlags:
         f"a host counts as lost when nothing has been heard from it for so many seconds (default: {SILENCE_SECONDS})",
         group=RANKS,
     )
+
+
+@dataclass(frozen=True)
+class StarterFlags:
+    """What a command does that starts the ranks itself."""
+
+    max_restarts: int = flag(
+        0,
+        "how often ranks that fail are started again by the command that has started them; they go on from the newest "
+        "checkpoint",
+        group=RANKS,
+        least=0,
+    )
+
+
+def restarts_from(options: argparse.Namespace, identity: Identity | None) -> int:
+    """How often ranks that fail are to be started again. Raises UsageError where others have started this one."""
+    asked = options.max_restarts
+    flags_of(StarterFlags)["max_restarts"].check("max_restarts", asked)
+    if asked and identity is not None and identity.source != "local":
+        raise UsageError(
+            f"--max_restarts {asked} is for a command that starts the ranks itself, by --world_size N and no rank: "
+            f"leave it out, and let the ranks' launcher start them again."
+        )
+    return asked or 0
 
 
 def identity_from(options: argparse.Namespace) -> Identity | None:

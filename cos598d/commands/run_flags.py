@@ -7,7 +7,7 @@ from typing import Any
 
 from cos598d.commands.flags import add_flags, given_flags
 from cos598d.commands.flags import to_words as to_plain_words
-from cos598d.commands.rank_flags import RankFlags
+from cos598d.commands.rank_flags import RankFlags, StarterFlags
 from cos598d.config import TRAINING, RunConfig
 from cos598d.errors import UsageError
 from cos598d.fields import flag
@@ -25,7 +25,7 @@ def add_run_options(parser: argparse.ArgumentParser, but: Collection[str] = (), 
 
     `defaults` are a lesson's own, shown in the help; a flag that is not given stays None in the result.
     """
-    add_flags(parser, RankFlags, RunConfig, CourseFlags, shown=defaults, but=but)
+    add_flags(parser, RankFlags, StarterFlags, RunConfig, CourseFlags, shown=defaults, but=but)
 
 
 def run_values(options: argparse.Namespace) -> dict[str, Any]:

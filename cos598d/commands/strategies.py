@@ -53,7 +53,7 @@ DEFAULT = (
 NOT_HERE = frozenset(
     ("label", "per_gpu_train_batch_size", "output_dir", "overwrite_output_dir", "save_model", "num_train_epochs")
     + ("local_rank", "master_ip", "master_port", "secret", "silence_seconds", "max_steps", "do_train", "do_eval")
-    + ("sync", LIFE, *SYNC_FIELDS)
+    + ("sync", "max_restarts", LIFE, *SYNC_FIELDS)
 )
 PAGE, TABLE = "report.html", "table.md"
 

@@ -1,14 +1,19 @@
 """`python -m cos598d train`, and the lessons' scripts: one rank of a run, or the starter of local ranks."""
 
 import argparse
+import os
 from collections.abc import Collection, Mapping
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 
-from cos598d.commands.rank_flags import identity_from
+from cos598d.checkpoints import AUTO, FOLDER
+from cos598d.commands.rank_flags import identity_from, restarts_from
 from cos598d.commands.run_flags import add_run_options, run_values
-from cos598d.config import RunConfig, config_from
+from cos598d.config import RunConfig, config_from, folder_name
 from cos598d.data import get_task
 from cos598d.errors import UsageError
+from cos598d.resume import named_folder
 from cos598d.run import run as be_one_rank
 from cos598d.world.launch import start_local_workers
 
@@ -35,7 +40,24 @@ def run(options: argparse.Namespace) -> int:
     identity = identity_from(options)
     if options.single_process and (identity is None or identity.world_size > 1):
         raise UsageError(f"{config.label} is a single process: leave --world_size out, or run task2a, task2b or task3.")
-    if identity is None:
-        config.check(options.world_size)
-        return start_local_workers(options.world_size, options.master_port, options.words)
-    return be_one_rank(config, identity)
+    max_restarts = restarts_from(options, identity)
+    if identity is not None:
+        return be_one_rank(config, identity)
+    config.check(options.world_size)
+    words = list(options.words)
+    if not max_restarts:
+        return start_local_workers(options.world_size, options.master_port, words)
+    folder = named_folder(config)
+    if folder is None:  # each start would make a new one
+        folder = folder_name(config, options.world_size, f"{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}")
+        words += ["--output_dir", str(folder)]
+    return start_local_workers(
+        options.world_size, options.master_port, words, max_restarts, lambda: _words_again(config, folder)
+    )
+
+
+def _words_again(config: RunConfig, folder: Path) -> list[str]:
+    """The further flags of ranks that are started again: they go on in `folder`, from its newest checkpoint."""
+    if config.resume in (None, AUTO) or any((folder / FOLDER).glob("*")):
+        return ["--resume", AUTO, "--output_dir", str(folder)]
+    return ["--overwrite_output_dir"]  # from the checkpoint that was named, since nothing has been saved here

@@ -31,6 +31,8 @@ def open_listener(identity: Identity) -> socket.socket:
     """
     inherited = inherited_listener()
     if inherited:
+        # Without this, what is left of an earlier start's connections would keep the port from it for a minute.
+        inherited.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         inherited.listen(QUEUE)
         return inherited
     listener = listen(identity.listening_ip, 0 if identity.store_is_served else identity.master_port)

@@ -1,14 +1,21 @@
-"""Local workers: this same program again, once for each rank, with an endpoint and a secret of their own."""
+"""Local workers: this same program again, once for each rank, with an endpoint and a secret of their own.
+
+torch's elastic agent, which also starts workers again, is not what this needs: its store listens at all of the host's
+addresses and admits anybody, its rendezvous unpickles what it finds there, it hands no socket down to rank 0, and it
+starts ranks again that have left with exit code 75, to go on later.
+"""
 
 import contextlib
+import itertools
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
 
+from cos598d.errors import UsageError
 from cos598d.program import program
 from cos598d.terminal.signals import ENDING, GOES_ON
 from cos598d.world.endpoint import listen
@@ -21,6 +28,8 @@ SAY_SECONDS = 0.5  # when one has failed, the others have so long to hear it and
 STOP_SECONDS = 30.0  # how long a worker may take to stop
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGQUIT)
 
+FINAL = (0, UsageError.exit_code, GOES_ON)  # exit codes after which another start could do nothing better
+
 
 class _Stopped(BaseException):
     """A signal came that ends this process."""
@@ -29,13 +38,22 @@ class _Stopped(BaseException):
         self.number = number
 
 
-def start_local_workers(world_size: int, master_port: int | None, arguments: Sequence[str]) -> int:
+def start_local_workers(
+    world_size: int,
+    master_port: int | None,
+    arguments: Sequence[str],
+    max_restarts: int = 0,
+    again: Callable[[], Sequence[str]] = tuple,
+) -> int:
     """Start `world_size` workers on this host and wait for them; return the exit code.
 
     Every worker runs this same program with `arguments`. Rank 0 inherits a socket on loopback that is opened here, and
     all get a secret that only they know. When one fails, the others are stopped, and the result is its exit code
-    (128 + N where signal N ended it, or ended all). The first signal that comes here is passed on, so that workers that
-    train can save what they have; a further Ctrl-C ends them. Raises UserError where the port is taken.
+    (128 + N where signal N ended it, or ended all). Up to `max_restarts` times all are then started again, with the
+    further arguments that `again` returns, another secret and, unless `master_port` says one, another port; but not
+    where they have refused a word on the command line, or left to go on later. The first signal that comes here is
+    passed on, so that workers that train can save what they have; a further Ctrl-C ends them, and after neither are
+    they started again. Raises UserError where the port is taken.
     """
     workers: list[subprocess.Popen] = []
     asked = signal.SIGTERM
@@ -44,30 +62,28 @@ def start_local_workers(world_size: int, master_port: int | None, arguments: Seq
         for number, handler in before.items():
             if handler is not signal.SIG_IGN:  # else its starter wants it to go on: nohup, or `&`
                 signal.signal(number, _stop)
-        with listen(DEFAULT_IP, master_port or 0, at_once=False) as listener:
-            environ = _environment(world_size, listener.getsockname()[1])
-            for rank in range(world_size):
-                own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-                if rank == 0:
-                    own[LISTENER] = str(listener.fileno())
-                workers.append(
-                    subprocess.Popen(
-                        [sys.executable, "-u", *program(), *arguments],
-                        env=environ | own,
-                        pass_fds=[listener.fileno()] if rank == 0 else [],
-                        start_new_session=True,  # a Ctrl-C reaches this process alone, which passes it on
-                    )
-                )
-        try:
-            return _wait(workers)
-        except _Stopped as stopped:
-            for number in SIGNALS:  # schedulers repeat theirs; who presses Ctrl-C again means it
-                if number != signal.SIGINT:
-                    signal.signal(number, signal.SIG_IGN)
-            for worker in workers:  # to which SIGHUP and SIGQUIT mean nothing
-                worker.send_signal(stopped.number if stopped.number in ENDING else signal.SIGTERM)
-            exit_code = _wait(workers)
-            return exit_code if exit_code in (0, GOES_ON) else 128 + stopped.number
+        for attempt in itertools.count():
+            _start(workers, world_size, master_port, [*arguments, *(again() if attempt else ())], attempt)
+            try:
+                exit_code = _wait(workers)
+            except _Stopped as stopped:
+                for number in SIGNALS:  # schedulers repeat theirs; who presses Ctrl-C again means it
+                    if number != signal.SIGINT:
+                        signal.signal(number, signal.SIG_IGN)
+                for worker in workers:  # to which SIGHUP and SIGQUIT mean nothing
+                    worker.send_signal(stopped.number if stopped.number in ENDING else signal.SIGTERM)
+                exit_code = _wait(workers)
+                return exit_code if exit_code in (0, GOES_ON) else 128 + stopped.number
+            if exit_code in FINAL or attempt == max_restarts:
+                return exit_code
+            _end(workers, asked)
+            workers.clear()
+            print(
+                f"the ranks ended with exit code {exit_code}: restart {attempt + 1} of {max_restarts}.",
+                file=sys.stderr,
+                flush=True,
+            )
+        raise AssertionError("the attempts were counted to the last")
     except _Stopped as stopped:
         if stopped.number == signal.SIGINT:  # the workers say themselves that they were interrupted
             asked = signal.SIGINT
@@ -82,7 +98,27 @@ def start_local_workers(world_size: int, master_port: int | None, arguments: Seq
             signal.signal(number, handler)
 
 
-def _environment(world_size: int, port: int) -> dict[str, str]:
+def _start(
+    workers: list[subprocess.Popen], world_size: int, master_port: int | None, arguments: Sequence[str], attempt: int
+) -> None:
+    """Start the workers, each added to `workers` when it is there."""
+    with listen(DEFAULT_IP, master_port or 0, at_once=False) as listener:
+        environ = _environment(world_size, listener.getsockname()[1], attempt)
+        for rank in range(world_size):
+            own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            if rank == 0:
+                own[LISTENER] = str(listener.fileno())
+            workers.append(
+                subprocess.Popen(
+                    [sys.executable, "-u", *program(), *arguments],
+                    env=environ | own,
+                    pass_fds=[listener.fileno()] if rank == 0 else [],
+                    start_new_session=True,  # a Ctrl-C reaches this process alone, which passes it on
+                )
+            )
+
+
+def _environment(world_size: int, port: int, attempt: int) -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
     # One thread until the ranks have met: then each takes its share of the cores.
     return (
@@ -93,6 +129,7 @@ def _environment(world_size: int, port: int) -> dict[str, str]:
             "LOCAL_WORLD_SIZE": str(world_size),
             "MASTER_ADDR": DEFAULT_IP,
             "MASTER_PORT": str(port),
+            "TORCHELASTIC_RESTART_COUNT": str(attempt),
             LAUNCHER_PID: str(os.getpid()),
             SECRET_VARIABLE: new_secret(),
         }

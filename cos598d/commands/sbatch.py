@@ -1,0 +1,203 @@
+"""`python -m cos598d sbatch`: a script for SLURM's `sbatch` that trains, and goes on by itself after a preemption.
+
+The ranks are started by `srun`. Before the time limit each of them gets SIGUSR1, on a preemption SIGTERM: they finish
+their step, write a checkpoint and leave with exit code 75. Before a time limit the script then puts its job back into
+the queue; after a preemption SLURM does. Each attempt resumes from the newest checkpoint.
+"""
+
+import argparse
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from cos598d.commands.flags import Parser, add_flags, given_flags
+from cos598d.commands.run_flags import run_values
+from cos598d.config import config_from
+from cos598d.errors import UsageError
+from cos598d.fields import check_flags, flag
+from cos598d.program import own_python_path
+from cos598d.terminal.printable import printable
+
+JOB, LIFE = "the job", "its end"
+# What sbatch reads in an #SBATCH line as one word, whatever stands in it.
+WORD = re.compile(r"[\w.,:;=/%@+*\[\]()&|!^~-]+", re.ASCII)
+TIME = re.compile(r"\d+|\d+:\d+|\d+:\d+:\d+|\d+-\d+(:\d+){0,2}", re.ASCII)
+LAST_SECONDS = 65535  # before a time limit, the most that SLURM takes
+TEMPLATE = Path(__file__).with_name("sbatch.sh.txt")
+# Flags that say a rank's place, which srun does.
+PLACES = ("local_rank", "master_ip", "master_port")
+
+
+@dataclass(frozen=True)
+class BatchFlags:
+    """What the script asks of SLURM."""
+
+    nodes: int = flag(1, "nodes of the job", group=JOB, least=1)
+    ranks_per_node: int = flag(1, "ranks on each node, one for each of its GPUs", group=JOB, least=1)
+    time: str | None = flag(
+        None, "limit of each attempt, such as 90 (minutes), 01:00:00 or 2-12 (days-hours)", group=JOB
+    )
+    gpus_per_node: int | None = flag(None, "GPUs of each node", group=JOB, least=1)
+    cpus_per_rank: int | None = flag(None, "cores of each rank", group=JOB, least=1)
+    mem: str | None = flag(None, "memory of each node, such as 16G", group=JOB)
+    partition: str | None = flag(None, "the queue to wait in", group=JOB)
+    account: str | None = flag(None, "who pays", group=JOB)
+    job_name: str = flag("cos598d", "the job's name in the queue", group=JOB)
+    output: str | None = flag(
+        None, "file for what is printed, in sbatch's words (default: the job's name and number)", group=JOB
+    )
+    signal_seconds: int = flag(
+        60,
+        "seconds before the limit at which the ranks begin to stop (SLURM may be a minute early): long enough "
+        "for a step and a checkpoint",
+        group=LIFE,
+        least=1,
+        below=LAST_SECONDS + 1,
+    )
+    max_requeues: int = flag(
+        100, "how often a job that ran into its limit goes back into the queue", group=LIFE, least=0
+    )
+    max_restarts: int = flag(0, "how often ranks that failed are started again, in the same job", group=LIFE, least=0)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the command's flags, and the words of what is to run, to `parser`."""
+    add_flags(parser, BatchFlags)
+    parser.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        metavar="WORD",
+        help="another of sbatch's own, such as --option=--constraint=a100; may be repeated",
+    )
+    parser.add_argument(
+        "--setup",
+        action="append",
+        default=[],
+        metavar="LINE",
+        help="a line of shell to run first, such as 'module load cuda'; may be repeated",
+    )
+    parser.add_argument(
+        "program",
+        nargs=argparse.REMAINDER,
+        metavar="-- train FLAGS",
+        help="what to run: train, or a lesson's script, with its flags",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the script and return 0. Raises UsageError for what SLURM, or the training, could not take."""
+    asked = BatchFlags(**given_flags(options, BatchFlags))
+    check_flags(asked)
+    for name in ("mem", "partition", "account", "job_name", "output"):
+        _check_word(f"--{name}", getattr(asked, name))
+    for word in options.option:
+        _check_word("--option", word)
+        if not word.startswith("-"):
+            raise UsageError(f"--option {word}: give a flag of sbatch's own, such as --option=--constraint=a100.")
+    if asked.time is not None and not TIME.fullmatch(asked.time):
+        raise UsageError(
+            f"--time {printable(asked.time)}: give minutes, or HH:MM:SS, or DAYS-HH:MM:SS, such as 01:00:00."
+        )
+    for line in options.setup:
+        _check_plain("--setup", line)
+    print(_script(asked, options.option, options.setup, _command(options.program, asked.nodes * asked.ranks_per_node)))
+    return 0
+
+
+def _check_word(name: str, word: str | None) -> None:
+    if word is not None and not WORD.fullmatch(word):
+        raise UsageError(f"{name} {printable(word, 100)!r}: give one word, without spaces, quotes, # and backslashes.")
+
+
+def _check_plain(name: str, text: str) -> None:
+    if printable(text, sys.maxsize) != text:
+        raise UsageError(f"{name} {printable(text, 100)}: give one line of text, without control characters.")
+
+
+def _command(words: Sequence[str], ranks: int) -> str:
+    """What srun is to start, as the shell reads it. Raises UsageError for what is no training of ours, or cannot be."""
+    words = words[1:] if words[:1] == ["--"] else words
+    if words[:1] and words[0] in ("python", "python3"):
+        words = words[1:]
+    if words[:2] == ["-m", "cos598d"]:
+        words = words[2:]
+    if not words:
+        raise UsageError("no training was given: write it after --, as in `sbatch --nodes 4 -- train --sync ddp`.")
+    for word in words:
+        _check_plain("a word after --,", word)
+    if words[0] == "train":
+        program = ["-m", "cos598d", "train"]
+    elif words[0].endswith(".py") and Path(words[0]).is_file():
+        program = [words[0]]
+    else:
+        raise UsageError(
+            f"sbatch cannot start {words[0]}: give train, or a lesson's script such as task2b/run_glue.py, "
+            f"and its flags."
+        )
+    quoted = shlex.join([sys.executable, *program, *words[1:]])
+    return f"{quoted}{_where_it_goes_on(words, ranks)}"
+
+
+def _where_it_goes_on(words: Sequence[str], ranks: int) -> str:
+    """The flags by which each attempt finds what the one before has left, where `words` do not say them.
+
+    Raises UsageError for flags that cannot work, before the job has waited for its turn.
+    """
+    from cos598d.commands import train
+
+    task = {"task_name": "squad"} if Path(words[0]).name == "run_squad.py" else {}
+    parser = Parser(prog=f"sbatch -- {words[0]}")
+    train.add_options(parser, lesson=task)
+    given = parser.parse_args(words[1:])
+    for name in PLACES:
+        if getattr(given, name) is not None:
+            raise UsageError(f"--{name} {getattr(given, name)}: a job's ranks know it from srun, so leave it out.")
+    if given.world_size not in (None, ranks):
+        raise UsageError(f"--world_size {given.world_size}: the job has {ranks} ranks, so leave it out.")
+    if given.resume not in (None, "auto"):
+        raise UsageError(
+            f"--resume {given.resume}: a job that comes back from the queue would begin there again; "
+            f"give the run's folder as --output_dir, and leave --resume out."
+        )
+    config = config_from(task | run_values(given))
+    # Whether there is a GPU is seen on the nodes.
+    replace(config, backend="gloo").check(ranks)
+    folder = "" if config.output_dir is not None else ' --output_dir "runs/job-$SLURM_JOB_ID"'
+    return folder + ("" if given.resume else " --resume auto")
+
+
+def _script(asked: BatchFlags, options: Sequence[str], setup: Sequence[str], command: str) -> str:
+    """The script, whose `command` srun starts as each rank."""
+    ranks = asked.nodes * asked.ranks_per_node
+    wanted = {
+        "job-name": asked.job_name,
+        "nodes": asked.nodes,
+        "ntasks": ranks,
+        "ntasks-per-node": asked.ranks_per_node,
+        "time": asked.time,
+        "signal": f"USR1@{asked.signal_seconds}",
+        "gpus-per-node": asked.gpus_per_node,
+        "cpus-per-task": asked.cpus_per_rank,
+        "mem": asked.mem,
+        "partition": asked.partition,
+        "account": asked.account,
+        "output": asked.output or "%x-%j.out",
+        "open-mode": "append",
+    }
+    words = [f"--{name}={value}" for name, value in wanted.items() if value is not None]
+    cores = "" if asked.cpus_per_rank is None else f" --cpus-per-task={asked.cpus_per_rank}"
+    blanks = {
+        "DIRECTIVES": "\n".join(f"#SBATCH {word}" for word in (*words, "--requeue", *options)),
+        "PATH": shlex.quote(own_python_path()),
+        "SETUP": "\n".join(setup),
+        "CORES": cores,
+        "COMMAND": command,
+        "RESTARTS": str(asked.max_restarts),
+        "REQUEUES": str(asked.max_requeues),
+    }
+    # In one pass: what is filled in is not looked at again.
+    return re.sub(r"@([A-Z]+)@", lambda blank: blanks[blank[1]], TEMPLATE.read_text(encoding="utf-8").rstrip("\n"))
