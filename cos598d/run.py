@@ -30,6 +30,7 @@ from cos598d.models.checkpoint import save_description
 from cos598d.plan import Plan
 from cos598d.publish import leave, publish_record, save_run_model
 from cos598d.rank import be_rank, take_station
+from cos598d.records.conventions import BY_LEDGER
 from cos598d.resume import facts_of, find_checkpoint, is_ours, named_folder, open_record, say_if_finished
 from cos598d.strategies import get_strategy
 from cos598d.terminal.console import Console
@@ -144,7 +145,7 @@ def _work(
     board = Board(output, found.iteration if found else 0) if config.tensorboard and comm.rank == 0 else None
     with open_record(output, config, comm, found, monitor, board) as record:
         comm.ledger = record.ledger
-        setting = _facts(config, prepared, comm, count_parameters(model), "ledger")
+        setting = _facts(config, prepared, comm, count_parameters(model), BY_LEDGER)
         files: dict[str, Any] = {}
         if comm.rank == 0:
             environment = describe_environment(device, config.backend, threads, ranks_on_host)

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,9 +23,9 @@ from cos598d.measure.record import RunRecord
 from cos598d.plan import Plan
 from cos598d.records.conventions import WARM_UP
 from cos598d.strategies.base import Module, Strategy
-from cos598d.strategies.memory import expected_memory
+from cos598d.strategies.formula import Job, without_values
 from cos598d.strategies.observed import Observed
-from cos598d.strategies.optimizers import make_optimizer, set_learning_rate, states_per_weight
+from cos598d.strategies.optimizers import counter_bytes, make_optimizer, set_learning_rate, states_per_weight
 from cos598d.strategies.replicas import check_replicas
 from cos598d.terminal.console import Console
 
@@ -76,7 +77,7 @@ def train(
     plan = Plan(config, len(features), comm.world_size)
     keeper = keeper or Keeper(config)
     clock = IterationClock(comm.device)
-    record.memory["formula"] = expected_memory(model, states_per_weight(config), strategy.shards, comm.world_size)
+    job = Job(without_values(model), comm.world_size, comm.rank, states_per_weight(config), counter_bytes(config))
     # The strategy's methods, timed; it knows the global batch's loss and what is held too.
     observed = Observed(strategy, clock, comm, keeper.votes)
     module = observed.attach(model, functools.partial(make_optimizer, config=config))
@@ -148,7 +149,8 @@ def train(
             keeper.count(observed.counted)
             if not goes_on():
                 break
-    record.memory |= {"between_steps": observed.between_steps, "peak": observed.peak.held}
+    expected = strategy.expected_memory(replace(job, passes=max(1, observed.passes)))
+    record.memory |= {"between_steps": observed.between_steps, "peak": observed.peak.held, **expected.as_record()}
     strategy.detach()
 
 

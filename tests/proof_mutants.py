@@ -60,6 +60,13 @@ class KeepsAllState(Averaging):
     shards = ("optimizer",)
 
 
+class CountsNoState(Zero1):
+    """Holds its share of the state, and does not count it."""
+
+    def memory(self):
+        return super().memory() | {"optimizer": 0}
+
+
 class CountsOnce(Zero1):
     """A layer's second call in a forward gives its weights no gradient."""
 
@@ -185,6 +192,7 @@ MUTANTS = {
     ),
     "stale shard": Mutant(TrainsOnStaleShards, (*STEPPING, "bf16"), "SGD: the weight"),
     "optimizer state not sharded": Mutant(KeepsAllState, ("memory",), "the ranks together hold optimizer 2.00 times"),
+    "optimizer state not counted": Mutant(CountsNoState, ("memory",), "the ranks count 0 bytes of optimizer together"),
     "twice-used module counted once": Mutant(CountsOnce, ("module used twice", "all at once"), "the gradient"),
     "state kept from an overflow": Mutant(KeepsStateOfAnOverflow, ("fp16 overflow",), "after step 3"),
     "weight decay of unused weights": Mutant(

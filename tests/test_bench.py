@@ -22,7 +22,7 @@ from cos598d.errors import UsageError
 from cos598d.models.build import find_model
 from cos598d.records.fit import CallCost, bandwidths, best_capacity, fit_call_cost, predict_exposed
 from cos598d.records.summary import LAST_TO_LAST, median_interval, paired_ratio, summarize, world_seconds
-from cos598d.report.bench_table import held_rows
+from cos598d.report.bench_table import memory_rows
 
 SIZES = [1 << power for power in range(10, 29, 2)]
 TINY_BENCH = ["-m", "cos598d", "bench", "--model", "tiny", "--world_size", 2, "--batch", 2, "--tokens", 16]
@@ -313,8 +313,12 @@ def test_peak_memory_is_each_candidate_s_own_and_the_record_can_be_printed(start
         assert states == pytest.approx([2 * size] * 2, rel=1e-2)
         assert zero3["between_steps"][rank]["parameters"] == pytest.approx(size / 2, rel=1e-2)
         assert zero3["peak"][rank]["parameters"] > zero3["between_steps"][rank]["parameters"]
-    heads = [row[1] for row in held_rows(record)]
-    assert heads == ["held", *["between steps", "at a step's peak"] * 2]
+    for candidate in (flat, zero3):
+        assert candidate["between_steps"] == candidate["expected_between_steps"], "what its formula says"
+        assert [reason for reason in candidate["expected_unsaid"] if reason] == []
+    rows = memory_rows(record)
+    assert [row[1] for row in rows] == ["held", *["between steps", "by formula", "at a step's peak", "by formula"] * 2]
+    assert [row[-1] for row in rows[1::2]] == ["0.0%"] * 4
     assert len(record["peak_memory_bytes"]["flat"]) == 2
     assert all(peak > record["setting"]["gradient_bytes"] for peak in record["peak_memory_bytes"]["flat"])
     assert (record["setting"]["attach"], record["setting"]["step"]) == ("turns", True)

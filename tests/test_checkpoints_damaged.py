@@ -93,7 +93,7 @@ def fold(path):
 
 
 def link(path):
-    outside = path.parents[3] / "outside"
+    outside = path.parents[2] / "outside"
     path.rename(outside)
     path.symlink_to(outside)
 

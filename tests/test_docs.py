@@ -10,6 +10,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
+from torch.distributed.run import get_args_parser
 
 from cos598d.commands.cli import COMMANDS
 from cos598d.commands.flags import Parser
@@ -90,6 +91,12 @@ def all_flags():
     return found.union(*(flags_of_file(path) for path in (*files, ROOT / "download_glue_data.py")))
 
 
+@functools.cache
+def launchers_flags():
+    """torchrun's, and those of sbatch that the documents name."""
+    return {"--requeue", *get_args_parser()._option_string_actions}
+
+
 def wrong_in(piece):
     """What a piece of code names that is not there: a command, a script, a target of make, or a flag."""
     try:
@@ -124,7 +131,7 @@ def wrong_in(piece):
         known = below[which] if which in below else set().union(*below.values())
         return sorted(given - known)
     if words and words[0].startswith("--"):
-        return sorted(given - all_flags())
+        return sorted(given - all_flags() - launchers_flags())
     return []
 
 

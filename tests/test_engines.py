@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from worlds import run_ranks
 
+from cos598d.comm.ledger import AGREEMENT, BUFFERS, GRADIENTS, Ledger
 from cos598d.strategies import get_strategy
 from cos598d.sync.base import SyncOptions
 
@@ -155,3 +156,23 @@ def test_engine_trains_as_one_process_does(engine):
         assert [set(each["wrong"]) for each in by_rank] == [known, known], (case, by_rank[0]["wrong"])
         together = [sum(losses) for losses in zip(*(each["losses"] for each in by_rank), strict=True)]
         assert together == pytest.approx(by_rank[0]["right"], rel=1e-5), case
+
+
+def entered(comm, name):
+    """On a rank: what the ledger has of four steps of `train`, by step: purpose, operation, bytes sent and received."""
+    train(comm, name, {}, *CASES[1])
+    rows = [row for row in comm.ledger.rows if 0 < row.iteration <= STEPS]
+    return sorted((row.iteration, row.purpose, row.op, row.bytes_sent, row.bytes_received) for row in rows)
+
+
+def entered_by_both(comm):
+    mine = entered(comm, "ddp")
+    comm.ledger = Ledger()
+    return mine, entered(comm, "fabric")
+
+
+def test_the_ledger_has_of_the_ddp_inside_fabric_what_it_has_of_ddp():
+    skip_unless_installed("lightning")
+    for ddp, fabric in run_ranks(2, entered_by_both, seconds=120):
+        assert {row[1] for row in ddp} >= {GRADIENTS, AGREEMENT, BUFFERS}
+        assert fabric == ddp

@@ -11,14 +11,16 @@ from torch import nn
 from worlds import run_ranks
 
 from cos598d.check.toy import ToyFeatures
+from cos598d.comm.communicator import Communicator
 from cos598d.config import RunConfig
 from cos598d.errors import UserError
 from cos598d.measure.record import RunRecord
 from cos598d.report.load import load_run
-from cos598d.report.memory import memory_rows
+from cos598d.report.memory import memory_note, memory_rows
 from cos598d.strategies import get_strategy
-from cos598d.strategies.memory import Peak, expected_memory, tensors_in
-from cos598d.strategies.optimizers import make_optimizer
+from cos598d.strategies.formula import Job
+from cos598d.strategies.memory import Peak, tensors_in
+from cos598d.strategies.optimizers import counter_bytes, make_optimizer, states_per_weight
 from cos598d.strategies.replicated import Replicated
 from cos598d.sync import get_sync
 from cos598d.terminal.console import Console
@@ -70,8 +72,9 @@ def categories(held):
     return [held[name] for name in ("parameters", "gradients", "optimizer")]
 
 
-FORMULAS = {
-    "all_reduce": [WEIGHTS + FROZEN, WEIGHTS, 2 * WEIGHTS],
+# Parameters, gradients and state between two steps.
+TEXTBOOK = {
+    "all_reduce": [WEIGHTS + FROZEN, 0, 2 * WEIGHTS],
     "zero1": [WEIGHTS + FROZEN, WEIGHTS, WEIGHTS],
     "zero2": [WEIGHTS + FROZEN, WEIGHTS // 2, WEIGHTS],
     "zero3": [WEIGHTS // 2 + FROZEN, WEIGHTS // 2, WEIGHTS],
@@ -79,15 +82,15 @@ FORMULAS = {
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_a_rank_holds_what_the_formula_of_its_strategy_says(memories, name):
+def test_a_rank_holds_what_the_textbook_says_and_the_record_has_its_formula_beside_it(memories, name):
     for rank in memories:
         found = rank[name]
-        assert categories(found["formula"]) == FORMULAS[name]
-        parameters, gradients, state = categories(found["between_steps"])
         slack = 200  # the optimizer counts its steps, and what is freed leaves placeholders
-        assert FORMULAS[name][0] <= parameters <= FORMULAS[name][0] + slack
-        assert FORMULAS[name][2] <= state <= FORMULAS[name][2] + slack
-        assert gradients == (0 if name == "all_reduce" else FORMULAS[name][1])
+        for held, expected in zip(categories(found["between_steps"]), TEXTBOOK[name], strict=True):
+            assert expected <= held <= expected + slack
+        assert found["expected_between_steps"] == found["between_steps"]
+        assert sum(found["expected_peak"].values()) == pytest.approx(sum(found["peak"].values()), rel=1e-3)
+        assert found["expected_unsaid"] == ""
 
 
 def test_the_peak_has_the_gradients_and_the_layers_that_are_gathered_for_a_moment(memories):
@@ -136,8 +139,8 @@ def test_watching_leaves_no_hook_and_changes_no_gradient():
         if watches:
             with peak.watching():
                 model(torch.arange(6).view(2, 3))[0].backward()
-            assert peak.held == {"parameters": len(looked)}
-            assert len(looked) == 1 + 2 * LAYERS, "the frozen embedding has no backward"
+            assert peak.held == {"parameters": len(looked), "gradients": 4 * WIDTH * WIDTH}, "with the last gradient"
+            assert len(looked) == 1 + 3 * LAYERS, "the frozen embedding has no backward"
         else:
             model(torch.arange(6).view(2, 3))[0].backward()
             assert not looked
@@ -146,46 +149,65 @@ def test_watching_leaves_no_hook_and_changes_no_gradient():
 
 
 @pytest.mark.parametrize(
-    ("values", "states"), [({}, 2), ({"optimizer": "sgd"}, 0), ({"optimizer": "sgd", "momentum": 0.9}, 1)]
+    ("values", "states", "counters"),
+    [({}, 2, 4), ({"optimizer": "sgd"}, 0, 0), ({"optimizer": "sgd", "momentum": 0.9}, 1, 0)],
 )
-def test_the_formula_knows_what_each_optimizer_remembers(values, states):
-    from cos598d.comm.communicator import Communicator
-    from cos598d.strategies.optimizers import states_per_weight
-
+def test_the_formula_knows_what_each_optimizer_remembers(values, states, counters):
     config, model = RunConfig(**values), Deep()
     strategy = Replicated(get_sync("all_reduce")(Communicator(None, "gloo", torch.device("cpu"))))
     module = strategy.attach(model, lambda named: make_optimizer(named, config))
     strategy.backward(module(input_ids=torch.arange(6).view(2, 3))[0])
     strategy.finish()
     strategy.step()
-    expected = expected_memory(model, states_per_weight(config), (), 1)["optimizer"]
-    assert expected == states * WEIGHTS
-    assert expected <= strategy.memory()["optimizer"] <= expected + 100
+    job = Job(model, 1, 0, states_per_weight(config), counter_bytes(config))
+    expected = strategy.expected_memory(job).between_steps["optimizer"]
+    assert expected == states * WEIGHTS + counters * LAYERS == strategy.memory()["optimizer"]
 
 
 def with_memory(folder, **changes):
     write_run(folder)
     held = {"parameters": 4_000_000, "gradients": 0, "optimizer": 8_000_000, "buckets": 0}
+    peak = held | {"gradients": 5_000_000}
     memory = {"process_peak_bytes": [300_000_000, 400_000_000], "gpu_peak_bytes": [None, None]}
-    memory |= {"between_steps": [held, held], "formula": [held, held], "peak": [held, held | {"gradients": 5_000_000}]}
+    memory |= {"between_steps": [held, held], "peak": [held, peak]}
+    memory |= {"expected_between_steps": [held, held], "expected_peak": [held, held | {"gradients": 4_830_000}]}
+    memory |= {"expected_unsaid": ["", ""]}
     path = folder / "summary.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"memory": memory | changes}))
     return folder
 
 
-def test_the_table_has_the_rank_that_holds_most_and_older_records_are_left_out(tmp_path):
+def test_the_table_has_formula_beside_counted_of_the_rank_that_holds_most_and_leaves_older_records_out(tmp_path):
     old = write_run(tmp_path / "old")
     rows = memory_rows([load_run(with_memory(tmp_path / "new")), load_run(old)])
-    assert rows[0][-1] == "process's peak", "no GPU, no column"
-    assert rows[2] == ["new", "at a step's peak", "4.000", "5.000", "8.000", "0.000", "17.000", "400.000"]
+    assert rows[0][-3:] == ["in all", "counted is", "process's peak"], "no GPU, no column"
+    assert rows[1] == ["new", "between steps", "4.000", "0.000", "8.000", "0.000", "12.000", "0.0%", "-"]
+    assert rows[2] == ["new", "by formula", "4.000", "0.000", "8.000", "0.000", "12.000", "", "-"]
+    assert rows[3] == ["new", "at a step's peak", "4.000", "5.000", "8.000", "0.000", "17.000", "+1.0%", "400.000"]
+    assert rows[4][1:7] == ["by formula", "4.000", "4.830", "8.000", "0.000", "16.830"]
     assert {row[0] for row in rows[1:]} == {"new"}
     assert memory_rows([load_run(old)]) == []
     gpu = memory_rows([load_run(with_memory(tmp_path / "gpu", gpu_peak_bytes=[1e6, 2e6]))])
-    assert [row[-1] for row in gpu] == ["GPU's peak", "-", "2.000", "-"]
+    assert [row[-1] for row in gpu] == ["GPU's peak", "-", "-", "2.000", "-"]
+
+
+def test_where_a_formula_is_missing_the_table_says_so_and_why(tmp_path):
+    run = load_run(with_memory(tmp_path / "new", expected_peak=[None, None], expected_unsaid=["it is its own"] * 2))
+    rows = memory_rows([run])
+    assert rows[3][-2] == "-"
+    assert rows[4][1:7] == ["by formula", "-", "-", "-", "-", "-"]
+    assert memory_note([run]).endswith("-: new: it is its own.")
+    part = load_run(with_memory(tmp_path / "part", expected_peak=[None, {"parameters": 5_000_000}]))
+    assert memory_rows([part])[3][-2] == "-20.0%", "of what is stated"
+    old = load_run(
+        with_memory(tmp_path / "old", **dict.fromkeys(("expected_peak", "expected_between_steps"), [None, None]))
+    )
+    assert [row[-2] for row in memory_rows([old])[1:]] == ["-", "", "-", ""]
 
 
 def test_memory_that_is_no_number_or_not_of_all_ranks_is_a_damaged_record(tmp_path):
-    for number, changes in enumerate(({"process_peak_bytes": [1]}, {"peak": [{"parameters": "much"}] * 2})):
+    damages = ({"process_peak_bytes": [1]}, {"peak": [{"parameters": "much"}] * 2}, {"expected_peak": [None]})
+    for number, changes in enumerate((*damages, {"expected_unsaid": [1, 2]})):
         folder = with_memory(tmp_path / str(number), **changes)
         with pytest.raises(UserError, match="is damaged: its memory"):
             load_run(folder)

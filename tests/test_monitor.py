@@ -135,7 +135,7 @@ def test_compare_shows_counted_bytes_and_a_dash_without(counted, tmp_path):
     with_wire, without = comparison([run]), comparison([run | {"wire": None}])
     assert "counted MB/it" in with_wire
     assert "(ranks 0, 1)" in with_wire
-    assert without.split("counted MB/it")[1].splitlines()[2].endswith(" -")
+    assert without.split("counted MB/it")[1].splitlines()[2].split()[-2:] == ["-", "ledger"]
     assert comparison([{name: value for name, value in run.items() if name != "wire"}]) == without
 
 

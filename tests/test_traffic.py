@@ -37,7 +37,12 @@ def test_the_difference_is_other_calls_and_headers_and_a_rest():
     row = " ".join(cells(traffic_table([record()])))
     headers = 10 * 500 * HEADER_BYTES / 1e6
     assert "20.0 x 2 20.5 x 2 +2.50%" in row
-    assert row.endswith(f"0.100 x 2 {headers:.3f} x 2 {0.5 - 0.1 - headers:.3f} x 2")
+    assert row.endswith(f"0.100 x 2 {headers:.3f} x 2 {0.5 - 0.1 - headers:.3f} x 2 ledger")
+
+
+def test_of_an_engine_that_tells_nobody_what_it_sends_only_what_the_kernel_counted_is_there():
+    row = " ".join(cells(traffic_table([record(bytes_from="counters", bytes_sent_per_iteration=[0, 0])])))
+    assert row == f"batch8-fp32 8 fp32 - - 10 - - 20.5 x 2 - - {10 * 500 * HEADER_BYTES / 1e6:.3f} x 2 - counters"
 
 
 def test_ranks_of_one_interface_are_set_beside_the_sum_of_their_predictions():

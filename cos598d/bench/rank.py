@@ -21,8 +21,10 @@ from cos598d.measure.environment import describe_environment
 from cos598d.measure.host import peak_memory_bytes
 from cos598d.models.build import ModelSource, count_parameters, find_model
 from cos598d.rank import be_rank, take_station
-from cos598d.records.conventions import DDP, FLOOR, WARM_UP
+from cos598d.records.conventions import BY_LEDGER, DDP, FLOOR, WARM_UP
 from cos598d.records.summary import summarize
+from cos598d.strategies import class_of
+from cos598d.strategies.base import Strategy
 from cos598d.world.identity import Identity
 from cos598d.world.meeting import Meeting
 
@@ -127,4 +129,7 @@ def _measure(
 
 
 def _describe(candidate: Candidate) -> dict[str, Any]:
-    return {"label": candidate.label, "sync": candidate.name, "options": asdict(candidate.options)}
+    kind = class_of(candidate.name)
+    bytes_from = kind.bytes_from if issubclass(kind, Strategy) else BY_LEDGER
+    named = {"label": candidate.label, "sync": candidate.name, "options": asdict(candidate.options)}
+    return named | {"bytes_from": bytes_from}

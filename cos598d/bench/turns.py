@@ -2,6 +2,7 @@
 
 import functools
 import math
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,8 +15,10 @@ from cos598d.config import RunConfig
 from cos598d.measure.clock import IterationClock
 from cos598d.records.conventions import WARM_UP
 from cos598d.strategies import STRATEGIES, get_strategy
+from cos598d.strategies.formula import Job, without_values
 from cos598d.strategies.memory import Peak, count_memory, tensors_in
-from cos598d.strategies.optimizers import make_optimizer
+from cos598d.strategies.optimizers import counter_bytes, make_optimizer, states_per_weight
+from cos598d.strategies.replicated import Replicated
 from cos598d.sync import get_sync
 
 PHASES = ("forward", "backward", "sync")
@@ -27,6 +30,7 @@ class Turn:
     def __init__(self, candidate: Candidate, workload: Workload, comm: Communicator, stepper: Stepper | None):
         self._comm, self._stepper = comm, stepper
         self.clock = IterationClock(comm.device)
+        self._job = job_of(workload, comm, with_state=stepper is not None)
         self._model: nn.Module = workload.replica()
         self._sync = get_sync(candidate.name)(comm, workload.may_leave_unused, candidate.options)
         self._module = self._sync.attach(self._model)
@@ -62,8 +66,9 @@ class Turn:
         self._sync.detach()
         del self._module
 
-    def held(self, inputs: dict[str, torch.Tensor]) -> dict[str, dict[str, int]]:
-        """One more iteration, untimed: the bytes held at its peak, and at its end, by category."""
+    def held(self, inputs: dict[str, torch.Tensor]) -> dict[str, Any]:
+        """One more iteration, untimed: the bytes held at its peak, and at its end, by category; and what a formula
+        expects of both."""
         peak = Peak(self._memory)
         with peak.watching():
             self._module(**inputs)[0].backward()
@@ -75,16 +80,18 @@ class Turn:
             self._stepper.step(self._model)
         self._sync.after_step()
         self._model.zero_grad(set_to_none=True)
-        return {"between_steps": self._memory(), "peak": peak.held}
+        expected = Replicated(self._sync, comm=self._comm).expected_memory(self._job)
+        return {"between_steps": self._memory(), "peak": peak.held, **expected.as_record()}
 
     def _memory(self) -> dict[str, int]:
         parameters = list(self._model.parameters())
-        return count_memory(
+        held = count_memory(
             parameters=[p.data for p in parameters],
             gradients=[p.grad for p in parameters if p.grad is not None],
             optimizer=self._stepper.state() if self._stepper else (),
             buckets=tensors_in(self._sync),
         )
+        return held | {"buckets": held["buckets"] + self._sync.hidden_bytes()}
 
     def _average(self, inputs: dict[str, torch.Tensor]) -> None:
         with self.clock.phase("forward"):
@@ -101,6 +108,7 @@ class Turn:
         self._average(inputs)
         gradients = [p.grad for p in self._model.parameters() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients).item()
+        self.clock.stop()  # else its phases would be those of the next iteration
         self._sync.after_step()
         self._model.zero_grad(set_to_none=True)
         return norm if math.isfinite(norm) else None
@@ -118,6 +126,7 @@ class StrategyTurn:
         self._comm, self._config = comm, RunConfig(learning_rate=0.0)
         self.clock = IterationClock(comm.device)
         self._strategy = get_strategy(candidate.name)(comm, workload.may_leave_unused, candidate.options, "fp32")
+        self._job = job_of(workload, comm)
         optimizer = functools.partial(make_optimizer, config=self._config)
         self._module = self._strategy.attach(workload.replica(), optimizer)
         first = workload.inputs(0, comm.rank, comm.world_size)
@@ -144,7 +153,7 @@ class StrategyTurn:
         self._strategy.detach()
         del self._module
 
-    def held(self, inputs: dict[str, torch.Tensor]) -> dict[str, dict[str, int]]:
+    def held(self, inputs: dict[str, torch.Tensor]) -> dict[str, Any]:
         """As `Turn.held`."""
         self._strategy.step()
         between, peak = self._strategy.memory(), Peak(self._strategy.memory)
@@ -154,7 +163,7 @@ class StrategyTurn:
         self._strategy.finish()
         peak.look()
         self._strategy.clip(self._config.max_grad_norm)
-        return {"between_steps": between, "peak": peak.held}
+        return {"between_steps": between, "peak": peak.held, **self._strategy.expected_memory(self._job).as_record()}
 
     def _strategy_clock(self) -> IterationClock:
         self._strategy.phase = self.clock.phase  # a trace puts another clock in its place
@@ -171,6 +180,13 @@ class StrategyTurn:
         with self.clock.phase("clip"):
             norm = self._strategy.clip(self._config.max_grad_norm)
         return math.nan if norm is None else float(norm)
+
+
+def job_of(workload: Workload, comm: Communicator, with_state: bool = True) -> Job:
+    """What formulas of memory ask of the workload: a micro-batch a step, and the optimizer's state if there is one."""
+    config = RunConfig()
+    states = (states_per_weight(config), counter_bytes(config)) if with_state else (0, 0)
+    return Job(without_values(workload.model), comm.world_size, comm.rank, *states)
 
 
 def make_turn(

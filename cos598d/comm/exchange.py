@@ -1,7 +1,7 @@
 """Reduce-scatter and all-gather by direct exchange of messages: every rank sends (n-1)/n of what there is, no more."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -38,8 +38,10 @@ class ReduceScatters:
     sends twice that.
     """
 
-    def __init__(self, comm: Communicator):
-        self._comm = comm
+    def __init__(self, comm: Communicator, longest: Mapping[torch.dtype, int] | None = None):
+        """`longest`: elements of the longest part of what will be summed, by dtype, where that is known: each piece of
+        scratch will do for all of it, so that there are no more of them than segments under way."""
+        self._comm, self._longest = comm, longest or {}
         self._free: dict[torch.dtype, list[torch.Tensor]] = {}  # scratch, (ranks - 1, elements of a segment)
         self._under_way: deque[_Segment] = deque()
 
@@ -60,8 +62,7 @@ class ReduceScatters:
         `adds`: to what is in `into` already. `then` is called when the sum is there and `flat` may be changed.
         """
         rank, ranks = self._comm.rank, self._comm.world_size
-        most = SEGMENT_BYTES // flat.element_size()
-        count = max(1, -(-lengths[0] // most))  # the longest part's, so that all ranks cut all parts alike
+        count = segment_count(lengths[0], flat.element_size())  # the longest part's, so that all ranks cut all alike
         parts = [part.tensor_split(count) for part in flat.split(list(lengths))]
         others = [(rank + step) % ranks for step in range(1, ranks)]  # not all of them to rank 0 first
         call = self._comm.compose("reduce_scatter", flat, name)
@@ -73,7 +74,7 @@ class ReduceScatters:
         for k, target in enumerate(into.tensor_split(count)):
             if len(self._under_way) == IN_FLIGHT:
                 self._end_first()
-            scratch = self._take_scratch(flat, min(most, lengths[0]))
+            scratch = self._take_scratch(flat, lengths[0])
             own = parts[rank][k]
             landings = [row[: len(own)] for row in scratch]
             sends = [(parts[other][k], other) for other in others if len(parts[other][k])]
@@ -92,7 +93,8 @@ class ReduceScatters:
         free = [scratch for kept in self._free.values() for scratch in kept]
         return free + [segment.scratch for segment in self._under_way]
 
-    def _take_scratch(self, like: torch.Tensor, elements: int) -> torch.Tensor:
+    def _take_scratch(self, like: torch.Tensor, longest: int) -> torch.Tensor:
+        elements = min(SEGMENT_BYTES // like.element_size(), max(longest, self._longest.get(like.dtype, 0)))
         free = self._free.setdefault(like.dtype, [])
         for place, scratch in enumerate(free):
             if scratch.shape[1] >= elements:
@@ -106,6 +108,11 @@ class ReduceScatters:
             _add_up(segment, self._comm.rank)
         self._free[segment.scratch.dtype].append(segment.scratch)
         segment.ends()
+
+
+def segment_count(longest: int, element_bytes: int) -> int:
+    """In how many segments parts travel, of which the longest has so many elements."""
+    return max(1, -(-longest // (SEGMENT_BYTES // element_bytes)))
 
 
 def _nothing() -> None:

@@ -12,9 +12,11 @@ from torch import nn
 
 from cos598d.comm.ledger import STATE
 from cos598d.comm.watched import watched
+from cos598d.engines.deepspeed_memory import held_by_deepspeed, sizes
 from cos598d.engines.deepspeed_state import FlatState, fragments, put_weights
 from cos598d.engines.engine import Apart, Engine, need
 from cos598d.strategies.base import MakeOptimizer, Module
+from cos598d.strategies.formula import Expected, Job
 from cos598d.strategies.memory import count_memory, tensors_in
 from cos598d.strategies.state import (
     WEIGHTS,
@@ -40,14 +42,18 @@ class DeepSpeed(Engine):
     2. Stage 0 and 1 average the gradients after a step's last backward; stages 2 and 3 bucket by bucket while every
        backward runs, accumulated ones too, and a rank keeps its part of the sum.
     3. The ranks add up the squares of their parts' norms; clipping, the step and dropping the gradients are one call.
-    4. Stages 1 and 2 gather the stepped weights. Stage 3 gathers a layer's weights before its forward and its backward
-       and drops them after; parameters of fewer than 100,000 elements stay on every rank.
+    4. Stages 1 and 2 gather the stepped weights. Stage 3 gathers a module's weights before its forward and its backward
+       and drops them after, those of the next modules (a bucket's worth) meanwhile. Parameters of up to 100,000
+       elements stay on every rank, as far as all of them are no more than a hundredth of the model.
+    Buckets are of `--bucket_mb` (`deepspeed_memory.sizes`): by DeepSpeed's own settings they have 5e8 elements, and at
+    stage 3 a model of fewer than 1e9 is whole for all of a step.
 
     Cost for S bytes of weights, sent by a rank on gloo: stage 0 2(n-1)/n S. Stages 1 and 2 3(n-1)/n S: their gradients
-    are all-reduced and the weights gathered. Stage 3 as much or more: gathered once or twice, reduced once. Stages 2
-    and 3 send their gradients again for every accumulated micro-batch.
-    Memory: stage 1 S + S + 2 S/n (weights, gradients, AdamW's state), and a copy S/n of the weights in fp32; stage 2
-    gradients S/n between steps; stage 3 weights S/n too, but for the small ones.
+    are all-reduced and the weights gathered. Stage 3 4(n-1)/n S: gathered twice, all-reduced once; a model that fits
+    into a bucket is gathered once. Stages 2 and 3 send their gradients again for every accumulated micro-batch.
+    Memory between steps (`held_by_deepspeed`): stage 0 S of weights and, with AdamW, 2 S of state; stages 1 and 2 S,
+    and of S/n a copy and its state, 3 S/n; stage 3 S/n of weights and the small ones whole, S/n of gradients, 2 S/n of
+    state, and a bucket. Gradients are there from backward to the step: S at stages 0 and 1, S/n and a bucket at 2.
     Choose it for models that fit no other way (it can also use the host's memory and disk), on GPUs with nccl.
 
     Known wrong: a parameter that is unused gets zeros, so that AdamW still decays it. Its gradient norms with stage 2
@@ -58,7 +64,7 @@ class DeepSpeed(Engine):
     them is the same.
     """
 
-    uses = ("zero_stage",)
+    uses = ("zero_stage", "bucket_mb")
     precisions = ("fp32", "bf16")
 
     @classmethod
@@ -85,7 +91,7 @@ class DeepSpeed(Engine):
             "train_micro_batch_size_per_gpu": 1,  # only its throughput figures ask for it
             "gradient_accumulation_steps": 1,  # we say which backward is the last
             "gradient_clipping": 0.0,  # its default would clip to 1 without a word
-            "zero_optimization": {"stage": self.options.zero_stage},
+            "zero_optimization": {"stage": self.options.zero_stage, **sizes(self._apart.copy, self.options.bucket_mb)},
             "zero_allow_untested_optimizer": True,
             "zero_force_ds_cpu_optimizer": False,
             "steps_per_print": 1 << 40,
@@ -182,23 +188,26 @@ class DeepSpeed(Engine):
         del self._engine, self.optimizer
 
     def memory(self) -> dict[str, int]:
-        """As the contract says, from what DeepSpeed's optimizer holds by name; its buffers are the buckets."""
+        """As the contract says, from what DeepSpeed's optimizer holds by name."""
         copies = list(self._apart.copy.parameters())
         optimizer = self.optimizer
         inner = getattr(optimizer, "optimizer", optimizer)
         gradients = [getattr(optimizer, name, ()) for name in ("averaged_gradients", "grad_partitions_flat_buffer")]
+        stepped = [p for group in inner.param_groups for p in group["params"]]
         return count_memory(
             parameters=[*_tensors(p.data for p in copies), *_tensors(getattr(p, "ds_tensor", None) for p in copies)],
-            gradients=[*_tensors(p.grad for p in copies), *tensors_in(gradients)],
+            # Before the gradients, which are views of them until they are reduced.
+            buckets=tensors_in([bucket.buffer for bucket in getattr(optimizer, "ipg_buckets", {}).values()]),
+            gradients=[*_tensors(p.grad for p in (*copies, *stepped)), *tensors_in(gradients)],
             # The flat fp32 weights that its optimizer steps are its state: the model has its own.
             optimizer=[
-                *_tensors(p.data for group in inner.param_groups for p in group["params"]),
+                *_tensors(p.data for p in stepped),
                 *tensors_in([list(state.values()) for state in inner.state.values()]),
             ],
-            buckets=tensors_in(
-                [value for value in vars(optimizer).values() if isinstance(value, (torch.Tensor, list))]
-            ),
         )
+
+    def expected_memory(self, job: Job) -> Expected:
+        return held_by_deepspeed(job, self.options.zero_stage, sizes(job.model, self.options.bucket_mb))
 
     def _alias(self) -> None:
         """Let the model's parameters be where DeepSpeed has laid the copy's."""

@@ -7,6 +7,7 @@ from torch import nn
 
 from cos598d.comm.communicator import Communicator
 from cos598d.errors import UsageError
+from cos598d.records.conventions import BY_COUNTERS
 from cos598d.strategies.base import MakeOptimizer, Module
 from cos598d.strategies.replicated import Replicated
 from cos598d.sync.base import DEFAULTS, SyncOptions
@@ -35,7 +36,7 @@ class DP(Replicated):
     """
 
     uses: tuple[str, ...] = ()
-    bytes_from = "counters"
+    bytes_from = BY_COUNTERS
 
     def __init__(
         self,

@@ -23,7 +23,6 @@ from cos598d.strategies.state import (
     Piece,
     Whole,
     load_own_buffers,
-    local,
     own_buffers,
     own_state_of,
     put_into_model,
@@ -42,7 +41,7 @@ class Engine(Strategy):
 
     1. `attach` verifies that the ranks' models are alike and sends rank 0's state to all, as every sync does.
     2. What the engine then sends through torch.distributed is entered in the ledger; `bytes_from` says whether that is
-       all of it ("ledger") or whether only the kernel's counters see it ("counters").
+       all of it, or whether only the kernel's counters see it.
     3. Losses are multiplied by the number of ranks, since engines average.
 
     precisions: those of PRECISIONS in which it trains.
@@ -65,7 +64,7 @@ class Engine(Strategy):
         self.choose()
 
     def choose(self) -> None:
-        """Set `equal_passes`, `shards` and `bytes_from` where they depend on the options."""
+        """Set `equal_passes` and `shards` where they depend on the options."""
 
     @classmethod
     def check_config(cls, config: "RunConfig", world_size: int) -> None:
@@ -126,12 +125,12 @@ class Engine(Strategy):
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
     def memory(self) -> dict[str, int]:
-        """As the contract says; what an engine keeps to itself, such as buckets in C++, is not seen."""
+        """As the contract says, of an engine that leaves the model whole; what it keeps to itself, such as buckets in
+        C++, is not seen, and no category here."""
         return count_memory(
-            parameters=[local(p.data) for p in self.parameters()],
-            gradients=[local(p.grad) for p in self.parameters() if p.grad is not None],
-            optimizer=[local(state) for state in state_tensors(self.optimizer)],
-            buckets=(),
+            parameters=[p.data for p in self.model.parameters()],
+            gradients=[p.grad for p in self.model.parameters() if p.grad is not None],
+            optimizer=state_tensors(self.inner_optimizer()),
         )
 
     def step(self) -> bool:

@@ -14,9 +14,13 @@ from cos598d.engines.engine import Engine, need
 from cos598d.engines.torch_fsdp import TorchFSDP, check_parameters, fully_sharded
 from cos598d.errors import UsageError
 from cos598d.strategies.base import MakeOptimizer, Module
+from cos598d.strategies.formula import Expected, Job
+from cos598d.strategies.replicated import replicated_memory
 from cos598d.strategies.state import OptimizerState, Piece, Whole, own_state_of
 from cos598d.sync.base import DEFAULTS
+from cos598d.sync.ddp import DDP
 from cos598d.sync.parts.arrival import arrival, rehearse
+from cos598d.sync.parts.reducer import Reducer
 
 if TYPE_CHECKING:
     from cos598d.config import RunConfig
@@ -36,12 +40,15 @@ class Fabric(TorchFSDP):
     The ranks are ours: Fabric is told of them and starts none. Each counts as a node of one device.
     Choose it to keep a loop of one's own and change strategies by a word; it is torch's engines underneath.
 
+    What the DDP inside sends is entered in the ledger as `ddp`'s is, from what its reducer reports.
+
     Known wrong: its own clipping under fsdp2 reduces by calls that the ledger does not see, so the norm is summed here.
-    What DDP sends is made in C++ and not seen either: its bytes are those that the kernel counts.
     """
 
     uses = ("fabric_strategy", "reshard")
     precisions = ("fp32", "bf16")
+
+    takes_ours = False
 
     @property
     def is_cut(self) -> bool:
@@ -49,7 +56,6 @@ class Fabric(TorchFSDP):
         return self.options.fabric_strategy == "fsdp2"
 
     def choose(self) -> None:
-        self.bytes_from = "ledger" if self.is_cut else "counters"
         self.equal_passes = self.is_cut
         if not self.is_cut:
             self.shards = ()
@@ -73,6 +79,7 @@ class Fabric(TorchFSDP):
             return super().wrap(model, make_optimizer)
         self._fabric = _fabric(self, _ddp(self))
         self._wrapped, self.optimizer = self._fabric.setup(model, make_optimizer(model.named_parameters()))
+        self._reducer = Reducer(self.comm, self._wrapped._forward_module)
         return self._wrapped
 
     def shard(self, module: nn.Module) -> nn.Module:
@@ -107,6 +114,8 @@ class Fabric(TorchFSDP):
     def finish(self) -> None:
         if self.is_cut:
             super().finish()
+        else:
+            self._reducer.enter()
 
     def clip(self, max_norm: float) -> torch.Tensor | None:
         if self.is_cut:
@@ -114,6 +123,14 @@ class Fabric(TorchFSDP):
         if not max_norm:
             return None
         return self._fabric.clip_gradients(self._wrapped, self.optimizer, max_norm=max_norm, error_if_nonfinite=False)
+
+    def memory(self) -> dict[str, int]:
+        return super().memory() if self.is_cut else Engine.memory(self) | {"buckets": self._reducer.bucket_bytes}
+
+    def expected_memory(self, job: Job) -> Expected:
+        return (
+            super().expected_memory(job) if self.is_cut else replicated_memory(job, DDP.buffers(job.tensors, DEFAULTS))
+        )
 
     def state(self) -> Iterator[Piece]:
         return super().state() if self.is_cut else Engine.state(self)
@@ -141,6 +158,7 @@ class Fabric(TorchFSDP):
             trained = [p for p in self.model.parameters() if p.requires_grad]
             with own_state_of(self.comm.rank):
                 rehearse(self._wrapped._forward_module, trained, facts["arrival"])
+                self._reducer.resume(1)
 
     def whole(self) -> AbstractContextManager[None]:
         return super().whole() if self.is_cut else nullcontext()
@@ -155,16 +173,17 @@ class Fabric(TorchFSDP):
         if self.is_cut:
             super().detach()
         else:
-            self._wrapped._forward_module._remove_autograd_hooks()
+            self._reducer.close()
             Engine.detach(self)
-            del self.optimizer
+            del self.optimizer, self._reducer
         del self._wrapped, self._fabric
 
 
 def _ddp(engine: Fabric) -> Any:
     from lightning.fabric.strategies import DDPStrategy
 
-    return DDPStrategy(find_unused_parameters=engine.find_unused_parameters)
+    # init_sync: `attach` has just done it
+    return DDPStrategy(find_unused_parameters=engine.find_unused_parameters, init_sync=False)
 
 
 def _model_parallel(engine: Fabric, parallelize: Any) -> Any:

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from cos598d.comm.communicator import Communicator
 from cos598d.comm.exchange import ReduceScatters
 from cos598d.comm.ledger import AGREEMENT, STATE, dtype_name
 from cos598d.comm.watched import watched
 from cos598d.engines.engine import Apart, Engine, need
+from cos598d.engines.fsdp_memory import held_by_fsdp, longest_part
 from cos598d.errors import UserError
 from cos598d.strategies.base import MakeOptimizer, Module
+from cos598d.strategies.formula import Expected, Job
+from cos598d.strategies.memory import count_memory, state_tensors
 from cos598d.strategies.state import (
     WEIGHTS,
     OptimizerState,
@@ -45,8 +47,9 @@ class TorchFSDP(Engine):
     Cost for S bytes of weights, of which R are the root's: gathering sends (n-1)/n (2S - R), with `--reshard no`
     (n-1)/n S; the reduce-scatter (n-1)/n S by messages of ours (`--reduce_scatter ours`), and 2(n-1)/n S by gloo's own
     (`torch`), which is the ring of its all-reduce. Two or three calls a layer. Padding to a multiple of n adds little.
-    Memory: S/n each of weights and gradients, with AdamW 2 S/n of state; within a step R and the largest layer whole,
-    twice where the next layer's gather has begun, and their gradients.
+    Memory: S/n of weights, with AdamW 2 S/n of state, all padded to a multiple of n rows; within a step R and the
+    largest layer whole (with `--reshard no` all layers), their gradients whole, and the others' S/n
+    (`held_by_fsdp`). Copies on the way into and out of the calls, of a layer at a time, are not counted.
     Choose it where a model does not fit, and torch is to do it: `zero3` is the same thing to read.
 
     Known wrong: parameters of several dtypes in one layer, and parameters without dimensions, are refused. On gloo
@@ -57,6 +60,7 @@ class TorchFSDP(Engine):
     uses = ("reshard", "reduce_scatter")
     shards: tuple[str, ...] = ("optimizer", "gradients", "parameters")
     equal_passes = True
+    _sums: ReduceScatters | None = None  # of gradients, where they are ours
 
     @classmethod
     def check_config(cls, config: "RunConfig", world_size: int) -> None:
@@ -66,6 +70,11 @@ class TorchFSDP(Engine):
     @property
     def replicas_equal(self) -> bool:
         return self._apart.is_whole
+
+    @property
+    def takes_ours(self) -> bool:
+        """Whether gradients are summed by our reduce-scatter, where there are several ranks."""
+        return self.options.reduce_scatter == "ours"
 
     def wrap(self, model: nn.Module, make_optimizer: MakeOptimizer) -> Module:
         check_parameters(model, "torch_fsdp")
@@ -84,9 +93,14 @@ class TorchFSDP(Engine):
         from torch.distributed.device_mesh import init_device_mesh
 
         mesh = init_device_mesh(self.comm.device.type, (self.comm.world_size,))
+        longest = longest_part(module, layers(module), self.comm.world_size)
         self._units = fully_sharded(module, mesh, self.options.reshard == "yes")
-        if self.options.reduce_scatter == "ours" and self.comm.world_size > 1:
-            by_messages = _by_messages(self.comm)
+        if self.takes_ours and self.comm.world_size > 1:
+            from cos598d.engines.fsdp_sums import ByMessages
+
+            dtype = next(module.parameters()).dtype
+            self._sums = ReduceScatters(self.comm, {dtype: longest // dtype.itemsize})
+            by_messages = ByMessages(self._sums, self.comm.world_size)
             for unit in self._units:
                 unit.set_custom_reduce_scatter(by_messages)
         self.begin(module)
@@ -96,6 +110,8 @@ class TorchFSDP(Engine):
         """Take note of a module that is cut."""
         cut: Any = module  # an FSDPModule too, which no type says
         self._module = cut
+        self._shards = list(module.parameters())
+        self._gathered: dict[int, nn.Parameter] = {}  # the gathered parameters that were seen; they are there no more
         self._used: set[str] = set()
         if self.find_unused_parameters:
             cut.set_reduce_scatter_unused_params(True)
@@ -197,8 +213,23 @@ class TorchFSDP(Engine):
             finally:
                 unit.reshard()
 
+    def memory(self) -> dict[str, int]:
+        """As the contract says. While a layer computes, what is gathered stands in the module for its shards."""
+        self._gathered |= {id(p): p for p in self._module.parameters() if not hasattr(p, "to_local")}
+        parameters = [*self._shards, *self._gathered.values()]
+        return count_memory(
+            parameters=[local(p.data) for p in parameters],
+            gradients=[local(p.grad) for p in parameters if p.grad is not None],
+            optimizer=[local(state) for state in state_tensors(self.optimizer)],
+            buckets=self._sums.tensors() if self._sums else (),
+        )
+
+    def expected_memory(self, job: Job) -> Expected:
+        return held_by_fsdp(job, layers(job.model), self.options.reshard == "yes", self.takes_ours)
+
     def detach(self) -> None:
         super().detach()
+        self._shards, self._gathered = [], {}
         del self._module, self._units, self.optimizer
 
     def _watch_use(self) -> None:
@@ -268,22 +299,3 @@ def clip_shards(engine: Engine, gradients: Sequence[torch.Tensor], max_norm: flo
     if max_norm:
         torch._foreach_mul_(list(gradients), (max_norm / (norm + 1e-6)).clamp(max=1.0))  # as torch's clip_grad_norm_
     return norm
-
-
-def _by_messages(comm: Communicator) -> Any:
-    """Our reduce-scatter in the form that FSDP2 takes."""
-    from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllocMixin, ReduceScatter
-
-    sums = ReduceScatters(comm)
-
-    class ByMessages(DefaultAllocMixin, ReduceScatter):
-        def __call__(
-            self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, op: Any, async_op: bool = False
-        ) -> None:
-            part = output_tensor.numel()
-            sums.start("gradients of a layer", input_tensor.view(-1), [part] * comm.world_size, output_tensor.view(-1))
-            sums.drain()
-            if op == torch.distributed.ReduceOp.AVG:
-                output_tensor /= comm.world_size
-
-    return ByMessages()

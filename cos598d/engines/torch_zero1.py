@@ -1,6 +1,7 @@
 """torch's ZeroRedundancyOptimizer on torch's DDP: gradients whole, the optimizer's state cut over the ranks."""
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -8,9 +9,13 @@ from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from cos598d.comm.communicator import Communicator
+from cos598d.comm.ledger import size_in_bytes
 from cos598d.comm.watched import watched
 from cos598d.strategies.base import MakeOptimizer, Module
-from cos598d.strategies.replicated import Replicated
+from cos598d.strategies.formula import Expected, Job
+from cos598d.strategies.memory import count_memory, state_tensors
+from cos598d.strategies.optimizers import decayed_and_plain
+from cos598d.strategies.replicated import Replicated, replicated_memory
 from cos598d.strategies.state import Contents, OptimizerState, stepped_whole
 from cos598d.sync.base import DEFAULTS, SyncOptions
 from cos598d.sync.ddp import DDP
@@ -53,6 +58,15 @@ class TorchZero1(Replicated):
         self._contents = Contents(model, make_optimizer)
         return module
 
+    def memory(self) -> dict[str, int]:
+        # ZeroRedundancyOptimizer itself remembers nothing: it has an optimizer of what this rank steps.
+        return super().memory() | count_memory(optimizer=state_tensors(self.optimizer.optim))
+
+    def expected_memory(self, job: Job) -> Expected:
+        mine = dealt_out(decayed_and_plain(job.trainable), job.ranks)[job.rank]
+        state = job.state(sum(map(size_in_bytes, mine)), len(mine))
+        return replicated_memory(job, self.sync.buffers(job.tensors, self.sync.options), state)
+
     def step(self) -> bool:
         with watched(self.sync.comm):
             return super().step()
@@ -66,6 +80,15 @@ class TorchZero1(Replicated):
         for parameter in self._parameters:  # out of the buckets, which hold all of a rank's
             parameter.data = parameter.data.clone()
         super().detach()
+
+
+def dealt_out(groups: Sequence[Sequence[nn.Parameter]], ranks: int) -> list[list[nn.Parameter]]:
+    """What each rank steps: of one group after another, each parameter to the rank that has least so far."""
+    hands: list[list[nn.Parameter]] = [[] for _ in range(ranks)]
+    for group in groups:
+        for parameter in sorted(group, key=lambda p: p.numel(), reverse=True):
+            min(hands, key=lambda hand: sum(p.numel() for p in hand)).append(parameter)
+    return hands
 
 
 def _in_shards(whole: torch.optim.Optimizer) -> ZeroRedundancyOptimizer:

@@ -79,8 +79,8 @@ class RunRecord:
         self._is_training = False
         self.epochs: list[dict[str, Any]] = []
         self.evaluations: list[dict[str, Any]] = []  # those within an epoch
-        # Bytes of this rank by category: "between_steps", "peak", "formula".
-        self.memory: dict[str, dict[str, int]] = {}
+        # Of this rank, by category: "between_steps", "peak", and what a formula expects of both.
+        self.memory: dict[str, Any] = {}
         self.remark: str | None = None
 
     def __enter__(self) -> "RunRecord":

@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from cos598d.errors import UserError
-from cos598d.records.run import ENVIRONMENT, HELD, RANKS
+from cos598d.records.conventions import BY_COUNTERS, BY_LEDGER
+from cos598d.records.run import ENVIRONMENT, HELD, MOMENTS, RANKS, memory_of
 from cos598d.records.schema import (
     COUNT,
     FLAG,
@@ -16,6 +17,7 @@ from cos598d.records.schema import (
     Fields,
     ListOf,
     MapOf,
+    OneOf,
     OrNone,
     check,
     read,
@@ -60,9 +62,13 @@ CAPACITY = Fields(
     {"bucket_mb": POSITIVE, "buckets": ListOf(Fields()), "seconds_exposed_predicted": OrNone(NUMBER)}
     | {"candidate": TEXT}
 )
+CANDIDATE = Fields(
+    {"label": TEXT},
+    {"sync": TEXT, "options": Fields({"bucket_mb": POSITIVE}), "bytes_from": OneOf((BY_LEDGER, BY_COUNTERS))},
+)
 BENCH = Fields(
     {
-        "candidates": ListOf(Fields({"label": TEXT}, {"sync": TEXT, "options": Fields({"bucket_mb": POSITIVE})})),
+        "candidates": ListOf(CANDIDATE),
         "setting": SETTING,
         "environment": ENVIRONMENT,
     },
@@ -83,7 +89,12 @@ BENCH = Fields(
             {"backward_seconds": OrNone(NUMBER), "best_predicted_mb": POSITIVE, "capacities": ListOf(CAPACITY, least=1)}
         ),
         "gradient_norm": MapOf(ListOf(OrNone(NUMBER))),
-        "memory": MapOf(Fields(dict.fromkeys(("between_steps", "peak"), ListOf(HELD, least=1)))),
+        "memory": MapOf(
+            Fields(
+                dict.fromkeys(MOMENTS, ListOf(HELD, least=1)),
+                memory_of(ListOf(HELD, least=1), ListOf(OrNone(HELD)), ListOf(TEXT)),
+            )
+        ),
         "peak_memory_bytes": MapOf(ListOf(NOT_NEGATIVE, least=1)),
     },
 )

@@ -10,6 +10,9 @@ FLOOR, DDP = "none", "ddp"
 # How many iterations at a run's start are not counted as its own. The first touches memory and fills caches;
 # torch's DDP lays its buckets anew in its second forward, by the order in which the first backward's gradients came.
 WARM_UP = 2
+# Who knows what a strategy sends: the ledger, which has an entry for every call, or the kernel's counters alone, where
+# a library tells nobody.
+BY_LEDGER, BY_COUNTERS = "ledger", "counters"
 # Said of records whose bytes are another backend's by formula.
 ASSUMED_BYTES = "nccl chooses its own algorithms, and its calls are taken to move what gloo's do"
 # What an epoch's row has beside its metrics.

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from cos598d.errors import UserError
-from cos598d.records.conventions import CHECKPOINT, PHASES
+from cos598d.records.conventions import BY_COUNTERS, BY_LEDGER, CHECKPOINT, PHASES
 from cos598d.records.schema import (
     COUNT,
     FLAG,
@@ -79,9 +79,19 @@ EPOCH = Fields(
 EVALUATION = Fields({"iteration": COUNT}, {"epoch": COUNT})  # within an epoch
 # What a rank holds, by category; of a strategy of somebody's own whatever it says.
 HELD = MapOf(NOT_NEGATIVE)
+# At these moments, as counted; and by formula, where there is one, or why there is none.
+MOMENTS = ("between_steps", "peak")
+EXPECTED, UNSAID = {moment: f"expected_{moment}" for moment in MOMENTS}, "expected_unsaid"
+
+
+def memory_of(held: Kind, expected: Kind, unsaid: Kind) -> dict[str, Kind]:
+    """What may be said of the memory of ranks, by name."""
+    return dict.fromkeys(MOMENTS, held) | dict.fromkeys(EXPECTED.values(), expected) | {UNSAID: unsaid}
+
+
 MEMORY = Fields(
     {"process_peak_bytes": BY_RANK, "gpu_peak_bytes": BY_RANK_OR_NONE},
-    dict.fromkeys(("between_steps", "peak", "formula"), ListOf(HELD)),
+    memory_of(ListOf(HELD), ListOf(OrNone(HELD)), ListOf(TEXT)),
 )
 LEDGER = Fields(
     {"kept": TEXT, "rows": ListOf(COUNT), "rows_kept": ListOf(COUNT)},
@@ -110,7 +120,11 @@ SETTING_FIELDS = {
     "seed": WHOLE,
     "world_size": RANKS,
 }
-OPTIONAL_SETTING = dict.fromkeys(("label", "backend", "device", "bytes_from"), TEXT) | {"parameters": COUNT}
+OPTIONAL_SETTING = {
+    **dict.fromkeys(("label", "backend", "device"), TEXT),
+    "bytes_from": OneOf((BY_LEDGER, BY_COUNTERS)),
+    "parameters": COUNT,
+}
 SETTING_FILE = Fields(SETTING_FIELDS, OPTIONAL_SETTING)
 SUMMARY = Fields(
     {
@@ -243,9 +257,9 @@ def _of_ranks(world_size: int) -> Kind:
         },
     )
     needed = {f"bytes_{way}_per_iteration": values for way in ways}
-    held = ListOf(Fields(), count=world_size)
+    held, said = ListOf(Fields(), count=world_size), ListOf(TEXT, count=world_size)
     memory = Fields(
         {"process_peak_bytes": values, "gpu_peak_bytes": or_none},
-        dict.fromkeys(("between_steps", "peak", "formula"), held),
+        memory_of(held, ListOf(OrNone(Fields()), count=world_size), said),
     )
     return Fields(needed, {"epochs": ListOf(epoch), "wire": OrNone(wire), "memory": memory})

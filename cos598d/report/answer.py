@@ -7,6 +7,7 @@ from cos598d.records.conventions import FLOOR, PHASES
 from cos598d.report import bench_answer
 from cos598d.report.benches import Bench
 from cos598d.report.blocks import Answer, Figure
+from cos598d.report.bytes_from import is_in_ledger
 from cos598d.report.captions import losses_apart, of_one_setting, phase_shares
 from cos598d.report.fairness import work_remark
 from cos598d.report.figures.answer import FEW_LANES, MOST_LANES, Lane, Panel, answer_figure, lanes_of, split_at_floor
@@ -151,7 +152,7 @@ def _where(ranked: Sequence[Run], group: Sequence[Run]) -> str:
 def _travelled(ranked: Sequence[Run]) -> str:
     if ranked[0].summary["world_size"] == 1:
         return "On one rank nothing travels."
-    most = {run.name: max(run.summary["bytes_sent_per_iteration"]) for run in ranked}
+    most = {run.name: max(run.summary["bytes_sent_per_iteration"]) for run in ranked if is_in_ledger(run.summary)}
     words = bench_answer.travelled(most)
     ratios = [
         one.counted_sent / one.predicted_sent - 1

@@ -24,7 +24,12 @@ def sentences(benches: Sequence[Bench], most: int) -> list[str]:
 
 
 def travelled(most: Mapping[str, float]) -> str:
-    """What the rank that sends most sends, by name: all alike, or the least and the most; without a full stop."""
+    """What the rank that sends most sends, by name: all alike, or the least and the most; without a full stop.
+
+    Those are left out of which the ledger does not know it.
+    """
+    if not most:
+        return "What travels is not in the ledger: only the kernel knows"
     sizes = {name: f"{size / 1e6:,.3f} MB" for name, size in most.items()}
     words = "By the formulas, the rank that sends most sends"
     if len(set(sizes.values())) == 1:
@@ -58,7 +63,7 @@ def _ranked(bench: Bench) -> list[Candidate]:
 
 
 def _sent(bench: Bench) -> dict[str, float]:
-    return {one.label: one.bytes_sent for one in _ranked(bench)}
+    return {one.label: one.bytes_sent for one in _ranked(bench) if one.bytes_sent is not None}
 
 
 def _who(bench: Bench) -> str:

@@ -1,11 +1,12 @@
 """A bench's record as tables for the screen. Torch-free: it reads the record alone."""
 
+import textwrap
 from typing import Any
 
 from cos598d.records.conventions import ASSUMED_BYTES, DDP, FLOOR
 from cos598d.records.summary import SLOWEST
-from cos598d.report.memory import CATEGORIES, WHEN, most
-from cos598d.report.numbers import megabytes
+from cos598d.report.bytes_from import is_in_ledger
+from cos598d.report.memory import COUNTED_NOTE, HELD_HEAD, held_rows, unsaid
 from cos598d.tables import as_text
 from cos598d.terminal.printable import printable
 
@@ -37,7 +38,7 @@ def bench_table(record: dict[str, Any]) -> str:
     if record["candidates"]:
         parts += [as_text(candidate_rows(record), numbers=True), legend(record)]
     if "memory" in record:
-        parts.append(f"{as_text(held_rows(record), numbers=True)}\n{HELD_NOTE}")
+        parts.append(f"{as_text(memory_rows(record), numbers=True)}\n{textwrap.fill(memory_note(record), 118)}")
     if "bucket_mb" in record:
         parts.append(f"{as_text(capacity_rows(record), numbers=True)}\n{best_capacity(record)}")
     parts += remarks(record)
@@ -81,25 +82,25 @@ def candidate_rows(record: dict[str, Any]) -> list[list[str]]:
         within = summary.get("exposed_within_rounds")  # records of older versions have none
         low, high = (within and label != FLOOR and within["interval_95"]) or (None, None)
         row += [_seconds(summary["seconds_exposed"]), "-" if low is None else f"{_seconds(low)}-{_seconds(high)}"]
-        row.append(str(max(traffic["calls"])))
-        row.append(f"{max(traffic['bytes_sent']) / 1e6:.3f}")
+        if is_in_ledger(candidate):
+            row += [str(max(traffic["calls"])), f"{max(traffic['bytes_sent']) / 1e6:.3f}"]
+        else:
+            row += ["-", "-"]
         row += [f"{max(by_label[label]) / 1e6:.0f}" for by_label in peaks.values()]
         rows.append(row)
     return rows
 
 
-HELD_NOTE = "MB of tensors on the rank that holds most; the optimizer's state is there with --step alone."
+def memory_rows(record: dict[str, Any]) -> list[list[str]]:
+    """A head and for each candidate what it holds between steps and at a step's peak, counted and by formula."""
+    rows = [[label, *cells] for label, found in record["memory"].items() for cells in held_rows(found)]
+    return [["sync", *HELD_HEAD], *rows]
 
 
-def held_rows(record: dict[str, Any]) -> list[list[str]]:
-    """A head and two rows for each candidate: what it holds between steps, and at a step's peak."""
-    rows = [["sync", "held", *CATEGORIES, "in all"]]
-    for label, found in record["memory"].items():
-        for when in ("between_steps", "peak"):
-            held = most(found[when])
-            cells = [megabytes(held[name]) if name in held else "-" for name in CATEGORIES]
-            rows.append([label, WHEN[when], *cells, megabytes(sum(held.values()))])
-    return rows
+def memory_note(record: dict[str, Any]) -> str:
+    """What those rows say, and why a formula is missing."""
+    sentences = [COUNTED_NOTE, "The optimizer's state is there with --step alone."]
+    return " ".join([*sentences, *(f"{reason}." for reason in unsaid(record["memory"]))])
 
 
 def message_rows(found: dict[str, Any]) -> list[list[str]]:
@@ -156,6 +157,11 @@ def remarks(record: dict[str, Any]) -> list[str]:
     """What to be wary of: bytes that nobody counted, and candidates whose gradients are not DDP's average, so that
     their seconds are not those of the same work."""
     assumed = [f"bytes are assumed: {ASSUMED_BYTES}"] if record.get("bytes_are_assumed") else []
+    unseen = [candidate["label"] for candidate in record.get("candidates", []) if not is_in_ledger(candidate)]
+    if unseen:
+        assumed.append(
+            f"not in the ledger, since a library tells nobody what it sends: the bytes of {', '.join(unseen)}"
+        )
     odd = other_averages(record)
     return assumed + ([f"not ddp's average of the same batch, so not the same work: {', '.join(odd)}"] if odd else [])
 

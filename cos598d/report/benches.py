@@ -10,17 +10,18 @@ from cos598d.records.bench import read_record
 from cos598d.records.conventions import DDP, FLOOR
 from cos598d.records.facts import OF_BENCHES, collect
 from cos598d.report.bench_table import (
-    HELD_NOTE,
     best_capacity,
     candidate_rows,
     capacity_rows,
-    held_rows,
+    memory_note,
+    memory_rows,
     message_fit,
     message_rows,
     other_averages,
     remarks,
     seconds_of,
 )
+from cos598d.report.bytes_from import is_in_ledger
 from cos598d.report.settings import in_series
 from cos598d.terminal.printable import printable
 
@@ -37,7 +38,7 @@ class Candidate:
     exposed: float | None
     ratio: float | None
     interval: tuple[float, float] | None
-    bytes_sent: float  # by the rank that sends most
+    bytes_sent: float | None  # by the rank that sends most; None where a library tells nobody
     is_same_work: bool  # its gradient is DDP's average, as far as the record can tell
 
 
@@ -86,21 +87,22 @@ def _bench(name: str, found: dict[str, Any]) -> Bench:
         note += "within each round. MB: of the rank that sends most."
         tables.append((note, candidate_rows(found)))
     if "memory" in found:
-        tables.append((HELD_NOTE, held_rows(found)))
+        tables.append((memory_note(found), memory_rows(found)))
     if "bucket_mb" in found:
         tables.append((f"Capacities of buckets: {best_capacity(found)}.", capacity_rows(found)))
     return Bench(
         name,
         facts,
         environment,
-        tuple(_candidate(candidate["label"], found) for candidate in candidates),
+        tuple(_candidate(candidate, found) for candidate in candidates),
         tuple(tables),
         tuple(remarks(found)),
         other_averages(found) is not None,
     )
 
 
-def _candidate(label: str, found: dict[str, Any]) -> Candidate:
+def _candidate(candidate: dict[str, Any], found: dict[str, Any]) -> Candidate:
+    label = candidate["label"]
     summary, labels = found["summary"][label], {candidate["label"] for candidate in found["candidates"]}
     for figure, reference in (("seconds_exposed", FLOOR), ("ratio_to_ddp", DDP)):
         if (summary[figure] is None) == (reference in labels):
@@ -115,7 +117,7 @@ def _candidate(label: str, found: dict[str, Any]) -> Candidate:
         summary["seconds_exposed"],
         None if label == DDP else ratio["median"],
         None if label == DDP or interval is None else (interval[0], interval[1]),
-        max(found["traffic"][label]["bytes_sent"]),
+        max(found["traffic"][label]["bytes_sent"]) if is_in_ledger(candidate) else None,
         label not in (other_averages(found) or ()),
     )
 

@@ -9,10 +9,11 @@ from cos598d.report.answer import answer_of
 from cos598d.report.attempts import attempts
 from cos598d.report.benches import Bench
 from cos598d.report.blocks import Block, Figure, Page, Section, Table, figures
+from cos598d.report.bytes_from import BYTES_NOTE
 from cos598d.report.figures import learning, series, time
 from cos598d.report.figures.wire import wire_figure
 from cos598d.report.load import Run, is_number
-from cos598d.report.memory import MEMORY_NOTE, memory_rows
+from cos598d.report.memory import memory_note, memory_rows
 from cos598d.report.numbers import listed, megabytes, number_of, plain, words_of
 from cos598d.report.repeats import in_groups
 from cos598d.report.speed import SPEED_NOTE, phases_of, speed_rows
@@ -181,8 +182,9 @@ def _phases(runs: Sequence[Run]) -> list[Block]:
 
 
 def _memory(runs: Sequence[Run]) -> list[Table]:
-    rows = memory_rows([run.summary for run in runs])
-    return [Table(MEMORY_NOTE, rows)] if rows else []
+    summaries = [run.summary for run in runs]
+    rows = memory_rows(summaries)
+    return [Table(memory_note(summaries), rows)] if rows else []
 
 
 def _host(run: Run, has_gpu: bool) -> list[str]:
@@ -224,7 +226,7 @@ def _traffic(runs: Sequence[Run]) -> list[Block]:
     trained = [run for run in runs if run.summary["losses"]]
     if not trained:
         return []
-    note = "Gradient calls of an iteration, by the algorithms' formulas; MB: 1,000,000 bytes."
+    note = f"Gradient calls of an iteration, by the algorithms' formulas; MB: 1,000,000 bytes. {BYTES_NOTE}"
     note += assumed_bytes([run.summary for run in trained], before=" ")
     blocks: list[Block] = [Table(note, traffic_rows([run.summary for run in trained]))]
     if purposes := purpose_rows(trained):
@@ -236,7 +238,8 @@ def _traffic(runs: Sequence[Run]) -> list[Block]:
     for one in counted:
         row = [one.run, one.whose]
         for predicted, seen in one.pairs:
-            row += [megabytes(predicted), megabytes(seen), f"{seen / predicted - 1:+.1%}" if predicted else "-"]
+            row += [megabytes(predicted) if one.is_predicted else "-", megabytes(seen)]
+            row += [f"{seen / predicted - 1:+.1%}" if predicted else "-"]
         rows.append(row)
     blocks.append(Table("MB an iteration, predicted and counted by the kernel on the interface.", rows))
     if epochs := epoch_rows(trained):

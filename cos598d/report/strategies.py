@@ -8,6 +8,7 @@ from typing import Any
 from cos598d.records.conventions import NOT_METRICS
 from cos598d.records.run import MEMORY, REMEDY
 from cos598d.records.schema import NUMBER, POSITIVE, SIZE, TEXT, Fields, ListOf, OrNone, check
+from cos598d.report.bytes_from import BYTES_FROM, bytes_from, is_in_ledger
 from cos598d.report.fairness import work_remark
 from cos598d.report.load import Run, is_number, load_run_as
 from cos598d.report.numbers import plain
@@ -20,8 +21,9 @@ TABLE_NOTE = (
     "examples/s: training alone. Speed-up: the baseline's s/epoch over this one's. Efficiency: speed-up divided by how "
     "many times the baseline's processors were at hand: on CPUs the threads of all ranks, but no more than the cores "
     "of their machines; on GPUs one a rank. Peak MB: the most memory that a process has held, of the rank that held "
-    "most, and summed over the ranks; libraries, evaluation and pages that ranks share are in it. Losses, metrics: of "
-    "the last epoch."
+    "most, and summed over the ranks; libraries, evaluation and pages that ranks share are in it. Sent: by the rank "
+    "that sends most, from the ledger; or the mean over the ranks that the kernel's counters saw leave, headers and "
+    "all, where a library tells nobody what it sends. Losses, metrics: of the last epoch."
 )
 # What the table needs of a run, beyond what every record has.
 TRAINING = Fields({"examples": SIZE, "wall_seconds": POSITIVE})
@@ -54,7 +56,8 @@ def strategies_rows(entries: Sequence[Entry]) -> list[list[str]]:
     metrics = list(dict.fromkeys(name for entry in entries if entry.run for name in _metrics(entry.run)))
     has_gpu = any(_gpu_peak(entry.run) is not None for entry in entries if entry.run)
     head = ["strategy", "ranks", "epochs", "seconds", "s/epoch", "examples/s", "speed-up", "efficiency"]
-    head += ["peak MB", "all ranks' MB", *(["GPU's peak MB"] if has_gpu else []), "training loss", *metrics]
+    head += ["peak MB", "all ranks' MB", *(["GPU's peak MB"] if has_gpu else [])]
+    head += ["sent MB/it", BYTES_FROM, "training loss", *metrics]
     rows = [head]
     for entry in entries:
         what = [entry.label, str(entry.ranks), f"{entry.epochs:g}"]
@@ -72,6 +75,7 @@ def strategies_rows(entries: Sequence[Entry]) -> list[list[str]]:
         if has_gpu:
             peak = _gpu_peak(entry.run)
             cells.append("-" if peak is None else f"{peak / 1e6:,.0f}")
+        cells += [_sent(entry.run.summary), bytes_from(entry.run.summary)]
         cells.append(f"{last['loss']:.4f}")
         cells += [f"{last[name]:.4f}" if is_number(last.get(name)) else "-" for name in metrics]
         rows.append([*what, *cells])
@@ -139,6 +143,15 @@ def _examples(run: Run) -> int:
 
 def _total(run: Run) -> float:
     return _training(run) + sum(epoch.get("seconds_evaluation", 0.0) for epoch in run.summary["epochs"])
+
+
+def _sent(summary: Mapping[str, Any]) -> str:
+    """MB that a rank sends in an iteration."""
+    if is_in_ledger(summary):
+        return f"{max(summary['bytes_sent_per_iteration']) / 1e6:,.1f}"
+    wire = summary.get("wire")
+    counted = [wire["bytes_sent_per_iteration"][ranks[0]] for ranks in wire["ranks_by_interface"]] if wire else []
+    return f"{sum(counted) / summary['world_size'] / 1e6:,.1f}" if counted and None not in counted else "-"
 
 
 def _gpu_peak(run: Run) -> float | None:

@@ -6,9 +6,10 @@ from typing import Any
 
 from cos598d.records.conventions import ASSUMED_BYTES, PHASES, WARM_UP
 from cos598d.records.run import Summary
+from cos598d.report.bytes_from import BYTES_FROM, BYTES_NOTE, bytes_from, is_in_ledger
 from cos598d.report.fairness import work_remark
 from cos598d.report.load import left_out
-from cos598d.report.memory import MEMORY_NOTE, memory_rows
+from cos598d.report.memory import memory_note, memory_rows
 from cos598d.report.numbers import plain_or_none
 from cos598d.report.references import (
     alone_of,
@@ -93,16 +94,16 @@ def time_rows(runs: Sequence[Summary]) -> list[list[str]]:
 
 
 def traffic_rows(runs: Sequence[Summary]) -> list[list[str]]:
-    """A head and a row for each run: calls, tensors and bytes of an iteration, by the formulas."""
+    """A head and a row for each run: calls, tensors and bytes of an iteration, by the formulas; nothing by them where
+    only the kernel knows what travelled."""
     rows = [["run", "calls/it", "tensors/it", "payload MB/it", "sent MB/it by rank", "received MB/it by rank"]]
-    rows[0] += ["counted MB/it"]
-    rows += [
-        [run["run"], str(run["calls_per_iteration"]), str(run["tensors_per_iteration"])]
-        + [megabytes([run["payload_bytes_per_iteration"]])]
-        + [megabytes(run["bytes_sent_per_iteration"]), megabytes(run["bytes_received_per_iteration"])]
-        + [_counted(run.get("wire"))]
-        for run in runs
-    ]
+    rows[0] += ["counted MB/it", BYTES_FROM]
+    for run in runs:
+        cells = [str(run["calls_per_iteration"]), str(run["tensors_per_iteration"])]
+        cells += [megabytes([run["payload_bytes_per_iteration"]])]
+        cells += [megabytes(run["bytes_sent_per_iteration"]), megabytes(run["bytes_received_per_iteration"])]
+        by_formula = cells if is_in_ledger(run) else ["-"] * len(cells)
+        rows.append([run["run"], *by_formula, _counted(run.get("wire")), bytes_from(run)])
     return rows
 
 
@@ -120,9 +121,10 @@ def legend(runs: Sequence[Summary]) -> str:
         f"s/it: mean seconds an iteration without {warm_up_words(runs)}; phases: the mean over the ranks.\n"
         f"95 %: {' And '.join(intervals)}\n"
         "exposed s: median less that of sync none on as many ranks. MB: 1,000,000 bytes; sent, received: by formula.\n"
-        "counted: what the kernel saw leave by the interface, with headers and all else that the host sent there."
+        "counted: what the kernel saw leave by the interface, with headers and all else that the host sent there.\n"
+        + textwrap.fill(BYTES_NOTE, 118)
         + (f"\n{SPEED_NOTE}" if speed_rows(runs) else "")
-        + (f"\n{textwrap.fill(MEMORY_NOTE, 118)}" if memory_rows(runs) else "")
+        + (f"\n{textwrap.fill(memory_note(runs), 118)}" if memory_rows(runs) else "")
         + assumed_bytes(runs, before="\n")
     )
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cos598d.report.bytes_from import is_in_ledger
 from cos598d.report.load import Run
 from cos598d.report.table import megabytes as megabytes_by_rank
 
@@ -24,6 +25,7 @@ class Traffic:
     predicted_received: float
     counted_received: float
     is_shared_in_part: bool  # some ranks, not all, share an interface: what they say to each other is not on it
+    is_predicted: bool = True  # else only the counters know what travelled
 
     @property
     def pairs(self) -> list[tuple[float, float]]:
@@ -53,7 +55,12 @@ def counted_traffic(runs: Sequence[Run]) -> list[Traffic]:
                 whose = f"ranks {', '.join(map(str, group))}"
             sent, received, wire_sent, wire_received = sums
             is_shared_in_part = 1 < len(group) < ranks
-            found.append(Traffic(run.name, whose, sent, wire_sent, received, wire_received, is_shared_in_part))
+            found.append(
+                Traffic(
+                    *(run.name, whose, sent, wire_sent, received, wire_received, is_shared_in_part),
+                    is_predicted=is_in_ledger(run.summary),
+                )
+            )
     return found
 
 
@@ -90,6 +97,8 @@ def epoch_rows(runs: Sequence[Run]) -> list[list[str]]:
             seen = [counted[group[0]] for group in groups]
             ratios = [c / p - 1 for c, p in zip(seen, sums, strict=True) if p >= LEAST_BYTES]
             off = " to ".join(dict.fromkeys(f"{share:+.1%}" for share in (min(ratios), max(ratios)))) if ratios else "-"
-            cells = [megabytes_by_rank(values) for values in (sums, seen)]
-            rows.append([run.name, str(epoch["epoch"]), str(epoch.get("iterations", "-")), *cells, off])
+            cells = [megabytes_by_rank(sums), megabytes_by_rank(seen), off]
+            if not is_in_ledger(run.summary):
+                cells = ["-", cells[1], "-"]
+            rows.append([run.name, str(epoch["epoch"]), str(epoch.get("iterations", "-")), *cells])
     return [["run", "epoch", "iterations", "predicted", "counted", "off"], *rows] if rows else []

@@ -1,9 +1,11 @@
 """What travelled in an epoch, predicted and counted, as a table made from run records alone."""
 
+import textwrap
 from collections.abc import Sequence
 
 from cos598d.errors import UserError
 from cos598d.records.run import Summary
+from cos598d.report.bytes_from import BYTES_FROM, BYTES_NOTE, bytes_from, is_in_ledger
 from cos598d.report.table import assumed_bytes, megabytes
 from cos598d.tables import as_markdown, as_text
 
@@ -11,13 +13,14 @@ from cos598d.tables import as_markdown, as_text
 HEADER_BYTES = 66
 COLUMNS = (
     *("run", "batch", "precision", "tensors", "gradient MB", "its/epoch", "calls/it"),
-    *("predicted MB", "counted MB", "difference", "other calls MB", "headers MB", "rest MB"),
+    *("predicted MB", "counted MB", "difference", "other calls MB", "headers MB", "rest MB", BYTES_FROM),
 )
 LEGEND = (
     "MB: 1,000,000 bytes, sent in the first epoch's training by rank (equal neighbours once), evaluation left out.\n"
     "predicted: the gradients' calls by the ledger's formulas. counted: the kernel's counters of the interface.\n"
     "difference = counted - predicted = other calls (the loss, what ranks agree on)\n"
-    f"+ headers ({HEADER_BYTES} bytes a packet, acknowledgements too) + rest (the backend's own messages, repeats)."
+    f"+ headers ({HEADER_BYTES} bytes a packet, acknowledgements too) + rest (the backend's own messages, repeats).\n"
+    + textwrap.fill(BYTES_NOTE, 118)
 )
 
 
@@ -53,9 +56,13 @@ def _row(run: Summary) -> list[str]:
     rest = [c - e - h for c, e, h in zip(counted, everything, headers, strict=True)]
     other = [e - g for e, g in zip(everything, gradients, strict=True)]
     difference = sum(counted) / sum(gradients) - 1 if sum(gradients) else None
+    setting = [run["run"], str(run["total_train_batch_size"]), run["precision"]]
+    if not is_in_ledger(run):  # what travels between those calls that it has is not known by kind
+        known = ["-", "-", str(iterations), "-", "-", megabytes(counted, 1), "-", "-", megabytes(headers), "-"]
+        return [*setting, *known, bytes_from(run)]
     return [
-        *(run["run"], str(run["total_train_batch_size"]), run["precision"], str(run["tensors_per_iteration"])),
+        *(*setting, str(run["tensors_per_iteration"])),
         *(f"{run['payload_bytes_per_iteration'] / 1e6:.3f}", str(iterations), f"{run['calls_per_iteration']:g}"),
         *(megabytes(gradients, 1), megabytes(counted, 1), "-" if difference is None else f"{difference:+.2%}"),
-        *(megabytes(other), megabytes(headers), megabytes(rest)),
+        *(megabytes(other), megabytes(headers), megabytes(rest), bytes_from(run)),
     ]

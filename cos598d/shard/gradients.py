@@ -8,7 +8,7 @@ from torch import nn
 
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.exchange import ReduceScatters
-from cos598d.shard.units import Unit
+from cos598d.shard.units import Unit, longest_parts
 from cos598d.sync.base import GradientSync, SyncOptions
 from cos598d.sync.buckets import Named
 
@@ -44,13 +44,13 @@ class ShardedGradients(GradientSync):
         """`is_complete` is called when the last of a unit's gradients of a backward is there."""
         super().__init__(comm, find_unused_parameters, options)
         self._make_units, self._keeps, self._is_complete = make_units, keeps, is_complete
-        self._sums = ReduceScatters(comm)
 
     def attach(self, model: nn.Module) -> nn.Module:
         module = super().attach(model)
         self.units = self._make_units(self.parameters)
         for number, unit in enumerate(self.units):
             unit.number = number
+        self._sums = ReduceScatters(self.comm, longest_parts(self.units))
         self._order = list(self.units)
         self._place = {p: (unit, place) for unit in self.units for place, (_, p) in enumerate(unit.parameters)}
         self._flats: dict[Unit, torch.Tensor] = {}  # this rank's gradients

@@ -44,6 +44,10 @@ class Unit:
         self.lengths = [self.elements // ranks + (rank < self.elements % ranks) for rank in range(ranks)]
 
     @property
+    def bytes(self) -> int:
+        return self.elements * self.dtype.itemsize
+
+    @property
     def gradients_tag(self) -> int:
         return 1 + 2 * self.number
 
@@ -73,6 +77,14 @@ class Unit:
                 mine = max(begin, first)
                 yield Piece(name, p, mine - first, min(begin + size, last) - first, mine - begin)
             begin += size
+
+
+def longest_parts(units: Iterable[Unit]) -> dict[torch.dtype, int]:
+    """The elements of the longest part of any unit, by dtype."""
+    longest: dict[torch.dtype, int] = {}
+    for unit in units:
+        longest[unit.dtype] = max(longest.get(unit.dtype, 0), unit.lengths[0])
+    return longest
 
 
 def layers(model: nn.Module) -> list[tuple[str, nn.Module]]:

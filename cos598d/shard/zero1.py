@@ -9,10 +9,20 @@ from torch.utils.hooks import RemovableHandle
 
 from cos598d.comm.exchange import Gather
 from cos598d.errors import UserError
+from cos598d.shard.held import held_by_zero1
 from cos598d.shard.sharded import Sharded
 from cos598d.shard.units import Unit, layers, owners
 from cos598d.strategies.base import MakeOptimizer, Module
+from cos598d.strategies.formula import Expected, Job
+from cos598d.sync.base import SyncOptions
 from cos598d.sync.buckets import Named, plan_buckets
+
+
+def bucket_units(model: nn.Module, parameters: Sequence[Named], options: SyncOptions, ranks: int) -> list[Unit]:
+    """Buckets of the model's parameters, each to be cut into as many parts as there are ranks."""
+    layer_of = owners(model).__getitem__
+    groups = plan_buckets(parameters, options.bucket_mb, options.first_bucket_mb, layer_of)
+    return [Unit(f"bucket {place}", group, ranks) for place, group in enumerate(groups)]
 
 
 class Zero1(Sharded):
@@ -32,8 +42,9 @@ class Zero1(Sharded):
 
     Cost for weights of S bytes in B buckets: 2B calls; every rank sends and receives (n-1)/n S of gradients and as much
     of weights, 2(n-1)/n S together, as an all-reduce; with clipping one all-reduce of 8 bytes. Memory: S of weights,
-    S of gradients and, with AdamW, 2S/n of state instead of 2S; beside them up to 8(n-1) MiB of scratch. Of a parameter
-    that is a bucket by itself, the gradient is gone when it is reduced, and an n-th of it kept apart. The step takes
+    S of gradients and, with AdamW, 2S/n of state instead of 2S; beside them up to 8(n-1) MiB of scratch, and within a
+    step the largest gradient once more (`held_by_zero1`). Of a parameter that is a bucket by itself, the gradient is
+    gone when it is reduced, and an n-th of it kept apart. The step takes
     one n-th of the time. Choose it wherever `bucketed` or `ddp` would do: it moves no byte more.
     """
 
@@ -42,9 +53,10 @@ class Zero1(Sharded):
     shards: tuple[str, ...] = ("optimizer",)
 
     def make_units(self, parameters: Sequence[Named]) -> list[Unit]:
-        layer_of = owners(self._model).__getitem__
-        groups = plan_buckets(parameters, self.options.bucket_mb, self.options.first_bucket_mb, layer_of)
-        return [Unit(f"bucket {place}", group, self.comm.world_size) for place, group in enumerate(groups)]
+        return bucket_units(self._model, parameters, self.options, self.comm.world_size)
+
+    def expected_memory(self, job: Job) -> Expected:
+        return held_by_zero1(job, bucket_units(job.model, job.trainable, self.options, job.ranks))
 
     def hold(self, unit: Unit) -> torch.Tensor:
         weights = self._weights[unit] = unit.empty(unit.elements)

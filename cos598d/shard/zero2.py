@@ -1,6 +1,8 @@
 """ZeRO stage 2: every rank keeps the gradients too of its n-th of the weights alone."""
 
-from cos598d.shard.zero1 import Zero1
+from cos598d.shard.held import held_by_zero2
+from cos598d.shard.zero1 import Zero1, bucket_units
+from cos598d.strategies.formula import Expected, Job
 
 
 class Zero2(Zero1):
@@ -15,11 +17,15 @@ class Zero2(Zero1):
     would have to be kept. So the ranks make the same number of passes, though one of them may have no example for it.
 
     Cost for weights of S bytes and a micro-batches a step: every rank sends and receives a (n-1)/n S of gradients and
-    (n-1)/n S of weights: 2(n-1)/n S without accumulation. Memory: S of weights, S/n of gradients and the buckets under
-    way (a few of `--bucket_mb`), with AdamW 2S/n of state; beside them up to 8(n-1) MiB of scratch. Choose it over
-    `zero1` where gradients do not fit and one micro-batch makes a step.
+    (n-1)/n S of weights: 2(n-1)/n S without accumulation. Memory: S of weights, S/n of gradients, with AdamW 2S/n of
+    state, and the pool: the bucket that fills, and those with one of the last four segments that were started. Beside
+    them up to 8(n-1) MiB of scratch, and within a step the largest gradient (`held_by_zero2`). Choose it over `zero1`
+    where gradients do not fit and one micro-batch makes a step.
     """
 
     keeps_gradients = False
     equal_passes = True
     shards = ("optimizer", "gradients")
+
+    def expected_memory(self, job: Job) -> Expected:
+        return held_by_zero2(job, bucket_units(job.model, job.trainable, self.options, job.ranks))

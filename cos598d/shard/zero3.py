@@ -10,11 +10,14 @@ from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
 from cos598d.comm.ledger import dtype_name
+from cos598d.shard.held import held_by_zero3
 from cos598d.shard.sharded import Sharded
 from cos598d.shard.units import Unit, layers, looked_up, owners, read_in_backward
 from cos598d.shard.weights import ShardedWeights
 from cos598d.strategies.base import MakeOptimizer, Module
+from cos598d.strategies.formula import Expected, Job
 from cos598d.strategies.state import own_state_of
+from cos598d.sync.base import SyncOptions
 from cos598d.sync.buckets import MIB, Named
 
 
@@ -41,9 +44,10 @@ class Zero3(Sharded):
 
     Cost for weights of S bytes, E of them in such embeddings, and a micro-batches a step: every rank sends and receives
     a (n-1)/n (2S - E) of weights and a (n-1)/n S of gradients: (n-1)/n (3S - E) without accumulation. Memory: S/n of
-    weights, S/n of gradients and, with AdamW, 2S/n of state; within a step two layers' weights and the gradients under
-    way, and up to 8(n-1) MiB of scratch. Under bf16 and fp16 autocast saves a copy of the weights in half precision
-    for backward: another S/2.
+    weights, S/n of gradients and, with AdamW, 2S/n of state, a pool as in `zero2`, and up to 8(n-1) MiB of scratch.
+    Within a step the weights of two layers that follow one another and those of no layer, the gradients of one layer,
+    and the largest gradient in it once more (`held_by_zero3`). Under bf16 and fp16 autocast saves a copy of the weights
+    in half precision for backward: another S/2.
     Choose it where weights, gradients and state do not fit into one rank's memory and the links are fast.
     """
 
@@ -53,7 +57,6 @@ class Zero3(Sharded):
 
     def attach(self, model: nn.Module, make_optimizer: MakeOptimizer) -> Module:
         self._weights = ShardedWeights(self.comm)
-        self._units: dict[nn.Module, list[Unit]] = {model: []}  # of each layer, and of the model itself
         self._stay = False  # all weights, until the next forward of training
         self._after: dict[nn.Module, nn.Module] = {}  # the layer that was called next, the last time
         self._before: dict[nn.Module, nn.Module] = {}
@@ -72,21 +75,12 @@ class Zero3(Sharded):
         return module
 
     def make_units(self, parameters: Sequence[Named]) -> list[Unit]:
-        owner = owners(self._model)
-        for name, layer in (dict(reversed(layers(self._model))) | {"": self._model}).items():
-            groups: dict[Any, list[Named]] = {}
-            for of, p in reversed(parameters):
-                if owner[p] == name:
-                    most = self.options.first_bucket_mb if p in self._looked_up else self.options.bucket_mb
-                    is_alone = p.numel() * p.element_size() > most * MIB
-                    key = of if is_alone else f"{name or 'the model'} {dtype_name(p.dtype)}"
-                    groups.setdefault(key, []).append((of, p))
-            units = [Unit(word, group, self.comm.world_size) for word, group in groups.items()]
-            if units:
-                self._units[layer] = units
-        own = self._units.pop(self._model)  # last: backward comes to what several layers share when it has left them
-        self._units[self._model] = own
+        self._units = layer_units(self._model, parameters, self.options, self.comm.world_size)
         return [unit for units in self._units.values() for unit in units]
+
+    def expected_memory(self, job: Job) -> Expected:
+        *of_layers, shared = layer_units(job.model, job.trainable, self.options, job.ranks).values()
+        return held_by_zero3(job, of_layers, shared, looked_up(job.model))
 
     def hold(self, unit: Unit) -> torch.Tensor:
         return self._weights.take(unit)
@@ -237,6 +231,25 @@ class Zero3(Sharded):
         self._weights.gather(units)
         self._weights.gather(ahead)
         self._weights.wait(units)
+
+
+def layer_units(
+    model: nn.Module, parameters: Sequence[Named], options: SyncOptions, ranks: int
+) -> dict[nn.Module, list[Unit]]:
+    """The units of each layer that has some, the last layer first, and then the model's own, though there be none:
+    backward comes to what several layers share when it has left them."""
+    owner, embeddings, found = owners(model), looked_up(model), dict[nn.Module, list[Unit]]()
+    for name, layer in {**dict(reversed(layers(model))), "": model}.items():
+        groups: dict[str, list[Named]] = {}
+        for of, p in reversed(parameters):
+            if owner[p] == name:
+                most = options.first_bucket_mb if p in embeddings else options.bucket_mb
+                is_alone = p.numel() * p.element_size() > most * MIB
+                key = of if is_alone else f"{name or 'the model'} {dtype_name(p.dtype)}"
+                groups.setdefault(key, []).append((of, p))
+        if groups or layer is model:
+            found[layer] = [Unit(word, group, ranks) for word, group in groups.items()]
+    return found
 
 
 def _is_in_backward() -> bool:

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from cos598d.records.conventions import BY_LEDGER
+from cos598d.strategies.formula import Expected, Job
 from cos598d.strategies.state import Piece, Whole
 
 # From the parameters that a rank is to step, or its shards of them, under the model's plain names.
@@ -38,7 +40,7 @@ class Strategy:
 
     uses: the names of the SyncOptions that mean anything to it.
     equal_passes: whether all ranks must call forward and backward the same number of times in a step.
-    bytes_from: who knows what travels: the "ledger", or the kernel's "counters" alone, since a library tells nobody.
+    bytes_from: who knows what travels: the BY_LEDGER, or the kernel's BY_COUNTERS alone, since a library tells nobody.
     equal_layers: whether all ranks must call the same layers in a pass.
     shards: the categories of `memory` of which a rank holds no more than its share between steps.
 
@@ -50,7 +52,7 @@ class Strategy:
     optimizer: torch.optim.Optimizer
     uses: tuple[str, ...] = ()
     equal_passes = False
-    bytes_from = "ledger"
+    bytes_from = BY_LEDGER
     equal_layers = False
     shards: tuple[str, ...] = ()
     phase: Callable[[str], AbstractContextManager[Any]] = contextlib.nullcontext
@@ -116,6 +118,11 @@ class Strategy:
         A strategy that does not count says nothing.
         """
         return {}
+
+    def expected_memory(self, job: Job) -> Expected:
+        """What `memory` should come to by formula on `job.rank` of `job.ranks`, with this strategy's options, from the
+        second step on and with every parameter used. May be asked without `attach`."""
+        return Expected(unsaid="this strategy does not say what it holds")
 
     def state(self) -> Iterator[Piece]:
         """What any strategy on any number of ranks can go on from: weights, buffers, and what the optimizer remembers.

@@ -1,16 +1,14 @@
-"""Bytes that a rank holds, counted from tensors by category: now, at the peak of a step, and by formula."""
+"""Bytes that a rank holds, counted from tensors by category: now, and at the peak of a step."""
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils import _pytree as pytree
-
-from cos598d.comm.ledger import size_in_bytes
 
 
 def count_memory(**categories: Iterable[torch.Tensor]) -> dict[str, int]:
@@ -58,48 +56,44 @@ def tensors_in(thing: Any) -> Iterator[torch.Tensor]:
 class Peak:
     """What a rank holds when it holds most, of all the moments at which somebody looks.
 
-    While it is `watching` it looks by itself: after the forward of every module that has parameters, and in backward
-    when the gradient of what that gave is there, just before its own backward.
+    While it is `watching` it looks by itself: after the forward of every module that has parameters, in backward when
+    the gradient of what that gave is there, just before its own backward, and when the gradient of a parameter is
+    there, just before it is added to .grad: it counts too.
     """
 
     def __init__(self, memory: Callable[[], dict[str, int]]):
         self._memory = memory
         self.held: dict[str, int] = {}
 
-    def look(self, *_: Any) -> None:
-        """Compare what is held now."""
+    def look(self, *_: Any, gradient_bytes: int = 0) -> None:
+        """Compare what is held now, and a gradient of so many bytes that nobody holds yet."""
         found = self._memory()
+        if gradient_bytes:
+            found = found | {"gradients": found.get("gradients", 0) + gradient_bytes}
         if sum(found.values()) > sum(self.held.values()):
             self.held = found
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """A context for forward and backward; it costs some milliseconds a module."""
-        handle = register_module_forward_hook(self._after_forward)
+        """A context for forward and backward; it costs some milliseconds a module and a parameter."""
+        self._handles = {0: register_module_forward_hook(self._after_forward)}
         try:
             yield
         finally:
-            handle.remove()
+            for handle in self._handles.values():
+                handle.remove()
 
     def _after_forward(self, module: nn.Module, _: Any, output: Any) -> None:
-        if next(module.parameters(recurse=False), None) is None:
+        own = list(module.parameters(recurse=False))
+        if not own:
             return
         self.look()
+        for parameter in own:
+            if parameter.requires_grad and id(parameter) not in self._handles:
+                self._handles[id(parameter)] = parameter.register_hook(
+                    lambda gradient: self.look(gradient_bytes=gradient.nbytes)
+                )
         for leaf in pytree.tree_leaves(output):
             if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:
                 # After the tensor's own hooks, by which a strategy may gather what the backward needs.
                 leaf.grad_fn.register_prehook(self.look)
-
-
-def expected_memory(model: nn.Module, states: int, shards: Collection[str], ranks: int) -> dict[str, int]:
-    """What the states of a model come to on a rank, by formula: S of weights, S of gradients and, of an optimizer that
-    keeps so many `states` of every weight, as much of each; what is among `shards` is divided by the number of ranks.
-
-    Frozen weights count whole, since nobody cuts them. What a step needs beside them, such as layers that are gathered
-    for a moment, is not in it (Rajbhandari et al., "ZeRO", SC 2020, section 3.1). Called before the model is cut.
-    """
-    weights = sum(size_in_bytes(p) for p in model.parameters() if p.requires_grad)
-    frozen = sum(size_in_bytes(p) for p in model.parameters() if not p.requires_grad)
-    whole = {"parameters": weights, "gradients": weights, "optimizer": states * weights}
-    held = {name: size // ranks if name in shards else size for name, size in whole.items()}
-    return held | {"parameters": held["parameters"] + frozen}

@@ -26,7 +26,7 @@ class Observed(Strategy):
     4. Beside the loss travels what this rank `votes`, such as for an end: numbers that are summed over the ranks too.
     5. In iteration number `watched`, 0 for none, the bytes that this rank holds are counted: `between_steps` are those
        at its end, `peak.held` those at the moment within it when they are most. That takes time, so it should be no
-       iteration whose seconds are counted.
+       iteration whose seconds are counted. `passes` is how many micro-batches this rank had in it.
 
     After an iteration `loss` is the global batch's mean loss, `counted` are the sums of the votes, `seconds` are the
     iteration's by the clock, and `tokens` is how many tokens this rank's micro-batches had, padding included.
@@ -43,6 +43,7 @@ class Observed(Strategy):
         self.watched, self._is_watching = 0, False
         self.peak = Peak(strategy.memory)
         self.between_steps: dict[str, int] = {}
+        self.passes = 0
         strategy.phase, self.equal_passes = clock.phase, strategy.equal_passes
         self._is_last = True  # of a step's micro-batches
         self.loss = self.seconds = 0.0
@@ -107,6 +108,7 @@ class Observed(Strategy):
             self._summing = self._comm.all_reduce(self._sums, "loss", purpose=LOSS, async_op=True)
         with self._clock.phase("backward"):
             self._strategy.backward(loss)
+        self.passes += self._is_watching
         self._look()
 
     def finish(self) -> None:

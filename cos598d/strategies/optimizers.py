@@ -25,11 +25,7 @@ def make_optimizer(named_parameters: Iterable[tuple[str, nn.Parameter]], config:
 
     The names are the model's, so that a shard of a parameter decays as the whole would. Frozen ones are left out.
     """
-    decayed: list[nn.Parameter] = []
-    plain: list[nn.Parameter] = []
-    for name, parameter in named_parameters:
-        if parameter.requires_grad:
-            (plain if NO_WEIGHT_DECAY.search(name) else decayed).append(parameter)
+    decayed, plain = decayed_and_plain(named_parameters)
     groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
     if config.optimizer == "sgd":
         # Not fused: torch's fused SGD fails where a parameter's first gradient comes later than the others'.
@@ -38,9 +34,23 @@ def make_optimizer(named_parameters: Iterable[tuple[str, nn.Parameter]], config:
     return torch.optim.AdamW(groups, lr=config.learning_rate, eps=config.adam_epsilon, fused=True)
 
 
+def decayed_and_plain(named_parameters: Iterable[tuple[str, nn.Parameter]]) -> list[list[nn.Parameter]]:
+    """The parameters that train in two groups: those whose weights decay, and the others."""
+    groups: list[list[nn.Parameter]] = [[], []]
+    for name, parameter in named_parameters:
+        if parameter.requires_grad:
+            groups[bool(NO_WEIGHT_DECAY.search(name))].append(parameter)
+    return groups
+
+
 def states_per_weight(config: "RunConfig") -> int:
     """How many numbers the optimizer remembers of every weight that it steps."""
     return 2 if config.optimizer == "adamw" else int(config.momentum > 0)
+
+
+def counter_bytes(config: "RunConfig") -> int:
+    """How many bytes it remembers of every parameter beside them: AdamW counts the steps of each."""
+    return 4 if config.optimizer == "adamw" else 0
 
 
 def schedule(kind: str, learning_rate: float, warmup_steps: int, steps: int) -> Callable[[int], float]:

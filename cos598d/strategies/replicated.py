@@ -10,6 +10,7 @@ from torch import nn
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import STATE
 from cos598d.strategies.base import MakeOptimizer, Module, Strategy
+from cos598d.strategies.formula import Expected, Held, Job, largest
 from cos598d.strategies.loss_scale import LossScale
 from cos598d.strategies.memory import count_memory, state_tensors, tensors_in
 from cos598d.strategies.precision import autocast
@@ -26,7 +27,8 @@ from cos598d.strategies.state import (
     put_into_model,
     stepped_whole,
 )
-from cos598d.sync.base import GradientSync
+from cos598d.sync.base import DEFAULTS, GradientSync
+from cos598d.sync.cost.memory import Buffers
 
 
 class Replicated(Strategy):
@@ -36,8 +38,9 @@ class Replicated(Strategy):
     2. `backward` on each rank's share of the batch, `finish`: the sync averages the gradients over the ranks.
     3. Every rank clips the average by its norm and steps by it, so that the replicas stay equal.
 
-    Cost a step: what the sync says. Memory for weights of S bytes: S of gradients and, with AdamW, 2 S of state on
-    every rank.
+    Cost a step: what the sync says. Memory for weights of S bytes: with AdamW 2 S of state on every rank, and whatever
+    buffers the sync keeps (`GradientSync.buffers`); at the peak S of gradients beside them, or, where gradients move
+    into the buffers as they come, the largest gradient alone.
     """
 
     def __init__(self, sync: GradientSync, precision: str = "fp32", comm: Communicator | None = None):
@@ -114,13 +117,16 @@ class Replicated(Strategy):
         self.sync.settle()
 
     def memory(self) -> dict[str, int]:
-        """As the contract says; what a library keeps to itself, as torch's DDP does its buckets, is not seen."""
-        return count_memory(
+        held = count_memory(
             parameters=[p.data for p in self._parameters],
             gradients=[p.grad for p in self._parameters if p.grad is not None],
             optimizer=state_tensors(self.optimizer),
             buckets=tensors_in(self.sync),
         )
+        return held | {"buckets": held["buckets"] + self.sync.hidden_bytes()}
+
+    def expected_memory(self, job: Job) -> Expected:
+        return replicated_memory(job, self.sync.buffers(job.tensors, getattr(self.sync, "options", DEFAULTS)))
 
     def state(self) -> Iterator[Piece]:
         for name, parameter in self._model.named_parameters():
@@ -218,3 +224,31 @@ def separate_gradients(parameters: Iterable[nn.Parameter]) -> None:
         if begin < end and p.grad is not None:
             p.grad = p.grad.clone()
         end = max(end, begin + size)
+
+
+def replicated_memory(job: Job, buffers: Buffers, state: int | None = None) -> Expected:
+    """What whole replicas hold: all weights and their state (or so many bytes of it), gradients until the step is made,
+    and these buffers."""
+    if buffers.unsaid:
+        return Expected(unsaid=buffers.unsaid)
+    state = job.state(job.weights, len(job.trainable)) if state is None else state
+    states = {"parameters": job.weights + job.frozen, "optimizer": state}
+
+    def held(gradients: int, in_buffers: int = 0) -> Held:
+        """With so many bytes of gradients, of which some are views of the buffers."""
+        return states | {"gradients": gradients, "buckets": buffers.bytes - in_buffers}
+
+    # A gradient is added to the one that is there only when it is whole.
+    moments = [held(job.weights + (max(t.bytes for t in job.tensors) if job.passes > 1 else 0))]
+    if buffers.at_once and buffers.groups:
+        moments = moments if job.passes > 2 else [held(job.weights)] if job.passes > 1 else []
+        group_of = {tensor: place for place, group in enumerate(buffers.groups) for tensor in group}
+        sizes = [sum(tensor.bytes for tensor in group) for group in buffers.groups]
+        touched: dict[int, int] = {}
+        waiting = job.weights if job.passes > 1 else 0  # of earlier passes, in their own memory
+        for tensor in reversed(job.tensors):
+            moments.append(held(sum(touched.values()) + waiting + tensor.bytes, sum(touched.values())))
+            waiting -= tensor.bytes if job.passes > 1 else 0
+            touched[group_of[tensor]] = sizes[group_of[tensor]]
+        moments.append(held(sum(touched.values()), sum(touched.values())))
+    return Expected(held(0), largest(moments))

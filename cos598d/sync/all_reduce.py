@@ -20,6 +20,8 @@ class AllReduce(GradientSync):
     Choose it to understand DDP, or for a model with few, large tensors.
     """
 
+    keeps_nothing = True
+
     def average(self, name: str, gradient: torch.Tensor) -> None:
         self.comm.all_reduce(gradient, name)
         gradient /= self.comm.world_size

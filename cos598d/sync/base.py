@@ -14,6 +14,7 @@ from cos598d.errors import UserError
 from cos598d.fields import flag
 from cos598d.sync.alike import check_models
 from cos598d.sync.cost import NOTHING, Cost, Sizes, Step, Tensor, Travel, cost_of
+from cos598d.sync.cost.memory import Buffers
 
 SYNC_GROUP = "gradient sync"  # where --help lists the flags below
 
@@ -115,6 +116,7 @@ class GradientSync:
     uses: the names of the SyncOptions that mean anything to it.
     overlaps: whether its calls begin while backward still runs.
     averages_weights: whether it averages weights after the optimizer's step in place of gradients before it.
+    keeps_nothing: whether it keeps no memory from step to step.
     not_modelled: why the model of cost (`scale`) leaves it out, in words that follow "for"; None where it does not.
     exact: whether it keeps every claim of `cos598d.check.claims`; if not, `claims` names those that it keeps.
     never_kept: what begins afresh even where a run goes on with its `own_state`, in words; None where nothing does.
@@ -125,6 +127,7 @@ class GradientSync:
     uses: tuple[str, ...] = ()
     overlaps = False
     averages_weights = False
+    keeps_nothing = False
     not_modelled: str | None = None
     exact = True
     claims: tuple[str, ...] = ()
@@ -169,6 +172,15 @@ class GradientSync:
         if travels is None:
             return None
         return cost_of(travels, ranks, rank) if ranks > 1 else NOTHING
+
+    @classmethod
+    def buffers(cls, tensors: Sequence[Tensor], options: SyncOptions) -> Buffers:
+        """What it keeps in memory from step to step, for trainable tensors in the model's order, all of them used."""
+        return Buffers() if cls.keeps_nothing else Buffers(unsaid="this sync does not say what it keeps")
+
+    def hidden_bytes(self) -> int:
+        """Of what it keeps now, the bytes that a library has in its name, and that no tensor here shows."""
+        return 0
 
     def attach(self, model: nn.Module) -> nn.Module:
         """Make every rank's model equal rank 0's and return the module to call in its place.

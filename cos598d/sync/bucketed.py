@@ -6,10 +6,12 @@ from typing import Any
 import torch
 
 from cos598d.comm.calls import Call, Pending
+from cos598d.sync.base import SyncOptions
 from cos598d.sync.buckets import Bucket, Named, in_buckets, plan_buckets
 from cos598d.sync.codecs import make_codec
-from cos598d.sync.cost import Step, Travel
+from cos598d.sync.cost import Step, Tensor, Travel
 from cos598d.sync.cost.collectives import ALL_REDUCE
+from cos598d.sync.cost.memory import Buffers
 from cos598d.sync.parts.overlapping import OverlappingSync
 
 
@@ -81,6 +83,12 @@ class Bucketed(OverlappingSync):
             Travel(ALL_REDUCE, bucket)
             for bucket in in_buckets(step.tensors, step.options.bucket_mb, step.options.first_bucket_mb)
         ]
+
+    @classmethod
+    def buffers(cls, tensors: Sequence[Tensor], options: SyncOptions) -> Buffers:
+        if options.compress:
+            return Buffers(unsaid="what a codec keeps is its own")
+        return Buffers(in_buckets(tensors, options.bucket_mb, options.first_bucket_mb), at_once=True)
 
     def detach(self) -> None:
         self.buckets = []

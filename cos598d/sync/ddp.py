@@ -15,14 +15,16 @@ from torch.distributed.algorithms.model_averaging.utils import average_parameter
 from torch.nn.parallel import DistributedDataParallel
 
 from cos598d.comm.communicator import Communicator
-from cos598d.comm.ledger import AGREEMENT, BUFFERS, GRADIENTS, dtype_name
+from cos598d.comm.ledger import GRADIENTS
 from cos598d.comm.watched import watched
 from cos598d.errors import UsageError
 from cos598d.sync.base import DEFAULTS, GradientSync, SyncOptions
 from cos598d.sync.buckets import MIB
-from cos598d.sync.cost import Cost, Sizes, Step, Travel
+from cos598d.sync.cost import Cost, Sizes, Step, Tensor, Travel
 from cos598d.sync.cost.collectives import ALL_REDUCE
+from cos598d.sync.cost.memory import Buffers
 from cos598d.sync.parts.arrival import arrival, rehearse
+from cos598d.sync.parts.reducer import Reducer
 
 # --compress's word -> torch's communication hook, and what travels.
 HOOKS = {"fp16": (fp16_compress_hook, torch.float16), "bf16": (bf16_compress_hook, torch.bfloat16)}
@@ -124,33 +126,17 @@ class DDP(GradientSync):
         elif self._speaks:
             self._kept = PostLocalSGDState(self.comm.group, None, PLAIN_STEPS, post_local_gradient_allreduce=False)
             self._ddp.register_comm_hook(self._kept, post_localSGD_hook)
-        self._buckets: list[tuple[str, int, torch.dtype]] = []
-        self._steps = self._broadcasts = 0  # of this reducer, and of buffers in this step
-        self._counting = self._ddp.register_forward_pre_hook(self._count_broadcast)
+        self._reducer = Reducer(self.comm, self._ddp, self._hook[1] if self._hook else None)
+        self._bucket_places: set[int] = set()  # of which gradients are views, when they are averages
+        self._listens = self._ddp.register_forward_pre_hook(self._listen) if self._speaks else None
         return self._ddp
 
     def finish(self) -> None:
         """Forward and backward have waited already; enter what they did in the ledger."""
-        for _ in range(self._broadcasts):
-            for dtype in dict.fromkeys(buffer.dtype for buffer in self._attached.modules_buffers):
-                elements = sum(buffer.numel() for buffer in self._attached.modules_buffers if buffer.dtype == dtype)
-                name = f"buffers of {dtype_name(dtype)}"
-                self.comm.record("broadcast", name, (elements,), dtype, purpose=BUFFERS)
-        self._broadcasts = 0
-        self._steps += 1
         self._listening.close()
-        if self._speaks:
-            return
-        if self._steps <= 2:  # torch lays its buckets anew once, after the first backward
-            assert self._attached.logger is not None
-            self._attached.logger.set_runtime_stats_and_log()  # else it speaks of the step before
-            self._buckets = self._read_buckets()
-        for name, elements, dtype in self._buckets:
-            self.comm.record("all_reduce", name, (elements,), self._hook[1] if self._hook else dtype)
-        if self.find_unused_parameters:
-            self.comm.record(
-                "all_reduce", "ranks that used each parameter", (len(self.parameters),), torch.int32, purpose=AGREEMENT
-            )
+        self._reducer.enter(gradients=not self._speaks)
+        if self.options.bucket_view:
+            self._bucket_places = set(self._places_of_gradients())
 
     @classmethod
     def calls(cls, step: Step) -> list[Travel]:
@@ -181,6 +167,27 @@ class DDP(GradientSync):
         cost = super().expected(tensors, ranks, rank, options, hosts)
         return cost and replace(cost, calls=None)
 
+    @classmethod
+    def buffers(cls, tensors: Sequence[Tensor], options: SyncOptions) -> Buffers:
+        """torch's buckets: S in all, however it cuts them."""
+        if options.ddp_hook in ("powersgd", "post_localsgd"):
+            return Buffers(unsaid="what torch's hook keeps is its own")
+        # Gradients come in the reverse order of their tensors; the hosts do not matter.
+        travels = cls.calls(Step(tensors, options, [], tensors[::-1]))
+        return Buffers([travel.tensors for travel in travels], at_once=options.bucket_view)
+
+    def hidden_bytes(self) -> int:
+        """The buckets, but for those of which gradients are views now."""
+        if self._ddp is None:
+            return 0
+        shown = {place: size for place, size in self._places_of_gradients().items() if place in self._bucket_places}
+        return self._reducer.bucket_bytes - sum(shown.values())
+
+    def _places_of_gradients(self) -> dict[int, int]:
+        """Where the memory of gradients is, and how many bytes it has there."""
+        storages = [p.grad.untyped_storage() for _, p in self.parameters if p.grad is not None]
+        return {storage.data_ptr(): storage.nbytes() for storage in storages}
+
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         with self._attached.no_sync():
@@ -189,8 +196,9 @@ class DDP(GradientSync):
     def detach(self) -> None:
         super().detach()
         if self._ddp is not None:
-            self._counting.remove()
-            self._ddp._remove_autograd_hooks()  # the caller may hold the module: it does not average any more
+            self._reducer.close()
+            if self._listens is not None:
+                self._listens.remove()
         self._ddp = None
 
     @property
@@ -232,7 +240,7 @@ class DDP(GradientSync):
             tensors = {f"{name}/{n}": tensor for name in POWERSGD for n, tensor in getattr(self._kept, name).items()}
         facts = {
             "arrival": arrival(self._attached),
-            "steps": self._steps,
+            "steps": self._reducer.steps,
             "steps_made": self._steps_made,
             "replicas_equal": self.replicas_equal,
             "hook_steps": self._kept and self._kept.iter,
@@ -242,10 +250,8 @@ class DDP(GradientSync):
     def load_own_state(self, facts: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
         if facts["arrival"] is not None:
             rehearse(self._attached, [p for _, p in self.parameters], facts["arrival"])
-        self._steps, self._steps_made = facts["steps"], facts["steps_made"]
-        self.replicas_equal = facts["replicas_equal"]
-        if self._steps and not self._speaks:
-            self._buckets = self._read_buckets()
+        self._reducer.resume(facts["steps"])
+        self._steps_made, self.replicas_equal = facts["steps_made"], facts["replicas_equal"]
         if self._kept is not None:
             self._kept.iter = facts["hook_steps"]
             for key, tensor in tensors.items():
@@ -266,24 +272,10 @@ class DDP(GradientSync):
             average_parameters(iter([p for _, p in self.parameters]), group)
         self.replicas_equal = True
 
-    def _count_broadcast(self, *_: Any) -> None:
-        if self._speaks and torch.is_grad_enabled():
+    def _listen(self, *_: Any) -> None:
+        if torch.is_grad_enabled():
             self._listening.close()
             self._listening.enter_context(watched(self.comm, GRADIENTS))
-        self._broadcasts += self._attached.will_sync_module_buffers()
-
-    def _read_buckets(self) -> list[tuple[str, int, torch.dtype]]:
-        """Name, elements and dtype of each bucket of the last backward, as torch's logger reports its reducer's."""
-        facts = self._attached._get_ddp_logging_data()
-        rebuilt = self._steps > 1 and facts.get("has_rebuilt_buckets")
-        sizes = facts["rebuilt_bucket_sizes" if rebuilt else "bucket_sizes"]
-        # torch tells each bucket's bytes but not its dtype: a model of several is entered as plain bytes.
-        dtypes = {p.dtype for _, p in self.parameters}
-        dtype = dtypes.pop() if len(dtypes) == 1 else torch.uint8
-        return [
-            (f"bucket {place}", int(size) // dtype.itemsize, dtype)
-            for place, size in enumerate(part.strip() for part in sizes.split(","))
-        ]
 
 
 def _compress(options: SyncOptions) -> str | None:

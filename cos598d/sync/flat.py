@@ -4,10 +4,11 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from cos598d.sync.base import GradientSync
+from cos598d.sync.base import GradientSync, SyncOptions
 from cos598d.sync.buckets import Bucket, in_buckets, plan_buckets
-from cos598d.sync.cost import Collective, Step, Travel
+from cos598d.sync.cost import Collective, Step, Tensor, Travel
 from cos598d.sync.cost.collectives import ALL_REDUCE
+from cos598d.sync.cost.memory import Buffers
 
 
 class Flat(GradientSync):
@@ -51,6 +52,10 @@ class Flat(GradientSync):
     @classmethod
     def calls(cls, step: Step) -> list[Travel]:
         return [Travel(cls.collective, group) for group in in_buckets(step.tensors, float("inf"), float("inf"))]
+
+    @classmethod
+    def buffers(cls, tensors: Sequence[Tensor], options: SyncOptions) -> Buffers:
+        return Buffers(in_buckets(tensors, float("inf"), float("inf")))
 
     def detach(self) -> None:
         self.buckets = []

@@ -20,6 +20,8 @@ class GatherScatter(GradientSync):
     copies of the largest gradient. Choose it to see why all-reduce was invented.
     """
 
+    keeps_nothing = True
+
     def average(self, name: str, gradient: torch.Tensor) -> None:
         copies = self.comm.gather(gradient, name)
         parts = None

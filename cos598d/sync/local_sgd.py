@@ -25,7 +25,7 @@ class LocalSGD(GradientSync):
     """
 
     uses = ("sync_every",)
-    averages_weights = True
+    averages_weights = keeps_nothing = True
     exact = False
     not_modelled = "it does not average gradients in every step"
     claims = ("starts_from_rank_0", "refuses_different_models")

@@ -24,6 +24,8 @@ class Overlap(OverlappingSync):
     tensors. Choose it to see what overlap alone gains; `bucketed` does the same with fewer calls.
     """
 
+    keeps_nothing = True
+
     def make_units(self, parameters: Sequence[Named]) -> list[list[Named]]:
         return [[named] for named in reversed(parameters)]
 

@@ -23,6 +23,8 @@ class ReduceBroadcast(GradientSync):
     and leaves it spread until every rank has it.
     """
 
+    keeps_nothing = True
+
     def average(self, name: str, gradient: torch.Tensor) -> None:
         self.comm.reduce(gradient, name)
         if self.comm.rank == 0:

@@ -8,9 +8,11 @@ from torch import nn
 from cos598d.comm import hosts
 from cos598d.comm.messages import Composed
 from cos598d.errors import UserError
+from cos598d.sync.base import SyncOptions
 from cos598d.sync.buckets import Bucket, Named, in_buckets, plan_buckets
-from cos598d.sync.cost import Step, Travel
+from cos598d.sync.cost import Step, Tensor, Travel
 from cos598d.sync.cost.collectives import IN_MEMORY
+from cos598d.sync.cost.memory import Buffers
 from cos598d.sync.parts.overlapping import OverlappingSync
 from cos598d.sync.parts.shared_buffers import CACHE_LINE, Segments
 
@@ -110,6 +112,10 @@ class SharedMemory(OverlappingSync):
             Travel(IN_MEMORY, bucket)
             for bucket in in_buckets(step.tensors, step.options.bucket_mb, step.options.first_bucket_mb)
         ]
+
+    @classmethod
+    def buffers(cls, tensors: Sequence[Tensor], options: SyncOptions) -> Buffers:
+        return Buffers(unsaid="the ranks of a host share one piece of memory, and each counts all of it")
 
     def detach(self) -> None:
         """As every sync's. The memory is unmapped when the model's gradients, which are views of it, are gone too."""

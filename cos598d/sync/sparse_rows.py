@@ -11,10 +11,12 @@ from torch.utils.weak import TensorWeakRef
 from cos598d.comm.calls import Call, Pending
 from cos598d.comm.ledger import AGREEMENT
 from cos598d.errors import UserError
+from cos598d.sync.base import SyncOptions
 from cos598d.sync.bucketed import Bucketed
 from cos598d.sync.buckets import MIB, Named, in_buckets
-from cos598d.sync.cost import Step, Travel
+from cos598d.sync.cost import Step, Tensor, Travel
 from cos598d.sync.cost.collectives import ALL_REDUCE
+from cos598d.sync.cost.memory import Buffers
 
 LEAST_BYTES = MIB  # a smaller embedding fits into a bucket and costs next to nothing there
 
@@ -117,6 +119,10 @@ class SparseRows(Bucketed):
         # One byte a row says which rows are touched; it travels beside backward, and is waited for with the rows.
         rows = [Travel(ALL_REDUCE, [t], share=step.touched, agreed=t.shape[0]) for t in reversed(large)]
         return [*(Travel(ALL_REDUCE, bucket) for bucket in buckets), *rows]
+
+    @classmethod
+    def buffers(cls, tensors: Sequence[Tensor], options: SyncOptions) -> Buffers:
+        return Buffers(unsaid="how many rows travel only a batch tells")
 
     def begin_step(self) -> None:
         super().begin_step()

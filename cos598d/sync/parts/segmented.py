@@ -1,16 +1,18 @@
 """What syncs share that compose their own collective of messages: long tensors travel in segments, several at once."""
 
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
 from cos598d.comm.calls import Call
 from cos598d.comm.messages import Composed
-from cos598d.sync.base import GradientSync
+from cos598d.sync.base import GradientSync, SyncOptions
 from cos598d.sync.buckets import Bucket
+from cos598d.sync.cost import Tensor
+from cos598d.sync.cost.memory import Buffers
 
 Place = tuple[torch.Tensor, int]  # a tensor, and the rank that it goes to or comes from
 
@@ -53,6 +55,15 @@ class ByMessages(GradientSync):
     def sum_over_ranks(self, call: Composed, buffer: torch.Tensor, scratch: torch.Tensor) -> None:
         """Replace `buffer` by its sum over the ranks."""
         raise NotImplementedError(f"{type(self).__name__} has no sum_over_ranks()")
+
+    @classmethod
+    def buffers(cls, tensors: Sequence[Tensor], options: SyncOptions) -> Buffers:
+        """The whole buffers of the other base, and the scratch of each."""
+        if options.compress:
+            return Buffers(unsaid="what a codec keeps is its own")
+        whole = super().buffers(tensors, options)
+        sizes = (sum(tensor.bytes for tensor in group) for group in whole.groups)
+        return replace(whole, scratch=sum(cls.in_flight * min(cls.segment_bytes, size) for size in sizes))
 
     def detach(self) -> None:
         self._scratch = {}

@@ -1,0 +1,155 @@
+"""What a rank of ZeRO's three stages holds, by formula: its n-th of the states, and what a step has under way."""
+
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+from torch import nn
+
+from cos598d.comm.exchange import IN_FLIGHT, SEGMENT_BYTES, segment_count
+from cos598d.comm.ledger import size_in_bytes
+from cos598d.shard.units import Unit, longest_parts
+from cos598d.strategies.formula import Expected, Held, Job, largest
+
+FREED = 4  # bytes of the number that stands in a freed parameter's place
+
+
+def held_by_zero1(job: Job, units: Sequence[Unit]) -> Expected:
+    """All weights, all gradients, the state of a rank's parts; scratch.
+
+    Of a unit of one parameter the gradient goes when it is reduced, but for the rank's part.
+    """
+    rest = {"parameters": job.weights + job.frozen, "optimizer": _state(job, units), "buckets": _scratch(job, units)}
+    flats = _Flats(units, keeps=True)
+    kept = sum(unit.bytes for unit in units if flats.stays(unit))
+    kept += _own(job, [unit for unit in units if not flats.stays(unit)])
+    passes = min(job.passes, 3)  # one that finds no gradients, one that adds to them, and the last, which is reduced
+    moments = [
+        rest | {"gradients": kept + sum(flats.alive.values()) + gradient}
+        for number in range(passes)
+        for *_, gradient in flats.backward(accumulates=number < passes - 1)
+    ]
+    return Expected(rest | {"gradients": kept}, largest(moments))
+
+
+def held_by_zero2(job: Job, units: Sequence[Unit]) -> Expected:
+    """All weights, the gradients and the state of a rank's parts; scratch, and the flat tensors under way."""
+    rest = {"parameters": job.weights + job.frozen, "optimizer": _state(job, units)}
+    own, scratch, flats = _own(job, units), _scratch(job, units), _Flats(units)
+
+    def held(gradients: int) -> Held:
+        return rest | {"gradients": own + gradients, "buckets": scratch + sum(flats.pool)}
+
+    between = held(0)
+    passes = range(min(job.passes, 2))
+    moments = [held(sum(flats.alive.values()) + gradient) for _ in passes for *_, gradient in flats.backward()]
+    return Expected(between, largest(moments))
+
+
+def held_by_zero3(
+    job: Job, layers: Sequence[Sequence[Unit]], shared: Sequence[Unit], embeddings: Collection[nn.Parameter]
+) -> Expected:
+    """The weights, gradients and state of a rank's parts; scratch, the flat tensors under way, and gathered weights:
+    `shared` ones from forward until their gradients are there, and of `layers` (the last one's units first) two. Units
+    of nothing but `embeddings` are not gathered for backward.
+    """
+    units = [*(unit for layer in layers for unit in layer), *shared]
+    own, scratch, flats = _own(job, units), _scratch(job, units), _Flats(units)
+    state, kept = _state(job, units), own + job.frozen + FREED * len(job.trainable)
+
+    def held(gathered: Iterable[Unit], gradient: int) -> Held:
+        return {
+            "parameters": kept + sum(unit.bytes for unit in gathered),
+            "gradients": own + sum(flats.alive.values()) + gradient,
+            "optimizer": state,
+            "buckets": scratch + sum(flats.pool),
+        }
+
+    between = held((), 0)
+    again = [[unit for unit in layer if not all(p in embeddings for _, p in unit.parameters)] for layer in layers]
+    place_of = {unit: number for number, layer in enumerate([*layers, shared]) for unit in layer}
+    moments = []
+    for _ in range(min(job.passes, 2)):
+        for layer, following in zip([(), *layers[::-1]], [*layers[::-1], ()], strict=True):  # forward
+            moments.append(held([*layer, *following, *shared], 0))
+        done: set[Unit] = set()
+        for unit, place, gradient in flats.backward():
+            two = [each for layer in again[place_of[unit] : place_of[unit] + 2] for each in layer]
+            moments.append(held((each for each in (*two, *shared) if each not in done), gradient))
+            if place == len(unit.parameters) - 1:
+                done.add(unit)
+    return Expected(between, largest(moments))
+
+
+class _Flats:
+    """The flat tensors of a backward, by their bytes, as `ShardedGradients` takes them and lets go of them, where every
+    gradient comes when it is expected. `alive` hold gradients, those in the `pool` wait to be taken again.
+
+    With `keeps` those that stay are neither. After some steps the pool has as many as are ever needed.
+    """
+
+    def __init__(self, units: Sequence[Unit], keeps: bool = False):
+        self._units, self._keeps = units, keeps
+        self.pool: list[int] = []
+        self.alive: dict[Unit, int] = {}
+        self._segments: deque[Unit | None] = deque()  # under way; the unit, for its last one
+        for _ in range(3):
+            for _ in self.backward():
+                """Another step."""
+            self._drain()
+
+    def stays(self, unit: Unit) -> bool:
+        """Whether the unit's flat tensor stays from step to step."""
+        return self._keeps and len(unit.parameters) > 1
+
+    def backward(self, accumulates: bool = False) -> Iterator[tuple[Unit, int, int]]:
+        """The unit, the place in it and the bytes of each gradient, when that is there and has not been moved to its
+        place. Nothing is reduced where it `accumulates`."""
+        for unit in self._units:
+            for place, (_, p) in enumerate(unit.parameters):
+                yield unit, place, size_in_bytes(p)
+                if unit is self._units[0] and place == 0:
+                    self._drain()  # of an earlier backward
+                if unit not in self.alive and not self.stays(unit):
+                    self._lay(unit)
+            for ends in [] if accumulates else [None] * (_segments(unit) - 1) + [unit]:
+                if len(self._segments) == IN_FLIGHT:
+                    self._end_first()
+                self._segments.append(ends)
+
+    def _lay(self, unit: Unit) -> None:
+        fits = [size for size in self.pool if size >= unit.bytes] if len(unit.parameters) > 1 else []
+        self.alive[unit] = min(fits, default=unit.bytes)  # one parameter's gradient is its own
+        if fits:
+            self.pool.remove(self.alive[unit])
+
+    def _end_first(self) -> None:
+        unit = self._segments.popleft()
+        size = self.alive.pop(unit, 0) if unit is not None else 0
+        if unit is not None and size and len(unit.parameters) > 1:
+            self.pool.append(size)
+
+    def _drain(self) -> None:
+        while self._segments:
+            self._end_first()
+
+
+def _segments(unit: Unit) -> int:
+    return segment_count(unit.lengths[0], unit.dtype.itemsize)
+
+
+def _own(job: Job, units: Sequence[Unit]) -> int:
+    """The bytes of a rank's parts of all units."""
+    return sum(unit.lengths[job.rank] * unit.dtype.itemsize for unit in units)
+
+
+def _state(job: Job, units: Sequence[Unit]) -> int:
+    return job.state(_own(job, units), sum(1 for unit in units for _ in unit.pieces(job.rank)))
+
+
+def _scratch(job: Job, units: Sequence[Unit]) -> int:
+    """As many pieces as segments are ever under way, each for one segment of every other rank."""
+    return sum(
+        min(IN_FLIGHT, sum(_segments(unit) for unit in units if unit.dtype == dtype))
+        * (job.ranks - 1) * min(SEGMENT_BYTES, elements * dtype.itemsize)
+        for dtype, elements in longest_parts(units).items()
+    )  # fmt: skip

@@ -1,0 +1,92 @@
+"""What formulas of memory are made of: a model without its values, how it is trained, and what a rank then holds."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+
+from cos598d.comm.ledger import dtype_name, size_in_bytes
+from cos598d.sync.cost import Tensor
+
+Held = Mapping[str, int]  # bytes by category
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a rank should hold, in the categories of `Strategy.memory`: between two steps, and when it is most.
+
+    None is what cannot be stated, and `unsaid` says why. A category that is missing is one that is not stated.
+    """
+
+    between_steps: Held | None = None
+    peak: Held | None = None
+    unsaid: str = ""
+
+    def as_record(self) -> dict[str, Any]:
+        """What a record of this rank's memory says of it."""
+        return {
+            "expected_between_steps": self.between_steps and dict(self.between_steps),
+            "expected_peak": self.peak and dict(self.peak),
+            "expected_unsaid": self.unsaid,
+        }
+
+
+@dataclass(frozen=True)
+class Job:
+    """A model, and what is done with it, as far as formulas of memory ask.
+
+    model      whole, as it is before a strategy has it; only shapes and dtypes are asked, so `without_values` will do
+    states     how many numbers the optimizer remembers of every weight that it steps
+    counters   and how many bytes beside them of every parameter, or part of one
+    passes     micro-batches of a step on this rank
+    """
+
+    model: nn.Module
+    ranks: int
+    rank: int
+    states: int
+    counters: int = 0
+    passes: int = 1
+
+    @cached_property
+    def trainable(self) -> list[tuple[str, nn.Parameter]]:
+        """The parameters that get gradients, each once, with their names."""
+        return [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
+
+    @cached_property
+    def tensors(self) -> list[Tensor]:
+        """The same as the planning of buckets knows them."""
+        return [Tensor(name, tuple(p.shape), dtype_name(p.dtype), size_in_bytes(p)) for name, p in self.trainable]
+
+    @cached_property
+    def weights(self) -> int:
+        """S: the bytes of what trains."""
+        return sum(size_in_bytes(p) for _, p in self.trainable)
+
+    @cached_property
+    def frozen(self) -> int:
+        """The bytes of the parameters that do not."""
+        return sum(size_in_bytes(p) for p in self.model.parameters() if not p.requires_grad)
+
+    def state(self, weights: int, parameters: int) -> int:
+        """What the optimizer remembers of so many bytes of weights, in so many parameters."""
+        return self.states * weights + self.counters * parameters
+
+
+def without_values(model: nn.Module) -> nn.Module:
+    """A copy of the model whose parameters and buffers have shapes and dtypes alone; shared ones are shared."""
+    memo: dict[int, torch.Tensor] = {
+        id(p): nn.Parameter(torch.empty_like(p, device="meta"), requires_grad=p.requires_grad)
+        for p in model.parameters()
+    }
+    memo |= {id(buffer): torch.empty_like(buffer, device="meta") for buffer in model.buffers()}
+    return copy.deepcopy(model, memo)
+
+
+def largest(moments: Sequence[Held]) -> Held:
+    """The first of those at which most is held."""
+    return max(moments, key=lambda held: sum(held.values()))

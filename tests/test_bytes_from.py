@@ -1,0 +1,94 @@
+"""Every table of bytes says whose numbers they are: the ledger's, or the kernel's where a library is silent."""
+
+import json
+
+import pytest
+from report_records import write_run
+from scale_records import write_bench
+
+from cos598d.errors import UserError
+from cos598d.report.benches import load_bench
+from cos598d.report.blocks import Table
+from cos598d.report.load import load_run, load_run_as
+from cos598d.report.page import build_page
+from cos598d.report.strategies import Entry, strategies_rows
+from cos598d.report.table import comparison, traffic_rows
+
+
+def change(path, **changes):
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def write_runs(folder, **changes):
+    """A run that the ledger knows all of, and one of which only the kernel counted 5 x 2 MB on the shared loopback."""
+    known = write_run(folder / "ring", sync="ring", wire_share=1.02, shared=2)
+    silent = write_run(folder / "horovod", sync="horovod", wire_share=1.02, shared=2)
+    nothing = {f"bytes_{way}_per_iteration": [0, 0] for way in ("sent", "received")}
+    change(silent / "summary.json", bytes_from="counters", calls_per_iteration=0, **nothing, **changes)
+    change(known / "summary.json", bytes_from="ledger")
+    return known, silent
+
+
+def test_compare_has_the_word_and_no_formula_where_there_is_none(tmp_path):
+    head, known, silent = traffic_rows([load_run(folder) for folder in write_runs(tmp_path)])
+    assert head[-2:] == ["counted MB/it", "bytes from"]
+    assert known[1:] == ["2", "2", "2.000", "2.000 x 2", "2.000 x 2", "4.080 (ranks 0, 1)", "ledger"]
+    assert silent[1:] == ["-", "-", "-", "-", "-", "4.080 (ranks 0, 1)", "counters"]
+    assert "Bytes from: the ledger" in comparison([load_run(tmp_path / "ring")])
+
+
+def test_the_page_has_the_word_and_names_no_formula_for_it(tmp_path):
+    page = build_page([load_run_as(folder, folder.name) for folder in write_runs(tmp_path)])
+    (blocks,) = (section.blocks for section in page.sections if section.title == "Traffic predicted and counted")
+    tables = [block for block in blocks if isinstance(block, Table)]
+    assert [row[-1] for row in tables[0].rows] == ["bytes from", "ledger", "counters"]
+    predicted = {row[0]: row[2:5] for row in tables[1].rows}
+    assert predicted["ring"] == ["4.000", "4.080", "+2.0%"]
+    assert predicted["horovod"] == ["-", "4.080", "-"]
+    assert tables[2].rows[-1][3:] == ["-", "20.400", "-"], "by epoch"
+    assert not any("0.000 MB with horovod" in sentence for sentence in page.answer.sentences)
+
+
+def test_runs_of_which_the_ledger_knows_nothing_are_said_to_be_so(tmp_path):
+    _, silent = write_runs(tmp_path)
+    page = build_page([load_run_as(silent, "horovod")])
+    assert any("What travels is not in the ledger" in sentence for sentence in page.answer.sentences)
+
+
+def test_the_table_of_strategies_has_what_a_rank_sends_and_the_word(tmp_path):
+    training = {"training": {"examples": 80, "wall_seconds": 5.0}}
+    memory = {"process_peak_bytes": [3e8, 3e8], "gpu_peak_bytes": [None, None]}
+    folders = write_runs(tmp_path)
+    for folder in folders:
+        summary = json.loads((folder / "summary.json").read_text())
+        change(folder / "summary.json", memory=memory, epochs=[epoch | training for epoch in summary["epochs"]])
+    rows = strategies_rows([Entry(folder.name, 2, 2, run=load_run_as(folder, folder.name)) for folder in folders])
+    places = [rows[0].index(name) for name in ("sent MB/it", "bytes from")]
+    assert [[row[place] for place in places] for row in rows[1:]] == [["2.0", "ledger"], ["2.0", "counters"]]
+    change(folders[1] / "summary.json", wire=None)
+    rows = strategies_rows([Entry("horovod", 2, 2, run=load_run_as(folders[1], "horovod"))])
+    assert [rows[1][place] for place in places] == ["-", "counters"]
+
+
+def test_a_bench_names_the_candidates_whose_bytes_nobody_told(tmp_path):
+    path = write_bench(tmp_path / "bench") / "bench.json"
+    found = json.loads(path.read_text())
+    silent = next(one for one in found["candidates"] if one["label"] == "bucketed")
+    silent["bytes_from"] = "counters"
+    path.write_text(json.dumps(found))
+    bench = load_bench(path, "bench")
+    head, *rows = next(rows for _, rows in bench.tables if "MB sent" in rows[0])
+    cells = {row[0]: row[head.index("calls") : head.index("MB sent") + 1] for row in rows}
+    assert cells["bucketed"] == ["-", "-"]
+    assert "-" not in cells["ddp"]
+    assert any(
+        remark.endswith("since a library tells nobody what it sends: the bytes of bucketed") for remark in bench.remarks
+    )
+    assert bench.measured("bucketed").bytes_sent is None
+
+
+def test_another_word_is_a_damaged_record(tmp_path):
+    _, silent = write_runs(tmp_path)
+    change(silent / "summary.json", bytes_from="hearsay")
+    with pytest.raises(UserError, match="bytes_from"):
+        load_run(silent)

@@ -1,0 +1,68 @@
+"""What is counted is what each strategy's formula says, on 2 and 4 ranks, for a toy and tiny BERT: to the byte between
+two steps, and at the peak as near as gradients come in the order of their parameters."""
+
+import pytest
+from held import Case, all_held
+from worlds import run_ranks
+
+from cos598d.comm.communicator import Communicator
+from cos598d.strategies import STRATEGIES, get_strategy, known_names
+from cos598d.strategies.formula import Job
+from cos598d.sync.base import SyncOptions
+
+SMALL = {"bucket_mb": 0.01}  # of the toy's 45 kB several buckets, and some parameters larger than one
+OPTIONS = {
+    **dict.fromkeys(("none", "all_reduce", "overlap", "flat", "ring", "tree", "torch_zero1", "torch_fsdp"), ({},)),
+    **dict.fromkeys(("bucketed", "ddp", "zero1", "zero2", "zero3"), ({}, SMALL)),
+    "ddp, views": ({"bucket_view": True}, {"bucket_view": True, **SMALL}),
+    "torch_fsdp, gathered once": ({"reshard": "no"},),
+}
+CASES = [
+    Case(name.partition(",")[0], options, model, passes)
+    for name, several in OPTIONS.items()
+    for options in several
+    for model, passes in (("toy", 1), ("toy", 2), ("toy", 3), ("tiny", 1))
+]
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_counted_is_what_the_formula_says(world_size):
+    for rank in run_ranks(world_size, all_held, CASES, seconds=240):
+        for case, (between, expected, peak, expected_peak, unsaid) in zip(CASES, rank, strict=True):
+            assert unsaid == ""
+            assert between == expected, case
+            whole = sum(peak.values())
+            near = 1e-3 if case.model == "tiny" else 0.02  # the toy's modules are not registered as they are called
+            assert sum(expected_peak.values()) == pytest.approx(whole, rel=near), (case, peak, expected_peak)
+            for category, size in peak.items():  # the same moment
+                assert expected_peak[category] == pytest.approx(size, abs=0.02 * whole), (case, peak, expected_peak)
+
+
+@pytest.mark.parametrize("name", [*known_names(), "deepspeed:3"])
+def test_every_strategy_states_both_or_says_why_not(name):
+    """From shapes alone, for any number of ranks, before anybody has attached anything."""
+    import torch
+    from held import Uneven
+
+    name, _, stage = name.partition(":")
+    options = SyncOptions(zero_stage=int(stage or 1))
+    strategy = get_strategy(name)(Communicator(None, "gloo", torch.device("cpu")), False, options, "fp32")
+    for ranks in (1, 3, 64):
+        found = strategy.expected_memory(Job(Uneven(), ranks, ranks - 1, 2, 4))
+        assert bool(found.unsaid) == (found.peak is None or "buckets" not in found.peak)
+        if name in STRATEGIES:
+            assert found.between_steps
+
+
+def test_zero_divides_by_the_ranks_what_its_stages_cut():
+    import torch
+    from held import Uneven
+
+    def held(name, ranks):
+        strategy = get_strategy(name)(Communicator(None, "gloo", torch.device("cpu")), False, SyncOptions(), "fp32")
+        return strategy.expected_memory(Job(Uneven(), ranks, 0, 2)).between_steps
+
+    for name, cut in (("zero1", 1), ("zero2", 2), ("zero3", 3)):
+        one, many = held(name, 1), held(name, 8)
+        for category in ("optimizer", "gradients", "parameters")[:cut]:
+            assert many[category] < one[category] / (4 if category != "parameters" else 2), (name, category)
