@@ -81,9 +81,10 @@ def bring_departed(folder: Path, world_size: int, departed: Mapping[int, Sizes],
     for path in _rows_of_others(folder / LIVE, world_size):
         if not any(path.name in sizes for sizes in departed.values()):
             path.unlink()
-    for sizes in departed.values():
-        for name, size in sizes.items():
-            found = bring(folder, name, size, others)
+    for rank, sizes in departed.items():
+        # By the names that such a rank's files have: those in a checkpoint are anybody's, and could lead elsewhere.
+        for name in (row.format(rank=int(rank)) for row in ROWS):
+            found = bring(folder, name, sizes.get(name, 0), others)
             if found:
                 os.truncate(folder / LIVE / name, found)
             else:
