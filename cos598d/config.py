@@ -190,9 +190,9 @@ class RunConfig(SquadOptions, SyncFlags, LifeFlags):
     def check(self, world_size: int) -> None:
         """Raise UsageError for the first value that cannot work in a world of `world_size` ranks."""
         self._check_label()
-        self._check_sync(world_size)
         task = self.task()
         check_flags(self)
+        self._check_sync(world_size)
         if task.model_types and self.model_type not in task.model_types:
             raise UsageError(
                 f"--model_type {self.model_type} cannot do {task.name}: choose {' or '.join(task.model_types)}."

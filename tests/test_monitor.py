@@ -26,6 +26,7 @@ from cos598d.measure.wire import Counters, Interface, find_interface
 from cos598d.records.conventions import PHASES
 from cos598d.report.load import load_run
 from cos598d.report.table import comparison
+from cos598d.stopping import Stopping
 from cos598d.world.network import interface_of, network_identity
 
 # A network of its own, where nothing travels but the run's own bytes.
@@ -82,7 +83,8 @@ def test_predicted_bytes_are_all_that_the_ledger_knows_of_training(counted):
     rows = rows_of(counted / "iterations.rank1.jsonl")
     assert [row["predicted_bytes_sent"] for row in rows] == [predicted[row["iteration"]] for row in rows]
     gradients = load_run(counted)["bytes_sent_per_iteration"][1]
-    assert gradients + 8 == rows[-1]["predicted_bytes_sent"], "the loss, a float64, travels too"
+    loss_and_votes = 8 * (1 + len(Stopping.VOTES))
+    assert gradients + loss_and_votes == rows[-1]["predicted_bytes_sent"], "they travel too, as float64"
 
 
 def test_rows_of_the_wire_are_sums_since_training_started(counted):
