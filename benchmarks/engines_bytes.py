@@ -3,9 +3,10 @@
     python benchmarks/engines_bytes.py --runs_dir runs/engines-bytes [--sync zero1,zero3] [--hosts 4] [a run's flags]
 
 Each trains for a few steps by `cluster run`, one rank on a host. Counted is what the interface of each host sent in a
-step, with the headers of every packet, the first step left out: the mean over the hosts, and from the least to the most
-of them. A run that stands in the folder already is not made again; one that fails is a row that says so. The table is
-printed and, with all digits, written to bytes.json in the folder.
+step, with the headers of every packet: the mean over the hosts, and from the least to the most of them. The first step
+is left out, and so are weights that are gathered when training is over. A run that stands in the folder already is not
+made again; one that fails is a row that says so. The table is printed and, with all digits, written to bytes.json in
+the folder.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -29,29 +31,51 @@ from cos598d.fields import flags_of
 from cos598d.files import read_json, write_json
 from cos598d.models.build import build_model, find_model
 from cos598d.program import own_environment
+from cos598d.records.live import WIRE
+from cos598d.records.run import WIRE_ROW, read_table
 from cos598d.report.load import load_run
+from cos598d.shard.units import looked_up
+from cos598d.shard.zero3 import layer_units
 from cos598d.tables import as_text
 
 KNOWN = flags_of(RunConfig)
 FEW = {"max_steps": "6", "total_train_batch_size": "16", "max_seq_length": "64"}
 HEAD = ["sync", "formula", "MB", "counted MB", "by host", "off"]
-# In parts of (n-1)/n S, where R of the S bytes of weights are of no layer, and so are gathered once: r is R/S.
-FORMULAS: dict[str, tuple[str, Callable[[float], float]]] = {
-    "ddp": ("2(n-1)/n S", lambda r: 2),
-    "zero1": ("2(n-1)/n S", lambda r: 2),
-    "zero2": ("2(n-1)/n S", lambda r: 2),
-    "zero3": ("3(n-1)/n S", lambda r: 3),
-    "torch_zero1": ("3(n-1)/n S", lambda r: 3),
-    "torch_fsdp": ("(n-1)/n (3S - R)", lambda r: 3 - r),
-    "torch_fsdp:reduce_scatter=torch": ("(n-1)/n (4S - R)", lambda r: 4 - r),
-    "deepspeed:zero_stage=0": ("2(n-1)/n S", lambda r: 2),
-    "deepspeed:zero_stage=1": ("3(n-1)/n S", lambda r: 3),
-    "deepspeed:zero_stage=2": ("3(n-1)/n S", lambda r: 3),
-    "deepspeed:zero_stage=3": ("3(n-1)/n S", lambda r: 3),
-    "horovod": ("2(n-1)/n S", lambda r: 2),
-    "horovod:compress=fp16": ("(n-1)/n S", lambda r: 1),
-    "fabric": ("2(n-1)/n S", lambda r: 2),
-    "fabric:fabric_strategy=fsdp2": ("(n-1)/n (4S - R)", lambda r: 4 - r),
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes of a model's trainable weights.
+
+    weights: S, of all. root: R, of those that are in no layer of FSDP2's, which it gathers once. once: E, of those that
+    zero3 gathers once: large embeddings, and what is of no layer of its own.
+    """
+
+    weights: int
+    root: int
+    once: int
+
+
+# A program on a host whose name is its address: Horovod meets where names lead.
+NAMED = ("unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', "{address}")
+# What a rank sends in a step, in parts of (n-1)/n.
+FORMULAS: dict[str, tuple[str, Callable[[Sizes], int]]] = {
+    "ddp": ("2(n-1)/n S", lambda of: 2 * of.weights),
+    "zero1": ("2(n-1)/n S", lambda of: 2 * of.weights),
+    "zero2": ("2(n-1)/n S", lambda of: 2 * of.weights),
+    "zero3": ("(n-1)/n (3S - E)", lambda of: 3 * of.weights - of.once),
+    "torch_zero1": ("3(n-1)/n S", lambda of: 3 * of.weights),
+    "torch_fsdp": ("(n-1)/n (3S - R)", lambda of: 3 * of.weights - of.root),
+    "torch_fsdp:reduce_scatter=torch": ("(n-1)/n (4S - R)", lambda of: 4 * of.weights - of.root),
+    "deepspeed:zero_stage=0": ("2(n-1)/n S", lambda of: 2 * of.weights),
+    "deepspeed:zero_stage=1": ("3(n-1)/n S", lambda of: 3 * of.weights),
+    "deepspeed:zero_stage=2": ("3(n-1)/n S", lambda of: 3 * of.weights),
+    "deepspeed:zero_stage=3": ("3(n-1)/n S", lambda of: 3 * of.weights),
+    "deepspeed:zero_stage=3:bucket_mb=1": ("4(n-1)/n S", lambda of: 4 * of.weights),
+    "horovod": ("2(n-1)/n S", lambda of: 2 * of.weights),
+    "horovod:compress=fp16": ("(n-1)/n S", lambda of: of.weights),
+    "fabric": ("2(n-1)/n S", lambda of: 2 * of.weights),
+    "fabric:fabric_strategy=fsdp2": ("(n-1)/n (4S - R)", lambda of: 4 * of.weights - of.root),
 }
 
 
@@ -90,7 +114,9 @@ def make_run(options: argparse.Namespace, word: str, flags: list[str]) -> Path:
     if not (folder / "summary.json").exists():
         sync, values = read_candidate(word)
         own = to_words({"sync": sync, **values}, RunConfig)
-        train = ["python", "-m", "cos598d", "train", "--do_train", "--no_save_model"]
+        train = [sys.executable, "-m", "cos598d", "train", "--do_train", "--no_save_model"]
+        if sync == "horovod":
+            train = [*NAMED, *train]
         train += ["--output_dir", str(folder), "--overwrite_output_dir"]
         cluster = ["cluster", "run", "--name", f"bytes{os.getpid()}"]
         cluster += ["--hosts", str(options.hosts), "--rate", options.rate, "--"]
@@ -102,30 +128,39 @@ def make_run(options: argparse.Namespace, word: str, flags: list[str]) -> Path:
     return folder
 
 
-def beside_formula(folder: Path, factor: Callable[[float], float]) -> dict[str, Any]:
+def beside_formula(folder: Path, factor: Callable[[Sizes], int]) -> dict[str, Any]:
     """Bytes of a step by the formula, and as counted on each host; how far the mean is off, as a share."""
-    summary = load_run(folder)
-    counted = (summary["wire"] or {}).get("bytes_sent_per_iteration") or [None]
-    if None in counted:
-        raise UserError("its interface was not counted: leave --monitor_interval as it is.")
-    size, root = weights(folder)
-    ranks = summary["world_size"]
-    formula = (ranks - 1) / ranks * size * factor(root / size)
-    off = fmean(counted) / formula - 1
-    return {"weights": size, "of_no_layer": root, "formula": formula, "counted_by_rank": counted, "off": off}
+    ranks = load_run(folder)["world_size"]
+    counted = [in_a_step(folder / WIRE.format(rank=rank)) for rank in range(ranks)]
+    of = sizes(folder, ranks)
+    formula = (ranks - 1) / ranks * factor(of)
+    return asdict(of) | {"formula": formula, "counted_by_rank": counted, "off": fmean(counted) / formula - 1}
 
 
-def weights(folder: Path) -> tuple[int, int]:
-    """Bytes of a run's trainable weights, and of those among them that are of no layer."""
+def in_a_step(file: Path) -> float:
+    """The mean over all steps but the first of what an interface sent from the end of the step before to its end."""
+    sent = [row["bytes_sent"] for row in read_table(file, WIRE_ROW, is_needed=False) if row["kind"] == "iteration"]
+    if len(sent) < 3:  # one stands for the beginning
+        raise UserError(
+            "its steps were not counted: leave --monitor_interval as it is, and give --max_steps 2 or more."
+        )
+    return (sent[-1] - sent[1]) / (len(sent) - 2)
+
+
+def sizes(folder: Path, ranks: int) -> Sizes:
+    """The bytes of a run's trainable weights."""
     config = RunConfig(**{name: value for name, value in read_json(folder / "config.json").items() if name in KNOWN})
     task = config.task()
     source = find_model(config.model_name_or_path, config.model_type, config_name=config.config_name)
     model = build_model(source, task.head, task.num_labels, 0.0, config.seed)
-    size, in_layers = (
-        sum(p.numel() * p.element_size() for p in set(parameters) if p.requires_grad)
-        for parameters in (model.parameters(), (p for layer in layers(model) for p in layer.parameters()))
-    )
-    return size, size - in_layers
+    trained = {p: p.numel() * p.element_size() for p in model.parameters() if p.requires_grad}
+    in_layers = {p for layer in layers(model) for p in layer.parameters() if p in trained}
+    named = [(name, p) for name, p in model.named_parameters() if p in trained]
+    *of_layers, own = layer_units(model, named, config.sync_options(), ranks).values()
+    embeddings = looked_up(model)
+    large = [unit for units in of_layers for unit in units if embeddings.issuperset(p for _, p in unit.parameters)]
+    root = sum(size for p, size in trained.items() if p not in in_layers)
+    return Sizes(sum(trained.values()), root, sum(unit.bytes for unit in (*large, *own)))
 
 
 def row(word: str, facts: dict[str, Any]) -> list[str]:

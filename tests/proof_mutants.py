@@ -60,6 +60,12 @@ class KeepsAllState(Averaging):
     shards = ("optimizer",)
 
 
+class KeepsAllGradients(Averaging):
+    """Averages all gradients on every rank, and says that it has a share of them: after the step nobody has any."""
+
+    shards = ("gradients",)
+
+
 class CountsNoState(Zero1):
     """Holds its share of the state, and does not count it."""
 
@@ -192,6 +198,7 @@ MUTANTS = {
     ),
     "stale shard": Mutant(TrainsOnStaleShards, (*STEPPING, "bf16"), "SGD: the weight"),
     "optimizer state not sharded": Mutant(KeepsAllState, ("memory",), "the ranks together hold optimizer 2.00 times"),
+    "gradients not sharded": Mutant(KeepsAllGradients, ("memory",), "the ranks together hold gradients 2.00 times"),
     "optimizer state not counted": Mutant(CountsNoState, ("memory",), "the ranks count 0 bytes of optimizer together"),
     "twice-used module counted once": Mutant(CountsOnce, ("module used twice", "all at once"), "the gradient"),
     "state kept from an overflow": Mutant(KeepsStateOfAnOverflow, ("fp16 overflow",), "after step 3"),

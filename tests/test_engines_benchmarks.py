@@ -35,8 +35,10 @@ def test_bytes_stand_beside_their_formulas(start, tmp_path):
     call = start("bytes", [*words, "ddp,zero1,zero3"])
     assert call.wait(200) == 0, call.text
     facts = json.loads((tmp_path / "runs" / "bytes.json").read_text())
-    for sync, share in (("ddp", 1), ("zero1", 1), ("zero3", 1.5)):
-        assert facts[sync]["formula"] == pytest.approx(share * facts[sync]["weights"])
+    assert facts["zero3"]["once"] > 1 << 20, "the words"
+    for sync, parts, once in (("ddp", 2, 0), ("zero1", 2, 0), ("zero3", 3, 1)):
+        sent = parts * facts[sync]["weights"] - once * facts[sync]["once"]
+        assert facts[sync]["formula"] == pytest.approx(sent / 2)
         assert abs(facts[sync]["off"]) < 0.05, facts
     again = start("again", [*words, "ddp"])
     assert again.wait() == 0

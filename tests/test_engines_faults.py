@@ -8,11 +8,15 @@ import sys
 from importlib.metadata import PackageNotFoundError
 
 import pytest
+import torch
 from programs import TINY, TINY_TRAINING, children_of, is_alive
 from test_engines import ENGINES, skip_unless_installed
+from torch import nn
 
+from cos598d.comm.communicator import Communicator
 from cos598d.config import RunConfig
 from cos598d.engines import engine
+from cos598d.engines.horovod import _check_names
 from cos598d.engines.torch_fsdp import check_parameters
 from cos598d.errors import UsageError, UserError
 
@@ -78,9 +82,6 @@ def test_an_engine_that_is_missing_or_too_old_says_what_to_type(sync, package, m
 
 
 def test_a_model_that_fsdp_cannot_cut_is_refused_by_name():
-    import torch
-    from torch import nn
-
     model = nn.Linear(2, 2)
     model.scale = nn.Parameter(torch.ones(()))
     with pytest.raises(UserError, match="--sync torch_fsdp cuts parameters along their first dimension, and scale has"):
@@ -115,6 +116,18 @@ def test_horovod_refuses_a_gpu_that_it_was_not_built_for(monkeypatch):
     RunConfig(sync="horovod", no_cuda=True).check(2)
     with pytest.raises(UsageError, match=r"^--sync horovod is built here without CUDA: add --no_cuda, or choose anoth"):
         RunConfig(sync="horovod").check(2)
+
+
+@pytest.mark.parametrize(("address", "words"), [("127.0.1.1", "127.0.1.1"), ("", "no address")])
+def test_horovod_refuses_hosts_that_it_would_not_find_by_name_on_every_rank(address, words):
+    comm = Communicator(None, "gloo", torch.device("cpu"))
+    comm.exchange = lambda mine: [["net 1", "10.0.0.1"], ["net 2", address]]
+    with pytest.raises(UserError, match=rf"the name of rank 1's host stands there for {words}: give it the host's own"):
+        _check_names(comm)
+    comm.exchange = lambda mine: [["net 1", "10.0.0.1"], ["net 2", "10.0.0.2"]]
+    _check_names(comm)
+    comm.exchange = lambda mine: [mine, mine]  # one host, whatever it is called
+    _check_names(comm)
 
 
 def test_every_engine_goes_on_from_the_model_that_another_has_saved(start, tmp_path):

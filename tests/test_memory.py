@@ -76,8 +76,8 @@ def categories(held):
 TEXTBOOK = {
     "all_reduce": [WEIGHTS + FROZEN, 0, 2 * WEIGHTS],
     "zero1": [WEIGHTS + FROZEN, WEIGHTS, WEIGHTS],
-    "zero2": [WEIGHTS + FROZEN, WEIGHTS // 2, WEIGHTS],
-    "zero3": [WEIGHTS // 2 + FROZEN, WEIGHTS // 2, WEIGHTS],
+    "zero2": [WEIGHTS + FROZEN, 0, WEIGHTS],
+    "zero3": [WEIGHTS // 2 + FROZEN, 0, WEIGHTS],
 }
 
 

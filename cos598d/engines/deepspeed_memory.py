@@ -4,7 +4,6 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from cos598d.comm.ledger import size_in_bytes
 from cos598d.strategies.formula import Expected, Held, Job
 from cos598d.strategies.optimizers import decayed_and_plain
 
@@ -37,7 +36,7 @@ def held_by_deepspeed(job: Job, stage: int, settings: Mapping[str, int]) -> Expe
     1, 2   the weights of each of the optimizer's groups, padded to a multiple of 2n elements; of an n-th of these a
            copy that is stepped, and its state
     3      an n-th of each parameter, padded to a multiple of n elements, and as much for its gradient; its state; the
-           parameters that stay whole; one bucket
+           parameters that stay whole, padded alike; one bucket
     """
     if stage == 0:
         state = job.state(job.weights, len(job.trainable))
@@ -49,7 +48,7 @@ def held_by_deepspeed(job: Job, stage: int, settings: Mapping[str, int]) -> Expe
         return _expected(flat + job.frozen, part + job.state(part, len(groups)))
     parts = {p: 4 * _up(p.numel(), job.ranks) // job.ranks for p in job.model.parameters()}
     own = sum(parts[p] for _, p in job.trainable)
-    parameters = sum(parts.values()) + sum(map(size_in_bytes, _persistent(job.model, settings)))
+    parameters = sum(parts.values()) + sum(job.ranks * parts[p] for p in _persistent(job.model, settings))
     bucket = 4 * settings["reduce_bucket_size"]
     return _expected(parameters, job.state(own, len(groups)), gradients=own, buckets=bucket)
 

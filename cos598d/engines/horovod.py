@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import os
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,13 +15,13 @@ from torch.distributed import Store
 
 from cos598d.comm.communicator import Communicator
 from cos598d.engines.engine import Engine, need
-from cos598d.errors import UsageError
+from cos598d.errors import UsageError, UserError
 from cos598d.records.conventions import BY_COUNTERS
 from cos598d.strategies.base import MakeOptimizer, Module
 from cos598d.strategies.formula import Expected, Held, Job
 from cos598d.strategies.replicated import replicated_memory
 from cos598d.sync.cost.memory import Buffers
-from cos598d.world.network import INTERFACE_VARIABLE, interface_of
+from cos598d.world.network import INTERFACE_VARIABLE, interface_of, is_loopback, network_identity
 
 if TYPE_CHECKING:
     from cos598d.config import RunConfig
@@ -47,10 +48,11 @@ class Horovod(Engine):
     on the loopback address, there until Horovod is initialized, stands for the one that horovodrun would start.
     The ledger sees none of Horovod's calls: its bytes are those that the kernel counts.
 
-    Known wrong: a parameter that is unused gets zeros, so that AdamW still decays it. `broadcast_optimizer_state` takes
-    a step with a fresh Adam: it is left out here, where all optimizers are fresh. bfloat16 tensors are refused. What is
-    laid side by side depends on time, and so does the order of sums: on three ranks or more no run repeats another, or
-    goes on as another would have, to the last bit.
+    Known wrong: between hosts it meets at the address of the host's name, whatever interface it is told; where that is
+    a loopback address, it is refused here. A parameter that is unused gets zeros, so that AdamW still decays it.
+    `broadcast_optimizer_state` takes a step with a fresh Adam: it is left out here, where all optimizers are fresh.
+    bfloat16 tensors are refused. What is laid side by side depends on time, and so does the order of sums: on three
+    ranks or more no run repeats another, or goes on as another would have, to the last bit.
     """
 
     uses = ("compress",)
@@ -69,6 +71,7 @@ class Horovod(Engine):
         import horovod.torch as hvd
 
         if not hvd.is_initialized():
+            _check_names(self.comm)
             _meet(hvd, self.comm)
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         self.optimizer: Any = hvd.DistributedOptimizer(
@@ -108,6 +111,27 @@ class Horovod(Engine):
         super().detach()
         self.optimizer.set_backward_passes_per_step(_MANY)  # its hooks stay on the parameters while anybody holds it
         del self.optimizer
+
+
+def _check_names(comm: Communicator) -> None:
+    """Raise UserError, on every rank, where a host's name leads no other host to it."""
+    found = comm.exchange([network_identity(), _address_of_name()])
+    if len({network for network, _ in found}) == 1:
+        return
+    for rank, (_, address) in enumerate(found):
+        if not address or is_loopback(address):
+            raise UserError(
+                f"--sync horovod meets where hosts' names lead, and the name of rank {rank}'s host stands there for "
+                f"{address or 'no address'}: give it the host's own address in /etc/hosts, or choose another --sync."
+            )
+
+
+def _address_of_name() -> str:
+    """The address of this host by its name; "" where there is none."""
+    try:
+        return socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return ""
 
 
 def _meet(hvd: Any, comm: Communicator) -> None:

@@ -14,7 +14,7 @@ from cos598d.sync.buckets import Named
 
 
 class ShardedGradients(GradientSync):
-    """After `finish` each rank holds its part of the sum over ranks of every unit's gradient; .grad is None.
+    """From `finish` to `forget` each rank holds its part of the sum over ranks of every unit's gradient; .grad is None.
 
     1. A hook moves each gradient that backward has computed into its unit's flat tensor and drops it. A unit of one
        parameter takes the gradient itself for its flat tensor: nothing is copied. It is read there and never written,
@@ -77,10 +77,11 @@ class ShardedGradients(GradientSync):
         self._order.sort(key=lambda unit: not all(self.is_used[p] for _, p in unit.parameters))
 
     def forget(self) -> None:
-        """The gradients are used up, or not wanted: the next one begins a step. Sums that were begun are ended first,
-        since the other ranks wait for them."""
+        """The gradients are used up, or not wanted: the next one begins a step, and until then there are no shards.
+        Sums that were begun are ended first, since the other ranks wait for them."""
         if self._next or self._filled:
             self._end()
+        self._shards.clear()
         self._used.clear()
         self._reduced.clear()
 

@@ -16,86 +16,95 @@ FREED = 4  # bytes of the number that stands in a freed parameter's place
 def held_by_zero1(job: Job, units: Sequence[Unit]) -> Expected:
     """All weights, all gradients, the state of a rank's parts; scratch.
 
-    Of a unit of one parameter the gradient goes when it is reduced, but for the rank's part.
+    Of a unit of one parameter the gradient goes when it is reduced, and the rank's part of it with the step.
     """
     rest = {"parameters": job.weights + job.frozen, "optimizer": _state(job, units), "buckets": _scratch(job, units)}
-    flats = _Flats(units, keeps=True)
+    flats = _Flats(units, job.rank, keeps=True)
     kept = sum(unit.bytes for unit in units if flats.stays(unit))
-    kept += _own(job, [unit for unit in units if not flats.stays(unit)])
+    moments = []
     passes = min(job.passes, 3)  # one that finds no gradients, one that adds to them, and the last, which is reduced
-    moments = [
-        rest | {"gradients": kept + sum(flats.alive.values()) + gradient}
-        for number in range(passes)
-        for *_, gradient in flats.backward(accumulates=number < passes - 1)
-    ]
+    for number in range(passes):
+        backward = flats.backward(accumulates=number < passes - 1)
+        moments += [rest | {"gradients": kept + flats.gradients + gradient} for *_, gradient in backward]
+        moments.append(rest | {"gradients": kept + flats.gradients})
     return Expected(rest | {"gradients": kept}, largest(moments))
 
 
 def held_by_zero2(job: Job, units: Sequence[Unit]) -> Expected:
-    """All weights, the gradients and the state of a rank's parts; scratch, and the flat tensors under way."""
+    """All weights, and the state of a rank's parts; scratch, and the flat tensors under way. From backward to the step
+    the gradients of its parts."""
     rest = {"parameters": job.weights + job.frozen, "optimizer": _state(job, units)}
-    own, scratch, flats = _own(job, units), _scratch(job, units), _Flats(units)
+    scratch, flats = _scratch(job, units), _Flats(units, job.rank)
 
-    def held(gradients: int) -> Held:
-        return rest | {"gradients": own + gradients, "buckets": scratch + sum(flats.pool)}
+    def held(gradients: int = 0) -> Held:
+        return rest | {"gradients": gradients, "buckets": scratch + sum(flats.pool)}
 
-    between = held(0)
-    passes = range(min(job.passes, 2))
-    moments = [held(sum(flats.alive.values()) + gradient) for _ in passes for *_, gradient in flats.backward()]
+    between, moments = held(), []
+    for _ in range(min(job.passes, 2)):
+        moments += [held(flats.gradients + gradient) for *_, gradient in flats.backward()]
+        moments.append(held(flats.gradients))
     return Expected(between, largest(moments))
 
 
 def held_by_zero3(
     job: Job, layers: Sequence[Sequence[Unit]], shared: Sequence[Unit], embeddings: Collection[nn.Parameter]
 ) -> Expected:
-    """The weights, gradients and state of a rank's parts; scratch, the flat tensors under way, and gathered weights:
-    `shared` ones from forward until their gradients are there, and of `layers` (the last one's units first) two. Units
-    of nothing but `embeddings` are not gathered for backward.
+    """The weights and state of a rank's parts, and from backward to the step their gradients; scratch, the flat tensors
+    under way, and gathered weights: `shared` ones from forward until their gradients are there, and of `layers` (the
+    last one's units first) two. Units of nothing but `embeddings` are not gathered for backward.
     """
     units = [*(unit for layer in layers for unit in layer), *shared]
-    own, scratch, flats = _own(job, units), _scratch(job, units), _Flats(units)
-    state, kept = _state(job, units), own + job.frozen + FREED * len(job.trainable)
+    scratch, flats = _scratch(job, units), _Flats(units, job.rank)
+    state, kept = _state(job, units), _own(job, units) + job.frozen + FREED * len(job.trainable)
 
-    def held(gathered: Iterable[Unit], gradient: int) -> Held:
+    def held(gathered: Iterable[Unit] = (), gradient: int = 0) -> Held:
         return {
             "parameters": kept + sum(unit.bytes for unit in gathered),
-            "gradients": own + sum(flats.alive.values()) + gradient,
+            "gradients": flats.gradients + gradient,
             "optimizer": state,
             "buckets": scratch + sum(flats.pool),
         }
 
-    between = held((), 0)
+    between, moments = held(), []
     again = [[unit for unit in layer if not all(p in embeddings for _, p in unit.parameters)] for layer in layers]
     place_of = {unit: number for number, layer in enumerate([*layers, shared]) for unit in layer}
-    moments = []
     for _ in range(min(job.passes, 2)):
         for layer, following in zip([(), *layers[::-1]], [*layers[::-1], ()], strict=True):  # forward
-            moments.append(held([*layer, *following, *shared], 0))
+            moments.append(held([*layer, *following, *shared]))
         done: set[Unit] = set()
         for unit, place, gradient in flats.backward():
             two = [each for layer in again[place_of[unit] : place_of[unit] + 2] for each in layer]
             moments.append(held((each for each in (*two, *shared) if each not in done), gradient))
             if place == len(unit.parameters) - 1:
                 done.add(unit)
+        moments.append(held())
     return Expected(between, largest(moments))
 
 
 class _Flats:
-    """The flat tensors of a backward, by their bytes, as `ShardedGradients` takes them and lets go of them, where every
-    gradient comes when it is expected. `alive` hold gradients, those in the `pool` wait to be taken again.
+    """The flat tensors of a step, by their bytes, as `ShardedGradients` takes them and lets go of them, where every
+    gradient comes when it is expected. `alive` hold gradients, those in the `pool` wait to be taken again, and `shards`
+    are the rank's parts of what has been reduced in this step.
 
-    With `keeps` those that stay are neither. After some steps the pool has as many as are ever needed.
+    With `keeps` those that stay are none of them. After some steps the pool has as many as are ever needed.
     """
 
-    def __init__(self, units: Sequence[Unit], keeps: bool = False):
-        self._units, self._keeps = units, keeps
+    def __init__(self, units: Sequence[Unit], rank: int, keeps: bool = False):
+        self._units, self._rank, self._keeps = units, rank, keeps
         self.pool: list[int] = []
         self.alive: dict[Unit, int] = {}
+        self.shards: dict[Unit, int] = {}
         self._segments: deque[Unit | None] = deque()  # under way; the unit, for its last one
         for _ in range(3):
             for _ in self.backward():
                 """Another step."""
             self._drain()
+        self.shards.clear()
+
+    @property
+    def gradients(self) -> int:
+        """The bytes that hold gradients now."""
+        return sum(self.alive.values()) + sum(self.shards.values())
 
     def stays(self, unit: Unit) -> bool:
         """Whether the unit's flat tensor stays from step to step."""
@@ -111,16 +120,22 @@ class _Flats:
                     self._drain()  # of an earlier backward
                 if unit not in self.alive and not self.stays(unit):
                     self._lay(unit)
-            for ends in [] if accumulates else [None] * (_segments(unit) - 1) + [unit]:
-                if len(self._segments) == IN_FLIGHT:
-                    self._end_first()
-                self._segments.append(ends)
+            if not accumulates:
+                self._reduce(unit)
 
     def _lay(self, unit: Unit) -> None:
         fits = [size for size in self.pool if size >= unit.bytes] if len(unit.parameters) > 1 else []
         self.alive[unit] = min(fits, default=unit.bytes)  # one parameter's gradient is its own
         if fits:
             self.pool.remove(self.alive[unit])
+
+    def _reduce(self, unit: Unit) -> None:
+        if not self.stays(unit):
+            self.shards[unit] = unit.lengths[self._rank] * unit.dtype.itemsize
+        for ends in [None] * (_segments(unit) - 1) + [unit]:
+            if len(self._segments) == IN_FLIGHT:
+                self._end_first()
+            self._segments.append(ends)
 
     def _end_first(self) -> None:
         unit = self._segments.popleft()

@@ -44,8 +44,8 @@ class Zero1(Sharded):
     of weights, 2(n-1)/n S together, as an all-reduce; with clipping one all-reduce of 8 bytes. Memory: S of weights,
     S of gradients and, with AdamW, 2S/n of state instead of 2S; beside them up to 8(n-1) MiB of scratch, and within a
     step the largest gradient once more (`held_by_zero1`). Of a parameter that is a bucket by itself, the gradient is
-    gone when it is reduced, and an n-th of it kept apart. The step takes
-    one n-th of the time. Choose it wherever `bucketed` or `ddp` would do: it moves no byte more.
+    gone when it is reduced, and an n-th of it kept apart until the step, which takes one n-th of the time.
+    Choose it wherever `bucketed` or `ddp` would do: it moves no byte more.
     """
 
     keeps_gradients = True

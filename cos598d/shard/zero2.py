@@ -17,10 +17,10 @@ class Zero2(Zero1):
     would have to be kept. So the ranks make the same number of passes, though one of them may have no example for it.
 
     Cost for weights of S bytes and a micro-batches a step: every rank sends and receives a (n-1)/n S of gradients and
-    (n-1)/n S of weights: 2(n-1)/n S without accumulation. Memory: S of weights, S/n of gradients, with AdamW 2S/n of
-    state, and the pool: the bucket that fills, and those with one of the last four segments that were started. Beside
-    them up to 8(n-1) MiB of scratch, and within a step the largest gradient (`held_by_zero2`). Choose it over `zero1`
-    where gradients do not fit and one micro-batch makes a step.
+    (n-1)/n S of weights: 2(n-1)/n S without accumulation. Memory: S of weights, with AdamW 2S/n of state, from
+    backward to the step S/n of gradients, and the pool: the bucket that fills, and those with one of the last four
+    segments that were started. Beside them up to 8(n-1) MiB of scratch, and within a step the largest gradient
+    (`held_by_zero2`). Choose it over `zero1` where gradients do not fit and one micro-batch makes a step.
     """
 
     keeps_gradients = False

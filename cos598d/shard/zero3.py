@@ -44,7 +44,8 @@ class Zero3(Sharded):
 
     Cost for weights of S bytes, E of them in such embeddings, and a micro-batches a step: every rank sends and receives
     a (n-1)/n (2S - E) of weights and a (n-1)/n S of gradients: (n-1)/n (3S - E) without accumulation. Memory: S/n of
-    weights, S/n of gradients and, with AdamW, 2S/n of state, a pool as in `zero2`, and up to 8(n-1) MiB of scratch.
+    weights and, with AdamW, 2S/n of state, a pool as in `zero2`, and up to 8(n-1) MiB of scratch; from backward to the
+    step S/n of gradients.
     Within a step the weights of two layers that follow one another and those of no layer, the gradients of one layer,
     and the largest gradient in it once more (`held_by_zero3`). Under bf16 and fp16 autocast saves a copy of the weights
     in half precision for backward: another S/2.

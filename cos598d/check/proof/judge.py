@@ -17,8 +17,8 @@ KEPT, WRONG, REFUSED, NOT_CLAIMED = "kept", "wrong", "refused", "not claimed"
 # Of what one process holds: what all ranks together may hold of something that is cut over them. Parts are cut to whole
 # elements, rows or parameters, and an optimizer counts its steps beside each.
 SHARED_ONCE = 1.25
-# And what all together must have, if it is counted at all: gradients may be gone between two steps.
-HELD_ONCE, NOT_DROPPED = 0.99, ("parameters", "optimizer")
+# And what all together must have, if it is counted at all.
+HELD_ONCE = 0.99
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ def _judge_memory(case: Case, evidence: Sequence[Evidence]) -> Verdict:
         if held > SHARED_ONCE * (whole[category] + spare.get(category, 0)):
             times = f"{held / whole[category]:.2f} times"
             return Verdict(WRONG, f"the ranks together hold {category} {times}, {held} bytes for {whole[category]}")
-        if category in NOT_DROPPED and held < HELD_ONCE * whole[category]:
+        if held < HELD_ONCE * whole[category]:
             return Verdict(
                 WRONG, f"the ranks count {held} bytes of {category} together, and {whole[category]} are needed"
             )

@@ -1,9 +1,10 @@
 """What the ranks of a proof do: train a small model by an engine as the loop does, and hand in what came of it."""
 
+import contextlib
 import functools
 import signal
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,7 @@ class _Trial:
         self._losses: list[list[float]] = []  # of each step, of its micro-batches
         self._weights: list[list[float]] = []
         self._counted: list[bool] = []
+        self._gradient_bytes = 0  # before the latest step
 
     def run(self) -> None:
         """Train, and hand in what the case asks for."""
@@ -108,6 +110,8 @@ class _Trial:
             return
         config = case.config("none", training, {})
         module = strategy.attach(self._model, functools.partial(make_optimizer, config=config))
+        if case.looks_at == MEMORY:
+            strategy.phase = self._phase
         if case.looks_at == START:
             with strategy.whole():
                 self._hand_in("start")
@@ -123,7 +127,9 @@ class _Trial:
             if not strategy.shards:
                 self._evidence.report(case.name, UNCLAIMED, "every rank holds everything")
             self._report(CUT, list(strategy.shards))
-            self._report(HELD, [[name, held] for name, held in strategy.memory().items()])
+            held = strategy.memory()
+            held["gradients"] = max(held.get("gradients", 0), self._gradient_bytes)
+            self._report(HELD, [[name, size] for name, size in held.items()])
         if training.gives_gradients:
             with strategy.whole():
                 self._hand_in("weights")
@@ -137,6 +143,13 @@ class _Trial:
         ]
         self._report("losses", losses)
         self._report("counted", self._counted)
+
+    @contextlib.contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        """Count the gradients, which may be gone after the step, when it begins."""
+        if name == "step":
+            self._gradient_bytes = self._strategy.memory().get("gradients", 0)
+        yield
 
     def _step(self, module: Module, number: int) -> None:
         set_learning_rate(self._strategy.optimizer, self._training.rate(number))
