@@ -57,7 +57,7 @@ def attempt(
     the model is the best one afterwards. Raises UserError as `train` does, and where no checkpoint can be kept.
     """
     with Requests() as requests, Saving(config, comm, console, record, describe, facts, found) as saving:
-        stopping = Stopping(config, comm.rank, requests, began)
+        stopping = Stopping(config, comm, requests, began)
         keeper = Keeper(config, stopping, saving)
         train(
             model,
@@ -67,7 +67,7 @@ def attempt(
             config,
             record,
             console,
-            lambda: evaluation(lambda: stopping.is_asked),
+            lambda: evaluation(stopping.is_asked),
             keeper,
         )
         saved = saving.close()

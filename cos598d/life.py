@@ -32,7 +32,6 @@ class LifeFlags:
         "a run's folder",
         group=GROUP,
         metavar="auto|FOLDER",
-        is_local=True,
     )
     resume_anyway: bool = flag(False, "go on although flags have changed that make it another run", group=GROUP)
     max_seconds: float | None = flag(

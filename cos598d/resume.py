@@ -15,7 +15,7 @@ from cos598d.measure.monitor import Monitor
 from cos598d.measure.record import RunRecord
 from cos598d.measure.tensorboard import Board
 from cos598d.plan import Plan
-from cos598d.records.live import LIVE
+from cos598d.records.live import ITERATIONS, LIVE
 from cos598d.saving import RECORD
 from cos598d.terminal.console import Console
 from cos598d.terminal.printable import printable
@@ -46,10 +46,13 @@ def named_folder(config: RunConfig) -> Path | None:
 
 
 def is_ours(folder: Path, config: RunConfig) -> bool:
-    """Whether `folder`, which is not empty, is that of an earlier start of this run."""
-    if config.resume is None or (config.resume != AUTO and folder != _resumed_folder(config)):
+    """Whether `folder`, which is not empty, is that of an earlier start of this run, on this host."""
+    if config.resume is None:
         return False
-    return (folder / FOLDER).is_dir() or (folder / LIVE).is_dir() or _is_finished(folder, config)
+    resumed = _resumed_folder(config)
+    is_named = config.resume == AUTO or (resumed is not None and resumed.resolve() == folder.resolve())
+    rows = folder.glob(ITERATIONS.format(rank="*"))
+    return is_named and ((folder / FOLDER).is_dir() or (folder / LIVE).is_dir() or any(rows))
 
 
 def say_if_finished(folder: Path, config: RunConfig, comm: Communicator, console: Console) -> bool:

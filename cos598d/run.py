@@ -247,14 +247,12 @@ def _same_on_all_ranks(comm: Communicator, task: str, part: str, features: Featu
 
 
 def _output_folder(config: RunConfig, comm: Communicator, claims: contextlib.ExitStack) -> Path:
-    """The run's folder, the same name on every rank (hosts may or may not share the disk)."""
-    if config.output_dir is not None:
-        folder = Path(config.output_dir)
-    else:
-        when = datetime.now().strftime("%Y%m%d-%H%M%S")
-        new = folder_name(config, comm.world_size, f"{when}-{os.getpid()}")
-        folder = Path(comm.exchange(str(named_folder(config) or new))[0])
+    """The run's folder, which hosts may or may not share: rank 0's where this rank was given none."""
+    named = named_folder(config)
+    new = folder_name(config, comm.world_size, f"{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}")
+    first = comm.exchange(str(named or new))[0]
+    folder = named if config.output_dir is not None and named else Path(first)
     folder.mkdir(parents=True, exist_ok=True)
-    if comm.rank == 0 and named_folder(config) is None:
+    if comm.rank == 0 and named is None:
         claims.enter_context(locked(folder))  # for those who look whether it is at work
     return folder

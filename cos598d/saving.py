@@ -100,8 +100,8 @@ class Saving:
 
     def close(self) -> int | None:
         """Wait until what is being written is on the disk; the iteration of the newest whole checkpoint, if any."""
-        if self._checkpoints is None:
-            return None
+        if self._checkpoints is None:  # nothing was saved by this start
+            return self._found.iteration if self._found else None
         for sentence in self._checkpoints.close():
             self._console.warn(sentence)
         return self._comm.exchange(self._checkpoints.newest)[0]

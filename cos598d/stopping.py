@@ -1,14 +1,17 @@
 """Why a training ends before its last step, and how the ranks agree on it."""
 
+import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from cos598d.comm.communicator import Communicator
 from cos598d.life import LOSS_METRIC, LifeFlags
 from cos598d.terminal.signals import ENDING, Requests
 
 _SIGNALS = tuple(number.name for number in ENDING)
 _TIME, _SAVE = "max_seconds", "save"
+_LOOK_SECONDS = 0.5
 
 
 class Stopping:
@@ -18,6 +21,8 @@ class Stopping:
        alone, whose clock decides, whether --max_seconds or --save_seconds have passed.
     2. Every rank is given their sums, the same ones, to `count`: then `reason` says why all stop after this step, in
        words (None: nobody asked), and `wants_save` whether it is time for a checkpoint.
+    3. Where no loss travels, as while the ranks evaluate, whoever is asked tells the others by a key in the ranks'
+       store, for which `is_asked` looks twice a second.
 
     `began` is the moment of `clock` from which --max_seconds counts: a clock that nobody sets.
     """
@@ -27,21 +32,27 @@ class Stopping:
     def __init__(
         self,
         flags: LifeFlags,
-        rank: int,
+        comm: Communicator,
         requests: Requests,
         began: float,
         clock: Callable[[], float] = time.monotonic,
     ):
-        self._flags, self._requests, self._clock = flags, requests, clock
-        self._decides = rank == 0
-        self._began, self._saved = began, clock()
+        self._flags, self._comm, self._requests, self._clock = flags, comm, requests, clock
+        self._decides = comm.rank == 0
+        self._began, self._saved, self._looked = began, clock(), clock()
+        self._key = f"asked to end/{comm.exchange(secrets.token_hex(8))[0]}"
         self.reason: str | None = None
         self.wants_save = False
 
-    @property
     def is_asked(self) -> bool:
-        """Whether this rank would vote for the end now."""
-        return self._requests.first is not None or self._has_passed(self._flags.max_seconds, self._began)
+        """Whether this rank would vote for the end now, or has heard that another one would."""
+        if self._requests.first is not None or self._has_passed(self._flags.max_seconds, self._began):
+            self._comm.store.set(self._key, "")
+            return True
+        if self._clock() - self._looked < _LOOK_SECONDS:
+            return False
+        self._looked = self._clock()
+        return self._comm.store.check([self._key])
 
     def votes(self) -> list[float]:
         """This rank's, one for each of VOTES."""

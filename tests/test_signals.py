@@ -3,8 +3,10 @@
 import os
 import signal
 import time
+from types import SimpleNamespace
 
 import pytest
+from torch.distributed import HashStore
 
 from cos598d.life import LifeFlags
 from cos598d.stopping import Stopping
@@ -74,6 +76,12 @@ def test_the_watchdog_obeys_the_second_ctrl_c_alone():
     assert not is_noted(signal.SIGINT)
 
 
+def two_ranks():
+    """What Stopping asks of communicators, for two ranks in this process."""
+    store = HashStore()
+    return [SimpleNamespace(rank=rank, store=store, exchange=lambda _: ["word"]) for rank in range(2)]
+
+
 def votes_by_name(stopping):
     return {name for name, vote in zip(Stopping.VOTES, stopping.votes()) if vote}
 
@@ -81,7 +89,7 @@ def votes_by_name(stopping):
 def test_a_rank_votes_for_what_it_was_asked_and_the_first_rank_for_what_its_clock_says():
     flags, now = LifeFlags(max_seconds=60.0, save_seconds=20.0), [100.0]
     with Requests() as requests:
-        first, second = (Stopping(flags, rank, requests, 100.0, lambda: now[0]) for rank in (0, 1))
+        first, second = (Stopping(flags, comm, requests, 100.0, lambda: now[0]) for comm in two_ranks())
         assert votes_by_name(first) == votes_by_name(second) == set()
         now[0] = 120.0
         assert (votes_by_name(first), votes_by_name(second)) == ({"save"}, set())
@@ -89,10 +97,22 @@ def test_a_rank_votes_for_what_it_was_asked_and_the_first_rank_for_what_its_cloc
         assert votes_by_name(first) == set()
         now[0] = 160.0
         assert votes_by_name(first) == {"save", "max_seconds"}
-        assert (first.is_asked, second.is_asked) == (True, False)
         send(signal.SIGUSR1)
         assert votes_by_name(second) == {"SIGUSR1"}
-        assert second.is_asked
+
+
+def test_a_rank_that_is_asked_tells_the_others_also_while_no_loss_travels():
+    now = [100.0]
+    first, second = (
+        Stopping(LifeFlags(max_seconds=60.0), comm, Requests(), 100.0, lambda: now[0]) for comm in two_ranks()
+    )
+    now[0] = 159.0
+    assert (first.is_asked(), second.is_asked()) == (False, False)
+    now[0] = 160.0
+    assert first.is_asked()
+    assert second.is_asked(), "it looks again after a while"
+    third = Stopping(LifeFlags(), two_ranks()[1], Requests(), 100.0, lambda: now[0])
+    assert not third.is_asked()
 
 
 @pytest.mark.parametrize(
@@ -105,7 +125,7 @@ def test_a_rank_votes_for_what_it_was_asked_and_the_first_rank_for_what_its_cloc
     ],
 )
 def test_one_vote_of_any_rank_is_enough_and_all_know_why(name, reason):
-    stopping = Stopping(LifeFlags(max_seconds=9.0), 1, Requests(), 0.0)
+    stopping = Stopping(LifeFlags(max_seconds=9.0), two_ranks()[1], Requests(), 0.0)
     stopping.count(QUIET)
     assert (stopping.reason, stopping.wants_save) == (None, False)
     stopping.count([float(name == one) for one in Stopping.VOTES])
@@ -114,7 +134,8 @@ def test_one_vote_of_any_rank_is_enough_and_all_know_why(name, reason):
 
 def test_a_clock_that_is_set_back_or_forth_changes_no_deadline(monkeypatch):
     with Requests() as requests:
-        stopping = Stopping(LifeFlags(max_seconds=1000.0, save_seconds=1000.0), 0, requests, time.monotonic())
+        flags = LifeFlags(max_seconds=1000.0, save_seconds=1000.0)
+        stopping = Stopping(flags, two_ranks()[0], requests, time.monotonic())
         for hours in (-1e6, 1e6):
             monkeypatch.setattr(time, "time", lambda hours=hours: hours * 3600)
             assert stopping.votes() == QUIET
