@@ -72,6 +72,7 @@ def attempt(
         )
         saved = saving.close()
         if keeper.stopped:
+            requests.is_met = True
             record.ends(keeper.stopped)
             return Outcome(keeper.stopped, saved, None)
         if keeper.early.is_over:

@@ -11,7 +11,7 @@ import torch
 from cos598d.comm import communicator as communication
 from cos598d.errors import UserError
 from cos598d.imports import leave_out_compiler
-from cos598d.terminal.signals import ENDING
+from cos598d.terminal.signals import ENDING, GOES_ON
 from cos598d.world.devices import check_gpus_differ, choose_device, choose_threads, gpu_of
 from cos598d.world.exit import exit_now, first_to_say, print_last_words
 from cos598d.world.identity import Identity
@@ -90,7 +90,8 @@ def be_rank(
             watchdog.close()
         communication.close_group()
         for number, handler in before.items():
-            signal.signal(number, handler)
+            if exit_code != GOES_ON or number == signal.SIGINT:  # schedulers repeat their signals to the very end
+                signal.signal(number, handler)
         return exit_code
     except BaseException as error:
         # From here on this process only leaves: a launcher's SIGTERM must not interrupt its last words.
@@ -99,7 +100,7 @@ def be_rank(
         sentence, exit_code = _explain(error, watchdog)
         failed_alone = not is_prepared and isinstance(error, UserError)
     if watchdog:
-        watchdog.fail(sentence)
+        watchdog.fail(sentence, exit_code)
         exit_now(identity.rank, sentence, exit_code)
     communication.close_group()
     who = identity.rank if identity.world_size > 1 else None

@@ -1,21 +1,24 @@
 """How a run goes on that was started before: in which folder, from which checkpoint, and whether it is the same run."""
 
-import shutil
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cos598d.checkpoints import AUTO, FOLDER, Checkpoint, find
+from cos598d.checkpoints import AUTO, FOLDER, Checkpoint, Forms, find, has_checkpoints, remove_all
 from cos598d.comm.communicator import Communicator
 from cos598d.config import RunConfig
 from cos598d.data.text.features import Features
-from cos598d.errors import UserError
-from cos598d.measure.live import clear
+from cos598d.errors import UsageError, UserError
+from cos598d.measure.live import clear, was_left
 from cos598d.measure.monitor import Monitor
 from cos598d.measure.record import RunRecord
 from cos598d.measure.tensorboard import Board
+from cos598d.models.build import ModelSource
 from cos598d.plan import Plan
-from cos598d.records.live import ITERATIONS, LIVE
+from cos598d.records.live import ITERATIONS
+from cos598d.records.run import CONFIG, read_object, read_summary
+from cos598d.records.saved import facts_after, training_after
 from cos598d.saving import RECORD
 from cos598d.terminal.console import Console
 from cos598d.terminal.printable import printable
@@ -36,8 +39,13 @@ OTHERS = {
     "total_train_batch_size": "--total_train_batch_size",
     "steps": "--num_train_epochs or --max_steps, in steps,",
     "model": "--model_name_or_path",
-    "data": "the training data",
+    "configuration": "the model's configuration is another",
+    "data": "the training data are others",
+    "evaluation": "the evaluation data are others",
 }
+DIGESTS = ("configuration", "data", "evaluation")
+
+SUMMARY = "summary.json"
 
 
 def named_folder(config: RunConfig) -> Path | None:
@@ -51,18 +59,33 @@ def is_ours(folder: Path, config: RunConfig) -> bool:
         return False
     resumed = _resumed_folder(config)
     is_named = config.resume == AUTO or (resumed is not None and resumed.resolve() == folder.resolve())
-    rows = folder.glob(ITERATIONS.format(rank="*"))
-    return is_named and ((folder / FOLDER).is_dir() or (folder / LIVE).is_dir() or any(rows))
+    if not is_named:
+        return False
+    if has_checkpoints(folder / FOLDER) or was_left(folder) or _is_finished(folder, config):
+        return True
+    # Of ranks on another host than rank 0, whose summary was still to come.
+    return any(folder.glob(ITERATIONS.format(rank="*"))) and not (folder / SUMMARY).is_file()
 
 
 def say_if_finished(folder: Path, config: RunConfig, comm: Communicator, console: Console) -> bool:
-    """Whether the run that is to go on has nothing left to do, the same on every rank; then it says so."""
+    """Whether the run that is to go on has nothing left to do, the same on every rank; then it says so.
+
+    Raises UsageError, the same on every rank, where it is another run by its flags.
+    """
     if config.resume is None or config.resume_anyway:
         return False
-    if not comm.exchange(comm.rank == 0 and _is_finished(folder, config))[0]:
-        return False
-    console.say(f"the run in {folder} is finished: there is nothing to go on with.")
-    return True
+    is_finished, changes = False, ""
+    if comm.rank == 0 and _is_finished(folder, config):
+        is_finished, changes = True, "; ".join(_changed_flags(folder, config, comm.world_size))
+    is_finished, changes = comm.exchange([is_finished, changes])[0]
+    if changes:
+        raise UsageError(
+            f"the run in {folder} is finished, and this is another one: {changes}. Choose another folder, or add "
+            "--resume_anyway to go on from its last checkpoint."
+        )
+    if is_finished:
+        console.say(f"the run in {folder} is finished: there is nothing to go on with.")
+    return is_finished
 
 
 def find_checkpoint(
@@ -70,18 +93,24 @@ def find_checkpoint(
 ) -> Checkpoint | None:
     """The checkpoint that --resume names, whole; None where there is no --resume, or none for `auto`.
 
-    The same on every rank. Raises UserError where the one that was named cannot be taken, where all are damaged, and
+    The same on every rank. Raises UsageError where the one that was named cannot be taken, where all are damaged, and
     where it is another run's by its `facts`.
     """
     if config.resume is None:
         return None
-    found = find(config.resume, folder / FOLDER, comm)
+    found = find(config.resume, folder / FOLDER, comm, Forms(training_after, facts_after))
     if found is None:
+        if comm.exchange((folder / SUMMARY).is_file() and not config.overwrite_output_dir)[0]:
+            raise UsageError(
+                f"there is no checkpoint in {folder} to go on from, and a finished run stands there: choose another "
+                "folder, or add --overwrite_output_dir."
+            )
         console.say(f"there is no checkpoint in {folder}: the run begins at the beginning")
         return None
     for sentence in found.remarks:
         console.say(sentence)
-    for change in check_same_run(found, facts, config.resume_anyway):
+    compared = {name: value for name, value in facts.items() if name != "evaluation" or config.early_stopping}
+    for change in check_same_run(found, compared, config.resume_anyway):
         console.say(f"another run goes on than was saved: {change}")
     return found
 
@@ -97,7 +126,7 @@ def open_record(
     """The run's record, one from its first start to its last: it goes on where `found` was made, or begins.
 
     Of a run that begins anew in a folder that is overwritten, rows and checkpoints of an earlier one go at once: it
-    could be taken for this one.
+    could be taken for this one. Raises UserError where they cannot be removed.
     """
     positions, place = None, None
     if found is not None:
@@ -105,7 +134,7 @@ def open_record(
     else:
         clear(folder)
         if comm.rank == 0 and config.do_train:
-            shutil.rmtree(folder / FOLDER, ignore_errors=True)
+            _remove_checkpoints(folder / FOLDER)
         comm.exchange("what an earlier run has left is gone")
     return RunRecord(
         folder,
@@ -123,22 +152,33 @@ def how_to_go_on(folder: Path, config: RunConfig) -> str:
     """What to do so that a run that was stopped goes on, in words."""
     if config.resume == AUTO:
         return "start it again as it was started, and it goes on"
+    if config.resume is not None and not has_checkpoints(folder / FOLDER):  # the disk has taken none of this start
+        return "start it again as it was started, with --overwrite_output_dir"
     return f"it goes on with --resume {AUTO if config.output_dir is not None else folder} beside its other flags"
 
 
-def facts_of(config: RunConfig, plan: Plan, features: Features, model: str) -> dict[str, Any]:
-    """What must not change from one start of a run to the next, as JSON values."""
+def facts_of(
+    config: RunConfig, plan: Plan, features: Features, evaluated: Mapping[str, Features], source: ModelSource
+) -> dict[str, Any]:
+    """What must not change from one start of a run to the next, as JSON values; what is `evaluated`, where the run ends
+    by that."""
     facts = {name: getattr(config, name) for name in SAME_FLAGS}
-    data = [len(features), features.digest()]
-    return facts | {"total_train_batch_size": plan.batch_size, "steps": plan.steps, "model": model, "data": data}
+    facts |= {"total_train_batch_size": plan.batch_size, "steps": plan.steps, "model": source.description}
+    configuration = hashlib.sha256(source.config.to_json_string().encode()).hexdigest()
+    data = {part: [len(examples), examples.digest()] for part, examples in evaluated.items()}
+    return facts | {
+        "configuration": configuration,
+        "data": [len(features), features.digest()],
+        "evaluation": data,
+    }
 
 
 def check_same_run(found: Checkpoint, facts: Mapping[str, Any], anyway: bool) -> list[str]:
-    """What has changed since the checkpoint was made, in words. Raises UserError if anything has, unless `anyway`."""
+    """What has changed since the checkpoint was made, in words. Raises UsageError if anything has, unless `anyway`."""
     before = found.training["facts"]
     changed = [_difference(name, before.get(name), value) for name, value in facts.items() if before.get(name) != value]
     if changed and not anyway:
-        raise UserError(
+        raise UsageError(
             f"this is not the run that was saved as {found.path}: {'; '.join(changed)}. Start it as it was "
             "started then, or add --resume_anyway."
         )
@@ -147,7 +187,7 @@ def check_same_run(found: Checkpoint, facts: Mapping[str, Any], anyway: bool) ->
 
 def _difference(name: str, before: Any, now: Any) -> str:
     called = OTHERS.get(name, f"--{name}")
-    return f"{called} are others" if name == "data" else f"{called} was {printable(before, 100)} and is {now}"
+    return called if name in DIGESTS else f"{called} was {printable(before, 100)} and is {now}"
 
 
 def _resumed_folder(config: RunConfig) -> Path | None:
@@ -163,4 +203,32 @@ def _resumed_folder(config: RunConfig) -> Path | None:
 def _is_finished(folder: Path, config: RunConfig) -> bool:
     """Whether the record in a folder is that of a run that ended well, model included."""
     has_model = not (config.do_train and config.save_model) or (folder / "model").is_dir()
-    return has_model and (folder / "summary.json").is_file() and not (folder / LIVE).is_dir()
+    return has_model and (folder / SUMMARY).is_file() and not was_left(folder)
+
+
+def _changed_flags(folder: Path, config: RunConfig, world_size: int) -> list[str]:
+    """What the flags of this run say otherwise than those of the finished one in a folder, in words.
+
+    Raises UserError where its record is damaged.
+    """
+    before = read_object(folder / "config.json", CONFIG) or {}
+    now = {name: getattr(config, name) for name in (*SAME_FLAGS, "model_name_or_path", "max_steps")}
+    if config.max_steps < 0:
+        now["num_train_epochs"] = config.num_train_epochs
+    changed = [
+        _difference(name, before[name], value) for name, value in now.items() if before.get(name, value) != value
+    ]
+    batch, summary = config.total_batch_size(world_size), read_summary(folder)
+    if summary["total_train_batch_size"] != batch:
+        changed.append(_difference("total_train_batch_size", summary["total_train_batch_size"], batch))
+    return changed
+
+
+def _remove_checkpoints(folder: Path) -> None:
+    try:
+        remove_all(folder)
+    except OSError as error:
+        raise UserError(
+            f"an earlier run's checkpoint cannot be removed ({error.filename}: {error.strerror}), and this run would "
+            "be taken for it: choose another --output_dir."
+        ) from None

@@ -139,7 +139,7 @@ def _work(
     work: dict[str, Any] = {}  # what makes it this run, where it trains
     found: Checkpoint | None = None
     if training is not None:
-        work = facts_of(config, Plan(config, len(training), comm.world_size), training, source.description)
+        work = facts_of(config, Plan(config, len(training), comm.world_size), training, parts, source)
         found = find_checkpoint(output, config, work, comm, console)
     monitor = _monitor(config, comm, meeting, console) if training is not None else None
     board = Board(output, found.iteration if found else 0) if config.tensorboard and comm.rank == 0 else None

@@ -17,6 +17,7 @@ from cos598d.plan import Position
 from cos598d.stopping import EarlyStopping
 from cos598d.strategies.base import Strategy
 from cos598d.terminal.console import Console
+from cos598d.terminal.printable import printable
 
 RECORD = "record"  # the fact of every rank that says where its part of the record is
 
@@ -64,7 +65,10 @@ class Saving:
             said.append(f"with {_ranks(self._comm.world_size)} in place of {found.world_size}")
             if self._config.dropout != 0:
                 said.append("dropout's masks are other ones")
-        said += [f"{lost} begins afresh" for lost in (restored.lost, strategy.never_kept) if lost]
+        if restored.lost:
+            said.append(f"{printable(restored.lost, 300)} is not carried over")
+        if strategy.never_kept:
+            said.append(f"{strategy.never_kept} begins afresh")
         self._console.say("; ".join(said))
         return Position(**found.training["position"])
 
@@ -74,7 +78,7 @@ class Saving:
         self.open().save(strategy, at.iteration, training, self._own, is_best)
 
     def _own(self) -> Own:
-        return Own({RECORD: self._record.position()}, random_states(self._comm.device))
+        return Own({RECORD: self._record.position()}, random_states(self._comm.device), self._record.to_disk)
 
     def load_best(self, model: nn.Module, iteration: int) -> bool:
         """Give `model`, whole on every rank, the weights that were best, after `iteration`; whether they are there."""

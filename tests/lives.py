@@ -58,7 +58,7 @@ def live(comm, folder, values, fate=None, age=0.0):
         for part, limit in (("train", config.max_train_examples), ("dev", config.max_eval_examples))
     )
     console = Lines(comm.rank == 0)
-    facts = facts_of(config, Plan(config, len(train), comm.world_size), train, source.description)
+    facts = facts_of(config, Plan(config, len(train), comm.world_size), train, {"dev": dev}, source)
     found = find_checkpoint(Path(folder), config, facts, comm, console)
     strategy = get_strategy(config.sync)(
         comm, not uses_every_parameter(source.model_type, task.head), config.sync_options(), config.precision

@@ -20,7 +20,7 @@ class Stateful(Strategy):
     All values follow from `seed`, the same for the whole world; each rank's own from `seed` and its rank.
     """
 
-    own_is_lost = "the fake memory begins afresh"
+    own_is_lost = "the fake memory"
 
     def __init__(self, comm, seed=0, scale=1):
         self.comm, self.loaded, self.own, self.scalars_loaded = comm, {}, None, None

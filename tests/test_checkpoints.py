@@ -1,8 +1,11 @@
 """Checkpoints on the disk: what is saved comes back to the last bit, on any number of ranks, and what is old goes."""
 
 import contextlib
+import errno
 import json
 import os
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -281,6 +284,7 @@ def refuse_rank_1(comm, folder):
         said += save(checkpoints, comm, 2)
         comm.exchange("the second has failed")
         between = found_in(folder)
+        comm.exchange("both have looked")
         writer.write_tensors = right
         said += save(checkpoints, comm, 3)
     comm.exchange("the third is there")
@@ -371,6 +375,52 @@ def load_best(comm, folder):
 
 def test_the_best_checkpoint_s_model_is_there_on_every_rank(tmp_path):
     assert run_ranks(2, load_best, str(tmp_path)) == [2, 2]
+
+
+def test_the_best_is_found_where_the_run_went_on_from_too(tmp_path, comm):
+    save_all(tmp_path / "old", comm, 1, 2, best=(1,))
+    found = find(str(tmp_path / "old"), None, comm)
+    with open_checkpoints(tmp_path / "new", comm, resumed=found) as checkpoints:
+        save(checkpoints, comm, 3)
+        assert checkpoints.best().path == tmp_path / "old" / "step-00000001"
+        save(checkpoints, comm, 4, is_best=True)
+        assert checkpoints.best().iteration == 4
+
+
+def close_beside_a_slow_disk(comm, folder):
+    if comm.rank == 0:
+        write = writer.write_tensors
+
+        def slow(*arguments):
+            time.sleep(0.5)
+            return write(*arguments)
+
+        writer.write_tensors = slow
+    with open_checkpoints(folder, comm) as checkpoints:
+        save(checkpoints, comm, 3)
+        return os.listdir(folder)
+
+
+def test_all_ranks_wait_for_the_checkpoint_that_a_slow_disk_takes(tmp_path):
+    """Not in a collective, where their patience would end with --timeout."""
+    assert run_ranks(2, close_beside_a_slow_disk, str(tmp_path)) == [["step-00000003"]] * 2
+
+
+def rows_that_cannot_be_written(comm, folder):
+    def full():
+        if comm.rank == 1:
+            raise OSError(errno.ENOSPC, "No space left on device", "rows")
+
+    with open_checkpoints(folder, comm) as checkpoints:
+        checkpoints.save(Stateful(comm, 3), 3, {}, lambda: replace(own_of(comm, 3), complete=full))
+        return checkpoints.close()
+
+
+def test_a_checkpoint_whose_rows_are_not_on_the_disk_is_none(tmp_path):
+    (said,), nothing = run_ranks(2, rows_that_cannot_be_written, str(tmp_path))
+    assert "(rank 1: No space left on device)" in said
+    assert nothing == []
+    assert found_in(tmp_path) == []
 
 
 def test_random_states_go_on_where_they_were():

@@ -425,11 +425,15 @@ def test_tensorboard_goes_on_after_an_iteration_and_forgets_what_came_later(tmp_
         board = Board(tmp_path, after=first - 1)
         for iteration in range(first, last + 1):
             board.iteration({"iteration": iteration, "loss": loss})
+            if iteration == 5:
+                board.epoch({"epoch": 1, "last_iteration": 5, "loss": loss, "acc": loss})
         board.close()
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     shown = [(event.step, event.value) for event in events.Scalars("loss")]
     assert shown == [(1, 0.5), (2, 0.5), (3, 0.5), (4, 0.25), (5, 0.25), (6, 0.25)]
+    for tag in ("epoch/loss", "epoch/acc", "evaluation/acc"):
+        assert [(event.step, event.value) for event in events.Scalars(tag)] == [(5, 0.25)], tag
 
 
 def test_without_the_package_tensorboard_is_refused_before_anything_is_done(tmp_path, monkeypatch, capfd):

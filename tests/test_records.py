@@ -7,8 +7,9 @@ from report_records import write_run
 from scale_records import write_bench
 
 from cos598d.commands.cli import main
+from cos598d.records.kinds import Fields
 from cos598d.records.run import ITERATION, SUMMARY
-from cos598d.records.schema import Fields, read, read_rows
+from cos598d.records.schema import read, read_rows
 
 DEEP = "[" * 100_000
 

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from cos598d.comm.ledger import Row
+from cos598d.measure import live as live_files
+from cos598d.measure import rank_files
 from cos598d.measure.record import RunRecord
 from cos598d.records.conventions import PHASES
 from cos598d.records.live import SILENT
@@ -281,3 +283,18 @@ def test_a_run_that_did_nothing_leaves_nothing(tmp_path):
         record.describe({"config.json": {}}, {})
         assert (tmp_path / "live" / "config.json").exists()
     assert not list(tmp_path.iterdir())
+
+
+def test_rows_are_on_the_disk_before_a_checkpoint_that_speaks_of_them_is_whole(tmp_path, monkeypatch):
+    """By descriptors of their own, so that the training may write meanwhile."""
+    synced = []
+    path_of = "/proc/self/fd/{}".format
+    monkeypatch.setattr(live_files, "sync_to_disk", lambda descriptor: synced.append(os.readlink(path_of(descriptor))))
+    monkeypatch.setattr(rank_files, "sync_folder", lambda path: synced.append(str(path)))
+    with RunRecord(tmp_path, 0) as record:
+        iterate(record, 1, 4)
+        sizes = record.position()["files"]
+        record.to_disk()
+    folder = str(tmp_path / "live")
+    assert {f"{folder}/{name}" for name in sizes} | {folder} <= set(synced)
+    assert synced[-1] == folder, "the names come last"

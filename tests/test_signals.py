@@ -76,6 +76,16 @@ def test_the_watchdog_obeys_the_second_ctrl_c_alone():
     assert not is_noted(signal.SIGINT)
 
 
+def test_when_the_first_is_met_a_scheduler_may_repeat_it_to_the_very_end():
+    with Requests() as requests:
+        send(signal.SIGTERM)
+        requests.is_met = True
+    send(signal.SIGTERM)
+    send(signal.SIGUSR1)
+    with pytest.raises(KeyboardInterrupt):
+        send(signal.SIGINT)
+
+
 def two_ranks():
     """What Stopping asks of communicators, for two ranks in this process."""
     store = HashStore()

@@ -63,7 +63,9 @@ def test_what_cannot_work_is_refused_in_a_sentence(values, words):
 
 def test_early_stopping_takes_the_task_s_own_metrics():
     for task, metric in (("rte", "acc"), ("mrpc", "f1"), ("squad", "exact_match")):
-        config = RunConfig(task_name=task, do_train=True, do_eval=True, early_stopping=f"3:{metric}", max_seq_length=384)
+        config = RunConfig(
+            task_name=task, do_train=True, do_eval=True, early_stopping=f"3:{metric}", max_seq_length=384
+        )
         config.check(1)
         assert (config.patience(), config.metric()) == (3, metric)
 

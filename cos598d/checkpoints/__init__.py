@@ -1,6 +1,8 @@
 """Checkpoints: what a run needs to go on to the last bit, written while it trains, and read by any strategy."""
 
+from cos598d.checkpoints.contents import Forms
 from cos598d.checkpoints.layout import FOLDER
+from cos598d.checkpoints.prune import has_checkpoints, remove_all, whole_in
 from cos598d.checkpoints.randomness import load_random_states, random_states
 from cos598d.checkpoints.restore import AUTO, Checkpoint, Restored, find
 from cos598d.checkpoints.saving import Checkpoints
@@ -11,9 +13,13 @@ __all__ = [
     "FOLDER",
     "Checkpoint",
     "Checkpoints",
+    "Forms",
     "Own",
     "Restored",
     "find",
+    "has_checkpoints",
     "load_random_states",
     "random_states",
+    "remove_all",
+    "whole_in",
 ]

@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +17,26 @@ from cos598d.checkpoints.tensors import DTYPES
 from cos598d.comm.ledger import dtype_name
 from cos598d.errors import UserError, first_line
 from cos598d.files import parse_json
+from cos598d.records.kinds import COUNT, DEEPEST, TEXT, Fields, Kind, OrNone, fault, is_too_deep
+from cos598d.records.saved import SCALARS
 from cos598d.strategies.state import BUFFERS, WEIGHTS
 from cos598d.terminal.printable import printable
 
 _BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
 MOST_DIMENSIONS, MOST_ELEMENTS = 16, 1 << 60
+ANYTHING = Fields()  # as long as it is an object
+
+
+@dataclass(frozen=True)
+class Forms:
+    """What the values must be that a run has put into its checkpoints, which somebody may have changed meanwhile.
+
+    training: by the checkpoint's iteration, that of `Checkpoints.save`'s `training`. facts: by iteration and rank,
+    that of each rank's `Own.facts`.
+    """
+
+    training: Callable[[int], Kind] = lambda _: ANYTHING
+    facts: Callable[[int, int], Kind] = lambda *_: ANYTHING
 
 
 @dataclass(frozen=True)
@@ -97,12 +112,23 @@ class Contents:
             ) from None
 
 
-def read_contents(folder: Path, manifest: Manifest) -> Contents:
-    """What the files of a checkpoint say, held to each other. Raises Damaged."""
-    training = _object(folder, TRAINING, "training", "sync", "scalars")
-    if (training.get("iteration"), training.get("world_size")) != (manifest.iteration, manifest.world_size):
+def read_contents(folder: Path, manifest: Manifest, forms: Forms) -> Contents:
+    """What the files of a checkpoint say, held to each other and to `forms`. Raises Damaged."""
+    iteration = manifest.iteration
+    common = {"iteration": COUNT, "world_size": COUNT, "sync": ANYTHING, "scalars": SCALARS}
+    training = _object(
+        folder, TRAINING, Fields(common | {"training": forms.training(iteration)}, {"own_is_lost": OrNone(TEXT)})
+    )
+    if (training["iteration"], training["world_size"]) != (iteration, manifest.world_size):
         raise Damaged(f"{TRAINING} is another checkpoint's")
-    ranks = [_object(folder, RANK.format(rank=rank), OF_TRAINING, OF_STRATEGY) for rank in range(manifest.world_size)]
+    ranks = [
+        _object(
+            folder,
+            RANK.format(rank=rank),
+            Fields({OF_TRAINING: forms.facts(iteration, rank), OF_STRATEGY: ANYTHING}),
+        )
+        for rank in range(manifest.world_size)
+    ]
     entries = [*_model_entries(folder), *_optimizer_entries(folder, manifest)]
     own_keys = {}
     for rank in range(manifest.world_size):
@@ -196,9 +222,11 @@ def _shape(name: str, value: Any) -> tuple[int, ...]:
     return tuple(value)
 
 
-def _object(folder: Path, name: str, *objects: str) -> dict[str, Any]:
-    """The JSON object in a file, in which `objects` are objects too."""
+def _object(folder: Path, name: str, form: Kind) -> dict[str, Any]:
+    """The JSON object in a file, which has this form."""
     value = read_json_inside(folder, name)
-    if not isinstance(value, dict) or not all(isinstance(value.get(one), dict) for one in objects):
-        raise Damaged(f"{name} has not the form of a checkpoint's")
+    if is_too_deep(value):
+        raise Damaged(f"{name} is nested more than {DEEPEST} deep")
+    if (wrong := fault(value, form)) is not None:
+        raise Damaged(f"{name}: {wrong}")
     return value

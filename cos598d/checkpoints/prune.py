@@ -5,6 +5,8 @@ from pathlib import Path
 
 from cos598d.checkpoints.layout import Damaged, Manifest, beside_name, left_over, read_manifest, steps
 
+REMOVING = "0" * 16  # in place of a token, where no run of ranks removes
+
 
 def prune(folder: Path, newest: Manifest, keep: int, token: str) -> None:
     """Remove what a run needs no more: all but its `keep` newest whole checkpoints and the best one.
@@ -44,19 +46,49 @@ def remove(place: Path, token: str) -> None:
 def tidy(folder: Path) -> None:
     """Remove what saves that were killed have left in `folder`; a checkpoint that was about to be replaced is back.
 
-    Nobody else may be saving there.
+    Nobody else may be saving there. Raises OSError.
     """
+    put_back(folder)
     for place in list(folder.iterdir()):
-        left = left_over(place.name)
-        if left is None:
+        if left_over(place.name) is None:
             continue
-        name, what = left
-        if what == "old" and not (folder / str(name)).exists():
-            place.rename(folder / str(name))
-        elif place.is_symlink() or not place.is_dir():
+        if place.is_symlink() or not place.is_dir():
             place.unlink()
         else:
             shutil.rmtree(place)
+
+
+def put_back(folder: Path) -> None:
+    """Give a checkpoint that was about to be replaced, when its run was killed, its name back, where that is free.
+
+    Nobody else may be saving in `folder`. Raises OSError.
+    """
+    for place in list(folder.iterdir()):
+        name, what = left_over(place.name) or (None, None)
+        if what == "old" and not (folder / str(name)).exists():
+            place.rename(folder / str(name))
+
+
+def has_checkpoints(folder: Path) -> bool:
+    """Whether runs have left checkpoints in `folder`, or what was to become some."""
+    return folder.is_dir() and bool(steps(folder) or any(left_over(place.name) for place in folder.iterdir()))
+
+
+def whole_in(folder: Path) -> set[tuple[str, int]]:
+    """The whole checkpoints in `folder`: of which run, by what its manifests call it, and after which iteration."""
+    found = [_whole(place) for _, place in steps(folder)] if folder.is_dir() else []
+    return {(manifest.run, manifest.iteration) for manifest in found if manifest}
+
+
+def remove_all(folder: Path) -> None:
+    """Remove the checkpoints of all runs, and `folder` if nothing else is in it. Raises OSError."""
+    if not folder.is_dir():
+        return
+    for _, place in steps(folder):
+        remove(place, REMOVING)
+    tidy(folder)
+    if not folder.is_symlink() and not any(folder.iterdir()):
+        folder.rmdir()
 
 
 def _whole(place: Path) -> Manifest | None:

@@ -10,18 +10,21 @@ from typing import Any
 import torch
 from torch import nn
 
-from cos598d.checkpoints.contents import Contents, read_contents
+from cos598d.checkpoints.contents import Contents, Forms, read_contents
 from cos598d.checkpoints.disks import transfer
-from cos598d.checkpoints.layout import FOLDER, MANIFEST, Damaged, check_digests, read_manifest, steps
+from cos598d.checkpoints.layout import FOLDER, MANIFEST, RANK, Damaged, check_digests, read_manifest, steps
+from cos598d.checkpoints.prune import put_back
 from cos598d.checkpoints.snapshot import OF_STRATEGY, OF_TRAINING, Own
 from cos598d.checkpoints.tensors import as_bytes
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import STATE, dtype_name
-from cos598d.errors import UserError
+from cos598d.errors import UsageError, UserError
+from cos598d.locks import locked
 from cos598d.strategies.base import Strategy
 from cos598d.strategies.state import BUFFERS, WEIGHTS, Whole, put_into_model
 
 AUTO = "auto"
+AS_GIVEN = Forms()
 
 
 @dataclass(frozen=True)
@@ -29,8 +32,8 @@ class Restored:
     """What came back beside the strategy's state.
 
     own: what the rank of this number remembered; None if there was no such rank. is_same_world: whether as many ranks
-    go on under the same sync with the same options, so that everything is as it was. lost: what begins afresh because
-    it is not, in words; None where that is nothing to be missed.
+    go on under the same sync with the same options, so that everything is as it was. lost: what is not carried over
+    because it is not, in words of the strategy that was saved; None where that is nothing to be missed.
     """
 
     own: Own | None
@@ -53,6 +56,7 @@ class Checkpoint:
     training: dict[str, Any]
     sync: dict[str, Any]
     scalars: dict[str, Any]
+    own_is_lost: str | None  # the saved strategy's words
     remarks: list[str] = field(default_factory=list)
     contents: Contents | None = field(default=None, repr=False)  # on rank 0
 
@@ -60,7 +64,8 @@ class Checkpoint:
         """Load `strategy`, attached and not stepped yet, on every rank; return what this rank remembered beside it.
 
         `sync` is what was given to `Checkpoints`: where it or the number of ranks differs, what the strategy alone
-        remembers on each rank is dropped. Raises UserError, the same on every rank, where this is another model's.
+        remembers on each rank is dropped. Raises UserError, the same on every rank, where this is another model's; and
+        on the rank whose own file says what its strategy cannot take.
         """
         strategy.load_state(self._wholes(comm))
         strategy.load_scalars(self.scalars)
@@ -68,9 +73,12 @@ class Checkpoint:
         facts, tensors = self._own(comm, with_strategy=is_same_world)
         self._close()
         if is_same_world:
-            strategy.load_own_state(*_of(OF_STRATEGY, facts, tensors))
+            try:
+                strategy.load_own_state(*_of(OF_STRATEGY, facts, tensors))
+            except UserError as error:
+                raise UsageError(f"{self.path / RANK.format(rank=comm.rank)}: {error}") from error
         own = Own(*_of(OF_TRAINING, facts, tensors)) if comm.rank < self.world_size else None
-        return Restored(own, is_same_world, None if is_same_world else strategy.own_is_lost)
+        return Restored(own, is_same_world, None if is_same_world else self.own_is_lost)
 
     def facts_of_ranks(self, name: str, comm: Communicator) -> list[Any]:
         """What every rank gave as the fact `name` of its `Own`, in order of rank; every rank must call it."""
@@ -119,24 +127,28 @@ class Checkpoint:
         return mine
 
 
-def find(resume: str, folder: Path | None, comm: Communicator) -> Checkpoint | None:
+def find(resume: str, folder: Path | None, comm: Communicator, forms: Forms = AS_GIVEN) -> Checkpoint | None:
     """The checkpoint to go on from, the same on every rank; every rank must call it, and only rank 0 looks.
 
     `resume` is "auto": the newest whole one in `folder`, a run's folder of checkpoints, or None where there is none at
     all; or a path: a checkpoint, or a folder in which the newest whole one is taken, a run's or its checkpoints'.
-    Raises UserError, the same on every rank, where there is none to take; names the damaged ones.
+    One whose values are not of these `forms` is damaged too. Raises UserError, the same on every rank, where there is
+    none to take; names the damaged ones.
     """
-    return _on_all_ranks(comm, lambda: _newest(folder) if resume == AUTO else _named(Path(resume).expanduser()))
+    return _on_all_ranks(
+        comm, lambda: _newest(folder, forms) if resume == AUTO else _named(Path(resume).expanduser(), forms)
+    )
 
 
-def find_best(folder: Path, run: str, comm: Communicator) -> Checkpoint | None:
-    """The best whole checkpoint in `folder` of those of a run, the same on every rank; None where there is none.
+def find_best(folders: Sequence[Path], run: str, comm: Communicator) -> Checkpoint | None:
+    """The best whole checkpoint of those of a run in the first of `folders` that has one, the same on every rank; None
+    where there is none.
 
     Every rank must call it.
     """
 
     def look() -> Checkpoint | None:
-        for _, place in steps(folder):
+        for _, place in (found for folder in folders if folder.is_dir() for found in steps(folder)):
             with contextlib.suppress(Damaged):
                 manifest = read_manifest(place)
                 if manifest.is_best and manifest.run == run:  # each was better than all before it
@@ -156,21 +168,21 @@ def _on_all_ranks(comm: Communicator, look: Callable[[], Checkpoint | None]) -> 
         except UserError as error:
             facts["refused"] = str(error)
         if found:
-            names = ("iteration", "world_size", "run", "training", "sync", "scalars", "remarks")
+            names = ("iteration", "world_size", "run", "training", "sync", "scalars", "own_is_lost", "remarks")
             facts = {"path": str(found.path), **{name: getattr(found, name) for name in names}}
     facts = comm.exchange(facts)[0]
     if "refused" in facts:
-        raise UserError(facts["refused"])
+        raise UsageError(facts["refused"])
     if comm.rank == 0 or not facts:
         return found
     return Checkpoint(**{**facts, "path": Path(facts["path"])})
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
+def open_checkpoint(path: Path, forms: Forms = AS_GIVEN) -> Checkpoint:
     """The checkpoint in the folder `path`, every byte of it verified. Raises Damaged."""
     manifest = read_manifest(path)
     check_digests(path, manifest)
-    contents = read_contents(path, manifest)
+    contents = read_contents(path, manifest, forms)
     training = contents.training
     return Checkpoint(
         path,
@@ -180,30 +192,36 @@ def open_checkpoint(path: Path) -> Checkpoint:
         training["training"],
         training["sync"],
         training["scalars"],
+        training.get("own_is_lost"),
         contents=contents,
     )
 
 
-def _named(path: Path) -> Checkpoint:
+def _named(path: Path, forms: Forms) -> Checkpoint:
     """The checkpoint that the user named by a folder."""
     if not path.is_dir():
         raise UserError(f"--resume {path}: there is no such folder: give a checkpoint's, a run's, or auto.")
     if (path / FOLDER).is_dir():
         path = path / FOLDER
-    if not (path / MANIFEST).exists() and (newest := _newest(path)):
+    if not (path / MANIFEST).exists() and (newest := _newest(path, forms)):
         return newest
     try:
-        return open_checkpoint(path)
+        return open_checkpoint(path, forms)
     except Damaged as error:
         raise UserError(f"--resume {path}: this is no whole checkpoint ({error}): give another one, or auto.") from None
 
 
-def _newest(folder: Path | None) -> Checkpoint | None:
+def _newest(folder: Path | None, forms: Forms) -> Checkpoint | None:
     """The newest whole checkpoint; None where there is none at all. UserError where there are, and none is whole."""
+    if folder is None or not folder.is_dir():
+        return None
+    with contextlib.suppress(OSError), locked(folder) as is_alone:  # one that cannot be changed is read as it is
+        if is_alone:
+            put_back(folder)
     remarks: list[str] = []
-    for _, place in steps(folder) if folder is not None and folder.is_dir() else []:
+    for _, place in steps(folder):
         try:
-            found = open_checkpoint(place)
+            found = open_checkpoint(place, forms)
         except Damaged as error:
             remarks.append(f"the checkpoint {place} is damaged ({error}).")
             continue

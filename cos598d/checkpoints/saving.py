@@ -11,7 +11,7 @@ from cos598d.checkpoints.layout import TRAINING, Manifest
 from cos598d.checkpoints.prune import tidy
 from cos598d.checkpoints.restore import Checkpoint, find_best
 from cos598d.checkpoints.snapshot import HostMemory, Own, Part, take
-from cos598d.checkpoints.writer import Place, Writing
+from cos598d.checkpoints.writer import Place, Writing, wait_for_key
 from cos598d.comm.communicator import Communicator
 from cos598d.errors import UserError
 from cos598d.files import json_text
@@ -65,7 +65,10 @@ class Checkpoints:
         self._near = [rank for rank in range(1, comm.world_size) if rank not in self._far]
         self._run = resumed.run if resumed else comm.exchange(secrets.token_hex(8))[0]
         self._place = Place(folder, keep, token, describe)
+        self._folders = [folder] + ([resumed.path.parent] if resumed else [])
         self._writing: Writing | None = None
+        self._saves = 0
+        self._awaited: str | None = None  # the key by which rank 0 says that the latest save is over
         self._sentences: list[str] = []
         #: The iteration of the newest checkpoint that is known to be whole, on rank 0; None before the first.
         self.newest: int | None = resumed.iteration if resumed else None
@@ -103,17 +106,28 @@ class Checkpoints:
                     "world_size": comm.world_size,
                     "sync": self._sync,
                     "scalars": strategy.scalars(),
+                    "own_is_lost": strategy.own_is_lost,
                     "training": training,
                 }
             )
         parts: list[Part] = [part]
         if self._far:
             parts += send_parts(part, self._far, comm, self._memory)
-        if comm.rank in self._far:
-            return
         manifest = Manifest(self._run, iteration, comm.world_size, is_best, {})
-        self._writing = Writing(self._place, manifest, parts, self._memory, comm.store, comm.rank, self._near)
+        self._saves += 1
+        self._awaited = self._place.ended_key(self._saves)
+        if comm.rank in self._far:
+            self._complete(part)
+            return
+        self._writing = Writing(
+            self._place, manifest, parts, self._memory, comm.store, comm.rank, self._near, self._awaited
+        )
         self._writing.start()
+
+    def _complete(self, part: Part) -> None:
+        """On a rank that does not see rank 0's folder: bring what its part speaks of to this host's disk."""
+        with contextlib.suppress(OSError):  # the record is this host's, and says so itself when it has to be whole
+            part.complete()
 
     def poll(self) -> list[str]:
         """What there is to say since the last call, in sentences, on rank 0: a checkpoint that could not be written.
@@ -121,13 +135,17 @@ class Checkpoints:
         Costs nothing. Raises what a writing thread failed with if no disk is to blame.
         """
         if self._writing is not None and not self._writing.is_alive():
-            self._finish()
+            if self._comm.rank == 0:
+                self._finish()
+            elif self._writing.defect is not None:
+                raise self._writing.defect
         sentences, self._sentences = self._sentences, []
         return sentences
 
     def best(self) -> Checkpoint | None:
-        """The best checkpoint of this run that is there, the same on every rank; every rank must call it."""
-        return find_best(self._place.folder, self._run, self._comm)
+        """The best checkpoint of this run that is there, or where it was resumed from, the same on every rank; every
+        rank must call it."""
+        return find_best(self._folders, self._run, self._comm)
 
     def close(self) -> list[str]:
         """Wait for the checkpoint that is being written, on rank 0 until it is whole; return what `poll` does."""
@@ -136,12 +154,15 @@ class Checkpoints:
 
     def _finish(self) -> None:
         writing, self._writing = self._writing, None
-        if writing is None:
-            return
-        writing.join()
-        if writing.defect is not None:
-            raise writing.defect
-        if self._comm.rank:
+        if writing is not None:
+            writing.join()
+            if writing.defect is not None:
+                raise writing.defect
+        if self._comm.rank and self._awaited is not None:
+            # However long a disk takes: in a collective, patience ends with --timeout.
+            wait_for_key(self._comm.store, self._awaited)
+        self._awaited = None
+        if self._comm.rank or writing is None:
             return
         if writing.reason is None:
             self.newest = writing.manifest.iteration

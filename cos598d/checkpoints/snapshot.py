@@ -17,21 +17,34 @@ ALIGNED_TO = 64
 OF_TRAINING, OF_STRATEGY = "training", "strategy"  # whose own facts and tensors
 
 
+def _nothing() -> None:
+    """There is nothing to complete."""
+
+
 @dataclass(frozen=True)
 class Own:
-    """What one rank alone remembers, beside its strategy: facts as JSON, and named tensors (random states)."""
+    """What one rank alone remembers, beside its strategy: facts as JSON, and named tensors (random states).
+
+    complete: brings what the facts speak of, such as rows of a record, to the disk; called on the thread that writes,
+    before the checkpoint is whole. Raises OSError where it cannot be.
+    """
 
     facts: Mapping[str, Any] = field(default_factory=dict)
     tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    complete: Callable[[], None] = _nothing
 
 
 @dataclass
 class Part:
-    """What of a checkpoint comes from one rank: files of named tensors with their metadata, and texts, by file."""
+    """What of a checkpoint comes from one rank: files of named tensors with their metadata, and texts, by file.
+
+    complete: `Own`'s, of a rank that is here.
+    """
 
     tensors: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
     metadata: dict[str, dict[str, str]] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
+    complete: Callable[[], None] = _nothing
 
 
 class HostMemory:
@@ -111,7 +124,8 @@ def take(strategy: Strategy, rank: int, own: Callable[[], Own], memory: HostMemo
     kept |= {f"{OF_TRAINING}/{name}": memory.copy(f"{OF_TRAINING}/{name}", t) for name, t in mine.tensors.items()}
     memory.mark()
 
-    part = Part(texts={RANK.format(rank=rank): json_text({OF_TRAINING: mine.facts, OF_STRATEGY: facts})})
+    text = json_text({OF_TRAINING: mine.facts, OF_STRATEGY: facts})
+    part = Part(texts={RANK.format(rank=rank): text}, complete=mine.complete)
     if rank == 0:
         _add(part, MODEL, model, {"buffers": json.dumps(buffers)})
     if optimizer:

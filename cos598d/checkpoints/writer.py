@@ -3,7 +3,7 @@
 Every rank that sees rank 0's folder does this at once, into a folder beside the checkpoint's place:
 
     1. It writes its part (rank 0 also the parts of ranks that do not see the folder), hashing on the way, and waits
-       until each file is on the disk.
+       until each file is on the disk, as are the rows of the record that the part speaks of.
     2. It tells rank 0 through the ranks' store the files' sizes and digests, or why it failed. Not by a file: a full
        disk would not take it.
     3. Rank 0 waits for all, writes the manifest, gives the folder its name, and removes what is needed no more.
@@ -56,6 +56,10 @@ class Place:
         """The folder in which a checkpoint grows."""
         return self.folder / beside_name(step_name(iteration), self.token, "partial")
 
+    def ended_key(self, number: int) -> str:
+        """What rank 0 sets in the ranks' store when the save of this number is over, however it went."""
+        return f"checkpoint/{self.token}/ended/{number}"
+
 
 class Writing(threading.Thread):
     """A checkpoint that is being written; `join` waits for this rank's part, on rank 0 for all of it.
@@ -77,12 +81,14 @@ class Writing(threading.Thread):
         store: Store,
         rank: int,
         others: Sequence[int],
+        ended_key: str,
     ):
-        """`manifest` is without its files; `others` are the ranks besides rank 0 that write for themselves."""
+        """`manifest` is without its files; `others` are the ranks besides rank 0 that write for themselves; rank 0 sets
+        `ended_key` in the store when it is over."""
         super().__init__(name=f"checkpoint {manifest.iteration}", daemon=True)
         self.manifest = manifest
         self._place, self._parts, self._memory = place, parts, memory
-        self._store, self._rank, self._others = store, rank, others
+        self._store, self._rank, self._others, self._ended_key = store, rank, others, ended_key
         self._is_given_up = threading.Event()
 
     def give_up(self) -> None:
@@ -100,6 +106,9 @@ class Writing(threading.Thread):
         except Exception as error:  # the store is gone: so are the ranks, or soon
             self.defect = error
         self._parts = ()
+        if self._rank == 0:
+            with contextlib.suppress(Exception):  # the same
+                self._store.set(self._ended_key, "")
 
     def _follow(self) -> None:
         self._tell(*self._try(self._write_parts))
@@ -151,6 +160,7 @@ class Writing(threading.Thread):
         if self._rank == 0:
             files |= self._write_description(partial)
         for part in self._parts:
+            part.complete()
             for name, text in part.texts.items():
                 files[name] = write_bytes(partial / name, text.encode())
             for name, tensors in part.tensors.items():
@@ -198,14 +208,22 @@ class Writing(threading.Thread):
         self._store.set(self._key(self._rank), json.dumps(told))
 
     def _hear(self, rank: int) -> tuple[dict[str, Written], str | None]:
-        key, pause = self._key(rank), SHORTEST_POLL
-        while not self._store.check([key]):  # never a wait, during which some stores serve nobody else
-            if self._is_given_up.wait(pause):
-                return {}, GIVEN_UP
-            pause = min(2 * pause, LONGEST_POLL)
+        key = self._key(rank)
+        if not wait_for_key(self._store, key, self._is_given_up):
+            return {}, GIVEN_UP
         told = json.loads(self._store.get(key))
         self._store.delete_key(key)
         return {name: Written(**written) for name, written in told["files"].items()}, told["reason"]
+
+
+def wait_for_key(store: Store, key: str, is_given_up: threading.Event | None = None) -> bool:
+    """Wait until a key is in the ranks' store; whether it is, since this `is_given_up` at some time."""
+    pause, is_given_up = SHORTEST_POLL, is_given_up or threading.Event()
+    while not store.check([key]):  # never a wait, during which some stores serve nobody else
+        if is_given_up.wait(pause):
+            return False
+        pause = min(2 * pause, LONGEST_POLL)
+    return True
 
 
 def take_name(partial: Path, target: Path, token: str) -> None:

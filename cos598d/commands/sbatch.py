@@ -163,6 +163,11 @@ def _where_it_goes_on(words: Sequence[str], ranks: int) -> str:
             f"--resume {given.resume}: a job that comes back from the queue would begin there again; "
             f"give the run's folder as --output_dir, and leave --resume out."
         )
+    if given.overwrite_output_dir:
+        raise UsageError(
+            "--overwrite_output_dir: a job that comes back from the queue would begin again; remove the folder, or "
+            "name another one, and leave it out."
+        )
     config = config_from(task | run_values(given))
     # Whether there is a GPU is seen on the nodes.
     replace(config, backend="gloo").check(ranks)

@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from cos598d.checkpoints import AUTO, FOLDER
+from cos598d.checkpoints import AUTO, FOLDER, whole_in
 from cos598d.commands.rank_flags import identity_from, restarts_from
 from cos598d.commands.run_flags import add_run_options, run_values
 from cos598d.config import RunConfig, config_from, folder_name
@@ -51,13 +51,20 @@ def run(options: argparse.Namespace) -> int:
     if folder is None:  # each start would make a new one
         folder = folder_name(config, options.world_size, f"{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}")
         words += ["--output_dir", str(folder)]
+    before = whole_in(folder / FOLDER)
     return start_local_workers(
-        options.world_size, options.master_port, words, max_restarts, lambda: _words_again(config, folder)
+        options.world_size, options.master_port, words, max_restarts, lambda: _words_again(config, folder, before)
     )
 
 
-def _words_again(config: RunConfig, folder: Path) -> list[str]:
-    """The further flags of ranks that are started again: they go on in `folder`, from its newest checkpoint."""
-    if config.resume in (None, AUTO) or any((folder / FOLDER).glob("*")):
-        return ["--resume", AUTO, "--output_dir", str(folder)]
-    return ["--overwrite_output_dir"]  # from the checkpoint that was named, since nothing has been saved here
+def _words_again(config: RunConfig, folder: Path, before: set[tuple[str, int]]) -> list[str]:
+    """The further flags of ranks that are started again: they go on in `folder`, from its newest checkpoint.
+
+    Where nothing has been saved there that was not `before`, a run begins anew if it was to, and one that goes on from
+    elsewhere does so once more.
+    """
+    begins_anew = config.resume is None and config.overwrite_output_dir
+    goes_on_from_elsewhere = config.resume not in (None, AUTO)
+    if (begins_anew or goes_on_from_elsewhere) and not whole_in(folder / FOLDER) - before:
+        return ["--overwrite_output_dir"]
+    return ["--resume", AUTO, "--output_dir", str(folder)]

@@ -13,6 +13,7 @@ from cos598d.comm.watched import watched
 from cos598d.engines.engine import Engine, need
 from cos598d.engines.torch_fsdp import TorchFSDP, check_parameters, fully_sharded
 from cos598d.errors import UsageError
+from cos598d.records.kinds import COUNT, Fields, ListOf, expect
 from cos598d.strategies.base import MakeOptimizer, Module
 from cos598d.strategies.formula import Expected, Job
 from cos598d.strategies.replicated import replicated_memory
@@ -157,6 +158,7 @@ class Fabric(TorchFSDP):
         if not self.is_cut and facts.get("arrival") is not None:
             trained = [p for p in self.model.parameters() if p.requires_grad]
             with own_state_of(self.comm.rank):
+                expect(facts, Fields({"arrival": ListOf(COUNT)}))
                 rehearse(self._wrapped._forward_module, trained, facts["arrival"])
                 self._reducer.resume(1)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from cos598d.errors import UserError
 from cos598d.locks import locked
+from cos598d.measure.live import was_left
 
 
 @contextlib.contextmanager
@@ -25,6 +26,11 @@ def claim_folder(folder: Path, overwrite: bool, locks: bool = True, flag: str = 
         if locks and not claim.enter_context(locked(folder)):
             raise UserError(f"{flag} {folder} is in use by another run: choose another folder.")
         # Only now, when nobody else can have looked meanwhile.
+        if not overwrite and flag == "--output_dir" and was_left(folder):
+            raise UserError(
+                f"{flag} {folder} has a run that did not end well: go on with it by --resume auto, begin anew with "
+                "--overwrite_output_dir, or choose another folder."
+            )
         if not overwrite and any(folder.iterdir()):
             remedy = " or add --overwrite_output_dir" if flag == "--output_dir" else ""
             raise UserError(f"{flag} {folder} is not empty: choose another folder{remedy}.")

@@ -11,8 +11,9 @@ import psutil
 import torch
 
 from cos598d.files import parse_json
+from cos598d.records.kinds import OrNone
 from cos598d.records.run import NETWORK
-from cos598d.records.schema import OrNone, check
+from cos598d.records.schema import check
 
 PACKAGES = ("torch", "pytorch-transformers", "numpy", "tokenizers", "safetensors", "huggingface_hub", "scikit-learn")
 

@@ -2,14 +2,15 @@
 
 import contextlib
 import errno
+import fnmatch
 import os
 import shutil
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from cos598d.files import whole_file
-from cos598d.records.live import LIVE
+from cos598d.files import sync_to_disk, whole_file
+from cos598d.records.live import ATTEMPTS, EPOCHS, EVALUATIONS, LIVE, ROWS, SETTING
 
 # A disk that is full now may not be so soon, as when a checkpoint that did not fit is taken away again.
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -21,7 +22,18 @@ def clear(folder: Path) -> None:
 
     For a run that begins anew: each of its ranks calls it, before any of them makes its files.
     """
-    shutil.rmtree(folder / LIVE, ignore_errors=True)
+    if was_left(folder):
+        shutil.rmtree(folder / LIVE, ignore_errors=True)
+
+
+def was_left(folder: Path) -> bool:
+    """Whether a run that did not end well has left its rows in `folder`, or what was to become some."""
+    try:
+        names = os.listdir(folder / LIVE)
+    except OSError:
+        return False
+    known = [name.format(rank="*") for name in (*ROWS, ATTEMPTS, SETTING, EPOCHS, EVALUATIONS)]
+    return not names or any(fnmatch.fnmatchcase(name, one) for name in names for one in known)
 
 
 class LiveFile:
@@ -67,14 +79,15 @@ class LiveFile:
         self.write("".join(lines))
 
     def complete(self) -> None:
-        """Bring all of it to the disk: one that is full raises here at the latest."""
-        with self._lock, self._named():
-            self._hand_over()
+        """Bring all of it to the disk: one that is full raises here at the latest. Others may write meanwhile."""
+        with self._named():
+            with self._lock:
+                self._hand_over()
+                descriptor = os.dup(self._descriptor)
             try:
-                os.fsync(self._descriptor)  # over a network, or with a quota, a full disk raises only here
-            except OSError as error:
-                if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):  # not supported there
-                    raise
+                sync_to_disk(descriptor)  # over a network, or with a quota, a full disk raises only here
+            finally:
+                os.close(descriptor)
 
     def publish(self, target: Path) -> None:
         """Give it the name `target`, in place of an older file. Nothing may be written after this."""
@@ -123,6 +136,8 @@ def take_up(path: Path, size: int, others: Iterable[Path]) -> int:
                 while part := source.read(min(left, 2**20)):
                     target.write(part)
                     left -= len(part)
+                target.flush()
+                sync_to_disk(target.fileno())
             return size
     return _whole_rows(path, size)
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from cos598d.files import sync_folder
 from cos598d.measure.live import LiveFile, take_up
 from cos598d.records.live import EPOCHS, EVALUATIONS, LIVE, MONITOR_ROWS, ROWS
 
@@ -42,9 +43,10 @@ class RankFiles:
         return {name: file.size for name, file in self.by_name.items() if name != EPOCHS}
 
     def complete(self) -> None:
-        """Bring all rows whole to the disk."""
+        """Bring all rows whole to the disk, under their names there."""
         for file in self.by_name.values():
             file.complete()
+        sync_folder(self.live)
 
     def publish(self) -> None:
         """Give the files of rows their names in the run's folder, in place of an earlier run's; epochs stay."""

@@ -10,8 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from cos598d.comm.ledger import Ledger, Totals
-from cos598d.errors import UserError
-from cos598d.files import GrowingFile, json_text, write_json
+from cos598d.files import json_text, write_json
 from cos598d.measure.attempts import Attempts, find_earlier, why
 from cos598d.measure.earlier import Earlier, Position
 from cos598d.measure.figures import read_back, run_figures
@@ -19,28 +18,15 @@ from cos598d.measure.host import peak_gpu_bytes, peak_memory_bytes
 from cos598d.measure.live import clear
 from cos598d.measure.monitor import Monitor
 from cos598d.measure.rank_files import RankFiles, bring_departed, publish_departed, remove_published
+from cos598d.measure.refusals import NOTHING_DONE, OLD_IS_GONE, told
+from cos598d.measure.staged import Staged
 from cos598d.measure.tally import Tally
 from cos598d.measure.tensorboard import FOLDER, Board
 from cos598d.measure.thinning import Detail
 from cos598d.measure.totals import epoch_traffic
 from cos598d.records.ledger_rule import AUTO
-from cos598d.records.live import (
-    ATTEMPTS,
-    COMMUNICATION,
-    EPOCHS,
-    EVALUATIONS,
-    HOST,
-    ITERATIONS,
-    LIVE,
-    SETTING,
-    WIRE,
-)
+from cos598d.records.live import ATTEMPTS, COMMUNICATION, EPOCHS, EVALUATIONS, HOST, ITERATIONS, LIVE, SETTING, WIRE
 from cos598d.records.run import EVALUATION, read_table
-
-# What stands in the folder when a file cannot be written: at the begin, before `remove_old`, and after it.
-NOTHING_DONE = "this run has left nothing in {folder}, and an earlier run's files are still there."
-OLD_STANDS = "this run's rows so far stay in {folder}/live, and an earlier run's files are still there."
-OLD_IS_GONE = "the record in {folder} is incomplete, and the earlier run's is already gone."
 
 
 class RunRecord:
@@ -84,10 +70,10 @@ class RunRecord:
         self.remark: str | None = None
 
     def __enter__(self) -> "RunRecord":
-        self._staged: list[GrowingFile] = []
+        self._staged = Staged()
         self._attempts: Attempts | None = None
         self._is_published = False
-        with self._on_disk(NOTHING_DONE), self._cleared_if_it_fails():
+        with told(self.folder, NOTHING_DONE), self._cleared_if_it_fails():
             live = self.folder / LIVE
             live.mkdir(parents=True, exist_ok=True)
             if self.rank == 0:
@@ -109,8 +95,7 @@ class RunRecord:
             self._monitor.stop()
         if self._board:
             self._board.close()
-        for file in self._staged:
-            file.close()
+        self._staged.close()
         self._files.close()
         if self._attempts and not self._is_published:
             if self._attempts.all[-1]["why"] is None:
@@ -122,7 +107,7 @@ class RunRecord:
 
     def describe(self, files: Mapping[str, Any], setting: Mapping[str, Any]) -> None:
         """Rank 0: write `files` (JSON values by their names) and the summary's facts, for who looks on meanwhile."""
-        with self._on_disk(NOTHING_DONE):
+        with told(self.folder, NOTHING_DONE):
             for name, value in {**files, SETTING: setting}.items():
                 write_json(self.folder / LIVE / name, value)
 
@@ -133,7 +118,7 @@ class RunRecord:
 
     def position(self) -> Position:
         """Where this rank's record stands between two iterations (JSON), for `resume`."""
-        with self._on_disk():
+        with told(self.folder):
             self._flush()
         found = {
             "iteration": self.iterations,
@@ -179,15 +164,19 @@ class RunRecord:
         """The global batch's loss in every iteration so far, as the rows of rank 0 have it."""
         return list(read_back(self._iterations.path, "loss")["loss"])
 
+    def to_disk(self) -> None:
+        """Bring the rows so far to the disk, from whichever thread, so that a power cut spares them. Raises OSError."""
+        self._files.complete()
+
     def complete(self) -> None:
         """Bring this rank's rows whole to the disk. After this, when it went well on every rank, `publish` has room."""
-        with self._on_disk():
+        with told(self.folder):
             self._flush()
             self._files.complete()
 
     def publish(self) -> None:
         """Give this rank's rows their names in the run's folder, in place of an earlier run's."""
-        with self._on_disk(OLD_IS_GONE):
+        with told(self.folder, OLD_IS_GONE):
             self._flush()
             self._files.publish()
         self._is_published = True
@@ -203,16 +192,6 @@ class RunRecord:
             if not self.iterations:
                 clear(self.folder)
             raise
-
-    @contextlib.contextmanager
-    def _on_disk(self, remains: str = OLD_STANDS) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise UserError(
-                f"{error.filename} cannot be written ({error.strerror}): make room there or choose another "
-                f"--output_dir; {remains.format(folder=self.folder)}"
-            ) from None
 
     def begin_training(self) -> None:
         """What travels from now on is training's. Called before every iteration: it does something after a pause."""
@@ -234,7 +213,7 @@ class RunRecord:
         self.iterations = facts["iteration"]
         counted = self._monitor.end_iteration(self.iterations) if self._monitor else None
         row = facts | self._tally.iteration(facts, seconds, phases, self.ledger.moved(self.iterations), counted)
-        with self._on_disk():
+        with told(self.folder):
             row |= asdict(self._flush().get(self.iterations, Totals()))
             if (written := self._detail.of_row(row)) is not None:
                 self._iterations.write(json.dumps(written) + "\n")
@@ -264,7 +243,7 @@ class RunRecord:
 
     def _show(self, name: str, row: dict[str, Any]) -> None:
         if self.rank == 0:
-            with self._on_disk():
+            with told(self.folder):
                 self._files.file(name).write(json.dumps(row) + "\n")
 
     def share(self) -> dict[str, Any]:
@@ -274,7 +253,7 @@ class RunRecord:
         """
         if self._monitor:
             self._monitor.stop()
-        with self._on_disk():
+        with told(self.folder):
             self._flush()
         return self._tally.share(self._monitor.interface if self._monitor else None) | {
             "ledger": self.ledger.position(),
@@ -296,18 +275,14 @@ class RunRecord:
         texts = {name: json_text(value) for name, value in others.items()}
         texts[EPOCHS] = "".join(json.dumps(epoch) + "\n" for epoch in self.epochs)
         texts["summary.json"] = json_text(facts | found)
-        with self._on_disk():
-            for name, text in texts.items():
-                self._staged.append(GrowingFile(self.folder / name))
-                self._staged[-1].write(text)
-                self._staged[-1].complete()
+        with told(self.folder):
+            self._staged.write(self.folder, texts)
 
     def publish_summary(self) -> None:
         """Rank 0, when all rows have their names: give what is staged its own, the summary last."""
-        with self._on_disk(OLD_IS_GONE):
+        with told(self.folder, OLD_IS_GONE):
             publish_departed(self.folder, self.world_size)
-            for file in self._staged:
-                file.publish()
+            self._staged.publish()
         self._clear_up()
 
     def _clear_up(self) -> None:

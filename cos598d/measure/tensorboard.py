@@ -25,12 +25,12 @@ def check_tensorboard() -> None:
 
 
 class Board:
-    """One rank's scalars: of every iteration by its number, of every epoch by its own. An earlier run's vanish first;
-    where this one goes on `after` an iteration, only those of later ones.
+    """One rank's scalars, all by the number of an iteration, an epoch's by that of its last. An earlier run's vanish
+    first; where this one goes on `after` an iteration, only those of later ones.
 
     loss, learning_rate; seconds/iteration and seconds/PHASE; bytes/predicted_sent, bytes/counted_sent and the same
-    received (this rank's; `cos598d/measure/totals.py` says what they include); epoch/loss and epoch/METRIC; and
-    evaluation/METRIC of every evaluation, an epoch's too, by the iteration it came after. LOSSES share a chart.
+    received (this rank's; `cos598d/measure/totals.py` says what they include); epoch/loss and epoch/METRIC, and
+    evaluation/METRIC of every evaluation, an epoch's too, by the iteration they came after. LOSSES share a chart.
     """
 
     def __init__(self, record: Path, after: int = 0):
@@ -63,7 +63,7 @@ class Board:
         """Show an epoch's mean loss, metrics and seconds of evaluation."""
         for name, value in facts.items():
             if isinstance(value, float):
-                self._writer.add_scalar(f"epoch/{name}", value, facts["epoch"])
+                self._writer.add_scalar(f"epoch/{name}", value, facts["last_iteration"])
         self.evaluation(facts | {"iteration": facts["last_iteration"]})
 
     def evaluation(self, facts: dict[str, Any]) -> None:

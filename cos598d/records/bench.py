@@ -5,8 +5,7 @@ from typing import Any
 
 from cos598d.errors import UserError
 from cos598d.records.conventions import BY_COUNTERS, BY_LEDGER
-from cos598d.records.run import ENVIRONMENT, HELD, MOMENTS, RANKS, memory_of
-from cos598d.records.schema import (
+from cos598d.records.kinds import (
     COUNT,
     FLAG,
     NOT_NEGATIVE,
@@ -19,9 +18,9 @@ from cos598d.records.schema import (
     MapOf,
     OneOf,
     OrNone,
-    check,
-    read,
 )
+from cos598d.records.run import ENVIRONMENT, HELD, MOMENTS, RANKS, memory_of
+from cos598d.records.schema import check, read
 
 FILE_NAME = "bench.json"
 REMEDY = "measure again"

@@ -7,7 +7,7 @@ from typing import Any
 
 from cos598d.errors import UserError
 from cos598d.records.conventions import BY_COUNTERS, BY_LEDGER, CHECKPOINT, PHASES
-from cos598d.records.schema import (
+from cos598d.records.kinds import (
     COUNT,
     FLAG,
     NOT_NEGATIVE,
@@ -24,10 +24,8 @@ from cos598d.records.schema import (
     OneOf,
     OrNone,
     Row,
-    check,
-    read,
-    read_rows,
 )
+from cos598d.records.schema import check, read, read_rows
 
 # Of these every record has seconds; records of older versions know of no checkpoint.
 _OLD_PHASES = [f"seconds_{phase}" for phase in PHASES if phase != CHECKPOINT]

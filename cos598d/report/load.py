@@ -8,6 +8,7 @@ from typing import Any
 from cos598d.errors import UserError
 from cos598d.records.conventions import WARM_UP
 from cos598d.records.facts import OF_RUNS, OF_WORK, collect
+from cos598d.records.kinds import NUMBER, Kind
 from cos598d.records.live import COMMUNICATION, HOST, ITERATIONS, LIVE, WIRE
 from cos598d.records.run import (
     CONFIG,
@@ -20,7 +21,6 @@ from cos598d.records.run import (
     read_summary,
     read_table,
 )
-from cos598d.records.schema import NUMBER, Kind
 from cos598d.records.unfinished import live_folder, read_unfinished
 from cos598d.report.repeats import what_was_asked
 from cos598d.report.series import Series, find_calls, read_calls

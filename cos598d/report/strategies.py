@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from cos598d.records.conventions import NOT_METRICS
+from cos598d.records.kinds import NUMBER, POSITIVE, SIZE, TEXT, Fields, ListOf, OrNone
 from cos598d.records.run import MEMORY, REMEDY
-from cos598d.records.schema import NUMBER, POSITIVE, SIZE, TEXT, Fields, ListOf, OrNone, check
+from cos598d.records.schema import check
 from cos598d.report.bytes_from import BYTES_FROM, bytes_from, is_in_ledger
 from cos598d.report.fairness import work_remark
 from cos598d.report.load import Run, is_number, load_run_as

@@ -10,6 +10,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
 from cos598d.comm.ledger import dtype_name
+from cos598d.records.kinds import TEXT, Fields, MapOf, expect
 from cos598d.shard.held import held_by_zero3
 from cos598d.shard.sharded import Sharded
 from cos598d.shard.units import Unit, layers, looked_up, owners, read_in_backward
@@ -131,9 +132,10 @@ class Zero3(Sharded):
     def load_own_state(self, facts: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
         super().load_own_state(facts, tensors)
         with own_state_of(self.comm.rank):
-            layer = self._model.get_submodule
-            self._after = {layer(name): layer(other) for name, other in facts["after"].items()}
-            self._before = {layer(name): layer(other) for name, other in facts["before"].items()}
+            expect(facts, Fields({"after": MapOf(TEXT), "before": MapOf(TEXT)}))
+            layers = {name: layer for name, layer in self._model.named_modules() if layer in self._units}
+            self._after = {layers[name]: layers[other] for name, other in facts["after"].items()}
+            self._before = {layers[name]: layers[other] for name, other in facts["before"].items()}
 
     def settle(self) -> None:
         self._stay = True

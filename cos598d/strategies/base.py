@@ -166,7 +166,8 @@ class Strategy:
 
     @property
     def own_is_lost(self) -> str | None:
-        """What begins afresh where no own state is loaded, in words; None where that is nothing to be missed."""
+        """What is not carried over where a run goes on without its own state, with other ranks or under another
+        strategy, in words; None where that is nothing to be missed."""
         return None
 
     @property

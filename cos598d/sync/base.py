@@ -264,7 +264,7 @@ class GradientSync:
 
     @property
     def own_is_lost(self) -> str | None:
-        """What begins afresh where a run goes on without its `own_state`, in words; None where that is nothing."""
+        """What is not carried over where a run goes on without its `own_state`, in words; None for nothing."""
         return None
 
     def detach(self) -> None:

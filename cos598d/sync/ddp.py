@@ -18,6 +18,7 @@ from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import GRADIENTS
 from cos598d.comm.watched import watched
 from cos598d.errors import UsageError
+from cos598d.records.kinds import COUNT, FLAG, Fields, Kind, ListOf, OrNone, expect
 from cos598d.sync.base import DEFAULTS, GradientSync, SyncOptions
 from cos598d.sync.buckets import MIB
 from cos598d.sync.cost import Cost, Sizes, Step, Tensor, Travel
@@ -34,6 +35,12 @@ HOOKS = {"fp16": (fp16_compress_hook, torch.float16), "bf16": (bf16_compress_hoo
 POWERSGD = ("error_dict", "p_memory_dict", "q_memory_dict")
 # Steps of plain averages before powersgd and post_localsgd begin: torch lays its buckets anew after the first.
 PLAIN_STEPS = 10
+# What `own_state` says beside the hook's steps.
+OWN: dict[str, Kind] = {
+    "arrival": OrNone(ListOf(COUNT)),
+    **dict.fromkeys(("steps", "steps_made"), COUNT),
+    "replicas_equal": FLAG,
+}
 
 
 class DDP(GradientSync):
@@ -248,6 +255,8 @@ class DDP(GradientSync):
         return facts, tensors
 
     def load_own_state(self, facts: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        hook_steps = COUNT if self._kept is not None else OrNone(COUNT)
+        expect(facts, Fields(OWN | {"hook_steps": hook_steps}))
         if facts["arrival"] is not None:
             rehearse(self._attached, [p for _, p in self.parameters], facts["arrival"])
         self._reducer.resume(facts["steps"])

@@ -5,7 +5,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from cos598d.records.kinds import COUNT, FLAG, Fields, expect
 from cos598d.sync.base import GradientSync
+
+OWN = Fields({"steps": COUNT, "replicas_equal": FLAG})
 
 
 class LocalSGD(GradientSync):
@@ -13,7 +16,8 @@ class LocalSGD(GradientSync):
 
     1. In every step each rank steps by the gradient of its own share of the global batch, clipped by its own norm.
     2. After every H-th step (`--sync_every H`), and before the model is evaluated or saved, all ranks average
-       their weights, in one buffer, by a ring all-reduce. What the optimizer remembers stays each rank's own.
+       their weights, in one buffer, by a ring all-reduce. What the optimizer remembers stays each rank's own; a run
+       that goes on with other ranks, or under another sync, does with rank 0's.
     3. Under fp16 the ranks agree in every step on whether any of them overflowed, by an all-reduce of 4 bytes: they
        leave out the same steps, so that loss scales and learning rates stay alike.
 
@@ -57,11 +61,17 @@ class LocalSGD(GradientSync):
         return {"steps": self._steps, "replicas_equal": self.replicas_equal}, {}
 
     def load_own_state(self, facts: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        expect(facts, OWN)
         self._steps, self.replicas_equal = facts["steps"], facts["replicas_equal"]
 
     @property
     def own_is_lost(self) -> str | None:
-        return "what each rank has learned by itself since the last average, and its optimizer's state,"
+        if self.comm.world_size == 1:
+            return None
+        return (
+            "what each rank had of its own (weights since the last average, and its optimizer's state: the average "
+            "goes on, with rank 0's optimizer)"
+        )
 
     def _average_weights(self) -> None:
         self.replicas_equal = True

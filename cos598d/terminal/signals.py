@@ -28,8 +28,12 @@ class Requests:
     """Signals of ENDING as requests: within the context the first is only noted, as `first`, and nothing ends.
 
     Schedulers repeat theirs, so a further one is noted too; but a Ctrl-C that is not the first raises KeyboardInterrupt
-    at once. What ignored a signal before goes on ignoring it. One at a time; for the main thread.
+    at once. What ignored a signal before goes on ignoring it. Where the first `is_met` when the context ends, further
+    ones but a Ctrl-C are ignored from then on: the process leaves with what it has saved. One at a time; for the main
+    thread.
     """
+
+    is_met = False
 
     _current: "Requests | None" = None
 
@@ -48,7 +52,7 @@ class Requests:
     def __exit__(self, *_: Any) -> None:
         Requests._current = None
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_IGN if self.is_met and number != signal.SIGINT else handler)
 
     def _note(self, number: int, _: FrameType | None) -> None:
         if self.first is not None and number == signal.SIGINT:

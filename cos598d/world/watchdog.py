@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from cos598d.errors import UserError
+from cos598d.errors import UsageError, UserError
 from cos598d.terminal.printable import printable
 from cos598d.terminal.signals import is_noted
 from cos598d.world.channel import READ_BYTES
@@ -96,8 +96,10 @@ class Watchdog:
     def _children(self) -> set[int]:
         return {neighbour.rank for neighbour in self._neighbours.values()} - {self._parent}
 
-    def fail(self, sentence: str) -> None:
-        """Tell the other ranks that this one stops, and why. The caller then ends the process.
+    def fail(self, sentence: str, exit_code: int = 1) -> None:
+        """Tell the other ranks that this one stops, and why. The caller then ends the process, by `exit_code`.
+
+        The others do by the same where it says that no other start could do better, else by 1.
 
         Does not return when the process is ending already, with another sentence.
         """
@@ -106,7 +108,7 @@ class Watchdog:
             self._leaving.set()
         if not is_first and threading.current_thread() is not self._thread:
             self._thread.join()
-        self._tell({"failed": self.rank, "sentence": printable(sentence)})
+        self._tell({"failed": self.rank, "sentence": printable(sentence), "exit_code": exit_code})
 
     @property
     def waited_for(self) -> str:
@@ -219,7 +221,11 @@ class Watchdog:
             return
         self._tell(message, but=sender)
         sentence = printable(message["sentence"])
-        self._end(sentence if "lost" in message else f"stopped because rank {int(message['failed'])} did: {sentence}")
+        if "lost" in message:
+            self._end(sentence)
+        else:
+            exit_code = UsageError.exit_code if message.get("exit_code") == UsageError.exit_code else 1
+            self._end(f"stopped because rank {int(message['failed'])} did: {sentence}", exit_code)
 
     def _on_waiting(self, sender: int, waits: Sequence, asked: Sequence | None) -> None:
         """Another rank waits for long, or (`asked`) waits too, and has not begun what this one has asked for."""
@@ -242,9 +248,9 @@ class Watchdog:
             self.fail(sentence)
             exit_now(self.rank, sentence, 128 + number)
 
-    def _end(self, sentence: str) -> None:
+    def _end(self, sentence: str, exit_code: int = 1) -> None:
         with self._lock:
             if self._leaving.is_set():  # the main thread says already why
                 return
             self._leaving.set()
-        exit_now(self.rank, sentence, 1)
+        exit_now(self.rank, sentence, exit_code)

@@ -1,0 +1,99 @@
+"""What a checkpoint's JSON files say of a run, field by field: where its training stood, and where its record did."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from cos598d.records.kinds import (
+    COUNT,
+    NOT_NEGATIVE,
+    NUMBER,
+    TEXT,
+    WHOLE,
+    Fields,
+    Kind,
+    ListOf,
+    MapOf,
+    Number,
+    OrNone,
+    Row,
+    Wrong,
+)
+from cos598d.records.run import ATTEMPT, EPOCH
+
+# What the ranks know together of a strategy: see `Strategy.scalars`.
+SCALARS = Fields({}, {"loss_scale": Number("a number of at least 1", least=1), "good_steps": COUNT})
+EARLY_STOPPING = Fields({"metric": TEXT, "best": OrNone(NUMBER), "best_iteration": COUNT, "waited": COUNT})
+
+# Of a record, what each of the parts that go on has summed up so far.
+_BYTES = Row((COUNT, COUNT))  # sent and received
+_COUNTERS = Row((COUNT,) * 4)  # bytes and packets, sent and received
+_TRAFFIC_SUMS = Fields({"iterations": COUNT, "predicted": _BYTES, "known": COUNT, "counted": _COUNTERS})
+_TRAFFIC = Fields(
+    {
+        "epochs": MapOf(_TRAFFIC_SUMS, "an object whose names are epochs", names=r"\d{1,18}"),
+        "first": _TRAFFIC_SUMS,
+        "later": _TRAFFIC_SUMS,
+        "last": OrNone(Row((COUNT, _BYTES, OrNone(_COUNTERS)))),
+    }
+)
+_WALL_SUMS = Fields({"wall": NUMBER, "clock": NUMBER, "examples": COUNT}, alone=True)
+_TALLY = Fields(
+    {
+        "means": Row((ListOf(COUNT, count=2), ListOf(MapOf(WHOLE), count=2))),
+        "traffic": _TRAFFIC,
+        "wall": Fields({"iterations": COUNT, "epoch": _WALL_SUMS, "run": _WALL_SUMS}),
+    }
+)
+_LEDGER = Fields({"by_purpose": MapOf(Row((COUNT,) * 4)), "entered": COUNT, "written": COUNT})
+_THINNED = Row((COUNT, WHOLE, Number("0 or 1", is_whole=True, least=0, most=1)))
+_DETAIL = Fields(dict.fromkeys(("calls", "iterations", "spans", "wire"), _THINNED))
+_MONITOR = Fields({"seconds": NOT_NEGATIVE, "process_cpu_seconds": NUMBER, "total": _COUNTERS, "counted": _COUNTERS})
+
+
+def training_after(iteration: int) -> Kind:
+    """What a training is that is saved after `iteration`, all ranks' part of it."""
+    return Fields({"position": _Position(iteration), "early_stopping": EARLY_STOPPING, "facts": Fields()})
+
+
+def facts_after(iteration: int, rank: int) -> Kind:
+    """What `rank` alone says then: where its part of the record stands, and on rank 0 what it has of others."""
+    record = _record(_exactly(iteration))
+    if rank == 0:
+        departed = MapOf(Fields(_record(_up_to(iteration))), "an object whose names are ranks", names=r"0|[1-9]\d{0,4}")
+        record |= {"epochs": ListOf(EPOCH), "attempts": ListOf(ATTEMPT), "departed": departed}
+    return Fields({"record": Fields(record)})
+
+
+def _record(iteration: Kind) -> dict[str, Kind]:
+    sums = {"tally": _TALLY, "ledger": _LEDGER, "detail": _DETAIL, "monitor": OrNone(_MONITOR)}
+    return {"iteration": iteration, "files": MapOf(COUNT), **sums}
+
+
+def _exactly(number: int) -> Number:
+    return Number(f"{number}", is_whole=True, least=number, most=number)
+
+
+def _up_to(number: int) -> Number:
+    return Number(f"a whole number from 0 to {number}", is_whole=True, least=0, most=number)
+
+
+@dataclass(frozen=True)
+class _Position(Kind):
+    """Where a training stands after `iteration`; what was not evaluated yet belongs to an epoch that is not over."""
+
+    iteration: int
+
+    @property
+    def wanted(self) -> str:
+        return "an object"
+
+    def fits(self, value: Any) -> bool:
+        return isinstance(value, dict)
+
+    def check(self, value: Any) -> None:
+        up_to = _up_to(self.iteration)
+        fields: dict[str, Kind] = dict.fromkeys(("stepped", "evaluated", "epoch_iterations"), up_to)
+        fields |= {"iteration": _exactly(self.iteration), "epoch_loss": NUMBER}
+        Fields(fields, alone=True).check(value)
+        if value["evaluated"] < self.iteration and not value["epoch_iterations"]:
+            raise Wrong(0, "a whole number of at least 1", "epoch_iterations")

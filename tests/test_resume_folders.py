@@ -1,0 +1,196 @@
+"""Whose folder it is in which a run goes on or begins anew: nothing of anybody else's goes, nor of the run's."""
+
+import json
+import shutil
+from dataclasses import asdict
+
+import pytest
+import torch
+from lives import BASE, Lines, checkpoints_in, live
+from saved_states import save_all
+from test_unfinished import SETTING
+from worlds import run_ranks
+
+from cos598d.checkpoints import FOLDER, find, has_checkpoints, remove_all, whole_in
+from cos598d.checkpoints.layout import step_name
+from cos598d.comm.communicator import Communicator
+from cos598d.commands.sbatch import _command
+from cos598d.commands.train import _words_again
+from cos598d.config import RunConfig
+from cos598d.errors import UsageError, UserError
+from cos598d.measure.claim import claim_folder
+from cos598d.resume import find_checkpoint, how_to_go_on, is_ours, open_record, say_if_finished
+
+COMM = Communicator(None, "gloo", torch.device("cpu"))
+TOKEN = "0123456789abcdef"
+
+
+def config(**values):
+    return RunConfig(**{"do_train": True, "do_eval": True, "resume": "auto", **values})
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The folder of a run of 4 steps that has ended well, with its checkpoints, as far as a record tells."""
+    folder = tmp_path_factory.mktemp("finished")
+    run_ranks(1, live, str(folder), {"sync": "none", "max_steps": 4, "save_steps": 2}, seconds=90)
+    return folder
+
+
+def test_a_folder_that_holds_somebody_else_s_checkpoints_is_not_ours(tmp_path):
+    theirs = tmp_path / FOLDER / "checkpoint-500"
+    theirs.mkdir(parents=True)
+    (theirs / "weights").write_text("precious")
+    (tmp_path / "live").mkdir()
+    (tmp_path / "live" / "concert.wav").write_text("precious")
+    assert not is_ours(tmp_path, config())
+    with pytest.raises(UserError, match="is not empty"):
+        claim_folder(tmp_path, is_ours(tmp_path, config())).__enter__()
+    remove_all(tmp_path / FOLDER)
+    assert (theirs / "weights").exists()
+
+
+@pytest.mark.parametrize("name", [f"{FOLDER}/{step_name(4)}", f"{FOLDER}/.{step_name(4)}.{TOKEN}.partial", "live"])
+def test_a_folder_that_a_run_of_ours_has_left_is_ours_and_one_that_goes_on_from_elsewhere_s_is_not(name, tmp_path):
+    (tmp_path / name).mkdir(parents=True)
+    assert is_ours(tmp_path, config())
+    assert is_ours(tmp_path, config(resume=str(tmp_path / ".." / tmp_path.name))) == name.startswith(FOLDER)
+    assert not is_ours(tmp_path, config(resume=str(tmp_path / "other")))
+    assert not is_ours(tmp_path, config(resume=None))
+
+
+def test_a_run_that_begins_anew_takes_away_ours_alone_through_a_link_too(tmp_path):
+    scratch = tmp_path / "scratch"
+    save_all(scratch, COMM, 3, 5)
+    (scratch / "notes.txt").write_text("precious")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / FOLDER).symlink_to(scratch)
+    open_record(tmp_path / "run", config(resume=None, overwrite_output_dir=True), COMM, None)
+    assert [path.name for path in scratch.iterdir()] == ["notes.txt"]
+    remove_all(tmp_path / "nowhere")
+    save_all(tmp_path / "own", COMM, 3)
+    remove_all(tmp_path / "own")
+    assert not (tmp_path / "own").exists()
+
+
+def test_an_earlier_run_s_checkpoint_that_cannot_be_removed_is_told(tmp_path, monkeypatch):
+    save_all(tmp_path / FOLDER, COMM, 3)
+
+    def refuse(path, *_, **__):
+        raise OSError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("cos598d.checkpoints.prune.remove", refuse)
+    with pytest.raises(UserError, match="an earlier run's checkpoint cannot be removed .*Permission denied"):
+        open_record(tmp_path, config(resume=None, overwrite_output_dir=True), COMM, None)
+
+
+def test_a_checkpoint_that_was_about_to_be_replaced_when_its_run_was_killed_is_found(tmp_path):
+    save_all(tmp_path / FOLDER, COMM, 3)
+    place = tmp_path / FOLDER / step_name(3)
+    place.rename(place.with_name(f".{step_name(3)}.{TOKEN}.old"))
+    assert has_checkpoints(tmp_path / FOLDER)
+    found = find("auto", tmp_path / FOLDER, COMM)
+    assert (found.path, found.iteration) == (place, 3)
+    # Where the new one has taken the name, that one counts.
+    shutil.copytree(place, place.with_name(f".{step_name(3)}.{TOKEN}.old"))
+    assert find(str(tmp_path), None, COMM).path == place
+    assert whole_in(tmp_path / FOLDER) == {(found.run, 3)}
+
+
+def test_ranks_that_are_started_again_begin_anew_go_on_or_go_on_from_elsewhere(tmp_path):
+    elsewhere = ["--overwrite_output_dir"]
+    here = ["--resume", "auto", "--output_dir", str(tmp_path)]
+    anew = config(resume=None, overwrite_output_dir=True)
+    named = config(resume="old", output_dir=str(tmp_path))
+    assert _words_again(config(resume=None), tmp_path, set()) == here
+    assert _words_again(anew, tmp_path, set()) == elsewhere, "an earlier run's record may stand there"
+    save_all(tmp_path / FOLDER, COMM, 3)
+    before = whole_in(tmp_path / FOLDER)
+    assert _words_again(anew, tmp_path, before) == elsewhere
+    (tmp_path / FOLDER / f".{step_name(4)}.{TOKEN}.partial").mkdir()
+    assert _words_again(named, tmp_path, before) == elsewhere, "half of a checkpoint is none"
+    (tmp_path / FOLDER / f".{step_name(4)}.{TOKEN}.partial").rmdir()
+    save_all(tmp_path / FOLDER, COMM, 4)
+    for one in (anew, named, config()):
+        assert _words_again(one, tmp_path, before) == here
+
+
+def test_what_a_stop_says_is_what_works(tmp_path):
+    named = config(resume="old", output_dir=str(tmp_path))
+    assert how_to_go_on(tmp_path, named) == "start it again as it was started, with --overwrite_output_dir"
+    save_all(tmp_path / FOLDER, COMM, 3)
+    assert "it goes on with --resume auto" in how_to_go_on(tmp_path, named)
+    assert how_to_go_on(tmp_path, config()) == "start it again as it was started, and it goes on"
+
+
+def test_a_job_that_comes_back_does_not_begin_anew():
+    with pytest.raises(UsageError, match=r"^--overwrite_output_dir: a job that comes back"):
+        _command(["train", "--do_train", "--overwrite_output_dir", "--output_dir", "out"], 2)
+
+
+def test_only_the_same_run_is_finished(finished, tmp_path):
+    shutil.copytree(finished, tmp_path / "run")
+    folder, same = tmp_path / "run", config_of(finished)
+    shutil.rmtree(folder / "live")
+    for name in ("config.json", "summary.json"):
+        (folder / name).write_text(json.dumps(record_of(same)[name]))
+    (folder / "model").mkdir()
+    console = Lines(True)
+    assert say_if_finished(folder, same, COMM, console)
+    assert console.lines == [f"the run in {folder} is finished: there is nothing to go on with."]
+    for change, words in (
+        ({"learning_rate": 1e-4}, "--learning_rate was 0.001 and is 0.0001"),
+        ({"max_steps": 8}, "--max_steps was 4 and is 8"),
+        ({"total_train_batch_size": 16}, "--total_train_batch_size was 8 and is 16"),
+    ):
+        other = config_of(finished, **change)
+        with pytest.raises(UsageError, match=f"is finished, and this is another one: {words}. Choose another folder"):
+            say_if_finished(folder, other, COMM, console)
+        assert not say_if_finished(folder, config_of(finished, resume_anyway=True, **change), COMM, console)
+
+
+def test_a_finished_record_without_a_checkpoint_is_not_begun_again(finished, tmp_path):
+    """Made without a model, and asked for with one: there is nothing to go on from."""
+    (tmp_path / "summary.json").write_text("{}")
+    (tmp_path / "iterations.rank0.jsonl").write_text("")
+    assert not is_ours(tmp_path, config_of(finished))
+    with pytest.raises(UsageError, match="and a finished run stands there"):
+        find_checkpoint(tmp_path, config_of(finished), {}, COMM, Lines(True))
+    assert find_checkpoint(tmp_path, config_of(finished, overwrite_output_dir=True), {}, COMM, Lines(True)) is None
+
+
+def config_of(folder, **changes):
+    """The flags of the run in `lives.BASE`'s words."""
+    values = BASE | {"sync": "none", "max_steps": 4, "save_steps": 2, "output_dir": str(folder), "resume": "auto"}
+    return RunConfig(**{**values, **changes})
+
+
+def record_of(its):
+    seconds = dict.fromkeys(("first", "mean", "median", "p90", "interval_95"))
+    summary = SETTING | {"world_size": 1, "total_train_batch_size": its.total_train_batch_size, "iterations": 4}
+    summary |= {"losses": [], "seconds_per_iteration": seconds}
+    phases = ("data", "forward", "backward", "sync", "clip", "step")
+    summary |= {"phases": {f"seconds_{phase}": None for phase in phases}}
+    summary |= dict.fromkeys(("calls_per_iteration", "tensors_per_iteration", "payload_bytes_per_iteration"), 0)
+    summary |= dict.fromkeys(("bytes_sent_per_iteration", "bytes_received_per_iteration"), [0])
+    return {"config.json": asdict(its), "summary.json": summary}
+
+
+def test_evaluation_data_must_be_the_same_where_a_run_ends_by_them(finished, tmp_path):
+    go_on = {"sync": "none", "max_steps": 4, "resume": str(finished)}
+    assert checkpoints_in(finished) == [2, 4]
+    for place, values in enumerate(({"max_eval_examples": 8}, {"early_stopping": "3"})):
+        (found,) = run_ranks(1, live, str(tmp_path / str(place)), go_on | values, seconds=90)
+        assert found["from"] == 4
+    go_on |= {"early_stopping": "3", "max_eval_examples": 8}
+    with pytest.raises(AssertionError, match="the evaluation data are others"):
+        run_ranks(1, live, str(tmp_path / "refused"), go_on, seconds=90)
+
+
+def test_a_dead_run_s_folder_says_what_to_do(tmp_path):
+    (tmp_path / "live").mkdir()
+    (tmp_path / "live" / "attempts.json").write_text("{}")
+    with pytest.raises(
+        UserError, match="has a run that did not end well: go on with it by --resume auto, begin anew with"
+    ):
+        claim_folder(tmp_path, overwrite=False).__enter__()
