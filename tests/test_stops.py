@@ -158,16 +158,16 @@ def test_one_rank_that_is_asked_stops_all_and_the_same_words_go_on(start_ranks, 
 
 
 def test_a_starter_saves_goes_on_and_says_when_there_is_nothing_left(start, tmp_path):
-    words = [script(TASK2B), *TINY, "--max_steps", 400, "--world_size", 2, "--output_dir", "out"]
+    words = [script(TASK2B), *TINY, "--max_steps", 150, "--world_size", 2, "--output_dir", "out"]
     program = start("first", words)
     program.wait_for("iteration 5:")
     program.process.send_signal(signal.SIGUSR1)
     assert program.wait(30) == 75, program.text
     assert "it goes on with --resume auto beside its other flags." in program.text
     again = start("again", [*words, "--resume", "auto"])
-    assert again.wait() == 0, again.text
+    assert again.wait(120) == 0, again.text
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
-    assert summary["iterations"] == 400
+    assert summary["iterations"] == 150
     assert [one["ranks"] for one in summary["attempts"]] == [2, 2]
     assert sum(one["lost_iterations"] for one in summary["attempts"]) == 0
     files = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*") if path.is_file()}
