@@ -1,6 +1,7 @@
 """The errors a user can cause, each of them one sentence."""
 
 import contextlib
+import re
 from collections.abc import Iterator
 
 
@@ -24,6 +25,12 @@ def first_line(error: BaseException) -> str:
     """The first line of what an error says, short enough for a part of a sentence; its type where it says nothing."""
     lines = str(error).strip().splitlines()
     return lines[0].rstrip(".:")[:200] if lines else type(error).__name__
+
+
+def one_line(error: BaseException) -> str:
+    """What an error says, in a line; of a backend's, neither the place in its source nor its guesses at the cause."""
+    text = re.sub(r"\[[^][\s]+\.(cc|cpp|h):\d+\]\s*", "", " ".join(str(error).split()))
+    return text.partition(" This is typically caused by")[0].rstrip(".") or type(error).__name__
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from cos598d.comm import communicator as communication
-from cos598d.errors import UserError
+from cos598d.errors import UserError, one_line
 from cos598d.imports import leave_out_compiler
 from cos598d.terminal.signals import ENDING, GOES_ON
 from cos598d.world.devices import check_gpus_differ, choose_device, choose_threads, gpu_of
@@ -136,22 +136,13 @@ def _explain(error: BaseException, watchdog: Watchdog | None) -> tuple[str, int]
             what = watchdog.waited_for if watchdog else ""
             end = f" while rank {watchdog.rank} waited for {what}" if watchdog and what else ""
             return f"a collective failed: {who} was silent for {int(late[1]) / 1000:g} s (stopped, or stuck?){end}.", 1
-        return f"a collective failed: {_without_place(_one_line(error))}.", 1
+        return f"a collective failed: {one_line(error)}.", 1
     if isinstance(error, OSError) and error.strerror:  # a full disk, a folder that may not be written
         return f"{error.strerror}: {error.filename or 'a file of the record'}.", 1
     # A defect, ours or of a student's sync: where it is matters.
     traceback.print_exception(error)
-    return f"{type(error).__name__}: {_one_line(error)}.", 1
+    return f"{type(error).__name__}: {one_line(error)}.", 1
 
 
 def _stop(number: int, _: Any) -> None:
     raise Stopped(number)
-
-
-def _without_place(text: str) -> str:
-    """A backend's error without the place in its source that it begins with."""
-    return re.sub(r"\[[^][\s]+\.(cc|cpp|h):\d+\]\s*", "", text)
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()).rstrip(".") or type(error).__name__

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from cos598d.comm.ledger import Row
+from cos598d.errors import UserError
 from cos598d.measure import live as live_files
 from cos598d.measure import rank_files
+from cos598d.measure.attempts import why
 from cos598d.measure.record import RunRecord
 from cos598d.records.conventions import PHASES
 from cos598d.records.live import SILENT
@@ -298,3 +300,21 @@ def test_rows_are_on_the_disk_before_a_checkpoint_that_speaks_of_them_is_whole(t
     folder = str(tmp_path / "live")
     assert {f"{folder}/{name}" for name in sizes} | {folder} <= set(synced)
     assert synced[-1] == folder, "the names come last"
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (None, "ended before its work was done"),
+        (UserError("--data_dir none: there is no such folder."), "--data_dir none: there is no such folder."),
+        (KeyError(), "KeyError"),
+        (
+            RuntimeError(
+                "[/built/in/gloo/pair.cc:537] Read error: Connection reset by peer. This is typically caused by X"
+            ),
+            "RuntimeError: Read error: Connection reset by peer",
+        ),
+    ],
+)
+def test_why_an_attempt_ended_is_a_line_of_what_was_said(error, words):
+    assert why(error) == words

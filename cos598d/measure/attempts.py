@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from cos598d.errors import UserError
+from cos598d.errors import UserError, one_line
 from cos598d.files import write_json
 from cos598d.measure.live import last_row
 from cos598d.records.live import ATTEMPTS, FINISHED, ITERATIONS, SILENT
@@ -76,8 +76,10 @@ def why(error: BaseException | None) -> str:
     """Why a run ends that `error` ended, or that ends without one before its work is done."""
     if error is None:
         return "ended before its work was done"
-    text = " ".join(str(error).split())
-    return text if isinstance(error, UserError) else f"{type(error).__name__}: {text}" if text else type(error).__name__
+    if isinstance(error, UserError):
+        return " ".join(str(error).split())
+    said, kind = one_line(error), type(error).__name__
+    return said if said == kind else f"{kind}: {said}"
 
 
 def _last_iteration(rows: Path) -> tuple[int, str | None]:
