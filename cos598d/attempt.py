@@ -10,7 +10,7 @@ from torch import nn
 from cos598d.checkpoints import Checkpoint
 from cos598d.comm.communicator import Communicator
 from cos598d.config import RunConfig
-from cos598d.data.text.features import Features
+from cos598d.data.examples import Examples
 from cos598d.evaluate import Evaluation
 from cos598d.keeper import Keeper
 from cos598d.measure.record import RunRecord
@@ -40,7 +40,7 @@ def attempt(
     comm: Communicator,
     model: nn.Module,
     strategy: Strategy,
-    features: Features,
+    features: Examples,
     evaluation: Evaluation,
     record: RunRecord,
     console: Console,

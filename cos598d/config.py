@@ -9,10 +9,13 @@ from typing import Any
 import torch
 
 from cos598d.data import TASK_NAMES, Task, get_task
+from cos598d.data.images.options import ImageOptions
 from cos598d.data.squad.options import SquadOptions
+from cos598d.data.tasks import TaskOptions
 from cos598d.errors import UsageError
 from cos598d.fields import check_flags, defaults_of, flag, flags_of, given
 from cos598d.life import LifeFlags
+from cos598d.models.architectures import IMAGE_TYPES, TEXT_TYPES
 from cos598d.models.build import MODEL_TYPES
 from cos598d.records.conventions import PRECISIONS
 from cos598d.records.ledger_rule import AUTO, FORMS, LedgerRule
@@ -28,12 +31,14 @@ SYNC_FIELDS = tuple(defaults_of(SyncFlags))
 OPTIMIZERS = ("adamw", "sgd")
 # The flags that only one optimizer has.
 OPTIMIZER_OF = {"momentum": "sgd", "adam_epsilon": "adamw"}
+# The flags that mean nothing to images.
+TEXT_FLAGS = ("max_seq_length", "tokenizer_name", "do_lower_case")
 # Where --help lists the flags below.
 RANKS, DATA, MODEL, TRAINING, RECORD = "ranks", "task and data", "model", "training", "record"
 
 
 @dataclass(frozen=True)
-class RunConfig(SquadOptions, SyncFlags, LifeFlags):
+class RunConfig(TaskOptions, SyncFlags, LifeFlags):
     """What a run is to do. Each field is the flag of its name; `check` says in a sentence what cannot work.
 
     A flag is one line here, or among those that it inherits: the parser, --help, the check of its range and what
@@ -70,7 +75,7 @@ class RunConfig(SquadOptions, SyncFlags, LifeFlags):
     task_name: str = flag("rte", f"one of {', '.join(TASK_NAMES)}", group=DATA)
     data_dir: str | None = flag(
         None,
-        "folder with the task's files (else $GLUE_DIR/TASK or $SQUAD_DIR, else the bundled sample)",
+        "folder with the task's files (else $GLUE_DIR/TASK or $SQUAD_DIR, else what comes with the task)",
         group=DATA,
         metavar="FOLDER",
         is_local=True,
@@ -89,7 +94,7 @@ class RunConfig(SquadOptions, SyncFlags, LifeFlags):
     model_type: str = flag("bert", "one of {choices}", group=MODEL, choices=MODEL_TYPES)
     model_name_or_path: str = flag(
         "minilm",
-        "a folder, a hub name (or NAME@REVISION), minilm, or tiny and bert-base (random weights)",
+        "a folder, a hub name (or NAME@REVISION), minilm, or with random weights tiny, bert-base, vit-tiny, vit-base",
         group=MODEL,
         metavar="MODEL",
         is_local=True,
@@ -193,11 +198,10 @@ class RunConfig(SquadOptions, SyncFlags, LifeFlags):
         task = self.task()
         check_flags(self)
         self._check_sync(world_size)
-        if task.model_types and self.model_type not in task.model_types:
-            raise UsageError(
-                f"--model_type {self.model_type} cannot do {task.name}: choose {' or '.join(task.model_types)}."
-            )
-        self._check_squad(task)
+        able = task.model_types or (IMAGE_TYPES if task.image_form else TEXT_TYPES)
+        if self.model_type not in able:
+            raise UsageError(f"--model_type {self.model_type} cannot do {task.name}: choose {' or '.join(able)}.")
+        self._check_task_flags(task)
         self.check_life(self.do_train, self.do_eval, self.output_dir, task.metrics)
         LedgerRule.parse(self.ledger)
         for name, owner in OPTIMIZER_OF.items():
@@ -266,11 +270,17 @@ class RunConfig(SquadOptions, SyncFlags, LifeFlags):
         if hasattr(sync, "check_config"):
             sync.check_config(self, world_size)
 
-    def _check_squad(self, task: Task) -> None:
-        if task.name != "squad":
-            for name in given(self, flags_of(SquadOptions)):
-                raise UsageError(f"--{name} is SQuAD's, and the task is {task.name}: leave it out.")
-            return
+    def _check_task_flags(self, task: Task) -> None:
+        for kind, whose in ((SquadOptions, "SQuAD's"), (ImageOptions, "for images")):
+            for name in given(self, flags_of(kind)) if task.options_kind is not kind else ():
+                raise UsageError(f"--{name} is {whose}, and the task is {task.name}: leave it out.")
+        if task.image_form:
+            for name in given(self, TEXT_FLAGS):
+                raise UsageError(f"--{name} is for texts, and the task is {task.name}: leave it out.")
+        if task.options_kind is SquadOptions:
+            self._check_squad()
+
+    def _check_squad(self) -> None:
         if self.null_score_diff_threshold and not self.version_2_with_negative:
             raise UsageError("--null_score_diff_threshold is SQuAD 2.0's: add --version_2_with_negative.")
         if self.max_seq_length < self.max_query_length + 4:

@@ -13,8 +13,8 @@ from torch import nn
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import EVALUATION
 from cos598d.data import Task
+from cos598d.data.examples import Examples
 from cos598d.data.sampler import evaluation_batches
-from cos598d.data.text.features import Features
 from cos598d.life import LOSS_METRIC
 from cos598d.strategies.precision import autocast
 
@@ -28,7 +28,7 @@ class Evaluation:
     def __init__(
         self,
         task: Task,
-        parts: Mapping[str, Features],
+        parts: Mapping[str, Examples],
         model: nn.Module,
         comm: Communicator,
         batch_size: int,
@@ -63,7 +63,7 @@ class Evaluation:
 
 def model_outputs(
     model: nn.Module,
-    features: Features,
+    features: Examples,
     widths: Sequence[int],
     comm: Communicator,
     batch_size: int,
@@ -99,7 +99,7 @@ def model_outputs(
     return rows.cpu().numpy()
 
 
-def mean_loss(outputs: np.ndarray, widths: Sequence[int], features: Features) -> float:
+def mean_loss(outputs: np.ndarray, widths: Sequence[int], features: Examples) -> float:
     """The mean over all examples of what training would minimize, from the `model_outputs` of `widths`.
 
     Cross entropy of classes, squared error of scores; of spans the mean of the begin's and the end's cross entropy over

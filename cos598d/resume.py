@@ -8,7 +8,7 @@ from typing import Any
 from cos598d.checkpoints import AUTO, FOLDER, Checkpoint, Forms, find, has_checkpoints, remove_all
 from cos598d.comm.communicator import Communicator
 from cos598d.config import RunConfig
-from cos598d.data.text.features import Features
+from cos598d.data.examples import Examples
 from cos598d.errors import UsageError, UserError
 from cos598d.measure.live import clear, was_left
 from cos598d.measure.monitor import Monitor
@@ -28,6 +28,7 @@ SAME_FLAGS = (
     "task_name",
     "max_seq_length",
     "max_train_examples",
+    "augment",
     "dropout",
     "precision",
     "seed",
@@ -158,7 +159,7 @@ def how_to_go_on(folder: Path, config: RunConfig) -> str:
 
 
 def facts_of(
-    config: RunConfig, plan: Plan, features: Features, evaluated: Mapping[str, Features], source: ModelSource
+    config: RunConfig, plan: Plan, features: Examples, evaluated: Mapping[str, Examples], source: ModelSource
 ) -> dict[str, Any]:
     """What must not change from one start of a run to the next, as JSON values; what is `evaluated`, where the run ends
     by that."""

@@ -15,8 +15,7 @@ from cos598d.checkpoints import Checkpoint
 from cos598d.comm.communicator import Communicator
 from cos598d.config import RunConfig, folder_name
 from cos598d.data import Task
-from cos598d.data.text.features import Features
-from cos598d.data.text.tokenization import load_encoder
+from cos598d.data.examples import Examples
 from cos598d.errors import UsageError, UserError
 from cos598d.evaluate import Evaluation
 from cos598d.locks import locked
@@ -86,6 +85,7 @@ def _prepare(config: RunConfig, identity: Identity, claims: contextlib.ExitStack
         tokenizer_name=config.tokenizer_name,
         cache_dir=config.cache_dir,
         do_lower_case=config.do_lower_case,
+        form=task.image_form,
     )
     if source.longest_sequence and config.max_seq_length > source.longest_sequence:
         raise UsageError(
@@ -121,12 +121,12 @@ def _work(
     if say_if_finished(output, config, comm, console):
         return 0
 
-    encoder = load_encoder(source.model_type, source.vocabulary, source.lower_case)
+    encoder = source.load_encoder()
     model = build_model(source, task.head, task.num_labels, config.dropout, config.seed).to(device)
     # Dropout masks must differ between the ranks: they stand for different examples of one batch.
     torch.manual_seed(config.seed + comm.rank)
 
-    def load(part: str, limit: int | None) -> Features:
+    def load(part: str, limit: int | None) -> Examples:
         features = task.load(part, prepared.location, encoder, config.max_seq_length, config.overwrite_cache, limit)
         _same_on_all_ranks(comm, task.name, part, features)
         for line in task.remarks(part, features):
@@ -234,7 +234,7 @@ def _facts(
     }
 
 
-def _same_on_all_ranks(comm: Communicator, task: str, part: str, features: Features) -> None:
+def _same_on_all_ranks(comm: Communicator, task: str, part: str, features: Examples) -> None:
     """Raise UserError, the same on every rank, when a rank's data are not rank 0's."""
     found = comm.exchange([len(features), features.digest()])
     for rank, other in enumerate(found):

@@ -14,8 +14,9 @@ from torch import nn
 from cos598d.comm.communicator import Communicator
 from cos598d.config import RunConfig
 from cos598d.data import sampler
+from cos598d.data.examples import Examples
+from cos598d.data.loader import Ready, load_batches
 from cos598d.data.sampler import MicroBatch
-from cos598d.data.text.features import Features
 from cos598d.errors import UserError
 from cos598d.keeper import Keeper
 from cos598d.measure.clock import IterationClock
@@ -58,7 +59,7 @@ def train(
     model: nn.Module,
     strategy: Strategy,
     comm: Communicator,
-    features: Features,
+    features: Examples,
     config: RunConfig,
     record: RunRecord,
     console: Console,
@@ -85,7 +86,6 @@ def train(
     at = keeper.begin(observed, plan)  # the beginning, or where an earlier start of this run was saved
     observed.watched = min(at.iteration + WARM_UP, plan.steps)
 
-    @clock.phase("data")
     def split(batch: np.ndarray) -> list[MicroBatch]:
         return sampler.micro_batches(
             batch,
@@ -98,8 +98,8 @@ def train(
         )
 
     @clock.phase("data")
-    def load(micro_batch: MicroBatch) -> Inputs:
-        return {name: tensor.to(comm.device) for name, tensor in features.collate(micro_batch.indices).items()}
+    def load(ready: Ready, micro_batch: MicroBatch) -> Inputs:
+        return {name: tensor.to(comm.device) for name, tensor in ready.inputs(micro_batch).items()}
 
     def validate() -> None:
         """Check and evaluate the model as it is now, and enter what was found: the epoch too, where it is over."""
@@ -131,13 +131,17 @@ def train(
         return not keeper.is_over
 
     with console.progress(plan.steps, at.iteration, config.log_every) as progress:
-        for epoch, batch in plan.batches(after=at.iteration) if goes_on() else ():
+        batches = plan.batches(after=at.iteration) if goes_on() else ()
+        for epoch, batch, wait_for in load_batches(features, batches, split, config.seed):
             record.begin_training()
             at.iteration += 1
             learning_rate = plan.learning_rate(at.stepped)
             set_learning_rate(observed.optimizer, learning_rate)
             with observed.iteration(at.iteration):
-                at.stepped += step(observed, module, split(batch), load, config.max_grad_norm)
+                with clock.phase("data"):
+                    ready = wait_for()
+                load_ready = functools.partial(load, ready)
+                at.stepped += step(observed, module, ready.micro_batches, load_ready, config.max_grad_norm)
             _check_loss(observed.loss, at.iteration, config.learning_rate)
             at.add(observed.loss)
             facts = {"epoch": epoch, "learning_rate": learning_rate, "examples": len(batch)}

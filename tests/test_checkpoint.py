@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 
 from cos598d.data.text.tokenization import load_encoder
 from cos598d.errors import UserError
-from cos598d.models.architectures import model_class
-from cos598d.models.build import MODEL_TYPES, build_model, find_model
+from cos598d.models.architectures import TEXT_TYPES, model_class
+from cos598d.models.build import build_model, find_model
 from cos598d.models.checkpoint import load_weights, save_model
 
 HEAD = "sequence_classification"
@@ -210,7 +210,7 @@ def vocabulary_folder(model_type: str, folder: Path) -> str | None:
     return str(folder)
 
 
-@pytest.mark.parametrize("model_type", MODEL_TYPES)
+@pytest.mark.parametrize("model_type", TEXT_TYPES)
 def test_a_saved_model_loads_bit_for_bit_in_the_librarys_class_and_in_ours(model_type, tmp_path):
     source = find_model("tiny", model_type, tokenizer_name=vocabulary_folder(model_type, tmp_path / "vocabulary"))
     encoder = load_encoder(model_type, source.vocabulary, source.lower_case)

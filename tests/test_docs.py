@@ -25,7 +25,7 @@ OURS = re.compile(
 PLACEHOLDERS = ("FILE.py", "my_sync.py", "my_rung.py", "TASK/run_glue.py")
 # Folders with the scripts of one kind: their flags are those that the parser in the file names.
 SCRIPTS = ("benchmarks", "tools")
-RUNS = {"run_glue.py": frozenset(["SQuAD"]), "run_squad.py": frozenset(["task_name"])}
+RUNS = {"run_glue.py": frozenset(["SQuAD"]), "run_squad.py": frozenset(["task_name", "images"])}
 
 
 def name(page):

@@ -15,9 +15,8 @@ from cos598d.data.samples import vocabulary
 from cos598d.data.text.tokenization import load_encoder
 from cos598d.errors import UserError
 from cos598d.models import find as sources
-from cos598d.models.architectures import ARCHITECTURES, HEADS, model_class, new_config, read_config
+from cos598d.models.architectures import ARCHITECTURES, HEADS, TEXT_TYPES, model_class, new_config, read_config
 from cos598d.models.build import (
-    MODEL_TYPES,
     ModelSource,
     build_model,
     count_parameters,
@@ -26,9 +25,12 @@ from cos598d.models.build import (
     uses_every_parameter,
 )
 
-CLASSIFY, ANSWER = HEADS
+CLASSIFY, ANSWER, _ = HEADS
 PAIRS = [
-    (model_type, head) for model_type in MODEL_TYPES for head in HEADS if (model_type, head) != ("roberta", ANSWER)
+    (model_type, head)
+    for model_type in TEXT_TYPES
+    for head in (CLASSIFY, ANSWER)
+    if (model_type, head) != ("roberta", ANSWER)
 ]
 WORDS = 40  # of the models made here without a vocabulary
 
@@ -112,7 +114,7 @@ def test_tiny_is_as_large_as_the_bundled_vocabulary():
 
 
 def test_the_longest_sequence_is_what_the_positions_allow():
-    lengths = {model_type: small_source(model_type).longest_sequence for model_type in MODEL_TYPES}
+    lengths = {model_type: small_source(model_type).longest_sequence for model_type in TEXT_TYPES}
     assert lengths == {"bert": 512, "roberta": 512, "distilbert": 512, "xlm": 512, "xlnet": None}
     for model_type in ("bert", "roberta", "distilbert", "xlm"):
         model = build_model(small_source(model_type), CLASSIFY, 2, 0.0, seed=1)
@@ -154,7 +156,7 @@ def test_no_weight_is_left_as_memory_held_it(model_type, head):
             assert 0.005 < parameter.std() < 0.05, name
 
 
-@pytest.mark.parametrize("model_type", MODEL_TYPES)
+@pytest.mark.parametrize("model_type", TEXT_TYPES)
 def test_the_seed_alone_decides_new_weights(model_type):
     source = small_source(model_type)
     torch.manual_seed(7)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from squad_files import found_in, question, squad_of
 
+from cos598d.data.examples import spread
 from cos598d.data.squad.windows import Finding, WindowOptions, _spans, build_windows
-from cos598d.data.text.features import spread
 from cos598d.data.text.tokenization import load_encoder
 from cos598d.errors import UserError
 

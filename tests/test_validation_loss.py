@@ -8,7 +8,7 @@ import torch
 
 from cos598d.comm.communicator import Communicator
 from cos598d.data import get_task
-from cos598d.data.squad.options import SquadOptions
+from cos598d.data.tasks import TaskOptions
 from cos598d.data.text.encoder import TextEncoder
 from cos598d.data.text.features import Features
 from cos598d.data.text.layout import Layout
@@ -21,7 +21,7 @@ from cos598d.models.build import build_model, find_model
 def test_it_is_the_mean_of_the_models_own_loss_of_each_example(name):
     source = find_model("tiny")
     encoder: TextEncoder = load_encoder(source.model_type, source.vocabulary, source.lower_case)
-    task = get_task(name, SquadOptions(version_2_with_negative=True))
+    task = get_task(name, TaskOptions(version_2_with_negative=True))
     features = task.load("dev", None, encoder, 96, limit=24)
     model = build_model(source, task.head, task.num_labels, 0.0, 1)
     widths = task.output_widths(features)

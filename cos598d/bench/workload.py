@@ -9,7 +9,6 @@ from cos598d.comm.ledger import size_in_bytes
 from cos598d.config import RunConfig
 from cos598d.data import get_task
 from cos598d.data.text.features import Features
-from cos598d.data.text.tokenization import load_encoder
 from cos598d.models.build import ModelSource, build_model, uses_every_parameter
 from cos598d.strategies.memory import state_tensors
 from cos598d.strategies.optimizers import make_optimizer
@@ -21,10 +20,12 @@ class Workload:
     """One rank's model and batches: `batch` examples of the bundled RTE sample, each of exactly `tokens` tokens."""
 
     def __init__(self, source: ModelSource, device: torch.device, batch: int, tokens: int, seed: int):
-        encoder = load_encoder(source.model_type, source.vocabulary, source.lower_case)
+        encoder = source.load_encoder()
         self.model = build_model(source, TASK.head, TASK.num_labels, 0.0, seed).to(device)
         self.may_leave_unused = not uses_every_parameter(source.model_type, TASK.head)
-        self.features: Features = TASK.load("train", None, encoder, tokens)
+        features = TASK.load("train", None, encoder, tokens)
+        assert isinstance(features, Features)  # a task with texts
+        self.features = features
         self._device, self._batch, self._tokens = device, batch, tokens
 
     @property

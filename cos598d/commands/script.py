@@ -33,6 +33,6 @@ def run_script(
         usage=f"%(prog)s{example} [FLAGS]", description=f"{label}: fine-tune BERT with the gradient sync {sync}."
     )
     lesson = {"label": label, "sync": sync} | ({"task_name": task} if task == "squad" else {})
-    train.add_options(parser, ("task_name" if task == "squad" else "SQuAD",), lesson, single_process)
+    train.add_options(parser, ("task_name", "images") if task == "squad" else ("SQuAD",), lesson, single_process)
     parser.set_defaults(words=words)
     return guarded(train.run, parser.parse_args(words))

@@ -6,15 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from cos598d.data.examples import Examples
+from cos598d.data.form import ImageForm
 from cos598d.errors import UserError
-
-if TYPE_CHECKING:
-    from cos598d.data.text.encoder import TextEncoder
-    from cos598d.data.text.features import Features
 
 
 @dataclass(frozen=True)
@@ -29,15 +27,20 @@ class Task(ABC):
     """One task.
 
     name: its word on the command line, in lower case.
-    head: which of a model type's heads it trains, "sequence_classification" or "question_answering".
-    num_labels: outputs of the head; 1 for regression.
+    head: which of a model type's heads it trains: "sequence_classification", "question_answering" or
+        "image_classification".
+    num_labels: outputs of the head; 1 for regression. Of a task that finds its classes in the data, when they are
+        located.
     evaluation_parts: the parts to evaluate on, in order.
     metrics: the keys of the metrics that every evaluation has, all of them better when larger; the task is ranked by
         the first.
-    model_types: the model types that can do it; None for all.
+    model_types: the model types that can do it; None for all that read texts, or images where `image_form` is said.
     defaults: values of RunConfig's that differ for this task.
+    options_kind: the dataclass of the flags that only tasks like it have.
+    image_form: of a task with images, what these are; None where there are texts.
 
-    A `location`, in all methods, is where the data are, as `locate` returned it.
+    A `location`, in all methods, is where the data are, as `locate` returned it; an `encoder` is the model's, for texts
+    or for images, and features are what `load` returned.
     """
 
     name: str
@@ -47,6 +50,8 @@ class Task(ABC):
     metrics: tuple[str, ...]
     model_types: tuple[str, ...] | None = None
     defaults: Mapping[str, Any] = {}
+    options_kind: type | None = None
+    image_form: ImageForm | None = None
 
     @abstractmethod
     def locate(self, data_dir: str | None, environ: Mapping[str, str] = os.environ) -> tuple[Any, str]:
@@ -64,28 +69,28 @@ class Task(ABC):
         self,
         part: str,
         location: Any,
-        encoder: "TextEncoder",
+        encoder: Any,
         max_seq_length: int,
         overwrite_cache: bool = False,
         limit: int | None = None,
-    ) -> "Features":
-        """One part ("train" or one of `evaluation_parts`) as features of at most `max_seq_length` tokens.
+    ) -> Examples:
+        """One part ("train" or one of `evaluation_parts`) as features, of texts at most `max_seq_length` tokens.
 
         `limit` takes that many examples, spread evenly over the part. Kept in the cache folder and built once
         however many processes ask. Raises UserError naming the place of whatever does not fit the task,
         ValueError for a part that it does not have.
         """
 
-    def remarks(self, part: str, features: "Features") -> list[str]:
+    def remarks(self, part: str, features: Any) -> list[str]:
         """What the user should know of a part's data, a line each."""
         return []
 
     @abstractmethod
-    def output_widths(self, features: "Features") -> tuple[int, ...]:
+    def output_widths(self, features: Any) -> tuple[int, ...]:
         """How many values at most each of the model's outputs has for an example."""
 
     @abstractmethod
-    def score(self, part: str, outputs: np.ndarray, features: "Features") -> Scores:
+    def score(self, part: str, outputs: np.ndarray, features: Any) -> Scores:
         """The official metrics from the model's outputs, float (examples, sum of `output_widths`), in the features'
         order; of outputs that are narrower, the rest is zeros."""
 

@@ -1,25 +1,37 @@
 """The tasks by name."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 from cos598d.data.glue import read as glue
 from cos598d.data.glue.task import GlueTask
+from cos598d.data.images.digits import DigitsTask
+from cos598d.data.images.options import ImageOptions
 from cos598d.data.squad.options import SquadOptions
 from cos598d.data.squad.task import SquadTask
 from cos598d.data.task import Task
 from cos598d.errors import UsageError
 
+
+@dataclass(frozen=True)
+class TaskOptions(SquadOptions, ImageOptions):
+    """The flags that only some tasks have."""
+
+
 _GLUE: dict[str, Task] = {name: GlueTask(form) for name, form in glue.FORMATS.items()}
-_STANDARD = SquadOptions()
-TASK_NAMES: tuple[str, ...] = (*_GLUE, SquadTask.name)
+_OTHERS: dict[str, Callable[[TaskOptions], Task]] = {one.name: one for one in (SquadTask, DigitsTask)}
+TASK_NAMES: tuple[str, ...] = (*_GLUE, *_OTHERS)
+_STANDARD = TaskOptions()
 
 
-def get_task(name: str, options: SquadOptions = _STANDARD) -> Task:
-    """The task of that name, in upper or lower case; `options` are SQuAD's.
+def get_task(name: str, options: TaskOptions = _STANDARD) -> Task:
+    """The task of that name, in upper or lower case; `options` are the flags of tasks like it.
 
     Raises UsageError that lists the known names.
     """
-    if name.lower() == SquadTask.name:
-        return SquadTask(options)
-    task = _GLUE.get(name.lower())
-    if task is None:
+    known = name.lower()
+    if known in _GLUE:
+        return _GLUE[known]
+    if known not in _OTHERS:
         raise UsageError(f"unknown task {name!r}: choose one of {', '.join(TASK_NAMES)}.")
-    return task
+    return _OTHERS[known](options)

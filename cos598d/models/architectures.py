@@ -1,9 +1,11 @@
-"""What distinguishes the five model types of pytorch-transformers 1.2.0: classes, configurations, vocabularies."""
+"""What distinguishes the model types, pytorch-transformers 1.2.0's five and our vision transformer: classes,
+configurations, vocabularies."""
 
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -11,12 +13,17 @@ import torch
 from cos598d.errors import UserError
 from cos598d.files import read_json
 from cos598d.library import pytorch_transformers
+from cos598d.models import vit, vit_config
 from cos598d.terminal.printable import printable
 
 # Its remarks (RoBERTa's on every batch without its special tokens) are not for the user of a training run.
 logging.getLogger("pytorch_transformers").setLevel(logging.ERROR)
 
-HEADS = {"sequence_classification": "ForSequenceClassification", "question_answering": "ForQuestionAnswering"}
+HEADS = {
+    "sequence_classification": "ForSequenceClassification",
+    "question_answering": "ForQuestionAnswering",
+    "image_classification": "ForImageClassification",
+}
 
 
 @dataclass(frozen=True)
@@ -27,8 +34,10 @@ class Architecture:
     sizes             whole numbers > 0 that its config.json must give, without which the library would silently
                       take those of its own default model; alternatives are separated by "|"
     dropouts          its configuration's names for probabilities of dropout
-    vocabulary_files  what its tokenizer reads from a folder
-    tiny              the `tiny` shape in its own names
+    vocabulary_files  what its tokenizer reads from a folder; none of a type that reads images
+    tiny              the smallest shape (`tiny`, `vit-tiny`) in its own names
+    module            where its classes are
+    head              the simplest of HEADS that it has
     """
 
     prefix: str
@@ -36,6 +45,8 @@ class Architecture:
     dropouts: tuple[str, ...]
     vocabulary_files: tuple[str, ...]
     tiny: dict[str, int | bool]
+    module: ModuleType = pytorch_transformers
+    head: str = "sequence_classification"
 
 
 _BERT_SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
@@ -79,7 +90,21 @@ ARCHITECTURES = {
         vocabulary_files=("vocab.json", "merges.txt"),
         tiny={"emb_dim": 64, "n_layers": 2, "n_heads": 2, "max_position_embeddings": 512},
     ),
+    "vit": Architecture(
+        prefix="ViT",
+        sizes=(
+            *("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
+            *("image_size", "patch_size", "num_channels"),
+        ),
+        dropouts=_BERT_DROPOUTS,
+        vocabulary_files=(),
+        tiny=vit_config.TINY,
+        module=vit,
+        head="image_classification",
+    ),
 }
+IMAGE_TYPES = tuple(name for name, one in ARCHITECTURES.items() if not one.vocabulary_files)
+TEXT_TYPES = tuple(name for name in ARCHITECTURES if name not in IMAGE_TYPES)
 
 
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a string", dict: "an object"}
@@ -93,24 +118,31 @@ _RANGES = {
 
 
 def config_class(model_type: str) -> type:
-    return getattr(pytorch_transformers, ARCHITECTURES[model_type].prefix + "Config")
+    architecture = ARCHITECTURES[model_type]
+    return getattr(architecture.module, architecture.prefix + "Config")
 
 
 def model_class(model_type: str, head: str) -> type[torch.nn.Module]:
     """The library's class for a type and a head; UserError where it has none (RoBERTa's question answering)."""
     suffix = HEADS[head]
-    found = getattr(pytorch_transformers, ARCHITECTURES[model_type].prefix + suffix, None)
+    of_types = {name: getattr(one.module, one.prefix + suffix, None) for name, one in ARCHITECTURES.items()}
+    found = of_types[model_type]
     if found is None:
-        others = [name for name, a in ARCHITECTURES.items() if hasattr(pytorch_transformers, a.prefix + suffix)]
+        *others, last = (name for name, one in of_types.items() if one is not None)
         raise UserError(
-            f"pytorch-transformers has no {model_type} model for {head.replace('_', ' ')}: "
-            f"choose --model_type {', '.join(others[:-1])} or {others[-1]}."
+            f"there is no {model_type} model for {head.replace('_', ' ')}: "
+            f"choose --model_type {' or '.join([*filter(None, [', '.join(others)]), last])}."
         )
     return found
 
 
 def new_config(model_type: str, vocabulary_size: int, sizes: dict[str, int | bool]):
-    """A configuration of the given sizes, in the type's own names; everything else as the library's default."""
+    """A configuration of the given sizes, in the type's own names; everything else as the library's default.
+
+    The vocabulary's size means nothing to a type that reads images.
+    """
+    if model_type in IMAGE_TYPES:
+        return config_class(model_type)(**sizes)
     if model_type == "distilbert":
         sizes = {"sinusoidal_pos_embds": False, **sizes}
     return config_class(model_type)(vocabulary_size, **sizes)
@@ -184,8 +216,9 @@ def _wrong(path: Path, name: str, value: Any, wanted: str) -> UserError:
 
 
 def longest_sequence(model_type: str, config) -> int | None:
-    """The most tokens an input may have, special tokens included; None where positions are relative (XLNet)."""
-    if model_type == "xlnet":
+    """The most tokens an input may have, special tokens included; None where positions are relative (XLNet), and for
+    images, which have all as many."""
+    if model_type == "xlnet" or model_type in IMAGE_TYPES:
         return None
     return config.max_position_embeddings - (2 if model_type == "roberta" else 0)
 

@@ -3,7 +3,7 @@
 import copy
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,20 @@ from torch.nn import init
 from torch.nn.functional import gelu
 from torch.overrides import TorchFunctionMode
 
+from cos598d.data.encoder import Encoder
+from cos598d.data.form import ImageForm
+from cos598d.data.images.encoder import ImageEncoder
+from cos598d.data.text.tokenization import load_encoder
 from cos598d.errors import UserError, first_line
 from cos598d.library import modeling_bert, modeling_distilbert, modeling_xlm, modeling_xlnet
-from cos598d.models.architectures import ARCHITECTURES, longest_sequence, model_class, read_config, vocabulary_length
+from cos598d.models.architectures import (
+    ARCHITECTURES,
+    IMAGE_TYPES,
+    longest_sequence,
+    model_class,
+    read_config,
+    vocabulary_length,
+)
 from cos598d.models.checkpoint import WEIGHT_FILES, fill_model
 from cos598d.models.find import (
     RANDOM_SHAPES,
@@ -29,6 +40,7 @@ from cos598d.models.find import (
     revisions,
     shape_vocabulary,
 )
+from cos598d.models.find_image import find_vit
 from cos598d.terminal.printable import printable
 
 MODEL_TYPES = tuple(ARCHITECTURES)
@@ -54,10 +66,11 @@ class ModelSource:
     model_type   one of MODEL_TYPES
     config       pytorch_transformers' configuration of that type, as the source has it
     weights      the file of its weights; None: random ones
-    vocabulary   the folder or file of its tokenizer, or a list of word pieces
+    vocabulary   the folder or file of its tokenizer, or a list of word pieces; empty of a model that reads images
     lower_case   whether the tokenizer lowers the case
     description  one phrase for the user: which model, from where, how large
     revisions    the commits of the models on the hub that its files are of, by these models' names
+    images       what makes its inputs, of a model that reads images
     """
 
     model_type: str
@@ -67,6 +80,11 @@ class ModelSource:
     lower_case: bool
     description: str
     revisions: Mapping[str, str] = field(default_factory=dict)
+    images: ImageEncoder | None = None
+
+    def load_encoder(self) -> Encoder:
+        """What makes the model's inputs of a task's texts or images. Raises UserError for a vocabulary that is none."""
+        return self.images or load_encoder(self.model_type, self.vocabulary, self.lower_case)
 
     @property
     def longest_sequence(self) -> int | None:
@@ -82,21 +100,53 @@ def find_model(
     tokenizer_name: str | None = None,
     cache_dir: str | None = None,
     do_lower_case: bool = False,
+    form: ImageForm | None = None,
 ) -> ModelSource:
     """Find the model that `name` means, downloading its files where they are on the hub and not in the cache.
 
-    `name` is, tried in this order: `minilm`, `tiny`, `bert-base` (write ./tiny for a folder of that name), a folder,
-    a name on the hub (NAME@REVISION for another revision than the main branch's). `config_name` and `tokenizer_name`
-    take the configuration or the vocabulary from another such name or a file. `cache_dir` replaces the hub's cache
-    folder. The text is lower-cased if `do_lower_case` says so, else as the vocabulary's tokenizer_config.json says,
-    else if its name contains "uncased".
+    `name` is, tried in this order: `minilm`, `tiny`, `bert-base`, `vit-tiny`, `vit-base` (write ./tiny for a folder of
+    that name), a folder, a name on the hub (NAME@REVISION for another revision than the main branch's). `config_name`
+    and `tokenizer_name` take the configuration or the vocabulary from another such name or a file. `cache_dir` replaces
+    the hub's cache folder. The text is lower-cased if `do_lower_case` says so, else as the vocabulary's
+    tokenizer_config.json says, else if its name contains "uncased". `form` is that of a task's images.
 
     The weights are not read (MiniLM's are hashed). Raises UserError for anything that cannot work.
     """
     if model_type not in ARCHITECTURES:
         raise UserError(f"there is no model type {model_type!r}: choose one of {', '.join(MODEL_TYPES)}.")
-    files = ARCHITECTURES[model_type].vocabulary_files
+    if model_type in IMAGE_TYPES:
+        found = find_vit(name, model_type, config_name, cache_dir, form)
+        source = ModelSource(
+            model_type=model_type,
+            config=found.config,
+            weights=found.weights,
+            vocabulary=[],
+            lower_case=False,
+            description=found.description,
+            revisions=revisions(found.weights, found.config_file),
+            images=found.encoder,
+        )
+    else:
+        source = _find_text_model(name, model_type, config_name, tokenizer_name, cache_dir, do_lower_case)
+    parameters = count_parameters(unfilled_model(model_type, ARCHITECTURES[model_type].head, source.config))
+    memory = psutil.virtual_memory().total
+    if 4 * parameters > memory:
+        raise UserError(
+            f"the configuration ({config_name or name}) makes a model of {4 * parameters / 1e9:.3g} GB, and this "
+            f"machine has {memory / 1e9:.3g} GB of memory: choose a smaller model."
+        )
+    return replace(source, description=f"{source.description}, {parameters / 1e6:.1f} M parameters")
 
+
+def _find_text_model(
+    name: str,
+    model_type: str,
+    config_name: str | None,
+    tokenizer_name: str | None,
+    cache_dir: str | None,
+    do_lower_case: bool,
+) -> ModelSource:
+    files = ARCHITECTURES[model_type].vocabulary_files
     if tokenizer_name:
         vocabulary, lower_case = named_vocabulary(tokenizer_name, model_type, cache_dir)
     if name in RANDOM_SHAPES:
@@ -125,26 +175,19 @@ def find_model(
             f"the vocabulary ({tokenizer_name or name}) has {length} entries where the model ({config_name or name}) "
             f"has embeddings for {config.vocab_size}: choose a vocabulary and a model that belong together."
         )
-    parameters = count_parameters(unfilled_model(model_type, "sequence_classification", config))
-    memory = psutil.virtual_memory().total
-    if 4 * parameters > memory:
-        raise UserError(
-            f"the configuration ({config_name or name}) makes a model of {4 * parameters / 1e9:.3g} GB, and this "
-            f"machine has {memory / 1e9:.3g} GB of memory: choose a smaller model."
-        )
     return ModelSource(
         model_type=model_type,
         config=config,
         weights=weights,
         vocabulary=vocabulary,
         lower_case=do_lower_case or lower_case,
-        description=f"{description}, {parameters / 1e6:.1f} M parameters",
+        description=description,
         revisions=revisions(weights, vocabulary, config_file),
     )
 
 
 def build_model(source: ModelSource, head: str, num_labels: int, dropout: float | None, seed: int) -> torch.nn.Module:
-    """The model of `source` with a head ("sequence_classification" or "question_answering") on the CPU, float32.
+    """The model of `source` with a head, one of `architectures.HEADS` that its type has, on the CPU, float32.
 
     `num_labels` is the head's number of outputs; 1 means regression. `dropout` None leaves the configuration's own
     probabilities, a number replaces all of them. What no file gives (a new head, random shapes) is
@@ -163,7 +206,9 @@ def build_model(source: ModelSource, head: str, num_labels: int, dropout: float 
     new: list[torch.nn.Module] = [model]
     if source.weights is not None:
         may_be_new = [*_HEAD_PARTS, *_unused_parts(source.model_type, head)]
-        new = [model.get_submodule(part) for part in fill_model(model, source.weights, may_be_new)]
+        # Who fine-tunes a model that knew the classes of photographs wants it for others.
+        may_differ = ["classifier"] if source.model_type in IMAGE_TYPES else []
+        new = [model.get_submodule(part) for part in fill_model(model, source.weights, may_be_new, may_differ)]
     draw: Callable[[torch.nn.Module], None] = getattr(model, "_init_weights")  # noqa: B009 - torch's type hides it
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
@@ -209,7 +254,7 @@ def uses_every_parameter(model_type: str, head: str) -> bool:
     Not so: the pooler of BERT under question answering and of RoBERTa always; XLNet's mask embedding and
     XLM's language embeddings, which only pretraining uses, and both types' answer class for SQuAD 1.1.
     """
-    return model_type == "distilbert" or (model_type == "bert" and head == "sequence_classification")
+    return model_type in ("distilbert", "vit") or (model_type == "bert" and head == "sequence_classification")
 
 
 def count_parameters(model: torch.nn.Module) -> int:

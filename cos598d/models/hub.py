@@ -12,7 +12,10 @@ from huggingface_hub import constants, errors
 from cos598d.errors import UserError, first_line
 
 REACH_SECONDS = 10.0  # a hub that has not answered a first question by then counts as unreachable
-WAYS_OUT = "give --model_name_or_path a local folder, minilm or tiny, or set HF_HOME to a filled cache of the hub."
+WAYS_OUT = (
+    "give --model_name_or_path a local folder, minilm or tiny (vit-tiny for images), or set HF_HOME to a filled cache "
+    "of the hub."
+)
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?(@[A-Za-z0-9][\w./-]*)?", re.ASCII)
 
 huggingface_hub.logging.set_verbosity_error()  # what goes wrong, this module says itself

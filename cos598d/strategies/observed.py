@@ -29,7 +29,7 @@ class Observed(Strategy):
        iteration whose seconds are counted. `passes` is how many micro-batches this rank had in it.
 
     After an iteration `loss` is the global batch's mean loss, `counted` are the sums of the votes, `seconds` are the
-    iteration's by the clock, and `tokens` is how many tokens this rank's micro-batches had, padding included.
+    iteration's by the clock, and `tokens` is how many tokens this rank's micro-batches of texts had, with padding.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Observed(Strategy):
         return {
             "iteration": self._comm.ledger.iteration,
             "loss": self.loss,
-            "tokens_padded": self.tokens,
+            **({"tokens_padded": self.tokens} if self.tokens else {}),
             "spans_seconds": self._clock.spans,
         }
 
@@ -88,7 +88,7 @@ class Observed(Strategy):
         self.optimizer = self._strategy.optimizer
 
         def forward(**inputs: torch.Tensor) -> tuple:
-            self.tokens += inputs["input_ids"].numel()
+            self.tokens += inputs["input_ids"].numel() if "input_ids" in inputs else 0
             with self._clock.phase("forward"):
                 return module(**inputs)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cos598d.data.examples import spread
 from cos598d.data.glue import metrics
 from cos598d.data.glue import read as glue
 from cos598d.data.task import Scores, Task, check_file, digest_file, fetch_command
@@ -72,7 +73,7 @@ class GlueTask(Task):
         overwrite_cache: bool = False,
         limit: int | None = None,
     ) -> "Features":
-        from cos598d.data.text.features import build_features, cached_features, spread
+        from cos598d.data.text.features import build_features, cached_features
 
         if part not in self.form.parts:
             raise ValueError(f"{self.name} has the parts {', '.join(self.form.parts)}, not {part!r}.")

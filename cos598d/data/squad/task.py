@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cos598d.data.examples import spread
 from cos598d.data.squad.options import SquadOptions
 from cos598d.data.squad.read import Squad, parse_squad, read_squad
 from cos598d.data.task import Scores, Task, check_file, digest_file, fetch_command
@@ -43,6 +44,7 @@ class SquadTask(Task):
     # RoBERTa has no such head in pytorch-transformers; XLNet's and XLM's search beams instead of scoring every token.
     model_types = ("bert", "distilbert")
     defaults = {"max_seq_length": 384, "total_train_batch_size": 16}
+    options_kind = SquadOptions
 
     def __init__(self, options: SquadOptions):
         self.options = options
@@ -94,7 +96,7 @@ class SquadTask(Task):
         limit: int | None = None,
     ) -> "Features":
         from cos598d.data.squad.windows import WindowOptions, build_windows
-        from cos598d.data.text.features import cached_features, spread
+        from cos598d.data.text.features import cached_features
 
         if part not in _FLAGS:
             raise ValueError(f"{self.name} has the parts {', '.join(_FLAGS)}, not {part!r}.")

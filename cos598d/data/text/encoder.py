@@ -2,13 +2,13 @@
 
 import hashlib
 import unicodedata
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from cos598d.data.encoder import Encoder
 from cos598d.data.text.layout import Layout
 from cos598d.errors import UserError
 
@@ -21,23 +21,22 @@ class Encoded(NamedTuple):
     ends: np.ndarray
 
 
-class TextEncoder(ABC):
+class TextEncoder(Encoder):
     """Turns texts into ids of one model's vocabulary.
 
     cls_id, sep_id, pad_id: the ids of the special tokens that a sequence needs.
     vocab_size: rows that the model's word embedding must have at least.
-    fingerprint: hex digest over everything that the ids depend on.
     layout: how this model type arranges the special tokens.
 
     Special tokens written out in a text ("[SEP]") become that token's id. Text of nothing but white space
     gives no ids (there pytorch-transformers returns one special token, whichever its hash seed puts first).
+    What `save` writes, pytorch_transformers' tokenizer of this type loads.
     """
 
     cls_id: int
     sep_id: int
     pad_id: int
     vocab_size: int
-    fingerprint: str
     layout: Layout
 
     @abstractmethod
@@ -54,10 +53,6 @@ class TextEncoder(ABC):
             "Only BERT's and DistilBERT's vocabularies without added tokens say where in a text a token stands, "
             "which SQuAD needs: choose --model_type bert or distilbert."
         )
-
-    @abstractmethod
-    def save(self, folder: Path) -> None:
-        """Write the files from which pytorch_transformers' tokenizer of this type loads, each whole or not at all."""
 
 
 def digest_of(*parts: str) -> str:

@@ -1,18 +1,15 @@
 """One part of a task as integers: ragged arrays that batches are padded from, built once and kept in a file."""
 
-import contextlib
-import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cos598d.data.cache import Arrays, cached_arrays, checksum
+from cos598d.data.examples import Draw, Examples
 from cos598d.data.text.encoder import TextEncoder
 from cos598d.data.text.layout import Layout
 from cos598d.data.text.pieces import batches
-from cos598d.errors import UserError
-from cos598d.files import cache_folder, whole_file
 
 if TYPE_CHECKING:  # imported where it is used: torch takes seconds
     import torch
@@ -24,8 +21,8 @@ _ARRAYS = ("tokens", "offsets", "splits")
 Example = tuple[str, str | None, Mapping[str, int | float]]  # first text, second text or None, targets by name
 
 
-class Features:
-    """The examples of one part, in the order of the data file.
+class Features(Examples):
+    """Texts as tokens, in the order of the data file.
 
     tokens: int32 (all tokens of all examples), special tokens included, truncated, not padded.
     offsets: int64 (examples + 1); example i is tokens[offsets[i]:offsets[i + 1]].
@@ -49,14 +46,6 @@ class Features:
         self.layout, self.pad_id = layout, pad_id
         self.lengths = np.diff(offsets).astype(np.int32)
 
-    def __len__(self) -> int:
-        return len(self.splits)
-
-    @property
-    def labels(self) -> np.ndarray:
-        """int64 class ids or float32 scores, (examples,)."""
-        return self.targets["labels"]
-
     def take(self, indices: np.ndarray) -> "Features":
         """The examples at `indices` alone, in that order. Only for features without `extra`."""
         rows = [self.tokens[self.offsets[index] : self.offsets[index + 1]] for index in indices]
@@ -65,10 +54,9 @@ class Features:
         return Features(np.concatenate(rows), offsets, self.splits[indices], targets, self.layout, self.pad_id)
 
     def digest(self) -> str:
-        """A digest of everything: equal digests, equal features."""
-        return _checksum(_arrays(self))
+        return checksum(_arrays(self))
 
-    def collate(self, indices: Sequence[int] | np.ndarray) -> dict[str, "torch.Tensor"]:
+    def collate(self, indices: Sequence[int] | np.ndarray, draw: Draw | None = None) -> dict[str, "torch.Tensor"]:
         """A batch of the examples at `indices`, in that order, padded to the longest of them.
 
         input_ids, attention_mask and, where the model type has segments, token_type_ids: int64 (batch, sequence);
@@ -126,76 +114,11 @@ def cached_features(
 ) -> Features:
     """The features kept in the cache folder under `name` and the content `key`, or built and put there.
 
-    However many processes ask at the same moment, one builds and the others wait for its file; a file that is
-    damaged is built anew. `overwrite` builds anew even so, once for all processes that wait together.
-    What is returned is mapped from the file, so that processes on one machine share its memory.
-    Raises UserError if the cache folder cannot be written, and whatever `build` raises.
+    `cached_arrays` says who builds, what `overwrite` means, and what is raised.
     """
-    from filelock import FileLock
-
-    digest = hashlib.sha256("\0".join((str(FORMAT), encoder.fingerprint, *key)).encode()).hexdigest()[:32]
-    file = cache_folder() / "features" / f"{name}-{digest}.safetensors"
-    before = _identity(file)
-    if before and not overwrite and (kept := _read(file, encoder)):
-        return kept
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(file.with_suffix(".lock")):
-            # Whoever waited for the lock finds the file that another process wrote in the meantime.
-            if not (_identity(file) != before and (kept := _read(file, encoder))):
-                _write(file, build())
-                kept = _read(file, encoder)
-    except OSError as error:
-        raise UserError(
-            f"Features cannot be kept in {file.parent} ({error.strerror or error}): "
-            "set COS598D_CACHE to a folder that can be written."
-        ) from error
-    if kept is None:
-        raise UserError(f"What was written to {file} cannot be read back: check that disk, or set COS598D_CACHE.")
-    return kept
-
-
-def spread(count: int, limit: int | None) -> np.ndarray:
-    """`limit` of the places 0 to count - 1, spread evenly, in order; all of them without a limit or below it."""
-    if limit is None or limit >= count:
-        return np.arange(count)
-    return np.arange(limit) * count // limit
-
-
-def _identity(file: Path) -> tuple[int, int] | None:
-    with contextlib.suppress(OSError):
-        state = file.stat()
-        return state.st_ino, state.st_mtime_ns
-    return None
-
-
-def _arrays(features: Features) -> dict[str, np.ndarray]:
-    arrays = {name: getattr(features, name) for name in _ARRAYS}
-    arrays |= {f"target.{name}": values for name, values in features.targets.items()}
-    return arrays | {f"extra.{name}": values for name, values in features.extra.items()}
-
-
-def _write(file: Path, features: Features) -> None:
-    from safetensors.numpy import save
-
-    arrays = _arrays(features)
-    content = save(arrays, metadata={"checksum": _checksum(arrays)})
-    with whole_file(file, "wb") as handle:
-        handle.write(content)
-
-
-def _read(file: Path, encoder: TextEncoder) -> Features | None:
-    """The features in the file, mapped, or None if it is missing or damaged in any way."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(file, framework="pt") as stored:  # as torch tensors, since only those stay in the file
-            checksum = (stored.metadata() or {}).get("checksum")
-            arrays = {name: stored.get_tensor(name).numpy() for name in stored.keys()}  # noqa: SIM118, no mapping
-    except (OSError, SafetensorError):
-        return None
-    if checksum != _checksum(arrays):
-        return None
+    arrays = cached_arrays(
+        "features", name, (str(FORMAT), encoder.fingerprint, *key), lambda: _arrays(build()), overwrite
+    )
     targets, extra = (
         {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
         for prefix in ("target.", "extra.")
@@ -204,9 +127,7 @@ def _read(file: Path, encoder: TextEncoder) -> Features | None:
     return Features(tokens, offsets, splits, targets, encoder.layout, encoder.pad_id, extra)
 
 
-def _checksum(arrays: Mapping[str, np.ndarray]) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    for name in sorted(arrays):
-        digest.update(f"{name} {arrays[name].dtype.str} {arrays[name].shape}".encode())
-        digest.update(np.ascontiguousarray(arrays[name]).data)
-    return digest.hexdigest()
+def _arrays(features: Features) -> Arrays:
+    arrays = {name: getattr(features, name) for name in _ARRAYS}
+    arrays |= {f"target.{name}": values for name, values in features.targets.items()}
+    return arrays | {f"extra.{name}": values for name, values in features.extra.items()}

@@ -1,0 +1,52 @@
+"""What training and evaluation know of a part of a task: how many examples, how long, and how batches are made."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:  # imported where it is used: torch takes seconds
+    import torch
+
+Draw = tuple[int, ...]  # numbers from which random changes of examples are drawn
+
+
+class Examples(ABC):
+    """The examples of one part, in the order of the data.
+
+    lengths: int32 (examples), the tokens of each that go through the model.
+    targets: what the model's head is trained on, each (examples,); of classes and scores "labels".
+    is_slow: whether `collate` takes so long that a thread of its own is to do it beside training.
+    """
+
+    lengths: np.ndarray
+    targets: Mapping[str, np.ndarray]
+    is_slow = False
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def labels(self) -> np.ndarray:
+        """int64 class ids or float32 scores, (examples,)."""
+        return self.targets["labels"]
+
+    @abstractmethod
+    def collate(self, indices: Sequence[int] | np.ndarray, draw: Draw | None = None) -> dict[str, "torch.Tensor"]:
+        """A batch of the examples at `indices`, in that order: the model's inputs by name, and the targets.
+
+        Where a task changes its examples at random in training, an example's changes are drawn from `draw` and its
+        index alone, whatever else is in the batch; without `draw` they are as they are.
+        """
+
+    @abstractmethod
+    def digest(self) -> str:
+        """A digest of everything: equal digests, equal examples."""
+
+
+def spread(count: int, limit: int | None) -> np.ndarray:
+    """`limit` of the places 0 to count - 1, spread evenly, in order; all of them without a limit or below it."""
+    if limit is None or limit >= count:
+        return np.arange(count)
+    return np.arange(limit) * count // limit

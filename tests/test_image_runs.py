@@ -1,0 +1,82 @@
+"""Runs with images: n ranks see exactly what one sees, under every kind of strategy."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from programs import ROOT
+
+from cos598d.data.images.encoder import ImageEncoder
+from cos598d.models.build import build_model, find_model
+from cos598d.report.load import load_run
+
+STEPS = 6
+# What each run is given beside the common flags, and on how many ranks it runs.
+RUNS = {
+    "alone": (1, []),
+    "four": (4, ["--sync", "bucketed"]),
+    "rows": (2, ["--sync", "sparse_rows"]),
+    "sharded": (2, ["--sync", "zero3"]),
+    "unaugmented": (1, []),
+}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """Six steps of the digits with vit-tiny, in several ways."""
+    folder = tmp_path_factory.mktemp("digits")
+    environ = os.environ | {"COS598D_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
+    for name, (ranks, own) in RUNS.items():
+        words = ["-m", "cos598d", "train", "--task_name", "digits", "--max_steps", str(STEPS), "--output_dir", name]
+        words += ["--max_train_examples", "150", "--max_eval_examples", "90", "--total_train_batch_size", "30", *own]
+        words += [] if name == "unaugmented" else ["--augment"]
+        words += [] if ranks == 1 else ["--world_size", str(ranks)]
+        environ["PYTHONPATH"] = str(ROOT)
+        done = subprocess.run(
+            [sys.executable, *words], cwd=folder, env=environ, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        (folder / f"{name}.txt").write_text(done.stdout)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["four", "rows", "sharded"])
+def test_n_ranks_see_what_one_sees(finished, name):
+    alone, run = (load_run(finished / one) for one in ("alone", name))
+    assert len(alone["losses"]) == STEPS
+    assert run["losses"] == pytest.approx(alone["losses"], abs=1e-5)
+    for key in ("acc", "validation_loss"):
+        found, wanted = ([epoch[key] for epoch in one["epochs"]] for one in (run, alone))
+        assert found == pytest.approx(wanted, abs=1e-5), key
+
+
+def test_augmenting_changes_what_is_trained_on(finished):
+    augmented, plain = (load_run(finished / name)["losses"] for name in ("alone", "unaugmented"))
+    assert all(abs(one - other) > 1e-4 for one, other in zip(augmented, plain))
+
+
+def test_the_first_lines_say_which_model_and_data(finished):
+    text = (finished / "four.txt").read_text()
+    assert "digits, sync bucketed, 4 ranks" in text
+    assert "model: tiny vit, random weights, 0.5 M parameters; data: scikit-learn's digits" in text
+    assert "30 examples a step" in text
+
+
+def test_without_a_word_embedding_sparse_rows_sends_what_bucketed_does(finished):
+    rows, buckets = (load_run(finished / name) for name in ("rows", "four"))
+    calls = [
+        [json.loads(line) for line in (finished / name / "communication.rank0.jsonl").read_text().splitlines()]
+        for name in ("rows", "four")
+    ]
+    gradients = [{call["tensor"] for call in of if call["purpose"] == "gradients"} for of in calls]
+    assert gradients[0] == gradients[1]
+    assert rows["parameters"] == buckets["parameters"]
+
+
+def test_the_saved_model_is_loaded_by_its_folder(finished):
+    source = find_model(str(finished / "alone" / "model"), "vit")
+    assert isinstance(source.images, ImageEncoder)
+    model = build_model(source, "image_classification", 10, None, seed=1)
+    assert sum(parameter.numel() for parameter in model.parameters()) == load_run(finished / "alone")["parameters"]
