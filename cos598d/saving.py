@@ -92,7 +92,13 @@ class Saving:
         """The checkpoints, whose folder is made now if it is not there. Raises UserError where it cannot be."""
         if self._checkpoints is None:
             self._checkpoints = Checkpoints(
-                self.folder, self._comm, self._config.keep, self._describe, self._sync, self._found
+                self.folder,
+                self._comm,
+                self._config.keep,
+                self._describe,
+                self._sync,
+                self._found,
+                self._console.warn,
             )
         return self._checkpoints
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from saved_states import SYNC, Stateful, open_checkpoints, own_of, save, save_all
+from saved_states import SYNC, Stateful, describe, open_checkpoints, own_of, save, save_all
 from worlds import run_ranks
 
-from cos598d.checkpoints import Checkpoints, find, load_random_states, random_states, writer
+from cos598d.checkpoints import Checkpoints, find, load_random_states, random_states, saving, writer
 from cos598d.checkpoints.snapshot import HostMemory
 from cos598d.comm.communicator import Communicator
 from cos598d.data.text.tokenization import load_encoder
@@ -404,6 +404,21 @@ def close_beside_a_slow_disk(comm, folder):
 def test_all_ranks_wait_for_the_checkpoint_that_a_slow_disk_takes(tmp_path):
     """Not in a collective, where their patience would end with --timeout."""
     assert run_ranks(2, close_beside_a_slow_disk, str(tmp_path)) == [["step-00000003"]] * 2
+
+
+def test_who_waits_long_for_a_disk_is_told_so(tmp_path, comm, monkeypatch):
+    write, said = writer.write_tensors, []
+
+    def slow(*arguments):
+        time.sleep(0.2)
+        return write(*arguments)
+
+    monkeypatch.setattr(writer, "write_tensors", slow)
+    monkeypatch.setattr(saving, "LONG_SECONDS", 0.01)
+    with Checkpoints(tmp_path, comm, 2, describe, SYNC, warn=said.append) as checkpoints:
+        assert save(checkpoints, comm, 3) == []
+    (sentence,) = said
+    assert sentence.startswith(f"the checkpoint of iteration 3 is still being written to {tmp_path}, and all ranks")
 
 
 def rows_that_cannot_be_written(comm, folder):

@@ -68,6 +68,10 @@ def test_a_run_that_begins_anew_takes_away_ours_alone_through_a_link_too(tmp_pat
     open_record(tmp_path / "run", config(resume=None, overwrite_output_dir=True), COMM, None)
     assert [path.name for path in scratch.iterdir()] == ["notes.txt"]
     remove_all(tmp_path / "nowhere")
+    for ending in ("", f".{TOKEN}.old"):
+        (scratch / f"{'.' if ending else ''}{step_name(5)}{ending}").mkdir()
+    remove_all(scratch)
+    assert [path.name for path in scratch.iterdir()] == ["notes.txt"], "no name is given back"
     save_all(tmp_path / "own", COMM, 3)
     remove_all(tmp_path / "own")
     assert not (tmp_path / "own").exists()

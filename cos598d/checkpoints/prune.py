@@ -84,9 +84,9 @@ def remove_all(folder: Path) -> None:
     """Remove the checkpoints of all runs, and `folder` if nothing else is in it. Raises OSError."""
     if not folder.is_dir():
         return
+    tidy(folder)  # first: it gives names back
     for _, place in steps(folder):
         remove(place, REMOVING)
-    tidy(folder)
     if not folder.is_symlink() and not any(folder.iterdir()):
         folder.rmdir()
 

@@ -18,6 +18,12 @@ from cos598d.files import json_text
 from cos598d.locks import locked
 from cos598d.strategies.base import Strategy
 
+LONG_SECONDS = 60.0  # to wait for a disk without a word
+
+
+def _say_nothing(_: str) -> None:
+    """Nobody is to be told."""
+
 
 class Checkpoints:
     """Where a run keeps its checkpoints; a context. Every rank makes one and calls its methods alike:
@@ -42,15 +48,16 @@ class Checkpoints:
         describe: Callable[[Path], None],
         sync: Mapping[str, Any],
         resumed: Checkpoint | None = None,
+        warn: Callable[[str], None] = _say_nothing,
     ):
         """Rank 0 makes `folder` and removes what killed saves left there; whoever comes second while it is open fails.
 
         `keep` newest checkpoints and the best one stay. `describe(folder)` writes a model's configuration and
         vocabulary. `sync` is what the strategy's own state depends on beside the number of ranks: its name and options.
-        `resumed` is the checkpoint that this run goes on from. Raises UserError, the same on every rank, where the
-        folder is in use by another run or cannot be written.
+        `resumed` is the checkpoint that this run goes on from. `warn` is told where all wait long for a disk.
+        Raises UserError, the same on every rank, where the folder is in use by another run or cannot be written.
         """
-        self._comm, self._sync = comm, dict(sync)
+        self._comm, self._sync, self._warn = comm, dict(sync), warn
         self._memory = HostMemory(comm.device)
         with contextlib.ExitStack() as lock:
 
@@ -155,6 +162,12 @@ class Checkpoints:
     def _finish(self) -> None:
         writing, self._writing = self._writing, None
         if writing is not None:
+            writing.join(LONG_SECONDS)
+            if writing.is_alive() and self._comm.rank == 0:
+                self._warn(
+                    f"the checkpoint of iteration {writing.manifest.iteration} is still being written to "
+                    f"{self._place.folder}, and all ranks wait for it: is the disk slow, or does it not answer?"
+                )
             writing.join()
             if writing.defect is not None:
                 raise writing.defect
