@@ -122,9 +122,14 @@ def make_run(options: argparse.Namespace, word: str, flags: list[str]) -> Path:
         cluster += ["--hosts", str(options.hosts), "--rate", options.rate, "--"]
         print(f"\n== {word}", file=sys.stderr, flush=True)
         command = [sys.executable, "-m", "cos598d", *cluster, *train, *own, *flags]
-        done = subprocess.run(command, env=own_environment(), stdout=sys.stderr, check=False)
-        if done.returncode:
-            raise UserError(f"its run ended with exit code {done.returncode}; what it said stands above.")
+        running = subprocess.Popen(command, env=own_environment(), stdout=sys.stderr)
+        try:
+            code = running.wait()
+        except KeyboardInterrupt:
+            running.wait()  # Ctrl-C has reached it too, and it has hosts to remove
+            raise
+        if code:
+            raise UserError(f"its run ended with exit code {code}; what it said stands above.")
     return folder
 
 
@@ -177,3 +182,5 @@ if __name__ == "__main__":
         sys.exit(main())
     except UserError as error:
         sys.exit(str(error))
+    except KeyboardInterrupt:
+        sys.exit(130)

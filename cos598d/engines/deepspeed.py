@@ -49,8 +49,10 @@ class DeepSpeed(Engine):
     stage 3 a model of fewer than 1e9 is whole for all of a step.
 
     Cost for S bytes of weights, sent by a rank on gloo: stage 0 2(n-1)/n S. Stages 1 and 2 3(n-1)/n S: their gradients
-    are all-reduced and the weights gathered. Stage 3 4(n-1)/n S: gathered twice, all-reduced once; a model that fits
-    into a bucket is gathered once. Stages 2 and 3 send their gradients again for every accumulated micro-batch.
+    are all-reduced and the weights gathered. Stage 3 up to 4(n-1)/n S: gathered twice, and gloo's reduce-scatter is as
+    an all-reduce. Its prefetch keeps what it comes to while that is still there: where it reaches from forward into
+    backward, weights are gathered once, 3(n-1)/n S. Stages 2 and 3 send their gradients again for every accumulated
+    micro-batch.
     Memory between steps (`held_by_deepspeed`): stage 0 S of weights and, with AdamW, 2 S of state; stages 1 and 2 S,
     and of S/n a copy and its state, 3 S/n; stage 3 S/n of weights and the small ones whole, S/n of gradients, 2 S/n of
     state, and a bucket. Gradients are there from backward to the step: S at stages 0 and 1, S/n and a bucket at 2.
