@@ -54,6 +54,7 @@ setup(
         "tensorboard": ["tensorboard>=2.17"],
         # Horovod cannot be compiled beside a recent torch without help: `make engines` builds it; these four it needs.
         "engines": ["deepspeed>=0.19.4", "lightning>=2.6", "cffi>=1.4", "cloudpickle", "packaging", "PyYAML"],
+        "images": ["pillow>=10"],
         "report": ["jinja2>=3.1", "matplotlib>=3.8", "weasyprint>=62"],
     },
     entry_points={"console_scripts": ["cos598d=cos598d.__main__:main"]},

@@ -75,7 +75,8 @@ class RunConfig(TaskOptions, SyncFlags, LifeFlags):
     task_name: str = flag("rte", f"one of {', '.join(TASK_NAMES)}", group=DATA)
     data_dir: str | None = flag(
         None,
-        "folder with the task's files (else $GLUE_DIR/TASK or $SQUAD_DIR, else what comes with the task)",
+        "the task's files: a folder, or a zip of images (else $GLUE_DIR/TASK, $SQUAD_DIR, $IMAGE_DIR or $AG_NEWS_DIR, "
+        "else what comes with the task)",
         group=DATA,
         metavar="FOLDER",
         is_local=True,

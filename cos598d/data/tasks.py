@@ -3,9 +3,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from cos598d.data.ag_news import AgNewsTask
 from cos598d.data.glue import read as glue
 from cos598d.data.glue.task import GlueTask
+from cos598d.data.images.cifar10 import Cifar10Task
 from cos598d.data.images.digits import DigitsTask
+from cos598d.data.images.folder import ImageFolderTask
+from cos598d.data.images.mnist import MnistTask
 from cos598d.data.images.options import ImageOptions
 from cos598d.data.squad.options import SquadOptions
 from cos598d.data.squad.task import SquadTask
@@ -19,7 +23,9 @@ class TaskOptions(SquadOptions, ImageOptions):
 
 
 _GLUE: dict[str, Task] = {name: GlueTask(form) for name, form in glue.FORMATS.items()}
-_OTHERS: dict[str, Callable[[TaskOptions], Task]] = {one.name: one for one in (SquadTask, DigitsTask)}
+_OF_IMAGES = (DigitsTask, MnistTask, Cifar10Task, ImageFolderTask)
+_OTHERS: dict[str, Callable[[TaskOptions], Task]] = {one.name: one for one in (SquadTask, *_OF_IMAGES)}
+_OTHERS[AgNewsTask.name] = lambda _: AgNewsTask()
 TASK_NAMES: tuple[str, ...] = (*_GLUE, *_OTHERS)
 _STANDARD = TaskOptions()
 

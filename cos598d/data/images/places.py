@@ -1,0 +1,119 @@
+"""Files of images in a folder or a zip archive: which there are, and what is in each, wherever they lie."""
+
+import os
+import stat
+import threading
+import zipfile
+import zlib
+from abc import ABC, abstractmethod
+from pathlib import Path, PurePosixPath
+
+from cos598d.data.images.decode import MOST_BYTES, SUFFIXES, Refused
+from cos598d.errors import UserError
+from cos598d.terminal.printable import printable
+
+MOST_FILES = 5_000_000
+
+
+class Place(ABC):
+    """name: for sentences. files: the paths of all images in it, sorted, "/" between their parts."""
+
+    name: str
+    files: list[str]
+
+    @abstractmethod
+    def read(self, file: str) -> bytes:
+        """A file's content; safe to call from several threads. Raises Refused."""
+
+    @abstractmethod
+    def stamp(self, file: str) -> str:
+        """What changes when the file does, without reading it."""
+
+
+class Folder(Place):
+    """A folder on disk. A link that leads out of it is refused, hidden files are passed over."""
+
+    def __init__(self, path: Path):
+        self.name, self._root = str(path), path.resolve()
+        found = []
+        for folder, folders, files in os.walk(path, followlinks=False):
+            folders[:] = [one for one in folders if not one.startswith(".")]
+            linked = [one for one in folders if (Path(folder) / one).is_symlink()]
+            if linked:
+                raise UserError(
+                    f"{Path(folder) / linked[0]} is a link to a folder, which is not followed: put the images there."
+                )
+            inside = Path(folder).relative_to(path)
+            found += [(inside / one).as_posix() for one in files if _is_image(one)]
+            if len(found) > MOST_FILES:
+                raise UserError(f"{path} holds more than {MOST_FILES:,} images: give a folder with fewer.")
+        self.files = sorted(found)
+
+    def read(self, file: str) -> bytes:
+        path = self._root / file
+        if self._root not in path.resolve().parents:
+            raise Refused("is a link that leads out of its folder")
+        try:
+            if not stat.S_ISREG(path.stat().st_mode):
+                raise Refused("is no plain file")
+            with open(path, "rb") as handle:
+                return handle.read(MOST_BYTES + 1)
+        except OSError as error:
+            raise Refused(f"cannot be read ({error.strerror})") from error
+
+    def stamp(self, file: str) -> str:
+        path = self._root / file
+        found = path.stat() if path.exists() else path.lstat()
+        return f"{file} {found.st_size} {found.st_mtime_ns}"
+
+
+class Archive(Place):
+    """A zip archive, of which nothing is unpacked onto the disk."""
+
+    def __init__(self, path: Path):
+        self.name = str(path)
+        try:
+            self._archive = zipfile.ZipFile(path)
+        except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError) as error:
+            raise UserError(f"{path} cannot be read as a zip archive ({error}): fetch it again.") from error
+        self._members = {}
+        for member in self._archive.infolist():
+            if member.is_dir() or not _is_image(PurePosixPath(member.filename).name):
+                continue
+            parts = PurePosixPath(member.filename).parts
+            if member.filename.startswith("/") or ".." in parts or "\\" in member.filename:
+                raise UserError(
+                    f"{path} holds {printable(repr(member.filename), 100)}, a path that leads out of the archive: "
+                    "give one whose paths stay inside."
+                )
+            if parts[0] != "__MACOSX" and not any(part.startswith(".") for part in parts):
+                self._members["/".join(parts)] = member
+        if len(self._members) > MOST_FILES:
+            raise UserError(f"{path} holds more than {MOST_FILES:,} images: give an archive with fewer.")
+        self.files = sorted(self._members)
+        self._lock = threading.Lock()
+
+    def read(self, file: str) -> bytes:
+        member = self._members[file]
+        if member.file_size > MOST_BYTES:
+            raise Refused(f"is a file of more than {MOST_BYTES >> 20} MB")
+        if member.flag_bits & 1:
+            raise Refused("is encrypted")
+        try:
+            with self._lock, self._archive.open(member) as handle:
+                return handle.read(MOST_BYTES + 1)  # whatever size it states
+        except (OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+            raise Refused(f"cannot be unpacked ({error})") from error
+
+    def stamp(self, file: str) -> str:
+        member = self._members[file]
+        return f"{file} {member.file_size} {member.CRC}"
+
+
+def open_place(path: Path) -> Place:
+    """The folder or the archive at `path`."""
+    return Folder(path) if path.is_dir() else Archive(path)
+
+
+def _is_image(name: str) -> bool:
+    return not name.startswith(".") and PurePosixPath(name).suffix.lower() in SUFFIXES

@@ -1,0 +1,444 @@
+"""Image files are taken by rule or refused by name: broken ones, odd ones, huge ones, and paths that lead elsewhere."""
+
+import gzip
+import io
+import pickle
+import struct
+import zipfile
+import zlib
+
+import numpy as np
+import pytest
+
+from cos598d.data import get_task
+from cos598d.data.images import decode as decoding
+from cos598d.data.images.cifar import read_batch
+from cos598d.data.images.decode import Refused, decode
+from cos598d.data.images.encoder import ImageEncoder
+from cos598d.data.images.folder import find_classes
+from cos598d.data.images.idx import read_idx
+from cos598d.data.images.places import Archive, Folder
+from cos598d.errors import UserError
+
+Image = pytest.importorskip("PIL.Image", reason="Pillow is not installed (the extra images)")
+RED, BLUE = (200, 10, 20), (10, 20, 200)
+
+
+def without_bytes(value):
+    """A file's content is no name for a test."""
+    return "content" if isinstance(value, bytes) else None
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("COS598D_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("IMAGE_DIR", raising=False)
+
+
+def picture(colour=RED, size=(6, 4), mode="RGB", kind="PNG", **says) -> bytes:
+    file = io.BytesIO()
+    Image.new(mode, size, colour).save(file, kind, **says)
+    return file.getvalue()
+
+
+def png_of(width: int, height: int) -> bytes:
+    """A PNG whose head promises this size, and which holds next to nothing."""
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    parts = ((b"IHDR", head), (b"IDAT", zlib.compress(bytes(100))), (b"IEND", b""))
+    blocks = (
+        struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body)) for name, body in parts
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(blocks)
+
+
+def near(pixels: np.ndarray, colour, within: int = 3) -> bool:
+    return bool(np.abs(pixels.astype(int) - np.array(colour)).max() <= within)
+
+
+# --- what is converted
+
+
+def test_pixels_are_those_of_the_file():
+    for kind in ("PNG", "BMP", "PPM", "GIF"):
+        pixels = decode(picture(kind=kind))
+        assert pixels.shape == (4, 6, 3)
+        assert near(pixels, RED, 0)
+    assert near(decode(picture(kind="JPEG", quality=95)), RED)
+    assert near(decode(picture(kind="WEBP", lossless=True)), RED, 0)
+    assert decode(picture(70, mode="L")).shape == (4, 6, 1)
+
+
+def test_odd_kinds_are_converted_by_rule():
+    assert near(decode(picture((0, 255, 255, 0), mode="CMYK", kind="JPEG", quality=95)), (255, 0, 0), 6)
+    sixteen = Image.fromarray(np.full((4, 6), 0x8FFF, dtype=np.uint16))
+    file = io.BytesIO()
+    sixteen.save(file, "PNG")
+    assert decode(file.getvalue()).tolist() == np.full((4, 6, 1), 0x8F).tolist()
+    assert near(decode(picture((*RED, 0), mode="RGBA")), (255, 255, 255), 0)  # transparent: the white behind it
+    assert near(decode(picture((*RED, 255), mode="RGBA")), RED, 0)
+    assert near(decode(picture((90, 255), mode="LA")), (90, 90, 90), 0)
+    assert decode(picture(1, mode="1")).tolist() == np.full((4, 6, 1), 255).tolist()
+    assert decode(picture(size=(1, 1))).shape == (1, 1, 3)
+
+
+def test_of_an_animation_the_first_picture_is_taken():
+    file = io.BytesIO()
+    first, second = (Image.new("RGB", (6, 4), colour) for colour in (RED, BLUE))
+    first.save(file, "GIF", save_all=True, append_images=[second], duration=100)
+    assert Image.open(io.BytesIO(file.getvalue())).n_frames == 2
+    assert near(decode(file.getvalue()), RED, 0)
+
+
+def test_a_picture_that_was_held_on_its_side_is_turned():
+    exif = Image.Exif()
+    exif[0x0112] = 6  # orientation: turn it by a quarter
+    assert decode(picture(kind="JPEG", exif=exif.tobytes())).shape == (6, 4, 3)
+
+
+# --- what is refused
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "is no image that can be read"),
+        (b"GIF89a", "is no image that can be read"),
+        (b"not an image at all" * 50, "is no image that can be read"),
+        (picture(size=(300, 300), kind="JPEG")[:-400], "is no image that can be read"),
+        (picture(size=(300, 300), kind="BMP")[:1000], "is no image that can be read"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "is no image that can be read"),
+        (png_of(9000, 9000), "has 9000 x 9000 pixels, and at most 50 million are read"),
+        (png_of(20_000, 20_000), "has more pixels than the 50 million that are read"),
+        (png_of(2**31 - 1, 2**31 - 1), "pixels"),
+        (picture(size=(300, 300))[:60], "is no image that can be read"),
+    ],
+    ids=without_bytes,
+)
+def test_broken_and_huge_images_are_refused_and_why(content, why):
+    with pytest.raises(Refused) as caught:
+        decode(content)
+    assert why in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_too_large_is_not_even_opened(monkeypatch):
+    monkeypatch.setattr(decoding, "MOST_BYTES", 10)
+    with pytest.raises(Refused, match="is a file of more than"):
+        decode(picture())
+
+
+# --- folders and archives
+
+
+def write_images(folder, names, colour=RED):
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(picture(colour))
+
+
+def loaded(path, part="train", task="image_folder", **options):
+    one = get_task(task)
+    location, _ = one.locate(str(path))
+    one.check(location)
+    return one, one.load(part, location, ImageEncoder(4, 3), **options)
+
+
+def refused(path, *words, task="image_folder"):
+    with pytest.raises(UserError) as caught:
+        loaded(path, task=task)
+    for word in words:
+        assert word in str(caught.value), str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def zipped(folder, path):
+    with zipfile.ZipFile(path, "w") as archive:
+        for file in sorted(folder.rglob("*")):
+            if file.is_file():
+                archive.write(file, file.relative_to(folder.parent))
+    return path
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("evaluation", ["dev", "val", "test", "Validation"])
+def test_classes_and_parts_are_what_folders_say(tmp_path, packed, evaluation):
+    folder = tmp_path / "data" / "deeper"
+    write_images(folder, ["train/cat/1.png", "train/cat/sub/2.PNG", "train/ant/1.jpg", f"{evaluation}/cat/9.gif"])
+    write_images(folder, ["train/dog/1.jpeg", "train/.hidden/1.png", "train/cat/.1.png", "train/cat/notes.txt"], BLUE)
+    path = zipped(folder, tmp_path / "data.zip") if packed else tmp_path / "data"
+    task, train = loaded(path)
+    assert task.classes == ("ant", "cat", "dog")
+    assert task.num_labels == 3
+    assert train.labels.tolist() == [0, 1, 1, 2]
+    assert near(train.pixels[:3], RED)
+    assert near(train.pixels[3], BLUE)
+    assert loaded(path, "dev")[1].labels.tolist() == [1]
+
+
+def test_without_parts_a_fixed_fifth_is_evaluated_on(tmp_path):
+    names = [f"{name}/{number:02}.png" for name in ("a", "b") for number in range(10)]
+    write_images(tmp_path / "images", names)
+    task = get_task("image_folder")
+    location, _ = task.locate(str(tmp_path / "images"))
+    train, dev = (task.source(part, location) for part in ("train", "dev"))
+    assert np.bincount(train.labels).tolist() == [8, 8]
+    assert np.bincount(dev.labels).tolist() == [2, 2]
+    assert not set(train._files) & set(dev._files)
+
+
+def test_a_changed_image_is_read_anew_and_an_unchanged_one_from_the_cache(tmp_path, monkeypatch):
+    write_images(tmp_path / "images", ["train/a/1.png", "train/b/1.png", "val/a/1.png"])
+    first = loaded(tmp_path / "images")[1]
+    reads = []
+    monkeypatch.setattr("cos598d.data.images.files.decode", lambda content: reads.append(1) or decode(content))
+    again = loaded(tmp_path / "images")[1]
+    assert reads == []
+    assert again.digest() == first.digest()
+    (tmp_path / "images/train/b/1.png").write_bytes(picture(BLUE, (5, 5)))
+    assert loaded(tmp_path / "images")[1].digest() != first.digest()
+    assert len(reads) == 2
+
+
+def test_every_broken_file_is_named_up_to_three(tmp_path):
+    write_images(tmp_path / "images", ["train/a/1.png", "train/b/1.png", "val/a/1.png"])
+    (tmp_path / "images/train/a/0\x1b.png").write_bytes(b"broken")
+    refused(tmp_path / "images", "train/a/0\\x1b.png is no image that can be read", "mend or remove it")
+    for number in range(4):
+        (tmp_path / f"images/train/b/z{number}.png").write_bytes(png_of(20_000, 20_000))
+    refused(tmp_path / "images", "z0.png has more pixels than", "and 2 more", "mend or remove them")
+
+
+def test_folders_that_say_no_classes_are_refused(tmp_path):
+    for name, files, words in (
+        ("empty", [], ["images of 0 classes"]),
+        ("one", ["train/a/1.png", "val/a/1.png"], ["images of 1 classes (a)"]),
+        ("loose", ["a/1.png", "b/1.png", "2.png"], ["2.png lies in no folder of a class"]),
+        ("only_dev", ["train/a/1.png", "train/b/1.png", "val/c/1.png"], ["the class c has images to evaluate on"]),
+    ):
+        (tmp_path / name).mkdir()
+        write_images(tmp_path / name, files)
+        refused(tmp_path / name, *words)
+    refused(tmp_path / "nowhere", "There is no", "--data_dir")
+    (tmp_path / "no.zip").write_bytes(b"PK\x03\x04 and nothing more")
+    refused(tmp_path / "no.zip", "cannot be read as a zip archive")
+    with pytest.raises(UserError, match="IMAGE_DIR"):
+        get_task("image_folder").locate(None, {})
+
+
+def test_links_that_lead_out_are_refused(tmp_path):
+    write_images(tmp_path / "images", ["train/a/1.png", "train/b/1.png", "val/a/1.png"])
+    (tmp_path / "secret.png").write_bytes(picture())
+    link = tmp_path / "images/train/a/2.png"
+    link.symlink_to(tmp_path / "secret.png")
+    refused(tmp_path / "images", "train/a/2.png is a link that leads out of its folder")
+    link.unlink()
+    link.symlink_to("1.png")
+    assert len(loaded(tmp_path / "images")[1]) == 3
+    (tmp_path / "images/train/c").symlink_to(tmp_path / "images/train/a")
+    refused(tmp_path / "images", "is a link to a folder, which is not followed")
+
+
+def test_archives_whose_paths_escape_or_that_unpack_to_too_much_are_refused(tmp_path, monkeypatch):
+    for name in ("../a/1.png", "/a/1.png", "a/../../1.png", "a\\..\\1.png"):
+        with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
+            archive.writestr(zipfile.ZipInfo(name), picture())
+        with pytest.raises(UserError, match="leads out of the archive"):
+            Archive(tmp_path / "x.zip")
+    with zipfile.ZipFile(tmp_path / "bomb.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a/1.png", bytes(1 << 20))
+        archive.writestr("b/1.png", picture())
+    monkeypatch.setattr("cos598d.data.images.places.MOST_BYTES", 1 << 19)
+    refused(tmp_path / "bomb.zip", "a/1.png is a file of more than 0 MB")
+    # One that lies about its size is cut off where it says that it ends, or does not fit its checksum.
+    content = (tmp_path / "bomb.zip").read_bytes().replace(struct.pack("<I", 1 << 20), struct.pack("<I", 100))
+    (tmp_path / "liar.zip").write_bytes(content)
+    refused(tmp_path / "liar.zip", "a/1.png")
+    damaged = bytearray(zipped_one(tmp_path))
+    damaged[60] ^= 255
+    (tmp_path / "damaged.zip").write_bytes(bytes(damaged))
+    refused(tmp_path / "damaged.zip", "a/1.png")
+
+
+def zipped_one(tmp_path):
+    write_images(tmp_path / "pair", ["a/1.png", "b/1.png"])
+    return zipped(tmp_path / "pair", tmp_path / "pair.zip").read_bytes()
+
+
+def test_a_place_lists_images_alone_in_order(tmp_path):
+    write_images(tmp_path / "images", ["b/1.png", "a/2.png", "a/10.png"])
+    (tmp_path / "images/readme.txt").write_text("x")
+    assert Folder(tmp_path / "images").files == ["a/10.png", "a/2.png", "b/1.png"]
+    assert find_classes(Folder(tmp_path / "images")).classes == ("a", "b")
+
+
+def test_images_of_many_sizes_come_in_order_however_many_threads_decode(tmp_path):
+    generator = np.random.default_rng(0)
+    for number in range(60):
+        side = tuple(int(one) for one in generator.integers(1, 90, 2))
+        path = tmp_path / f"images/train/{number % 2}/{number:03}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(picture((number, 2 * number, 3 * number), side))
+    write_images(tmp_path / "images", ["val/0/1.png"])
+    train = loaded(tmp_path / "images")[1]
+    order = [*range(0, 60, 2), *range(1, 60, 2)]
+    assert [int(one[0, 0, 0]) for one in train.pixels] == order
+    assert train.labels.tolist() == [0] * 30 + [1] * 30
+
+
+# --- MNIST
+
+
+def idx(array: np.ndarray) -> bytes:
+    return (
+        bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.astype(np.uint8).tobytes()
+    )
+
+
+def mnist(folder, stems=("train", "t10k"), packed=True, count=50):
+    folder.mkdir(parents=True, exist_ok=True)
+    for seed, stem in enumerate(stems):
+        images = np.random.default_rng(seed).integers(0, 256, (count, 28, 28))
+        for name, array in (
+            (f"{stem}-images-idx3-ubyte", images),
+            (f"{stem}-labels-idx1-ubyte", np.arange(count) % 10),
+        ):
+            (folder / (name + ".gz" * packed)).write_bytes(gzip.compress(idx(array)) if packed else idx(array))
+    return folder
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_mnist_is_read_gzipped_or_not(tmp_path, packed):
+    task = get_task("mnist")
+    location, words = task.locate(
+        None, {"IMAGE_DIR": str(mnist(tmp_path / "MNIST" / "raw", packed=packed).parent.parent)}
+    )
+    assert words == "IMAGE_DIR/MNIST/raw"
+    parts = [task.load(part, location, ImageEncoder(28, 1)) for part in ("train", "dev")]
+    for seed, part in enumerate(parts):
+        images = np.random.default_rng(seed).integers(0, 256, (50, 28, 28))
+        assert np.array_equal(part.pixels[..., 0], images)
+        assert part.labels.tolist() == [number % 10 for number in range(50)]
+
+
+def test_of_mnists_second_part_alone_a_fifth_is_evaluated_on(tmp_path):
+    task = get_task("mnist")
+    location, _ = task.locate(str(mnist(tmp_path, ("t10k",))))
+    assert [len(task.load(part, location, ImageEncoder(28, 1))) for part in ("train", "dev")] == [40, 10]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "does not begin as an IDX file"),
+        (idx(np.zeros((4, 4))), "does not begin as an IDX file of 3 dimensions"),
+        (idx(np.zeros((4, 4, 4)))[:-1], "ends early"),
+        (idx(np.zeros((4, 4, 4))) + b"\0", "goes on after its end"),
+        (bytes([0, 0, 8, 3]) + struct.pack(">3I", 2**31, 2**31, 2**31), "its head says 2147483648 x"),
+        (bytes([0, 0, 8, 3]) + struct.pack(">3I", 0, 28, 28), "its head says 0 x 28 x 28"),
+        (gzip.compress(idx(np.zeros((4, 4, 4))))[:-20], "end-of-stream"),
+        (gzip.compress(idx(np.zeros((400, 4, 4))) + bytes(1 << 22)), "goes on after its end"),
+        (b"\x1f\x8b" + b"\xff" * 50, "cannot be read as an IDX file"),
+    ],
+    ids=without_bytes,
+)
+def test_a_file_that_is_no_idx_file_is_refused(tmp_path, content, words):
+    (tmp_path / "file").write_bytes(content)
+    with pytest.raises(UserError) as caught:
+        read_idx(tmp_path / "file", 3)
+    assert words in str(caught.value)
+    assert str(tmp_path / "file") in str(caught.value)
+
+
+def test_mnist_whose_files_do_not_fit_or_are_missing_is_refused(tmp_path):
+    folder = mnist(tmp_path / "short")
+    (folder / "train-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx(np.zeros(49))))
+    refused(folder, "49 for 50 images", task="mnist")
+    (folder / "train-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx(np.full(50, 10))))
+    refused(folder, "one is above 9", task="mnist")
+    (folder / "train-labels-idx1-ubyte.gz").unlink()
+    refused(folder, "has no train-labels-idx1-ubyte", task="mnist")
+    refused(tmp_path, "No MNIST in", "IMAGE_DIR", task="mnist")
+
+
+# --- CIFAR-10
+
+
+def batch_of(count: int, seed: int = 0, protocol: int = 4) -> bytes:
+    values = np.random.default_rng(seed).integers(0, 256, (count, 3072)).astype(np.uint8)
+    return pickle.dumps({b"data": values, b"labels": [number % 10 for number in range(count)]}, protocol)
+
+
+def test_cifars_batches_are_read(tmp_path):
+    for number in range(1, 6):
+        (tmp_path / f"data_batch_{number}").write_bytes(batch_of(20, number))
+    (tmp_path / "test_batch").write_bytes(batch_of(10, 9))
+    task = get_task("cifar10")
+    location, _ = task.locate(str(tmp_path))
+    train, dev = (task.load(part, location, ImageEncoder(32, 3)) for part in ("train", "dev"))
+    assert (len(train), len(dev)) == (100, 10)
+    values = np.random.default_rng(9).integers(0, 256, (10, 3072)).astype(np.uint8)
+    assert np.array_equal(dev.pixels[3, 5, 7], values[3].reshape(3, 32, 32)[:, 5, 7])
+    assert dev.labels.tolist() == list(range(10))
+    (tmp_path / "data_batch_3").unlink()
+    refused(tmp_path, "data_batch_3 is missing", task="cifar10")
+
+
+def of_python_2(values: np.ndarray, labels: list[int]) -> bytes:
+    """A batch as the published files have it: str in place of bytes, and numpy's old name for its module."""
+    kind = b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+    shape = b"K" + bytes([len(values)]) + b"M" + struct.pack("<H", values.shape[1]) + b"\x86"
+    array = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R(K\x01" + shape + kind
+    array += b"\x89T" + struct.pack("<I", values.size) + values.tobytes() + b"tb"
+    numbers = b"](" + b"".join(b"K" + bytes([label]) for label in labels) + b"e"
+    return b"\x80\x02}(U\x04data" + array + b"U\x06labels" + numbers + b"u."
+
+
+def test_what_python_2_wrote_is_read(tmp_path):
+    values = np.random.default_rng(4).integers(0, 256, (2, 3072)).astype(np.uint8)
+    (tmp_path / "batch").write_bytes(of_python_2(values, [3, 4]))
+    images, labels = read_batch(tmp_path / "batch")
+    assert np.array_equal(images[1, 0, 31], values[1].reshape(3, 32, 32)[:, 0, 31])
+    assert labels.tolist() == [3, 4]
+
+
+class Attack:
+    def __reduce__(self):
+        return exec, ("raise SystemExit('this was run')",)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (pickle.dumps(Attack(), 2), "exec, which no batch needs"),
+        (pickle.dumps({b"data": Attack(), b"labels": []}, 2), "which no batch needs"),
+        (b"cos\nsystem\n(S'echo'\ntR.", "os.system, which no batch needs"),
+        (pickle.dumps({b"data": np.zeros((1, 3072)), b"labels": [1]}, 4), "not unsigned bytes"),
+        (pickle.dumps({b"data": np.zeros((1, 30), dtype=np.uint8), b"labels": [1]}, 4), "the shape (1, 30)"),
+        (pickle.dumps({b"data": np.zeros((2, 3072), dtype=np.uint8), b"labels": [1]}, 4), "a label for each"),
+        (pickle.dumps({b"data": np.zeros((1, 3072), dtype=np.uint8), b"labels": [10]}, 4), "not numbers from 0 to 9"),
+        (pickle.dumps({b"data": np.array([[Attack()]], dtype=object), b"labels": [1]}, 4), "not unsigned bytes"),
+        (pickle.dumps([1, 2, 3]), "cannot be read as a batch"),
+        (batch_of(3)[:-50], "cannot be read as a batch"),
+        (b"", "cannot be read as a batch"),
+    ],
+    ids=without_bytes,
+)
+def test_a_pickle_that_is_no_batch_is_refused_and_nothing_of_it_runs(tmp_path, content, words):
+    (tmp_path / "batch").write_bytes(content)
+    with pytest.raises(UserError) as caught:
+        read_batch(tmp_path / "batch")
+    assert words in str(caught.value)
+    assert str(tmp_path / "batch") in str(caught.value)
+
+
+def test_cifar_as_images_by_class_is_read_from_a_folder_or_an_archive(tmp_path):
+    write_images(tmp_path / "all" / "cifar10", ["train/cat/1.png", "train/ship/1.png", "test/cat/1.png"])
+    zipped(tmp_path / "all" / "cifar10", tmp_path / "all" / "cifar10-part.zip")
+    for path in (tmp_path / "all", tmp_path / "all" / "cifar10", tmp_path / "all" / "cifar10-part.zip"):
+        task, train = loaded(path, task="cifar10")
+        assert task.num_labels == 10
+        assert train.labels.tolist() == [3, 8]
+    write_images(tmp_path / "other", ["train/cat/1.png", "train/tree/1.png", "test/cat/1.png"])
+    refused(tmp_path / "other", "a class tree, which CIFAR-10 has not", task="cifar10")
+    refused(tmp_path, "holds no images of CIFAR-10", task="cifar10")
