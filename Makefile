@@ -56,6 +56,7 @@ compare: $(READY)
 
 test: $(READY)
 	@echo "== tests"
+	@$(RUN) -m compileall -q cos598d  # for the programs that they start: PYTHONDONTWRITEBYTECODE may be set
 	@$(RUN) -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup -m 'not slurm' --ignore-glob='*/test_engines*.py'
 
 test-engines: $(ENGINES)

@@ -1,13 +1,21 @@
 """What all tests share."""
 
 import os
+import runpy
 import signal
+import sys
+from multiprocessing.forkserver import set_forkserver_preload
 
 import pytest
-from programs import Program, free_port, script
+from programs import NOT_INHERITED, Program, free_port, script
+
+from cos598d.check.spawn import PRELOADED
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # many small processes on few cores
-EXPENSIVE = {"lessons", "finished"}  # fixtures of a module that train
+# The modules of tests import it, and so each world of ranks that runs a function of theirs.
+set_forkserver_preload([*PRELOADED, "pytest"])
+# Fixtures of a module that take seconds.
+EXPENSIVE = {"answers", "counted", "finished", "four_books", "found", "lessons", "memories", "odd", "recorded"}
 # A test run started in the background ignores Ctrl-C, and so would the programs that it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -20,11 +28,11 @@ def _own_cache(tmp_path_factory, monkeypatch):
 
 @pytest.fixture
 def start(tmp_path):
-    """Start programs that end with the test: start(name, words, environ) -> Program."""
+    """Start programs that end with the test: start(name, words, environ, is_fresh) -> Program."""
     started = []
 
-    def _start(name, words, environ=None):
-        started.append(Program(tmp_path, name, [str(word) for word in words], environ))
+    def _start(name, words, environ=None, is_fresh=False):
+        started.append(Program(tmp_path, name, [str(word) for word in words], environ, is_fresh))
         return started[-1]
 
     yield _start
@@ -33,13 +41,35 @@ def start(tmp_path):
 
 
 @pytest.fixture
-def start_ranks(start):
-    """Start the ranks of a script in the four-shell form: start_ranks(script, n, words, by_rank) -> [Program].
+def run_here(tmp_path, monkeypatch, capfd):
+    """Run a script in this process: run_here(script, words) -> (exit code, all that it printed).
 
-    `by_rank` gives the further words of single ranks; a rank whose words are None is left out.
+    For what is refused before ranks meet, and runs of one rank: torch, which takes seconds to load, is here already.
+    """
+    monkeypatch.chdir(tmp_path)
+    for name in NOT_INHERITED:
+        monkeypatch.delenv(name, raising=False)
+
+    def _run(path, words):
+        ours = {"argv": [script(path), *map(str, words)], "path": [*sys.path]}
+        for name, value in (ours | {"stdout": sys.stdout, "stderr": sys.stderr}).items():
+            monkeypatch.setattr(sys, name, value)  # all that a script changes of it goes with the test
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(script(path), run_name="__main__")
+        said = capfd.readouterr()
+        return ended.value.code, said.out + said.err
+
+    return _run
+
+
+@pytest.fixture
+def start_ranks(start):
+    """Start the ranks of a script in the four-shell form: start_ranks(script, n, words, by_rank, port, is_fresh).
+
+    `by_rank` gives the further words of single ranks; a rank whose words are None is left out. `is_fresh` is `start`'s.
     """
 
-    def _start(path, world_size, words=(), by_rank=None, port=None):
+    def _start(path, world_size, words=(), by_rank=None, port=None, is_fresh=False):
         port = port or free_port()
         programs = []
         for rank in range(world_size):
@@ -56,7 +86,7 @@ def start_ranks(start):
                 "--local_rank",
                 rank,
             ]
-            programs.append(start(f"rank{rank}", [script(path), *place, *words, *own]))
+            programs.append(start(f"rank{rank}", [script(path), *place, *words, *own], is_fresh=is_fresh))
         return programs
 
     return _start

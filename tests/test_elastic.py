@@ -116,9 +116,9 @@ def ranks_below(program):
 
 def test_a_rank_that_is_killed_twice_under_torchrun_costs_no_step(start, tmp_path):
     flags = [*TINY_TRAINING, "--max_steps", 60, "--dropout", "model", "--save_steps", 5, "--log_every", 1]
-    whole = start("whole", [script("task2b/run_glue.py"), *flags, "--world_size", 3, "--output_dir", "whole"])
+    whole = start("whole", [script("task2b/run_glue.py"), *flags, "--world_size", 2, "--output_dir", "whole"])
     assert whole.wait(120) == 0, whole.text
-    launcher = ["-m", "torch.distributed.run", "--nproc_per_node", 3, "--max-restarts", 3]
+    launcher = ["-m", "torch.distributed.run", "--nproc_per_node", 2, "--max-restarts", 3]
     again = ["--output_dir", "again", "--resume", "auto"]
     torchrun = start("torchrun", [*launcher, script("task2b/run_glue.py"), *flags, *again])
     for words in ("(?s)run begins at the beginning.*iteration 11:", "(?s)restart 1.*goes on after.*iteration 3\\d:"):
@@ -126,7 +126,7 @@ def test_a_rank_that_is_killed_twice_under_torchrun_costs_no_step(start, tmp_pat
         ranks_below(torchrun)[1].kill()
     assert torchrun.wait(120) == 0, torchrun.text
     assert torchrun.text.count("rank 0: lost rank 1, which ended without a word") == 2
-    assert "restart 2: ranks 0-2 on" in torchrun.text
+    assert "restart 2: ranks 0-1 on" in torchrun.text
     assert load_run(tmp_path / "again")["losses"] == load_run(tmp_path / "whole")["losses"]
 
 
@@ -171,7 +171,6 @@ def test_hosts_leave_and_join_an_elastic_run_which_goes_on(on_host, start, tmp_p
     """Three of at most four hosts; the third is cut off, and when the two others go on, the fourth comes."""
     flags = [*TINY_TRAINING, "--max_steps", 300, "--save_steps", 10, "--log_every", 1]
     one = start("one", [script("task1/run_glue.py"), *flags, "--output_dir", "one"])
-    assert one.wait(120) == 0, one.text
     # Without the first, hosts that join later never learn where they meet (torch 2.13).
     environ = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "COS598D_SECRET": secrets.token_hex(32)}
     timing = "keep_alive_interval=1,keep_alive_max_attempt=3,last_call_timeout=3"
@@ -192,4 +191,5 @@ def test_hosts_leave_and_join_an_elastic_run_which_goes_on(on_host, start, tmp_p
     first.wait_for("with 3 ranks in place of 2", 120)
     assert [agent.wait(120) for agent in (first, second, fourth)] == [0, 0, 0], first.text
     third.stop()
+    assert one.wait(120) == 0, one.text
     assert load_run(tmp_path / "many")["losses"] == pytest.approx(load_run(tmp_path / "one")["losses"], abs=1e-6)

@@ -98,7 +98,7 @@ def test_a_killed_rank_takes_the_others_with_it_by_name(start_ranks, tmp_path, n
     skip_unless_installed(package)
     given = [word for option, value in options.items() for word in (f"--{option}", value)]
     words = [*TINY_TRAINING, "--sync", sync, *given, "--max_steps", 100000, "--output_dir", "out", "--no_cuda"]
-    ranks = start_ranks("task2b/run_glue.py", 3, words)
+    ranks = start_ranks("task2b/run_glue.py", 3, words, is_fresh=True)
     ranks[1].wait_for("iteration 3:")
     started = [child for rank in ranks for child in children_of(rank.process.pid)]
     ranks[1].process.send_signal(signal.SIGKILL)
@@ -144,7 +144,8 @@ def test_every_engine_goes_on_from_the_model_that_another_has_saved(start, tmp_p
             sync, options, _ = ENGINES[name] if kind == "engines" else ("none", {}, "")
             own = ["--sync", sync, "--world_size", 2 if kind == "engines" else 1, "--output_dir", folder]
             own += [word for option, value in options.items() for word in (f"--{option}", value)]
-            run = start(folder.name + kind, ["-m", "cos598d", "train", *words, "--model_name_or_path", model, *own])
+            words_of = ["-m", "cos598d", "train", *words, "--model_name_or_path", model, *own]
+            run = start(folder.name + kind, words_of, is_fresh=True)
             assert run.wait(120) == 0, run.text
             losses.setdefault(kind, []).extend(json.loads((folder / "summary.json").read_text())["losses"])
             model = folder / "model"

@@ -18,8 +18,11 @@ TASK2B = "task2b/run_glue.py"
 
 def ends_in_a_sentence(program, sentence, exit_code=None, seconds=60):
     """The program ends, not with 0 and without a traceback, and its last line holds `sentence`."""
-    code = program.wait(seconds)
-    text = program.text
+    is_in_a_sentence(program.wait(seconds), program.text, sentence, exit_code)
+
+
+def is_in_a_sentence(code, text, sentence, exit_code=None):
+    """The same of what has ended."""
     assert code == exit_code if exit_code is not None else code > 0, f"exit code {code}:\n{text}"
     assert "Traceback" not in text, text
     last = text.strip().splitlines()[-1]
@@ -43,8 +46,8 @@ def ends_in_a_sentence(program, sentence, exit_code=None, seconds=60):
         (["--sync", "none", "--world_size", "2", "--do_eval"], "drift apart"),
     ],
 )
-def test_a_wrong_word_is_refused_before_anything_starts(start, words, sentence):
-    ends_in_a_sentence(start("program", [script(TASK2B), *words]), sentence, exit_code=2)
+def test_a_wrong_word_is_refused_before_anything_starts(run_here, words, sentence):
+    is_in_a_sentence(*run_here(TASK2B, words), sentence, exit_code=2)
 
 
 def test_task_1_is_a_single_process(start):
@@ -52,7 +55,7 @@ def test_task_1_is_a_single_process(start):
 
 
 def test_help_is_grouped_and_names_every_flag(start):
-    program = start("program", [script(TASK2B), "--help"])
+    program = start("program", [script(TASK2B), "--help"], is_fresh=True)
     assert program.wait() == 0
     for word in ("task and data:", "ranks:", "--master_ip", "--fp16", "--tokenizer_name", "(default: all_reduce)"):
         assert word in " ".join(program.text.split())
@@ -67,40 +70,40 @@ def test_help_is_grouped_and_names_every_flag(start):
         ("index\tsentence1\tsentence2\tlabel\n0\tA\tB\tmaybe\n", "maybe"),
     ],
 )
-def test_data_that_cannot_be_read_name_file_and_line(start, tmp_path, rows, sentence):
+def test_data_that_cannot_be_read_name_file_and_line(run_here, tmp_path, rows, sentence):
     folder = tmp_path / "RTE"
     folder.mkdir()
     for name in ("train.tsv", "dev.tsv"):
         if rows is not None:
             (folder / name).write_text(rows)
-    program = start("program", [script(TASK2B), *TINY_TRAINING, "--data_dir", folder, "--output_dir", "out"])
-    ends_in_a_sentence(program, sentence)
-    assert "train.tsv" in program.text
+    code, text = run_here(TASK2B, [*TINY_TRAINING, "--data_dir", folder, "--output_dir", "out"])
+    is_in_a_sentence(code, text, sentence)
+    assert "train.tsv" in text
     assert not list((tmp_path / "out").glob("**/*"))
 
 
-def test_a_missing_data_folder_is_named(start):
-    ends_in_a_sentence(start("program", [script(TASK2B), *TINY, "--data_dir", "nowhere"]), "nowhere")
+def test_a_missing_data_folder_is_named(run_here):
+    is_in_a_sentence(*run_here(TASK2B, [*TINY, "--data_dir", "nowhere"]), "nowhere")
 
 
-def test_an_output_folder_that_is_not_empty_is_left_alone(start, tmp_path):
+def test_an_output_folder_that_is_not_empty_is_left_alone(run_here, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("keep")
-    words = [script(TASK2B), *TINY_TRAINING, "--max_steps", 2, "--output_dir", "out"]
-    ends_in_a_sentence(start("refused", words), "--overwrite_output_dir")
+    words = [*TINY_TRAINING, "--max_steps", 2, "--output_dir", "out"]
+    is_in_a_sentence(*run_here(TASK2B, words), "--overwrite_output_dir")
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine.txt"]
-    assert start("taken", [*words, "--overwrite_output_dir"]).wait() == 0
+    assert run_here(TASK2B, [*words, "--overwrite_output_dir"])[0] == 0
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["iterations"] == 2
     assert (tmp_path / "out" / "mine.txt").read_text() == "keep"
 
 
-def test_weights_that_do_not_fit_the_config_name_the_tensor(start, tmp_path):
-    assert start("first", [script(TASK2B), *TINY, "--do_train", "--max_steps", 1, "--output_dir", "out"]).wait() == 0
+def test_weights_that_do_not_fit_the_config_name_the_tensor(run_here, tmp_path):
+    assert run_here(TASK2B, [*TINY, "--do_train", "--max_steps", 1, "--output_dir", "out"])[0] == 0
     path = tmp_path / "out" / "model" / "config.json"
     config = json.loads(path.read_text())
     path.write_text(json.dumps(config | {"intermediate_size": 48}))
-    words = [script(TASK2B), *TINY_TRAINING, "--model_name_or_path", path.parent]
-    ends_in_a_sentence(start("second", words), "intermediate.dense")
+    words = [*TINY_TRAINING, "--model_name_or_path", path.parent]
+    is_in_a_sentence(*run_here(TASK2B, words), "intermediate.dense")
 
 
 def test_ranks_started_differently_are_told_which_rank_and_what(start_ranks):
@@ -161,15 +164,14 @@ def test_a_rank_interrupted_while_it_waits_can_be_started_again(start, start_ran
         assert rank.wait() == 0, rank.text
 
 
-def test_an_address_that_is_not_rank_0_s_own_is_refused_by_rank_0(start):
-    words = [script(TASK2B), *LONG, "--world_size", 2, "--local_rank", 0, "--master_ip"]
-    ends_in_a_sentence(start("far", [*words, "192.0.2.1"]), "--master_ip 192.0.2.1 is not an address of this host")
-    ends_in_a_sentence(start("no", [*words, "no.such.host.invalid"]), "is not a host that this host knows")
+def test_an_address_that_is_not_rank_0_s_own_is_refused_by_rank_0(run_here):
+    words = [*LONG, "--world_size", 2, "--local_rank", 0, "--master_ip"]
+    is_in_a_sentence(*run_here(TASK2B, [*words, "192.0.2.1"]), "--master_ip 192.0.2.1 is not an address of this host")
+    is_in_a_sentence(*run_here(TASK2B, [*words, "no.such.host.invalid"]), "is not a host that this host knows")
 
 
-def test_another_model_on_one_rank_names_rank_and_parameter(start, start_ranks, tmp_path):
-    words = [script(TASK2B), *TINY, "--do_train", "--max_steps", 1, "--output_dir", "out"]
-    assert start("first", words).wait() == 0
+def test_another_model_on_one_rank_names_rank_and_parameter(run_here, start_ranks, tmp_path):
+    assert run_here(TASK2B, [*TINY, "--do_train", "--max_steps", 1, "--output_dir", "out"])[0] == 0
     model = tmp_path / "out" / "model"
     config = json.loads((model / "config.json").read_text())
     for path in model.glob("*.bin"):
@@ -192,14 +194,12 @@ def test_a_rank_started_twice_does_not_disturb_the_others_unseen(start, start_ra
         ends_in_a_sentence(rank, "rank 1 was started twice")
 
 
-def test_a_taken_port_is_named(start):
+def test_a_taken_port_is_named(run_here):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        words = ["--master_port", port, "--world_size", 2]
-        ends_in_a_sentence(start("self", [script(TASK2B), *LONG, *words]), f"port {port} on this host is taken")
-        ends_in_a_sentence(
-            start("rank", [script(TASK2B), *LONG, *words, "--local_rank", 0]), f"port {port} on this host is taken"
-        )
+        words = [*LONG, "--master_port", port, "--world_size", 2]
+        for place in ([], ["--local_rank", 0]):
+            is_in_a_sentence(*run_here(TASK2B, [*words, *place]), f"port {port} on this host is taken")
 
 
 def test_a_port_where_something_else_answers_is_no_meeting_point(start_ranks):
@@ -226,8 +226,9 @@ def left_its_rows(folder, iterations):
     assert len(rows) >= iterations
 
 
-@pytest.mark.parametrize("path", [TASK2B, "task2a/run_glue.py", "task3/run_glue.py"])
-@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize(
+    ("path", "victim"), [(TASK2B, 0), (TASK2B, 2), ("task2a/run_glue.py", 2), ("task3/run_glue.py", 0)]
+)
 def test_a_killed_rank_takes_the_others_with_it_by_name(start_ranks, tmp_path, path, victim):
     ranks = start_ranks(path, 3, [*LONG, "--output_dir", "out"])
     ranks[victim].wait_for("iteration 5:")
@@ -269,14 +270,14 @@ def test_a_loss_that_is_not_finite_stops_every_rank_at_the_same_iteration(start_
         assert "not a finite number" in rank.text.strip().splitlines()[-1], rank.text
 
 
-def test_weights_that_are_not_finite_are_not_saved(start, tmp_path):
-    words = [script(TASK2B), *TINY, "--max_steps", 1, "--learning_rate", "1e38", "--output_dir", "out"]
-    ends_in_a_sentence(start("program", words), "some weights are not finite numbers after iteration 1")
+def test_weights_that_are_not_finite_are_not_saved(run_here, tmp_path):
+    words = [*TINY, "--max_steps", 1, "--learning_rate", "1e38", "--output_dir", "out"]
+    is_in_a_sentence(*run_here(TASK2B, words), "some weights are not finite numbers after iteration 1")
     left_its_rows(tmp_path / "out", 1)
 
 
 def test_a_ctrl_c_while_torch_still_loads_is_no_traceback(start):
-    program = start("program", [script(TASK2B), *LONG])
+    program = start("program", [script(TASK2B), *LONG], is_fresh=True)
     time.sleep(0.7)
     program.process.send_signal(signal.SIGINT)
     assert program.wait() == 130
@@ -285,7 +286,8 @@ def test_a_ctrl_c_while_torch_still_loads_is_no_traceback(start):
 
 def test_the_scripts_say_nothing_but_their_own(start):
     """No warnings of libraries among a run's lines."""
-    program = start("program", [script(TASK2B), *TINY_TRAINING, "--max_steps", 2, "--world_size", 2])
+    words = [script(TASK2B), *TINY_TRAINING, "--max_steps", 2, "--world_size", 2]
+    program = start("program", words, is_fresh=True)
     assert program.wait() == 0
     assert not re.search(r"[Ww]arning:|W\d{4}", program.text), program.text
     assert str(ROOT) not in program.text, program.text

@@ -19,21 +19,40 @@ LONG = (*TINY, "--num_train_epochs", "50", "--no_save_model", "--dropout", "0.1"
 TASK2B = "task2b/run_glue.py"
 
 
-def same_end(tmp_path, world_size, values, fate, age=0.0):
-    """Start a run that is asked to end, and go on; both are compared with the run that was not. What each start said.
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """uninterrupted(values): what the run comes to on 2 ranks that nobody asks to end, computed once."""
+    found = {}
 
-    The two starts' results, in order of rank.
+    def _uninterrupted(values):
+        name = json.dumps(values, sort_keys=True)
+        if name not in found:
+            found[name] = run_ranks(2, live, str(tmp_path_factory.mktemp("whole")), values, seconds=90)
+        return found[name]
+
+    return _uninterrupted
+
+
+@pytest.fixture
+def same_end(uninterrupted, tmp_path):
+    """same_end(values, fate, age): start a run that is asked to end, and go on; the two starts' results, by rank.
+
+    Both are compared with the run that was not asked.
     """
-    whole = run_ranks(world_size, live, str(tmp_path / "whole"), values, seconds=90)
-    stopped = run_ranks(world_size, live, str(tmp_path / "asked"), values, fate, age, seconds=90)
-    found = run_ranks(world_size, live, str(tmp_path / "asked"), values | {"resume": "auto"}, seconds=90)
-    assert found[0]["epochs"] == whole[0]["epochs"]
-    for one, other in zip(found, whole):
-        assert one["losses"] == other["losses"]
-        assert one["weights"] == other["weights"]
-        assert travelled(one) == travelled(other)
-    assert all_whole(tmp_path / "asked")
-    return stopped, found
+
+    def _same_end(values, fate, age=0.0):
+        whole = uninterrupted(values)
+        stopped = run_ranks(2, live, str(tmp_path), values, fate, age, seconds=90)
+        found = run_ranks(2, live, str(tmp_path), values | {"resume": "auto"}, seconds=90)
+        assert found[0]["epochs"] == whole[0]["epochs"]
+        for one, other in zip(found, whole):
+            assert one["losses"] == other["losses"]
+            assert one["weights"] == other["weights"]
+            assert travelled(one) == travelled(other)
+        assert all_whole(tmp_path)
+        return stopped, found
+
+    return _same_end
 
 
 def travelled(found):
@@ -43,9 +62,9 @@ def travelled(found):
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("values", [{"sync": "bucketed"}, {"sync": "zero3"}, {"sync": "local_sgd", "sync_every": 3}])
-def test_all_ranks_end_after_the_step_in_which_one_was_asked(values, rank, tmp_path):
+def test_all_ranks_end_after_the_step_in_which_one_was_asked(values, rank, same_end):
     """No checkpoint was asked for: one is made then all the same."""
-    stopped, found = same_end(tmp_path, 2, NO_SAVES | values, ("asked", 5, rank))
+    stopped, found = same_end(NO_SAVES | values, ("asked", 5, rank))
     for one in stopped:
         assert (one["stopped"], one["saved"], len(one["losses"])) == ("stopped by SIGTERM", 5, 5)
     assert {one["from"] for one in found} == {5}
@@ -55,17 +74,17 @@ def test_all_ranks_end_after_the_step_in_which_one_was_asked(values, rank, tmp_p
 @pytest.mark.parametrize("iteration", [7, 12])
 @pytest.mark.parametrize("point", ["asked", "asked in the evaluation"])
 @pytest.mark.parametrize("values", [{"sync": "bucketed"}, {"sync": "local_sgd", "sync_every": 3}])
-def test_an_evaluation_that_is_due_is_made_when_the_run_goes_on(values, point, iteration, tmp_path):
+def test_an_evaluation_that_is_due_is_made_when_the_run_goes_on(values, point, iteration, same_end):
     """Also after the last step, and when the request comes while the ranks evaluate."""
-    stopped, found = same_end(tmp_path, 2, NO_SAVES | values, (point, iteration, 1))
+    stopped, found = same_end(NO_SAVES | values, (point, iteration, 1))
     for one in stopped:
         assert (one["stopped"], one["saved"], len(one["losses"])) == ("stopped by SIGTERM", iteration, iteration)
         assert len(one["epochs"]) == (iteration - 1) // 7
     assert {one["from"] for one in found} == {iteration}
 
 
-def test_when_the_time_is_up_the_run_saves_and_leaves(tmp_path):
-    stopped, found = same_end(tmp_path, 2, {"sync": "bucketed", "max_seconds": 3600.0}, None, age=3600.0)
+def test_when_the_time_is_up_the_run_saves_and_leaves(same_end):
+    stopped, found = same_end({"sync": "bucketed", "max_seconds": 3600.0}, None, age=3600.0)
     for one in stopped:
         assert (one["stopped"], one["saved"]) == ("--max_seconds 3600 have passed", 1)
     assert {one["from"] for one in found} == {1}
@@ -90,12 +109,12 @@ def with_a_full_disk(comm, folder, values, fate):
     return live(comm, folder, values, fate)
 
 
-def test_a_full_disk_costs_a_checkpoint_and_not_the_run(tmp_path):
-    whole = run_ranks(2, live, str(tmp_path / "whole"), {"sync": "bucketed"}, seconds=90)
-    found = run_ranks(2, with_a_full_disk, str(tmp_path / "full"), {"sync": "bucketed"}, None, seconds=90)
+def test_a_full_disk_costs_a_checkpoint_and_not_the_run(uninterrupted, tmp_path):
+    whole = uninterrupted({"sync": "bucketed"})
+    found = run_ranks(2, with_a_full_disk, str(tmp_path), {"sync": "bucketed"}, None, seconds=90)
     assert [one["losses"] for one in found] == [one["losses"] for one in whole]
     assert {one["saved"] for one in found} == {4}
-    assert checkpoints_in(tmp_path / "full") == [4]
+    assert checkpoints_in(tmp_path) == [4]
     said = [line for line in found[0]["lines"] if "No space left on device" in line]
     assert said[0].startswith("the checkpoint of iteration 7 cannot be written to ")
     assert all("that of iteration 4 is whole" in line for line in said)
@@ -109,10 +128,10 @@ def test_a_run_that_is_asked_to_end_on_a_full_disk_goes_on_from_the_one_before(t
     assert {one["from"] for one in found} == {4}
 
 
-def test_early_stopping_ends_with_the_best_model_also_when_it_goes_on(tmp_path):
+def test_early_stopping_ends_with_the_best_model_also_when_it_goes_on(same_end):
     """By the accuracy, which the first evaluation has as well as all others: a model that has learned nothing."""
     values = {"sync": "bucketed", "eval_steps": 3, "early_stopping": "2:acc", "learning_rate": 1e-9}
-    stopped, found = same_end(tmp_path, 2, values, ("asked", 5, 1))
+    stopped, found = same_end(values, ("asked", 5, 1))
     for one in (*stopped, *found):
         assert one["stopped"] == ("stopped by SIGTERM" if one in stopped else None)
     for one in found:
@@ -229,7 +248,5 @@ def test_a_run_in_a_folder_of_its_own_goes_on_by_that_folder(start, tmp_path):
         (["--keep", "0"], "--keep 0: give a number of at least 1."),
     ],
 )
-def test_flags_that_cannot_work_are_refused(start, words, sentence):
-    program = start("program", [script(TASK2B), *words])
-    assert program.wait() == 2
-    assert program.text.strip() == sentence
+def test_flags_that_cannot_work_are_refused(run_here, words, sentence):
+    assert run_here(TASK2B, words) == (2, f"{sentence}\n")

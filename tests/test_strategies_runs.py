@@ -41,21 +41,21 @@ def all_ended(processes, seconds=15):
 
 
 def test_a_killed_rank_is_a_row_and_the_others_go_on_and_a_second_call_makes_what_is_missing(table):
-    first = table("zero1,ddp")
-    first.wait_for("zero1: 2 ranks, 40 epochs[^$]*iteration 4:")
+    first = table("zero1,ddp", "--epochs", "20")
+    first.wait_for("zero1: 2 ranks, 20 epochs[^$]*iteration 4:")
     os.kill(worker_of_rank(first.process.pid, 1), signal.SIGKILL)
     assert first.wait(120) == 1, first.text
     rows = rows_of(first.text)
-    assert rows["zero1"][:4] == ["zero1", "2", "40", "failed"]
+    assert rows["zero1"][:4] == ["zero1", "2", "20", "failed"]
     assert float(rows["ddp"][3]) > 0
-    failed = "zero1, 40 epochs: it failed with exit code 137: rank 1 was ended by SIGKILL."
+    failed = "zero1, 20 epochs: it failed with exit code 137: rank 1 was ended by SIGKILL."
     assert failed in first.text
     assert "rank 0: lost rank 1, which ended without a word" in first.text
     assert "Traceback" not in first.text, first.text
-    second = table("zero1,ddp")
+    second = table("zero1,ddp", "--epochs", "20")
     assert second.wait(120) == 0, second.text
-    assert "zero1: 2 ranks, 40 epochs: run again, since it failed with exit code 137: rank 1" in second.text
-    assert "ddp: 2 ranks, 40 epochs: finished before, not run again" in second.text
+    assert "zero1: 2 ranks, 20 epochs: run again, since it failed with exit code 137: rank 1" in second.text
+    assert "ddp: 2 ranks, 20 epochs: finished before, not run again" in second.text
     assert failed not in second.text
     assert float(rows_of(second.text)["zero1"][3]) > 0
 
@@ -81,10 +81,11 @@ def test_a_stopped_call_leaves_no_process_and_a_second_one_goes_on(table, tmp_pa
     assert "Traceback" not in first.text, first.text
     state = json.loads((tmp_path / "table" / "strategies.json").read_text())
     assert {place: row["outcome"] for place, row in state.items()} == {"zero1-e40": "broken off"}
-    second = table("zero1,zero2")
-    second.wait_for("zero1: 2 ranks, 40 epochs: run again, since it was broken off")
-    second.process.terminate()
-    assert second.wait(40) == 143
+    if number == signal.SIGKILL:  # what the next call finds is the same after all of them
+        second = table("zero1,zero2")
+        second.wait_for("zero1: 2 ranks, 40 epochs: run again, since it was broken off")
+        second.process.terminate()
+        assert second.wait(40) == 143
 
 
 def test_two_calls_do_not_work_in_one_folder(table):
@@ -98,16 +99,16 @@ def test_two_calls_do_not_work_in_one_folder(table):
 
 def test_squad_has_its_scores_in_the_table(table, tmp_path):
     squad = ("--task_name", "squad", "--version_2_with_negative", "--max_seq_length", "64", "--max_query_length", "16")
-    call = table("baseline,ddp,zero3,dp", *squad, "--precision", "bf16", "--epochs", "1,2", "--max_train_examples", 24)
+    call = table("baseline,zero3,dp", *squad, "--precision", "bf16", "--epochs", "1,2", "--max_train_examples", 24)
     assert call.wait(200) == 0, call.text
     text = call.text[call.text.index("\nstrategy ") + 1 :]
     head, _, *rows = text.partition("\n\n")[0].splitlines()
     assert head.split()[-5:] == ["training", "loss", "validation_loss", "exact", "f1"]
-    runs = ["baseline", "dp", "ddp", "zero3"]
+    runs = ["baseline", "dp", "zero3"]
     assert sorted(line.split()[0] for line in rows) == sorted(2 * runs)
-    assert [line.split()[2] for line in rows] == 4 * ["1"] + 4 * ["2"]
-    losses = [float(line.split()[-3]) for line in rows[4:] if not line.startswith("dp")]
-    assert losses == pytest.approx([losses[0]] * 3, rel=2e-2)
+    assert [line.split()[2] for line in rows] == 3 * ["1"] + 3 * ["2"]
+    losses = [float(line.split()[-3]) for line in rows[3:] if not line.startswith("dp")]
+    assert losses == pytest.approx([losses[0]] * 2, rel=2e-2)
     assert text.count("dp is left out: with fewer than two GPUs DataParallel only calls the module") == 1
     epochs = (tmp_path / "table" / "report.html").read_text().partition("Losses and metrics after each epoch.")[2]
-    assert epochs.partition("</table>")[0].count("<tr>") == 1 + 3 * (1 + 2)
+    assert epochs.partition("</table>")[0].count("<tr>") == 1 + 2 * (1 + 2)

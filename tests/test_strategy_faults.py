@@ -57,8 +57,9 @@ def test_an_engine_that_is_missing_too_old_or_broken_is_one_sentence_on_every_ra
     (tmp_path / "sitecustomize.py").write_text(WITHOUT.format(said=said))
     words = [*TINY_TRAINING, "--sync", sync, "--max_steps", 2, "--output_dir", tmp_path / "out", "--no_cuda"]
     place = ["--master_port", free_port(), "--world_size", 2, "--local_rank"]
+    places = [[*place, rank] for rank in range(2)] if sync == "deepspeed" else [[]]  # all look in the same way
     environ = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
-    ranks = [start(f"rank{rank}", [script(SCRIPT), *words, *place, rank], environ) for rank in range(2)]
+    ranks = [start(f"rank{rank}", [script(SCRIPT), *words, *place], environ) for rank, place in enumerate(places)]
     end_alike(ranks, code, sentence)
 
 
@@ -72,8 +73,16 @@ def test_an_engine_that_is_missing_too_old_or_broken_is_one_sentence_on_every_ra
         (("--sync", "dp"), "--sync dp is one process with all of its GPUs, and 2 ranks were asked for"),
     ],
 )
-def test_an_option_that_a_strategy_lacks_is_one_sentence_on_every_rank(start_ranks, words, sentence):
-    end_alike(start_ranks(SCRIPT, 2, [*TINY_TRAINING, *words, "--max_steps", 2]), 2, sentence)
+def test_an_option_that_a_strategy_lacks_is_one_sentence(run_here, words, sentence):
+    code, text = run_here(SCRIPT, [*TINY_TRAINING, "--world_size", 2, *words, "--max_steps", 2])
+    assert code == 2
+    assert text.startswith(sentence)
+    assert text.count("\n") == 1
+
+
+def test_every_rank_says_it(start_ranks):
+    words = [*TINY_TRAINING, "--sync", "zero3", "--compress", "bf16", "--max_steps", 2]
+    end_alike(start_ranks(SCRIPT, 2, words), 2, "--compress means nothing to --sync zero3: leave it out.")
 
 
 @pytest.mark.parametrize(

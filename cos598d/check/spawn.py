@@ -32,7 +32,8 @@ from cos598d.program import own_python_path
 # Forked from a server that has torch loaded already: a rank starts in a blink, and from a clean process.
 _context = multiprocessing.get_context("forkserver")
 # torch._dynamo is what torch imports at an optimizer's first step: 2 s of processor, else of every rank of every world.
-_context.set_forkserver_preload(["cos598d.check.claims", "cos598d.run", "torch._dynamo"])
+PRELOADED = ["cos598d.check.claims", "cos598d.run", "torch._dynamo"]
+_context.set_forkserver_preload(PRELOADED)
 
 RETURNED, RAISED, LATE, DIED = "returned", "raised", "did not end", "died"
 # A rank that failed lets the others say what they found too, before they are told to stop.
@@ -97,7 +98,7 @@ def run_world(
             target=supervise, args=(name, world_size, seconds, run_rank, its, util.get_temp_dir())
         )
         try:
-            _start_server()
+            start_server()
             supervisor.start()
             its.close()
             ends = _endings(mine, START_SECONDS + seconds + LEAVE_SECONDS + 2 * END_SECONDS)
@@ -119,7 +120,7 @@ def _endings(line: Connection, seconds: float) -> list[tuple[int | None, str]]:
     return []
 
 
-def _start_server() -> None:
+def start_server() -> None:
     """Start the server, unless it runs; it finds this package whatever the working directory, installed or not."""
     ours = {
         "PYTHONPATH": own_python_path(),
