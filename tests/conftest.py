@@ -16,8 +16,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # many small processes on few cor
 set_forkserver_preload([*PRELOADED, "pytest"])
 # Fixtures of a module that take seconds.
 EXPENSIVE = {"answers", "counted", "finished", "four_books", "found", "lessons", "memories", "odd", "recorded"}
-# A test run started in the background ignores Ctrl-C, and so would the programs that it starts.
+# A test run started in the background ignores Ctrl-C, one started by nohup SIGHUP, and so would the programs that it
+# starts; what is handled in any way they do not ignore.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda *_: None)
 
 
 @pytest.fixture(autouse=True)
