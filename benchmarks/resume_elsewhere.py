@@ -14,6 +14,7 @@ import re
 import signal
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -43,7 +44,7 @@ def main() -> int:
         begun.append(start(moved, sync, ranks, [*flags, "--resume", "auto"], stop) or options.max_steps)
     expected, found = load_run(whole)["losses"], load_run(moved)["losses"]
     apart = [abs(one - other) for one, other in zip(found, expected, strict=True)]
-    for (sync, ranks), first, last in zip(moves, begun, begun[1:], strict=True):
+    for (sync, ranks), (first, last) in zip(moves, pairwise(begun), strict=True):
         most = max(apart[first:last])
         print(f"iterations {first + 1:3} to {last:3}, {sync} on {ranks} ranks: losses differ by at most {most:.1e}")
     print(f"all {len(apart)} iterations, from a loss of {expected[0]:.4f} to {expected[-1]:.4f}: {max(apart):.1e}")
