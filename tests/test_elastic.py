@@ -168,7 +168,10 @@ except UserError as error:
 @pytest.mark.root
 @pytest.mark.skipif(bool(MISSING), reason=MISSING)
 def test_hosts_leave_and_join_an_elastic_run_which_goes_on(on_host, start, tmp_path):
-    """Three of at most four hosts; the third is cut off, and when the two others go on, the fourth comes."""
+    """Three of at most four hosts; the third is cut off, and when the two others go on, the fourth comes.
+
+    Until it has come the first host's link is slow, so that the run lasts, however long a program takes to start.
+    """
     flags = [*TINY_TRAINING, "--max_steps", 300, "--save_steps", 10, "--log_every", 1]
     one = start("one", [script("task1/run_glue.py"), *flags, "--output_dir", "one"])
     # Without the first, hosts that join later never learn where they meet (torch 2.13).
@@ -185,10 +188,17 @@ def test_hosts_leave_and_join_an_elastic_run_which_goes_on(on_host, start, tmp_p
 
     first, second, third = agent(1), agent(2), agent(3)
     first.wait_for("(?s)ranks 0-2 on.*iteration 12:", 120)
-    assert start("cut", ["-m", "cos598d", "cluster", "cut", "--name", on_host.name, 3]).wait() == 0
+
+    def change(what, *words):
+        program = start(what, ["-m", "cos598d", "cluster", what, "--name", on_host.name, *words])
+        assert program.wait() == 0, program.text
+
+    change("slow", 1, "--rate", "20mbit")
+    change("cut", 3)
     first.wait_for("with 2 ranks in place of 3(?s:.)*iteration", 120)
     fourth = agent(4)
     first.wait_for("with 3 ranks in place of 2", 120)
+    change("slow", 1, "--rate", "1gbit")
     assert [agent.wait(120) for agent in (first, second, fourth)] == [0, 0, 0], first.text
     third.stop()
     assert one.wait(120) == 0, one.text
