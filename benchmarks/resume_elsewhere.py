@@ -1,7 +1,7 @@
 """A run that goes on with other ranks, or under another sync: how far do its losses come from those of one start?
 
     GLUE_DIR=... python benchmarks/resume_elsewhere.py --runs_dir runs/moves --moves bucketed:4,bucketed:2,bucketed:3 \\
-        --task_name rte --model_name_or_path minilm --max_steps 60 [any other flag of a run]
+        --max_steps 60 [any other flag of a run]
 
 The first of the moves (SYNC:RANKS) makes the whole run once. Then the run is started as the first move says, asked to
 stop by SIGTERM when its share of the steps is over, started as the second one says with --resume auto, and so on to its
@@ -23,7 +23,9 @@ sys.path.insert(0, str(ROOT))
 from cos598d.report.load import load_run
 
 GOES_ON = 75
-FLAGS = ["--do_train", "--dropout", "0", "--total_train_batch_size", "24", "--no_save_model", "--log_every", "1"]
+# MiniLM on RTE, unless other flags say otherwise.
+FLAGS = ["--task_name", "rte", "--model_name_or_path", "minilm", "--do_train", "--dropout", "0", "--no_save_model"]
+FLAGS += ["--total_train_batch_size", "24", "--log_every", "1"]
 
 
 def main() -> int:
