@@ -1,5 +1,6 @@
 """Our engines, each with one mistake that engines are known for: tests of the proof."""
 
+import math
 import time
 from dataclasses import dataclass
 
@@ -144,6 +145,77 @@ class KeepsTheLastPart(Averaging):
         super().backward(loss)
 
 
+class ScalesUp(Averaging):
+    """To the limit, whether the norm is above it or not."""
+
+    def clip(self, max_norm):
+        norm = super().clip(math.inf if max_norm else 0.0)
+        for parameter in self._parameters if max_norm else ():
+            if parameter.grad is not None:
+                parameter.grad *= max_norm / norm
+        return norm
+
+
+class KeepsItsOwnBuffers(Averaging):
+    def attach(self, model, make_optimizer):
+        own = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        module = super().attach(model, make_optimizer)
+        for name, buffer in model.named_buffers():
+            buffer.copy_(own[name])
+        return module
+
+
+class AveragesTheFirstMiB(Averaging):
+    """Of a tensor; what lies behind it stays a sum."""
+
+    def finish(self):
+        super().finish()
+        for parameter in self._parameters:
+            if parameter.grad is not None:
+                parameter.grad.view(-1)[1 << 18 :] *= self.sync.comm.world_size
+
+
+class KeepsWeightsInHalf(Averaging):
+    def step(self):
+        is_good = super().step()
+        if self._precision != "fp32":
+            for parameter in self._parameters:
+                parameter.data = parameter.data.bfloat16().float()
+        return is_good
+
+
+class SaysItCutsState(KeepsAllState):
+    """And counts no more than its share of it."""
+
+    def memory(self):
+        held = super().memory()
+        return held | {"optimizer": held["optimizer"] // self.sync.comm.world_size}
+
+
+class WrongBeforeItRefuses(ForgetsToDivide):
+    """Its gradients are wrong; by AdamW it does not train at all."""
+
+    def attach(self, model, make_optimizer):
+        module = super().attach(model, make_optimizer)
+        if isinstance(self.optimizer, torch.optim.AdamW):
+            raise UserError("this engine knows no AdamW: choose --optimizer sgd.")
+        return module
+
+
+class RefusesLate(Averaging):
+    """Only when the second step has been made, on every rank."""
+
+    def attach(self, model, make_optimizer):
+        self._steps = 0
+        return super().attach(model, make_optimizer)
+
+    def step(self):
+        self._steps += 1
+        if self._steps == 2:
+            raise UserError("this engine is tired: try another one.")
+        return super().step()
+
+
 class RefusesClipping(Averaging):
     def clip(self, max_norm):
         if max_norm:
@@ -178,19 +250,25 @@ STEPPING = (
     "steps",
     "accumulation",
     "clipping",
+    "no need to clip",
     "tied weights",
     "module used twice",
     "unused parameter",
     "used on one rank",
     "frozen parameter",
     "small parameters",
+    "buffer",
     "uneven last batch",
     "all at once",
 )
 MUTANTS = {
     "forgot to divide": Mutant(
         ForgetsToDivide,
-        ("gradients", *(name for name in STEPPING if name not in ("clipping", "all at once")), "fp16 overflow"),
+        (
+            "gradients",
+            *(name for name in STEPPING if name not in ("clipping", "all at once")),
+            *("fp16 overflow", "large tensors"),
+        ),
         "are 2 times what it should be",
     ),
     "clips by the local norm": Mutant(
@@ -199,7 +277,8 @@ MUTANTS = {
     "stale shard": Mutant(TrainsOnStaleShards, (*STEPPING, "bf16"), "SGD: the weight"),
     "optimizer state not sharded": Mutant(KeepsAllState, ("memory",), "the ranks together hold optimizer 2.00 times"),
     "gradients not sharded": Mutant(KeepsAllGradients, ("memory",), "the ranks together hold gradients 2.00 times"),
-    "optimizer state not counted": Mutant(CountsNoState, ("memory",), "the ranks count 0 bytes of optimizer together"),
+    "optimizer state not counted": Mutant(CountsNoState, ("memory",), "rank 0 counts 0 bytes of optimizer, and"),
+    "optimizer state not sharded, and half of it counted": Mutant(SaysItCutsState, ("memory",), "can be seen there"),
     "twice-used module counted once": Mutant(CountsOnce, ("module used twice", "all at once"), "the gradient"),
     "state kept from an overflow": Mutant(KeepsStateOfAnOverflow, ("fp16 overflow",), "after step 3"),
     "weight decay of unused weights": Mutant(
@@ -208,5 +287,9 @@ MUTANTS = {
     "small parameters forgotten": Mutant(
         ForgetsSmallOnes, ("small parameters", "all at once"), "the gradient one is off"
     ),
+    "scaled up to the limit": Mutant(ScalesUp, ("no need to clip",), "times what it should be"),
+    "buffers not sent": Mutant(KeepsItsOwnBuffers, ("buffer", "all at once"), "the gradient"),
+    "large tensors averaged in part": Mutant(AveragesTheFirstMiB, ("large tensors",), "the gradient"),
+    "no weights in single precision": Mutant(KeepsWeightsInHalf, ("bf16",), "is rounded to bf16"),
     "only the last part counts": Mutant(KeepsTheLastPart, ("accumulation", "all at once", "bf16"), "the gradient"),
 }

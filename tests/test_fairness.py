@@ -6,7 +6,8 @@ import pytest
 from report_records import write_run
 
 from cos598d.commands.report import load_records
-from cos598d.report.fairness import work_remark
+from cos598d.errors import UserError
+from cos598d.report.fairness import ground_remark, work_remark
 from cos598d.report.load import load_run
 from cos598d.report.table import comparison
 
@@ -17,6 +18,7 @@ def run_like(folder, config=None, environment=None, epochs=None, summary=None, *
     """A run's record with these values in its files."""
     write_run(folder, **{"seconds": [1.0] * STEPS} | changes)
     flags = {"learning_rate": 5e-5, "optimizer": "sgd", "gradient_accumulation_steps": 1, "max_steps": -1}
+    flags |= {"lr_scheduler": "linear", "warmup_steps": 0, "max_grad_norm": 1.0, "max_train_examples": None}
     for name, values in (
         ("config", flags | (config or {})),
         ("environment", {"tf32": False} | (environment or {})),
@@ -67,6 +69,16 @@ MISTAKES = {
         {"config": {"gradient_accumulation_steps": 4}},
         "gradient accumulation 1 in baseline and 4 in ddp",
     ),
+    "another schedule": (
+        {"config": {"lr_scheduler": "constant"}},
+        "learning rate's schedule linear in baseline and constant in ddp",
+    ),
+    "a warm-up on one side only": ({"config": {"warmup_steps": 10}}, "warm-up steps 0 in baseline and 10 in ddp"),
+    "clipping on one side only": ({"config": {"max_grad_norm": 0.0}}, "clipping 1 in baseline and 0 in ddp"),
+    "fewer examples": (
+        {"config": {"max_train_examples": 48}},
+        "training examples all in baseline and 48 in ddp",
+    ),
     "other data": ({"words": "RTE"}, "data a sample in baseline and RTE in ddp"),
     "another seed": ({"summary": {"seed": 1}}, "seed 42 in baseline and 1 in ddp"),
     "dropout": ({"summary": {"dropout": None}}, "dropout 0 in baseline and the model's own in ddp"),
@@ -78,6 +90,27 @@ MISTAKES = {
 def test_each_mistake_of_published_comparisons_that_a_record_can_show_is_named(pair, mistake):
     changes, words = MISTAKES[mistake]
     assert pair(**changes) == f"not the same work: {words}."
+
+
+def test_runs_on_different_machines_are_said_to_be(tmp_path):
+    folders = [
+        run_like(tmp_path / name, sync=name, environment={"processor": processor, "cores": cores})
+        for name, processor, cores in (("a", "old", 2), ("b", "new", 2), ("c", "old", None))
+    ]
+    runs = [load_run(folder) for folder in folders]
+    words = "not on the same ground: processor old in a and c and new in b."
+    assert ground_remark(runs) == words
+    assert words in comparison(runs)
+    assert comparison(runs).index(words) < comparison(runs).index("ratio to ddp")
+    assert ground_remark([runs[0], runs[2]]) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("precision", "bf16"), ("seed", 1), ("dropout", 0.1), ("sync", "ddp"), ("world_size", 4)]
+)
+def test_files_that_say_different_things_of_one_run_are_not_believed(tmp_path, name, value):
+    with pytest.raises(UserError, match=f"has {name} .* in one file and .* in its config.json: these files are not of"):
+        load_run(run_like(tmp_path / "run", config={name: value}))
 
 
 def test_threads_are_compared_among_as_many_ranks(tmp_path):

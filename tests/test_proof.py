@@ -3,11 +3,18 @@
 import json
 
 import pytest
-from proof_mutants import MUTANTS, BreaksOnOneRank, RefusesClipping, WaitsForEver
+from proof_mutants import (
+    MUTANTS,
+    BreaksOnOneRank,
+    RefusesClipping,
+    RefusesLate,
+    WaitsForEver,
+    WrongBeforeItRefuses,
+)
 
 from cos598d.check.judge import DID_NOT_END, FAILED
 from cos598d.check.proof import card
-from cos598d.check.proof.cases import CASES, CLIP
+from cos598d.check.proof.cases import CASES, CLIP, TOO_HIGH
 from cos598d.check.proof.judge import KEPT, NOT_CLAIMED, REFUSED, WRONG
 from cos598d.check.proof.observe import observe, observe_engine
 from cos598d.check.proof.prove import prove
@@ -57,6 +64,18 @@ def test_a_refusal_is_named_and_the_cases_after_it_are_tried():
     assert found["clipping"].says == "this engine cannot clip: leave --max_grad_norm out."
 
 
+def test_a_refusal_of_one_training_hides_no_mistake_in_another():
+    found = prove(2, cases("same start", "steps"), NONCE, SECONDS, observe_mutant, WrongBeforeItRefuses)
+    assert [verdict.status for verdict in found.values()] == [KEPT, WRONG], found
+    assert found["steps"].says.startswith("SGD: the weight")
+
+
+def test_a_refusal_in_the_middle_of_a_training_is_a_failure():
+    found = prove(2, cases("same start", "gradients", "steps"), NONCE, SECONDS, observe_mutant, RefusesLate)
+    assert [verdict.status for verdict in found.values()] == [KEPT, KEPT, FAILED], found
+    assert "after its first step it refuses: this engine is tired" in found["steps"].says
+
+
 def test_a_case_that_ends_the_world_is_named_and_the_cases_after_it_are_tried():
     found = prove(2, cases("gradients", "clipping", "tied weights"), NONCE, SECONDS, observe_mutant, BreaksOnOneRank)
     assert [verdict.status for verdict in found.values()] == [KEPT, FAILED, KEPT], found
@@ -72,7 +91,9 @@ def test_clipping_bites_and_overflow_overflows():
     for case in CASES:
         for training in case.trainings:
             norms = reference(case, training, NONCE).norms
-            if case.max_grad_norm:
+            if case.max_grad_norm == TOO_HIGH:
+                assert max(norms) < TOO_HIGH / 4, (case.name, training.name, norms)
+            elif case.max_grad_norm:
                 assert min(norms) > 4 * CLIP, (case.name, training.name, norms)
             if case.overflows_in is not None:
                 assert [norm < float("inf") for norm in norms] == [True, False, True]

@@ -45,6 +45,7 @@ def again(finished, tmp_path, monkeypatch, capsys):
             started.append(output.name)
             if not code:
                 shutil.copytree(finished / "zero1-e2", output, dirs_exist_ok=True)
+                say_what_was_asked(output, given)
             return code, last
 
         monkeypatch.setattr(child, "train", train)
@@ -54,6 +55,17 @@ def again(finished, tmp_path, monkeypatch, capsys):
 
     call.folder = folder
     return call
+
+
+def say_what_was_asked(folder, words):
+    """Let a copied record be of the run that these words ask for."""
+    for file in ("config.json", "summary.json"):
+        value = json.loads((folder / file).read_text())
+        for name in ("label", "sync", "compress", "bucket_mb", "num_train_epochs"):
+            if f"--{name}" in words and name in value:
+                word = words[words.index(f"--{name}") + 1]
+                value[name] = float(word) if isinstance(value[name], float) else word
+        (folder / file).write_text(json.dumps(value))
 
 
 def rows_of(text, name):
@@ -114,10 +126,43 @@ DAMAGES = {
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_record_that_lacks_what_the_table_needs_is_no_finished_run(finished, tmp_path, damage):
     folder = shutil.copytree(finished / "zero1-e2", tmp_path / "zero1-e2")
-    assert load_entry_run(folder, "zero1-e2").summary["world_size"] == 2
+    assert load_entry_run(folder, "zero1-e2", {}).summary["world_size"] == 2
     DAMAGES[damage](folder)
     with pytest.raises(UserError, match=r"run again\.$|ended well\.$"):
-        load_entry_run(folder, "zero1-e2")
+        load_entry_run(folder, "zero1-e2", {})
+
+
+OTHER_RUNS = {
+    "another strategy's": (lambda folder: None, "its sync is zero1 and should be zero2"),
+    "nobody's": (lambda folder: (folder / "config.json").unlink(), "its sync is None and should be zero2"),
+    "one that was named anew": (
+        damage_json("config.json", lambda value: value.update(sync="zero2")),
+        "has sync zero1 in one file and zero2 in its config.json",
+    ),
+}
+
+
+@pytest.mark.parametrize("other", OTHER_RUNS)
+def test_another_run_s_folder_is_no_finished_run_of_a_strategy(again, other):
+    forge, words = OTHER_RUNS[other]
+    forge(shutil.copytree(again.folder / "zero1-e2", again.folder / "zero2-e2"))
+    text, code, started = again("baseline,zero2")
+    assert (code, started) == (0, ["zero2-e2"])
+    assert words in text
+    assert again("baseline,zero2")[2] == []
+
+
+def test_a_row_of_an_earlier_call_that_is_of_another_run_than_it_says_has_no_numbers(again):
+    damage_json("strategies.json", lambda value: value["zero1-e2"].update(epochs=5.0))(again.folder)
+    text, _, _ = again("baseline")
+    assert rows_of(text, "zero1")[0][:4] == ["zero1", "2", "5", "failed"]
+    assert "its num_train_epochs is 2.0 and should be 5.0" in text
+
+
+def test_runs_on_different_machines_are_not_set_side_by_side_without_a_word(again):
+    damage_json("environment.json", lambda value: value.update(processor="a faster one"))(again.folder / "zero1-e2")
+    assert "not on the same ground: processor" in again("baseline,zero1")[0]
+    assert "not on the same ground: processor" in (again.folder / "report.html").read_text()
 
 
 def test_a_damaged_run_is_run_again_and_says_so(again):

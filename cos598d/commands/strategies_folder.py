@@ -78,7 +78,9 @@ class TableFolder:
     def finished(self, plan: Plan) -> Run | None:
         """The plan's run, if there is one. Raises UserError for one whose record is damaged."""
         place = self.path / plan.place
-        return load_entry_run(place, plan.place) if (place / "summary.json").exists() else None
+        if not (place / "summary.json").exists():
+            return None
+        return load_entry_run(place, plan.place, {**plan.values, **_asked(plan.label, plan.ranks, plan.epochs)})
 
     def note(self, plan: Plan, outcome: str, said: str = "") -> None:
         """Write down how the plan's run ended."""
@@ -96,6 +98,12 @@ class TableFolder:
         if entry.outcome != FINISHED:
             return entry
         try:
-            return replace(entry, run=load_entry_run(self.path / place, place))
+            asked = _asked(entry.label, entry.ranks, entry.epochs)
+            return replace(entry, run=load_entry_run(self.path / place, place, asked))
         except UserError as error:  # an earlier call's, which was not asked for in this one
             return replace(entry, outcome=FAILED, said=str(error))
+
+
+def _asked(label: str, ranks: int, epochs: float) -> dict[str, Any]:
+    """What the config of a run of the table says of it, whose folder might have been another's."""
+    return {"label": label, "world_size": ranks, "num_train_epochs": epochs}

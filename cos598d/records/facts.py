@@ -39,6 +39,19 @@ OF_WORK = frozenset(
     ("examples a step", "task", "model", "data", "longest sequence", "dropout", "precision", "TF32", "seed")
     + ("optimizer", "learning rate", "momentum", "gradient accumulation", "threads a rank")
 )
+# And of a run's flags what makes its work another without having a place among its settings on the page.
+ALSO_OF_WORK = (
+    ("learning rate's schedule", "lr_scheduler"),
+    ("warm-up steps", "warmup_steps"),
+    ("weight decay", "weight_decay"),
+    ("Adam's epsilon", "adam_epsilon"),
+    ("clipping", "max_grad_norm"),
+    ("training examples", "max_train_examples"),
+    ("stride of windows", "doc_stride"),
+    ("longest question", "max_query_length"),
+)
+# What the seconds of two runs are of, beside their work.
+GROUND = ("processor", "cores", "device")
 # Of a bench: in the record's setting, its network or its environment.
 OF_BENCHES = (
     ("ranks", "setting", "world_size"),

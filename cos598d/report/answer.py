@@ -9,7 +9,7 @@ from cos598d.report.benches import Bench
 from cos598d.report.blocks import Answer, Figure
 from cos598d.report.bytes_from import is_in_ledger
 from cos598d.report.captions import losses_apart, of_one_setting, phase_shares
-from cos598d.report.fairness import work_remark
+from cos598d.report.fairness import ground_remark, work_remark
 from cos598d.report.figures.answer import FEW_LANES, MOST_LANES, Lane, Panel, answer_figure, lanes_of, split_at_floor
 from cos598d.report.load import Run
 from cos598d.report.numbers import listed, more_or_less, names_of, number_of, percent, plain, plain_or_none, seconds
@@ -39,10 +39,10 @@ def answer_of(runs: Sequence[Run], benches: Sequence[Bench]) -> Answer:
         f"The black line: {' and '.join(spreads)}. At the right: times the seconds of the fastest, and the megabytes "
     )
     caption += "that leave the rank that sends most."
-    remark = work_remark([run.summary for run in runs])
-    cautions = unfinished_remarks([run.summary for run in runs]) + ([remark] if remark else [])
+    summaries = [run.summary for run in runs]
+    cautions = unfinished_remarks(summaries) + list(filter(None, (work_remark(summaries), ground_remark(summaries))))
     cautions += [f"{bench.name}: {remark}." for bench in benches for remark in bench.remarks]
-    if assumed := assumed_bytes([run.summary for run in runs], before=""):
+    if assumed := assumed_bytes(summaries, before=""):
         cautions.append(assumed)
     return Answer(cautions, sentences, None if svg is None else Figure("answer", svg, [caption]))
 

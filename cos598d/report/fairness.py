@@ -41,15 +41,23 @@ def work_remark(runs: Sequence[Summary]) -> str:
     return f"not the same work: {'; '.join(found)}." if found else ""
 
 
+def ground_remark(runs: Sequence[Summary]) -> str:
+    """ "not on the same ground: ..." with the processors, cores and devices in which the runs' hosts differ; or ""."""
+    trained = [run for run in runs if run["losses"]]
+    words = dict.fromkeys(word for run in trained for word in run.get("ground", {}))
+    found = [said for word in words if (said := _difference(trained, word, "ground"))]
+    return f"not on the same ground: {'; '.join(found)}." if found else ""
+
+
 def _work(run: Summary, word: str) -> Any:
     return run.get("work", {}).get(word)
 
 
-def _difference(runs: Sequence[Summary], word: str) -> str:
+def _difference(runs: Sequence[Summary], word: str, where: str = "work") -> str:
     """ "steps 10 in a and 20 in b", or "" where those that say it are alike."""
     names: dict[Any, list[str]] = {}
     for run in runs:
-        value = _work(run, word)
+        value = run.get(where, {}).get(word)
         if value is not None:
             names.setdefault(value, []).append(run["run"])
     if len(names) < 2:

@@ -7,7 +7,7 @@ from typing import Any
 
 from cos598d.errors import UserError
 from cos598d.records.conventions import WARM_UP
-from cos598d.records.facts import OF_RUNS, OF_WORK, collect
+from cos598d.records.facts import ALSO_OF_WORK, GROUND, OF_RUNS, OF_WORK, collect
 from cos598d.records.kinds import NUMBER, Kind
 from cos598d.records.live import COMMUNICATION, HOST, ITERATIONS, LIVE, WIRE
 from cos598d.records.run import (
@@ -27,6 +27,8 @@ from cos598d.report.series import Series, find_calls, read_calls
 from cos598d.terminal.printable import printable
 
 Row = Mapping[str, Any]
+# What a run's summary, or setting, says as its config does.
+SAID_TWICE = ("label", "sync", "world_size", "precision", "seed", "dropout", "max_seq_length")
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ def left_out(run: Summary) -> int:
 def load_run(folder: Path, unfinished: bool = False) -> Summary:
     """A run's summary, with its folder's name as "run", the emulated links as "network" (None without), what makes
     another run a repeat of it as "repeat_of" (None where its config is not there), and what makes another run's work
-    the same as its as "work", by the page's words.
+    the same as its as "work", by the page's words, and what it ran on as "ground".
 
     With `unfinished` a run that is going on or that died has one too, made of its rows so far, whose "unfinished" says
     so in words. Raises UserError when there is none that can be read.
@@ -131,6 +133,7 @@ def _load(folder: Path, unfinished: bool) -> tuple[Summary, dict[str, Any], dict
     place = live or folder
     environment = read_object(place / "environment.json", ENVIRONMENT) or {}
     config = read_object(place / "config.json", CONFIG)
+    _check_of_one_run(place, summary, config or {})
     # One that has not ended well is no repeat of another.
     asked = config and "unfinished" not in summary and what_was_asked(summary, config, environment)
     summary = {"run": _name(folder)} | summary
@@ -138,8 +141,20 @@ def _load(folder: Path, unfinished: bool) -> tuple[Summary, dict[str, Any], dict
         "network": environment.get("network"),
         "repeat_of": asked or None,
         "work": _work(summary, config or {}, environment),
+        "ground": {name: environment.get(name) for name in GROUND},
     }
     return summary, config or {}, environment
+
+
+def _check_of_one_run(folder: Path, summary: Summary, config: Mapping[str, Any]) -> None:
+    """Raise UserError where a run's two files that say the same do not."""
+    for name in SAID_TWICE:
+        if name in config and name in summary and config[name] != summary[name]:
+            shown = [printable(value, 60) for value in (summary[name], config[name])]
+            raise UserError(
+                f"{folder} has {name} {shown[0]} in one file and {shown[1]} in its config.json: "
+                "these files are not of one run; give the folder of a run that ended well."
+            )
 
 
 def _name(folder: Path) -> str:
@@ -157,6 +172,9 @@ def _work(summary: Summary, config: dict[str, Any], environment: dict[str, Any])
     # Steps may have ended within the last epoch: those before it are whole.
     whole = epochs[0] if len(epochs) > 1 or (epochs and config.get("max_steps", 1) < 0) else {}
     examples = whole.get("training", {}).get("examples")
+    found |= {word: config.get(name) for word, name in ALSO_OF_WORK}
+    if config.get("max_train_examples", 1) is None:
+        found["training examples"] = "all"
     return found | {"steps": summary["iterations"], "examples an epoch": examples}
 
 

@@ -5,14 +5,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cos598d.errors import UserError
 from cos598d.records.conventions import NOT_METRICS
 from cos598d.records.kinds import NUMBER, POSITIVE, SIZE, TEXT, Fields, ListOf, OrNone
 from cos598d.records.run import MEMORY, REMEDY
 from cos598d.records.schema import check
 from cos598d.report.bytes_from import BYTES_FROM, bytes_from, is_in_ledger
-from cos598d.report.fairness import work_remark
+from cos598d.report.fairness import ground_remark, work_remark
 from cos598d.report.load import Run, is_number, load_run_as
 from cos598d.report.numbers import plain
+from cos598d.terminal.printable import printable
 
 BASELINE = "baseline"
 ALL_GPUS = "dp"  # the strategy of one process that computes on all of them
@@ -44,11 +46,18 @@ class Entry:
     run: Run | None = None
 
 
-def load_entry_run(folder: Path, name: str) -> Run:
-    """The run in a folder, under this name. Raises UserError naming what cannot be read, or what the table lacks."""
+def load_entry_run(folder: Path, name: str, asked: Mapping[str, Any]) -> Run:
+    """The run in a folder, under this name. Raises UserError naming what cannot be read, what the table lacks, and in
+    which flag it is another run than was `asked` for."""
     run = load_run_as(folder, name)
     check(run.summary, SUMMARY, folder / "summary.json", REMEDY)
     check(run.environment, ENVIRONMENT, folder / "environment.json", REMEDY)
+    for flag, value in asked.items():
+        if run.config.get(flag) != value:
+            raise UserError(
+                f"{folder} is another run: its {flag} is {printable(run.config.get(flag), 60)} and should be "
+                f"{printable(value, 60)}; {REMEDY}."
+            )
     return run
 
 
@@ -97,10 +106,10 @@ def learning_rows(entries: Sequence[Entry]) -> list[list[str]]:
 
 def cautions(entries: Sequence[Entry]) -> list[str]:
     """What to read before the table: what was not the same work, and which strategies failed."""
-    found = []
+    found: list[str] = []
     for epochs in dict.fromkeys(entry.epochs for entry in entries):
-        remark = work_remark([entry.run.summary for entry in entries if entry.run and entry.epochs == epochs])
-        found += [remark] if remark else []
+        runs = [entry.run.summary for entry in entries if entry.run and entry.epochs == epochs]
+        found += filter(None, (work_remark(runs), ground_remark(runs)))
     failed = [entry for entry in entries if entry.outcome in (FAILED, BROKEN_OFF)]
     return found + [f"{entry.label}, {entry.epochs:g} epochs: {entry.said}" for entry in failed]
 

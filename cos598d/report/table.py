@@ -7,7 +7,7 @@ from typing import Any
 from cos598d.records.conventions import ASSUMED_BYTES, PHASES, WARM_UP
 from cos598d.records.run import Summary
 from cos598d.report.bytes_from import BYTES_FROM, BYTES_NOTE, bytes_from, is_in_ledger
-from cos598d.report.fairness import work_remark
+from cos598d.report.fairness import ground_remark, work_remark
 from cos598d.report.load import left_out
 from cos598d.report.memory import memory_note, memory_rows
 from cos598d.report.numbers import plain_or_none
@@ -42,7 +42,7 @@ def comparison(runs: Sequence[Summary], markdown: bool = False, each: bool = Fal
     runs = runs if each else in_groups(runs)
     parts = [losses_rows(runs), time_rows(runs), speed_rows(runs), traffic_rows(runs), memory_rows(runs)]
     text = "\n\n".join(as_markdown(part) if markdown else as_text(part) for part in parts if part)
-    remarks = [*unfinished_remarks(runs), *([remark] if (remark := work_remark(runs)) else [])]
+    remarks = [*unfinished_remarks(runs), *filter(None, (work_remark(runs), ground_remark(runs)))]
     said = "\n".join(markdown_text(remark) if markdown else remark for remark in remarks)
     return "\n\n".join(part for part in (_setting(runs), said, text, legend(runs)) if part)
 

@@ -1,6 +1,6 @@
 """What an engine is held to, case by case: each has one thing in it that engines get wrong."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cos598d.check.proof.model import Parts
 from cos598d.config import RunConfig
@@ -37,6 +37,8 @@ class Training:
 # Without weight decay a step is the gradient itself: (w0 - w1) / lr. It is long, so that what of it is lost in rounding
 # the weights is little.
 ONE_SGD_STEP = Training("one SGD step", SGD, 1, 64.0, 0.0)
+# Of a wide model the weights are no smaller, and the gradients are.
+LONG_SGD_STEP = replace(ONE_SGD_STEP, learning_rate=4096.0)
 SGD_STEPS = Training("SGD", SGD, len(BATCHES), 0.2, 0.1)
 ADAMW_STEPS = Training("AdamW", ADAMW, len(BATCHES), 0.02, 0.1)
 
@@ -80,7 +82,8 @@ class Case:
 
 
 CLIP = 0.2  # the norms here are above 1
-ALL_PARTS = Parts(is_tied=True, is_used_twice=True, has_unused=True, has_frozen=True, has_small=True)
+TOO_HIGH = 1e4  # and below this
+ALL_PARTS = Parts(is_tied=True, is_used_twice=True, has_unused=True, has_frozen=True, has_small=True, has_buffer=True)
 CASES = (
     Case(
         "same start",
@@ -96,6 +99,7 @@ CASES = (
     Case("steps", "three steps with a falling learning rate and weight decay", trainings=(SGD_STEPS, ADAMW_STEPS)),
     Case("accumulation", "every step's batch in 4 parts", accumulation=4),
     Case("clipping", "the whole gradient's norm is cut down to a sixth or less", max_grad_norm=CLIP),
+    Case("no need to clip", "a norm below the limit leaves the gradient as it is", max_grad_norm=TOO_HIGH),
     Case("tied weights", "the output's weight is the embedding's", Parts(is_tied=True)),
     Case("module used twice", "one layer is called twice in a forward", Parts(is_used_twice=True)),
     Case(
@@ -112,6 +116,7 @@ CASES = (
         "frozen parameter", "a frozen layer stays as it is, and what is below it still trains", Parts(has_frozen=True)
     ),
     Case("small parameters", "parameters of one and of three elements, fewer than ranks", Parts(has_small=True)),
+    Case("buffer", "what the forward reads of a buffer is rank 0's", Parts(has_buffer=True)),
     Case("uneven last batch", "batches of 16, 7 and 3 examples, so that a rank may have none", batch_sizes=(16, 7, 3)),
     Case(
         "all at once",
@@ -143,5 +148,11 @@ CASES = (
         Parts(width=32),
         trainings=(ADAMW_STEPS,),
         looks_at=MEMORY,
+    ),
+    Case(
+        "large tensors",
+        "weights of 15 MB, some of them larger than a first bucket",
+        Parts(width=512),
+        trainings=(LONG_SGD_STEP,),
     ),
 )

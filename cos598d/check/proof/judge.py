@@ -9,8 +9,8 @@ import torch
 
 from cos598d.check.evidence import BadEvidence, Evidence
 from cos598d.check.proof.cases import MEMORY, OVERFLOW, START, Case, Training
-from cos598d.check.proof.observe import CUT, FINISHED, HELD, REFUSAL, UNCLAIMED
-from cos598d.check.proof.reference import Weights, reference
+from cos598d.check.proof.observe import CUT, FINISHED, HELD, REFUSAL, SEEN, UNCLAIMED
+from cos598d.check.proof.reference import Reference, Weights, reference
 from cos598d.terminal.printable import printable
 
 KEPT, WRONG, REFUSED, NOT_CLAIMED = "kept", "wrong", "refused", "not claimed"
@@ -19,6 +19,7 @@ KEPT, WRONG, REFUSED, NOT_CLAIMED = "kept", "wrong", "refused", "not claimed"
 SHARED_ONCE = 1.25
 # And what all together must have, if it is counted at all.
 HELD_ONCE = 0.99
+HALF, FEW = {"bf16": torch.bfloat16, "fp16": torch.float16}, 4
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ def judge_case(case: Case, evidence: Sequence[Evidence]) -> Verdict:
     """What became of the case. Raises BadEvidence where a rank has not handed in what the case asks for."""
     refusals = [each.reported(case.name, REFUSAL, str) for each in evidence]
     if all(refusals):
-        return Verdict(REFUSED, printable(refusals[0]))
+        return _judge_before_refusal(case, evidence) or Verdict(REFUSED, printable(refusals[0]))
     if any(refusals):
         rank = next(rank for rank, sentence in enumerate(refusals) if sentence)
         return Verdict(WRONG, f"only some ranks refuse, such as rank {rank}: {printable(refusals[rank])}")
@@ -53,8 +54,28 @@ def judge_case(case: Case, evidence: Sequence[Evidence]) -> Verdict:
         return Verdict(NOT_CLAIMED, printable(unclaimed[0]))
     if case.looks_at == MEMORY:
         return _judge_memory(case, evidence)
+    return _judge_trainings(case, case.trainings, evidence)
+
+
+def _judge_before_refusal(case: Case, evidence: Sequence[Evidence]) -> Verdict | None:
+    """What is wrong with the trainings that came before one that is refused, such as those by another optimizer."""
+    before = [training for training in case.trainings if all(_has_finished(each, case, training) for each in evidence)]
+    if not before or case.looks_at == MEMORY or any(each.reported(case.name, UNCLAIMED, str) for each in evidence):
+        return None
+    verdict = _judge_trainings(case, before, evidence)
+    return verdict if verdict.status == WRONG else None
+
+
+def _has_finished(evidence: Evidence, case: Case, training: Training) -> bool:
+    try:
+        return evidence.reported(case.name, f"{training.name}, {FINISHED}", bool)
+    except BadEvidence:
+        return False
+
+
+def _judge_trainings(case: Case, trainings: Sequence[Training], evidence: Sequence[Evidence]) -> Verdict:
     found = []
-    for training in case.trainings:
+    for training in trainings:
         if case.looks_at == START:
             found.append(_compared(case, training, "start", {}, evidence, 0))
         elif case.looks_at == OVERFLOW:
@@ -62,7 +83,7 @@ def judge_case(case: Case, evidence: Sequence[Evidence]) -> Verdict:
         else:
             found.append(_judge_training(case, training, evidence))
     largest = max(each.largest for each in found)
-    wrong = [(training, each) for training, each in zip(case.trainings, found, strict=True) if each.status == WRONG]
+    wrong = [(training, each) for training, each in zip(trainings, found, strict=True) if each.status == WRONG]
     if not wrong:
         return Verdict(KEPT, "", largest)
     also = " and ".join(training.name for training, _ in wrong[1:])
@@ -79,9 +100,31 @@ def _judge_training(case: Case, training: Training, evidence: Sequence[Evidence]
     wrong = _wrong_losses(case, training, evidence, right.losses)
     start = right.weights[0] if training.gives_gradients else {}
     weights = _compared(case, training, "weights", start, evidence, training.steps)
+    wrong = wrong or _rounded_weights(case, training, evidence, right)
     if weights.status == WRONG or not wrong:
         return weights
     return Verdict(WRONG, wrong, weights.largest)
+
+
+def _rounded_weights(case: Case, training: Training, evidence: Sequence[Evidence], right: Reference) -> str:
+    """Which weights have lost their last bits: an engine in half precision keeps its weights in single precision, or
+    many a small step would be lost."""
+    half = HALF.get(case.precision)
+    if half is None:
+        return ""
+    start, end = right.weights[0], right.weights[training.steps]
+    for each in evidence:
+        for name, tensor in each.get(case.name, f"{training.name}, weights", end).items():
+            is_stepped = not torch.equal(start[name], end[name])
+            # That all of a few elements have no last bits by chance has not been seen.
+            if (
+                tensor is not None
+                and is_stepped
+                and tensor.numel() >= FEW
+                and torch.equal(tensor, tensor.to(half).float())
+            ):
+                return f"{training.name}: the weight {name} is rounded to {case.precision} on rank {each.rank}"
+    return ""
 
 
 def _wrong_losses(case: Case, training: Training, evidence: Sequence[Evidence], right: Sequence[float]) -> str:
@@ -174,6 +217,11 @@ def _judge_memory(case: Case, evidence: Sequence[Evidence]) -> Verdict:
             mine = by_category.get(category)
             if category not in whole or type(mine) is not int:
                 raise BadEvidence(f"rank {each.rank} did not report how many bytes it holds of {category}")
+            seen = dict(each.reported(case.name, f"{training.name}, {SEEN}", list)).get(category, 0)
+            if seen > mine:
+                return Verdict(
+                    WRONG, f"rank {each.rank} counts {mine} bytes of {category}, and {seen} can be seen there"
+                )
             held += mine
         largest = max(largest, held / whole[category])
         if held > SHARED_ONCE * (whole[category] + spare.get(category, 0)):

@@ -17,6 +17,7 @@ class Parts:
     is_tied: the output's weight is the embedding's. is_used_twice: a layer that is called before and after the others.
     has_unused: a layer that is never called. has_rarely_used: one that is called for some examples alone.
     has_frozen: a layer between the others that does not train. has_small: parameters of one and of three elements.
+    has_buffer: a buffer that the forward reads, and that does not change.
     """
 
     is_tied: bool = False
@@ -25,6 +26,7 @@ class Parts:
     has_rarely_used: bool = False
     has_frozen: bool = False
     has_small: bool = False
+    has_buffer: bool = False
     width: int = 8
 
     @property
@@ -54,6 +56,8 @@ class Block(nn.Module):
 class ProofModel(nn.Module):
     """Classifies a sentence by the word that belongs to it. Every element of what is used has a gradient."""
 
+    shift: torch.Tensor | None
+
     def __init__(self, parts: Parts):
         super().__init__()
         width = parts.width
@@ -72,12 +76,15 @@ class ProofModel(nn.Module):
         self.output = nn.Linear(width, WORDS)
         if parts.is_tied:
             self.output.weight = self.embedding.weight
+        self.register_buffer("shift", torch.randn(width) if parts.has_buffer else None)
 
     def forward(
         self, input_ids: torch.Tensor, labels: torch.Tensor, is_rare: torch.Tensor, factors: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(batch, tokens) and three times (batch,): the mean of the examples' losses times their factors; logits."""
         state = self.embedding(input_ids)
+        if self.shift is not None:
+            state = state + self.shift
         if self.frozen is not None:
             state = state + self.frozen(state)
         if self.twice is not None:

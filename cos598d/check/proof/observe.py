@@ -20,11 +20,13 @@ from cos598d.data.sampler import MicroBatch, micro_batches
 from cos598d.errors import UserError
 from cos598d.strategies import get_strategy
 from cos598d.strategies.base import Module, Strategy
+from cos598d.strategies.memory import count_memory, state_tensors
 from cos598d.strategies.optimizers import make_optimizer, set_learning_rate
+from cos598d.strategies.state import local
 from cos598d.sync.base import SyncOptions
 from cos598d.train import step
 
-FINISHED, REFUSAL, UNCLAIMED, CUT, HELD = "finished", "refusal", "not claimed", "cut", "held"
+FINISHED, REFUSAL, UNCLAIMED, CUT, HELD, SEEN = "finished", "refusal", "not claimed", "cut", "held", "seen"
 # Of a communicator, find_unused_parameters, SyncOptions and a precision.
 MakeStrategy = Callable[..., Strategy]
 
@@ -57,6 +59,7 @@ def observe(
 ) -> None:
     """Train by what `make_strategy` makes, for each of the cases; `check` raises UserError for one that it refuses.
 
+    An engine may refuse a case, too, until it has made a training's first step: later it has failed.
     What there is so far is handed in after each case, so that one that ends the world does not take the others along. A
     case may take `seconds`; then the kernel ends this process, since an engine may wait for longer.
     """
@@ -73,6 +76,7 @@ def observe(
             for training in case.trainings:
                 check(case, training)
                 _Trial(comm, make_strategy, options, case, training, evidence).run()
+                evidence.report(case.name, f"{training.name}, {FINISHED}", True)
         except UserError as error:
             refusal = str(error)
         evidence.report(case.name, REFUSAL, refusal)
@@ -118,11 +122,21 @@ class _Trial:
             strategy.detach()
             return
         self._model.train()
-        for number in range(training.steps):
-            self._step(module, number)
+        self._step(module, 0)
+        try:
+            self._go_on(module)
+        except UserError as error:
+            raise RuntimeError(f"after its first step it refuses: {error}") from error
+
+    def _go_on(self, module: Module) -> None:
+        """Train from the second step to the end, and hand in what the case asks for."""
+        case, training, strategy = self._case, self._training, self._strategy
+        for number in range(1, training.steps + 1):
             if case.looks_at == OVERFLOW:
                 with strategy.whole():
-                    self._hand_in(f"step {number + 1}")
+                    self._hand_in(f"step {number}")
+            if number < training.steps:
+                self._step(module, number)
         if case.looks_at == MEMORY:
             if not strategy.shards:
                 self._evidence.report(case.name, UNCLAIMED, "every rank holds everything")
@@ -130,6 +144,7 @@ class _Trial:
             held = strategy.memory()
             held["gradients"] = max(held.get("gradients", 0), self._gradient_bytes)
             self._report(HELD, [[name, size] for name, size in held.items()])
+            self._report(SEEN, [[name, size] for name, size in self._seen().items()])
         if training.gives_gradients:
             with strategy.whole():
                 self._hand_in("weights")
@@ -176,6 +191,14 @@ class _Trial:
         self._counted.append(bool(step(self._strategy, observed, parts, load, self._case.max_grad_norm)))
         self._losses.append(losses)
         self._weights.append([part.weight for part in parts])
+
+    def _seen(self) -> dict[str, int]:
+        """Bytes by category that anybody can see, whatever the engine says."""
+        optimizer = self._strategy.optimizer
+        return count_memory(
+            parameters=[local(p.data) for p in self._model.parameters()],
+            optimizer=[local(tensor) for tensor in state_tensors(optimizer)] if hasattr(optimizer, "state") else [],
+        )
 
     def _hand_in(self, moment: str) -> None:
         weights = {name: p.detach().cpu() for name, p in self._model.named_parameters()}

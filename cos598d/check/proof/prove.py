@@ -31,9 +31,10 @@ def prove(
         most = seconds * (1 + len(left))
         ends = run_world(world_size, function, *arguments, names, nonce, seconds, seconds=most, timeout=seconds)
         status, reports = judge(ends, "", seconds)
-        done = _done(ends, nonce)
+        evidence = _evidence(ends, nonce)
+        done = min((finished(each) for each in evidence), key=len, default=[])
         for case in left[: len(done)]:
-            verdicts[case.name] = _judged(case, ends, nonce)
+            verdicts[case.name] = _judged(case, evidence)
         left = left[len(done) :]
         if left:  # the first of these is what ended the world
             words = card.report(reports[0], "") if reports else "the ranks ended without a word"
@@ -44,17 +45,19 @@ def prove(
     return verdicts
 
 
-def _done(ends: Sequence[RankEnd], nonce: int) -> list[str]:
-    """The cases that all ranks have handed in."""
+def _evidence(ends: Sequence[RankEnd], nonce: int) -> list[Evidence]:
+    """What all ranks have handed in; nothing, where one has not, or something else."""
     try:
-        by_rank = [finished(Evidence.from_bytes(end.handed_in, end.rank, nonce)) for end in ends]
+        found = [Evidence.from_bytes(end.handed_in, end.rank, nonce) for end in ends]
+        for each in found:
+            finished(each)
     except BadEvidence:
         return []
-    return min(by_rank, key=len)
+    return found
 
 
-def _judged(case: Case, ends: Sequence[RankEnd], nonce: int) -> Verdict:
+def _judged(case: Case, evidence: Sequence[Evidence]) -> Verdict:
     try:
-        return judge_case(case, [Evidence.from_bytes(end.handed_in, end.rank, nonce) for end in ends])
+        return judge_case(case, evidence)
     except BadEvidence as error:
         return Verdict(WRONG, printable(error))
