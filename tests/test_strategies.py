@@ -116,6 +116,9 @@ DAMAGES = {
     "no memory": damage_json("summary.json", lambda value: value.pop("memory")),
     "no epochs": damage_json("summary.json", lambda value: value["epochs"].clear()),
     "an epoch without seconds": damage_json("summary.json", lambda value: value["epochs"][0].pop("training")),
+    "an epoch in no time": damage_json(
+        "summary.json", lambda value: value["epochs"][0]["training"].update(wall_seconds=1e-3)
+    ),
     "an epoch without a loss": damage_json("summary.json", lambda value: value["epochs"][-1].update(loss=None)),
     "no environment": lambda folder: (folder / "environment.json").unlink(),
     "rows of another run": lambda folder: (folder / "iterations.rank0.jsonl").write_text(""),

@@ -133,7 +133,8 @@ def _load(folder: Path, unfinished: bool) -> tuple[Summary, dict[str, Any], dict
     place = live or folder
     environment = read_object(place / "environment.json", ENVIRONMENT) or {}
     config = read_object(place / "config.json", CONFIG)
-    _check_of_one_run(place, summary, config or {})
+    if not live:  # else one of them may be of an earlier start, just now
+        _check_of_one_run(place, summary, config or {})
     # One that has not ended well is no repeat of another.
     asked = config and "unfinished" not in summary and what_was_asked(summary, config, environment)
     summary = {"run": _name(folder)} | summary

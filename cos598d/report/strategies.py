@@ -1,5 +1,6 @@
 """The table of strategies at equal total batch: their seconds and speed-up, memory, losses and metrics."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,8 @@ TABLE_NOTE = (
     "that sends most, from the ledger; or the mean over the ranks that the kernel's counters saw leave, headers and "
     "all, where a library tells nobody what it sends. Losses, metrics: of the last epoch."
 )
+# An epoch's seconds, by the wall, are no fewer than its iterations', by their clock, but for rounding.
+MOST_OF = 0.99
 # What the table needs of a run, beyond what every record has.
 TRAINING = Fields({"examples": SIZE, "wall_seconds": POSITIVE})
 SUMMARY = Fields({"epochs": ListOf(Fields({"loss": NUMBER, "training": TRAINING}), least=1), "memory": MEMORY})
@@ -47,8 +50,8 @@ class Entry:
 
 
 def load_entry_run(folder: Path, name: str, asked: Mapping[str, Any]) -> Run:
-    """The run in a folder, under this name. Raises UserError naming what cannot be read, what the table lacks, and in
-    which flag it is another run than was `asked` for."""
+    """The run in a folder, under this name. Raises UserError naming what cannot be read, what the table lacks, in which
+    flag it is another run than was `asked` for, and seconds that cannot be those of its rows."""
     run = load_run_as(folder, name)
     check(run.summary, SUMMARY, folder / "summary.json", REMEDY)
     check(run.environment, ENVIRONMENT, folder / "environment.json", REMEDY)
@@ -58,6 +61,11 @@ def load_entry_run(folder: Path, name: str, asked: Mapping[str, Any]) -> Run:
                 f"{folder} is another run: its {flag} is {printable(run.config.get(flag), 60)} and should be "
                 f"{printable(value, 60)}; {REMEDY}."
             )
+    if _training(run) < MOST_OF * math.fsum(run.series.seconds):
+        raise UserError(
+            f"{folder} has epochs of {plain(_training(run))} s in summary.json and iterations of "
+            f"{plain(math.fsum(run.series.seconds))} s beside it: these files are not of one run; {REMEDY}."
+        )
     return run
 
 
