@@ -15,10 +15,11 @@ from proof_mutants import (
 from cos598d.check.judge import DID_NOT_END, FAILED
 from cos598d.check.proof import card
 from cos598d.check.proof.cases import CASES, CLIP, TOO_HIGH
-from cos598d.check.proof.judge import KEPT, NOT_CLAIMED, REFUSED, WRONG
+from cos598d.check.proof.judge import KEPT, NOT_CLAIMED, REFUSED, WRONG, Verdict
 from cos598d.check.proof.observe import observe, observe_engine
 from cos598d.check.proof.prove import prove
 from cos598d.check.proof.reference import reference
+from cos598d.commands import prove as prove_command
 from cos598d.commands.cli import main
 from cos598d.sync.base import DEFAULTS
 
@@ -111,6 +112,16 @@ def test_card_and_exit_code(tmp_path, capsys):
     assert [each["status"] for each in result["cases"][0]["outcomes"]] == [KEPT, WRONG]
     assert main(["prove", "ddp", "--world_sizes", "1", "--cases", "gradients", "--short"]) == 0
     assert "ddp: 1 of 1 claims hold." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("other", [NOT_CLAIMED, REFUSED, WRONG, FAILED])
+def test_a_claim_is_kept_where_it_is_kept_on_every_number_of_ranks(other, monkeypatch, capsys):
+    def on(size, tried, *_):
+        return {case.name: Verdict(KEPT if size == 1 else other, "so it is") for case in tried}
+
+    monkeypatch.setattr(prove_command, "prove", on)
+    assert main(["prove", "ddp", "--world_sizes", "1,2", "--cases", "gradients", "--short"]) == 1
+    assert f"ddp: 0 of {int(other != NOT_CLAIMED)} claims hold" in capsys.readouterr().out
 
 
 def test_a_refused_claim_is_not_a_kept_one():

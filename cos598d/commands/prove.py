@@ -26,8 +26,8 @@ from cos598d.fields import given
 from cos598d.files import write_json
 from cos598d.terminal.signals import exits_on_sigterm
 
-# Of several outcomes on several numbers of ranks, the first is the case's.
-WORST_FIRST = (CRASHED, DID_NOT_END, FAILED, WRONG, REFUSED, KEPT, NOT_CLAIMED)
+# Of several outcomes on several numbers of ranks, the first is the case's: kept is what is kept on all of them.
+WORST_FIRST = (CRASHED, DID_NOT_END, FAILED, WRONG, REFUSED, NOT_CLAIMED, KEPT)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -106,7 +106,7 @@ def _prove(
             {
                 "case": case.name,
                 "says": case.says,
-                "status": next(status for status in WORST_FIRST if any(each.status == status for each in verdicts)),
+                "status": min((each.status for each in verdicts), key=WORST_FIRST.index),
                 "outcomes": [
                     {"world_size": size, "status": each.status, "largest": each.largest, "says": each.says}
                     for size, each in zip(sizes, verdicts, strict=True)
