@@ -22,10 +22,24 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+class PatchProjection(nn.Conv2d):
+    """Every patch of pixels times the same matrix: a convolution that steps by whole patches, computed as that product.
+
+    Pixels (batch, channels, size, size) to (batch, patches, width). Its weight, (width, channels, patch, patch), has a
+    gradient that lies in memory as itself, which a convolution of one channel would not give.
+    """
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        side = self.kernel_size[0]
+        patches = input.unfold(2, side, side).unfold(3, side, side)  # (batch, channels, rows, columns, patch, patch)
+        vectors = patches.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)
+        return functional.linear(vectors, self.weight.flatten(1), self.bias)
+
+
 class Embeddings(nn.Module):
     """Pixels (batch, channels, size, size) to tokens (batch, 1 + patches, width).
 
-    1. Each patch of pixels is projected, all of them by the same matrix: a convolution that steps by whole patches.
+    1. Each patch of pixels is projected.
     2. A learned token is put first; what the encoder makes of it is what the image is classified by.
     3. A learned vector for each place is added.
     """
@@ -38,11 +52,11 @@ class Embeddings(nn.Module):
             raise ValueError(f"an image of {config.image_size} pixels a side has no patch of {patch}")
         self.cls_token = nn.Parameter(torch.empty(1, 1, width))
         self.position_embeddings = nn.Parameter(torch.empty(1, 1 + patches, width))
-        self.patch_embeddings = nn.ModuleDict({"projection": nn.Conv2d(config.num_channels, width, patch, patch)})
+        self.patch_embeddings = nn.ModuleDict({"projection": PatchProjection(config.num_channels, width, patch, patch)})
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        patches = self.patch_embeddings["projection"](pixel_values).flatten(2).transpose(1, 2)
+        patches = self.patch_embeddings["projection"](pixel_values)
         first = self.cls_token.expand(len(patches), -1, -1)
         return self.dropout(torch.cat([first, patches], dim=1) + self.position_embeddings)
 
