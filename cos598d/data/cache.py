@@ -67,7 +67,8 @@ def _identity(file: Path) -> tuple[int, int] | None:
 def _write(file: Path, arrays: Arrays) -> None:
     from safetensors.numpy import save
 
-    content = save(arrays, metadata={"checksum": checksum(arrays)})
+    in_order = {name: np.ascontiguousarray(array) for name, array in arrays.items()}  # what is a view has another order
+    content = save(in_order, metadata={"checksum": checksum(in_order)})
     with whole_file(file, "wb") as handle:
         handle.write(content)
 

@@ -41,7 +41,8 @@ class ImageEncoder(Encoder):
         import torch
         from torch.nn.functional import interpolate
 
-        planes = torch.from_numpy(np.ascontiguousarray(pixels)).permute(0, 3, 1, 2)
+        # Pillow's memory may not be written to, which torch would warn of.
+        planes = torch.from_numpy(np.require(pixels, requirements=["C", "W"])).permute(0, 3, 1, 2)
         sizes = (self.size, self.size)
         resized = interpolate(planes.float(), sizes, mode="bilinear", antialias=True, align_corners=False)
         return resized.round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1).contiguous().numpy()
