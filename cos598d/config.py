@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from cos598d.data import TASK_NAMES, Task, get_task
+from cos598d.data.classes import MACRO
 from cos598d.data.images.options import ImageOptions
 from cos598d.data.squad.options import SquadOptions
 from cos598d.data.tasks import TaskOptions
@@ -203,7 +204,8 @@ class RunConfig(TaskOptions, SyncFlags, LifeFlags):
         if self.model_type not in able:
             raise UsageError(f"--model_type {self.model_type} cannot do {task.name}: choose {' or '.join(able)}.")
         self._check_task_flags(task)
-        self.check_life(self.do_train, self.do_eval, self.output_dir, task.metrics)
+        metrics = (*task.metrics, *(MACRO if task.tells_classes else ()))
+        self.check_life(self.do_train, self.do_eval, self.output_dir, metrics)
         LedgerRule.parse(self.ledger)
         for name, owner in OPTIMIZER_OF.items():
             if given(self, [name]) and self.optimizer != owner:

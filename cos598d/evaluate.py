@@ -13,6 +13,7 @@ from torch import nn
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import EVALUATION
 from cos598d.data import Task
+from cos598d.data.classes import class_scores
 from cos598d.data.examples import Examples
 from cos598d.data.sampler import evaluation_batches
 from cos598d.life import LOSS_METRIC
@@ -38,27 +39,39 @@ class Evaluation:
         self._task, self._parts, self._model, self._comm = task, dict(parts), model, comm
         self._batch_size, self._precision = batch_size, precision
 
-    def __call__(self, is_asked_to_end: Callable[[], bool] | None = None) -> dict[str, float] | None:
+    def __call__(self, is_asked_to_end: Callable[[], bool] | None = None) -> dict[str, Any] | None:
         """The metrics with the loss and the evaluation's seconds, the same on every rank; nothing of no parts.
 
+        Where the task tells classes apart, MACRO, and of the first part `by_class` and, of few classes, `confusion`.
         None where a rank, by whatever it was given, was asked to end meanwhile.
         """
         started, comm = time.perf_counter(), self._comm
-        found: dict[str, float] = {}
+        found: dict[str, Any] = {}
         for part, features in self._parts.items():
             widths, context = self._task.output_widths(features), autocast(self._precision, comm.device)
             outputs = model_outputs(self._model, features, widths, comm, self._batch_size, context, is_asked_to_end)
             if outputs is None:
                 return None
-            metrics: dict[str, float] = {}
+            metrics: dict[str, Any] = {}
             if comm.rank == 0:
                 scores, loss = self._task.score(part, outputs, features), mean_loss(outputs, widths, features)
                 # A second part's is called as its metrics are: "validation_loss_mismatched".
                 name = LOSS_METRIC + ("" if part == next(iter(self._parts)) else part.removeprefix("dev"))
                 metrics = scores.metrics | ({name: loss} if math.isfinite(loss) else {})
+                metrics |= self._of_classes(outputs, features, part)
                 self.files.update(scores.files)
             found |= comm.exchange(metrics)[0]
         return found | {"seconds_evaluation": time.perf_counter() - started} if found else {}
+
+    def _of_classes(self, outputs: np.ndarray, features: Examples, part: str) -> dict[str, Any]:
+        """How well classes are told apart; a second part's metrics are called as its others are."""
+        if not self._task.tells_classes:
+            return {}
+        scores = class_scores(outputs.argmax(axis=1), features.labels, self._task.classes)
+        if part != next(iter(self._parts)):
+            return {name + part.removeprefix("dev"): value for name, value in scores.macro.items()}
+        confusion = {"confusion": scores.confusion} if scores.confusion else {}
+        return {**scores.macro, "by_class": scores.by_class, **confusion}
 
 
 def model_outputs(

@@ -46,7 +46,10 @@ def test_an_evaluation_without_the_metric_is_no_best():
         ({"early_stopping": "0"}, "--early_stopping 0: give a number of evaluations of at least 1, or that and"),
         ({"early_stopping": "x"}, "--early_stopping x: give a number"),
         ({"early_stopping": "2:"}, "--early_stopping 2:: give a number"),
-        ({"early_stopping": "2:f1"}, "no metric 'f1'; the known ones are validation_loss, acc."),
+        (
+            {"early_stopping": "2:f1"},
+            "no metric 'f1'; the known ones are validation_loss, acc, precision_macro, recall_macro, f1_macro.",
+        ),
         ({"early_stopping": "2", "do_eval": False}, "--early_stopping 2 needs evaluations: add --do_eval."),
         ({"eval_steps": 2, "do_eval": False}, "--eval_steps 2 needs evaluations"),
         ({"eval_steps": 0}, "--eval_steps 0: give a number of at least 1."),

@@ -33,7 +33,8 @@ class Task(ABC):
         located.
     evaluation_parts: the parts to evaluate on, in order.
     metrics: the keys of the metrics that every evaluation has, all of them better when larger; the task is ranked by
-        the first.
+        the first. One that tells classes apart has `classes.MACRO` beside them.
+    classes: the names of its classes by their numbers; of a task that finds them in the data, when these are located.
     model_types: the model types that can do it; None for all that read texts, or images where `image_form` is said.
     defaults: values of RunConfig's that differ for this task.
     options_kind: the dataclass of the flags that only tasks like it have.
@@ -48,10 +49,16 @@ class Task(ABC):
     num_labels: int
     evaluation_parts: tuple[str, ...]
     metrics: tuple[str, ...]
+    classes: tuple[str, ...] = ()
     model_types: tuple[str, ...] | None = None
     defaults: Mapping[str, Any] = {}
     options_kind: type | None = None
     image_form: ImageForm | None = None
+
+    @property
+    def tells_classes(self) -> bool:
+        """Whether an example is of one of several classes."""
+        return self.head.endswith("_classification") and self.num_labels != 1
 
     @abstractmethod
     def locate(self, data_dir: str | None, environ: Mapping[str, str] = os.environ) -> tuple[Any, str]:

@@ -29,8 +29,9 @@ class Board:
     first; where this one goes on `after` an iteration, only those of later ones.
 
     loss, learning_rate; seconds/iteration and seconds/PHASE; bytes/predicted_sent, bytes/counted_sent and the same
-    received (this rank's; `cos598d/measure/totals.py` says what they include); epoch/loss and epoch/METRIC, and
-    evaluation/METRIC of every evaluation, an epoch's too, by the iteration they came after. LOSSES share a chart.
+    received (this rank's; `cos598d/measure/totals.py` says what they include); epoch/loss, epoch/METRIC and
+    epoch/examples_per_second, and evaluation/METRIC of every evaluation, an epoch's too, by the iteration they came
+    after. LOSSES share a chart.
     """
 
     def __init__(self, record: Path, after: int = 0):
@@ -60,10 +61,13 @@ class Board:
                 self._writer.add_scalar(tag, value, row["iteration"])
 
     def epoch(self, facts: dict[str, Any]) -> None:
-        """Show an epoch's mean loss, metrics and seconds of evaluation."""
+        """Show an epoch's mean loss, metrics, seconds of evaluation and speed of training."""
         for name, value in facts.items():
             if isinstance(value, float):
                 self._writer.add_scalar(f"epoch/{name}", value, facts["last_iteration"])
+        speed = facts.get("training", {}).get("examples_per_second_wall")
+        if speed is not None:
+            self._writer.add_scalar("epoch/examples_per_second", speed, facts["last_iteration"])
         self.evaluation(facts | {"iteration": facts["last_iteration"]})
 
     def evaluation(self, facts: dict[str, Any]) -> None:

@@ -63,18 +63,29 @@ WIRE = Fields(
         ),
     },
 )
+# How well each class was found, and how many examples of one were taken for another.
+CLASSES = {
+    "by_class": ListOf(
+        Fields({"class": TEXT, "examples": COUNT, **dict.fromkeys(("precision", "recall", "f1"), NOT_NEGATIVE)})
+    ),
+    "confusion": ListOf(ListOf(COUNT)),
+}
 EPOCH = Fields(
     {"epoch": COUNT},
     {
+        **CLASSES,
         **dict.fromkeys(("iterations", "last_iteration"), COUNT),
         "loss": OrNone(NUMBER),
-        "training": Fields({}, {"examples": COUNT, "wall_seconds": NOT_NEGATIVE}),
+        "training": Fields(
+            {},
+            {"examples": COUNT, "wall_seconds": NOT_NEGATIVE, "examples_per_second_wall": OrNone(NOT_NEGATIVE)},
+        ),
         "seconds_evaluation": NOT_NEGATIVE,
         **dict.fromkeys(("predicted_bytes_sent", "predicted_bytes_received"), BY_RANK),
         **dict.fromkeys(("counted_bytes_sent", "counted_bytes_received"), OrNone(BY_RANK_OR_NONE)),
     },
 )
-EVALUATION = Fields({"iteration": COUNT}, {"epoch": COUNT})  # within an epoch
+EVALUATION = Fields({"iteration": COUNT}, {"epoch": COUNT, **CLASSES})  # within an epoch
 # What a rank holds, by category; of a strategy of somebody's own whatever it says.
 HELD = MapOf(NOT_NEGATIVE)
 # At these moments, as counted; and by formula, where there is one, or why there is none.

@@ -10,6 +10,7 @@ from cos598d.report.attempts import attempts
 from cos598d.report.benches import Bench
 from cos598d.report.blocks import Block, Figure, Page, Section, Table, figures
 from cos598d.report.bytes_from import BYTES_NOTE
+from cos598d.report.classes import classes
 from cos598d.report.figures import learning, series, time
 from cos598d.report.figures.wire import wire_figure
 from cos598d.report.load import Run, is_number
@@ -43,6 +44,7 @@ def build_page(runs: Sequence[Run], benches: Sequence[Bench] = ()) -> Page:
         *(Section(f"Side by side: {word}", found) for word, found in side_by_side.sweep_blocks(benches).items()),
         Section("Environment", _environment([*runs, *benches])),
         Section("Evaluation by epoch", learned.metrics(runs)),
+        Section("Class by class", classes(runs)),
         Section("Training and validation loss", learned.overfitting(runs)),
         Section("The first losses", learned.first_losses(runs)),
         Section("Seconds an iteration", _seconds(runs)),

@@ -64,8 +64,10 @@ class Console:
             yield update
 
     def epoch(self, facts: dict[str, Any]) -> None:
-        """Print one line for an epoch that has ended: its mean loss, then the evaluation's figures."""
-        self.say(f"epoch {facts['epoch']}: {facts['iterations']} iterations, {_figures(facts)}")
+        """Print one line for an epoch that has ended: its mean loss, then the evaluation's figures, and its speed."""
+        speed = facts.get("training", {}).get("examples_per_second_wall")
+        trained = "" if speed is None else f"; trained on {speed:.1f} examples/s"
+        self.say(f"epoch {facts['epoch']}: {facts['iterations']} iterations, {_figures(facts)}{trained}")
 
     def evaluation(self, facts: dict[str, Any]) -> None:
         """Print one line for an evaluation within an epoch."""

@@ -32,6 +32,7 @@ class GlueTask(Task):
     def __init__(self, form: glue.Format):
         self.form = form
         self.name = form.name
+        self.classes = form.labels
         self.num_labels = len(form.labels) or 1
         self.evaluation_parts = form.dev_parts
         self.metrics = metrics.metric_names(form.name)

@@ -19,7 +19,8 @@ class DigitsTask(ImageTask):
     """
 
     name = "digits"
-    num_labels = 10
+    classes = tuple("0123456789")
+    num_labels = len(classes)
     size, channels = 8, 1
     defaults = {
         "model_type": "vit",

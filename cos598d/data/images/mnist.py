@@ -25,7 +25,8 @@ class MnistTask(ImageTask):
     """
 
     name = "mnist"
-    num_labels = 10
+    classes = tuple("0123456789")
+    num_labels = len(classes)
     size, channels = 28, 1
     defaults = {"model_type": "vit", "model_name_or_path": "vit-tiny", "learning_rate": 1e-3}
 

@@ -1,0 +1,41 @@
+"""The page's part on classes: how well each is found after the last epoch, and which are taken for which."""
+
+from collections.abc import Sequence
+
+from cos598d.report.blocks import Block, Table
+from cos598d.report.load import Run
+from cos598d.terminal.printable import printable
+
+MOST_CLASSES = 100  # a page with more rows is read by nobody: the record has them all
+
+
+def classes(runs: Sequence[Run]) -> list[Block]:
+    """Of each run whose evaluation tells classes apart a table of these and, where they are few, of confusions."""
+    blocks: list[Block] = []
+    for run in runs:
+        evaluated = [epoch for epoch in run.summary["epochs"] if epoch.get("by_class")]
+        if not evaluated:
+            continue
+        last = evaluated[-1]
+        when = f"{run.name}, after epoch {last['epoch']}"
+        head = ["class", "examples", "precision", "recall", "F1"]
+        rows = [
+            [
+                printable(one["class"], 40),
+                str(one["examples"]),
+                *(f"{one[key]:.4f}" for key in ("precision", "recall", "f1")),
+            ]
+            for one in last["by_class"]
+        ]
+        if len(rows) > MOST_CLASSES:
+            blocks.append(f"{when}: {len(rows)} classes, whose scores are in epochs.jsonl.")
+            continue
+        blocks.append(Table(f"{when}: each class by itself.", [head, *rows]))
+        if confusion := last.get("confusion"):
+            names = [row[0] for row in rows]
+            table = [["", *names]]
+            table += [
+                [name, *(str(count) if count else "" for count in counts)] for name, counts in zip(names, confusion)
+            ]
+            blocks.append(Table(f"{when}: examples of the row's class that were taken for the column's.", table))
+    return blocks

@@ -1,0 +1,124 @@
+"""Precision, recall and F1 are scikit-learn's, of each class and of all, and reach record, screen and page."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from report_records import report, write_run
+from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
+
+from cos598d.comm.communicator import Communicator
+from cos598d.config import RunConfig
+from cos598d.data import get_task
+from cos598d.data.classes import MACRO, MOST_CONFUSED, class_scores
+from cos598d.data.samples import vocabulary
+from cos598d.data.text.features import build_features
+from cos598d.data.text.tokenization import load_encoder
+from cos598d.errors import UserError
+from cos598d.evaluate import Evaluation
+from cos598d.models.build import build_model, find_model
+from cos598d.report.load import load_run
+from cos598d.terminal.console import Console
+
+
+@pytest.mark.parametrize(("count", "examples"), [(2, 50), (5, 200), (10, 12), (25, 300), (3, 1)])
+def test_the_scores_are_scikit_learns(count, examples):
+    generator = np.random.default_rng(count)
+    labels, predicted = generator.integers(0, count, examples), generator.integers(0, count, examples)
+    found = class_scores(predicted, labels, [str(number) for number in range(count)])
+    macro = precision_recall_fscore_support(labels, predicted, average="macro", zero_division=0)[:3]
+    assert [found.macro[key] for key in MACRO] == pytest.approx(macro)
+    columns = precision_recall_fscore_support(labels, predicted, labels=range(count), zero_division=0)
+    for key, column in zip(("precision", "recall", "f1", "examples"), columns):
+        assert [one[key] for one in found.by_class] == pytest.approx(list(column))
+    wanted = confusion_matrix(labels, predicted, labels=range(count)).tolist()
+    assert found.confusion == (wanted if count <= MOST_CONFUSED else None)
+
+
+def test_a_class_that_is_neither_there_nor_predicted_counts_in_no_mean():
+    found = class_scores(np.array([0, 1, 1]), np.array([0, 1, 0]), ["a", "b", "never"])
+    assert found.macro["recall_macro"] == pytest.approx((1 / 2 + 1) / 2)
+    assert found.by_class[2] == {"class": "never", "examples": 0, "precision": 0.0, "recall": 0.0, "f1": 0.0}
+
+
+def alone() -> Communicator:
+    return Communicator(None, "gloo", torch.device("cpu"))
+
+
+def test_an_evaluation_has_the_scores_of_what_the_model_says(tmp_path, monkeypatch):
+    monkeypatch.setenv("COS598D_CACHE", str(tmp_path / "cache"))
+    task, source = get_task("digits"), find_model("vit-tiny", "vit", form=get_task("digits").image_form)
+    features = task.load("dev", None, source.load_encoder(), limit=60)
+    model = build_model(source, task.head, task.num_labels, 0.0, seed=1)
+    found = Evaluation(task, {"dev": features}, model, alone(), 16, "fp32")()
+    with torch.no_grad():
+        predicted = model.eval()(features.collate(np.arange(60))["pixel_values"])[0].argmax(dim=1).numpy()
+    wanted = class_scores(predicted, features.labels, task.classes)
+    assert {key: found[key] for key in MACRO} == wanted.macro
+    assert found["by_class"] == wanted.by_class
+    assert found["confusion"] == wanted.confusion
+    assert sum(map(sum, found["confusion"])) == 60
+    assert [one["class"] for one in found["by_class"]] == list("0123456789")
+
+
+def test_a_second_part_has_metrics_of_its_own_and_a_score_has_no_classes():
+    source = find_model("tiny")
+    encoder = load_encoder("bert", vocabulary(), True)
+    model = build_model(source, "sequence_classification", 3, 0.0, seed=1)
+    examples = [("a sentence", "another", {"labels": number % 3}) for number in range(6)]
+    features = build_features(examples, encoder, 16, {"labels": np.int64})
+    task = get_task("mnli")
+    found = Evaluation(task, dict.fromkeys(task.evaluation_parts, features), model, alone(), 4, "fp32")()
+    assert {*MACRO, *(f"{name}_mismatched" for name in MACRO)} <= found.keys()
+    assert [one["class"] for one in found["by_class"]] == ["contradiction", "entailment", "neutral"]
+    assert not any(key.startswith(("by_class_", "confusion_")) for key in found)
+    assert not get_task("sts-b").tells_classes
+    assert not get_task("squad").tells_classes
+
+
+def test_early_stopping_goes_by_one_of_them_where_there_are_classes():
+    for task, fits in (("digits", True), ("rte", True), ("sts-b", False)):
+        of_images = {"model_type": "vit", "model_name_or_path": "vit-tiny"} if task == "digits" else {}
+        config = RunConfig(task_name=task, do_train=True, do_eval=True, early_stopping="2:f1_macro", **of_images)
+        if fits:
+            config.check(1)
+        else:
+            with pytest.raises(UserError, match="no metric 'f1_macro'"):
+                config.check(1)
+
+
+def with_classes(folder, confusion):
+    """A record whose epochs have scores of two classes."""
+    write_run(folder)
+    summary = json.loads((folder / "summary.json").read_text())
+    scores = class_scores(np.array([0, 1, 1, 0]), np.array([0, 1, 0, 0]), ["a <cat>", "a dog"])
+    for epoch in summary["epochs"]:
+        epoch |= {**scores.macro, "by_class": scores.by_class, "confusion": confusion or scores.confusion}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    return folder
+
+
+def test_the_page_shows_each_class_and_which_are_taken_for_which(tmp_path):
+    text = report(tmp_path / "report.html", with_classes(tmp_path / "run", None)).read_text()
+    for words in ("Class by class", "a &lt;cat&gt;", "0.6667", "taken for the column", "f1_macro after each epoch"):
+        assert words in text, words
+    assert "a <cat>" not in text
+    without = report(tmp_path / "without.html", write_run(tmp_path / "plain")).read_text()
+    assert "Class by class" not in without
+
+
+def test_a_record_whose_confusions_are_no_counts_is_refused(tmp_path):
+    with pytest.raises(UserError, match="confusion"):
+        load_run(with_classes(tmp_path / "run", [["many", 1], [0, 2]]))
+
+
+def test_the_screen_has_one_line_with_the_speed_and_without_the_tables(capsys):
+    facts = {"epoch": 2, "iterations": 5, "loss": 0.5, "acc": 0.25, "f1_macro": 0.2, "by_class": [], "confusion": [[1]]}
+    speed = {"examples_per_second_wall": 123.44}
+    Console("", speaks=True).epoch(facts | {"seconds_evaluation": 0.5, "training": speed})
+    (line,) = capsys.readouterr().out.splitlines()
+    learned = "epoch 2: 5 iterations, loss 0.5000, acc 0.2500, f1_macro 0.2000"
+    assert line == f"{learned} (evaluated in 0.5 s); trained on 123.4 examples/s"
+    Console("", speaks=True).epoch(facts)
+    assert capsys.readouterr().out == "epoch 2: 5 iterations, loss 0.5000, acc 0.2500, f1_macro 0.2000\n"
