@@ -54,6 +54,8 @@ def _be(words, folder, output, environ):
     os.environ.clear()
     os.environ.update(environ)
     tempfile.tempdir = None
+    # Else its supervisors would take this server's folder for its own, and remove it when the program is killed.
+    multiprocessing.current_process()._config.pop("tempdir", None)
     file = os.open(output, os.O_WRONLY | os.O_APPEND)
     for number, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(file, number)
