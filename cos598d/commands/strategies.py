@@ -24,14 +24,11 @@ from cos598d.errors import UsageError, UserError
 from cos598d.files import write_whole
 from cos598d.life import GROUP as LIFE
 from cos598d.measure.claim import claim_folder
+from cos598d.records.conventions import BROKEN_OFF, FAILED, FINISHED, LEFT_OUT
 from cos598d.report.render import as_html, need
 from cos598d.report.strategies import (
     ALL_GPUS,
     BASELINE,
-    BROKEN_OFF,
-    FAILED,
-    FINISHED,
-    LEFT_OUT,
     TABLE_NOTE,
     Entry,
     cautions,

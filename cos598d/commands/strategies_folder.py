@@ -8,12 +8,13 @@ from typing import Any
 from cos598d.config import SYNC_FIELDS, config_from
 from cos598d.errors import UsageError, UserError
 from cos598d.files import write_json
+from cos598d.records.conventions import BROKEN_OFF, FAILED, FINISHED, OUTCOMES
 from cos598d.records.kinds import POSITIVE, TEXT, Fields, MapOf, OneOf
 from cos598d.records.run import CONFIG, RANKS, REMEDY, read_object
 from cos598d.records.schema import read
 from cos598d.report.load import Run
 from cos598d.report.repeats import PLACES
-from cos598d.report.strategies import ALL_GPUS, BASELINE, BROKEN_OFF, FAILED, FINISHED, OUTCOMES, Entry, load_entry_run
+from cos598d.report.strategies import ALL_GPUS, BASELINE, Entry, load_entry_run
 from cos598d.terminal.printable import printable
 
 ONE_PROCESS = (BASELINE, ALL_GPUS)

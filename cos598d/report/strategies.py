@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cos598d.errors import UserError
-from cos598d.records.conventions import NOT_METRICS
+from cos598d.records.conventions import BROKEN_OFF, FAILED, FINISHED, LEFT_OUT, NOT_METRICS
 from cos598d.records.kinds import NUMBER, POSITIVE, SIZE, TEXT, Fields, ListOf, OrNone
 from cos598d.records.run import MEMORY, REMEDY
 from cos598d.records.schema import check
@@ -19,7 +19,6 @@ from cos598d.terminal.printable import printable
 
 BASELINE = "baseline"
 ALL_GPUS = "dp"  # the strategy of one process that computes on all of them
-FINISHED, FAILED, BROKEN_OFF, LEFT_OUT = OUTCOMES = ("finished", "failed", "broken off", "left out")
 TABLE_NOTE = (
     "Seconds: training and evaluation of all epochs, by the wall; start, data and model are not in them. s/epoch and "
     "examples/s: training alone. Speed-up: the baseline's s/epoch over this one's. Efficiency: speed-up divided by how "
