@@ -6,9 +6,10 @@ import shutil
 import pytest
 from programs import TINY
 
-from cos598d.commands import child, cli
+from cos598d.commands import cli
 from cos598d.errors import UserError
 from cos598d.report.strategies import load_entry_run
+from cos598d.sweep import child
 
 pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")

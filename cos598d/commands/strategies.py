@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from cos598d.bench.candidates import read_candidate
-from cos598d.commands import child
 from cos598d.commands.run_flags import add_run_options, run_values, to_words
 from cos598d.commands.strategies_folder import ONE_PROCESS, Plan, TableFolder
 from cos598d.config import SYNC_FIELDS, config_from
@@ -37,6 +36,7 @@ from cos598d.report.strategies import (
     strategies_rows,
 )
 from cos598d.strategies import class_of
+from cos598d.sweep import child
 from cos598d.tables import as_markdown, as_text, markdown_text
 from cos598d.terminal.printable import printable
 from cos598d.world.identity import Identity
@@ -94,7 +94,7 @@ def run(options: argparse.Namespace) -> int:
         count, place, failed = sum(not plan.refused for plan in plans), 0, 0
         for plan in plans:
             if plan.refused:
-                folder.note(plan, LEFT_OUT, plan.refused)
+                folder.note(plan.place, plan.about, LEFT_OUT, plan.refused)
                 continue
             place += 1
             head = f"\n[{place}/{count}] {plan.label}: {plan.ranks} rank{'s' if plan.ranks > 1 else ''}"
@@ -153,24 +153,24 @@ def _number(word: str) -> float:
 
 def _is_made(folder: TableFolder, plan: Plan, values: Mapping[str, Any], head: str) -> bool:
     """Whether the plan's run is finished: before, or now."""
-    again = folder.said(plan)
+    again = folder.said(plan.place)
     try:
-        if folder.finished(plan):
+        if folder.finished_run(plan):
             print(f"{head}: finished before, not run again", flush=True)
-            folder.note(plan, FINISHED)
+            folder.note(plan.place, plan.about, FINISHED)
             return True
     except UserError as error:
         again = str(error)
     print(f"{head}: run again, since {printable(again)}" if again else head, flush=True)
-    folder.note(plan, BROKEN_OFF, "it was broken off.")  # until more is known
+    folder.note(plan.place, plan.about, BROKEN_OFF, "it was broken off.")  # until more is known
     output = folder.path / plan.place
     words = to_words({**values, **plan.values, "label": plan.label, "save_epochs": 0})
     words += ["--world_size", str(plan.ranks), "--no_save_model", "--output_dir", str(output), "--overwrite_output_dir"]
     code, last = child.train(words)
     if code or not (output / "summary.json").exists():  # it may also have stopped on purpose before its end
-        folder.note(plan, FAILED, f"it failed with exit code {code}: {last or 'it said nothing.'}")
+        folder.note(plan.place, plan.about, FAILED, f"it failed with exit code {code}: {last or 'it said nothing.'}")
         return False
-    folder.note(plan, FINISHED)
+    folder.note(plan.place, plan.about, FINISHED)
     return True
 
 
