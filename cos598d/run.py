@@ -158,6 +158,8 @@ def _work(
             may_be_unused = not uses_every_parameter(source.model_type, task.head)
             strategy = get_strategy(config.sync)(comm, may_be_unused, config.sync_options(), config.precision)
             setting["bytes_from"] = strategy.bytes_from
+            if line := strategy.remark(model):
+                console.say(line)
             outcome = attempt(
                 config,
                 comm,

@@ -73,6 +73,8 @@ def test_without_a_word_embedding_sparse_rows_sends_what_bucketed_does(finished)
     gradients = [{call["tensor"] for call in of if call["purpose"] == "gradients"} for of in calls]
     assert gradients[0] == gradients[1]
     assert rows["parameters"] == buckets["parameters"]
+    said = [(finished / f"{name}.txt").read_text().count("sends what bucketed sends") for name in ("rows", "four")]
+    assert said == [1, 0]
 
 
 def test_the_saved_model_is_loaded_by_its_folder(finished):

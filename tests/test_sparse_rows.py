@@ -85,6 +85,33 @@ def test_an_embedding_used_behind_the_modules_back_is_found_out():
         run_ranks(2, average_words, "function")
 
 
+class NoWords(nn.Module):
+    """Looks up nothing that it trains."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(WORDS, WIDTH)
+        self.fixed = nn.Embedding(WORDS, WIDTH).requires_grad_(False)
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (Words(), None),
+        (NoWords(), "this model trains none"),
+        (nn.Sequential(nn.Embedding(100, WIDTH)), "this model's largest has 0.024 MiB"),
+        (Words("module"), "this model's also serves elsewhere"),
+    ],
+    ids=["large", "none", "small", "tied"],
+)
+def test_a_model_that_it_saves_nothing_on_is_told_so_and_why(model, words):
+    said = SparseRows.remark(model)
+    assert (said is None) == (words is None)
+    if words:
+        assert words in said
+        assert said.startswith("sparse_rows sends what bucketed sends")
+
+
 def step_locally(comm, every):
     """On a rank: four SGD steps of LocalSGD; the difference to averaged gradients, and whether replicas are equal."""
     sync = LocalSGD(comm, options=SyncOptions(sync_every=every))

@@ -121,11 +121,20 @@ def _measure(
         "step": plan.step,
         "attach": "once" if stay else "turns",
     }
+    if comm.world_size > 1:
+        found["remarks"] = _remarks(candidates, workload)
     if FLOOR in seconds:  # the pass without a sync that they belong to
         found["arrivals"] = measure_arrivals(workload, comm)
     if plan.sweep == "bucket_mb":
         found["bucket_mb"] = predict_capacities(workload, found["arrivals"], record["message_size"]["fit"])
     return found
+
+
+def _remarks(candidates: list[Candidate], workload: Workload) -> list[str]:
+    """What is to be known of the gradient syncs with this model, each sentence once."""
+    kinds = [class_of(candidate.name) for candidate in candidates]
+    said = [kind.remark(workload.model) for kind in kinds if not issubclass(kind, Strategy)]
+    return [line for line in dict.fromkeys(said) if line]
 
 
 def _describe(candidate: Candidate) -> dict[str, Any]:

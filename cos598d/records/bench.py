@@ -87,6 +87,7 @@ BENCH = Fields(
         "bucket_mb": Fields(
             {"backward_seconds": OrNone(NUMBER), "best_predicted_mb": POSITIVE, "capacities": ListOf(CAPACITY, least=1)}
         ),
+        "remarks": ListOf(TEXT),
         "gradient_norm": MapOf(ListOf(OrNone(NUMBER))),
         "memory": MapOf(
             Fields(

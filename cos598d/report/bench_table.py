@@ -154,16 +154,15 @@ def _exposed_by_capacity(record: dict[str, Any]) -> dict[float, float]:
 
 
 def remarks(record: dict[str, Any]) -> list[str]:
-    """What to be wary of: bytes that nobody counted, and candidates whose gradients are not DDP's average, so that
-    their seconds are not those of the same work."""
-    assumed = [f"bytes are assumed: {ASSUMED_BYTES}"] if record.get("bytes_are_assumed") else []
+    """What to be wary of: bytes that nobody counted, what syncs say of this model, and candidates whose gradients are
+    not DDP's average, so that their seconds are not those of the same work."""
+    found = [f"bytes are assumed: {ASSUMED_BYTES}"] if record.get("bytes_are_assumed") else []
     unseen = [candidate["label"] for candidate in record.get("candidates", []) if not is_in_ledger(candidate)]
     if unseen:
-        assumed.append(
-            f"not in the ledger, since a library tells nobody what it sends: the bytes of {', '.join(unseen)}"
-        )
+        found.append(f"not in the ledger, since a library tells nobody what it sends: the bytes of {', '.join(unseen)}")
+    found += [printable(line) for line in record.get("remarks", [])]
     odd = other_averages(record)
-    return assumed + ([f"not ddp's average of the same batch, so not the same work: {', '.join(odd)}"] if odd else [])
+    return found + ([f"not ddp's average of the same batch, so not the same work: {', '.join(odd)}"] if odd else [])
 
 
 def other_averages(record: dict[str, Any]) -> list[str] | None:

@@ -67,6 +67,12 @@ class Strategy:
         """What the losses of this step are multiplied by before backward, and `clip` divides out; 1 but for fp16."""
         return 1.0
 
+    def remark(self, model: nn.Module) -> str | None:
+        """What the user should know of this strategy with this model before it trains, in a sentence; None for nothing.
+
+        May be asked without `attach`, and is the same on every rank."""
+        return None
+
     def attach(self, model: nn.Module, make_optimizer: MakeOptimizer) -> Module:
         """Take over `model` and return what to call in its place; the first of what that gives is the loss.
 

@@ -63,6 +63,9 @@ class Replicated(Strategy):
     def loss_scale(self) -> float:
         return self._scale.value
 
+    def remark(self, model: nn.Module) -> str | None:
+        return self.sync.remark(model) if self._comm.world_size > 1 else None
+
     def attach(self, model: nn.Module, make_optimizer: MakeOptimizer) -> Module:
         self._parameters, self._model = list(model.parameters()), model
         self._contents = Contents(model, make_optimizer)

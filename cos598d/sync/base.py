@@ -178,6 +178,11 @@ class GradientSync:
         """What it keeps in memory from step to step, for trainable tensors in the model's order, all of them used."""
         return Buffers() if cls.keeps_nothing else Buffers(unsaid="this sync does not say what it keeps")
 
+    @classmethod
+    def remark(cls, model: nn.Module) -> str | None:
+        """What the user should know of this sync with this model, in a sentence; None for nothing."""
+        return None
+
     def hidden_bytes(self) -> int:
         """Of what it keeps now, the bytes that a library has in its name, and that no tensor here shows."""
         return 0

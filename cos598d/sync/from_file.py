@@ -16,7 +16,7 @@ CONTRACT = ("attach", "finish", "no_sync", "detach")
 UNDERSTOOD = (
     *("after_step", "agree_on_finite", "forget_step", "settle", "replicas_equal"),
     *("uses", "exact", "claims", "averages_weights", "own_is_lost", "never_kept"),
-    *("own_state", "load_own_state", "buffers", "hidden_bytes"),
+    *("own_state", "load_own_state", "buffers", "hidden_bytes", "remark"),
 )
 TEMPLATE = "template.py.txt"
 

@@ -124,6 +124,21 @@ class SparseRows(Bucketed):
     def buffers(cls, tensors: Sequence[Tensor], options: SyncOptions) -> Buffers:
         return Buffers(unsaid="how many rows travel only a batch tells")
 
+    @classmethod
+    def remark(cls, model: nn.Module) -> str | None:
+        """That it is `bucketed` for a model without an embedding whose rows it could leave out, and why."""
+        if _large_embeddings(model):
+            return None
+        tables = [one.weight for one in model.modules() if isinstance(one, nn.Embedding) and one.weight.requires_grad]
+        largest = max((p.numel() * p.element_size() for p in tables), default=0)
+        if not tables:
+            why = "this model trains none: all of its layers use all of their weights for every example"
+        elif largest < LEAST_BYTES:
+            why = f"this model's largest has {largest / MIB:.2g} MiB, too little to be worth a call of its own"
+        else:
+            why = "this model's also serves elsewhere, as an output layer does, and there every row gets a gradient"
+        return f"sparse_rows sends what bucketed sends: it leaves out rows of an embedding that nobody looks up; {why}"
+
     def begin_step(self) -> None:
         super().begin_step()
         self._agreements: dict[nn.Parameter, Call] = {}
