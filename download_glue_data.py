@@ -1,4 +1,4 @@
-"""Fetch GLUE and SQuAD: `python download_glue_data.py --help`. The course's name for cos598d/data/fetch/download.py."""
+"""Fetch GLUE, SQuAD or images: `python download_glue_data.py --help`. The code is cos598d/data/fetch/download.py."""
 
 import sys
 

@@ -1,8 +1,10 @@
 """What `download_glue_data.py` can fetch: each data set's addresses, its files and how many examples they hold.
 
-Where the numbers come from: the row counts are those of the GLUE paper and of the SQuAD papers' released files. The
-archives' sizes and sha256 are those that several public projects recorded when they fetched the same addresses; an
-archive that differs from them is still taken if its files hold the right numbers of rows (`check.py` says so).
+Where the numbers come from: the row counts are those of the GLUE paper and of the SQuAD papers' released files, and
+those that the pages of MNIST and CIFAR-10 state. The archives' sizes and sha256 are those that several public projects
+recorded when they fetched the same addresses; an archive that differs from them is still taken if its files hold the
+right numbers of rows (`check.py` says so). Of CIFAR-10's batches only sizes and md5 are published (torchvision holds
+them to the same): they find what is damaged, and the archive's sha256 what is forged.
 """
 
 import re
@@ -10,20 +12,24 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from cos598d.data.fetch.unpack import copy_files, split_mrpc, unpack_zip
+from cos598d.data.fetch.unpack import copy_files, split_mrpc, unpack_tar, unpack_zip
 from cos598d.errors import UsageError
 
 _GLUE = "https://dl.fbaipublicfiles.com/glue/data/"
 _MRPC = "https://dl.fbaipublicfiles.com/senteval/senteval_data/"
 _SQUAD = "https://rajpurkar.github.io/SQuAD-explorer/dataset/"
+_MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist/"
+_CIFAR = "https://www.cs.toronto.edu/~kriz/"
 
 
 @dataclass(frozen=True)
 class Source:
-    """One file to fetch: its address, and its sha256 where the published one is known ("" otherwise)."""
+    """One file to fetch: its address, its sha256 where the published one is known ("" otherwise), and its bytes where
+    it is worth saying that they are many (0 otherwise)."""
 
     url: str
     sha256: str = ""
+    size: int = 0
 
     @property
     def file_name(self) -> str:
@@ -32,17 +38,21 @@ class Source:
 
 @dataclass(frozen=True)
 class Part:
-    """One file of a data set: a TSV file, or a SQuAD JSON file where a row is a question.
+    """One file of a data set: a TSV file; a SQuAD JSON file where a row is a question; or one where it is an image, or
+    an image's label.
 
     `rows` are the accepted numbers of examples (more than one where versions in circulation differ), `header` whether
-    the first line holds column names, `sha256` the digest of the file itself where it is known ("" otherwise).
-    An `optional` part may be missing: no training and no evaluation here reads it.
+    the first line holds column names, `sha256` the digest of the file itself where it is known ("" otherwise), else
+    `size`, in bytes, and `md5` where these are. An `optional` part may be missing: no training and no evaluation here
+    reads it.
     """
 
     name: str
     rows: tuple[int, ...]
     header: bool = True
     sha256: str = ""
+    size: int = 0
+    md5: str = ""
     optional: bool = False
 
 
@@ -72,6 +82,16 @@ def _glue(name: str, archive: str, sha256: str, train: int | tuple[int, ...], de
         Part("test.tsv", (test,), optional=True),
     )
     return Dataset(name, name, (Source(_GLUE + archive, sha256),), parts)
+
+
+def _mnist(sha256_of: Mapping[str, str]) -> Dataset:
+    """MNIST, from the sha256 of its four files."""
+    sources = tuple(Source(_MNIST + name, sha256) for name, sha256 in sha256_of.items())
+    parts = tuple(
+        Part(name, (60_000 if name.startswith("train") else 10_000,), sha256=sha256)
+        for name, sha256 in sha256_of.items()
+    )
+    return Dataset("MNIST", "MNIST", sources, parts, copy_files, "IMAGE_DIR")
 
 
 def _squad(version: str, train: tuple[int, str], dev: tuple[int, str]) -> Dataset:
@@ -156,6 +176,35 @@ _DATASETS = (
         (130319, "68dcfbb971bd3e96d5b46c7177b16c1a4e7d4bdef19fb204502738552dede002"),
         (11873, "80a5225e94905956a6446d296ca1093975c4d3b3260f1d6c8f68bc2ab77182d8"),
     ),
+    _mnist(
+        {
+            "train-images-idx3-ubyte.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+            "train-labels-idx1-ubyte.gz": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+            "t10k-images-idx3-ubyte.gz": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+            "t10k-labels-idx1-ubyte.gz": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+        }
+    ),
+    Dataset(
+        "CIFAR10",
+        "cifar-10-batches-py",
+        (
+            Source(
+                _CIFAR + "cifar-10-python.tar.gz",
+                "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
+                170_498_071,
+            ),
+        ),
+        (
+            Part("data_batch_1", (10_000,), size=31_035_704, md5="c99cafc152244af753f735de768cd75f"),
+            Part("data_batch_2", (10_000,), size=31_035_320, md5="d4bba439e000b95fd0a9bffe97cbabec"),
+            Part("data_batch_3", (10_000,), size=31_035_999, md5="54ebc095f3ab1f0389bbae665268c751"),
+            Part("data_batch_4", (10_000,), size=31_035_696, md5="634d18415352ddfa80567beed471001a"),
+            Part("data_batch_5", (10_000,), size=31_035_623, md5="482c414d41f54cd18b22e5b47cb7c3cb"),
+            Part("test_batch", (10_000,), size=31_035_526, md5="40351d587109b95175f43aff81a1287e"),
+        ),
+        unpack_tar,
+        "IMAGE_DIR",
+    ),
 )
 
 CATALOGUE: Mapping[str, Dataset] = {dataset.name: dataset for dataset in _DATASETS}
@@ -166,17 +215,19 @@ _OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "ax": ("diagnostic",),
     "squad": ("SQuAD1.1", "SQuAD2.0"),
 }
+_NOT_IN_ALL = ("diagnostic", "MNIST", "CIFAR10")
 
 
 def choose(tasks: str, catalogue: Mapping[str, Dataset] = CATALOGUE) -> list[Dataset]:
     """The data sets that a comma-separated list names, in its order, each once.
 
-    Case and punctuation don't matter. "all" is everything except `diagnostic`, which no task here trains on.
+    Case and punctuation don't matter. "all" are the texts: all but `diagnostic`, which no task here trains on, and the
+    images.
     Raises UsageError naming the known ones for an unknown or missing name.
     """
     known: dict[str, tuple[str, ...]] = {_plain(name): (name,) for name in catalogue}
     known |= {short: names for short, names in _OTHER_NAMES.items() if all(name in catalogue for name in names)}
-    known["all"] = tuple(name for name in catalogue if name != "diagnostic")
+    known["all"] = tuple(name for name in catalogue if name not in _NOT_IN_ALL)
     chosen: dict[str, Dataset] = {}
     for word in (word.strip() for word in tasks.split(",")):
         if not word:

@@ -2,24 +2,29 @@
 
 import hashlib
 import json
+import re
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cos598d.data.fetch.catalogue import Dataset
+from cos598d.data.fetch.catalogue import Dataset, Part
 from cos598d.data.glue.read import FORMATS
+from cos598d.data.images.cifar import parse_batch
+from cos598d.data.images.idx import parse_idx
 
 
 @dataclass
 class Findings:
     """What a look at a folder showed.
 
-    `problems`, by file name, rule a file out; `notes` don't; `rows` are the counts by file name.
+    `problems`, by file name, rule a file out; `notes` don't; `rows` are the counts by file name. `digests` says how
+    many files had the recorded digest, by its kind.
     """
 
     problems: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     rows: dict[str, int] = field(default_factory=dict)
-    digests: int = 0  # how many files had the recorded sha256
+    digests: Counter[str] = field(default_factory=Counter)
 
 
 def look_at(dataset: Dataset, folder: Path, published: bool = False) -> Findings:
@@ -49,10 +54,14 @@ def look_at(dataset: Dataset, folder: Path, published: bool = False) -> Findings
             differs = f"{part.name} has {rows} rows where {' or '.join(map(str, part.rows))} were expected"
         elif wrong_header:
             differs = f"in {part.name} {wrong_header}"
-        elif part.sha256 and (digest := sha256_of(path)) != part.sha256:
-            differs = f"{part.name} has the sha256 {digest[:12]}... where {part.sha256[:12]}... was expected"
-        elif part.sha256:
-            found.digests += 1
+        elif part.size and (size := path.stat().st_size) != part.size:
+            differs = f"{part.name} has {size} bytes where {part.size} were expected"
+        elif recorded := _recorded(part):
+            kind, expected = recorded
+            if (digest := digest_of(path, kind)) != expected:
+                differs = f"{part.name} has the {kind} {digest[:12]}... where {expected[:12]}... was expected"
+            else:
+                found.digests["size and md5" if kind == "md5" else kind] += 1
         if differs and published:
             found.notes.append(f"{differs}, though the archive is the published one")
         elif differs:
@@ -61,13 +70,18 @@ def look_at(dataset: Dataset, folder: Path, published: bool = False) -> Findings
 
 
 def count_rows(path: Path, header: bool = True) -> int:
-    """The number of examples in a TSV file, or of questions in a SQuAD JSON file. ValueError if it is neither.
+    """The number of examples in a file, whose name says what it is: of a TSV file, of questions in a SQuAD JSON file,
+    of MNIST's images or labels, or of images in a batch of CIFAR-10. ValueError if it is none of these.
 
     A TSV line counts if it has at least as many columns as the first line: readers can't use a shorter one, so a line
     that a cut or a stray line break has torn doesn't count.
     """
     if path.suffix == ".json":
         return _count_questions(path)
+    if dimensions := re.search(r"-idx(\d)-ubyte", path.name):
+        return len(parse_idx(path, int(dimensions[1])))
+    if "_batch" in path.name:
+        return len(parse_batch(path)[1])
     try:
         with open(path, encoding="utf-8-sig") as lines:
             tabs = next(lines, "").count("\t")
@@ -76,6 +90,13 @@ def count_rows(path: Path, header: bool = True) -> int:
         raise ValueError(f"not UTF-8 text: {error.reason} at byte {error.start}") from error
     empty = path.stat().st_size == 0
     return complete if header or empty else complete + 1
+
+
+def _recorded(part: Part) -> tuple[str, str] | None:
+    """The kind of the part's digest and the digest: sha256 where it is known, else md5, else nothing."""
+    if part.sha256:
+        return "sha256", part.sha256
+    return ("md5", part.md5) if part.md5 else None
 
 
 def _wrong_header(dataset: Dataset, path: Path) -> str | None:
@@ -87,9 +108,9 @@ def _wrong_header(dataset: Dataset, path: Path) -> str | None:
         return form.wrong_header(lines.readline().rstrip("\r\n").split("\t"))
 
 
-def sha256_of(path: Path) -> str:
-    """The file's sha256 in hexadecimal."""
-    digest = hashlib.sha256()
+def digest_of(path: Path, kind: str = "sha256") -> str:
+    """The file's digest, sha256 or md5, in hexadecimal."""
+    digest = hashlib.new(kind, usedforsecurity=kind != "md5")
     with open(path, "rb") as handle:
         while block := handle.read(1024 * 1024):
             digest.update(block)

@@ -1,4 +1,4 @@
-"""`python download_glue_data.py`: fetch GLUE and SQuAD, check them, and put them where the training scripts look."""
+"""`python download_glue_data.py`: fetch GLUE, SQuAD or images, check them, and put them where training looks."""
 
 import argparse
 import contextlib
@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import filelock
 
 from cos598d.data.fetch.catalogue import CATALOGUE, Dataset, choose
-from cos598d.data.fetch.check import Findings, look_at, sha256_of
+from cos598d.data.fetch.check import Findings, digest_of, look_at
 from cos598d.data.fetch.transfer import Unreachable, fetch
 from cos598d.data.fetch.unpack import copy_files
 from cos598d.errors import UsageError, UserError
@@ -44,7 +44,7 @@ def obtain(
     At whatever point this ends, the target holds whole files only, and nothing else is left but `*.part` (taken up
     by the next call) and the lock; a hidden folder that a killed process left is removed by the next call.
 
-    Of SQuAD, only the files that are missing or wrong are fetched.
+    Of SQuAD and MNIST, only the files that are missing or wrong are fetched.
     `base_url` replaces everything before the files' names. `timeout`: seconds, as in `fetch`. `report` takes lines
     of progress. Raises UserError, one sentence, for whatever the network, the disk or the files do wrong.
     """
@@ -87,7 +87,8 @@ def _fetch_and_install(
     try:
         for source in dataset.sources:
             url = f"{base_url}/{source.file_name}" if base_url else source.url
-            report(f"{dataset.name}: fetching {url}")
+            size = f" ({source.size / 1e6:.0f} MB)" if source.size and not base_url else ""
+            report(f"{dataset.name}: fetching {url}{size}")
             files[source.file_name] = fetch(url, data_dir, timeout, report=report)
     except UserError as error:
         raise UserError(f"{dataset.name}: {error}; {_ways_out(dataset, target, error)}.") from error
@@ -96,7 +97,7 @@ def _fetch_and_install(
     _remove(staging)
     staging.mkdir()
     try:
-        published = all(sha256_of(files[source.file_name]) == source.sha256 for source in dataset.sources)
+        published = all(digest_of(files[source.file_name]) == source.sha256 for source in dataset.sources)
         dataset.unpack(files, staging)
         found = look_at(dataset, staging, published)
         if found.problems:
@@ -111,7 +112,7 @@ def _fetch_and_install(
         _remove(staging)
     for path in files.values():
         path.unlink(missing_ok=True)
-    if not published and found.digests < len(found.rows):
+    if not published and found.digests.total() < len(found.rows):
         found.notes.append("not the published file to the byte (its sha256 differs), so only the rows speak for it")
     report(f"{dataset.name}: {_described(found)}, in {target}.")
     for kept in aside:
@@ -160,7 +161,7 @@ def _remove(folder: Path) -> None:
 
 def _described(found: Findings) -> str:
     counts = " + ".join(str(rows) for rows in found.rows.values()) + " rows"
-    digests = [f"{found.digests} files' sha256 as recorded"] if found.digests else []
+    digests = [f"{count} files' {kind} as recorded" for kind, count in found.digests.items()]
     return "; ".join([counts, *digests, *found.notes])
 
 
@@ -169,6 +170,8 @@ def _ways_out(dataset: Dataset, target: Path, error: UserError | None = None) ->
     ways = ["try again later", "name a mirror with --base_url", f"copy {needed} into {target} by hand"]
     if isinstance(error, Unreachable) and dataset.variable == "GLUE_DIR":
         ways.append("train on the bundled RTE sample, which is taken where GLUE_DIR is not set")
+    if isinstance(error, Unreachable) and dataset.variable == "IMAGE_DIR":
+        ways.append("train on scikit-learn's digits, which are here already (--task_name digits)")
     return f"{', '.join(ways[:-1])} or {ways[-1]}"
 
 
@@ -185,16 +188,16 @@ def _seconds(word: str) -> float:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="download_glue_data.py",
-        description="Fetch GLUE and SQuAD and check that they are whole. What is there already and checks is skipped; "
+        description="Fetch GLUE, SQuAD or images and check that they are whole. What is there and checks is skipped; "
         "a broken download is resumed; several processes may run this on one folder.",
     )
     parser.add_argument(
-        "--data_dir", default="glue_data", help="the folder that gets RTE/, MNLI/, ..., SQuAD/ (default: %(default)s)"
+        "--data_dir", default="glue_data", help="the folder that gets RTE/, ..., SQuAD/, MNIST/ (default: %(default)s)"
     )
     parser.add_argument(
         "--tasks",
         default="all",
-        help=f"comma-separated, of {', '.join(CATALOGUE)}; all is all but diagnostic (default: %(default)s)",
+        help=f"comma-separated, of {', '.join(CATALOGUE)}; all are the texts but diagnostic (default: %(default)s)",
     )
     parser.add_argument(
         "--base_url",
@@ -239,7 +242,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"Stopped; what has arrived is kept as *.part in {data_dir}, the same command resumes.", file=sys.stderr)
         return 130
-    folders = {"GLUE_DIR": data_dir.resolve(), "SQUAD_DIR": data_dir.resolve() / "SQuAD"}
+    here = data_dir.resolve()
+    folders = {"GLUE_DIR": here, "SQUAD_DIR": here / "SQuAD", "IMAGE_DIR": here}
     for variable in dict.fromkeys(dataset.variable for dataset in chosen):
         print(f"To use it: export {variable}={shlex.quote(str(folders[variable]))}")
     return 0

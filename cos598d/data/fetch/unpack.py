@@ -1,30 +1,28 @@
 """From a fetched file to a folder of data files, trusting nothing that an archive says about itself."""
 
 import errno
+import gzip
+import io
 import lzma
 import shutil
 import stat
 import struct
-import unicodedata
+import tarfile
 import zipfile
 import zlib
-from collections.abc import Mapping
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, NoReturn
 
+from cos598d.data.fetch.members import Member, allowed_bytes, files_of
 from cos598d.errors import UserError
 from cos598d.files import write_whole
 from cos598d.terminal.printable import printable
 
-# GLUE's largest archive, MNLI, holds a few dozen files and unpacks to about five times its size.
-MOST_MEMBERS = 10_000
-MOST_BYTES = 4 * 1024**3
-MOST_GROWTH = 100
-ALWAYS_ALLOWED_BYTES = 16 * 1024**2
-LONGEST_NAME = 255  # bytes, of a file or folder: what the usual disks take
-LONGEST_PATH = 1024
-# What zipfile and the decompressors raise for a file that is not an archive, or a damaged one.
+_BLOCK = 1024 * 1024
+# What zipfile, tarfile and the decompressors raise for a file that is not an archive, or a damaged one.
 _DAMAGED = (
-    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error),
+    *(zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, struct.error),
     *(EOFError, NotImplementedError, RuntimeError, ValueError, OverflowError, MemoryError),
 )
 # Of a broken bz2 stream, of places before the archive's begin, of names that a disk does not take.
@@ -34,29 +32,43 @@ _NOT_THE_DISKS = (None, errno.EINVAL, errno.EILSEQ)
 def unpack_zip(files: Mapping[str, Path], into: Path) -> None:
     """Unpack one zip archive into the folder `into`, without the folder that all its members share.
 
-    What a Mac adds (__MACOSX, .DS_Store, ._x, Icon) is left out. Raises UserError if the archive is broken or not a
-    zip, if a member would land outside `into`, is a link or another special file, is encrypted, appears twice or
-    where another needs a folder, has a name that no disk takes, or if the whole would be unreasonably large; OSError if
-    the disk refuses. A failure can leave files in `into`, which the caller throws away.
+    Raises UserError if the archive is broken or not a zip, or holds what `files_of` refuses; OSError if the disk
+    refuses. A failure can leave files in `into`, which the caller throws away.
     """
     ((name, archive),) = files.items()
     try:
         with zipfile.ZipFile(archive) as opened:
-            members = _checked(opened, name, archive.stat().st_size)
-            shared = _shared_folders([path for path, _ in members])
-            for path, info in members:
-                target = into.joinpath(*path.parts[shared:])
-                target.parent.mkdir(parents=True, exist_ok=True)
-                # Reading stops at the declared size and compares the CRC, so the size check above holds.
-                with opened.open(info) as source, open(target, "xb") as copy:
-                    shutil.copyfileobj(source, copy, 1024 * 1024)
+            for path, info in files_of(_zipped(opened), name, archive.stat().st_size):
+                # Reading stops at the declared size and compares the CRC, so the check of sizes holds.
+                with opened.open(info) as source:
+                    _write(source, into / path)
     except UserError:
         raise
     except (*_DAMAGED, OSError) as error:
-        if isinstance(error, OSError) and error.errno not in _NOT_THE_DISKS:
-            raise
-        why = _looks_like(archive) or printable(error, 200).rstrip(".") or type(error).__name__
-        raise UserError(f"{name} is not a whole zip archive ({why}).") from error
+        _refuse(error, name, archive, "zip archive")
+
+
+def unpack_tar(files: Mapping[str, Path], into: Path) -> None:
+    """Unpack one gzipped tar archive, as `unpack_zip` does a zip.
+
+    It is read twice: to its end, where gzip's checksum stands, to look at all members, and where nothing is wrong with
+    any of them once more to unpack them.
+    """
+    ((name, archive),) = files.items()
+    size = archive.stat().st_size
+    try:
+        with gzip.open(archive) as file:
+            stream = _Bounded(file, name, size)
+            paths = {info.offset: path for path, info in files_of(_tarred(stream), name, size)}
+        with gzip.open(archive) as file, tarfile.open(fileobj=_Bounded(file, name, size), mode="r|") as opened:
+            for info in opened:
+                source = opened.extractfile(info) if info.offset in paths else None
+                if source is not None:
+                    _write(source, into / paths[info.offset])
+    except UserError:
+        raise
+    except (*_DAMAGED, OSError) as error:
+        _refuse(error, name, archive, "gzipped tar archive")
 
 
 def copy_files(files: Mapping[str, Path], into: Path) -> None:
@@ -84,85 +96,49 @@ def split_mrpc(files: Mapping[str, Path], into: Path) -> None:
     _write_table(into / "test.tsv", [["index", *header[1:]], *indexed])
 
 
-def _checked(opened: zipfile.ZipFile, name: str, archive_bytes: int) -> list[tuple[PurePosixPath, zipfile.ZipInfo]]:
-    """The archive's files with their paths inside it, or UserError where one of them is not to be unpacked."""
-    infos = opened.infolist()
-    if len(infos) > MOST_MEMBERS:
-        raise UserError(f"{name} holds {len(infos)} members where at most {MOST_MEMBERS} were expected; not unpacked.")
-    total = sum(info.file_size for info in infos)
-    allowed = min(MOST_BYTES, max(ALWAYS_ALLOWED_BYTES, MOST_GROWTH * archive_bytes))
-    if total > allowed:
-        raise UserError(
-            f"{name} of {archive_bytes} bytes would unpack to {total}, more than the {allowed} allowed; not unpacked."
-        )
-    members: dict[PurePosixPath, zipfile.ZipInfo] = {}
-    alike: dict[str, PurePosixPath] = {}  # as a disk sees it that tells no case apart
-    for info in infos:
-        path = _inside(info.orig_filename, name)
-        kind = stat.S_IFMT(info.external_attr >> 16)
-        if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
-            raise _not_unpacked(name, path, "a link or special file")
-        if info.is_dir() or _added_by_a_mac(path):
-            continue
-        if info.flag_bits & 0x1:
-            raise _not_unpacked(name, path, "which is encrypted")
-        folded = _folded(path)
-        if folded in alike:
-            other = alike[folded]
-            also = "twice" if other == path else f"and {_quoted(other)}, which not every disk can tell apart"
-            raise UserError(f"{name} holds {_quoted(path)} {also}; nothing of it was unpacked.")
-        members[path] = info
-        alike[folded] = path
-    looked_at: set[PurePosixPath] = set()
-    for path in members:
-        for folder in path.parents:
-            if folder in looked_at:
-                break
-            looked_at.add(folder)
-            if _folded(folder) in alike:
-                other = alike[_folded(folder)]
-                raise _not_unpacked(name, other, f"a file, where {_quoted(path)} needs a folder")
-    return list(members.items())
+def _zipped(opened: zipfile.ZipFile) -> Iterator[Member[zipfile.ZipInfo]]:
+    for info in opened.infolist():
+        kind = stat.S_IFDIR if info.is_dir() else stat.S_IFMT(info.external_attr >> 16)
+        yield Member(info.orig_filename, info.file_size, kind, info, is_encrypted=bool(info.flag_bits & 0x1))
 
 
-def _folded(path: PurePosixPath) -> str:
-    return unicodedata.normalize("NFC", str(path)).casefold()
+def _tarred(stream: "_Bounded") -> Iterator[Member[tarfile.TarInfo]]:
+    with tarfile.open(fileobj=stream, mode="r|") as opened:
+        for info in opened:
+            plain = info.isreg() and not info.issparse()  # a sparse file's size says nothing of what was read
+            kind = stat.S_IFDIR if info.isdir() else stat.S_IFREG if plain else stat.S_IFLNK
+            yield Member(info.name, info.size, kind, info)
+    while stream.read(_BLOCK):
+        pass
 
 
-def _quoted(path: PurePosixPath | str) -> str:
-    return f'"{printable(path, 100)}"'
+class _Bounded(io.BufferedIOBase):
+    """What an archive of `size` bytes unpacks to, read from the begin on, and no further than it may grow."""
+
+    def __init__(self, file: gzip.GzipFile, name: str, size: int):
+        self._file, self._name, self._left = file, name, allowed_bytes(size)
+
+    def read(self, count: int | None = -1, /) -> bytes:
+        most = self._left + 1
+        found = self._file.read(most if count is None or count < 0 else min(count, most))
+        self._left -= len(found)
+        if self._left < 0:
+            raise UserError(f"{self._name} unpacks to more than is allowed; not unpacked.")
+        return found
 
 
-def _not_unpacked(name: str, path: PurePosixPath | str, why: str) -> UserError:
-    return UserError(f"{name} holds {_quoted(path)}, {why}; nothing of it was unpacked.")
+def _write(source: IO[bytes], target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with open(target, "xb") as copy:
+        shutil.copyfileobj(source, copy, _BLOCK)
 
 
-def _inside(member: str, name: str) -> PurePosixPath:
-    """The member's path, or UserError if any operating system would take it for one outside the folder."""
-    windows = PureWindowsPath(member)  # takes both kinds of slashes, and knows drive letters
-    if windows.anchor or ".." in windows.parts or "\0" in member or not windows.parts:
-        raise _not_unpacked(name, member, "which leads outside its folder")
-    path = PurePosixPath(*windows.parts)
-    try:
-        longest = max(len(part.encode()) for part in path.parts)
-    except UnicodeEncodeError:
-        raise _not_unpacked(name, member, "a name that no disk takes") from None
-    if longest > LONGEST_NAME or len(str(path).encode()) > LONGEST_PATH:
-        raise _not_unpacked(name, member, "a name too long for a disk")
-    return path
-
-
-def _added_by_a_mac(path: PurePosixPath) -> bool:
-    return "__MACOSX" in path.parts or path.name.startswith("._") or path.name in (".DS_Store", "Icon\r")
-
-
-def _shared_folders(paths: list[PurePosixPath]) -> int:
-    """How many leading folders all paths have in common, so that QQP-clean.zip's QQP/train.tsv becomes train.tsv."""
-    folders = [path.parts[:-1] for path in paths]
-    depth = 0
-    while folders and all(len(parts) > depth and parts[depth] == folders[0][depth] for parts in folders):
-        depth += 1
-    return depth
+def _refuse(error: Exception, name: str, archive: Path, kind: str) -> NoReturn:
+    """Raise the sentence for an archive that is damaged or none; the error itself where the disk is to blame."""
+    if isinstance(error, OSError) and error.errno not in _NOT_THE_DISKS:
+        raise error
+    why = _looks_like(archive) or printable(error, 200).rstrip(".") or type(error).__name__
+    raise UserError(f"{name} is not a whole {kind} ({why}).") from error
 
 
 def _looks_like(archive: Path) -> str:

@@ -65,6 +65,14 @@ def read_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
     where it cannot be read or holds anything else.
     """
     try:
+        return parse_batch(path)
+    except ValueError as error:
+        raise UserError(f"{path} cannot be read as a batch of CIFAR-10 ({error}): fetch it again.") from error
+
+
+def parse_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """As `read_batch`, but what is wrong with the file is a ValueError in words that go on with its name."""
+    try:
         if path.stat().st_size > _MOST_BYTES:
             raise pickle.UnpicklingError(f"it is larger than {_MOST_BYTES >> 20} MB")
         with open(path, "rb") as file:
@@ -76,5 +84,5 @@ def read_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
             raise pickle.UnpicklingError(f"its labels are not numbers from 0 to {_MOST_CLASSES - 1}")
     except Exception as error:  # a pickle that is none can raise whatever there is
         why = error.strerror if isinstance(error, OSError) else str(error) or type(error).__name__
-        raise UserError(f"{path} cannot be read as a batch of CIFAR-10 ({why}): fetch it again.") from error
+        raise ValueError(why) from error
     return array.values.reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1), np.array(labels, dtype=np.int64)

@@ -11,6 +11,7 @@ from cos598d.data.images.folder import Found, ImageFolderTask, find_classes
 from cos598d.data.images.locate import VARIABLE, candidates
 from cos598d.data.images.places import open_place
 from cos598d.data.images.source import InMemory, Source
+from cos598d.data.task import fetch_command
 from cos598d.errors import UserError
 from cos598d.terminal.printable import printable
 
@@ -42,7 +43,8 @@ class Cifar10Task(ImageFolderTask):
                 return self._found(path), words
         raise UserError(
             f"{named or 'Nothing that was named'} holds no images of CIFAR-10: name with --data_dir or {VARIABLE} the "
-            "folder cifar-10-batches-py, or a folder or a zip archive of images with one folder for each class."
+            "folder cifar-10-batches-py, or a folder or a zip archive of images with one folder for each class; or "
+            f"fetch it with {fetch_command('CIFAR10')}."
         )
 
     def source(self, part: str, location: Path | Found) -> Source:
@@ -64,5 +66,5 @@ class Cifar10Task(ImageFolderTask):
 
 def _there(file: Path) -> Path:
     if not file.is_file():
-        raise UserError(f"{file} is missing: put it there, or fetch the python version of CIFAR-10 again.")
+        raise UserError(f"{file} is missing: put it there, or fetch it with {fetch_command('CIFAR10')}.")
     return file

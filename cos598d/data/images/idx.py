@@ -21,25 +21,29 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
     head says.
     """
     try:
+        return parse_idx(path, dimensions)
+    except ValueError as error:
+        raise UserError(f"{path} cannot be read as an IDX file ({error}): fetch it again.") from error
+
+
+def parse_idx(path: Path, dimensions: int) -> np.ndarray:
+    """As `read_idx`, but what is wrong with the file is a ValueError in words that go on with its name."""
+    try:
         with open(path, "rb") as plain:
             is_packed = plain.read(2) == b"\x1f\x8b"
             plain.seek(0)
             with gzip.GzipFile(fileobj=plain) if is_packed else plain as file:
                 head = file.read(4 + 4 * dimensions)
                 if head[:4] != bytes([0, 0, _UNSIGNED_BYTE, dimensions]) or len(head) < 4 + 4 * dimensions:
-                    raise _wrong(path, f"it does not begin as an IDX file of {dimensions} dimensions does")
+                    raise ValueError(f"it does not begin as an IDX file of {dimensions} dimensions does")
                 shape = struct.unpack(f">{dimensions}I", head[4:])
                 size = math.prod(shape)
                 if not 0 < size <= _MOST_BYTES:
-                    raise _wrong(path, f"its head says {' x '.join(map(str, shape))} values")
+                    raise ValueError(f"its head says {' x '.join(map(str, shape))} values")
                 content = file.read(size + 1)  # not all that there may be: a few bytes can unpack to any number
     except (OSError, EOFError, zlib.error) as error:
-        raise _wrong(path, str(getattr(error, "strerror", None) or error)) from error
+        raise ValueError(str(getattr(error, "strerror", None) or error)) from error
     if len(content) != size:
         problem = "ends early" if len(content) < size else "goes on after its end"
-        raise _wrong(path, f"it {problem}: its head says {' x '.join(map(str, shape))} values")
+        raise ValueError(f"it {problem}: its head says {' x '.join(map(str, shape))} values")
     return np.frombuffer(content, dtype=np.uint8).reshape(shape)
-
-
-def _wrong(path: Path, why: str) -> UserError:
-    return UserError(f"{path} cannot be read as an IDX file ({why}): fetch it again.")

@@ -11,6 +11,7 @@ from cos598d.data.images.locate import VARIABLE, candidates
 from cos598d.data.images.source import InMemory
 from cos598d.data.images.task import ImageTask
 from cos598d.data.parts import split
+from cos598d.data.task import fetch_command
 from cos598d.errors import UserError
 
 # What the two parts' files are called, and what the images and their classes are in: X-images-idx3-ubyte, ....gz.
@@ -36,7 +37,8 @@ class MnistTask(ImageTask):
                 return folder, words
         raise UserError(
             f"No MNIST in {data_dir or environ.get(VARIABLE) or 'any folder that was named'}: name with --data_dir or "
-            f"{VARIABLE} the folder of t10k-images-idx3-ubyte and the other three files, with or without .gz."
+            f"{VARIABLE} the folder of t10k-images-idx3-ubyte and the other three files, with or without .gz, or fetch "
+            f"them with {fetch_command('MNIST')}."
         )
 
     def source(self, part: str, location: Path) -> InMemory:
