@@ -290,6 +290,7 @@ def _of_records(folder: Path) -> Iterator[Case]:
     yield "compare", tables, lambda place: call("compare", *(place / name for name in whole))
     yield "compare --markdown", tables, lambda place: call("compare", "--markdown", *(place / name for name in whole))
     yield "traffic", tables, lambda place: call("traffic", place / "all", place / "ddp")
+    yield "compare --assert_equal", runs, lambda place: call("compare", "--assert_equal", place / "all", runs / "all")
     for form in ("md", "html"):
         # Drawing takes most of the time, so a run or two will do.
         page = folder / f"page.{form}"

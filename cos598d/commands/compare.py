@@ -1,8 +1,11 @@
-"""`python -m cos598d compare`: a table of runs, from their records alone."""
+"""`python -m cos598d compare`: a table of runs, or whether two of them are equal, from their records alone."""
 
 import argparse
+import math
 from pathlib import Path
 
+from cos598d.errors import UsageError
+from cos598d.report.equal import PARTS, compare_equal
 from cos598d.report.load import load_run
 from cos598d.report.table import comparison
 
@@ -16,9 +19,42 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--each", action="store_true", help="a row for each run (else runs of the same settings share one)"
     )
+    section = parser.add_argument_group("for goldens")
+    section.add_argument(
+        "--assert_equal",
+        action="store_true",
+        help="no table: exit with 0 if two runs that ended well are equal, else with 1, saying where they first differ",
+    )
+    section.add_argument(
+        "--within", type=float, metavar="X", help="losses and metrics may differ by so much (default: not in a bit)"
+    )
+    section.add_argument("--of", metavar="PART,PART", help=f"compare these alone (default: {','.join(PARTS)})")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the table and return 0. Raises UserError for a folder without a record that can be read."""
+    """Print the table, or the verdict, and return the exit code. Raises UserError for a record that cannot be read."""
+    if options.assert_equal:
+        return _assert_equal(options)
+    for name in ("within", "of"):
+        if getattr(options, name) is not None:
+            raise UsageError(f"--{name} is for --assert_equal: add it, or leave --{name} out.")
     print(comparison([load_run(folder, unfinished=True) for folder in options.runs], options.markdown, options.each))
     return 0
+
+
+def _assert_equal(options: argparse.Namespace) -> int:
+    if len(options.runs) != 2:
+        raise UsageError(f"--assert_equal compares two runs, and {len(options.runs)} were given: give two.")
+    for name in ("markdown", "each"):
+        if getattr(options, name):
+            raise UsageError(f"--{name} is for the table: leave it out, or --assert_equal.")
+    within = 0.0 if options.within is None else options.within
+    if not (math.isfinite(within) and within >= 0):
+        raise UsageError(f"--within {within:g}: give a number of at least 0.")
+    parts = PARTS if options.of is None else tuple(options.of.split(","))
+    for part in parts:
+        if part not in PARTS:
+            raise UsageError(f"--of {options.of}: there is no part {part!r}, the known ones are {', '.join(PARTS)}.")
+    verdict = compare_equal(options.runs, within, parts)
+    print(verdict.sentence)
+    return 0 if verdict.is_equal else 1
