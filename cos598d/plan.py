@@ -53,7 +53,7 @@ class Plan:
         self.steps = config.max_steps if config.max_steps > 0 else whole
         self.learning_rate = schedule(config.lr_scheduler, config.learning_rate, config.warmup_steps, self.steps)
         self._examples, self._seed, self._eval_steps = examples, config.seed, config.eval_steps
-        self._save_steps, self._save_epochs = config.save_steps, _epochs_between_checkpoints(config)
+        self._save_steps, self._save_epochs = config.save_steps, epochs_between_checkpoints(config)
         self._saves_otherwise = config.save_seconds is not None or config.early_stopping is not None
 
     def epoch_of(self, iteration: int) -> int:
@@ -89,7 +89,7 @@ class Plan:
                 yield epoch, batch
 
 
-def _epochs_between_checkpoints(config: RunConfig) -> int:
+def epochs_between_checkpoints(config: RunConfig) -> int:
     """By --save_epochs, or the default that stands for it where no flag asks for checkpoints; 0: none."""
     if config.save_epochs is not None:
         return config.save_epochs

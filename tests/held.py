@@ -1,4 +1,4 @@
-"""What ranks hold in real steps, counted, beside what the formulas of their strategies say: for tests."""
+"""What ranks hold and send in real steps, counted, beside what the formulas of their strategies say: for tests."""
 
 import contextlib
 from dataclasses import dataclass
@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from cos598d.bench.workload import Workload
+from cos598d.comm.ledger import SYNCHRONIZING, Ledger
 from cos598d.config import RunConfig
 from cos598d.models.build import find_model
 from cos598d.strategies import get_strategy
@@ -50,36 +51,80 @@ class Case:
     passes: int
 
 
-def held(comm, case):
-    """On a rank: counted and expected between two steps, and at the peak of one; and why something is not stated."""
-    config = RunConfig()
-    workload = Workload(find_model("tiny" if case.model == "toy" else case.model), comm.device, 2, 16, 1)
-    model = Uneven() if case.model == "toy" else workload.model
-    first_bucket = min(1.0, case.options.get("bucket_mb", 1.0))
-    strategy = get_strategy(case.sync)(comm, False, SyncOptions(**case.options, first_bucket_mb=first_bucket), "fp32")
-    states = states_per_weight(config), counter_bytes(config)
-    job = Job(without_values(model), comm.world_size, comm.rank, *states, passes=case.passes)
-    module = strategy.attach(model, lambda named: make_optimizer(named, config))
-    peak = Peak(strategy.memory)
-    for step in range(STEPS):
+class Steps:
+    """The steps of a case on a rank, by its strategy."""
+
+    def __init__(self, comm, case, may_be_unused=False):
+        config = RunConfig()
+        self.case, self.comm = case, comm
+        self.workload = Workload(find_model("tiny" if case.model == "toy" else case.model), comm.device, 2, 16, 1)
+        model = Uneven() if case.model == "toy" else self.workload.model
+        first_bucket = min(1.0, case.options.get("bucket_mb", 1.0))
+        options = SyncOptions(**case.options, first_bucket_mb=first_bucket)
+        self.strategy = get_strategy(case.sync)(comm, may_be_unused, options, "fp32")
+        states = states_per_weight(config), counter_bytes(config)
+        self.job = Job(without_values(model), comm.world_size, comm.rank, *states, passes=case.passes)
+        self.module = self.strategy.attach(model, lambda named: make_optimizer(named, config))
+        self.peak = Peak(self.strategy.memory)
+
+    def make(self, step):
+        """One of them; in the last the peak is watched."""
+        strategy, case, comm = self.strategy, self.case, self.comm
         is_watched = step == STEPS - 1
-        with peak.watching() if is_watched else contextlib.nullcontext():
+        with self.peak.watching() if is_watched else contextlib.nullcontext():
             for part in range(case.passes):
-                inputs = workload.inputs(step * case.passes + part, comm.rank, comm.world_size)
+                inputs = self.workload.inputs(step * case.passes + part, comm.rank, comm.world_size)
                 inputs["input_ids"] = inputs["input_ids"] % 101
                 with strategy.no_sync() if part < case.passes - 1 else contextlib.nullcontext():
-                    strategy.backward(module(**inputs)[0] / comm.world_size / case.passes)
+                    strategy.backward(self.module(**inputs)[0] / comm.world_size / case.passes)
                     if is_watched:
-                        peak.look()
+                        self.peak.look()
         strategy.finish()
         if is_watched:
-            peak.look()
+            self.peak.look()
         strategy.clip(1.0)
         strategy.step()
-    between, expected = strategy.memory(), strategy.expected_memory(job)
-    strategy.settle()
-    strategy.detach()
-    return [between, expected.between_steps, peak.held, expected.peak, expected.unsaid]
+
+
+def held(comm, case):
+    """On a rank: counted and expected between two steps, and at the peak of one; and why something is not stated."""
+    steps = Steps(comm, case)
+    for step in range(STEPS):
+        steps.make(step)
+    between, expected = steps.strategy.memory(), steps.strategy.expected_memory(steps.job)
+    steps.strategy.settle()
+    steps.strategy.detach()
+    return [between, expected.between_steps, steps.peak.held, expected.peak, expected.unsaid]
+
+
+def sent(comm, case):
+    """On a rank: what the ledger has of all steps and of what settles them, that synchronizes and the rest, beside what
+    is expected of both; and why that is not stated."""
+    steps = Steps(comm, case, may_be_unused=True)
+    comm.ledger = Ledger()
+    for step in range(STEPS):
+        comm.ledger.begin(step + 1, 0.0)
+        steps.make(step)
+    rows = len(comm.ledger.rows)
+    steps.strategy.settle()
+    expected = steps.strategy.expected_sent(steps.job)
+    # Weights that a step has sent may be waited for, and entered, after it.
+    late = [row for row in comm.ledger.rows[rows:] if case.sync in ("zero1", "zero2")]
+    of_steps = [*comm.ledger.rows[:rows], *late]
+    settling = [row for row in comm.ledger.rows[rows:] if row not in late]
+    steps.strategy.detach()
+    counted = [
+        [row.bytes_sent for row in of_steps if row.purpose in SYNCHRONIZING],
+        [row.bytes_sent for row in of_steps if row.purpose not in SYNCHRONIZING],
+        [row.bytes_sent for row in settling],
+    ]
+    stated = [STEPS * expected.synchronizing, STEPS * expected.others, expected.settling]
+    return [[sum(found) for found in counted], stated, [len(counted[0]), STEPS * expected.calls], expected.unsaid]
+
+
+def all_sent(comm, cases):
+    """One case after the other in one world."""
+    return [sent(comm, case) for case in cases]
 
 
 def all_held(comm, cases):

@@ -14,6 +14,7 @@ from cos598d.comm.ledger import STATE
 from cos598d.comm.watched import watched
 from cos598d.errors import UsageError, UserError, first_line
 from cos598d.strategies.base import MakeOptimizer, Module, Strategy
+from cos598d.strategies.formula import Job, Sent
 from cos598d.strategies.loss_scale import LossScale
 from cos598d.strategies.memory import count_memory, state_tensors
 from cos598d.strategies.precision import autocast
@@ -132,6 +133,11 @@ class Engine(Strategy):
             gradients=[p.grad for p in self.model.parameters() if p.grad is not None],
             optimizer=state_tensors(self.inner_optimizer()),
         )
+
+    def expected_sent(self, job: Job) -> Sent:
+        if job.ranks == 1:
+            return Sent()
+        return Sent(unsaid=f"{type(self).__name__} sends by itself and tells nobody: only the kernel counts its bytes")
 
     def step(self) -> bool:
         # The norm, by which it is known, is the same on every rank.

@@ -15,8 +15,9 @@ from cos598d.engines.torch_fsdp import TorchFSDP, check_parameters, fully_sharde
 from cos598d.errors import UsageError
 from cos598d.records.kinds import COUNT, Fields, ListOf, expect
 from cos598d.strategies.base import MakeOptimizer, Module
-from cos598d.strategies.formula import Expected, Job
+from cos598d.strategies.formula import Expected, Job, Sent
 from cos598d.strategies.replicated import replicated_memory
+from cos598d.strategies.sent import sent_by_replicas
 from cos598d.strategies.state import OptimizerState, Piece, Whole, own_state_of
 from cos598d.sync.base import DEFAULTS
 from cos598d.sync.ddp import DDP
@@ -132,6 +133,11 @@ class Fabric(TorchFSDP):
         return (
             super().expected_memory(job) if self.is_cut else replicated_memory(job, DDP.buffers(job.tensors, DEFAULTS))
         )
+
+    def expected_sent(self, job: Job) -> Sent:
+        if self.is_cut:
+            return super().expected_sent(job)
+        return sent_by_replicas(job, DDP(self.comm, self.find_unused_parameters))
 
     def state(self) -> Iterator[Piece]:
         return super().state() if self.is_cut else Engine.state(self)

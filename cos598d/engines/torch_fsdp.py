@@ -13,10 +13,10 @@ from cos598d.comm.exchange import ReduceScatters
 from cos598d.comm.ledger import AGREEMENT, STATE, dtype_name
 from cos598d.comm.watched import watched
 from cos598d.engines.engine import Apart, Engine, need
-from cos598d.engines.fsdp_memory import held_by_fsdp, longest_part
+from cos598d.engines.fsdp_formulas import held_by_fsdp, longest_part, sent_by_fsdp
 from cos598d.errors import UserError
 from cos598d.strategies.base import MakeOptimizer, Module
-from cos598d.strategies.formula import Expected, Job
+from cos598d.strategies.formula import Expected, Job, Sent
 from cos598d.strategies.memory import count_memory, state_tensors
 from cos598d.strategies.state import (
     WEIGHTS,
@@ -226,6 +226,10 @@ class TorchFSDP(Engine):
 
     def expected_memory(self, job: Job) -> Expected:
         return held_by_fsdp(job, layers(job.model), self.options.reshard == "yes", self.takes_ours)
+
+    def expected_sent(self, job: Job) -> Sent:
+        halves = self.takes_ours or self.comm.bytes_are_assumed
+        return sent_by_fsdp(job, layers(job.model), self.options.reshard == "yes", halves, self.find_unused_parameters)
 
     def detach(self) -> None:
         super().detach()

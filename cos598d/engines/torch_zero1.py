@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,10 +10,11 @@ from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from cos598d.comm.communicator import Communicator
+from cos598d.comm.gloo import broadcast_bytes
 from cos598d.comm.ledger import size_in_bytes
 from cos598d.comm.watched import watched
 from cos598d.strategies.base import MakeOptimizer, Module
-from cos598d.strategies.formula import Expected, Job
+from cos598d.strategies.formula import Expected, Job, Sent
 from cos598d.strategies.memory import count_memory, state_tensors
 from cos598d.strategies.optimizers import decayed_and_plain
 from cos598d.strategies.replicated import Replicated, replicated_memory
@@ -66,6 +68,17 @@ class TorchZero1(Replicated):
         mine = dealt_out(decayed_and_plain(job.trainable), job.ranks)[job.rank]
         state = job.state(sum(map(size_in_bytes, mine)), len(mine))
         return replicated_memory(job, self.sync.buffers(job.tensors, self.sync.options), state)
+
+    def expected_sent(self, job: Job) -> Sent:
+        sent = super().expected_sent(job)
+        if sent.unsaid or job.ranks == 1:
+            return sent
+        hands = dealt_out(decayed_and_plain(job.trainable), job.ranks)
+        handed_round = sum(
+            broadcast_bytes(sum(map(size_in_bytes, hand)), job.ranks, (job.rank - root) % job.ranks)[0]
+            for root, hand in enumerate(hands)
+        )
+        return replace(sent, synchronizing=sent.synchronizing + handed_round, calls=sent.calls + job.ranks)
 
     def step(self) -> bool:
         with watched(self.sync.comm):

@@ -197,12 +197,7 @@ def build_model(source: ModelSource, head: str, num_labels: int, dropout: float 
 
     Raises UserError where the weights do not fit, and for a type without such a head.
     """
-    config = copy.deepcopy(source.config)
-    config.num_labels = num_labels
-    if dropout is not None:
-        for name in ARCHITECTURES[source.model_type].dropouts:
-            setattr(config, name, dropout)
-    model = unfilled_model(source.model_type, head, config)
+    model = bare_model(source, head, num_labels, dropout)
     new: list[torch.nn.Module] = [model]
     if source.weights is not None:
         may_be_new = [*_HEAD_PARTS, *_unused_parts(source.model_type, head)]
@@ -226,6 +221,16 @@ def build_model(source: ModelSource, head: str, num_labels: int, dropout: float 
         # Its forward pass makes its positions by a detour that torch remarks on.
         warnings.filterwarnings("ignore", message="The number of elements in the out tensor")
     return model.train()
+
+
+def bare_model(source: ModelSource, head: str, num_labels: int, dropout: float | None = None) -> torch.nn.Module:
+    """As `build_model`, without any values in its weights: for its shapes, which cost next to no memory."""
+    config = copy.deepcopy(source.config)
+    config.num_labels = num_labels
+    if dropout is not None:
+        for name in ARCHITECTURES[source.model_type].dropouts:
+            setattr(config, name, dropout)
+    return unfilled_model(source.model_type, head, config)
 
 
 def _leave_out_padding(model: torch.nn.Module, outputs: torch.nn.Linear) -> None:

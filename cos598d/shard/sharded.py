@@ -92,6 +92,11 @@ class Sharded(Strategy):
         """What holds weights beside the model's parameters and this rank's parts."""
         return []
 
+    @property
+    def may_be_unused(self) -> bool:
+        """Whether the ranks agree in every step on the parameters that some of them used."""
+        return self._gradients.find_unused_parameters
+
     def is_complete(self, unit: Unit) -> None:
         """The last of the unit's gradients of this backward is there."""
 

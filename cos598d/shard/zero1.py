@@ -10,10 +10,11 @@ from torch.utils.hooks import RemovableHandle
 from cos598d.comm.exchange import Gather
 from cos598d.errors import UserError
 from cos598d.shard.held import held_by_zero1
+from cos598d.shard.sent import sent_by_zero1
 from cos598d.shard.sharded import Sharded
 from cos598d.shard.units import Unit, layers, owners
 from cos598d.strategies.base import MakeOptimizer, Module
-from cos598d.strategies.formula import Expected, Job
+from cos598d.strategies.formula import Expected, Job, Sent
 from cos598d.sync.base import SyncOptions
 from cos598d.sync.buckets import Named, plan_buckets
 
@@ -57,6 +58,9 @@ class Zero1(Sharded):
 
     def expected_memory(self, job: Job) -> Expected:
         return held_by_zero1(job, bucket_units(job.model, job.trainable, self.options, job.ranks))
+
+    def expected_sent(self, job: Job) -> Sent:
+        return sent_by_zero1(job, bucket_units(job.model, job.trainable, self.options, job.ranks), self.may_be_unused)
 
     def hold(self, unit: Unit) -> torch.Tensor:
         weights = self._weights[unit] = unit.empty(unit.elements)

@@ -1,8 +1,9 @@
 """ZeRO stage 2: every rank keeps the gradients too of its n-th of the weights alone."""
 
 from cos598d.shard.held import held_by_zero2
+from cos598d.shard.sent import sent_by_zero2
 from cos598d.shard.zero1 import Zero1, bucket_units
-from cos598d.strategies.formula import Expected, Job
+from cos598d.strategies.formula import Expected, Job, Sent
 
 
 class Zero2(Zero1):
@@ -29,3 +30,6 @@ class Zero2(Zero1):
 
     def expected_memory(self, job: Job) -> Expected:
         return held_by_zero2(job, bucket_units(job.model, job.trainable, self.options, job.ranks))
+
+    def expected_sent(self, job: Job) -> Sent:
+        return sent_by_zero2(job, bucket_units(job.model, job.trainable, self.options, job.ranks), self.may_be_unused)

@@ -12,11 +12,12 @@ from torch.utils.hooks import RemovableHandle
 from cos598d.comm.ledger import dtype_name
 from cos598d.records.kinds import TEXT, Fields, MapOf, expect
 from cos598d.shard.held import held_by_zero3
+from cos598d.shard.sent import sent_by_zero3
 from cos598d.shard.sharded import Sharded
 from cos598d.shard.units import Unit, layers, looked_up, owners, read_in_backward
 from cos598d.shard.weights import ShardedWeights
 from cos598d.strategies.base import MakeOptimizer, Module
-from cos598d.strategies.formula import Expected, Job
+from cos598d.strategies.formula import Expected, Job, Sent
 from cos598d.strategies.state import own_state_of
 from cos598d.sync.base import SyncOptions
 from cos598d.sync.buckets import MIB, Named
@@ -83,6 +84,10 @@ class Zero3(Sharded):
     def expected_memory(self, job: Job) -> Expected:
         *of_layers, shared = layer_units(job.model, job.trainable, self.options, job.ranks).values()
         return held_by_zero3(job, of_layers, shared, looked_up(job.model))
+
+    def expected_sent(self, job: Job) -> Sent:
+        *of_layers, shared = layer_units(job.model, job.trainable, self.options, job.ranks).values()
+        return sent_by_zero3(job, of_layers, shared, looked_up(job.model), self.may_be_unused)
 
     def hold(self, unit: Unit) -> torch.Tensor:
         return self._weights.take(unit)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from cos598d.records.conventions import BY_LEDGER
-from cos598d.strategies.formula import Expected, Job
+from cos598d.strategies.formula import Expected, Job, Sent
 from cos598d.strategies.state import Piece, Whole
 
 # From the parameters that a rank is to step, or its shards of them, under the model's plain names.
@@ -129,6 +129,11 @@ class Strategy:
         """What `memory` should come to by formula on `job.rank` of `job.ranks`, with this strategy's options, from the
         second step on and with every parameter used. May be asked without `attach`."""
         return Expected(unsaid="this strategy does not say what it holds")
+
+    def expected_sent(self, job: Job) -> Sent:
+        """What `job.rank` of `job.ranks` should send in a step by formula, with this strategy's options, from the
+        second step on and with every parameter used. May be asked without `attach`."""
+        return Sent() if job.ranks == 1 else Sent(unsaid="this strategy does not say what it sends")
 
     def state(self) -> Iterator[Piece]:
         """What any strategy on any number of ranks can go on from: weights, buffers, and what the optimizer remembers.

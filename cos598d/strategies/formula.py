@@ -1,4 +1,4 @@
-"""What formulas of memory are made of: a model without its values, how it is trained, and what a rank then holds."""
+"""What formulas are made of: a model without its values, how it is trained, and what a rank then holds and sends."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -36,13 +36,32 @@ class Expected:
 
 
 @dataclass(frozen=True)
+class Sent:
+    """Bytes that a rank sends in a step by formula, as its ledger should have them; `unsaid` is why nobody can say.
+
+    synchronizing   gradients, and weights of which ranks hold shards: `bytes_sent_per_iteration` of a record
+    others          what the ranks agree on in a step
+    settling        once before each evaluation, for a model that is whole and equal on every rank
+    calls           of the synchronizing, how many
+    """
+
+    synchronizing: int = 0
+    others: int = 0
+    settling: int = 0
+    calls: int = 0
+    unsaid: str = ""
+
+
+@dataclass(frozen=True)
 class Job:
-    """A model, and what is done with it, as far as formulas of memory ask.
+    """A model, and what is done with it, as far as formulas ask.
 
     model      whole, as it is before a strategy has it; only shapes and dtypes are asked, so `without_values` will do
     states     how many numbers the optimizer remembers of every weight that it steps
     counters   and how many bytes beside them of every parameter, or part of one
     passes     micro-batches of a step on this rank
+    clips      whether gradients are clipped by their norm
+    hosts      the ranks of each host; without them all share one
     """
 
     model: nn.Module
@@ -51,6 +70,8 @@ class Job:
     states: int
     counters: int = 0
     passes: int = 1
+    clips: bool = True
+    hosts: Sequence[Sequence[int]] = ()
 
     @cached_property
     def trainable(self) -> list[tuple[str, nn.Parameter]]:

@@ -10,10 +10,11 @@ from torch import nn
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import STATE
 from cos598d.strategies.base import MakeOptimizer, Module, Strategy
-from cos598d.strategies.formula import Expected, Held, Job, largest
+from cos598d.strategies.formula import Expected, Held, Job, Sent, largest
 from cos598d.strategies.loss_scale import LossScale
 from cos598d.strategies.memory import count_memory, state_tensors, tensors_in
 from cos598d.strategies.precision import autocast
+from cos598d.strategies.sent import sent_by_replicas
 from cos598d.strategies.state import (
     WEIGHTS,
     Contents,
@@ -130,6 +131,9 @@ class Replicated(Strategy):
 
     def expected_memory(self, job: Job) -> Expected:
         return replicated_memory(job, self.sync.buffers(job.tensors, getattr(self.sync, "options", DEFAULTS)))
+
+    def expected_sent(self, job: Job) -> Sent:
+        return sent_by_replicas(job, self.sync, self._precision)
 
     def state(self) -> Iterator[Piece]:
         for name, parameter in self._model.named_parameters():

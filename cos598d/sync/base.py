@@ -117,6 +117,7 @@ class GradientSync:
     overlaps: whether its calls begin while backward still runs.
     averages_weights: whether it averages weights after the optimizer's step in place of gradients before it.
     keeps_nothing: whether it keeps no memory from step to step.
+    sends_buffers: whether rank 0's buffers are sent to all in every step.
     not_modelled: why the model of cost (`scale`) leaves it out, in words that follow "for"; None where it does not.
     exact: whether it keeps every claim of `cos598d.check.claims`; if not, `claims` names those that it keeps.
     never_kept: what begins afresh even where a run goes on with its `own_state`, in words; None where nothing does.
@@ -128,6 +129,7 @@ class GradientSync:
     overlaps = False
     averages_weights = False
     keeps_nothing = False
+    sends_buffers = False
     not_modelled: str | None = None
     exact = True
     claims: tuple[str, ...] = ()

@@ -74,7 +74,7 @@ class DDP(GradientSync):
     """
 
     uses = ("bucket_mb", "bucket_view", "compress", "ddp_hook", "sync_every")
-    overlaps = True
+    overlaps = sends_buffers = True
 
     def __init__(self, comm: Communicator, find_unused_parameters: bool = True, options: SyncOptions = DEFAULTS):
         super().__init__(comm, find_unused_parameters, options)

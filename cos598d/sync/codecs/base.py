@@ -8,7 +8,7 @@ import torch
 from cos598d.comm.calls import Pending
 from cos598d.comm.communicator import Communicator
 from cos598d.sync.buckets import Bucket
-from cos598d.sync.cost import Collective
+from cos598d.sync.cost import Collective, Tensor
 
 AllReduce = Callable[[torch.Tensor, str], Pending]
 
@@ -51,6 +51,11 @@ class Codec(Generic[Sent]):
     def takes(cls, number: float) -> bool:
         """Whether `number` may be given."""
         return False
+
+    @classmethod
+    def payloads(cls, bucket: Sequence[Tensor], ranks: int, number: float | None) -> list[tuple[int, int]]:
+        """What travels among `ranks` for a bucket of these tensors: elements and bytes of an element, for each call."""
+        raise NotImplementedError
 
     def start(self, bucket: Bucket, scale: float = 1.0) -> Sent:
         """Encode the bucket's buffer and start its call. `scale` is what this step's gradients are multiplied by."""

@@ -1,9 +1,12 @@
 """Gradients as 16-bit numbers."""
 
+from collections.abc import Sequence
+
 import torch
 
 from cos598d.sync.buckets import Bucket
 from cos598d.sync.codecs.base import Codec, Coded
+from cos598d.sync.cost import Tensor
 
 
 class BFloat16(Codec[Coded]):
@@ -17,6 +20,10 @@ class BFloat16(Codec[Coded]):
     """
 
     dtype = torch.bfloat16
+
+    @classmethod
+    def payloads(cls, bucket: Sequence[Tensor], ranks: int, number: float | None) -> list[tuple[int, int]]:
+        return [(sum(tensor.numel() for tensor in bucket), cls.dtype.itemsize)]
 
     def start(self, bucket: Bucket, scale: float = 1.0) -> Coded:
         narrow = bucket.buffer.to(self.dtype)

@@ -1,6 +1,6 @@
 """Gradients as 8-bit whole numbers with a scale for each block."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -8,7 +8,7 @@ from cos598d.comm.communicator import Communicator
 from cos598d.comm.messages import Composed, Messages
 from cos598d.sync.buckets import Bucket
 from cos598d.sync.codecs.base import AllReduce, Codec
-from cos598d.sync.cost import Even
+from cos598d.sync.cost import Even, Tensor
 from cos598d.sync.cost.collectives import both_ways
 
 BLOCK = 1024  # elements that share a scale
@@ -39,6 +39,10 @@ class Int8(Codec["_Exchange"]):
         super().__init__(comm, all_reduce, number)
         self.generator = torch.Generator(comm.device).manual_seed(comm.rank)
 
+    @classmethod
+    def payloads(cls, bucket: Sequence[Tensor], ranks: int, number: float | None) -> list[tuple[int, int]]:
+        return [(ranks * _blocks(sum(tensor.numel() for tensor in bucket), ranks) * (BLOCK + SCALE_BYTES), 1)]
+
     def start(self, bucket: Bucket, scale: float = 1.0) -> "_Exchange":
         return _Exchange(self, bucket)
 
@@ -58,7 +62,7 @@ class _Exchange:
     def __init__(self, codec: Int8, bucket: Bucket):
         comm = self._comm = codec.comm
         ranks = range(comm.world_size)
-        blocks = max(1, -(-bucket.buffer.numel() // (BLOCK * comm.world_size)))  # of a part
+        blocks = _blocks(bucket.buffer.numel(), comm.world_size)
         # Stands in for the bucket's encoded parts, whose size the ledger asks for before they are made.
         coded = torch.empty(comm.world_size * blocks * (BLOCK + SCALE_BYTES), dtype=torch.uint8, device="meta")
         self._call: Composed = comm.compose("int8_all_reduce", coded, bucket.name)
@@ -86,6 +90,11 @@ class _Exchange:
         self._call.swap([(sums[mine], r) for r in ranks if r != mine], [(sums[r], r) for r in ranks if r != mine])
         self._call.end()
         return torch.cat([decode(sums[r]) for r in ranks])[: bucket.buffer.numel()]
+
+
+def _blocks(elements: int, ranks: int) -> int:
+    """Of each rank's part of a bucket."""
+    return max(1, -(-elements // (BLOCK * ranks)))
 
 
 def encode(part: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

@@ -1,5 +1,6 @@
 """Each matrix of gradients as a product of two thin ones."""
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -9,6 +10,7 @@ import torch
 from cos598d.comm.communicator import Communicator
 from cos598d.sync.buckets import Bucket
 from cos598d.sync.codecs.base import AllReduce, Codec, Coded, Feedback, Kept
+from cos598d.sync.cost import Tensor
 
 RANK = 4
 
@@ -41,14 +43,25 @@ class PowerSGD(Codec[Coded]):
     def takes(cls, number: float) -> bool:
         return number >= 1 and number == int(number)
 
+    @classmethod
+    def payloads(cls, bucket: Sequence[Tensor], ranks: int, number: float | None) -> list[tuple[int, int]]:
+        firsts = seconds = 0
+        for tensor in bucket:
+            shape = _as_matrix(tensor.shape)
+            rank = _rank_of(shape, RANK if number is None else int(number))
+            firsts += rank * shape[0] if rank else tensor.numel()
+            seconds += rank * shape[1]
+        size = bucket[0].element_size()
+        return [(firsts, size), (seconds, size)] if seconds else [(firsts, size)]
+
     def start(self, bucket: Bucket, scale: float = 1.0) -> Coded:
         error = self._feedback.add_to(bucket, scale)
         torch.mul(bucket.buffer, 1 / scale, out=error)
         matrices, whole, old_qs = [], [], []
         for (name, _), view in zip(bucket.parameters, bucket.views, strict=True):
-            matrix = view.flatten(1) if view.dim() > 1 else view.view(-1, 1)
-            rank = min(self._rank, *matrix.shape)
-            if rank * sum(matrix.shape) < matrix.numel():
+            matrix = view.view(_as_matrix(view.shape))
+            rank = _rank_of(matrix.shape, self._rank)
+            if rank:
                 first = partial(_first_q, matrix, rank, len(self._qs))
                 old_qs.append(self._qs.begin(name, first)[0])
                 matrices.append((name, matrix))
@@ -110,6 +123,17 @@ class PowerSGD(Codec[Coded]):
                 part.sub_(local[name].flatten(), alpha=1 / scale)
             else:
                 part.zero_()
+
+
+def _as_matrix(shape: Sequence[int]) -> tuple[int, int]:
+    """The rows and columns of a tensor as a matrix."""
+    return (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (math.prod(shape), 1)
+
+
+def _rank_of(shape: Sequence[int], most: int) -> int:
+    """The rank by which a matrix travels; 0 where its factors would not be smaller."""
+    rank = min(most, *shape)
+    return rank if rank * sum(shape) < math.prod(shape) else 0
 
 
 class _FirstHalf(NamedTuple):

@@ -7,6 +7,7 @@ import torch
 from cos598d.comm.communicator import Communicator
 from cos598d.sync.buckets import Bucket
 from cos598d.sync.codecs.base import AllReduce, Codec, Coded, Feedback
+from cos598d.sync.cost import Tensor
 from cos598d.sync.cost.collectives import ALL_GATHER
 
 SHARE = 0.01
@@ -37,9 +38,14 @@ class TopK(Codec[Coded]):
     def takes(cls, number: float) -> bool:
         return 0 < number <= 1
 
+    @classmethod
+    def payloads(cls, bucket: Sequence[Tensor], ranks: int, number: float | None) -> list[tuple[int, int]]:
+        count = _count(sum(tensor.numel() for tensor in bucket), SHARE if number is None else number)
+        return [(2 * count, 4)]  # values and places
+
     def start(self, bucket: Bucket, scale: float = 1.0) -> Coded:
         error = self._feedback.add_to(bucket, scale)
-        count = min(bucket.buffer.numel(), max(1, round(self._share * bucket.buffer.numel())))
+        count = _count(bucket.buffer.numel(), self._share)
         places = bucket.buffer.abs().topk(count, sorted=False).indices
         values = bucket.buffer[places].float()
         torch.mul(bucket.buffer, 1 / scale, out=error)
@@ -68,3 +74,8 @@ class TopK(Codec[Coded]):
         for packed in pending.content:
             values, places = packed.chunk(2)
             bucket.buffer.index_add_(0, places.view(torch.int32).long(), values.to(bucket.buffer.dtype))
+
+
+def _count(elements: int, share: float) -> int:
+    """How many of a bucket's elements are sent."""
+    return min(elements, max(1, round(share * elements)))

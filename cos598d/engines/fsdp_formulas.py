@@ -1,12 +1,14 @@
-"""What a rank holds under torch's FSDP2, by formula: rows of every parameter, and the layers that are gathered."""
+"""What a rank holds and sends under torch's FSDP2, by formula: its rows of every parameter, and gathered layers."""
 
 from collections.abc import Iterable, Sequence
 
 from torch import nn
 
 from cos598d.comm.exchange import IN_FLIGHT, SEGMENT_BYTES
+from cos598d.comm.gloo import all_reduce_bytes
 from cos598d.comm.ledger import size_in_bytes
-from cos598d.strategies.formula import Expected, Held, Job, largest
+from cos598d.strategies.formula import Expected, Held, Job, Sent, largest
+from cos598d.strategies.sent import agreement, settled
 
 
 def held_by_fsdp(job: Job, layers: Sequence[nn.Module], reshard: bool, ours: bool) -> Expected:
@@ -53,6 +55,21 @@ def held_by_fsdp(job: Job, layers: Sequence[nn.Module], reshard: bool, ours: boo
             whole[number] += 0 if number_of_pass else size_in_bytes(p)
             before = number
     return Expected(held(()), largest(moments))
+
+
+def sent_by_fsdp(job: Job, layers: Sequence[nn.Module], reshard: bool, halves: bool, may_be_unused: bool) -> Sent:
+    """Rows of all parameters to every other rank: the root's once in a micro-batch, a layer's once more for backward
+    with `reshard`. Gradients in a step's last one alone, by a reduce-scatter, or, unless it `halves` it, a ring of the
+    whole. Before an evaluation all rows once more."""
+    if job.ranks == 1:
+        return Sent()
+    in_layers = _padded((p for layer in layers for p in layer.parameters()), job.ranks)
+    whole = _padded(job.model.parameters(), job.ranks)
+    of_a_pass = whole + in_layers * reshard
+    gradients = _padded((p for _, p in job.trainable), job.ranks) * (1 if halves else 2)
+    agreed = (agreement(job) if may_be_unused else 0) + all_reduce_bytes(4, job.ranks) * job.clips
+    others, calls = job.ranks - 1, job.passes * ((1 + reshard) * len(layers) + 1) + len(layers) + 1
+    return Sent(others * (job.passes * of_a_pass + gradients), agreed, others * whole + settled(job), calls)
 
 
 def longest_part(model: nn.Module, layers: Iterable[nn.Module], ranks: int) -> int:

@@ -1,0 +1,63 @@
+"""The steps of a run before it is run: its plan, and each rank's share of a global batch."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from cos598d.config import RunConfig
+from cos598d.data.examples import Examples
+from cos598d.data.sampler import EXTRA_PASS_TOKENS, MicroBatch, micro_batches
+from cos598d.plan import Plan
+from cos598d.records.conventions import WARM_UP
+
+
+@dataclass(frozen=True)
+class Steps:
+    """A run's steps on so many ranks. `equal_passes` is the strategy's."""
+
+    config: RunConfig
+    examples: Examples
+    ranks: int
+    equal_passes: bool
+
+    @property
+    def plan(self) -> Plan:
+        """When which batch is computed."""
+        return Plan(self.config, len(self.examples), self.ranks)
+
+    def share(self, batch: np.ndarray, rank: int) -> list[MicroBatch]:
+        """What a rank computes of a global batch, as the run cuts it."""
+        return micro_batches(
+            batch,
+            self.examples.lengths,
+            rank,
+            self.ranks,
+            self.config.gradient_accumulation_steps,
+            group_by_length=self.config.no_cuda or not torch.cuda.is_available(),
+            equal_passes=self.equal_passes,
+        )
+
+    def first(self, count: int) -> list[np.ndarray]:
+        """The first global batches."""
+        return [batch for _, batch in itertools.islice(self.plan.batches(after=0), count)]
+
+    def passes(self, rank: int) -> int:
+        """A rank's micro-batches in the step whose memory a record has counted."""
+        return len(self.share(self.first(min(WARM_UP, self.plan.steps))[-1], rank))
+
+    def evaluations_per_epoch(self) -> int:
+        """How often the model is made whole in an epoch."""
+        often = self.config.eval_steps
+        return max(1, self.plan.epoch_steps // often if often else 1)
+
+    def costs(self, batches: Sequence[np.ndarray]) -> Iterator[float]:
+        """What each batch costs the rank that has most of it, in tokens."""
+        for batch in batches:
+            yield max(self._cost(self.share(batch, rank)) for rank in range(self.ranks))
+
+    def _cost(self, share: Sequence[MicroBatch]) -> float:
+        lengths = self.examples.lengths
+        return sum(len(one.indices) * int(lengths[one.indices].max()) + EXTRA_PASS_TOKENS for one in share)

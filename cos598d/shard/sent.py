@@ -1,0 +1,59 @@
+"""What a rank of ZeRO's three stages sends in a step, by formula: all but its n-th of the gradients, its n-th of the
+weights to each other rank."""
+
+from collections.abc import Collection, Iterable, Sequence
+
+from torch import nn
+
+from cos598d.comm.gloo import all_reduce_bytes
+from cos598d.shard.units import Unit
+from cos598d.strategies.formula import Job, Sent
+from cos598d.strategies.sent import agreement, settled
+
+NORM_BYTES = 8  # the sum of squares by which a gradient's norm is known
+
+
+def sent_by_zero1(job: Job, units: Sequence[Unit], may_be_unused: bool) -> Sent:
+    """Gradients reduced, and weights gathered, once a step."""
+    return _sent(job, _reduced(job, units) + _gathered(job, units), 2 * len(units), may_be_unused)
+
+
+def sent_by_zero2(job: Job, units: Sequence[Unit], may_be_unused: bool) -> Sent:
+    """Gradients reduced after every micro-batch, weights gathered once a step."""
+    calls = (job.passes + 1) * len(units)
+    return _sent(job, job.passes * _reduced(job, units) + _gathered(job, units), calls, may_be_unused)
+
+
+def sent_by_zero3(
+    job: Job,
+    layers: Iterable[Sequence[Unit]],
+    shared: Sequence[Unit],
+    embeddings: Collection[nn.Parameter],
+    may_be_unused: bool,
+) -> Sent:
+    """For every micro-batch weights gathered for forward, those of `layers` again for backward unless they are nothing
+    but `embeddings`, and gradients reduced; before an evaluation all weights gathered. Each layer is called once."""
+    own = [unit for layer in layers for unit in layer]
+    again = [unit for unit in own if not all(p in embeddings for _, p in unit.parameters)]
+    units = [*own, *shared]
+    of_a_pass = _gathered(job, units) + _gathered(job, again) + _reduced(job, units)
+    calls = job.passes * (2 * len(units) + len(again))
+    return _sent(job, job.passes * of_a_pass, calls, may_be_unused, _gathered(job, units))
+
+
+def _sent(job: Job, synchronizing: int, calls: int, may_be_unused: bool, before_evaluation: int = 0) -> Sent:
+    if job.ranks == 1:
+        return Sent()
+    norm = all_reduce_bytes(NORM_BYTES, job.ranks) if job.clips else 0
+    agreed = agreement(job) if may_be_unused else 0
+    return Sent(synchronizing, norm + agreed, before_evaluation + settled(job), calls)
+
+
+def _reduced(job: Job, units: Iterable[Unit]) -> int:
+    """By reduce-scatters: every other rank's part."""
+    return sum((unit.elements - unit.lengths[job.rank]) * unit.dtype.itemsize for unit in units)
+
+
+def _gathered(job: Job, units: Iterable[Unit]) -> int:
+    """By all-gathers: the own part, to every other rank."""
+    return (job.ranks - 1) * sum(unit.lengths[job.rank] * unit.dtype.itemsize for unit in units)

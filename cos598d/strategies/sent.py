@@ -1,0 +1,56 @@
+"""What a rank of whole replicas sends in a step, by what its gradient sync states of its calls."""
+
+from cos598d.comm.gloo import all_reduce_bytes, broadcast_bytes
+from cos598d.comm.ledger import size_in_bytes
+from cos598d.strategies.formula import Job, Sent
+from cos598d.sync.base import DEFAULTS, GradientSync, SyncOptions
+from cos598d.sync.codecs import get_codec
+from cos598d.sync.cost import Step, Travel
+
+# torch's hooks that make the calls of other algorithms after some steps.
+OTHERS_LATER = ("powersgd", "post_localsgd")
+
+
+def sent_by_replicas(job: Job, sync: GradientSync, precision: str = "fp32") -> Sent:
+    """What whole replicas send which average by `sync`; it need not be attached."""
+    if job.ranks == 1:
+        return Sent()
+    options = getattr(sync, "options", DEFAULTS)  # a class of a user's own need not have them
+    travels = sync.calls(Step(job.tensors, options, job.hosts or [range(job.ranks)], job.tensors[::-1]))
+    if travels is None and sync.averages_weights:
+        whole = all_reduce_bytes(job.weights, job.ranks)
+        overflows = all_reduce_bytes(4, job.ranks) if precision == "fp16" else 0
+        rest = whole if options.sync_every > 1 else 0
+        return Sent(round(whole / options.sync_every), overflows, rest + settled(job), calls=1)
+    if travels is None or options.ddp_hook in OTHERS_LATER:
+        return Sent(unsaid="this sync states no calls before a step: what travels only the step tells")
+    moved = [bytes_sent for travel in travels for bytes_sent in _sent(travel, job, options)]
+    if not travels:  # replicas that drift apart do not settle
+        return Sent()
+    agreed = agreement(job) if getattr(sync, "find_unused_parameters", True) else 0
+    buffers = settled(job) if sync.sends_buffers else 0
+    return Sent(sum(moved), agreed + buffers, settled(job), len(moved))
+
+
+def agreement(job: Job) -> int:
+    """What it takes to agree on which parameters some rank has used: an all-reduce of 4 bytes for each."""
+    return all_reduce_bytes(4 * len(job.trainable), job.ranks)
+
+
+def settled(job: Job) -> int:
+    """What it takes to give all ranks rank 0's buffers."""
+    return broadcast_bytes(sum(map(size_in_bytes, job.model.buffers())), job.ranks, job.rank)[0]
+
+
+def _sent(travel: Travel, job: Job, options: SyncOptions) -> list[int]:
+    """What `job.rank` sends in one call, or in each of those that a codec makes of it."""
+    members = range(job.ranks) if travel.members is None else travel.members
+    word = "fp16" if options.ddp_hook == "fp16" else options.compress
+    if word is None or len(members) < 2 or job.rank not in members:
+        return [travel.moved(job.ranks, job.rank)[0]]
+    codec, number = get_codec(word)
+    collective = codec.collective or travel.collective
+    return [
+        collective.moved(elements * element_bytes, element_bytes, len(members), members.index(job.rank))[0]
+        for elements, element_bytes in codec.payloads(travel.tensors, len(members), number)
+    ]

@@ -1,0 +1,71 @@
+"""What the ledger has of a step is what each strategy's formula says beforehand, on 2 and 4 ranks, to the byte."""
+
+import pytest
+from held import Case, all_sent
+from worlds import run_ranks
+
+from cos598d.comm.communicator import Communicator
+from cos598d.strategies import get_strategy, known_names
+from cos598d.strategies.formula import Job
+from cos598d.sync import SYNCS
+from cos598d.sync.base import SyncOptions
+
+SMALL = {"bucket_mb": 0.01}  # of the toy's 45 kB several buckets, and some parameters larger than one
+UNKNOWN_BEFORE = ("sparse_rows",)
+OPTIONS = {
+    **{name: ({},) for name in SYNCS if name not in UNKNOWN_BEFORE},
+    **dict.fromkeys(("bucketed", "zero1", "zero2", "zero3"), ({}, SMALL)),
+    "local_sgd": ({},),
+    "ddp": ({}, SMALL, {"compress": "fp16"}, {"ddp_hook": "fp16"}),
+    "bucketed, codecs": tuple(
+        {"compress": word, **SMALL} for word in ("bf16", "int8", "topk", "topk:0.3", "powersgd", "powersgd:1")
+    ),
+    "ring, codecs": tuple({"compress": word} for word in ("fp16", "int8", "powersgd:2")),
+    "torch_zero1": ({},),
+    "torch_fsdp": ({}, {"reshard": "no"}, {"reduce_scatter": "torch"}),
+}
+# The model and the passes of a step, by ranks: what more ranks change is the toy's uneven sizes.
+KINDS = {2: (("toy", 1), ("toy", 3), ("tiny", 1)), 4: (("toy", 1), ("toy", 2))}
+
+
+@pytest.mark.parametrize("world_size", KINDS)
+def test_counted_is_what_the_formula_says(world_size):
+    cases = [
+        Case(name.partition(",")[0], options, model, passes)
+        for name, several in OPTIONS.items()
+        for options in several
+        for model, passes in KINDS[world_size]
+    ]
+    for rank in run_ranks(world_size, all_sent, cases, seconds=240):
+        for case, (counted, stated, (calls, calls_stated), unsaid) in zip(cases, rank, strict=True):
+            assert unsaid == ""
+            # torch's buckets are laid as gradients arrive: their sizes may round otherwise.
+            near = calls if case.sync in ("ddp", "torch_zero1") else 0
+            # A layer that is called twice, as one of the toy's, is gathered once more.
+            often = 0.02 if (case.sync, case.model) in (("zero3", "toy"), ("torch_fsdp", "toy")) else 0
+            assert counted == [pytest.approx(number, abs=near, rel=often) for number in stated], case
+            if case.sync not in ("ddp", "torch_zero1", "torch_fsdp") and not often:  # torch's calls are its own affair
+                assert calls == calls_stated, case
+
+
+@pytest.mark.parametrize("name", known_names())
+def test_every_strategy_states_it_or_says_why_not(name):
+    """From shapes alone, for any number of ranks, before anybody has attached anything; one rank sends nothing."""
+    import torch
+    from held import Uneven
+
+    strategy = get_strategy(name)(Communicator(None, "gloo", torch.device("cpu")), False, SyncOptions(), "fp32")
+    for ranks in (1, 3, 64):
+        found = strategy.expected_sent(Job(Uneven(), ranks, ranks - 1, 2, 4))
+        sends = found.synchronizing > 0 or bool(found.unsaid) or name in ("none", "dp", "shared_memory", "hierarchical")
+        assert sends == (ranks > 1) or name in ("none", "dp", "shared_memory", "hierarchical")
+
+
+def test_a_hook_that_changes_the_algorithm_later_is_not_stated():
+    import torch
+    from held import Uneven
+
+    for hook in ("powersgd", "post_localsgd"):
+        alone = Communicator(None, "gloo", torch.device("cpu"))
+        strategy = get_strategy("ddp")(alone, False, SyncOptions(ddp_hook=hook), "fp32")
+        assert "only the step tells" in strategy.expected_sent(Job(Uneven(), 2, 0, 2)).unsaid
