@@ -16,7 +16,7 @@ from cos598d.data.tasks import TaskOptions
 from cos598d.errors import UsageError
 from cos598d.fields import check_flags, defaults_of, flag, flags_of, given
 from cos598d.life import LifeFlags
-from cos598d.models.architectures import IMAGE_TYPES, TEXT_TYPES
+from cos598d.models.architectures import ARCHITECTURES, IMAGE_TYPES, TEXT_TYPES
 from cos598d.models.build import MODEL_TYPES
 from cos598d.records.conventions import PRECISIONS
 from cos598d.records.ledger_rule import AUTO, FORMS, LedgerRule
@@ -96,7 +96,8 @@ class RunConfig(TaskOptions, SyncFlags, LifeFlags):
     model_type: str = flag("bert", "one of {choices}", group=MODEL, choices=MODEL_TYPES)
     model_name_or_path: str = flag(
         "minilm",
-        "a folder, a hub name (or NAME@REVISION), minilm, or with random weights tiny, bert-base, vit-tiny, vit-base",
+        "a folder, a hub name (or NAME@REVISION), minilm, or with random weights tiny, bert-base, vit-tiny, vit-base; "
+        "of other types than the task's own: their usual one, such as distilbert-base-uncased",
         group=MODEL,
         metavar="MODEL",
         is_local=True,
@@ -294,7 +295,7 @@ class RunConfig(TaskOptions, SyncFlags, LifeFlags):
 
 
 def config_from(values: Mapping[str, Any]) -> RunConfig:
-    """A RunConfig of the `values` that it has a field for, else of the task's own defaults.
+    """A RunConfig of the `values` that it has a field for, else of the task's own defaults, and of the model type's.
 
     Without do_train and do_eval, both are meant. Raises UsageError for an unknown task.
     """
@@ -303,6 +304,9 @@ def config_from(values: Mapping[str, Any]) -> RunConfig:
     defaults = dict(get_task(chosen.get("task_name", RunConfig.task_name)).defaults)
     if chosen.get("per_gpu_train_batch_size") is not None:
         defaults.pop("total_train_batch_size", None)
+    usual = defaults.get("model_type", RunConfig.model_type)
+    if (named := chosen.get("model_type", usual)) != usual and named in ARCHITECTURES:
+        defaults["model_name_or_path"] = ARCHITECTURES[named].usual
     chosen = defaults | chosen
     if not chosen.get("do_train") and not chosen.get("do_eval"):
         chosen |= {"do_train": True, "do_eval": True}

@@ -10,6 +10,7 @@ from cos598d.data.ag_news import read_items
 from cos598d.data.samples import vocabulary
 from cos598d.data.text.tokenization import load_encoder
 from cos598d.errors import UserError
+from cos598d.report.load import load_run
 
 
 def without_bytes(value):
@@ -95,3 +96,32 @@ def test_a_folder_without_the_files_is_refused(tmp_path):
     assert (
         get_task("ag_news").locate(None, {"AG_NEWS_DIR": str(write_news(tmp_path / "test.csv", 4))})[1] == "AG_NEWS_DIR"
     )
+
+
+def train(run_here, tmp_path, *words):
+    folder = write_news(tmp_path / "news/test.csv", 80)
+    common = ["--task_name", "ag_news", "--data_dir", folder, "--max_seq_length", 32, "--output_dir", tmp_path / "out"]
+    return run_here("task2b/run_glue.py", [*common, *words])
+
+
+@pytest.mark.parametrize("model_type", ["bert", "distilbert"])
+def test_it_is_trained_and_evaluated_from_one_file(run_here, tmp_path, model_type):
+    words = ["--model_type", model_type, "--model_name_or_path", "tiny", "--max_steps", 1]
+    code, text = train(run_here, tmp_path, *words)
+    assert code == 0, text
+    (epoch,) = load_run(tmp_path / "out")["epochs"]
+    assert {"acc", "precision_macro", "recall_macro", "f1_macro"} <= epoch.keys()
+    assert [row["class"] for row in epoch["by_class"]] == ["World", "Sports", "Business", "Sci/Tech"]
+    assert sum(row["examples"] for row in epoch["by_class"]) == 16
+
+
+def test_distilbert_alone_means_the_published_one_and_without_a_network_says_the_ways_out(run_here, tmp_path):
+    (tmp_path / "hub").mkdir()
+    words = ["--model_type", "distilbert", "--cache_dir", tmp_path / "hub"]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+        code, text = train(run_here, tmp_path, *words)
+    assert code == 1
+    assert text.count("\n") == 1
+    assert "distilbert-base-uncased is not a folder here" in text
+    assert "or tiny" in text

@@ -39,6 +39,24 @@ def test_a_batch_per_gpu_times_ranks_times_parts_is_the_global_batch():
     assert config_from(values).total_batch_size(world_size=3) == 24
 
 
+@pytest.mark.parametrize(
+    ("words", "model"),
+    [
+        ([], "minilm"),
+        (["--task_name", "ag_news"], "minilm"),
+        (["--task_name", "ag_news", "--model_type", "bert"], "minilm"),
+        (["--task_name", "ag_news", "--model_type", "distilbert"], "distilbert-base-uncased"),
+        (["--model_type", "roberta"], "roberta-base"),
+        (["--model_type", "distilbert", "--model_name_or_path", "tiny"], "tiny"),
+        (["--task_name", "digits"], "vit-tiny"),
+        (["--task_name", "digits", "--model_type", "vit"], "vit-tiny"),
+        (["--task_name", "digits", "--model_type", "vit", "--model_name_or_path", "vit-base"], "vit-base"),
+    ],
+)
+def test_a_model_type_has_a_usual_model_where_none_is_named(words, model):
+    assert config_from(parse(*words)).model_name_or_path == model
+
+
 def test_words_made_of_values_give_the_same_values_again():
     words = ["--dropout", "model", "--max_steps", "7", "--no_save_model", "--no_cuda", "--learning_rate", "3e-05"]
     assert parse(*to_words(parse(*words))) == parse(*words)

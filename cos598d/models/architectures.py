@@ -38,6 +38,7 @@ class Architecture:
     tiny              the smallest shape (`tiny`, `vit-tiny`) in its own names
     module            where its classes are
     head              the simplest of HEADS that it has
+    usual             what --model_name_or_path means where this type is asked for and no model is named
     """
 
     prefix: str
@@ -45,6 +46,7 @@ class Architecture:
     dropouts: tuple[str, ...]
     vocabulary_files: tuple[str, ...]
     tiny: dict[str, int | bool]
+    usual: str
     module: ModuleType = pytorch_transformers
     head: str = "sequence_classification"
 
@@ -60,6 +62,7 @@ ARCHITECTURES = {
         dropouts=_BERT_DROPOUTS,
         vocabulary_files=("vocab.txt",),
         tiny={**_BERT_TINY, "max_position_embeddings": 512},
+        usual="minilm",
     ),
     "roberta": Architecture(
         prefix="Roberta",
@@ -68,6 +71,7 @@ ARCHITECTURES = {
         vocabulary_files=("vocab.json", "merges.txt"),
         # RoBERTa counts positions from 2 and has one segment.
         tiny={**_BERT_TINY, "max_position_embeddings": 514, "type_vocab_size": 1},
+        usual="roberta-base",
     ),
     "distilbert": Architecture(
         prefix="DistilBert",
@@ -75,6 +79,7 @@ ARCHITECTURES = {
         dropouts=("dropout", "attention_dropout", "seq_classif_dropout", "qa_dropout"),
         vocabulary_files=("vocab.txt",),
         tiny={"dim": 64, "n_layers": 2, "n_heads": 2, "hidden_dim": 128, "max_position_embeddings": 512},
+        usual="distilbert-base-uncased",
     ),
     "xlnet": Architecture(
         prefix="XLNet",
@@ -82,6 +87,7 @@ ARCHITECTURES = {
         dropouts=("dropout", "summary_last_dropout"),
         vocabulary_files=("spiece.model",),
         tiny={"d_model": 64, "n_layer": 2, "n_head": 2, "d_inner": 128},
+        usual="xlnet-base-cased",
     ),
     "xlm": Architecture(
         prefix="XLM",
@@ -89,6 +95,7 @@ ARCHITECTURES = {
         dropouts=("dropout", "attention_dropout", "summary_first_dropout"),
         vocabulary_files=("vocab.json", "merges.txt"),
         tiny={"emb_dim": 64, "n_layers": 2, "n_heads": 2, "max_position_embeddings": 512},
+        usual="xlm-mlm-en-2048",
     ),
     "vit": Architecture(
         prefix="ViT",
@@ -99,6 +106,7 @@ ARCHITECTURES = {
         dropouts=_BERT_DROPOUTS,
         vocabulary_files=(),
         tiny=vit_config.TINY,
+        usual="vit-tiny",
         module=vit,
         head="image_classification",
     ),
