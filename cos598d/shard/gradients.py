@@ -30,6 +30,9 @@ class ShardedGradients(GradientSync):
     Else all units are so, other flat tensors go back to a pool, and every backward is reduced, under `no_sync` too:
     what is added up is the shard.
     A second backward without `no_sync` is reduced by itself and added, either way.
+
+    A subclass may sum in another way (`begin_sums`, `start_sum`, `end_sums`), and hold gradients in another form until
+    they are summed (`stays`, `add`, `clear`).
     """
 
     def __init__(
@@ -50,7 +53,6 @@ class ShardedGradients(GradientSync):
         self.units = self._make_units(self.parameters)
         for number, unit in enumerate(self.units):
             unit.number = number
-        self._sums = ReduceScatters(self.comm, longest_parts(self.units))
         self._order = list(self.units)
         self._place = {p: (unit, place) for unit in self.units for place, (_, p) in enumerate(unit.parameters)}
         self._flats: dict[Unit, torch.Tensor] = {}  # this rank's gradients
@@ -62,6 +64,7 @@ class ShardedGradients(GradientSync):
         self._used: set[nn.Parameter] = set()  # by this rank, in this step
         self.is_used: dict[nn.Parameter, bool] = {}
         self._begin()
+        self.begin_sums()
         self._handles = [p.register_post_accumulate_grad_hook(self._on_gradient) for _, p in self.parameters]
         return module
 
@@ -121,6 +124,59 @@ class ShardedGradients(GradientSync):
                 if p in self._waiting_for:
                     self._mark(p)
 
+    def begin_sums(self) -> None:
+        """Make ready what the sums over ranks need; the units are known."""
+        self._sums = ReduceScatters(self.comm, longest_parts(self.units))
+
+    def start_sum(self, unit: Unit, flat: torch.Tensor, adds: bool) -> None:
+        """Start the sum of every rank's `flat`, (elements of the unit,): this rank's part of it is to be in its shard,
+        with `adds` beside what is there."""
+        release = (lambda: None) if self.stays(unit) else (lambda: self._release(unit))
+        self._sums.start(
+            unit.name, flat, unit.lengths, self._shards[unit], tag=unit.gradients_tag, adds=adds, then=release
+        )
+
+    def end_sums(self) -> None:
+        """Block until all sums that were started are in their shards, and start none of this backward any more."""
+        self._sums.drain()
+
+    def stays(self, unit: Unit) -> bool:
+        """Whether the unit's flat tensor stays when it is reduced, and the shard is a part of it."""
+        return self._keeps and len(unit.parameters) > 1
+
+    def lay(self, unit: Unit, flat: torch.Tensor) -> None:
+        """Have the unit's gradients in this tensor, (at least its elements,)."""
+        self._flats[unit], self._views[unit] = flat, unit.views(flat[: unit.elements])
+
+    def add(self, unit: Unit, place: int, gradient: torch.Tensor, is_first: bool) -> None:
+        """Move the gradient of the unit's parameter `place` there, or add it to what is there already."""
+        if not is_first:
+            self._views[unit][place] += gradient
+        # What more is to be added to is this rank's own to write.
+        elif (
+            len(unit.parameters) == 1
+            and gradient.is_contiguous()
+            and not (self.stays(unit) or self._accumulating)
+        ):
+            self.lay(unit, gradient.view(-1))
+        else:
+            self.flat(unit)
+            self._views[unit][place].copy_(gradient)
+
+    def clear(self, unit: Unit, place: int) -> None:
+        """Its parameter `place` has no gradient: zeros there."""
+        self._views[unit][place].zero_()
+
+    def flat(self, unit: Unit) -> torch.Tensor:
+        """The tensor for the unit's gradients, to be written: its own, or one from the pool."""
+        if unit not in self._flats:
+            fits = [flat for flat in self._pool if flat.dtype == unit.dtype and len(flat) >= unit.elements]
+            kept = min(fits, key=len, default=None)
+            if kept is not None:
+                self._pool = [flat for flat in self._pool if flat is not kept]
+            self.lay(unit, unit.empty(unit.elements) if kept is None else kept)
+        return self._flats[unit]
+
     def detach(self) -> None:
         for handle in self._handles:
             handle.remove()
@@ -156,31 +212,11 @@ class ShardedGradients(GradientSync):
             self._mark(parameter)
 
     def _take(self, parameter: nn.Parameter, gradient: torch.Tensor) -> None:
-        """Move the parameter's gradient to its place."""
         unit, place = self._place[parameter]
         self._used.add(parameter)
-        if parameter in self._filled:
-            self._views[unit][place] += gradient
-            return
+        is_first = parameter not in self._filled
         self._filled.add(parameter)
-        # What more is to be added to is this rank's own to write.
-        if len(unit.parameters) == 1 and gradient.is_contiguous() and not self._accumulating:
-            self._lay(unit, gradient.view(-1))
-        else:
-            self._flat(unit)
-            self._views[unit][place].copy_(gradient)
-
-    def _flat(self, unit: Unit) -> torch.Tensor:
-        if unit not in self._flats:
-            fits = [flat for flat in self._pool if flat.dtype == unit.dtype and len(flat) >= unit.elements]
-            kept = min(fits, key=len, default=None)
-            if kept is not None:
-                self._pool = [flat for flat in self._pool if flat is not kept]
-            self._lay(unit, unit.empty(unit.elements) if kept is None else kept)
-        return self._flats[unit]
-
-    def _lay(self, unit: Unit, flat: torch.Tensor) -> None:
-        self._flats[unit], self._views[unit] = flat, unit.views(flat[: unit.elements])
+        self.add(unit, place, gradient, is_first)
 
     def _mark(self, parameter: nn.Parameter) -> None:
         """The parameter's gradient of this backward is final, or there is none."""
@@ -194,29 +230,20 @@ class ShardedGradients(GradientSync):
             self._start(self._order[self._next - 1])
 
     def _start(self, unit: Unit) -> None:
-        flat = self._flat(unit)[: unit.elements]
-        for view, (_, p) in zip(self._views[unit], unit.parameters, strict=True):
+        flat = self.flat(unit)[: unit.elements]
+        for place, (_, p) in enumerate(unit.parameters):
             if p not in self._filled:
-                view.zero_()
-        if self._stays(unit) and unit not in self._reduced:
+                self.clear(unit, place)
+        if self.stays(unit) and unit not in self._reduced:
             self._shards[unit] = unit.parts(flat)[self.comm.rank]
         elif unit not in self._shards:
             self._shards[unit] = unit.empty(unit.lengths[self.comm.rank])
-        release = (lambda: None) if self._stays(unit) else (lambda: self._release(unit))
-        self._sums.start(
-            unit.name,
-            flat,
-            unit.lengths,
-            self._shards[unit],
-            tag=unit.gradients_tag,
-            adds=unit in self._reduced,
-            then=release,
-        )
+        self.start_sum(unit, flat, adds=unit in self._reduced)
 
     def _end(self) -> None:
         """Start what is left of this backward, wait for all of it, and be ready for the next."""
         self._mark_the_rest()
-        self._sums.drain()
+        self.end_sums()
         self._begin()
 
     def _mark_the_rest(self) -> None:
@@ -228,13 +255,9 @@ class ShardedGradients(GradientSync):
     def _set_aside(self) -> None:
         """More is to be added to what has been reduced."""
         for unit in self.units:
-            if self._stays(unit) and unit not in self._reduced:
+            if self.stays(unit) and unit not in self._reduced:
                 self._shards[unit] = self._shards[unit].clone()
         self._reduced.update(self.units)
-
-    def _stays(self, unit: Unit) -> bool:
-        """Whether the unit's flat tensor stays when it is reduced, and the shard is a part of it."""
-        return self._keeps and len(unit.parameters) > 1
 
     def _release(self, unit: Unit) -> None:
         """Let go of the unit's flat tensor: of one that was a gradient altogether."""

@@ -1,4 +1,4 @@
-"""What a rank of ZeRO's three stages holds, by formula: its n-th of the states, and what a step has under way."""
+"""What a rank holds of what is sharded, by formula: its n-th of the states, and what a step has under way."""
 
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -11,6 +11,7 @@ from cos598d.shard.units import Unit, longest_parts
 from cos598d.strategies.formula import Expected, Held, Job, largest
 
 FREED = 4  # bytes of the number that stands in a freed parameter's place
+NUMBER = 8  # bytes of a rank's squares of the gradient
 
 
 def held_by_zero1(job: Job, units: Sequence[Unit]) -> Expected:
@@ -79,6 +80,21 @@ def held_by_zero3(
                 done.add(unit)
         moments.append(held())
     return Expected(between, largest(moments))
+
+
+def held_by_shared_weights(job: Job, units: Sequence[Unit], embeddings: Collection[nn.Parameter]) -> Expected:
+    """Of what the ranks share a rank's parts of the weights, and its segment: all gradients, a mark for each row of the
+    `embeddings`, and a number. The state of its parts; at the peak the largest gradient that is not sparse: how many
+    rows a sparse one has only a batch tells.
+    """
+    rest = {
+        "parameters": _own(job, units) + job.frozen,
+        "optimizer": _state(job, units),
+        "buckets": sum(map(len, embeddings)) + NUMBER,
+    }
+    kept = sum(unit.bytes for unit in units)
+    dense = [size_in_bytes(p) for unit in units for _, p in unit.parameters if p not in embeddings]
+    return Expected(rest | {"gradients": kept}, rest | {"gradients": kept + max(dense, default=0)})
 
 
 class _Flats:

@@ -63,10 +63,14 @@ class Sharded(Strategy):
         self.comm, self.options = comm, options
         self._precision = precision
         self._scale = LossScale(is_on=precision == "fp16")
-        self._gradients = ShardedGradients(
-            comm, find_unused_parameters, options, self.make_units, self.keeps_gradients, self.is_complete
-        )
+        self._gradients = self.make_gradients(find_unused_parameters)
         self._norm = 0.0  # under fp16, of this step's whole gradient before clipping
+
+    def make_gradients(self, find_unused_parameters: bool) -> ShardedGradients:
+        """What sums the gradients of the units."""
+        return ShardedGradients(
+            self.comm, find_unused_parameters, self.options, self.make_units, self.keeps_gradients, self.is_complete
+        )
 
     @abstractmethod
     def make_units(self, parameters: Sequence[Named]) -> list[Unit]:
@@ -87,6 +91,11 @@ class Sharded(Strategy):
     @abstractmethod
     def put_weights(self, name: str, whole: torch.Tensor) -> None:
         """These are the values of a parameter from now on, of a frozen one too."""
+
+    def sum_over_ranks(self, squares: torch.Tensor) -> torch.Tensor:
+        """The sum of every rank's number; asked at most once between `finish` and `step`."""
+        self.comm.all_reduce(squares, "squares of the gradient", purpose=AGREEMENT)
+        return squares
 
     def weights_under_way(self) -> list[torch.Tensor]:
         """What holds weights beside the model's parameters and this rank's parts."""
@@ -152,8 +161,7 @@ class Sharded(Strategy):
         for norm_of_part in torch._foreach_norm(gradients) if gradients else ():
             squares += norm_of_part.double().square()
         # Every element lies in one rank's part: the sum over ranks is the whole gradient's.
-        self.comm.all_reduce(squares, "squares of the gradient", purpose=AGREEMENT)
-        norm = squares.sqrt()
+        norm = self.sum_over_ranks(squares).sqrt()
         if self._scale.is_on:
             self._norm = norm.item()
         if not max_norm:

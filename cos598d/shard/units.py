@@ -28,20 +28,21 @@ class Piece:
 class Unit:
     """Parameters of one dtype, side by side in a flat tensor of `elements`, cut into n parts as equal as it goes.
 
-    A unit's weights and its gradients are laid out alike, in two tensors that need not be there all the time.
+    No part begins within a row of `width` elements. A unit's weights and its gradients are laid out alike, in two tensors that need not be there all the time.
     `number` is its place among its model's units, the same on every rank: its messages are told from other units' by
     `gradients_tag` and `weights_tag`.
     """
 
     number = 0
 
-    def __init__(self, name: str, parameters: Sequence[Named], ranks: int):
+    def __init__(self, name: str, parameters: Sequence[Named], ranks: int, width: int = 1):
         self.name, self.parameters = name, list(parameters)
         self.sizes = [p.numel() for _, p in self.parameters]
         self.elements = sum(self.sizes)
         self.dtype, self.device = self.parameters[0][1].dtype, self.parameters[0][1].device
-        # As tensor_split cuts: the first parts are longer by one where n does not divide.
-        self.lengths = [self.elements // ranks + (rank < self.elements % ranks) for rank in range(ranks)]
+        # As tensor_split cuts: the first parts are longer by one row where n does not divide.
+        rows = self.elements // width
+        self.lengths = [width * (rows // ranks + (rank < rows % ranks)) for rank in range(ranks)]
 
     @property
     def bytes(self) -> int:

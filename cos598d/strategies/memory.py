@@ -91,9 +91,16 @@ class Peak:
         for parameter in own:
             if parameter.requires_grad and id(parameter) not in self._handles:
                 self._handles[id(parameter)] = parameter.register_hook(
-                    lambda gradient: self.look(gradient_bytes=gradient.nbytes)
+                    lambda gradient: self.look(gradient_bytes=_bytes_of(gradient))
                 )
         for leaf in pytree.tree_leaves(output):
             if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:
                 # After the tensor's own hooks, by which a strategy may gather what the backward needs.
                 leaf.grad_fn.register_prehook(self.look)
+
+
+def _bytes_of(gradient: torch.Tensor) -> int:
+    """Of a sparse one, of its indices and values."""
+    if gradient.layout == torch.sparse_coo:
+        return gradient._indices().nbytes + gradient._values().nbytes
+    return gradient.nbytes

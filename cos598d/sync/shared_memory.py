@@ -5,19 +5,15 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from cos598d.comm import hosts
 from cos598d.comm.messages import Composed
-from cos598d.errors import UserError
 from cos598d.sync.base import SyncOptions
 from cos598d.sync.buckets import Bucket, Named, in_buckets, plan_buckets
 from cos598d.sync.cost import Step, Tensor, Travel
 from cos598d.sync.cost.collectives import IN_MEMORY
 from cos598d.sync.cost.memory import Buffers
 from cos598d.sync.parts.overlapping import OverlappingSync
-from cos598d.sync.parts.shared_buffers import CACHE_LINE, Segments
+from cos598d.sync.parts.shared_buffers import CACHE_LINE, Segments, check_on_host, find_one_host, in_blocks
 
-# Small enough that a block of the sum stays in a core's cache while the ranks' blocks are added to it.
-BLOCK_BYTES = 256 << 10
 FILL, ADD, AVERAGE = "fill", "add up", "average"
 
 
@@ -46,25 +42,14 @@ class SharedMemory(OverlappingSync):
     not_modelled: str | None = "it is for one host only"
 
     def attach(self, model: nn.Module) -> nn.Module:
-        for name, p in model.named_parameters():
-            if p.device.type != "cpu":
-                raise UserError(
-                    f"--sync {self.op} is for tensors in the host's memory, and {name} is on {p.device}: "
-                    f"choose --sync ddp, or --no_cuda."
-                )
+        check_on_host(model, self.op)
         self.hosts = self.find_hosts()
         self.step = 0
         return super().attach(model)
 
     def find_hosts(self) -> list[list[int]]:
         """The ranks of each host that takes part. Raises UserError, the same on every rank, where there are several."""
-        groups = hosts.host_groups(self.comm)
-        if len(groups) > 1:
-            raise UserError(
-                f"--sync {self.op} is for ranks of one host, and rank {groups[1][0]} is on another than "
-                f"rank 0: choose --sync hierarchical."
-            )
-        return groups
+        return find_one_host(self.comm, self.op, instead="hierarchical")
 
     def make_units(self, parameters: Sequence[Named]) -> list[list[Named]]:
         groups = plan_buckets(parameters, self.options.bucket_mb, self.options.first_bucket_mb)
@@ -151,9 +136,7 @@ class SharedMemory(OverlappingSync):
         # No two ranks write into the same cache line.
         line = CACHE_LINE // result.element_size()
         size = -(-result.numel() // (len(every) * line)) * line
-        mine = [tensor[place * size : (place + 1) * size] for tensor in (result, *every)]
-        blocks = (part.split(max(1, BLOCK_BYTES // part.element_size())) for part in mine)
-        return [list(block) for block in zip(*blocks, strict=True)]
+        return in_blocks([tensor[place * size : (place + 1) * size] for tensor in (result, *every)])
 
 
 class _Averaging:

@@ -13,12 +13,11 @@ from cos598d.comm.ledger import AGREEMENT
 from cos598d.errors import UserError
 from cos598d.sync.base import SyncOptions
 from cos598d.sync.bucketed import Bucketed
-from cos598d.sync.buckets import MIB, Named, in_buckets
+from cos598d.sync.buckets import Named, in_buckets
 from cos598d.sync.cost import Step, Tensor, Travel
 from cos598d.sync.cost.collectives import ALL_REDUCE
 from cos598d.sync.cost.memory import Buffers
-
-LEAST_BYTES = MIB  # a smaller embedding fits into a bucket and costs next to nothing there
+from cos598d.sync.parts.embeddings import LEAST_BYTES, large_embeddings
 
 
 class SparseRows(Bucketed):
@@ -44,7 +43,7 @@ class SparseRows(Bucketed):
     """
 
     def attach(self, model: nn.Module) -> nn.Module:
-        self._lookups = _large_embeddings(model)
+        self._lookups = large_embeddings(model)
         self._touched = {p: torch.zeros(len(p), dtype=torch.uint8, device=p.device) for p in self._lookups}
         self._handed: dict[nn.Parameter, TensorWeakRef] = {}  # the gradients that the last step left
         self._open: dict[nn.Parameter, WeakSet[_Lookup]] = {p: WeakSet() for p in self._lookups}
@@ -185,19 +184,3 @@ class _Lookup:
     def __call__(self, gradient: torch.Tensor) -> None:
         if not torch._C._autograd._get_current_graph_task_keep_graph():
             self._still_open.discard(self)
-
-
-def _large_embeddings(model: nn.Module) -> dict[nn.Parameter, nn.Embedding]:
-    """The weights that are embeddings and nothing else, by their modules; those of at least LEAST_BYTES."""
-    owners: dict[nn.Parameter, list[nn.Module]] = {}
-    for module in model.modules():
-        for parameter in module.parameters(recurse=False):
-            owners.setdefault(parameter, []).append(module)
-    return {
-        parameter: modules[0]
-        for parameter, modules in owners.items()
-        if parameter.requires_grad
-        and len(modules) == 1
-        and isinstance(modules[0], nn.Embedding)
-        and parameter.numel() * parameter.element_size() >= LEAST_BYTES
-    }

@@ -8,7 +8,9 @@ import weakref
 from collections.abc import Sequence
 
 import torch
+from torch import nn
 
+from cos598d.comm import hosts
 from cos598d.comm.communicator import Communicator
 from cos598d.errors import UserError
 from cos598d.world.limits import available_bytes
@@ -16,6 +18,8 @@ from cos598d.world.limits import available_bytes
 CACHE_LINE = 64
 # A rank that waits leaves the core to the others: there may be more ranks than cores.
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 30e-6, 500e-6
+# Small enough that a block of a sum stays in a core's cache while the ranks' blocks are added to it.
+BLOCK_BYTES = 256 << 10
 
 
 class Segments:
@@ -44,11 +48,13 @@ class Segments:
         members: Sequence[int],
         buffers: Sequence[tuple[int, torch.dtype]],
         stages: Sequence[str],
+        names: Sequence[str] = (),
     ):
         """Every rank of the world must call it. members: the ranks of this one's host; buffers: elements and dtype of
-        each; stages: what is done to a buffer, as verbs, for errors. Raises UserError, the same on every rank, where
-        the memory cannot be shared."""
+        each; stages: what is done to a buffer, as verbs, for errors, and names: what they call it. Raises UserError,
+        the same on every rank, where the memory cannot be shared."""
         self._members, self._stages = list(members), list(stages)
+        self._names = list(names) or [f"bucket {i}" for i in range(len(buffers))]
         self._place, self._count = self._members.index(comm.rank), len(buffers)
         self._timeout = comm.timeout_seconds
         flags = _round_up(len(stages) * self._count * len(members), mmap.PAGESIZE)
@@ -104,7 +110,7 @@ class Segments:
             if now > deadline:
                 names = f"rank{'s' if len(late) > 1 else ''} {', '.join(map(str, late))}"
                 raise UserError(
-                    f"{names} did not {stage} bucket {i} within {self._timeout:g} s: "
+                    f"{names} did not {stage} {self._names[i]} within {self._timeout:g} s: "
                     f"see what it is doing, or give a longer --timeout."
                 )
             time.sleep(pause)
@@ -119,6 +125,34 @@ class Segments:
 
     def _position(self, stage: str, i: int) -> int:
         return (self._stages.index(stage) * self._count + i) * len(self._members)
+
+
+def check_on_host(model: nn.Module, name: str) -> None:
+    """Raise UserError where a parameter of the model, which is to be trained by `--sync name`, is on a device."""
+    for parameter, p in model.named_parameters():
+        if p.device.type != "cpu":
+            raise UserError(
+                f"--sync {name} is for tensors in the host's memory, and {parameter} is on {p.device}: "
+                f"choose --sync ddp, or --no_cuda."
+            )
+
+
+def find_one_host(comm: Communicator, name: str, instead: str) -> list[list[int]]:
+    """The ranks of each host, of which `--sync name` takes one. Raises UserError, the same on every rank, where there
+    are several: `instead` is a sync for those."""
+    groups = hosts.host_groups(comm)
+    if len(groups) > 1:
+        raise UserError(
+            f"--sync {name} is for ranks of one host, and rank {groups[1][0]} is on another than "
+            f"rank 0: choose --sync {instead}."
+        )
+    return groups
+
+
+def in_blocks(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Tensors of one length and dtype, (elements,), block by block: of each block the views of all of them."""
+    blocks = (tensor.split(max(1, BLOCK_BYTES // tensor.element_size())) for tensor in tensors)
+    return [list(block) for block in zip(*blocks, strict=True)]
 
 
 def _open_shared(comm: Communicator, members: list[int], size: int) -> int | None:
