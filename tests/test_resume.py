@@ -35,6 +35,7 @@ SYNCS = [
     (3, {"sync": "zero1"}),
     (3, {"sync": "zero2"}),
     (3, {"sync": "zero3"}),
+    (2, {"sync": "shared_weights"}),
 ]
 
 

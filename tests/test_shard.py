@@ -1,4 +1,4 @@
-"""ZeRO by hand: the same training as one process, at the textbook's bytes, in the memory that the formulas say."""
+"""Shards by hand: the same training as one process; ZeRO's at the textbook's bytes, in the memory of the formulas."""
 
 import contextlib
 import copy
@@ -17,6 +17,7 @@ from cos598d.check.spawn import DIED, LATE, RETURNED, run_world
 from cos598d.check.toy import local_batch, toy_model
 from cos598d.comm.exchange import IN_FLIGHT
 from cos598d.comm.ledger import GRADIENTS, PARAMETERS, Ledger, Row
+from cos598d.shard.shared_weights import SharedWeights
 from cos598d.shard.units import Unit, layers, owners
 from cos598d.shard.zero1 import Zero1
 from cos598d.shard.zero2 import Zero2
@@ -24,6 +25,7 @@ from cos598d.shard.zero3 import Zero3
 from cos598d.sync.base import SyncOptions
 
 STAGES = {"zero1": Zero1, "zero2": Zero2, "zero3": Zero3}
+SHARDED = {**STAGES, "shared_weights": SharedWeights}
 WORDS, WIDTH, EXAMPLES = 29, 8, 3
 SMALL_BUCKETS = SyncOptions(bucket_mb=600 / 2**20, first_bucket_mb=200 / 2**20)  # a word embedding is larger
 
@@ -127,7 +129,7 @@ def distance(model, other):
 def compare(comm, name, make, micros, precision="fp32", max_norm=0.3):
     """Three steps under the strategy and alone: how far the weights are apart, and the norms."""
     model, alone = layered(comm.rank), layered(0)  # rank 0's counts
-    strategy = STAGES[name](comm, True, SMALL_BUCKETS, precision)
+    strategy = SHARDED[name](comm, True, SMALL_BUCKETS, precision)
     module = strategy.attach(model, make)
     norms = train_sharded(strategy, module, comm, 3, micros, max_norm)
     right = train_alone(alone, make, comm.world_size, 3, micros, max_norm, precision)
@@ -139,7 +141,7 @@ def compare(comm, name, make, micros, precision="fp32", max_norm=0.3):
 
 def compare_all(comm):
     found = {}
-    for name in STAGES:
+    for name in SHARDED:
         found[f"{name} sgd"] = compare(comm, name, sgd, 4)
         found[f"{name} adamw"] = compare(comm, name, adamw, 1 if comm.world_size == 4 else 4)
         if comm.world_size == 2:
@@ -159,7 +161,7 @@ def test_weights_and_norms_are_those_of_one_process_on_the_whole_batch(ranks):
 def toy_steps(comm, name, steps):
     """On a rank: the toy of all corners, where only some ranks use a layer and a parameter is of another dtype."""
     model, alone = toy_model(comm.rank), toy_model(0)
-    strategy = STAGES[name](comm)
+    strategy = SHARDED[name](comm)
     module = strategy.attach(model, sgd)
     optimizer, ranks = sgd(alone.named_parameters()), comm.world_size
     for step in range(steps):
@@ -181,7 +183,7 @@ def toy_steps(comm, name, steps):
 
 
 def toy_under_all(comm):
-    return {name: toy_steps(comm, name, 3) for name in STAGES}
+    return {name: toy_steps(comm, name, 3) for name in SHARDED}
 
 
 def test_unused_weights_stay_and_several_dtypes_and_a_layer_of_some_ranks_are_right():
@@ -292,7 +294,7 @@ def odd_steps(comm, name):
     """On a rank: fp16 that overflows on rank 1, an evaluation of one rank's own, a second backward, and errors."""
     found = {}
     model, alone = layered(), layered()
-    strategy = STAGES[name](comm, True, SMALL_BUCKETS, "fp16")
+    strategy = SHARDED[name](comm, True, SMALL_BUCKETS, "fp16")
     strategy._scale.value = 8.0
     module = strategy.attach(model, adamw)
     with strategy.whole():
@@ -308,7 +310,7 @@ def odd_steps(comm, name):
     strategy.detach()
 
     model = layered()
-    strategy = STAGES[name](comm, True, SMALL_BUCKETS)
+    strategy = SHARDED[name](comm, True, SMALL_BUCKETS)
     module = strategy.attach(model, sgd)
     train_sharded(strategy, module, comm, 1, 1, 0.3)
     with torch.no_grad():  # every rank once, with weights that are gathered layer by layer
@@ -364,7 +366,7 @@ def fail_in_backward(module):
 
 
 def odd_steps_under_all(comm):
-    return {name: odd_steps(comm, name) for name in STAGES}
+    return {name: odd_steps(comm, name) for name in SHARDED}
 
 
 @pytest.fixture(scope="module")
@@ -372,30 +374,30 @@ def odd():
     return run_ranks(2, odd_steps_under_all)
 
 
-@pytest.mark.parametrize("name", STAGES)
+@pytest.mark.parametrize("name", SHARDED)
 def test_a_step_that_overflows_on_one_rank_leaves_no_trace_on_any(odd, name):
     for found in odd:
         assert found[name]["overflow"] == [False, 4.0, True, 0]
 
 
-@pytest.mark.parametrize("name", STAGES)
+@pytest.mark.parametrize("name", SHARDED)
 def test_a_rank_may_evaluate_by_itself_once_the_model_is_settled(odd, name):
     assert odd[1][name]["evaluation"]
 
 
-@pytest.mark.parametrize("name", STAGES)
+@pytest.mark.parametrize("name", SHARDED)
 def test_training_goes_on_after_errors_and_a_second_backward_is_added_to_the_first(odd, name):
     assert max(found[name]["going on"] for found in odd) < 1e-5
 
 
-@pytest.mark.parametrize("name", STAGES)
+@pytest.mark.parametrize("name", SHARDED)
 def test_detached_it_is_a_plain_model_again(odd, name):
     assert all(all(found[name]["plain"]) for found in odd)
 
 
 def die_in_step_2(comm, name):
     model = layered()
-    strategy = STAGES[name](comm, True, SMALL_BUCKETS)
+    strategy = SHARDED[name](comm, True, SMALL_BUCKETS)
     module = strategy.attach(model, sgd)
     train_sharded(strategy, module, comm, 1, 1, 0.3)
     if comm.rank == 1:
@@ -403,7 +405,7 @@ def die_in_step_2(comm, name):
     train_sharded(strategy, module, comm, 1, 1, 0.3, first=1)
 
 
-@pytest.mark.parametrize("name", ["zero1", "zero3"])
+@pytest.mark.parametrize("name", ["zero1", "zero3", "shared_weights"])
 def test_a_rank_that_dies_ends_the_others(name):
     ends = run_world(2, die_in_step_2, name, seconds=30)
     assert ends[1].how == DIED
@@ -454,7 +456,7 @@ def use_other_halves(comm, name):
     for half in model.steps[0].values():
         half.requires_grad_(True)
     before = {key: p.clone() for key, p in model.named_parameters()}
-    strategy = STAGES[name](comm, True, SyncOptions(bucket_mb=16 / 2**20, first_bucket_mb=16 / 2**20))
+    strategy = SHARDED[name](comm, True, SyncOptions(bucket_mb=16 / 2**20, first_bucket_mb=16 / 2**20))
     module = strategy.attach(model, lambda named: torch.optim.SGD([p for _, p in named], lr=1.0))
     for _ in range(2):
         for micro, which in enumerate("ab"):
@@ -470,7 +472,7 @@ def use_other_halves(comm, name):
     return moved
 
 
-@pytest.mark.parametrize("name", ["zero1", "zero2"])
+@pytest.mark.parametrize("name", ["zero1", "zero2", "shared_weights"])
 def test_ranks_may_use_other_weights_in_each_micro_batch(name):
     first, second = run_ranks(2, use_other_halves, name, seconds=20)
     assert first == second

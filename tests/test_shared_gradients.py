@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from worlds import run_ranks
 
+from cos598d.shard.shared_weights import SharedWeights
 from cos598d.shard.zero1 import Zero1
 from cos598d.shard.zero2 import Zero2
 from cos598d.shard.zero3 import Zero3
@@ -88,7 +89,7 @@ def train(comm, strategy):
 def train_all(comm):
     found = {}
     for word, options in (("each a bucket", ONE_EACH), ("one bucket", ALL_TOGETHER)):
-        for kind in (Zero1, Zero2, Zero3):
+        for kind in (Zero1, Zero2, Zero3, SharedWeights):
             found[f"{kind.__name__}, {word}"] = train(comm, kind(comm, True, options))
         for name in ("all_reduce", "overlap", "bucketed", "shared_memory", "sparse_rows", "ddp"):
             found[f"{name}, {word}"] = train(comm, Replicated(get_sync(name)(comm, True, options)))

@@ -39,11 +39,17 @@ CASES = [
     Case("zero2", BUCKETS),
     Case("zero3", BUCKETS),
     Case("zero3", BUCKETS, precision="bf16"),
-    *(Case(sync, {"bucket_mb": 0.3}, "plain") for sync in ("bucketed", "zero1", "zero2", "zero3")),
-    *(Case(sync, {"bucket_mb": 0.3}, "bert") for sync in ("bucketed", "ddp", "zero1", "zero2", "zero3")),
+    Case("shared_weights", BUCKETS),
+    Case("shared_weights", BUCKETS, optimizer="momentum"),
+    Case("shared_weights", BUCKETS, precision="fp16"),
+    *(Case(sync, {"bucket_mb": 0.3}, "plain") for sync in ("bucketed", "zero1", "zero2", "zero3", "shared_weights")),
+    *(
+        Case(sync, {"bucket_mb": 0.3}, "bert")
+        for sync in ("bucketed", "ddp", "zero1", "zero2", "zero3", "shared_weights")
+    ),
 ]
 
-GROUPS = [("ddp",), ("bucketed", "ring"), ("zero1", "zero2", "zero3")]
+GROUPS = [("ddp",), ("bucketed", "ring"), ("zero1", "zero2", "zero3", "shared_weights")]
 GROUPS.append(tuple(dict.fromkeys(case.sync for case in CASES if not any(case.sync in group for group in GROUPS))))
 
 

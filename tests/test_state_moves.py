@@ -16,6 +16,7 @@ HOLDERS = [
     Case("zero1", BUCKETS),
     Case("zero2", BUCKETS),
     Case("zero3", BUCKETS),
+    Case("shared_weights", BUCKETS),
 ]
 OTHER_BUCKETS = {name: 7 * size for name, size in BUCKETS.items()}
 CUT_OTHERWISE = [Case("zero1", OTHER_BUCKETS), Case("zero3", OTHER_BUCKETS)]

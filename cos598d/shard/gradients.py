@@ -153,11 +153,7 @@ class ShardedGradients(GradientSync):
         if not is_first:
             self._views[unit][place] += gradient
         # What more is to be added to is this rank's own to write.
-        elif (
-            len(unit.parameters) == 1
-            and gradient.is_contiguous()
-            and not (self.stays(unit) or self._accumulating)
-        ):
+        elif len(unit.parameters) == 1 and gradient.is_contiguous() and not (self.stays(unit) or self._accumulating):
             self.lay(unit, gradient.view(-1))
         else:
             self.flat(unit)

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from cos598d.shard.held import held_by_shared_weights
-from cos598d.shard.shared_gradients import COME, END, SharedGradients
 from cos598d.shard.sharded import Sharded
+from cos598d.shard.shared_gradients import COME, END, SharedGradients
 from cos598d.shard.units import Unit
 from cos598d.shard.zero1 import bucket_units
 from cos598d.strategies.base import MakeOptimizer, Module

@@ -28,7 +28,9 @@ class Piece:
 class Unit:
     """Parameters of one dtype, side by side in a flat tensor of `elements`, cut into n parts as equal as it goes.
 
-    No part begins within a row of `width` elements. A unit's weights and its gradients are laid out alike, in two tensors that need not be there all the time.
+    No part begins within a row of `width` elements.
+
+    A unit's weights and its gradients are laid out alike, in two tensors that need not be there all the time.
     `number` is its place among its model's units, the same on every rank: its messages are told from other units' by
     `gradients_tag` and `weights_tag`.
     """

@@ -1,0 +1,312 @@
+"""One piece of memory for all ranks' weights: rows that were looked up travel alone, nobody reads what is written."""
+
+import gc
+import os
+import time
+
+import pytest
+import torch
+from states import Case
+from test_shard import adamw, batch, compare, layered, odd_steps, sgd, toy_steps, train_sharded
+from test_shared_memory import MEMORY, shared_memory_of
+from test_state import differences, take_up, train_and_leave
+from torch import nn
+from worlds import run_ranks
+
+from cos598d.check.spawn import DIED, LATE, RETURNED, run_world
+from cos598d.comm import hosts
+from cos598d.comm.communicator import Communicator
+from cos598d.comm.ledger import GRADIENTS, Ledger
+from cos598d.errors import UserError
+from cos598d.shard.shared_gradients import SharedGradients
+from cos598d.shard.shared_weights import SharedWeights
+from cos598d.strategies.formula import Job
+from cos598d.sync.base import SyncOptions
+from cos598d.sync.parts import embeddings
+
+SMALL_BUCKETS = SyncOptions(bucket_mb=600 / 2**20, first_bucket_mb=200 / 2**20)
+
+
+def with_rows():
+    """From here on in this process the toys' embeddings are large ones."""
+    embeddings.LEAST_BYTES = 100
+
+
+def train_with_rows(comm):
+    """On a rank: what `test_shard` asks of every sharded strategy, with sparse gradients of embeddings."""
+    with_rows()
+    found = {f"{make.__name__} {micros}": compare(comm, "shared_weights", make, micros)[:2] for make, micros in KINDS}
+    found["bf16"] = [each / 1000 for each in compare(comm, "shared_weights", sgd, 2, "bf16")[:2]]
+    found["toy"] = [toy_steps(comm, "shared_weights", 3)[0]]
+    odd = odd_steps(comm, "shared_weights")
+    return found, odd["overflow"], odd["going on"]
+
+
+KINDS = ((sgd, 4), (adamw, 1), (adamw, 3))
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_with_sparse_rows_it_is_the_same_training(ranks):
+    for found, overflow, going_on in run_ranks(ranks, train_with_rows):
+        assert {name: worst for name, worst in found.items() if max(worst) > 2e-5} == {}
+        assert overflow == [False, 4.0, True, 0]
+        assert going_on < 1e-5
+
+
+def rows_of(comm):
+    """On a rank: of the positions' embedding the rows that its gradient has at each step, here and in all."""
+    with_rows()
+    model, found = layered(), []
+    strategy = SharedWeights(comm, True, SMALL_BUCKETS)
+    module = strategy.attach(model, sgd)
+    assert model.positions.sparse
+    assert not model.embedding.sparse, "it is the output's weight, too"
+    (unit,) = strategy._shared._rows
+    for step in range(3):
+        own = batch(step, 0, comm.rank)
+        strategy.backward(module(**own)[0] / comm.world_size)
+        strategy.finish()
+        gradient = strategy._shared.segments.own[unit.number].view(97, -1)
+        first, end = sum(unit.lengths[: comm.rank]) // 8, sum(unit.lengths[: comm.rank + 1]) // 8
+        looked_up = set(own["ids"][:, 0].tolist())
+        summed = {row for rank in range(comm.world_size) for row in batch(step, 0, rank)["ids"][:, 0].tolist()}
+        expected = looked_up | {row for row in summed if first <= row < end}
+        found.append(set(gradient.any(dim=1).nonzero().flatten().tolist()) == expected)
+        strategy.step()
+    strategy.detach()
+    return [*found, not model.positions.sparse]
+
+
+def test_only_rows_that_were_looked_up_are_computed_added_and_cleared():
+    assert run_ranks(3, rows_of) == [[True] * 4] * 3
+
+
+def overflow_then_go_on(comm):
+    """On a rank: whether a step whose gradients are no numbers, clipped, leaves the next one's as they are."""
+    with_rows()
+    found = []
+    for spoils in (False, True):
+        model = layered()
+        strategy = SharedWeights(comm, True, SMALL_BUCKETS, "fp16")
+        strategy._scale.value = 4.0
+        module = strategy.attach(model, adamw)
+        if spoils:
+            loss = module(**batch(7, 0, comm.rank))[0] * float("nan")
+            strategy.backward(loss)
+            strategy.finish()
+            strategy.clip(0.3)
+            assert not strategy.step()
+            strategy._scale.value = 4.0
+        train_sharded(strategy, module, comm, 2, 1, 0.3)
+        strategy.detach()
+        found.append([p.tolist() for p in model.parameters()])
+    return found[0] == found[1]
+
+
+def test_rows_that_were_multiplied_by_no_number_are_zeros_again():
+    assert run_ranks(2, overflow_then_go_on) == [True, True]
+
+
+class Dense(nn.Module):
+    """An embedding whose weight is also used as it is, so that its gradient is dense; and another one of its own."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.words, self.others = nn.Embedding(31, 5), nn.Embedding(17, 5, scale_grad_by_freq=True)
+
+    def forward(self, ids):
+        return (self.words(ids).sum(1) @ self.words.weight.t() + self.others(ids % 17).sum()).square().mean()
+
+
+def dense_gradients(comm):
+    with_rows()
+    model, alone = Dense(), Dense()
+    strategy = SharedWeights(comm)
+    module = strategy.attach(model, lambda named: torch.optim.SGD([p for _, p in named], lr=1e-3))
+    optimizer = torch.optim.SGD(alone.parameters(), lr=1e-3)
+    for step in range(3):
+        ids = [torch.tensor([[step, rank, 3, 3]]) for rank in range(comm.world_size)]
+        strategy.backward(module(ids[comm.rank]) / comm.world_size)
+        strategy.finish()
+        strategy.clip(0.0)
+        strategy.step()
+        optimizer.zero_grad()
+        for each in ids:
+            (alone(each) / comm.world_size).backward()
+        optimizer.step()
+    strategy.detach()
+    return max((a - b).abs().max().item() for a, b in zip(model.parameters(), alone.parameters(), strict=True))
+
+
+def test_an_embedding_may_have_a_dense_gradient_too():
+    assert max(run_ranks(2, dense_gradients)) < 1e-5
+
+
+class Slow(SharedWeights):
+    """Rank 1 is late wherever it could be: to add, to step, to write weights."""
+
+    def hold(self, unit):
+        self._late()
+        return super().hold(unit)
+
+    def put_weights(self, name, whole):
+        self._late()
+        super().put_weights(name, whole)
+
+    def make_gradients(self, find_unused_parameters):
+        sums = super().make_gradients(find_unused_parameters)
+        end_sums = sums.end_sums
+
+        def late():
+            self._late()
+            end_sums()
+
+        sums.end_sums = late
+        return sums
+
+    def stepped(self):
+        self._late()
+        super().stepped()
+
+    def _late(self):
+        if self.comm.rank == 1:
+            time.sleep(0.01)
+
+
+def be_late(comm):
+    """On a rank: the losses with ranks that are all in time, and with one that is not; a second backward too."""
+    with_rows()
+    found = []
+    for kind in (SharedWeights, Slow):
+        model, losses = layered(), []
+        strategy = kind(comm, True, SMALL_BUCKETS)
+        module = strategy.attach(model, adamw)
+        for step in range(4):
+            for micro in range(2):
+                loss = module(**batch(step, micro, comm.rank))[0]
+                losses.append(loss.item())
+                strategy.backward(loss / comm.world_size)
+            strategy.finish()
+            strategy.clip(0.3)
+            strategy.step()
+        strategy.detach()
+        found.append(losses)
+    return found[0] == found[1]
+
+
+def test_no_rank_reads_what_another_is_still_writing():
+    assert all(run_ranks(3, be_late, seconds=90))
+
+
+def refusals(comm):
+    """On a rank: the sentences for what cannot work."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hosts, "host_groups", lambda comm: [[0], [1]])
+        with pytest.raises(UserError) as several:
+            SharedWeights(comm).attach(layered(), sgd)
+    with pytest.raises(UserError) as changing:
+        SharedWeights(comm).attach(nn.Sequential(nn.Embedding(9, 2, max_norm=1.0)), sgd)
+    return [str(several.value), str(changing.value)]
+
+
+def test_what_cannot_share_weights_is_refused_in_one_sentence_on_every_rank():
+    first, second = run_ranks(2, refusals)
+    assert first == second
+    assert first[0] == (
+        "--sync shared_weights is for ranks of one host, and rank 1 is on another than rank 0: choose --sync zero1."
+    )
+    assert first[1].startswith("0 has a max_norm, so that its forward changes weights, which all ranks share")
+    comm = Communicator(None, "gloo", torch.device("cpu"))
+    with pytest.raises(UserError, match="weight is on meta: choose --sync ddp"):
+        SharedWeights(comm).attach(nn.Linear(2, 2, device="meta"), sgd)
+
+
+def live_and_let_go(comm):
+    """On a rank: whether the memory is mapped, and what became of the ranks' weights when one changes its own."""
+    model = layered()
+    strategy = SharedWeights(comm)
+    module = strategy.attach(model, sgd)
+    ledger = comm.ledger = Ledger()
+    train_sharded(strategy, module, comm, 2, 1, 0.3)
+    mapped = [MEMORY in shared_memory_of("self")]
+    sent = sum(row.bytes_sent for row in ledger.rows if row.purpose == GRADIENTS)
+    strategy.detach()
+    del strategy
+    gc.collect()
+    mapped.append(MEMORY in shared_memory_of("self"))
+    comm.exchange("all have left")
+    with torch.no_grad():
+        model.blocks[0].linear.weight.fill_(comm.rank)
+    comm.exchange("all have written")
+    return mapped, sent, model.blocks[0].linear.weight.unique().tolist()
+
+
+def test_nothing_travels_and_afterwards_every_rank_has_weights_of_its_own():
+    assert run_ranks(2, live_and_let_go) == [[[True, False], 0, [float(rank)]] for rank in range(2)]
+
+
+def state_with_rows(comm, folder, cases, again):
+    with_rows()
+    return (take_up if again else train_and_leave)(comm, folder, cases)
+
+
+def test_with_sparse_rows_a_training_is_taken_up_to_the_last_bit(tmp_path):
+    cases = [Case("shared_weights", {"bucket_mb": 0.3}, "bert", optimizer=kind) for kind in ("adamw", "momentum")]
+    begun = run_ranks(3, state_with_rows, str(tmp_path), cases, False)
+    gone_on = run_ranks(3, state_with_rows, str(tmp_path), cases, True)
+    for before, after in zip(begun, gone_on, strict=True):
+        for (alone, asked), found in zip(before, after, strict=True):
+            assert differences(alone | {"rows": asked["rows"]}, asked) == []
+            assert differences(asked | {"losses": asked["losses"][-len(found["losses"]) :]}, found) == []
+
+
+def held_with_rows(comm):
+    """On a rank: what is held between two steps, and what the formula expects."""
+    with_rows()
+    model = layered()
+    model.order = (0, 1, 2)
+    job = Job(layered(), comm.world_size, comm.rank, 2, 4)
+    strategy = SharedWeights(comm, True, SMALL_BUCKETS)
+    module = strategy.attach(model, adamw)
+    model.never.weight.grad = None
+    train_sharded(strategy, module, comm, 2, 1, 0.3)
+    held, expected = strategy.memory(), strategy.expected_memory(job).between_steps
+    strategy.detach()
+    return held, expected
+
+
+def test_marks_count_as_the_formula_says():
+    for held, expected in run_ranks(2, held_with_rows):
+        for category in ("parameters", "gradients", "buckets"):
+            assert held[category] == expected[category], category
+        assert expected["buckets"] == 97 + 8
+
+
+POINTS = {
+    "fill": (SharedGradients, "start_sum"),
+    "add up": (SharedGradients, "end_sums"),
+    "clear": (SharedGradients, "flat"),
+    "come": (SharedWeights, "_come"),
+    "step": (SharedWeights, "stepped"),
+}
+
+
+def die_at(comm, point):
+    """On a rank: three steps, in the second of which rank 1 is gone without a word."""
+    with_rows()
+    strategy = SharedWeights(comm, True, SMALL_BUCKETS)
+    module = strategy.attach(layered(), sgd)
+    train_sharded(strategy, module, comm, 1, 1, 0.3)
+    if comm.rank == 1:
+        kind, name = POINTS[point]
+        setattr(kind, name, lambda *_, **__: os._exit(9))
+    train_sharded(strategy, module, comm, 2, 1, 0.3, first=1)
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_rank_that_is_gone_at_any_point_of_a_step_ends_the_others(point):
+    ends = run_world(2, die_at, point, seconds=30)
+    assert ends[1].how == DIED
+    assert ends[0].how not in (RETURNED, LATE), ends[0]
+    assert "lost rank 1, which ended without a word" in ends[0].output, ends[0]
