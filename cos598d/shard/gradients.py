@@ -72,6 +72,24 @@ class ShardedGradients(GradientSync):
         """This rank's part of the sum of the unit's gradients, (own part's elements,)."""
         return self._shards[unit]
 
+    def squares(self) -> torch.Tensor:
+        """The sum of the squares of what is in this rank's shards, in float64."""
+        total = torch.zeros((), dtype=torch.float64, device=self.comm.device)
+        shards = self.shards()
+        for norm in torch._foreach_norm(shards) if shards else ():
+            total += norm.double().square()
+        return total
+
+    def scale(self, factor: torch.Tensor | float) -> None:
+        """Multiply what is in this rank's shards, in place."""
+        shards = self.shards()
+        if shards:
+            torch._foreach_mul_(shards, factor)
+
+    def shards(self) -> list[torch.Tensor]:
+        """Those that are not empty, unit by unit; zeros of parameters that no rank used."""
+        return [self._shards[unit] for unit in self.units if len(self._shards[unit])]
+
     def finish(self) -> None:
         """Block until the shards are there, and `is_used` says of each parameter whether any rank used it."""
         self._end()

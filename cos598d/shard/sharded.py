@@ -1,4 +1,4 @@
-"""What the three stages of ZeRO share: an optimizer of pieces, a norm over shards, and who holds how much."""
+"""What strategies of shards share: an optimizer of pieces, a norm over shards, and who holds how much."""
 
 import math
 from abc import abstractmethod
@@ -152,22 +152,18 @@ class Sharded(Strategy):
             part.grad = self._gradients.shard(unit)[place] if self._gradients.is_used[parameter] else None
 
     def clip(self, max_norm: float) -> torch.Tensor | None:
-        gradients = self._shares()
-        if self._scale.is_on and gradients:
-            torch._foreach_mul_(gradients, 1 / self.loss_scale)
+        if self._scale.is_on:
+            self._gradients.scale(1 / self.loss_scale)
         if not max_norm and not self._scale.is_on:
             return None
-        squares = torch.zeros((), dtype=torch.float64, device=self.comm.device)
-        for norm_of_part in torch._foreach_norm(gradients) if gradients else ():
-            squares += norm_of_part.double().square()
+        squares = self._gradients.squares()
         # Every element lies in one rank's part: the sum over ranks is the whole gradient's.
         norm = self.sum_over_ranks(squares).sqrt()
         if self._scale.is_on:
             self._norm = norm.item()
         if not max_norm:
             return None
-        if gradients:
-            torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp(max=1.0))  # as torch's clip_grad_norm_
+        self._gradients.scale((max_norm / (norm + 1e-6)).clamp(max=1.0))  # as torch's clip_grad_norm_
         return norm
 
     def step(self) -> bool:
@@ -239,8 +235,3 @@ class Sharded(Strategy):
             optimizer=state_tensors(self.optimizer),
             buckets=self._gradients.bucket_tensors(),
         )
-
-    def _shares(self) -> list[torch.Tensor]:
-        """What this rank has of the gradients, unit by unit; zeros of parameters that no rank used."""
-        shards = (self._gradients.shard(unit) for unit in self._gradients.units)
-        return [shard for shard in shards if len(shard)]

@@ -102,10 +102,18 @@ class SharedGradients(ShardedGradients):
         else:
             super().clear(unit, place)
 
-    def spoil(self) -> None:
-        """What this rank's sums were multiplied by is no finite number: zeros, too, are not zeros any more."""
-        for rows in self._rows.values():
-            rows.mark_all()
+    def squares(self) -> torch.Tensor:
+        return super().squares() + sum(rows.squares() for rows in self._sums_of_rows())
+
+    def scale(self, factor: torch.Tensor | float) -> None:
+        super().scale(factor)
+        for rows in self._sums_of_rows():
+            rows.scale(factor)
+
+    def shards(self) -> list[torch.Tensor]:
+        """As every sharded gradient's, but for those of which only the marked rows are anything."""
+        of_rows = {unit for unit in self._rows if unit not in self._reduced}
+        return [self.shard(unit) for unit in self.units if unit not in of_rows and len(self.shard(unit))]
 
     def gradient_tensors(self) -> list[torch.Tensor]:
         """This rank's segment, as far as it is for gradients: views of what all ranks share."""
@@ -142,6 +150,10 @@ class SharedGradients(ShardedGradients):
                 self.shard(unit).add_(self._own_part(unit))
             call.end()
 
+    def _sums_of_rows(self) -> list["_Rows"]:
+        """The embeddings whose sum lies in the segment: that of several backwards has been set aside."""
+        return [rows for unit, rows in self._rows.items() if unit not in self._reduced]
+
     def _own_part(self, unit: Unit) -> torch.Tensor:
         return unit.parts(self.segments.own[unit.number])[self.comm.rank]
 
@@ -166,20 +178,14 @@ class _Rows:
         self._own, self._marks = views[rank], marks[rank]
         counts = [length // width for length in unit.lengths]
         self._first = sum(counts[:rank])
-        self._others = [
-            (view, marked[self._first : self._first + counts[rank]])
-            for other, (view, marked) in enumerate(zip(views, marks, strict=True))
-            if other != rank
-        ]
+        parts = [marked[self._first : self._first + counts[rank]] for marked in marks]
+        self._my_marks = parts[rank]
+        self._others = [pair for other, pair in enumerate(zip(views, parts, strict=True)) if other != rank]
 
     def clear(self) -> None:
         """Zeros everywhere."""
         self._own[_marked(self._marks)] = 0
         self._marks.zero_()
-
-    def mark_all(self) -> None:
-        """Have all rows cleared next time."""
-        self._marks.fill_(1)
 
     def add(self, gradient: torch.Tensor) -> None:
         """Add a gradient, sparse or, where the weight was not only looked up, dense; (rows, width) both."""
@@ -189,7 +195,7 @@ class _Rows:
             self._marks[ids] = 1
         else:
             self._own += gradient
-            self.mark_all()
+            self._marks.fill_(1)
 
     def add_up(self) -> None:
         """Add what the other ranks have marked in this rank's part to its own, in order of rank."""
@@ -197,6 +203,15 @@ class _Rows:
             rows = _marked(marked) + self._first
             self._own.index_add_(0, rows, theirs[rows])
             self._marks[rows] = 1
+        self._summed = _marked(self._my_marks) + self._first
+
+    def squares(self) -> torch.Tensor:
+        """The sum of the squares of this rank's sums, in float64."""
+        return torch.linalg.vector_norm(self._own[self._summed]).double().square()
+
+    def scale(self, factor: torch.Tensor | float) -> None:
+        """Multiply them in place. Zeros stay zeros, though the factor may be no number."""
+        self._own[self._summed] *= factor
 
 
 def _marked(marks: torch.Tensor) -> torch.Tensor:

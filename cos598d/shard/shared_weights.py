@@ -1,6 +1,5 @@
 """Weights that lie once in memory which the ranks of a host share; every rank steps its n-th of them where they lie."""
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
@@ -39,11 +38,11 @@ class SharedWeights(Sharded):
     Nobody but the optimizer may change weights: a forward that does is refused where it can be told (`max_norm`).
 
     Cost for a gradient of S bytes: nothing is sent, and no collective is called, but to agree on unused parameters.
-    Every rank reads (3 + 1/n) S of memory beside what its optimizer does to S/n, and writes (1 + 1/n) S: S and S in
-    2's copies, S and S/n in its sums, S/n to clip; of an embedding's E of R rows, of which U were looked up, U/R E in
-    their place, and E/n for the norm. A rank waits for the others three times a step. Memory: (n+1) S for all ranks of
-    the host together, where `zero1` takes 2n S, and with AdamW 2S/n of state on each; within a step the largest
-    gradient (`held_by_shared_weights`).
+    Beside what its optimizer does to S/n, every rank reads (2 + 2/n) S of memory and writes (1 + 2/n) S: S and S to
+    copy gradients, S and S/n to add them up, S/n for the norm, S/n and S/n to clip; of such an embedding only the rows
+    that were looked up count. A rank waits for the others three times a step.
+    Memory: (n+1) S for all ranks of the host together, where `zero1` takes 2n S, and with AdamW 2S/n of state on each;
+    within a step the largest gradient (`held_by_shared_weights`).
     Choose it when all ranks share a host: no other sync of whole gradients takes less time there.
     """
 
@@ -84,12 +83,6 @@ class SharedWeights(Sharded):
         self._come()
         every = segments.every[place] or segments.own[place : place + 1]
         return torch.stack([number.squeeze() for number in every]).sum()
-
-    def clip(self, max_norm: float) -> torch.Tensor | None:
-        norm = super().clip(max_norm)
-        if norm is not None and not math.isfinite(norm):
-            self._shared.spoil()
-        return norm
 
     def step(self) -> bool:
         with self.phase("sync"):
