@@ -43,7 +43,7 @@ class SharedWeights(Sharded):
     that were looked up count. A rank waits for the others three times a step.
     Memory: (n+1) S for all ranks of the host together, where `zero1` takes 2n S, and with AdamW 2S/n of state on each;
     within a step the largest gradient (`held_by_shared_weights`).
-    Choose it when all ranks share a host: no other sync of whole gradients takes less time there.
+    Choose it when all ranks share a host: it copies, sends and computes less than any other exact strategy there.
     """
 
     uses = ("bucket_mb",)
