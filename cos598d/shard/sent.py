@@ -1,5 +1,5 @@
-"""What a rank of ZeRO's three stages sends in a step, by formula: all but its n-th of the gradients, its n-th of the
-weights to each other rank."""
+"""What a rank sends in a step of what is sharded, by formula: of ZeRO's stages all but its n-th of the gradients, and
+its n-th of the weights to each other rank."""
 
 from collections.abc import Collection, Iterable, Sequence
 
@@ -39,6 +39,11 @@ def sent_by_zero3(
     of_a_pass = _gathered(job, units) + _gathered(job, again) + _reduced(job, units)
     calls = job.passes * (2 * len(units) + len(again))
     return _sent(job, job.passes * of_a_pass, calls, may_be_unused, _gathered(job, units))
+
+
+def sent_by_shared_weights(job: Job, units: Sequence[Unit], may_be_unused: bool) -> Sent:
+    """Nothing but what the ranks agree on; a call, of which the ledger has the seconds, for each sum."""
+    return Sent() if job.ranks == 1 else Sent(0, agreement(job) if may_be_unused else 0, settled(job), len(units))
 
 
 def _sent(job: Job, synchronizing: int, calls: int, may_be_unused: bool, before_evaluation: int = 0) -> Sent:

@@ -6,12 +6,13 @@ import torch
 from torch import nn
 
 from cos598d.shard.held import held_by_shared_weights
+from cos598d.shard.sent import sent_by_shared_weights
 from cos598d.shard.sharded import Sharded
 from cos598d.shard.shared_gradients import COME, END, SharedGradients
 from cos598d.shard.units import Unit
 from cos598d.shard.zero1 import bucket_units
 from cos598d.strategies.base import MakeOptimizer, Module
-from cos598d.strategies.formula import Expected, Job
+from cos598d.strategies.formula import Expected, Job, Sent
 from cos598d.strategies.memory import count_memory, state_tensors
 from cos598d.strategies.state import Whole
 from cos598d.sync.base import SyncOptions
@@ -61,6 +62,10 @@ class SharedWeights(Sharded):
     def expected_memory(self, job: Job) -> Expected:
         units = shared_units(job.model, job.trainable, self.options, job.ranks)
         return held_by_shared_weights(job, units, large_embeddings(job.model))
+
+    def expected_sent(self, job: Job) -> Sent:
+        units = shared_units(job.model, job.trainable, self.options, job.ranks)
+        return sent_by_shared_weights(job, units, self.may_be_unused)
 
     def attach(self, model: nn.Module, make_optimizer: MakeOptimizer) -> Module:
         self._meetings = 0  # so far: the ranks' flags say which one they have come to

@@ -13,7 +13,7 @@ from cos598d.comm.ledger import AGREEMENT
 from cos598d.errors import UserError
 from cos598d.sync.base import SyncOptions
 from cos598d.sync.bucketed import Bucketed
-from cos598d.sync.buckets import Named, in_buckets
+from cos598d.sync.buckets import MIB, Named, in_buckets
 from cos598d.sync.cost import Step, Tensor, Travel
 from cos598d.sync.cost.collectives import ALL_REDUCE
 from cos598d.sync.cost.memory import Buffers
@@ -126,7 +126,7 @@ class SparseRows(Bucketed):
     @classmethod
     def remark(cls, model: nn.Module) -> str | None:
         """That it is `bucketed` for a model without an embedding whose rows it could leave out, and why."""
-        if _large_embeddings(model):
+        if large_embeddings(model):
             return None
         tables = [one.weight for one in model.modules() if isinstance(one, nn.Embedding) and one.weight.requires_grad]
         largest = max((p.numel() * p.element_size() for p in tables), default=0)
