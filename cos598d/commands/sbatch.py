@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cos598d.commands.flags import Parser, add_flags, given_flags
-from cos598d.commands.run_flags import run_values
+from cos598d.commands.replay import values_of
 from cos598d.config import config_from
 from cos598d.errors import UsageError
 from cos598d.fields import check_flags, flag
@@ -168,7 +168,9 @@ def _where_it_goes_on(words: Sequence[str], ranks: int) -> str:
             "--overwrite_output_dir: a job that comes back from the queue would begin again; remove the folder, or "
             "name another one, and leave it out."
         )
-    config = config_from(task | run_values(given))
+    if given.dry_run:
+        raise UsageError("--dry_run starts nothing, which no job is needed for: give it to train here.")
+    config = config_from(values_of(given))
     # Whether there is a GPU is seen on the nodes.
     replace(config, backend="gloo").check(ranks)
     folder = "" if config.output_dir is not None else ' --output_dir "runs/job-$SLURM_JOB_ID"'

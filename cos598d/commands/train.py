@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from cos598d.checkpoints import AUTO, FOLDER, whole_in
+from cos598d.commands.dry_run import add_dry_run, check_dry_run, print_forecast
 from cos598d.commands.rank_flags import identity_from, restarts_from
-from cos598d.commands.run_flags import add_run_options, run_values
+from cos598d.commands.replay import add_replay, replay_words, take_world_size, values_of
+from cos598d.commands.run_flags import add_run_options
 from cos598d.config import RunConfig, config_from, folder_name
 from cos598d.data import get_task
 from cos598d.errors import UsageError
@@ -31,16 +33,24 @@ def add_options(
     lesson = dict(lesson or {})
     defaults = get_task(lesson.get("task_name", RunConfig.task_name)).defaults
     add_run_options(parser, but, **lesson | dict(defaults))
+    add_dry_run(parser)
+    add_replay(parser)
     parser.set_defaults(lesson=lesson, single_process=single_process)
 
 
 def run(options: argparse.Namespace) -> int:
     """Be one rank, or start all of them here with the same words, and return the exit code."""
-    config = config_from(options.lesson | run_values(options))
+    config = config_from(values_of(options))
+    take_world_size(options)
     identity = identity_from(options)
     if options.single_process and (identity is None or identity.world_size > 1):
         raise UsageError(f"{config.label} is a single process: leave --world_size out, or run task2a, task2b or task3.")
     max_restarts = restarts_from(options, identity)
+    check_dry_run(options)
+    if options.config is not None and (identity is None or (identity.speaks and identity.source != "local")):
+        print(replay_words(options, options.world_size if identity is None else identity.world_size), flush=True)
+    if options.dry_run:
+        return print_forecast(options, config, identity)
     if identity is not None:
         return be_one_rank(config, identity)
     config.check(options.world_size)

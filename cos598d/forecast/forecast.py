@@ -10,9 +10,11 @@ from cos598d.config import RunConfig
 from cos598d.errors import UsageError
 from cos598d.forecast.facts import Forecast
 from cos598d.forecast.known import Known
+from cos598d.forecast.seconds import predict_seconds
 from cos598d.forecast.steps import Steps
 from cos598d.forecast.writes import writes
 from cos598d.models.build import count_parameters
+from cos598d.scale.records import Link
 from cos598d.stopping import Stopping
 from cos598d.strategies import get_strategy
 from cos598d.strategies.formula import Expected, Job, Sent
@@ -41,7 +43,8 @@ def forecast(
     config.check(world_size)
     if not config.do_train:
         raise UsageError("--dry_run tells what a training will come to: add --do_train.")
-    work = (timings or Known()).work(config)
+    known = timings or Known()
+    work = known.work(config)
     alone = Communicator(None, "gloo", torch.device("cpu"))
     strategy = get_strategy(config.sync)(alone, work.may_be_unused, config.sync_options(), config.precision)
     steps = Steps(config, work.examples, world_size, strategy.equal_passes)
@@ -62,6 +65,8 @@ def forecast(
     sent = [strategy.expected_sent(job(rank)) for rank in range(world_size)]
     held = _most([strategy.expected_memory(job(rank)) for rank in _looked_at(world_size)])
     bytes_unsaid = sent[0].unsaid
+    seconds = predict_seconds(config, strategy, job(0), steps, sent[0], Link(rate, delay), known)
+    in_all = seconds.iteration and seconds.iteration * steps.plan.steps
     return Forecast(
         parameters=count_parameters(work.model),
         memory=dict(held.between_steps or {}),
@@ -72,10 +77,10 @@ def forecast(
         bytes_sent_per_iteration=[] if bytes_unsaid else [each.synchronizing for each in sent],
         bytes_sent_per_epoch=[] if bytes_unsaid else [_of_an_epoch(each, steps) for each in sent],
         bytes_unsaid=bytes_unsaid,
-        seconds_per_iteration=None,
-        seconds_per_epoch=None,
-        seconds_from="",
-        writes=writes(config, work, steps, sent[0].calls + OWN_CALLS, None),
+        seconds_per_iteration=seconds.iteration,
+        seconds_per_epoch=seconds.epoch,
+        seconds_from=seconds.words,
+        writes=writes(config, work, steps, sent[0].calls + OWN_CALLS, in_all),
     )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import nn
@@ -39,8 +40,14 @@ class Work:
 
 @dataclass
 class Known:
-    """What was found so far, kept for the next forecast: give the same one to all of a sweep's."""
+    """What was found so far, kept for the next forecast: give the same one to all of a sweep's.
 
+    costs_from: folders of benches that tell what calls cost; without them another machine's costs are taken. times:
+    whether compute is timed, by which alone a forecast has seconds.
+    """
+
+    costs_from: tuple[Path, ...] = ()
+    times: bool = True
     _found: dict[Hashable, Any] = field(default_factory=dict)
 
     def once(self, key: Hashable, find: Callable[[], T]) -> T:
@@ -51,8 +58,11 @@ class Known:
 
     def work(self, config: RunConfig) -> Work:
         """The run's work. Raises UserError for a model or data that cannot be used, as the run itself would."""
-        named = {name: getattr(config, name) for name in (*OF_DATA, *OF_MODEL)}
-        return self.once(("work", *named.items()), lambda: _find_work(config))
+        return self.once(("work", self.work_key(config)), lambda: _find_work(config))
+
+    def work_key(self, config: RunConfig) -> Hashable:
+        """What runs of the same data and model have in common."""
+        return tuple(getattr(config, name) for name in (*OF_DATA, *OF_MODEL))
 
 
 def _find_work(config: RunConfig) -> Work:

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ class Steps:
     ranks: int
     equal_passes: bool
 
-    @property
+    @cached_property
     def plan(self) -> Plan:
         """When which batch is computed."""
         return Plan(self.config, len(self.examples), self.ranks)

@@ -1,5 +1,7 @@
 """What a rank of whole replicas sends in a step, by what its gradient sync states of its calls."""
 
+from dataclasses import replace
+
 from cos598d.comm.gloo import all_reduce_bytes, broadcast_bytes
 from cos598d.comm.ledger import size_in_bytes
 from cos598d.strategies.formula import Job, Sent
@@ -16,7 +18,8 @@ def sent_by_replicas(job: Job, sync: GradientSync, precision: str = "fp32") -> S
     if job.ranks == 1:
         return Sent()
     options = getattr(sync, "options", DEFAULTS)  # a class of a user's own need not have them
-    travels = sync.calls(Step(job.tensors, options, job.hosts or [range(job.ranks)], job.tensors[::-1]))
+    step = Step(job.tensors, options, job.hosts or [range(job.ranks)], job.tensors[::-1])
+    travels = sync.calls(step) or _calls_whatever_is_touched(sync, step)
     if travels is None and sync.averages_weights:
         whole = all_reduce_bytes(job.weights, job.ranks)
         overflows = all_reduce_bytes(4, job.ranks) if precision == "fp16" else 0
@@ -30,6 +33,12 @@ def sent_by_replicas(job: Job, sync: GradientSync, precision: str = "fp32") -> S
     agreed = agreement(job) if getattr(sync, "find_unused_parameters", True) else 0
     buffers = settled(job) if sync.sends_buffers else 0
     return Sent(sum(moved), agreed + buffers, settled(job), len(moved))
+
+
+def _calls_whatever_is_touched(sync: GradientSync, step: Step) -> list[Travel] | None:
+    """The calls of a step, where no large embedding is in it of which only some rows would travel."""
+    none, every = (sync.calls(replace(step, touched=share)) for share in (0.0, 1.0))
+    return every if none == every else None
 
 
 def agreement(job: Job) -> int:

@@ -1,0 +1,47 @@
+"""The flags that tell what a run will come to without starting it, and what they print."""
+
+import argparse
+from pathlib import Path
+
+from cos598d.config import RunConfig
+from cos598d.errors import UsageError
+from cos598d.world.identity import Identity
+
+
+def add_dry_run(parser: argparse.ArgumentParser) -> None:
+    """Add the flags to `parser`."""
+    section = parser.add_argument_group("without a run")
+    section.add_argument(
+        "--dry_run",
+        action="store_true",
+        help="start nothing: print parameters, memory, bytes, predicted seconds, and what would be written",
+    )
+    section.add_argument(
+        "--from",
+        dest="costs_from",
+        nargs="+",
+        type=Path,
+        metavar="BENCH",
+        help="folders of benches, which tell what calls cost here (default: what they cost on another machine)",
+    )
+
+
+def check_dry_run(options: argparse.Namespace) -> None:
+    """Raise UsageError for flags that mean nothing without --dry_run."""
+    if options.costs_from and not options.dry_run:
+        raise UsageError(
+            "--from is for --dry_run, which predicts seconds by what calls cost: leave one out, or add it."
+        )
+
+
+def print_forecast(options: argparse.Namespace, config: RunConfig, identity: Identity | None) -> int:
+    """Print what the run would come to, once for all ranks, and return 0. Raises UserError as `forecast` does."""
+    from cos598d.forecast import Known, forecast
+    from cos598d.forecast.words import forecast_lines
+
+    if identity is not None and not identity.speaks:
+        return 0
+    world_size = options.world_size if identity is None else identity.world_size
+    known = Known(costs_from=tuple(options.costs_from or ()))
+    print(*forecast_lines(config, world_size, forecast(config, world_size, timings=known)), sep="\n")
+    return 0

@@ -1,0 +1,136 @@
+"""`train --config`: the flags of an earlier run from its record, so that it is repeated."""
+
+import argparse
+from dataclasses import fields
+from pathlib import Path
+from types import NoneType
+from typing import Any, get_args
+
+from cos598d.commands.flags import to_words
+from cos598d.commands.rank_flags import identity_from
+from cos598d.commands.run_flags import run_values
+from cos598d.config import RunConfig
+from cos598d.errors import UsageError
+from cos598d.files import parse_json
+from cos598d.records.run import RANKS
+from cos598d.terminal.printable import printable
+
+# What belongs to the earlier run's folder, or to where it went on, and to no repetition of it.
+PLACES = ("output_dir", "overwrite_output_dir", "overwrite_cache", "resume", "resume_anyway")
+# Of each pair one alone may be said: who gives one does not want the file's other.
+EXCLUSIVE = {"total_train_batch_size": "per_gpu_train_batch_size", "per_gpu_train_batch_size": "total_train_batch_size"}
+MOST_BYTES, LARGEST = 1 << 20, 1 << 63  # of a file, and of a whole number in it
+WORLD_SIZE = "world_size"
+WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+
+
+def add_replay(parser: argparse.ArgumentParser) -> None:
+    """Add the flag to `parser`."""
+    section = parser.add_argument_group("an earlier run again")
+    section.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="repeat the run whose config.json this is: its flags and --world_size, but for those given besides",
+    )
+
+
+def take_world_size(options: argparse.Namespace) -> None:
+    """Let the ranks be as many as in the file of --config, where neither the user nor a launcher says a number."""
+    if options.config is None or options.world_size is not None:
+        return
+    is_ours = options.local_rank not in (None, -1)
+    if not is_ours:
+        identity = identity_from(options)
+        is_ours = identity is not None and identity.source == "alone"
+    if is_ours:
+        options.world_size = read_config(options.config)[WORLD_SIZE]
+
+
+def values_of(options: argparse.Namespace) -> dict[str, Any]:
+    """RunConfig's values: the lesson's and the user's flags and, below them, those of the file of --config.
+
+    Raises UsageError where the file cannot be used, or is of another lesson.
+    """
+    given = run_values(options)
+    if options.config is None:
+        return options.lesson | given
+    found = read_config(options.config)
+    for name, value in options.lesson.items():
+        if found[name] != value:
+            raise UsageError(
+                f"--config {options.config} is of a run with --{name} {found[name]}, and this script's is {value}: "
+                f"repeat it by python -m cos598d train --config."
+            )
+    left_out = {*PLACES, WORLD_SIZE, *(EXCLUSIVE[name] for name in given if name in EXCLUSIVE)}
+    return {name: value for name, value in found.items() if name not in left_out} | given
+
+
+def replay_words(options: argparse.Namespace, world_size: int) -> str:
+    """One line for the screen: what is repeated, and which flags given besides make it another run."""
+    found, given = read_config(options.config), run_values(options)
+    others = {name: value for name, value in given.items() if name not in PLACES and found[name] != value}
+    words = to_words(others, RunConfig)
+    if found[WORLD_SIZE] != world_size:
+        words += [f"--{WORLD_SIZE}", str(world_size)]
+    return f"repeats {options.config}" + (f", but for {' '.join(words)}" if words else "")
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The values in a run's config.json: of every field of RunConfig, and the number of ranks as "world_size".
+
+    They are of the fields' types, and no more than that: as of flags, their ranges are RunConfig's to check.
+    Raises UsageError for a file that cannot be read, that is no config, or that is of another version.
+    """
+    try:
+        with path.open("rb") as file:
+            text = file.read(MOST_BYTES + 1)
+        if len(text) > MOST_BYTES:
+            raise ValueError(f"it has more than {MOST_BYTES} bytes")
+        values = parse_json(text.decode("utf-8"))
+    except OSError as error:
+        raise UsageError(f"--config {path} cannot be read: {error.strerror}.") from None
+    except (ValueError, RecursionError) as error:
+        reason = "it is no UTF-8" if isinstance(error, UnicodeDecodeError) else printable(error, 100).rstrip(".")
+        raise _no_config(path, f"is no JSON ({reason})") from None
+    if not isinstance(values, dict):
+        raise _no_config(path, "is no JSON object")
+    if WORLD_SIZE not in values or "sync" not in values:
+        raise _no_config(path, f"says nothing of {'sync' if WORLD_SIZE in values else WORLD_SIZE}")
+    known = {one.name: one.type for one in fields(RunConfig)}
+    for name in values:
+        if name not in known and name != WORLD_SIZE:
+            raise _other_version(path, f"has the field {printable(name, 60)!r}, which this program does not know")
+    for name, kind in known.items():
+        if name not in values:
+            raise _other_version(path, f"lacks the field {name!r}")
+        values[name] = _of_kind(path, name, values[name], kind)
+    if not RANKS.fits(values[WORLD_SIZE]):
+        raise UsageError(
+            f"--config {path} has {WORLD_SIZE} {printable(values[WORLD_SIZE], 60)}: {RANKS.words} is expected."
+        )
+    return values
+
+
+def _of_kind(path: Path, name: str, value: Any, kind: Any) -> Any:
+    """The value of a field; a whole number may stand for a number."""
+    kinds = get_args(kind) or (kind,)
+    wanted = next(one for one in kinds if one is not NoneType)
+    if value is None and NoneType in kinds:
+        return None
+    is_small = type(value) is not int or abs(value) < LARGEST
+    if is_small and type(value) in ((int, float) if wanted is float else (wanted,)):
+        return wanted(value)
+    shown = "null" if value is None else printable(value, 60)
+    raise UsageError(f"--config {path} has {name} {shown}, where {WORDS[wanted]} is expected: give a run's own file.")
+
+
+def _no_config(path: Path, what: str) -> UsageError:
+    return UsageError(f"--config {path} {what}: give the config.json of a run's folder.")
+
+
+def _other_version(path: Path, what: str) -> UsageError:
+    return UsageError(
+        f"--config {path} {what}: it is of another version of this program, so repeat the run with that one, or name "
+        "its flags."
+    )

@@ -1,0 +1,160 @@
+"""Seconds of an iteration by the model of cost: what is computed, timed here, and what the sync's calls cost."""
+
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+from dataclasses import asdict, dataclass, replace
+
+import torch
+
+from cos598d.config import RunConfig
+from cos598d.errors import UserError
+from cos598d.forecast.costs import CallCosts
+from cos598d.forecast.known import Known
+from cos598d.forecast.steps import Steps
+from cos598d.forecast.timed import Question, Timed
+from cos598d.program import own_environment
+from cos598d.scale.model import arrange, iteration_seconds
+from cos598d.scale.records import Compute, Link
+from cos598d.scale.rungs import Call
+from cos598d.strategies.base import Strategy
+from cos598d.strategies.formula import Job, Sent
+from cos598d.strategies.replicated import Replicated
+from cos598d.sync.codecs import get_codec
+from cos598d.sync.cost import Step, Travel
+
+TIMED_SECONDS = 3.0
+MOST_SECONDS = 300  # after which a timing has gone wrong
+MOST_PROCESSES = 16  # that are timed side by side, for however many ranks
+MOST_BATCHES = 200  # whose cost is looked at, for the mean
+# Flags by which an iteration's compute may differ, beside those of data and model.
+OF_COMPUTE = (
+    *("total_train_batch_size", "per_gpu_train_batch_size", "gradient_accumulation_steps", "precision", "optimizer"),
+    *("momentum", "max_grad_norm", "dropout", "threads", "seed"),
+)
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Of an iteration and of an epoch, and in words what they rest on; None where nothing tells."""
+
+    iteration: float | None
+    epoch: float | None
+    words: str
+
+
+def predict_seconds(
+    config: RunConfig, strategy: Strategy, job: Job, steps: Steps, sent: Sent, link: Link, known: Known
+) -> Seconds:
+    """What an iteration of rank `job.rank` takes, in the mean over the batches of an epoch."""
+    if not known.times:
+        return Seconds(None, None, "nothing was timed, as asked")
+    if torch.cuda.is_available() and not config.no_cuda:
+        return Seconds(None, None, "only a CPU is timed here, and the run would be on a GPU: --no_cuda keeps it off")
+    timed = known.once(
+        ("timed", known.work_key(config), *(getattr(config, name) for name in OF_COMPUTE), job.ranks)
+        + (strategy.equal_passes, "optimizer" in strategy.shards),
+        lambda: _time(config, strategy, job.ranks),
+    )
+    processes = min(job.ranks, MOST_PROCESSES)
+    compute = _compute(timed, steps, job, job.ranks / processes)
+    cores = _cores()
+    said = (
+        f"by the model of cost: {timed.counted} iterations of {_count(processes, 'rank')} side by side were timed here "
+        f"on {_count(cores, 'core')}, without communication"
+    )
+    if job.ranks == 1:
+        return _of_all(compute.seconds, steps, f"{said}, which one rank has none of")
+    if sent.unsaid:
+        return Seconds(None, None, f"none: {sent.unsaid}")
+    crowd = max(1.0, job.ranks * timed.threads / cores)
+    costs = known.once(("costs", known.costs_from), lambda: CallCosts(known.costs_from))
+    calls, overlaps = _calls(strategy, job, sent)
+    arranged = arrange(calls, compute, crowd)
+    seconds = iteration_seconds(config.sync, arranged, compute, link, costs.of(crowd), overlaps)
+    return _of_all(seconds, steps, f"{said}, and {_count(len(calls), 'call')} are added; {costs.words}")
+
+
+def _of_all(seconds: float, steps: Steps, words: str) -> Seconds:
+    return Seconds(seconds, seconds * min(steps.plan.epoch_steps, steps.plan.steps), words)
+
+
+def _compute(timed: Timed, steps: Steps, job: Job, crowding: float) -> Compute:
+    """That of the epoch's mean batch; `crowding`: how many times as many processes there will be."""
+    batches = steps.first(min(MOST_BATCHES, steps.plan.epoch_steps, steps.plan.steps))
+    factor = statistics.fmean(steps.costs(batches)) / timed.cost * crowding
+    arrivals = {name: moment * factor for name, moment in timed.arrivals.items()}
+    for tensor in job.tensors:  # one that gets no gradient travels at the end
+        arrivals.setdefault(tensor.name, timed.backward * factor)
+    return Compute(timed.before * factor, timed.backward * factor, timed.after * crowding, arrivals)
+
+
+def _calls(strategy: Strategy, job: Job, sent: Sent) -> tuple[list[Call], bool]:
+    """A step's calls, and whether they begin beside backward. Of what is no gradient sync only their number and bytes
+    are known: they are taken for equal ones, spread over backward."""
+    loss = Call(2 * (job.ranks - 1), 0.0, 0.0, 0.0, 2, (job.tensors[0].name,))
+    if isinstance(strategy, Replicated) and not strategy.shards:
+        sync = strategy.sync
+        hosts = job.hosts or [range(job.ranks)]
+        travels = sync.calls(Step(job.tensors, sync.options, hosts, job.tensors[::-1])) or []
+        calls = [call for travel in travels for call in _of_travel(travel, sync.options.compress, job.ranks)]
+        return [*calls, loss], sync.overlaps
+    count = max(1, sent.calls)
+    names = [tensor.name for tensor in job.tensors[::-1]]
+    each = sent.synchronizing / count
+    return [
+        *(Call(1, each, 2 * each, 2 * each, 0, (names[place * len(names) // count],)) for place in range(count)),
+        loss,
+    ], True
+
+
+def _of_travel(travel: Travel, word: str | None, ranks: int) -> list[Call]:
+    members = ranks if travel.members is None else len(travel.members)
+    names = tuple(tensor.name for tensor in travel.tensors)
+    collective, payloads = travel.collective, [travel.payload]
+    if word is not None:
+        codec, number = get_codec(word)
+        collective = codec.collective or collective
+        payloads = [math.prod(pair) for pair in codec.payloads(travel.tensors, members, number)]
+    loads = [collective.load(payload, members) for payload in payloads] if members > 1 else []
+    return [Call(**vars(load), tensors=names) for load in loads]
+
+
+def _time(config: RunConfig, strategy: Strategy, ranks: int) -> Timed:
+    """What `timed` answers. Raises UserError where it cannot."""
+    question = Question(
+        asdict(replace(config, no_cuda=True)),
+        ranks,
+        min(ranks, MOST_PROCESSES),
+        TIMED_SECONDS,
+        "optimizer" in strategy.shards,
+        strategy.equal_passes,
+    )
+    environ = {"OMP_NUM_THREADS": "1"} | own_environment()
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "cos598d.forecast.timed"],
+            input=json.dumps(asdict(question)),
+            capture_output=True,
+            text=True,
+            env=environ,
+            timeout=MOST_SECONDS,
+            check=False,
+        )
+        if done.returncode == 0:
+            return Timed(**json.loads(done.stdout))
+        said = (done.stderr.strip() or "nothing was said").splitlines()[-1]
+    except subprocess.TimeoutExpired:
+        said = f"it did not end within {MOST_SECONDS} s"
+    raise UserError(f"the compute of this run could not be timed here: {said}.")
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}{'s'[: number != 1]}"

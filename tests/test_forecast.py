@@ -1,0 +1,174 @@
+"""A forecast says beforehand what the run's record says afterwards, and starts nothing."""
+
+import json
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from scale_records import write_bench
+
+from cos598d.commands import cli, train
+from cos598d.config import config_from
+from cos598d.errors import UserError
+from cos598d.forecast import Known, forecast, seconds
+from cos598d.forecast.timed import Timed
+from cos598d.report.load import load_run
+from cos598d.strategies import known_names
+
+DIGITS = {"task_name": "digits", "max_train_examples": 150, "max_eval_examples": 90, "total_train_batch_size": 30}
+DIGITS |= {"num_train_epochs": 2.0, "no_cuda": True}
+RUNS = {"ddp": 2, "zero3": 2, "all_reduce": 1}
+TIMED = Timed(0.1, 0.2, 0.05, {}, 7, 100.0, 1)
+ENGINES = ("deepspeed", "horovod")  # which tell nobody what they send
+PACKAGES = {"deepspeed": "deepspeed", "horovod": "horovod", "fabric": "lightning"}
+
+
+@pytest.fixture
+def timed(monkeypatch):
+    """What would be timed takes no time; the list has what was asked for."""
+    asked = []
+
+    def _time(config, strategy, ranks):
+        asked.append((config.per_gpu_train_batch_size, config.learning_rate, ranks))
+        return TIMED
+
+    monkeypatch.setattr(seconds, "_time", _time)
+    return asked
+
+
+def digits(**values):
+    return config_from(DIGITS | values)
+
+
+@pytest.mark.parametrize("sync", RUNS)
+def test_the_record_of_the_run_has_what_was_forecast(sync, start, tmp_path):
+    ranks = RUNS[sync]
+    words = ["-m", "cos598d", "train", "--task_name", "digits", "--max_train_examples", 150, "--max_eval_examples", 90]
+    words += ["--total_train_batch_size", 30, "--num_train_epochs", 2, "--no_cuda", "--sync", sync]
+    words += ["--output_dir", "out", "--world_size", ranks]
+    assert start("run", words).wait() == 0
+    run, found = load_run(tmp_path / "out"), forecast(digits(sync=sync), ranks, timings=Known(times=False))
+    assert (found.parameters, found.iterations) == (run["parameters"], run["iterations"])
+    assert [row["iterations"] for row in run["epochs"]] == [found.iterations_per_epoch] * 2
+    rows = [json.loads(line) for line in (tmp_path / "out" / "iterations.rank0.jsonl").read_text().splitlines()]
+    assert rows[2]["bytes_sent"] == found.bytes_sent_per_iteration[0]
+    for row in run["epochs"]:
+        assert row["predicted_bytes_sent"] == pytest.approx(found.bytes_sent_per_epoch, rel=1e-3)
+    counted = max(run["memory"]["peak"], key=lambda held: sum(held.values()))
+    assert found.peak_bytes == pytest.approx(sum(counted.values()), rel=0.15)
+    between = [sum(held.values()) for held in run["memory"]["between_steps"]]
+    assert sum(found.memory.values()) == pytest.approx(max(between), rel=0.02)
+    for path, size in found.writes:
+        place = tmp_path / "out" / path.name if path.name in ("model", "checkpoints") else tmp_path / "out"
+        files = [file for file in place.rglob("*") if file.is_file()]
+        if place.name == "out":
+            files = [file for file in files if file.parent == place]
+        assert sum(file.stat().st_size for file in files) == pytest.approx(size, rel=0.5), path
+
+
+@pytest.mark.parametrize("sync", known_names())
+def test_every_strategy_has_a_forecast_or_says_what_it_cannot_know(sync, timed):
+    if sync in PACKAGES and find_spec(PACKAGES[sync]) is None:
+        pytest.skip(f"{PACKAGES[sync]} is not installed: make engines")
+    found = forecast(digits(sync=sync, do_train=True), 1 if sync == "dp" else 2)
+    assert bool(found.bytes_sent_per_iteration) == (not found.bytes_unsaid) == (sync not in ENGINES)
+    assert found.peak or found.memory_unsaid
+    assert (found.seconds_per_iteration is None) == (sync in ENGINES)
+    assert found.seconds_from
+
+
+def test_a_sweep_s_forecasts_time_each_batch_once(timed):
+    known = Known()
+    for rate in (1e-4, 1e-5):
+        for batch in (4, 16):
+            values = {name: value for name, value in DIGITS.items() if name != "total_train_batch_size"}
+            config = config_from(values | {"per_gpu_train_batch_size": batch, "learning_rate": rate})
+            assert forecast(config, 2, timings=known).seconds_per_iteration > TIMED.after
+    assert [batch for batch, *_ in timed] == [4, 16]
+
+
+def test_calls_cost_seconds_beside_compute_and_a_slow_link_more(timed):
+    known = Known()
+    alone = forecast(digits(sync="none", do_train=True), 2, timings=known).seconds_per_iteration
+    two = forecast(digits(sync="all_reduce"), 2, timings=known).seconds_per_iteration
+    slow, far = (
+        forecast(digits(sync="all_reduce"), 2, 2, rate, delay, known).seconds_per_iteration
+        for rate, delay in ((1e7, 0.0), (None, 0.01))
+    )
+    assert alone < two < min(slow, far)
+
+
+def test_costs_are_fitted_to_benches_that_are_named(timed, tmp_path):
+    write_bench(tmp_path / "bench", syncs="all_reduce,bucketed")
+    theirs = forecast(digits(), 2, timings=Known(costs_from=(tmp_path / "bench",)))
+    assert "fitted to 1 bench" in theirs.seconds_from
+    assert theirs.seconds_per_iteration != forecast(digits(), 2).seconds_per_iteration
+    with pytest.raises(UserError, match="nowhere"):
+        forecast(digits(), 2, timings=Known(costs_from=(Path("nowhere"),)))
+
+
+def test_ranks_that_only_compute_are_timed_side_by_side(monkeypatch):
+    monkeypatch.setattr(seconds, "TIMED_SECONDS", 0.05)
+    known = Known()
+    config = digits(sync="zero1")
+    found = forecast(config, 2, timings=known)
+    assert found.seconds_per_epoch == pytest.approx(found.seconds_per_iteration * found.iterations_per_epoch)
+    assert "iterations of 2 ranks side by side were timed here" in found.seconds_from
+    times = next(value for value in known._found.values() if isinstance(value, Timed))
+    names = {name for name, _ in known.work(config).model.named_parameters()}
+    assert set(times.arrivals) == names
+    assert min(times.before, times.backward, times.after) > 0
+    assert times.counted >= 3
+
+
+def test_what_cannot_be_timed_is_a_sentence(monkeypatch):
+    monkeypatch.setattr(seconds, "TIMED_SECONDS", "soon")
+    with pytest.raises(UserError, match=r"could not be timed here: .*\.$"):
+        forecast(digits(), 1)
+
+
+def test_the_command_starts_nothing_and_makes_no_folder(timed, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("be_one_rank", "start_local_workers"):
+        monkeypatch.setattr(train, name, None)
+    words = ["train", "--task_name", "digits", "--no_cuda", "--dry_run", "--world_size", "4", "--sync", "zero1"]
+    assert cli.main(words) == 0
+    said = capsys.readouterr().out
+    for word in ("nothing is started", "parameters: 534,410", "iterations: 345, 23 in an epoch", "seconds: "):
+        assert word in said
+    assert "a rank sends in an iteration: 3,206,464, 3,206,464, 3,206,456, 3,206,456 bytes, rank by rank" in said
+    assert "would write runs/train-digits-zero1-n4-WHEN/model: about 2.16 MB" in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lesson_s_script_forecasts_itself(timed, run_here, tmp_path):
+    words = ["--dry_run", "--world_size", 2, "--model_name_or_path", "tiny", "--max_seq_length", 32, "--no_cuda"]
+    code, said = run_here("task2b/run_glue.py", words)
+    assert code == 0
+    assert "task2b: rte, sync all_reduce, 2 ranks; nothing is started (--dry_run)" in said
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--from", "bench"], "--from is for --dry_run"),
+        (["--dry_run", "--do_eval"], "--dry_run tells what a training will come to: add --do_train."),
+        (["--dry_run", "--from", "nowhere"], "nowhere"),
+        (["--dry_run", "--learning_rate", "-1"], "--learning_rate -1: give a number of at least 0."),
+    ],
+)
+def test_bad_words_are_a_sentence(words, sentence, timed, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["train", "--task_name", "digits", "--no_cuda", "--world_size", "2", *words]) in (1, 2)
+    said = capsys.readouterr().err
+    assert sentence in said
+    assert said.count("\n") == 1
+
+
+def test_a_gpu_is_not_timed(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    found = forecast(replace(digits(), no_cuda=False), 1)
+    assert found.seconds_per_iteration is None
+    assert "--no_cuda" in found.seconds_from

@@ -1,0 +1,127 @@
+"""`--config` repeats a run to the last bit, and takes nothing from the file that is no flag's value."""
+
+import json
+
+import pytest
+from programs import TINY_TRAINING
+
+from cos598d.commands import cli
+from cos598d.report.equal import compare_equal
+
+STEPS = ["--max_steps", 4, "--save_steps", 2]
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory, request):
+    """The config.json of a run of 2 ranks that need not run: the flags of one as its record has them."""
+    from dataclasses import asdict
+
+    from cos598d.config import config_from
+
+    folder = tmp_path_factory.mktemp("recorded")
+    values = {"sync": "bucketed", "seed": 7, "model_name_or_path": "tiny", "output_dir": "before", "resume": "auto"}
+    file = folder / "config.json"
+    file.write_text(json.dumps(asdict(config_from(values)) | {"world_size": 2}))
+    return file
+
+
+def test_a_run_of_two_ranks_is_repeated_to_the_last_bit(start, tmp_path):
+    words = [*TINY_TRAINING, *STEPS, "--sync", "bucketed", "--dropout", "model", "--seed", 7, "--world_size", 2]
+    assert start("first", ["-m", "cos598d", "train", *words, "--output_dir", "first"]).wait() == 0
+    again = ["-m", "cos598d", "train", "--config", "first/config.json"]
+    second = start("second", [*again, "--output_dir", "second"])
+    assert second.wait() == 0
+    assert second.text.splitlines()[0] == "repeats first/config.json"
+    verdict = compare_equal([tmp_path / "first", tmp_path / "second"])
+    assert verdict.is_equal, verdict.sentence
+    third = start("third", [*again, "--output_dir", "third", "--seed", 8, "--world_size", 1])
+    assert third.wait() == 0
+    assert third.text.splitlines()[0] == "repeats first/config.json, but for --seed 8 --world_size 1"
+    assert json.loads((tmp_path / "third" / "config.json").read_text())["world_size"] == 1
+    assert not compare_equal([tmp_path / "first", tmp_path / "third"]).is_equal
+
+
+def test_a_lesson_repeats_its_own_run_into_a_folder_of_its_own(run_here, tmp_path):
+    words = [*TINY_TRAINING, *STEPS, "--output_dir", "first", "--monitor_interval", 0]
+    assert run_here("task1/run_glue.py", words)[0] == 0
+    code, said = run_here("task1/run_glue.py", ["--config", "first/config.json"])
+    assert code == 0, said
+    (second,) = (tmp_path / "runs").iterdir()
+    verdict = compare_equal([tmp_path / "first", second])
+    assert verdict.is_equal, verdict.sentence
+    code, said = run_here("task2b/run_glue.py", ["--config", "first/config.json"])
+    assert code == 2
+    assert "first/config.json is of a run with --label task1, and this script's is task2b" in said
+
+
+def values(options):
+    from cos598d.commands.flags import Parser
+    from cos598d.commands.replay import values_of
+    from cos598d.commands.train import add_options
+
+    parser = Parser()
+    add_options(parser)
+    return values_of(parser.parse_args(list(map(str, options))))
+
+
+def test_places_are_not_repeated_and_flags_win(recorded):
+    found = values(["--config", recorded, "--learning_rate", 1e-3, "--per_gpu_train_batch_size", 4])
+    assert not {"output_dir", "resume", "total_train_batch_size"} & set(found)
+    assert (found["seed"], found["learning_rate"], found["per_gpu_train_batch_size"]) == (7, 1e-3, 4)
+    assert found["sync"] == "bucketed"
+
+
+def changed(file, folder, **values):
+    found = json.loads(file.read_text()) | values
+    path = folder / "config.json"
+    path.write_text(json.dumps({name: value for name, value in found.items() if value != "gone"}))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"colour": "red"}, "has the field 'colour', which this program does not know: it is of another version"),
+        ({"seed": "gone"}, "lacks the field 'seed': it is of another version"),
+        ({"world_size": "gone"}, "says nothing of world_size: give the config.json of a run's folder."),
+        ({"seed": "7"}, "has seed 7, where a whole number is expected"),
+        ({"seed": 7.0}, "has seed 7.0, where a whole number is expected"),
+        ({"seed": None}, "has seed null, where a whole number is expected"),
+        ({"seed": 10**400}, "has seed 1000"),
+        ({"do_train": 1}, "has do_train 1, where true or false is expected"),
+        ({"learning_rate": [1]}, "has learning_rate [1], where a number is expected"),
+        ({"learning_rate": -1}, "--learning_rate -1: give a number of at least 0."),
+        ({"label": "../../etc"}, "--label ../../etc: give a name"),
+        ({"label": "\x1b[2J"}, "--label \\x1b[2J: give a name"),
+        ({"sync": "evil.py:Sync"}, "evil.py"),
+        ({"world_size": 0}, "has world_size 0: a number of ranks from 1 to 65536 is expected."),
+        ({"world_size": True}, "has world_size True: a number of ranks"),
+    ],
+)
+def test_what_is_no_flag_s_value_is_a_sentence(recorded, tmp_path, monkeypatch, capsys, change, sentence):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["train", "--config", str(changed(recorded, tmp_path, **change))]) == 2
+    said = capsys.readouterr().err
+    assert sentence in said
+    assert said.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"], "nothing was begun"
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (b"", "is no JSON"),
+        (b"\xff\xfe", "is no JSON (it is no UTF-8)"),
+        (b"[1]", "is no JSON object"),
+        (b'{"learning_rate": NaN}', "is no JSON (NaN is not a JSON number)"),
+        (b"[" * 100_000, "is no JSON"),
+        (b" " * (2 << 20), "is no JSON (it has more than 1048576 bytes)"),
+    ],
+)
+def test_a_file_that_is_no_config_is_a_sentence(tmp_path, capsys, text, sentence):
+    file = tmp_path / "config.json"
+    file.write_bytes(text)
+    assert cli.main(["train", "--config", str(file)]) == 2
+    assert sentence in capsys.readouterr().err
+    assert cli.main(["train", "--config", str(tmp_path / "nowhere.json")]) == 2
+    assert "cannot be read: No such file or directory." in capsys.readouterr().err
