@@ -25,9 +25,10 @@ def import_later(name: str, stand_in: type[Later] = Later) -> None:
 
 
 def leave_out_compiler() -> None:
-    """Save two seconds of processor at the first step of an optimizer (torch 2.13), in a process that compiles nothing.
+    """Save the two seconds of processor that making DDP, or an optimizer's first step, takes (torch 2.13) to load it.
 
-    Not for other people's scripts: what torch marks as not to be compiled meanwhile would be compiled later.
+    For a process that compiles nothing, and not for other people's scripts: what torch marks as not to be compiled
+    meanwhile would be compiled later.
     """
     import torch
 
@@ -44,13 +45,27 @@ def bring_back_compiler() -> None:
         torch._dynamo = importlib.import_module("torch._dynamo")
 
 
+class _NoUtilities:
+    """What DistributedDataParallel asks of torch._dynamo.utils when it is made; all else is the real one's."""
+
+    @staticmethod
+    def get_optimize_ddp_mode() -> str:
+        """How graphs would be cut at DDP's buckets, by default; "python_reducer" would replace its own reducer."""
+        return "ddp_optimizer"
+
+    def __getattr__(self, name: str) -> Any:
+        bring_back_compiler()
+        return getattr(importlib.import_module("torch._dynamo.utils"), name)
+
+
 class _NoCompiler(Later):
-    """What torch asks of torch._dynamo at an optimizer's step and when a process group opens.
+    """What torch asks of torch._dynamo at an optimizer's step, when a process group opens and when DDP is made.
 
     All else of it is the real one's, imported when asked for.
     """
 
     trace_rules = SimpleNamespace(clear_lru_cache=lambda: None)  # it knows no rules yet
+    utils = _NoUtilities()
 
     @staticmethod
     def graph_break(*_: Any) -> None:

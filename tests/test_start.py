@@ -53,7 +53,7 @@ def test_what_is_imported_later_is_there_when_it_is_used():
     assert python(code) == ["two", "MosesTokenizer", "Session"]
 
 
-def test_a_training_without_ddp_imports_no_compiler(tmp_path):
+def test_a_training_imports_no_compiler(tmp_path):
     code = (
         "import sys; from cos598d.commands.cli import main\n"
         f"words = ['--output_dir', {str(tmp_path / 'out')!r}, '--sync', 'all_reduce', '--max_steps', '2']\n"
@@ -61,6 +61,22 @@ def test_a_training_without_ddp_imports_no_compiler(tmp_path):
         "print('compiled' if 'torch._dynamo.eval_frame' in sys.modules else 'plain')"
     )
     assert python(code)[-1] == "plain"
+
+
+def test_ddp_is_made_and_steps_without_a_compiler(tmp_path):
+    """And what else is asked of the compiler's utilities is the real ones'."""
+    code = (
+        "import sys, torch; from cos598d.imports import leave_out_compiler; leave_out_compiler()\n"
+        "import torch.distributed as dist; from torch.nn.parallel import DistributedDataParallel\n"
+        f"dist.init_process_group('gloo', init_method='file://{tmp_path}/store', rank=0, world_size=1)\n"
+        "model = DistributedDataParallel(torch.nn.Linear(2, 1))\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "model(torch.ones(3, 2)).sum().backward(); optimizer.step(); dist.destroy_process_group()\n"
+        "print('compiled' if 'torch._dynamo.eval_frame' in sys.modules else 'plain')\n"
+        "mode, times = torch._dynamo.utils.get_optimize_ddp_mode(), torch._dynamo.utils.compile_times.__module__\n"
+        "print(times, torch._dynamo.utils.get_optimize_ddp_mode() == mode, torch._dynamo.eval_frame.__name__)"
+    )
+    assert python(code) == ["plain", "torch._dynamo.utils", "True", "torch._dynamo.eval_frame"]
 
 
 def test_who_compiles_after_all_gets_torchs_own_compiler():

@@ -14,7 +14,6 @@ def summarize_seconds(seconds: Sequence[float]) -> dict[str, Any]:
     is given beside them. Where there are too few iterations for a figure it is None.
     """
     import numpy as np
-    from scipy.special import stdtrit  # the quantile of t; scipy.stats takes half a second to import
 
     counted = np.asarray(seconds[WARM_UP:], dtype=np.float64)
     summary: dict[str, Any] = {
@@ -32,6 +31,8 @@ def summarize_seconds(seconds: Sequence[float]) -> dict[str, Any]:
             "p90": float(np.quantile(counted, 0.9)),
         }
     if len(counted) > 1:
+        from scipy.special import stdtrit  # the quantile of t; scipy.stats takes half a second to import
+
         spread = float(np.std(counted, ddof=1))
         margin = float(stdtrit(len(counted) - 1, 0.975)) * spread / len(counted) ** 0.5
         summary["interval_95"] = [summary["mean"] - margin, summary["mean"] + margin]
