@@ -21,6 +21,7 @@ from cos598d.errors import UserError
 from cos598d.keeper import Keeper
 from cos598d.measure.clock import IterationClock
 from cos598d.measure.record import RunRecord
+from cos598d.models.checkpoint import all_finite
 from cos598d.plan import Plan
 from cos598d.records.conventions import WARM_UP
 from cos598d.strategies.base import Module, Strategy
@@ -174,7 +175,7 @@ def _check_loss(loss: float, iteration: int, learning_rate: float) -> None:
 
 
 def _check_weights(model: nn.Module, iteration: int, learning_rate: float) -> None:
-    if not all(torch.isfinite(parameter).all() for parameter in model.parameters()):
+    if not all(all_finite(parameter.detach()) for parameter in model.parameters()):
         raise UserError(
             f"some weights are not finite numbers after iteration {iteration}: lower --learning_rate {learning_rate:g}."
         )

@@ -10,6 +10,8 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils import _pytree as pytree
 
+PLAIN = frozenset((bool, int, float, str, type(None)))  # what most things consist of, and holds no tensor
+
 
 def count_memory(**categories: Iterable[torch.Tensor]) -> dict[str, int]:
     """The bytes of each category's storages; a storage that belongs to several counts in the first alone."""
@@ -19,9 +21,10 @@ def count_memory(**categories: Iterable[torch.Tensor]) -> dict[str, int]:
         found[category] = 0
         for tensor in tensors:
             storage = tensor.untyped_storage()
-            if storage.nbytes() and storage.data_ptr() not in seen:
-                seen.add(storage.data_ptr())
-                found[category] += storage.nbytes()
+            size, place = storage.nbytes(), storage.data_ptr()
+            if size and place not in seen:
+                seen.add(place)
+                found[category] += size
     return found
 
 
@@ -42,7 +45,7 @@ def tensors_in(thing: Any) -> Iterator[torch.Tensor]:
         if isinstance(one, torch.Tensor):
             yield one
             continue
-        if id(one) in seen:
+        if type(one) in PLAIN or id(one) in seen:
             continue
         seen.add(id(one))
         if isinstance(one, Mapping):

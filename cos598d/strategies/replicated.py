@@ -122,7 +122,7 @@ class Replicated(Strategy):
 
     def memory(self) -> dict[str, int]:
         held = count_memory(
-            parameters=[p.data for p in self._parameters],
+            parameters=self._parameters,
             gradients=[p.grad for p in self._parameters if p.grad is not None],
             optimizer=state_tensors(self.optimizer),
             buckets=tensors_in(self.sync),
