@@ -3,6 +3,7 @@
 import contextlib
 import os
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -38,28 +39,9 @@ from cos598d.world.meeting import Meeting
 from cos598d.world.places import LAUNCHERS, launcher_facts, place_of, places_in_words
 
 
-def run(config: RunConfig, identity: Identity) -> int:
-    """Be one rank of a run and return the process's exit code; `be_rank` says how it ends when something fails.
-
-    GOES_ON is the code of one that was asked to stop and has saved what it had.
-    """
-    began = time.monotonic()
-
-    with contextlib.ExitStack() as claims:
-
-        def prepare() -> Prepared:
-            config.check(identity.world_size)
-            return _prepare(config, identity, claims)
-
-        def work(prepared: Prepared, meeting: Meeting | None) -> int:
-            return _work(config, prepared, meeting, _console(identity), launcher_facts(identity), claims, began)
-
-        return be_rank(identity, config.timeout, config.facts(), prepare, work)
-
-
 @dataclass(frozen=True)
-class Prepared:
-    """What a rank can find and check alone, before anybody waits for it. `location` is as the task's `locate` says."""
+class Found:
+    """What a run's flags name, the same for all ranks of a host. `location` is as the task's `locate` says."""
 
     task: Task
     location: Any
@@ -67,17 +49,18 @@ class Prepared:
     source: ModelSource
 
 
-def _prepare(config: RunConfig, identity: Identity, claims: contextlib.ExitStack) -> Prepared:
+def find(config: RunConfig, between: Callable[[], None] = lambda: None) -> Found:
+    """Find and check a run's data and its model, which may be downloaded from the hub; between the two call `between`.
+
+    Raises UserError for whatever cannot work.
+    """
     network_facts()  # so that a mistake in it is known now, not when the record is written
     if config.tensorboard:
         check_tensorboard()
     task = config.task()
     location, words = task.locate(config.data_dir)
     task.check(location, (["train"] if config.do_train else []) + list(task.evaluation_parts if config.do_eval else ()))
-    named = named_folder(config)  # None: the run's folder will have a name in runs/ that no other has
-    folder = named or Path("runs")
-    may_be_full = named is None or config.overwrite_output_dir or is_ours(folder, config)
-    claims.enter_context(claim_folder(folder, may_be_full, locks=named is not None and identity.rank == 0))
+    between()
     source = find_model(
         config.model_name_or_path,
         config.model_type,
@@ -92,7 +75,39 @@ def _prepare(config: RunConfig, identity: Identity, claims: contextlib.ExitStack
             f"--max_seq_length {config.max_seq_length} is longer than this model can read: "
             f"give at most {source.longest_sequence}."
         )
-    return Prepared(task, location, words, source)
+    return Found(task, location, words, source)
+
+
+def run(config: RunConfig, identity: Identity, found: Found | None = None) -> int:
+    """Be one rank of a run and return the process's exit code; `be_rank` says how it ends when something fails.
+
+    `found` is what `find` says, where somebody has asked it already. GOES_ON is the code of one that was asked to stop
+    and has saved what it had.
+    """
+    began = time.monotonic()
+
+    with contextlib.ExitStack() as claims:
+
+        def prepare() -> Found:
+            """What a rank can do alone, before anybody waits for it."""
+            config.check(identity.world_size)
+            if found is None:
+                return find(config, lambda: _claim(config, identity, claims))
+            _claim(config, identity, claims)
+            return found
+
+        def work(prepared: Found, meeting: Meeting | None) -> int:
+            return _work(config, prepared, meeting, _console(identity), launcher_facts(identity), claims, began)
+
+        return be_rank(identity, config.timeout, config.facts(), prepare, work)
+
+
+def _claim(config: RunConfig, identity: Identity, claims: contextlib.ExitStack) -> None:
+    """Claim the folder that the run is to write to. Raises UserError where it is not free."""
+    named = named_folder(config)  # None: the run's folder will have a name in runs/ that no other has
+    folder = named or Path("runs")
+    may_be_full = named is None or config.overwrite_output_dir or is_ours(folder, config)
+    claims.enter_context(claim_folder(folder, may_be_full, locks=named is not None and identity.rank == 0))
 
 
 def _console(identity: Identity) -> Console:
@@ -102,7 +117,7 @@ def _console(identity: Identity) -> Console:
 
 def _work(
     config: RunConfig,
-    prepared: Prepared,
+    prepared: Found,
     meeting: Meeting | None,
     console: Console,
     launcher: dict[str, Any],
@@ -199,7 +214,7 @@ def _monitor(config: RunConfig, comm: Communicator, meeting: Meeting | None, con
     return Monitor(config.monitor_interval, interface, comm.device, lambda sentence: console.warn(f"{who}{sentence}"))
 
 
-def _announce(config: RunConfig, prepared: Prepared, comm: Communicator, threads: int, console: Console) -> None:
+def _announce(config: RunConfig, prepared: Found, comm: Communicator, threads: int, console: Console) -> None:
     ranks = f"{comm.world_size} rank{'s' if comm.world_size > 1 else ''}"
     each = f"{threads} thread{'s' if threads > 1 else ''}{' each' if comm.world_size > 1 else ''}"
     console.say(
@@ -213,9 +228,7 @@ def _announce(config: RunConfig, prepared: Prepared, comm: Communicator, threads
     )
 
 
-def _facts(
-    config: RunConfig, prepared: Prepared, comm: Communicator, parameters: int, bytes_from: str
-) -> dict[str, Any]:
+def _facts(config: RunConfig, prepared: Found, comm: Communicator, parameters: int, bytes_from: str) -> dict[str, Any]:
     return {
         "task": prepared.task.name,
         "label": config.label,

@@ -102,7 +102,7 @@ def children_of(pid: int) -> list[int]:
 def worker_of_rank(pid: int, rank: int) -> int:
     """The id of the local worker of that rank among what a process has started."""
     for child in psutil.Process(pid).children(recursive=True):
-        if child.environ().get("RANK") == str(rank):
+        if child.name() == f"rank {rank}" or child.environ().get("RANK") == str(rank):  # a fork says it by its name
             return child.pid
     raise AssertionError(f"no worker of rank {rank} under {pid}")
 

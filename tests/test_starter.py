@@ -9,10 +9,7 @@ from programs import ROOT
 SCRIPT = """
 import os, signal, sys, time
 
-if "RANK" not in os.environ:
-    from cos598d.world.launch import start_local_workers
-    sys.exit(start_local_workers(2, None, sys.argv[1:]))
-
+kind, seconds, code = sys.argv[1:]
 asked = []
 
 def ask(number, _):
@@ -21,29 +18,36 @@ def ask(number, _):
         os._exit(130)
     asked.append(number)
 
-for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
-    signal.signal(number, ask)
-print(f"rank {os.environ['RANK']} trains", flush=True)
-while not asked:
-    time.sleep(0.01)
-print(f"rank {os.environ['RANK']} was asked by {signal.Signals(asked[0]).name}", flush=True)
-seconds, code = sys.argv[1:]
-until = time.monotonic() + float(seconds) * (1 + int(os.environ["RANK"]))
-while time.monotonic() < until:
-    time.sleep(0.01)
-sys.exit(int(code))
+def work():
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+        signal.signal(number, ask)
+    is_fork = open("/proc/self/comm").read().strip() == f"rank {os.environ['RANK']}"
+    print(f"rank {os.environ['RANK']}, {'a fork' if is_fork else 'fresh'}, trains")
+    while not asked:
+        time.sleep(0.01)
+    print(f"rank {os.environ['RANK']} was asked by {signal.Signals(asked[0]).name}")
+    until = time.monotonic() + float(seconds) * (1 + int(os.environ["RANK"]))
+    while time.monotonic() < until:
+        time.sleep(0.01)
+    return int(code)
+
+if "RANK" in os.environ:
+    sys.exit(work())
+from cos598d.world.launch import start_local_workers
+sys.exit(start_local_workers(2, None, sys.argv[1:], be_rank=work if kind == "a fork" else None))
 """
 
 
-@pytest.fixture
-def starter(start, tmp_path):
-    """Start two such workers: starter(seconds of saving, their exit code)."""
+@pytest.fixture(params=["fresh", "a fork"])
+def starter(start, tmp_path, request):
+    """Start two such workers, in fresh interpreters and as forks: starter(seconds of saving, their exit code)."""
     (tmp_path / "script.py").write_text(SCRIPT)
 
     def _starter(seconds, code):
-        program = start("starter", [tmp_path / "script.py", seconds, code], {"PYTHONPATH": str(ROOT)})
+        words = [tmp_path / "script.py", request.param, seconds, code]
+        program = start("starter", words, {"PYTHONPATH": str(ROOT)})
         for rank in range(2):
-            program.wait_for(f"rank {rank} trains")
+            program.wait_for(f"rank {rank}, {request.param}, trains")
         return program
 
     return _starter

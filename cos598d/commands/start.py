@@ -19,16 +19,27 @@ WORDS, EXIT_CODE = "interrupted (Ctrl-C).", 128 + signal.SIGINT
 def start(load: Callable[[], Callable[..., int]], *arguments: Any, **options: Any) -> NoReturn:
     """Call `load`, which imports and returns a function, then that function, and exit with the code it returns."""
     prepare_streams()
-    try:
+    # Of numpy's own threads nothing here makes use, and beside them a process must not be forked.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+    def run() -> int:
         with loading():
             function = load()
-        sys.exit(function(*arguments, **options))
+        return function(*arguments, **options)
+
+    sys.exit(ended(run))
+
+
+def ended(program: Callable[[], int]) -> int:
+    """Call a program's all and return its exit code, also where it was interrupted or cannot print."""
+    try:
+        return program()
     except OutputLost as lost:
         print(lost, file=sys.stderr)
-        sys.exit(lost.exit_code)
+        return lost.exit_code
     except KeyboardInterrupt:
         print(WORDS, file=sys.stderr)
-        sys.exit(EXIT_CODE)
+        return EXIT_CODE
 
 
 def guarded(run: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:

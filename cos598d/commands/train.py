@@ -2,22 +2,29 @@
 
 import argparse
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from cos598d.checkpoints import AUTO, FOLDER, whole_in
 from cos598d.commands.dry_run import add_dry_run, check_dry_run, print_forecast
 from cos598d.commands.rank_flags import identity_from, restarts_from
 from cos598d.commands.replay import add_replay, replay_words, take_world_size, values_of
 from cos598d.commands.run_flags import add_run_options
+from cos598d.commands.start import ended, guarded
 from cos598d.config import RunConfig, config_from, folder_name
 from cos598d.data import get_task
 from cos598d.errors import UsageError
 from cos598d.resume import named_folder
+from cos598d.run import find
 from cos598d.run import run as be_one_rank
+from cos598d.strategies import is_our_own
+from cos598d.terminal.reader import ends_with_its_reader
 from cos598d.world.launch import start_local_workers
+from cos598d.world.workers import may_fork
 
 
 def add_options(
@@ -56,7 +63,9 @@ def run(options: argparse.Namespace) -> int:
     config.check(options.world_size)
     words = list(options.words)
     if not max_restarts:
-        return start_local_workers(options.world_size, options.master_port, words)
+        # Other code may read a rank's place when it is imported, as only a fresh interpreter does.
+        be_rank = _rank_in_a_fork(config, options) if is_our_own(config.sync) and may_fork() else None
+        return start_local_workers(options.world_size, options.master_port, words, be_rank=be_rank)
     folder = named_folder(config)
     if folder is None:  # each start would make a new one
         folder = folder_name(config, options.world_size, f"{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}")
@@ -65,6 +74,23 @@ def run(options: argparse.Namespace) -> int:
     return start_local_workers(
         options.world_size, options.master_port, words, max_restarts, lambda: _words_again(config, folder, before)
     )
+
+
+def _rank_in_a_fork(config: RunConfig, options: argparse.Namespace) -> Callable[[], int]:
+    """What a fork of this process calls to be a rank as its environment says; what all ranks find is found here."""
+    torch.set_num_threads(1)  # what is computed here must leave no threads behind
+    found = find(config)
+
+    def be_rank(_: argparse.Namespace) -> int:
+        identity = identity_from(options)
+        assert identity is not None  # the environment says it
+        return be_one_rank(config, identity, found)
+
+    @ends_with_its_reader
+    def program() -> int:
+        return guarded(be_rank, options)
+
+    return lambda: ended(program)
 
 
 def _words_again(config: RunConfig, folder: Path, before: set[tuple[str, int]]) -> list[str]:

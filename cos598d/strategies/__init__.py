@@ -34,6 +34,11 @@ def known_names() -> tuple[str, ...]:
     return (*SYNCS, *STRATEGIES)
 
 
+def is_our_own(name: str) -> bool:
+    """Whether `--sync name` is this project's code alone: no other library's engine, and no file of the user's."""
+    return name in SYNCS or STRATEGIES.get(name, "").startswith("cos598d.shard.")
+
+
 def class_of(name: str) -> type[Strategy] | type[GradientSync]:
     """The class that `--sync name` means: of a strategy, of a gradient sync, or of your own sync in FILE.py:CLASS.
 

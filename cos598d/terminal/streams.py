@@ -1,6 +1,7 @@
 """Standard streams that are closed, full or of a small encoding: a sentence, never a traceback or anything worse."""
 
 import contextlib
+import io
 import os
 import sys
 from typing import Any
@@ -31,6 +32,15 @@ def prepare_streams() -> None:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
         setattr(sys, name, _Guarded(stream, is_error))
+
+
+def unbuffer_streams() -> None:
+    """In a fork, give this process standard streams of its own that keep nothing back, as `python -u` would."""
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        raw = open(number, "wb", buffering=0, closefd=False)  # noqa: SIM115 - the process's own
+        encoding = getattr(getattr(sys, name), "encoding", None) or "utf-8"
+        setattr(sys, name, io.TextIOWrapper(raw, encoding, write_through=True))
+    prepare_streams()
 
 
 class _Guarded:

@@ -7,6 +7,19 @@ import torch
 
 from cos598d.errors import UserError
 
+# torch.version's word for what it was built for -> how the names of such devices in /dev begin.
+DEVICE_FILES = {"cuda": ("nvidia", "nvhost", "dxg"), "hip": ("kfd", "dxg"), "xpu": ("dri",)}
+
+
+def may_have_gpu() -> bool:
+    """Whether this process may find a GPU that torch can use, found out without a word to its driver.
+
+    Not whether it does: the user may have hidden it, or be without the rights.
+    """
+    files = os.listdir("/dev") if os.path.isdir("/dev") else []
+    wanted = [names for kind, names in DEVICE_FILES.items() if getattr(torch.version, kind, None)]
+    return any(file.startswith(names) for names in wanted for file in files)
+
 
 def choose_device(use_cuda: bool, index_on_host: int) -> torch.device:
     """This rank's device: the CPU, or with CUDA one of the GPUs that this process sees, by its index on its host.

@@ -1,11 +1,10 @@
-"""Local workers: this same program again, once for each rank, with an endpoint and a secret of their own.
+"""Local workers: this same program once for each rank, with an endpoint and a secret of their own.
 
 torch's elastic agent, which also starts workers again, is not what this needs: its store listens at all of the host's
 addresses and admits anybody, its rendezvous unpickles what it finds there, it hands no socket down to rank 0, and it
 starts ranks again that have left with exit code 75, to go on later.
 """
 
-import contextlib
 import itertools
 import os
 import signal
@@ -22,6 +21,7 @@ from cos598d.world.endpoint import listen
 from cos598d.world.identity import LAUNCHER_PID, LISTENER
 from cos598d.world.network import DEFAULT_IP
 from cos598d.world.secret import SECRET_VARIABLE, new_secret
+from cos598d.world.workers import Fork, Worker, held, may_fork
 
 POLL_SECONDS = 0.05
 SAY_SECONDS = 0.5  # when one has failed, the others have so long to hear it and say so before they are stopped
@@ -44,18 +44,21 @@ def start_local_workers(
     arguments: Sequence[str],
     max_restarts: int = 0,
     again: Callable[[], Sequence[str]] = tuple,
+    be_rank: Callable[[], int] | None = None,
 ) -> int:
     """Start `world_size` workers on this host and wait for them; return the exit code.
 
-    Every worker runs this same program with `arguments`. Rank 0 inherits a socket on loopback that is opened here, and
-    all get a secret that only they know. When one fails, the others are stopped, and the result is its exit code
-    (128 + N where signal N ended it, or ended all). Up to `max_restarts` times all are then started again, with the
-    further arguments that `again` returns, another secret and, unless `master_port` says one, another port; but not
-    where they have refused a word on the command line, or left to go on later. The first signal that comes here is
-    passed on, so that workers that train can save what they have; a further Ctrl-C ends them, and after neither are
-    they started again. Raises UserError where the port is taken.
+    Every worker runs this same program with `arguments`, in an interpreter of its own; but where a fork of this process
+    is as good (`may_fork`) and `be_rank` is given, the first time each is such a fork, which calls `be_rank` and ends
+    with what it returns. Rank 0 inherits a socket on loopback that is opened here, and all get a secret that only they
+    know. When one fails, the others are stopped, and the result is its exit code (128 + N where signal N ended it, or
+    ended all). Up to `max_restarts` times all are then started again, with the further arguments that `again` returns,
+    another secret and, unless `master_port` says one, another port; but not where they have refused a word on the
+    command line, or left to go on later. The first signal that comes here is passed on, so that workers that train can
+    save what they have; a further Ctrl-C ends them, and after neither are they started again. Raises UserError where
+    the port is taken.
     """
-    workers: list[subprocess.Popen] = []
+    workers: list[Worker] = []
     asked = signal.SIGTERM
     before = {number: signal.getsignal(number) for number in SIGNALS}
     try:
@@ -63,7 +66,8 @@ def start_local_workers(
             if handler is not signal.SIG_IGN:  # else its starter wants it to go on: nohup, or `&`
                 signal.signal(number, _stop)
         for attempt in itertools.count():
-            _start(workers, world_size, master_port, [*arguments, *(again() if attempt else ())], attempt)
+            words = [*arguments, *(again() if attempt else ())]
+            _start(workers, world_size, master_port, words, attempt, None if attempt else be_rank)
             try:
                 exit_code = _wait(workers)
             except _Stopped as stopped:
@@ -99,19 +103,29 @@ def start_local_workers(
 
 
 def _start(
-    workers: list[subprocess.Popen], world_size: int, master_port: int | None, arguments: Sequence[str], attempt: int
+    workers: list[Worker],
+    world_size: int,
+    master_port: int | None,
+    arguments: Sequence[str],
+    attempt: int,
+    be_rank: Callable[[], int] | None,
 ) -> None:
     """Start the workers, each added to `workers` when it is there."""
     with listen(DEFAULT_IP, master_port or 0, at_once=False) as listener:
         environ = _environment(world_size, listener.getsockname()[1], attempt)
+        forks = be_rank is not None and may_fork()
         for rank in range(world_size):
-            own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            own = environ | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             if rank == 0:
                 own[LISTENER] = str(listener.fileno())
+            if be_rank is not None and forks:
+                with held(SIGNALS) as mask:  # until it is among the workers, and there until it has its own session
+                    workers.append(Fork(be_rank, f"rank {rank}", own, listener, mask))
+                continue
             workers.append(
                 subprocess.Popen(
                     [sys.executable, "-u", *program(), *arguments],
-                    env=environ | own,
+                    env=own,
                     pass_fds=[listener.fileno()] if rank == 0 else [],
                     start_new_session=True,  # a Ctrl-C reaches this process alone, which passes it on
                 )
@@ -136,7 +150,7 @@ def _environment(world_size: int, port: int, attempt: int) -> dict[str, str]:
     )
 
 
-def _wait(workers: Sequence[subprocess.Popen]) -> int:
+def _wait(workers: Sequence[Worker]) -> int:
     """Wait until all have ended well, or one has failed; return its exit code."""
     while True:
         codes = [worker.poll() for worker in workers]
@@ -154,19 +168,21 @@ def _wait(workers: Sequence[subprocess.Popen]) -> int:
         time.sleep(POLL_SECONDS)
 
 
-def _wait_for_all(workers: Sequence[subprocess.Popen], seconds: float) -> None:
+def _wait_for_all(workers: Sequence[Worker], seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while any(worker.poll() is None for worker in workers) and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
 
 
-def _end(workers: Sequence[subprocess.Popen], asked: int) -> None:
+def _end(workers: Sequence[Worker], asked: int) -> None:
     """End the workers that still run, and what they have started: with the signal `asked` first, then by force."""
     for number, seconds in ((asked, STOP_SECONDS), (signal.SIGKILL, 5.0)):
         for worker in workers:
             if worker.poll() is None:
-                with contextlib.suppress(ProcessLookupError):
+                try:
                     os.killpg(worker.pid, number)
+                except ProcessLookupError:  # a fork that has no session yet, and has started nothing
+                    worker.send_signal(number)
         _wait_for_all(workers, seconds)
 
 
