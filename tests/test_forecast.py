@@ -140,6 +140,10 @@ def test_the_command_starts_nothing_and_makes_no_folder(timed, monkeypatch, tmp_
     assert "a rank sends in an iteration: 3,206,464, 3,206,464, 3,206,456, 3,206,456 bytes, rank by rank" in said
     assert "would write runs/train-digits-zero1-n4-WHEN/model: about 2.16 MB" in said
     assert list(tmp_path.iterdir()) == []
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").write_text("mine")
+    assert cli.main([*words, "--output_dir", "full"]) == 0
+    assert "would be refused as it is: --output_dir full is not empty" in capsys.readouterr().out
 
 
 def test_a_lesson_s_script_forecasts_itself(timed, run_here, tmp_path):

@@ -260,7 +260,14 @@ Case = tuple[str, Path, Callable[[Path], Any]]
 
 def make_cases(folder: Path) -> list[Case]:
     """Every command that reads files, with a folder of whole ones for it."""
-    return [*_of_records(folder), *_of_benches(folder), *_of_squad(folder), *_of_glue(folder), *_of_models(folder)]
+    return [
+        *_of_records(folder),
+        *_of_configs(folder),
+        *_of_benches(folder),
+        *_of_squad(folder),
+        *_of_glue(folder),
+        *_of_models(folder),
+    ]
 
 
 def call(*words: object) -> None:
@@ -311,6 +318,24 @@ def _with_packets(path: Path) -> None:
         "packets_received_per_iteration": [900.0] * len(sent),
     }
     path.write_text(json.dumps(summary))
+
+
+def _of_configs(folder: Path) -> Iterator[Case]:
+    from dataclasses import asdict
+
+    from cos598d.commands.replay import read_config
+    from cos598d.config import RunConfig, config_from
+
+    configs = folder / "configs"
+    configs.mkdir()
+    (configs / "config.json").write_text(json.dumps(asdict(config_from({})) | {"world_size": 2}))
+
+    def replay(place: Path) -> None:
+        values = read_config(place / "config.json")
+        world_size = values.pop("world_size")
+        RunConfig(**values).check(world_size)
+
+    yield "train --config", configs, replay
 
 
 def _of_benches(folder: Path) -> Iterator[Case]:

@@ -5,6 +5,8 @@ from pathlib import Path
 
 from cos598d.config import RunConfig
 from cos598d.errors import UsageError
+from cos598d.resume import is_ours, named_folder
+from cos598d.terminal.printable import printable
 from cos598d.world.identity import Identity
 
 
@@ -43,5 +45,13 @@ def print_forecast(options: argparse.Namespace, config: RunConfig, identity: Ide
         return 0
     world_size = options.world_size if identity is None else identity.world_size
     known = Known(costs_from=tuple(options.costs_from or ()))
-    print(*forecast_lines(config, world_size, forecast(config, world_size, timings=known)), sep="\n")
+    lines = forecast_lines(config, world_size, forecast(config, world_size, timings=known))
+    folder = named_folder(config)
+    if folder is not None and not (config.overwrite_output_dir or is_ours(folder, config)) and _is_full(folder):
+        lines.append(f"the run would be refused as it is: --output_dir {folder} is not empty")
+    print(*map(printable, lines), sep="\n")
     return 0
+
+
+def _is_full(folder: Path) -> bool:
+    return folder.is_file() or (folder.is_dir() and any(folder.iterdir()))

@@ -8,8 +8,10 @@ from cos598d.scale.fit import fit
 from cos598d.scale.model import Costs
 from cos598d.scale.records import load_records
 
-# On a core that no other rank shares; how they were found is in docs/cost.md.
-OF_A_CORE = Costs(3e-4, 1e-4, 5e-10, 0.95)
+# Over loopback, where each rank has a core of its own; how they were found is in docs/cost.md.
+OF_A_CORE = Costs(3e-4, 1e-4, 3.5e-10, 0.95)
+# What a step waits, beside that, for a rank to get a core, for each further rank that shares it.
+WAIT_SECONDS = 8e-4
 
 
 class CallCosts:
@@ -29,7 +31,6 @@ class CallCosts:
             return self._fitted
         return replace(
             OF_A_CORE,
-            call_seconds=OF_A_CORE.call_seconds * crowd,
-            step_seconds=OF_A_CORE.step_seconds * crowd,
+            step_seconds=OF_A_CORE.step_seconds + WAIT_SECONDS * (crowd - 1),
             processor_seconds_per_byte=OF_A_CORE.processor_seconds_per_byte * crowd,
         )

@@ -17,7 +17,7 @@ from cos598d.strategies.formula import without_values
 T = TypeVar("T")
 OF_DATA = (
     *("task_name", "data_dir", "max_seq_length", "max_train_examples", "augment", "image_size"),
-    *("doc_stride", "max_query_length", "version_2_with_negative"),
+    *("train_file", "doc_stride", "max_query_length", "version_2_with_negative"),
 )
 OF_MODEL = ("model_type", "model_name_or_path", "config_name", "tokenizer_name", "cache_dir", "do_lower_case")
 

@@ -74,7 +74,8 @@ def predict_seconds(
     costs = known.once(("costs", known.costs_from), lambda: CallCosts(known.costs_from))
     calls, overlaps = _calls(strategy, job, sent)
     arranged = arrange(calls, compute, crowd)
-    seconds = iteration_seconds(config.sync, arranged, compute, link, costs.of(crowd), overlaps)
+    label = f"{config.sync}+{config.compress}" if config.compress else config.sync  # as benches call it
+    seconds = iteration_seconds(label, arranged, compute, link, costs.of(crowd), overlaps)
     return _of_all(seconds, steps, f"{said}, and {_count(len(calls), 'call')} are added; {costs.words}")
 
 
@@ -95,19 +96,20 @@ def _compute(timed: Timed, steps: Steps, job: Job, crowding: float) -> Compute:
 def _calls(strategy: Strategy, job: Job, sent: Sent) -> tuple[list[Call], bool]:
     """A step's calls, and whether they begin beside backward. Of what is no gradient sync only their number and bytes
     are known: they are taken for equal ones, spread over backward."""
-    loss = Call(2 * (job.ranks - 1), 0.0, 0.0, 0.0, 2, (job.tensors[0].name,))
+    # It is there when the last backward begins.
+    loss = Call(2 * (job.ranks - 1), 0.0, 0.0, 0.0, 2, (job.tensors[-1].name,))
     if isinstance(strategy, Replicated) and not strategy.shards:
         sync = strategy.sync
         hosts = job.hosts or [range(job.ranks)]
         travels = sync.calls(Step(job.tensors, sync.options, hosts, job.tensors[::-1])) or []
         calls = [call for travel in travels for call in _of_travel(travel, sync.options.compress, job.ranks)]
-        return [*calls, loss], sync.overlaps
+        return [loss, *calls], sync.overlaps
     count = max(1, sent.calls)
     names = [tensor.name for tensor in job.tensors[::-1]]
     each = sent.synchronizing / count
     return [
-        *(Call(1, each, 2 * each, 2 * each, 0, (names[place * len(names) // count],)) for place in range(count)),
         loss,
+        *(Call(1, each, 2 * each, 2 * each, 0, (names[place * len(names) // count],)) for place in range(count)),
     ], True
 
 

@@ -33,6 +33,7 @@ from cos598d.strategies.precision import autocast
 from cos598d.world.devices import choose_threads
 
 WARM_UP, LEAST, MOST = 2, 3, 60  # iterations that are left out, and at least and at most counted
+WAIT_SECONDS = 120  # after which one that waits for the others knows that one of them has died
 
 
 @dataclass(frozen=True)
@@ -76,12 +77,12 @@ def answer(question: Question) -> Timed:
     work = Known().work(config)
     model = build_model(work.source, work.task.head, work.task.num_labels, config.dropout, config.seed)
     context = multiprocessing.get_context("fork")
-    barrier, counted = context.Barrier(question.processes), context.Value("i", 0)
+    barrier, counted = context.Barrier(question.processes, timeout=WAIT_SECONDS), context.Value("i", 0)
     inlet, outlet = context.Pipe(duplex=False)
     ranks = []
     for rank in range(question.processes):
         arguments = (question, config, work, model, rank, barrier, counted, outlet)
-        ranks.append(context.Process(target=_be_rank, args=arguments))
+        ranks.append(context.Process(target=_be_rank, args=arguments, daemon=True))
         ranks[-1].start()
     outlet.close()
     try:
