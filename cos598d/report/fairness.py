@@ -1,7 +1,7 @@
 """Did runs that stand side by side do the same work? Said in one line before any ratio, from their records alone."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from cos598d.records.run import Summary
@@ -14,18 +14,21 @@ COMPARED = 20
 LOSSES_APART = {"fp32": 1e-3, "bf16": 2e-2, "fp16": 2e-2}
 
 
-def work_remark(runs: Sequence[Summary]) -> str:
+def work_remark(runs: Sequence[Summary], by_design: Collection[str] = ()) -> str:
     """ "not the same work: ..." with all in which the runs' work differs, a line; "" where nothing is known to.
 
     What a record does not say is unknown, and differs from nothing. Threads are compared among as many ranks: a rank
     alone has the whole machine. A batch, or a number of steps, that differs is meant to where a run of the same sync,
-    ranks and other settings has the others' (a sweep); steps are then compared among runs of one batch.
+    ranks and other settings has the others' (a sweep); steps are then compared among runs of one batch. Words that
+    are to differ, `by_design`, are not told.
     """
     trained = [run for run in runs if run["losses"]]
     if len(trained) < 2:
         return ""
     found = []
     for word in trained[0].get("work", {}):
+        if word in by_design:
+            continue
         if word == BATCH:
             groups = [_without_sweep(trained, (BATCH, STEPS))]
         elif word == STEPS:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from cos598d.errors import UserError
@@ -70,7 +71,7 @@ def load_entry_run(folder: Path, name: str, asked: Mapping[str, Any]) -> Run:
 
 def strategies_rows(entries: Sequence[Entry]) -> list[list[str]]:
     """A head and a row for each entry, those without a run too."""
-    metrics = list(dict.fromkeys(name for entry in entries if entry.run for name in _metrics(entry.run)))
+    metrics = list(dict.fromkeys(name for entry in entries if entry.run for name in metrics_of(entry.run)))
     has_gpu = any(_gpu_peak(entry.run) is not None for entry in entries if entry.run)
     head = ["strategy", "ranks", "epochs", "seconds", "s/epoch", "examples/s", "speed-up", "efficiency"]
     head += ["peak MB", "all ranks' MB", *(["GPU's peak MB"] if has_gpu else [])]
@@ -102,7 +103,7 @@ def strategies_rows(entries: Sequence[Entry]) -> list[list[str]]:
 def learning_rows(entries: Sequence[Entry]) -> list[list[str]]:
     """A head and a row for each run's epoch: where the validation loss rises again, overfitting begins."""
     known = [(entry, entry.run) for entry in entries if entry.run]
-    metrics = list(dict.fromkeys(name for _, run in known for name in _metrics(run)))
+    metrics = list(dict.fromkeys(name for _, run in known for name in metrics_of(run)))
     rows = [["strategy", "epochs", "epoch", "training loss", *metrics]]
     for entry, run in known:
         for epoch in run.summary["epochs"]:
@@ -128,8 +129,26 @@ def left_out(entries: Sequence[Entry]) -> list[str]:
 
 
 def epoch_seconds(run: Run) -> float:
-    """The mean seconds of an epoch's training, by the wall."""
-    return _training(run) / len(run.summary["epochs"])
+    """The mean seconds of a whole epoch's training, by the wall: the last one may have been cut short."""
+    most = max(training["examples"] for training in _trainings(run))
+    return fmean(training["wall_seconds"] for training in _trainings(run) if training["examples"] == most)
+
+
+def metrics_of(run: Run) -> list[str]:
+    """The losses and metrics of an evaluation, without those of parts of the data and of other thresholds."""
+    last = run.summary["epochs"][-1]
+    names = [name for name in last if is_number(last[name]) and name not in {*NOT_METRICS, "total"}]
+    return sorted((n for n in names if n.islower() and not n.startswith("best_")), key=lambda n: n != "validation_loss")
+
+
+def sent_bytes(summary: Mapping[str, Any]) -> float | None:
+    """Bytes of an iteration, of the rank that sends most; or the mean over the ranks that the kernel's counters saw
+    leave, where no ledger has them. None where nobody knows."""
+    if is_in_ledger(summary):
+        return max(summary["bytes_sent_per_iteration"])
+    wire = summary.get("wire")
+    counted = [wire["bytes_sent_per_iteration"][ranks[0]] for ranks in wire["ranks_by_interface"]] if wire else []
+    return sum(counted) / summary["world_size"] if counted and None not in counted else None
 
 
 def processors(run: Run) -> int | None:
@@ -163,20 +182,9 @@ def _total(run: Run) -> float:
 
 
 def _sent(summary: Mapping[str, Any]) -> str:
-    """MB that a rank sends in an iteration."""
-    if is_in_ledger(summary):
-        return f"{max(summary['bytes_sent_per_iteration']) / 1e6:,.1f}"
-    wire = summary.get("wire")
-    counted = [wire["bytes_sent_per_iteration"][ranks[0]] for ranks in wire["ranks_by_interface"]] if wire else []
-    return f"{sum(counted) / summary['world_size'] / 1e6:,.1f}" if counted and None not in counted else "-"
+    sent = sent_bytes(summary)
+    return "-" if sent is None else f"{sent / 1e6:,.1f}"
 
 
 def _gpu_peak(run: Run) -> float | None:
     return max((peak for peak in run.summary["memory"]["gpu_peak_bytes"] if peak is not None), default=None)
-
-
-def _metrics(run: Run) -> list[str]:
-    """The losses and metrics of an evaluation, without those of parts of the data and of other thresholds."""
-    last = run.summary["epochs"][-1]
-    names = [name for name in last if is_number(last[name]) and name not in {*NOT_METRICS, "total"}]
-    return sorted((n for n in names if n.islower() and not n.startswith("best_")), key=lambda n: n != "validation_loss")

@@ -1,0 +1,297 @@
+"""A sweep's table and page: made of its runs' records, true of them, and readable."""
+
+import re
+from itertools import product
+from xml.etree import ElementTree
+
+import pytest
+from sweep_records import entry
+
+pytest.importorskip("jinja2")
+pytest.importorskip("matplotlib")
+from cos598d.records.conventions import BROKEN_OFF, FAILED, LEFT_OUT
+from cos598d.report.blocks import Figure
+from cos598d.report.figures.sweep import chart_figure
+from cos598d.report.render import as_html, as_markdown_page
+from cos598d.report.sweep_answer import cautions, sentences
+from cos598d.report.sweep_entries import SweepEntry, axes_of, combinations_of
+from cos598d.report.sweep_lines import EVEN, LINEAR, LOGARITHMIC, MOST_LINES, MOST_PANELS, chart_of
+from cos598d.report.sweep_measures import metric_measures, seconds_measure, speed_up
+from cos598d.report.sweep_page import MOST_RUNS, sweep_page
+from cos598d.report.sweep_table import sweep_rows
+
+EVIL = '<script>alert(1)</script> "x"'
+RANKS = {"1x1": 1, "1x2": 2, "2x1": 2}
+
+
+def cells(entries):
+    """The table's rows as mappings."""
+    head, *rows = sweep_rows(entries)
+    return [dict(zip(head, row, strict=True)) for row in rows]
+
+
+def said(entries):
+    return " ".join(sentences(combinations_of(entries)))
+
+
+def warned(entries):
+    return " ".join(cautions(entries, combinations_of(entries)))
+
+
+def chart(entries, axis, measure=None):
+    return chart_of(combinations_of(entries), axis, measure or seconds_measure())
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory):
+    """Two batches on three set-ups, the links of two hosts with two delays; two seeds: 16 runs."""
+    folder, found = tmp_path_factory.mktemp("sweep"), []
+    for seed, batch, setup, delay in product((42, 43), ("4", "16"), RANKS, ("0", "10ms")):
+        settings = {"batch": batch, "setup": setup} | ({"delay": delay} if setup == "2x1" else {})
+        if setup != "2x1" and delay != "0":
+            continue
+        seconds = 80 / int(batch) / RANKS[setup] * (3 if delay != "0" else 1) * (1.1 if seed == 43 else 1)
+        acc = 0.9 - int(batch) / 100 + (0.002 if seed == 43 else 0)
+        size = int(batch) * RANKS[setup]
+        found.append(entry(folder, settings, seed, seconds=seconds, acc=acc, batch=size))
+    return found
+
+
+@pytest.fixture(scope="module")
+def page(grid):
+    return sweep_page(grid, "cos598d sweep: grid")
+
+
+def test_the_table_has_a_row_for_each_combination_with_mean_least_and_most_of_its_seeds(grid):
+    rows = cells(grid)
+    assert [row["setup"] for row in rows] == ["1x1", "1x2", "2x1", "2x1"] * 2
+    assert [row["delay"] for row in rows[:4]] == ["-", "-", "0", "10ms"]
+    first = rows[0]
+    assert (first["batch"], first["seeds"], first["epochs"]) == ("4", "2", "2")
+    assert first["acc"] == "0.8610 (0.8600-0.8620)"
+    assert first["validation_loss"] == "0.6000 (0.6000-0.6000)"
+    assert first["s/epoch"] == "21.0 (20.0-22.0)"
+    assert (first["sent MB/it"], rows[1]["sent MB/it"]) == ("0.00", "2.00")
+    assert "remarks" not in first, "nothing went wrong"
+
+
+def test_speed_up_is_against_one_process_with_the_same_other_settings_seed_by_seed(grid):
+    rows = cells(grid)
+    assert [row["speed-up"] for row in rows[:4]] == ["-", "2.00 (2.00-2.00)", "2.00 (2.00-2.00)", "0.667 (0.667-0.667)"]
+    unlike = [one for one in grid if not (one.settings["setup"] == "1x1" and one.seed == 43)]
+    assert cells(unlike)[1]["speed-up"] == "2.00", "seed 43 has no run of one process to stand beside"
+    without = [one for one in grid if one.settings["setup"] != "1x1"]
+    assert "speed-up" not in sweep_rows(without)[0]
+
+
+def test_what_happened_on_the_way_is_told_and_what_is_missing_is_not_counted(tmp_path):
+    at = {"learning_rate": "2e-5"}
+    entries = [
+        entry(tmp_path, at, 1, acc=0.5, attempts=3),
+        entry(tmp_path, at, 2, acc=0.7, epochs=1, why="stopped early: 2 evaluations in a row had no better loss"),
+        SweepEntry(at, 3, FAILED, "rank 1 was lost."),
+        SweepEntry(at, 4, BROKEN_OFF, "it has not been run yet."),
+        SweepEntry({"learning_rate": "2e-9"}, 1, LEFT_OUT, "it is too small."),
+        SweepEntry({"learning_rate": "2e-9"}, 2, LEFT_OUT, "it is too small."),
+    ]
+    first, last = cells(entries)
+    assert (first["seeds"], first["acc"], first["epochs"]) == ("2 of 4", "0.6000 (0.5000-0.7000)", "1-2")
+    assert first["remarks"] == "seed 1 took 3 attempts; seed 2 stopped early; seed 3 failed; seed 4 not finished"
+    assert (last["acc"], last["s/epoch"], last["seeds"], last["remarks"]) == ("-", "-", "0 of 2", "left out")
+    found = sweep_page(entries, "a sweep")
+    assert "6 runs, of which 2 finished, 1 failed, 1 not finished and 2 left out" in found.lead
+    assert found.answer.cautions == [
+        "learning_rate 2e-5, seed 3, failed: rank 1 was lost.",
+        "learning_rate 2e-5, seed 4, is not finished: it has not been run yet.",
+    ]
+    assert "1 run stopped early and 1 run went on after an interruption" in said(entries)
+    assert as_html(found).count("learning_rate 2e-9 is left out: it is too small.") == 1
+
+
+def test_a_sweep_without_a_finished_run_has_a_page_that_says_so():
+    found = sweep_page([SweepEntry({"batch": "4"}, 1, FAILED, "no room.")], "a sweep")
+    assert found.answer.sentences == ["No run has finished, so there is nothing to compare."]
+    assert [section.title for section in found.sections] == ["All combinations"]
+
+
+def test_only_whole_epochs_count_for_their_seconds(tmp_path):
+    one = entry(tmp_path, {"batch": "4"}, seconds=10.0)
+    last = one.run.summary["epochs"][-1]
+    last["training"] = {"examples": last["training"]["examples"] // 2, "wall_seconds": 5.0}
+    assert cells([one])[0]["s/epoch"] == "10.0"
+
+
+def test_numbers_stand_in_their_order_and_words_in_the_user_s():
+    words = (("10ms", "ddp"), ("0", "ring"), ("500us", "all_reduce"), ("1s", "ddp"))
+    entries = [SweepEntry({"delay": delay, "sync": sync, "rate": "1gbit"}, 1, FAILED) for delay, sync in words]
+    axes = axes_of(combinations_of(entries))
+    assert axes == {"delay": ["0", "500us", "10ms", "1s"], "sync": ["ddp", "ring", "all_reduce"], "rate": ["1gbit"]}
+
+
+@pytest.mark.parametrize(
+    ("words", "scale"),
+    [
+        (("1", "4", "16"), LOGARITHMIC),
+        (("2e-5", "2e-4"), LINEAR),
+        (("1", "2", "3"), LINEAR),
+        (("0", "1", "10", "40"), EVEN),
+    ],
+)
+def test_values_stand_to_scale_where_that_can_be_read(words, scale, tmp_path):
+    entries = [entry(tmp_path, {"max_grad_norm": word}) for word in words]
+    axis = chart(entries, "max_grad_norm").axis
+    assert list(axis.places) == list(words)
+    assert axis.scale == scale
+    places = list(axis.places.values())
+    assert min(after - before for before, after in zip(places, places[1:])) >= 0.08 * (places[-1] - places[0])
+
+
+def test_a_line_is_of_runs_alike_in_all_else_and_one_host_stands_beside_every_link(grid):
+    lines = chart(grid, "setup").lines
+    assert [dict(line.settings) for line in lines] == [
+        {"batch": batch, "delay": delay} for batch in ("4", "16") for delay in ("0", "10ms")
+    ]
+    assert all(list(line.points) == list(RANKS) for line in lines)
+    over_delay = chart(grid, "delay").lines
+    assert [list(line.points) for line in over_delay] == [["0", "10ms"]] * 2, "one host has no delay"
+    assert chart(grid, "batch", speed_up(combinations_of(grid))) is not None
+    assert chart([one for one in grid if one.settings["batch"] == "4"], "batch") is None, "one value is no axis"
+
+
+def test_more_lines_than_can_be_told_apart_are_cut_into_panels_and_what_has_no_room_is_said(tmp_path):
+    def sweep(*counts):
+        values = [[str(number) for number in range(count)] for count in counts]
+        names = ("seed_of_data", "momentum", "dropout")
+        folder = tmp_path / str(len(values[2]))
+        return [entry(folder, dict(zip(names, words)), seconds=1.0 + int(words[0])) for words in product(*values)]
+
+    found = chart(sweep(2, 3, 5), "seed_of_data")
+    assert len(found.lines) == 15
+    assert found.panel_axes == ("momentum",)
+    assert found.is_whole
+    assert all(len(lines) <= MOST_LINES for lines in found.panels.values())
+    crowded = chart(sweep(2, MOST_PANELS + 1, MOST_LINES + 1), "seed_of_data")
+    assert sum(map(len, crowded.panels.values())) <= MOST_LINES * MOST_PANELS
+    assert not crowded.is_whole
+
+
+def test_no_point_lies_outside_its_plot(grid):
+    """The panels share one scale, and the slow ones may come last."""
+    root = ElementTree.fromstring(chart_figure(chart(grid, "setup"), "plot"))
+    space = "{http://www.w3.org/2000/svg}"
+    clips = {clip.get("id"): clip[0] for clip in root.iter(f"{space}clipPath")}
+    seen = 0
+    for group in root.iter(f"{space}g"):
+        clip = clips.get((group.get("clip-path") or "").removeprefix("url(#").removesuffix(")"))
+        for mark in group.findall(f"{space}use") if clip is not None else ():
+            top, height = float(clip.get("y")), float(clip.get("height"))
+            assert top <= float(mark.get("y")) <= top + height
+            seen += 1
+    assert seen >= 12
+
+
+def test_the_page_has_each_figure_against_each_axis_and_then_the_table(page):
+    titles = [section.title for section in page.sections]
+    assert titles == [
+        "acc against each axis",
+        "validation_loss against each axis",
+        "Seconds an epoch",
+        "Speed-up against setup 1x1",
+        "Delay",
+        "All combinations",
+    ]
+    figures = {section.title: [one for one in section.blocks if isinstance(one, Figure)] for section in page.sections}
+    assert [len(figures[title]) for title in titles] == [2, 3, 2, 2, 2, 0]
+    assert "setup (hosts x ranks on each)" in figures["Seconds an epoch"][0].svg
+    every = [page.answer.figure, *(figure for found in figures.values() for figure in found)]
+    assert len({figure.name for figure in every}) == len(every)
+    for figure in every:
+        assert all(figure.caption)
+        assert "Points and bars: the mean, the least and the most of 2 seeds." in figure.caption[-1]
+    ids = re.findall(r' id="([^"]*)"', as_html(page))
+    assert len(set(ids)) == len(ids)
+
+
+def test_the_usual_sections_follow_where_the_runs_are_few(grid, page):
+    few = grid[:MOST_RUNS]
+    assert "One iteration in time" not in [section.title for section in page.sections]
+    titles = [section.title for section in sweep_page(few, "few").sections]
+    assert titles.index("All combinations") < titles.index("The runs") < titles.index("One iteration in time")
+
+
+def test_the_answer_is_what_the_records_say(grid, page):
+    words = " ".join(page.answer.sentences)
+    assert (
+        "acc after the last epoch is highest with batch 4 and setup 1x1, 0.8610 (0.8600 to 0.8620 over 2 seeds)"
+        in words
+    )
+    assert "the fewest seconds with batch 16 and setup 1x2, 2.62 s (2.50 to 2.75 s over 2 seeds)" in words
+    assert "2.00 times as fast with 1x2 and 0.667 to 2.00 times as fast with 2x1." in words
+    assert "From delay 0 to 10ms an epoch comes to 3.00 times the seconds" in words
+    assert "acc changes by +0.0000, which is within the range of the seeds" in words
+    assert page.lead.startswith("A sweep of batch (4, 16), setup (1x1, 1x2, 2x1) and delay (0, 10ms) with 2 seeds: 16 ")
+
+
+def test_ranges_that_overlap_show_no_best_and_one_seed_shows_little(tmp_path):
+    values = {("2e-5", 1): 0.50, ("2e-5", 2): 0.60, ("2e-4", 1): 0.55, ("2e-4", 2): 0.65}
+    entries = [entry(tmp_path, {"learning_rate": word}, seed, acc=acc) for (word, seed), acc in values.items()]
+    assert (
+        "0.5500 (0.5000 to 0.6000 over 2 seeds); the ranges overlap, so these seeds show none to be the best"
+        in said(entries)
+    )
+    far = [entry(tmp_path / "far", {"learning_rate": word}, 1, acc=float(word)) for word in ("0.1", "0.2", "0.3")]
+    assert "One seed each: small differences may be chance." in said(far)
+    assert "overlap" not in said(far)
+    same = [entry(tmp_path / "same", {"learning_rate": word}) for word in ("0.1", "0.2")]
+    assert "acc is 0.8000 after the last epoch of all combinations." in said(same)
+    assert "An epoch of training takes 10.0 s with all combinations." in said(same)
+
+
+def test_what_the_axes_ask_for_is_no_other_work_and_what_they_do_not_is(tmp_path):
+    entries = [
+        entry(
+            tmp_path,
+            {"batch": batch, "learning_rate": rate},
+            seed,
+            batch=int(batch),
+            config={"learning_rate": float(rate)},
+        )
+        for batch, rate, seed in product(("4", "16"), ("2e-5", "2e-4"), (1, 2))
+    ]
+    assert warned(entries) == ""
+    entries[-1].run.summary["work"]["TF32"] = True
+    entries[0].run.summary["work"]["TF32"] = False
+    entries[1].run.summary["ground"]["cores"], entries[2].run.summary["ground"]["cores"] = 2, 64
+    assert "not the same work: TF32" in warned(entries)
+    assert "not on the same ground: cores 2 in" in warned(entries)
+
+
+def test_losses_that_part_on_other_hosts_are_a_caution(tmp_path):
+    losses = [0.7, 0.6, 0.5, 0.4, 0.3]
+    entries = [entry(tmp_path, {"setup": setup}, losses=losses) for setup in ("1x2", "2x1")]
+    assert warned(entries) == ""
+    entries.append(entry(tmp_path, {"setup": "1x4"}, losses=[0.7, 0.6, 0.5, 0.45, 0.4]))
+    assert "so its gradients are others" in warned(entries)
+
+
+def test_epochs_of_other_lengths_are_a_caution(tmp_path):
+    entries = [entry(tmp_path, {"batch": batch}, examples=10 * int(batch)) for batch in ("4", "16")]
+    assert "An epoch is from 40 to 160 examples long in these runs: their seconds do not compare." in warned(entries)
+
+
+def test_values_and_words_from_outside_stay_text(tmp_path):
+    entries = [entry(tmp_path, {"sync": sync}) for sync in ("ddp", "flat")]
+    entries += [SweepEntry({"sync": EVIL}, 42, FAILED, EVIL)]
+    found = sweep_page(entries, EVIL)
+    text, (markdown, _) = as_html(found), as_markdown_page(found, "files")
+    assert "<script" not in text
+    assert "<script" not in markdown
+    assert text == as_html(sweep_page(entries, EVIL)), "the same records give the same bytes"
+
+
+def test_a_task_without_metrics_still_has_its_losses(tmp_path):
+    entries = [entry(tmp_path, {"batch": batch}, acc=None, loss=int(batch) / 10) for batch in ("4", "8")]
+    assert [measure.title for measure in metric_measures(combinations_of(entries))] == ["validation_loss"]
+    assert "validation_loss after the last epoch is lowest with batch 4, 0.5000, and highest with batch 8" in said(
+        entries
+    )
