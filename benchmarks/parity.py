@@ -34,7 +34,7 @@ OPTIMIZERS = {
 }
 # Softmax over the keys does not change when all scores of a query shift alike, so the true gradient of a key's bias
 # is zero: what Adam sees there is rounding noise, which it scales up to whole steps.
-KEY_BIAS = "attention.self.key.bias"
+KEY_BIASES = ("attention.self.key.bias", "attention.attention.key.bias")  # BERT's, and those of the vision transformer
 
 
 def main() -> None:
@@ -99,7 +99,7 @@ def weight_differences(first: Path, second: Path) -> tuple[float, float]:
     """The largest difference of two runs' final weights: over all, and without the key biases."""
     a, b = (torch.load(folder / "model" / "pytorch_model.bin", weights_only=True) for folder in (first, second))
     found = {name: (a[name] - b[name]).abs().max().item() for name in a}
-    return max(found.values()), max(value for name, value in found.items() if not name.endswith(KEY_BIAS))
+    return max(found.values()), max(value for name, value in found.items() if not name.endswith(KEY_BIASES))
 
 
 if __name__ == "__main__":

@@ -81,7 +81,8 @@ def flags_of_file(path):
     source = path.read_text()
     if path.name == "download_glue_data.py":
         source = "".join(each.read_text() for each in (OUR_CODE / "data").rglob("*.py"))
-    return set(re.findall(r"\"(--?\w+)\"", source))
+    found = set(re.findall(r"\"(--?\w+)\"", source))
+    return found | flags_of("train")[""] if "parse_known_args" in source else found  # the rest are its runs' flags
 
 
 @functools.cache

@@ -35,10 +35,12 @@ def decode(content: bytes) -> np.ndarray:
     Of an animation the first picture is taken; CMYK and palettes become red, green and blue, 16 bits the upper 8; what
     is transparent lies on white; a picture that says how the camera was held is turned.
     """
-    from PIL import Image, ImageOps
+    from PIL import Image, ImageOps, UnidentifiedImageError
 
     if len(content) > MOST_BYTES:
         raise Refused(f"is a file of more than {MOST_BYTES >> 20} MB")
+    if not content:
+        raise Refused("is empty")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's on sizes, since we have a limit of our own
@@ -52,6 +54,8 @@ def decode(content: bytes) -> np.ndarray:
         raise
     except Image.DecompressionBombError:
         raise Refused(f"has more pixels than the {MOST_PIXELS // 10**6} million that are read") from None
+    except UnidentifiedImageError:
+        raise Refused(f"is damaged, or none of {', '.join(FORMATS)}") from None
     except MemoryError:
         raise Refused("does not fit into memory") from None
     except Exception as error:  # its decoders raise whatever they stumble over

@@ -94,9 +94,10 @@ def find_classes(place: Place) -> Found:
     classes_of = {part: set(found) for part, found in by_part.items()}
     names = sorted(set().union(*classes_of.values())) if classes_of else []
     if not 2 <= len(names) <= MOST_CLASSES:
+        counted = f"one class ({printable(names[0], 100)})" if len(names) == 1 else f"{len(names) or 'no'} classes"
         raise UserError(
-            f"{printable(place.name, 200)} has images of {len(names)} classes{f' ({names[0]})' if names else ''}: give "
-            "a folder with one folder of images for each of two classes or more."
+            f"{printable(place.name, 200)} has images of {counted}: give a folder with one folder of images for each "
+            "of two classes or more."
         )
     if has_parts and (only := sorted(classes_of.get("dev", set()) - classes_of.get("train", set()))):
         raise UserError(
