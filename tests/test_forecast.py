@@ -19,7 +19,7 @@ from cos598d.strategies import known_names
 DIGITS = {"task_name": "digits", "max_train_examples": 150, "max_eval_examples": 90, "total_train_batch_size": 30}
 DIGITS |= {"num_train_epochs": 2.0, "no_cuda": True}
 RUNS = {"ddp": 2, "zero3": 2, "all_reduce": 1}
-TIMED = Timed(0.1, 0.2, 0.05, {}, 7, 100.0, 1)
+TIMED = Timed(0.1, 0.2, 0.05, {}, 7, 100.0, 1, 1.0)
 ENGINES = ("deepspeed", "horovod")  # which tell nobody what they send
 PACKAGES = {"deepspeed": "deepspeed", "horovod": "horovod", "fabric": "lightning"}
 
@@ -120,6 +120,13 @@ def test_ranks_that_only_compute_are_timed_side_by_side(monkeypatch):
     assert set(times.arrivals) == names
     assert min(times.before, times.backward, times.after) > 0
     assert times.counted >= 3
+
+
+@pytest.mark.parametrize(("share", "is_busy"), [(1.0, False), (0.3, True)])
+def test_a_timing_beside_other_programs_says_so(monkeypatch, share, is_busy):
+    monkeypatch.setattr(seconds, "_time", lambda *_: replace(TIMED, share=share))
+    monkeypatch.setattr(seconds, "_cores", lambda: 2)
+    assert ("other programs took the cores" in forecast(digits(), 2).seconds_from) == is_busy
 
 
 def test_what_cannot_be_timed_is_a_sentence(monkeypatch):

@@ -29,6 +29,7 @@ from cos598d.sync.cost import Step, Travel
 TIMED_SECONDS = 3.0
 MOST_SECONDS = 300  # after which a timing has gone wrong
 MOST_PROCESSES = 16  # that are timed side by side, for however many ranks
+BUSY = 0.6  # a rank that gets less than this of what is its part of the cores shares them with other programs
 MOST_BATCHES = 200  # whose cost is looked at, for the mean
 # Flags by which an iteration's compute may differ, beside those of data and model.
 OF_COMPUTE = (
@@ -66,11 +67,13 @@ def predict_seconds(
         f"by the model of cost: {timed.counted} iterations of {_count(processes, 'rank')} side by side were timed here "
         f"on {_count(cores, 'core')}, without communication"
     )
+    crowd = max(1.0, job.ranks * timed.threads / cores)
+    if timed.share * max(1.0, processes * timed.threads / cores) < BUSY:
+        said += " (while other programs took the cores: too long, so ask again when they are done)"
     if job.ranks == 1:
         return _of_all(compute.seconds, steps, f"{said}, which one rank has none of")
     if sent.unsaid:
         return Seconds(None, None, f"none: {sent.unsaid}")
-    crowd = max(1.0, job.ranks * timed.threads / cores)
     costs = known.once(("costs", known.costs_from), lambda: CallCosts(known.costs_from))
     calls, overlaps = _calls(strategy, job, sent)
     arranged = arrange(calls, compute, crowd)

@@ -54,7 +54,8 @@ class Question:
 class Timed:
     """Seconds of an iteration of rank 0 without communication, medians: until its last backward begins, in that, and
     after it; waiting for the other ranks is in `backward`. arrivals: from that backward's begin to each tensor's
-    gradient. counted: of how many iterations. cost: what these cost in tokens, in the mean."""
+    gradient. counted: of how many iterations. cost: that of their mean batch in tokens, whose seconds these are. share:
+    how much of its time each of its threads had a core, at most 1."""
 
     before: float
     backward: float
@@ -63,6 +64,7 @@ class Timed:
     counted: int
     cost: float
     threads: int
+    share: float
 
     @property
     def seconds(self) -> float:
@@ -110,7 +112,7 @@ def _be_rank(
     threads = choose_threads(config.threads, question.ranks)
     torch.manual_seed(config.seed + rank)
     steps = Steps(config, work.examples, question.ranks, question.equal_passes)
-    backward = 0.0
+    backward = wall = processor = 0.0
     batches = steps.first(min(WARM_UP + MOST, steps.plan.steps))
     named = list(model.named_parameters())
     mine = [(name, _part(p.detach(), question.ranks)) for name, p in named] if question.sharded else named
@@ -128,6 +130,8 @@ def _be_rank(
             last = sum(rows[-1])
             counted.value = max(LEAST, min(MOST, int(question.seconds / max(last, 1e-4))))
         barrier.wait()
+        if number == WARM_UP:
+            wall, processor = time.perf_counter(), time.process_time()
         began = time.perf_counter()
         for micro_batch in steps.share(batches[number % len(batches)], rank):
             inputs = work.examples.collate(micro_batch.indices, (config.seed, 1))
@@ -150,12 +154,20 @@ def _be_rank(
         moments.append({name: moment - backward for name, moment in arrived.items()})
         number += 1
     if rank == 0:
+        share = (time.process_time() - processor) / (time.perf_counter() - wall) / threads
         rows, moments = rows[WARM_UP:], moments[WARM_UP:]
-        used = [batches[(WARM_UP + place) % len(batches)] for place in range(len(rows))]
-        before, in_backward, after = (statistics.median(phase) for phase in zip(*rows, strict=True))
-        arrivals = {name: statistics.median(one[name] for one in moments) for name in moments[0]}
-        cost = statistics.fmean(steps.costs(used))
-        found = Timed(before, in_backward, after, arrivals, len(rows), cost, threads)
+        costs = list(steps.costs([batches[(WARM_UP + place) % len(batches)] for place in range(len(rows))]))
+        cost = statistics.fmean(costs)
+        # What a batch of the mean cost would have taken: batches of texts differ by a tenth and more.
+        before, in_backward = (
+            statistics.median(row[phase] * cost / own for row, own in zip(rows, costs, strict=True)) for phase in (0, 1)
+        )
+        after = statistics.median(row[2] for row in rows)
+        arrivals = {
+            name: statistics.median(one[name] * cost / own for one, own in zip(moments, costs, strict=True))
+            for name in moments[0]
+        }
+        found = Timed(before, in_backward, after, arrivals, len(rows), cost, threads, min(1.0, share))
         outlet.send_bytes(json.dumps(asdict(found)).encode())
     with contextlib.suppress(BrokenPipeError):
         outlet.close()
