@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 
 import psutil
 import pytest
@@ -147,3 +148,33 @@ def test_mpirun_starts_the_ranks_of_one_run(tmp_path):
     assert re.search(r"^mpirun, run \S+: ranks 0-1 on \S+$", done.stdout, re.MULTILINE)
     assert load_run(tmp_path / "out")["world_size"] == 2
     assert json.loads((tmp_path / "out" / "environment.json").read_text())["launcher"]["name"] == "mpirun"
+
+
+@needs_slurm
+def test_a_sweep_s_array_job_makes_each_run_on_its_own_nodes_and_the_same_words_tabulate_it(slurm, tmp_path):
+    pytest.importorskip("jinja2")
+    pytest.importorskip("matplotlib")
+    variables = slurm.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+    def sweep(*words):
+        grid = ["--grid", "setup=1x1,1x2,2x1", "--runs_dir", tmp_path / "sweep"]
+        training = [*TINY_TRAINING[:4], "--max_train_examples", "32", "--max_eval_examples", "8", "--max_steps", "2"]
+        command = [sys.executable, "-m", "cos598d", "sweep", *grid, *words, "--", "train", *training]
+        done = subprocess.run(
+            list(map(str, command)), cwd=tmp_path, env=variables, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    (tmp_path / "job.sh").write_text(sweep("--sbatch", "--output", tmp_path / "out-%a.txt"))
+    job = Job(slurm, tmp_path / "job.sh", tmp_path / "out-2.txt")
+    deadline = time.monotonic() + 200
+    while slurm.ask("squeue", "--noheader", "--jobs", job.id, check=False).strip():
+        assert time.monotonic() < deadline, [path.read_text() for path in tmp_path.glob("out-*.txt")]
+        time.sleep(0.2)
+    places = {}
+    for setup in ("1x1", "1x2", "2x1"):
+        environment = json.loads((tmp_path / "sweep" / f"setup{setup}-seed42" / "environment.json").read_text())
+        places[setup] = len({place["node"] for place in environment["places"]}), len(environment["places"])
+    assert places == {"1x1": (1, 1), "1x2": (1, 2), "2x1": (2, 2)}, job.text
+    assert sweep().count("finished before: acc ") == 3

@@ -18,6 +18,7 @@ COMMANDS = {
     "train": "train and evaluate, as one rank or as the starter of local ranks",
     "demo": "tasks 1, 2(a), 2(b) and 3 one after the other, then their comparison",
     "strategies": "every strategy one after the other at equal total batch, then one table and one page",
+    "sweep": "a grid of settings, batch by learning rate by hosts, each a run, then one table and one page",
     "compare": "a table of runs, from their records alone",
     "report": "a page of runs, from their records alone: HTML, PDF or Markdown",
     "bench": "gradient syncs side by side on the same batches, round by round",

@@ -38,6 +38,21 @@ class Parser(argparse.ArgumentParser):
         formatter = functools.partial(argparse.HelpFormatter, max_help_position=34, width=118)
         settings: dict[str, Any] = {"allow_abbrev": False, "formatter_class": formatter}
         super().__init__(**settings | keywords)
+        self._behind_dashes: str | None = None
+
+    def ends_at_dashes(self, name: str) -> None:
+        """From here on the words behind the first `--` are no flags of this parser's: they become `name`, a list."""
+        self._behind_dashes = name
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse's, without what stands behind `--` where `ends_at_dashes` says so."""
+        if self._behind_dashes is None:
+            return super().parse_known_args(args, namespace)
+        words = list(sys.argv[1:] if args is None else args)
+        place = words.index("--") if "--" in words else len(words)
+        found, unknown = super().parse_known_args(words[:place], namespace)
+        setattr(found, self._behind_dashes, words[place + 1 :])
+        return found, unknown
 
     def error(self, message: str) -> NoReturn:
         print(f"{printable(message)} (--help lists what there is)", file=sys.stderr)

@@ -9,7 +9,7 @@ import argparse
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -65,7 +65,18 @@ class BatchFlags:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags, and the words of what is to run, to `parser`."""
-    add_flags(parser, BatchFlags)
+    add_job_options(parser)
+    parser.add_argument(
+        "program",
+        nargs=argparse.REMAINDER,
+        metavar="-- train FLAGS",
+        help="what to run: train, or a lesson's script, with its flags",
+    )
+
+
+def add_job_options(parser: argparse.ArgumentParser, but: Collection[str] = ()) -> None:
+    """Add the flags that say what is asked of SLURM to `parser`, without those named in `but`."""
+    add_flags(parser, BatchFlags, but=but)
     parser.add_argument(
         "--option",
         action="append",
@@ -80,17 +91,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="LINE",
         help="a line of shell to run first, such as 'module load cuda'; may be repeated",
     )
-    parser.add_argument(
-        "program",
-        nargs=argparse.REMAINDER,
-        metavar="-- train FLAGS",
-        help="what to run: train, or a lesson's script, with its flags",
-    )
 
 
 def run(options: argparse.Namespace) -> int:
     """Print the script and return 0. Raises UsageError for what SLURM, or the training, could not take."""
-    asked = BatchFlags(**given_flags(options, BatchFlags))
+    asked = job_flags(options)
+    command = _command(options.program, asked.nodes * asked.ranks_per_node)
+    print(script(asked, options.option, options.setup, command))
+    return 0
+
+
+def job_flags(options: argparse.Namespace, **shape: int) -> BatchFlags:
+    """What is asked of SLURM, with a `shape` that no flag says. Raises UsageError for what SLURM could not take."""
+    asked = BatchFlags(**given_flags(options, BatchFlags) | shape)
     check_flags(asked)
     for name in ("mem", "partition", "account", "job_name", "output"):
         _check_word(f"--{name}", getattr(asked, name))
@@ -103,9 +116,8 @@ def run(options: argparse.Namespace) -> int:
             f"--time {printable(asked.time)}: give minutes, or HH:MM:SS, or DAYS-HH:MM:SS, such as 01:00:00."
         )
     for line in options.setup:
-        _check_plain("--setup", line)
-    print(_script(asked, options.option, options.setup, _command(options.program, asked.nodes * asked.ranks_per_node)))
-    return 0
+        check_plain("--setup", line)
+    return asked
 
 
 def _check_word(name: str, word: str | None) -> None:
@@ -113,7 +125,8 @@ def _check_word(name: str, word: str | None) -> None:
         raise UsageError(f"{name} {printable(word, 100)!r}: give one word, without spaces, quotes, # and backslashes.")
 
 
-def _check_plain(name: str, text: str) -> None:
+def check_plain(name: str, text: str) -> None:
+    """Raise UsageError where `text`, which `name` gives, is not one line that shows as it is."""
     if printable(text, sys.maxsize) != text:
         raise UsageError(f"{name} {printable(text, 100)}: give one line of text, without control characters.")
 
@@ -128,7 +141,7 @@ def _command(words: Sequence[str], ranks: int) -> str:
     if not words:
         raise UsageError("no training was given: write it after --, as in `sbatch --nodes 4 -- train --sync ddp`.")
     for word in words:
-        _check_plain("a word after --,", word)
+        check_plain("a word after --,", word)
     if words[0] == "train":
         program = ["-m", "cos598d", "train"]
     elif words[0].endswith(".py") and Path(words[0]).is_file():
@@ -177,10 +190,21 @@ def _where_it_goes_on(words: Sequence[str], ranks: int) -> str:
     return folder + ("" if given.resume else " --resume auto")
 
 
-def _script(asked: BatchFlags, options: Sequence[str], setup: Sequence[str], command: str) -> str:
-    """The script, whose `command` srun starts as each rank."""
+def script(
+    asked: BatchFlags,
+    options: Sequence[str],
+    setup: Sequence[str],
+    command: str,
+    array: str | None = None,
+    shape: str = "",
+) -> str:
+    """The script, whose `command` srun starts as each rank, after the lines of shell in `setup`.
+
+    With `array`, SLURM's words for an array's tasks, `shape` is what srun is told of each task's own nodes and ranks.
+    """
     ranks = asked.nodes * asked.ranks_per_node
     wanted = {
+        "array": array,
         "job-name": asked.job_name,
         "nodes": asked.nodes,
         "ntasks": ranks,
@@ -192,7 +216,7 @@ def _script(asked: BatchFlags, options: Sequence[str], setup: Sequence[str], com
         "mem": asked.mem,
         "partition": asked.partition,
         "account": asked.account,
-        "output": asked.output or "%x-%j.out",
+        "output": asked.output or ("%x-%j.out" if array is None else "%x-%A_%a.out"),
         "open-mode": "append",
     }
     words = [f"--{name}={value}" for name, value in wanted.items() if value is not None]
@@ -201,7 +225,7 @@ def _script(asked: BatchFlags, options: Sequence[str], setup: Sequence[str], com
         "DIRECTIVES": "\n".join(f"#SBATCH {word}" for word in (*words, "--requeue", *options)),
         "PATH": shlex.quote(own_python_path()),
         "SETUP": "\n".join(setup),
-        "CORES": cores,
+        "CORES": cores + shape,
         "COMMAND": command,
         "RESTARTS": str(asked.max_restarts),
         "REQUEUES": str(asked.max_requeues),

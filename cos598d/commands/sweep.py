@@ -1,0 +1,254 @@
+"""`python -m cos598d sweep`: a grid of settings, each combination a run of its own, then one table and one page.
+
+The runs are made one after the other, or --parallel at a time. Started again with the same words and folder, what is
+finished is not run again, and what was stopped goes on from its checkpoint.
+"""
+
+import argparse
+import re
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from cos598d.cluster.network import check_rights
+from cos598d.commands import sweep_array, train
+from cos598d.commands.dry_run import add_dry_run, check_dry_run
+from cos598d.commands.flags import Parser, check_at_least_one
+from cos598d.commands.rank_flags import RankFlags, StarterFlags
+from cos598d.commands.run_flags import run_values, to_words
+from cos598d.config import RunConfig
+from cos598d.errors import UsageError
+from cos598d.fields import flags_of
+from cos598d.measure.claim import claim_folder
+from cos598d.records.quantities import parse_rate
+from cos598d.report.render import need
+from cos598d.sweep.experiments import EXPERIMENTS, TASKS, ready_made
+from cos598d.sweep.forecasts import forecast_words
+from cos598d.sweep.grid import BY_ITSELF, INSTEAD, RATE, read_grid
+from cos598d.sweep.making import Making
+from cos598d.sweep.plan import Combination, collapsed, combine
+from cos598d.sweep.programs import check_launch
+from cos598d.sweep.results import show
+from cos598d.sweep.state import SweepFolder
+from cos598d.terminal.printable import printable
+
+DEFAULT_RATE, MODEL = "1gbit", "bert"
+NAME = re.compile(r"[\w+=@][\w.+=@-]{0,99}")
+# Who gives none of these gets no checkpoints but those of runs that are stopped; and these go when the run has ended.
+SAVING = ("save_steps", "save_epochs", "save_seconds")
+EPILOG = (
+    "Behind -- stand `train` and the flags that all runs share. An axis is a flag of train by its name, or batch "
+    "(examples on each rank in each part of a step), setup (HOSTSxRANKS: 1x4 is four ranks of this host, 2x2 two ranks "
+    "on each of two emulated hosts, for which root is needed), delay or rate (of the links between hosts)."
+)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the command's flags to `parser`; what stands behind -- becomes `program`."""
+    assert isinstance(parser, Parser)
+    parser.ends_at_dashes("program")
+    parser.epilog = EPILOG
+    which = "; ".join(f"{name}: {one.words}" for name, one in EXPERIMENTS.items())
+    parser.add_argument("experiment", nargs="?", choices=[*EXPERIMENTS], metavar="EXPERIMENT", help=which)
+    tasks = " and ".join(f"{task} for {model}" for model, task in TASKS.items())
+    section = parser.add_argument_group("what")
+    section.add_argument(
+        "--model",
+        choices=[*TASKS],
+        help=f"an experiment's model (default: {MODEL}); its task is {tasks}, unless the words behind -- say another",
+    )
+    section.add_argument(
+        "--published",
+        action="store_true",
+        help="an experiment at the published sizes: 8,000 examples, 5 epochs, each step in 4 parts; hours",
+    )
+    section.add_argument(
+        "--grid", action="append", default=[], metavar="AXIS=V,...", help="an axis and its values; may be repeated"
+    )
+    section.add_argument(
+        "--seeds", type=int, default=1, metavar="N", help="seeds of each combination, counted up from --seed's"
+    )
+    section = parser.add_argument_group("where and how")
+    section.add_argument("--name", metavar="NAME", help="the same as --runs_dir runs/NAME")
+    section.add_argument(
+        "--runs_dir",
+        type=Path,
+        metavar="FOLDER",
+        help="folder for the records and the page; an earlier call's: go on there (default: a new one in runs/)",
+    )
+    section.add_argument("--parallel", type=int, metavar="K", help="runs at a time (default: 1; of an array job: all)")
+    section.add_argument(
+        "--rate", metavar="RATE", help=f"of each emulated link, both ways, or none (default: {DEFAULT_RATE})"
+    )
+    section.add_argument(
+        "--launch",
+        metavar="TEMPLATE",
+        help="what starts all ranks of a run on real hosts, as 'mpirun -np {world_size} {command}'; {hosts}, "
+        "{ranks_per_host}, {rate} and {delay} are filled in too",
+    )
+    add_dry_run(parser)
+    sweep_array.add_options(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run what is not finished, print the table, write the page, and return 0, or 1 where a run is not finished."""
+    check_at_least_one("--parallel", options.parallel)
+    check_dry_run(options)
+    asked = _Asked(options)
+    sweep_array.check_given(options, asked.grid)
+    combinations = asked.combinations()
+    check_launch(options.launch, combinations)
+    path = _folder(options)
+    if options.dry_run:
+        print(forecast_words(combinations, options.parallel or 1, tuple(options.costs_from or ())))
+        for line in (*asked.remarks(), *_left_out(combinations)):
+            print(printable(line))
+        return 0
+    if options.sbatch:
+        return _print_job(options, asked, combinations, path)
+    need("jinja2", "matplotlib")  # now, and not when hours have been spent
+    if options.launch is None and any(one.setup.hosts > 1 for one in combinations if not one.refused):
+        check_rights()
+    with claim_folder(path, overwrite=True, flag="--runs_dir"):
+        folder = SweepFolder(path, asked.state())
+        folder.write()
+        print(f"records: {path} (the same words with --runs_dir {path} go on there)", flush=True)
+        for line in (*asked.remarks(), *_left_out(combinations)):
+            print(printable(line), flush=True)
+        making = Making(
+            folder,
+            combinations,
+            lambda one: _words(one, path, asked.keeps),
+            options.launch,
+            options.parallel or 1,
+            asked.keeps,
+        )
+        making.run()
+        show(path, folder.entries(combinations), asked.title, asked.remarks())
+    return int(making.unfinished > 0)
+
+
+def _print_job(options: argparse.Namespace, asked: "_Asked", combinations: Sequence[Combination], path: Path) -> int:
+    """Print an array job that makes what is not finished, and leave the sweep's state for the call that tabulates."""
+    with claim_folder(path, overwrite=True, flag="--runs_dir"):
+        folder = SweepFolder(path, asked.state())
+        missing = [one for one in combinations if not one.refused and not folder.is_finished(one)]
+        text = sweep_array.array_job(options, missing, lambda one: _words(one, path, asked.keeps))
+        folder.write()
+    print(text)
+    sweep_array.say_where(path, len(missing))
+    return 0
+
+
+class _Asked:
+    """What the words of a call ask for: the axes, and the flags that all runs share."""
+
+    def __init__(self, options: argparse.Namespace):
+        check_at_least_one("--seeds", options.seeds)
+        flags = _shared_flags(options.program)
+        self._first = flags.pop("seed", RunConfig.seed)
+        self._count, self._launch, self._parallel = options.seeds, options.launch, options.parallel
+        self.grid = read_grid(options.grid)
+        self.title = "A sweep"
+        if options.experiment:
+            model = options.model or MODEL
+            self.grid, flags = ready_made(options.experiment, model, options.published, self.grid, flags)
+            self.title = f"{options.experiment} with {model}: {EXPERIMENTS[options.experiment].words}"
+        elif options.model or options.published:
+            word = "--published" if options.published else f"--model {options.model}"
+            raise UsageError(f"{word} is for {', '.join(EXPERIMENTS)}: name one, or leave it out.")
+        elif not self.grid:
+            raise UsageError(
+                f"there is nothing to vary: give axes, as --grid batch=1,4 --grid setup=1x1,1x4, or one of "
+                f"{', '.join(EXPERIMENTS)}."
+            )
+        if options.rate is not None and RATE in self.grid:
+            raise UsageError(f"--rate {options.rate} and --grid {RATE} exclude each other: give one.")
+        self.flags, self.rate = flags, options.rate or DEFAULT_RATE
+        parse_rate(self.rate)
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the runs' checkpoints are to stay: the words ask for some."""
+        return any(name in self.flags or name in self.grid for name in SAVING)
+
+    @property
+    def seeds(self) -> list[int]:
+        """The runs' seeds."""
+        return [self._first + number for number in range(self._count)]
+
+    def combinations(self) -> list[Combination]:
+        """All runs. Raises UsageError for a grid that cannot be."""
+        return combine(self.grid, self.flags, self.seeds, self.rate)
+
+    def state(self) -> dict[str, Any]:
+        """What a later call in the same folder must ask for, too."""
+        axes = {name: list(words) for name, words in self.grid.items()}
+        return {"axes": axes, "seeds": self.seeds, "flags": self.flags, "rate": self.rate, "launch": self._launch}
+
+    def remarks(self) -> list[str]:
+        """What is to be known of the runs before the table is read."""
+        found = [collapsed(self.grid)]
+        if (self._parallel or 1) > 1:
+            found.append(
+                f"{self._parallel} runs at a time share this machine: their seconds are not those of a run alone."
+            )
+        return [*filter(None, found)]
+
+
+def _left_out(combinations: Sequence[Combination]) -> list[str]:
+    """Why combinations cannot run, a sentence for each whatever its seeds."""
+    found = {one.label.rpartition("-seed")[0]: one.refused for one in combinations if one.refused}
+    return [f"{label} is left out: {refused}" for label, refused in found.items()]
+
+
+def _words(one: Combination, path: Path, keeps: bool) -> list[str]:
+    """The words of `train` that make a combination's run."""
+    own = {"label": one.label, "output_dir": str((path / one.label).resolve()), "save_model": False}
+    return to_words({**one.values, **own, **({} if keeps else {"save_epochs": 0})})
+
+
+def _shared_flags(words: Sequence[str]) -> dict[str, Any]:
+    """The values of the flags of `train FLAGS`. Raises UsageError for another program, and for what the sweep sets."""
+    words = list(words)
+    for before in (["python"], ["python3"], ["-m", "cos598d"], ["train"]):
+        if words[: len(before)] == before:
+            words = words[len(before) :]
+    if words and not words[0].startswith("-"):
+        raise UsageError(f"a sweep runs train alone, not {printable(words[0], 60)}: write -- train FLAGS.")
+    parser = Parser(prog="sweep -- train")
+    train.add_options(parser)
+    given = parser.parse_args(words)
+    for name in (*flags_of(RankFlags), *flags_of(StarterFlags)):
+        if getattr(given, name) is not None:
+            why = INSTEAD.get(name, "the sweep starts the ranks itself, so leave it out")
+            raise UsageError(f"--{name} {getattr(given, name)}: {why}.")
+    if given.config is not None:
+        raise UsageError(f"--config {given.config}: a sweep's runs share flags, so give those instead.")
+    if given.dry_run:
+        raise UsageError("--dry_run stands before the --: it is the sweep's own.")
+    check_dry_run(given)
+    values = run_values(given)
+    if values.get("do_eval") and not values.get("do_train"):
+        raise UsageError(
+            "--do_eval alone trains nothing, and a sweep is of trainings: add --do_train, or leave it out."
+        )
+    for name in values:
+        if INSTEAD.get(name) == BY_ITSELF:
+            raise UsageError(f"--{name} behind --: {BY_ITSELF}, so leave it out.")
+    return values
+
+
+def _folder(options: argparse.Namespace) -> Path:
+    if options.name is None:
+        what = f"{options.experiment}-{options.model or MODEL}" if options.experiment else "sweep"
+        return options.runs_dir or Path("runs") / f"{what}-{datetime.now():%Y%m%d-%H%M%S}"
+    if options.runs_dir is not None:
+        raise UsageError(f"--name {options.name} and --runs_dir {options.runs_dir} exclude each other: give one.")
+    if not NAME.fullmatch(options.name):
+        raise UsageError(
+            f"--name {printable(options.name, 100)}: give up to 100 letters, digits and . _ - + = @, not beginning "
+            "with a dot or dash."
+        )
+    return Path("runs") / options.name

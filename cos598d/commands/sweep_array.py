@@ -1,0 +1,87 @@
+"""`python -m cos598d sweep --sbatch`: one array job for SLURM, a task for each run that is not finished."""
+
+import argparse
+import shlex
+import sys
+from collections.abc import Callable, Collection, Sequence
+
+from cos598d.commands.flags import given_flags
+from cos598d.commands.sbatch import BatchFlags, add_job_options, check_plain, job_flags, script
+from cos598d.errors import UsageError, UserError
+from cos598d.sweep.grid import LINKS, Setup
+from cos598d.sweep.plan import Combination
+from cos598d.sweep.programs import OURS
+
+OF_SETUPS = ("nodes", "ranks_per_node")  # which the axis `setup` says
+MOST_TASKS = 1000  # SLURM's own limit, where its administrators have not said another
+WORDS = ("option", "setup")  # flags of the job that are lists
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add --sbatch and what is asked of SLURM to `parser`."""
+    parser.add_argument(
+        "--sbatch",
+        action="store_true",
+        help="only print a script for SLURM's sbatch: an array job with a task for each run; the same words without "
+        "this flag make the table when the job is done",
+    )
+    add_job_options(parser, but=OF_SETUPS)
+
+
+def check_given(options: argparse.Namespace, axes: Collection[str]) -> None:
+    """Raise UsageError for flags of the job without --sbatch, and for what an array job cannot be, by its axes too."""
+    if not options.sbatch:
+        for name in (*given_flags(options, BatchFlags), *(name for name in WORDS if getattr(options, name))):
+            meant = "; the axis is written --grid setup=2x2" if name == "setup" else ""
+            raise UsageError(f"--{name} is for --sbatch: leave it out, or add that{meant}.")
+        return
+    if options.dry_run:
+        raise UsageError("--dry_run and --sbatch exclude each other: neither starts anything, so give one.")
+    if options.launch is not None:
+        raise UsageError("--launch and --sbatch exclude each other: a job's ranks are started by srun.")
+    if options.name is None and options.runs_dir is None:
+        raise UsageError("--sbatch needs the folder of the sweep: give --name or --runs_dir, and later the same again.")
+    for name in LINKS:
+        if name in axes:
+            raise UsageError(f"--grid {name} is of emulated hosts, and a job has none: leave it out.")
+
+
+def array_job(
+    options: argparse.Namespace, combinations: Sequence[Combination], words_of: Callable[[Combination], list[str]]
+) -> str:
+    """The script, with a task for each combination. `words_of`: the words of `train` that make its run."""
+    if not combinations:
+        raise UserError("all runs of this sweep are finished: the same words without --sbatch make the table.")
+    if len(combinations) > MOST_TASKS:
+        raise UserError(
+            f"the sweep has {len(combinations)} runs, and an array job {MOST_TASKS} at most: split the grid."
+        )
+    shape = {
+        "nodes": max(one.setup.hosts for one in combinations),
+        "ranks_per_node": max(one.setup.ranks_per_host for one in combinations),
+    }
+    asked = job_flags(options, **shape)
+    lines = ["case ${SLURM_ARRAY_TASK_ID:-} in"]
+    for number, one in enumerate(combinations):
+        words = [*words_of(one), "--resume", "auto"]
+        for word in words:
+            check_plain("a word of train,", word)
+        command = shlex.join([*OURS, "train", *words])
+        lines += [f"{number})", f"    shape=({_of_step(one.setup)})", f"    set -- {command}", "    ;;"]
+    lines += ["*)", '    echo "this is an array job: submit it by sbatch" >&2', "    exit 2", "    ;;", "esac"]
+    at_a_time = "" if options.parallel is None else f"%{options.parallel}"
+    array = f"0-{len(combinations) - 1}{at_a_time}"
+    return script(asked, options.option, [*options.setup, *lines], '"$@"', array, ' "${shape[@]}"')
+
+
+def say_where(path: object, tasks: int) -> None:
+    """On standard error, beside the script on standard output: what it is for, and how its results are tabulated."""
+    print(
+        f"an array job of {tasks} tasks, records in {path}: when it is done, the same words without --sbatch make the "
+        "table (and run here what is missing then).",
+        file=sys.stderr,
+    )
+
+
+def _of_step(setup: Setup) -> str:
+    return f"--nodes={setup.hosts} --ntasks={setup.world_size} --ntasks-per-node={setup.ranks_per_host}"

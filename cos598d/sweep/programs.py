@@ -1,0 +1,76 @@
+"""Which program runs a combination: ranks of this host, ranks on emulated hosts, or what a template starts."""
+
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+
+from cos598d.cluster.plan import MOST_HOSTS
+from cos598d.errors import UsageError
+from cos598d.records.quantities import delay_words, rate_words
+from cos598d.sweep.grid import LINKS
+from cos598d.sweep.plan import Combination
+from cos598d.terminal.printable import printable
+
+OURS = (sys.executable, "-m", "cos598d")
+COMMAND = "{command}"
+
+
+def program(one: Combination, words: Sequence[str], launch: str | None, cluster_name: str) -> list[str]:
+    """The command that trains by these `words` on the combination's ranks.
+
+    One host is this one, its ranks started here. Several are emulated, as a cluster of that name, unless a `launch`
+    template says what starts all ranks.
+    """
+    training = [*OURS, "train", *words]
+    if launch is not None:
+        return _filled(one, training, launch)
+    setup = one.setup
+    if setup.hosts == 1:
+        return [*training, "--world_size", str(setup.world_size)]
+    links = ["--rate", rate_words(one.rate), "--delay", delay_words(one.delay)]
+    shape = ["--hosts", str(setup.hosts), "--ranks_per_host", str(setup.ranks_per_host)]
+    return [*OURS, "cluster", "run", *shape, *links, "--name", cluster_name, "--", *training]
+
+
+def check_launch(launch: str | None, combinations: Sequence[Combination]) -> None:
+    """Raise UsageError where a template has no place for the command, or for an axis of links; and, without one, for
+    more hosts than can be emulated."""
+    if launch is None:
+        for one in combinations:
+            if one.setup.hosts > MOST_HOSTS:
+                raise UsageError(f"--grid setup={one.setup}: at most {MOST_HOSTS} hosts are emulated on one machine.")
+        return
+    try:
+        words = shlex.split(launch)
+    except ValueError as error:
+        raise UsageError(f"--launch {printable(launch, 100)}: no shell could read it ({error}).") from None
+    if not any(COMMAND in word for word in words):
+        raise UsageError(
+            f"--launch {printable(launch, 100)}: it has no {COMMAND}, which stands for the training; write it as "
+            "'mpirun -np {world_size} {command}'."
+        )
+    if words[0] != COMMAND and shutil.which(words[0]) is None:
+        raise UsageError(f"--launch {printable(launch, 100)}: there is no program {printable(words[0], 60)} here.")
+    for name in LINKS:
+        if f"{{{name}}}" not in launch and any(name in one.settings for one in combinations):
+            raise UsageError(
+                f"--grid {name} would change nothing: --launch has no {{{name}}}; put it there, or leave the axis out."
+            )
+
+
+def _filled(one: Combination, training: Sequence[str], launch: str) -> list[str]:
+    """The template's words, as a shell reads them. {command} alone is as many words as it has; within a word, one."""
+    values = {
+        "{hosts}": str(one.setup.hosts),
+        "{ranks_per_host}": str(one.setup.ranks_per_host),
+        "{world_size}": str(one.setup.world_size),
+        "{delay}": delay_words(one.delay),
+        "{rate}": rate_words(one.rate),
+    }
+    words: list[str] = []
+    for word in shlex.split(launch):
+        for blank, value in values.items():
+            word = word.replace(blank, value)
+        words += training if word == COMMAND else [word.replace(COMMAND, shlex.join(training))]
+    return words

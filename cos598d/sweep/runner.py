@@ -1,0 +1,81 @@
+"""Runs started one after the other, or some at once: what they print goes to files, and one line is shown of each."""
+
+import shlex
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cos598d.sweep.child import LastWords, exit_code, signals_passed_on, start
+
+LOOK_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class Job:
+    """A program, and the file to which what it prints is added."""
+
+    label: str
+    command: Sequence[str]
+    log: Path
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a job ended: its exit code, what it said last, and whether a signal had asked for its end."""
+
+    code: int
+    last: str
+    seconds: float
+    is_asked: bool
+
+
+class _Running:
+    """A job's program while it runs."""
+
+    def __init__(self, job: Job):
+        self.job = job
+        job.log.parent.mkdir(parents=True, exist_ok=True)
+        with job.log.open("a", encoding="utf-8") as log:
+            log.write(f"$ {shlex.join(job.command)}\n")
+            log.flush()
+            self._heard = log.tell()
+            self._began = time.monotonic()
+            self.child = start(job.command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
+
+    def ended(self, is_asked: bool) -> Ended:
+        """How the program, which is over, has ended."""
+        last = LastWords()
+        with self.job.log.open(encoding="utf-8", errors="replace", newline="\n") as log:
+            log.seek(self._heard)
+            for line in log:
+                last.hear(line)
+        return Ended(exit_code(self.child), last.words, time.monotonic() - self._began, is_asked)
+
+
+def run_jobs(
+    jobs: Sequence[Job], parallel: int, begin: Callable[[Job], None], end: Callable[[Job, Ended], None]
+) -> None:
+    """Run the jobs in their order, `parallel` at a time: `begin` is told of each before it starts, `end` after it.
+
+    SIGINT, SIGTERM and SIGHUP are passed on to those that run, and no more are started; when they have ended
+    KeyboardInterrupt or Stopped is raised. Whatever else is raised here ends them too.
+    """
+    waiting, running = list(jobs), list[_Running]()
+    with signals_passed_on() as asked:
+        try:
+            while running or (waiting and not asked.numbers):
+                while waiting and len(running) < parallel and not asked.numbers:
+                    begin(waiting[0])
+                    running.append(_Running(waiting.pop(0)))
+                    asked.pass_to(running[-1].child)
+                for one in [one for one in running if one.child.poll() is not None]:
+                    running.remove(one)
+                    end(one.job, one.ended(bool(asked.numbers)))
+                time.sleep(LOOK_SECONDS)
+        finally:
+            for one in running:  # something was raised
+                one.child.terminate()
+            for one in running:
+                one.child.wait()

@@ -1,0 +1,319 @@
+"""A sweep's grid, the combinations made of it and the programs that run them; and what is refused before any runs."""
+
+import json
+import shlex
+import sys
+
+import pytest
+
+from cos598d.commands import sweep
+from cos598d.commands.cli import main
+from cos598d.commands.flags import Parser
+from cos598d.errors import UsageError, UserError
+from cos598d.forecast import Known
+from cos598d.records.conventions import BROKEN_OFF, FINISHED, LEFT_OUT
+from cos598d.sweep.experiments import EXPERIMENTS, TASKS, ready_made
+from cos598d.sweep.grid import Setup, read_grid, read_value
+from cos598d.sweep.plan import collapsed, combine
+from cos598d.sweep.programs import check_launch, program
+from cos598d.sweep.progress import Progress, seconds_words
+from cos598d.sweep.state import SweepFolder
+
+pytest.importorskip("jinja2")
+pytest.importorskip("matplotlib")
+DIGITS = {"task_name": "digits"}
+
+
+def combinations(*grid, flags=DIGITS, seeds=(42,), rate="1gbit"):
+    return combine(read_grid(grid), flags, seeds, rate)
+
+
+def options_of(*words):
+    parser = Parser()
+    sweep.add_options(parser)
+    return parser.parse_args(words)
+
+
+def test_axes_are_read_in_their_order_with_their_values_in_the_user_s_words():
+    grid = read_grid(["batch=1, 4", "setup=1x1,2x2", "learning-rate=2e-4", "delay=0,10ms", "dropout=model,0.1"])
+    assert list(grid.items()) == [
+        ("batch", ("1", "4")),
+        ("setup", ("1x1", "2x2")),
+        ("learning_rate", ("2e-4",)),
+        ("delay", ("0", "10ms")),
+        ("dropout", ("model", "0.1")),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("axis", "word", "value"),
+    [
+        ("batch", "4", 4),
+        ("setup", "2x4", Setup(2, 4)),
+        ("delay", "10ms", 0.01),
+        ("rate", "none", None),
+        ("learning_rate", "2e-5", 2e-5),
+        ("dropout", "model", None),
+        ("augment", "on", True),
+        ("sync", "ring", "ring"),
+    ],
+)
+def test_a_word_stands_for_what_its_axis_takes(axis, word, value):
+    assert read_value(axis, word) == value
+
+
+def test_every_combination_is_a_run_and_one_seed_s_come_before_the_next_s():
+    found = combinations("batch=4,16", "setup=1x1,1x4", seeds=(42, 43))
+    assert [one.label for one in found] == [
+        f"batch{batch}-setup{setup}-seed{seed}" for seed in (42, 43) for batch in (4, 16) for setup in ("1x1", "1x4")
+    ]
+    first = found[0]
+    assert first.settings == {"batch": "4", "setup": "1x1"}
+    assert first.values == {"task_name": "digits", "per_gpu_train_batch_size": 4, "seed": 42}
+    assert [one.setup.world_size for one in found[:2]] == [1, 4]
+
+
+def test_what_delays_nothing_is_run_once():
+    grid = read_grid(["setup=1x1,2x2", "delay=0,10ms", "rate=1gbit,100mbit"])
+    found = combine(grid, DIGITS, [1], "none")
+    assert [one.label for one in found] == [
+        "setup1x1-seed1",
+        "setup2x2-delay0-rate1gbit-seed1",
+        "setup2x2-delay0-rate100mbit-seed1",
+        "setup2x2-delay10ms-rate1gbit-seed1",
+        "setup2x2-delay10ms-rate100mbit-seed1",
+    ]
+    assert [(one.delay, one.rate) for one in found[1::2]] == [(0, 1e9), (0.01, 1e9)]
+    assert collapsed(grid) == "delay and rate mean nothing to 1x1, which has one host: it is run once for all of them."
+    assert collapsed(read_grid(["setup=2x2", "delay=0,1ms"])) == ""
+
+
+def test_labels_are_names_of_folders_and_differ():
+    names = ["some/where", "some_where", "x" * 200, "x" * 201]
+    found = combinations(f"model_name_or_path={','.join(names)}")
+    assert len({one.label for one in found}) == len(names)
+    for one in found:
+        assert "/" not in one.label
+        assert len(one.label) <= 100
+
+
+def test_what_cannot_run_is_left_out_where_its_values_can_run_elsewhere():
+    found = combinations("sync=none,ring", "setup=1x1,1x2")
+    assert [bool(one.refused) for one in found] == [False, True, False, False]
+    assert "lets the replicas drift apart" in found[1].refused
+
+
+REFUSED = [
+    (["--grid", "bach=1,4"], "--grid bach: there is no such axis; batch is one."),
+    (["--grid", "batch"], "--grid batch: write an axis and its values"),
+    (["--grid", "batch="], "--grid batch=: an empty value is none"),
+    (["--grid", "batch=1,,4"], "an empty value is none"),
+    (["--grid", "batch=1", "--grid", "batch=4"], "--grid batch is given twice"),
+    (["--grid", "learning_rate=1e-3,0.001"], "0.001 is there twice"),
+    (["--grid", "batch=0"], "--grid batch=0: give a number of at least 1"),
+    (["--grid", "batch=many"], "--grid batch=many: give a whole number"),
+    (["--grid", "learning_rate=nan"], "--grid learning_rate=nan: give a number"),
+    (["--grid", "learning_rate=fast"], "--grid learning_rate=fast: give a number"),
+    (["--grid", "augment=yes"], "--grid augment=yes: it is a switch, so give on or off"),
+    (["--grid", "optimizer=lion"], "--grid optimizer=lion: the known ones are adamw, sgd"),
+    (["--grid", "setup=4"], "--grid setup=4: give hosts and the ranks on each"),
+    (["--grid", "setup=0x2"], "--grid setup=0x2: give hosts"),
+    (["--grid", "setup=1x1", "--grid", "delay=10"], "--grid delay=10: give a time from 0 to 10s"),
+    (["--grid", "setup=1x4", "--grid", "delay=10ms"], "--grid delay=10ms would change nothing"),
+    (["--grid", "rate=1gbit"], "--grid rate=1gbit would change nothing"),
+    (["--grid", "seed=1,2"], "--grid seed is no axis: give --seeds N"),
+    (["--grid", "world_size=1,2"], "--grid world_size is no axis: setup is the axis for it"),
+    (["--grid", "output_dir=a"], "--grid output_dir is no axis: the sweep sets it itself"),
+    (["--grid", "sync=ddp,nonsense"], "--grid sync=nonsense can run with nothing else here: --sync nonsense"),
+    (["--grid", "batch=4", "--", "train", "--model_type", "bert"], "--model_type bert cannot do digits"),
+    (["--grid", "batch=4", "--", "train", "--total_train_batch_size", "8"], "--total_train_batch_size is given behind"),
+    (["--grid", "learning_rate=1", "--", "train", "--learning_rate", "2"], "--learning_rate is given behind -- and by"),
+    (["--grid", "batch=4", "--", "train", "--world_size", "2"], "--world_size 2: setup is the axis for it"),
+    (["--grid", "batch=4", "--", "train", "--local_rank", "0"], "--local_rank 0: the sweep starts the ranks itself"),
+    (["--grid", "batch=4", "--", "train", "--output_dir", "x"], "--output_dir behind --: the sweep sets it itself"),
+    (["--grid", "batch=4", "--", "train", "--config", "x.json"], "--config x.json: a sweep's runs share flags"),
+    (["--grid", "batch=4", "--", "train", "--do_eval"], "--do_eval alone trains nothing"),
+    (["--grid", "batch=4", "--", "train", "--dry_run"], "--dry_run stands before the --"),
+    (["--grid", "batch=4", "--", "bench", "--rounds", "2"], "a sweep runs train alone, not bench"),
+    (["--grid", "batch=4", "--seeds", "0"], "--seeds 0: give a number of at least 1"),
+    (["--grid", "batch=4", "--parallel", "0"], "--parallel 0: give a number of at least 1"),
+    (["--grid", "batch=4", "--rate", "fast"], "--rate fast: give a rate"),
+    (["--grid", "setup=2x1", "--grid", "rate=1gbit", "--rate", "none"], "--rate none and --grid rate exclude"),
+    (["--grid", "batch=4", "--model", "vit"], "--model vit is for experiment1, experiment2, experiment3"),
+    (["--grid", "batch=4", "--published"], "--published is for experiment1"),
+    (["--grid", "setup=65x1"], "--grid setup=65x1: at most 64 hosts are emulated"),
+    (["--grid", "batch=4", "--launch", "mpirun -np 4"], "it has no {command}"),
+    (["--grid", "batch=4", "--launch", "'{command}"], "no shell could read it"),
+    (["--grid", "batch=4", "--launch", "nowhere-at-all {command}"], "there is no program nowhere-at-all here"),
+    (
+        ["--grid", "setup=2x1", "--grid", "delay=1ms", "--launch", "env {command}"],
+        "--grid delay would change nothing: --launch has no {delay}",
+    ),
+    (["--grid", "batch=4", "--name", "../up"], "--name ../up: give up to 100 letters"),
+    (["--grid", "batch=4", "--name", "a", "--runs_dir", "b"], "--name a and --runs_dir b exclude each other"),
+    ([], "there is nothing to vary: give axes"),
+]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"), REFUSED, ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else ""
+)
+def test_what_cannot_be_is_one_sentence_and_nothing_is_made(words, sentence, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    if "--" not in words:
+        words = [*words, "--", "train"]
+    assert main(["sweep", *words, "--task_name", "digits"]) == 2
+    found = capsys.readouterr()
+    assert sentence in found.err
+    assert len(found.err.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_is_of_this_host_s_ranks_or_of_an_emulated_cluster_s():
+    local, hosts = combinations("setup=1x4,2x2", "delay=10ms", rate="100mbit")
+    words = program(local, ["--sync", "ring"], None, "mine")
+    assert words == [sys.executable, "-m", "cos598d", "train", "--sync", "ring", "--world_size", "4"]
+    words = program(hosts, ["--sync", "ring"], None, "mine")
+    place = words.index("--")
+    assert words[3:place] == shlex.split(
+        "cluster run --hosts 2 --ranks_per_host 2 --rate 100mbit --delay 10ms --name mine"
+    )
+    assert words[place + 1 :] == [sys.executable, "-m", "cos598d", "train", "--sync", "ring"]
+
+
+def test_a_template_s_blanks_are_filled_and_the_command_stays_one_where_it_is_quoted():
+    (one,) = combinations("setup=2x4", "delay=10ms")
+    words = ["--label", "a b", "--output_dir", "it's {hosts}"]
+    launch = "env -u X-{delay}-{rate} N={world_size} {command}"
+    check_launch(launch, [one])
+    training = [sys.executable, "-m", "cos598d", "train", *words]
+    assert program(one, words, launch, "") == ["env", "-u", "X-10ms-1gbit", "N=8", *training]
+    found = program(one, words, "sh -c '{hosts}:{ranks_per_host} {command}'", "")
+    assert found[:2] == ["sh", "-c"]
+    assert shlex.split(found[2]) == ["2:4", *training]
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("model", TASKS)
+@pytest.mark.parametrize("published", [False, True])
+def test_every_experiment_can_run_as_it_is(name, model, published):
+    grid, flags = ready_made(name, model, published, {}, {})
+    found = combine(grid, flags, [42], "1gbit")
+    assert len(found) == (9 if name != "experiment3" else 4)
+    assert not any(one.refused for one in found)
+    if published:
+        assert {one.values["gradient_accumulation_steps"] for one in found} == {4}
+        assert {one.values["max_train_examples"] for one in found} == {8000}
+
+
+def test_what_the_user_says_stands_in_place_of_an_experiment_s_own():
+    grid, flags = ready_made("experiment2", "vit", False, {"batch": ("2",)}, {"task_name": "cifar10"})
+    assert flags["task_name"] == "cifar10"
+    assert "per_gpu_train_batch_size" not in flags
+    assert list(grid) == ["learning_rate", "setup", "batch"]
+    assert ready_made("experiment1", "bert", False, {"batch": ("8",)}, {})[0]["batch"] == ("8",)
+    _, flags = ready_made("experiment3", "vit", False, {}, {"total_train_batch_size": 8})
+    assert "per_gpu_train_batch_size" not in flags
+
+
+def test_the_words_behind_the_dashes_are_train_s_whatever_they_are_called():
+    found = options_of("experiment1", "--model", "vit", "--", "train", "--seed", "7", "--", "x")
+    assert (found.experiment, found.model, found.program) == ("experiment1", "vit", ["train", "--seed", "7", "--", "x"])
+    assert options_of("--grid", "batch=1", "--grid", "setup=1x2").grid == ["batch=1", "setup=1x2"]
+
+
+def test_time_left_is_told_by_the_runs_that_are_most_alike():
+    found = combinations("batch=4,16", "setup=1x1,1x4", seeds=(1, 2))
+    progress = Progress(1)
+    assert progress.left(found) is None
+    progress.add(found[0], 10.0)
+    assert progress.left(found[4:5]) == 10  # the same settings, another seed
+    progress.add(found[2], 30.0)
+    assert progress.left(found[4:5]) == 10
+    assert progress.left(found[1:2]) == 20  # of all
+    progress.add(found[1], 100.0)
+    assert progress.left(found[3:4]) == 100  # of its set-up
+    assert Progress(2).left([]) is None
+    at_once = Progress(2)
+    at_once.add(found[0], 3.0)
+    assert at_once.left(found[1:4]) == pytest.approx(3 * 3 / 2)
+    assert at_once.left(found[1:2]) == 3
+    assert [seconds_words(seconds) for seconds in (1.4, 89, 600, 7300)] == ["1 s", "89 s", "10 min", "2 h 2 min"]
+
+
+def test_a_dry_run_lists_what_each_run_will_come_to_and_makes_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("cos598d.sweep.forecasts.Known", lambda costs_from: Known(times=False))  # which takes seconds
+    words = ["--max_train_examples", "32", "--max_eval_examples", "8", "--num_train_epochs", "2", "--no_cuda"]
+    grid = ["--grid", "setup=1x1,1x2", "--grid", "sync=none,all_reduce", "--seeds", "2"]
+    assert main(["sweep", *grid, "--dry_run", "--", "train", "--task_name", "digits", *words]) == 0
+    text = capsys.readouterr().out
+    cells = {line.split()[0]: line.split() for line in text.splitlines() if line.startswith("setup1")}
+    assert [label for label in cells if not label.endswith("none") or "1x1" in label] == [*cells][:3]
+    # 2 epochs of 32 examples in steps of 64.
+    alone, both = cells["setup1x1-sync" + "all_reduce"], cells["setup1x2-sync" + "all_reduce"]
+    assert alone[1:5] == ["2", "1", "2", "0.00"]
+    assert both[1:4] == ["2", "2", "2"]
+    weights = 4 * 537_000 / 1e6
+    assert float(both[4]) == pytest.approx(weights, rel=0.1)  # 2(n-1)/n S, of about 0.54 M parameters
+    assert "setup1x2-syncnone is left out: --sync none on 2 ranks" in text
+    assert list(tmp_path.iterdir()) == []
+
+
+def asked(**changes):
+    found = {"axes": {"batch": ["4", "16"]}, "seeds": [42], "flags": dict(DIGITS), "rate": "1gbit", "launch": None}
+    return found | changes
+
+
+def test_a_sweep_s_folder_goes_on_with_the_same_words_alone(tmp_path):
+    found = combinations("batch=4,16")
+    folder = SweepFolder(tmp_path, asked())
+    folder.begin(found[0])
+    folder.end(found[1], FINISHED, seconds=2.5)
+    again = SweepFolder(tmp_path, asked())
+    assert again.said("batch4-seed42") == "it was broken off."
+    assert again.seconds(found[1]) == 2.5
+    entries = again.entries(found)
+    # A finished one whose record is not there has no numbers.
+    assert [entry.outcome for entry in entries] == [BROKEN_OFF, "failed"]
+    assert entries[0].settings == {"batch": "4"}
+    for changes, words in (
+        ({"axes": {"batch": ["4"]}}, "the axis batch 4,16, and 4 is asked for now"),
+        ({"axes": {"setup": ["1x1"]}}, "the axes batch, and setup is asked for now"),
+        ({"seeds": [42, 43]}, "the seeds 42, and 42,43 is asked for now"),
+        ({"flags": {"task_name": "mnist"}}, "--task_name digits, and mnist is asked for now"),
+        ({"flags": DIGITS | {"threads": 1}}, "--threads none, and 1 is asked for now"),
+        ({"rate": "none"}, "--rate 1gbit, and none is asked for now"),
+        ({"launch": "env {command}"}, "--launch none, and env {command} is asked for now"),
+    ):
+        with pytest.raises(UsageError, match="is a sweep with") as refused:
+            SweepFolder(tmp_path, asked(**changes))
+        assert words in str(refused.value)
+
+
+def test_what_was_never_begun_and_what_cannot_run_say_so(tmp_path):
+    found = combinations("sync=none,ring", "setup=1x1,1x2")
+    entries = SweepFolder(tmp_path, asked()).entries(found)
+    assert [entry.outcome for entry in entries] == [BROKEN_OFF, LEFT_OUT, BROKEN_OFF, BROKEN_OFF]
+    assert entries[0].said == "it has not been run yet."
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "words"),
+    [
+        ("notes.txt", "mine", "is not empty, and no sweep is in it: choose another folder"),
+        ("sweep.json", '{"axes": ', "sweep.json is not JSON"),
+        ("sweep.json", "[]", "sweep.json is damaged"),
+        ("sweep.json", json.dumps(asked() | {"combinations": {"x": {}}}), "it has no combinations.x.settings"),
+    ],
+)
+def test_a_folder_that_is_no_sweep_s_is_refused(file, text, words, tmp_path, capsys):
+    (tmp_path / file).write_text(text)
+    assert (
+        main(["sweep", "--grid", "batch=4", "--runs_dir", str(tmp_path), "--", "train", "--task_name", "digits"]) == 1
+    )
+    assert words in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == [file]
+    assert (tmp_path / file).read_text() == text
+    with pytest.raises(UserError):
+        SweepFolder(tmp_path, asked())

@@ -1,0 +1,103 @@
+"""Programs that are started one after the other, or some at once: their words in files, their ends, signals."""
+
+import os
+import signal
+import sys
+import threading
+import time
+
+import pytest
+
+from cos598d.sweep.child import LastWords, Stopped
+from cos598d.sweep.runner import Job, run_jobs
+
+
+def jobs_of(folder, *scripts):
+    return [
+        Job(f"job{place}", [sys.executable, "-c", script], folder / "logs" / f"job{place}.txt")
+        for place, script in enumerate(scripts)
+    ]
+
+
+def test_what_they_print_goes_to_their_files_and_how_they_end_is_told(tmp_path):
+    told = []
+    scripts = (
+        "print('one')",
+        "import sys; print('two'); sys.exit('it is broken')",
+        "import os; os.kill(os.getpid(), 9)",
+    )
+    jobs = jobs_of(tmp_path, *scripts)
+    run_jobs(jobs, 1, lambda job: told.append(job.label), lambda job, ended: told.append((ended.code, ended.last)))
+    assert told == ["job0", (0, "one"), "job1", (1, "it is broken"), "job2", (137, "")]
+    assert jobs[0].log.read_text().splitlines()[1:] == ["one"]
+    # Another start of one is added, and only its words are its own.
+    told.clear()
+    run_jobs([Job("job0", ["true"], jobs[0].log)], 1, lambda job: None, lambda job, ended: told.append(ended.last))
+    assert told == [""]
+    assert [line.split()[0] for line in jobs[0].log.read_text().splitlines()] == ["$", "one", "$"]
+
+
+def test_as_many_run_at_a_time_as_are_asked_for(tmp_path):
+    running, most = set(), []
+
+    def begin(job):
+        running.add(job.label)
+        most.append(len(running))
+
+    jobs = jobs_of(tmp_path, *["import time; time.sleep(0.3)"] * 5)
+    run_jobs(jobs, 3, begin, lambda job, ended: running.remove(job.label))
+    assert max(most) == 3
+    assert running == set()
+
+
+@pytest.mark.parametrize(("number", "error"), [(signal.SIGTERM, Stopped), (signal.SIGINT, KeyboardInterrupt)])
+def test_a_signal_reaches_all_that_run_and_no_more_are_started(number, error, tmp_path):
+    script = (
+        "import signal, sys, time\n"
+        "for number in (signal.SIGTERM, signal.SIGINT): signal.signal(number, lambda *_: sys.exit(75))\n"
+        "print('ready', flush=True)\n"
+        "time.sleep(60)"
+    )
+    jobs, ends = jobs_of(tmp_path, script, script, script), []
+
+    def ask():
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            if all(job.log.exists() and job.log.read_text().endswith("ready\n") for job in jobs[:2]):
+                break
+            time.sleep(0.05)
+        os.kill(os.getpid(), number)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    with pytest.raises(error):
+        run_jobs(jobs, 2, lambda job: None, lambda job, ended: ends.append((job.label, ended.code, ended.is_asked)))
+    asking.join()
+    assert sorted(ends) == [("job0", 75, True), ("job1", 75, True)]
+
+
+def test_what_is_raised_in_between_ends_them(tmp_path):
+    jobs = jobs_of(tmp_path, "", "import time; time.sleep(60)")
+    pids = tmp_path / "pid"
+    jobs[1] = Job(
+        "job1",
+        [sys.executable, "-c", f"import os, time; open({str(pids)!r}, 'w').write(str(os.getpid())); time.sleep(60)"],
+        jobs[1].log,
+    )
+
+    def end(job, ended):
+        while not pids.exists() or not pids.read_text():
+            time.sleep(0.05)
+        raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="full"):
+        run_jobs(jobs, 2, lambda job: None, end)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pids.read_text()), 0)
+
+
+def test_a_rank_s_words_are_better_than_those_after_them():
+    last = LastWords()
+    for line in ("iteration 1", "host2 rank3| rank 3: no room", "host1 rank0| [library] aborted", ""):
+        last.hear(line + "\n")
+    assert last.words == "rank 3: no room"
