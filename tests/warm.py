@@ -2,7 +2,7 @@
 
 All that a program does is its own: process, variables, folder, streams, signals, exit. What a fork cannot show, how a
 fresh interpreter loads the program and how it ends at the very last, is shown by programs that are started fresh: those
-of `subprocess`, the workers of every starter, torchrun's ranks, and `start(..., is_fresh=True)`.
+of `subprocess`, workers that are started again, torchrun's ranks, and `start(..., is_fresh=True)`.
 """
 
 import multiprocessing

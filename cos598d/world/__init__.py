@@ -1,8 +1,8 @@
 """The ranks of a run: who they are, how they meet, and how they learn that one is gone. In the order of a run:
 
 1. Who am I? `identity` reads rank, world size and rank 0's address from the flags, torchrun, srun or mpirun; where a
-   command has to start the ranks itself, `launch` does. `secret` finds what all of them must know, `network` this
-   host's addresses, `limits` how many files and how much memory this process may take.
+   command has to start the ranks itself, `launch` does, as its `workers`. `secret` finds what all of them must know,
+   `network` this host's addresses, `limits` how many files and how much memory this process may take.
 2. Where do we meet? `rendezvous` brings all ranks together: rank 0 listens at its `endpoint`, and the others find it.
 3. How do we prove who we are? By the `handshake`, on every new connection; on its `channel` every message is proved.
 4. What does rank 0 serve? In `admission` it sees who has come and whether all want the same run; then its `server`
