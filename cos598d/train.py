@@ -146,7 +146,7 @@ def train(
             _check_loss(observed.loss, at.iteration, config.learning_rate)
             at.add(observed.loss)
             facts = {"epoch": epoch, "learning_rate": learning_rate, "examples": len(batch)}
-            record.iteration(observed.facts() | facts, observed.seconds, clock.phases)
+            record.iteration(observed.facts() | facts, observed.seconds, clock.phases, features.counts(batch))
             progress(at.iteration, observed.loss, observed.seconds, len(batch))
             if config.check_replicas and at.iteration % config.check_replicas == 0:
                 with strategy.whole():

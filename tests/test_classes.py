@@ -9,6 +9,7 @@ from report_records import report, write_run
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
 from cos598d.comm.communicator import Communicator
+from cos598d.commands.report import load_records
 from cos598d.config import RunConfig
 from cos598d.data import get_task
 from cos598d.data.classes import MACRO, MOST_CONFUSED, class_scores
@@ -19,6 +20,7 @@ from cos598d.errors import UserError
 from cos598d.evaluate import Evaluation
 from cos598d.models.build import build_model, find_model
 from cos598d.report.load import load_run
+from cos598d.report.page import build_page
 from cos598d.terminal.console import Console
 
 
@@ -108,6 +110,28 @@ def test_the_page_shows_each_class_and_which_are_taken_for_which(tmp_path):
     assert "Class by class" not in without
 
 
+def test_the_page_tells_each_epoch_s_seconds_and_speed_in_what_its_examples_are(tmp_path):
+    run = write_run(tmp_path / "run")
+    summary = json.loads((run / "summary.json").read_text())
+    for epoch, seconds in zip(summary["epochs"], (4.0, 2.0)):
+        rates = {"examples_per_second_wall": 40 / seconds, "tokens": 800, "tokens_per_second_wall": 800 / seconds}
+        epoch |= {"seconds_evaluation": 0.5, "training": {"examples": 40, "wall_seconds": seconds, **rates}}
+    (run / "summary.json").write_text(json.dumps(summary))
+    page = build_page(*load_records([run]))
+    blocks = next(section.blocks for section in page.sections if section.title == "Seconds and speed by epoch")
+    head, *rows = blocks[0].rows
+    speeds = ["seconds of training", "seconds of evaluation", "examples a second", "tokens a second"]
+    assert list(head) == ["run", "epoch", *speeds], "no images"
+    assert rows == [["run", "1", "4.00", "0.500", "10.0", "200"], ["run", "2", "2.00", "0.500", "20.0", "400"]]
+    captions = [" ".join(figure.caption) for figure in blocks[1:]]
+    assert captions == [
+        "run: 2.00 to 4.00 seconds of training.",
+        "run: 0.500 seconds of evaluation.",
+        "run: 10.0 to 20.0 examples a second.",
+        "run: 200 to 400 tokens a second.",
+    ]
+
+
 def test_a_record_whose_confusions_are_no_counts_is_refused(tmp_path):
     with pytest.raises(UserError, match="confusion"):
         load_run(with_classes(tmp_path / "run", [["many", 1], [0, 2]]))
@@ -115,10 +139,12 @@ def test_a_record_whose_confusions_are_no_counts_is_refused(tmp_path):
 
 def test_the_screen_has_one_line_with_the_speed_and_without_the_tables(capsys):
     facts = {"epoch": 2, "iterations": 5, "loss": 0.5, "acc": 0.25, "f1_macro": 0.2, "by_class": [], "confusion": [[1]]}
-    speed = {"examples_per_second_wall": 123.44}
+    speed = {"wall_seconds": 4.0, "examples_per_second_wall": 123.44, "tokens_per_second_wall": 1234.56}
     Console("", speaks=True).epoch(facts | {"seconds_evaluation": 0.5, "training": speed})
     (line,) = capsys.readouterr().out.splitlines()
     learned = "epoch 2: 5 iterations, loss 0.5000, acc 0.2500, f1_macro 0.2000"
-    assert line == f"{learned} (evaluated in 0.5 s); trained on 123.4 examples/s"
+    assert line == f"{learned} (evaluated in 0.5 s); trained in 4.0 s, 123.4 examples/s, 1,234.6 tokens/s"
+    Console("", speaks=True).epoch(facts | {"training": speed | {"images_per_second_wall": 123.44}})
+    assert capsys.readouterr().out == f"{learned}; trained in 4.0 s, 123.4 images/s\n"
     Console("", speaks=True).epoch(facts)
     assert capsys.readouterr().out == "epoch 2: 5 iterations, loss 0.5000, acc 0.2500, f1_macro 0.2000\n"

@@ -3,10 +3,16 @@
 import json
 import time
 
+import numpy as np
 import pytest
 from report_records import write_run
 
+from cos598d.data.images.images import Images
+from cos598d.data.samples import vocabulary
+from cos598d.data.text.features import build_features
+from cos598d.data.text.tokenization import load_encoder
 from cos598d.measure.record import RunRecord
+from cos598d.measure.wall import WallTime
 from cos598d.records.conventions import PHASES
 from cos598d.report.load import load_run
 from cos598d.report.speed import speed_rows
@@ -53,6 +59,34 @@ def test_recording_is_off_the_clock_and_on_the_wall(tmp_path, host):
     assert wall["share_off_the_clock"] == pytest.approx(5 * 0.002 / (6 * 0.05 + 5 * 0.002))
 
 
+def test_an_epoch_tells_its_tokens_over_a_resume_and_not_where_a_part_of_them_is_unknown(host):
+    """Three iterations of 8 examples and 100 tokens, a second each; the second goes on from where the first stood."""
+
+    def lap(wall):
+        host[0] += 1.0
+        wall.lap(1.0, 8, {"tokens": 100})
+
+    first = WallTime()
+    first.begin()
+    lap(first)
+    position = first.position()
+    older = {name: dict(value) if isinstance(value, dict) else value for name, value in position.items()}
+    for name in ("epoch", "run"):
+        del older[name]["counts"]
+    for came, tokens in ((position, 300), (older, None)):
+        wall = WallTime()
+        wall.resume(came)
+        wall.begin()
+        lap(wall)
+        lap(wall)
+        epoch = wall.epoch()
+        assert epoch["examples"] == 24
+        assert epoch.get("tokens") == tokens
+        assert epoch.get("tokens_per_second_wall") == (tokens and pytest.approx(100))
+        lap(wall)
+        assert wall.epoch()["tokens"] == 100, "the next epoch is known whole"
+
+
 def test_both_speeds_stand_side_by_side_and_an_older_record_has_none(tmp_path):
     new, old = (load_run(write_run(tmp_path / name)) for name in ("new", "old"))
     new["wall"] = {"examples_per_second_clock": 160.0, "examples_per_second_wall": 154.9, "share_off_the_clock": 0.032}
@@ -64,3 +98,14 @@ def test_both_speeds_stand_side_by_side_and_an_older_record_has_none(tmp_path):
     new["repeat_of"] = None
     assert "by the wall" in comparison([new, old], each=True)
     assert "by the wall" not in comparison([old])
+
+
+def test_texts_count_their_tokens_and_images_are_images():
+    encoder = load_encoder("bert", vocabulary(), True)
+    texts = build_features(
+        [("a", "", {"labels": 0}), ("a sentence", "another", {"labels": 1})], encoder, 16, {"labels": np.int64}
+    )
+    tokens = int(texts.collate([0, 1])["attention_mask"].sum())
+    assert texts.counts(np.array([0, 1])) == {"tokens": tokens}, "padding is none"
+    images = Images(np.zeros((3, 8, 8, 1), np.uint8), np.zeros(3, np.int64), None)
+    assert images.counts(np.array([0, 2])) == {"images": 2}

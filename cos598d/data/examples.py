@@ -32,6 +32,10 @@ class Examples(ABC):
         """int64 class ids or float32 scores, (examples,)."""
         return self.targets["labels"]
 
+    def counts(self, indices: np.ndarray) -> dict[str, int]:
+        """What the examples at `indices` come to, by what a speed is told in: their tokens, without padding."""
+        return {"tokens": int(self.lengths[indices].sum())}
+
     @abstractmethod
     def collate(self, indices: Sequence[int] | np.ndarray, draw: Draw | None = None) -> dict[str, "torch.Tensor"]:
         """A batch of the examples at `indices`, in that order: the model's inputs by name, and the targets.

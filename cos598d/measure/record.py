@@ -208,11 +208,18 @@ class RunRecord:
         counted = self._monitor.pause() if self._monitor else None
         self._tally.pause(self.ledger.moved(self.ledger.iteration), counted)
 
-    def iteration(self, facts: dict[str, Any], seconds: float, phases: dict[str, float]) -> None:
-        """Add one iteration. Called off its clock, so that recording is not what is measured; `wall_seconds` has it."""
+    def iteration(
+        self, facts: dict[str, Any], seconds: float, phases: dict[str, float], counts: Mapping[str, int] | None = None
+    ) -> None:
+        """Add one iteration. Called off its clock, so that recording is not what is measured; `wall_seconds` has it.
+
+        `counts` are what its examples come to, as `Examples.counts` says, for the epoch's speed.
+        """
         self.iterations = facts["iteration"]
         counted = self._monitor.end_iteration(self.iterations) if self._monitor else None
-        row = facts | self._tally.iteration(facts, seconds, phases, self.ledger.moved(self.iterations), counted)
+        row = facts | self._tally.iteration(
+            facts, seconds, phases, self.ledger.moved(self.iterations), counted, counts or {}
+        )
         with told(self.folder):
             row |= asdict(self._flush().get(self.iterations, Totals()))
             if (written := self._detail.of_row(row)) is not None:

@@ -31,11 +31,17 @@ class Tally:
         self._wall.end()
 
     def iteration(
-        self, facts: Row, seconds: float, phases: Mapping[str, float], moved: tuple[int, int], counted: Counters | None
+        self,
+        facts: Row,
+        seconds: float,
+        phases: Mapping[str, float],
+        moved: tuple[int, int],
+        counted: Counters | None,
+        counts: Mapping[str, int],
     ) -> Row:
         """Add an iteration and return what its row says of it beside `facts` and the calls' totals."""
         iteration = facts["iteration"]
-        wall = self._wall.lap(seconds, facts["examples"])
+        wall = self._wall.lap(seconds, facts["examples"], counts)
         timed = {"seconds": seconds, **{f"seconds_{phase}": phases[phase] for phase in PHASES}}
         nanoseconds = {name: round(1e9 * value) for name, value in timed.items()}
         self._means.count(iteration)

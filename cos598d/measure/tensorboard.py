@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cos598d.errors import UsageError
+from cos598d.records.conventions import COUNTED
 
 FOLDER = "tensorboard"
 FLUSH_SECONDS = 5  # somebody watches
@@ -30,8 +31,9 @@ class Board:
 
     loss, learning_rate; seconds/iteration and seconds/PHASE; bytes/predicted_sent, bytes/counted_sent and the same
     received (this rank's; `cos598d/measure/totals.py` says what they include); epoch/loss, epoch/METRIC and
-    epoch/examples_per_second, and evaluation/METRIC of every evaluation, an epoch's too, by the iteration they came
-    after. LOSSES share a chart.
+    epoch/seconds_training, epoch/examples_per_second and the same of tokens or images, and evaluation/METRIC of every
+    evaluation, an epoch's too, by the iteration they came after; of few classes class/METRIC/NAME too. LOSSES share a
+    chart.
     """
 
     def __init__(self, record: Path, after: int = 0):
@@ -65,9 +67,11 @@ class Board:
         for name, value in facts.items():
             if isinstance(value, float):
                 self._writer.add_scalar(f"epoch/{name}", value, facts["last_iteration"])
-        speed = facts.get("training", {}).get("examples_per_second_wall")
-        if speed is not None:
-            self._writer.add_scalar("epoch/examples_per_second", speed, facts["last_iteration"])
+        training = facts.get("training", {})
+        found = {f"{name}_per_second": training.get(f"{name}_per_second_wall") for name in ("examples", *COUNTED)}
+        for name, value in (found | {"seconds_training": training.get("wall_seconds")}).items():
+            if value is not None:
+                self._writer.add_scalar(f"epoch/{name}", value, facts["last_iteration"])
         self.evaluation(facts | {"iteration": facts["last_iteration"]})
 
     def evaluation(self, facts: dict[str, Any]) -> None:
@@ -75,6 +79,9 @@ class Board:
         for name, value in facts.items():
             if isinstance(value, float) and name not in ("loss", "seconds_evaluation"):
                 self._writer.add_scalar(f"evaluation/{name}", value, facts["iteration"])
+        for one in facts.get("by_class", []) if "confusion" in facts else []:
+            for name in ("precision", "recall", "f1"):
+                self._writer.add_scalar(f"class/{name}/{one['class']}", one[name], facts["iteration"])
 
     def close(self) -> None:
         """Write what has not been written yet."""

@@ -1,7 +1,8 @@
 """Wall time of training: the clocks of the iterations, and what lies between them, such as recording."""
 
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from cos598d.records.conventions import WARM_UP
@@ -20,15 +21,15 @@ class WallTime:
         """Training begins, or goes on after an evaluation."""
         self._last = time.perf_counter()
 
-    def lap(self, seconds: float, examples: int) -> float:
-        """An iteration has ended, of so many examples and seconds by its clock; return the wall's seconds since the
-        iteration before had."""
+    def lap(self, seconds: float, examples: int, counts: Mapping[str, int] | None = None) -> float:
+        """An iteration has ended, of so many seconds by its clock and so many examples, which come to `counts` (such as
+        tokens); return the wall's seconds since the iteration before had."""
         now = time.perf_counter()
         lap, self._last = now - self._last, now
         self._iterations += 1
-        self._epoch.add(lap, seconds, examples)
+        self._epoch.add(lap, seconds, examples, counts or {})
         if self._iterations > WARM_UP:
-            self._run.add(lap, seconds, examples)
+            self._run.add(lap, seconds, examples, counts or {})
         return lap
 
     def end(self) -> None:
@@ -38,10 +39,11 @@ class WallTime:
         self._last = now
 
     def epoch(self) -> dict[str, float | None]:
-        """End an epoch: its examples, its seconds by the clocks of its iterations and by the wall, and both rates."""
+        """End an epoch: its examples, its seconds by the clocks of its iterations and by the wall, and both rates; and
+        what the examples came to, with the rate by the wall, where all of its iterations have told it."""
         ended, self._epoch = self._epoch, _Sums()
         seconds = {"clock_seconds": ended.clock, "wall_seconds": ended.wall}
-        return {"examples": ended.examples} | seconds | ended.rates()
+        return {"examples": ended.examples} | seconds | ended.rates() | ended.counted()
 
     def summary(self) -> dict[str, float | None]:
         """The run's rates, without its warm-up and what follows each epoch's last iteration; None of no iterations."""
@@ -54,21 +56,31 @@ class WallTime:
     def resume(self, position: dict[str, Any]) -> None:
         """Go on from there."""
         self._iterations = position["iterations"]
-        self._epoch, self._run = _Sums(**position["epoch"]), _Sums(**position["run"])
+        # Of a checkpoint that does not know the counts they stay unknown, until the epoch is over.
+        self._epoch, self._run = (_Sums(**{"counts": None} | position[name]) for name in ("epoch", "run"))
 
 
 @dataclass
 class _Sums:
-    """Seconds by the wall and by the clock, and examples."""
+    """Seconds by the wall and by the clock, examples, and what these come to; None where that is not known."""
 
     wall: float = 0.0
     clock: float = 0.0
     examples: int = 0
+    counts: dict[str, int] | None = field(default_factory=dict)
 
-    def add(self, wall: float, clock: float, examples: int) -> None:
+    def add(self, wall: float, clock: float, examples: int, counts: Mapping[str, int]) -> None:
         self.wall += wall
         self.clock += clock
         self.examples += examples
+        if self.counts is not None:
+            self.counts = {name: self.counts.get(name, 0) + count for name, count in counts.items()}
+
+    def counted(self) -> dict[str, Any]:
+        rates = {
+            f"{name}_per_second_wall": count / self.wall for name, count in (self.counts or {}).items() if self.wall
+        }
+        return {**(self.counts or {}), **rates}
 
     def rates(self) -> dict[str, Any]:
         return {

@@ -17,5 +17,7 @@ BY_LEDGER, BY_COUNTERS = "ledger", "counters"
 ASSUMED_BYTES = "nccl chooses its own algorithms, and its calls are taken to move what gloo's do"
 # How one of several runs of a command ended: `left out` is one that cannot run here.
 FINISHED, FAILED, BROKEN_OFF, LEFT_OUT = OUTCOMES = ("finished", "failed", "broken off", "left out")
+# What a task's examples come to, beside their number: a speed is told in these too.
+COUNTED = ("tokens", "images")
 # What an epoch's row has beside its metrics.
 NOT_METRICS = frozenset(("epoch", "iterations", "last_iteration", "loss", "seconds_evaluation"))

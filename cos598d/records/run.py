@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from cos598d.errors import UserError
-from cos598d.records.conventions import BY_COUNTERS, BY_LEDGER, CHECKPOINT, PHASES
+from cos598d.records.conventions import BY_COUNTERS, BY_LEDGER, CHECKPOINT, COUNTED, PHASES
 from cos598d.records.kinds import (
     COUNT,
     FLAG,
@@ -78,7 +78,11 @@ EPOCH = Fields(
         "loss": OrNone(NUMBER),
         "training": Fields(
             {},
-            {"examples": COUNT, "wall_seconds": NOT_NEGATIVE, "examples_per_second_wall": OrNone(NOT_NEGATIVE)},
+            {
+                **dict.fromkeys(("examples", *COUNTED), COUNT),
+                "wall_seconds": NOT_NEGATIVE,
+                **dict.fromkeys((f"{name}_per_second_wall" for name in ("examples", *COUNTED)), OrNone(NOT_NEGATIVE)),
+            },
         ),
         "seconds_evaluation": NOT_NEGATIVE,
         **dict.fromkeys(("predicted_bytes_sent", "predicted_bytes_received"), BY_RANK),

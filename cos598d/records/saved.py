@@ -36,7 +36,7 @@ _TRAFFIC = Fields(
         "last": OrNone(Row((COUNT, _BYTES, OrNone(_COUNTERS)))),
     }
 )
-_WALL_SUMS = Fields({"wall": NUMBER, "clock": NUMBER, "examples": COUNT}, alone=True)
+_WALL_SUMS = Fields({"wall": NUMBER, "clock": NUMBER, "examples": COUNT}, {"counts": OrNone(MapOf(COUNT))}, alone=True)
 _TALLY = Fields(
     {
         "means": Row((ListOf(COUNT, count=2), ListOf(MapOf(WHOLE), count=2))),

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from cos598d.records.conventions import DDP, PHASES
-from cos598d.report.figures.learning import points_per_block
-from cos598d.report.load import Run, is_number
+from cos598d.report.figures.learning import epoch_values, points_per_block
+from cos598d.report.load import Run
 from cos598d.report.numbers import listed, more_or_less, number_of, percent, plain, seconds
 from cos598d.report.references import exposed_seconds, floor_of, is_floor, same_setting
 from cos598d.report.settings import comparable
@@ -15,12 +15,16 @@ from cos598d.report.traffic import Traffic
 
 def metric_caption(runs: Sequence[Run], metric: str) -> list[str]:
     """The metric after each run's last evaluation."""
-    last = {}
-    for run in runs:
-        for epoch in run.summary["epochs"]:
-            if is_number(epoch.get(metric)):
-                last[run.name] = f"{metric} {epoch[metric]:.4f} after epoch {epoch['epoch']}"
-    return _joined(last)
+    found = {run.name: list(epoch_values(run, metric).items()) for run in runs}
+    last = {name: values[-1] for name, values in found.items() if values}
+    return _joined({name: f"{metric} {value:.4f} after epoch {epoch}" for name, (epoch, value) in last.items()})
+
+
+def speed_caption(runs: Sequence[Run], speed: str) -> list[str]:
+    """Each run's epochs from the least to the most."""
+    found = {run.name: list(epoch_values(run, speed).values()) for run in runs}
+    ends = {name: dict.fromkeys(map(plain, (min(values), max(values)))) for name, values in found.items() if values}
+    return _joined({name: f"{' to '.join(words)} {speed}" for name, words in ends.items()})
 
 
 def loss_caption(runs: Sequence[Run]) -> list[str]:

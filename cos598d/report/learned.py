@@ -7,8 +7,11 @@ from cos598d.report.blocks import Block, Table, figures
 from cos598d.report.figures import learning
 from cos598d.report.figures.overfitting import overfitting_figure
 from cos598d.report.load import Run, is_number
+from cos598d.report.numbers import plain
 from cos598d.report.overfitting import courses, overfitting_caption
 from cos598d.report.table import losses_rows
+
+MOST_EPOCHS = 100  # rows of a table; the figures have them all
 
 
 def metrics(runs: Sequence[Run]) -> list[Block]:
@@ -26,6 +29,27 @@ def metrics(runs: Sequence[Run]) -> list[Block]:
         svg = learning.metric_figure(runs, metric, name)
         blocks.append(Table(f"{metric} after each epoch.", rows))
         blocks += figures((name, svg, captions.metric_caption(runs, metric)))
+    return blocks
+
+
+def speeds(runs: Sequence[Run]) -> list[Block]:
+    """The seconds of each epoch's training and evaluation, and how fast it was trained: a table and figures."""
+    blocks: list[Block] = []
+    rows = [["run", "epoch", *learning.SPEEDS]]
+    for run in runs:
+        values = [learning.epoch_values(run, speed) for speed in learning.SPEEDS]
+        for epoch in run.summary["epochs"]:
+            cells = [plain(found[epoch["epoch"]]) if epoch["epoch"] in found else "-" for found in values]
+            if any(cell != "-" for cell in cells):
+                rows.append([run.name, str(epoch["epoch"]), *cells])
+    used = [place for place in range(len(rows[0])) if any(row[place] != "-" for row in rows[1:])]
+    if 1 < len(rows) <= MOST_EPOCHS:
+        note = "By the wall, evaluation apart from training; tokens are counted without padding."
+        blocks.append(Table(note, [[row[place] for place in used] for row in rows]))
+    for number, speed in enumerate(learning.SPEEDS):
+        name = f"speed{number}"
+        svg = learning.metric_figure(runs, speed, name, begins_at_zero=True)
+        blocks += figures((name, svg, captions.speed_caption(runs, speed)))
     return blocks
 
 

@@ -44,6 +44,7 @@ def build_page(runs: Sequence[Run], benches: Sequence[Bench] = ()) -> Page:
         *(Section(f"Side by side: {word}", found) for word, found in side_by_side.sweep_blocks(benches).items()),
         Section("Environment", _environment([*runs, *benches])),
         Section("Evaluation by epoch", learned.metrics(runs)),
+        Section("Seconds and speed by epoch", learned.speeds(runs)),
         Section("Class by class", classes(runs)),
         Section("Training and validation loss", learned.overfitting(runs)),
         Section("The first losses", learned.first_losses(runs)),

@@ -65,13 +65,25 @@ class Console:
 
     def epoch(self, facts: dict[str, Any]) -> None:
         """Print one line for an epoch that has ended: its mean loss, then the evaluation's figures, and its speed."""
-        speed = facts.get("training", {}).get("examples_per_second_wall")
-        trained = "" if speed is None else f"; trained on {speed:.1f} examples/s"
-        self.say(f"epoch {facts['epoch']}: {facts['iterations']} iterations, {_figures(facts)}{trained}")
+        speed = _speed(facts.get("training", {}))
+        self.say(f"epoch {facts['epoch']}: {facts['iterations']} iterations, {_figures(facts)}{speed}")
 
     def evaluation(self, facts: dict[str, Any]) -> None:
         """Print one line for an evaluation within an epoch."""
         self.say(f"after iteration {facts['iteration']}: {_figures(facts)}")
+
+
+def _speed(training: dict[str, Any]) -> str:
+    """How long an epoch was trained, and how fast: of images a second there are as many as of examples."""
+    names = [name for name in ("images", "examples", "tokens") if training.get(f"{name}_per_second_wall") is not None]
+    if not names:
+        return ""
+    rates = [
+        f"{training[f'{name}_per_second_wall']:,.1f} {name}/s"
+        for name in names
+        if names[0] != "images" or name == "images"
+    ]
+    return f"; trained in {training['wall_seconds']:.1f} s, {', '.join(rates)}"
 
 
 def _figures(facts: dict[str, Any]) -> str:

@@ -35,6 +35,10 @@ class Images(Examples):
         self.lengths = np.ones(len(pixels), dtype=np.int32)  # all alike, so that nothing is gained by grouping them
         self._encoder, self._augments, self._mirrors = encoder, augments, mirrors
 
+    def counts(self, indices: np.ndarray) -> dict[str, int]:
+        """How many images they are."""
+        return {"images": len(indices)}
+
     def collate(self, indices: Sequence[int] | np.ndarray, draw: Draw | None = None) -> dict[str, "torch.Tensor"]:
         """`pixel_values`, float32 (batch, channels, size, size), and `labels`, int64 (batch,)."""
         import torch

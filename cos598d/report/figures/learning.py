@@ -3,12 +3,18 @@
 from collections.abc import Sequence
 from itertools import accumulate
 
-from cos598d.records.conventions import NOT_METRICS
+from cos598d.records.conventions import COUNTED, NOT_METRICS
 from cos598d.report.load import Run, is_number
 from cos598d.report.numbers import listed
 from cos598d.report.svg import draw, legend_below, line_style
 
 MOST_POINTS = 300
+# How long an epoch took and how fast it was, by the page's words: where its row has it, and under which name.
+SPEEDS = {
+    "seconds of training": ("training", "wall_seconds"),
+    "seconds of evaluation": ("", "seconds_evaluation"),
+    **{f"{name} a second": ("training", f"{name}_per_second_wall") for name in ("examples", *COUNTED)},
+}
 
 
 def metric_names(runs: Sequence[Run]) -> list[str]:
@@ -24,12 +30,20 @@ def metric_names(runs: Sequence[Run]) -> list[str]:
     )
 
 
-def metric_figure(runs: Sequence[Run], metric: str, name: str) -> str | None:
-    """A metric after each epoch; None where no run has two epochs of it."""
-    series = {
-        run.name: [(epoch["epoch"], epoch[metric]) for epoch in run.summary["epochs"] if is_number(epoch.get(metric))]
-        for run in runs
-    }
+def epoch_values(run: Run, metric: str) -> dict[int, float]:
+    """A metric, or one of SPEEDS, by epoch."""
+    place, key = SPEEDS.get(metric, ("", metric))
+    found = {}
+    for epoch in run.summary["epochs"]:
+        value = epoch.get(place, {}).get(key) if place else epoch.get(key)
+        if is_number(value):
+            found[epoch["epoch"]] = value
+    return found
+
+
+def metric_figure(runs: Sequence[Run], metric: str, name: str, begins_at_zero: bool = False) -> str | None:
+    """A metric, or one of SPEEDS, after each epoch; None where no run has two epochs of it."""
+    series = {run.name: list(epoch_values(run, metric).items()) for run in runs}
     if all(len(points) < 2 for points in series.values()):
         return None
 
@@ -40,6 +54,8 @@ def metric_figure(runs: Sequence[Run], metric: str, name: str) -> str | None:
             handles += axes.plot(*(zip(*points) if points else ([], [])), **line_style(place))
         axes.set_xlabel("epoch")
         axes.set_title(metric, loc="left")
+        if begins_at_zero:
+            axes.set_ylim(bottom=0)
         axes.xaxis.get_major_locator().set_params(integer=True)
         legend_below(figure, handles, list(series))
 
