@@ -1,6 +1,8 @@
 """Precision, recall and F1 are scikit-learn's, of each class and of all, and reach record, screen and page."""
 
 import json
+import sys
+import types
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from cos598d.data.text.features import build_features
 from cos598d.data.text.tokenization import load_encoder
 from cos598d.errors import UserError
 from cos598d.evaluate import Evaluation
+from cos598d.measure.tensorboard import Board
 from cos598d.models.build import build_model, find_model
 from cos598d.report.load import load_run
 from cos598d.report.page import build_page
@@ -148,3 +151,40 @@ def test_the_screen_has_one_line_with_the_speed_and_without_the_tables(capsys):
     assert capsys.readouterr().out == f"{learned}; trained in 4.0 s, 123.4 images/s\n"
     Console("", speaks=True).epoch(facts)
     assert capsys.readouterr().out == "epoch 2: 5 iterations, loss 0.5000, acc 0.2500, f1_macro 0.2000\n"
+
+
+def test_tensorboard_is_shown_each_class_the_seconds_and_the_speed(tmp_path, monkeypatch):
+    shown = {}
+
+    class Writer:
+        def __init__(self, *_, **__):
+            pass
+
+        def add_custom_scalars(self, layout):
+            pass
+
+        def add_scalar(self, tag, value, step):
+            shown[tag] = (value, step)
+
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", types.SimpleNamespace(SummaryWriter=Writer))
+    by_class = [{"class": "a cat", "examples": 2, "precision": 0.5, "recall": 1.0, "f1": 0.75}]
+    training = {"examples": 8, "tokens": 80, "wall_seconds": 4.0}
+    training |= {"examples_per_second_wall": 2.0, "tokens_per_second_wall": 20.0}
+    facts = {"epoch": 1, "last_iteration": 3, "loss": 0.5, "f1_macro": 0.75, "seconds_evaluation": 1.5}
+    Board(tmp_path).epoch(facts | {"training": training, "by_class": by_class, "confusion": [[2]]})
+    assert {tag: value for tag, (value, _) in shown.items()} == {
+        "epoch/loss": 0.5,
+        "epoch/f1_macro": 0.75,
+        "epoch/seconds_evaluation": 1.5,
+        "epoch/seconds_training": 4.0,
+        "epoch/examples_per_second": 2.0,
+        "epoch/tokens_per_second": 20.0,
+        "evaluation/f1_macro": 0.75,
+        "class/precision/a cat": 0.5,
+        "class/recall/a cat": 1.0,
+        "class/f1/a cat": 0.75,
+    }
+    assert {step for _, step in shown.values()} == {3}
+    shown.clear()
+    Board(tmp_path).epoch(facts | {"by_class": by_class})
+    assert not any(tag.startswith("class/") for tag in shown), "of more than 20 classes there are no charts"

@@ -414,6 +414,9 @@ def test_tensorboard_shows_what_the_record_has(tmp_path, monkeypatch, capfd):
     assert events.Scalars("epoch/acc")[0].value == pytest.approx(summary["epochs"][0]["acc"])
     (validated,) = events.Scalars("evaluation/validation_loss")
     assert (validated.step, validated.value) == (2, pytest.approx(summary["epochs"][0]["validation_loss"]))
+    training = summary["epochs"][0]["training"]
+    assert events.Scalars("epoch/seconds_training")[0].value == pytest.approx(training["wall_seconds"])
+    assert events.Scalars("epoch/tokens_per_second")[0].value == pytest.approx(training["tokens_per_second_wall"])
     assert set(LOSSES) <= set(events.Tags()["scalars"]), "the chart of both losses has both"
 
 
