@@ -106,7 +106,14 @@ def with_classes(folder, confusion):
 
 def test_the_page_shows_each_class_and_which_are_taken_for_which(tmp_path):
     text = report(tmp_path / "report.html", with_classes(tmp_path / "run", None)).read_text()
-    for words in ("Class by class", "a &lt;cat&gt;", "0.6667", "taken for the column", "f1_macro after each epoch"):
+    for words in (
+        "Class by class",
+        "a &lt;cat&gt;",
+        "0.6667",
+        "taken for the column",
+        "F1 is highest of a &lt;cat&gt;, 0.8000, and lowest of a dog, 0.6667.",
+        "f1_macro after each epoch",
+    ):
         assert words in text, words
     assert "a <cat>" not in text
     without = report(tmp_path / "without.html", write_run(tmp_path / "plain")).read_text()

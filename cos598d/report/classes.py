@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 
-from cos598d.report.blocks import Block, Table
+from cos598d.records.run import Summary
+from cos598d.report.blocks import Block, Table, figures
+from cos598d.report.figures.classes import classes_figure
 from cos598d.report.load import Run
 from cos598d.terminal.printable import printable
 
@@ -10,9 +12,10 @@ MOST_CLASSES = 100  # a page with more rows is read by nobody: the record has th
 
 
 def classes(runs: Sequence[Run]) -> list[Block]:
-    """Of each run whose evaluation tells classes apart a table of these and, where they are few, of confusions."""
+    """Of each run whose evaluation tells classes apart a table of these and, where they are few, a figure and
+    a table of confusions."""
     blocks: list[Block] = []
-    for run in runs:
+    for number, run in enumerate(runs):
         evaluated = [epoch for epoch in run.summary["epochs"] if epoch.get("by_class")]
         if not evaluated:
             continue
@@ -31,6 +34,9 @@ def classes(runs: Sequence[Run]) -> list[Block]:
             blocks.append(f"{when}: {len(rows)} classes, whose scores are in epochs.jsonl.")
             continue
         blocks.append(Table(f"{when}: each class by itself.", [head, *rows]))
+        found = [one | {"class": row[0]} for one, row in zip(last["by_class"], rows, strict=True)]
+        name = f"classes{number}"
+        blocks += figures((name, classes_figure(when, found, name), [_ends(found)]))
         if confusion := last.get("confusion"):
             names = [row[0] for row in rows]
             table = [["", *names]]
@@ -39,3 +45,12 @@ def classes(runs: Sequence[Run]) -> list[Block]:
             ]
             blocks.append(Table(f"{when}: examples of the row's class that were taken for the column's.", table))
     return blocks
+
+
+def _ends(found: Sequence[Summary]) -> str:
+    """The classes that are found best and worst."""
+    ranked = sorted(found, key=lambda one: one["f1"])
+    low, high = ranked[0], ranked[-1]
+    if low["f1"] == high["f1"]:
+        return f"F1 is {high['f1']:.4f} of every class."
+    return f"F1 is highest of {high['class']}, {high['f1']:.4f}, and lowest of {low['class']}, {low['f1']:.4f}."
