@@ -111,7 +111,7 @@ def test_the_page_shows_each_class_and_which_are_taken_for_which(tmp_path):
         "a &lt;cat&gt;",
         "0.6667",
         "taken for the column",
-        "F1 is highest of a &lt;cat&gt;, 0.8000, and lowest of a dog, 0.6667.",
+        "F1 is highest for class a &lt;cat&gt;, 0.8000, and lowest for class a dog, 0.6667.",
         "f1_macro after each epoch",
     ):
         assert words in text, words

@@ -52,5 +52,6 @@ def _ends(found: Sequence[Summary]) -> str:
     ranked = sorted(found, key=lambda one: one["f1"])
     low, high = ranked[0], ranked[-1]
     if low["f1"] == high["f1"]:
-        return f"F1 is {high['f1']:.4f} of every class."
-    return f"F1 is highest of {high['class']}, {high['f1']:.4f}, and lowest of {low['class']}, {low['f1']:.4f}."
+        return f"F1 is {high['f1']:.4f} for every class."
+    best, worst = (f"class {one['class']}, {one['f1']:.4f}" for one in (high, low))
+    return f"F1 is highest for {best}, and lowest for {worst}."

@@ -55,7 +55,7 @@ def metric_figure(runs: Sequence[Run], metric: str, name: str, begins_at_zero: b
         axes.set_xlabel("epoch")
         axes.set_title(metric, loc="left")
         if begins_at_zero:
-            axes.set_ylim(bottom=0)
+            axes.set_ylim(0, 1.05 * axes.get_ylim()[1])
         axes.xaxis.get_major_locator().set_params(integer=True)
         legend_below(figure, handles, list(series))
 

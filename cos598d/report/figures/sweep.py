@@ -37,7 +37,7 @@ def chart_figure(chart: Chart, name: str) -> str:
                 axes.axhline(LEVEL, color=DARK_GREY, linestyle=":")
         # Not sooner: the panels share their scale, and a limit would keep out what comes after it.
         if chart.measure.begins_at_zero:
-            axes_of_panels[0].set_ylim(bottom=0)
+            axes_of_panels[0].set_ylim(0, 1.05 * axes_of_panels[0].get_ylim()[1])
         _ticks(axes_of_panels[-1], chart.axis)
         if len(handles) > 1 or any(handles):
             legend_below(figure, list(handles.values()), list(handles))
