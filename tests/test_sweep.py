@@ -1,6 +1,8 @@
 """A sweep's grid, the combinations made of it and the programs that run them; and what is refused before any runs."""
 
+import errno
 import json
+import os
 import shlex
 import sys
 
@@ -289,6 +291,26 @@ def test_a_sweep_s_folder_goes_on_with_the_same_words_alone(tmp_path):
         with pytest.raises(UsageError, match="is a sweep with") as refused:
             SweepFolder(tmp_path, asked(**changes))
         assert words in str(refused.value)
+
+
+@pytest.mark.parametrize("file", ["sweep.json", "logs"])
+def test_what_cannot_be_written_is_one_sentence(file, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    if file == "logs":
+        (tmp_path / "runs" / "sweep.json").write_text(json.dumps(asked(axes={"batch": ["4"]}) | {"combinations": {}}))
+        (tmp_path / "runs" / "logs").write_text("in the way")
+    else:
+        monkeypatch.setattr("cos598d.sweep.folder.write_json", _full_disk)
+    assert main(["sweep", "--grid", "batch=4", "--runs_dir", "runs", "--", "train", "--task_name", "digits"]) == 1
+    said = capsys.readouterr().err
+    assert f"{file} cannot be written (" in said
+    assert said.endswith("and start the same words again; what is finished stays.\n")
+    assert len(said.splitlines()) == 1
+
+
+def _full_disk(path, value):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
 
 def test_what_was_never_begun_and_what_cannot_run_say_so(tmp_path):

@@ -1,6 +1,7 @@
 """A folder of runs that are made one after the other: a folder for each, and beside them how each ended."""
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,18 @@ from cos598d.terminal.printable import printable
 # What the state says of every run, beside what it is.
 ENDED: dict[str, Kind] = {"outcome": OneOf(OUTCOMES), "said": TEXT}
 LONGEST_SAID = 300
+
+
+@contextlib.contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Let what a full disk, or no right to write, does to a folder of runs be a UserError that says how to go on."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"{error.filename or folder} cannot be written ({error.strerror}): make room, or look at the folder's "
+            "rights, and start the same words again; what is finished stays."
+        ) from None
 
 
 class RunsFolder:
@@ -50,8 +63,9 @@ class RunsFolder:
         self.write()
 
     def write(self) -> None:
-        """Write the state file, whole or not at all."""
-        write_json(self.path / self.state_file, self.state())
+        """Write the state file, whole or not at all. Raises UserError where it cannot be."""
+        with writing(self.path):
+            write_json(self.path / self.state_file, self.state())
 
     def outcome(self, place: str, asked: Mapping[str, Any]) -> tuple[str, str, Run | None]:
         """How the run of that name ended, in a word and in a sentence, and its record if it is finished.

@@ -21,6 +21,7 @@ def forecast_words(combinations: Sequence[Combination], parallel: int, costs_fro
     seconds those of training alone. A combination of which nothing can be told has a sentence in its place.
     """
     known, rows, notes, total = Known(costs_from), [HEAD], list[str](), 0.0
+    basis: dict[tuple[int, bool], str] = {}  # one sentence for each number of ranks: they differ in details alone
     seeds = list(dict.fromkeys(one.seed for one in combinations))
     for one in combinations:
         if one.seed != seeds[0] or one.refused:
@@ -33,8 +34,12 @@ def forecast_words(combinations: Sequence[Combination], parallel: int, costs_fro
             continue
         rows.append([label, str(len(seeds)), str(one.setup.world_size), *_cells(found)])
         total += (found.seconds or 0.0) * len(seeds)
-        notes += filter(None, [found.bytes_unsaid, found.memory_unsaid, found.seconds_from])
-    notes = list(dict.fromkeys(notes))
+        notes += filter(None, [found.bytes_unsaid, found.memory_unsaid])
+        ranks = one.setup.world_size
+        basis.setdefault(
+            (ranks, found.seconds is None), f"Seconds of {ranks} rank{'s'[: ranks - 1]}, {found.seconds_from}."
+        )
+    notes = list(dict.fromkeys([*notes, *basis.values()]))
     if total:
         at_a_time = f", {parallel} at a time if the cores are there for each" if parallel > 1 else ""
         notes.append(

@@ -14,6 +14,7 @@ from cos598d.report.strategies import epoch_seconds
 from cos598d.report.sweep_entries import SweepEntry
 from cos598d.report.sweep_page import sweep_page
 from cos598d.report.sweep_table import TABLE_NOTE, sweep_rows
+from cos598d.sweep.folder import writing
 from cos598d.tables import as_markdown, as_text, markdown_text
 from cos598d.terminal.printable import printable
 
@@ -39,8 +40,10 @@ def show(path: Path, entries: Sequence[SweepEntry], title: str, remarks: Sequenc
     parts = [as_text(rows, numbers=True), textwrap.fill(TABLE_NOTE, 118), *map(printable, notes)]
     print("", "\n\n".join(parts), "", sep="\n")
     words = [as_markdown(rows), *map(markdown_text, [TABLE_NOTE, *notes])]
-    write_whole(path / TABLE, "\n\n".join(words) + "\n")
-    write_whole(path / PAGE, as_html(sweep_page(entries, title)))
+    page = as_html(sweep_page(entries, title))
+    with writing(path):
+        write_whole(path / TABLE, "\n\n".join(words) + "\n")
+        write_whole(path / PAGE, page)
     print(f"page: {path / PAGE}")
 
 

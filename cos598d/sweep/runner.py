@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cos598d.sweep.child import LastWords, exit_code, signals_passed_on, start
+from cos598d.sweep.folder import writing
 
 LOOK_SECONDS = 0.05
 
@@ -36,12 +37,13 @@ class _Running:
 
     def __init__(self, job: Job):
         self.job = job
-        job.log.parent.mkdir(parents=True, exist_ok=True)
-        with job.log.open("a", encoding="utf-8") as log:
-            log.write(f"$ {shlex.join(job.command)}\n")
-            log.flush()
-            self._heard = log.tell()
-            self._began = time.monotonic()
+        with writing(job.log):
+            job.log.parent.mkdir(parents=True, exist_ok=True)
+            with job.log.open("a", encoding="utf-8") as log:
+                log.write(f"$ {shlex.join(job.command)}\n")
+        self._heard = job.log.stat().st_size
+        self._began = time.monotonic()
+        with job.log.open("a") as log:
             self.child = start(job.command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
 
     def ended(self, is_asked: bool) -> Ended:
