@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cos598d.sweep.grid import BATCH, DELAY, SETUP
+from cos598d.report.sweep_entries import BATCH, DELAY, SETUP
 
 SETUPS = ("1x1", "1x4", "2x2")
 # What the published study trains: 8,000 examples for 5 epochs, evaluated on 2,000.

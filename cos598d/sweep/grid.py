@@ -10,10 +10,9 @@ from cos598d.config import RunConfig
 from cos598d.errors import UsageError, flag_called
 from cos598d.fields import Flag, flags_of
 from cos598d.records.quantities import parse_delay, parse_rate
+from cos598d.report.sweep_entries import BATCH, DELAY, LINKS, RATE, SETUP
 from cos598d.terminal.printable import printable
 
-BATCH, SETUP, DELAY, RATE = "batch", "setup", "delay", "rate"
-LINKS = (DELAY, RATE)
 # The flag that this axis is another word for.
 BATCH_FLAG = "per_gpu_train_batch_size"
 BY_ITSELF = "the sweep sets it itself"

@@ -9,10 +9,11 @@ from typing import Any
 
 from cos598d.config import config_from
 from cos598d.errors import UsageError, UserError
-from cos598d.sweep.grid import BATCH, BATCH_FLAG, DELAY, LINKS, RATE, SETUP, Setup, read_value
+from cos598d.report.sweep_entries import ALONE, BATCH, DELAY, LINKS, RATE, SETUP
+from cos598d.sweep.grid import BATCH_FLAG, Setup, read_value
 
 LONGEST_LABEL = 90  # of the 100 characters that a run's label may have
-DEFAULT_SETUP, NO_DELAY = "1x1", "0"
+DEFAULT_SETUP, NO_DELAY = ALONE, "0"
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from cos598d.cluster.plan import MOST_HOSTS
 from cos598d.errors import UsageError
 from cos598d.records.quantities import delay_words, rate_words
-from cos598d.sweep.grid import LINKS
+from cos598d.report.sweep_entries import LINKS
 from cos598d.sweep.plan import Combination
 from cos598d.terminal.printable import printable
 
