@@ -244,6 +244,8 @@ def test_ranges_that_overlap_show_no_best_and_one_seed_shows_little(tmp_path):
     assert "overlap" not in said(far)
     same = [entry(tmp_path / "same", {"learning_rate": word}) for word in ("0.1", "0.2")]
     assert "acc is 0.8000 after the last epoch of all combinations." in said(same)
+    twice = [entry(tmp_path / "twice", {"learning_rate": "0.1"}, seed) for seed in (1, 2)]
+    assert "acc is 0.8000 (with each of 2 seeds) after the last epoch." in said(twice)
     assert "An epoch of training takes 10.0 s with all combinations." in said(same)
 
 

@@ -102,6 +102,8 @@ def _with_range(measure: Measure, spread: Spread) -> str:
     if spread.seeds == 1:
         return measure.words(spread.mean)
     least, most = measure.words(spread.least).removesuffix(" s"), measure.words(spread.most)
+    if spread.least == spread.most:
+        return f"{most} (with each of {spread.seeds} seeds)"
     return f"{measure.words(spread.mean)} ({least} to {most} over {spread.seeds} seeds)"
 
 
