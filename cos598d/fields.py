@@ -3,11 +3,13 @@
 import math
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
+from decimal import Decimal
 from types import NoneType
 from typing import Any, get_args
 
 from cos598d.errors import UsageError
 
+LARGEST = 1 << 63  # a whole number is smaller: torch takes no larger ones as a seed or a size
 FEW = 6  # so many whole numbers are named one by one, where a flag takes no others
 
 
@@ -42,6 +44,8 @@ class Flag:
         """Raise UsageError where the flag `name` cannot have this value. None, for "not given", always passes."""
         if value is None:
             return
+        if isinstance(value, int) and abs(value) >= LARGEST:
+            raise UsageError(f"--{name} {Decimal(value):.2e}: give a whole number between -2^63 and 2^63.")
         if self.choices and value not in self.choices:
             raise UsageError(f"--{name} {value}: the known ones are {', '.join(self.choices)}.")
         if isinstance(value, (int, float)) and not self._contains(value):

@@ -120,6 +120,15 @@ def test_a_number_outside_its_range_is_refused(range_, right, wrong, words):
     assert str(caught.value) == words
 
 
+@pytest.mark.parametrize(("digits", "shown"), [(20, "1.00e+20"), (400, "1.00e+400"), (5000, "1.00e+5000")])
+def test_a_whole_number_of_hundreds_of_digits_is_a_sentence(digits, shown):
+    Flag("", least=0).check("x", (1 << 63) - 1)
+    for sign in (1, -1):
+        with pytest.raises(UsageError) as caught:
+            Flag("", least=0).check("x", sign * 10**digits)
+        assert str(caught.value) == f"--x {'-' if sign < 0 else ''}{shown}: give a whole number between -2^63 and 2^63."
+
+
 def test_ranks_may_differ_in_paths_but_not_in_what_they_compute():
     facts = RunConfig().facts()
     assert "data_dir" not in facts

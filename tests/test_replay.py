@@ -93,7 +93,9 @@ def changed(file, folder, **values):
         ({"learning_rate": -1}, "--learning_rate -1: give a number of at least 0."),
         ({"label": "../../etc"}, "--label ../../etc: give a name"),
         ({"label": "\x1b[2J"}, "--label \\x1b[2J: give a name"),
-        ({"sync": "evil.py:Sync"}, "evil.py"),
+        ({"seed": 1 << 63}, "has seed 9223372036854775808, where a whole number is expected"),
+        ({"sync": "evil.py:Sync"}, "is of a run with a sync from a file, evil.py:Sync, which is code: add --sync"),
+        ({"sync": "\x1b[2J.py"}, "from a file, \\x1b[2J.py, which is code"),
         ({"world_size": 0}, "has world_size 0: a number of ranks from 1 to 65536 is expected."),
         ({"world_size": True}, "has world_size True: a number of ranks"),
     ],
@@ -105,6 +107,29 @@ def test_what_is_no_flag_s_value_is_a_sentence(recorded, tmp_path, monkeypatch, 
     assert sentence in said
     assert said.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"], "nothing was begun"
+
+
+def test_code_that_a_config_names_runs_only_where_the_user_names_it(recorded, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "evil.py").write_text('open("ran", "w")\n')
+    file = changed(recorded, tmp_path, sync="evil.py:Mine")
+    words = ["train", "--config", str(file), "--dry_run"]
+    assert cli.main(words) == 2
+    assert not (tmp_path / "ran").exists()
+    assert cli.main([*words, "--sync", "evil.py:Mine"]) == 2
+    assert (tmp_path / "ran").exists()
+    assert "evil.py has no class Mine" in capsys.readouterr().err
+    assert values(["--config", file, "--sync", "ddp"])["sync"] == "ddp"
+
+
+def test_a_file_s_name_is_printed_as_text(recorded, tmp_path):
+    from argparse import Namespace
+
+    from cos598d.commands.replay import replay_words
+
+    file = tmp_path / "c\x1b[31mfg.json"
+    file.write_text(recorded.read_text())
+    assert replay_words(Namespace(config=file), 2) == f"repeats {tmp_path}/c\\x1b[31mfg.json"
 
 
 @pytest.mark.parametrize(

@@ -127,5 +127,4 @@ def to_words(values: Mapping[str, Any], kind: type | None = None) -> list[str]:
 
 def check_at_least_one(flag: str, number: int | None) -> None:
     """Raise UsageError where the number that `flag` gives is not 1 or more; None is no number."""
-    if number is not None and number < 1:
-        raise UsageError(f"{flag} {number}: give a number of at least 1.")
+    Flag("", least=1).check(flag.removeprefix("--"), number)

@@ -60,4 +60,6 @@ def restarts_from(options: argparse.Namespace, identity: Identity | None) -> int
 
 def identity_from(options: argparse.Namespace) -> Identity | None:
     """This process's place in the world, as `find_identity` says; None: the ranks are to be started here."""
+    for name, said in flags_of(RankFlags).items():
+        said.check(name, getattr(options, name))
     return find_identity(*(getattr(options, name) for name in flags_of(RankFlags)))

@@ -11,15 +11,17 @@ from cos598d.commands.rank_flags import identity_from
 from cos598d.commands.run_flags import run_values
 from cos598d.config import RunConfig
 from cos598d.errors import UsageError
+from cos598d.fields import LARGEST
 from cos598d.files import parse_json
 from cos598d.records.run import RANKS
+from cos598d.sync.from_file import is_own
 from cos598d.terminal.printable import printable
 
 # What belongs to the earlier run's folder, or to where it went on, and to no repetition of it.
 PLACES = ("output_dir", "overwrite_output_dir", "overwrite_cache", "resume", "resume_anyway")
 # Of each pair one alone may be said: who gives one does not want the file's other.
 EXCLUSIVE = {"total_train_batch_size": "per_gpu_train_batch_size", "per_gpu_train_batch_size": "total_train_batch_size"}
-MOST_BYTES, LARGEST = 1 << 20, 1 << 63  # of a file, and of a whole number in it
+MOST_BYTES = 1 << 20  # of a file
 WORLD_SIZE = "world_size"
 WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
@@ -50,7 +52,7 @@ def take_world_size(options: argparse.Namespace) -> None:
 def values_of(options: argparse.Namespace) -> dict[str, Any]:
     """RunConfig's values: the lesson's and the user's flags and, below them, those of the file of --config.
 
-    Raises UsageError where the file cannot be used, or is of another lesson.
+    Raises UsageError where the file cannot be used, is of another lesson, or names code to run that the user does not.
     """
     given = run_values(options)
     if options.config is None:
@@ -62,6 +64,11 @@ def values_of(options: argparse.Namespace) -> dict[str, Any]:
                 f"--config {options.config} is of a run with --{name} {found[name]}, and this script's is {value}: "
                 f"repeat it by python -m cos598d train --config."
             )
+    if "sync" not in given and is_own(found["sync"]):
+        raise UsageError(
+            f"--config {options.config} is of a run with a sync from a file, {found['sync']}, which is code: add "
+            f"--sync {found['sync']} to run it, or another --sync."
+        )
     left_out = {*PLACES, WORLD_SIZE, *(EXCLUSIVE[name] for name in given if name in EXCLUSIVE)}
     return {name: value for name, value in found.items() if name not in left_out} | given
 
@@ -73,7 +80,7 @@ def replay_words(options: argparse.Namespace, world_size: int) -> str:
     words = to_words(others, RunConfig)
     if found[WORLD_SIZE] != world_size:
         words += [f"--{WORLD_SIZE}", str(world_size)]
-    return f"repeats {options.config}" + (f", but for {' '.join(words)}" if words else "")
+    return printable(f"repeats {options.config}" + (f", but for {' '.join(words)}" if words else ""))
 
 
 def read_config(path: Path) -> dict[str, Any]:
