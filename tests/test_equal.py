@@ -44,7 +44,8 @@ def test_equal_records_are_equal_whatever_their_seconds(said, tmp_path):
     code, words = said("--assert_equal", tmp_path / "a", tmp_path / "b")
     assert code == 0
     assert words == (
-        "a and b are equal to the last bit: 5 losses, mean loss and acc of 2 epochs, all iterations, calls and bytes."
+        "a and b are equal to the last bit: 5 losses, mean loss and acc of 2 epochs, "
+        "all iterations, calls and bytes an iteration."
     )
 
 
@@ -82,13 +83,42 @@ def test_a_metric_is_named_with_its_epoch_and_a_total_with_its_rank_and_no_total
     assert said("--assert_equal", a, b, "--within", 1, "--of", "losses,metrics")[0] == 0
 
 
+def test_where_nothing_is_told_by_purpose_means_are_compared_and_no_more_is_said_than_that(said, tmp_path):
+    a, b = (write_run(tmp_path / name) for name in "ab")
+    for folder in (a, b):
+        ledger = {"kept": "auto", "rows": [0, 0], "rows_kept": [0, 0], "by_purpose": {}}
+        changed(folder, "summary.json", lambda summary, its=ledger: summary.update(ledger=its, bytes_from="counters"))
+    code, words = said("--assert_equal", a, b, "--of", "totals")
+    assert (code, words) == (
+        0,
+        "a and b are equal to the last bit: all iterations, and of calls and bytes what the ledger knows: "
+        "not those of all_reduce.",
+    )
+    changed(b, "summary.json", lambda summary: summary.update(calls_per_iteration=77))
+    assert said("--assert_equal", a, b) == (1, "not equal: calls an iteration 2 in a and 77 in b, 75 apart.")
+
+
+def test_a_further_row_of_an_epoch_is_a_difference(said, tmp_path):
+    a, b = (write_run(tmp_path / name) for name in "ab")
+    changed(b, "summary.json", lambda summary: summary["epochs"].append({"epoch": 2, "loss": 99.0, "acc": 0.0}))
+    code, words = said("--assert_equal", a, b)
+    assert code == 1
+    assert words.startswith("not equal: epoch 2, row 2 not there in a and {'loss': 99.0")
+
+
 def test_other_flags_and_other_ground_are_named_and_are_no_difference(said, tmp_path):
     a, b = (write_run(tmp_path / name) for name in "ab")
     changed(b, "config.json", lambda config: config.update(learning_rate=1e-4, output_dir="elsewhere"))
     changed(b, "environment.json", lambda environment: environment.update(threads_per_rank=2))
+    attempt = {"begun": "then", "ended": "now", "lost_iterations": 0, "ranks": 2, "why": None}
+    attempts = [attempt | {"from_iteration": 0, "to_iteration": 2}, attempt | {"from_iteration": 2, "to_iteration": 5}]
+    changed(b, "summary.json", lambda summary: summary.update(data="others", parameters=7, attempts=attempts))
     code, words = said("--assert_equal", a, b)
     assert code == 0
-    assert words.endswith("they were not run alike: --learning_rate (5e-05 and 0.0001), threads per rank (1 and 2).")
+    assert words.endswith(
+        "they were not run alike: --learning_rate (5e-05 and 0.0001), data (a sample and others), "
+        "parameters (1000 and 7), attempts (1 and 2), threads per rank (1 and 2)."
+    )
 
 
 def test_what_is_unfinished_damaged_or_not_there_is_refused_in_a_sentence(said, tmp_path):
