@@ -88,10 +88,10 @@ class Rows(RunRecord):
         self.rows, self.calls = [], []
         return super().__enter__()
 
-    def iteration(self, facts, seconds, phases):
+    def iteration(self, facts, seconds, phases, counts=None):
         self.rows.append(facts | {"seconds": seconds, "phases": phases})
         self.calls += self.ledger.rows
-        super().iteration(facts, seconds, phases)
+        super().iteration(facts, seconds, phases, counts)
 
 
 def alone():

@@ -128,9 +128,9 @@ class Overflowing(ToyModel):
 class Rates(RunRecord):
     """A record that keeps the learning rates."""
 
-    def iteration(self, facts, seconds, phases):
+    def iteration(self, facts, seconds, phases, counts=None):
         self.rates = [*getattr(self, "rates", []), facts["learning_rate"]]
-        super().iteration(facts, seconds, phases)
+        super().iteration(facts, seconds, phases, counts)
 
 
 def train_toy(comm, model, name, steps=8, precision="fp16", **values):

@@ -121,15 +121,16 @@ def _start(
             if be_rank is not None and forks:
                 with held(SIGNALS) as mask:  # until it is among the workers, and there until it has its own session
                     workers.append(Fork(be_rank, f"rank {rank}", own, listener, mask))
-                continue
-            workers.append(
-                subprocess.Popen(
-                    [sys.executable, "-u", *program(), *arguments],
-                    env=own,
-                    pass_fds=[listener.fileno()] if rank == 0 else [],
-                    start_new_session=True,  # a Ctrl-C reaches this process alone, which passes it on
+            else:
+                workers.append(
+                    subprocess.Popen(
+                        [sys.executable, "-u", *program(), *arguments],
+                        env=own,
+                        pass_fds=[listener.fileno()] if rank == 0 else [],
+                        start_new_session=True,  # a Ctrl-C reaches this process alone, which passes it on
+                    )
                 )
-            )
+            listener.close()  # rank 0 has it now, and is about to listen
 
 
 def _environment(world_size: int, port: int, attempt: int) -> dict[str, str]:
