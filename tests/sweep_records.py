@@ -12,14 +12,14 @@ BYTES = 2_000_000
 
 def entry(folder, settings, seed=42, **changes):
     """A finished run's entry. `changes`: seconds (of an epoch), acc (or None), loss, epochs, examples, attempts, why,
-    config (values of config.json), environment, and what `write_run` takes."""
+    config (values of config.json), environment, summary, and what `write_run` takes."""
     found = {"seconds": 10.0, "acc": 0.8, "loss": 0.5, "epochs": 2, "examples": 80, "attempts": 1, "why": "finished"}
-    found |= {"config": {}, "environment": {}} | changes
+    found |= {"config": {}, "environment": {}, "summary": {}} | changes
     hosts, _, each = settings.get("setup", "1x1").partition("x")
     words = "-".join(name + word for name, word in {**settings, "seed": str(seed)}.items())
     others = {name: value for name, value in changes.items() if name in ("sync", "batch", "losses", "network")}
     path = write_run(folder / words, ranks=int(hosts) * int(each), **others)
-    summary = json.loads((path / "summary.json").read_text()) | {"seed": seed}
+    summary = json.loads((path / "summary.json").read_text()) | {"seed": seed} | found["summary"]
     metrics = {} if found["acc"] is None else {"acc": found["acc"]}
     summary["epochs"] = [
         {"epoch": number, "iterations": 5, "loss": found["loss"], **metrics, "validation_loss": found["loss"] + 0.1}

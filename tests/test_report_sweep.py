@@ -1,6 +1,7 @@
 """A sweep's table and page: made of its runs' records, true of them, and readable."""
 
 import re
+from dataclasses import replace
 from itertools import product
 from xml.etree import ElementTree
 
@@ -266,6 +267,24 @@ def test_what_the_axes_ask_for_is_no_other_work_and_what_they_do_not_is(tmp_path
     entries[1].run.summary["ground"]["cores"], entries[2].run.summary["ground"]["cores"] = 2, 64
     assert "not the same work: TF32" in warned(entries)
     assert "not on the same ground: cores 2 in" in warned(entries)
+
+
+def test_other_code_is_a_caution(tmp_path):
+    code = [{"commit": "abc", "versions": {"torch": "2.13.0"}}, {"commit": "def", "versions": {"torch": "2.14.0"}}]
+    entries = [entry(tmp_path, {"batch": "4"}, seed, environment=found) for seed, found in enumerate(code)]
+    assert warned(entries[:1] * 2) == ""
+    assert warned(entries) == (
+        "not by the same code: commit abc in batch4-seed0 and def in batch4-seed1; torch 2.13.0 in batch4-seed0 and "
+        "2.14.0 in batch4-seed1."
+    )
+
+
+def test_runs_side_by_side_are_a_caution(tmp_path):
+    alone = [entry(tmp_path, {"batch": batch}) for batch in ("4", "16")]
+    shared = [replace(one, parallel=3) for one in alone]
+    assert "The runs were made up to 3 at a time: their seconds are not those of a run alone." in warned(shared)
+    assert "1 of 2 runs were made up to 3 at a time" in warned([alone[0], shared[1]])
+    assert sweep_page(shared, "a sweep").answer.cautions == cautions(shared, combinations_of(shared))
 
 
 def test_losses_that_part_on_other_hosts_are_a_caution(tmp_path):

@@ -97,6 +97,10 @@ def test_labels_are_names_of_folders_and_differ():
     for one in found:
         assert "/" not in one.label
         assert len(one.label) <= 100
+    assert len({one.name for one in found}) == len(names)
+    by_seed = combinations("data_dir=/some/where", seeds=(1, 2))
+    assert len({one.label for one in by_seed}) == 2
+    assert len({one.name for one in by_seed}) == 1  # a digest, too, is of the settings alone
 
 
 def test_what_cannot_run_is_left_out_where_its_values_can_run_elsewhere():
@@ -125,6 +129,8 @@ REFUSED = [
     (["--grid", "rate=1gbit"], "--grid rate=1gbit would change nothing"),
     (["--grid", "seed=1,2"], "--grid seed is no axis: give --seeds N"),
     (["--grid", "world_size=1,2"], "--grid world_size is no axis: setup is the axis for it"),
+    (["--grid", "do_eval=on"], "--grid do_eval is no axis: every run of a sweep trains"),
+    (["--grid", "do_train=on,off"], "--grid do_train is no axis: every run of a sweep trains"),
     (["--grid", "output_dir=a"], "--grid output_dir is no axis: the sweep sets it itself"),
     (["--grid", "sync=ddp,nonsense"], "--grid sync=nonsense can run with nothing else here: --sync nonsense"),
     (["--grid", "batch=4", "--", "train", "--model_type", "bert"], "--model_type bert cannot do digits"),
@@ -151,6 +157,11 @@ REFUSED = [
         ["--grid", "setup=2x1", "--grid", "delay=1ms", "--launch", "env {command}"],
         "--grid delay would change nothing: --launch has no {delay}",
     ),
+    (
+        ["--grid", "setup=1x2,2x1", "--launch", "env N={world_size} {command}"],
+        "--grid setup=1x2,2x1 would change nothing: --launch starts both alike",
+    ),
+    (["--grid", "setup=1x2,1x4", "--launch", "env {command}"], "--launch starts both alike"),
     (["--grid", "batch=4", "--name", "../up"], "--name ../up: give up to 100 letters"),
     (["--grid", "batch=4", "--name", "a", "--runs_dir", "b"], "--name a and --runs_dir b exclude each other"),
     ([], "there is nothing to vary: give axes"),
@@ -188,6 +199,7 @@ def test_a_template_s_blanks_are_filled_and_the_command_stays_one_where_it_is_qu
     words = ["--label", "a b", "--output_dir", "it's {hosts}"]
     launch = "env -u X-{delay}-{rate} N={world_size} {command}"
     check_launch(launch, [one])
+    check_launch("env {world_size} {ranks_per_host} {command}", combinations("setup=1x2,2x1,2x2"))
     training = [sys.executable, "-m", "cos598d", "train", *words]
     assert program(one, words, launch, "") == ["env", "-u", "X-10ms-1gbit", "N=8", *training]
     found = program(one, words, "sh -c '{hosts}:{ranks_per_host} {command}'", "")
@@ -258,7 +270,7 @@ def test_a_dry_run_lists_what_each_run_will_come_to_and_makes_nothing(tmp_path, 
     assert both[1:4] == ["2", "2", "2"]
     weights = 4 * 537_000 / 1e6
     assert float(both[4]) == pytest.approx(weights, rel=0.1)  # 2(n-1)/n S, of about 0.54 M parameters
-    assert "setup1x2-syncnone is left out: --sync none on 2 ranks" in text
+    assert text.count("setup 1x2, sync none is left out: --sync none on 2 ranks") == 1
     assert list(tmp_path.iterdir()) == []
 
 
@@ -291,6 +303,33 @@ def test_a_sweep_s_folder_goes_on_with_the_same_words_alone(tmp_path):
         with pytest.raises(UsageError, match="is a sweep with") as refused:
             SweepFolder(tmp_path, asked(**changes))
         assert words in str(refused.value)
+
+
+LONG = "/x" * 100
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "words"),
+    [
+        ({"cache_dir": f"{LONG}/a{LONG}"}, {"cache_dir": f"{LONG}/b{LONG}"}, ("/x/a/x", "/x/b/x")),
+        ({"cache_dir": "none"}, {}, ("--cache_dir 'none', and none is",)),
+        ({"threads": 1}, {"threads": "1"}, ("--threads 1, and '1' is",)),
+    ],
+    ids=["the middle", "none", "kind"],
+)
+def test_flags_that_differ_are_other_words_however_they_are_shown(before, now, words, tmp_path):
+    SweepFolder(tmp_path, asked(flags=before)).write()
+    SweepFolder(tmp_path, asked(flags=before))
+    with pytest.raises(UsageError) as refused:
+        SweepFolder(tmp_path, asked(flags=now))
+    assert all(word in str(refused.value) for word in words)
+    assert len(str(refused.value)) < 600
+
+
+def test_a_flag_that_does_not_show_as_itself_is_the_same_when_it_is_read_again(tmp_path):
+    flags = {"cache_dir": "a\x1b[31mb\\c"}
+    SweepFolder(tmp_path, asked(flags=flags)).write()
+    SweepFolder(tmp_path, asked(flags=flags))
 
 
 @pytest.mark.parametrize("file", ["sweep.json", "logs"])

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from cos598d.errors import UserError
 from cos598d.sweep.child import LastWords, Stopped
 from cos598d.sweep.runner import Job, run_jobs
 
@@ -94,6 +95,22 @@ def test_what_is_raised_in_between_ends_them(tmp_path):
         run_jobs(jobs, 2, lambda job: None, end)
     with pytest.raises(ProcessLookupError):
         os.kill(int(pids.read_text()), 0)
+
+
+@pytest.mark.parametrize("what", ["a pipe", "a link", "a link to the logs"])
+def test_a_log_that_is_no_file_of_its_own_is_one_sentence(what, tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "job0.txt").write_text("mine")
+    (job,) = jobs_of(tmp_path, "print('yours')")
+    if what == "a link to the logs":
+        job.log.parent.symlink_to(elsewhere)
+    else:
+        job.log.parent.mkdir()
+        os.mkfifo(job.log) if what == "a pipe" else job.log.symlink_to(elsewhere / "job0.txt")
+    with pytest.raises(UserError, match="is a link, or no file to write: remove it"):
+        run_jobs([job], 1, lambda job: None, lambda job, ended: None)
+    assert (elsewhere / "job0.txt").read_text() == "mine"
 
 
 def test_a_rank_s_words_are_better_than_those_after_them():

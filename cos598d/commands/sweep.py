@@ -29,7 +29,7 @@ from cos598d.sweep.grid import BY_ITSELF, INSTEAD, RATE, read_grid
 from cos598d.sweep.making import Making
 from cos598d.sweep.plan import Combination, collapsed, combine
 from cos598d.sweep.programs import check_launch
-from cos598d.sweep.results import show
+from cos598d.sweep.results import settings_words, show
 from cos598d.sweep.state import SweepFolder
 from cos598d.terminal.printable import printable
 
@@ -102,7 +102,7 @@ def run(options: argparse.Namespace) -> int:
     path = _folder(options)
     if options.dry_run:
         print(forecast_words(combinations, options.parallel or 1, tuple(options.costs_from or ())))
-        for line in (*asked.remarks(), *_left_out(combinations)):
+        for line in asked.before(combinations):
             print(printable(line))
         return 0
     if options.sbatch:
@@ -114,7 +114,7 @@ def run(options: argparse.Namespace) -> int:
         folder = SweepFolder(path, asked.state())
         folder.write()
         print(f"records: {path} (the same words with --runs_dir {path} go on there)", flush=True)
-        for line in (*asked.remarks(), *_left_out(combinations)):
+        for line in asked.before(combinations):
             print(printable(line), flush=True)
         making = Making(
             folder,
@@ -133,7 +133,7 @@ def _print_job(options: argparse.Namespace, asked: "_Asked", combinations: Seque
     """Print an array job that makes what is not finished, and leave the sweep's state for the call that tabulates."""
     with claim_folder(path, overwrite=True, flag="--runs_dir"):
         folder = SweepFolder(path, asked.state())
-        missing = [one for one in combinations if not one.refused and not folder.is_finished(one)]
+        missing = [one for one in combinations if not one.refused and not folder.look(one)[0]]
         text = sweep_array.array_job(options, missing, lambda one: _words(one, path, asked.keeps))
         folder.write()
     print(text)
@@ -188,19 +188,18 @@ class _Asked:
         return {"axes": axes, "seeds": self.seeds, "flags": self.flags, "rate": self.rate, "launch": self._launch}
 
     def remarks(self) -> list[str]:
-        """What is to be known of the runs before the table is read."""
-        found = [collapsed(self.grid)]
+        """What is to be known of the grid before the table is read."""
+        return [*filter(None, [collapsed(self.grid)])]
+
+    def before(self, combinations: Sequence[Combination]) -> list[str]:
+        """What is to be known before the runs begin, and why some cannot: a sentence for each whatever its seeds."""
+        found = self.remarks()
         if (self._parallel or 1) > 1:
             found.append(
                 f"{self._parallel} runs at a time share this machine: their seconds are not those of a run alone."
             )
-        return [*filter(None, found)]
-
-
-def _left_out(combinations: Sequence[Combination]) -> list[str]:
-    """Why combinations cannot run, a sentence for each whatever its seeds."""
-    found = {one.label.rpartition("-seed")[0]: one.refused for one in combinations if one.refused}
-    return [f"{label} is left out: {refused}" for label, refused in found.items()]
+        refused = [f"{settings_words(one.settings)} is left out: {one.refused}" for one in combinations if one.refused]
+        return [*found, *dict.fromkeys(refused)]
 
 
 def _words(one: Combination, path: Path, keeps: bool) -> list[str]:

@@ -52,6 +52,8 @@ ALSO_OF_WORK = (
 )
 # What the seconds of two runs are of, beside their work.
 GROUND = ("processor", "cores", "device")
+# And by which code they were made, beside the versions of packages.
+CODE = (("commit", "commit"), ("Python", "python"), ("CUDA", "cuda"))
 # Of a bench: in the record's setting, its network or its environment.
 OF_BENCHES = (
     ("ranks", "setting", "world_size"),

@@ -169,6 +169,9 @@ ENVIRONMENT = Fields(
         "tf32": FLAG,
         **dict.fromkeys(("threads_per_rank", "ranks_on_host"), SIZE),
         "network": OrNone(NETWORK),
+        "python": TEXT,
+        **dict.fromkeys(("cuda", "commit"), OrNone(TEXT)),
+        "versions": MapOf(OrNone(TEXT)),
     },
 )
 CONFIG = Fields(

@@ -54,6 +54,11 @@ def check(value: Any, kind: Kind, where: str | Path, remedy: str) -> None:
         raise UserError(f"{printable(where)} is damaged: {wrong}; {remedy}.")
 
 
+def is_as_read(found: Any, value: Any) -> bool:
+    """Whether `read` has found this value: itself, or what becomes of it when its text is made printable."""
+    return found == value or found == _shown(value)
+
+
 def _checked(text: str, kind: Kind, where: str, remedy: str) -> Any:
     try:
         value = parse_json(text)

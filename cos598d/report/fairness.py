@@ -46,10 +46,19 @@ def work_remark(runs: Sequence[Summary], by_design: Collection[str] = ()) -> str
 
 def ground_remark(runs: Sequence[Summary]) -> str:
     """ "not on the same ground: ..." with the processors, cores and devices in which the runs' hosts differ; or ""."""
+    return _remark(runs, "ground", "not on the same ground")
+
+
+def code_remark(runs: Sequence[Summary]) -> str:
+    """ "not by the same code: ..." with the commits and the versions of packages in which the runs differ; or ""."""
+    return _remark(runs, "code", "not by the same code")
+
+
+def _remark(runs: Sequence[Summary], where: str, title: str) -> str:
     trained = [run for run in runs if run["losses"]]
-    words = dict.fromkeys(word for run in trained for word in run.get("ground", {}))
-    found = [said for word in words if (said := _difference(trained, word, "ground"))]
-    return f"not on the same ground: {'; '.join(found)}." if found else ""
+    words = dict.fromkeys(word for run in trained for word in run.get(where, {}))
+    found = [said for word in words if (said := _difference(trained, word, where))]
+    return f"{title}: {'; '.join(found)}." if found else ""
 
 
 def _work(run: Summary, word: str) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 from cos598d.errors import UserError
 from cos598d.records.conventions import WARM_UP
-from cos598d.records.facts import ALSO_OF_WORK, GROUND, OF_RUNS, OF_WORK, collect
+from cos598d.records.facts import ALSO_OF_WORK, CODE, GROUND, OF_RUNS, OF_WORK, collect
 from cos598d.records.kinds import NUMBER, Kind
 from cos598d.records.live import COMMUNICATION, HOST, ITERATIONS, LIVE, WIRE
 from cos598d.records.run import (
@@ -82,8 +82,8 @@ def left_out(run: Summary) -> int:
 
 def load_run(folder: Path, unfinished: bool = False) -> Summary:
     """A run's summary, with its folder's name as "run", the emulated links as "network" (None without), what makes
-    another run a repeat of it as "repeat_of" (None where its config is not there), and what makes another run's work
-    the same as its as "work", by the page's words, and what it ran on as "ground".
+    another run a repeat of it as "repeat_of" (None where its config is not there), and, by the page's words, what makes
+    another run's work the same as its as "work", what it ran on as "ground", and the versions of what it ran as "code".
 
     With `unfinished` a run that is going on or that died has one too, made of its rows so far, whose "unfinished" says
     so in words. Raises UserError when there is none that can be read.
@@ -143,6 +143,7 @@ def _load(folder: Path, unfinished: bool) -> tuple[Summary, dict[str, Any], dict
         "repeat_of": asked or None,
         "work": _work(summary, config or {}, environment),
         "ground": {name: environment.get(name) for name in GROUND},
+        "code": {word: environment.get(name) for word, name in CODE} | environment.get("versions", {}),
     }
     return summary, config or {}, environment
 

@@ -11,7 +11,7 @@ from cos598d.errors import UserError
 from cos598d.records.conventions import BROKEN_OFF, FAILED, FINISHED, LEFT_OUT, NOT_METRICS
 from cos598d.records.kinds import NUMBER, POSITIVE, SIZE, TEXT, Fields, ListOf, OrNone
 from cos598d.records.run import MEMORY, REMEDY
-from cos598d.records.schema import check
+from cos598d.records.schema import check, is_as_read
 from cos598d.report.bytes_from import BYTES_FROM, bytes_from, is_in_ledger
 from cos598d.report.fairness import ground_remark, work_remark
 from cos598d.report.load import Run, is_number, load_run_as
@@ -37,6 +37,14 @@ SUMMARY = Fields({"epochs": ListOf(Fields({"loss": NUMBER, "training": TRAINING}
 ENVIRONMENT = Fields({"device": TEXT, "cores": OrNone(SIZE), "threads_per_rank": SIZE, "ranks_on_host": SIZE})
 
 
+class AnotherRun(UserError):
+    """A finished record is whole, and of another run than was asked for; `what` says so without what to do."""
+
+    def __init__(self, what: str):
+        super().__init__(f"{what}; {REMEDY}.")
+        self.what = what
+
+
 @dataclass(frozen=True)
 class Entry:
     """One strategy for so many epochs: how it ended, one of OUTCOMES; its run if it is finished, else why it is not."""
@@ -50,16 +58,16 @@ class Entry:
 
 
 def load_entry_run(folder: Path, name: str, asked: Mapping[str, Any]) -> Run:
-    """The run in a folder, under this name. Raises UserError naming what cannot be read, what the table lacks, in which
-    flag it is another run than was `asked` for, and seconds that cannot be those of its rows."""
+    """The run in a folder, under this name. Raises UserError naming what cannot be read, what the table lacks, and
+    seconds that cannot be those of its rows; AnotherRun naming the flag in which it is another than was `asked` for."""
     run = load_run_as(folder, name)
     check(run.summary, SUMMARY, folder / "summary.json", REMEDY)
     check(run.environment, ENVIRONMENT, folder / "environment.json", REMEDY)
     for flag, value in asked.items():
-        if run.config.get(flag) != value:
-            raise UserError(
+        if not is_as_read(run.config.get(flag), value):
+            raise AnotherRun(
                 f"{folder} is another run: its {flag} is {printable(run.config.get(flag), 60)} and should be "
-                f"{printable(value, 60)}; {REMEDY}."
+                f"{printable(value, 60)}"
             )
     if _training(run) < MOST_OF * math.fsum(run.series.seconds):
         raise UserError(

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from cos598d.records.conventions import BROKEN_OFF, FAILED, FINISHED, LEFT_OUT
 from cos598d.records.facts import ALSO_OF_WORK, OF_RUNS
-from cos598d.report.fairness import ground_remark, work_remark
+from cos598d.report.fairness import code_remark, ground_remark, work_remark
 from cos598d.report.load import Run
 from cos598d.report.numbers import listed, number_of, plain
 from cos598d.report.sweep_captions import CHANCE
@@ -51,22 +51,29 @@ def lead(entries: Sequence[SweepEntry], combinations: Sequence[Combination]) -> 
 
 
 def cautions(entries: Sequence[SweepEntry], combinations: Sequence[Combination]) -> list[str]:
-    """What to read before anything else: runs that are missing, and in what the others were not the same work although
-    the axes do not ask for it."""
+    """What to read before anything else: runs that are missing, and in what the others do not compare."""
     found = [
         f"{', '.join(f'{axis} {word}' for axis, word in entry.settings.items())}, seed {entry.seed}, "
         f"{'failed' if entry.outcome == FAILED else 'is not finished'}: {entry.said}"
         for entry in entries
         if entry.outcome in (FAILED, BROKEN_OFF)
     ]
+    return found + unlike(combinations)
+
+
+def unlike(combinations: Sequence[Combination]) -> list[str]:
+    """In what the runs were not the same work although the axes do not ask for it, nor by the same code on the same
+    ground, and whether they shared it; a sentence each."""
     runs = [run for one in combinations for run in one.runs]
     summaries = [run.summary for run in runs]
     remarks = (
         work_remark(summaries, _by_design(axes_of(combinations))),
         ground_remark(summaries),
+        code_remark(summaries),
         _epochs_remark(runs),
+        _parallel_remark([entry for one in combinations for entry in one.entries if entry.run]),
     )
-    return found + [remark for remark in remarks if remark]
+    return [remark for remark in remarks if remark]
 
 
 def left_out(entries: Sequence[SweepEntry]) -> list[str]:
@@ -212,3 +219,12 @@ def _epochs_remark(runs: Sequence[Run]) -> str:
     return (
         f"An epoch is from {min(sizes):,} to {max(sizes):,} examples long in these runs: their seconds do not compare."
     )
+
+
+def _parallel_remark(finished: Sequence[SweepEntry]) -> str:
+    """Said where runs were made side by side."""
+    shared = [entry.parallel for entry in finished if entry.parallel > 1]
+    if not shared:
+        return ""
+    who = "The runs" if len(shared) == len(finished) else f"{len(shared)} of {len(finished)} runs"
+    return f"{who} were made up to {max(shared)} at a time: their seconds are not those of a run alone."

@@ -20,7 +20,7 @@ class SweepEntry:
     """One run of a sweep: how it ended, one of OUTCOMES; its run if it is finished, else what was said of it.
 
     `settings` has the value of each axis as the user wrote it, in the order of the axes, without the seed. An axis that
-    means nothing to this run is not in it.
+    means nothing to this run is not in it. `parallel` is how many runs were made at a time with it, itself included.
     """
 
     settings: Mapping[str, str]
@@ -28,6 +28,7 @@ class SweepEntry:
     outcome: str = FINISHED
     said: str = ""
     run: Run | None = None
+    parallel: int = 1
 
 
 @dataclass(frozen=True)

@@ -26,13 +26,12 @@ def forecast_words(combinations: Sequence[Combination], parallel: int, costs_fro
     for one in combinations:
         if one.seed != seeds[0] or one.refused:
             continue
-        label = one.label.removesuffix(f"-seed{one.seed}")
         try:
             found = forecast(config_from(one.values), one.setup.world_size, one.setup.hosts, one.rate, one.delay, known)
         except UserError as error:
-            notes.append(f"{label}: {error}")
+            notes.append(f"{one.name}: {error}")
             continue
-        rows.append([label, str(len(seeds)), str(one.setup.world_size), *_cells(found)])
+        rows.append([one.name, str(len(seeds)), str(one.setup.world_size), *_cells(found)])
         total += (found.seconds or 0.0) * len(seeds)
         notes += filter(None, [found.bytes_unsaid, found.memory_unsaid])
         ranks = one.setup.world_size

@@ -16,11 +16,14 @@ from cos598d.terminal.printable import printable
 # The flag that this axis is another word for.
 BATCH_FLAG = "per_gpu_train_batch_size"
 BY_ITSELF = "the sweep sets it itself"
+OF_TRAININGS = "every run of a sweep trains; give --do_train behind --, for all runs, to leave the evaluations out"
 # Flags that a sweep sets, and what is there in their place.
 INSTEAD = {
     "seed": "give --seeds N, and the first of them as --seed behind --",
     "world_size": f"{SETUP} is the axis for it, as {SETUP}=1x1,1x4,2x2",
     BATCH_FLAG: f"{BATCH} is the axis for it, as {BATCH}=1,4,16",
+    "do_train": OF_TRAININGS,
+    "do_eval": OF_TRAININGS,
 } | dict.fromkeys(("label", "output_dir", "overwrite_output_dir", "save_model", "resume", "resume_anyway"), BY_ITSELF)
 SWITCH = {"on": True, "off": False}
 

@@ -47,6 +47,7 @@ class Making:
         self._places = {one.label: place for place, one in enumerate(self._all, start=1)}
         self._waiting = {one.label: one for one in self._all}
         self._progress = Progress(parallel)
+        self._at_a_time = 1
         self.unfinished = 0  # how many have failed, or stopped before their end
 
     def run(self) -> None:
@@ -54,27 +55,24 @@ class Making:
         for one in self._left_out:
             self._folder.end(one, LEFT_OUT, one.refused)
         jobs = [job for one in self._all if (job := self._job(one))]
+        self._at_a_time = min(self._parallel, len(jobs))
         run_jobs(jobs, self._parallel, self._begin, self._end)
 
     def _job(self, one: Combination) -> Job | None:
         """What makes the run; None where it is finished."""
-        again = self._folder.said(one.label)
-        begins_anew = False
-        try:
-            found = self._folder.run_of(one)
-            if found:
-                seconds = self._folder.seconds(one)
-                self._folder.end(one, FINISHED, seconds=seconds)
-                if seconds is not None:
-                    self._progress.add(one, seconds)
-                del self._waiting[one.label]
-                print(f"{self._head(one)} finished before: {result_words(found)}", flush=True)
-                return None
-        except UserError as error:
-            again, begins_anew = str(error), True
-        if again:
+        found, damage = self._folder.look(one)
+        if found:
+            seconds = self._folder.seconds(one)
+            self._folder.end(one, FINISHED, seconds=seconds)
+            if seconds is not None:
+                self._progress.add(one, seconds)
+            del self._waiting[one.label]
+            self._tidy(one)
+            print(f"{self._head(one)} finished before: {result_words(found)}", flush=True)
+            return None
+        if again := damage or self._folder.said(one.label):
             print(f"{self._head(one)} run again, since {printable(again)}", flush=True)
-        words = [*self._words_of(one), *(["--overwrite_output_dir"] if begins_anew else ["--resume", "auto"])]
+        words = [*self._words_of(one), *(["--overwrite_output_dir"] if damage else ["--resume", "auto"])]
         command = program(one, words, self._launch, f"sweep{os.getpid()}x{self._places[one.label]}")
         return Job(one.label, command, self._folder.path / LOGS / f"{one.label}.txt")
 
@@ -83,7 +81,7 @@ class Making:
         deadline = time.monotonic() + ENDING_SECONDS
         while is_locked(self._folder.path / one.label) and time.monotonic() < deadline:
             time.sleep(0.1)  # a run of an earlier call, which was killed, is saving what it has
-        self._folder.begin(one)
+        self._folder.begin(one, self._at_a_time)
         if self._parallel == 1:
             print(f"{self._head(one)} ", end="", flush=True)
 
@@ -103,17 +101,25 @@ class Making:
             except UserError as error:
                 return self._failed(one, FAILED, f"it left a record that is none: {error}")
             if found:
-                self._folder.end(one, FINISHED, seconds=ended.seconds)
-                self._progress.add(one, ended.seconds)
-                if not self._keeps:
-                    remove_all(self._folder.path / one.label / CHECKPOINTS)
-                return f"{result_words(found)}; {seconds_words(ended.seconds)} in all"
+                # Of one that went on, only the last of its attempts was timed.
+                is_whole = len(found.summary.get("attempts", [])) < 2
+                self._folder.end(one, FINISHED, seconds=ended.seconds if is_whole else None)
+                if is_whole:
+                    self._progress.add(one, ended.seconds)
+                self._tidy(one)
+                span = "in all" if is_whole else "since it went on"
+                return f"{result_words(found)}; {seconds_words(ended.seconds)} {span}"
         if ended.is_asked:
             return self._failed(one, BROKEN_OFF, "it was broken off.")
         if ended.code == GOES_ON:
             return self._failed(one, BROKEN_OFF, "it stopped before its end: started again, the sweep goes on with it.")
         said = ended.last or "it said nothing."
         return self._failed(one, FAILED, f"it failed with exit code {ended.code}: {said}")
+
+    def _tidy(self, one: Combination) -> None:
+        checkpoints = self._folder.path / one.label / CHECKPOINTS
+        if not self._keeps and not checkpoints.is_symlink():  # what lies elsewhere is not the sweep's
+            remove_all(checkpoints)
 
     def _failed(self, one: Combination, outcome: str, said: str) -> str:
         self.unfinished += 1

@@ -35,6 +35,11 @@ class Combination:
     rate: float | None = None
     refused: str = ""
 
+    @property
+    def name(self) -> str:
+        """The label without the seed."""
+        return _label(self.settings.items())
+
 
 def combine(
     grid: Mapping[str, Sequence[str]], flags: Mapping[str, Any], seeds: Sequence[int], rate: str

@@ -3,12 +3,14 @@
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from cos598d.cluster.plan import MOST_HOSTS
 from cos598d.errors import UsageError
 from cos598d.records.quantities import delay_words, rate_words
-from cos598d.report.sweep_entries import LINKS
+from cos598d.report.numbers import listed
+from cos598d.report.sweep_entries import LINKS, SETUP
+from cos598d.sweep.grid import Setup
 from cos598d.sweep.plan import Combination
 from cos598d.terminal.printable import printable
 
@@ -34,8 +36,8 @@ def program(one: Combination, words: Sequence[str], launch: str | None, cluster_
 
 
 def check_launch(launch: str | None, combinations: Sequence[Combination]) -> None:
-    """Raise UsageError where a template has no place for the command, or for an axis of links; and, without one, for
-    more hosts than can be emulated."""
+    """Raise UsageError where a template has no place for the command, or for an axis of links, or starts two set-ups
+    alike; and, without one, for more hosts than can be emulated."""
     if launch is None:
         for one in combinations:
             if one.setup.hosts > MOST_HOSTS:
@@ -57,20 +59,36 @@ def check_launch(launch: str | None, combinations: Sequence[Combination]) -> Non
             raise UsageError(
                 f"--grid {name} would change nothing: --launch has no {{{name}}}; put it there, or leave the axis out."
             )
+    shapes: dict[str, Setup] = {}
+    for one in combinations:
+        other = shapes.setdefault(_with(launch, _of_setup(one.setup)), one.setup)
+        if other != one.setup:
+            raise UsageError(
+                f"--grid {SETUP}={other},{one.setup} would change nothing: --launch starts both alike; put "
+                f"{listed([*_of_setup(one.setup)])} there, as far as your launcher needs them."
+            )
 
 
 def _filled(one: Combination, training: Sequence[str], launch: str) -> list[str]:
     """The template's words, as a shell reads them. {command} alone is as many words as it has; within a word, one."""
-    values = {
-        "{hosts}": str(one.setup.hosts),
-        "{ranks_per_host}": str(one.setup.ranks_per_host),
-        "{world_size}": str(one.setup.world_size),
-        "{delay}": delay_words(one.delay),
-        "{rate}": rate_words(one.rate),
-    }
+    values = _of_setup(one.setup) | {"{delay}": delay_words(one.delay), "{rate}": rate_words(one.rate)}
     words: list[str] = []
     for word in shlex.split(launch):
-        for blank, value in values.items():
-            word = word.replace(blank, value)
+        word = _with(word, values)
         words += training if word == COMMAND else [word.replace(COMMAND, shlex.join(training))]
     return words
+
+
+def _of_setup(setup: Setup) -> dict[str, str]:
+    """What stands for the blanks that tell of hosts and ranks."""
+    return {
+        "{hosts}": str(setup.hosts),
+        "{ranks_per_host}": str(setup.ranks_per_host),
+        "{world_size}": str(setup.world_size),
+    }
+
+
+def _with(text: str, values: Mapping[str, str]) -> str:
+    for blank, value in values.items():
+        text = text.replace(blank, value)
+    return text

@@ -1,7 +1,7 @@
 """What a sweep shows: a line when a run has ended, and at the end the table and the page of all."""
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cos598d.data import get_task
@@ -11,7 +11,8 @@ from cos598d.records.conventions import BROKEN_OFF, FAILED, LEFT_OUT
 from cos598d.report.load import Run, is_number
 from cos598d.report.render import as_html
 from cos598d.report.strategies import epoch_seconds
-from cos598d.report.sweep_entries import SweepEntry
+from cos598d.report.sweep_answer import unlike
+from cos598d.report.sweep_entries import SweepEntry, combinations_of
 from cos598d.report.sweep_page import sweep_page
 from cos598d.report.sweep_table import TABLE_NOTE, sweep_rows
 from cos598d.sweep.folder import writing
@@ -29,6 +30,11 @@ def result_words(run: Run) -> str:
     return ", ".join([*shown, f"{epoch_seconds(run):.3g} s an epoch"])
 
 
+def settings_words(settings: Mapping[str, str]) -> str:
+    """ "batch 4, setup 2x2"."""
+    return ", ".join(f"{axis} {word}" for axis, word in settings.items())
+
+
 def show(path: Path, entries: Sequence[SweepEntry], title: str, remarks: Sequence[str]) -> None:
     """Print the table; write it in Markdown, and the page, which begins with what the runs say."""
     absent = list(dict.fromkeys(_why_not(entry) for entry in entries if entry.run is None))
@@ -36,7 +42,7 @@ def show(path: Path, entries: Sequence[SweepEntry], title: str, remarks: Sequenc
         print("", *map(printable, absent), sep="\n")
         return
     rows = sweep_rows(entries)
-    notes = [*remarks, *absent]
+    notes = [*remarks, *unlike(combinations_of(entries)), *absent]
     parts = [as_text(rows, numbers=True), textwrap.fill(TABLE_NOTE, 118), *map(printable, notes)]
     print("", "\n\n".join(parts), "", sep="\n")
     words = [as_markdown(rows), *map(markdown_text, [TABLE_NOTE, *notes])]
@@ -49,6 +55,5 @@ def show(path: Path, entries: Sequence[SweepEntry], title: str, remarks: Sequenc
 
 def _why_not(entry: SweepEntry) -> str:
     how = {FAILED: "failed", BROKEN_OFF: "is not finished", LEFT_OUT: "is left out"}[entry.outcome]
-    settings = ", ".join(f"{axis} {word}" for axis, word in entry.settings.items())
     seed = "" if entry.outcome == LEFT_OUT else f", seed {entry.seed}"
-    return f"{settings}{seed} {how}: {entry.said}"
+    return f"{settings_words(entry.settings)}{seed} {how}: {entry.said}"

@@ -1,12 +1,16 @@
 """Runs started one after the other, or some at once: what they print goes to files, and one line is shown of each."""
 
+import os
 import shlex
+import stat
 import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
+from cos598d.errors import UserError
 from cos598d.sweep.child import LastWords, exit_code, signals_passed_on, start
 from cos598d.sweep.folder import writing
 
@@ -37,13 +41,12 @@ class _Running:
 
     def __init__(self, job: Job):
         self.job = job
-        with writing(job.log):
-            job.log.parent.mkdir(parents=True, exist_ok=True)
-            with job.log.open("a", encoding="utf-8") as log:
+        with _open_log(job.log) as log:
+            with writing(job.log):
                 log.write(f"$ {shlex.join(job.command)}\n")
-        self._heard = job.log.stat().st_size
-        self._began = time.monotonic()
-        with job.log.open("a") as log:
+                log.flush()
+            self._heard = os.fstat(log.fileno()).st_size
+            self._began = time.monotonic()
             self.child = start(job.command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
 
     def ended(self, is_asked: bool) -> Ended:
@@ -54,6 +57,18 @@ class _Running:
             for line in log:
                 last.hear(line)
         return Ended(exit_code(self.child), last.words, time.monotonic() - self._began, is_asked)
+
+
+def _open_log(path: Path) -> IO[str]:
+    """Open a log to add to it. Raises UserError where it cannot be written, and for what is no file of its folder's
+    own: a link leads elsewhere, and a pipe waits for a reader."""
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for place, is_own in ((path.parent, stat.S_ISDIR), (path, stat.S_ISREG)):
+            if os.path.lexists(place) and not is_own(place.lstat().st_mode):
+                raise UserError(f"{place} is a link, or no file to write: remove it, and start the same words again.")
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        return os.fdopen(os.open(path, flags, 0o666), "a", encoding="utf-8")
 
 
 def run_jobs(
