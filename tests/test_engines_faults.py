@@ -99,7 +99,7 @@ def test_a_killed_rank_takes_the_others_with_it_by_name(start_ranks, tmp_path, n
     given = [word for option, value in options.items() for word in (f"--{option}", value)]
     words = [*TINY_TRAINING, "--sync", sync, *given, "--max_steps", 100000, "--output_dir", "out", "--no_cuda"]
     ranks = start_ranks("task2b/run_glue.py", 3, words, is_fresh=True)
-    ranks[1].wait_for("iteration 3:")
+    ranks[1].wait_for("iteration 3:", 180)
     started = [child for rank in ranks for child in children_of(rank.process.pid)]
     ranks[1].process.send_signal(signal.SIGKILL)
     for rank in (ranks[0], ranks[2]):
