@@ -9,7 +9,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from programs import free_port
+from programs import NOT_INHERITED, free_port
 
 NODES = 4
 DAEMONS = ("munged", "slurmctld", "slurmd")
@@ -56,7 +56,8 @@ class Slurm:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        own = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "SBATCH"))}
+        strangers = ("SLURM", "SBATCH", *NOT_INHERITED)
+        own = {name: value for name, value in os.environ.items() if not name.startswith(strangers)}
         self.environ = own | {"SLURM_CONF": str(folder / "slurm.conf")}
         self._daemons: list[subprocess.Popen] = []
 

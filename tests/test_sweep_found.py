@@ -66,6 +66,9 @@ def made(tmp_path, monkeypatch):
         ("2x1", {"ranks_on_host": 1}, LAUNCH, ""),
         ("2x1", {"ranks_on_host": 2}, LAUNCH, "its ranks_on_host is 2 and should be 1, for set-up 2x1"),
         ("1x2", {"ranks_on_host": 1}, LAUNCH, "its ranks_on_host is 1 and should be 2"),
+        # SLURM's nodes go by their names, also where several are one machine.
+        ("2x1", {"ranks_on_host": 2, "places": [{"node": "n1"}, {"node": "n2"}]}, LAUNCH, ""),
+        ("2x1", {"ranks_on_host": 1, "places": [{"node": "n1"}] * 2}, LAUNCH, "its ranks_on_host is 2 and should be 1"),
         ("2x1", {"network": NETWORK}, None, ""),
         ("2x1", {"network": NETWORK | {"delay": "1ms"}}, None, "its delay is 1ms and should be 10ms"),
         ("2x1", {"network": NETWORK | {"rate": "none"}}, None, "its rate is none and should be 1gbit"),

@@ -1,5 +1,7 @@
 """Whether a finished run was on the hosts and links that its combination asks for, as its own record says."""
 
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ def check_ground(run: Run, one: Combination, folder: Path, is_launched: bool) ->
     Where the user's own template has started the ranks (`is_launched`), only axes say what the links should be.
     """
     network = run.environment.get("network") or {}
-    found: dict[str, Any] = {"ranks_on_host": run.environment["ranks_on_host"], **network}
+    found: dict[str, Any] = {"ranks_on_host": _most_on_a_node(run.environment), **network}
     asked: dict[str, Any] = {}
     if "hosts" not in found:
         asked["ranks_on_host"] = one.setup.ranks_per_host
@@ -32,3 +34,11 @@ def check_ground(run: Run, one: Combination, folder: Path, is_launched: bool) ->
                 f"{folder} is another run: its {name} is {printable(found.get(name), 60)} and should be {value}, for "
                 f"set-up {one.setup}"
             )
+
+
+def _most_on_a_node(environment: Mapping[str, Any]) -> int:
+    """How many ranks the node has that has most, by SLURM's names where there are any; of older records rank 0's."""
+    places = environment.get("places")
+    if not isinstance(places, list) or not all(isinstance(place, dict) for place in places) or not places:
+        return environment["ranks_on_host"]
+    return max(Counter(str(place.get("node")) for place in places).values())
