@@ -61,6 +61,11 @@ def find(config: RunConfig, between: Callable[[], None] = lambda: None) -> Found
     location, words = task.locate(config.data_dir)
     task.check(location, (["train"] if config.do_train else []) + list(task.evaluation_parts if config.do_eval else ()))
     between()
+    return Found(task, location, words, find_source(config, task))
+
+
+def find_source(config: RunConfig, task: Task) -> ModelSource:
+    """Find a run's model for its task. Raises UserError where there is none, or it cannot read texts so long."""
     source = find_model(
         config.model_name_or_path,
         config.model_type,
@@ -75,7 +80,7 @@ def find(config: RunConfig, between: Callable[[], None] = lambda: None) -> Found
             f"--max_seq_length {config.max_seq_length} is longer than this model can read: "
             f"give at most {source.longest_sequence}."
         )
-    return Found(task, location, words, source)
+    return source
 
 
 def run(config: RunConfig, identity: Identity, found: Found | None = None) -> int:

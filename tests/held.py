@@ -17,6 +17,9 @@ from cos598d.strategies.optimizers import counter_bytes, make_optimizer, states_
 from cos598d.sync.base import SyncOptions
 
 STEPS = 3  # the last is watched
+SMALL = {"bucket_mb": 0.01}  # of the toy's 45 kB several buckets, and some parameters larger than one
+# The model and the passes of a step, by ranks: what more ranks change is the toy's uneven sizes.
+KINDS = {2: (("toy", 1), ("toy", 3), ("tiny", 1)), 4: (("toy", 1), ("toy", 2))}
 
 
 class Uneven(nn.Module):
@@ -49,6 +52,16 @@ class Case:
     options: dict
     model: str
     passes: int
+
+
+def cases_of(options, world_size):
+    """Each of KINDS for so many ranks under each strategy of {"NAME" or "NAME, words": its options, several times}."""
+    return [
+        Case(name.partition(",")[0], own, model, passes)
+        for name, several in options.items()
+        for own in several
+        for model, passes in KINDS[world_size]
+    ]
 
 
 class Steps:

@@ -2,7 +2,7 @@
 two steps, and at the peak as near as gradients come in the order of their parameters."""
 
 import pytest
-from held import Case, all_held
+from held import KINDS, SMALL, all_held, cases_of
 from worlds import run_ranks
 
 from cos598d.comm.communicator import Communicator
@@ -10,25 +10,17 @@ from cos598d.strategies import STRATEGIES, get_strategy, known_names
 from cos598d.strategies.formula import Job
 from cos598d.sync.base import SyncOptions
 
-SMALL = {"bucket_mb": 0.01}  # of the toy's 45 kB several buckets, and some parameters larger than one
 OPTIONS = {
     **dict.fromkeys(("none", "all_reduce", "overlap", "flat", "ring", "tree", "torch_zero1", "torch_fsdp"), ({},)),
     **dict.fromkeys(("bucketed", "ddp", "zero1", "zero2", "zero3", "shared_weights"), ({}, SMALL)),
     "ddp, views": ({"bucket_view": True}, {"bucket_view": True, **SMALL}),
     "torch_fsdp, gathered once": ({"reshard": "no"},),
 }
-# The model and the passes of a step, by ranks: what more ranks change is the toy's uneven sizes.
-KINDS = {2: (("toy", 1), ("toy", 3), ("tiny", 1)), 4: (("toy", 1), ("toy", 2))}
 
 
 @pytest.mark.parametrize("world_size", KINDS)
 def test_counted_is_what_the_formula_says(world_size):
-    cases = [
-        Case(name.partition(",")[0], options, model, passes)
-        for name, several in OPTIONS.items()
-        for options in several
-        for model, passes in KINDS[world_size]
-    ]
+    cases = cases_of(OPTIONS, world_size)
     for rank in run_ranks(world_size, all_held, cases, seconds=240):
         for case, (between, expected, peak, expected_peak, unsaid) in zip(cases, rank, strict=True):
             assert unsaid == ""

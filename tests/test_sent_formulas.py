@@ -1,7 +1,7 @@
 """What the ledger has of a step is what each strategy's formula says beforehand, on 2 and 4 ranks, to the byte."""
 
 import pytest
-from held import Case, all_sent
+from held import KINDS, SMALL, all_sent, cases_of
 from worlds import run_ranks
 
 from cos598d.comm.communicator import Communicator
@@ -10,7 +10,6 @@ from cos598d.strategies.formula import Job
 from cos598d.sync import SYNCS
 from cos598d.sync.base import SyncOptions
 
-SMALL = {"bucket_mb": 0.01}  # of the toy's 45 kB several buckets, and some parameters larger than one
 UNKNOWN_BEFORE = ("sparse_rows",)
 # Which send nothing where all ranks share a host.
 SILENT = ("none", "dp", "shared_memory", "hierarchical", "shared_weights")
@@ -26,18 +25,11 @@ OPTIONS = {
     "torch_zero1": ({},),
     "torch_fsdp": ({}, {"reshard": "no"}, {"reduce_scatter": "torch"}),
 }
-# The model and the passes of a step, by ranks: what more ranks change is the toy's uneven sizes.
-KINDS = {2: (("toy", 1), ("toy", 3), ("tiny", 1)), 4: (("toy", 1), ("toy", 2))}
 
 
 @pytest.mark.parametrize("world_size", KINDS)
 def test_counted_is_what_the_formula_says(world_size):
-    cases = [
-        Case(name.partition(",")[0], options, model, passes)
-        for name, several in OPTIONS.items()
-        for options in several
-        for model, passes in KINDS[world_size]
-    ]
+    cases = cases_of(OPTIONS, world_size)
     for rank in run_ranks(world_size, all_sent, cases, seconds=240):
         for case, (counted, stated, (calls, calls_stated), unsaid) in zip(cases, rank, strict=True):
             assert unsaid == ""

@@ -10,8 +10,8 @@ from torch import nn
 from cos598d.config import RunConfig
 from cos598d.data import Task
 from cos598d.data.examples import Examples
-from cos598d.errors import UsageError
-from cos598d.models.build import ModelSource, bare_model, find_model, uses_every_parameter
+from cos598d.models.build import ModelSource, bare_model, uses_every_parameter
+from cos598d.run import find_source
 from cos598d.strategies.formula import without_values
 
 T = TypeVar("T")
@@ -69,20 +69,7 @@ def _find_work(config: RunConfig) -> Work:
     task = config.task()
     location, _ = task.locate(config.data_dir)
     task.check(location, ["train"])
-    source = find_model(
-        config.model_name_or_path,
-        config.model_type,
-        config_name=config.config_name,
-        tokenizer_name=config.tokenizer_name,
-        cache_dir=config.cache_dir,
-        do_lower_case=config.do_lower_case,
-        form=task.image_form,
-    )
-    if source.longest_sequence and config.max_seq_length > source.longest_sequence:
-        raise UsageError(
-            f"--max_seq_length {config.max_seq_length} is longer than this model can read: "
-            f"give at most {source.longest_sequence}."
-        )
+    source = find_source(config, task)
     encoder = source.load_encoder()
     examples = task.load("train", location, encoder, config.max_seq_length, False, config.max_train_examples)
     return Work(task, location, examples, source, without_values(bare_model(source, task.head, task.num_labels)))

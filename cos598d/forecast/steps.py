@@ -47,7 +47,12 @@ class Steps:
 
     def passes(self, rank: int) -> int:
         """A rank's micro-batches in the step whose memory a record has counted."""
-        return len(self.share(self.first(min(WARM_UP, self.plan.steps))[-1], rank))
+        return len(self.share(self._counted_batch, rank))
+
+    @cached_property
+    def _counted_batch(self) -> np.ndarray:
+        """Found once for all ranks: it takes an epoch's permutation."""
+        return self.first(min(WARM_UP, self.plan.steps))[-1]
 
     def evaluations_per_epoch(self) -> int:
         """How often the model is made whole in an epoch."""

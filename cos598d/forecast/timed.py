@@ -39,8 +39,7 @@ WAIT_SECONDS = 120  # after which one that waits for the others knows that one o
 @dataclass(frozen=True)
 class Question:
     """What to time: a run's flags, on so many ranks, of which so many processes stand for all. seconds: how long to go
-    on, about. sharded: whether each rank steps
-    and clips an n-th of the weights alone; equal_passes: the strategy's."""
+    on, about. sharded: whether each rank steps and clips an n-th of the weights alone; equal_passes: the strategy's."""
 
     config: dict[str, Any]
     ranks: int
