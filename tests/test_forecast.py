@@ -12,8 +12,10 @@ from cos598d.commands import cli, train
 from cos598d.config import config_from
 from cos598d.errors import UserError
 from cos598d.forecast import Known, forecast, seconds
+from cos598d.forecast.costs import CallCosts, costs_of
 from cos598d.forecast.timed import Timed
 from cos598d.report.load import load_run
+from cos598d.scale.model import Costs
 from cos598d.strategies import known_names
 
 DIGITS = {"task_name": "digits", "max_train_examples": 150, "max_eval_examples": 90, "total_train_batch_size": 30}
@@ -34,6 +36,8 @@ def timed(monkeypatch):
         return TIMED
 
     monkeypatch.setattr(seconds, "_time", _time)
+    costs = CallCosts(Costs(3e-4, 1e-4, 3.5e-10, 0.95), "")
+    monkeypatch.setattr(seconds, "costs_of", lambda benches, ranks: costs_of(benches, ranks) if benches else costs)
     return asked
 
 
@@ -113,6 +117,7 @@ def test_ranks_that_only_compute_are_timed_side_by_side(monkeypatch):
     known = Known()
     config = digits(sync="zero1")
     found = forecast(config, 2, timings=known)
+    assert "fitted to a short bench that was made here" in found.seconds_from
     assert found.seconds_per_epoch == pytest.approx(found.seconds_per_iteration * found.iterations_per_epoch)
     assert "iterations of 2 ranks side by side were timed here" in found.seconds_from
     times = next(value for value in known._found.values() if isinstance(value, Timed))
@@ -123,7 +128,7 @@ def test_ranks_that_only_compute_are_timed_side_by_side(monkeypatch):
 
 
 @pytest.mark.parametrize(("share", "is_busy"), [(1.0, False), (0.3, True)])
-def test_a_timing_beside_other_programs_says_so(monkeypatch, share, is_busy):
+def test_a_timing_beside_other_programs_says_so(timed, monkeypatch, share, is_busy):
     monkeypatch.setattr(seconds, "_time", lambda *_: replace(TIMED, share=share))
     monkeypatch.setattr(seconds, "_cores", lambda: 2)
     assert ("other programs took the cores" in forecast(digits(), 2).seconds_from) == is_busy

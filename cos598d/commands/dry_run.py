@@ -24,7 +24,7 @@ def add_dry_run(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         type=Path,
         metavar="BENCH",
-        help="folders of benches, which tell what calls cost here (default: what they cost on another machine)",
+        help="folders of benches, which tell what calls cost here (default: a short bench, made now)",
     )
 
 

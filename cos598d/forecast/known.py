@@ -42,7 +42,7 @@ class Work:
 class Known:
     """What was found so far, kept for the next forecast: give the same one to all of a sweep's.
 
-    costs_from: folders of benches that tell what calls cost; without them another machine's costs are taken. times:
+    costs_from: folders of benches that tell what calls cost; without them a short one is made. times:
     whether compute is timed, by which alone a forecast has seconds.
     """
 

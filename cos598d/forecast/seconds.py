@@ -4,19 +4,16 @@ import json
 import math
 import os
 import statistics
-import subprocess
-import sys
 from dataclasses import asdict, dataclass, replace
 
 import torch
 
 from cos598d.config import RunConfig
-from cos598d.errors import UserError
-from cos598d.forecast.costs import CallCosts
+from cos598d.forecast.costs import costs_of
 from cos598d.forecast.known import Known
+from cos598d.forecast.programs import answer_of
 from cos598d.forecast.steps import Steps
 from cos598d.forecast.timed import Question, Timed
-from cos598d.program import own_environment
 from cos598d.scale.model import arrange, iteration_seconds
 from cos598d.scale.records import Compute, Link
 from cos598d.scale.rungs import Call
@@ -27,7 +24,6 @@ from cos598d.sync.codecs import get_codec
 from cos598d.sync.cost import Step, Travel
 
 TIMED_SECONDS = 3.0
-MOST_SECONDS = 300  # after which a timing has gone wrong
 MOST_PROCESSES = 16  # that are timed side by side, for however many ranks
 BUSY = 0.6  # a rank that gets less than this of what is its part of the cores shares them with other programs
 MOST_BATCHES = 200  # whose cost is looked at, for the mean
@@ -74,11 +70,11 @@ def predict_seconds(
         return _of_all(compute.seconds, steps, f"{said}, which one rank has none of")
     if sent.unsaid:
         return Seconds(None, None, f"none: {sent.unsaid}")
-    costs = known.once(("costs", known.costs_from), lambda: CallCosts(known.costs_from))
+    costs = known.once(("costs", known.costs_from, processes), lambda: costs_of(known.costs_from, processes))
     calls, overlaps = _calls(strategy, job, sent)
     arranged = arrange(calls, compute, crowd)
     label = f"{config.sync}+{config.compress}" if config.compress else config.sync  # as benches call it
-    seconds = iteration_seconds(label, arranged, compute, link, costs.of(crowd), overlaps)
+    seconds = iteration_seconds(label, arranged, compute, link, costs.costs, overlaps)
     return _of_all(seconds, steps, f"{said}, and {_count(len(calls), 'call')} are added; {costs.words}")
 
 
@@ -138,23 +134,12 @@ def _time(config: RunConfig, strategy: Strategy, ranks: int) -> Timed:
         "optimizer" in strategy.shards,
         strategy.equal_passes,
     )
-    environ = {"OMP_NUM_THREADS": "1"} | own_environment()
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "cos598d.forecast.timed"],
-            input=json.dumps(asdict(question)),
-            capture_output=True,
-            text=True,
-            env=environ,
-            timeout=MOST_SECONDS,
-            check=False,
-        )
-        if done.returncode == 0:
-            return Timed(**json.loads(done.stdout))
-        said = (done.stderr.strip() or "nothing was said").splitlines()[-1]
-    except subprocess.TimeoutExpired:
-        said = f"it did not end within {MOST_SECONDS} s"
-    raise UserError(f"the compute of this run could not be timed here: {said}.")
+    said = answer_of(
+        ["-m", "cos598d.forecast.timed"],
+        "the compute of this run could not be timed here",
+        json.dumps(asdict(question)),
+    )
+    return Timed(**json.loads(said))
 
 
 def _cores() -> int:
