@@ -32,18 +32,8 @@ def costs_of(benches: Sequence[Path], ranks: int) -> CallCosts:
         return CallCosts(fit(load_records(benches)).costs, words)
     with tempfile.TemporaryDirectory() as folder:
         record = Path(folder) / "bench"
-        words = [
-            "-m",
-            "cos598d",
-            "bench",
-            *SHORT_BENCH,
-            "--world_size",
-            str(ranks),
-            "--no_cuda",
-            "--output",
-            str(record),
-        ]
-        answer_of(words, "what calls cost could not be measured here")
+        where = ["--world_size", str(ranks), "--no_cuda", "--output", str(record)]
+        answer_of(["-m", "cos598d", "bench", *SHORT_BENCH, *where], "what calls cost could not be measured here")
         return CallCosts(
             fit(load_records([record])).costs, "their costs are fitted to a short bench that was made here"
         )
