@@ -1,8 +1,15 @@
 """This same code again, in another process."""
 
 import os
+import shutil
+import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+# Where there is such a program, the kernel ends the child when this process is killed.
+END_WITH_PARENT = ("setpriv", "--pdeathsig", "TERM")
 
 
 def own_python_path() -> str:
@@ -20,3 +27,18 @@ def program() -> list[str]:
 def own_environment() -> dict[str, str]:
     """This process's environment, with which a program started from here runs this same code."""
     return os.environ | {"PYTHONPATH": own_python_path()}
+
+
+def start(command: Sequence[str], default: Mapping[str, str] | None = None, **streams: Any) -> subprocess.Popen:
+    """Start a program with this same code in its path; it ends when this process is killed. `default`: what stands in
+    its environment unless ours says otherwise; `streams` are Popen's."""
+    before = END_WITH_PARENT if shutil.which(END_WITH_PARENT[0]) else ()
+    # In a session of its own, so that a Ctrl-C reaches it once.
+    return subprocess.Popen(
+        [*before, *command],
+        env={**(default or {}), **own_environment()},
+        text=True,
+        errors="replace",
+        start_new_session=True,
+        **streams,
+    )

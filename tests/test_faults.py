@@ -237,6 +237,12 @@ def test_a_killed_rank_takes_the_others_with_it_by_name(start_ranks, tmp_path, p
         if rank is not ranks[victim]:
             ends_in_a_sentence(rank, f"lost rank {victim}", exit_code=1, seconds=10)
     left_its_rows(tmp_path / "out", 5)
+    (attempt,) = json.loads((tmp_path / "out" / "live" / "attempts.json").read_text())["attempts"]
+    if victim:  # rank 0 writes it down
+        assert attempt["why"] == f"lost rank {victim}, which ended without a word (killed, or its host is gone)."
+        assert attempt["to_iteration"] >= 5
+    else:
+        assert attempt["why"] is None
 
 
 def test_local_workers_stop_with_their_starter(start):

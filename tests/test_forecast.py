@@ -108,8 +108,9 @@ def test_costs_are_fitted_to_benches_that_are_named(timed, tmp_path):
     theirs = forecast(digits(), 2, timings=Known(costs_from=(tmp_path / "bench",)))
     assert "fitted to 1 bench" in theirs.seconds_from
     assert theirs.seconds_per_iteration != forecast(digits(), 2).seconds_per_iteration
-    with pytest.raises(UserError, match="nowhere"):
-        forecast(digits(), 2, timings=Known(costs_from=(Path("nowhere"),)))
+    for ranks in (1, 2):
+        with pytest.raises(UserError, match="nowhere"):
+            forecast(digits(), ranks, timings=Known(costs_from=(Path("nowhere"),)))
 
 
 def test_ranks_that_only_compute_are_timed_side_by_side(monkeypatch):

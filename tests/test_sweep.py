@@ -77,7 +77,7 @@ def test_every_combination_is_a_run_and_one_seed_s_come_before_the_next_s():
 
 def test_what_delays_nothing_is_run_once():
     grid = read_grid(["setup=1x1,2x2", "delay=0,10ms", "rate=1gbit,100mbit"])
-    found = combine(grid, DIGITS, [1], "none")
+    found = combine(grid, DIGITS, [1], "10mbit")
     assert [one.label for one in found] == [
         "setup1x1-seed1",
         "setup2x2-delay0-rate1gbit-seed1",
@@ -86,6 +86,7 @@ def test_what_delays_nothing_is_run_once():
         "setup2x2-delay10ms-rate100mbit-seed1",
     ]
     assert [(one.delay, one.rate) for one in found[1::2]] == [(0, 1e9), (0.01, 1e9)]
+    assert [(one.delay, one.rate) for one in found if one.setup.hosts == 1] == [(0, None)]  # no link is theirs
     assert collapsed(grid) == "delay and rate mean nothing to 1x1, which has one host: it is run once for all of them."
     assert collapsed(read_grid(["setup=2x2", "delay=0,1ms"])) == ""
 

@@ -10,13 +10,13 @@ from cos598d.terminal.printable import printable
 from cos598d.world.identity import Identity
 
 
-def add_dry_run(parser: argparse.ArgumentParser) -> None:
-    """Add the flags to `parser`."""
+def add_dry_run(parser: argparse.ArgumentParser, what: str) -> None:
+    """Add the flags to `parser`; `what` is printed by --dry_run."""
     section = parser.add_argument_group("without a run")
     section.add_argument(
         "--dry_run",
         action="store_true",
-        help="start nothing: print parameters, memory, bytes, predicted seconds, and what would be written",
+        help=f"start nothing: print {what}",
     )
     section.add_argument(
         "--from",

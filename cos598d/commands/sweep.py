@@ -87,7 +87,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="what starts all ranks of a run on real hosts, as 'mpirun -np {world_size} {command}'; {hosts}, "
         "{ranks_per_host}, {rate} and {delay} are filled in too",
     )
-    add_dry_run(parser)
+    add_dry_run(parser, "a row for each run: iterations, bytes, memory and predicted seconds")
     sweep_array.add_options(parser)
 
 

@@ -40,7 +40,7 @@ def add_options(
     lesson = dict(lesson or {})
     defaults = get_task(lesson.get("task_name", RunConfig.task_name)).defaults
     add_run_options(parser, but, **lesson | dict(defaults))
-    add_dry_run(parser)
+    add_dry_run(parser, "parameters, memory, bytes, predicted seconds, and what would be written")
     add_replay(parser)
     parser.set_defaults(lesson=lesson, single_process=single_process)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cos598d.forecast.programs import answer_of
+from cos598d.records.bench import FILE_NAME
 from cos598d.scale.fit import fit
 from cos598d.scale.model import Costs
 from cos598d.scale.records import load_records
@@ -30,10 +31,11 @@ def costs_of(benches: Sequence[Path], ranks: int) -> CallCosts:
     if benches:
         words = f"their costs are fitted to {len(benches)} bench{'es' if len(benches) > 1 else ''}"
         return CallCosts(fit(load_records(benches)).costs, words)
+    where = ["--world_size", str(ranks), "--no_cuda", "--json", "-"]
+    said = answer_of(["-m", "cos598d", "bench", *SHORT_BENCH, *where], "what calls cost could not be measured here")
     with tempfile.TemporaryDirectory() as folder:
-        record = Path(folder) / "bench"
-        where = ["--world_size", str(ranks), "--no_cuda", "--output", str(record)]
-        answer_of(["-m", "cos598d", "bench", *SHORT_BENCH, *where], "what calls cost could not be measured here")
+        record = Path(folder) / FILE_NAME
+        record.write_text(said, encoding="utf-8")
         return CallCosts(
             fit(load_records([record])).costs, "their costs are fitted to a short bench that was made here"
         )

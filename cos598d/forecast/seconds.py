@@ -66,11 +66,12 @@ def predict_seconds(
     crowd = max(1.0, job.ranks * timed.threads / cores)
     if timed.share * max(1.0, processes * timed.threads / cores) < BUSY:
         said += " (while other programs took the cores: too long, so ask again when they are done)"
+    if known.costs_from or job.ranks > 1:  # one rank's have no use for them, but they may be no benches
+        costs = known.once(("costs", known.costs_from, processes), lambda: costs_of(known.costs_from, processes))
     if job.ranks == 1:
         return _of_all(compute.seconds, steps, f"{said}, which one rank has none of")
     if sent.unsaid:
         return Seconds(None, None, f"none: {sent.unsaid}")
-    costs = known.once(("costs", known.costs_from, processes), lambda: costs_of(known.costs_from, processes))
     calls, overlaps = _calls(strategy, job, sent)
     arranged = arrange(calls, compute, crowd)
     label = f"{config.sync}+{config.compress}" if config.compress else config.sync  # as benches call it

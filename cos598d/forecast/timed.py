@@ -14,6 +14,7 @@ import functools
 import json
 import multiprocessing
 import os
+import signal
 import statistics
 import sys
 import time
@@ -88,11 +89,12 @@ def answer(question: Question) -> Timed:
     outlet.close()
     try:
         found = json.loads(inlet.recv_bytes())
+        for process in ranks:
+            process.join(30)
     except EOFError:
         raise RuntimeError("the ranks that were to be timed ended without an answer") from None
     finally:
         for process in ranks:
-            process.join(30)
             process.kill()
     return Timed(**found)
 
@@ -182,8 +184,15 @@ def _note(arrived: dict[str, float], name: str, _: torch.Tensor) -> None:
     arrived[name] = time.perf_counter()
 
 
+def _end(number: int, _: object) -> None:
+    for process in multiprocessing.active_children():
+        process.kill()
+    os._exit(128 + number)
+
+
 def main(words: Sequence[str] = ()) -> int:
-    """Answer the question on standard input."""
+    """Answer the question on standard input; SIGTERM ends the ranks as well."""
+    signal.signal(signal.SIGTERM, _end)
     question = Question(**json.load(sys.stdin))
     print(json.dumps(asdict(answer(question))))
     return 0

@@ -27,6 +27,7 @@ from cos598d.measure.totals import epoch_traffic
 from cos598d.records.ledger_rule import AUTO
 from cos598d.records.live import ATTEMPTS, COMMUNICATION, EPOCHS, EVALUATIONS, HOST, ITERATIONS, LIVE, SETTING, WIRE
 from cos598d.records.run import EVALUATION, read_table
+from cos598d.world.exit import told_of_the_end
 
 
 class RunRecord:
@@ -88,6 +89,8 @@ class RunRecord:
             self._monitor.open(wire, host, lambda: self.ledger.iteration, self._detail.wire)
         if self._earlier.own:
             self._resume(self._earlier.own)
+        self._last_words = told_of_the_end(self._ends_early)
+        self._last_words.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: TracebackType | None) -> None:
@@ -102,6 +105,7 @@ class RunRecord:
                 self._attempts.end(why(error), self.iterations)
             with contextlib.suppress(OSError):  # a full disk is not what the run ended for
                 self._attempts.write()
+        self._last_words.__exit__(kind, error, None)
         if not self._is_published and not self.iterations and not self.epochs:
             self._clear_up()  # nothing was done that anybody could look at
 
@@ -115,6 +119,12 @@ class RunRecord:
         """Why this attempt is about to end before its work is done, for `attempts`."""
         if self._attempts:
             self._attempts.end(why, self.iterations)
+
+    def _ends_early(self, sentence: str) -> None:
+        """What this process says when it leaves tells more than the error of a collective that lost a rank."""
+        if self._attempts and not self._is_published:
+            self._attempts.end(" ".join(sentence.split()), self.iterations)
+            self._attempts.write()
 
     def position(self) -> Position:
         """Where this rank's record stands between two iterations (JSON), for `resume`."""

@@ -2,21 +2,17 @@
 
 import contextlib
 import re
-import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from types import FrameType
-from typing import Any
 
 from cos598d.errors import UserError
-from cos598d.program import own_environment
+from cos598d.program import start
 from cos598d.terminal.printable import printable
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# Where there is such a program, the kernel ends the child when this process is killed.
-END_WITH_PARENT = ("setpriv", "--pdeathsig", "TERM")
 # What stands before the words of a rank on an emulated host.
 _HOST = re.compile(r"^host\d+(?: rank\d+)?\| ")
 _RANK = re.compile(r"^rank \d+")
@@ -51,15 +47,6 @@ def train(words: Sequence[str]) -> tuple[int, str]:
         finally:
             child.wait()
     return exit_code(child), last.words
-
-
-def start(command: Sequence[str], **streams: Any) -> subprocess.Popen:
-    """Start a program with this same code in its path; `streams` are Popen's. It ends when this process is killed."""
-    before = END_WITH_PARENT if shutil.which(END_WITH_PARENT[0]) else ()
-    # In a session of its own, so that a Ctrl-C reaches it once.
-    return subprocess.Popen(
-        [*before, *command], env=own_environment(), text=True, errors="replace", start_new_session=True, **streams
-    )
 
 
 def exit_code(child: subprocess.Popen) -> int:

@@ -95,7 +95,7 @@ def _combination(settings: dict[str, str], flags: Mapping[str, Any], seed: int, 
         setup,
         values,
         read_value(DELAY, settings.get(DELAY, NO_DELAY)),
-        read_value(RATE, settings.get(RATE, rate)),
+        None if setup.hosts == 1 else read_value(RATE, settings.get(RATE, rate)),
         refused,
     )
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import IO
 
 from cos598d.errors import UserError
-from cos598d.sweep.child import LastWords, exit_code, signals_passed_on, start
+from cos598d.program import start
+from cos598d.sweep.child import LastWords, exit_code, signals_passed_on
 from cos598d.sweep.folder import writing
 
 LOOK_SECONDS = 0.05

@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from cos598d.files import remove_unfinished
 
@@ -16,11 +16,26 @@ STAY_SECONDS = 2.0  # how long the first process with a sentence keeps it, for t
 NEWS_SECONDS = 0.2
 
 
+_listeners: list[Callable[[str], None]] = []
+
+
+@contextlib.contextmanager
+def told_of_the_end(listener: Callable[[str], None]) -> Iterator[None]:
+    """`listener` is called with the sentence with which this process ends early, if it does so within the context, or
+    after an error has ended that."""
+    _listeners.append(listener)
+    yield
+    _listeners.remove(listener)
+
+
 def exit_now(rank: int, sentence: str, exit_code: int) -> None:
     """End this process at once, with one sentence on standard error and nothing half-written."""
     try:
         remove_unfinished()
         print_last_words(rank, sentence)
+        for listener in _listeners:
+            with contextlib.suppress(Exception):  # whatever a half-ended process cannot do any more
+                listener(sentence)
         if rank == 0:
             time.sleep(NEWS_SECONDS)  # rank 0 serves the store: the others read their news before it vanishes
     finally:
