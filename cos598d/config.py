@@ -20,7 +20,7 @@ from cos598d.models.architectures import ARCHITECTURES, IMAGE_TYPES, TEXT_TYPES
 from cos598d.models.build import MODEL_TYPES
 from cos598d.records.conventions import PRECISIONS
 from cos598d.records.ledger_rule import AUTO, FORMS, LedgerRule
-from cos598d.strategies import class_of, known_names
+from cos598d.strategies import AUTO_SYNC, class_of, known_names
 from cos598d.strategies.optimizers import SCHEDULERS
 from cos598d.sync.base import SYNC_GROUP, SyncFlags, SyncOptions
 from cos598d.sync.codecs import CODECS, get_codec
@@ -48,7 +48,8 @@ class RunConfig(TaskOptions, SyncFlags, LifeFlags):
 
     sync: str = flag(
         "ddp",
-        f"gradient sync or strategy, one of {', '.join(known_names())}; or your own, FILE.py:CLASS",
+        f"gradient sync or strategy, one of {', '.join(known_names())}; or your own, FILE.py:CLASS; {AUTO_SYNC}: the "
+        "exact one that the model of cost finds quickest here",
         group=SYNC_GROUP,
     )
     compress: str | None = flag(
@@ -263,6 +264,12 @@ class RunConfig(TaskOptions, SyncFlags, LifeFlags):
             )
 
     def _check_sync(self, world_size: int) -> None:
+        if self.sync == AUTO_SYNC:
+            for name in given(self, SYNC_FIELDS):
+                raise UsageError(
+                    f"--{name} with --sync {AUTO_SYNC}, which takes each as it comes: leave it out, or name one."
+                )
+            return
         sync = class_of(self.sync)
         for name in given(self, SYNC_FIELDS):
             if name not in getattr(sync, "uses", ()):

@@ -4,7 +4,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from cos598d.attempt import attempt
+from cos598d.auto import Choice, choose
 from cos598d.checkpoints import Checkpoint
 from cos598d.comm.communicator import Communicator
 from cos598d.config import RunConfig, folder_name
@@ -32,7 +33,7 @@ from cos598d.publish import leave, publish_record, save_run_model
 from cos598d.rank import be_rank, take_station
 from cos598d.records.conventions import BY_LEDGER
 from cos598d.resume import facts_of, find_checkpoint, is_ours, named_folder, open_record, say_if_finished
-from cos598d.strategies import get_strategy
+from cos598d.strategies import AUTO_SYNC, get_strategy
 from cos598d.terminal.console import Console
 from cos598d.world.identity import Identity
 from cos598d.world.meeting import Meeting
@@ -130,7 +131,7 @@ def _work(
     began: float,
 ) -> int:
     """From the meeting to the record: group, model, data, training, evaluation. Returns the exit code."""
-    task, source = prepared.task, prepared.source
+    task, source, asked = prepared.task, prepared.source, config
     comm, threads, ranks_on_host = take_station(meeting, config.backend, config.no_cuda, config.threads)
     device = comm.device
     _announce(config, prepared, comm, threads, console)
@@ -143,6 +144,7 @@ def _work(
 
     encoder = source.load_encoder()
     model = build_model(source, task.head, task.num_labels, config.dropout, config.seed).to(device)
+    may_be_unused = not uses_every_parameter(source.model_type, task.head)
     # Dropout masks must differ between the ranks: they stand for different examples of one batch.
     torch.manual_seed(config.seed + comm.rank)
 
@@ -161,21 +163,28 @@ def _work(
     if training is not None:
         work = facts_of(config, Plan(config, len(training), comm.world_size), training, parts, source)
         found = find_checkpoint(output, config, work, comm, console)
+    choice: Choice | None = None
+    if training is not None and config.sync == AUTO_SYNC:
+        before = found.sync if found is not None and found.world_size == comm.world_size else None
+        choice = choose(config, comm, model, training, may_be_unused, before)
+        config = replace(config, sync=choice.sync)
+        if comm.rank == 0:
+            console.say(choice.sentence)
     monitor = _monitor(config, comm, meeting, console) if training is not None else None
     board = Board(output, found.iteration if found else 0) if config.tensorboard and comm.rank == 0 else None
     with open_record(output, config, comm, found, monitor, board) as record:
         comm.ledger = record.ledger
         setting = _facts(config, prepared, comm, count_parameters(model), BY_LEDGER)
+        setting |= {"auto": choice.as_record()} if choice else {}
         files: dict[str, Any] = {}
         if comm.rank == 0:
             environment = describe_environment(device, config.backend, threads, ranks_on_host)
             environment |= {"model_revisions": dict(source.revisions), "launcher": launcher, "places": places}
-            files = {"environment.json": environment, "config.json": asdict(config) | {"world_size": comm.world_size}}
+            files = {"environment.json": environment, "config.json": asdict(asked) | {"world_size": comm.world_size}}
             record.describe(files, setting)
             if record.remark:
                 console.say(record.remark)
         if training is not None:
-            may_be_unused = not uses_every_parameter(source.model_type, task.head)
             strategy = get_strategy(config.sync)(comm, may_be_unused, config.sync_options(), config.precision)
             setting["bytes_from"] = strategy.bytes_from
             if line := strategy.remark(model):

@@ -131,7 +131,7 @@ def test_ranks_that_only_compute_are_timed_side_by_side(monkeypatch):
 @pytest.mark.parametrize(("share", "is_busy"), [(1.0, False), (0.3, True)])
 def test_a_timing_beside_other_programs_says_so(timed, monkeypatch, share, is_busy):
     monkeypatch.setattr(seconds, "_time", lambda *_: replace(TIMED, share=share))
-    monkeypatch.setattr(seconds, "_cores", lambda: 2)
+    monkeypatch.setattr(seconds, "count_cores", lambda: 2)
     assert ("other programs took the cores" in forecast(digits(), 2).seconds_from) == is_busy
 
 

@@ -11,8 +11,9 @@ from scale_records import GBIT, TRUTH, write_bench
 
 from cos598d.commands.cli import main
 from cos598d.records.fit import CallCost, predict_exposed
+from cos598d.scale.concurrent import run_together
 from cos598d.scale.fit import EFFICIENCY, fit
-from cos598d.scale.model import Costs, arrange, computes_by_batch, iteration_seconds, overlapped
+from cos598d.scale.model import Costs, arrange, beside_backward, computes_by_batch, iteration_seconds
 from cos598d.scale.predict import host_counts, misses, scale_points
 from cos598d.scale.records import Compute, Link, load_record, load_records
 from cos598d.scale.rungs import Call, plan_calls
@@ -41,8 +42,6 @@ def test_known_costs_are_found_again_from_two_rates(made):
     assert costs.step_seconds == pytest.approx(TRUTH.step_seconds, rel=0.1)
     assert costs.processor_seconds_per_byte == pytest.approx(TRUTH.processor_seconds_per_byte, rel=0.1)
     assert costs.efficiency == pytest.approx(TRUTH.efficiency, rel=0.03)
-    assert all(abs(own) < 0.01 for own in costs.own_seconds.values())
-    assert all(stretch == pytest.approx(1, rel=0.05) for stretch in costs.stretch.values())
 
 
 def test_a_third_rate_is_predicted_within_15_percent_for_every_rung_in_noise(made):
@@ -57,8 +56,6 @@ def test_a_third_rate_is_predicted_within_15_percent_for_every_rung_in_noise(mad
 def test_one_record_fits_fewer_costs_and_says_so(made):
     fitted = fit(load_records([made("only")]))
     assert fitted.costs.efficiency == EFFICIENCY
-    assert not fitted.costs.own_seconds
-    assert not fitted.costs.stretch
     assert any("one rate only" in remark for remark in fitted.remarks)
     assert any("measured on 4 hosts only" in remark for remark in fitted.remarks)
 
@@ -159,26 +156,42 @@ def test_more_hosts_and_larger_batches_use_more_rows_of_the_embedding_but_never_
     assert shares[3] == pytest.approx(1, abs=0.002)
 
 
-def test_the_unrolled_recursion_is_the_one_of_the_bench(made):
+def test_one_call_at_a_time_is_the_recursion_of_the_bench():
     cost, generator = CallCost(overhead_seconds=0.02, bytes_per_second=1e3), np.random.default_rng(3)
     for _ in range(200):
         ready = np.sort(generator.uniform(0, 1, size=5))
         sizes = generator.integers(1, 400, size=5)
         work, travel = np.full(5, cost.overhead_seconds), sizes / cost.bytes_per_second
-        ended, computed = overlapped(ready, work, travel, 1.0, steals=False)
+        ended = run_together(ready.tolist(), work, travel, travel, at_once=1)
         expected = predict_exposed(list(zip(ready, sizes, strict=True)), 1.0, cost)
-        assert computed == 1
         assert max(0, ended - 1) == pytest.approx(expected, abs=1e-12)
+
+
+def test_two_calls_at_once_share_what_both_need_and_a_third_waits_in_line():
+    one, none = np.ones(3), np.zeros(3)
+    # The link is all that they need: two take as long together as after one another.
+    assert run_together([0.0] * 3, none, one, one) == pytest.approx(3)
+    # Waiting needs nothing: two wait at once, then the third.
+    assert run_together([0.0] * 3, none, one, none) == pytest.approx(2)
+    # Each needs the link for half of its time: two fill it, and go on at full speed.
+    assert run_together([0.0] * 3, none, one, one / 2) == pytest.approx(2)
+    # Each needs it for three quarters: two take half as long again.
+    assert run_together([0.0] * 2, none[:2], one[:2], 0.75 * one[:2]) == pytest.approx(1.5)
+    # One sends while the other computes.
+    assert run_together([0.0] * 2, np.array([1.0, 0.0]), np.array([0.0, 1.0]), np.array([0.0, 1.0])) == pytest.approx(1)
+    # One that begins later shares from then on.
+    assert run_together([0.0, 0.5], none[:2], one[:2], one[:2]) == pytest.approx(2)
 
 
 def test_work_beside_backward_delays_it_on_a_processor():
     ready, work, none = np.array([0.2, 0.5]), np.array([0.3, 0.1]), np.zeros(2)
     # Nothing travels: the first call's work puts off what comes after it, and backward by both calls'.
-    ended, computed = overlapped(ready, work, none, 1.0, steals=True)
+    ended, computed = beside_backward(ready, work, none, none, 1.0, steals=True)
     assert computed == pytest.approx(1.4)
     assert ended == pytest.approx(0.5 + 0.3 + 0.1)
     # A last call that is full as backward ends is all exposed, and takes no more from it.
-    ended, computed = overlapped(np.array([0.2, 1.0]), work, np.array([0.0, 2.0]), 1.0, steals=True)
+    travel = np.array([0.0, 2.0])
+    ended, computed = beside_backward(np.array([0.2, 1.0]), work, travel, travel, 1.0, steals=True)
     assert (ended, computed) == pytest.approx((1 + 0.3 + 0.1 + 2, 1.3))
 
 
@@ -227,8 +240,8 @@ def test_the_command_prints_tables_with_what_was_measured_in_brackets(made, caps
     head = next(line for line in text.splitlines() if line.startswith("sync"))
     assert head.split() == ["sync", "1", "2", "4", "8", "16", "32", "64", "128", "256"]
     rows = [line for line in text.splitlines() if line.startswith("flat ")]
-    # What the rung has of its own; then seconds, speed-up and efficiency.
-    assert [row.count("[") for row in rows] == [0, 1, 1, 1]
+    # Seconds, speed-up and efficiency.
+    assert [row.count("[") for row in rows] == [1, 1, 1]
     assert "examples a second of n hosts over those of one alone" in text
     assert "In [brackets] what was measured" in text
 

@@ -15,7 +15,7 @@ from cos598d.comm.communicator import Communicator
 from cos598d.comm.hosts import host_groups
 from cos598d.comm.ledger import size_in_bytes
 from cos598d.records.conventions import FLOOR
-from cos598d.records.fit import CallCost, bandwidths, best_capacity, fit_call_cost, predict_exposed
+from cos598d.records.fit import CallCost, bandwidths, best_capacity, fit_call_cost, most_exposed, predict_exposed
 from cos598d.records.summary import world_seconds
 from cos598d.sync.buckets import MIB, plan_buckets
 
@@ -84,7 +84,8 @@ def sweep_message_size(
 
 
 def predict_capacities(workload: Workload, arrivals: dict[str, Any], fit: dict[str, float]) -> dict[str, Any]:
-    """For each capacity its buckets and the exposed seconds that `predict_exposed` gives; and the best capacity.
+    """For each capacity its buckets and the exposed seconds, between what `predict_exposed` and `most_exposed` give;
+    and the best capacity by the first.
 
     `arrivals` are `measure_arrivals`'.
     """
@@ -107,6 +108,7 @@ def predict_capacities(workload: Workload, arrivals: dict[str, Any], fit: dict[s
                 "candidate": f"bucketed:bucket_mb={capacity:g}",
                 "buckets": [{"seconds_until_full": ready, "bytes": size} for ready, size in buckets],
                 "seconds_exposed_predicted": exposed[capacity],
+                "seconds_exposed_at_most": most_exposed(buckets, cost),
             }
         )
     return {

@@ -30,7 +30,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--delay", metavar="WORD", help="from host to host, like 10ms (default: the first record's)")
     parser.add_argument("--batch", type=int, metavar="N", help="examples on each host (default: the first record's)")
     parser.add_argument(
-        "--predict", type=Path, metavar="RECORD", help="instead: this record, predicted from the others"
+        "--predict",
+        type=Path,
+        nargs="+",
+        metavar="RECORD",
+        help="instead: these records, predicted from the others, and each rung's largest miss",
     )
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="draw it too: FILE.svg, .png or .pdf")
     parser.add_argument("--json", metavar="FILE", help="write all numbers there too; -: print them, and no table")
@@ -43,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
     if not options.records:
         raise UsageError(f"runs/ here has no folder with a {FILE_NAME}: give the folders of one or more benches.")
     if options.predict is not None:
-        text, found = _predict_record(options)
+        text, found = _predict_records(options)
     else:
         text, found = _predict_hosts(options)
     if options.json and options.json != "-":
@@ -66,7 +70,7 @@ def _check(options: argparse.Namespace) -> None:
     if options.predict is not None:
         for name in ("to", "rate", "delay", "batch", "output"):
             if getattr(options, name) is not None:
-                raise UsageError(f"--predict takes the hosts, links and batch of its record: leave --{name} out.")
+                raise UsageError(f"--predict takes the hosts, links and batch of its records: leave --{name} out.")
 
 
 def _predict_hosts(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
@@ -95,27 +99,34 @@ def _predict_hosts(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     return f"{describe_fit(fitted)}\n\n{scale_table(points, link, batch)}", found
 
 
-def _predict_record(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
+def _predict_records(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     from cos598d.scale.fit import fit
     from cos598d.scale.predict import is_crowded_otherwise, misses
-    from cos598d.scale.table import describe_fit, miss_table
+    from cos598d.scale.table import describe_fit, grid_table, miss_table
 
-    others = [path for path in options.records if path.resolve() != options.predict.resolve()]
+    held_out = {path.resolve(): path for path in options.predict}
+    others = [path for path in options.records if path.resolve() not in held_out]
     if not others:
-        raise UsageError(f"--predict {options.predict}: give other records too, to predict it from.")
-    *records, held_out = load_records([*others, options.predict])
-    fitted = fit(records)
-    found = misses(fitted, held_out)
-    unknown = [rung.label for rung in held_out.rungs if rung.label not in fitted.rungs]
-    own_compute = is_crowded_otherwise(fitted, held_out)
-    facts = _facts(fitted) | {
-        "predicted": held_out.name,
-        "own_compute": own_compute,
-        "misses": [asdict(miss) | {"miss": miss.miss} for miss in found],
-        "not_predicted": unknown,
-    }
-    text = f"{describe_fit(fitted)}\n\n{miss_table(found, held_out.name, held_out.words, unknown, own_compute)}"
-    return text, facts
+        raise UsageError(f"--predict {' '.join(map(str, options.predict))}: give other records too, to predict from.")
+    records = load_records([*others, *held_out.values()])
+    fitted = fit(records[: len(others)])
+    text, facts, of_all = [describe_fit(fitted)], [], {}
+    for record in records[len(others) :]:
+        found, own_compute = misses(fitted, record), is_crowded_otherwise(fitted, record)
+        unknown = [rung.label for rung in record.rungs if rung.label not in fitted.rungs]
+        of_all[Path(record.name).name] = found
+        facts.append(
+            {
+                "predicted": record.name,
+                "own_compute": own_compute,
+                "misses": [asdict(miss) | {"miss": miss.miss} for miss in found],
+                "not_predicted": unknown,
+            }
+        )
+        text.append(miss_table(found, record.name, record.words, unknown, own_compute))
+    if len(facts) == 1:
+        return "\n\n".join(text), _facts(fitted) | facts[0]
+    return "\n\n".join([*text, grid_table(of_all)]), _facts(fitted) | {"records_predicted": facts}
 
 
 def _facts(fitted: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from cos598d.forecast.writes import writes
 from cos598d.models.build import count_parameters
 from cos598d.scale.records import Link
 from cos598d.stopping import Stopping
-from cos598d.strategies import get_strategy
+from cos598d.strategies import AUTO_SYNC, get_strategy
 from cos598d.strategies.formula import Expected, Job, Sent
 from cos598d.strategies.optimizers import counter_bytes, states_per_weight
 
@@ -43,6 +43,8 @@ def forecast(
     config.check(world_size)
     if not config.do_train:
         raise UsageError("--dry_run tells what a training will come to: add --do_train.")
+    if config.sync == AUTO_SYNC:
+        raise UsageError(f"--dry_run starts no ranks by which --sync {AUTO_SYNC} could choose: name a sync.")
     known = timings or Known()
     work = known.work(config)
     alone = Communicator(None, "gloo", torch.device("cpu"))

@@ -1,8 +1,6 @@
 """Seconds of an iteration by the model of cost: what is computed, timed here, and what the sync's calls cost."""
 
 import json
-import math
-import os
 import statistics
 from dataclasses import asdict, dataclass, replace
 
@@ -15,13 +13,11 @@ from cos598d.forecast.programs import answer_of
 from cos598d.forecast.steps import Steps
 from cos598d.forecast.timed import Question, Timed
 from cos598d.scale.model import arrange, iteration_seconds
+from cos598d.scale.planned import planned_calls
 from cos598d.scale.records import Compute, Link
-from cos598d.scale.rungs import Call
 from cos598d.strategies.base import Strategy
 from cos598d.strategies.formula import Job, Sent
-from cos598d.strategies.replicated import Replicated
-from cos598d.sync.codecs import get_codec
-from cos598d.sync.cost import Step, Travel
+from cos598d.world.devices import count_cores
 
 TIMED_SECONDS = 3.0
 MOST_PROCESSES = 16  # that are timed side by side, for however many ranks
@@ -58,7 +54,7 @@ def predict_seconds(
     )
     processes = min(job.ranks, MOST_PROCESSES)
     compute = _compute(timed, steps, job, job.ranks / processes)
-    cores = _cores()
+    cores = count_cores()
     said = (
         f"by the model of cost: {timed.counted} iterations of {_count(processes, 'rank')} side by side were timed here "
         f"on {_count(cores, 'core')}, without communication"
@@ -72,10 +68,10 @@ def predict_seconds(
         return _of_all(compute.seconds, steps, f"{said}, which one rank has none of")
     if sent.unsaid:
         return Seconds(None, None, f"none: {sent.unsaid}")
-    calls, overlaps = _calls(strategy, job, sent)
+    calls, overlaps = planned_calls(strategy, job, sent)
     arranged = arrange(calls, compute, crowd)
     label = f"{config.sync}+{config.compress}" if config.compress else config.sync  # as benches call it
-    seconds = iteration_seconds(label, arranged, compute, link, costs.costs, overlaps)
+    seconds = iteration_seconds(label, arranged, compute, link, costs.costs.crowded(crowd), overlaps)
     return _of_all(seconds, steps, f"{said}, and {_count(len(calls), 'call')} are added; {costs.words}")
 
 
@@ -91,38 +87,6 @@ def _compute(timed: Timed, steps: Steps, job: Job, crowding: float) -> Compute:
     for tensor in job.tensors:  # one that gets no gradient travels at the end
         arrivals.setdefault(tensor.name, timed.backward * factor)
     return Compute(timed.before * factor, timed.backward * factor, timed.after * crowding, arrivals)
-
-
-def _calls(strategy: Strategy, job: Job, sent: Sent) -> tuple[list[Call], bool]:
-    """A step's calls, and whether they begin beside backward. Of what is no gradient sync only their number and bytes
-    are known: they are taken for equal ones, spread over backward."""
-    # It is there when the last backward begins.
-    loss = Call(2 * (job.ranks - 1), 0.0, 0.0, 0.0, 2, (job.tensors[-1].name,))
-    if isinstance(strategy, Replicated) and not strategy.shards:
-        sync = strategy.sync
-        hosts = job.hosts or [range(job.ranks)]
-        travels = sync.calls(Step(job.tensors, sync.options, hosts, job.tensors[::-1])) or []
-        calls = [call for travel in travels for call in _of_travel(travel, sync.options.compress, job.ranks)]
-        return [loss, *calls], sync.overlaps
-    count = max(1, sent.calls)
-    names = [tensor.name for tensor in job.tensors[::-1]]
-    each = sent.synchronizing / count
-    return [
-        loss,
-        *(Call(1, each, 2 * each, 2 * each, 0, (names[place * len(names) // count],)) for place in range(count)),
-    ], True
-
-
-def _of_travel(travel: Travel, word: str | None, ranks: int) -> list[Call]:
-    members = ranks if travel.members is None else len(travel.members)
-    names = tuple(tensor.name for tensor in travel.tensors)
-    collective, payloads = travel.collective, [travel.payload]
-    if word is not None:
-        codec, number = get_codec(word)
-        collective = codec.collective or collective
-        payloads = [math.prod(pair) for pair in codec.payloads(travel.tensors, members, number)]
-    loads = [collective.load(payload, members) for payload in payloads] if members > 1 else []
-    return [Call(**vars(load), tensors=names) for load in loads]
 
 
 def _time(config: RunConfig, strategy: Strategy, ranks: int) -> Timed:
@@ -141,10 +105,6 @@ def _time(config: RunConfig, strategy: Strategy, ranks: int) -> Timed:
         json.dumps(asdict(question)),
     )
     return Timed(**json.loads(said))
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _count(number: int, word: str) -> str:

@@ -59,7 +59,8 @@ MESSAGE = Fields(
 )
 CAPACITY = Fields(
     {"bucket_mb": POSITIVE, "buckets": ListOf(Fields()), "seconds_exposed_predicted": OrNone(NUMBER)}
-    | {"candidate": TEXT}
+    | {"candidate": TEXT},
+    {"seconds_exposed_at_most": OrNone(NUMBER)},
 )
 CANDIDATE = Fields(
     {"label": TEXT},

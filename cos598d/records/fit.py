@@ -54,13 +54,21 @@ def predict_exposed(buckets: Sequence[tuple[float, int]], backward_seconds: floa
         e_j = max(e_(j-1), r_j) + overhead + bytes_j / bandwidth,        e_0 = 0
 
     Of it all, exposed = max(0, e_B - T) is left when backward ends at T. A large bucket is full late; small ones cost
-    their overhead B times. The model lets calls and backward run side by side without slowing each other: on a host
-    whose cores are busy with backward it is a lower bound.
+    their overhead B times. This lets calls and backward run side by side without slowing each other: on a host whose
+    cores are busy with backward it is a lower bound, and `most_exposed` the upper one.
     """
     ended = 0.0
     for ready, size in buckets:
         ended = max(ended, ready) + cost.seconds(size)
     return max(0.0, ended - backward_seconds)
+
+
+def most_exposed(buckets: Sequence[tuple[float, int]], cost: CallCost) -> float:
+    """Seconds of communication where every second of a call is one that backward's cores are kept from backward.
+
+    Nothing is hidden then, whatever runs side by side: the sum of the calls.
+    """
+    return sum(cost.seconds(size) for _, size in buckets)
 
 
 def best_capacity(exposed: Mapping[float, float]) -> float:

@@ -137,6 +137,10 @@ OPTIONAL_SETTING = {
     **dict.fromkeys(("label", "backend", "device"), TEXT),
     "bytes_from": OneOf((BY_LEDGER, BY_COUNTERS)),
     "parameters": COUNT,
+    # How --sync auto has chosen: see `Choice` in cos598d/auto.
+    "auto": Fields(
+        {"sync": TEXT, "why": TEXT, "predicted": MapOf(POSITIVE), "left_out": MapOf(TEXT)}, {"measured": Fields()}
+    ),
 }
 SETTING_FILE = Fields(SETTING_FIELDS, OPTIONAL_SETTING)
 SUMMARY = Fields(

@@ -125,12 +125,14 @@ def message_fit(found: dict[str, Any]) -> str:
 
 
 def capacity_rows(record: dict[str, Any]) -> list[list[str]]:
-    """A head and a row for each capacity of a bucket: how many there are, and their exposed seconds."""
-    rows = [["bucket MiB", "buckets", "exposed s predicted", "measured"]]
+    """A head and a row for each capacity of a bucket: how many there are, and their exposed seconds, predicted for
+    calls that leave backward its cores and for calls that take them."""
+    rows = [["bucket MiB", "buckets", "exposed s predicted", "at most", "measured"]]
     measured = _exposed_by_capacity(record)
     for row in record["bucket_mb"]["capacities"]:
         rows.append(
-            [f"{row['bucket_mb']:g}", str(len(row["buckets"])), _seconds(row["seconds_exposed_predicted"])]
+            [f"{row['bucket_mb']:g}", str(len(row["buckets"]))]
+            + [_seconds(row["seconds_exposed_predicted"]), _seconds(row.get("seconds_exposed_at_most"))]
             + [_seconds(measured[row["bucket_mb"]])]
         )
     return rows

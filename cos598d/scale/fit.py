@@ -18,9 +18,9 @@ from cos598d.scale.rungs import overlaps, plan_calls, reason_left_out
 # Where the fit begins, and what it keeps where the records say nothing: TCP's headers leave some 95 % to the payload.
 START = {"call_seconds": 3e-4, "step_seconds": 1e-4, "processor_seconds_per_byte": 5e-10}
 EFFICIENCY = 0.95
-# How far a parameter may go for the price of a residual of 1: so weak for the shared ones that only what the records
-# leave open is decided by it, and stronger for a rung's own, which are to explain what the shared ones cannot.
-LOG_WIDTH, OWN_WIDTH, STRETCH_WIDTH = 300.0, 8.0, 4.0
+# How far the logarithm of a cost may go for the price of a residual of 1: so weak that only what the records leave open
+# is decided by it. The link's efficiency is nearly known; a codec's seconds are counted in iterations.
+LOG_WIDTH, EFFICIENCY_WIDTH, CODEC_WIDTH = 300.0, 16.0, 8.0
 
 
 class Observation(NamedTuple):
@@ -63,16 +63,15 @@ class Fitted:
         """Seconds an iteration of the rung `label`; `on`: with the compute of that record and as many ranks a core."""
         rung, record = self.rungs[label]
         compute, crowd = (on.compute, on.crowd) if on else (self.compute(batch)[0], self.base[0].crowd)
-        calls = arrange(plan_calls(rung, record, hosts, batch), compute, crowd)
-        return iteration_seconds(label, calls, compute, link, self.costs, overlaps(rung), self.steals)
+        calls, costs = arrange(plan_calls(rung, record, hosts, batch), compute, crowd), self.costs.crowded(crowd)
+        return iteration_seconds(label, calls, compute, link, costs, overlaps(rung), self.steals)
 
 
 def fit(records: Sequence[Record]) -> Fitted:
     """Robust least squares (soft L1) over the relative residuals of all rungs in all records.
 
-    The shared costs are fitted as logarithms. The link's efficiency needs two rates; with them every rung that was
-    measured at two gets its own seconds and its stretch, held back by what they would have to explain.
-    Raises UserError where no record has a rung that sends anything.
+    The costs are fitted as logarithms, and shared by all rungs; the link's efficiency needs two rates. A codec's
+    seconds are its own. Raises UserError where no record has a rung that sends anything.
     """
     rungs: dict[str, tuple[Rung, Record]] = {}
     left_out: dict[str, str] = {}
@@ -90,47 +89,42 @@ def fit(records: Sequence[Record]) -> Fitted:
     if not seen:
         raise UserError("no record has a sync that sends something and can be modelled: bench more than one rank.")
     rates = {record.link.rate for record in records}
-    of_rung: dict[str, set[Link]] = {}
-    for observation in seen:
-        of_rung.setdefault(observation.rung.label, set()).add(observation.record.link)
-    own = [label for label, links in of_rung.items() if len({link.rate for link in links}) > 1]
-    space = _Space(own, fits_efficiency=len(rates) > 1)
+    coded = list(dict.fromkeys(one.rung.label for one in seen if one.rung.options.get("compress")))
+    space = _Space(coded, fits_efficiency=len(rates) > 1)
     steals = records[0].work["device"] == "cpu"
     measured = np.array([observation.rung.seconds for observation in seen])
     scale = statistics.fmean(observation.record.compute.seconds for observation in seen)
 
     def residuals(point: np.ndarray) -> np.ndarray:
         costs = space.costs(point, scale)
+        of_crowd = {record.crowd: costs.crowded(record.crowd) for record in records}
         predicted = [
-            iteration_seconds(rung.label, calls, record.compute, record.link, costs, overlaps(rung), steals)
+            iteration_seconds(
+                rung.label, calls, record.compute, record.link, of_crowd[record.crowd], overlaps(rung), steals
+            )
             for record, rung, calls in seen
         ]
         return np.concatenate([np.array(predicted) / measured - 1, space.restraint(point)])
 
     best = least_squares(residuals, np.zeros(space.size), loss="soft_l1", f_scale=TOLERATED_RESIDUAL)
-    return Fitted(space.costs(best.x, scale), tuple(records), rungs, left_out, tuple(_remarks(records, rates, own)))
+    return Fitted(space.costs(best.x, scale), tuple(records), rungs, left_out, tuple(_remarks(records, rates)))
 
 
 class _Space:
-    """A point of the optimizer as costs: logarithms over START, own seconds over a scale; 0 is where it begins."""
+    """A point of the optimizer as costs: logarithms over START, a codec's seconds over a scale; it begins at 0."""
 
-    def __init__(self, own: Sequence[str], fits_efficiency: bool):
-        self.own, self.shared = list(own), len(START) + fits_efficiency
-        self.fits_efficiency = fits_efficiency
-        self.size = self.shared + 2 * len(self.own)
-        widths = [LOG_WIDTH] * self.shared + [OWN_WIDTH] * len(self.own) + [STRETCH_WIDTH] * len(self.own)
-        if fits_efficiency:
-            widths[len(START)] = STRETCH_WIDTH * 4
-        self._widths = np.array(widths)
+    def __init__(self, coded: Sequence[str], fits_efficiency: bool):
+        self._coded, self._shared = list(coded), len(START) + fits_efficiency
+        self._fits_efficiency = fits_efficiency
+        widths = [LOG_WIDTH] * len(START) + [EFFICIENCY_WIDTH] * fits_efficiency + [CODEC_WIDTH] * len(coded)
+        self.size, self._widths = len(widths), np.array(widths)
 
     def costs(self, point: np.ndarray, scale: float) -> Costs:
-        factors = np.exp(np.clip(point, -30, 30))
+        factors = np.exp(np.clip(point[: self._shared], -30, 30))
         shared = {name: start * float(factors[i]) for i, (name, start) in enumerate(START.items())}
-        efficiency = EFFICIENCY * float(factors[len(START)]) if self.fits_efficiency else EFFICIENCY
-        count = len(self.own)
-        own = dict(zip(self.own, (point[self.shared : self.shared + count] * scale).tolist(), strict=True))
-        stretch = dict(zip(self.own, factors[self.shared + count :].tolist(), strict=True))
-        return Costs(**shared, efficiency=efficiency, own_seconds=own, stretch=stretch)
+        efficiency = EFFICIENCY * float(factors[-1]) if self._fits_efficiency else EFFICIENCY
+        seconds = dict(zip(self._coded, (point[self._shared :] * scale).tolist(), strict=True))
+        return Costs(**shared, efficiency=efficiency, codec_seconds=seconds)
 
     def restraint(self, point: np.ndarray) -> np.ndarray:
         return point / self._widths
@@ -143,15 +137,10 @@ def _typical(found: Sequence[Compute]) -> Compute:
     return nearest.scaled(wanted / nearest.seconds)
 
 
-def _remarks(records: Sequence[Record], rates: set[float | None], own: Sequence[str]) -> list[str]:
+def _remarks(records: Sequence[Record], rates: set[float | None]) -> list[str]:
     remarks = []
     if len(rates) < 2:
-        remarks.append(
-            f"one rate only: the link's efficiency is taken as {EFFICIENCY:.0%}, not fitted, and no rung has seconds "
-            "or a stretch of its own"
-        )
-    elif not own:
-        remarks.append("no rung was measured at two rates: none has seconds or a stretch of its own")
+        remarks.append(f"one rate only: the link's efficiency is taken as {EFFICIENCY:.0%}, not fitted")
     if len({record.batch for record in records}) == 1:
         remarks.append("one batch only: at others all of the compute is taken to grow with the examples")
     if len({record.ranks for record in records}) == 1:

@@ -1,55 +1,69 @@
 """Seconds an iteration from what is computed, what is called and what the link carries. Pure functions.
 
-A call of s steps, of which b bytes pass the busiest link one after another and m bytes are moved by a processor, takes
+A call of s steps, of which b bytes pass the busiest link one after another, m bytes are moved by a processor and k
+bytes are read or written in memory that ranks share, takes
 
-    work   = call_seconds + s step_seconds + m processor_seconds_per_byte        of the processor
-    travel = s delay + stretch b / (efficiency rate)                             of the link
+    work    = call_seconds + s step_seconds + m processor_seconds_per_byte + k memory_seconds_per_byte
+    sending = b / (efficiency rate)                                                 of the link
+    travel  = sending + (s + w) delay
 
-gloo's all-reduce moves its bytes in g segments, two at a time. A segment leaves when its receiver has said that it is
+where w counts delays that are waited for beside the steps': for words that a receiver is ready.
+
+gloo's rings move their bytes in g segments, two at a time. A segment leaves when its receiver has said that it is
 ready, so each pair of them takes two delays and the time of one segment, unless it takes longer to send both:
 
-    sending = stretch b / (efficiency rate)
-    travel  = sending + max(s delay, g/2 (2 delay - sending/g) - s step_seconds)
+    travel  = sending + w delay + max(s delay, g/2 (2 delay - sending/g) - s step_seconds)
 
 where the last term is what the processor is busy with anyway while that word travels. A long delay makes a ring of
 many segments slow, whatever the rate.
 
-Hosts of the emulated cluster share the machine's cores: with c ranks a core, m is the mean over the ranks or, if that
-is more, a c-th of what the busiest rank moves, which may have a core for itself while others wait.
+After backward the calls follow one another: seconds = compute + sum of (work + travel).
 
-After backward the calls follow one another: seconds = compute + sum of (work + travel) + own.
+Beside backward a call can begin when its gradients are there, the calls before it have begun, and fewer than AT_ONCE
+are under way. Those under way share the link and the processor (`concurrent.py`). On a processor their work delays
+backward by as much; a GPU has a processor beside it, which does not.
 
-Beside backward call j can begin when its gradients are there, r_j, and the call before has ended. On a processor its
-work delays backward by as much (a GPU has a processor beside it, which does not):
+    seconds = before + max(backward + the work of the calls that begin in it, the last call's end) + after
 
-    R_j = r_j + the work of the calls before j
-    e_j = max(e_(j-1), R_j) + work_j + travel_j,        e_0 = 0
-    seconds = before + max(backward + the work of the calls that begin in it, e_last) + after + own
+Hosts of the emulated cluster share the machine's cores. With c ranks a core the core does the work of all c: m is c
+times the mean over the ranks or, if that is more, what the busiest rank moves; calls and steps count c times.
 
-own and stretch are a rung's: the seconds that it spends on itself (copies, sums, a codec), whatever the link, and how
-much longer its bytes take than that path says. They are 0 and 1 where too little was measured to tell.
+A codec's own seconds, its arithmetic, are added where records tell them: they depend on the codec alone.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 
+from cos598d.scale.concurrent import run_together
 from cos598d.scale.records import Compute, Link
 from cos598d.scale.rungs import Call
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What is fitted: of all rungs, and by a rung's label its own seconds and the stretch of its bytes' travel."""
+    """What calls cost where each rank has a core of its own.
+
+    codec_seconds: by a rung's label, what its codec computes in an iteration.
+    """
 
     call_seconds: float
     step_seconds: float
     processor_seconds_per_byte: float
     efficiency: float
-    own_seconds: Mapping[str, float] = field(default_factory=dict)
-    stretch: Mapping[str, float] = field(default_factory=dict)
+    memory_seconds_per_byte: float = 0.0
+    codec_seconds: Mapping[str, float] = field(default_factory=dict)
+
+    def crowded(self, crowd: float) -> "Costs":
+        """The same where `crowd` ranks share a core, which does the work of all of them."""
+        return replace(
+            self,
+            call_seconds=self.call_seconds * crowd,
+            step_seconds=self.step_seconds * crowd,
+            processor_seconds_per_byte=self.processor_seconds_per_byte * crowd,
+        )
 
 
 class Calls(NamedTuple):
@@ -60,6 +74,8 @@ class Calls(NamedTuple):
     link_bytes: np.ndarray
     moved_bytes: np.ndarray
     segments: np.ndarray
+    waits: np.ndarray
+    copied_bytes: np.ndarray
 
 
 def arrange(calls: Sequence[Call], compute: Compute, crowd: float) -> Calls:
@@ -70,41 +86,46 @@ def arrange(calls: Sequence[Call], compute: Compute, crowd: float) -> Calls:
         np.array([call.link_bytes for call in calls], dtype=float),
         np.array([max(call.mean_bytes, call.busiest_bytes / crowd) for call in calls], dtype=float),
         np.array([call.segments for call in calls], dtype=float),
+        np.array([call.waits for call in calls], dtype=float),
+        np.array([call.copied_bytes for call in calls], dtype=float),
     )
 
 
 def iteration_seconds(
     label: str, calls: Calls, compute: Compute, link: Link, costs: Costs, overlaps: bool, steals: bool = True
 ) -> float:
-    """Seconds of an iteration of the rung `label`; `steals`: its work takes the processor that computes."""
+    """Seconds of an iteration of the rung `label`; `steals`: its work takes the processor that computes.
+
+    `costs` are those where as many ranks share a core as `calls` were arranged for.
+    """
+    codec = costs.codec_seconds.get(label, 0.0)
     if not len(calls.steps):
-        return compute.seconds
+        return compute.seconds + codec
     work = costs.call_seconds + calls.steps * costs.step_seconds + calls.moved_bytes * costs.processor_seconds_per_byte
+    work = work + calls.copied_bytes * costs.memory_seconds_per_byte
     sending = np.zeros_like(work)
     if link.rate is not None:
-        sending = costs.stretch.get(label, 1.0) * calls.link_bytes * 8 / (costs.efficiency * link.rate)
+        sending = calls.link_bytes * 8 / (costs.efficiency * link.rate)
     idle = calls.segments / 2 * (2 * link.delay - sending / np.maximum(calls.segments, 1))
-    travel = sending + np.maximum(calls.steps * link.delay, idle - calls.steps * costs.step_seconds)
-    own = costs.own_seconds.get(label, 0.0)
+    travel = sending + calls.waits * link.delay
+    travel = travel + np.maximum(calls.steps * link.delay, idle - calls.steps * costs.step_seconds)
     if not overlaps:
-        return compute.seconds + max(0.0, float((work + travel).sum()) + own)
-    ended, computed = overlapped(calls.ready, work, travel, compute.backward, steals)
-    return compute.before + max(compute.backward, max(ended, computed) + own) + compute.after
+        return compute.seconds + codec + float((work + travel).sum())
+    ended, computed = beside_backward(calls.ready, work, travel, sending, compute.backward, steals)
+    return compute.before + max(compute.backward, ended, computed) + codec + compute.after
 
 
-def overlapped(
-    ready: np.ndarray, work: np.ndarray, travel: np.ndarray, backward: float, steals: bool
+def beside_backward(
+    ready: np.ndarray, work: np.ndarray, travel: np.ndarray, sending: np.ndarray, backward: float, steals: bool
 ) -> tuple[float, float]:
     """Seconds from backward's begin to the last call's end, and to backward's own.
 
-    The recursion of e_j, unrolled: the last call ends after some call i began on time and all from it on without
-    a pause, e = max over i of R_i + (work + travel) from i to the last.
+    A call begins after those before it: not before the last of their gradients is there, and what their work has
+    delayed it by.
     """
-    begins = ready + (np.cumsum(work) - work if steals else 0.0)
-    lengths = work + travel
-    from_here = np.cumsum(lengths[::-1])[::-1]
+    begins = np.maximum.accumulate(ready) + (np.cumsum(work) - work if steals else 0.0)
     stolen = float(work[ready < backward].sum()) if steals else 0.0
-    return float((begins + from_here).max()), backward + stolen
+    return run_together(begins.tolist(), work, travel, sending), backward + stolen
 
 
 def computes_by_batch(measured: Mapping[int, Compute], batch: int) -> tuple[Compute, float]:

@@ -1,5 +1,6 @@
 """The calls of a measured rung on any number of hosts, as its sync states them: what travels when, and how."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 from cos598d.scale.records import Record, Rung
@@ -11,7 +12,7 @@ from cos598d.sync.cost import Collective, Load, Step, Travel
 
 @dataclass(frozen=True)
 class Call(Load):
-    """A collective call among n hosts; it can begin when `tensors`, by their names, have their gradients."""
+    """A collective call among ranks; it can begin when `tensors`, by their names, have their gradients."""
 
     tensors: tuple[str, ...] = ()
 
@@ -45,8 +46,8 @@ def plan_calls(rung: Rung, record: Record, n: int, batch: int) -> list[Call]:
         collectives = [codec.collective or collective for collective in collectives]
         times = max(1, round(rung.calls / len(travels)))  # PowerSGD sends two factors
         payload = collectives[0].payload(rung.bytes_sent, record.ranks)
-        factor = payload / sum(travel.payload for travel in travels) / times
-    calls = [
+        factor = payload / sum(travel.gradient_bytes for travel in travels) / times
+    calls = agreements(travels, n) + [
         _call(travel, collective, n, factor)
         for travel, collective in zip(travels, collectives, strict=True)
         for _ in range(times)
@@ -55,10 +56,21 @@ def plan_calls(rung: Rung, record: Record, n: int, batch: int) -> list[Call]:
     return calls if record.work["backend"] == "gloo" else [replace(call, segments=0) for call in calls]
 
 
+def agreements(travels: Sequence[Travel], n: int) -> list[Call]:
+    """The calls, of all `n` ranks, by which they agree on what of the `travels` travels: begun with the first gradient.
+
+    It is the first tensor's of the first call.
+    """
+    return [
+        Call(**vars(travel.collective.load(travel.agreed, n)), tensors=(travels[0].tensors[0].name,))
+        for travel in travels
+        if travel.agreed
+    ]
+
+
 def _call(travel: Travel, collective: Collective, n: int, factor: float) -> Call:
-    load = collective.load(travel.payload, n, factor)
-    names = tuple(tensor.name for tensor in travel.tensors)
-    return Call(load.steps, load.link_bytes, load.mean_bytes, load.busiest_bytes, load.segments, names)
+    load = collective.load(travel.gradient_bytes, n, factor)
+    return Call(**vars(load), tensors=tuple(tensor.name for tensor in travel.tensors))
 
 
 def _travels(rung: Rung, record: Record, n: int, lookups: float) -> list[Travel]:

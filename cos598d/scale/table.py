@@ -1,6 +1,6 @@
 """The model's costs, its predictions and its misses as text for the screen."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from cos598d.scale.fit import Fitted
 from cos598d.scale.predict import Miss, Point
@@ -25,9 +25,9 @@ def describe_fit(fitted: Fitted) -> str:
         f"a byte moved {costs.processor_seconds_per_byte * 1e9:.3g} ns of the processor; "
         f"the link gives {costs.efficiency:.1%} of its rate"
     )
-    if costs.own_seconds:
-        rows = [["of its own", "seconds", "stretch of its travel"]]
-        rows += [[label, f"{own:+.3f}", f"{costs.stretch[label]:.2f}"] for label, own in costs.own_seconds.items()]
+    if costs.codec_seconds:
+        rows = [["codec's work", "seconds"]]
+        rows += [[label, f"{seconds:+.3f}"] for label, seconds in costs.codec_seconds.items()]
         lines += ["", as_text(rows, numbers=True), ""]
     lines += fitted.remarks
     if costs.efficiency > 1:
@@ -69,6 +69,18 @@ def miss_table(found: Sequence[Miss], name: str, words: str, unknown: Sequence[s
     if unknown:
         lines.append(f"not predicted, since no other record has them: {', '.join(unknown)}")
     return "\n\n".join(lines)
+
+
+def grid_table(found: Mapping[str, Sequence[Miss]]) -> str:
+    """Of misses by record, every rung's in every record (predicted / measured - 1), and the largest."""
+    labels = list(dict.fromkeys(miss.sync for misses in found.values() for miss in misses))
+    by_place = {(miss.sync, name): miss.miss for name, misses in found.items() for miss in misses}
+    rows = [["sync", *found, "largest"]]
+    for label in labels:
+        own = [by_place.get((label, name)) for name in found]
+        largest = max((miss for miss in own if miss is not None), key=abs)
+        rows.append([label, *("-" if miss is None else f"{miss:+.1%}" for miss in own), f"{largest:+.1%}"])
+    return as_text(rows, numbers=True)
 
 
 def _by_hosts(points: Sequence[Point], cell: Callable[[Point], str]) -> str:

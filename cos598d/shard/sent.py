@@ -42,8 +42,12 @@ def sent_by_zero3(
 
 
 def sent_by_shared_weights(job: Job, units: Sequence[Unit], may_be_unused: bool) -> Sent:
-    """Nothing but what the ranks agree on; a call, of which the ledger has the seconds, for each sum."""
-    return Sent() if job.ranks == 1 else Sent(0, agreement(job) if may_be_unused else 0, settled(job), len(units))
+    """Nothing but what the ranks agree on; a call, of which the ledger has the seconds, for each sum. What is copied is
+    S and S of the gradients, and S and S/n to add them up."""
+    if job.ranks == 1:
+        return Sent()
+    copied = (3 * job.ranks + 1) * job.weights // job.ranks
+    return Sent(0, agreement(job) if may_be_unused else 0, settled(job), len(units), copied=copied)
 
 
 def _sent(job: Job, synchronizing: int, calls: int, may_be_unused: bool, before_evaluation: int = 0) -> Sent:

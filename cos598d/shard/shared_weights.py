@@ -49,6 +49,7 @@ class SharedWeights(Sharded):
 
     uses = ("bucket_mb",)
     shards = ("optimizer",)
+    one_host = shares_memory = True
 
     def make_gradients(self, find_unused_parameters: bool) -> SharedGradients:
         self._shared = SharedGradients(

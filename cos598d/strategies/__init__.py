@@ -25,6 +25,9 @@ STRATEGIES = {
 }
 
 
+# What --sync takes for one of the exact ones, chosen when the run's ranks have met (`cos598d/auto`).
+AUTO_SYNC = "auto"
+
 # Called with a communicator, find_unused_parameters, SyncOptions and a precision.
 MakeStrategy = Callable[..., Strategy]
 
@@ -36,7 +39,7 @@ def known_names() -> tuple[str, ...]:
 
 def is_our_own(name: str) -> bool:
     """Whether `--sync name` is this project's code alone: no other library's engine, and no file of the user's."""
-    return name in SYNCS or STRATEGIES.get(name, "").startswith("cos598d.shard.")
+    return name in (*SYNCS, AUTO_SYNC) or STRATEGIES.get(name, "").startswith("cos598d.shard.")
 
 
 def class_of(name: str) -> type[Strategy] | type[GradientSync]:

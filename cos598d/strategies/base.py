@@ -42,6 +42,7 @@ class Strategy:
     equal_passes: whether all ranks must call forward and backward the same number of times in a step.
     bytes_from: who knows what travels: the BY_LEDGER, or the kernel's BY_COUNTERS alone, since a library tells nobody.
     equal_layers: whether all ranks must call the same layers in a pass.
+    one_host, shares_memory: as a gradient sync's.
     shards: the categories of `memory` of which a rank holds no more than its share between steps.
 
     `phase` tells a clock what `step` is doing, since that is the work of two phases of an iteration: it encloses the
@@ -54,6 +55,7 @@ class Strategy:
     equal_passes = False
     bytes_from = BY_LEDGER
     equal_layers = False
+    one_host = shares_memory = False
     shards: tuple[str, ...] = ()
     phase: Callable[[str], AbstractContextManager[Any]] = contextlib.nullcontext
 

@@ -43,6 +43,7 @@ class Sent:
     others          what the ranks agree on in a step
     settling        once before each evaluation, for a model that is whole and equal on every rank
     calls           of the synchronizing, how many
+    copied          bytes read and written in a step in memory that the ranks of a host share
     """
 
     synchronizing: int = 0
@@ -50,6 +51,7 @@ class Sent:
     settling: int = 0
     calls: int = 0
     unsaid: str = ""
+    copied: int = 0
 
 
 @dataclass(frozen=True)

@@ -118,6 +118,7 @@ class GradientSync:
     averages_weights: whether it averages weights after the optimizer's step in place of gradients before it.
     keeps_nothing: whether it keeps no memory from step to step.
     sends_buffers: whether rank 0's buffers are sent to all in every step.
+    one_host: whether all ranks must be on one host. shares_memory: whether a host's ranks must be able to share memory.
     not_modelled: why the model of cost (`scale`) leaves it out, in words that follow "for"; None where it does not.
     exact: whether it keeps every claim of `cos598d.check.claims`; if not, `claims` names those that it keeps.
     never_kept: what begins afresh even where a run goes on with its `own_state`, in words; None where nothing does.
@@ -130,6 +131,7 @@ class GradientSync:
     averages_weights = False
     keeps_nothing = False
     sends_buffers = False
+    one_host = shares_memory = False
     not_modelled: str | None = None
     exact = True
     claims: tuple[str, ...] = ()

@@ -29,7 +29,8 @@ class HalvedAndDoubled(Collective):
         folded = 2 * payload if core < ranks else 0.0
         moved = 2 * (core - 1) / core * payload
         steps = 2 * (core.bit_length() - 1) + (2 if core < ranks else 0)
-        return Load(steps, moved + folded, 4 * (ranks - 1) / ranks * payload, 2 * moved + folded)
+        # Two that begin an exchange at once each wait for the other's word.
+        return Load(steps, moved + folded, 4 * (ranks - 1) / ranks * payload, 2 * moved + folded, waits=steps)
 
 
 class HalvingDoubling(ByMessages, Flat):

@@ -31,6 +31,7 @@ class Hierarchical(SharedMemory):
     op = "hierarchical"
     overlaps = False
     not_modelled = None
+    one_host = False
 
     def find_hosts(self) -> list[list[int]]:
         return hosts.host_groups(self.comm)

@@ -39,6 +39,7 @@ class SharedMemory(OverlappingSync):
 
     uses = ("bucket_mb",)
     op = "shared_memory"
+    one_host = shares_memory = True
     not_modelled: str | None = "it is for one host only"
 
     def attach(self, model: nn.Module) -> nn.Module:

@@ -19,7 +19,8 @@ class BinomialTree(Collective):
     def load(self, payload: float, ranks: int, factor: float = 1.0) -> Load:
         payload *= factor
         passed = 2 * (ranks - 1).bit_length()
-        return Load(passed, passed * payload, 4 * (ranks - 1) / ranks * payload, passed * payload)
+        # On the way up parents say when they are ready; on the way down children have said it long ago.
+        return Load(passed, passed * payload, 4 * (ranks - 1) / ranks * payload, passed * payload, waits=passed // 2)
 
 
 class Tree(ByMessages, Flat):

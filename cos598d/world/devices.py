@@ -54,9 +54,13 @@ def check_gpus_differ(gpus: Sequence[str], hosts: Sequence[str]) -> None:
             )
 
 
+def count_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def choose_threads(threads: int | None, ranks_on_host: int) -> int:
     """Give torch `threads` threads, or this rank's share of the host's cores (at least one); return their number."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    chosen = threads or max(1, cores // ranks_on_host)
+    chosen = threads or max(1, count_cores() // ranks_on_host)
     torch.set_num_threads(chosen)
     return chosen

@@ -41,6 +41,8 @@ class Load:
     mean_bytes      sent and received by a rank, the mean over the ranks
     busiest_bytes   sent and received by the rank that moves most
     segments        pieces of at most 1 MiB that pass the link two at a time, as in gloo's rings; 0: whole messages
+    waits           delays beside those of steps and segments: for words that a receiver is ready
+    copied_bytes    read and written by a rank in memory that ranks share
     """
 
     steps: int
@@ -48,6 +50,8 @@ class Load:
     mean_bytes: float
     busiest_bytes: float
     segments: int = 0
+    waits: int = 0
+    copied_bytes: float = 0.0
 
 
 class Collective:

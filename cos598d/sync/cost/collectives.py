@@ -40,7 +40,10 @@ class Scatter(Gather):
 
 
 class Reduce(Collective):
-    """A ring reduce-scatter whose parts go to rank 0."""
+    """A ring reduce-scatter whose parts go to rank 0, which says that it is ready for them when its ring has ended.
+
+    gloo's ring leaves out the last two segments of a part alone, so that almost all of the payload goes round.
+    """
 
     def moved(self, payload: int, element_bytes: int, ranks: int, rank: int) -> tuple[int, int]:
         return reduce_bytes(payload, ranks, rank, rank == 0)
@@ -49,11 +52,16 @@ class Reduce(Collective):
         payload *= factor
         sent, received = reduce_bytes(round(payload), ranks, 0, True)
         mean = 2 * ((ranks - 1) / ranks * payload) * (1 + 1 / ranks)
-        return Load(ranks, received, mean, sent + received, (ranks - 1) * ring_segments(payload, ranks))
+        segments = ranks * ring_segments(payload, ranks) - 2
+        return Load(ranks - 1, received, mean, sent + received, segments, waits=2)
 
 
 class Broadcast(Collective):
-    """A binomial tree from rank 0, which sends ceil(log2 n) times."""
+    """A binomial tree from rank 0, which has ceil(log2 n) children, its eldest child one fewer, and so on.
+
+    Whoever has the payload sends it whole to all of its children at once, which share its link: L payloads pass rank
+    0's, then L-1 its eldest child's, down to 1.
+    """
 
     def moved(self, payload: int, element_bytes: int, ranks: int, rank: int) -> tuple[int, int]:
         return broadcast_bytes(payload, ranks, rank)
@@ -61,17 +69,17 @@ class Broadcast(Collective):
     def load(self, payload: float, ranks: int, factor: float = 1.0) -> Load:
         payload *= factor
         levels = (ranks - 1).bit_length()
-        return Load(levels, levels * payload, 2 * ((ranks - 1) / ranks * payload), levels * payload)
+        return Load(levels, levels * (levels + 1) / 2 * payload, 2 * ((ranks - 1) / ranks * payload), levels * payload)
 
 
 class InMemory(Collective):
-    """Through memory that the ranks of one host share: nothing is sent."""
+    """Through memory that the ranks of one host share: nothing is sent. `shared_memory.py` says what is copied."""
 
     def moved(self, payload: int, element_bytes: int, ranks: int, rank: int) -> tuple[int, int]:
         return 0, 0
 
     def load(self, payload: float, ranks: int, factor: float = 1.0) -> Load:
-        return Load(0, 0.0, 0.0, 0.0)
+        return Load(0, 0.0, 0.0, 0.0, copied_bytes=(5 + 1 / ranks) * payload)
 
 
 GATHER, SCATTER, REDUCE, BROADCAST, IN_MEMORY = Gather(), Scatter(), Reduce(), Broadcast(), InMemory()

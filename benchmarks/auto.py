@@ -1,0 +1,128 @@
+"""What `--sync auto` chooses beside what is quickest when all are measured, over links, delays and models.
+
+    python benchmarks/auto.py --runs_dir runs/auto [--places loopback,1gbit,1gbit-10ms] [--models minilm] [--rounds 3]
+
+Places: loopback (4 ranks of this host), and four emulated hosts at 1gbit and at 100mbit, each without a delay and
+with 10ms. In each, for each model, a bench measures whole steps of the candidates, and a run of one step with `--sync
+auto` on as many examples chooses. Lost is how much longer the chosen one's step takes than the quickest one's, by the
+bench's medians. What stands in the folder is not made again. The table is printed and written to auto.json there.
+"""
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from cos598d.errors import UserError
+from cos598d.files import write_json
+from cos598d.program import own_environment
+from cos598d.records.bench import read_record
+from cos598d.records.conventions import FLOOR
+from cos598d.records.run import read_summary
+from cos598d.tables import as_text
+
+# Rate and delay of the links between hosts; None: one host.
+PLACES: dict[str, tuple[str, str] | None] = {
+    "loopback": None,
+    "1gbit": ("1gbit", "0"),
+    "1gbit-10ms": ("1gbit", "10ms"),
+    "100mbit": ("100mbit", "0"),
+    "100mbit-10ms": ("100mbit", "10ms"),
+}
+MODELS = ("minilm", "bert-base")
+RANKS, BATCH, TOKENS = 4, 4, 64
+BETWEEN_HOSTS = "ddp,bucketed,flat,ring,halving_doubling,all_reduce,sparse_rows,zero1,zero2"
+ON_ONE_HOST = f"{BETWEEN_HOSTS},shared_memory,shared_weights"
+HEAD = ["link", "model", "chosen", "s", "predicted s", "quickest", "s", "lost"]
+
+
+def main() -> int:
+    """Measure what is not there, print the table and return 0."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs_dir", type=Path, required=True)
+    parser.add_argument("--places", default=",".join(PLACES), help="which, separated by commas (default: all)")
+    parser.add_argument("--models", default=",".join(MODELS), help="which, separated by commas (default: all)")
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    rows = []
+    for place in options.places.split(","):
+        for model in options.models.split(","):
+            folder = options.runs_dir.resolve() / f"{place}-{model}"
+            measure(PLACES[place], model, options.rounds, folder)
+            rows.append({"place": place, "model": model} | beside(folder))
+            print(*cells(rows[-1]), file=sys.stderr, flush=True)
+    write_json(options.runs_dir / "auto.json", rows)
+    print(as_text([HEAD, *map(cells, rows)], numbers=True))
+    return 0
+
+
+def measure(link: tuple[str, str] | None, model: str, rounds: int, folder: Path) -> None:
+    """The bench and the run in a folder, where they are not there. Raises UserError where one fails."""
+    ours = [sys.executable, "-m", "cos598d"]
+    if not (folder / "bench" / "bench.json").exists():
+        syncs = BETWEEN_HOSTS if link else ON_ONE_HOST
+        words = ["--step", "--rounds", str(rounds), "--model", model, "--batch", str(BATCH), "--tokens", str(TOKENS)]
+        ranks = [] if link else ["--world_size", str(RANKS)]
+        start([*ours, "bench", *words, *ranks, "--sync", syncs, "--output", str(folder / "bench")], link)
+    if not (folder / "run" / "summary.json").exists():
+        words = [
+            "--task_name",
+            "rte",
+            "--model_name_or_path",
+            model,
+            "--do_train",
+            "--max_steps",
+            "1",
+            "--no_save_model",
+        ]
+        words += ["--total_train_batch_size", str(RANKS * BATCH), "--max_seq_length", str(TOKENS), "--sync", "auto"]
+        ranks = [] if link else ["--world_size", str(RANKS)]
+        place = ["--output_dir", str(folder / "run"), "--overwrite_output_dir"]
+        start([*ours, "train", *words, *ranks, *place], link)
+
+
+def start(command: Sequence[str], link: tuple[str, str] | None) -> None:
+    """Run a command here, or on emulated hosts joined by `link`. Raises UserError where it fails."""
+    if link is not None:
+        rate, delay = link
+        hosts = ["--hosts", str(RANKS), "--rate", rate, "--delay", delay]
+        command = [sys.executable, "-m", "cos598d", "cluster", "run", *hosts, "--", *command]
+    done = subprocess.run(command, env=own_environment(), stdout=subprocess.DEVNULL, check=False)
+    if done.returncode:
+        raise UserError(f"`{' '.join(command)}` ended with exit code {done.returncode}; what it said stands above.")
+
+
+def beside(folder: Path) -> dict[str, Any]:
+    """What was chosen and what is quickest, with the bench's seconds."""
+    _, bench = read_record(folder / "bench")
+    seconds = {label: found["seconds_median"] for label, found in bench["summary"].items() if label != FLOOR}
+    choice = read_summary(folder / "run")["auto"]
+    chosen, quickest = choice["sync"], min(seconds, key=lambda label: seconds[label])
+    if chosen not in seconds:
+        raise UserError(f"{chosen}, which was chosen, is not in the bench of {folder}: name it among the candidates.")
+    return {
+        "chosen": chosen,
+        "seconds": seconds[chosen],
+        "predicted_seconds": choice["predicted"][chosen],
+        "quickest": quickest,
+        "quickest_seconds": seconds[quickest],
+        "lost": seconds[chosen] / seconds[quickest] - 1,
+        "measured": choice["measured"],
+    }
+
+
+def cells(row: dict[str, Any]) -> list[str]:
+    """A row of the table."""
+    return [
+        *(row["place"], row["model"], row["chosen"], f"{row['seconds']:.3f}", f"{row['predicted_seconds']:.3f}"),
+        *(row["quickest"], f"{row['quickest_seconds']:.3f}", f"{100 * row['lost']:.1f} %"),
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

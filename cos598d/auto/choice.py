@@ -1,0 +1,163 @@
+"""The choice of `--sync auto`: what is measured, what the model of cost makes of it, and what is said of that."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from cos598d.auto.candidates import candidates
+from cos598d.auto.compute import Computed, time_compute
+from cos598d.auto.probe import Probe, measure
+from cos598d.comm.communicator import Communicator
+from cos598d.comm.hosts import host_groups
+from cos598d.config import RunConfig
+from cos598d.data.examples import Examples
+from cos598d.errors import UserError
+from cos598d.records.conventions import DDP, FLOOR
+from cos598d.scale.model import arrange, iteration_seconds
+from cos598d.scale.planned import planned_calls
+from cos598d.strategies import get_strategy
+from cos598d.strategies.formula import Job, without_values
+from cos598d.strategies.optimizers import counter_bytes, states_per_weight
+from cos598d.strategies.replicated import Replicated
+from cos598d.sync.parts.shared_buffers import Segments
+from cos598d.world.devices import count_cores
+from cos598d.world.limits import available_bytes
+
+RUNNERS_UP = 2
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was chosen, the same on every rank.
+
+    predicted: seconds an iteration by candidate, quickest first; empty where nothing was measured. why: in words, what
+    that rests on, or why nothing was. left_out: by name why not.
+    """
+
+    sync: str
+    why: str
+    predicted: Mapping[str, float]
+    left_out: Mapping[str, str]
+    measured: Mapping[str, Any]
+
+    @property
+    def sentence(self) -> str:
+        """For the screen."""
+        if not self.predicted:
+            return f"--sync auto: {self.sync}, {self.why}"
+        others = [f"{name} {seconds:.3g} s" for name, seconds in self.predicted.items() if name != self.sync]
+        then = f"; then {', '.join(others[:RUNNERS_UP])}" if others else ""
+        return f"--sync auto: {self.sync}, {self.predicted[self.sync]:.3g} s an iteration predicted{then} ({self.why})"
+
+    def as_record(self) -> dict[str, Any]:
+        """For the run's record, JSON."""
+        return asdict(self)
+
+
+def choose(
+    config: RunConfig,
+    comm: Communicator,
+    model: nn.Module,
+    examples: Examples,
+    may_be_unused: bool,
+    before: Mapping[str, Any] | None = None,
+) -> Choice:
+    """Measure and choose; every rank calls it, and all have rank 0's choice.
+
+    before: the sync and its options of the run that goes on, on as many ranks; it stays what it was where that can be.
+    """
+    hosts = host_groups(comm)
+    if comm.world_size == 1:
+        return _default(FLOOR, "since a rank that is alone has nothing to average")
+    if comm.backend != "gloo" or comm.device.type != "cpu":
+        return _default(
+            DDP, f"since calls are measured over gloo between CPUs alone, not {comm.backend} on {comm.device.type}"
+        )
+    shares_memory = _can_share(comm, hosts, sum(p.nbytes for p in model.parameters()))
+    names, left_out = candidates(config, hosts, shares_memory)
+    if before is not None and _fits(before, names, config):
+        return _default(before["sync"], "as the run that goes on had it")
+    computed = time_compute(config, comm, model, examples)
+    crowd = max(comm.exchange(max(1.0, torch.get_num_threads() * len(_mine(hosts, comm.rank)) / count_cores())))
+    probe = measure(comm, hosts, crowd)
+    predicted: dict[str, float] = {}
+    if comm.rank == 0:
+        predicted, unsaid = predict(names, config, model, may_be_unused, hosts, computed, probe, crowd)
+        left_out |= unsaid
+    predicted, left_out = comm.exchange([predicted, left_out])[0]
+    ordered = dict(sorted(predicted.items(), key=lambda one: one[1]))
+    measured = asdict(probe) | {"hosts": [len(ranks) for ranks in hosts], "compute_seconds": computed.compute.seconds}
+    return Choice(next(iter(ordered)), _words(hosts, probe), ordered, left_out, measured)
+
+
+def predict(
+    names: Sequence[str],
+    config: RunConfig,
+    model: nn.Module,
+    may_be_unused: bool,
+    hosts: Sequence[Sequence[int]],
+    computed: Computed,
+    probe: Probe,
+    crowd: float,
+) -> tuple[dict[str, float], dict[str, str]]:
+    """Seconds an iteration of each candidate, and of those about which nothing can be said the reason."""
+    states = states_per_weight(config), counter_bytes(config)
+    ranks = sum(map(len, hosts))
+    job = Job(without_values(model), ranks, 0, *states, clips=bool(config.max_grad_norm), hosts=hosts)
+    tensors = {tensor.name: tensor for tensor in job.tensors}
+    alone = Communicator(None, "gloo", torch.device("cpu"))  # nothing travels while formulas are asked
+    arrival = [tensors[name] for name in computed.arrival]
+    predicted, unsaid = {}, {}
+    for name in names:
+        chosen = replace(config, sync=name)
+        strategy = get_strategy(name)(alone, may_be_unused, chosen.sync_options(), config.precision)
+        sent = strategy.expected_sent(job)
+        if sent.unsaid and not isinstance(strategy, Replicated):  # of a sync its calls tell
+            unsaid[name] = sent.unsaid
+            continue
+        calls, overlaps = planned_calls(strategy, job, sent, arrival, computed.touched)
+        compute = computed.compute
+        if "optimizer" in strategy.shards:  # each rank clips and steps its n-th
+            compute = replace(compute, after=compute.after - computed.step_seconds * (1 - 1 / ranks))
+        predicted[name] = iteration_seconds(
+            name, arrange(calls, compute, crowd), compute, probe.link, probe.costs, overlaps
+        )
+    return predicted, unsaid
+
+
+def _default(sync: str, why: str) -> Choice:
+    return Choice(sync, why, {}, {}, {})
+
+
+def _fits(before: Mapping[str, Any], names: Sequence[str], config: RunConfig) -> bool:
+    """Whether the sync that a run had, with its options, is a candidate here."""
+    if not isinstance(before.get("sync"), str):
+        return False
+    return before["sync"] in names and dict(before) == {"sync": before["sync"]} | asdict(config.sync_options())
+
+
+def _mine(hosts: Sequence[Sequence[int]], rank: int) -> Sequence[int]:
+    return next(ranks for ranks in hosts if rank in ranks)
+
+
+def _can_share(comm: Communicator, hosts: Sequence[Sequence[int]], weights: int) -> bool:
+    """Whether the ranks of every host can map the same memory, and there is enough of it for all their gradients."""
+    mine = _mine(hosts, comm.rank)
+    if not all(comm.exchange(available_bytes() > (len(mine) + 1) * weights)):
+        return False
+    try:
+        Segments(comm, mine, [(1, torch.float32)], ["try"]).close()
+    except UserError:
+        return False
+    return True
+
+
+def _words(hosts: Sequence[Sequence[int]], probe: Probe) -> str:
+    ranks = sum(map(len, hosts))
+    where = f"{ranks} ranks on {len(hosts)} host{'s' if len(hosts) > 1 else ''}"
+    link = "" if probe.rate is None else f", {probe.rate / 1e6:.3g} Mbit/s"
+    delay = f", {probe.delay * 1e3:.3g} ms from host to host" if probe.delay else ""
+    return f"{where}{link}{delay}, measured in {probe.seconds:.1f} s"

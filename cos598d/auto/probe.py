@@ -1,0 +1,155 @@
+"""What calls cost between these ranks, measured over their process group in about a second.
+
+    delay       half of the quickest of some round trips of a few bytes from rank 0 to another host
+    step        an all-reduce of 1 KiB takes 2(n-1) steps, and waits for two delays in each
+    bytes       every rank sends to the next and receives from the one before, all at once, 4 times as much each time:
+                of what another byte takes, the processor's part is what its clock says; the rest is the link's
+    memory      every rank copies from memory to memory, all at once
+
+Each is the slowest rank's, for all wait for it.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from cos598d.comm.communicator import Communicator
+from cos598d.comm.ledger import AGREEMENT
+from cos598d.scale.model import Costs
+from cos598d.scale.records import Link
+
+SMALL_BYTES, FIRST_BYTES, FACTOR, LARGEST_BYTES = 1 << 10, 1 << 16, 4, 1 << 24
+COPIED_BYTES = 1 << 23
+PHASE_SECONDS = 0.2  # for which something is repeated, about
+LEAST_REPEATS, MOST_REPEATS = 3, 40
+MOST_HOSTS = 3  # between which round trips are made
+# Below it a round trip is made of the ranks' own steps; and of bytes, what is the processor's and not a link's.
+LEAST_DELAY = 3e-4
+LINK_SHARE = 0.2
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What was found, the same on every rank. rate: bits a second of a host's link; None where none is seen."""
+
+    delay: float
+    rate: float | None
+    step_seconds: float
+    processor_seconds_per_byte: float
+    memory_seconds_per_byte: float
+    seconds: float
+
+    @property
+    def link(self) -> Link:
+        """A host's link to the others."""
+        return Link(self.rate, self.delay)
+
+    @property
+    def costs(self) -> Costs:
+        """Of calls among these ranks, as many on a core as there are. The rate is what a link gives."""
+        return Costs(
+            call_seconds=0.0,
+            step_seconds=self.step_seconds,
+            processor_seconds_per_byte=self.processor_seconds_per_byte,
+            efficiency=1.0,
+            memory_seconds_per_byte=self.memory_seconds_per_byte,
+        )
+
+
+def measure(comm: Communicator, hosts: Sequence[Sequence[int]], crowd: float) -> Probe:
+    """Measure; every rank calls it. hosts: the ranks of each host; crowd: ranks for each of a host's cores."""
+    began = time.perf_counter()
+    delay = _delay(comm, [ranks[0] for ranks in hosts][:MOST_HOSTS])
+    small = _repeated(comm, lambda: comm.all_reduce(torch.zeros(SMALL_BYTES // 4), "small", purpose=AGREEMENT))
+    steps = 2 * (comm.world_size - 1)
+    per_byte, of_processor = _bytes(comm)
+    # Ranks that share a core wait for one another's work.
+    of_processor = min(per_byte, of_processor * crowd)
+    of_link = per_byte - of_processor
+    has_link = len(hosts) > 1 and of_link > LINK_SHARE * per_byte
+    copied = torch.zeros(COPIED_BYTES // 4), torch.zeros(COPIED_BYTES // 4)
+    memory = _repeated(comm, lambda: copied[1].copy_(copied[0])) / (2 * COPIED_BYTES)
+    found = Probe(
+        delay=delay,
+        rate=8 / of_link if has_link else None,
+        step_seconds=max(1e-6, small / steps - 2 * delay),
+        # A byte that travels is moved by its sender and by its receiver.
+        processor_seconds_per_byte=(of_processor if has_link else per_byte) / 2,
+        memory_seconds_per_byte=memory,
+        seconds=time.perf_counter() - began,
+    )
+    return Probe(**comm.exchange(vars(found))[0])
+
+
+def _delay(comm: Communicator, firsts: Sequence[int]) -> float:
+    """Seconds from host to host: the longest of rank 0's to the first ranks of some others."""
+    longest = 0.0
+    for other in firsts[1:]:
+        quickest = comm.exchange(_round_trip(comm, other))[0]
+        for _ in range(_repeats(quickest)):
+            quickest = min(quickest, _round_trip(comm, other))
+        longest = max(longest, comm.exchange(quickest)[0] / 2)
+    return longest if longest > LEAST_DELAY else 0.0
+
+
+def _round_trip(comm: Communicator, other: int) -> float:
+    """Seconds of a word from rank 0 to another rank and back; 0 on ranks that have no part in it."""
+    if comm.rank not in (0, other):
+        return 0.0
+    call = comm.compose("ping", torch.zeros(1), "round trip", purpose=AGREEMENT)
+    peer = 0 if comm.rank else other
+    out, back = [(torch.zeros(1), peer)], [(torch.zeros(1), peer)]
+    started = time.perf_counter()
+    if comm.rank == 0:  # it is ready for the answer before it sends: so each way takes one delay
+        call.swap(out, back)
+    else:
+        call.swap([], back)
+        call.swap(out)
+    return time.perf_counter() - started
+
+
+def _bytes(comm: Communicator) -> tuple[float, float]:
+    """Seconds for each byte that a rank sends while it receives another: in all, and of this rank's processor."""
+    after, before = (comm.rank + 1) % comm.world_size, (comm.rank - 1) % comm.world_size
+    size, taken = FIRST_BYTES, []
+    while True:
+        sent, landing = torch.zeros(size // 4), torch.empty(size // 4)
+        for _ in range(2):  # the first touches the memory, and opens the connections' windows
+            call = comm.compose("neighbours", sent, "bytes", purpose=AGREEMENT)
+            _worst(comm, 0.0)  # all begin together
+            started, worked = time.perf_counter(), time.process_time()
+            call.swap([(sent, after)], [(landing, before)])
+            seconds, processor = time.perf_counter() - started, time.process_time() - worked
+        taken.append((size, _worst(comm, seconds), _worst(comm, processor)))
+        if size >= LARGEST_BYTES or (len(taken) > 1 and taken[-1][1] > PHASE_SECONDS):
+            break
+        size *= FACTOR
+    (less, quick, few), (more, slow, many) = taken[-2:]
+    return max(1e-12, (slow - quick) / (more - less)), max(1e-12, (many - few) / (more - less))
+
+
+def _repeated(comm: Communicator, work: Callable[[], object]) -> float:
+    """Seconds that `work` takes on the slowest rank, all at it at once; the mean of a few times."""
+    work()
+    started = time.perf_counter()
+    work()
+    count = _repeats(_worst(comm, time.perf_counter() - started))
+    started = time.perf_counter()
+    for _ in range(count):
+        work()
+    return _worst(comm, (time.perf_counter() - started) / count)
+
+
+def _repeats(seconds: float) -> int:
+    """How often to do what takes so long."""
+    return max(LEAST_REPEATS, min(MOST_REPEATS, int(PHASE_SECONDS / max(seconds, 1e-9))))
+
+
+def _worst(comm: Communicator, seconds: float) -> float:
+    """The largest of the ranks' numbers, on every rank."""
+    worst = torch.tensor([seconds], dtype=torch.float64)
+    comm.all_reduce(worst, "the slowest rank's seconds", purpose=AGREEMENT, op=dist.ReduceOp.MAX)
+    return worst.item()
