@@ -13,6 +13,7 @@ from cos598d.errors import UserError, one_line
 from cos598d.imports import leave_out_compiler
 from cos598d.terminal.signals import ENDING, GOES_ON
 from cos598d.world.devices import check_gpus_differ, choose_device, choose_threads, gpu_of
+from cos598d.world.heap import keep_freed_memory
 from cos598d.world.exit import exit_now, first_to_say, print_last_words
 from cos598d.world.identity import Identity
 from cos598d.world.meeting import Meeting, ranks_in_words
@@ -52,6 +53,7 @@ def take_station(meeting: Meeting | None, backend: str, no_cuda: bool, threads: 
         check_gpus_differ(meeting.exchange(gpu_of(device)), meeting.hosts)
     ranks_on_host = meeting.ranks_on_host if meeting else 1
     threads = choose_threads(threads, ranks_on_host)
+    keep_freed_memory()
     communication.open_group(meeting, backend)
     return Station(communication.Communicator(meeting, backend, device), threads, ranks_on_host)
 

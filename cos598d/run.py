@@ -35,9 +35,12 @@ from cos598d.records.conventions import BY_LEDGER
 from cos598d.resume import facts_of, find_checkpoint, is_ours, named_folder, open_record, say_if_finished
 from cos598d.strategies import AUTO_SYNC, get_strategy
 from cos598d.terminal.console import Console
+from cos598d.world.devices import bf16_instructions
 from cos598d.world.identity import Identity
 from cos598d.world.meeting import Meeting
 from cos598d.world.places import LAUNCHERS, launcher_facts, place_of, places_in_words
+
+IN_BF16 = 0.55  # of fp32's seconds an iteration, as measured (docs/measured.md, in bf16)
 
 
 @dataclass(frozen=True)
@@ -240,6 +243,12 @@ def _announce(config: RunConfig, prepared: Found, comm: Communicator, threads: i
         f"{config.describe_batch(comm.world_size)}; learning rate {config.learning_rate:g}, dropout {dropout}, "
         f"{config.precision}, seed {config.seed}"
     )
+    instructions = bf16_instructions() if config.do_train and comm.device.type == "cpu" else None
+    if instructions and config.precision == "fp32":
+        console.say(
+            f"this processor has {instructions}: --precision bf16 took {IN_BF16} of fp32's seconds an iteration with "
+            "MiniLM on 4 ranks (docs/measured.md#in-bf16)"
+        )
 
 
 def _facts(config: RunConfig, prepared: Found, comm: Communicator, parameters: int, bytes_from: str) -> dict[str, Any]:

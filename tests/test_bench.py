@@ -15,7 +15,7 @@ from cos598d.bench.plan import BenchPlan, plan_from
 from cos598d.bench.rounds import order_of_round
 from cos598d.bench.sweep import message_sizes
 from cos598d.bench.trace import trace_candidate
-from cos598d.bench.workload import Stepper, Workload
+from cos598d.bench.workload import Stepper, Workload, values_of
 from cos598d.check.spawn import run_world
 from cos598d.commands.flags import to_words
 from cos598d.errors import UsageError
@@ -23,6 +23,7 @@ from cos598d.models.build import find_model
 from cos598d.records.fit import CallCost, bandwidths, best_capacity, fit_call_cost, predict_exposed
 from cos598d.records.summary import LAST_TO_LAST, median_interval, paired_ratio, summarize, world_seconds
 from cos598d.report.bench_table import memory_rows
+from cos598d.sync.parts import embeddings
 
 SIZES = [1 << power for power in range(10, 29, 2)]
 TINY_BENCH = ["-m", "cos598d", "bench", "--model", "tiny", "--world_size", 2, "--batch", 2, "--tokens", 16]
@@ -195,6 +196,9 @@ def test_the_floor_and_ddp_are_always_there_and_nothing_twice():
 
     assert labels("flat, all_reduce,flat") == ["flat", "all_reduce", "none", "ddp"]
     assert labels("ddp,flat") == ["ddp", "flat", "none"]
+    whole = plan_from({"sync": "zero1", "step": True}).candidates()
+    assert [candidate.label for candidate in whole] == ["zero1", "none", "none:sparse_embeddings", "ddp"]
+    assert [candidate.has_sparse_embeddings for candidate in whole] == [False, False, True, False]
 
 
 @pytest.mark.parametrize(
@@ -208,6 +212,7 @@ def test_the_floor_and_ddp_are_always_there_and_nothing_twice():
         ({"largest_mb": 0.0}, "--largest_mb 0"),
         ({"sync": ","}, "names no sync"),
         ({"threads": 0}, "--threads 0"),
+        ({"precision": "fp16"}, "--precision fp16: the known ones are fp32, bf16"),
         ({"sync": "flat,zero1"}, "--sync zero1 makes the optimizer's step by itself: add --step"),
     ],
 )
@@ -246,6 +251,37 @@ def test_replicas_share_the_weights_and_nothing_else():
     stepper.clip(replica)
     stepper.step(replica)
     assert all(torch.equal(own, kept) for (own, _), kept in zip(pairs, before, strict=True))
+
+
+def test_a_floor_with_sparse_gradients_clips_and_steps_as_one_with_dense_ones(monkeypatch):
+    monkeypatch.setattr(embeddings, "LEAST_BYTES", 1000)
+    found = []
+    for is_sparse in (False, True):
+        workload = Workload(find_model("tiny"), torch.device("cpu"), batch=2, tokens=16, seed=1)
+        stepper, replica = Stepper(workload.model), workload.replica(has_sparse_embeddings=is_sparse)
+        words = replica.get_parameter("bert.embeddings.word_embeddings.weight")
+        for number in range(3):  # other rows each time, so that a row that is left behind is noticed
+            (100 * replica(**workload.inputs(number, 0, 2))[0]).backward()  # clipping bites
+            assert words.grad is not None
+            assert words.grad.is_sparse == is_sparse
+            stepper.clip(replica)
+            norm = torch.nn.utils.get_total_norm(values_of(replica.parameters()))
+            assert norm == pytest.approx(1.0, rel=1e-4), "of what is clipped"
+            stepper.step(replica)
+            replica.zero_grad(set_to_none=True)
+        found.append(stepper.state())
+    for dense, sparse in zip(*found, strict=True):
+        torch.testing.assert_close(sparse, dense, rtol=1e-4, atol=1e-9)
+
+
+def test_under_bf16_every_candidate_s_forward_runs_in_bf16_and_its_weights_stay_as_they_are():
+    for precision, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
+        workload = Workload(find_model("tiny"), torch.device("cpu"), batch=2, tokens=16, seed=1, precision=precision)
+        replica = workload.replica()
+        loss, logits = workload.computing(replica)(**workload.inputs(0, 0, 1))
+        assert logits.dtype == dtype
+        loss.backward()
+        assert {(p.dtype, p.grad.dtype) for p in replica.parameters()} == {(torch.float32, torch.float32)}
 
 
 def bench(start, words, seconds=200):
@@ -291,15 +327,21 @@ def test_every_candidate_is_measured_in_every_round_and_stands_in_the_table(star
 
 
 def test_candidates_that_step_by_themselves_are_measured_with_their_steps(start, tmp_path):
-    text = bench(start, ["--rounds", 1, "--sync", "zero1,zero3", "--step", "--output", "out"])
+    words = ["--rounds", 1, "--sync", "zero1,zero3", "--step", "--precision", "bf16", "--output", "out"]
+    text = bench(start, words)
     record = json.loads((tmp_path / "out" / "bench.json").read_text())
+    assert record["setting"]["precision"] == "bf16"
+    assert "1 thread each), bf16, 1 rounds" in text
+    assert "none:sparse_embeddings: as none, but of a large embedding" in text
     size = record["setting"]["gradient_bytes"]
     # Of two ranks each sends half of the gradient and half of the weights, zero3 these twice.
     assert record["traffic"]["zero1"]["bytes_sent"] == pytest.approx([size, size], rel=1e-3)
     assert record["traffic"]["zero3"]["bytes_sent"] == pytest.approx([1.5 * size] * 2, rel=1e-3)
     norms = record["gradient_norm"]
+    # The ranks' sums are in another order, of gradients that were computed in bf16 alike.
     assert norms["zero1"] == pytest.approx(norms["ddp"], rel=1e-4)
     assert norms["zero3"] == pytest.approx(norms["ddp"], rel=1e-4)
+    assert norms["none:sparse_embeddings"] == pytest.approx(norms["none"], rel=1e-4)
     assert "not the same work" not in text
 
 

@@ -106,6 +106,21 @@ def test_benches_of_other_machines_are_no_sweep_and_not_of_one_setting(rates):
     assert "processor" in page.lead
 
 
+def test_benches_that_differ_in_their_precision_alone_are_compared_candidate_by_candidate(tmp_path):
+    before = write_bench(tmp_path / "old", syncs=SOME)  # it says nothing of its precision: fp32
+    after = write_bench(tmp_path / "half", syncs=SOME, compute=0.2)
+    other = write_bench(tmp_path / "other", syncs=SOME, batch=8)
+    edit(after, lambda found: found["setting"].update(precision="bf16"))
+    page = build_page([], [load_bench(folder, folder.name) for folder in (after, before, other)])
+    (table,) = section(page, "Side by side: precision")
+    assert table.rows[0] == ["sync", "fp32 s", "bf16 s", "times", "ratio to ddp in fp32", "ratio to ddp in bf16"]
+    cells = {row[0]: row[1:] for row in table.rows[1:]}
+    assert list(cells)[0] == "none"
+    assert list(map(float, cells["none"][:3])) == pytest.approx([0.5, 0.2, 0.4])
+    assert cells["ddp"][3:] == ["-", "-"]
+    assert "old and half, which differ in their precision alone" in table.caption
+
+
 def test_runs_and_benches_stand_on_one_page_each_under_its_own_name(rates, tmp_path):
     run = write_run(tmp_path / "run")
     text = report(tmp_path / "page.html", run, *rates).read_text()

@@ -24,6 +24,7 @@ def measure_arrivals(workload: Workload, comm: Communicator) -> dict[str, Any]:
     the device has computed it, not when its hook is called.
     """
     replica = workload.replica()
+    module = workload.computing(replica)
     time = comm.time
     arrived: dict[str, Moment] = {}
     for name, parameter in replica.named_parameters():
@@ -33,7 +34,7 @@ def measure_arrivals(workload: Workload, comm: Communicator) -> dict[str, Any]:
     for number in range(WARM_UP + ARRIVALS):
         inputs = workload.inputs(number, comm.rank, comm.world_size)
         start_line(comm)
-        loss = replica(**inputs)[0]
+        loss = module(**inputs)[0]
         arrived.clear()
         started = time.now()
         loss.backward()

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from cos598d.config import SYNC_FIELDS, RunConfig
 from cos598d.errors import UsageError
-from cos598d.records.conventions import DDP, FLOOR
+from cos598d.records.conventions import DDP, FLOOR, SPARSE_FLOOR
 from cos598d.sync import SYNCS
 from cos598d.sync.base import SyncOptions
 
@@ -21,6 +21,11 @@ class Candidate(NamedTuple):
     name: str
     options: SyncOptions
 
+    @property
+    def has_sparse_embeddings(self) -> bool:
+        """Whether its replica's large embeddings are to have sparse gradients."""
+        return self.label == SPARSE_FLOOR
+
 
 def parse_candidate(word: str, backend: str = "gloo") -> Candidate:
     """The candidate that `word` names over this backend, whose label is the word itself.
@@ -30,10 +35,11 @@ def parse_candidate(word: str, backend: str = "gloo") -> Candidate:
         bucketed:bucket_mb=5          with options, as many as need be
         ddp:bucket_view               an option that is on or off, on
         bucketed+bf16, ring+topk:0.05   with a payload codec, the same as :compress=bf16
+        none:sparse_embeddings          the floor whose large embeddings have sparse gradients
 
     Raises UsageError for a sync, an option or a value that there is not.
     """
-    name, values = read_candidate(word)
+    name, values = (FLOOR, {}) if word == SPARSE_FLOOR else read_candidate(word)
     config = RunConfig(sync=name, backend=backend, **values)
     config.check(world_size=1)
     options = config.sync_options()
@@ -76,10 +82,13 @@ def parse_candidates(words: str | None, backend: str = "gloo") -> list[Candidate
     return [parse_candidate(word, backend) for word in dict.fromkeys(named)]
 
 
-def references(candidates: list[Candidate]) -> list[Candidate]:
-    """The candidates, with those two at the end that all are compared with, where they are missing."""
+def references(candidates: list[Candidate], with_step: bool = False) -> list[Candidate]:
+    """The candidates, with those at the end that all are compared with, where they are missing.
+
+    Of whole steps the floor with sparse embeddings is among them: who steps by himself may leave out what it does."""
     labels = [candidate.label for candidate in candidates]
-    return candidates + [parse_candidate(label) for label in (FLOOR, DDP) if label not in labels]
+    all_references = (FLOOR, SPARSE_FLOOR, DDP) if with_step else (FLOOR, DDP)
+    return candidates + [parse_candidate(label) for label in all_references if label not in labels]
 
 
 def sweep_candidates() -> list[Candidate]:

@@ -40,6 +40,12 @@ class BenchPlan:
         is_local=True,
     )
     batch: int = flag(4, "examples on each rank in an iteration", group=WHAT, least=1)
+    precision: str = flag(
+        "fp32",
+        "one of {choices}: every candidate's forward and backward, the floor's too, as `train --precision` has them",
+        group=WHAT,
+        choices=("fp32", "bf16"),  # fp16's loss scale is no work of the bench's
+    )
     tokens: int = flag(64, "tokens of every example: cut or padded to it", group=WHAT, least=8)
     rounds: int = flag(10, "rounds, each with every candidate once", group=HOW, least=1)
     attach: str = flag(
@@ -88,7 +94,7 @@ class BenchPlan:
                     f"--sync {candidate.label} makes the optimizer's step by itself: add --step, so that every "
                     "candidate's step is measured."
                 )
-        return found if self.alone else references(found)
+        return found if self.alone else references(found, self.step)
 
     def facts(self) -> dict[str, Any]:
         """What every rank must have been started with alike, as JSON values."""

@@ -99,7 +99,7 @@ def _measure(
     progress: Callable[[], Any],
 ) -> dict[str, Any]:
     """The candidates' part of the record."""
-    workload = Workload(source, comm.device, plan.batch, plan.tokens, plan.seed)
+    workload = Workload(source, comm.device, plan.batch, plan.tokens, plan.seed, plan.precision)
     stay = stays_attached(workload, candidates, comm, ranks_on_host, plan.attach)
     found = measure_rounds(workload, candidates, comm, plan.rounds, plan.seed, stay, plan.step, progress)
     seconds = {
@@ -119,6 +119,7 @@ def _measure(
         "batch": plan.batch,
         "tokens": plan.tokens,
         "step": plan.step,
+        "precision": plan.precision,
         "attach": "once" if stay else "turns",
     }
     if comm.world_size > 1:

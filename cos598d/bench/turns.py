@@ -8,14 +8,14 @@ import torch
 from torch import nn
 
 from cos598d.bench.candidates import Candidate
-from cos598d.bench.workload import Stepper, Workload
+from cos598d.bench.workload import Stepper, Workload, values_of
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import AGREEMENT, Ledger
 from cos598d.config import RunConfig
 from cos598d.measure.clock import IterationClock
 from cos598d.records.conventions import WARM_UP
 from cos598d.strategies import STRATEGIES, get_strategy
-from cos598d.strategies.formula import Job, without_values
+from cos598d.strategies.formula import Expected, Job, without_values
 from cos598d.strategies.memory import Peak, count_memory, tensors_in
 from cos598d.strategies.optimizers import counter_bytes, make_optimizer, states_per_weight
 from cos598d.strategies.replicated import Replicated
@@ -31,9 +31,10 @@ class Turn:
         self._comm, self._stepper = comm, stepper
         self.clock = IterationClock(comm.device)
         self._job = job_of(workload, comm, with_state=stepper is not None)
-        self._model: nn.Module = workload.replica()
+        self._is_sparse = candidate.has_sparse_embeddings
+        self._model: nn.Module = workload.replica(candidate.has_sparse_embeddings)
         self._sync = get_sync(candidate.name)(comm, workload.may_leave_unused, candidate.options)
-        self._module = self._sync.attach(self._model)
+        self._module = workload.computing(self._sync.attach(self._model))
         first = workload.inputs(0, comm.rank, comm.world_size)
         for _ in range(WARM_UP):
             self.iterate(first)
@@ -81,6 +82,8 @@ class Turn:
         self._sync.after_step()
         self._model.zero_grad(set_to_none=True)
         expected = Replicated(self._sync, comm=self._comm).expected_memory(self._job)
+        if self._is_sparse:
+            expected = Expected(unsaid="how many rows a sparse gradient has only a batch tells")
         return {"between_steps": self._memory(), "peak": peak.held, **expected.as_record()}
 
     def _memory(self) -> dict[str, int]:
@@ -106,8 +109,7 @@ class Turn:
         (JSON has no such numbers)."""
         self.clock.start()
         self._average(inputs)
-        gradients = [p.grad for p in self._model.parameters() if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients).item()
+        norm = torch.nn.utils.get_total_norm(values_of(self._model.parameters())).item()
         self.clock.stop()  # else its phases would be those of the next iteration
         self._sync.after_step()
         self._model.zero_grad(set_to_none=True)
@@ -125,7 +127,8 @@ class StrategyTurn:
     def __init__(self, candidate: Candidate, workload: Workload, comm: Communicator):
         self._comm, self._config = comm, RunConfig(learning_rate=0.0)
         self.clock = IterationClock(comm.device)
-        self._strategy = get_strategy(candidate.name)(comm, workload.may_leave_unused, candidate.options, "fp32")
+        make_strategy = get_strategy(candidate.name)
+        self._strategy = make_strategy(comm, workload.may_leave_unused, candidate.options, workload.precision)
         self._job = job_of(workload, comm)
         optimizer = functools.partial(make_optimizer, config=self._config)
         self._module = self._strategy.attach(workload.replica(), optimizer)

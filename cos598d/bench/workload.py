@@ -1,6 +1,7 @@
 """What a bench computes: a model, as many replicas of it as there are candidates, and batches of one fixed shape."""
 
 import copy
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import nn
@@ -12,14 +13,27 @@ from cos598d.data.text.features import Features
 from cos598d.models.build import ModelSource, build_model, uses_every_parameter
 from cos598d.strategies.memory import state_tensors
 from cos598d.strategies.optimizers import make_optimizer
+from cos598d.strategies.precision import computing_in
+from cos598d.sync.parts.embeddings import large_embeddings
 
 TASK = get_task("rte")
 
 
 class Workload:
-    """One rank's model and batches: `batch` examples of the bundled RTE sample, each of exactly `tokens` tokens."""
+    """One rank's model and batches: `batch` examples of the bundled RTE sample, each of exactly `tokens` tokens.
 
-    def __init__(self, source: ModelSource, device: torch.device, batch: int, tokens: int, seed: int):
+    `precision` is that in which all candidates compute.
+    """
+
+    def __init__(
+        self,
+        source: ModelSource,
+        device: torch.device,
+        batch: int,
+        tokens: int,
+        seed: int,
+        precision: str = "fp32",
+    ):
         encoder = source.load_encoder()
         self.model = build_model(source, TASK.head, TASK.num_labels, 0.0, seed).to(device)
         self.may_leave_unused = not uses_every_parameter(source.model_type, TASK.head)
@@ -27,6 +41,7 @@ class Workload:
         assert isinstance(features, Features)  # a task with texts
         self.features = features
         self._device, self._batch, self._tokens = device, batch, tokens
+        self.precision = precision
 
     @property
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
@@ -54,16 +69,24 @@ class Workload:
             for name, tensor in batch.items()
         }
 
-    def replica(self) -> nn.Module:
+    def computing(self, module: Callable[..., tuple]) -> Callable[..., tuple]:
+        """`module` as it is called for training in this workload's precision."""
+        return computing_in(self.precision, self._device, module)
+
+    def replica(self, has_sparse_embeddings: bool = False) -> nn.Module:
         """A model of its own, with gradients and hooks of its own, whose weights lie in the same memory as all others'.
 
-        So candidates can stay attached side by side without a copy of the weights each.
+        So candidates can stay attached side by side without a copy of the weights each. Its large embeddings may have
+        sparse gradients.
         """
         shared: dict[int, torch.Tensor] = {
             id(p): nn.Parameter(p.detach(), requires_grad=p.requires_grad) for p in self.model.parameters()
         }
         shared |= {id(buffer): buffer for buffer in self.model.buffers()}
-        return copy.deepcopy(self.model, shared)
+        replica = copy.deepcopy(self.model, shared)
+        for embedding in large_embeddings(replica).values() if has_sparse_embeddings else ():
+            embedding.sparse = True
+        return replica
 
 
 class Stepper:
@@ -78,10 +101,17 @@ class Stepper:
         self._max_grad_norm = config.max_grad_norm
         self._parameters = list(model.parameters())
         self._optimizer = make_optimizer(model.named_parameters(), config)
+        # torch's fused AdamW takes no sparse gradients, and it moves all rows, by momentum: zeros, but for some rows.
+        self._dense: dict[nn.Parameter, torch.Tensor] = {}
 
     def clip(self, replica: nn.Module) -> None:
-        """Clip the replica's gradients."""
-        torch.nn.utils.clip_grad_norm_(replica.parameters(), self._max_grad_norm)
+        """Clip the replica's gradients; of sparse ones what is in them, which is made to have each row once."""
+        if not any(p.grad is not None and p.grad.is_sparse for p in replica.parameters()):
+            torch.nn.utils.clip_grad_norm_(replica.parameters(), self._max_grad_norm)
+            return
+        values = values_of(replica.parameters())
+        norm = torch.nn.utils.get_total_norm(values)
+        torch._foreach_mul_(values, (self._max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
 
     def state(self) -> list[torch.Tensor]:
         """What AdamW remembers."""
@@ -89,7 +119,29 @@ class Stepper:
 
     def step(self, replica: nn.Module) -> None:
         """One step with the replica's gradients."""
+        looked_up = []
         for own, other in zip(self._parameters, replica.parameters(), strict=True):
             own.grad = other.grad
+            if own.grad is not None and own.grad.is_sparse:
+                if own not in self._dense:
+                    self._dense[own] = torch.zeros_like(own)
+                dense, rows = self._dense[own], own.grad.indices()[0]
+                dense[rows] = own.grad.values()
+                looked_up.append((dense, rows))
+                own.grad = dense
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
+        for dense, rows in looked_up:
+            dense[rows] = 0
+
+
+def values_of(parameters: Iterable[nn.Parameter]) -> list[torch.Tensor]:
+    """What is in the gradients: those that are dense, and the values of sparse ones, whose rows are added up first."""
+    found = []
+    for p in parameters:
+        if p.grad is not None and p.grad.is_sparse:
+            p.grad = p.grad.coalesce()
+            found.append(p.grad.values())
+        elif p.grad is not None:
+            found.append(p.grad)
+    return found

@@ -7,6 +7,9 @@ PHASES = ("data", "forward", "backward", "sync", "clip", "step", CHECKPOINT)
 PRECISIONS = ("fp32", "bf16", "fp16")
 # What others are compared with: the run without any sync, and torch's own way.
 FLOOR, DDP = "none", "ddp"
+# The floor as it is where no rank computes a dense gradient of an embedding, which is zeros but for a few rows.
+SPARSE_FLOOR = "none:sparse_embeddings"
+FLOORS = (FLOOR, SPARSE_FLOOR)
 # How many iterations at a run's start are not counted as its own. The first touches memory and fills caches;
 # torch's DDP lays its buckets anew in its second forward, by the order in which the first backward's gradients came.
 WARM_UP = 2

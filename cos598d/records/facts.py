@@ -64,6 +64,7 @@ OF_BENCHES = (
     ("tokens", "setting", "tokens"),
     ("model", "setting", "model"),
     ("with the optimizer", "setting", "step"),
+    ("precision", "setting", "precision"),
     ("backend", "setting", "backend"),
     ("device", "environment", "device"),
     ("processor", "environment", "processor"),

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from cos598d.records.conventions import DDP, FLOOR
+from cos598d.records.conventions import DDP, FLOOR, FLOORS
 from cos598d.report.bench_table import NORM_TOLERANCE
 from cos598d.report.benches import Bench, Candidate
 from cos598d.report.figures.answer import Lane, Panel, lanes_of, split_at_floor
@@ -58,7 +58,7 @@ def panel(bench: Bench, most: int) -> Panel:
 
 def _ranked(bench: Bench) -> list[Candidate]:
     """From the fastest to the slowest, without the floor and what does other work."""
-    found = [one for one in bench.candidates if one.label != FLOOR and one.is_same_work]
+    found = [one for one in bench.candidates if one.label not in FLOORS and one.is_same_work]
     return sorted(found, key=lambda one: one.seconds)
 
 

@@ -3,7 +3,7 @@
 import textwrap
 from typing import Any
 
-from cos598d.records.conventions import ASSUMED_BYTES, DDP, FLOOR
+from cos598d.records.conventions import ASSUMED_BYTES, DDP, FLOOR, FLOORS, SPARSE_FLOOR
 from cos598d.records.summary import SLOWEST
 from cos598d.report.bytes_from import is_in_ledger
 from cos598d.report.memory import COUNTED_NOTE, HELD_HEAD, held_rows, unsaid
@@ -12,16 +12,26 @@ from cos598d.terminal.printable import printable
 
 # Norms of averaged gradients that differ by more are not those of the same average. Lossy codecs come closer.
 NORM_TOLERANCE = 0.02
+SPARSE_FLOOR_NOTE = (
+    f"{SPARSE_FLOOR}: as {FLOOR}, but of a large embedding backward computes the gradient of the rows that were looked "
+    "up alone."
+)
 
 
 def legend(record: dict[str, Any]) -> str:
     """What the columns say."""
-    return (
+    lines = (
         f"seconds: {seconds_of(record)}; median (quartiles) over the rounds.\n"
         "Ratios: the median of those within each round, and its 95 % interval (order statistics; - below 6 rounds).\n"
         "exposed: median less that of sync none; its 95 % is of the differences within each round.\n"
         "MB: 1,000,000 bytes, sent in the last iteration by the rank that sends most, from the ledger."
     )
+    return f"{lines}\n{SPARSE_FLOOR_NOTE}" if has_sparse_floor(record) else lines
+
+
+def has_sparse_floor(record: dict[str, Any]) -> bool:
+    """Whether the floor with sparse embeddings is among the candidates."""
+    return any(candidate["label"] == SPARSE_FLOOR for candidate in record["candidates"])
 
 
 def seconds_of(record: dict[str, Any]) -> str:
@@ -49,7 +59,8 @@ def _setting(record: dict[str, Any]) -> str:
     setting = record["setting"]
     ranks, threads = setting["world_size"], setting["threads_per_rank"]
     line = f"{ranks} rank{'s' if ranks > 1 else ''} ({setting['backend']}, {setting['device']}, "
-    line += f"{threads} thread{'s' if threads > 1 else ''} each), {setting['rounds']} rounds"
+    line += f"{threads} thread{'s' if threads > 1 else ''} each), {setting.get('precision', 'fp32')}, "
+    line += f"{setting['rounds']} rounds"
     if setting["model"] is None:
         return line
     work = "forward + backward + sync + zero_grad" + (" + clip + AdamW" if setting["step"] else ", no optimizer")
@@ -176,7 +187,8 @@ def other_averages(record: dict[str, Any]) -> list[str] | None:
     return [
         label
         for label, by_rank in norms.items()
-        if label != FLOOR and any(norm is None or abs(norm - expected) > NORM_TOLERANCE * expected for norm in by_rank)
+        if label not in FLOORS
+        and any(norm is None or abs(norm - expected) > NORM_TOLERANCE * expected for norm in by_rank)
     ]
 
 

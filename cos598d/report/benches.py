@@ -7,12 +7,14 @@ from typing import Any
 
 from cos598d.errors import UserError
 from cos598d.records.bench import read_record
-from cos598d.records.conventions import DDP, FLOOR
+from cos598d.records.conventions import DDP, FLOOR, FLOORS
 from cos598d.records.facts import OF_BENCHES, collect
 from cos598d.report.bench_table import (
+    SPARSE_FLOOR_NOTE,
     best_capacity,
     candidate_rows,
     capacity_rows,
+    has_sparse_floor,
     memory_note,
     memory_rows,
     message_fit,
@@ -74,7 +76,8 @@ def load_bench(path: Path, name: str) -> Bench:
 
 def _bench(name: str, found: dict[str, Any]) -> Bench:
     environment = found["environment"]
-    setting = found["setting"] | {"seconds_of": seconds_of(found)}
+    # Before there were others, a bench computed in fp32.
+    setting = {"precision": "fp32"} | found["setting"] | {"seconds_of": seconds_of(found)}
     places = {"setting": setting, "network": environment.get("network") or {}, "environment": environment}
     facts = collect(OF_BENCHES, places)
     candidates = found["candidates"]
@@ -85,6 +88,7 @@ def _bench(name: str, found: dict[str, Any]) -> Bench:
         note = f"Seconds {seconds_of(found)}, medians over the rounds. Ratios: medians of those within each round, and "
         note += "their 95 % intervals. Exposed: the median less that of none, and the 95 % interval of the differences "
         note += "within each round. MB: of the rank that sends most."
+        note += f" {SPARSE_FLOOR_NOTE}" if has_sparse_floor(found) else ""
         tables.append((note, candidate_rows(found)))
     if "memory" in found:
         tables.append((memory_note(found), memory_rows(found)))
@@ -134,5 +138,5 @@ def common_labels(series: Sequence[Bench]) -> list[str]:
     return [
         one.label
         for one in sorted(series[0].candidates, key=lambda one: -one.seconds)
-        if one.label not in (FLOOR, DDP) and all(bench.candidate(one.label) for bench in series)
+        if one.label not in (*FLOORS, DDP) and all(bench.candidate(one.label) for bench in series)
     ]

@@ -16,6 +16,7 @@ from cos598d.report.figures.wire import wire_figure
 from cos598d.report.load import Run, is_number
 from cos598d.report.memory import memory_note, memory_rows
 from cos598d.report.numbers import listed, megabytes, number_of, plain, words_of
+from cos598d.report.precisions import precision_blocks
 from cos598d.report.repeats import in_groups
 from cos598d.report.speed import SPEED_NOTE, phases_of, speed_rows
 from cos598d.report.table import (
@@ -42,6 +43,7 @@ def build_page(runs: Sequence[Run], benches: Sequence[Bench] = ()) -> Page:
         Section("The runs", [*_runs(runs), *attempts(runs)]),
         Section("Side by side", side_by_side.blocks(benches)),
         *(Section(f"Side by side: {word}", found) for word, found in side_by_side.sweep_blocks(benches).items()),
+        Section("Side by side: precision", precision_blocks(benches)),
         Section("Environment", _environment([*runs, *benches])),
         Section("Evaluation by epoch", learned.metrics(runs)),
         Section("Seconds and speed by epoch", learned.speeds(runs)),

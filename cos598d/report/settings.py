@@ -38,11 +38,7 @@ def differences(records: Sequence[Record]) -> list[str]:
 def comparable(runs: Sequence[Run]) -> list[list[Run]]:
     """Runs with a mean, in groups that differ in nothing that the page knows of but the sync and its own options."""
     free = frozenset(("sync", "bucket MB", "compression", "bucket views", "steps between averages"))
-    groups: dict[tuple, list[Run]] = {}
-    for run in runs:
-        if run.seconds["mean"]:
-            groups.setdefault(_key(run, free), []).append(run)
-    return list(groups.values())
+    return alike_but_for([run for run in runs if run.seconds["mean"]], free)
 
 
 def sweeps(runs: Sequence[Run]) -> dict[str, list[list[Run]]]:
@@ -76,6 +72,14 @@ def value_in(record: Record, word: str) -> float:
 def swept_value(record: Record, word: str) -> float | None:
     """The number behind a setting: examples, bits a second, seconds."""
     return quantity(record.facts[word])
+
+
+def alike_but_for(records: Sequence[AnyRecord], free: frozenset[str]) -> list[list[AnyRecord]]:
+    """The records in groups that differ in nothing that the page knows of but in what is `free`."""
+    groups: dict[tuple, list[AnyRecord]] = {}
+    for record in records:
+        groups.setdefault(_key(record, free), []).append(record)
+    return list(groups.values())
 
 
 def in_series(records: Sequence[AnyRecord], word: str, free: frozenset[str]) -> list[list[AnyRecord]]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from cos598d.records.conventions import DDP, FLOOR
+from cos598d.records.conventions import DDP, FLOOR, FLOORS
 from cos598d.report.benches import Bench, Candidate, common_labels, sweeps
 from cos598d.report.blocks import Figure, Table, figures
 from cos598d.report.figures.ladder import ladder_figure, sweep_figure
@@ -42,7 +42,7 @@ def sweep_blocks(benches: Sequence[Bench]) -> dict[str, list[Figure]]:
 
 def bench_caption(bench: Bench) -> str:
     """From the slowest to the fastest, against DDP, and which of them the rounds do not tell from it."""
-    ranked = sorted((one for one in bench.candidates if one.label != FLOOR), key=lambda one: -one.seconds)
+    ranked = sorted((one for one in bench.candidates if one.label not in FLOORS), key=lambda one: -one.seconds)
     words = f"{bench.name}, slowest first: {', '.join(map(_with_ratio, ranked))}." if ranked else f"{bench.name}:"
     ddp, floor = bench.candidate(DDP), bench.candidate(FLOOR)
     if ddp and len(ranked) > 1:

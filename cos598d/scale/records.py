@@ -13,7 +13,7 @@ from cos598d.records.quantities import delay_words, parse_delay, parse_rate, rat
 from cos598d.sync.cost import Tensor
 
 # What records must share to be of the same work; batch, ranks and links may differ, since they are what is modelled.
-SAME_WORK = ("model", "task", "gradient_bytes", "tokens", "step", "backend", "device", "threads_per_rank")
+SAME_WORK = ("model", "task", "gradient_bytes", "tokens", "step", "precision", "backend", "device", "threads_per_rank")
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,8 @@ def load_record(path: Path) -> Record:
 
 
 def _record(name: str, found: dict[str, Any]) -> Record:
-    setting, environment = found["setting"], found["environment"]
+    # Before there were others, a bench computed in fp32.
+    setting, environment = {"precision": "fp32"} | found["setting"], found["environment"]
     ranks, network = setting["world_size"], environment["network"]
     if network and network["hosts"] != ranks:
         raise UserError(

@@ -127,6 +127,20 @@ class ShardedGradients(GradientSync):
             raise ValueError("the order is not one of this model's units")
         self._order = [self.units[number] for number in numbers]
 
+    def receive(self, parameter: nn.Parameter, gradient: torch.Tensor | None) -> None:
+        """Backward has computed this gradient, of whatever dtype."""
+        if parameter not in self._waiting_for:  # backward has come back: what is under way must not be touched
+            self._end()
+            self._set_aside()
+        if gradient is not None:
+            unit, place = self._place[parameter]
+            self._used.add(parameter)
+            is_first = parameter not in self._filled
+            self._filled.add(parameter)
+            self.add(unit, place, gradient, is_first)
+        if not self._accumulating:
+            self._mark(parameter)
+
     def awaits(self, unit: Unit) -> bool:
         """Whether a gradient of the unit's may come yet, in this backward or, between two of them, in the next."""
         return self._missing[unit] > 0
@@ -216,21 +230,8 @@ class ShardedGradients(GradientSync):
         self._next = 0  # of the order: those before it have started
 
     def _on_gradient(self, parameter: nn.Parameter) -> None:
-        if parameter not in self._waiting_for:  # backward has come back: what is under way must not be touched
-            self._end()
-            self._set_aside()
         gradient, parameter.grad = parameter.grad, None
-        if gradient is not None:
-            self._take(parameter, gradient)
-        if not self._accumulating:
-            self._mark(parameter)
-
-    def _take(self, parameter: nn.Parameter, gradient: torch.Tensor) -> None:
-        unit, place = self._place[parameter]
-        self._used.add(parameter)
-        is_first = parameter not in self._filled
-        self._filled.add(parameter)
-        self.add(unit, place, gradient, is_first)
+        self.receive(parameter, gradient)
 
     def _mark(self, parameter: nn.Parameter) -> None:
         """The parameter's gradient of this backward is final, or there is none."""

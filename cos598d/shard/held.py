@@ -12,6 +12,7 @@ from cos598d.strategies.formula import Expected, Held, Job, largest
 
 FREED = 4  # bytes of the number that stands in a freed parameter's place
 NUMBER = 8  # bytes of a rank's squares of the gradient
+HALF = 2  # bytes of a number in half precision
 
 
 def held_by_zero1(job: Job, units: Sequence[Unit]) -> Expected:
@@ -82,18 +83,27 @@ def held_by_zero3(
     return Expected(between, largest(moments))
 
 
-def held_by_shared_weights(job: Job, units: Sequence[Unit], embeddings: Collection[nn.Parameter]) -> Expected:
+def held_by_shared_weights(
+    job: Job, units: Sequence[Unit], embeddings: Collection[nn.Parameter], halves: Collection[nn.Parameter]
+) -> Expected:
     """Of what the ranks share a rank's parts of the weights, and its segment: all gradients, a mark for each row of the
     `embeddings`, and a number. The state of its parts; at the peak the largest gradient that is not sparse: how many
-    rows a sparse one has only a batch tells.
+    rows a sparse one has only a batch tells. Units that have some of `halves` lie in half precision, too, and these
+    parameters' gradients are computed in it.
     """
+    copies = sum(HALF * unit.lengths[job.rank] for unit in units if any(p in halves for _, p in unit.parameters))
     rest = {
-        "parameters": _own(job, units) + job.frozen,
+        "parameters": _own(job, units) + copies + job.frozen,
         "optimizer": _state(job, units),
         "buckets": sum(map(len, embeddings)) + NUMBER,
     }
     kept = sum(unit.bytes for unit in units)
-    dense = [size_in_bytes(p) for unit in units for _, p in unit.parameters if p not in embeddings]
+    dense = [
+        HALF * p.numel() if p in halves else size_in_bytes(p)
+        for unit in units
+        for _, p in unit.parameters
+        if p not in embeddings
+    ]
     return Expected(rest | {"gradients": kept}, rest | {"gradients": kept + max(dense, default=0)})
 
 

@@ -16,7 +16,7 @@ from cos598d.shard.units import Unit
 from cos598d.strategies.base import MakeOptimizer, Module, Strategy
 from cos598d.strategies.loss_scale import LossScale
 from cos598d.strategies.memory import count_memory, state_tensors
-from cos598d.strategies.precision import autocast
+from cos598d.strategies.precision import computing_in
 from cos598d.strategies.state import (
     WEIGHTS,
     Contents,
@@ -129,15 +129,7 @@ class Sharded(Strategy):
         order = {name: number for number, (name, _) in enumerate(self._gradients.parameters)}
         self._pieces.sort(key=lambda piece: order[piece[0]])
         self.optimizer = make_optimizer([(name, part) for name, part, *_ in self._pieces])
-        if self._precision == "fp32":
-            return model
-        precision, device = self._precision, self.comm.device
-
-        def forward(**inputs: torch.Tensor) -> tuple:
-            with autocast(precision, device):
-                return model(**inputs)
-
-        return forward
+        return computing_in(self._precision, self.comm.device, model)
 
     def no_sync(self) -> AbstractContextManager[None]:
         return self._gradients.no_sync()

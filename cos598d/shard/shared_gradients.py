@@ -8,6 +8,7 @@ from torch import nn
 
 from cos598d.comm.messages import Composed
 from cos598d.errors import UserError
+from cos598d.shard.cast_weights import linear_layers
 from cos598d.shard.gradients import ShardedGradients
 from cos598d.shard.units import Unit
 from cos598d.sync.parts.embeddings import large_embeddings
@@ -29,11 +30,14 @@ class SharedGradients(ShardedGradients):
     Rank r reads part r alone of others' segments, so nobody sees what it does to its sums, such as clipping.
     """
 
+    cast_to: torch.dtype | None = None  # in which the segments have room for copies of linear layers' weights, too
+
     def attach(self, model: nn.Module) -> nn.Module:
         check_on_host(model, NAME)
         _check_forward_changes_nothing(model)
         (self._members,) = find_one_host(self.comm, NAME, instead="zero1")
         self._embeddings = large_embeddings(model)
+        self._linear = linear_layers(model) if self.cast_to else {}
         module = super().attach(model)
         self._were_sparse = {embedding: embedding.sparse for embedding in self._embeddings.values()}
         for embedding in self._were_sparse:
@@ -46,13 +50,16 @@ class SharedGradients(ShardedGradients):
         buffers += [(len(unit.parameters[0][1]), torch.uint8) for unit in embeddings]
         names = [unit.name for unit in (*self.units, *embeddings)]
         self.step_place = len(buffers)  # of the buffer that has one number of each rank, for the step
+        copied = [unit for unit in self.units if any(p in self._linear for _, p in unit.parameters)]
         self.segments = Segments(
             self.comm,
             self._members,
             [*buffers, (1, torch.float64)],
             (FILL, ADD, COME, END),
             [*names, "the step"],
+            [(unit.elements, self.cast_to) for unit in copied if self.cast_to],
         )
+        self.copies = dict(zip(copied, self.segments.common, strict=True))
         # A rank that is alone has no segments but its own.
         every = [parts or [own] for parts, own in zip(self.segments.every, self.segments.own, strict=True)]
         marks = every[len(self.units) : self.step_place]
@@ -128,6 +135,7 @@ class SharedGradients(ShardedGradients):
             embedding.sparse = was_sparse
         self._rows, self._blocks, self._embeddings, self._were_sparse = {}, {}, {}, {}
         self._under_way.clear()
+        self._linear, self.copies = {}, {}
         self.segments.close()
         super().detach()
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import nn
 
+from cos598d.shard.cast_weights import CastWeights, linear_layers
 from cos598d.shard.held import held_by_shared_weights
 from cos598d.shard.sent import sent_by_shared_weights
 from cos598d.shard.sharded import Sharded
@@ -14,6 +15,7 @@ from cos598d.shard.zero1 import bucket_units
 from cos598d.strategies.base import MakeOptimizer, Module
 from cos598d.strategies.formula import Expected, Job, Sent
 from cos598d.strategies.memory import count_memory, state_tensors
+from cos598d.strategies.precision import DTYPES
 from cos598d.strategies.state import Whole
 from cos598d.sync.base import SyncOptions
 from cos598d.sync.buckets import Named
@@ -35,6 +37,8 @@ class SharedWeights(Sharded):
     4. The optimizer of rank r steps the pieces of parameters in part r where they lie, with the whole gradient of each,
        zeros too: rows that nobody looked up move by momentum and weight decay as they should. When all ranks have
        stepped, every rank has the new weights.
+    5. Under bf16 and fp16 the linear layers' weights lie beside these in half precision as well, once for all: rank r
+       casts part r after its step, and nobody does in forward (`CastWeights`).
 
     Nobody but the optimizer may change weights: a forward that does is refused where it can be told (`max_norm`).
 
@@ -43,7 +47,7 @@ class SharedWeights(Sharded):
     copy gradients, S and S/n to add them up, S/n for the norm, S/n and S/n to clip; of such an embedding only the rows
     that were looked up count. A rank waits for the others three times a step.
     Memory: (n+1) S for all ranks of the host together, where `zero1` takes 2n S, and with AdamW 2S/n of state on each;
-    within a step the largest gradient (`held_by_shared_weights`).
+    within a step the largest gradient; up to S/2 for all together in half precision (`held_by_shared_weights`).
     Choose it when all ranks share a host: it copies, sends and computes less than any other exact strategy there.
     """
 
@@ -55,6 +59,7 @@ class SharedWeights(Sharded):
         self._shared = SharedGradients(
             self.comm, find_unused_parameters, self.options, self.make_units, True, self.is_complete
         )
+        self._shared.cast_to = DTYPES[self._precision]
         return self._shared
 
     def make_units(self, parameters: Sequence[Named]) -> list[Unit]:
@@ -62,7 +67,8 @@ class SharedWeights(Sharded):
 
     def expected_memory(self, job: Job) -> Expected:
         units = shared_units(job.model, job.trainable, self.options, job.ranks)
-        return held_by_shared_weights(job, units, large_embeddings(job.model))
+        halves = linear_layers(job.model) if DTYPES[self._precision] else {}
+        return held_by_shared_weights(job, units, large_embeddings(job.model), halves)
 
     def expected_sent(self, job: Job) -> Sent:
         units = shared_units(job.model, job.trainable, self.options, job.ranks)
@@ -71,7 +77,10 @@ class SharedWeights(Sharded):
     def attach(self, model: nn.Module, make_optimizer: MakeOptimizer) -> Module:
         self._meetings = 0  # so far: the ranks' flags say which one they have come to
         self._has_come = False  # to this step: the ranks do not read weights until it ends
+        self._own: dict[Unit, torch.Tensor] = {}
         module = super().attach(model, make_optimizer)
+        self._copies = CastWeights(model, self.comm.rank, self._shared.copies, self._shared.receive)
+        self._cast()
         self._meet(END)
         return module
 
@@ -81,7 +90,8 @@ class SharedWeights(Sharded):
         weights = unit.empty(unit.elements) if is_alone else self._shared.segments.result[unit.number]
         for view, (_, p) in zip(unit.views(weights), unit.parameters, strict=True):
             p.data = view.copy_(p.data)  # every rank writes rank 0's values
-        return unit.parts(weights)[self.comm.rank]
+        self._own[unit] = unit.parts(weights)[self.comm.rank]
+        return self._own[unit]
 
     def sum_over_ranks(self, squares: torch.Tensor) -> torch.Tensor:
         segments, place = self._shared.segments, self._shared.step_place
@@ -98,6 +108,7 @@ class SharedWeights(Sharded):
         return is_good
 
     def stepped(self) -> None:
+        self._cast()
         self._meet(END)
 
     def forget_step(self) -> None:
@@ -113,6 +124,7 @@ class SharedWeights(Sharded):
     def load_state(self, wholes: Iterable[Whole]) -> None:
         self._meet(COME)
         super().load_state(wholes)
+        self._cast()
         self._meet(END)
 
     def memory(self) -> dict[str, int]:
@@ -120,7 +132,7 @@ class SharedWeights(Sharded):
         frozen = [p.data for p in self._model.parameters() if not p.requires_grad]
         held = count_memory(parameters=frozen, optimizer=state_tensors(self.optimizer))
         return {
-            "parameters": held["parameters"] + _bytes(stepped.parameter for stepped in self.held.values()),
+            "parameters": held["parameters"] + _bytes([*self._own.values(), *self._copies.own.values()]),
             "gradients": _bytes(self._shared.gradient_tensors()),
             "optimizer": held["optimizer"],
             "buckets": _bytes(self._shared.bucket_tensors()),
@@ -133,7 +145,14 @@ class SharedWeights(Sharded):
                 p.data = p.data.clone()
         for stepped in self.held.values():
             stepped.parameter.data = stepped.parameter.data.clone()
+        self._copies.detach()
+        self._own = {}
         super().detach()
+
+    def _cast(self) -> None:
+        """This rank's parts of the weights have changed, and so are to be their copies in half precision."""
+        for unit, own in self._own.items():
+            self._copies.refresh(unit, own)
 
     def _come(self) -> None:
         """Wait until all ranks have come to this step: whatever they read of the weights they have read."""

@@ -3,6 +3,7 @@
 import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ def count_memory(**categories: Iterable[torch.Tensor]) -> dict[str, int]:
     found = {}
     for category, tensors in categories.items():
         found[category] = 0
-        for tensor in tensors:
+        for tensor in chain.from_iterable(map(_dense_parts, tensors)):
             storage = tensor.untyped_storage()
             size, place = storage.nbytes(), storage.data_ptr()
             if size and place not in seen:
@@ -103,7 +104,9 @@ class Peak:
 
 
 def _bytes_of(gradient: torch.Tensor) -> int:
-    """Of a sparse one, of its indices and values."""
-    if gradient.layout == torch.sparse_coo:
-        return gradient._indices().nbytes + gradient._values().nbytes
-    return gradient.nbytes
+    return sum(part.nbytes for part in _dense_parts(gradient))
+
+
+def _dense_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The tensor itself; of a sparse one its indices and values."""
+    return (tensor._indices(), tensor._values()) if tensor.layout == torch.sparse_coo else (tensor,)

@@ -13,7 +13,7 @@ from cos598d.strategies.base import MakeOptimizer, Module, Strategy
 from cos598d.strategies.formula import Expected, Held, Job, Sent, largest
 from cos598d.strategies.loss_scale import LossScale
 from cos598d.strategies.memory import count_memory, state_tensors, tensors_in
-from cos598d.strategies.precision import autocast
+from cos598d.strategies.precision import computing_in
 from cos598d.strategies.sent import sent_by_replicas
 from cos598d.strategies.state import (
     WEIGHTS,
@@ -71,16 +71,7 @@ class Replicated(Strategy):
         self._parameters, self._model = list(model.parameters()), model
         self._contents = Contents(model, make_optimizer)
         self.optimizer = make_optimizer(model.named_parameters())
-        module = self.sync.attach(model)
-        if self._precision == "fp32":
-            return module
-        precision, device = self._precision, self._comm.device
-
-        def forward(**inputs: torch.Tensor) -> tuple:
-            with autocast(precision, device):
-                return module(**inputs)
-
-        return forward
+        return computing_in(self._precision, self._comm.device, self.sync.attach(model))
 
     def no_sync(self) -> AbstractContextManager[None]:
         return self.sync.no_sync()

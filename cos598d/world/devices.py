@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
@@ -9,6 +10,9 @@ from cos598d.errors import UserError
 
 # torch.version's word for what it was built for -> how the names of such devices in /dev begin.
 DEVICE_FILES = {"cuda": ("nvidia", "nvhost", "dxg"), "hip": ("kfd", "dxg"), "xpu": ("dri",)}
+PROCESSOR = Path("/proc/cpuinfo")
+# The kernel's words for the instructions by which a processor multiplies in bf16; the faster ones first.
+BF16_INSTRUCTIONS = ("amx_bf16", "avx512_bf16")
 
 
 def may_have_gpu() -> bool:
@@ -32,6 +36,17 @@ def choose_device(use_cuda: bool, index_on_host: int) -> torch.device:
     device = torch.device("cuda", index_on_host % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device
+
+
+def bf16_instructions() -> str | None:
+    """The instructions of this processor that multiply in bf16, by the kernel's word; None where it has none, or where
+    there is no telling."""
+    try:
+        lines = PROCESSOR.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    flags = next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), [])
+    return next((name for name in BF16_INSTRUCTIONS if name in flags), None)
 
 
 def gpu_of(device: torch.device) -> str | None:

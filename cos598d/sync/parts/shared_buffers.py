@@ -30,6 +30,7 @@ class Segments:
         every[i][k]   the one of the k-th of `members`, which that rank alone writes
         own[i]        this rank's among them
         result[i]     one for all
+        common[j]     and more of those that are there once, for all
 
     1. The first member makes the memory (memfd_create), all of it at once, and tells the others its process and file
        descriptor. Memory that is not to be had is missed here, in words, and not by the out-of-memory killer later.
@@ -49,38 +50,38 @@ class Segments:
         buffers: Sequence[tuple[int, torch.dtype]],
         stages: Sequence[str],
         names: Sequence[str] = (),
+        common: Sequence[tuple[int, torch.dtype]] = (),
     ):
         """Every rank of the world must call it. members: the ranks of this one's host; buffers: elements and dtype of
-        each; stages: what is done to a buffer, as verbs, for errors, and names: what they call it. Raises UserError,
-        the same on every rank, where the memory cannot be shared."""
+        each, and of those that are `common` alone; stages: what is done to a buffer, as verbs, for errors, and names:
+        what they call it. Raises UserError, the same on every rank, where the memory cannot be shared."""
         self._members, self._stages = list(members), list(stages)
         self._names = list(names) or [f"bucket {i}" for i in range(len(buffers))]
         self._place, self._count = self._members.index(comm.rank), len(buffers)
         self._timeout = comm.timeout_seconds
         flags = _round_up(len(stages) * self._count * len(members), mmap.PAGESIZE)
-        offsets, end = [], 0
-        for elements, dtype in buffers:
-            offsets.append(end)
-            end = _round_up(end + elements * dtype.itemsize, CACHE_LINE)
-        segment = _round_up(end, mmap.PAGESIZE)
+        offsets, segment = _layout(buffers)
+        common_offsets, rest = _layout(common)
 
-        file = _open_shared(comm, self._members, flags + (1 + len(members)) * segment)
+        file = _open_shared(comm, self._members, flags + (1 + len(members)) * segment + rest)
         if file is None:
-            memory, starts = torch.zeros(segment, dtype=torch.uint8), [0]
+            memory, starts = torch.zeros(segment + rest, dtype=torch.uint8), [0, segment]
             self._fd, self._closer = None, None
         else:
             self._fd, self._closer = file, weakref.finalize(self, os.close, file)
             # Every tensor keeps the mapping alive, so it lives as long as the last of them.
             memory = torch.frombuffer(mmap.mmap(file, 0), dtype=torch.uint8)
-            starts = [flags + number * segment for number in range(1 + len(members))]
+            starts = [flags + number * segment for number in range(2 + len(members))]
 
-        def part(start: int, i: int) -> torch.Tensor:
-            elements, dtype = buffers[i]
-            first = start + offsets[i]
+        def part(first: int, buffer: tuple[int, torch.dtype]) -> torch.Tensor:
+            elements, dtype = buffer
             return memory[first : first + elements * dtype.itemsize].view(dtype)
 
-        self.result = [part(starts[0], i) for i in range(self._count)]
-        self.every = [[part(start, i) for start in starts[1:]] for i in range(self._count)]
+        first, *others, last = starts
+        placed = list(zip(offsets, buffers, strict=True))
+        self.result = [part(first + offset, buffer) for offset, buffer in placed]
+        self.every = [[part(start + offset, buffer) for start in others] for offset, buffer in placed]
+        self.common = [part(last + offset, buffer) for offset, buffer in zip(common_offsets, common, strict=True)]
         self.own = [parts[self._place] if parts else self.result[i] for i, parts in enumerate(self.every)]
 
     def raise_flag(self, stage: str, i: int, step: int) -> None:
@@ -118,7 +119,7 @@ class Segments:
 
     def close(self) -> None:
         """Let go of the memory. It is unmapped when the last view of it is gone, such as a parameter's .grad."""
-        self.result, self.every, self.own = [], [], []
+        self.result, self.every, self.own, self.common = [], [], [], []
         if self._closer:
             self._closer()
         self._fd = None
@@ -199,6 +200,15 @@ def _claim(file: int, size: int) -> None:
     if size > available_bytes():
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
     os.posix_fallocate(file, 0, size)
+
+
+def _layout(buffers: Sequence[tuple[int, torch.dtype]]) -> tuple[list[int], int]:
+    """Where each of the buffers begins, in bytes, and how many they take together."""
+    offsets, end = [], 0
+    for elements, dtype in buffers:
+        offsets.append(end)
+        end = _round_up(end + elements * dtype.itemsize, CACHE_LINE)
+    return offsets, _round_up(end, mmap.PAGESIZE)
 
 
 def _round_up(size: int, unit: int) -> int:
