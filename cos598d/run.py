@@ -243,12 +243,19 @@ def _announce(config: RunConfig, prepared: Found, comm: Communicator, threads: i
         f"{config.describe_batch(comm.world_size)}; learning rate {config.learning_rate:g}, dropout {dropout}, "
         f"{config.precision}, seed {config.seed}"
     )
-    instructions = bf16_instructions() if config.do_train and comm.device.type == "cpu" else None
-    if instructions and config.precision == "fp32":
-        console.say(
-            f"this processor has {instructions}: --precision bf16 took {IN_BF16} of fp32's seconds an iteration with "
-            "MiniLM on 4 ranks (docs/measured.md#in-bf16)"
-        )
+    if line := bf16_remark(config, comm.device):
+        console.say(line)
+
+
+def bf16_remark(config: RunConfig, device: torch.device) -> str | None:
+    """What --precision bf16 would do to this run's seconds, where its processor multiplies in bf16; None elsewhere."""
+    if not config.do_train or config.precision != "fp32" or device.type != "cpu":
+        return None
+    instructions = bf16_instructions()
+    return instructions and (
+        f"this processor has {instructions}: with --precision bf16 an iteration took {IN_BF16:g} of fp32's seconds "
+        "(MiniLM, 4 ranks, --sync ddp: docs/measured.md#in-bf16)"
+    )
 
 
 def _facts(config: RunConfig, prepared: Found, comm: Communicator, parameters: int, bytes_from: str) -> dict[str, Any]:

@@ -29,7 +29,12 @@ print(keeps, (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / 10)
 def faults(**environment):
     """Whether memory is kept, and the page faults of a step that takes 24 MiB and frees them."""
     words = subprocess.run(
-        [sys.executable, "-c", FAULTS], env=os.environ | environment, cwd=ROOT, capture_output=True, text=True, check=True
+        [sys.executable, "-c", FAULTS],
+        env=os.environ | environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout.split()
     return words[0] == "True", float(words[1])
 

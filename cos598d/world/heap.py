@@ -25,4 +25,5 @@ def keep_freed_memory(environment: Mapping[str, str] = os.environ) -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError):
         return False
-    return all([mallopt(option, value) == 1 for option, value in OPTIONS.values()])
+    taken = [mallopt(option, value) for option, value in OPTIONS.values()]
+    return all(taken)
