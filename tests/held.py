@@ -122,7 +122,7 @@ def sent(comm, case):
     steps.strategy.settle()
     expected = steps.strategy.expected_sent(steps.job)
     # Weights that a step has sent may be waited for, and entered, after it.
-    late = [row for row in comm.ledger.rows[rows:] if case.sync in ("zero1", "zero2")]
+    late = [row for row in comm.ledger.rows[rows:] if case.sync in ("zero1", "sparse_zero1", "zero2")]
     of_steps = [*comm.ledger.rows[:rows], *late]
     settling = [row for row in comm.ledger.rows[rows:] if row not in late]
     steps.strategy.detach()

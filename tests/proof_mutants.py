@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import torch
 
-from cos598d.comm.exchange import Gather
 from cos598d.errors import UserError
 from cos598d.shard.zero1 import Zero1
 from cos598d.shard.zero2 import Zero2
@@ -41,10 +40,7 @@ class TrainsOnStaleShards(Zero1):
         pass
 
     def _catch_up(self):
-        self._gathers = {
-            unit: Gather(self.comm, unit.name, weights, unit.lengths, unit.weights_tag)
-            for unit, weights in self._weights.items()
-        }
+        self._under_way = {unit: gather.start() for unit, gather in self._gathers.items()}
 
     def whole(self):
         self._catch_up()

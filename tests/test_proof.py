@@ -25,7 +25,11 @@ from cos598d.sync.base import DEFAULTS
 
 NONCE, SECONDS = 598, 60
 # Others have a word for what they do not claim.
-UNCLAIMED = {"bucketed": ["memory"], "zero1": [], "zero2": [], "zero3": ["used on one rank"], "shared_weights": []}
+UNCLAIMED = {
+    "bucketed": ["memory"],
+    **dict.fromkeys(("zero1", "sparse_zero1", "zero2", "shared_weights"), []),
+    "zero3": ["used on one rank"],
+}
 
 
 def observe_mutant(comm, kind, names, nonce, seconds):

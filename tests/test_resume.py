@@ -33,6 +33,7 @@ SYNCS = [
     (3, {"sync": "ddp"}),
     (2, {"sync": "shared_memory"}),
     (3, {"sync": "zero1"}),
+    (3, {"sync": "sparse_zero1"}),
     (3, {"sync": "zero2"}),
     (3, {"sync": "zero3"}),
     (2, {"sync": "shared_weights"}),

@@ -7,7 +7,7 @@ from worlds import run_ranks
 from cos598d.check.spawn import DIED, run_world
 
 SYNCS = {"bucketed": {"sync": "bucketed", "keep": 1}, "zero1": {"sync": "zero1", "keep": 1}}
-SYNCS["shared_weights"] = {"sync": "shared_weights", "keep": 1}
+SYNCS |= {name: {"sync": name, "keep": 1} for name in ("shared_weights", "sparse_zero1")}
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def uninterrupted(tmp_path_factory):
 
 # At a phase, in iteration 6; at a save, that after iteration 8: saves are made after 4, 7 where it is the best, 8, 12.
 IN_A_STEP = [("bucketed", point, 6, 0) for point in PHASES] + [("bucketed", "backward", 6, 1), ("zero1", "step", 6, 1)]
-IN_A_STEP += [("shared_weights", point, 6, 1) for point in PHASES]
+IN_A_STEP += [(name, point, 6, 1) for name in ("shared_weights", "sparse_zero1") for point in PHASES]
 IN_A_SAVE = [("bucketed", point, 8, 0) for point in OF_A_SAVE]
 OF_SHARDS = [("zero1", point, 8, rank) for point in ("copy", "write") for rank in (0, 1)]
 

@@ -15,7 +15,7 @@ UNKNOWN_BEFORE = ("sparse_rows",)
 SILENT = ("none", "dp", "shared_memory", "hierarchical", "shared_weights")
 OPTIONS = {
     **{name: ({},) for name in SYNCS if name not in UNKNOWN_BEFORE},
-    **dict.fromkeys(("bucketed", "zero1", "zero2", "zero3", "shared_weights"), ({}, SMALL)),
+    **dict.fromkeys(("bucketed", "zero1", "sparse_zero1", "zero2", "zero3", "shared_weights"), ({}, SMALL)),
     "local_sgd": ({},),
     "ddp": ({}, SMALL, {"compress": "fp16"}, {"ddp_hook": "fp16"}),
     "bucketed, codecs": tuple(

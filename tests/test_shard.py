@@ -18,6 +18,7 @@ from cos598d.check.toy import local_batch, toy_model
 from cos598d.comm.exchange import IN_FLIGHT
 from cos598d.comm.ledger import GRADIENTS, PARAMETERS, Ledger, Row
 from cos598d.shard.shared_weights import SharedWeights
+from cos598d.shard.sparse_zero1 import SparseZero1
 from cos598d.shard.units import Unit, layers, owners
 from cos598d.shard.zero1 import Zero1
 from cos598d.shard.zero2 import Zero2
@@ -25,7 +26,7 @@ from cos598d.shard.zero3 import Zero3
 from cos598d.sync.base import SyncOptions
 
 STAGES = {"zero1": Zero1, "zero2": Zero2, "zero3": Zero3}
-SHARDED = {**STAGES, "shared_weights": SharedWeights}
+SHARDED = {**STAGES, "shared_weights": SharedWeights, "sparse_zero1": SparseZero1}
 WORDS, WIDTH, EXAMPLES = 29, 8, 3
 SMALL_BUCKETS = SyncOptions(bucket_mb=600 / 2**20, first_bucket_mb=200 / 2**20)  # a word embedding is larger
 
@@ -472,7 +473,7 @@ def use_other_halves(comm, name):
     return moved
 
 
-@pytest.mark.parametrize("name", ["zero1", "zero2", "shared_weights"])
+@pytest.mark.parametrize("name", ["zero1", "sparse_zero1", "zero2", "shared_weights"])
 def test_ranks_may_use_other_weights_in_each_micro_batch(name):
     first, second = run_ranks(2, use_other_halves, name, seconds=20)
     assert first == second

@@ -36,6 +36,7 @@ CASES = [
     Case("zero1", BUCKETS),
     Case("zero1", BUCKETS, optimizer="momentum"),
     Case("zero1", BUCKETS, precision="fp16"),
+    Case("sparse_zero1", BUCKETS),
     Case("zero2", BUCKETS),
     Case("zero3", BUCKETS),
     Case("zero3", BUCKETS, precision="bf16"),
@@ -49,7 +50,7 @@ CASES = [
     ),
 ]
 
-GROUPS = [("ddp",), ("bucketed", "ring"), ("zero1", "zero2", "zero3", "shared_weights")]
+GROUPS = [("ddp",), ("bucketed", "ring"), ("zero1", "sparse_zero1", "zero2", "zero3", "shared_weights")]
 GROUPS.append(tuple(dict.fromkeys(case.sync for case in CASES if not any(case.sync in group for group in GROUPS))))
 
 

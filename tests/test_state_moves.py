@@ -14,6 +14,7 @@ HOLDERS = [
     Case("local_sgd", {"sync_every": 2}),
     Case("ddp"),
     Case("zero1", BUCKETS),
+    Case("sparse_zero1", BUCKETS),
     Case("zero2", BUCKETS),
     Case("zero3", BUCKETS),
     Case("shared_weights", BUCKETS),

@@ -30,7 +30,7 @@ def end_alike(ranks, code, sentence, seconds=60):
         assert "Traceback" not in rank.text, rank.text
 
 
-@pytest.mark.parametrize("stage", ["zero1", "zero2", "zero3", "shared_weights"])
+@pytest.mark.parametrize("stage", ["zero1", "sparse_zero1", "zero2", "zero3", "shared_weights"])
 def test_a_killed_rank_takes_the_others_with_it_by_name(start_ranks, tmp_path, stage):
     words = [*TINY_TRAINING, "--sync", stage, "--max_steps", 100000, "--output_dir", "out"]
     ranks = start_ranks(SCRIPT, 3, words)

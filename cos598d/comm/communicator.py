@@ -41,6 +41,11 @@ class Communicator:
         self.group: dist.ProcessGroup | None = None  # torch's default one
 
     @property
+    def others(self) -> list[int]:
+        """All other ranks, the next one first: if every rank begins there, not all of them send to rank 0 first."""
+        return [(self.rank + step) % self.world_size for step in range(1, self.world_size)]
+
+    @property
     def timeout_seconds(self) -> float:
         """After how many seconds a collective that does not end is an error; without end for a single rank."""
         return self._meeting.seconds if self._meeting else float("inf")

@@ -1,14 +1,15 @@
 """Reduce-scatter and all-gather by direct exchange of messages: every rank sends (n-1)/n of what there is, no more."""
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, Self
 
 import torch
 
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import PARAMETERS
-from cos598d.comm.messages import Composed, Messages
+from cos598d.comm.messages import Composed, Expected, Messages
 
 # What is added may still be in the processor's cache, and a rank that is ahead need not wait for its neighbours.
 SEGMENT_BYTES, IN_FLIGHT = 2 << 20, 4
@@ -27,6 +28,15 @@ class _Segment:
     ends: Callable[[], None]
 
 
+class _Coming(NamedTuple):
+    """What others will send of a segment: `landings`, (ranks - 1, elements) in `scratch`, are ready for it."""
+
+    tag: int
+    expected: Expected
+    landings: list[torch.Tensor]
+    scratch: torch.Tensor
+
+
 class ReduceScatters:
     """Sums over the ranks, of which each rank gets its own part, several under way at a time.
 
@@ -34,7 +44,8 @@ class ReduceScatters:
     2. When they are there it adds them and its own, in order of rank: so a sum does not depend on who adds it.
     Parts travel in segments. `IN_FLIGHT` of them are under way at most, so scratch is `IN_FLIGHT` (n-1) segments,
     however large the tensors; to start one more is to wait for the oldest. Every rank starts the same sums in the same
-    order. Rank r sends (n-1)/n S, and receives as much; gloo's reduce_scatter is the ring of its all_reduce, and
+    order. Where that is told beforehand (`expect`), scratch that is free is ready for what others send of the sums to
+    come. Rank r sends (n-1)/n S, and receives as much; gloo's reduce_scatter is the ring of its all_reduce, and
     sends twice that.
     """
 
@@ -44,6 +55,18 @@ class ReduceScatters:
         self._comm, self._longest = comm, longest or {}
         self._free: dict[torch.dtype, list[torch.Tensor]] = {}  # scratch, (ranks - 1, elements of a segment)
         self._under_way: deque[_Segment] = deque()
+        self._coming: deque[_Coming] = deque()
+        self._expected: deque[tuple[torch.Tensor, int, int, int]] = deque()  # like, longest, own elements, tag
+
+    def expect(self, sums: Iterable[tuple[torch.Tensor, Sequence[int], int]]) -> None:
+        """The next sums that will be started: a tensor like theirs, lengths and tag of each."""
+        if not self._comm.messages_have_tags or self._comm.world_size == 1:
+            return
+        for like, lengths, tag in sums:
+            own, count = lengths[self._comm.rank], segment_count(lengths[0], like.element_size())
+            for k in range(count):  # as tensor_split cuts
+                self._expected.append((like, lengths[0], own // count + (k < own % count), tag))
+        self._make_ready()
 
     def start(
         self,
@@ -61,10 +84,9 @@ class ReduceScatters:
         lengths: the elements of each rank's part, the longest first. `into` may be the own part of `flat` itself.
         `adds`: to what is in `into` already. `then` is called when the sum is there and `flat` may be changed.
         """
-        rank, ranks = self._comm.rank, self._comm.world_size
+        rank = self._comm.rank
         count = segment_count(lengths[0], flat.element_size())  # the longest part's, so that all ranks cut all alike
         parts = [part.tensor_split(count) for part in flat.split(list(lengths))]
-        others = [(rank + step) % ranks for step in range(1, ranks)]  # not all of them to rank 0 first
         call = self._comm.compose("reduce_scatter", flat, name)
 
         def end() -> None:
@@ -74,13 +96,17 @@ class ReduceScatters:
         for k, target in enumerate(into.tensor_split(count)):
             if len(self._under_way) == IN_FLIGHT:
                 self._end_first()
-            scratch = self._take_scratch(flat, lengths[0])
             own = parts[rank][k]
-            landings = [row[: len(own)] for row in scratch]
-            sends = [(parts[other][k], other) for other in others if len(parts[other][k])]
-            receives = [(landings[other - (other > rank)], other) for other in others if len(own)]
+            sends = [(parts[other][k], other) for other in self._comm.others if len(parts[other][k])]
             ends = end if k == count - 1 else _nothing
-            messages = call.start(sends, receives, tag)
+            if self._coming:
+                coming = self._coming.popleft()
+                assert coming.tag == tag, "another sum was expected"
+                landings, scratch = coming.landings, coming.scratch
+                messages = call.start(sends, (), tag, coming.expected)
+            else:
+                landings, scratch = self._land(flat, lengths[0], len(own))
+                messages = call.start(sends, self._receives(landings), tag)
             self._under_way.append(_Segment(messages, own, landings, target, adds, scratch, ends))
 
     def drain(self) -> None:
@@ -91,7 +117,23 @@ class ReduceScatters:
     def tensors(self) -> list[torch.Tensor]:
         """The scratch that is kept."""
         free = [scratch for kept in self._free.values() for scratch in kept]
-        return free + [segment.scratch for segment in self._under_way]
+        coming = [each.scratch for each in self._coming]
+        return free + coming + [segment.scratch for segment in self._under_way]
+
+    def _make_ready(self) -> None:
+        """Be ready for as much of what is expected as there may be scratch for."""
+        while self._expected and len(self._under_way) + len(self._coming) < IN_FLIGHT:
+            like, longest, own, tag = self._expected.popleft()
+            landings, scratch = self._land(like, longest, own)
+            self._coming.append(_Coming(tag, Expected(self._comm, self._receives(landings), tag), landings, scratch))
+
+    def _land(self, like: torch.Tensor, longest: int, own: int) -> tuple[list[torch.Tensor], torch.Tensor]:
+        scratch = self._take_scratch(like, longest)
+        return [row[:own] for row in scratch], scratch
+
+    def _receives(self, landings: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, int]]:
+        rank = self._comm.rank
+        return [(landings[other - (other > rank)], other) for other in self._comm.others if len(landings[0])]
 
     def _take_scratch(self, like: torch.Tensor, longest: int) -> torch.Tensor:
         elements = min(SEGMENT_BYTES // like.element_size(), max(longest, self._longest.get(like.dtype, 0)))
@@ -107,6 +149,7 @@ class ReduceScatters:
         if len(segment.own):
             _add_up(segment, self._comm.rank)
         self._free[segment.scratch.dtype].append(segment.scratch)
+        self._make_ready()
         segment.ends()
 
 
@@ -136,22 +179,42 @@ def _add_up(segment: _Segment, rank: int) -> None:
 
 
 class Gather:
-    """An all-gather of weights under way: every rank's part, in place, in `flat` of each.
+    """An all-gather of weights: every rank's part, in place, in `flat` of each.
 
     Every rank sends its part to the n-1 others straight from the tensor and receives theirs into it: nothing is copied.
     """
 
-    def __init__(self, comm: Communicator, name: str, flat: torch.Tensor, lengths: Sequence[int], tag: int = 0):
-        """Start it. `flat`, (elements,), has this rank's part; lengths: the elements of each rank's."""
-        rank, ranks = comm.rank, comm.world_size
-        parts = flat.split(list(lengths))
-        others = [(rank + step) % ranks for step in range(1, ranks)]
-        self._call: Composed | None = comm.compose("all_gather", flat, name, purpose=PARAMETERS)
-        self._messages = self._call.start(
-            [(parts[rank], other) for other in others if len(parts[rank])],
-            [(parts[other], other) for other in others if len(parts[other])],
-            tag,
-        )
+    def __init__(self, comm: Communicator, name: str, flat: torch.Tensor, lengths: Sequence[int], tag: int):
+        """`flat`, (elements,), is the weights; lengths: the elements of each rank's part."""
+        self._comm, self._name, self._flat, self._tag = comm, name, flat, tag
+        self._parts = flat.split(list(lengths))
+        self._expected: Expected | None = None
+        self._call: Composed | None = None
+
+    def expect(self) -> None:
+        """The others' parts may come from now on: nobody reads the weights until they have."""
+        if self._expected is None and self._comm.messages_have_tags:
+            self._expected = Expected(self._comm, self._coming(), self._tag)
+
+    @property
+    def is_expected(self) -> bool:
+        """Whether the others' parts may come, and it has not been started."""
+        return self._expected is not None
+
+    def start(self) -> Self:
+        """This rank's part is as it should be: send it."""
+        expected, self._expected = self._expected, None
+        self._call = self._comm.compose("all_gather", self._flat, self._name, purpose=PARAMETERS)
+        sends = [(own, other) for other in self._comm.others for own in self.messages(self._comm.rank)]
+        self._messages = self._call.start(sends, self._coming() if expected is None else (), self._tag, expected)
+        return self
+
+    def messages(self, rank: int) -> list[torch.Tensor]:
+        """What that rank sends to every other one; also where it lands."""
+        return [self._parts[rank]] if len(self._parts[rank]) else []
+
+    def _coming(self) -> list[tuple[torch.Tensor, int]]:
+        return [(theirs, other) for other in self._comm.others for theirs in self.messages(other)]
 
     def wait(self) -> None:
         """Block until the weights are there, and their own part may be changed. May be called more than once."""

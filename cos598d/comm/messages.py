@@ -40,6 +40,22 @@ class Messages:
         self._works, self._landings, self._departures = [], [], []
 
 
+class Expected:
+    """Messages that may come from now on, before this rank sends its own of the same exchange.
+
+    One that is on its way already when its receiver says that it is ready has waited for that word: on a link with a
+    delay, once the delay longer. Only messages with tags can be told apart so early.
+    """
+
+    def __init__(self, comm: "Communicator", receives: Sequence[tuple[torch.Tensor, int]], tag: int):
+        self.receives = receives
+        self.landings = [(comm.to_host(tensor), tensor) for tensor, _ in receives]
+        self.works: list[dist.Work | None] = [
+            dist.irecv(landing, comm.peer(rank), group=comm.group, tag=tag)
+            for (landing, _), (_, rank) in zip(self.landings, receives, strict=True)
+        ]
+
+
 class Composed:
     """A collective that a sync makes of messages; counts what this rank really sends. `end` enters its row."""
 
@@ -52,12 +68,13 @@ class Composed:
         sends: Sequence[tuple[torch.Tensor, int]] = (),
         receives: Sequence[tuple[torch.Tensor, int]] = (),
         tag: int = 0,
+        expected: Expected | None = None,
     ) -> Messages:
         """Start sending tensors to ranks, and receiving tensors from ranks; all contiguous.
 
         Between two ranks messages of one `tag` arrive in the order in which they were started; over nccl, which has no
         tags, all messages do. Every rank starts to send to all others and to receive from them under a tag other than
-        0: where ranks then wait for each other for ever, they find it out.
+        0: where ranks then wait for each other for ever, they find it out. `expected` are receives of before.
         """
         operations: list[tuple[Callable[..., dist.Work | None], torch.Tensor, int]] = []
         landings, departures = [], []
@@ -80,6 +97,10 @@ class Composed:
             started = [*dist.batch_isend_irecv([dist.P2POp(*each, group=group) for each in operations])]
         else:
             started = []
+        if expected is not None:
+            landings += [pair for pair in expected.landings if pair[0] is not pair[1]]
+            self.bytes_received += sum(size_in_bytes(tensor) for tensor, _ in expected.receives)
+            started += expected.works
         works = [work for work in started if work is not None]
         _, _, name, purpose = self._entry
         deadlocks = self._comm.deadlocks

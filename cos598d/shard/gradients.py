@@ -31,8 +31,8 @@ class ShardedGradients(GradientSync):
     what is added up is the shard.
     A second backward without `no_sync` is reduced by itself and added, either way.
 
-    A subclass may sum in another way (`begin_sums`, `start_sum`, `end_sums`), and hold gradients in another form until
-    they are summed (`stays`, `add`, `clear`).
+    A subclass may sum in another way (`begin_sums`, `begin_backward`, `start`, `start_sum`, `end_sums`), and hold
+    gradients in another form until they are summed (`stays`, `add`, `clear`).
     """
 
     def __init__(
@@ -160,6 +160,21 @@ class ShardedGradients(GradientSync):
         """Make ready what the sums over ranks need; the units are known."""
         self._sums = ReduceScatters(self.comm, longest_parts(self.units))
 
+    def begin_backward(self) -> None:
+        """The first parameter of a backward that will be reduced is about to be marked; every rank comes here."""
+
+    def start(self, unit: Unit) -> None:
+        """All of the unit's gradients of this backward are there, or there are none: start their sum."""
+        flat = self.flat(unit)[: unit.elements]
+        for place, (_, p) in enumerate(unit.parameters):
+            if p not in self._filled:
+                self.clear(unit, place)
+        if self.stays(unit) and unit not in self._reduced:
+            self._shards[unit] = unit.parts(flat)[self.comm.rank]
+        elif unit not in self._shards:
+            self._shards[unit] = unit.empty(unit.lengths[self.comm.rank])
+        self.start_sum(unit, flat, adds=unit in self._reduced)
+
     def start_sum(self, unit: Unit, flat: torch.Tensor, adds: bool) -> None:
         """Start the sum of every rank's `flat`, (elements of the unit,): this rank's part of it is to be in its shard,
         with `adds` beside what is there."""
@@ -235,6 +250,8 @@ class ShardedGradients(GradientSync):
 
     def _mark(self, parameter: nn.Parameter) -> None:
         """The parameter's gradient of this backward is final, or there is none."""
+        if len(self._waiting_for) == len(self._place):
+            self.begin_backward()
         del self._waiting_for[parameter]
         unit, _ = self._place[parameter]
         self._missing[unit] -= 1
@@ -242,18 +259,7 @@ class ShardedGradients(GradientSync):
             self._is_complete(unit)
         while self._next < len(self._order) and self._missing[self._order[self._next]] == 0:
             self._next += 1
-            self._start(self._order[self._next - 1])
-
-    def _start(self, unit: Unit) -> None:
-        flat = self.flat(unit)[: unit.elements]
-        for place, (_, p) in enumerate(unit.parameters):
-            if p not in self._filled:
-                self.clear(unit, place)
-        if self.stays(unit) and unit not in self._reduced:
-            self._shards[unit] = unit.parts(flat)[self.comm.rank]
-        elif unit not in self._shards:
-            self._shards[unit] = unit.empty(unit.lengths[self.comm.rank])
-        self.start_sum(unit, flat, adds=unit in self._reduced)
+            self.start(self._order[self._next - 1])
 
     def _end(self) -> None:
         """Start what is left of this backward, wait for all of it, and be ready for the next."""

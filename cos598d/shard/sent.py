@@ -2,11 +2,13 @@
 its n-th of the weights to each other rank."""
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 
 from torch import nn
 
 from cos598d.comm.gloo import all_reduce_bytes
-from cos598d.shard.units import Unit
+from cos598d.shard.low_bytes import changed_in_forward, is_packed, packed_bytes
+from cos598d.shard.units import Replica, Unit
 from cos598d.strategies.formula import Job, Sent
 from cos598d.strategies.sent import agreement, settled
 
@@ -16,6 +18,20 @@ NORM_BYTES = 8  # the sum of squares by which a gradient's norm is known
 def sent_by_zero1(job: Job, units: Sequence[Unit], may_be_unused: bool) -> Sent:
     """Gradients reduced, and weights gathered, once a step."""
     return _sent(job, _reduced(job, units) + _gathered(job, units), 2 * len(units), may_be_unused)
+
+
+def sent_by_sparse_zero1(job: Job, units: Sequence[Unit], may_be_unused: bool) -> Sent:
+    """As by zero1, but weights by their lower bytes; and every rank tells every other its part of the norm. Of replicas
+    only the step tells."""
+    if any(isinstance(unit, Replica) for unit in units) and job.ranks > 1:
+        return Sent(unsaid="how many rows travel only a batch tells")
+    changing = changed_in_forward(job.model)
+    packed = [unit for unit in units if is_packed(unit, changing)]
+    gathered = _gathered(job, [unit for unit in units if unit not in packed])
+    gathered += (job.ranks - 1) * sum(packed_bytes(unit.lengths[job.rank]) for unit in packed)
+    sent = _sent(job, _reduced(job, units) + gathered, 2 * len(units), may_be_unused)
+    norm = (job.ranks - 1) * NORM_BYTES - all_reduce_bytes(NORM_BYTES, job.ranks) if job.clips else 0
+    return replace(sent, others=sent.others + norm) if job.ranks > 1 else sent
 
 
 def sent_by_zero2(job: Job, units: Sequence[Unit], may_be_unused: bool) -> Sent:

@@ -11,7 +11,7 @@ from cos598d.errors import UserError
 from cos598d.shard.cast_weights import linear_layers
 from cos598d.shard.gradients import ShardedGradients
 from cos598d.shard.units import Unit
-from cos598d.sync.parts.embeddings import large_embeddings
+from cos598d.sync.parts.embeddings import large_embeddings, make_sparse
 from cos598d.sync.parts.shared_buffers import Segments, check_on_host, find_one_host, in_blocks
 
 NAME = "shared_weights"
@@ -39,9 +39,7 @@ class SharedGradients(ShardedGradients):
         self._embeddings = large_embeddings(model)
         self._linear = linear_layers(model) if self.cast_to else {}
         module = super().attach(model)
-        self._were_sparse = {embedding: embedding.sparse for embedding in self._embeddings.values()}
-        for embedding in self._were_sparse:
-            embedding.sparse = not embedding.scale_grad_by_freq  # torch has that for dense gradients alone
+        self._put_back = make_sparse(self._embeddings.values())
         return module
 
     def begin_sums(self) -> None:
@@ -131,9 +129,8 @@ class SharedGradients(ShardedGradients):
         return self.segments.own[len(self.units) :]
 
     def detach(self) -> None:
-        for embedding, was_sparse in self._were_sparse.items():
-            embedding.sparse = was_sparse
-        self._rows, self._blocks, self._embeddings, self._were_sparse = {}, {}, {}, {}
+        self._put_back()
+        self._rows, self._blocks, self._embeddings = {}, {}, {}
         self._under_way.clear()
         self._linear, self.copies = {}, {}
         self.segments.close()

@@ -82,6 +82,14 @@ class Unit:
             begin += size
 
 
+class Replica(Unit):
+    """A parameter that is not cut: every rank steps all of it."""
+
+    def pieces(self, rank: int) -> Iterator[Piece]:
+        ((name, p),) = self.parameters
+        yield Piece(name, p, 0, self.elements, 0)
+
+
 def longest_parts(units: Iterable[Unit]) -> dict[torch.dtype, int]:
     """The elements of the longest part of any unit, by dtype."""
     longest: dict[torch.dtype, int] = {}

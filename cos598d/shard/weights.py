@@ -48,7 +48,7 @@ class ShardedWeights:
                 flat.untyped_storage().resize_(flat.nbytes)
                 unit.parts(flat)[self._comm.rank].copy_(self.shards[unit])
                 self._order = zlib.crc32(unit.number.to_bytes(4, "little"), self._order)
-                self._gathers[unit] = Gather(self._comm, unit.name, flat, unit.lengths, unit.weights_tag)
+                self._gathers[unit] = Gather(self._comm, unit.name, flat, unit.lengths, unit.weights_tag).start()
 
     def wait(self, units: Iterable[Unit]) -> None:
         """Block until these units' weights, which are on their way, are there, and put them in their places."""

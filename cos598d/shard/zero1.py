@@ -63,16 +63,17 @@ class Zero1(Sharded):
         return sent_by_zero1(job, bucket_units(job.model, job.trainable, self.options, job.ranks), self.may_be_unused)
 
     def hold(self, unit: Unit) -> torch.Tensor:
-        weights = self._weights[unit] = unit.empty(unit.elements)
+        weights = unit.empty(unit.elements)
         for view, (_, p) in zip(unit.views(weights), unit.parameters, strict=True):
             p.data = view.copy_(p.data)
+        self._gathers[unit] = self.make_gather(unit, weights)
         return unit.parts(weights)[self.comm.rank]
 
     def attach(self, model: nn.Module, make_optimizer: MakeOptimizer) -> Module:
-        self._weights: dict[Unit, torch.Tensor] = {}
         self._gathers: dict[Unit, Gather] = {}
+        self._under_way: dict[Unit, Gather] = {}  # of those
         module = super().attach(model, make_optimizer)
-        unit_of = {p: unit for unit in self._weights for _, p in unit.parameters}
+        unit_of = {p: unit for unit in self._gathers for _, p in unit.parameters}
         in_layers: set[nn.Parameter] = set()
         self._handles: list[RemovableHandle] = []
         for _, layer in layers(model):
@@ -84,7 +85,7 @@ class Zero1(Sharded):
 
     def finish(self) -> None:
         # The optimizer may change what is still being sent, for ranks whose layers have not asked for it.
-        late = list(self._gathers)
+        late = list(self._under_way)
         self._wait(late)
         super().finish()
         for unit in late:
@@ -97,33 +98,34 @@ class Zero1(Sharded):
 
     def stepped(self) -> None:
         # Buckets are in the order of backward: the next forward needs the last one first.
-        self._gathers = {
-            unit: Gather(self.comm, unit.name, weights, unit.lengths, unit.weights_tag)
-            for unit, weights in reversed(self._weights.items())
-        }
+        self._under_way = {unit: self._gathers[unit].start() for unit in reversed(self._gathers)}
+
+    def make_gather(self, unit: Unit, weights: torch.Tensor) -> Gather:
+        """What gathers the unit's weights, (its elements,), after each step."""
+        return Gather(self.comm, unit.name, weights, unit.lengths, unit.weights_tag)
 
     def whole_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        self._wait(list(self._gathers))
+        self._wait(list(self._under_way))
         return iter(self._model.named_parameters() if self.comm.rank == 0 else ())
 
     def put_weights(self, name: str, whole: torch.Tensor) -> None:
-        self._wait(list(self._gathers))
+        self._wait(list(self._under_way))
         self._model.get_parameter(name).data.copy_(whole)
 
     def whole(self) -> AbstractContextManager[None]:
-        self._wait(list(self._gathers))
+        self._wait(list(self._under_way))
         return super().whole()
 
     def settle(self) -> None:
-        self._wait(list(self._gathers))
+        self._wait(list(self._under_way))
         super().settle()
 
     def detach(self) -> None:
-        self._wait(list(self._gathers))
+        self._wait(list(self._under_way))
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        self._weights.clear()
+        self._gathers.clear()
         super().detach()
 
     def _wait_before(self, module: nn.Module, units: Sequence[Unit]) -> None:
@@ -133,7 +135,7 @@ class Zero1(Sharded):
             self._handles.append(module.register_forward_pre_hook(lambda *_: self._wait(needed)))
 
     def _wait(self, units: Sequence[Unit]) -> None:
-        for unit in units if self._gathers else ():
-            gather = self._gathers.pop(unit, None)
+        for unit in units if self._under_way else ():
+            gather = self._under_way.pop(unit, None)
             if gather is not None:
                 gather.wait()

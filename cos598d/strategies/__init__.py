@@ -15,6 +15,7 @@ STRATEGIES = {
     "zero1": "cos598d.shard.zero1:Zero1",
     "zero2": "cos598d.shard.zero2:Zero2",
     "zero3": "cos598d.shard.zero3:Zero3",
+    "sparse_zero1": "cos598d.shard.sparse_zero1:SparseZero1",
     "shared_weights": "cos598d.shard.shared_weights:SharedWeights",
     "torch_zero1": "cos598d.engines.torch_zero1:TorchZero1",
     "torch_fsdp": "cos598d.engines.torch_fsdp:TorchFSDP",

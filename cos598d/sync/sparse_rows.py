@@ -13,11 +13,11 @@ from cos598d.comm.ledger import AGREEMENT
 from cos598d.errors import UserError
 from cos598d.sync.base import SyncOptions
 from cos598d.sync.bucketed import Bucketed
-from cos598d.sync.buckets import MIB, Named, in_buckets
+from cos598d.sync.buckets import Named, in_buckets
 from cos598d.sync.cost import Step, Tensor, Travel
 from cos598d.sync.cost.collectives import ALL_REDUCE
 from cos598d.sync.cost.memory import Buffers
-from cos598d.sync.parts.embeddings import LEAST_BYTES, large_embeddings
+from cos598d.sync.parts.embeddings import LEAST_BYTES, large_embeddings, why_no_rows
 
 
 class SparseRows(Bucketed):
@@ -126,16 +126,9 @@ class SparseRows(Bucketed):
     @classmethod
     def remark(cls, model: nn.Module) -> str | None:
         """That it is `bucketed` for a model without an embedding whose rows it could leave out, and why."""
-        if large_embeddings(model):
+        why = why_no_rows(model)
+        if why is None:
             return None
-        tables = [one.weight for one in model.modules() if isinstance(one, nn.Embedding) and one.weight.requires_grad]
-        largest = max((p.numel() * p.element_size() for p in tables), default=0)
-        if not tables:
-            why = "this model trains none: all of its layers use all of their weights for every example"
-        elif largest < LEAST_BYTES:
-            why = f"this model's largest has {largest / MIB:.2g} MiB, too little to be worth a call of its own"
-        else:
-            why = "this model's also serves elsewhere, as an output layer does, and there every row gets a gradient"
         return f"sparse_rows sends what bucketed sends: it leaves out rows of an embedding that nobody looks up; {why}"
 
     def begin_step(self) -> None:

@@ -1,0 +1,162 @@
+"""ZeRO stage 1 between hosts: of large embeddings the rows that were looked up travel, and no weights at all."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from cos598d.comm.exchange import Gather
+from cos598d.comm.ledger import AGREEMENT
+from cos598d.shard.held import held_by_sparse_zero1
+from cos598d.shard.low_bytes import LowBytes, changed_in_forward, is_packed
+from cos598d.shard.row_gradients import LEAST_BYTES, RowGradients, row_embeddings
+from cos598d.shard.sent import sent_by_sparse_zero1
+from cos598d.shard.units import Replica, Unit
+from cos598d.shard.zero1 import Zero1, bucket_units
+from cos598d.strategies.base import MakeOptimizer, Module
+from cos598d.strategies.formula import Expected, Job, Sent
+from cos598d.strategies.state import BUFFERS, WEIGHTS, Piece, own_state_of
+from cos598d.sync.base import SyncOptions
+from cos598d.sync.buckets import Named
+from cos598d.sync.parts.embeddings import why_no_rows
+
+
+class SparseZero1(Zero1):
+    """`zero1` whose large embeddings are replicated; what all ranks know of the weights does not travel.
+
+    All but the embeddings is as in `zero1`: a reduce-scatter for each bucket under backward, each rank's own step of
+    its n-th, and an all-gather for each bucket under the next forward (DeAR, Zhang et al., arXiv 2302.12445).
+
+    1. An embedding of half a MiB or more that only looks up rows has a sparse gradient: backward computes the rows of
+       the batch's ids alone. Every rank sends its own rows to every other (`RowGradients`), and so has the whole sum.
+    2. Every rank sends the sum of the squares of its parts of the gradients to every other: added up in order of rank
+       they are the square of the global norm. That is one message to wait for, where an all-reduce has 2(n-1).
+    3. Rank r steps its parts of the buckets, and sends three of a weight's four bytes: the highest one, which the
+       others have, only where it has changed (`LowBytes`).
+    4. Meanwhile every rank steps all rows of every such embedding: those that nobody looked up have a gradient of
+       zeros, and move by momentum and weight decay as they should. The ranks compute the same from the same, so that
+       no weight of an embedding travels.
+
+    Cost for weights of S bytes in B buckets, and E more in T embeddings of R rows together, of which this rank looked
+    up u bytes: 2B + T calls; every rank sends (n-1)/n S of gradients, (n-1)/n S (3 + 5/32)/4 of weights, at most
+    (n-1) u of rows and one more for each embedding, (n-1) R/8 to say which they are, and with clipping 8(n-1).
+    `zero1` sends 2(n-1)/n (S + E). Memory: as `zero1` for S, and 0.79 S to send and receive weights in; of embeddings E
+    of weights, E of gradients and, with AdamW, 2E of state on every rank (`held_by_sparse_zero1`), which steps E where
+    `zero1` steps E/n. Choose it between hosts, and the more the slower their links are.
+    """
+
+    def make_gradients(self, find_unused_parameters: bool) -> RowGradients:
+        return RowGradients(self.comm, find_unused_parameters, self.options, self.make_units, True, self.is_complete)
+
+    def make_units(self, parameters: Sequence[Named]) -> list[Unit]:
+        return row_units(self._model, parameters, self.options, self.comm.world_size)
+
+    def expected_memory(self, job: Job) -> Expected:
+        return held_by_sparse_zero1(job, row_units(job.model, job.trainable, self.options, job.ranks))
+
+    def expected_sent(self, job: Job) -> Sent:
+        units = row_units(job.model, job.trainable, self.options, job.ranks)
+        return sent_by_sparse_zero1(job, units, self.may_be_unused)
+
+    def remark(self, model: nn.Module) -> str | None:
+        """That there is no embedding whose rows it could leave out, and why."""
+        if row_embeddings(model):
+            return None
+        why = why_no_rows(model, LEAST_BYTES) or "this model's has max_norm or scale_grad_by_freq"
+        return f"sparse_zero1 leaves out rows of an embedding that nobody looks up, and has none to leave out: {why}"
+
+    def attach(self, model: nn.Module, make_optimizer: MakeOptimizer) -> Module:
+        self._packed: dict[Unit, LowBytes] = {}
+        self._changing = changed_in_forward(model)
+        module = super().attach(model, make_optimizer)
+        # Whole on every rank: the optimizer's own words for the embeddings.
+        self._tables = {name: part for name, part, _, unit, _ in self._pieces if isinstance(unit, Replica)}
+        return module
+
+    def hold(self, unit: Unit) -> torch.Tensor:
+        if not isinstance(unit, Replica):
+            return super().hold(unit)
+        ((_, p),) = unit.parameters
+        p.data = p.data.contiguous()
+        return p.data.view(-1)
+
+    def finish(self) -> None:
+        # While the last sums are on their way. From here on nobody reads weights until the step, which under fp16 may
+        # not come; those that no layer has asked for may still be under way.
+        for packed in self._packed.values():
+            packed.look()
+        for unit, gather in self._gathers.items():
+            if self._precision != "fp16" and unit not in self._under_way:
+                gather.expect()
+        super().finish()
+
+    def forget_step(self) -> None:
+        super().forget_step()
+        self._send_what_is_expected()
+
+    def _send_what_is_expected(self) -> None:
+        """There was no step: the weights go as they were to the ranks that are ready for them."""
+        if any(gather.is_expected for gather in self._gathers.values()):
+            self.stepped()
+
+    def sum_over_ranks(self, squares: torch.Tensor) -> torch.Tensor:
+        every = squares.repeat(self.comm.world_size)
+        with self.comm.composed("all_gather", squares, "squares of the gradient", purpose=AGREEMENT) as call:
+            others = self.comm.others
+            call.swap([(squares.view(1), other) for other in others], [(every[o : o + 1], o) for o in others])
+        return every.sum()
+
+    def step(self) -> bool:
+        # Of what is stepped first the new weights travel while the rest is stepped.
+        gradients = [part.grad for part in self._tables.values()]
+        for part in self._tables.values():
+            part.grad = None
+        is_good = super().step()
+        with self.phase("step"):
+            if is_good:
+                for part, gradient in zip(self._tables.values(), gradients, strict=True):
+                    part.grad = gradient
+                self.optimizer.step()
+                self.optimizer.zero_grad(set_to_none=True)
+        return is_good
+
+    def make_gather(self, unit: Unit, weights: torch.Tensor) -> Gather:
+        if not is_packed(unit, self._changing):
+            return super().make_gather(unit, weights)
+        self._packed[unit] = LowBytes(self.comm, unit.name, weights, unit.lengths, unit.weights_tag)
+        return self._packed[unit]
+
+    def weights_under_way(self) -> list[torch.Tensor]:
+        return [tensor for packed in self._packed.values() for tensor in packed.tensors()]
+
+    def own_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """As every sharded one's, and which weights travel as they are."""
+        self._wait(list(self._under_way))  # which may change that
+        facts, tensors = super().own_state()
+        return facts | {"whole": {unit.name: packed.whole for unit, packed in self._packed.items()}}, tensors
+
+    def load_own_state(self, facts: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        super().load_own_state(facts, tensors)
+        with own_state_of(self.comm.rank):
+            for unit, packed in self._packed.items():
+                packed.whole = facts["whole"][unit.name]
+
+    def state(self) -> Iterator[Piece]:
+        """As every sharded one's; what every rank remembers of an embedding is rank 0's to tell."""
+        for piece in super().state():
+            if self.comm.rank == 0 or piece.kind in (WEIGHTS, BUFFERS) or piece.name not in self._tables:
+                yield piece
+
+    def detach(self) -> None:
+        self._send_what_is_expected()
+        super().detach()
+        self._tables, self._packed = {}, {}
+
+
+def row_units(model: nn.Module, parameters: Sequence[Named], options: SyncOptions, ranks: int) -> list[Unit]:
+    """`bucket_units` of all but the embeddings whose rows travel, and after them one for each of those."""
+    embeddings = row_embeddings(model)
+    dense = [named for named in parameters if named[1] not in embeddings]
+    looked_up = [(name, p) for name, p in reversed(parameters) if p in embeddings]
+    return bucket_units(model, dense, options, ranks) + [Replica(name, [(name, p)], ranks) for name, p in looked_up]

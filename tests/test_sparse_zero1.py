@@ -1,0 +1,400 @@
+"""ZeRO-1 whose embeddings are replicated: rows that were looked up travel alone, and all ranks step all rows alike."""
+
+import math
+import os
+import warnings
+
+import pytest
+import torch
+from states import Case, Training, digest
+from test_shard import adamw, compare, layered, odd_steps, sgd, toy_steps, train_sharded
+from test_sparse_rows import NoWords
+from test_state import differences, take_up, train_and_leave
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from worlds import run_ranks
+
+from cos598d.check.proof.cases import CASES
+from cos598d.check.proof.judge import KEPT
+from cos598d.check.proof.observe import observe
+from cos598d.check.proof.prove import prove
+from cos598d.check.spawn import DIED, LATE, RETURNED, run_world
+from cos598d.comm.communicator import Communicator
+from cos598d.comm.ledger import AGREEMENT, GRADIENTS, PARAMETERS, Ledger
+from cos598d.shard import row_gradients, table
+from cos598d.shard.row_gradients import RowGradients
+from cos598d.shard.sparse_zero1 import SparseZero1
+from cos598d.shard.table import Table
+from cos598d.shard.units import Replica
+from cos598d.strategies.formula import Job
+from cos598d.sync.base import DEFAULTS, SyncOptions
+
+SMALL_BUCKETS = SyncOptions(bucket_mb=600 / 2**20, first_bucket_mb=200 / 2**20)
+NAME = "sparse_zero1"
+
+
+def with_rows():
+    """From here on in this process the toys' embeddings are large enough for rows of them to travel."""
+    row_gradients.LEAST_BYTES = 100
+
+
+def train_with_rows(comm):
+    """On a rank: what `test_shard` asks of every sharded strategy, with rows, sent directly and in a ring."""
+    with_rows()
+    found = {f"{make.__name__} {micros}": compare(comm, NAME, make, micros)[:2] for make, micros in KINDS}
+    found["bf16"] = [each / 1000 for each in compare(comm, NAME, sgd, 2, "bf16")[:2]]
+    found["toy"] = [toy_steps(comm, NAME, 3)[0]]
+    odd = odd_steps(comm, NAME)
+    table.MIB = -math.inf  # a ring's rows, whatever it saves
+    found["in a ring"] = compare(comm, NAME, adamw, 3)[:2]
+    return found, odd["overflow"], odd["going on"]
+
+
+KINDS = ((sgd, 4), (adamw, 1), (adamw, 3))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_with_rows_it_is_the_same_training(ranks):
+    for found, overflow, going_on in run_ranks(ranks, train_with_rows) if ranks != 1 else ():
+        assert {name: worst for name, worst in found.items() if max(worst) > 2e-5} == {}
+        assert overflow == [False, 4.0, True, 0]
+        assert going_on < 1e-5
+    if ranks == 1:  # on which no other one overflows
+        (worst,) = run_ranks(1, train_alone_with_rows)
+        assert max(worst) < 2e-5
+
+
+def train_alone_with_rows(comm):
+    with_rows()
+    return compare(comm, NAME, adamw, 3)[:2]
+
+
+class Words(nn.Module):
+    """Embedded words and two layers; `use` is what else the words' weight serves for."""
+
+    def __init__(self, rows=1000, width=20, use=None):
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            self.words = nn.Embedding(rows, width, padding_idx=0)
+            self.places = nn.Embedding(50, width)
+            self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(2))
+        self.use = use
+
+    def forward(self, ids):
+        state = checkpoint(self.look_up, ids, use_reentrant=False) if self.use == "again" else self.look_up(ids)
+        for layer in self.layers:
+            state = torch.tanh(layer(state))
+        if self.use == "as it is":
+            return (state @ self.words.weight.T).square().mean()
+        return state.square().sum()
+
+    def look_up(self, ids):
+        return self.words(ids).mean(dim=1) + self.places(torch.arange(ids.shape[1])).mean(dim=0)
+
+
+def ids_of(rank, step):
+    """Words that all ranks look up, words of each rank's own, padding; in step 1 rank 1 has one example alone."""
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    ids = torch.randint(1, 40, (1 if (step, rank) == (1, 1) else 3, 7), generator=generator)
+    ids[:, 5] = 100 + 10 * rank + step
+    ids[:, 6] = 0
+    return ids
+
+
+def make_sgd(named):
+    return torch.optim.SGD([p for _, p in named], lr=0.1, momentum=0.9, weight_decay=0.1)
+
+
+def count_bytes(comm, steps):
+    """On a rank: bytes sent by purpose in each step, beside what the docstring's formula says of the same ids."""
+    with_rows()
+    model, found = Words(), []
+    strategy = SparseZero1(comm, True, SMALL_BUCKETS)
+    module = strategy.attach(model, make_sgd)
+    units = strategy._gradients.units
+    dense = [unit for unit in units if not isinstance(unit, Replica)]
+    for step in range(steps):
+        ledger = comm.ledger = Ledger()
+        strategy.backward(module(ids_of(comm.rank, step)) / comm.world_size)
+        strategy.finish()
+        strategy.clip(1.0)
+        strategy.step()
+        strategy.settle()
+        strategy._wait(list(strategy._under_way))
+        sent = {
+            purpose: sum(row.bytes_sent for row in ledger.rows if row.purpose == purpose)
+            for purpose in (GRADIENTS, PARAMETERS, AGREEMENT)
+        }
+        others, row = comm.world_size - 1, 4 * 20
+        rows = len(ids_of(comm.rank, step).unique()) + 7
+        own = sum(unit.lengths[comm.rank] for unit in dense) * 4
+        all_of_it = sum(unit.elements for unit in dense) * 4
+        used = 2 * (comm.world_size - 1) / comm.world_size * 4 * len(strategy._gradients.parameters)
+        expected = {
+            GRADIENTS: all_of_it - own + others * row * (rows + 2),
+            PARAMETERS: others * own,
+            AGREEMENT: round(used) + others * (8 + -(-1050 // 8)),
+        }
+        calls = len([row for row in ledger.rows if row.purpose in (GRADIENTS, PARAMETERS)])
+        found.append([sent, expected, calls, 2 * len(dense) + 2])
+    strategy.detach()
+    return found
+
+
+def test_only_rows_that_were_looked_up_travel_and_no_weight_of_an_embedding():
+    for found in run_ranks(3, count_bytes, 3):
+        for sent, expected, calls, calls_expected in found:
+            assert sent == expected
+            assert calls == calls_expected
+
+
+def train_words(comm, make, use, steps):
+    """On a rank: how far from one process; a digest of all that must be alike on all ranks; what was said."""
+    with_rows()
+    model, alone = Words(use=use), Words(use=use)
+    strategy = SparseZero1(comm, True, SMALL_BUCKETS)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        module = strategy.attach(model, make)
+        optimizer, sent = make(alone.named_parameters()), []
+        for step in range(steps):
+            comm.ledger = Ledger()
+            strategy.backward(module(ids_of(comm.rank, step)) / comm.world_size)
+            strategy.finish()
+            strategy.clip(0.5)
+            strategy.step()
+            sent.append(sum(row.bytes_sent for row in comm.ledger.rows if row.tensor == "words.weight"))
+            for rank in range(comm.world_size):
+                (alone(ids_of(rank, step)) / comm.world_size).backward()
+            torch.nn.utils.clip_grad_norm_(alone.parameters(), 0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+    remembered = strategy.optimizer.state[strategy._tables["words.weight"]]
+    alike = [digest(value) for value in remembered.values()]
+    strategy.settle()
+    alike += [digest(p.data) for p in model.parameters()]
+    strategy.detach()
+    pairs = zip(model.parameters(), alone.parameters(), strict=True)
+    apart = max((a - b).abs().max().item() for a, b in pairs)
+    return apart, alike, [str(each.message) for each in said], sent, model.words.sparse
+
+
+def make_adamw(named):
+    return torch.optim.AdamW([p for _, p in named], lr=0.01, weight_decay=0.1, fused=True)
+
+
+@pytest.mark.parametrize("make", [make_sgd, make_adamw])
+def test_rows_that_nobody_looked_up_move_as_they_should_and_all_ranks_have_the_same_bits(make):
+    found = run_ranks(3, train_words, make, None, 6)
+    for apart, alike, said, sent, is_sparse in found:
+        assert apart < 2e-6
+        assert alike == found[0][1]
+        assert said == []
+        assert max(sent) < 2 * 4 * 20 * 40, "whole, it would be 1,000 rows"
+        assert not is_sparse, "it was not before"
+
+
+def test_a_weight_that_is_also_read_as_it_is_travels_whole_and_rank_0_says_so():
+    found = run_ranks(3, train_words, make_sgd, "as it is", 4)
+    whole = round(4 / 3 * 4 * 20 * 1000)
+    for rank, (apart, alike, said, sent, _) in enumerate(found):
+        assert apart < 2e-6
+        assert alike == found[0][1]
+        assert sent[0] > whole
+        assert sent[1:] == [whole] * 3
+        words = ["words.weight is used otherwise than by its embedding's forward, so that any row may have a gradient"]
+        assert [each.partition(":")[0] for each in said] == (words if rank == 0 else [])
+
+
+def test_rows_that_are_looked_up_again_in_backward_are_known_from_forward():
+    for apart, _, said, sent, _ in run_ranks(2, train_words, make_sgd, "again", 3):
+        assert apart < 2e-6
+        assert said == []
+        assert max(sent) < 2 * 4 * 20 * 40
+
+
+def train_without_tags(comm):
+    """On a rank: messages that have no tags, as nccl's, in one order on every rank."""
+    with_rows()
+    comm.backend = "nccl"
+    return compare(comm, NAME, adamw, 2)[0]
+
+
+def test_messages_without_tags_arrive_in_their_order():
+    assert max(run_ranks(2, train_without_tags)) < 1e-5
+
+
+def evaluate_between(comm):
+    """On a rank: the rows that travel after the model has looked up others by itself."""
+    with_rows()
+    model, sent = Words(), []
+    strategy = SparseZero1(comm, True, SMALL_BUCKETS)
+    module = strategy.attach(model, make_sgd)
+    for _ in range(2):
+        comm.ledger = Ledger()
+        strategy.backward(module(ids_of(comm.rank, 0)) / comm.world_size)
+        strategy.finish()
+        strategy.clip(0.0)
+        strategy.step()
+        sent.append(sum(row.bytes_sent for row in comm.ledger.rows if row.tensor == "words.weight"))
+        strategy.settle()
+        model.eval()
+        with torch.no_grad():
+            model(torch.arange(500, 550).view(1, -1))
+        model.train()
+    strategy.detach()
+    return sent[0] == sent[1]
+
+
+def test_what_an_evaluation_looks_up_does_not_travel():
+    assert run_ranks(2, evaluate_between) == [True, True]
+
+
+def leave_out_a_step(comm):
+    """On a rank: how far from one process that never made the step which was given up just before it was taken."""
+    with_rows()
+    model, alone = Words(rows=4000), Words(rows=4000)
+    strategy = SparseZero1(comm, True, SMALL_BUCKETS)
+    module, optimizer = strategy.attach(model, make_sgd), make_sgd(alone.named_parameters())
+    for step, counts in enumerate((True, False, True, False)):
+        strategy.backward(module(ids_of(comm.rank, step)) / comm.world_size)
+        strategy.finish()
+        strategy.clip(0.5)
+        if not counts:
+            if step == 1:
+                strategy.forget_step()
+            continue
+        strategy.step()
+        for rank in range(comm.world_size):
+            (alone(ids_of(rank, step)) / comm.world_size).backward()
+        torch.nn.utils.clip_grad_norm_(alone.parameters(), 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+    strategy.detach()
+    return max((a - b).abs().max().item() for a, b in zip(model.parameters(), alone.parameters(), strict=True))
+
+
+def test_a_step_that_is_given_up_when_all_is_summed_leaves_no_trace_and_nobody_waiting():
+    assert max(run_ranks(3, leave_out_a_step)) < 2e-6
+
+
+def state_with_rows(comm, folder, cases, again):
+    with_rows()
+    return (take_up if again else train_and_leave)(comm, folder, cases)
+
+
+def test_with_rows_a_training_is_taken_up_to_the_last_bit(tmp_path):
+    kinds = [("adamw", "fp32"), ("momentum", "fp32"), ("adamw", "fp16")]
+    cases = [Case(NAME, {"bucket_mb": 0.3}, "bert", optimizer=kind, precision=word) for kind, word in kinds]
+    begun = run_ranks(3, state_with_rows, str(tmp_path), cases, False)
+    gone_on = run_ranks(3, state_with_rows, str(tmp_path), cases, True)
+    for before, after in zip(begun, gone_on, strict=True):
+        for (alone, asked), found in zip(before, after, strict=True):
+            assert differences(alone | {"rows": asked["rows"]}, asked) == []
+            assert differences(asked | {"losses": asked["losses"][-len(found["losses"]) :]}, found) == []
+
+
+def save_with_rows(comm, folder, cases):
+    with_rows()
+    for place, case in enumerate(cases):
+        into = os.path.join(folder, str(place))
+        os.makedirs(into, exist_ok=True)
+        Training(comm, case).steps(0, 3).save(into)
+
+
+def go_on_with_rows(comm, folder, cases):
+    """On a rank: how far apart the weights are after two more steps from each state by each training."""
+    with_rows()
+    found = []
+    for state in range(len(cases)):
+        for case in cases:
+            training = Training(comm, case, seed=1).load(os.path.join(folder, str(state)), with_own=False).steps(3, 5)
+            training.strategy.settle()
+            found.append(torch.cat([p.flatten().double() for p in training.model.parameters()]))
+            training.strategy.detach()
+    return max((weights - found[0]).abs().max().item() for weights in found)
+
+
+def test_with_rows_a_state_moves_to_other_strategies_and_numbers_of_ranks_and_back(tmp_path):
+    cases = [Case(name, {"bucket_mb": 0.3}, "bert", optimizer="momentum") for name in (NAME, "ddp", "zero3")]
+    run_ranks(3, save_with_rows, str(tmp_path), cases)
+    assert max(run_ranks(2, go_on_with_rows, str(tmp_path), cases)) < 2e-6
+
+
+def held_with_rows(comm):
+    """On a rank: what is held between two steps, and what the formula expects."""
+    with_rows()
+    model = layered()
+    model.order = (0, 1, 2)
+    job = Job(layered(), comm.world_size, comm.rank, 2, 4)
+    strategy = SparseZero1(comm, True, SMALL_BUCKETS)
+    module = strategy.attach(model, adamw)
+    train_sharded(strategy, module, comm, 2, 1, 0.3)
+    held, expected = strategy.memory(), strategy.expected_memory(job)
+    units = [unit for unit in strategy._gradients.units if isinstance(unit, Replica)]
+    never = 2 * 4 * sum(piece.end - piece.begin for unit in strategy._gradients.units
+                        for piece in unit.pieces(comm.rank) if piece.name.startswith("never"))  # fmt: skip
+    counters = 4 * len([name for name, *_ in strategy._pieces if name.startswith("never")])
+    strategy.detach()
+    return held, expected.between_steps, [unit.name for unit in units], never + counters, expected.peak
+
+
+def test_what_is_held_is_what_the_formula_says():
+    for held, expected, replicas, never, peak in run_ranks(2, held_with_rows):
+        assert replicas == ["positions.weight"], "the words' is the output's, too"
+        assert held == expected | {"optimizer": expected["optimizer"] - never}, "what is never used has no state"
+        assert sum(peak.values()) >= sum(expected.values())
+
+
+def test_a_model_without_rows_to_leave_out_is_remarked_on():
+    strategy = SparseZero1(Communicator(None, "gloo", torch.device("cpu")))
+    assert strategy.remark(nn.Sequential(nn.Embedding(4000, 64))) is None
+    assert "has none to leave out: this model trains none" in str(strategy.remark(NoWords()))
+    renorming = nn.Sequential(nn.Embedding(4000, 64, max_norm=1.0))
+    assert "this model's has max_norm or scale_grad_by_freq" in str(strategy.remark(renorming))
+    assert strategy.expected_sent(Job(nn.Sequential(nn.Embedding(4000, 64)), 2, 0, 2)).unsaid
+
+
+POINTS = {
+    "tell": (RowGradients, "begin_backward"),
+    "send rows": (Table, "start"),
+    "add up": (Table, "end"),
+    "norm": (SparseZero1, "sum_over_ranks"),
+    "gather": (SparseZero1, "stepped"),
+    "forget": (Table, "forget"),
+}
+
+
+def die_at(comm, point):
+    """On a rank: three steps, in the second of which rank 1 is gone without a word."""
+    with_rows()
+    strategy = SparseZero1(comm, True, SMALL_BUCKETS)
+    module = strategy.attach(layered(), sgd)
+    train_sharded(strategy, module, comm, 1, 1, 0.3)
+    if comm.rank == 1:
+        kind, name = POINTS[point]
+        setattr(kind, name, lambda *_, **__: os._exit(9))
+    train_sharded(strategy, module, comm, 2, 1, 0.3, first=1)
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_rank_that_is_gone_at_any_point_of_a_step_ends_the_others(point):
+    ends = run_world(2, die_at, point, seconds=30)
+    assert ends[1].how == DIED
+    assert ends[0].how not in (RETURNED, LATE), ends[0]
+    assert "lost rank 1, which ended without a word" in ends[0].output, ends[0]
+
+
+def observe_with_rows(comm, names, nonce, seconds):
+    """On a rank: what the proof does with every engine, rows of its small embedding travelling."""
+    with_rows()
+    observe(comm, SparseZero1, DEFAULTS, names, nonce, seconds)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_with_rows_it_passes_the_proof(ranks):
+    found = prove(ranks, CASES, 598, 60, observe_with_rows)
+    # What every rank has of the embedding is not held once by all together.
+    wrong = {case: verdict for case, verdict in found.items() if verdict.status != KEPT}
+    assert set(wrong) <= {"memory"}, found
