@@ -25,6 +25,7 @@ COMMANDS = {
     "scale": "what a model fitted to benches predicts of other links, batches and numbers of hosts",
     "check": "try a gradient sync, your own or a registered one, on real ranks",
     "prove": "does an engine train as one process does? Gradients, weights and losses, case by case",
+    "audit": "run any data-parallel script, unchanged, and say which silent fault it has",
     "new": "write a starting file for a gradient sync of your own",
     "sbatch": "a script for SLURM, which trains and goes on by itself after time limits and preemptions",
     "cluster": "several hosts emulated on this machine (Linux, root)",

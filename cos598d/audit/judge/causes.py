@@ -1,0 +1,39 @@
+"""Causes before consequences: a finding that is only the effect of another is put under it."""
+
+from collections.abc import Sequence
+
+from cos598d.audit.judge.verdict import Finding
+
+# What each fault brings about by itself, in the order in which causes are told.
+CONSEQUENCES = {
+    "same_batches": ("all_data_everywhere", "overlapping_batches"),
+    "all_data_everywhere": ("overlapping_batches",),
+    "different_start": ("weights_drift",),
+    "never_averaged": ("weights_drift",),
+    "result_dropped": ("weights_drift",),
+    "not_scattered": ("weights_drift",),
+    "weights_averaged": ("clipped_before_average", "weights_drift"),
+    "local_steps": ("weights_drift", "clipped_before_average"),
+    "forgotten_tensors": ("weights_drift",),
+    "partial_average": ("weights_drift",),
+    "different_gradients": ("weights_drift",),
+    "optimizers_differ": ("weights_drift",),
+    "uneven_steps": ("weights_drift", "batch_norm_apart"),
+    "lost_micro_batches": ("unequal_micro_batches",),
+}
+
+
+def ordered(findings: Sequence[Finding]) -> list[Finding]:
+    """The findings without those that others bring about, each of which names its own; one of a name is enough."""
+    by_name: dict[str, Finding] = {}
+    for each in findings:
+        by_name.setdefault(each.name, each)
+    effects = {name for cause in by_name for name in CONSEQUENCES.get(cause, ()) if name in by_name}
+    rank = {name: place for place, name in enumerate(CONSEQUENCES)}
+    causes = [each for each in by_name.values() if each.name not in effects]
+    causes.sort(key=lambda each: rank.get(each.name, len(rank)))
+    told = []
+    for each in causes:
+        own = [name for name in CONSEQUENCES.get(each.name, ()) if name in by_name]
+        told.append(each.with_consequences(own))
+    return told

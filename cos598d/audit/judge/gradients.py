@@ -1,0 +1,150 @@
+"""From the books to fits: of every judged step what each rank applied to each tensor."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cos598d.audit.book import Book
+from cos598d.audit.judge.fit import INDISTINCT, SMALL, UNKNOWN, Fit, fit
+from cos598d.audit.sketch import SIZE, from_text
+
+_EXACT, _ROUNDED = 1e-3, 3e-2  # what a fit may leave of the gradient, in float32 and in fewer digits
+_FEW_DIGITS = ("float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class StepFits:
+    """What the ranks of one group applied in one step: by rank, by tensor's name."""
+
+    iteration: int
+    rows: Sequence[dict[str, Any]]  # the books' rows of this step, by place in the group
+    fits: Sequence[dict[str, Fit]]
+
+    def known(self) -> list[Fit]:
+        """The fits that say something."""
+        return [each for of_rank in self.fits for each in of_rank.values() if each.kind not in (SMALL, UNKNOWN)]
+
+
+@dataclass(frozen=True)
+class Fits:
+    """All that was fitted in a group of ranks; `unjudged` says of steps why nothing was."""
+
+    steps: Sequence[StepFits]
+    unjudged: Sequence[str]
+
+    @property
+    def judged(self) -> int:
+        """In how many steps gradients were judged."""
+        return len(self.steps)
+
+
+def groups_of(books: Sequence[Book]) -> list[list[Book]]:
+    """The books by the ranks among which gradients travelled, in part at least; without any, all ranks are one group."""
+    parent = {book["rank"]: book["rank"] for book in books}
+
+    def top(rank: int) -> int:
+        while parent[rank] != rank:
+            rank = parent[rank]
+        return rank
+
+    groups = [ranks for book in books for ranks in book["groups"]]
+    if not any(len(ranks) > 1 for ranks in groups) or are_replicas(books):
+        return [list(books)]
+    for ranks in groups:
+        here = [rank for rank in ranks if rank in parent]
+        for rank in here[1:]:
+            parent[top(rank)] = top(here[0])
+    found: dict[int, list[Book]] = {}
+    for book in books:
+        found.setdefault(top(book["rank"]), []).append(book)
+    return list(found.values())
+
+
+def are_replicas(books: Sequence[Book]) -> bool:
+    """Whether all ranks begin with the same weights, each with all of them."""
+    first = books[0]["start"].get("weights", {})
+    return bool(first) and all(book["start"].get("weights", {}) == first for book in books[1:])
+
+
+def tolerance_of(books: Sequence[Book]) -> float:
+    """How much a fit may leave: more where something on the way has fewer digits than float32."""
+    dtypes = {book["model"].get("dtype", "") for book in books}
+    dtypes |= {entry["dtype"] for book in books for entry in book["ledger"] if entry["kind"] == "gradient"}
+    return _ROUNDED if dtypes.intersection(_FEW_DIGITS) else _EXACT
+
+
+def fit_steps(books: Sequence[Book]) -> Fits:
+    """The fits of a group of ranks."""
+    tolerance = tolerance_of(books)
+    steps, unjudged = [], []
+    by_iteration = [{step["iteration"]: step for step in book["steps"]} for book in books]
+    for iteration in sorted(set().union(*by_iteration)):
+        rows = [steps.get(iteration) for steps in by_iteration]
+        present = [row for row in rows if row is not None]
+        why = _why_not(present, len(books))
+        found = [_of_rank(present, place, tolerance) for place in range(len(present))] if not why else []
+        step = StepFits(iteration, present, found)
+        if not why and not step.known():
+            why = (
+                "what was applied is no combination of what the ranks computed (compressed, or changed by other means)"
+            )
+        if not why and all(each.kind == INDISTINCT for each in step.known()):
+            why = "the ranks computed the same gradient, so that an average of them cannot be told from one alone"
+        if why and not any(fits for fits in found):
+            unjudged.append(f"gradients of step {iteration}: {why}.")
+        else:
+            steps.append(step)
+            if why:
+                unjudged.append(f"gradients of step {iteration}: {why}.")
+    return Fits(steps, unjudged)
+
+
+def _why_not(rows: Sequence[dict[str, Any]], ranks: int) -> str:
+    if len(rows) < ranks:
+        return "not every rank got there"
+    if any(row["has_closure"] for row in rows):
+        return "they are computed within the optimizer's step"
+    if any(row["is_skipped"] for row in rows):
+        return "the step was left out for an overflow"
+    if not all(row["applied"] for row in rows):
+        return "no optimizer of torch.optim applied any"
+    if not all(row["local"] for row in rows):
+        return "no gradient of a weight that is whole on its rank was seen"
+    if len({len(row["micro"]) for row in rows}) > 1:
+        return "the ranks made different numbers of backward passes"
+    return ""
+
+
+def _of_rank(rows: Sequence[dict[str, Any]], place: int, tolerance: float) -> dict[str, Fit]:
+    micros = len(rows[0]["micro"])
+    names = dict.fromkeys(name for row in rows for name in row["local"])
+    own = rows[place]
+    local = {name: _local(rows, name, micros) for name in names if name in own["applied"]}
+    local = {name: each for name, each in local.items() if np.isfinite(each).all()}
+    largest = max((float(np.linalg.norm(each.sum(1), axis=1).max()) for each in local.values()), default=0.0)
+    found = {}
+    for name, each in local.items():
+        applied = from_text(own["applied"][name])
+        before = from_text(own["before"][name]) if name in own["before"] else None
+        if np.isfinite(applied).all() and (before is None or np.isfinite(before).all()):
+            found[name] = fit(applied, each, before, place, tolerance, largest)
+    return found
+
+
+def _local(rows: Sequence[dict[str, Any]], name: str, micros: int) -> np.ndarray:
+    """Sketches by rank and micro-batch; a rank that did not use the tensor counts as zero."""
+    found = np.zeros((len(rows), micros, SIZE))
+    for place, row in enumerate(rows):
+        for micro, text in enumerate(row["local"].get(name, [])[:micros]):
+            if text is not None:
+                found[place, micro] = from_text(text)
+    return found
+
+
+def most_common(fits: Iterable[Fit]) -> str:
+    """The kind that most fits have, of those that say something."""
+    kinds = Counter(each.kind for each in fits if each.kind not in (SMALL, UNKNOWN))
+    return kinds.most_common(1)[0][0] if kinds else UNKNOWN

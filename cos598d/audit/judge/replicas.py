@@ -1,0 +1,126 @@
+"""Faults of the replicas: weights, buffers, settings and random states that should be alike on all ranks, or should not."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from cos598d.audit.book import ENDED, Book
+from cos598d.audit.judge.averaging import Where
+from cos598d.audit.judge.gradients import tolerance_of
+from cos598d.audit.judge.verdict import Finding
+from cos598d.audit.sketch import from_text
+from cos598d.audit.watch.calls import BUFFER
+
+_ALIKE = 1e-5  # relative differences of replicas that are the same but for rounding
+
+
+def judge_replicas(books: Sequence[Book]) -> tuple[list[Finding], list[str]]:
+    """What is wrong with the replicas of one group of ranks, and what could not be judged of them."""
+    findings: list[Finding] = []
+    unjudged: list[str] = []
+    if len(books) < 2:
+        return [], []
+    if any(book["model"].get("sharded") for book in books):
+        return _settings(books) + _dropout(books), ["the weights: they are sharded over the ranks."]
+    if not all(book["start"].get("weights") for book in books):
+        unjudged.append("the weights: no module was seen to be trained on every rank.")
+    alike = max(_ALIKE, tolerance_of(books) / 100)
+    place = _place(books)
+    begun = _apart([book["start"].get("weights", {}) for book in books], alike)
+    if begun:
+        says = f"Before the first backward pass {_told(begun, books[0]['start']['weights'])}."
+        findings.append(Finding("different_start", (says,), place))
+    if all(book["state"] == ENDED for book in books):
+        weights = _apart([book["end"].get("weights", {}) for book in books], alike)
+        if weights:
+            says = f"After {books[0]['iterations_seen']} steps {_told(weights, books[0]['end']['weights'])}."
+            findings.append(Finding("weights_drift", (says,), place))
+        findings += _batch_norm(books, alike, place)
+    return findings + _settings(books) + _dropout(books) + _uneven(books), unjudged
+
+
+def _apart(by_rank: Sequence[Mapping[str, str]], alike: float) -> dict[str, float]:
+    """The tensors that differ from rank 0's on some rank, with the relative difference."""
+    found = {}
+    for name, text in by_rank[0].items():
+        if not all(name in other for other in by_rank):
+            continue
+        if all(other[name] == text for other in by_rank[1:]):
+            continue
+        mine = from_text(text)
+        others = [from_text(other[name]) for other in by_rank[1:]]
+        size = max(float(np.linalg.norm(each)) for each in (mine, *others))
+        apart = max(float(np.linalg.norm(mine - each)) for each in others)
+        if not np.isfinite(size) or apart > alike * size:
+            found[name] = apart / size if np.isfinite(size) and size else float("inf")
+    return found
+
+
+def _told(apart: Mapping[str, float], among: Mapping[str, str]) -> str:
+    name = max(apart, key=lambda each: apart[each])
+    return f"{len(apart)} of {len(among)} tensors differ between ranks, most of all {name}, by {apart[name]:.1%}"
+
+
+def _place(books: Sequence[Book]) -> Where:
+    for step in books[0]["steps"]:
+        for micro in step["micro"]:
+            file, line, function = micro["where"]
+            return file, line, function
+    return "", 0, ""
+
+
+def _batch_norm(books: Sequence[Book], alike: float, place: Where) -> list[Finding]:
+    if not books[0]["model"].get("batch_norms") or any(each["kind"] == BUFFER for each in books[0]["ledger"]):
+        return []
+    buffers = [book["end"].get("buffers", {}) for book in books]
+    apart = {name: each for name, each in _apart(buffers, alike).items() if "running_" in name}
+    if not apart:
+        return []
+    return [Finding("batch_norm_apart", (f"At the end {_told(apart, buffers[0])}; no call carried a buffer.",), place)]
+
+
+def _settings(books: Sequence[Book]) -> list[Finding]:
+    for steps in zip(*(book["steps"] for book in books), strict=False):
+        for optimizers in zip(*(step["optimizers"] for step in steps), strict=False):
+            first = optimizers[0]
+            for rank, other in enumerate(optimizers):
+                if other == first:
+                    continue
+                says = f"Step {steps[0]['iteration']}: {_difference(first, other, rank)}."
+                event = next((each for each in steps[0]["events"] if each["kind"] == "step"), None)
+                file, line, function = event["where"] if event else ("", 0, "")
+                return [Finding("optimizers_differ", (says,), (file, line, function))]
+    return []
+
+
+def _difference(first: Mapping, other: Mapping, rank: int) -> str:
+    if first["class"] != other["class"]:
+        return f"rank 0 steps by {first['class']}, rank {rank} by {other['class']}"
+    for place, (here, there) in enumerate(zip(first["groups"], other["groups"], strict=False)):
+        for name in here:
+            if here[name] != there.get(name):
+                return f"{name} of group {place} is {here[name]:g} on rank 0 and {there.get(name)} on rank {rank}"
+    return f"rank 0 has {len(first['groups'])} groups of parameters, rank {rank} {len(other['groups'])}"
+
+
+def _dropout(books: Sequence[Book]) -> list[Finding]:
+    share = books[0]["model"].get("dropout", 0.0)
+    micros = [[micro for step in book["steps"] for micro in step["micro"]] for book in books]
+    count = min(map(len, micros))
+    states = [[micro["rng"] for micro in each[:count]] for each in micros]
+    if not share or not count or not all(map(all, states)) or any(each != states[0] for each in states[1:]):
+        return []
+    says = f"In {count} of {count} examined forward passes the random state is the same on all ranks; dropout is {share:g}."
+    file, line, function = micros[0][0]["where"]
+    return [Finding("same_dropout", (says,), (file, line, function))]
+
+
+def _uneven(books: Sequence[Book]) -> list[Finding]:
+    counts = [book["counts"].get("backward", 0) for book in books]
+    least = min(counts)
+    # One that crashed, or was killed, made fewer for that.
+    ended_well = [book for book in books if book["state"] == ENDED and book["exit_code"] == 0 and not book["error"]]
+    if max(counts) == least or not any(book["counts"].get("backward", 0) == least for book in ended_well):
+        return []
+    says = f"Backward passes by rank: {', '.join(map(str, counts))}."
+    return [Finding("uneven_steps", (says,), _place(books))]

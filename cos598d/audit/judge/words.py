@@ -1,0 +1,201 @@
+"""What every finding is called, why it matters, and the usual mend."""
+
+from typing import NamedTuple
+
+
+class Words(NamedTuple):
+    """The words of a finding."""
+
+    level: str
+    title: str
+    why: str
+    mend: str
+
+
+_F, _W, _N = "fault", "waste", "note"
+WORDS = {
+    "different_start": Words(
+        _F,
+        "the ranks start from different weights",
+        "Averaged gradients move every replica alike, so replicas that begin apart stay apart: there is no one model.",
+        "After the model is made, send rank 0's state to all: dist.broadcast(p.data, 0) for every parameter and buffer, "
+        "or wrap it in DistributedDataParallel, which does it.",
+    ),
+    "same_batches": Words(
+        _F,
+        "all ranks train on the same batches",
+        "Every rank computes the same gradient, so n ranks do the work of one, and an epoch is n times too long.",
+        "Give each rank its own share: DataLoader(..., sampler=DistributedSampler(dataset)), with this rank's number.",
+    ),
+    "overlapping_batches": Words(
+        _F,
+        "the batches of different ranks overlap",
+        "Samples that several ranks train on count several times, and others in their place not at all.",
+        "Cut each global batch into shares without a common sample, or use a DistributedSampler.",
+    ),
+    "all_data_everywhere": Words(
+        _F,
+        "every rank goes through all the data",
+        "An epoch takes n times too many steps, and each sample is trained on n times in it.",
+        "Give the loader sampler=DistributedSampler(dataset), and leave shuffle out of the loader.",
+    ),
+    "never_averaged": Words(
+        _F,
+        "the gradients are never averaged",
+        "Each rank trains a model of its own on its own share of the data; only one of them is kept.",
+        "After backward() and before step(): dist.all_reduce(p.grad) and p.grad /= world_size for every parameter.",
+    ),
+    "result_dropped": Words(
+        _F,
+        "gradients travel, but their average is not what is applied",
+        "The communication costs what it costs, and each rank still trains on its own gradients.",
+        "Put the result where the optimizer looks: p.grad.copy_(result), or call the collective on p.grad itself.",
+    ),
+    "not_scattered": Words(
+        _F,
+        "the average stays on one rank",
+        "Only that rank steps by the average; the others step by their own gradients, and the replicas drift apart.",
+        "Send the average back before step(): dist.scatter or dist.broadcast from the rank that has it, into p.grad.",
+    ),
+    "summed": Words(
+        _F,
+        "the gradients are summed, not averaged",
+        "Every step is as many times too large as there are ranks: with SGD the learning rate is multiplied by it, and a "
+        "clip bites sooner.",
+        "Divide by the number of ranks after the all-reduce (p.grad /= world_size), or use ReduceOp.AVG where there is one.",
+    ),
+    "averaged_twice": Words(
+        _F,
+        "the gradients are divided by the number of ranks twice",
+        "Every step is as many times too small as there are ranks.",
+        "Divide once: DistributedDataParallel and ReduceOp.AVG have divided already.",
+    ),
+    "forgotten_tensors": Words(
+        _F,
+        "some tensors' gradients are not averaged",
+        "These weights are trained on each rank's own data, and drift apart while all others stay alike.",
+        "Average every parameter that has a gradient; look at the condition or the list that leaves these out.",
+    ),
+    "weights_averaged": Words(
+        _F,
+        "weights are averaged in place of gradients",
+        "With an optimizer that keeps moments (momentum, Adam) this is another algorithm: each rank's moments are of its "
+        "own gradients, and a clip is of its own norm.",
+        "Average p.grad between backward() and step(), and not p.data after it.",
+    ),
+    "clipped_before_average": Words(
+        _F,
+        "gradients are clipped before they are averaged",
+        "Each rank scales its part by its own norm, so what is applied is no multiple of the global batch's gradient.",
+        "Move the clip behind the average, just before step().",
+    ),
+    "unequal_weights": Words(
+        _F,
+        "the ranks' gradients count unequally",
+        "What is applied is not the gradient of the global batch's mean loss: some ranks' samples weigh more.",
+        "Weight each rank's loss by its share of the global batch, and average over all ranks alike.",
+    ),
+    "partial_average": Words(
+        _F,
+        "gradients are averaged over some of the ranks only",
+        "Replicas in different groups are trained on different data and drift apart.",
+        "Call the collective on the group of all ranks that share the weights.",
+    ),
+    "unequal_micro_batches": Words(
+        _F,
+        "the micro-batches of a step count unequally",
+        "What is applied is not the mean over the accumulated batch.",
+        "Divide each micro-batch's loss by the number of micro-batches, or by its share of the samples.",
+    ),
+    "lost_micro_batches": Words(
+        _F,
+        "gradients of micro-batches are thrown away",
+        "Their forward and backward passes are computed for nothing, and the step sees a smaller batch.",
+        "Call zero_grad() once after step(), and not before every backward().",
+    ),
+    "stale_gradients": Words(
+        _F,
+        "old gradients are applied again",
+        "The gradient of each step has those of the steps before it in it: the step grows, in old directions.",
+        "Call optimizer.zero_grad() after each step(), or before the first backward() of the next.",
+    ),
+    "different_gradients": Words(
+        _F,
+        "the ranks apply different gradients",
+        "Replicas that step differently are no longer one model.",
+        "Let every rank apply the same average: nothing may change it on one rank alone after it has travelled.",
+    ),
+    "weights_drift": Words(
+        _F,
+        "the weights drift apart",
+        "At the end each rank has a model of its own, and only one of them is kept.",
+        "Find what the ranks do differently: the gradients, the optimizers' settings, or a weight that one rank changes.",
+    ),
+    "no_set_epoch": Words(
+        _F,
+        "the sampler draws the same order in every epoch",
+        "DistributedSampler shuffles by its seed and epoch: without set_epoch every epoch has the same batches, and each "
+        "rank sees the same share of the data for ever.",
+        "Call sampler.set_epoch(epoch) at the start of every epoch.",
+    ),
+    "same_dropout": Words(
+        _F,
+        "all ranks draw the same dropout masks",
+        "The same units are dropped for every share of a batch, so the noise does not average out over the ranks.",
+        "After the model is made, seed each rank differently: torch.manual_seed(seed + rank).",
+    ),
+    "batch_norm_apart": Words(
+        _F,
+        "batch norm's running statistics differ between ranks",
+        "They are of each rank's own data; the model that is evaluated or saved has those of one rank.",
+        "Use torch.nn.SyncBatchNorm, or broadcast the buffers from rank 0 before evaluating and saving.",
+    ),
+    "optimizers_differ": Words(
+        _F,
+        "the optimizers' settings differ between ranks",
+        "The same gradient makes another step on each rank, so the replicas drift apart.",
+        "Compute the learning rate and its schedule from what all ranks share: the number of steps, not a rank's own data.",
+    ),
+    "uneven_steps": Words(
+        _F,
+        "ranks make different numbers of backward passes",
+        "A rank that has no more batches does not answer: the others wait in their next collective call, or fail.",
+        "Give every rank as many batches: drop_last=True, or a sampler that fills up.",
+    ),
+    "every_micro_batch_travels": Words(
+        _W,
+        "every micro-batch is synchronized under accumulation",
+        "Gradients need to travel once a step; what travels before the last micro-batch is paid for nothing.",
+        "Put all micro-batches but the last under model.no_sync() (forward and backward), or all-reduce after the last one.",
+    ),
+    "evaluation_repeated": Words(
+        _W,
+        "every rank evaluates the same samples",
+        "n ranks take as long as one.",
+        "Give each rank its share of the samples and add up the counts, or evaluate on rank 0 alone.",
+    ),
+    "barrier_each_step": Words(
+        _W,
+        "there is a barrier in every step",
+        "The collectives wait for one another already; a barrier adds its own delay, and stops overlap.",
+        "Leave it out of the loop.",
+    ),
+    "padded_duplicates": Words(
+        _N,
+        "samples that fill up the last batch are evaluated twice",
+        "DistributedSampler repeats samples until all ranks have as many: a metric that counts them is not the test set's.",
+        "Drop the repeated ones when the ranks' results are put together.",
+    ),
+    "local_loss": Words(
+        _N,
+        "no loss ever travels",
+        "A loss that is printed is of one rank's share of the batch, not of the global batch.",
+        "Average it over the ranks for printing: dist.all_reduce(loss) / world_size.",
+    ),
+    "local_steps": Words(
+        _N,
+        "weights are averaged every few steps",
+        "That is local SGD: between two averages the ranks step by their own gradients, by design.",
+        "Nothing, if it is meant.",
+    ),
+}

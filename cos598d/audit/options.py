@@ -1,0 +1,44 @@
+"""The flags of an audit, and what one rank of it is told."""
+
+from dataclasses import dataclass
+
+from cos598d.fields import flag
+
+
+@dataclass(frozen=True)
+class AuditFlags:
+    """What the command line says of an audit."""
+
+    steps: int = flag(
+        3, "how many of the first steps are looked at closely; the others are counted", least=1, below=1001
+    )
+    output_dir: str | None = flag(
+        None, "where the books, the verdict and the record go (default: runs/audit-SCRIPT)", metavar="DIR"
+    )
+    strict: bool = flag(False, "exit with 3 where a fault was found and the script itself ended well")
+    world_size: int | None = flag(
+        None,
+        "start so many ranks here; {rank}, {world_size}, {master_ip} and {master_port} in the script's words are filled in",
+        least=1,
+        below=1025,
+    )
+    master_port: int | None = flag(
+        None, "the port at which ranks that are started here meet (default: a free one)", least=1, below=65536
+    )
+
+
+@dataclass(frozen=True)
+class Told:
+    """What one rank of an audit knows beforehand. `run` is the audit's name where its starter chose one; only then
+    somebody else judges."""
+
+    folder: str
+    script: str
+    steps: int
+    run: str = ""
+    strict: bool = False
+
+    @property
+    def judges(self) -> bool:
+        """Whether rank 0 itself judges when the script is over."""
+        return not self.run

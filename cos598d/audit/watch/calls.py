@@ -1,0 +1,188 @@
+"""The ledger of a script: of every collective what it carried, who called it, how often, and with how many bytes."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from cos598d.audit.watch.collectives import Call
+from cos598d.audit.watch.places import Place, called_from, here
+from cos598d.audit.watch.traffic import moved
+
+GRADIENT, WEIGHT, BUFFER, SCALAR, OTHER, NOTHING = "gradient", "weight", "buffer", "scalar", "other", "nothing"
+# Functions of torch's that make calls of one kind.
+_BY_FUNCTION = {
+    "_sync_module_states": WEIGHT,
+    "_sync_buffers": BUFFER,
+    "_sync_module_buffers": BUFFER,
+    "_verify_param_shape_across_processes": OTHER,
+    "average_parameters": WEIGHT,
+    "_sync_params_and_buffers": WEIGHT,
+}
+_FUNCTIONS = frozenset(_BY_FUNCTION)
+_MOST_RUNS = 400  # tensors that are looked at for buckets by hand
+_NAMES = 4  # of a call that are noted
+MOST_ROWS, MOST_ENTRIES, MOST_ITERATIONS = 2000, 4000, 20_000
+
+
+class Calls:
+    """This rank's calls: the first ones row by row, all of them summed up by what they are.
+
+    `known` gives the model's tensors by kind: (name, tensor) of weights and of buffers.
+    """
+
+    def __init__(self, known: Callable[[], Mapping[str, list[tuple[str, torch.Tensor]]]]):
+        self._known = known
+        self.rows: list[dict[str, Any]] = []
+        self.entries: dict[tuple[Any, ...], dict[str, Any]] = {}
+        self.totals: dict[str, list[float]] = {}  # of the iteration by kind: calls, payload, sent, received, seconds
+        self.groups: set[tuple[int, ...]] = set()  # in which gradients travelled
+        self.backend = ""
+        self._pending: dict[int, tuple[Any, dict[str, Any], dict[str, Any], list[float]]] = {}
+        self._places: dict[int, tuple[str, str]] = {}
+        self._are_fresh = False
+        self._early: list[tuple[list[int], dict[str, Any], dict[str, Any]]] = []
+        self._runs: tuple[int, set[int]] = (-1, set())
+
+    def enter(
+        self, call: Call, iteration: int, in_backward: bool, is_between: bool, place: Place, arrived: list[torch.Tensor]
+    ) -> dict[str, Any]:
+        """Note a call, and return its row. `is_between`: after a backward pass and before the step; `arrived` are the
+        leaves whose gradients are there and have not travelled; those that have are taken out."""
+        payload = sum(each.numel() * each.element_size() for each in call.tensors)
+        kind, names = self._what(call, in_backward, is_between, arrived)
+        sent, received = moved(call.op, payload, len(call.ranks), call.rank, call.root)
+        self.backend = self.backend or call.backend
+        if kind == GRADIENT:
+            self.groups.add(call.ranks)
+        where = here(place)
+        dtype = str(call.tensors[0].dtype).removeprefix("torch.") if call.tensors else ""
+        facts = {"op": call.op, "kind": kind, "names": names[:_NAMES], "tensors": max(len(names), len(call.tensors))}
+        facts |= {"elements": sum(each.numel() for each in call.tensors), "dtype": dtype, "ranks": len(call.ranks)}
+        facts |= {"where": [*where], "in_backward": in_backward}
+        key = (call.op, kind, tuple(facts["names"]), facts["elements"], where, in_backward, dtype)
+        if key not in self.entries and len(self.entries) >= MOST_ENTRIES:
+            key = (call.op, kind, dtype)
+            facts |= {"names": [], "where": ["", 0, ""]}
+        sums = {"calls": 0, "payload_bytes": 0, "bytes_sent": 0, "bytes_received": 0, "seconds": 0.0}
+        entry = self.entries.setdefault(key, facts | sums | {"first_iteration": iteration})
+        added = {"calls": 1, "payload_bytes": payload, "bytes_sent": sent, "bytes_received": received}
+        for name, value in added.items():
+            entry[name] += value
+        entry["seconds"] += call.seconds
+        row = facts | added | {"iteration": iteration, "seconds": call.seconds}
+        if len(self.rows) < MOST_ROWS:
+            self.rows.append(row)
+        total = self.totals.setdefault(kind, [0, 0, 0, 0, 0.0])
+        for number, value in enumerate((*added.values(), call.seconds)):
+            total[number] += value
+        if kind == OTHER and not iteration and len(self._early) < MOST_ROWS:
+            places = [each.untyped_storage().data_ptr() for each in call.tensors if _has_storage(each)]
+            self._early.append((places, row, entry))
+        if call.work is not None and not in_backward:
+            self._pending[id(call.work)] = (call.work, row, entry, total)
+        return row
+
+    def waited(self, work: Any, seconds: float) -> None:
+        """So long a call was waited for."""
+        found = self._pending.pop(id(work), None)
+        if found is not None:
+            _, row, entry, total = found
+            row["seconds"] += seconds
+            entry["seconds"] += seconds
+            total[4] += seconds
+
+    def gradients_changed(self) -> None:
+        """A backward pass has given gradients new places."""
+        self._are_fresh = False
+
+    def model_is_known(self) -> None:
+        """There is a model now: what of it travelled before is told as such."""
+        self._places = self._by_place()
+        for places, row, entry in self._early:
+            known = [self._places[place] for place in places if place in self._places]
+            if known:
+                found = {"kind": known[0][0], "names": [name for _, name in known][:_NAMES]}
+                row.update(found)
+                entry.update(found)
+        self._early.clear()
+
+    def take_totals(self) -> dict[str, list[float]]:
+        """The sums since this was called last. Calls that nobody has waited for are let go."""
+        found, self.totals = self.totals, {}
+        self._pending.clear()
+        return found
+
+    def _what(
+        self, call: Call, in_backward: bool, is_between: bool, arrived: list[torch.Tensor]
+    ) -> tuple[str, list[str]]:
+        """What a call carries, and the names of the model's tensors in it, as far as they can be known."""
+        if not call.tensors:
+            return NOTHING, []
+        if in_backward:
+            return GRADIENT, self._bucket(call, arrived)
+        kind = _BY_FUNCTION.get(called_from(_FUNCTIONS), "")
+        if not self._are_fresh:
+            self._places = self._by_place()
+            self._are_fresh = True
+        found = [self._places.get(each.untyped_storage().data_ptr()) for each in call.tensors if _has_storage(each)]
+        known = [each for each in found if each is not None]
+        if known and not kind:
+            return known[0][0], [name for _, name in known]
+        if kind:
+            return kind, [name for _, name in known]
+        if all(each.numel() <= 1 for each in call.tensors):
+            return SCALAR, []
+        is_float = all(each.is_floating_point() for each in call.tensors)
+        return self._by_size(sum(each.numel() for each in call.tensors), is_float, is_between)
+
+    def _by_size(self, elements: int, is_float: bool, is_between: bool) -> tuple[str, list[str]]:
+        """What a buffer is that no tensor of the model's shares: all gradients, or all weights, in one."""
+        if not is_float:
+            return OTHER, []
+        weights = [tensor for _, tensor in self._known()["weight"]]
+        are_all = elements in (
+            sum(each.numel() for each in weights),
+            sum(each.numel() for each in weights if each.grad is not None),
+        )
+        if is_between and (are_all or elements in self._runs_of(weights)):
+            return GRADIENT, []
+        return (WEIGHT if are_all and weights else OTHER), []
+
+    def _runs_of(self, weights: list[torch.Tensor]) -> set[int]:
+        """How many elements tensors that follow one another may have together: what buckets by hand are made of."""
+        if self._runs[0] != len(weights):
+            ends = [0]
+            for each in weights[:_MOST_RUNS]:
+                ends.append(ends[-1] + each.numel())
+            self._runs = (len(weights), {end - begin for place, end in enumerate(ends) for begin in ends[:place]})
+        return self._runs[1]
+
+    def _bucket(self, call: Call, arrived: list[torch.Tensor]) -> list[str]:
+        """The tensors in a bucket of DDP's: those that came first among them that no bucket has yet taken."""
+        elements = sum(each.numel() for each in call.tensors)
+        names = {id(tensor): name for name, tensor in self._known()["weight"]}
+        for count in range(1, len(arrived) + 1):
+            if sum(each.numel() for each in arrived[:count]) == elements:
+                taken = arrived[:count]
+                del arrived[:count]
+                return [names.get(id(each), "") for each in taken]
+        return []
+
+    def _by_place(self) -> dict[int, tuple[str, str]]:
+        found: dict[int, tuple[str, str]] = {}
+        known = self._known()
+        for name, tensor in known["buffer"]:
+            if _has_storage(tensor):
+                found[tensor.untyped_storage().data_ptr()] = (BUFFER, name)
+        for name, tensor in known["weight"]:
+            if _has_storage(tensor):
+                found[tensor.untyped_storage().data_ptr()] = (WEIGHT, name)
+            if tensor.grad is not None and _has_storage(tensor.grad):
+                found[tensor.grad.untyped_storage().data_ptr()] = (GRADIENT, name)
+        found.pop(0, None)
+        return found
+
+
+def _has_storage(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not hasattr(tensor, "placements")

@@ -1,0 +1,123 @@
+"""The moments of a training step that torch lets nobody else see: backward passes, clips, steps, and new parameters.
+
+A few of torch's functions are wrapped, so that they do what they did and tell of it; the optimizers' own hooks tell of
+the rest. What is told is told to one listener at a time.
+"""
+
+import functools
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch.amp.grad_scaler import GradScaler
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+
+class Listener(Protocol):
+    """Who is told."""
+
+    def leaf(self, tensor: torch.Tensor) -> None:
+        """A parameter is about to get a hook, or to be an optimizer's."""
+
+    def backward_begins(self, losses: Any) -> None:
+        """`torch.autograd.backward` is called on these tensors."""
+
+    def backward_ended(self, seconds: float) -> None:
+        """It has returned, or raised."""
+
+    def clipped(self, how: str, limit: float, norm: Any, seconds: float) -> None:
+        """Gradients were clipped: `how` is "norm" or "value", `norm` what the function returned."""
+
+    def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer is about to step."""
+
+    def step_ended(self, optimizer: torch.optim.Optimizer) -> None:
+        """It has stepped."""
+
+    def step_skipped(self) -> None:
+        """A gradient scaler has left a step out."""
+
+
+_listener: Listener | None = None
+_is_installed = False
+
+
+def listen(listener: Listener | None) -> None:
+    """Tell `listener` from here on; None: nobody."""
+    global _listener, _is_installed  # noqa: PLW0603 - torch's functions are this process's, too
+    _listener = listener
+    if not _is_installed:
+        _is_installed = True
+        _install()
+
+
+def _wrap(place: Any, name: str, around: Callable[..., Any]) -> Callable[..., Any]:
+    original = getattr(place, name)
+
+    @functools.wraps(original)
+    def wrapped(*arguments: Any, **options: Any) -> Any:
+        if _listener is None:
+            return original(*arguments, **options)
+        return around(_listener, original, *arguments, **options)
+
+    setattr(place, name, wrapped)
+    return wrapped
+
+
+def _install() -> None:
+    _wrap(torch.Tensor, "register_hook", _register_hook)
+    _wrap(torch.optim.Optimizer, "add_param_group", _add_param_group)
+    _wrap(torch.autograd, "backward", _backward)
+    utils = torch.nn.utils
+    for name, how in (("clip_grad_norm_", "norm"), ("clip_grad_value_", "value")):
+        wrapped = _wrap(utils.clip_grad, name, functools.partial(_clip, how))
+        setattr(utils, name, wrapped)
+    _wrap(GradScaler, "step", _scaler_step)
+    register_optimizer_step_pre_hook(lambda optimizer, *_: _listener and _listener.step_begins(optimizer))
+    register_optimizer_step_post_hook(lambda optimizer, *_: _listener and _listener.step_ended(optimizer))
+
+
+def _register_hook(listener: Listener, original: Any, tensor: torch.Tensor, hook: Any) -> Any:
+    # Hooks are called in their order: the audit's has to see the gradient before the script's changes it.
+    if isinstance(tensor, torch.Tensor) and tensor.is_leaf and tensor.requires_grad:
+        listener.leaf(tensor)
+    return original(tensor, hook)
+
+
+def _add_param_group(listener: Listener, original: Any, optimizer: Any, group: Any) -> Any:
+    result = original(optimizer, group)
+    for tensor in optimizer.param_groups[-1]["params"]:
+        listener.leaf(tensor)
+    return result
+
+
+def _backward(listener: Listener, original: Any, *arguments: Any, **options: Any) -> Any:
+    listener.backward_begins(arguments[0] if arguments else options.get("tensors"))
+    began = time.perf_counter()
+    try:
+        return original(*arguments, **options)
+    finally:
+        listener.backward_ended(time.perf_counter() - began)
+
+
+def _clip(how: str, listener: Listener, original: Any, *arguments: Any, **options: Any) -> Any:
+    began = time.perf_counter()
+    result = original(*arguments, **options)
+    name = "max_norm" if how == "norm" else "clip_value"
+    limit = arguments[1] if len(arguments) > 1 else options.get(name, 0.0)
+    listener.clipped(how, float(limit), result, time.perf_counter() - began)
+    return result
+
+
+def _scaler_step(
+    listener: Listener, original: Any, scaler: Any, optimizer: Any, *arguments: Any, **options: Any
+) -> Any:
+    stepped = []
+    handle = optimizer.register_step_pre_hook(lambda *_: stepped.append(True))
+    try:
+        return original(scaler, optimizer, *arguments, **options)
+    finally:
+        handle.remove()
+        if not stepped:
+            listener.step_skipped()

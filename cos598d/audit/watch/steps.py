@@ -1,0 +1,203 @@
+"""The examined steps of one rank: sketches of every micro-batch's local gradients, and of the gradient that was applied."""
+
+import math
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from cos598d.audit.sketch import Sketcher, to_text
+from cos598d.audit.watch.batches import batch_size, sample_digests
+from cos598d.audit.watch.loss import weight_of
+from cos598d.audit.watch.places import NOWHERE, Place, here
+
+
+Guard = Callable[[Callable[..., None]], Callable[..., None]]
+
+
+class Steps:
+    """One rank's iterations: an iteration is from a backward pass to the last optimizer's step before the next one.
+
+    The first `examined` ones are looked at closely: `rows` has what was seen of them. `guard` is what makes a function
+    one of the audit's own.
+    """
+
+    def __init__(self, sketch: Sketcher, examined: int, guard: Guard):
+        self._sketch, self.examined, self._guard = sketch, examined, guard
+        self._last_local = 0.0
+        self.iteration = self.finished = self.backwards = 0
+        self.rows: list[dict[str, Any]] = []
+        self.backward_place = NOWHERE
+        self.arrived: list[torch.Tensor] = []  # whose gradients this backward pass has computed, in order
+        self._names: dict[int, str] = {}
+        self._hooked: dict[int, tuple[Any, Any]] = {}
+        self._has_stepped, self._depth = False, 0
+        self._row: dict[str, Any] = {}
+        self._events = 0
+
+    @property
+    def is_examined(self) -> bool:
+        """Whether what happens now is looked at closely."""
+        return 0 < self.iteration <= self.examined
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the next backward pass begins another iteration."""
+        return self._has_stepped or self.iteration == 0
+
+    @property
+    def micro(self) -> int:
+        """The micro-batch of the iteration, from 0."""
+        return max(len(self._row.get("micro", ())) - 1, 0)
+
+    def hook(self, tensor: torch.Tensor) -> None:
+        """See the gradients that are computed for this leaf, while steps are examined."""
+        known = self._hooked.get(id(tensor))
+        if (known and known[0]() is tensor) or self.iteration > self.examined or not self.examined:
+            return
+        if tensor.requires_grad and tensor.is_leaf:
+            reference = weakref.ref(tensor)
+            self._hooked[id(tensor)] = (reference, None)  # `register_hook` itself tells of leaves
+            local = self._guard(self._local)
+            handle = tensor.register_hook(lambda gradient: local(reference(), gradient))
+            self._hooked[id(tensor)] = (reference, handle)
+
+    def name(self, tensor: torch.Tensor) -> str:
+        """What a parameter is called: by its model, else by when it was first seen."""
+        return self._names.setdefault(id(tensor), f"parameter {len(self._names)}")
+
+    def call(self, names: dict[int, str]) -> None:
+        """Parameters are called so, by their ids."""
+        self._names |= names
+
+    def backward_begins(self, losses: Any, begins: bool, batch: list[torch.Tensor], rng: str) -> None:
+        """A backward pass on `losses`; `begins` an iteration; `batch` are the inputs of the forward pass before it."""
+        if begins:
+            self._begin()
+        self.arrived = []
+        self.backwards += 1
+        self.backward_place = here(self.backward_place)
+        loss = next((each for each in (losses if isinstance(losses, list | tuple) else [losses])), None)
+        if self.is_examined:
+            self._row["micro"].append(
+                {
+                    "size": batch_size(batch),
+                    "samples": sample_digests(batch),
+                    "loss": _number(loss),
+                    "weight": weight_of(loss),
+                    "rng": rng,
+                    "where": [*self.backward_place],
+                    "event": self._event(),
+                }
+            )
+
+    def backward_ended(self) -> None:
+        """The backward pass is over: what it took after its last gradient is communication that nothing hid."""
+        if self.is_examined and self._last_local:
+            self._row["seconds_after_gradients"] += time.perf_counter() - self._last_local
+            self._last_local = 0.0
+
+    def event(self, kind: str, **facts: Any) -> None:
+        """Something of the iteration whose place in the order of calls matters."""
+        if self.is_examined and len(self._row["events"]) < 10_000:
+            self._row["events"].append({"kind": kind, "event": self._event(), "micro": self.micro, **facts})
+
+    def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
+        """The gradients are about to be applied: sketch them."""
+        self._depth += 1
+        if not self.is_examined or self._depth > 1:
+            return
+        self._row["optimizers"].append(settings_of(optimizer))
+        where: Place = here()
+        self.event("step", where=[*where])
+        for group in optimizer.param_groups:
+            for tensor in group["params"]:
+                if tensor.grad is not None and is_plain(tensor):
+                    self._row["applied"][self.name(tensor)] = to_text(self._sketch(tensor.grad))
+
+    def step_ended(self) -> None:
+        """An optimizer has stepped."""
+        self._depth = max(self._depth - 1, 0)
+        if self.iteration and not self._depth:
+            self._has_stepped = True
+            self.finished = self.iteration
+
+    def backward_in_step(self) -> bool:
+        """Whether a backward pass is part of an optimizer's step; then what is applied is not what was seen."""
+        if self._depth and self._row:
+            self._row["has_closure"] = True
+        return bool(self._depth)
+
+    def step_skipped(self) -> None:
+        """A gradient scaler has left the step out: the iteration is over, and there is nothing to judge."""
+        if self._row:
+            self._row["is_skipped"] = True
+        self._has_stepped, self.finished = True, self.iteration
+
+    def close(self) -> None:
+        """Take away the hooks."""
+        for _, handle in self._hooked.values():
+            if handle is not None:
+                handle.remove()
+        self._hooked = {key: (reference, handle) for key, (reference, handle) in self._hooked.items() if reference() is not None}
+
+    def _begin(self) -> None:
+        self.iteration += 1
+        self._has_stepped, self._events = False, 0
+        if self.iteration == self.examined + 1:
+            self.close()
+        self._row = {}
+        if self.is_examined:
+            self._row = {"iteration": self.iteration, "micro": [], "local": {}, "before": {}, "applied": {}}
+            self._row |= {"events": [], "optimizers": [], "has_closure": False, "is_skipped": False}
+            self._row |= {"seconds_after_gradients": 0.0}
+            self.rows.append(self._row)
+
+    def _local(self, tensor: torch.Tensor | None, gradient: torch.Tensor) -> None:
+        """A leaf's gradient of this micro-batch, before anybody has changed it."""
+        if tensor is None or not self.is_examined or not self._row.get("micro"):
+            return
+        self.arrived.append(tensor)
+        name = self.name(tensor)
+        found = self._row["local"].setdefault(name, [])
+        if not found and tensor.grad is not None:
+            before = self._sketch(tensor.grad)
+            if before.any():
+                self._row["before"][name] = to_text(before)
+        found += [None] * (self.micro + 1 - len(found))
+        sketch = self._sketch(gradient)
+        # One leaf can get its gradient in parts.
+        found[self.micro] = sketch if found[self.micro] is None else found[self.micro] + sketch
+        self._last_local = time.perf_counter()
+
+    def _event(self) -> int:
+        self._events += 1
+        return self._events
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is whole on this rank, and no shard of one that others hold too."""
+    return not hasattr(tensor, "placements") and type(tensor).__name__ != "FlatParameter"
+
+
+def settings_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """An optimizer's class and, of its first groups, the numbers by which it goes."""
+    groups = []
+    for group in optimizer.param_groups[:8]:
+        found = {}
+        for name, value in group.items():
+            if name != "params" and isinstance(value, int | float | bool) and math.isfinite(value):
+                found[name] = float(value)
+            elif isinstance(value, torch.Tensor) and value.numel() == 1:
+                found[name] = float(value)
+        groups.append(found)
+    return {"class": type(optimizer).__name__, "groups": groups}
+
+
+def _number(loss: Any) -> float | None:
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        return None
+    value = float(loss.detach())
+    return value if math.isfinite(value) else None

@@ -1,0 +1,125 @@
+"""`python -m cos598d audit`: run any data-parallel script, unchanged, and say which silent fault it has."""
+
+import argparse
+import secrets
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from cos598d.audit import script
+from cos598d.audit.book import BOOKS
+from cos598d.audit.card import card
+from cos598d.audit.exchange import read_books, remove_books
+from cos598d.audit.judge import judge
+from cos598d.audit.judge.verdict import FAULT
+from cos598d.audit.options import AuditFlags, Told
+from cos598d.audit.record import VERDICT, write_record
+from cos598d.audit.starter import run_of_starter, start_ranks
+from cos598d.commands.flags import add_flags, given_flags
+from cos598d.errors import UsageError, UserError
+from cos598d.fields import check_flags
+from cos598d.files import write_json
+from cos598d.terminal.printable import printable
+from cos598d.terminal.signals import exits_on_sigterm
+
+FAULTS_FOUND = 3  # the exit code with --strict
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the command's flags to `parser`."""
+    add_flags(parser, AuditFlags)
+    parser.add_argument(
+        "words",
+        nargs=argparse.REMAINDER,
+        metavar="SCRIPT [WORD ...]",
+        help="the script and its own words, as behind `python`; or the folder of an audit, to judge it again",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Audit a script, or judge a folder again, and return the exit code: the script's own, but for --strict."""
+    flags = AuditFlags(**given_flags(options, AuditFlags))
+    check_flags(flags)
+    words = options.words[1:] if options.words[:1] == ["--"] else options.words
+    if not words:
+        raise UsageError("audit needs a script: give it and its words, or the folder of an audit.")
+    if Path(words[0]).is_dir():
+        return _again(Path(words[0]), words[1:], flags)
+    run_name = run_of_starter()
+    folder = Path(flags.output_dir or f"runs/audit-{Path(words[0]).stem}").absolute()
+    told = Told(str(folder), words[0], flags.steps, run_name, flags.strict)
+    if not run_name:
+        _check_folder(folder)
+    if flags.world_size is None:
+        if flags.master_port is not None:
+            raise UsageError("--master_port is for ranks that are started here: add --world_size, or leave it out.")
+        return _as_rank(told, words[1:])
+    script.load(told.script)
+    remove_books(folder)
+    told = Told(told.folder, told.script, told.steps, secrets.token_hex(8), told.strict)
+    with exits_on_sigterm():
+        code = start_ranks(told, words[1:], flags.world_size, flags.master_port)
+    return _judged(folder, flags.strict, code)
+
+
+def _again(folder: Path, words: Sequence[str], flags: AuditFlags) -> int:
+    if words:
+        raise UsageError(f"{folder} is the folder of an audit, which takes no further words: leave {words[0]} out.")
+    if not (folder / BOOKS).is_dir():
+        raise UsageError(f"{folder} has no books of an audit: give the folder of an audit, or a script.")
+    books, remarks = read_books(folder)
+    verdict = judge(books, remarks)
+    print(card(verdict, books))
+    return FAULTS_FOUND if flags.strict and verdict.of(FAULT) else 0
+
+
+def _as_rank(told: Told, words: Sequence[str]) -> int:
+    """This process is a rank, as the launcher of the script would start it."""
+    from cos598d.audit.rank import Rank, audit_script
+
+    def say(rank: Rank, code: int) -> int:
+        if rank.trouble:
+            print(rank.trouble, file=sys.stderr)
+        if rank.told.run:
+            return code
+        if rank.book is not None:
+            if rank.number != 0:
+                return code
+            rank.collect()
+        elif not rank.has_started_others():
+            why = "it never opened a process group" if code == 0 else f"it ended with {code} before its ranks had met"
+            print(f"nothing of {told.script} was audited: {why}.", file=sys.stderr)
+            return code
+        return _judged(Path(told.folder), told.strict, code)
+
+    return audit_script(told, words, say)
+
+
+def _judged(folder: Path, strict: bool, code: int) -> int:
+    """Judge the books in the folder, print and write what comes out, and return the exit code."""
+    try:
+        books, remarks = read_books(folder)
+        verdict = judge(books, remarks)
+        without = write_record(folder, books)
+        write_json(folder / VERDICT, verdict.to_json())
+    except UserError as error:
+        print(f"nothing could be judged: {printable(error)}", file=sys.stderr)
+        return code
+    except OSError as error:
+        print(f"{folder / VERDICT} cannot be written: {error.strerror}.", file=sys.stderr)
+        return code
+    print(card(verdict, books))
+    print(f"no record for compare and report: {without}." if without else f"record: {folder}", flush=True)
+    return FAULTS_FOUND if strict and not code and verdict.of(FAULT) else code
+
+
+def _check_folder(folder: Path) -> None:
+    """Raise UsageError where the folder has something else than an audit, which it would overwrite."""
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"--output_dir {folder} is a file: give a folder.")
+    if (folder / "summary.json").exists() and not (folder / VERDICT).exists():
+        raise UsageError(f"--output_dir {folder} has the record of a run: give another folder.")
+    try:
+        (folder / BOOKS).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--output_dir {folder} cannot be made ({error.strerror}): give another.") from None

@@ -1,0 +1,181 @@
+"""Scripts to audit, in three styles: gradients averaged by hand, DDP, and the course's skeleton with its own flags.
+
+Each is right as it stands. `with_changes` makes others of it: right ones in another manner, and ones with a fault, in
+which the comment `# here` marks the line that the audit has to name.
+"""
+
+BY_HAND = """
+import torch
+import torch.distributed as dist
+from torch import nn
+
+dist.init_process_group("gloo")
+rank, ranks = dist.get_rank(), dist.get_world_size()
+torch.manual_seed(1)
+data, labels = torch.randn(120, 8), torch.randint(0, 3, (120,))
+model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+torch.manual_seed(100 + rank)
+for p in model.parameters():
+    dist.broadcast(p.data, 0)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+for step in range(5):
+    batch = torch.arange(16 * step, 16 * step + 16)[rank::ranks]
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(data[batch]), labels[batch])
+    loss.backward()
+    for p in model.parameters():
+        dist.all_reduce(p.grad)
+        p.grad /= ranks
+    nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    optimizer.step()
+dist.destroy_process_group()
+"""
+
+DDP = """
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+dist.init_process_group("gloo")
+rank, ranks = dist.get_rank(), dist.get_world_size()
+torch.manual_seed(1)
+dataset = TensorDataset(torch.randn(48, 8), torch.randint(0, 3, (48,)))
+model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+torch.manual_seed(100 + rank)
+model = DistributedDataParallel(model)
+sampler = DistributedSampler(dataset, num_replicas=ranks, rank=rank, shuffle=True)
+loader = DataLoader(dataset, batch_size=8, sampler=sampler)
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+for epoch in range(3):
+    sampler.set_epoch(epoch)
+    for inputs, targets in loader:
+        loss = nn.functional.cross_entropy(model(inputs), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    mean = loss.detach().clone()
+    dist.all_reduce(mean)
+dist.destroy_process_group()
+"""
+
+SKELETON = """
+import argparse
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+
+class Bert(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embeddings = nn.Embedding(50, 16)
+        self.encoder = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.1, batch_first=True)
+        self.classifier = nn.Linear(16, 2)
+
+    def forward(self, input_ids, attention_mask=None, labels=None):
+        hidden = self.encoder(self.embeddings(input_ids))
+        logits = self.classifier(hidden[:, 0])
+        if labels is None:
+            return (logits,)
+        return nn.CrossEntropyLoss()(logits, labels), logits
+
+
+def average(args, model):
+    for param in model.parameters():
+        if param.grad is None:
+            continue
+        if args.local_rank == 0:
+            parts = [torch.zeros_like(param.grad) for _ in range(args.world_size)]
+            dist.gather(param.grad, parts)
+            mean = torch.stack(parts).mean(0)
+            dist.scatter(param.grad, [mean] * args.world_size)
+        else:
+            dist.gather(param.grad)
+            dist.scatter(param.grad)
+
+
+def train(args, dataset, model):
+    sampler = DistributedSampler(dataset, args.world_size, args.local_rank)
+    loader = DataLoader(dataset, sampler=sampler, batch_size=args.batch)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, eps=1e-8)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    model.zero_grad()
+    for epoch in range(args.epochs):
+        sampler.set_epoch(epoch)
+        model.train()
+        for step, batch in enumerate(loader):
+            loss = model(input_ids=batch[0], attention_mask=batch[1], labels=batch[2])[0]
+            loss = loss / args.accumulation
+            loss.backward()
+            if (step + 1) % args.accumulation == 0:
+                average(args, model)
+                torch.nn.utils.clip_grad_norm_(model.parameters(), args.max_grad_norm)
+                optimizer.step()
+                scheduler.step()
+                model.zero_grad()
+        evaluate(args, dataset, model)
+
+
+def evaluate(args, dataset, model):
+    if args.local_rank == 0:
+        model.eval()
+        right = 0
+        for batch in DataLoader(dataset, batch_size=16):
+            with torch.no_grad():
+                loss, logits = model(input_ids=batch[0], attention_mask=batch[1], labels=batch[2])
+            right += int((logits.argmax(1) == batch[2]).sum())
+        print("accuracy", right / len(dataset))
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--local_rank", type=int, default=-1)
+    parser.add_argument("--world_size", type=int, default=1)
+    parser.add_argument("--master_ip", default="127.0.0.1")
+    parser.add_argument("--master_port", default="6585")
+    parser.add_argument("--max_grad_norm", type=float, default=0.2)
+    parser.add_argument("--learning_rate", type=float, default=1e-3)
+    parser.add_argument("--accumulation", type=int, default=1)
+    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--batch", type=int, default=8)
+    args = parser.parse_args()
+    dist.init_process_group(
+        "gloo",
+        init_method=f"tcp://{args.master_ip}:{args.master_port}",
+        world_size=args.world_size,
+        rank=args.local_rank,
+    )
+    torch.manual_seed(42)
+    dataset = TensorDataset(torch.randint(0, 50, (96, 12)), torch.ones(96, 12), torch.randint(0, 2, (96,)))
+    model = Bert()
+    torch.manual_seed(42 + args.local_rank)
+    train(args, dataset, model)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
+"""
+
+STYLES = {"by_hand": BY_HAND, "ddp": DDP, "skeleton": SKELETON}
+FLAGS = "--local_rank {rank} --world_size {world_size} --master_ip {master_ip} --master_port {master_port}"
+
+
+def with_changes(style, changes):
+    """The source of a style with each (old, new) of `changes` made; each old text is there exactly once."""
+    source = STYLES[style].lstrip()
+    for old, new in changes:
+        assert source.count(old) == 1, f"{old!r} is there {source.count(old)} times"
+        source = source.replace(old, new)
+    return source
+
+
+def marked_line(source):
+    """The number of the line that `# here` marks; None without one."""
+    return next((number for number, line in enumerate(source.splitlines(), 1) if line.endswith("# here")), None)

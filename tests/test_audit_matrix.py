@@ -1,0 +1,33 @@
+"""The matrix of the audit: every planted fault is named rightly and alone, and no right script is accused of anything."""
+
+import pytest
+from audit_cases import FAULTS, RIGHT
+from audit_scripts import marked_line, with_changes
+from audits import audit, words_of
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_named_and_alone(name, start, tmp_path):
+    style, changes, expected, words = FAULTS[name]
+    source = with_changes(style, changes)
+    codes, text, verdict = audit(start, tmp_path, source, words_of(style, words))
+    assert codes == [0, 0], text
+    found = verdict["faults"] + verdict["wastes"]
+    assert [each["name"] for each in found] == [expected], text
+    line = marked_line(source)
+    assert line is None or (found[0]["file"], found[0]["line"]) == (str(tmp_path / "train.py"), line), text
+    assert found[0]["title"] in text
+    assert found[0]["mend"].split()[0] in text
+    assert all(any(letter.isdigit() for letter in each) for each in found[0]["evidence"][:1]), text
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_right_script_is_accused_of_nothing(name, start, tmp_path):
+    style, changes, words = RIGHT[name]
+    codes, text, verdict = audit(start, tmp_path, with_changes(style, changes), words_of(style, words))
+    assert codes == [0, 0], text
+    assert verdict["faults"] + verdict["wastes"] == [], text
+    assert verdict["seen"]["steps"] > 0, text
+    # Silence without judgement is not worth much: only these cannot be judged.
+    if name not in ("lbfgs", "local_sgd"):
+        assert verdict["seen"]["judged"] == 3, text
