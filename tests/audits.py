@@ -3,11 +3,11 @@
 import json
 
 from audit_scripts import FLAGS
-from programs import free_port
+from programs import ROOT, free_port
 
 
-def audit(start, folder, source, words="", ranks=2, flags=()):
-    """Run a script's source on so many ranks; return the exit codes, what rank 0 printed, and audit.json (or None)."""
+def audit(start, folder, source, words="", ranks=2, flags=(), is_fresh=False):
+    """Run a script's source on so many ranks; return the exit codes, what rank 0 printed, and audit.json (or None)"""
     path = folder / "train.py"
     path.write_text(source)
     port = free_port()
@@ -15,10 +15,10 @@ def audit(start, folder, source, words="", ranks=2, flags=()):
     for rank in range(ranks):
         place = {"rank": rank, "world_size": ranks, "master_ip": "127.0.0.1", "master_port": port}
         environ = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
-        environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        environ |= {"PYTHONPATH": str(ROOT), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         own = words.format(**place).split()
         command = ["-m", "cos598d", "audit", "--output_dir", folder / "audit", *flags, path, *own]
-        programs.append(start(f"rank{rank}", command, environ))
+        programs.append(start(f"rank{rank}", command, environ, is_fresh=is_fresh))
     codes = [program.wait(120) for program in programs]
     verdict = folder / "audit" / "audit.json"
     return codes, programs[0].text, json.loads(verdict.read_text()) if verdict.exists() else None

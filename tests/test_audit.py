@@ -156,8 +156,8 @@ def finished(tmp_path_factory):
     """The books of a right script of two ranks."""
     folder = tmp_path_factory.mktemp("finished")
 
-    def begin(name, words, environ=None):
-        return Program(folder, name, [str(word) for word in words], environ)
+    def begin(name, words, environ=None, is_fresh=False):
+        return Program(folder, name, [str(word) for word in words], environ, is_fresh)
 
     codes, text, _ = audit(begin, folder, RIGHT)
     assert codes == [0, 0], text
@@ -181,7 +181,7 @@ def test_between_hosts_a_book_travels_through_the_store(finished):
     store = Store()
     sender, receiver = Counter(store, 1), Counter(store, 0)
     assert receiver.receive(1) is None
-    text = json.dumps(finished[1]) * 3
+    text = json.dumps(finished[1]) * 20
     sender.send(text)
     assert receiver.receive(1) == text.encode()
     assert len(store) > 2
@@ -228,35 +228,48 @@ def test_bad_words_are_a_sentence(words, says, tmp_path, monkeypatch, capsys):
     assert said.count("\n") == 1
 
 
+def with_end(old, new):
+    assert RIGHT.count(old) == 1
+    return RIGHT.replace(old, new)
+
+
+BACKWARD, END = "    loss.backward()\n", "dist.destroy_process_group()"
+ON_ONE = "    loss.backward()\n    if step == 4 and rank == 1:\n"
+INDENTED = "".join(f"    {line}\n" for line in RIGHT.splitlines())
+SPAWNING = f"""
+import os
+
+import torch.multiprocessing as mp
+
+
+def main(rank, ranks):
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks))
+{INDENTED}
+
+if __name__ == "__main__":
+    mp.spawn(main, (2,), nprocs=2)
+"""
+# What a script is, the exit codes of its ranks (None: whatever), and what rank 0 says.
 ENDS = {
     "at_once": ("import sys\nsys.exit(5)\n", [5, 5], "nothing of"),
     "no_group": ("print('alone')\n", [0, 0], "never opened a process group"),
-    "crash": (
-        RIGHT.replace("    loss.backward()\n", "    loss.backward()\n    if step == 3 and rank == 1:\n        raise ValueError('planted')\n"),
-        [1, 1],
-        "ValueError: planted",
-    ),
-    "os_exit": (RIGHT.replace("dist.destroy_process_group()", "import os\nos._exit(7)"), [7, 7], "exit code 7"),
+    "crash": (with_end(BACKWARD, ON_ONE + "        raise ValueError('planted')\n"), [1, 1], "ValueError: planted"),
+    "os_exit": (with_end(END, "import os\nos._exit(7)"), [7, 7], "exit code 7"),
     "killed": (
-        RIGHT.replace("    loss.backward()\n", "    loss.backward()\n    if step == 3 and rank == 1:\n        import os\n        os.kill(os.getpid(), 9)\n"),
+        with_end(BACKWARD, ON_ONE + "        import os\n        os.kill(os.getpid(), 9)\n"),
         [1, -9],
         "was ended from outside",
     ),
-    "megabytes": (RIGHT.replace("dist.destroy_process_group()", "print('x' * 3_000_000)\ndist.destroy_process_group()"), [0, 0], "No fault found"),
-    "spawns": (
-        "import torch.multiprocessing as mp\n\n\ndef main(rank, ranks):\n    import os\n    os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks))\n"
-        + "".join(f"    {line}\n" for line in RIGHT.splitlines())
-        + "\n\nif __name__ == '__main__':\n    mp.spawn(main, (2,), nprocs=2)\n",
-        None,
-        "No fault found; gradients judged in 3 of 5 steps",
-    ),
-}  # fmt: skip
+    "megabytes": (with_end(END, f"print('x' * 3_000_000)\n{END}"), [0, 0], "No fault found"),
+    "spawns": (SPAWNING, None, "No fault found; gradients judged in 3 of 5 steps"),
+}
 
 
 @pytest.mark.parametrize("name", ENDS)
 def test_a_script_ends_as_it_would_and_what_was_seen_is_judged(name, start, tmp_path):
     source, wanted, says = ENDS[name]
-    codes, text, verdict = audit(start, tmp_path, source, ranks=1 if name == "spawns" else 2)
+    is_spawning = name == "spawns"
+    codes, text, verdict = audit(start, tmp_path, source, ranks=1 if is_spawning else 2, is_fresh=is_spawning)
     assert says in text, text
     if wanted is not None:
         assert [code if code >= 0 else -9 for code in codes] == wanted, text

@@ -1,4 +1,4 @@
-"""The matrix of the audit: every planted fault is named rightly and alone, and no right script is accused of anything."""
+"""The matrix of the audit: every planted fault is named rightly and alone, and no right script is accused."""
 
 import pytest
 from audit_cases import FAULTS, RIGHT
@@ -24,7 +24,9 @@ def test_a_planted_fault_is_named_and_alone(name, start, tmp_path):
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_right_script_is_accused_of_nothing(name, start, tmp_path):
     style, changes, words = RIGHT[name]
-    codes, text, verdict = audit(start, tmp_path, with_changes(style, changes), words_of(style, words))
+    is_fresh = name == "ddp_workers"  # torch's workers do not come up in a fork of the tests' server
+    source = with_changes(style, changes)
+    codes, text, verdict = audit(start, tmp_path, source, words_of(style, words), is_fresh=is_fresh)
     assert codes == [0, 0], text
     assert verdict["faults"] + verdict["wastes"] == [], text
     assert verdict["seen"]["steps"] > 0, text

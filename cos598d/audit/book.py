@@ -12,7 +12,6 @@ from cos598d.records.kinds import (
     FLAG,
     NOT_NEGATIVE,
     NUMBER,
-    SIZE as AT_LEAST_ONE,
     TEXT,
     Fields,
     Kind,
@@ -23,6 +22,9 @@ from cos598d.records.kinds import (
     OrNone,
     Row,
 )  # fmt: skip
+from cos598d.records.kinds import (
+    SIZE as AT_LEAST_ONE,
+)
 from cos598d.records.run import RANK, RANKS
 from cos598d.records.schema import read
 

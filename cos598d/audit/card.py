@@ -68,7 +68,6 @@ def ledger(books: Sequence[Book]) -> str:
     if not books or not books[0]["ledger"]:
         return ""
     sums: dict[tuple, list[float]] = {}
-    buckets: dict[tuple, set[int]] = {}
     for entry in books[0]["ledger"]:
         file, line, _ = entry["where"]
         place = f"{os.path.basename(file)}:{line}" if file else "-"
@@ -77,11 +76,10 @@ def ledger(books: Sequence[Book]) -> str:
         found = sums.setdefault(key, [0, 0, 0, 0, 0.0])
         for number, name in enumerate(("calls", "payload_bytes", "bytes_sent", "bytes_received", "seconds")):
             found[number] += entry[name]
-        buckets.setdefault(key, set()).add(entry["elements"])
     rows = [["when", "call", "carries", "line", "calls", "payload MB", "sent MB", "received MB", "s"]]
     for (when, op, kind, place, in_backward), values in sums.items():
         calls, *moved, seconds = values
-        carries = kind + (f" in {len(buckets[when, op, kind, place, True])} bucket sizes" if in_backward else "")
+        carries = kind + (f", {calls / max(books[0]['iterations_seen'], 1):g} buckets a step" if in_backward else "")
         took = "beside backward" if in_backward else f"{seconds:.3f}"
         rows.append(
             [when, op, carries, printable(place, 60), str(int(calls)), *(f"{e / 1e6:.3f}" for e in moved), took]

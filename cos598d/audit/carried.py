@@ -15,20 +15,20 @@ from cos598d.audit.options import Told
 from cos598d.program import own_python_path
 
 _LEFT_ALONE = ("torch.utils.data", "multiprocessing", "concurrent", "torch._inductor")
-_told: Told | None = None
+# Makes this process a rank, and gives what is to be called at its end with the exit code and the error.
+Begin = Callable[[Told], Callable[[int, str], None]]
+_carries: tuple[Told, Begin] | None = None
 _count = 0
 
 
 class Carried:
     """A process's target under observation."""
 
-    def __init__(self, told: Told, target: Callable[..., Any]):
-        self._told, self._target = told, target
+    def __init__(self, told: Told, begin: Begin, target: Callable[..., Any]):
+        self._told, self._begin, self._target = told, begin, target
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
-        from cos598d.audit.rank import Rank
-
-        rank = Rank(self._told)
+        end = self._begin(self._told)
         code, error = 0, ""
         try:
             return self._target(*arguments, **options)
@@ -39,15 +39,15 @@ class Carried:
             code, error = 1, f"{type(raised).__name__}: {raised}"
             raise
         finally:
-            rank.end(code, error)
+            end(code, error)
 
 
-def carry(told: Told) -> None:
-    """Audit the processes that this one starts from here on."""
-    global _told  # noqa: PLW0603 - multiprocessing is this process's, too
-    if _told is None:
+def carry(told: Told, begin: Begin) -> None:
+    """Audit the processes that this one starts from here on; `begin` is a function of a module's."""
+    global _carries  # noqa: PLW0603 - multiprocessing is this process's, too
+    if _carries is None:
         _install()
-    _told = told
+    _carries = told, begin
 
 
 def count() -> int:
@@ -62,12 +62,13 @@ def _install() -> None:
     def begin(process: Any, group: Any = None, target: Any = None, *arguments: Any, **options: Any) -> None:
         global _count  # noqa: PLW0603
         module = getattr(target, "__module__", "") or ""
-        if target is not None and _told is not None and not module.startswith(_LEFT_ALONE):
-            target = Carried(_told, target)
+        if target is not None and _carries is not None and not module.startswith(_LEFT_ALONE):
+            target = Carried(*_carries, target)
             _count += 1
             ours = own_python_path().split(os.pathsep)[0]
             if ours not in sys.path:
                 sys.path.append(ours)  # with which a fresh interpreter finds this class
         original(process, group, target, *arguments, **options)
 
-    BaseProcess.__init__ = begin  # type: ignore[method-assign]
+    kind: Any = BaseProcess
+    kind.__init__ = begin

@@ -18,7 +18,8 @@ class AuditFlags:
     strict: bool = flag(False, "exit with 3 where a fault was found and the script itself ended well")
     world_size: int | None = flag(
         None,
-        "start so many ranks here; {rank}, {world_size}, {master_ip} and {master_port} in the script's words are filled in",
+        "start so many ranks here; {rank}, {world_size}, {master_ip} and {master_port} in the script's words are "
+        "filled in",
         least=1,
         below=1025,
     )

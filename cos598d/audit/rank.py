@@ -1,4 +1,4 @@
-"""One rank's life under audit: its book is opened with its process group, kept up while it steps, and closed at its end."""
+"""One rank's life under audit: its book is begun with its process group, kept up while it steps, and completed."""
 
 import contextlib
 import os
@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from cos598d.audit import carried, script
 from cos598d.audit.book import Book
@@ -89,7 +90,8 @@ class Rank:
 
     def _keep(self) -> None:
         """Leave a book of what was seen so far, for the case that the process is killed."""
-        self._write()
+        if self.observer.is_open:
+            self._write()
 
     def _write(self, exit_code: int | None = None, error: str = "") -> None:
         if not self._run and self._counter is not None:
@@ -113,6 +115,11 @@ class Rank:
                 self._counter.send(book_path(Path(self.told.folder), self.number).read_text(encoding="utf-8"))
 
 
+def begin(told: Told) -> Callable[[int, str], None]:
+    """Make this process, which the script has started, a rank; what ends it is called with its exit code and error."""
+    return Rank(told).end
+
+
 def audit_script(told: Told, words: Sequence[str], say: Callable[[Rank, int], int]) -> int:
     """Run the script under observation, as this rank, and return what `say` makes of its exit code."""
     code = script.load(told.script)
@@ -120,7 +127,7 @@ def audit_script(told: Told, words: Sequence[str], say: Callable[[Rank, int], in
     rank.say = say
     # The ranks that it starts by itself do not judge: this process does, when they have ended.
     of_children = told if told.run else replace(told, run=secrets.token_hex(8))
-    carried.carry(of_children)
+    carried.carry(of_children, begin)
     exit_code, error = script.run(code, told.script, words)
     rank.end(exit_code, error)
     return say(rank, exit_code)
@@ -138,7 +145,8 @@ def _forget() -> None:
 
 def _leave_a_book_at_exit() -> None:
     """Let `os._exit`, which ends a process at once, complete the book first."""
-    original = os._exit
+    system: Any = os
+    original = system._exit
 
     def leave(status: int) -> None:
         rank = _current
@@ -148,4 +156,4 @@ def _leave_a_book_at_exit() -> None:
                 status = rank.say(rank, status) if rank.say else status
         original(status)
 
-    os._exit = leave  # type: ignore[assignment]
+    system._exit = leave

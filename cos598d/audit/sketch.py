@@ -1,7 +1,7 @@
 """Linear sketches: 32 random-sign sums that stand for a tensor, so that what holds for tensors holds for them.
 
-The sketch of a sum is the sum of the sketches, and that of a multiple the multiple. So a gradient that was applied can be
-compared with any combination of the gradients that the ranks computed, from 32 numbers of each.
+The sketch of a sum is the sum of the sketches, and that of a multiple the multiple. So a gradient that was applied can
+be compared with any combination of the gradients that the ranks computed, from 32 numbers of each.
 """
 
 import base64

@@ -30,7 +30,7 @@ def filled(words: Sequence[str], values: Mapping[str, object]) -> list[str]:
 def start_ranks(told: Told, words: Sequence[str], world_size: int, master_port: int | None) -> int:
     """Start the script once for each rank and wait for all; return the first failure's exit code, or 0.
 
-    When one fails the others are stopped, should they not end by themselves. Raises UsageError for a port that is taken.
+    When one fails the others are stopped, should they not end by themselves. Raises UsageError for a port in use.
     """
     port = _port(master_port)
     ranks: list[subprocess.Popen] = []

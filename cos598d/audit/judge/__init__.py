@@ -72,9 +72,8 @@ def _of_ranks(books: Sequence[Book]) -> list[str]:
             )
         elif book["error"] or book["exit_code"]:
             why = f" ({book['error']})" if book["error"] else ""
-            found.append(
-                f"rank {book['rank']} ended with exit code {book['exit_code']}{why} after {book['iterations_seen']} steps."
-            )
+            steps = book["iterations_seen"]
+            found.append(f"rank {book['rank']} ended with exit code {book['exit_code']}{why} after {steps} steps.")
         if book["failed"]:
             found.append(
                 f"the audit of rank {book['rank']} ended early ({book['failed']}): what came before is judged."

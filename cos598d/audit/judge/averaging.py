@@ -1,11 +1,11 @@
-"""Faults of averaging: what the factors of the fits and the order of the calls say about how gradients were combined."""
+"""Faults of averaging: what the fits' factors and the order of the calls say of how gradients were combined."""
 
 import statistics
 from collections.abc import Sequence
 from typing import Any
 
 from cos598d.audit.book import Book
-from cos598d.audit.judge.fit import BY_MICRO, BY_RANK, INDISTINCT, MEAN, OWN, OWN_STALE, STALE, Fit
+from cos598d.audit.judge.fit import BY_MICRO, BY_RANK, INDISTINCT, MEAN, OWN, OWN_STALE, STALE, UNKNOWN, Fit
 from cos598d.audit.judge.gradients import Fits, StepFits, most_common
 from cos598d.audit.judge.verdict import Finding
 from cos598d.audit.watch.calls import GRADIENT, WEIGHT
@@ -26,7 +26,7 @@ def judge_averaging(books: Sequence[Book], fits: Fits) -> list[Finding]:
                 by_tensor.setdefault(name, [[] for _ in books])[place].append(each)
     kinds = {name: [most_common(each) for each in ranks] for name, ranks in by_tensor.items()}
     own = [name for name, each in kinds.items() if all(kind in (OWN, OWN_STALE) for kind in each)]
-    at_root = [name for name, each in kinds.items() if _is_at_root(each)]
+    at_root = [name for name, each in kinds.items() if _is_at_root(each, _only_to_one(fits))]
     told = [name for name, each in kinds.items() if any(kind not in ("small", "unknown") for kind in each)]
     found: list[Finding] = []
     if at_root and len(at_root) >= len(own):
@@ -66,8 +66,15 @@ def where(event: dict[str, Any]) -> Where:
     return file, line, function
 
 
-def _is_at_root(kinds: Sequence[str]) -> bool:
-    return kinds.count(MEAN) == 1 and kinds.count(OWN) == len(kinds) - 1
+def _is_at_root(kinds: Sequence[str], to_one: bool) -> bool:
+    """Whether one rank alone has the average. A reduce leaves on the others what came by there."""
+    others = kinds.count(OWN) + (kinds.count(UNKNOWN) if to_one else 0)
+    return kinds.count(MEAN) == 1 and others == len(kinds) - 1
+
+
+def _only_to_one(fits: Fits) -> bool:
+    calls = _calls(fits.steps[0], GRADIENT)
+    return bool(calls) and all(each["op"] in (GATHER, REDUCE) for each in calls)
 
 
 def _calls(step: StepFits, carries: str, rank: int = 0) -> list[dict[str, Any]]:
@@ -90,8 +97,8 @@ def _alone(books: Sequence[Book], fits: Fits, tensors: int) -> Finding:
     """Every rank applies its own gradient: why."""
     known = [each for step in fits.steps for each in step.known() if each.kind == OWN]
     says = (
-        f"In {fits.judged} of {fits.judged} judged steps the gradient that each rank applied to each of {tensors} tensors "
-        f"is its own (left over: {_residual(known)} of it)."
+        f"In {fits.judged} of {fits.judged} judged steps the gradient that each rank applied to each of {tensors} "
+        f"tensors is its own (left over: {_residual(known)} of it)."
     )
     weights = [entry for entry in books[0]["ledger"] if entry["kind"] == WEIGHT and entry["first_iteration"] >= 1]
     seen = books[0]["iterations_seen"]
@@ -113,7 +120,7 @@ def _not_scattered(fits: Fits, names: Sequence[str], kinds: dict[str, list[str]]
     others = [rank for rank in range(len(kinds[names[0]])) if rank != root]
     says = (
         f"On rank {root} the average of all ranks is applied to {len(names)} tensors, "
-        f"on rank{'s' if len(others) > 1 else ''} {', '.join(map(str, others))} its own gradient."
+        f"on rank{'s' if len(others) > 1 else ''} {', '.join(map(str, others))} it is not."
     )
     calls = [each for each in _calls(fits.steps[0], GRADIENT) if each["op"] in (GATHER, REDUCE)]
     calls = calls or _calls(fits.steps[0], GRADIENT)
@@ -270,7 +277,7 @@ def _stale(fits: Fits, known: Sequence[Fit]) -> list[Finding]:
     factor = statistics.median(each.factors[0] for each in stale)
     tensors = max(len(row["before"]) for row in later[0].rows)
     says = (
-        f"In {len(later)} of {fits.judged} judged steps {tensors} tensors had a gradient before the first backward pass, "
-        f"and what is applied has {factor:.2f} times it in it."
+        f"In {len(later)} of {fits.judged} judged steps {tensors} tensors had a gradient before the first backward "
+        f"pass, and what is applied has {factor:.2f} times it in it."
     )
     return [Finding("stale_gradients", (says,), _step_place(fits))]

@@ -1,8 +1,9 @@
 """What was applied to one tensor, as a combination of what the ranks computed: the factors name the fault.
 
 The applied gradient G of a rank is fitted by the local gradients g[j, m] of ranks j and micro-batches m, from their
-sketches. The plainest combination that leaves next to nothing is taken: the mean over all ranks; this rank's own; a factor
-for each rank; a factor for each micro-batch; any of them with the gradient that was there before the first backward pass.
+sketches. The plainest combination that leaves next to nothing is taken: the mean over all ranks; this rank's own; a
+factor for each rank; a factor for each micro-batch; any of them with the gradient that was there before the first
+backward pass.
 """
 
 from dataclasses import dataclass

@@ -42,7 +42,7 @@ class Fits:
 
 
 def groups_of(books: Sequence[Book]) -> list[list[Book]]:
-    """The books by the ranks among which gradients travelled, in part at least; without any, all ranks are one group."""
+    """The books by the ranks among which gradients travelled; without any, all ranks are one group."""
     parent = {book["rank"]: book["rank"] for book in books}
 
     def top(rank: int) -> int:

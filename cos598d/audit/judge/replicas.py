@@ -1,4 +1,4 @@
-"""Faults of the replicas: weights, buffers, settings and random states that should be alike on all ranks, or should not."""
+"""Faults of the replicas: weights, buffers, settings and random states that should be alike on all ranks."""
 
 from collections.abc import Mapping, Sequence
 
@@ -110,7 +110,7 @@ def _dropout(books: Sequence[Book]) -> list[Finding]:
     states = [[micro["rng"] for micro in each[:count]] for each in micros]
     if not share or not count or not all(map(all, states)) or any(each != states[0] for each in states[1:]):
         return []
-    says = f"In {count} of {count} examined forward passes the random state is the same on all ranks; dropout is {share:g}."
+    says = f"In {count} of {count} examined forward passes all ranks have the same random state; dropout is {share:g}."
     file, line, function = micros[0][0]["where"]
     return [Finding("same_dropout", (says,), (file, line, function))]
 

@@ -38,14 +38,16 @@ def _overlap(books: Sequence[Book]) -> tuple[list[Finding], list[str]]:
     place = _place(books)
     same = [len(set(ranks[0]).intersection(*ranks[1:])) / len(set(ranks[0])) for ranks in batches]
     if min(same) >= _SAME:
-        says = f"In {len(same)} of {len(same)} examined batches all {len(books)} ranks had the same {len(batches[0][0])} samples."
+        count, size = len(same), len(batches[0][0])
+        says = f"In {count} of {count} examined batches all {len(books)} ranks had the same {size} samples."
         return [Finding("same_batches", (says, *_loader_words(books)), place)], []
     sets = [set(each) for each in seen]
     pairs = list(itertools.combinations(range(len(books)), 2))
     common, (one, other) = max((len(sets[a] & sets[b]), (a, b)) for a, b in pairs)
     smaller = min(len(sets[one]), len(sets[other]))
     repeated = max(len(each) - len(set(each)) for each in seen)
-    says = f"Of {len(sets[one])} and {len(sets[other])} samples of ranks {one} and {other} in their first epoch {common} are the same."
+    says = f"Of {len(sets[one])} and {len(sets[other])} samples of ranks {one} and {other} in their first epoch "
+    says += f"{common} are the same."
     loaders = [next((each for each in book["loaders"] if each["trains"]), None) for book in books]
     whole = [each for each in loaders if each and each["sampler"] in _PLAIN and not each["is_distributed"]]
     lengths = {each["sampler_length"] for each in whole if each["sampler_length"] == each["dataset_length"]}

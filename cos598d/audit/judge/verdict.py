@@ -11,8 +11,8 @@ FAULT, WASTE, NOTE = "fault", "waste", "note"
 
 @dataclass(frozen=True)
 class Finding:
-    """One fault, waste or note by its name in WORDS. `evidence` are sentences with numbers; `where` is the file, the line
-    and the function of the script; `consequences` are the names of findings that are only its effects."""
+    """One fault, waste or note by its name in WORDS. `evidence` are sentences with numbers; `where` is the file, the
+    line and the function of the script; `consequences` are the names of findings that are only its effects."""
 
     name: str
     evidence: tuple[str, ...]

@@ -18,8 +18,8 @@ WORDS = {
         _F,
         "the ranks start from different weights",
         "Averaged gradients move every replica alike, so replicas that begin apart stay apart: there is no one model.",
-        "After the model is made, send rank 0's state to all: dist.broadcast(p.data, 0) for every parameter and buffer, "
-        "or wrap it in DistributedDataParallel, which does it.",
+        "After the model is made, send rank 0's state to all: dist.broadcast(p.data, 0) for every parameter and "
+        "buffer, or wrap it in DistributedDataParallel, which does it.",
     ),
     "same_batches": Words(
         _F,
@@ -60,9 +60,10 @@ WORDS = {
     "summed": Words(
         _F,
         "the gradients are summed, not averaged",
-        "Every step is as many times too large as there are ranks: with SGD the learning rate is multiplied by it, and a "
-        "clip bites sooner.",
-        "Divide by the number of ranks after the all-reduce (p.grad /= world_size), or use ReduceOp.AVG where there is one.",
+        "Every step is as many times too large as there are ranks: with SGD the learning rate is multiplied by it, and "
+        "a clip bites sooner.",
+        "Divide by the number of ranks after the all-reduce (p.grad /= world_size), or use ReduceOp.AVG where there "
+        "is one.",
     ),
     "averaged_twice": Words(
         _F,
@@ -79,8 +80,8 @@ WORDS = {
     "weights_averaged": Words(
         _F,
         "weights are averaged in place of gradients",
-        "With an optimizer that keeps moments (momentum, Adam) this is another algorithm: each rank's moments are of its "
-        "own gradients, and a clip is of its own norm.",
+        "With an optimizer that keeps moments (momentum, Adam) this is another algorithm: each rank's moments are of "
+        "its own gradients, and a clip is of its own norm.",
         "Average p.grad between backward() and step(), and not p.data after it.",
     ),
     "clipped_before_average": Words(
@@ -129,13 +130,14 @@ WORDS = {
         _F,
         "the weights drift apart",
         "At the end each rank has a model of its own, and only one of them is kept.",
-        "Find what the ranks do differently: the gradients, the optimizers' settings, or a weight that one rank changes.",
+        "Find what the ranks do differently: the gradients, the optimizers' settings, or a weight that one rank "
+        "changes.",
     ),
     "no_set_epoch": Words(
         _F,
         "the sampler draws the same order in every epoch",
-        "DistributedSampler shuffles by its seed and epoch: without set_epoch every epoch has the same batches, and each "
-        "rank sees the same share of the data for ever.",
+        "DistributedSampler shuffles by its seed and epoch: without set_epoch every epoch has the same batches, and "
+        "each rank sees the same share of the data for ever.",
         "Call sampler.set_epoch(epoch) at the start of every epoch.",
     ),
     "same_dropout": Words(
@@ -154,7 +156,8 @@ WORDS = {
         _F,
         "the optimizers' settings differ between ranks",
         "The same gradient makes another step on each rank, so the replicas drift apart.",
-        "Compute the learning rate and its schedule from what all ranks share: the number of steps, not a rank's own data.",
+        "Compute the learning rate and its schedule from what all ranks share: the number of steps, not a rank's own "
+        "data.",
     ),
     "uneven_steps": Words(
         _F,
@@ -166,7 +169,8 @@ WORDS = {
         _W,
         "every micro-batch is synchronized under accumulation",
         "Gradients need to travel once a step; what travels before the last micro-batch is paid for nothing.",
-        "Put all micro-batches but the last under model.no_sync() (forward and backward), or all-reduce after the last one.",
+        "Put all micro-batches but the last under model.no_sync() (forward and backward), or all-reduce after the last "
+        "one.",
     ),
     "evaluation_repeated": Words(
         _W,
@@ -183,7 +187,8 @@ WORDS = {
     "padded_duplicates": Words(
         _N,
         "samples that fill up the last batch are evaluated twice",
-        "DistributedSampler repeats samples until all ranks have as many: a metric that counts them is not the test set's.",
+        "DistributedSampler repeats samples until all ranks have as many: a metric that counts them is not the "
+        "test set's.",
         "Drop the repeated ones when the ranks' results are put together.",
     ),
     "local_loss": Words(

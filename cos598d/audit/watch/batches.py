@@ -1,4 +1,4 @@
-"""Which samples a batch has: a digest of each row of a module's inputs, so that batches of two ranks can be compared."""
+"""Which samples a batch has: a digest of each row of a module's inputs, by which the batches of ranks are compared."""
 
 import hashlib
 from collections.abc import Iterator

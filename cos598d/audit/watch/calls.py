@@ -57,10 +57,15 @@ class Calls:
             self.groups.add(call.ranks)
         where = here(place)
         dtype = str(call.tensors[0].dtype).removeprefix("torch.") if call.tensors else ""
-        facts = {"op": call.op, "kind": kind, "names": names[:_NAMES], "tensors": max(len(names), len(call.tensors))}
+        facts: dict[str, Any] = {
+            "op": call.op,
+            "kind": kind,
+            "names": names[:_NAMES],
+            "tensors": max(len(names), len(call.tensors)),
+        }
         facts |= {"elements": sum(each.numel() for each in call.tensors), "dtype": dtype, "ranks": len(call.ranks)}
         facts |= {"where": [*where], "in_backward": in_backward}
-        key = (call.op, kind, tuple(facts["names"]), facts["elements"], where, in_backward, dtype)
+        key: tuple[Any, ...] = (call.op, kind, tuple(facts["names"]), facts["elements"], where, in_backward, dtype)
         if key not in self.entries and len(self.entries) >= MOST_ENTRIES:
             key = (call.op, kind, dtype)
             facts |= {"names": [], "where": ["", 0, ""]}
@@ -73,7 +78,7 @@ class Calls:
         row = facts | added | {"iteration": iteration, "seconds": call.seconds}
         if len(self.rows) < MOST_ROWS:
             self.rows.append(row)
-        total = self.totals.setdefault(kind, [0, 0, 0, 0, 0.0])
+        total: list[float] = self.totals.setdefault(kind, [0, 0, 0, 0, 0.0])
         for number, value in enumerate((*added.values(), call.seconds)):
             total[number] += value
         if kind == OTHER and not iteration and len(self._early) < MOST_ROWS:

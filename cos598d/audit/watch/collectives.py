@@ -1,7 +1,7 @@
 """Every collective call of this process, as torch's dispatcher sees it: DDP's reducer, functional calls, async ones.
 
-No function of torch.distributed is replaced: however a script imported it, and though C++ calls it, a kernel in front of
-the backend's gets the call, notes it, and hands it on unchanged.
+No function of torch.distributed is replaced: however a script imported it, and though C++ calls it, a kernel in front
+of the backend's gets the call, notes it, and hands it on unchanged.
 """
 
 import functools
@@ -34,8 +34,8 @@ class Call(NamedTuple):
 
 
 def listen(seen: Callable[[Call], None], waited: Callable[[Any, float], None]) -> None:
-    """From here on call `seen` after every call that this process makes, and `waited` with a call's work and the seconds
-    that were waited for it."""
+    """From here on call `seen` after every call that this process makes, and `waited` with a call's work and the
+    seconds that were waited for it."""
     global _seen, _waited  # noqa: PLW0603 - the dispatcher is this process's, too
     _seen, _waited = seen, waited
     if not _libraries:
@@ -57,7 +57,8 @@ def _install() -> None:
             kernel = functools.partial(_kernel, overload, below, name, operator)
             library.impl(name, kernel, "BackendSelect", with_keyset=True)
     _libraries.append(library)  # its kernels go with it
-    original = dist.Work.wait
+    kind: Any = dist.Work
+    original = kind.wait
 
     @functools.wraps(original)
     def wait(work: Any, *arguments: Any, **options: Any) -> Any:
@@ -68,7 +69,7 @@ def _install() -> None:
             if _waited is not None:
                 _waited(work, time.perf_counter() - began)
 
-    dist.Work.wait = wait
+    kind.wait = wait
 
 
 def _kernel(overload: Any, below: Any, name: str, operator: Operator, keyset: Any, *arguments: Any) -> Any:

@@ -1,11 +1,11 @@
-"""Who hands out the samples: torch's loaders and distributed samplers, what each goes through, and which epoch it drew."""
+"""Who hands out the samples: torch's loaders and distributed samplers, what each goes through, and its epochs."""
 
 import functools
 import time
 from collections.abc import Callable
 from typing import Any
 
-import torch.utils.data as data
+from torch.utils import data
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.data.distributed import DistributedSampler
 

@@ -74,8 +74,18 @@ def _install() -> None:
         wrapped = _wrap(utils.clip_grad, name, functools.partial(_clip, how))
         setattr(utils, name, wrapped)
     _wrap(GradScaler, "step", _scaler_step)
-    register_optimizer_step_pre_hook(lambda optimizer, *_: _listener and _listener.step_begins(optimizer))
-    register_optimizer_step_post_hook(lambda optimizer, *_: _listener and _listener.step_ended(optimizer))
+    register_optimizer_step_pre_hook(_step_begins)
+    register_optimizer_step_post_hook(_step_ended)
+
+
+def _step_begins(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    if _listener is not None:
+        _listener.step_begins(optimizer)
+
+
+def _step_ended(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    if _listener is not None:
+        _listener.step_ended(optimizer)
 
 
 def _register_hook(listener: Listener, original: Any, tensor: torch.Tensor, hook: Any) -> Any:

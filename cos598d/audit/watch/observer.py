@@ -61,7 +61,7 @@ class Observer:
         self._forwards.close()
         with contextlib.suppress(RuntimeError):
             self.steps.close()
-        if self.steps.is_over and not self.failed:
+        if self.steps.iteration and self.steps.is_over and not self.failed:
             self._end_iteration()
 
     def _guard(self, function: Callable[..., None]) -> Callable[..., None]:
@@ -149,8 +149,6 @@ class Observer:
 
     def _backward_begins(self, losses: Any) -> None:
         self._open()
-        if self.steps.backward_in_step():
-            return
         begins = self.steps.is_over
         if begins and self.steps.iteration:
             self._end_iteration()

@@ -15,8 +15,8 @@ _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "DataParalle
 
 
 class Replica:
-    """The model that was trained last, and the leaves that its optimizers step. The tensors are kept alive, so that they
-    can be compared when the script is over; of models before it they are not."""
+    """The model that was trained last, and the leaves that its optimizers step. The tensors are kept alive, so that
+    they can be compared when the script is over; of models before it they are not."""
 
     def __init__(self, sketch: Sketcher):
         self._sketch = sketch
@@ -61,10 +61,12 @@ class Replica:
 
 def describe(module: torch.nn.Module) -> dict[str, Any]:
     """Facts of a module: its class, its wrappers' and what in it needs more than averaged gradients."""
-    wrappers, inner = [], module
+    wrappers: list[str] = []
+    inner: torch.nn.Module = module
     while type(inner).__name__ in _WRAPPERS:
         wrappers.append(type(inner).__name__)
-        inner = getattr(inner, "module", None) or getattr(inner, "_orig_mod", inner)
+        within = getattr(inner, "module", None) or getattr(inner, "_orig_mod", None)
+        inner = within if isinstance(within, torch.nn.Module) else inner
         if len(wrappers) > len(_WRAPPERS):
             break
     parameters = [*module.parameters()]

@@ -1,4 +1,4 @@
-"""Which samples this rank trained and evaluated on: of training those of the first epoch, of evaluation the first ones."""
+"""Which samples this rank trained and evaluated on: of the first epoch, and of the last evaluation."""
 
 import torch
 

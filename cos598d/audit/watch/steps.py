@@ -1,4 +1,4 @@
-"""The examined steps of one rank: sketches of every micro-batch's local gradients, and of the gradient that was applied."""
+"""The examined steps of one rank: sketches of every micro-batch's local gradients, and of what was applied."""
 
 import math
 import time
@@ -12,7 +12,6 @@ from cos598d.audit.sketch import Sketcher, to_text
 from cos598d.audit.watch.batches import batch_size, sample_digests
 from cos598d.audit.watch.loss import weight_of
 from cos598d.audit.watch.places import NOWHERE, Place, here
-
 
 Guard = Callable[[Callable[..., None]], Callable[..., None]]
 
@@ -81,6 +80,8 @@ class Steps:
         self.backward_place = here(self.backward_place)
         loss = next((each for each in (losses if isinstance(losses, list | tuple) else [losses])), None)
         if self.is_examined:
+            # Of a gradient that is computed within a step what is applied is not what is seen before it.
+            self._row["has_closure"] |= self._depth > 0
             self._row["micro"].append(
                 {
                     "size": batch_size(batch),
@@ -124,12 +125,6 @@ class Steps:
             self._has_stepped = True
             self.finished = self.iteration
 
-    def backward_in_step(self) -> bool:
-        """Whether a backward pass is part of an optimizer's step; then what is applied is not what was seen."""
-        if self._depth and self._row:
-            self._row["has_closure"] = True
-        return bool(self._depth)
-
     def step_skipped(self) -> None:
         """A gradient scaler has left the step out: the iteration is over, and there is nothing to judge."""
         if self._row:
@@ -141,7 +136,9 @@ class Steps:
         for _, handle in self._hooked.values():
             if handle is not None:
                 handle.remove()
-        self._hooked = {key: (reference, handle) for key, (reference, handle) in self._hooked.items() if reference() is not None}
+        self._hooked = {
+            key: (reference, handle) for key, (reference, handle) in self._hooked.items() if reference() is not None
+        }
 
     def _begin(self) -> None:
         self.iteration += 1
@@ -188,9 +185,8 @@ def settings_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     for group in optimizer.param_groups[:8]:
         found = {}
         for name, value in group.items():
-            if name != "params" and isinstance(value, int | float | bool) and math.isfinite(value):
-                found[name] = float(value)
-            elif isinstance(value, torch.Tensor) and value.numel() == 1:
+            is_number = isinstance(value, int | float) and math.isfinite(value)
+            if name != "params" and (is_number or (isinstance(value, torch.Tensor) and value.numel() == 1)):
                 found[name] = float(value)
         groups.append(found)
     return {"class": type(optimizer).__name__, "groups": groups}

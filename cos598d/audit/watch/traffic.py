@@ -1,4 +1,4 @@
-"""The operators by which torch communicates: what each is called, which arguments travel, and what it sends by formula."""
+"""The operators by which torch communicates: what each is called, what travels, and the bytes by formula."""
 
 from typing import NamedTuple
 
