@@ -79,8 +79,8 @@ class Calls:
         if len(self.rows) < MOST_ROWS:
             self.rows.append(row)
         total: list[float] = self.totals.setdefault(kind, [0, 0, 0, 0, 0.0])
-        for number, value in enumerate((*added.values(), call.seconds)):
-            total[number] += value
+        for number, amount in enumerate((*added.values(), call.seconds)):
+            total[number] += amount
         if kind == OTHER and not iteration and len(self._early) < MOST_ROWS:
             places = [each.untyped_storage().data_ptr() for each in call.tensors if _has_storage(each)]
             self._early.append((places, row, entry))
