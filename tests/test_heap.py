@@ -44,11 +44,12 @@ def test_a_step_takes_the_memory_of_the_one_before_without_faults():
     keeps, count = faults()
     assert keeps
     assert count < 100
-    keeps, count = faults(MALLOC_TRIM_THRESHOLD_="131072")
+    keeps, count = faults(MALLOC_ARENA_MAX="16")
     assert not keeps
     assert count > 1000, "24 MiB have 6,144 pages"
 
 
 def test_what_the_user_has_set_stays():
     assert not keep_freed_memory({"MALLOC_MMAP_THRESHOLD_": "1000000"})
+    assert not keep_freed_memory({"MALLOC_ARENA_MAX": "2"})
     assert not keep_freed_memory({"GLIBC_TUNABLES": "glibc.malloc.top_pad=100"})

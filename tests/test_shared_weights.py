@@ -289,13 +289,14 @@ POINTS = {
     "clear": (SharedGradients, "flat"),
     "come": (SharedWeights, "_come"),
     "step": (SharedWeights, "stepped"),
+    "cast": (SharedWeights, "_cast"),
 }
 
 
 def die_at(comm, point):
     """On a rank: three steps, in the second of which rank 1 is gone without a word."""
     with_rows()
-    strategy = SharedWeights(comm, True, SMALL_BUCKETS)
+    strategy = SharedWeights(comm, True, SMALL_BUCKETS, "bf16")
     module = strategy.attach(layered(), sgd)
     train_sharded(strategy, module, comm, 1, 1, 0.3)
     if comm.rank == 1:

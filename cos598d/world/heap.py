@@ -4,8 +4,8 @@ import ctypes
 import os
 from collections.abc import Mapping
 
-# malloc.h's M_TRIM_THRESHOLD, M_TOP_PAD and M_MMAP_THRESHOLD, by which each may also be set for a process from outside.
-OPTIONS = {"trim_threshold": (-1, 2**31 - 1), "top_pad": (-2, 64 << 20), "mmap_threshold": (-3, 32 << 20)}
+# malloc.h's M_TRIM_THRESHOLD, M_TOP_PAD and M_MMAP_THRESHOLD, and what they are given.
+OPTIONS = ((-1, 2**31 - 1), (-2, 64 << 20), (-3, 32 << 20))
 
 
 def keep_freed_memory(environment: Mapping[str, str] = os.environ) -> bool:
@@ -13,17 +13,18 @@ def keep_freed_memory(environment: Mapping[str, str] = os.environ) -> bool:
 
     A step frees its activations and gradients, and the next one takes them anew. Without this malloc gives the end of
     its heap back each time, and the kernel hands out the same pages again, each of them cleared, by a fault of its own:
-    for MiniLM thousands a step. A process holds no more at its peak than it did; it holds it between two steps too.
+    for MiniLM thousands a step. What a process holds in a step it then holds between two steps, too.
 
-    Nothing is changed where the user has set one of these himself (MALLOC_TRIM_THRESHOLD_, GLIBC_TUNABLES), nor where
-    the C library has no such options.
+    Nothing is changed where the environment says anything of malloc (MALLOC_ARENA_MAX, GLIBC_TUNABLES): then the user
+    has seen to it himself. Nor where the C library has no such options.
     """
-    tunables = environment.get("GLIBC_TUNABLES", "")
-    if any(f"MALLOC_{name.upper()}_" in environment or f"glibc.malloc.{name}" in tunables for name in OPTIONS):
+    if any(name.startswith("MALLOC_") for name in environment):
+        return False
+    if "glibc.malloc." in environment.get("GLIBC_TUNABLES", ""):
         return False
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError):
         return False
-    taken = [mallopt(option, value) for option, value in OPTIONS.values()]
+    taken = [mallopt(option, value) for option, value in OPTIONS]
     return all(taken)
