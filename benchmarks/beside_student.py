@@ -1,10 +1,11 @@
 """How long does a student's script take for what the lessons do? Both in turn, on the same batches and weights.
 
-    GLUE_DIR=... python benchmarks/beside_student.py --runs_dir runs/student [--repeats 3] [--max_steps 12]
+    GLUE_DIR=... python benchmarks/beside_student.py --runs_dir runs/student [--repeats 3] [--precision bf16]
 
 Each repeat runs every sync as `benchmarks/student.py` and as the project's own training, in another order each time,
 on as many ranks with as many threads. An iteration's seconds are rank 0's, medians without the first two; a ratio is
-taken within a repeat. It ends with 1 where the losses show that the two did not do the same work.
+taken within a repeat. --precision is ours alone: the student's script knows no other than fp32. It ends with 1 where
+the losses show that the two did not do the same work.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from cos598d.data.sampler import global_batches
 from cos598d.data.text.tokenization import load_encoder
 from cos598d.models.build import build_model, find_model
 from cos598d.models.checkpoint import save_model
-from cos598d.records.conventions import WARM_UP
+from cos598d.records.conventions import PRECISIONS, WARM_UP
 from cos598d.report.repeats import mean_interval
 
 SYNCS = ("gather_scatter", "all_reduce", "ddp")
@@ -44,6 +45,7 @@ def main() -> int:
     parser.add_argument("--total_batch_size", type=int, default=64, help="a multiple of --world_size")
     parser.add_argument("--max_seq_length", type=int, default=128)
     parser.add_argument("--model", default="minilm", help="as --model_name_or_path (default: minilm)")
+    parser.add_argument("--precision", default="fp32", choices=PRECISIONS, help="what ours computes in (default: fp32)")
     parser.add_argument("--sync", default=",".join(SYNCS), help=f"some of {','.join(SYNCS)}")
     options = parser.parse_args()
     if options.total_batch_size % options.world_size:
@@ -144,7 +146,8 @@ def run_ours(
     words += ["--data_dir", data, "--model_name_or_path", model, "--do_lower_case", "--do_train", "--no_save_model"]
     words += ["--max_seq_length", options.max_seq_length, "--max_steps", options.max_steps, "--seed", SEED]
     words += ["--total_train_batch_size", options.total_batch_size, "--threads", options.threads]
-    words += ["--learning_rate", "5e-5", "--label", folder.name, "--output_dir", folder]
+    words += ["--learning_rate", "5e-5", "--precision", options.precision]
+    words += ["--label", folder.name, "--output_dir", folder]
     done = subprocess.run([sys.executable, *map(str, words)], env=environment(), stdout=sys.stderr, check=False)
     if done.returncode:
         raise SystemExit(f"the project's own training failed with {sync}; its own words stand above.")

@@ -6,6 +6,7 @@ from held import Uneven
 from test_shard import SMALL_BUCKETS, adamw, batch, layered, sgd, train_sharded
 from worlds import run_ranks
 
+from cos598d.models.linear import Linear
 from cos598d.shard.cast_weights import linear_layers
 from cos598d.shard.shared_weights import SharedWeights
 from cos598d.strategies.formula import Job, without_values
@@ -91,6 +92,7 @@ def test_only_what_a_plain_linear_layer_has_to_itself_is_cast():
     assert {"twice.weight", "twice.bias", "output.bias", "layers.0.0.weight"} <= names
     assert not names & {"words.weight", "frozen.weight", "frozen.bias"}
     assert linear_layers(model.double()) == {}
+    assert len(linear_layers(Linear(3, 2))) == 2, "torch's own under autocast"
 
     class Own(torch.nn.Linear):
         def forward(self, input):

@@ -268,7 +268,8 @@ def test_minilm_is_the_published_encoder_under_a_new_head():
     encoder = load_encoder("bert", source.vocabulary, source.lower_case)
     ids = torch.tensor([[encoder.cls_id, *encoder.encode_many(["A rank is one process."])[0], encoder.sep_id]])
     with torch.no_grad():
-        assert torch.allclose(model.bert(ids)[0], bare(ids)[0], atol=2e-6)
+        # Of the last layer a classifier reads the first token alone, and no other is computed.
+        assert torch.allclose(model.bert(ids)[0], bare(ids)[0][:, :1], atol=2e-6)
 
 
 @needs_minilm

@@ -54,12 +54,15 @@ class Workload:
         return sum(size_in_bytes(p) for _, p in self.trainable)
 
     def inputs(self, number: int, rank: int, ranks: int) -> dict[str, torch.Tensor]:
-        """A rank's part of batch `number`: other examples on every rank, padded to all tokens. Ids and mask
-        (batch, tokens), labels (batch)."""
+        """A rank's part of batch `number`: other examples on every rank, filled up to all tokens, which all count.
+
+        Ids and mask (batch, tokens), labels (batch).
+        """
         first = (number * ranks + rank) * self._batch
         batch = self.features.collate([(first + place) % len(self.features) for place in range(self._batch)])
+        batch["attention_mask"].fill_(1)
         layout = self.features.layout
-        fillers = {"input_ids": self.features.pad_id, "attention_mask": 0, "token_type_ids": layout.pad_segment}
+        fillers = {"input_ids": self.features.pad_id, "attention_mask": 1, "token_type_ids": layout.pad_segment}
         missing = self._tokens - batch["input_ids"].shape[1]
         sides = (missing, 0) if layout.pad_on_left else (0, missing)
         return {

@@ -49,7 +49,7 @@ def forecast(
     work = known.work(config)
     alone = Communicator(None, "gloo", torch.device("cpu"))
     strategy = get_strategy(config.sync)(alone, work.may_be_unused, config.sync_options(), config.precision)
-    steps = Steps(config, work.examples, world_size, strategy.equal_passes)
+    steps = Steps(config, work.examples, world_size, strategy.equal_passes, work.model)
     layout = [range(host * world_size // hosts, (host + 1) * world_size // hosts) for host in range(hosts)]
 
     def job(rank: int) -> Job:

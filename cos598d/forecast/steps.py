@@ -7,22 +7,25 @@ from functools import cached_property
 
 import numpy as np
 import torch
+from torch import nn
 
 from cos598d.config import RunConfig
 from cos598d.data.examples import Examples
 from cos598d.data.sampler import EXTRA_PASS_TOKENS, MicroBatch, micro_batches
+from cos598d.models.padding import leaves_out_padding
 from cos598d.plan import Plan
 from cos598d.records.conventions import WARM_UP
 
 
 @dataclass(frozen=True)
 class Steps:
-    """A run's steps on so many ranks. `equal_passes` is the strategy's."""
+    """A run's steps on so many ranks. `equal_passes` is the strategy's, `model` as the run builds it."""
 
     config: RunConfig
     examples: Examples
     ranks: int
     equal_passes: bool
+    model: nn.Module
 
     @cached_property
     def plan(self) -> Plan:
@@ -37,9 +40,13 @@ class Steps:
             rank,
             self.ranks,
             self.config.gradient_accumulation_steps,
-            group_by_length=self.config.no_cuda or not torch.cuda.is_available(),
+            group_by_length=self._is_on_cpu and not leaves_out_padding(self.model),
             equal_passes=self.equal_passes,
         )
+
+    @property
+    def _is_on_cpu(self) -> bool:
+        return self.config.no_cuda or not torch.cuda.is_available()
 
     def first(self, count: int) -> list[np.ndarray]:
         """The first global batches."""
@@ -65,5 +72,9 @@ class Steps:
             yield max(self._cost(self.share(batch, rank)) for rank in range(self.ranks))
 
     def _cost(self, share: Sequence[MicroBatch]) -> float:
-        lengths = self.examples.lengths
-        return sum(len(one.indices) * int(lengths[one.indices].max()) + EXTRA_PASS_TOKENS for one in share)
+        without_padding = self._is_on_cpu and leaves_out_padding(self.model)
+
+        def tokens(lengths: np.ndarray) -> int:
+            return int(lengths.sum()) if without_padding else len(lengths) * int(lengths.max())
+
+        return sum(tokens(self.examples.lengths[one.indices]) + EXTRA_PASS_TOKENS for one in share)

@@ -112,7 +112,7 @@ def _be_rank(
     """One rank's iterations. Rank 0 decides how many there are, and sends what it has seen through `outlet`."""
     threads = choose_threads(config.threads, question.ranks)
     torch.manual_seed(config.seed + rank)
-    steps = Steps(config, work.examples, question.ranks, question.equal_passes)
+    steps = Steps(config, work.examples, question.ranks, question.equal_passes, model)
     backward = wall = processor = 0.0
     batches = steps.first(min(WARM_UP + MOST, steps.plan.steps))
     named = list(model.named_parameters())

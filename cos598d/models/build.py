@@ -41,6 +41,8 @@ from cos598d.models.find import (
     shape_vocabulary,
 )
 from cos598d.models.find_image import find_vit
+from cos598d.models.linear import multiply_by_the_faster
+from cos598d.models.padding import leave_out_padding
 from cos598d.terminal.printable import printable
 
 MODEL_TYPES = tuple(ARCHITECTURES)
@@ -210,13 +212,11 @@ def build_model(source: ModelSource, head: str, num_labels: int, dropout: float 
         for module in new:
             module.apply(draw)
 
-    outputs = getattr(model, "qa_outputs", None)
-    if head == "question_answering" and isinstance(outputs, torch.nn.Linear):
-        _leave_out_padding(model, outputs)
     for module in model.modules():
         for name, value in vars(module).items():
             if callable(value) and value in _FASTER:
                 setattr(module, name, _FASTER[value])
+    multiply_by_the_faster(model)
     if source.model_type == "xlm":
         # Its forward pass makes its positions by a detour that torch remarks on.
         warnings.filterwarnings("ignore", message="The number of elements in the out tensor")
@@ -230,27 +230,9 @@ def bare_model(source: ModelSource, head: str, num_labels: int, dropout: float |
     if dropout is not None:
         for name in ARCHITECTURES[source.model_type].dropouts:
             setattr(config, name, dropout)
-    return unfilled_model(source.model_type, head, config)
-
-
-def _leave_out_padding(model: torch.nn.Module, outputs: torch.nn.Linear) -> None:
-    """Give padding no share in the softmax over a sequence's tokens, which the library's heads leave in.
-
-    Else a loss would depend on how far its batch happens to be padded, and so on the number of ranks. By hooks, so that
-    the model's class and the names of its weights stay the library's.
-    """
-    masks: list[torch.Tensor] = []
-
-    def keep_mask(module: torch.nn.Module, arguments: tuple, named: dict[str, Any]) -> None:
-        masks[:] = [named["attention_mask"]] if named.get("attention_mask") is not None else []
-
-    def mask_scores(module: torch.nn.Module, arguments: tuple, scores: torch.Tensor) -> torch.Tensor:
-        for mask in masks:  # (batch, sequence); scores: (batch, sequence, 2)
-            scores = scores.masked_fill(mask.unsqueeze(-1) == 0, torch.finfo(scores.dtype).min)
-        return scores
-
-    model.register_forward_pre_hook(keep_mask, with_kwargs=True)
-    outputs.register_forward_hook(mask_scores)
+    model = unfilled_model(source.model_type, head, config)
+    leave_out_padding(model, head)
+    return model
 
 
 def uses_every_parameter(model_type: str, head: str) -> bool:

@@ -1,0 +1,171 @@
+"""Padding left out: of what BERT's encoder computes, and of the scores that a question answering head gives.
+
+The library computes a padded batch, and padding costs what tokens cost. Here the tokens of all examples stand side by
+side, every layer has them alone, and attention is within each example. Losses and gradients are the same up to
+rounding: no token attends to padding, and what becomes of padding nobody reads.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from cos598d.library import modeling_bert
+
+# oneDNN prepares a product for each number of rows that it has not seen, for 1 to 4 ms.
+MULTIPLE = 32
+
+
+class Packing:
+    """Where the tokens of a padded batch stand in it.
+
+    mask: (batch, sequence), True for tokens. Packed they are (tokens, width): example after example, in the batch's
+    order, and then so much of the padding that there is a multiple of MULTIPLE, if it goes so far. `asked` are the
+    places among them whose output a layer is to compute, None for all.
+    """
+
+    def __init__(self, mask: torch.Tensor):
+        self.lengths: list[int] = mask.sum(dim=1).tolist()
+        self._shape = mask.shape
+        tokens, padding = (side.flatten().nonzero().squeeze(1) for side in (mask, ~mask))
+        fillers = padding[: -len(tokens) % MULTIPLE]
+        self._places = torch.cat([tokens, fillers])
+        self._parts = [*self.lengths, len(fillers)] if len(fillers) else self.lengths
+        self._asked: torch.Tensor | None = None
+
+    def pack(self, padded: torch.Tensor) -> torch.Tensor:
+        """The tokens of (batch, sequence, width): (tokens, width)."""
+        return padded.flatten(0, 1).index_select(0, self._places)
+
+    def unpack(self, tokens: torch.Tensor) -> torch.Tensor:
+        """What was asked for: (batch, sequence, width), anything in the padding, or first tokens (batch, 1, width)."""
+        if self._asked is not None:
+            return tokens.unsqueeze(1)
+        padded = tokens.new_zeros(self._shape.numel(), tokens.shape[1])
+        return padded.index_copy(0, self._places, tokens).unflatten(0, self._shape)
+
+    def ask_for_first(self) -> None:
+        """From now on only the output for each example's first token is asked for."""
+        ends = torch.tensor(self.lengths).cumsum(0)
+        self._asked = ends - torch.tensor(self.lengths)
+
+    def asked(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Of (tokens, width) those whose output is asked for."""
+        return tokens if self._asked is None else tokens.index_select(0, self._asked)
+
+    def attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, heads: int, dropout: float
+    ) -> torch.Tensor:
+        """Each token's mean of its example's values, weighted by how well its query fits their keys, head by head.
+
+        key, value: (tokens, width); query and what is returned: those asked for, (asked, width). `dropout` is the
+        probability with which a weight is dropped.
+        """
+        if query.dtype.itemsize == 2:  # torch's kernel for 16 bits has a backward that takes ten times as long
+            query, key, value = query.float(), key.float(), value.float()
+        asked = self._parts if self._asked is None else [1] * len(self.lengths)
+        sides = ((query, asked), (key, self._parts), (value, self._parts))
+        # Each (1, heads, tokens of the example, width / heads), as views.
+        queries, keys, values = (
+            x.unflatten(1, (1, heads, -1)).permute(1, 2, 0, 3).split(lengths, 2) for x, lengths in sides
+        )
+        with torch.autocast("cpu", enabled=False):  # zip leaves out keys of padding, of which no query was asked for
+            mixed = [scaled_dot_product_attention(q, k, v, dropout_p=dropout) for q, k, v in zip(queries, keys, values)]
+        return torch.cat([part.transpose(1, 2) for part in mixed], dim=1).flatten(2).squeeze(0)
+
+
+class PackedSelfAttention(modeling_bert.BertSelfAttention):
+    """The library's self-attention, which takes packed tokens too: with a Packing where it has its mask."""
+
+    def forward(self, hidden_states, attention_mask, head_mask=None):
+        if not isinstance(attention_mask, Packing):
+            return super().forward(hidden_states, attention_mask, head_mask)
+        query = self.query(attention_mask.asked(hidden_states))
+        key, value = self.key(hidden_states), self.value(hidden_states)
+        dropout = self.dropout.p if self.training else 0.0
+        return (attention_mask.attend(query, key, value, self.num_attention_heads, dropout),)
+
+
+class PackedAttention(modeling_bert.BertAttention):
+    """As above: self-attention, and the sum of its input and output."""
+
+    def forward(self, input_tensor, attention_mask, head_mask=None):
+        if not isinstance(attention_mask, Packing):
+            return super().forward(input_tensor, attention_mask, head_mask)
+        mixed = self.self(input_tensor, attention_mask)[0]
+        return (self.output(mixed, attention_mask.asked(input_tensor)),)
+
+
+class PackedEncoder(modeling_bert.BertEncoder):
+    """The library's encoder, which packs on a CPU; of the last layer it computes the first tokens alone where the head
+    reads no other (`first_only`).
+
+    What it does not know (attention or all layers' outputs to be returned, masks of heads, an example that does not
+    begin with a token) is the library's, as is all on a GPU, where counting tokens would hold up the stream.
+    """
+
+    first_only = False
+
+    def forward(self, hidden_states, attention_mask, head_mask=None):
+        is_token = attention_mask[:, 0, 0] == 0  # the library's mask: 0 for tokens, -10000 for padding
+        masks_heads = head_mask is not None and any(mask is not None for mask in head_mask)
+        says_more = self.output_attentions or self.output_hidden_states
+        if masks_heads or says_more or hidden_states.device.type != "cpu" or not is_token[:, 0].all():
+            return super().forward(hidden_states, attention_mask, head_mask)
+        packing = Packing(is_token)
+        tokens = packing.pack(hidden_states)
+        for number, layer in enumerate(self.layer, start=1):
+            if self.first_only and number == len(self.layer):
+                packing.ask_for_first()
+            tokens = layer(tokens, packing)[0]
+        return (packing.unpack(tokens),)
+
+
+_PACKED: dict[type, type[nn.Module]] = {
+    modeling_bert.BertEncoder: PackedEncoder,
+    modeling_bert.BertAttention: PackedAttention,
+    modeling_bert.BertSelfAttention: PackedSelfAttention,
+}
+
+
+def leave_out_padding(model: nn.Module, head: str) -> None:
+    """Let a model of the library, with one of its heads, leave padding out; a vision transformer has none.
+
+    BERT's and RoBERTa's encoders compute no padding any more; the other types' do. A question answering head scores it
+    as impossible. Modules, weights and their names stay; an encoder's classes become subclasses of the library's.
+    """
+    for module in model.modules():
+        packed = _PACKED.get(type(module))
+        if packed is not None:
+            module.__class__ = packed
+        if isinstance(module, PackedEncoder):
+            module.first_only = head == "sequence_classification"
+    outputs = getattr(model, "qa_outputs", None)
+    if head == "question_answering" and isinstance(outputs, nn.Linear):
+        _mask_scores(model, outputs)
+
+
+def leaves_out_padding(model: nn.Module) -> bool:
+    """Whether padding costs next to nothing on a CPU, so that a batch need not be cut by length there."""
+    return any(isinstance(module, PackedEncoder) for module in model.modules())
+
+
+def _mask_scores(model: nn.Module, outputs: nn.Linear) -> None:
+    """Give padding no share in the softmax over a sequence's tokens, which the library's heads leave in.
+
+    Else a loss would depend on how far its batch happens to be padded, and so on the number of ranks. By hooks, so that
+    the model's class and the names of its weights stay the library's.
+    """
+    masks: list[torch.Tensor] = []
+
+    def keep_mask(module: nn.Module, arguments: tuple, named: dict[str, Any]) -> None:
+        masks[:] = [named["attention_mask"]] if named.get("attention_mask") is not None else []
+
+    def mask_scores(module: nn.Module, arguments: tuple, scores: torch.Tensor) -> torch.Tensor:
+        for mask in masks:  # (batch, sequence); scores: (batch, sequence, 2)
+            scores = scores.masked_fill(mask.unsqueeze(-1) == 0, torch.finfo(scores.dtype).min)
+        return scores
+
+    model.register_forward_pre_hook(keep_mask, with_kwargs=True)
+    outputs.register_forward_hook(mask_scores)

@@ -1,0 +1,137 @@
+"""A model that leaves padding out computes what the library's does, of whatever batch, and draws dropout as it does."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from test_models import ANSWER, CLASSIFY, batch, small_source
+
+from cos598d.config import RunConfig
+from cos598d.data.examples import Examples
+from cos598d.forecast.steps import Steps
+from cos598d.models.build import build_model
+from cos598d.models.padding import Packing, leaves_out_padding
+
+PACKED = [("bert", CLASSIFY), ("bert", ANSWER), ("roberta", CLASSIFY)]
+# Of each row the tokens that are there, and whether padding is left out.
+MASKS = {
+    "on the right": ([[1, 1, 1, 1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 0, 0, 0, 0], [1] * 9], True),
+    "with holes": ([[1, 1, 0, 1, 1, 0, 1, 0, 0], [1] * 9, [1, 0, 0, 0, 0, 0, 1, 0, 0]], True),
+    "none": ([[1] * 9] * 3, True),
+    "on the left": ([[0, 0, 0, 1, 1, 1, 1, 1, 1], [1] * 9, [0, 0, 0, 0, 0, 0, 1, 1, 1]], False),
+}
+
+
+def library_s_own(model_type: str, head: str) -> torch.nn.Module:
+    """The same model, whose attention is to be returned too: that only the library's layers can do."""
+    source = small_source(model_type)
+    source.config.output_attentions = True
+    return build_model(source, head, 2, 0.0, seed=1)
+
+
+@pytest.mark.parametrize("padded", MASKS)
+@pytest.mark.parametrize(("model_type", "head"), PACKED)
+def test_losses_and_gradients_are_the_librarys(model_type, head, padded, monkeypatch):
+    mask, is_left_out = MASKS[padded]
+    inputs = batch(model_type, head) | {"attention_mask": torch.tensor(mask)}
+    if head == ANSWER:  # the begins and ends of answers are tokens
+        inputs |= {"start_positions": torch.tensor([3, 3, 6]), "end_positions": torch.tensor([4, 4, 6])}
+    packed, library = build_model(small_source(model_type), head, 2, 0.0, seed=1), library_s_own(model_type, head)
+    pack, calls = Packing.pack, []
+    monkeypatch.setattr(Packing, "pack", lambda *both: calls.append(both) or pack(*both))
+    found = []
+    for model in (packed, library):
+        for parameter in model.double().parameters():
+            parameter.data.mul_(4)  # so that the layers are far from linear
+        loss = model(**{name: value.clone() for name, value in inputs.items()})[0]
+        loss.backward()
+        found.append((loss, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}))
+    assert len(calls) == is_left_out, "by one of the two"
+    (loss, gradients), (expected, of_library) = found
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-12)
+    assert gradients.keys() == of_library.keys()
+    for name, gradient in gradients.items():
+        assert (gradient - of_library[name]).abs().max() <= 1e-12, name
+
+
+def test_only_tokens_are_computed_and_of_the_last_layer_the_first_of_each_example():
+    rows: dict[str, list[int]] = {CLASSIFY: [], ANSWER: []}
+    for head, seen in rows.items():
+        model = build_model(small_source("bert"), head, 2, 0.0, seed=1)
+        for layer in model.bert.encoder.layer:
+            layer.output.dense.register_forward_hook(lambda _, inputs, __, seen=seen: seen.append(len(inputs[0])))
+        inputs = batch("bert", head, rows=8)
+        inputs["attention_mask"][1:, 3:] = 0
+        inputs["attention_mask"][7, 3:5] = 1
+        model(**inputs)  # 8 rows of 9, of which 30 are tokens
+    assert rows == {CLASSIFY: [32, 8], ANSWER: [32, 32]}, "up to a multiple of 32, which oneDNN has seen before"
+
+
+def test_what_packing_does_not_know_is_the_librarys(monkeypatch):
+    def refuse(*_):
+        raise AssertionError("packed")
+
+    monkeypatch.setattr(Packing, "pack", refuse)
+    model, inputs = build_model(small_source("bert"), CLASSIFY, 2, 0.0, seed=1), batch("bert", CLASSIFY)
+    empty = inputs | {"attention_mask": inputs["attention_mask"].index_fill(0, torch.tensor([1]), 0)}
+    assert torch.isfinite(model(**empty)[0]), "an example without a token"
+    assert torch.isfinite(model(**inputs, head_mask=torch.tensor([0.0, 1.0]))[0]), "masked heads"
+    elsewhere = torch.rand(3, 9, 64).as_subclass(Elsewhere)
+    assert model.bert.encoder(elsewhere, torch.zeros(3, 1, 1, 9), [None, None])[0].shape == (3, 9, 64), "another device"
+
+
+class Elsewhere(torch.Tensor):
+    """A tensor that says that it is on a GPU."""
+
+    device = torch.device("cuda")
+
+
+def test_attention_drops_weights_and_scales_what_is_left():
+    packing = Packing(torch.tensor([[1, 1, 1, 1, 0], [1, 1, 0, 0, 0]], dtype=torch.bool))
+    torch.manual_seed(1)
+    values = packing.pack(torch.ones(2, 5, 8))
+    drawn = torch.stack([packing.attend(0 * values, values, values, 2, dropout=0.25) for _ in range(2000)])
+    assert drawn[:, :6].mean().item() == pytest.approx(1.0, abs=0.01)
+    # With equal weights of 1/length, each dropped with probability p, the sum's variance is p / (1 - p) / length.
+    assert drawn[:, :4].var().item() == pytest.approx(0.25 / 0.75 / 4, rel=0.05)
+    assert drawn[:, 4:6].var().item() == pytest.approx(0.25 / 0.75 / 2, rel=0.05)
+
+
+def test_the_models_dropout_is_drawn_in_training_alone():
+    model, inputs = build_model(small_source("bert"), CLASSIFY, 2, 0.0, seed=1), batch("bert", CLASSIFY)
+    for layer in model.bert.encoder.layer:
+        layer.attention.self.dropout.p = 0.5
+    assert len({model(**inputs)[0].item() for _ in range(3)}) == 3
+    model.eval()
+    assert len({model(**inputs)[0].item() for _ in range(3)}) == 1
+
+
+def test_a_copy_computes_with_weights_of_its_own():
+    model, inputs = build_model(small_source("bert"), CLASSIFY, 2, 0.0, seed=1), batch("bert", CLASSIFY)
+    other = copy.deepcopy(model)
+    before = model(**inputs)[0].item()
+    assert other(**inputs)[0].item() == before
+    for parameter in other.parameters():
+        parameter.data.mul_(3)
+    assert model(**inputs)[0].item() == before != other(**inputs)[0].item()
+
+
+class Lengths(Examples):
+    def __init__(self, lengths):
+        self.lengths = np.array(lengths, dtype=np.int32)
+
+    collate = digest = None
+
+
+@pytest.mark.parametrize(("model_type", "passes", "cost"), [("bert", 1, 1128), ("distilbert", 2, 1256)])
+def test_a_share_is_cut_by_length_only_where_padding_costs(model_type, passes, cost):
+    model = build_model(small_source(model_type), CLASSIFY, 2, 0.0, seed=1)
+    assert leaves_out_padding(model) == (model_type == "bert")
+    config = RunConfig(do_train=True, total_train_batch_size=8, no_cuda=True)
+    steps = Steps(config, Lengths([10, 490] * 4), 2, equal_passes=False, model=model)
+    (batch,) = steps.first(1)
+    # Sorted, so that each rank has two short ones and two long ones.
+    batch = np.array([0, 2, 1, 3, 4, 6, 5, 7])
+    assert len(steps.share(batch, 0)) == passes
+    assert list(steps.costs([batch])) == [cost]
