@@ -54,4 +54,5 @@ def _of_travel(travel: Travel, word: str | None, ranks: int) -> list[Call]:
         collective = codec.collective or collective
         payloads = [math.prod(pair) for pair in codec.payloads(travel.tensors, members, number)]
     loads = [collective.load(payload, members) for payload in payloads] if members > 1 else []
-    return [Call(**vars(load), tensors=names) for load in loads]
+    calls = [Call(**vars(load), tensors=names) for load in loads]
+    return [*calls, Call(0, 0.0, 0.0, 0.0, copied_bytes=travel.copied, tensors=names)] if travel.copied else calls

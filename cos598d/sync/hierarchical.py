@@ -6,6 +6,7 @@ from cos598d.comm import hosts
 from cos598d.comm.messages import Composed
 from cos598d.sync.buckets import in_buckets
 from cos598d.sync.cost import Step, Travel
+from cos598d.sync.cost.collectives import copied_by
 from cos598d.sync.parts.ring import RING, ring_all_reduce
 from cos598d.sync.parts.segmented import ByMessages, make_scratch
 from cos598d.sync.shared_memory import ADD, AVERAGE, SharedMemory
@@ -59,7 +60,12 @@ class Hierarchical(SharedMemory):
     def calls(cls, step: Step) -> list[Travel]:
         firsts = [members[0] for members in step.hosts]
         buckets = in_buckets(step.tensors, step.options.bucket_mb, step.options.first_bucket_mb)
-        return [Travel(RING, bucket, firsts) for bucket in buckets]
+        largest = max(map(len, step.hosts))
+        sizes = [sum(tensor.bytes for tensor in bucket) for bucket in buckets]
+        return [
+            Travel(RING, bucket, firsts, copied=copied_by(size, largest))
+            for bucket, size in zip(buckets, sizes, strict=True)
+        ]
 
     def detach(self) -> None:
         self._scratch = {}

@@ -145,6 +145,7 @@ class Travel:
     members      the ranks that take part, in their order; None: all
     share        how much of the gradients travels
     agreed       bytes by which ranks agree on that share, which are waited for with them; no gradients
+    copied       bytes that every rank reads and writes beside it, in memory that it shares with its host's other ranks
     """
 
     collective: Collective
@@ -152,6 +153,7 @@ class Travel:
     members: Sequence[int] | None = None
     share: float = 1
     agreed: int = 0
+    copied: float = 0
 
     @property
     def gradient_bytes(self) -> float:

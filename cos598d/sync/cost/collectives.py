@@ -72,6 +72,11 @@ class Broadcast(Collective):
         return Load(levels, levels * (levels + 1) / 2 * payload, 2 * ((ranks - 1) / ranks * payload), levels * payload)
 
 
+def copied_by(payload: float, ranks: int) -> float:
+    """Bytes that each of a host's ranks reads and writes to average `payload` bytes in memory that they share."""
+    return (5 + 1 / ranks) * payload if ranks > 1 else 0.0
+
+
 class InMemory(Collective):
     """Through memory that the ranks of one host share: nothing is sent. `shared_memory.py` says what is copied."""
 
@@ -79,7 +84,7 @@ class InMemory(Collective):
         return 0, 0
 
     def load(self, payload: float, ranks: int, factor: float = 1.0) -> Load:
-        return Load(0, 0.0, 0.0, 0.0, copied_bytes=(5 + 1 / ranks) * payload)
+        return Load(0, 0.0, 0.0, 0.0, copied_bytes=copied_by(payload, ranks))
 
 
 GATHER, SCATTER, REDUCE, BROADCAST, IN_MEMORY = Gather(), Scatter(), Reduce(), Broadcast(), InMemory()
