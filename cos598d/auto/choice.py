@@ -18,6 +18,8 @@ from cos598d.errors import UserError
 from cos598d.records.conventions import DDP, FLOOR
 from cos598d.scale.model import arrange, iteration_seconds
 from cos598d.scale.planned import planned_calls
+from cos598d.scale.records import Compute
+from cos598d.scale.rungs import Call
 from cos598d.strategies import get_strategy
 from cos598d.strategies.formula import Job, without_values
 from cos598d.strategies.optimizers import counter_bytes, states_per_weight
@@ -118,13 +120,23 @@ def predict(
         if sent.unsaid and not isinstance(strategy, Replicated):  # of a sync its calls tell
             unsaid[name] = sent.unsaid
             continue
+        beside_forward = replace(sent, synchronizing=sent.gathered, calls=sent.calls // 2, copied=0)
+        if sent.gathered:
+            sent = replace(sent, synchronizing=sent.synchronizing - sent.gathered, calls=sent.calls // 2)
         calls, overlaps = planned_calls(strategy, job, sent, arrival, computed.touched)
         compute = computed.compute
         if "optimizer" in strategy.shards:  # each rank clips and steps its n-th
             compute = replace(compute, after=compute.after - computed.step_seconds * (1 - 1 / ranks))
-        predicted[name] = iteration_seconds(
-            name, arrange(calls, compute, crowd), compute, probe.link, probe.costs, overlaps
-        )
+
+        def seconds(calls: Sequence[Call], beside: Compute, overlaps: bool, name: str = name) -> float:
+            return iteration_seconds(name, arrange(calls, beside, crowd), beside, probe.link, probe.costs, overlaps)
+
+        predicted[name] = seconds(calls, compute, overlaps)
+        if sent.gathered:
+            # Weights go round beside the next forward, from its begin: what is left of them then is waited for.
+            forward = Compute(0.0, compute.before, 0.0, dict.fromkeys(compute.arrivals, 0.0))
+            calls, _ = planned_calls(strategy, job, beside_forward)
+            predicted[name] += seconds(calls, forward, True) - forward.seconds
     return predicted, unsaid
 
 

@@ -17,7 +17,9 @@ NORM_BYTES = 8  # the sum of squares by which a gradient's norm is known
 
 def sent_by_zero1(job: Job, units: Sequence[Unit], may_be_unused: bool) -> Sent:
     """Gradients reduced, and weights gathered, once a step."""
-    return _sent(job, _reduced(job, units) + _gathered(job, units), 2 * len(units), may_be_unused)
+    gathered = _gathered(job, units)
+    sent = _sent(job, _reduced(job, units) + gathered, 2 * len(units), may_be_unused)
+    return replace(sent, gathered=gathered)
 
 
 def sent_by_sparse_zero1(job: Job, units: Sequence[Unit], may_be_unused: bool) -> Sent:
@@ -37,7 +39,9 @@ def sent_by_sparse_zero1(job: Job, units: Sequence[Unit], may_be_unused: bool) -
 def sent_by_zero2(job: Job, units: Sequence[Unit], may_be_unused: bool) -> Sent:
     """Gradients reduced after every micro-batch, weights gathered once a step."""
     calls = (job.passes + 1) * len(units)
-    return _sent(job, job.passes * _reduced(job, units) + _gathered(job, units), calls, may_be_unused)
+    gathered = _gathered(job, units)
+    sent = _sent(job, job.passes * _reduced(job, units) + gathered, calls, may_be_unused)
+    return replace(sent, gathered=gathered)
 
 
 def sent_by_zero3(

@@ -43,6 +43,7 @@ class Sent:
     others          what the ranks agree on in a step
     settling        once before each evaluation, for a model that is whole and equal on every rank
     calls           of the synchronizing, how many
+    gathered        of the synchronizing: weights that travel after the step, beside the next forward
     copied          bytes read and written in a step in memory that the ranks of a host share
     """
 
@@ -51,6 +52,7 @@ class Sent:
     settling: int = 0
     calls: int = 0
     unsaid: str = ""
+    gathered: int = 0
     copied: int = 0
 
 
