@@ -21,7 +21,7 @@ from cos598d.scale.planned import planned_calls
 from cos598d.scale.records import Compute
 from cos598d.scale.rungs import Call
 from cos598d.strategies import get_strategy
-from cos598d.strategies.formula import Job, without_values
+from cos598d.strategies.formula import Job, Sent, without_values
 from cos598d.strategies.optimizers import counter_bytes, states_per_weight
 from cos598d.strategies.replicated import Replicated
 from cos598d.sync.parts.shared_buffers import Segments
@@ -106,38 +106,45 @@ def predict(
     crowd: float,
 ) -> tuple[dict[str, float], dict[str, str]]:
     """Seconds an iteration of each candidate, and of those about which nothing can be said the reason."""
-    states = states_per_weight(config), counter_bytes(config)
-    ranks = sum(map(len, hosts))
-    job = Job(without_values(model), ranks, 0, *states, clips=bool(config.max_grad_norm), hosts=hosts)
+    states, ranks = (states_per_weight(config), counter_bytes(config)), sum(map(len, hosts))
+    clips, touched = bool(config.max_grad_norm), computed.touched
+    job = Job(without_values(model), ranks, 0, *states, clips=clips, hosts=hosts, touched=touched)
     tensors = {tensor.name: tensor for tensor in job.tensors}
-    alone = Communicator(None, "gloo", torch.device("cpu"))  # nothing travels while formulas are asked
     arrival = [tensors[name] for name in computed.arrival]
+    alone = Communicator(None, "gloo", torch.device("cpu"))  # nothing travels while formulas are asked
+
+    def seconds(name: str, calls: Sequence[Call], compute: Compute, overlaps: bool) -> float:
+        return iteration_seconds(name, arrange(calls, compute, crowd), compute, probe.link, probe.costs, overlaps)
+
     predicted, unsaid = {}, {}
     for name in names:
-        chosen = replace(config, sync=name)
-        strategy = get_strategy(name)(alone, may_be_unused, chosen.sync_options(), config.precision)
+        options = replace(config, sync=name).sync_options()
+        strategy = get_strategy(name)(alone, may_be_unused, options, config.precision)
         sent = strategy.expected_sent(job)
         if sent.unsaid and not isinstance(strategy, Replicated):  # of a sync its calls tell
             unsaid[name] = sent.unsaid
             continue
-        beside_forward = replace(sent, synchronizing=sent.gathered, calls=sent.calls // 2, copied=0)
-        if sent.gathered:
-            sent = replace(sent, synchronizing=sent.synchronizing - sent.gathered, calls=sent.calls // 2)
-        calls, overlaps = planned_calls(strategy, job, sent, arrival, computed.touched)
+        before_step, after_step = _halves(sent)
         compute = computed.compute
         if "optimizer" in strategy.shards:  # each rank clips and steps its n-th
             compute = replace(compute, after=compute.after - computed.step_seconds * (1 - 1 / ranks))
-
-        def seconds(calls: Sequence[Call], beside: Compute, overlaps: bool, name: str = name) -> float:
-            return iteration_seconds(name, arrange(calls, beside, crowd), beside, probe.link, probe.costs, overlaps)
-
-        predicted[name] = seconds(calls, compute, overlaps)
-        if sent.gathered:
+        calls, overlaps = planned_calls(strategy, job, before_step, arrival, touched)
+        predicted[name] = seconds(name, calls, compute, overlaps)
+        if after_step.synchronizing:
             # Weights go round beside the next forward, from its begin: what is left of them then is waited for.
             forward = Compute(0.0, compute.before, 0.0, dict.fromkeys(compute.arrivals, 0.0))
-            calls, _ = planned_calls(strategy, job, beside_forward)
-            predicted[name] += seconds(calls, forward, True) - forward.seconds
+            calls, _ = planned_calls(strategy, job, after_step)
+            predicted[name] += seconds(name, calls, forward, True) - forward.seconds
     return predicted, unsaid
+
+
+def _halves(sent: Sent) -> tuple[Sent, Sent]:
+    """What travels before a step and after it, half of the calls each where anything does after it."""
+    if not sent.gathered:
+        return sent, Sent()
+    calls = sent.calls // 2
+    before = replace(sent, synchronizing=sent.synchronizing - sent.gathered, calls=sent.calls - calls)
+    return before, Sent(sent.gathered, calls=calls)
 
 
 def _default(sync: str, why: str) -> Choice:

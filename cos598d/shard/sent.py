@@ -24,16 +24,23 @@ def sent_by_zero1(job: Job, units: Sequence[Unit], may_be_unused: bool) -> Sent:
 
 def sent_by_sparse_zero1(job: Job, units: Sequence[Unit], may_be_unused: bool) -> Sent:
     """As by zero1, but weights by their lower bytes; and every rank tells every other its part of the norm. Of replicas
-    only the step tells."""
-    if any(isinstance(unit, Replica) for unit in units) and job.ranks > 1:
+    only the step tells: with `job.touched` the rows are what it comes to if all ranks look up equally many."""
+    if job.ranks == 1:
+        return Sent()
+    replicas = [unit for unit in units if isinstance(unit, Replica)]
+    if replicas and job.touched is None:
         return Sent(unsaid="how many rows travel only a batch tells")
     changing = changed_in_forward(job.model)
-    packed = [unit for unit in units if is_packed(unit, changing)]
-    gathered = _gathered(job, [unit for unit in units if unit not in packed])
+    cut = [unit for unit in units if unit not in replicas]
+    packed = [unit for unit in cut if is_packed(unit, changing)]
+    gathered = _gathered(job, [unit for unit in cut if unit not in packed])
     gathered += (job.ranks - 1) * sum(packed_bytes(unit.lengths[job.rank]) for unit in packed)
-    sent = _sent(job, _reduced(job, units) + gathered, 2 * len(units), may_be_unused)
+    own = 1 - (1 - (job.touched or 0.0)) ** (1 / job.ranks)  # the share that one rank looks up
+    rows = round((job.ranks - 1) * own * sum(unit.elements * unit.dtype.itemsize for unit in replicas))
+    calls = 2 * len(cut) + len(replicas)
+    sent = _sent(job, _reduced(job, cut) + gathered + rows, calls, may_be_unused)
     norm = (job.ranks - 1) * NORM_BYTES - all_reduce_bytes(NORM_BYTES, job.ranks) if job.clips else 0
-    return replace(sent, others=sent.others + norm) if job.ranks > 1 else sent
+    return replace(sent, others=sent.others + norm, gathered=gathered)
 
 
 def sent_by_zero2(job: Job, units: Sequence[Unit], may_be_unused: bool) -> Sent:

@@ -66,6 +66,7 @@ class Job:
     passes     micro-batches of a step on this rank
     clips      whether gradients are clipped by their norm
     hosts      the ranks of each host; without them all share one
+    touched    the share of the rows of large embeddings that some rank looks up; None: not known before the step
     """
 
     model: nn.Module
@@ -76,6 +77,7 @@ class Job:
     passes: int = 1
     clips: bool = True
     hosts: Sequence[Sequence[int]] = ()
+    touched: float | None = None
 
     @cached_property
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
