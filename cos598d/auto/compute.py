@@ -21,6 +21,7 @@ from cos598d.comm.ledger import AGREEMENT
 from cos598d.config import RunConfig
 from cos598d.data.examples import Examples
 from cos598d.data.sampler import micro_batches
+from cos598d.models.padding import leaves_out_padding
 from cos598d.plan import Plan
 from cos598d.scale.records import Compute
 from cos598d.strategies.optimizers import make_optimizer
@@ -49,7 +50,14 @@ def time_compute(config: RunConfig, comm: Communicator, model: nn.Module, exampl
     """Time it; every rank calls it with the same model."""
     trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     _, batch = next(Plan(config, len(examples), comm.world_size).batches(after=0))
-    share = micro_batches(batch, examples.lengths, comm.rank, comm.world_size, config.gradient_accumulation_steps)
+    share = micro_batches(
+        batch,
+        examples.lengths,
+        comm.rank,
+        comm.world_size,
+        config.gradient_accumulation_steps,
+        group_by_length=not leaves_out_padding(model),
+    )
     inputs = [examples.collate(one.indices, (config.seed, 1)) for one in share]
     buffers = [buffer.clone() for buffer in model.buffers()]
     embeddings = large_embeddings(model)
