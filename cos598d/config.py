@@ -22,6 +22,7 @@ from cos598d.records.conventions import PRECISIONS
 from cos598d.records.ledger_rule import AUTO, FORMS, LedgerRule
 from cos598d.strategies import AUTO_SYNC, class_of, known_names
 from cos598d.strategies.optimizers import SCHEDULERS
+from cos598d.sync import or_choose
 from cos598d.sync.base import SYNC_GROUP, SyncFlags, SyncOptions
 from cos598d.sync.codecs import CODECS, get_codec
 from cos598d.sync.from_file import label_of
@@ -273,7 +274,7 @@ class RunConfig(TaskOptions, SyncFlags, LifeFlags):
         sync = class_of(self.sync)
         for name in given(self, SYNC_FIELDS):
             if name not in getattr(sync, "uses", ()):
-                raise UsageError(f"--{name} means nothing to --sync {self.sync}: leave it out.")
+                raise UsageError(f"--{name} means nothing to --sync {self.sync}: leave it out{or_choose(name)}.")
         if self.compress is not None:
             get_codec(self.compress)
         if hasattr(sync, "check_options"):  # a sync of somebody's own need not have it

@@ -15,7 +15,7 @@ from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import GRADIENTS, STATE, Ledger, Row
 from cos598d.comm.moments import Moment, Time
 from cos598d.errors import UsageError
-from cos598d.sync import get_sync
+from cos598d.sync import get_sync, or_choose
 from cos598d.sync.base import GradientSync, SyncOptions
 from cos598d.sync.codecs import get_codec
 
@@ -260,7 +260,7 @@ def data_parallel(
         raise UsageError(f"{name} averages weights after the optimizer's step, and data_parallel averages gradients.")
     for word, value, default in (("compress", compress, None), ("bucket_mb", bucket_mb, SyncOptions.bucket_mb)):
         if value != default and word not in sync_class.uses:
-            raise UsageError(f"{word} means nothing to {name}: leave it out.")
+            raise UsageError(f"{word} means nothing to {name}: leave it out{or_choose(word)}.")
     if compress is not None:
         get_codec(compress)
     devices = {p.device for p in module.parameters()}

@@ -130,7 +130,7 @@ def train_steps(comm, sync, word):
     return [model.never.weight.grad is None, len(digests)]
 
 
-@pytest.mark.parametrize("sync", ["bucketed", "ring"])
+@pytest.mark.parametrize("sync", ["bucketed", "sparse_rows", "ring", "flat", "tree"])
 @pytest.mark.parametrize("word", CODECS)
 def test_every_codec_rides_with_unused_parameters_and_accumulation(sync, word):
     for none_kept, digests in run_ranks(2, train_steps, sync, word):

@@ -15,8 +15,8 @@ from cos598d.sync.parts.segmented import make_scratch, pipeline
 from cos598d.sync.tree import relatives, tree_all_reduce
 
 MESSAGES = ["ring", "halving_doubling", "tree"]
-# The one averages weights now and then, the other sends what a step's examples touch.
-UNKNOWN_BEFORE = ["local_sgd", "sparse_rows"]
+# Two average weights now and then, the other sends what a step's examples touch.
+UNKNOWN_BEFORE = ["diloco", "local_sgd", "sparse_rows"]
 # Sizes that no number of ranks from 2 to 5 divides, and buckets so small that there are several.
 SIZES = (7, 5, 3)
 SMALL_BUCKETS = SyncOptions(bucket_mb=100 / 2**20, first_bucket_mb=30 / 2**20)

@@ -21,11 +21,12 @@ from cos598d.engines.torch_fsdp import check_parameters
 from cos598d.errors import UsageError, UserError
 
 PACKAGES = {"deepspeed": "deepspeed", "fabric": "lightning", "horovod": "horovod"}
+TAKE_CODECS = ", or choose one of flat, bucketed, ring, halving_doubling, tree, hierarchical, sparse_rows, diloco, ddp"
 REFUSED = {
     "deepspeed": [
         ({"zero_stage": 4}, "--zero_stage 4: give 0, 1, 2 or 3."),
         ({"precision": "fp16"}, "--precision fp16 with --sync deepspeed: choose fp32 or bf16, or another --sync."),
-        ({"compress": "fp16"}, "--compress means nothing to --sync deepspeed: leave it out."),
+        ({"compress": "fp16"}, f"--compress means nothing to --sync deepspeed: leave it out{TAKE_CODECS}."),
     ],
     "fabric": [
         ({"fabric_strategy": "fsdp"}, "--fabric_strategy fsdp: the known ones are ddp, fsdp2."),
@@ -38,7 +39,7 @@ REFUSED = {
     ],
     "torch_fsdp": [
         ({"reduce_scatter": "mine"}, "--reduce_scatter mine: the known ones are ours, torch."),
-        ({"compress": "fp16"}, "--compress means nothing to --sync torch_fsdp: leave it out."),
+        ({"compress": "fp16"}, f"--compress means nothing to --sync torch_fsdp: leave it out{TAKE_CODECS}."),
     ],
     "torch_zero1": [({"reshard": "no"}, "--reshard means nothing to --sync torch_zero1: leave it out.")],
     "ddp": [

@@ -20,7 +20,7 @@ pytestmark = NEEDS_GPU
 IN_HOST_MEMORY = ("shared_memory", "hierarchical")
 ON_GPU = [name for name in SYNCS if name not in IN_HOST_MEMORY]
 # Each rank goes its own way: its gradient is nobody else's.
-UNAVERAGED = ("none", "local_sgd")
+UNAVERAGED = ("none", "local_sgd", "diloco")
 STEPS = ("--max_steps", 5, "--check_replicas", 1)
 # Of float32 sums in another order, on another device, over a few steps of AdamW.
 CLOSE = 1e-3

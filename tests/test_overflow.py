@@ -9,6 +9,7 @@ import torch
 from worlds import run_ranks
 
 from cos598d.check.toy import ToyFeatures, ToyModel, plain_loss, plain_model, toy_model
+from cos598d.comm import hosts
 from cos598d.comm.ledger import AGREEMENT, Ledger
 from cos598d.config import RunConfig
 from cos598d.errors import UserError
@@ -22,7 +23,10 @@ from cos598d.terminal.console import Console
 from cos598d.train import train
 
 RANKS = 2
-KINDS = (("bucketed", "topk:0.1"), ("bucketed", "powersgd"), ("ring", "topk:0.1"), ("bucketed", "int8"))
+KINDS = (
+    ("bucketed", "topk:0.1"), ("bucketed", "powersgd"), ("ring", "topk:0.1"), ("hierarchical", "topk:0.1"),
+    ("tree", "powersgd"), ("bucketed", "int8"),
+)  # fmt: skip
 
 
 class _Times(torch.autograd.Function):
@@ -67,6 +71,7 @@ def good_averages(comm, name, word, factors, scales, tells=True):
 
 def compare_averages(comm, name, word):
     """On a rank: how far three steps' averages are off when losses are scaled, and when steps overflow in between."""
+    hosts.host_groups = lambda comm: [[rank] for rank in range(comm.world_size)]
     plain = good_averages(comm, name, word, [1.0] * 3, [1.0] * 3)
     scaled = good_averages(comm, name, word, [1.0] * 3, [2.0**16, 2.0**3, 2.0**20])
     factors = [math.inf, 1.0, math.inf, math.nan, 1.0, 1.0]
@@ -84,13 +89,14 @@ def test_codecs_keep_nothing_of_a_step_that_overflows_on_one_rank_and_nothing_in
 
 def average_without_a_word(comm, name, word):
     """On a rank: as `compare_averages` of a loop that leaves bad steps out and does not tell the sync."""
+    hosts.host_groups = lambda comm: [[rank] for rank in range(comm.world_size)]
     plain = good_averages(comm, name, word, [1.0] * 3, [1.0] * 3)
     factors = [math.inf, 1.0, math.nan, 1.0, 1.0]
     found = good_averages(comm, name, word, factors, [1.0] * 5, tells=False)
     return ((found - plain).abs().max() / plain.abs().max()).item()
 
 
-@pytest.mark.parametrize(("name", "word"), KINDS[:3])
+@pytest.mark.parametrize(("name", "word"), KINDS[:-1])
 def test_codecs_are_not_poisoned_by_a_step_that_nobody_told_them_was_left_out(name, word):
     """As in a script of one's own with torch's GradScaler."""
     for difference in run_ranks(RANKS, average_without_a_word, name, word):
@@ -100,7 +106,7 @@ def test_codecs_are_not_poisoned_by_a_step_that_nobody_told_them_was_left_out(na
 def see_one_ranks_gradient(comm):
     scales = [2.0**10] * 4
     for name in SYNCS:
-        if name not in ("none", "local_sgd"):
+        if name not in ("none", "local_sgd", "diloco"):
             # It asserts that all ranks see the same.
             good_averages(comm, name, None, [1.0, math.inf, math.nan, 1.0], scales)
     for word in CODECS:
@@ -173,7 +179,7 @@ def rates_of_ranks(comm, name):
     return record.rates
 
 
-@pytest.mark.parametrize("name", ["local_sgd", "bucketed"])
+@pytest.mark.parametrize("name", ["local_sgd", "diloco", "bucketed"])
 def test_an_overflow_on_one_rank_leaves_the_learning_rates_alike(name):
     rates, others = run_ranks(RANKS, rates_of_ranks, name)
     assert rates == others

@@ -30,6 +30,7 @@ SYNCS = [
     (2, {"sync": "bucketed", "compress": "powersgd"}),
     (2, {"sync": "sparse_rows"}),
     (2, {"sync": "local_sgd", "sync_every": 3}),
+    (2, {"sync": "diloco", "fragments": 2, "sync_every": 2}),
     (3, {"sync": "ddp"}),
     (2, {"sync": "shared_memory"}),
     (3, {"sync": "zero1"}),

@@ -132,7 +132,7 @@ def test_ddp_s_buckets_are_closed_by_the_tensor_that_fills_them(made):
     assert sum(filled) == sum(sizes.values())
 
 
-def test_a_codec_s_bytes_are_the_record_s_and_topk_s_grow_with_the_hosts(made):
+def test_a_codec_s_bytes_are_those_of_its_formula_and_topk_s_grow_with_the_hosts(made):
     record = load_record(made("any"))
     by_label = {rung.label: rung for rung in record.rungs}
     size = sum(tensor.bytes for tensor in record.tensors)
@@ -142,8 +142,8 @@ def test_a_codec_s_bytes_are_the_record_s_and_topk_s_grow_with_the_hosts(made):
 
     assert link_bytes("bucketed+bf16", 4) == pytest.approx(0.75 * size)
     assert link_bytes("bucketed+bf16", 16) == pytest.approx(15 / 16 * size)
-    assert link_bytes("ring+topk", 4) == pytest.approx(3 * size / 50)
-    assert link_bytes("ring+topk", 101) == pytest.approx(2 * size)
+    assert link_bytes("ring+topk", 4) == pytest.approx(3 * size / 50, rel=1e-4)
+    assert link_bytes("ring+topk", 101) == pytest.approx(2 * size, rel=1e-4)
 
 
 def test_more_hosts_and_larger_batches_use_more_rows_of_the_embedding_but_never_more_than_all(made):

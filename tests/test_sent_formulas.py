@@ -10,7 +10,8 @@ from cos598d.strategies.formula import Job
 from cos598d.sync import SYNCS
 from cos598d.sync.base import SyncOptions
 
-UNKNOWN_BEFORE = ("sparse_rows",)
+# What travels only a step tells, or differs from step to step.
+UNKNOWN_BEFORE = ("sparse_rows", "diloco")
 # Which send nothing where all ranks share a host.
 SILENT = ("none", "dp", "shared_memory", "hierarchical", "shared_weights")
 OPTIONS = {
@@ -22,6 +23,10 @@ OPTIONS = {
         {"compress": word, **SMALL} for word in ("bf16", "int8", "topk", "topk:0.3", "powersgd", "powersgd:1")
     ),
     "ring, codecs": tuple({"compress": word} for word in ("fp16", "int8", "powersgd:2")),
+    **{
+        f"{name}, codecs": ({"compress": "bf16"}, {"compress": "topk"}) for name in ("flat", "tree", "halving_doubling")
+    },
+    "sparse_rows, codecs": tuple({"compress": word, **SMALL} for word in ("int8", "powersgd:1")),
     "torch_zero1": ({},),
     "torch_fsdp": ({}, {"reshard": "no"}, {"reduce_scatter": "torch"}),
 }

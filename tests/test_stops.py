@@ -61,7 +61,11 @@ def travelled(found):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("values", [{"sync": "bucketed"}, {"sync": "zero3"}, {"sync": "local_sgd", "sync_every": 3}])
+@pytest.mark.parametrize(
+    "values",
+    [{"sync": "bucketed"}, {"sync": "zero3"}, {"sync": "local_sgd", "sync_every": 3}, {"sync": "diloco"}],
+    ids=lambda values: values["sync"],
+)
 def test_all_ranks_end_after_the_step_in_which_one_was_asked(values, rank, same_end):
     """No checkpoint was asked for: one is made then all the same."""
     stopped, found = same_end(NO_SAVES | values, ("asked", 5, rank))

@@ -1,13 +1,11 @@
 """The calls of a step that has not been made: as the sync states them, or as a strategy's bytes suggest."""
 
-import math
 from collections.abc import Sequence
 
-from cos598d.scale.rungs import Call, agreements
+from cos598d.scale.rungs import Call, agreements, calls_of
 from cos598d.strategies.base import Strategy
 from cos598d.strategies.formula import Job, Sent
 from cos598d.strategies.replicated import Replicated
-from cos598d.sync.codecs import get_codec
 from cos598d.sync.cost import Step, Tensor, Travel
 
 
@@ -46,13 +44,6 @@ def planned_calls(
 
 
 def _of_travel(travel: Travel, word: str | None, ranks: int) -> list[Call]:
-    members = ranks if travel.members is None else len(travel.members)
+    calls = calls_of(travel, word, ranks if travel.members is None else len(travel.members))
     names = tuple(tensor.name for tensor in travel.tensors)
-    collective, payloads = travel.collective, [travel.gradient_bytes]
-    if word is not None:
-        codec, number = get_codec(word)
-        collective = codec.collective or collective
-        payloads = [math.prod(pair) for pair in codec.payloads(travel.tensors, members, number)]
-    loads = [collective.load(payload, members) for payload in payloads] if members > 1 else []
-    calls = [Call(**vars(load), tensors=names) for load in loads]
     return [*calls, Call(0, 0.0, 0.0, 0.0, copied_bytes=travel.copied, tensors=names)] if travel.copied else calls

@@ -6,8 +6,8 @@ from dataclasses import dataclass, fields, replace
 from cos598d.scale.records import Record, Rung
 from cos598d.sync import SYNCS, get_sync
 from cos598d.sync.base import GradientSync, SyncOptions
-from cos598d.sync.codecs import CODECS, get_codec
-from cos598d.sync.cost import Collective, Load, Step, Travel
+from cos598d.sync.codecs import CODECS, in_code
+from cos598d.sync.cost import Load, Step, Travel
 
 
 @dataclass(frozen=True)
@@ -35,22 +35,11 @@ def overlaps(rung: Rung) -> bool:
 def plan_calls(rung: Rung, record: Record, n: int, batch: int) -> list[Call]:
     """The calls of an iteration of `rung` on `n` hosts, in order; `record` is the one that has measured it.
 
-    `batch`: examples on each host, on which it depends how many rows of an embedding are used. A codec's bytes are
-    those of the record, with every bucket made smaller alike.
+    `batch`: examples on each host, on which it depends how many rows of an embedding are used.
     """
     travels = _travels(rung, record, n, n * batch / (record.ranks * record.batch)) if n > 1 else []
-    collectives = [travel.collective for travel in travels]
-    word, times, factor = rung.options.get("compress"), 1, 1.0
-    if word and record.ranks > 1 and travels:
-        codec, _ = get_codec(word)
-        collectives = [codec.collective or collective for collective in collectives]
-        times = max(1, round(rung.calls / len(travels)))  # PowerSGD sends two factors
-        payload = collectives[0].payload(rung.bytes_sent, record.ranks)
-        factor = payload / sum(travel.gradient_bytes for travel in travels) / times
     calls = agreements(travels, n) + [
-        _call(travel, collective, n, factor)
-        for travel, collective in zip(travels, collectives, strict=True)
-        for _ in range(times)
+        call for travel in travels for call in calls_of(travel, rung.options.get("compress"), n)
     ]
     # Segments are gloo's.
     return calls if record.work["backend"] == "gloo" else [replace(call, segments=0) for call in calls]
@@ -68,9 +57,15 @@ def agreements(travels: Sequence[Travel], n: int) -> list[Call]:
     ]
 
 
-def _call(travel: Travel, collective: Collective, n: int, factor: float) -> Call:
-    load = collective.load(travel.gradient_bytes, n, factor)
-    return Call(**vars(load), tensors=tuple(tensor.name for tensor in travel.tensors))
+def calls_of(travel: Travel, word: str | None, n: int) -> list[Call]:
+    """The call of some gradients among `n` ranks, or those that the codec which `word` names makes of it."""
+    if n == 1:
+        return []
+    loads = [travel.collective.load(travel.gradient_bytes, n)]
+    if word is not None:
+        loads = [each.collective.load(each.bytes, n) for each in in_code(travel, word, n)]
+    names = tuple(tensor.name for tensor in travel.tensors)
+    return [Call(**vars(load), tensors=names) for load in loads]
 
 
 def _travels(rung: Rung, record: Record, n: int, lookups: float) -> list[Travel]:
@@ -84,18 +79,24 @@ def _travels(rung: Rung, record: Record, n: int, lookups: float) -> list[Travel]
     backward = record.tensors[::-1]
     arrival = sorted(backward, key=lambda tensor: record.compute.arrivals[tensor.name])
     step = Step(record.tensors, SyncOptions(**known), [[host] for host in range(n)], arrival)
-    return sync.calls(replace(step, touched=_touched(sync, step, rung.payload_bytes, lookups))) or []
+    return sync.calls(replace(step, touched=_touched(sync, step, rung, record.ranks, lookups))) or []
 
 
-def _touched(sync: type[GradientSync], step: Step, payload: float, lookups: float) -> float:
-    """The share of rows that some rank looks up, from the payload that was measured.
+def _touched(sync: type[GradientSync], step: Step, rung: Rung, ranks: int, lookups: float) -> float:
+    """The share of rows that some rank looks up, from the payload that was measured among so many ranks.
 
     If a share f of the rows is used after some lookups that fall anywhere, then 1 - (1-f)^k is after k times as many.
     """
-    none, every = (
-        sum(travel.gradient_bytes for travel in sync.calls(replace(step, touched=share)) or []) for share in (0.0, 1.0)
-    )
+    word = rung.options.get("compress")
+
+    def payload(share: float) -> float:
+        travels = sync.calls(replace(step, touched=share)) or []
+        if word is None or ranks == 1:
+            return sum(travel.gradient_bytes for travel in travels)
+        return sum(each.bytes for travel in travels for each in in_code(travel, word, ranks))
+
+    none, every = payload(0.0), payload(1.0)
     if none == every:
         return 1.0  # no rows of anything: all of every gradient travels
-    measured = (payload - none) / (every - none)
+    measured = (rung.payload_bytes - none) / (every - none)
     return 1 - (1 - min(1.0, max(0.0, measured))) ** lookups

@@ -6,8 +6,9 @@ from cos598d.comm.gloo import all_reduce_bytes, broadcast_bytes
 from cos598d.comm.ledger import size_in_bytes
 from cos598d.strategies.formula import Job, Sent
 from cos598d.sync.base import DEFAULTS, GradientSync, SyncOptions
-from cos598d.sync.codecs import get_codec
+from cos598d.sync.codecs import in_code
 from cos598d.sync.cost import Step, Travel
+from cos598d.sync.local_sgd import LocalSGD
 
 # torch's hooks that make the calls of other algorithms after some steps.
 OTHERS_LATER = ("powersgd", "post_localsgd")
@@ -21,18 +22,26 @@ def sent_by_replicas(job: Job, sync: GradientSync, precision: str = "fp32") -> S
     step = Step(job.tensors, options, job.hosts or [range(job.ranks)], job.tensors[::-1])
     travels = sync.calls(step) or _calls_whatever_is_touched(sync, step)
     if travels is None and sync.averages_weights:
-        whole = all_reduce_bytes(job.weights, job.ranks)
-        overflows = all_reduce_bytes(4, job.ranks) if precision == "fp16" else 0
-        rest = whole if options.sync_every > 1 else 0
-        return Sent(round(whole / options.sync_every), overflows, rest + settled(job), calls=1)
+        return _sent_by_averages(job, sync, step, precision)
     if travels is None or options.ddp_hook in OTHERS_LATER:
         return Sent(unsaid="this sync states no calls before a step: what travels only the step tells")
-    moved = [bytes_sent for travel in travels for bytes_sent in _sent(travel, job, options)]
+    moved = [bytes_sent for travel in travels for bytes_sent in sent_in_call(travel, job, options)]
     if not travels:  # replicas that drift apart do not settle
         return Sent()
     agreed = agreement(job) if getattr(sync, "find_unused_parameters", True) else 0
     buffers = settled(job) if sync.sends_buffers else 0
     return Sent(sum(moved), agreed + buffers, settled(job), len(moved))
+
+
+def _sent_by_averages(job: Job, sync: GradientSync, step: Step, precision: str) -> Sent:
+    """Of a sync that averages weights: in the mean of the steps in which all of them are averaged once."""
+    whole, sent, steps = all_reduce_bytes(job.weights, job.ranks), None, step.options.sync_every
+    if isinstance(sync, LocalSGD):
+        steps = sync.round_steps(step.options)
+        sent = sum(each for travel in sync.averages(step) for each in sent_in_call(travel, job, step.options))
+    overflows = all_reduce_bytes(4, job.ranks) if precision == "fp16" else 0
+    rest = whole if steps > 1 else 0
+    return Sent(round((whole if sent is None else sent) / steps), overflows, rest + settled(job), calls=1)
 
 
 def _calls_whatever_is_touched(sync: GradientSync, step: Step) -> list[Travel] | None:
@@ -51,15 +60,11 @@ def settled(job: Job) -> int:
     return broadcast_bytes(sum(map(size_in_bytes, job.model.buffers())), job.ranks, job.rank)[0]
 
 
-def _sent(travel: Travel, job: Job, options: SyncOptions) -> list[int]:
+def sent_in_call(travel: Travel, job: Job, options: SyncOptions) -> list[int]:
     """What `job.rank` sends in one call, or in each of those that a codec makes of it."""
     members = range(job.ranks) if travel.members is None else travel.members
     word = "fp16" if options.ddp_hook == "fp16" else options.compress
     if word is None or len(members) < 2 or job.rank not in members:
         return [travel.moved(job.ranks, job.rank)[0]]
-    codec, number = get_codec(word)
-    collective = codec.collective or travel.collective
-    return [
-        collective.moved(elements * element_bytes, element_bytes, len(members), members.index(job.rank))[0]
-        for elements, element_bytes in codec.payloads(travel.tensors, len(members), number)
-    ]
+    place = members.index(job.rank)
+    return [payload.moved(len(members), place)[0] for payload in in_code(travel, word, len(members))]

@@ -23,8 +23,15 @@ SYNCS = {
     "hierarchical": "cos598d.sync.hierarchical:Hierarchical",
     "sparse_rows": "cos598d.sync.sparse_rows:SparseRows",
     "local_sgd": "cos598d.sync.local_sgd:LocalSGD",
+    "diloco": "cos598d.sync.diloco:DiLoCo",
     "ddp": "cos598d.sync.ddp:DDP",
 }
+
+
+def or_choose(option: str) -> str:
+    """The end of a sentence that refuses an option to one sync: which of the registered ones take it, if any does."""
+    takers = [name for name in SYNCS if option in get_sync(name).uses]
+    return f", or choose one of {', '.join(takers)}" if takers else ""
 
 
 def get_sync(name: str, also: Iterable[str] = ()) -> type[GradientSync]:

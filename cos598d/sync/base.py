@@ -26,6 +26,8 @@ class SyncFlags:
     bucket_mb: capacity of a bucket in MiB (torch DDP's figure).
     compress: the codec in which buckets travel (`cos598d/sync/codecs`); None: as they are.
     sync_every: the steps from one average to the next, for syncs that average weights.
+    fragments: in how many parts weights are averaged, one after the other, where they are averaged in parts.
+    outer_learning_rate, outer_momentum: of the step along such an average.
     bucket_view: whether torch's DDP lets gradients be views of its buckets, so that none is copied back.
     ddp_hook: the communication hook of torch's DDP; None: its own all-reduce.
     reshard: "yes" frees gathered parameters after their layer's forward and gathers them again for backward.
@@ -37,7 +39,16 @@ class SyncFlags:
     bucket_mb: float = flag(25.0, "capacity of a bucket in MiB, for syncs with buckets", group=SYNC_GROUP, above=0)
     compress: str | None = None  # a flag in RunConfig, which knows the codecs' names
     sync_every: int = flag(
-        1, "steps from one average of the weights to the next, for local_sgd", group=SYNC_GROUP, least=1
+        1, "steps from one average of the weights to the next, for local_sgd and diloco", group=SYNC_GROUP, least=1
+    )
+    fragments: int = flag(
+        16, "parts of the weights, of which diloco averages one at a time", group=SYNC_GROUP, least=1, below=10_000
+    )
+    outer_learning_rate: float = flag(
+        0.7, "step along an average of what the ranks moved, for diloco", group=SYNC_GROUP, above=0
+    )
+    outer_momentum: float = flag(
+        0.9, "Nesterov's momentum of these steps, for diloco", group=SYNC_GROUP, least=0, below=1
     )
     bucket_view: bool = flag(
         False, "gradients are views of the buckets, for ddp: torch's gradient_as_bucket_view", group=SYNC_GROUP

@@ -1,21 +1,20 @@
 """All-reduce of buckets of gradients while backward runs, as torch's DDP does it."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from cos598d.comm.calls import Call, Pending
 from cos598d.sync.base import SyncOptions
 from cos598d.sync.buckets import Bucket, Named, in_buckets, plan_buckets
-from cos598d.sync.codecs import make_codec
 from cos598d.sync.cost import Step, Tensor, Travel
 from cos598d.sync.cost.collectives import ALL_REDUCE
 from cos598d.sync.cost.memory import Buffers
 from cos598d.sync.parts.overlapping import OverlappingSync
+from cos598d.sync.parts.with_codec import WithCodec
 
 
-class Bucketed(OverlappingSync):
+class Bucketed(WithCodec, OverlappingSync):
     """Averaging in buckets, during backward (Li et al., "PyTorch Distributed", VLDB 2020, section 3.2).
 
     1. The gradients are assigned to buckets of at most `bucket_mb`, in the reverse order of registration, since
@@ -37,8 +36,7 @@ class Bucketed(OverlappingSync):
     uses = ("bucket_mb", "compress")
 
     def make_units(self, parameters: Sequence[Named]) -> list[list[Named]]:
-        self._codec = make_codec(self.options.compress, self.comm, self.sum_up)
-        self._pending: dict[int, Pending] = {}
+        self._under_way: dict[int, tuple[Bucket, Pending]] = {}
         groups = plan_buckets(parameters, self.options.bucket_mb, self.options.first_bucket_mb)
         self.buckets = [Bucket(f"bucket {number}", group) for number, group in enumerate(groups)]
         return groups
@@ -49,33 +47,29 @@ class Bucketed(OverlappingSync):
         self.buckets[unit].hand_out(place)
 
     def start(self, unit: int) -> Pending:
-        bucket = self.buckets[unit]
-        self._pending[unit] = self._codec.start(bucket, self.loss_scale)
-        return self._pending[unit]
+        return self.send(unit, self.buckets[unit])
+
+    def send(self, unit: int, bucket: Bucket) -> Pending:
+        """Start the unit's bucket, which is full."""
+        pending = self.codec.start(bucket, self.loss_scale)
+        self._under_way[unit] = bucket, pending
+        return pending
+
+    def receive(self, unit: int, is_used: Sequence[bool]) -> Bucket:
+        """The unit's bucket, with the averages."""
+        bucket, pending = self._under_way.pop(unit)
+        self.codec.finish(bucket, pending)
+        self.codec.put_back_unused(bucket, is_used)
+        return bucket
 
     def sum_up(self, tensor: torch.Tensor, name: str) -> Call:
-        """Start the ring all-reduce of a tensor."""
         return self.comm.all_reduce(tensor, name, async_op=True)
 
     def end(self, unit: int, is_used: Sequence[bool]) -> None:
-        self._codec.finish(self.buckets[unit], self._pending.pop(unit))
-        self._codec.put_back_unused(self.buckets[unit], is_used)
+        bucket = self.receive(unit, is_used)
         for place, used in enumerate(is_used):
             if not used:
-                self.buckets[unit].hand_out(place, is_used=False)
-
-    def forget_step(self) -> None:
-        self._codec.forget_step()
-
-    def own_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        return {}, self._codec.own_state()
-
-    def load_own_state(self, facts: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
-        self._codec.load_own_state(tensors)
-
-    @property
-    def own_is_lost(self) -> str | None:
-        return self._codec.memory
+                bucket.hand_out(place, is_used=False)
 
     @classmethod
     def calls(cls, step: Step) -> list[Travel] | None:

@@ -54,6 +54,16 @@ class Bucket:
         self.parameters[place][1].grad = self.views[place] if is_used else None
 
 
+class Rows(Bucket):
+    """Some rows of one parameter's gradient, side by side, as they travel in one step; which rows they are differs
+    from step to step, and is the same on every rank."""
+
+    def __init__(self, name: str, parameter: nn.Parameter, rows: torch.Tensor, values: torch.Tensor):
+        """`rows`, (number,), are the places of `values`, (number, ...), which are contiguous and become the buffer."""
+        self.name, self.parameters, self.rows = name, [(name, parameter)], rows
+        self.buffer, self.views = values.view(-1), [values]
+
+
 def plan_buckets(
     parameters: Sequence[tuple[str, T]],
     bucket_mb: float,

@@ -2,16 +2,19 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch import nn
 
-from cos598d.sync.base import GradientSync, SyncOptions
+from cos598d.comm.calls import Call
+from cos598d.sync.base import SyncOptions
 from cos598d.sync.buckets import Bucket, in_buckets, plan_buckets
 from cos598d.sync.cost import Collective, Step, Tensor, Travel
 from cos598d.sync.cost.collectives import ALL_REDUCE
 from cos598d.sync.cost.memory import Buffers
+from cos598d.sync.parts.with_codec import WithCodec
 
 
-class Flat(GradientSync):
+class Flat(WithCodec):
     """Averaging in one call (one for each dtype).
 
     1. After backward every rank copies its gradients into one buffer, divided by n.
@@ -20,8 +23,8 @@ class Flat(GradientSync):
 
     Cost for a gradient of S bytes: 1 call; every rank sends and receives 2(n-1)/n S, and holds another S bytes. The
     fewest calls there can be, and nothing of it hides behind backward. Choose it where a call is dear and the
-    gradient small, or to measure what all-reduce itself costs. Syncs that only average a whole buffer in another way
-    replace `reduce`, and name their `collective`.
+    gradient small, or to measure what all-reduce itself costs. `--compress` as for `bucketed`. Syncs that only sum a
+    whole buffer in another way replace `sum_up`, and name their `collective`.
     """
 
     collective: Collective = ALL_REDUCE
@@ -37,17 +40,14 @@ class Flat(GradientSync):
         for bucket in self.buckets:
             for place in range(len(bucket.parameters)):
                 bucket.fill(place, 1 / self.comm.world_size)
-            self.reduce(bucket)
-            self.hand_out(bucket, [is_used[p] for _, p in bucket.parameters])
+            self.codec.finish(bucket, self.codec.start(bucket, self.loss_scale))
+            used = [is_used[p] for _, p in bucket.parameters]
+            self.codec.put_back_unused(bucket, used)
+            for place, one in enumerate(used):
+                bucket.hand_out(place, one)
 
-    def reduce(self, bucket: Bucket) -> None:
-        """Replace the bucket's buffer by its sum over the ranks."""
-        self.comm.all_reduce(bucket.buffer, bucket.name)
-
-    def hand_out(self, bucket: Bucket, is_used: Sequence[bool]) -> None:
-        """Make the bucket's views the .grads; None for each of its parameters that no rank used."""
-        for place, used in enumerate(is_used):
-            bucket.hand_out(place, used)
+    def sum_up(self, tensor: torch.Tensor, name: str) -> Call:
+        return self.comm.all_reduce(tensor, name)
 
     @classmethod
     def calls(cls, step: Step) -> list[Travel]:
@@ -55,6 +55,8 @@ class Flat(GradientSync):
 
     @classmethod
     def buffers(cls, tensors: Sequence[Tensor], options: SyncOptions) -> Buffers:
+        if options.compress:
+            return Buffers(unsaid="what a codec keeps is its own")
         return Buffers(in_buckets(tensors, float("inf"), float("inf")))
 
     def detach(self) -> None:

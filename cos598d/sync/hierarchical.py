@@ -1,18 +1,23 @@
 """Gradients summed inside each host in shared memory, and between hosts in a ring."""
 
+from collections.abc import Sequence
+
+import torch
 from torch import nn
 
 from cos598d.comm import hosts
+from cos598d.comm.calls import Call
 from cos598d.comm.messages import Composed
-from cos598d.sync.buckets import in_buckets
+from cos598d.sync.buckets import Bucket, in_buckets
 from cos598d.sync.cost import Step, Travel
 from cos598d.sync.cost.collectives import copied_by
 from cos598d.sync.parts.ring import RING, ring_all_reduce
 from cos598d.sync.parts.segmented import ByMessages, make_scratch
+from cos598d.sync.parts.with_codec import WithCodec
 from cos598d.sync.shared_memory import ADD, AVERAGE, SharedMemory
 
 
-class Hierarchical(SharedMemory):
+class Hierarchical(WithCodec, SharedMemory):
     """Averaging in two levels: the ranks of a host in shared memory, one rank of each host over the network.
 
     1. As in `shared_memory`, every rank fills its segment during backward, divided by the number n of all ranks, and
@@ -27,8 +32,13 @@ class Hierarchical(SharedMemory):
     nothing. A ring of all n ranks carries 2(n-1)/n S over each host's link, and as much between any two ranks inside
     a host. Nothing of 2 hides behind backward. In memory as `shared_memory`. Choose it for several hosts of several
     ranks each.
+
+    With `--compress` what travels between hosts does so in the codec's form; sums within a host stay exact. What the
+    codec remembers is a host's, and its first rank's to save; a rank that becomes a first one by a resume on other
+    hosts begins with nothing held back.
     """
 
+    uses = ("bucket_mb", "compress")
     op = "hierarchical"
     overlaps = False
     not_modelled = None
@@ -39,22 +49,34 @@ class Hierarchical(SharedMemory):
 
     def attach(self, model: nn.Module) -> nn.Module:
         module = super().attach(model)
-        self._firsts = [ranks[0] for ranks in self.hosts]
-        self._scratch = {}
-        if self.comm.rank in self._firsts:
-            # One for each dtype, of the largest bucket: the buckets go round one after another.
-            for result in sorted(self.segments.result, key=lambda tensor: tensor.numel()):
-                self._scratch[result.dtype] = make_scratch(result, ByMessages.segment_bytes, ByMessages.in_flight)
+        # One for each dtype, of the longest tensor so far: they go round one after another.
+        self._scratch: dict[torch.dtype, torch.Tensor] = {}
+        results = zip(self.buckets, self.segments.result, strict=True)
+        self._sums = [Bucket(bucket.name, bucket.parameters, result) for bucket, result in results]
         return module
 
+    def codec_ranks(self) -> Sequence[int]:
+        return [ranks[0] for ranks in self.hosts]
+
     def wait_for_result(self, unit: int, call: Composed) -> None:
-        if self.comm.rank in self._firsts:
+        if self.comm.rank in self.codec_ranks():
             self.segments.wait(ADD, unit, self.step)
-            result = self.segments.result[unit]
-            ring_all_reduce(call, result, self._firsts, self.comm.rank, self._scratch[result.dtype])
+            self.codec.finish(self._sums[unit], self.codec.start(self._sums[unit], self.loss_scale))
             self.segments.raise_flag(AVERAGE, unit, self.step)
         else:
             self.segments.wait(AVERAGE, unit, self.step, self.members[:1])
+            call.end()
+
+    def sum_up(self, tensor: torch.Tensor, name: str) -> Call:
+        scratch = make_scratch(tensor, ByMessages.segment_bytes, ByMessages.in_flight, self._scratch.get(tensor.dtype))
+        self._scratch[tensor.dtype] = scratch
+        with self.comm.composed(self.op, tensor, name) as call:
+            ring_all_reduce(call, tensor, self.codec_ranks(), self.comm.rank, scratch)
+        return Call.done()
+
+    def end(self, unit: int, is_used: Sequence[bool]) -> None:
+        self.codec.put_back_unused(self._sums[unit], is_used)
+        super().end(unit, is_used)
 
     @classmethod
     def calls(cls, step: Step) -> list[Travel]:
@@ -68,5 +90,5 @@ class Hierarchical(SharedMemory):
         ]
 
     def detach(self) -> None:
-        self._scratch = {}
+        self._scratch, self._sums = {}, []
         super().detach()

@@ -6,7 +6,10 @@ import torch
 from torch import nn
 
 from cos598d.records.kinds import COUNT, FLAG, Fields, expect
-from cos598d.sync.base import GradientSync
+from cos598d.sync.base import GradientSync, SyncOptions
+from cos598d.sync.cost import Step, Travel
+from cos598d.sync.cost.collectives import ALL_REDUCE
+from cos598d.sync.parts.fragments import by_dtype
 
 OWN = Fields({"steps": COUNT, "replicas_equal": FLAG})
 
@@ -28,7 +31,7 @@ class LocalSGD(GradientSync):
     Choose it where links are so slow that a step must not wait for them.
     """
 
-    uses = ("sync_every",)
+    uses: tuple[str, ...] = ("sync_every",)
     averages_weights = keeps_nothing = True
     exact = False
     not_modelled = "it does not average gradients in every step"
@@ -72,6 +75,16 @@ class LocalSGD(GradientSync):
             "what each rank had of its own (weights since the last average, and its optimizer's state: the average "
             "goes on, with rank 0's optimizer)"
         )
+
+    @classmethod
+    def round_steps(cls, options: SyncOptions) -> int:
+        """The steps in which all weights are averaged once."""
+        return options.sync_every
+
+    @classmethod
+    def averages(cls, step: Step) -> list[Travel]:
+        """The calls that average all weights once, as `calls` states a gradient's."""
+        return [Travel(ALL_REDUCE, tensors) for tensors in by_dtype(step.tensors)]
 
     def _average_weights(self) -> None:
         self.replicas_equal = True

@@ -1,14 +1,8 @@
 """A ring all-reduce made of messages between neighbours: what the library does inside its all_reduce."""
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
-from torch import nn
 
 from cos598d.comm.messages import Composed
-from cos598d.sync.buckets import Bucket
-from cos598d.sync.codecs import make_codec
 from cos598d.sync.flat import Flat
 from cos598d.sync.parts.ring import RING, ring_all_reduce
 from cos598d.sync.parts.segmented import ByMessages
@@ -33,31 +27,6 @@ class Ring(ByMessages, Flat):
 
     op = "ring"
     collective = RING
-    uses = ("compress",)
-
-    def attach(self, model: nn.Module) -> nn.Module:
-        self._codec = make_codec(self.options.compress, self.comm, self.sum_up)
-        return super().attach(model)
-
-    def reduce(self, bucket: Bucket) -> None:
-        self._codec.finish(bucket, self._codec.start(bucket, self.loss_scale))
-
-    def hand_out(self, bucket: Bucket, is_used: Sequence[bool]) -> None:
-        self._codec.put_back_unused(bucket, is_used)
-        super().hand_out(bucket, is_used)
-
-    def forget_step(self) -> None:
-        self._codec.forget_step()
-
-    def own_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        return {}, self._codec.own_state()
-
-    def load_own_state(self, facts: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
-        self._codec.load_own_state(tensors)
-
-    @property
-    def own_is_lost(self) -> str | None:
-        return self._codec.memory
 
     def sum_over_ranks(self, call: Composed, buffer: torch.Tensor, scratch: torch.Tensor) -> None:
         ring_all_reduce(call, buffer, range(self.comm.world_size), self.comm.rank, scratch)

@@ -37,7 +37,7 @@ class SharedMemory(OverlappingSync):
     copy each byte into the kernel and out again for each of the 2(n-1)/n S that it sends through the loopback.
     """
 
-    uses = ("bucket_mb",)
+    uses: tuple[str, ...] = ("bucket_mb",)
     op = "shared_memory"
     one_host = shares_memory = True
     not_modelled: str | None = "it is for one host only"
@@ -84,8 +84,9 @@ class SharedMemory(OverlappingSync):
             own.copy_(result)
 
     def wait_for_result(self, unit: int, call: Composed) -> None:
-        """Block until the average over all ranks is in the bucket's result."""
+        """Block until the average over all ranks is in the bucket's result, and end the call."""
         self.segments.wait(ADD, unit, self.step)
+        call.end()
 
     def end(self, unit: int, is_used: Sequence[bool]) -> None:
         for place, used in enumerate(is_used):
@@ -148,4 +149,3 @@ class _Averaging:
 
     def wait(self) -> None:
         self._sync.average_bucket(self._unit, self._call)
-        self._call.end()

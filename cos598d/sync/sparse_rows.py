@@ -13,7 +13,7 @@ from cos598d.comm.ledger import AGREEMENT
 from cos598d.errors import UserError
 from cos598d.sync.base import SyncOptions
 from cos598d.sync.bucketed import Bucketed
-from cos598d.sync.buckets import Named, in_buckets
+from cos598d.sync.buckets import Named, Rows, in_buckets
 from cos598d.sync.cost import Step, Tensor, Travel
 from cos598d.sync.cost.collectives import ALL_REDUCE
 from cos598d.sync.cost.memory import Buffers
@@ -38,8 +38,10 @@ class SparseRows(Bucketed):
 
     Cost for a gradient of S bytes, E of them of R rows of embeddings, of which U rows were touched: B calls for the
     buckets, 1 for the ids and 1 for the rows of each embedding; every rank sends and receives
-    2(n-1)/n (S - E + E U/R), and 2(n-1)/n R for the ids. Choose it for any model with a large vocabulary, and the more
-    the slower the links are; with large batches U nears R and it becomes `bucketed`.
+    2(n-1)/n (S - E + E U/R), and 2(n-1)/n R for the ids. With `--compress` the rows of the union travel in the codec's
+    form, as one more bucket; what a codec holds back of a row (its error feedback) is kept by the row's number and
+    waits until a step looks the row up again. Choose it for any model with a large vocabulary, and the more the slower
+    the links are; with large batches U nears R and it becomes `bucketed`.
     """
 
     def attach(self, model: nn.Module) -> nn.Module:
@@ -47,7 +49,7 @@ class SparseRows(Bucketed):
         self._touched = {p: torch.zeros(len(p), dtype=torch.uint8, device=p.device) for p in self._lookups}
         self._handed: dict[nn.Parameter, TensorWeakRef] = {}  # the gradients that the last step left
         self._open: dict[nn.Parameter, WeakSet[_Lookup]] = {p: WeakSet() for p in self._lookups}
-        self._rows: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._rows: dict[int, Rows] = {}  # those under way, by unit
         module = super().attach(model)
         for parameter, embedding in self._lookups.items():
             handle = embedding.register_forward_hook(self._noting(parameter), with_kwargs=True, prepend=True)
@@ -91,21 +93,22 @@ class SparseRows(Bucketed):
                     "serves elsewhere, or is looked up anew in backward (a checkpoint): train this model with bucketed."
                 )
             values /= self.comm.world_size
-        self._rows[unit] = rows, values
-        return self.sum_up(values, name)
+        self._rows[unit] = Rows(name, parameter, rows, values)
+        return self.send(unit, self._rows[unit])
 
     def end(self, unit: int, is_used: Sequence[bool]) -> None:
         if unit < self._first_sparse:
             super().end(unit, is_used)
             return
         parameter = self.units[unit][0][1]
-        rows, values = self._rows.pop(unit)
+        self.receive(unit, is_used)
+        bucket = self._rows.pop(unit)
         if not is_used[0]:
             parameter.grad = None
             return
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-        parameter.grad[rows] = values
+        parameter.grad[bucket.rows] = bucket.views[0]
 
     @classmethod
     def calls(cls, step: Step) -> list[Travel] | None:

@@ -1,11 +1,14 @@
 """Payload codecs: smaller forms in which a bucket's gradients travel, by name."""
 
 import importlib
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from cos598d.comm.communicator import Communicator
 from cos598d.errors import UsageError
 from cos598d.sync.codecs.base import AllReduce, Codec
 from cos598d.sync.codecs.none import AsTheyAre
+from cos598d.sync.cost import Collective, Travel
 
 # name on the command line -> module and class
 CODECS = {
@@ -40,9 +43,39 @@ def get_codec(word: str) -> tuple[type[Codec], float | None]:
     return codec, value
 
 
-def make_codec(word: str | None, comm: Communicator, all_reduce: AllReduce) -> Codec:
-    """The codec that `word` names, for one sync; none that changes anything without a word, or for a rank alone."""
-    if word is None or comm.world_size == 1:
+def make_codec(
+    word: str | None, comm: Communicator, all_reduce: AllReduce, members: Sequence[int] | None = None
+) -> Codec:
+    """The codec that `word` names, for one sync whose buckets travel among the ranks `members`, by default all.
+
+    It changes nothing without a word, for a rank alone, and for one that is none of the members.
+    """
+    members = range(comm.world_size) if members is None else members
+    if word is None or len(members) < 2 or comm.rank not in members:
         return AsTheyAre(comm, all_reduce)
     codec, number = get_codec(word)
-    return codec(comm, all_reduce, number)
+    return codec(comm, all_reduce, number, members)
+
+
+class Payload(NamedTuple):
+    """One call that a codec makes: how it moves, and how many elements of how many bytes."""
+
+    collective: Collective
+    elements: int
+    element_bytes: int
+
+    @property
+    def bytes(self) -> int:
+        """All of them."""
+        return self.elements * self.element_bytes
+
+    def moved(self, ranks: int, rank: int) -> tuple[int, int]:
+        """Bytes that the `rank`-th of so many ranks sends and receives, exactly."""
+        return self.collective.moved(self.bytes, self.element_bytes, ranks, rank)
+
+
+def in_code(travel: Travel, word: str, ranks: int) -> list[Payload]:
+    """What becomes of a call of a sync among so many ranks, more than one, in the codec that `word` names."""
+    codec, number = get_codec(word)
+    collective = codec.collective or travel.collective
+    return [Payload(collective, *payload) for payload in codec.payloads(travel.travelling, ranks, number)]

@@ -7,7 +7,8 @@ import torch
 
 from cos598d.comm.calls import Pending
 from cos598d.comm.communicator import Communicator
-from cos598d.sync.buckets import Bucket
+from cos598d.comm.messages import Composed, Messages
+from cos598d.sync.buckets import Bucket, Rows
 from cos598d.sync.cost import Collective, Tensor
 
 AllReduce = Callable[[torch.Tensor, str], Pending]
@@ -22,6 +23,18 @@ class Coded(NamedTuple):
     def wait(self) -> None:
         """Block until the call is over."""
         self.call.wait()
+
+
+class _Gathering:
+    """An all-gather among some ranks under way, made of messages."""
+
+    def __init__(self, messages: Messages, call: Composed):
+        self._messages, self._call = messages, call
+
+    def wait(self) -> None:
+        """Block until all parts are there, and enter the call in the ledger. May be called more than once."""
+        self._messages.wait()
+        self._call.end()
 
 
 Sent = TypeVar("Sent", bound=Pending)  # what a codec has on its way between `start` and `finish`
@@ -43,9 +56,15 @@ class Codec(Generic[Sent]):
     collective: Collective | None = None
     memory: ClassVar[str | None] = None
 
-    def __init__(self, comm: Communicator, all_reduce: AllReduce, number: float | None = None):
-        """`all_reduce(tensor, name)` starts the sync's own way of summing a tensor over the ranks, in place."""
+    def __init__(
+        self, comm: Communicator, all_reduce: AllReduce, number: float | None = None, members: Sequence[int] = ()
+    ):
+        """`all_reduce(tensor, name)` starts the sync's own way of summing a tensor over the ranks, in place.
+
+        members: the ranks among which buckets travel, this one among them; without them all.
+        """
         self.comm, self.all_reduce, self.number = comm, all_reduce, number
+        self.members = list(members) or list(range(comm.world_size))
 
     @classmethod
     def takes(cls, number: float) -> bool:
@@ -60,6 +79,15 @@ class Codec(Generic[Sent]):
     def start(self, bucket: Bucket, scale: float = 1.0) -> Sent:
         """Encode the bucket's buffer and start its call. `scale` is what this step's gradients are multiplied by."""
         raise NotImplementedError
+
+    def all_gather(self, tensor: torch.Tensor, name: str) -> Coded:
+        """Start to give every member the tensors of all, of one shape: the content is their list, in order."""
+        if len(self.members) == self.comm.world_size:
+            return Coded(*self.comm.all_gather(tensor, name, async_op=True))
+        call, me = self.comm.compose("all_gather", tensor, name), self.comm.rank
+        parts = [tensor if rank == me else torch.empty_like(tensor) for rank in self.members]
+        others = [(part, rank) for part, rank in zip(parts, self.members, strict=True) if rank != me]
+        return Coded(parts, _Gathering(call.start([(tensor, rank) for _, rank in others], others), call))
 
     def finish(self, bucket: Bucket, pending: Sent) -> None:
         """Wait, and replace the buffer by its sum over the ranks, as near as the codec comes."""
@@ -142,16 +170,57 @@ class Feedback(Kept):
 
     Errors are kept unscaled, since the loss scale changes between steps. Costs twice as many bytes of memory as the
     gradient has.
+
+    Of `Rows`, errors are kept by the number of the row: there is one tensor for all rows of the parameter, and what a
+    row was not sent waits until a step looks it up again. What a step leaves is put among them when the next one
+    begins, and only if it counts.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._of_rows: dict[str, torch.Tensor] = {}  # what good steps left, of the parameter's shape
+        self._places: dict[str, torch.Tensor] = {}  # the rows of the last step
 
     def add_to(self, bucket: Bucket, scale: float) -> torch.Tensor:
         """Add `scale` times the bucket's error to its buffer, and return the tensor to leave the new one in.
 
         To be left there: the buffer as it is now, less what of it is sent, divided by `scale`.
         """
+        if isinstance(bucket, Rows):
+            self._begin_rows(bucket)
         error, new = self.begin(bucket.name, lambda: torch.zeros_like(bucket.buffer))
         bucket.buffer.add_(error, alpha=scale)
         return new
+
+    def state(self) -> dict[str, torch.Tensor]:
+        for name in self._of_rows:
+            self._end_rows(name)
+        return super().state() | self._of_rows
+
+    def load(self, tensors: Mapping[str, torch.Tensor], device: torch.device) -> None:
+        of_rows = {name: tensor for name, tensor in tensors.items() if tensor.dim() > 1}
+        super().load({name: tensor for name, tensor in tensors.items() if name not in of_rows}, device)
+        self._of_rows = {name: tensor.to(device, copy=True) for name, tensor in of_rows.items()}
+        self._places = {}
+
+    def _begin_rows(self, bucket: Rows) -> None:
+        name, parameter = bucket.parameters[0]
+        if name not in self._of_rows:
+            self._of_rows[name] = torch.zeros_like(parameter)
+        self._end_rows(name)
+        errors = self._of_rows[name][bucket.rows].view(-1)
+        self._pairs[name] = errors, torch.empty_like(errors)
+        self._places[name] = bucket.rows
+
+    def _end_rows(self, name: str) -> None:
+        """The last step is over: what it left of its rows is theirs, if it counts."""
+        rows = self._places.pop(name, None)
+        if rows is None:
+            return
+        _, new = self._pairs.pop(name)
+        errors = self._of_rows[name]
+        if self._left.pop(name, False):
+            errors[rows] = new.view(-1, *errors.shape[1:])
 
     def put_back(self, bucket: Bucket, is_used: Sequence[bool]) -> None:
         """Leave the old error, whether or not this step counts, of the bucket's parameters that are not `is_used`."""

@@ -35,8 +35,10 @@ class Int8(Codec["_Exchange"]):
     collective = Even(lambda ranks: 2, both_ways)  # straight to the part's owner, and straight back
     memory = "the random numbers by which int8 rounds"
 
-    def __init__(self, comm: Communicator, all_reduce: AllReduce, number: float | None = None):
-        super().__init__(comm, all_reduce, number)
+    def __init__(
+        self, comm: Communicator, all_reduce: AllReduce, number: float | None = None, members: Sequence[int] = ()
+    ):
+        super().__init__(comm, all_reduce, number, members)
         self.generator = torch.Generator(comm.device).manual_seed(comm.rank)
 
     @classmethod
@@ -53,26 +55,29 @@ class Int8(Codec["_Exchange"]):
         return {"generator": self.generator.get_state()}
 
     def load_own_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        self.generator.set_state(tensors["generator"])
+        if "generator" in tensors:
+            self.generator.set_state(tensors["generator"])
 
 
 class _Exchange:
     """One bucket on its way: the parts to their owners first, then the sums to everybody."""
 
     def __init__(self, codec: Int8, bucket: Bucket):
-        comm = self._comm = codec.comm
-        ranks = range(comm.world_size)
-        blocks = _blocks(bucket.buffer.numel(), comm.world_size)
+        comm, self._members = codec.comm, codec.members
+        self._mine, count = self._members.index(comm.rank), len(self._members)
+        self._others = [place for place in range(count) if place != self._mine]
+        blocks = _blocks(bucket.buffer.numel(), count)
         # Stands in for the bucket's encoded parts, whose size the ledger asks for before they are made.
-        coded = torch.empty(comm.world_size * blocks * (BLOCK + SCALE_BYTES), dtype=torch.uint8, device="meta")
+        coded = torch.empty(count * blocks * (BLOCK + SCALE_BYTES), dtype=torch.uint8, device="meta")
         self._call: Composed = comm.compose("int8_all_reduce", coded, bucket.name)
-        padded = torch.zeros(comm.world_size * blocks * BLOCK, dtype=torch.float32, device=bucket.buffer.device)
+        padded = torch.zeros(count * blocks * BLOCK, dtype=torch.float32, device=bucket.buffer.device)
         padded[: bucket.buffer.numel()] = bucket.buffer
         self._generator = codec.generator
         self._parts = [encode(part, self._generator) for part in padded.split(blocks * BLOCK)]
-        self._arrived = {r: torch.empty_like(self._parts[r]) for r in ranks if r != comm.rank}
+        self._arrived = {k: torch.empty_like(self._parts[k]) for k in self._others}
         self._under_way: Messages = self._call.start(
-            [(self._parts[r], r) for r in self._arrived], [(self._arrived[r], r) for r in self._arrived]
+            [(self._parts[k], self._members[k]) for k in self._others],
+            [(self._arrived[k], self._members[k]) for k in self._others],
         )
 
     def wait(self) -> None:
@@ -81,15 +86,18 @@ class _Exchange:
     def result(self, bucket: Bucket) -> torch.Tensor:
         """The sum as every rank decodes it, (elements,)."""
         self.wait()
-        mine, ranks = self._comm.rank, range(self._comm.world_size)
         # In order of rank, so that the sum does not depend on who computes it.
-        first, *others = (decode(self._parts[r] if r == mine else self._arrived[r]) for r in ranks)
+        places = range(len(self._members))
+        first, *others = (decode(self._parts[k] if k == self._mine else self._arrived[k]) for k in places)
         total = sum(others, first)
-        sums = {r: torch.empty_like(self._parts[r]) for r in ranks}
-        sums[mine] = encode(total, self._generator)
-        self._call.swap([(sums[mine], r) for r in ranks if r != mine], [(sums[r], r) for r in ranks if r != mine])
+        sums = [torch.empty_like(part) for part in self._parts]
+        sums[self._mine] = encode(total, self._generator)
+        self._call.swap(
+            [(sums[self._mine], self._members[k]) for k in self._others],
+            [(sums[k], self._members[k]) for k in self._others],
+        )
         self._call.end()
-        return torch.cat([decode(sums[r]) for r in ranks])[: bucket.buffer.numel()]
+        return torch.cat([decode(part) for part in sums])[: bucket.buffer.numel()]
 
 
 def _blocks(elements: int, ranks: int) -> int:

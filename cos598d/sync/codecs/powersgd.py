@@ -33,8 +33,10 @@ class PowerSGD(Codec[Coded]):
     number_words = "the rank, a whole number from 1"
     memory = "powersgd's factors and what it has held back (its error feedback)"
 
-    def __init__(self, comm: Communicator, all_reduce: AllReduce, number: float | None = None):
-        super().__init__(comm, all_reduce, number)
+    def __init__(
+        self, comm: Communicator, all_reduce: AllReduce, number: float | None = None, members: Sequence[int] = ()
+    ):
+        super().__init__(comm, all_reduce, number, members)
         self._rank = RANK if number is None else int(number)
         self._feedback = Feedback()
         self._qs = Kept()
@@ -69,7 +71,9 @@ class PowerSGD(Codec[Coded]):
                 whole.append(view)
         ps = [matrix @ q for (_, matrix), q in zip(matrices, old_qs, strict=True)]
         packed = _pack([*ps, *whole], bucket.buffer)
-        return Coded(_FirstHalf(matrices, whole, ps, packed, scale), self.all_reduce(packed, bucket.name))
+        named_qs = {name: q for (name, _), q in zip(matrices, old_qs, strict=True)}
+        half = _FirstHalf(matrices, named_qs, whole, ps, packed, scale)
+        return Coded(half, self.all_reduce(packed, bucket.name))
 
     def finish(self, bucket: Bucket, pending: Coded) -> None:
         pending.wait()
@@ -88,7 +92,10 @@ class PowerSGD(Codec[Coded]):
         self._feedback.keep_if(is_finite, bucket.name)
         summed = sums.split([q.numel() for q in qs]) if qs else ()
         for (name, matrix), p, q, part in zip(half.matrices, ps, qs, summed, strict=True):
-            torch.mul(part.view_as(q), 1 / half.scale, out=self._qs.left(name))
+            new = self._qs.left(name)
+            torch.mul(part.view_as(q), 1 / half.scale, out=new)
+            # A column that has come to nothing, as for a gradient of zeros, would stay so for ever: the last one stays.
+            new.copy_(torch.where(new.any(dim=0), new, half.old_qs[name]))
             self._qs.keep_if(is_finite, name)
             torch.mm(p, part.view_as(q).T, out=matrix)
         for view, part in zip(half.whole, parts[len(half.ps) :], strict=True):
@@ -137,9 +144,11 @@ def _rank_of(shape: Sequence[int], most: int) -> int:
 
 
 class _FirstHalf(NamedTuple):
-    """The matrices by name, what travels whole, the first factors, both packed as they travel, and the loss scale."""
+    """The matrices by name, their Qs of the step before, what travels whole, the first factors, both packed as they
+    travel, and the loss scale."""
 
     matrices: list[tuple[str, torch.Tensor]]
+    old_qs: dict[str, torch.Tensor]
     whole: list[torch.Tensor]
     ps: list[torch.Tensor]
     packed: torch.Tensor

@@ -29,8 +29,10 @@ class TopK(Codec[Coded]):
     number_words = "the share of elements to send, above 0 and at most 1"
     memory = "what topk has held back (its error feedback)"
 
-    def __init__(self, comm: Communicator, all_reduce: AllReduce, number: float | None = None):
-        super().__init__(comm, all_reduce, number)
+    def __init__(
+        self, comm: Communicator, all_reduce: AllReduce, number: float | None = None, members: Sequence[int] = ()
+    ):
+        super().__init__(comm, all_reduce, number, members)
         self._share = SHARE if number is None else number
         self._feedback = Feedback()
 
@@ -51,7 +53,7 @@ class TopK(Codec[Coded]):
         torch.mul(bucket.buffer, 1 / scale, out=error)
         error[places] = 0
         packed = torch.cat([values, places.to(torch.int32).view(torch.float32)])
-        return Coded(*self.comm.all_gather(packed, bucket.name, async_op=True))
+        return self.all_gather(packed, bucket.name)
 
     def put_back_unused(self, bucket: Bucket, is_used: Sequence[bool]) -> None:
         self._feedback.put_back(bucket, is_used)

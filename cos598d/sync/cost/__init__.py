@@ -117,6 +117,12 @@ class Tensor:
         """Bytes of an element."""
         return self.bytes // max(1, self.numel())
 
+    def of_rows(self, rows: int) -> "Tensor":
+        """As many rows of it; a single number is a row."""
+        if not self.shape:
+            return self
+        return Tensor(self.name, (rows, *self.shape[1:]), self.dtype, self.bytes // max(1, self.shape[0]) * rows)
+
 
 @dataclass(frozen=True)
 class Step:
@@ -154,6 +160,13 @@ class Travel:
     share: float = 1
     agreed: int = 0
     copied: float = 0
+
+    @property
+    def travelling(self) -> list[Tensor]:
+        """The tensors as they travel: of those of which only a share does, that many rows."""
+        if self.share == 1:
+            return list(self.tensors)
+        return [tensor.of_rows(round(self.share * tensor.shape[0])) for tensor in self.tensors]
 
     @property
     def gradient_bytes(self) -> float:

@@ -10,7 +10,6 @@ from torch import nn
 from cos598d.comm.calls import Call
 from cos598d.comm.messages import Composed
 from cos598d.sync.base import GradientSync, SyncOptions
-from cos598d.sync.buckets import Bucket
 from cos598d.sync.cost import Tensor
 from cos598d.sync.cost.memory import Buffers
 
@@ -40,11 +39,8 @@ class ByMessages(GradientSync):
         self._scratch: dict[tuple[str, torch.dtype], torch.Tensor] = {}
         return super().attach(model)
 
-    def reduce(self, bucket: Bucket) -> None:
-        self.sum_up(bucket.buffer, bucket.name)
-
     def sum_up(self, tensor: torch.Tensor, name: str) -> Call:
-        """Replace a tensor, (elements,), by its sum over the ranks; over when this returns."""
+        """As a `WithCodec`'s; over when this returns."""
         key = name, tensor.dtype
         if key not in self._scratch:
             self._scratch[key] = make_scratch(tensor, self.segment_bytes, self.in_flight)
@@ -59,9 +55,9 @@ class ByMessages(GradientSync):
     @classmethod
     def buffers(cls, tensors: Sequence[Tensor], options: SyncOptions) -> Buffers:
         """The whole buffers of the other base, and the scratch of each."""
-        if options.compress:
-            return Buffers(unsaid="what a codec keeps is its own")
         whole = super().buffers(tensors, options)
+        if whole.unsaid:
+            return whole
         sizes = (sum(tensor.bytes for tensor in group) for group in whole.groups)
         return replace(whole, scratch=sum(cls.in_flight * min(cls.segment_bytes, size) for size in sizes))
 
@@ -70,10 +66,15 @@ class ByMessages(GradientSync):
         super().detach()
 
 
-def make_scratch(buffer: torch.Tensor, segment_bytes: int, in_flight: int) -> torch.Tensor:
-    """Where segments of `buffer` land before they are added: (in_flight, elements of a segment), like the buffer."""
+def make_scratch(
+    buffer: torch.Tensor, segment_bytes: int, in_flight: int, old: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Where segments of `buffer` land before they are added: (in_flight, elements of a segment), like the buffer.
+
+    `old` is scratch of this dtype that is there already: it is given back where it is long enough.
+    """
     elements = max(1, min(segment_bytes // buffer.element_size(), buffer.numel()))
-    return buffer.new_empty(in_flight, elements)
+    return old if old is not None and old.shape[1] >= elements else buffer.new_empty(in_flight, elements)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,132 @@
+"""Local training whose averages travel in fragments while training goes on: streaming DiLoCo."""
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import nn
+
+from cos598d.comm.calls import Call
+from cos598d.sync.base import SyncOptions
+from cos598d.sync.codecs import make_codec
+from cos598d.sync.cost import Step, Tensor, Travel
+from cos598d.sync.cost.collectives import ALL_REDUCE
+from cos598d.sync.cost.memory import Buffers
+from cos598d.sync.local_sgd import LocalSGD
+from cos598d.sync.parts.fragments import Fragment, by_dtype, cut_in_rows, rows_of
+
+
+class DiLoCo(LocalSGD):
+    """Local steps, and an outer step by the average of what they moved, fragment by fragment (Douillard et al. 2023,
+    "DiLoCo", and 2025, "Streaming DiLoCo with overlapping communication", arXiv 2501.18512).
+
+    The weights are cut into F fragments of one size (`--fragments F`). The ranks hold a second copy of them, the same
+    on all, which is what they last agreed on, and a momentum.
+    1. In every step each rank steps by the gradient of its own share of the global batch, as in `local_sgd`.
+    2. After every H-th step (`--sync_every H`) the next fragment sets out: each rank takes how far its weights have
+       moved from what was agreed on, and an all-reduce averages that while training goes on.
+    3. H steps later, before the next fragment sets out, it has arrived. What was agreed on of it makes a step of SGD
+       along the average, with Nesterov's momentum (`--outer_learning_rate`, `--outer_momentum`). Each rank moves its
+       own weights as far as that step went from where they were in 2, and so keeps what it has learnt since.
+    4. Before the model is evaluated or saved all ranks average their weights, as in `local_sgd`, and agree on that.
+       A fragment that is under way then is dropped: the average has overtaken it.
+    5. Under fp16 the ranks agree on overflows as in `local_sgd`.
+
+    Where the paper mixes the arriving weights with a rank's own, half and half, 3 adds: with H = 1, F = 1, an outer
+    learning rate of 1 and no momentum every rank holds the average of a step before, and its own last step.
+
+    Cost for weights of S bytes: 1 call every H steps; every rank sends and receives 2(n-1)/n S / (F H) a step on
+    average, and none of it is waited for where it takes less than H steps. With `--compress` the fragments travel in
+    the codec's form, with error feedback where the codec has it. In memory 3 S, and one fragment's more. Choose it
+    where a step takes far less time than its gradients on the link.
+    """
+
+    uses = ("sync_every", "compress", "fragments", "outer_learning_rate", "outer_momentum")
+    keeps_nothing = False
+
+    def attach(self, model: nn.Module) -> nn.Module:
+        module = super().attach(model)
+        self._fragments: list[list[Fragment]] = []  # of each dtype one
+        return module
+
+    def finish(self) -> None:
+        """Nothing travels. Before the first step all ranks hold the same weights: on those they agree."""
+        if not self._fragments:
+            self._cut()
+
+    def after_step(self) -> None:
+        self._steps += 1
+        self.replicas_equal = False
+        if self._steps % self.options.sync_every:
+            return
+        for fragment in self._every():
+            fragment.step(self.options.outer_learning_rate, self.options.outer_momentum)
+        for fragment in self._fragments[self._steps // self.options.sync_every % len(self._fragments)]:
+            fragment.start(self.comm)
+
+    def own_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        facts, _ = super().own_state()
+        tensors = {
+            f"{place}/{name}": tensor
+            for place, fragment in enumerate(self._every())
+            for name, tensor in fragment.state().items()
+        }
+        return facts, tensors
+
+    def load_own_state(self, facts: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        super().load_own_state(facts, tensors)
+        if not tensors:
+            return
+        self._cut()
+        for place, fragment in enumerate(self._every()):
+            prefix = f"{place}/"
+            fragment.load({name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)})
+
+    @classmethod
+    def round_steps(cls, options: SyncOptions) -> int:
+        return options.fragments * options.sync_every
+
+    @classmethod
+    def averages(cls, step: Step) -> list[Travel]:
+        return [
+            Travel(ALL_REDUCE, [tensors[cut.place].of_rows(cut.rows) for cut in cuts])
+            for tensors in by_dtype(step.tensors)
+            for cuts in cut_in_rows(tensors, [rows_of(tensor.shape) for tensor in tensors], step.options.fragments)
+        ]
+
+    @classmethod
+    def buffers(cls, tensors: Sequence[Tensor], options: SyncOptions) -> Buffers:
+        return Buffers(unsaid="a fragment that is under way takes memory of its own")
+
+    def detach(self) -> None:
+        self._drop()
+        self._fragments = []
+        super().detach()
+
+    def _average_weights(self) -> None:
+        self._drop()
+        super()._average_weights()
+        for fragment in self._every():
+            fragment.agree()
+
+    def _drop(self) -> None:
+        for fragment in self._every():
+            fragment.drop()
+
+    def _every(self) -> Iterator[Fragment]:
+        return chain.from_iterable(self._fragments)
+
+    def _cut(self) -> None:
+        """Agree on the weights as they are."""
+        self._fragments = [[] for _ in range(self.options.fragments)]
+        for weights in by_dtype([p for _, p in self.parameters]):
+            names = {p: name for name, p in self.parameters}
+            cuts = cut_in_rows(weights, [rows_of(p.shape) for p in weights], self.options.fragments)
+            for place, each in enumerate(cuts):
+                codec = make_codec(self.options.compress, self.comm, self._all_reduce)
+                named = [(names[p], p) for p in weights]
+                self._fragments[place].append(Fragment(f"fragment {place}", named, each, codec))
+
+    def _all_reduce(self, tensor: torch.Tensor, name: str) -> Call:
+        return self.comm.all_reduce(tensor, name, async_op=True)

@@ -1,0 +1,56 @@
+"""What syncs share whose buckets may travel in a smaller form."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from cos598d.comm.calls import Pending
+from cos598d.sync.base import GradientSync
+from cos598d.sync.codecs import make_codec
+
+
+class WithCodec(GradientSync):
+    """A sync that moves buckets, in whatever form `--compress` names. A subclass says
+
+        sum_up(tensor, name)   start to sum a tensor, (elements,), over the ranks, in place: its own way to move bytes
+        codec_ranks()          among which ranks a codec's calls are made; all, if it does not say
+
+    and hands each bucket of a step to the codec, in the same order on every rank, instead of summing it:
+
+        pending = self.codec.start(bucket, self.loss_scale)     ... other work ...
+        self.codec.finish(bucket, pending)                      its buffer is the sum
+        self.codec.put_back_unused(bucket, is_used)
+
+    Without `--compress` the codec sums the buffer itself by `sum_up`. Codecs whose forms can be added up (bf16, fp16,
+    powersgd) travel by `sum_up` too; int8 and topk, whose forms cannot, by an exchange of their own under every sync.
+    """
+
+    uses: tuple[str, ...] = ("compress",)
+
+    def attach(self, model: nn.Module) -> nn.Module:
+        module = super().attach(model)
+        self.codec = make_codec(self.options.compress, self.comm, self.sum_up, self.codec_ranks())
+        return module
+
+    def sum_up(self, tensor: torch.Tensor, name: str) -> Pending:
+        """Start to replace a tensor, (elements,), by its sum over the ranks."""
+        raise NotImplementedError(f"{type(self).__name__} has no sum_up()")
+
+    def codec_ranks(self) -> Sequence[int]:
+        """The ranks among which buckets travel, once the model is attached."""
+        return range(self.comm.world_size)
+
+    def forget_step(self) -> None:
+        self.codec.forget_step()
+
+    def own_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        return {}, self.codec.own_state()
+
+    def load_own_state(self, facts: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        self.codec.load_own_state(tensors)
+
+    @property
+    def own_is_lost(self) -> str | None:
+        return self.codec.memory
