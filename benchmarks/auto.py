@@ -36,7 +36,7 @@ PLACES: dict[str, tuple[str, str] | None] = {
 }
 MODELS = ("minilm", "bert-base")
 RANKS, BATCH, TOKENS = 4, 4, 64
-BETWEEN_HOSTS = "ddp,bucketed,flat,ring,halving_doubling,all_reduce,sparse_rows,zero1,zero2"
+BETWEEN_HOSTS = "ddp,bucketed,flat,ring,halving_doubling,all_reduce,sparse_rows,zero1,sparse_zero1"
 ON_ONE_HOST = f"{BETWEEN_HOSTS},shared_memory,shared_weights"
 HEAD = ["link", "model", "chosen", "s", "predicted s", "quickest", "s", "lost"]
 
