@@ -17,6 +17,7 @@ torch.set_num_threads(1)
 keeps = keep_freed_memory()
 def step():
     blocks = [torch.zeros(1 << 18) for _ in range(24)]  # a MiB each
+    blocks.append(torch.zeros(10 << 20))  # 40 MiB
 for _ in range(3):
     step()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -27,7 +28,7 @@ print(keeps, (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / 10)
 
 
 def faults(**environment):
-    """Whether memory is kept, and the page faults of a step that takes 24 MiB and frees them."""
+    """Whether memory is kept, and the page faults of a step that takes 64 MiB and frees them."""
     words = subprocess.run(
         [sys.executable, "-c", FAULTS],
         env=os.environ | environment,
@@ -46,7 +47,7 @@ def test_a_step_takes_the_memory_of_the_one_before_without_faults():
     assert count < 100
     keeps, count = faults(MALLOC_ARENA_MAX="16")
     assert not keeps
-    assert count > 1000, "24 MiB have 6,144 pages"
+    assert count > 10_000, "64 MiB have 16,384 pages"
 
 
 def test_what_the_user_has_set_stays():

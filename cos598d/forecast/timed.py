@@ -32,6 +32,7 @@ from cos598d.models.build import build_model
 from cos598d.strategies.optimizers import make_optimizer
 from cos598d.strategies.precision import autocast
 from cos598d.world.devices import choose_threads
+from cos598d.world.heap import keep_freed_memory
 
 WARM_UP, LEAST, MOST = 2, 3, 60  # iterations that are left out, and at least and at most counted
 WAIT_SECONDS = 120  # after which one that waits for the others knows that one of them has died
@@ -75,6 +76,7 @@ class Timed:
 def answer(question: Question) -> Timed:
     """Fork the ranks, and return what rank 0 has seen. Raises RuntimeError where one of them did not end well."""
     torch.set_num_threads(1)  # no pool of threads before the fork
+    keep_freed_memory()  # as ranks do
     config = RunConfig(**question.config)
     work = Known().work(config)
     model = build_model(work.source, work.task.head, work.task.num_labels, config.dropout, config.seed)
