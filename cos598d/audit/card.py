@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Sequence
 
 from cos598d.audit.book import Book
+from cos598d.audit.contents import GRADIENT
 from cos598d.audit.judge.verdict import FAULT, NOTE, WASTE, Finding, Verdict
 from cos598d.audit.judge.words import WORDS
 from cos598d.tables import as_text
@@ -30,7 +31,7 @@ def card(verdict: Verdict, books: Sequence[Book]) -> str:
     lines += ["", _result(verdict)]
     lines += [_filled(f"Not judged: {printable(each)}", "  ") for each in verdict.not_judged]
     if table := ledger(books):
-        lines += ["", table]
+        lines += ["", table, *exposed(books)]
     return "\n".join(lines)
 
 
@@ -79,10 +80,28 @@ def ledger(books: Sequence[Book]) -> str:
     rows = [["when", "call", "carries", "line", "calls", "payload MB", "sent MB", "received MB", "s"]]
     for (when, op, kind, place, in_backward), values in sums.items():
         calls, *moved, seconds = values
-        carries = kind + (f", {calls / max(books[0]['iterations_seen'], 1):g} buckets a step" if in_backward else "")
+        carries = kind + (f", {calls / max(books[0]['iterations_seen'], 1):.3g} a step" if in_backward else "")
         took = "beside backward" if in_backward else f"{seconds:.3f}"
         rows.append(
             [when, op, carries, printable(place, 60), str(int(calls)), *(f"{e / 1e6:.3f}" for e in moved), took]
         )
     rank = books[0]["rank"]
     return f"Calls of rank {rank}; sent and received by gloo's formulas:\n{as_text(rows, numbers=True)}"
+
+
+def exposed(books: Sequence[Book]) -> list[str]:
+    """How long gradients kept the lowest rank waiting in the examined steps after the first, in a line: their calls
+    after backward, and what backward took after its last gradient was there."""
+    book = books[0]
+    waited, whole = 0.0, 0.0
+    for step in book["steps"][1:]:
+        iteration = step["iteration"]
+        if iteration <= len(book["iterations"]):
+            rows = [row for row in book["calls"] if row["iteration"] == iteration and row["kind"] == GRADIENT]
+            waited += sum(row["seconds"] for row in rows if not row["in_backward"])
+            waited += step["seconds_after_gradients"] if any(row["in_backward"] for row in rows) else 0.0
+            whole += book["iterations"][iteration - 1]["seconds"]
+    if not whole or not waited:
+        return []
+    steps = f"steps 2 to {book['steps'][-1]['iteration']}"
+    return [f"Gradients travelled while nothing was computed for {waited:.4f} s of the {whole:.4f} s of {steps}."]

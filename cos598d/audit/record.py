@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cos598d.audit.book import Book
-from cos598d.audit.watch.calls import BUFFER, GRADIENT, MOST_ROWS, OTHER, SCALAR, WEIGHT
+from cos598d.audit.contents import BUFFER, GRADIENT, MOST_ROWS, OTHER, SCALAR, WEIGHT
 from cos598d.errors import UserError
 from cos598d.files import json_text, write_together
 from cos598d.records.conventions import CHECKPOINT, DDP, FLOOR, PHASES, WARM_UP

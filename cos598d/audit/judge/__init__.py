@@ -10,6 +10,7 @@ from cos598d.audit.judge.replicas import judge_replicas
 from cos598d.audit.judge.samples import judge_samples
 from cos598d.audit.judge.verdict import Finding, Seen, Verdict
 from cos598d.audit.judge.waste import judge_notes, judge_waste
+from cos598d.audit.judge.weighting import judge_weighting
 
 
 def judge(books: Sequence[Book], remarks: Sequence[str] = ()) -> Verdict:
@@ -21,7 +22,7 @@ def judge(books: Sequence[Book], remarks: Sequence[str] = ()) -> Verdict:
     for group in groups:
         fits = fit_steps(group)
         judged.append(fits.judged if len(group) > 1 else 0)
-        findings += judge_averaging(group, fits) + judge_clip_order(group, fits)
+        findings += judge_averaging(group, fits) + judge_clip_order(group, fits) + judge_weighting(group, fits)
         for found, not_judged in (judge_samples(group), judge_replicas(group)):
             findings += found
             unjudged += not_judged

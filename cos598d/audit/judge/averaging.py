@@ -5,13 +5,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from cos598d.audit.book import Book
-from cos598d.audit.judge.fit import BY_MICRO, BY_RANK, INDISTINCT, MEAN, OWN, OWN_STALE, STALE, UNKNOWN, Fit
+from cos598d.audit.contents import GATHER, GRADIENT, REDUCE, WEIGHT
+from cos598d.audit.judge.fit import BY_RANK, INDISTINCT, MEAN, OWN, OWN_STALE, STALE, UNKNOWN, Fit
 from cos598d.audit.judge.gradients import Fits, StepFits, most_common
 from cos598d.audit.judge.verdict import Finding
-from cos598d.audit.watch.calls import GRADIENT, WEIGHT
-from cos598d.audit.watch.traffic import GATHER, REDUCE
 
-_NEAR = 0.02  # factors so near to one another are the same
+NEAR = 0.02  # factors so near to one another are the same
 Where = tuple[str, int, str]
 
 
@@ -37,7 +36,6 @@ def judge_averaging(books: Sequence[Book], fits: Fits) -> list[Finding]:
         found.append(_forgotten(fits, own, len(told)))
     rest = [each for name, ranks in by_tensor.items() if name not in own for of_rank in ranks for each in of_rank]
     found += _by_rank(books, fits, rest) or _scaled(books, fits, rest)
-    found += _micro_batches(fits, [each for ranks in by_tensor.values() for of_rank in ranks for each in of_rank])
     return found + _stale(fits, [each for ranks in by_tensor.values() for of_rank in ranks for each in of_rank])
 
 
@@ -50,7 +48,7 @@ def judge_clip_order(books: Sequence[Book], fits: Fits) -> list[Finding]:
         clips = [each for each in places if each is not None]
         if len(clips) < len(step.rows):
             continue
-        factors = _median_factors([each for each in step.known() if each.kind == BY_RANK])
+        factors = median_factors([each for each in step.known() if each.kind == BY_RANK])
         said = [_norms(clips)]
         if factors:
             said.append(_combination(factors))
@@ -134,7 +132,8 @@ def _forgotten(fits: Fits, names: Sequence[str], tensors: int) -> Finding:
     return Finding("forgotten_tensors", (says,), where(calls[-1]) if calls else _step_place(fits))
 
 
-def _median_factors(fits: Sequence[Fit]) -> tuple[float, ...]:
+def median_factors(fits: Sequence[Fit]) -> tuple[float, ...]:
+    """The factors of several tensors as one."""
     if not fits:
         return ()
     count = len(fits[0].factors)
@@ -153,8 +152,8 @@ def _by_rank(books: Sequence[Book], fits: Fits, known: Sequence[Fit]) -> list[Fi
     if most_common(known) != BY_RANK:
         return []
     for step in fits.steps:
-        factors = _median_factors([each for each in step.known() if each.kind == BY_RANK])
-        if not factors or max(factors) - min(factors) <= _NEAR * max(map(abs, factors)):
+        factors = median_factors([each for each in step.known() if each.kind == BY_RANK])
+        if not factors or max(factors) - min(factors) <= NEAR * max(map(abs, factors)):
             continue
         sizes = [sum(micro["size"] for micro in row["micro"]) for row in step.rows]
         if _are_shares(factors, sizes):
@@ -165,12 +164,12 @@ def _by_rank(books: Sequence[Book], fits: Fits, known: Sequence[Fit]) -> list[Fi
             return []  # `judge_clip_order` tells more of it
         calls = _calls(step, GRADIENT)
         place = where(calls[0]) if calls else _step_place(fits)
-        absent = [rank for rank, factor in enumerate(factors) if abs(factor) <= _NEAR]
+        absent = [rank for rank, factor in enumerate(factors) if abs(factor) <= NEAR]
         if absent:
             there = [rank for rank in range(len(factors)) if rank not in absent]
             who = f"Of ranks {', '.join(map(str, absent))} nothing is in it, only of {', '.join(map(str, there))}."
             return [Finding("partial_average", (says, who), place)]
-        if all(0 < factor <= 1 + _NEAR for factor in factors):
+        if all(0 < factor <= 1 + NEAR for factor in factors):
             by_hand = "Each rank's part is scaled down by a factor of its own, as a clip by its own norm does."
             return [Finding("clipped_before_average", (says, by_hand), place)]
         return [Finding("unequal_weights", (says, f"Samples by rank: {', '.join(map(str, sizes))}."), place)]
@@ -181,7 +180,7 @@ def _are_shares(factors: Sequence[float], sizes: Sequence[int]) -> bool:
     if not all(sizes) or len(set(sizes)) < 2:
         return False
     ratios = [factor / size for factor, size in zip(factors, sizes, strict=True)]
-    return max(ratios) - min(ratios) <= _NEAR * max(map(abs, ratios))
+    return max(ratios) - min(ratios) <= NEAR * max(map(abs, ratios))
 
 
 def _scaled(books: Sequence[Book], fits: Fits, known: Sequence[Fit]) -> list[Finding]:
@@ -194,7 +193,7 @@ def _scaled(books: Sequence[Book], fits: Fits, known: Sequence[Fit]) -> list[Fin
         factors = [statistics.median(each) for each in by_rank]
         place = where(_calls(step, GRADIENT)[-1]) if _calls(step, GRADIENT) else _step_place(fits)
         middle = statistics.median(factors)
-        if max(factors) - min(factors) > _NEAR * abs(middle):
+        if max(factors) - min(factors) > NEAR * abs(middle):
             said = ", ".join(f"rank {rank} {factor:.3f}" for rank, factor in enumerate(factors))
             says = f"Step {step.iteration}: all ranks have the average, and apply different multiples of it: {said}."
             return [Finding("different_gradients", (says,), _step_place(fits))]
@@ -202,21 +201,22 @@ def _scaled(books: Sequence[Book], fits: Fits, known: Sequence[Fit]) -> list[Fin
         clipped = _clip_factor(step)
         factor = middle / clipped
         whole = sum(weight for weight in weights if weight is not None) if None not in weights else None
-        if _near(factor, 1) or (whole and _near(factor * whole, 1)):
+        if near(factor, 1) or (whole and near(factor * whole, 1)):
             continue
         is_known = whole is not None
         as_one = factor * (whole if whole is not None else 1.0)
-        each_is_one = is_known and _near(factor * (weights[0] or 0.0), 1)
+        each_is_one = is_known and near(factor * (weights[0] or 0.0), 1)
         says = f"Step {step.iteration}: the applied gradient is {middle:.4g} times the average of {ranks} ranks."
-        if is_known and not each_is_one and (_near(as_one, ranks) or _near(factor, ranks)):
+        if is_known and not each_is_one and (near(as_one, ranks) or near(factor, ranks)):
             return [Finding("summed", (says,), place)]
-        if is_known and (_near(as_one, 1 / ranks) or _near(factor, 1 / ranks)) and clipped == 1:
+        if is_known and (near(as_one, 1 / ranks) or near(factor, 1 / ranks)) and clipped == 1:
             return [Finding("averaged_twice", (says,), place)]
     return []
 
 
-def _near(value: float, other: float) -> bool:
-    return abs(value - other) <= _NEAR * abs(other)
+def near(value: float, other: float) -> bool:
+    """Whether two factors are the same."""
+    return abs(value - other) <= NEAR * abs(other)
 
 
 def _clip_factor(step: StepFits) -> float:
@@ -252,21 +252,6 @@ def _norms(clips: Sequence[dict[str, Any]]) -> str:
     norms = [f"rank {rank} {each['norm']:.3f}" for rank, each in enumerate(clips) if each["norm"] is not None]
     own = f", their own norms being {', '.join(norms)}" if norms else ""
     return f"the ranks clip to {clips[0]['limit']:g} before the gradients travel{own}."
-
-
-def _micro_batches(fits: Fits, known: Sequence[Fit]) -> list[Finding]:
-    lost = [each for each in known if (each.kind == BY_MICRO and min(map(abs, each.factors)) <= _NEAR) or each.lost]
-    uneven = [each for each in known if each.kind == BY_MICRO and min(map(abs, each.factors)) > _NEAR]
-    micros = fits.steps[0].rows[0]["micro"]
-    place: Where = where(micros[0]) if micros else ("", 0, "")
-    if len(lost) * 2 > len([each for each in known if each.kind not in ("small", "unknown")]):
-        number = len(lost[0].lost) or sum(abs(factor) <= _NEAR for factor in lost[0].factors)
-        says = f"Of {len(micros)} backward passes of a step the gradients of {number} are not in what is applied."
-        return [Finding("lost_micro_batches", (says,), place)]
-    if len(uneven) * 2 > len(known):
-        factors = ", ".join(f"{factor:.3f}" for factor in _median_factors(uneven))
-        return [Finding("unequal_micro_batches", (f"Their factors in what is applied: {factors}.",), place)]
-    return []
 
 
 def _stale(fits: Fits, known: Sequence[Fit]) -> list[Finding]:

@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from cos598d.audit.book import ENDED, Book
+from cos598d.audit.contents import BUFFER
 from cos598d.audit.judge.averaging import Where
 from cos598d.audit.judge.gradients import tolerance_of
 from cos598d.audit.judge.verdict import Finding
 from cos598d.audit.sketch import from_text
-from cos598d.audit.watch.calls import BUFFER
 
 _ALIKE = 1e-5  # relative differences of replicas that are the same but for rounding
 

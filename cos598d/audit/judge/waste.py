@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 
 from cos598d.audit.book import Book
+from cos598d.audit.contents import BARRIER, GRADIENT, OTHER, SCALAR
 from cos598d.audit.judge.averaging import where
 from cos598d.audit.judge.gradients import Fits
 from cos598d.audit.judge.verdict import Finding
-from cos598d.audit.watch.calls import GRADIENT, OTHER, SCALAR
-from cos598d.audit.watch.traffic import BARRIER
 
 _LEAST_EVALUATED = 64  # samples of an evaluation that is worth a word
 _HALF = 0.5

@@ -5,11 +5,20 @@ from typing import Any
 
 import torch
 
+from cos598d.audit.contents import (
+    BUFFER,
+    GRADIENT,
+    MOST_ENTRIES,
+    MOST_ROWS,
+    NOTHING,
+    OTHER,
+    SCALAR,
+    WEIGHT,
+)
 from cos598d.audit.watch.collectives import Call
 from cos598d.audit.watch.places import Place, called_from, here
 from cos598d.audit.watch.traffic import moved
 
-GRADIENT, WEIGHT, BUFFER, SCALAR, OTHER, NOTHING = "gradient", "weight", "buffer", "scalar", "other", "nothing"
 # Functions of torch's that make calls of one kind.
 _BY_FUNCTION = {
     "_sync_module_states": WEIGHT,
@@ -22,7 +31,6 @@ _BY_FUNCTION = {
 _FUNCTIONS = frozenset(_BY_FUNCTION)
 _MOST_RUNS = 400  # tensors that are looked at for buckets by hand
 _NAMES = 4  # of a call that are noted
-MOST_ROWS, MOST_ENTRIES, MOST_ITERATIONS = 2000, 4000, 20_000
 
 
 class Calls:

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from cos598d.audit.watch.traffic import BARRIER, OPERATORS, Operator
+from cos598d.audit.contents import BARRIER
+from cos598d.audit.watch.traffic import OPERATORS, Operator
 
 _libraries: list[torch.library.Library] = []
 _seen: Callable[["Call"], None] | None = None

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from cos598d.audit.contents import GRADIENT, MOST_ITERATIONS, SCALAR
 from cos598d.audit.sketch import Sketcher
 from cos598d.audit.watch import collectives, moments
-from cos598d.audit.watch.calls import GRADIENT, MOST_ITERATIONS, SCALAR, Calls
+from cos598d.audit.watch.calls import Calls
 from cos598d.audit.watch.data import Data
 from cos598d.audit.watch.forwards import Forwards
 from cos598d.audit.watch.places import here

@@ -1,0 +1,12 @@
+"""What calls are called and what they may carry, as books say it, and how much of a long run is noted one by one."""
+
+GRADIENT, WEIGHT, BUFFER, SCALAR, OTHER, NOTHING = "gradient", "weight", "buffer", "scalar", "other", "nothing"
+MOST_ROWS, MOST_ENTRIES, MOST_ITERATIONS = 2000, 4000, 20_000
+ALL_REDUCE, BROADCAST, REDUCE, ALL_GATHER, REDUCE_SCATTER = (
+    "all_reduce",
+    "broadcast",
+    "reduce",
+    "all_gather",
+    "reduce_scatter",
+)
+GATHER, SCATTER, ALL_TO_ALL, BARRIER, SEND, RECEIVE = "gather", "scatter", "all_to_all", "barrier", "send", "recv"

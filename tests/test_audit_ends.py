@@ -1,0 +1,87 @@
+"""Audits of scripts that end early or unevenly: they end as they would, and what was seen until then is judged."""
+
+import pytest
+from audit_scripts import BY_HAND, marked_line, with_changes
+from audits import audit
+
+RIGHT = BY_HAND.lstrip()
+
+
+def with_end(old, new):
+    assert RIGHT.count(old) == 1
+    return RIGHT.replace(old, new)
+
+
+BACKWARD, END = "    loss.backward()\n", "dist.destroy_process_group()"
+ON_ONE = "    loss.backward()\n    if step == 4 and rank == 1:\n"
+INDENTED = "".join(f"    {line}\n" for line in RIGHT.splitlines())
+SPAWNING = f"""
+import os
+
+import torch.multiprocessing as mp
+
+
+def main(rank, ranks):
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks))
+{INDENTED}
+
+if __name__ == "__main__":
+    mp.spawn(main, (2,), nprocs=2)
+"""
+# What a script is, the exit codes of its ranks (None: whatever), and what rank 0 says.
+ENDS = {
+    "at_once": ("import sys\nsys.exit(5)\n", [5, 5], "nothing of"),
+    "no_group": ("print('alone')\n", [0, 0], "never opened a process group"),
+    "crash": (with_end(BACKWARD, ON_ONE + "        raise ValueError('planted')\n"), [1, 1], "ValueError: planted"),
+    "os_exit": (with_end(END, "import os\nos._exit(7)"), [7, 7], "exit code 7"),
+    "killed": (
+        with_end(BACKWARD, ON_ONE + "        import os\n        os.kill(os.getpid(), 9)\n"),
+        [1, -9],
+        "was ended from outside",
+    ),
+    "megabytes": (with_end(END, f"print('x' * 3_000_000)\n{END}"), [0, 0], "No fault found"),
+    "spawns": (SPAWNING, None, "No fault found; gradients judged in 3 of 5 steps"),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_a_script_ends_as_it_would_and_what_was_seen_is_judged(name, start, tmp_path):
+    source, wanted, says = ENDS[name]
+    is_spawning = name == "spawns"
+    codes, text, verdict = audit(start, tmp_path, source, ranks=1 if is_spawning else 2, is_fresh=is_spawning)
+    assert says in text, text
+    if wanted is not None:
+        assert [code if code >= 0 else -9 for code in codes] == wanted, text
+    if name in ("crash", "killed"):
+        assert verdict["seen"]["judged"] == 3, text
+        assert verdict["faults"] == [], text
+    if name in ("at_once", "no_group"):
+        assert verdict is None
+
+
+def test_averages_within_groups_of_ranks_are_told(start, tmp_path):
+    groups = (
+        "pair = dist.new_group([0, 1])\nalone = dist.new_group([2])\ngroup = alone if rank == 2 else pair\noptimizer ="
+    )
+    source = with_changes(
+        "by_hand",
+        [
+            ("optimizer =", groups),
+            ("dist.all_reduce(p.grad)", "dist.all_reduce(p.grad, group=group)  # here"),
+            ("p.grad /= ranks", "p.grad /= group.size()"),
+            ("    nn.utils.clip_grad_norm_(model.parameters(), 0.5)\n", ""),
+        ],
+    )
+    codes, text, verdict = audit(start, tmp_path, source, ranks=3)
+    assert codes == [0, 0, 0], text
+    (found,) = verdict["faults"]
+    assert (found["name"], found["line"]) == ("partial_average", marked_line(source)), text
+    assert "Of ranks 2 nothing is in it" in text
+
+
+def test_a_rank_that_has_more_batches_is_told(start, tmp_path):
+    source = with_changes("by_hand", [("range(5)", "range(5 + (rank == 0))")])
+    codes, text, verdict = audit(start, tmp_path, source)
+    assert codes[0] != 0 == codes[1], text
+    assert [each["name"] for each in verdict["faults"]] == ["uneven_steps"], text
+    assert "Backward passes by rank: 6, 5." in text
