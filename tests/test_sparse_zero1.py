@@ -26,6 +26,7 @@ from cos598d.shard.row_gradients import RowGradients
 from cos598d.shard.sparse_zero1 import SparseZero1
 from cos598d.shard.table import Table
 from cos598d.shard.units import Replica
+from cos598d.shard.zero1 import Zero1
 from cos598d.strategies.formula import Job
 from cos598d.sync.base import DEFAULTS, SyncOptions
 
@@ -277,6 +278,38 @@ def leave_out_a_step(comm):
 
 def test_a_step_that_is_given_up_when_all_is_summed_leaves_no_trace_and_nobody_waiting():
     assert max(run_ranks(3, leave_out_a_step)) < 2e-6
+
+
+def train_side_by_side(comm):
+    """On a rank: how far from one process two trainings are whose steps interleave, each begun in the other's midst."""
+    with_rows()
+    options = SyncOptions(bucket_mb=0.05, first_bucket_mb=0.02)
+    models = [Words(width=150), Words(width=150)]
+    alone = Words(width=150)
+    strategies = [kind(comm, True, options) for kind in (SparseZero1, Zero1)]
+    modules = [strategy.attach(model, make_sgd) for strategy, model in zip(strategies, models, strict=True)]
+    optimizer = make_sgd(alone.named_parameters())
+    for step in range(3):
+        for strategy, module in zip(strategies, modules, strict=True):
+            if step:
+                strategy.step()
+            strategy.backward(module(ids_of(comm.rank, step)) / comm.world_size)
+            strategy.finish()
+            strategy.clip(0.5)
+        for rank in range(comm.world_size):
+            (alone(ids_of(rank, step)) / comm.world_size).backward()
+        torch.nn.utils.clip_grad_norm_(alone.parameters(), 0.5)
+        if step < 2:
+            optimizer.step()
+        optimizer.zero_grad()
+    for strategy in strategies:
+        strategy.detach()
+    pairs = [(a, b) for model in models for a, b in zip(model.parameters(), alone.parameters(), strict=True)]
+    return max((a - b).abs().max().item() for a, b in pairs)
+
+
+def test_two_trainings_side_by_side_do_not_take_each_others_messages():
+    assert max(run_ranks(2, train_side_by_side)) < 2e-6
 
 
 def state_with_rows(comm, folder, cases, again):

@@ -38,7 +38,16 @@ class Communicator:
         self.ledger = ledger or Ledger()
         self.deadlocks = meeting.deadlocks if meeting else DeadlockDetector()
         self._meeting = meeting
+        self._next_tag = 1  # 0 is for messages in one order
         self.group: dist.ProcessGroup | None = None  # torch's default one
+
+    def take_tags(self, count: int) -> int:
+        """The first of so many tags in a row that nobody else takes; every rank asks for the same, in one order.
+
+        So what one model's messages are ready for is never met by another model's beside it.
+        """
+        first, self._next_tag = self._next_tag, self._next_tag + count
+        return first
 
     @property
     def others(self) -> list[int]:

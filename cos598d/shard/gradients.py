@@ -51,8 +51,9 @@ class ShardedGradients(GradientSync):
     def attach(self, model: nn.Module) -> nn.Module:
         module = super().attach(model)
         self.units = self._make_units(self.parameters)
+        first_tag = self.comm.take_tags(2 * len(self.units))
         for number, unit in enumerate(self.units):
-            unit.number = number
+            unit.number, unit.first_tag = number, first_tag
         self._order = list(self.units)
         self._place = {p: (unit, place) for unit in self.units for place, (_, p) in enumerate(unit.parameters)}
         self._flats: dict[Unit, torch.Tensor] = {}  # this rank's gradients

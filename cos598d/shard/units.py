@@ -32,10 +32,10 @@ class Unit:
 
     A unit's weights and its gradients are laid out alike, in two tensors that need not be there all the time.
     `number` is its place among its model's units, the same on every rank: its messages are told from other units' by
-    `gradients_tag` and `weights_tag`.
+    `gradients_tag` and `weights_tag`, which count from the model's `first_tag`.
     """
 
-    number = 0
+    number, first_tag = 0, 1
 
     def __init__(self, name: str, parameters: Sequence[Named], ranks: int, width: int = 1):
         self.name, self.parameters = name, list(parameters)
@@ -52,11 +52,11 @@ class Unit:
 
     @property
     def gradients_tag(self) -> int:
-        return 1 + 2 * self.number
+        return self.first_tag + 2 * self.number
 
     @property
     def weights_tag(self) -> int:
-        return 2 + 2 * self.number
+        return self.first_tag + 2 * self.number + 1
 
     def empty(self, elements: int) -> torch.Tensor:
         """A flat tensor of so many elements, like this unit's."""
