@@ -30,6 +30,8 @@ from cos598d.config import RunConfig
 from cos598d.errors import UserError
 from cos598d.files import write_json
 from cos598d.program import own_environment
+from cos598d.records.live import COMMUNICATION
+from cos598d.records.run import CALL, read_table
 from cos598d.report.load import load_run
 from cos598d.tables import as_text
 
@@ -101,8 +103,13 @@ def on_the_line(options: argparse.Namespace, word: str) -> dict[str, float]:
     name = f"{options.rate}-{word.replace(':', '-')}"
     folder = make_run(options, name, [*cluster, sys.executable, "-m", "cos598d", *train], word, LINE)
     run = load_run(folder)
-    sent = fmean(run["ledger"]["by_purpose"][GRADIENTS]["bytes_sent"])
-    return {"seconds": run["seconds_per_iteration"]["mean"], "bytes": sent / run["iterations"]}
+    sent = 0
+    for rank in range(RANKS):
+        for call in read_table(folder / COMMUNICATION.format(rank=rank), CALL):
+            # The last step's calls stand with those by which the ranks become one model when training is over.
+            if call["purpose"] == GRADIENTS and call["iteration"] < run["iterations"]:
+                sent += call["bytes_sent"]
+    return {"seconds": run["seconds_per_iteration"]["mean"], "bytes": sent / RANKS / (run["iterations"] - 1)}
 
 
 def make_run(
