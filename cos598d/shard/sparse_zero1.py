@@ -1,6 +1,7 @@
 """ZeRO stage 1 between hosts: of large embeddings the rows that were looked up travel, and no weights at all."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,12 +22,17 @@ from cos598d.sync.base import SyncOptions
 from cos598d.sync.buckets import Named
 from cos598d.sync.parts.embeddings import why_no_rows
 
+MOST_MB = (
+    3.6  # of a bucket: a layer of MiniLM is three, so that the first part of it travels while the rest is computed
+)
+
 
 class SparseZero1(Zero1):
     """`zero1` whose large embeddings are replicated; what all ranks know of the weights does not travel.
 
-    All but the embeddings is as in `zero1`: a reduce-scatter for each bucket under backward, each rank's own step of
-    its n-th, and an all-gather for each bucket under the next forward (DeAR, Zhang et al., arXiv 2302.12445).
+    All but the embeddings is as in `zero1`, in buckets of 3.6 MiB at most: a reduce-scatter for each under backward,
+    each rank's own step of its n-th, and an all-gather for each under the next forward (DeAR, Zhang et al., arXiv
+    2302.12445).
 
     1. An embedding of half a MiB or more that only looks up rows has a sparse gradient: backward computes the rows of
        the batch's ids alone. Every rank sends its own rows to every other (`RowGradients`), and so has the whole sum.
@@ -159,4 +165,5 @@ def row_units(model: nn.Module, parameters: Sequence[Named], options: SyncOption
     embeddings = row_embeddings(model)
     dense = [named for named in parameters if named[1] not in embeddings]
     looked_up = [(name, p) for name, p in reversed(parameters) if p in embeddings]
-    return bucket_units(model, dense, options, ranks) + [Replica(name, [(name, p)], ranks) for name, p in looked_up]
+    small = replace(options, bucket_mb=min(options.bucket_mb, MOST_MB))
+    return bucket_units(model, dense, small, ranks) + [Replica(name, [(name, p)], ranks) for name, p in looked_up]
