@@ -22,6 +22,7 @@ def import_later(name: str, stand_in: type[Later] = Later) -> None:
     if spec is not None:
         sys.modules[name] = stand_in(name)
         sys.modules[name].__spec__ = spec
+        sys.modules[name].__file__ = spec.origin  # which inspect.getmodule reads of all modules there are
 
 
 def leave_out_compiler() -> None:

@@ -140,7 +140,10 @@ class Layers(nn.Module):
 def test_a_gradient_arrives_when_the_device_has_computed_it_not_when_its_hook_is_called(device):
     model = Layers(device)
     workload = SimpleNamespace(
-        replica=lambda: model, inputs=lambda *_: {"inputs": torch.zeros(1)}, trainable=list(model.named_parameters())
+        replica=lambda: model,
+        computing=lambda replica: replica,
+        inputs=lambda *_: {"inputs": torch.zeros(1)},
+        trainable=list(model.named_parameters()),
     )
     arrivals = measure_arrivals(workload, Communicator(None, "nccl", CUDA))
     assert arrivals["backward_seconds"] == 3

@@ -88,3 +88,14 @@ def test_who_compiles_after_all_gets_torchs_own_compiler():
         "print(int(weight.sum()), int(double(torch.ones(1))), torch._dynamo.eval_frame.__name__)"
     )
     assert python(code) == ["0", "2", "torch._dynamo.eval_frame"]
+
+
+def test_who_only_looks_for_a_line_s_module_brings_no_compiler():
+    """inspect asks every module for its file: in the middle of an import of torch's that leads in a circle."""
+    code = (
+        "import inspect, sys; from cos598d.imports import leave_out_compiler; leave_out_compiler()\n"
+        "inspect.getmodule(sys._getframe())\n"
+        "print('compiled' if 'torch._dynamo.eval_frame' in sys.modules else 'plain')\n"
+        "from torch.distributed.tensor import DeviceMesh; print(DeviceMesh.__name__)"
+    )
+    assert python(code) == ["plain", "DeviceMesh"]
