@@ -18,6 +18,7 @@ from cos598d.measure.attempts import why
 from cos598d.measure.record import RunRecord
 from cos598d.records.conventions import PHASES
 from cos598d.records.live import SILENT
+from cos598d.world import exit as leaving
 
 EPOCH = 6  # iterations
 host = [128.0]
@@ -278,6 +279,19 @@ def test_what_ended_a_run_is_written_down(tmp_path):
     found = [json.loads((tmp_path / name / "live" / "attempts.json").read_text())["attempts"][0] for name in "ab"]
     assert [(one["why"], one["to_iteration"]) for one in found] == [("rank 1 was lost.", 2), ("stopped by SIGTERM", 3)]
     assert all(one["ended"] >= one["begun"] for one in found)
+
+
+def test_what_a_process_says_when_it_leaves_is_why_its_attempt_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(leaving, "_listeners", [])
+    monkeypatch.setattr(os, "_exit", lambda code: None)
+    for name, steps in (("some", 2), ("none", 0)):
+        with pytest.raises(RuntimeError), RunRecord(tmp_path / name, 0) as record:  # noqa: PT012
+            iterate(record, 1, steps)
+            raise RuntimeError("Connection closed by peer")
+    leaving.exit_now(1, "lost rank 2,\nwhich ended.", 1)
+    (attempt,) = json.loads((tmp_path / "some" / "live" / "attempts.json").read_text())["attempts"]
+    assert (attempt["why"], attempt["to_iteration"]) == ("lost rank 2, which ended.", 2)
+    assert not list((tmp_path / "none").iterdir())  # nothing was done there
 
 
 def test_a_run_that_did_nothing_leaves_nothing(tmp_path):

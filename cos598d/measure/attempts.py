@@ -34,6 +34,12 @@ class Attempts:
         """This attempt ends after `iteration`."""
         self.all[-1] |= {"ended": _utc(), "to_iteration": iteration, "why": why}
 
+    def correct(self, why: str, iteration: int) -> None:
+        """As `end`, where the list is on the disk already: a folder in which nothing was done stays away."""
+        self.end(why, iteration)
+        if self._path.exists():
+            self.write()
+
     def finished(self, iteration: int) -> list[Attempt]:
         """All of them, for the summary of a run whose work is done."""
         last = {"ended": _utc(), "to_iteration": iteration, "why": self.all[-1]["why"] or FINISHED}

@@ -123,8 +123,7 @@ class RunRecord:
     def _ends_early(self, sentence: str) -> None:
         """What this process says when it leaves tells more than the error of a collective that lost a rank."""
         if self._attempts and not self._is_published:
-            self._attempts.end(" ".join(sentence.split()), self.iterations)
-            self._attempts.write()
+            self._attempts.correct(" ".join(sentence.split()), self.iterations)
 
     def position(self) -> Position:
         """Where this rank's record stands between two iterations (JSON), for `resume`."""
