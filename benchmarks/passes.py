@@ -30,7 +30,7 @@ from cos598d.data.examples import Examples
 from cos598d.data.sampler import global_batches, micro_batches
 from cos598d.models.build import ModelSource, build_model, find_model
 from cos598d.models.linear import multiply_by_the_faster
-from cos598d.models.padding import leave_out_padding, leaves_out_padding
+from cos598d.models.padding import cuts_by_length, leave_out_padding
 from cos598d.records.conventions import WARM_UP
 from cos598d.strategies.precision import autocast
 
@@ -102,7 +102,7 @@ def report(
 
 def one_pass(model: torch.nn.Module, precision: str, examples: Examples, batch: np.ndarray) -> float:
     """Rank 0's forward and backward; its part of the batch's mean loss."""
-    share = micro_batches(batch, examples.lengths, 0, RANKS, group_by_length=not leaves_out_padding(model))
+    share = micro_batches(batch, examples.lengths, 0, RANKS, group_by_length=cuts_by_length(model, True))
     total = 0.0
     for one in share:
         inputs = examples.collate(one.indices)

@@ -22,7 +22,7 @@ from cos598d.keeper import Keeper
 from cos598d.measure.clock import IterationClock
 from cos598d.measure.record import RunRecord
 from cos598d.models.checkpoint import all_finite
-from cos598d.models.padding import leaves_out_padding
+from cos598d.models.padding import cuts_by_length
 from cos598d.plan import Plan
 from cos598d.records.conventions import WARM_UP
 from cos598d.strategies.base import Module, Strategy
@@ -95,7 +95,7 @@ def train(
             comm.rank,
             comm.world_size,
             config.gradient_accumulation_steps,
-            group_by_length=comm.device.type == "cpu" and not leaves_out_padding(model),
+            group_by_length=cuts_by_length(model, comm.device.type == "cpu"),
             equal_passes=strategy.equal_passes,
         )
 

@@ -1,19 +1,18 @@
 """One piece of memory for all ranks' weights: rows that were looked up travel alone, nobody reads what is written."""
 
 import gc
-import os
 import time
 
 import pytest
 import torch
+from rows import are_the_same_training, compared, ends_the_other, is_taken_up, step_until_gone
 from states import Case
-from test_shard import adamw, batch, compare, layered, odd_steps, sgd, toy_steps, train_sharded
+from test_shard import SMALL_BUCKETS, adamw, batch, layered, sgd, train_sharded
 from test_shared_memory import MEMORY, shared_memory_of
-from test_state import differences, take_up, train_and_leave
+from test_state import take_up, train_and_leave
 from torch import nn
 from worlds import run_ranks
 
-from cos598d.check.spawn import DIED, LATE, RETURNED, run_world
 from cos598d.comm import hosts
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import GRADIENTS, Ledger
@@ -21,10 +20,7 @@ from cos598d.errors import UserError
 from cos598d.shard.shared_gradients import SharedGradients
 from cos598d.shard.shared_weights import SharedWeights
 from cos598d.strategies.formula import Job
-from cos598d.sync.base import SyncOptions
 from cos598d.sync.parts import embeddings
-
-SMALL_BUCKETS = SyncOptions(bucket_mb=600 / 2**20, first_bucket_mb=200 / 2**20)
 
 
 def with_rows():
@@ -35,22 +31,13 @@ def with_rows():
 def train_with_rows(comm):
     """On a rank: what `test_shard` asks of every sharded strategy, with sparse gradients of embeddings."""
     with_rows()
-    found = {f"{make.__name__} {micros}": compare(comm, "shared_weights", make, micros)[:2] for make, micros in KINDS}
-    found["bf16"] = [each / 1000 for each in compare(comm, "shared_weights", sgd, 2, "bf16")[:2]]
-    found["toy"] = [toy_steps(comm, "shared_weights", 3)[0]]
-    odd = odd_steps(comm, "shared_weights")
-    return found, odd["overflow"], odd["going on"]
-
-
-KINDS = ((sgd, 4), (adamw, 1), (adamw, 3))
+    return compared(comm, "shared_weights")
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_with_sparse_rows_it_is_the_same_training(ranks):
-    for found, overflow, going_on in run_ranks(ranks, train_with_rows):
-        assert {name: worst for name, worst in found.items() if max(worst) > 2e-5} == {}
-        assert overflow == [False, 4.0, True, 0]
-        assert going_on < 1e-5
+    for found, odd in run_ranks(ranks, train_with_rows):
+        are_the_same_training(found, odd)
 
 
 def rows_of(comm):
@@ -253,12 +240,7 @@ def state_with_rows(comm, folder, cases, again):
 
 def test_with_sparse_rows_a_training_is_taken_up_to_the_last_bit(tmp_path):
     cases = [Case("shared_weights", {"bucket_mb": 0.3}, "bert", optimizer=kind) for kind in ("adamw", "momentum")]
-    begun = run_ranks(3, state_with_rows, str(tmp_path), cases, False)
-    gone_on = run_ranks(3, state_with_rows, str(tmp_path), cases, True)
-    for before, after in zip(begun, gone_on, strict=True):
-        for (alone, asked), found in zip(before, after, strict=True):
-            assert differences(alone | {"rows": asked["rows"]}, asked) == []
-            assert differences(asked | {"losses": asked["losses"][-len(found["losses"]) :]}, found) == []
+    is_taken_up(state_with_rows, tmp_path, cases)
 
 
 def held_with_rows(comm):
@@ -294,20 +276,10 @@ POINTS = {
 
 
 def die_at(comm, point):
-    """On a rank: three steps, in the second of which rank 1 is gone without a word."""
     with_rows()
-    strategy = SharedWeights(comm, True, SMALL_BUCKETS, "bf16")
-    module = strategy.attach(layered(), sgd)
-    train_sharded(strategy, module, comm, 1, 1, 0.3)
-    if comm.rank == 1:
-        kind, name = POINTS[point]
-        setattr(kind, name, lambda *_, **__: os._exit(9))
-    train_sharded(strategy, module, comm, 2, 1, 0.3, first=1)
+    step_until_gone(comm, SharedWeights(comm, True, SMALL_BUCKETS, "bf16"), POINTS[point])
 
 
 @pytest.mark.parametrize("point", POINTS)
 def test_a_rank_that_is_gone_at_any_point_of_a_step_ends_the_others(point):
-    ends = run_world(2, die_at, point, seconds=30)
-    assert ends[1].how == DIED
-    assert ends[0].how not in (RETURNED, LATE), ends[0]
-    assert "lost rank 1, which ended without a word" in ends[0].output, ends[0]
+    ends_the_other(die_at, point)

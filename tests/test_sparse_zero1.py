@@ -6,10 +6,11 @@ import warnings
 
 import pytest
 import torch
+from rows import are_the_same_training, compared, ends_the_other, is_taken_up, step_until_gone
 from states import Case, Training, digest
-from test_shard import adamw, compare, layered, odd_steps, sgd, toy_steps, train_sharded
+from test_shard import SMALL_BUCKETS, adamw, compare, layered, train_sharded
 from test_sparse_rows import NoWords
-from test_state import differences, take_up, train_and_leave
+from test_state import take_up, train_and_leave
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from worlds import run_ranks
@@ -18,7 +19,6 @@ from cos598d.check.proof.cases import CASES
 from cos598d.check.proof.judge import KEPT
 from cos598d.check.proof.observe import observe
 from cos598d.check.proof.prove import prove
-from cos598d.check.spawn import DIED, LATE, RETURNED, run_world
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import AGREEMENT, GRADIENTS, PARAMETERS, Ledger
 from cos598d.shard import row_gradients, table
@@ -30,7 +30,6 @@ from cos598d.shard.zero1 import Zero1
 from cos598d.strategies.formula import Job
 from cos598d.sync.base import DEFAULTS, SyncOptions
 
-SMALL_BUCKETS = SyncOptions(bucket_mb=600 / 2**20, first_bucket_mb=200 / 2**20)
 NAME = "sparse_zero1"
 
 
@@ -42,24 +41,16 @@ def with_rows():
 def train_with_rows(comm):
     """On a rank: what `test_shard` asks of every sharded strategy, with rows, sent directly and in a ring."""
     with_rows()
-    found = {f"{make.__name__} {micros}": compare(comm, NAME, make, micros)[:2] for make, micros in KINDS}
-    found["bf16"] = [each / 1000 for each in compare(comm, NAME, sgd, 2, "bf16")[:2]]
-    found["toy"] = [toy_steps(comm, NAME, 3)[0]]
-    odd = odd_steps(comm, NAME)
+    found, odd = compared(comm, NAME)
     table.MIB = -math.inf  # a ring's rows, whatever it saves
     found["in a ring"] = compare(comm, NAME, adamw, 3)[:2]
-    return found, odd["overflow"], odd["going on"]
-
-
-KINDS = ((sgd, 4), (adamw, 1), (adamw, 3))
+    return found, odd
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_with_rows_it_is_the_same_training(ranks):
-    for found, overflow, going_on in run_ranks(ranks, train_with_rows) if ranks != 1 else ():
-        assert {name: worst for name, worst in found.items() if max(worst) > 2e-5} == {}
-        assert overflow == [False, 4.0, True, 0]
-        assert going_on < 1e-5
+    for found, odd in run_ranks(ranks, train_with_rows) if ranks != 1 else ():
+        are_the_same_training(found, odd)
     if ranks == 1:  # on which no other one overflows
         (worst,) = run_ranks(1, train_alone_with_rows)
         assert max(worst) < 2e-5
@@ -320,12 +311,7 @@ def state_with_rows(comm, folder, cases, again):
 def test_with_rows_a_training_is_taken_up_to_the_last_bit(tmp_path):
     kinds = [("adamw", "fp32"), ("momentum", "fp32"), ("adamw", "fp16")]
     cases = [Case(NAME, {"bucket_mb": 0.3}, "bert", optimizer=kind, precision=word) for kind, word in kinds]
-    begun = run_ranks(3, state_with_rows, str(tmp_path), cases, False)
-    gone_on = run_ranks(3, state_with_rows, str(tmp_path), cases, True)
-    for before, after in zip(begun, gone_on, strict=True):
-        for (alone, asked), found in zip(before, after, strict=True):
-            assert differences(alone | {"rows": asked["rows"]}, asked) == []
-            assert differences(asked | {"losses": asked["losses"][-len(found["losses"]) :]}, found) == []
+    is_taken_up(state_with_rows, tmp_path, cases)
 
 
 def save_with_rows(comm, folder, cases):
@@ -400,23 +386,13 @@ POINTS = {
 
 
 def die_at(comm, point):
-    """On a rank: three steps, in the second of which rank 1 is gone without a word."""
     with_rows()
-    strategy = SparseZero1(comm, True, SMALL_BUCKETS)
-    module = strategy.attach(layered(), sgd)
-    train_sharded(strategy, module, comm, 1, 1, 0.3)
-    if comm.rank == 1:
-        kind, name = POINTS[point]
-        setattr(kind, name, lambda *_, **__: os._exit(9))
-    train_sharded(strategy, module, comm, 2, 1, 0.3, first=1)
+    step_until_gone(comm, SparseZero1(comm, True, SMALL_BUCKETS), POINTS[point])
 
 
 @pytest.mark.parametrize("point", POINTS)
 def test_a_rank_that_is_gone_at_any_point_of_a_step_ends_the_others(point):
-    ends = run_world(2, die_at, point, seconds=30)
-    assert ends[1].how == DIED
-    assert ends[0].how not in (RETURNED, LATE), ends[0]
-    assert "lost rank 1, which ended without a word" in ends[0].output, ends[0]
+    ends_the_other(die_at, point)
 
 
 def observe_with_rows(comm, names, nonce, seconds):

@@ -21,7 +21,7 @@ from cos598d.comm.ledger import AGREEMENT
 from cos598d.config import RunConfig
 from cos598d.data.examples import Examples
 from cos598d.data.sampler import micro_batches
-from cos598d.models.padding import leaves_out_padding
+from cos598d.models.padding import cuts_by_length
 from cos598d.plan import Plan
 from cos598d.scale.records import Compute
 from cos598d.strategies.optimizers import make_optimizer
@@ -56,7 +56,7 @@ def time_compute(config: RunConfig, comm: Communicator, model: nn.Module, exampl
         comm.rank,
         comm.world_size,
         config.gradient_accumulation_steps,
-        group_by_length=not leaves_out_padding(model),
+        group_by_length=cuts_by_length(model, comm.device.type == "cpu"),
     )
     inputs = [examples.collate(one.indices, (config.seed, 1)) for one in share]
     buffers = [buffer.clone() for buffer in model.buffers()]

@@ -12,7 +12,7 @@ from torch import nn
 from cos598d.config import RunConfig
 from cos598d.data.examples import Examples
 from cos598d.data.sampler import EXTRA_PASS_TOKENS, MicroBatch, micro_batches
-from cos598d.models.padding import leaves_out_padding
+from cos598d.models.padding import cuts_by_length, leaves_out_padding
 from cos598d.plan import Plan
 from cos598d.records.conventions import WARM_UP
 
@@ -40,7 +40,7 @@ class Steps:
             rank,
             self.ranks,
             self.config.gradient_accumulation_steps,
-            group_by_length=self._is_on_cpu and not leaves_out_padding(self.model),
+            group_by_length=cuts_by_length(self.model, self._is_on_cpu),
             equal_passes=self.equal_passes,
         )
 

@@ -27,7 +27,7 @@ from cos598d.measure.totals import epoch_traffic
 from cos598d.records.ledger_rule import AUTO
 from cos598d.records.live import ATTEMPTS, COMMUNICATION, EPOCHS, EVALUATIONS, HOST, ITERATIONS, LIVE, SETTING, WIRE
 from cos598d.records.run import EVALUATION, read_table
-from cos598d.world.exit import told_of_the_end
+from cos598d.world.exit import tell_no_more, tell_of_the_end
 
 
 class RunRecord:
@@ -89,8 +89,7 @@ class RunRecord:
             self._monitor.open(wire, host, lambda: self.ledger.iteration, self._detail.wire)
         if self._earlier.own:
             self._resume(self._earlier.own)
-        self._last_words = told_of_the_end(self._ends_early)
-        self._last_words.__enter__()
+        tell_of_the_end(self._ends_early)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: TracebackType | None) -> None:
@@ -105,7 +104,8 @@ class RunRecord:
                 self._attempts.end(why(error), self.iterations)
             with contextlib.suppress(OSError):  # a full disk is not what the run ended for
                 self._attempts.write()
-        self._last_words.__exit__(kind, error, None)
+        if error is None:  # else the process is about to say what it ends for
+            tell_no_more(self._ends_early)
         if not self._is_published and not self.iterations and not self.epochs:
             self._clear_up()  # nothing was done that anybody could look at
 

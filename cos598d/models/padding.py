@@ -147,8 +147,13 @@ def leave_out_padding(model: nn.Module, head: str) -> None:
 
 
 def leaves_out_padding(model: nn.Module) -> bool:
-    """Whether padding costs next to nothing on a CPU, so that a batch need not be cut by length there."""
+    """Whether padding costs next to nothing on a CPU."""
     return any(isinstance(module, PackedEncoder) for module in model.modules())
+
+
+def cuts_by_length(model: nn.Module, on_cpu: bool) -> bool:
+    """Whether a rank's share of a batch is cut into groups of similar length: where its padding would cost."""
+    return on_cpu and not leaves_out_padding(model)
 
 
 def _mask_scores(model: nn.Module, outputs: nn.Linear) -> None:

@@ -19,12 +19,13 @@ NEWS_SECONDS = 0.2
 _listeners: list[Callable[[str], None]] = []
 
 
-@contextlib.contextmanager
-def told_of_the_end(listener: Callable[[str], None]) -> Iterator[None]:
-    """`listener` is called with the sentence with which this process ends early, if it does so within the context, or
-    after an error has ended that."""
+def tell_of_the_end(listener: Callable[[str], None]) -> None:
+    """From now on `listener` is called with the sentence with which this process ends early, if it does."""
     _listeners.append(listener)
-    yield
+
+
+def tell_no_more(listener: Callable[[str], None]) -> None:
+    """`listener` has nothing to do with an early end any more."""
     _listeners.remove(listener)
 
 
