@@ -18,9 +18,12 @@ from cos598d.check.claims import CLAIMS, claims_of
 from cos598d.check.cost import compare, is_cost
 from cos598d.check.judge import CRASHED, DID_NOT_END, FAILED, PASSED, Outcome, judge, judge_claim
 from cos598d.check.spawn import RETURNED, RankEnd, run_world
+from cos598d.commands import learn
 from cos598d.commands.flags import check_output_file
 from cos598d.errors import UsageError, UserError
 from cos598d.files import write_json
+from cos598d.learn.lessons import get_lesson
+from cos598d.learn.student import number_of
 from cos598d.sync import get_sync
 from cos598d.sync.from_file import is_own
 from cos598d.terminal.signals import exits_on_sigterm
@@ -34,7 +37,7 @@ MOST_RANKS = 16
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags to `parser`."""
-    parser.add_argument("sync", metavar="SYNC", help="FILE.py:CLASS, or a registered sync's name")
+    parser.add_argument("sync", metavar="SYNC", help="FILE.py:CLASS, a registered sync's name, or a lesson's file")
     parser.add_argument("--world_sizes", default="1,2,3,4", metavar="N,N", help="ranks to try (default: 1,2,3,4)")
     parser.add_argument(
         "--seconds", type=float, default=20.0, metavar="X", help="what a claim may take at one world size (default: 20)"
@@ -53,6 +56,9 @@ def run(options: argparse.Namespace) -> int:
     it makes. Prints a card that begins with what is wrong, or the same result as JSON. Raises UsageError for words
     that cannot work, and for a file that cannot be loaded.
     """
+    lesson = _lesson_of(options.sync)
+    if lesson is not None:
+        return learn.check(get_lesson(lesson), Path(options.sync), options.json)
     check_output_file("--json", options.json)
     sizes = read_world_sizes(options.world_sizes)
     wanted = None if options.claims is None else read_claims(options.claims)
@@ -70,6 +76,16 @@ def run(options: argparse.Namespace) -> int:
         except OSError as error:
             raise UserError(f"--json {options.json} cannot be written: {error.strerror}.") from None
     return 0 if result["passed"] else 1
+
+
+def _lesson_of(name: str) -> int | None:
+    """The lesson whose file this is; None for a sync, and for a file that is not there."""
+    if not name.endswith(".py"):
+        return None
+    try:
+        return number_of(Path(name).read_bytes())
+    except OSError:
+        return None
 
 
 def read_world_sizes(text: str) -> list[int]:

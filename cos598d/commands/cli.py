@@ -23,6 +23,7 @@ COMMANDS = {
     "report": "a page of runs, from their records alone: HTML, PDF or Markdown",
     "bench": "gradient syncs side by side on the same batches, round by round",
     "scale": "what a model fitted to benches predicts of other links, batches and numbers of hosts",
+    "learn": "the course: lessons to solve in a file, each checked on real ranks",
     "check": "try a gradient sync, your own or a registered one, on real ranks",
     "prove": "does an engine train as one process does? Gradients, weights and losses, case by case",
     "audit": "run any data-parallel script, unchanged, and say which silent fault it has",

@@ -41,7 +41,7 @@ def load_own(name: str) -> type[GradientSync]:
     (comm, find_unused_parameters).
     """
     path, _, class_name = name.rpartition(":") if ":" in name else (name, "", "")
-    module = _load_file(Path(path), path)
+    module = load_file(Path(path), path)
     alike = [each.__name__ for each in vars(module).values() if _is_alike(each, module)]
     known = f"the file has {' and '.join(alike)}" if alike else "and no other class there looks like one"
     if not class_name:
@@ -74,7 +74,8 @@ def write_template(path: Path) -> None:
         raise UsageError(f"{path} cannot be written: {error.strerror}.") from None
 
 
-def _load_file(path: Path, shown: str) -> ModuleType:
+def load_file(path: Path, shown: str) -> ModuleType:
+    """Run a Python file as a module of its own, `shown` in what is said of it. Raises UsageError, with the line."""
     if path.suffix != ".py":
         raise UsageError(f"{shown} is not a Python file: give FILE.py:CLASS.")
     try:

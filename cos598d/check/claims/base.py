@@ -37,7 +37,7 @@ class Claim:
 
     judge: Callable[["World"], None]
 
-    def __init__(self, observe: Callable[["OnRank"], None]):
+    def __init__(self, observe: Callable[[Any], None]):
         self.name, self.says, self.observe = observe.__name__, observe.__doc__ or "", observe
 
     def judgement(self, judge: Callable[["World"], None]) -> None:

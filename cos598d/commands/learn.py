@@ -1,0 +1,81 @@
+"""`python -m cos598d learn`: the course. Lists its lessons, hands out a lesson's page, tells hints, checks a file."""
+
+import argparse
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from cos598d.commands.flags import check_output_file
+from cos598d.errors import UsageError, UserError
+from cos598d.files import write_json
+from cos598d.learn import session, told
+from cos598d.learn.lesson import Lesson
+from cos598d.learn.lessons import get_lesson
+from cos598d.terminal.signals import exits_on_sigterm
+
+NEXT, OWN = 0, Path()  # a flag that was given without its word
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the command's flags to `parser`."""
+    parser.add_argument("lesson", type=int, nargs="?", metavar="N", help="the lesson's number (default: list all)")
+    parser.add_argument(
+        "--check",
+        type=Path,
+        nargs="?",
+        const=OWN,
+        metavar="FILE",
+        help="check the lesson's file (default: lessonN.py of this folder)",
+    )
+    parser.add_argument(
+        "--hint", type=int, nargs="?", const=NEXT, metavar="K", help="tell hint K (default: one more each time)"
+    )
+    parser.add_argument(
+        "--json", metavar="FILE", help="with --check: write the result there as JSON too; -: print it instead"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """List the lessons, or do what is asked with one; return 0, or for a file that does not pass 1.
+
+    Raises UsageError for words that cannot work and for a file that is not there, which could not be judged.
+    """
+    if options.json and options.check is None:
+        raise UsageError("--json says where the result of --check goes: give both.")
+    if options.lesson is None:
+        if options.check is not None or options.hint is not None:
+            raise UsageError("--check and --hint are of one lesson: give its number, as in `learn 3 --check`.")
+        print(session.overview(Path()))
+        return 0
+    lesson = get_lesson(options.lesson)
+    if options.hint is not None:
+        print(session.hint(Path(), lesson, options.hint or None))
+        return 0
+    if options.check is not None:
+        path = Path(lesson.file_name) if options.check == OWN else options.check
+        return check(lesson, path, options.json)
+    path = Path(lesson.file_name)
+    is_new = session.write_page(path, lesson)
+    print(session.question(lesson))
+    print(f"\nwrote {path}: fill it in." if is_new else f"\n{path} exists already, and is left as it is.")
+    return 0
+
+
+def check(lesson: Lesson, path: Path, json_file: str | None) -> int:
+    """Check a lesson's file and say, or write, what came of it; 0 if it passes, else 1. Raises UsageError."""
+    check_output_file("--json", json_file)
+    say: Callable[[str], None] = (lambda _: None) if json_file == "-" else partial(print, flush=True)
+    with exits_on_sigterm():
+        session.warm_up()
+        result = session.check_file(lesson, path, say)
+    if json_file == "-":
+        print(json.dumps(result, indent=2))
+        return 0 if result["passed"] else 1
+    print(told.verdict(result, lesson))
+    if json_file:
+        try:
+            write_json(json_file, result)
+        except OSError as error:
+            raise UserError(f"--json {json_file} cannot be written: {error.strerror}.") from None
+    return 0 if result["passed"] else 1

@@ -1,0 +1,96 @@
+"""What a lesson's checks are made of: a claim, the numbers of ranks that it is tried on, and the lesson's own words."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+
+from cos598d.check.claims.base import Claim, MakeSync, OnRank
+from cos598d.check.evidence import Evidence
+from cos598d.learn.comm import LessonCommunicator
+from cos598d.learn.events import to_rows
+
+
+class OnLesson(OnRank):
+    """One rank's side of one check: as a claim's, with the student's module, and with a record of what it does."""
+
+    comm: LessonCommunicator
+
+    def __init__(
+        self,
+        claim: str,
+        student: ModuleType,
+        make_sync: MakeSync,
+        comm: LessonCommunicator,
+        evidence: Evidence,
+        folder: Path,
+    ):
+        super().__init__(claim, make_sync, comm, evidence, folder)
+        self.student = student
+
+    def report_events(self, name: str = "events") -> None:
+        """Let the grader know what this rank did since `begin_record`."""
+        self.report(name, to_rows(self.comm.events))
+
+
+@dataclass(frozen=True)
+class Check:
+    """A claim about a lesson's file, tried on worlds of these `sizes`.
+
+    `words` are the lesson's own for a kind of wrong gradients (`cos598d/check/diagnosis/symptom.py` has the kinds).
+    """
+
+    claim: Claim
+    sizes: tuple[int, ...] = (2, 3)
+    words: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The claim's name."""
+        return self.claim.name
+
+
+@dataclass(frozen=True)
+class Checks:
+    """All checks of a lesson, in the order in which they are told; and what makes a sync of the student's module.
+
+    `record` is what a picture is drawn of: it runs on every rank, and reports events.
+    """
+
+    checks: tuple[Check, ...]
+    make_sync: Callable[[ModuleType], MakeSync] | None = None
+    record: Claim | None = None
+
+    @property
+    def sizes(self) -> list[int]:
+        """The numbers of ranks that anything is tried on, the first first."""
+        return list(dict.fromkeys(size for check in self.checks for size in check.sizes))
+
+    def sync_of(self, student: ModuleType) -> MakeSync:
+        """What makes a sync of the student's module; for lessons without one, what says so."""
+        return self.make_sync(student) if self.make_sync else _no_sync
+
+
+def _no_sync(*_: Any, **__: Any) -> Any:
+    raise NotImplementedError("this lesson's file is no gradient sync")
+
+
+def record_backward(on: OnLesson, model: nn.Module) -> Callable[[], None]:
+    """From here on backward is recorded gradient by gradient; returns what ends that. To be called before `attach`.
+
+    So a lesson's own hooks, which come after these, find the computing of their gradient recorded.
+    """
+    handles = [
+        p.register_post_accumulate_grad_hook(lambda _, name=name: on.comm.computed(f"backward of {name}", name))
+        for name, p in model.named_parameters()
+        if p.requires_grad
+    ]
+
+    def end() -> None:
+        for handle in handles:
+            handle.remove()
+
+    return end

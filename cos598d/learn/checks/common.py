@@ -1,0 +1,109 @@
+"""What several lessons check: averages in .grad on every rank, and the calls and bytes that they took."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from cos598d.check.claims.base import Claim, World, moment_of
+from cos598d.check.toy import Shape
+from cos598d.comm.ledger import GRADIENTS, Row
+from cos598d.learn.checking import OnLesson, record_backward
+
+ALL_USED = Shape(all_used=True)
+STEPS = 3
+
+
+@Claim
+def averages(on: OnLesson) -> None:
+    """After your code every .grad is the mean of all ranks' gradients, on every rank, step after step."""
+    model = on.model(ALL_USED)
+    sync, module = on.attached(model, find_unused_parameters=False)
+    for step in range(STEPS):
+        module(**on.batch(step))[0].backward()
+        sync.finish()
+        on.hand_in_gradients(moment_of("", step), model)
+        model.zero_grad(set_to_none=True)
+    on.hand_in("weights", dict(model.named_parameters()))
+
+
+@averages.judgement
+def _(world: World) -> None:
+    weights = dict(world.model(ALL_USED).named_parameters())
+    world.equals("weights", weights, "the weight {name} was changed: only its gradient may change")
+    for step in range(STEPS):
+        world.gradients_are(moment_of("", step), world.local([step], shape=ALL_USED), step=step, shape=ALL_USED)
+
+
+def traffic(rows: Sequence[Row]) -> dict[str, int]:
+    """The calls and bytes of gradients among the ledger's rows."""
+    ours = [row for row in rows if row.purpose == GRADIENTS]
+    return {
+        "calls": len(ours),
+        "sent": sum(row.bytes_sent for row in ours),
+        "received": sum(row.bytes_received for row in ours),
+    }
+
+
+def trainable(world: World, shape: Shape = ALL_USED) -> dict[str, nn.Parameter]:
+    """The tensors of the model whose gradients are to be averaged."""
+    return {name: p for name, p in world.model(shape).named_parameters() if p.requires_grad}
+
+
+def bytes_of(tensor: torch.Tensor) -> int:
+    """A tensor's payload."""
+    return tensor.numel() * tensor.element_size()
+
+
+def size_of(tensors: dict[str, nn.Parameter]) -> int:
+    """S: the bytes of all gradients together."""
+    return sum(bytes_of(tensor) for tensor in tensors.values())
+
+
+def traffic_claim(name: str, says: str, judge: Callable[[World, int, dict[str, int]], None]) -> Claim:
+    """A claim about what `averages` took: `judge(world, rank, traffic)` is called for each rank's last step."""
+
+    def observe(on: OnLesson) -> None:
+        model = on.model(ALL_USED)
+        sync, module = on.attached(model, find_unused_parameters=False)
+        ledger = on.fresh_ledger()
+        module(**on.batch(0))[0].backward()
+        sync.finish()
+        on.report("traffic", traffic(ledger.rows))
+
+    observe.__name__, observe.__doc__ = name, says
+    claim = Claim(observe)
+
+    @claim.judgement
+    def _(world: World) -> None:
+        for rank, found in enumerate(world.reported("traffic", dict)):
+            judge(world, rank, {key: count_of(found, key) for key in ("calls", "sent", "received")})
+
+    return claim
+
+
+def count_of(found: dict[str, Any], key: str) -> int:
+    """A count that a rank reported; -1 where it is none."""
+    value = found.get(key)
+    return value if type(value) is int and value >= 0 else -1
+
+
+@Claim
+def record(on: OnLesson) -> None:
+    """One step after a first one, recorded."""
+    model = on.model(ALL_USED)
+    end = record_backward(on, model)
+    sync, module = on.attached(model, find_unused_parameters=False)
+    for step in range(2):
+        # All begin together, so that the picture shows who waits for whom within the step.
+        on.comm.exchange(step)
+        on.comm.begin_record()
+        loss = module(**on.batch(step))[0]
+        on.comm.computed("forward")
+        loss.backward()
+        on.comm.computed("backward")
+        sync.finish()
+        model.zero_grad(set_to_none=True)
+    end()
+    on.report_events()

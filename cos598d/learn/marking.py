@@ -1,0 +1,237 @@
+"""Grades a lesson's file: worlds of ranks drive it, and what they hand in is judged here, where it never runs."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cos598d.check.claims.base import World
+from cos598d.check.diagnosis import symptom_of
+from cos598d.check.evidence import BadEvidence, Evidence
+from cos598d.check.judge import DID_NOT_END, FAILED, PASSED, judge
+from cos598d.check.spawn import RankEnd, run_world
+from cos598d.learn import ranks
+from cos598d.learn.checking import Check
+from cos598d.learn.events import Event, from_rows
+from cos598d.learn.lesson import Lesson
+from cos598d.learn.notes import Book, read_notes, standstill, unlike
+from cos598d.learn.student import Mistake, first_mistake, line_of
+from cos598d.learn.words import Wrong, in_words
+from cos598d.terminal.printable import printable
+
+SECONDS = 8.0  # what all checks of one world may take together; the slowest takes one
+NOT_TRIED = "not tried"
+MOST_LINES = 5  # of what a rank printed
+
+
+@dataclass
+class Verdict:
+    """What became of one check on one world: `status` is a claim's, or not tried."""
+
+    check: Check
+    size: int
+    status: str
+    mistakes: list[Mistake] = field(default_factory=list)
+    wrong: Wrong | None = None
+    lines: list[int] = field(default_factory=list)  # of the file, by rank: beside which what came of it is told
+
+
+class Marking:
+    """One lesson's file under trial."""
+
+    def __init__(self, lesson: Lesson, path: Path, source: bytes, nonce: int, seconds: float = SECONDS):
+        self.lesson, self.path, self.source, self.nonce, self.seconds = lesson, path.resolve(), source, nonce, seconds
+        self.name = path.name
+        self.verdicts: list[Verdict] = []
+        self.static: Mistake | None = None
+        self.printed: list[str] = []
+
+    def run(self, say: Callable[[str], None]) -> None:
+        """Try everything; `say` is told of each world when it is over. A world that comes to no end is the last."""
+        self.static = first_mistake(self.source, self.path)
+        if self.static:
+            return
+        checks = self.lesson.load_checks()
+        for size in checks.sizes:
+            tried = [check for check in checks.checks if size in check.sizes]
+            ends = self._world(size, [check.name for check in tried])
+            verdicts = self._judge(tried, ends)
+            self.verdicts += verdicts
+            held = sum(verdict.status == PASSED for verdict in verdicts)
+            say(f"{size} rank{'s' if size > 1 else ''}: {held} of {len(verdicts)} checks hold")
+            if held < len(verdicts) and not self.printed:
+                self.printed = _printed(ends)
+            if any(verdict.status not in (PASSED, FAILED) for verdict in verdicts):
+                break
+
+    def record(self, size: int) -> list[Event]:
+        """What the file does in one step on `size` ranks; nothing where it comes to no end, or has no such step."""
+        if first_mistake(self.source, self.path) or self.lesson.load_checks().record is None:
+            return []
+        events: list[Event] = []
+        try:
+            for each in self._evidence(self._world(size, [ranks.RECORD])):
+                rows = from_rows(each.reported("record", "events", list))
+                events += [event for event in rows if event.rank == each.rank]
+        except (BadEvidence, ValueError):
+            return []
+        return sorted(events, key=lambda event: event.start)
+
+    def _world(self, size: int, names: Sequence[str]) -> list[RankEnd]:
+        # A collective that waits for a rank in an endless loop must not give up before the loop is found.
+        arguments = (str(self.path), self.lesson.number, names, self.nonce)
+        return run_world(size, ranks.observe, *arguments, seconds=self.seconds, timeout=self.seconds + 30)
+
+    def _evidence(self, ends: Sequence[RankEnd]) -> list[Evidence]:
+        return [Evidence.from_bytes(end.handed_in, end.rank, self.nonce) for end in ends]
+
+    def _judge(self, tried: Sequence[Check], ends: Sequence[RankEnd]) -> list[Verdict]:
+        status, reports = judge(ends, str(self.path), self.seconds)
+        books = [read_notes(end.calls) for end in ends]
+        names = [check.name for check in tried]
+        # Where a rank did not get to the end: the check that it was in, or the first if it did not load the file.
+        places = [names.index(book.check) if book.check in names else 0 for book in books]
+        stopped = len(names) if status == PASSED else min(places)
+        verdicts = [self._judge_check(check, ends, books) for check in tried[:stopped]]
+        if stopped < len(names):
+            mistake = self._stopped(status, reports, books, names[stopped])
+            verdicts.append(Verdict(tried[stopped], len(ends), status, [mistake]))
+            verdicts += [Verdict(check, len(ends), NOT_TRIED) for check in tried[stopped + 1 :]]
+        return verdicts
+
+    def _judge_check(self, check: Check, ends: Sequence[RankEnd], books: Sequence[Book]) -> Verdict:
+        size = len(ends)
+        verdict = Verdict(check, size, PASSED, lines=[self._line(book, check) for book in books])
+        try:
+            world = World(check.name, self.nonce, self._evidence(ends))
+            check.claim.judge(world)
+            direct = [each.reported("", "direct calls", list) for each in world.evidence]
+        except BadEvidence as error:
+            return Verdict(check, size, FAILED, [Mistake(printable(error))])
+        called = next((str(calls[0]) for calls in direct if calls), "")
+        if called:
+            words = f"torch.distributed is called itself ({printable(called)}): every call goes through comm"
+            verdict.mistakes.append(Mistake(words, _line_in(called)))
+        symptom = symptom_of(world.comparisons)
+        odd = unlike(books, check.name, self.name, is_over=True) if world.findings else None
+        if odd:
+            verdict.mistakes.append(Mistake(odd.words, odd.line))
+        elif symptom:
+            verdict.wrong = Wrong(symptom, world.comparisons)
+        elif world.findings:  # of several ranks the first says enough
+            first = world.findings[0]
+            verdict.mistakes.append(Mistake(printable(first.message), verdict.lines[first.rank], first.cause))
+        if verdict.mistakes or verdict.wrong:
+            verdict.status = FAILED
+        return verdict
+
+    def _stopped(
+        self, status: str, reports: Sequence[dict[str, Any]], books: Sequence[Book], check: str
+    ) -> Mistake:
+        """Why a world came to no good end."""
+        report = reports[0]
+        odd = unlike(books, check, self.name, is_over=False)
+        if odd is None and status == DID_NOT_END:
+            odd = standstill(books, self.name)
+        if odd:
+            return Mistake(odd.words, odd.line)
+        is_here = report.get("file") == str(self.path)
+        line, code = (report["line"], report.get("code", "")) if is_here else (0, "")
+        message = printable(" ".join(report["message"].split()))
+        if report["type"] == "UsageError":  # the file could not be loaded
+            return Mistake(message, _line_in(message))
+        words = f"{report['type']}: {message}" if report["type"] else message
+        at = f", at `{printable(code)}`" if code else ""
+        return Mistake(f"rank {report['rank']} {_ended(report['kind'])}{at}: {words}", line)
+
+    def _line(self, book: Book, check: Check) -> int:
+        """The line of the file that a mistake in what came of it is told beside: its last call, else its function."""
+        lines = [call.line for call in book.of(check.name) if call.line]
+        return lines[-1] if lines else line_of(self.source, next(iter(self.lesson.contract)))
+
+    def mistakes(self) -> list[tuple[Mistake, list[str]]]:
+        """All that is wrong, each once, with the names of the checks that fail for it; what stops everything first."""
+        checks = self.lesson.load_checks().checks
+        if self.static:
+            return [(self.static, [check.name for check in checks])]
+        found: dict[str, tuple[Mistake, list[str]]] = {}
+        order = sorted(checks, key=lambda check: not any(v.check is check and _stops(v) for v in self.verdicts))
+        for check in order:
+            failed = [verdict for verdict in self.verdicts if verdict.check is check and _fails(verdict)]
+            for mistake in self._of_check(check, failed):
+                found.setdefault(mistake.words, (mistake, []))[1].append(check.name)
+        return [(mistake, list(dict.fromkeys(names))) for mistake, names in found.values()]
+
+    def _of_check(self, check: Check, failed: Sequence[Verdict]) -> list[Mistake]:
+        """What is wrong for one check: the first world that tells says enough, but numbers are told from all."""
+        mistakes = next((verdict.mistakes for verdict in failed if verdict.mistakes), [])
+        wrongs = [verdict.wrong for verdict in failed if verdict.wrong]
+        if wrongs:
+            rank, words, detail = in_words(wrongs, check.words)
+            line = next(verdict for verdict in failed if verdict.wrong).lines[rank]
+            mistakes = [*mistakes, Mistake(printable(words), line, printable(detail))]
+        return mistakes
+
+    def result(self) -> dict[str, Any]:
+        """All of it as JSON, in the form of `cos598d check`'s."""
+        checks = self.lesson.load_checks().checks
+        mistakes = self.mistakes()
+        return {
+            "lesson": self.lesson.number,
+            "title": self.lesson.title,
+            "file": self.name,
+            "nonce": self.nonce,
+            "passed": not mistakes and all(v.status == PASSED for v in self.verdicts) and bool(self.verdicts),
+            "world_sizes": sorted({verdict.size for verdict in self.verdicts}),
+            "diagnosis": [{**vars(m), "cause": said(m, self.name), "claims": names} for m, names in mistakes],
+            "claims": [self._claim(check, mistakes) for check in checks],
+            "printed": self.printed,
+        }
+
+    def _claim(self, check: Check, mistakes: Sequence[tuple[Mistake, list[str]]]) -> dict[str, Any]:
+        own = [verdict for verdict in self.verdicts if verdict.check is check]
+        statuses = [verdict.status for verdict in own] or [FAILED if self.static else NOT_TRIED]
+        words = [said(mistake, self.name) for mistake, names in mistakes if check.name in names]
+        return {
+            "claim": check.name,
+            "says": " ".join(check.claim.says.split()),
+            "status": next((status for status in statuses if status != PASSED), PASSED),
+            "outcomes": [
+                {"world_size": v.size, "status": v.status, "reports": words if _fails(v) else []} for v in own
+            ],
+        }
+
+
+def said(mistake: Mistake, name: str) -> str:
+    """ "lesson3.py line 12: ...", as the first line of what is printed."""
+    return f"{name} line {mistake.line}: {mistake.words}" if mistake.line else f"{name}: {mistake.words}"
+
+
+def _fails(verdict: Verdict) -> bool:
+    return verdict.status not in (PASSED, NOT_TRIED)
+
+
+def _stops(verdict: Verdict) -> bool:
+    return verdict.status not in (PASSED, FAILED, NOT_TRIED)
+
+
+def _ended(kind: str) -> str:
+    return {"time": "came to no end", "crash": "ended without a word", "exception": "raised an exception"}.get(
+        kind, "did not do as agreed"
+    )
+
+
+def _line_in(words: str) -> int:
+    """The line that a sentence names; 0 for none."""
+    line = re.search(r"\bline (\d+)", words)
+    return int(line[1]) if line else 0
+
+
+def _printed(ends: Sequence[RankEnd]) -> list[str]:
+    """The last lines that the file printed, by rank."""
+    told = []
+    for end in ends:
+        lines = [printable(line) for line in end.output.splitlines() if line.strip()]
+        told += [f"rank {end.rank} printed: {line}" for line in lines[-MOST_LINES:]]
+    return told[: 2 * MOST_LINES]

@@ -1,0 +1,150 @@
+"""What every rank notes of its calls before it makes them, and what the notes of ranks that did not end tell."""
+
+import itertools
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from cos598d.check.trace import MOST_CALLS
+from cos598d.terminal.printable import printable
+
+BEGIN, END, WAITS, CHECK = "begin", "end", "waits", "check"
+COLLECTIVES = ("all_reduce", "broadcast", "gather", "scatter", "reduce", "all_gather")
+
+
+class Notes:
+    """Writes them into a file as they come, so that they are there even if the process is ended."""
+
+    def __init__(self, descriptor: int):
+        self._descriptor, self._count = descriptor, 0
+
+    def write(self, *note: Any) -> None:
+        """One note (JSON); shapes may be torch's."""
+        self._count += 1
+        if self._count <= 3 * MOST_CALLS:
+            values = [list(each) if isinstance(each, tuple) else each for each in note]
+            os.write(self._descriptor, json.dumps(values).encode() + b"\n")
+
+
+@dataclass(frozen=True)
+class Noted:
+    """A call that a rank began: in which check, by which of the student's lines, and whether it ended."""
+
+    check: str
+    op: str
+    tensor: str
+    shape: tuple[int, ...]
+    dtype: str
+    peer: int | None
+    line: int
+    is_over: bool = False
+    is_waited_for: bool = False
+
+    @property
+    def alike(self) -> tuple:
+        """What must be the same on all ranks for a collective."""
+        return self.op, self.shape, self.dtype, self.peer
+
+    def words(self, file: str) -> str:
+        """ "all_reduce of hidden.weight (7x7 float32) in lesson3.py line 12"."""
+        to = {"send": f" to rank {self.peer}", "receive": f" from rank {self.peer}"}.get(self.op, "")
+        op = "recv" if self.op == "receive" else self.op
+        shape = "x".join(map(str, self.shape)) or "1"
+        return printable(f"comm.{op} of {self.tensor}{to} ({shape} {self.dtype}, {file} line {self.line})")
+
+
+@dataclass
+class Book:
+    """All that one rank noted."""
+
+    calls: list[Noted] = field(default_factory=list)
+    check: str = ""  # the last that was begun
+
+    def of(self, check: str) -> list[Noted]:
+        """The calls of one check."""
+        return [call for call in self.calls if call.check == check]
+
+    @property
+    def stuck_in(self) -> Noted | None:
+        """The call that the rank waits for, if any: the one last waited for, else the last that is not over."""
+        open_calls = [call for call in self.calls if not call.is_over]
+        waiting = [call for call in open_calls if call.is_waited_for]
+        return (waiting or open_calls or [None])[-1]
+
+
+def read_notes(data: bytes) -> Book:
+    """What a rank noted, up to where it was cut off; it may be anything."""
+    book, places = Book(), {}
+    for line in data.splitlines():
+        try:
+            kind, *rest = json.loads(line)
+            if kind == CHECK:
+                book.check = str(rest[0])
+            elif kind == BEGIN:
+                number, op, tensor, shape, dtype, peer, at = rest
+                places[number] = len(book.calls)
+                sizes = tuple(int(size) for size in shape)
+                peer = None if peer is None else int(peer)
+                book.calls.append(Noted(book.check, str(op), str(tensor), sizes, str(dtype), peer, int(at)))
+            elif kind == WAITS:
+                place = places[rest[0]]
+                line_now = int(rest[1]) or book.calls[place].line
+                book.calls[place] = replace(book.calls[place], is_waited_for=True, line=line_now)
+            elif kind == END:
+                place = places[rest[0]]
+                book.calls[place] = replace(book.calls[place], is_over=True)
+        except (ValueError, TypeError, KeyError, IndexError, RecursionError):
+            break
+    return book
+
+
+@dataclass(frozen=True)
+class Unlike:
+    """Where ranks did not make the same collective: in words, with the rank and its line."""
+
+    rank: int
+    line: int
+    words: str
+
+
+def unlike(books: Sequence[Book], check: str, file: str, is_over: bool) -> Unlike | None:
+    """The first collective in which a rank differs from rank 0; None where all made the same.
+
+    A call that others did not come to make counts only where `is_over`: else the world was ended before. Names are the
+    student's own: where only they differ, of tensors of one shape, ranks take one tensor for another.
+    """
+    traces = [[call for call in book.of(check) if call.op in COLLECTIVES] for book in books]
+    for calls in itertools.zip_longest(*traces):
+        first = calls[0]
+        for rank, here in enumerate(calls):
+            if here and first and (here.alike, here.tensor) != (first.alike, first.tensor):
+                there = f"rank 0 is in {first.words(file)} while rank {rank} is in {here.words(file)}"
+                return Unlike(rank, here.line, f"{there}: every rank must make the same calls in the same order")
+            if is_over and (here is None) != (first is None):
+                call, caller, other = (here, rank, 0) if here else (first, 0, rank)
+                words = f"rank {caller} calls {call.words(file)}, and rank {other} never does"
+                return Unlike(caller, call.line, f"{words}: every rank must make the same calls")
+    return None
+
+
+def standstill(books: Sequence[Book], file: str) -> Unlike | None:
+    """What each rank waits for where a world came to no end; None where nobody waits for a call."""
+    stuck = [(rank, book.stuck_in) for rank, book in enumerate(books)]
+    waiting = [(rank, call) for rank, call in stuck if call is not None]
+    if not waiting:
+        return None
+    if len(waiting) < len(books):
+        away = next(rank for rank, call in stuck if call is None)
+        rank, call = waiting[0]
+        return Unlike(rank, call.line, f"rank {rank} waits in {call.words(file)}, and rank {away} never comes")
+    told = " while ".join(f"rank {rank} waits in {call.words(file)}" for rank, call in waiting[:2])
+    more = f" and {len(waiting) - 2} more wait too" if len(waiting) > 2 else ""
+    all_send = all(call.op == "send" for _, call in waiting)
+    why = "all send and nobody receives" if all_send else "nobody sends" if _all_receive(waiting) else "no two fit"
+    return Unlike(waiting[0][0], waiting[0][1].line, f"{told}{more}: {why}, so they wait for ever")
+
+
+def _all_receive(waiting: Sequence[tuple[int, Noted]]) -> bool:
+    return all(call.op == "receive" for _, call in waiting)

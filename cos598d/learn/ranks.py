@@ -1,0 +1,46 @@
+"""What grading a lesson does on each rank: the student's code runs here, and never in the grader's process."""
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from cos598d.check.evidence import Evidence
+from cos598d.check.spawn import CALLS, HANDED_IN
+from cos598d.check.trace import trace_direct_calls
+from cos598d.comm.communicator import Communicator
+from cos598d.comm.ledger import Ledger
+from cos598d.imports import leave_out_compiler
+from cos598d.learn import student
+from cos598d.learn.checking import OnLesson
+from cos598d.learn.comm import LessonCommunicator
+from cos598d.learn.lessons import get_lesson
+from cos598d.learn.notes import CHECK
+
+RECORD = "record"  # the name of what is recorded for a picture, beside the checks' own
+MOST_DIRECT_CALLS = 20
+
+
+def observe(comm: Communicator, path: str, number: int, names: Sequence[str], nonce: int) -> None:
+    """Drive the file at `path` for these checks of a lesson, and hand in, after each, what came of all so far."""
+    leave_out_compiler()
+    direct: list[str] = []
+    trace_direct_calls(direct.append)  # before the file is loaded, which may keep functions under names of its own
+    lesson = get_lesson(number)
+    checks = lesson.load_checks()
+    claims = {check.name: check.claim for check in checks.checks}
+    if checks.record:
+        claims[RECORD] = checks.record
+    module = student.load(path, lesson)
+    folder = Path(tempfile.gettempdir())
+    own = LessonCommunicator(comm, folder / f"{CALLS}{comm.rank}", path)
+    evidence = Evidence(comm.rank, nonce)
+    make_sync = checks.sync_of(module)
+    for name in names:
+        own.notes.write(CHECK, name)
+        with tempfile.TemporaryDirectory() as of_check:
+            claims[name].observe(OnLesson(name, module, make_sync, own, evidence, Path(of_check)))
+        own.ledger = Ledger()
+        evidence.report("", "direct calls", list(direct)[:MOST_DIRECT_CALLS])
+        beside = folder / f"{HANDED_IN}{comm.rank}.part"
+        beside.write_bytes(evidence.to_bytes())
+        beside.rename(folder / f"{HANDED_IN}{comm.rank}")

@@ -1,0 +1,100 @@
+"""What `learn` does for a student: lists lessons, hands out a page, tells a hint, checks a file. Torch comes late."""
+
+import secrets
+from collections.abc import Callable
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cos598d.errors import UsageError
+from cos598d.learn import progress
+from cos598d.learn.lesson import Lesson
+from cos598d.learn.lessons import all_lessons
+from cos598d.learn.student import read_file
+from cos598d.tables import as_text
+
+if TYPE_CHECKING:
+    from cos598d.learn.events import Event
+
+WARM = ["cos598d.learn.ranks"]  # what a rank has loaded when it is forked
+
+
+def overview(folder: Path) -> str:
+    """The lessons in a table, with what is done in this folder and what comes next."""
+    lessons = all_lessons()
+    states = [progress.status(folder, lesson) for lesson in lessons]
+    rows = [["", "lesson", "minutes", ""]]
+    rows += [
+        [str(lesson.number), lesson.title, str(lesson.minutes), state]
+        for lesson, state in zip(lessons, states, strict=True)
+    ]
+    following = next((each for each, state in zip(lessons, states) if not state.startswith(progress.PASSED)), None)
+    if following is None:
+        return f"{as_text(rows)}\n\nAll lessons are done."
+    return f"{as_text(rows)}\n\nNext: python -m cos598d learn {following.number}"
+
+
+def question(lesson: Lesson) -> str:
+    """What the lesson asks, and how to go on."""
+    command = f"python -m cos598d learn {lesson.number}"
+    wanted = "\n".join(f"    {form}" for form in lesson.contract.values())
+    return (
+        f"Lesson {lesson.number}: {lesson.title} (about {lesson.minutes} minutes)\n\n{lesson.question}\n\n"
+        f"Your file has to define\n{wanted}\n\n"
+        f"{command} --check    checks it\n{command} --hint     tells a hint, one more each time"
+    )
+
+
+def write_page(path: Path, lesson: Lesson) -> bool:
+    """Write the lesson's page; False, and nothing is touched, where a file is there. Raises UsageError if it cannot."""
+    try:
+        with path.open("x", encoding="utf-8") as output:
+            output.write(lesson.page())
+    except FileExistsError:
+        return False
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}.") from None
+    return True
+
+
+def hint(folder: Path, lesson: Lesson, number: int | None) -> str:
+    """The hint of that number, from 1; None: the one after the last that was told in this folder."""
+    most = len(lesson.hints)
+    if number is not None and not 1 <= number <= most:
+        raise UsageError(f"--hint {number}: lesson {lesson.number} has {most} hints, 1 to {most}.")
+    number = number or min(progress.hints_told(folder, lesson) + 1, most)
+    progress.keep_hint(folder, lesson, number)
+    rest = f" ({most - number} more)" if number < most else " (the last)"
+    return f"Hint {number} of {most}{rest}: {lesson.hints[number - 1]}"
+
+
+def check_file(lesson: Lesson, path: Path, say: Callable[[str], None], nonce: int | None = None) -> dict[str, Any]:
+    """Check the file, telling `say` of each step; the result (JSON), as `Marking.result`.
+
+    Raises UsageError where the file cannot be read or is another lesson's. The file runs in processes of its own.
+    """
+    source = read_file(path, lesson)
+    from cos598d.learn.marking import Marking
+
+    marking = Marking(lesson, path, source, secrets.randbits(32) if nonce is None else nonce)
+    marking.run(say)
+    result = marking.result()
+    if result["passed"]:
+        progress.keep_passed(path, lesson, source)
+    return result
+
+
+def record_file(lesson: Lesson, path: Path, size: int = 4) -> "list[Event]":
+    """What the file does in one step on `size` ranks, for a picture; nothing where it comes to no end."""
+    source = read_file(path, lesson)
+    from cos598d.learn.marking import Marking
+
+    return Marking(lesson, path, source, secrets.randbits(32)).record(size)
+
+
+def warm_up() -> None:
+    """Start the server that ranks are forked from, with what a lesson needs: it loads torch while this process does."""
+    from cos598d.check.spawn import start_server
+
+    forkserver.set_forkserver_preload(WARM)
+    start_server()

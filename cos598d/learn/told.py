@@ -1,0 +1,44 @@
+"""A lesson's result as text: what is wrong, with its line, first; then check by check, and what to do next."""
+
+import textwrap
+from typing import Any
+
+from cos598d.learn.lesson import Lesson
+
+WIDTH = 118
+STATUS_WIDTH = 13
+
+
+def verdict(result: dict[str, Any], lesson: Lesson) -> str:
+    """The whole of what a student reads after a check."""
+    title = f"lesson {lesson.number}, {lesson.title}"
+    causes = result["diagnosis"]
+    if result["passed"]:
+        claims = "\n".join(_claim(each) for each in result["claims"])
+        return f"{title}: all {len(result['claims'])} checks hold.\n\n{claims}\n\n{after(lesson)}"
+    lines = []
+    for cause in causes:
+        lines.append(textwrap.fill(cause["cause"], WIDTH, subsequent_indent="  ", break_long_words=False))
+        if cause["detail"]:
+            lines.append(textwrap.fill(cause["detail"], WIDTH, initial_indent="  ", subsequent_indent="  "))
+    lines += ["", f"{title}: {_held(result)}", *(_claim(each) for each in result["claims"])]
+    if result["printed"]:
+        lines += ["", *result["printed"]]
+    return "\n".join(lines)
+
+
+def after(lesson: Lesson) -> str:
+    """What to read and to measure when a lesson is done."""
+    return f"Read:    {lesson.read}\nMeasure: {lesson.measure}"
+
+
+def _held(result: dict[str, Any]) -> str:
+    held = sum(claim["status"] == "passed" for claim in result["claims"])
+    return f"{held} of {len(result['claims'])} checks hold."
+
+
+def _claim(claim: dict[str, Any]) -> str:
+    status = claim["status"] if claim["status"] in ("passed", "not tried") else claim["status"].upper()
+    return textwrap.fill(
+        claim["says"], WIDTH, initial_indent=f"{status:{STATUS_WIDTH}}", subsequent_indent=" " * STATUS_WIDTH
+    )
