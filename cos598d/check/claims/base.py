@@ -51,6 +51,7 @@ class OnRank:
     def __init__(self, claim: str, make_sync: MakeSync, comm: TracedCommunicator, evidence: Evidence, folder: Path):
         self.comm, self.rank, self.world_size, self.folder = comm, comm.rank, comm.world_size, folder
         self._claim, self._make_sync, self._evidence = claim, make_sync, evidence
+        self.nonce = evidence.nonce
         self._labels = list(BUCKETS) if "bucket_mb" in getattr(make_sync, "uses", ()) else [""]
 
     def model(self, shape: Shape = SMALL, differs: bool = False) -> ToyModel:
@@ -153,9 +154,13 @@ class World:
 
     def gradients_are(self, moment: str, local: Local, run: str = "", step: int = 0, shape: Shape = SMALL) -> None:
         """Compare every element of every gradient, on all ranks, with the mean over ranks."""
-        found, right = self.handed_in(moment, dict(self.model(shape).named_parameters())), local.mean
-        comparison = Comparison(run, step, local, found, right)
+        found = self.handed_in(moment, dict(self.model(shape).named_parameters()))
+        self.compare(Comparison(run, step, local, found, local.mean), moment)
+
+    def compare(self, comparison: Comparison, moment: str = "") -> None:
+        """Keep the comparison, and find for each rank the tensor that is furthest off."""
         self.comparisons.append(comparison)
+        found, right = comparison.found, comparison.right
         for rank, names in enumerate(comparison.wrong):
             if names:
                 worst = max(names, key=lambda name: difference(found[rank][name], right[name]))

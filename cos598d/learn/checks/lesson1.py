@@ -1,0 +1,173 @@
+"""Lesson 1: one order on all ranks, shares that make up the batch, and weights that make up its mean."""
+
+import random
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import torch
+
+from cos598d.check.claims.base import Claim, NotAsAgreed, World
+from cos598d.check.evidence import BadEvidence
+from cos598d.learn.checking import Check, Checks, OnLesson
+from cos598d.terminal.printable import printable
+
+EXAMPLES = 53
+BATCHES = (12, 11, 7, 2)  # of the last one, on 3 and 4 ranks, some have nothing
+
+
+@Claim
+def one_order(on: OnLesson) -> None:
+    """order() is a shuffling of all examples: the same on every rank, again the same, and another in each epoch."""
+    seed = on.nonce % 1000
+    for number in range(2):
+        # As in real programs: what each rank's own generators gave before differs.
+        for generator in (random.seed, np.random.seed, torch.manual_seed):
+            generator(1000 * number + on.rank)
+        for epoch in range(3):
+            on.report(f"{epoch} {number}", _numbers("order", on.student.order(EXAMPLES, seed, epoch)))
+
+
+@one_order.judgement
+def _(world: World) -> None:
+    orders = {(e, k): [_list(each) for each in world.reported(f"{e} {k}", list)] for e in range(3) for k in range(2)}
+    for (epoch, number), by_rank in orders.items():
+        for rank, each in enumerate(by_rank):
+            twice = [example for example, count in Counter(each).items() if count > 1]
+            lost = sorted(set(range(EXAMPLES)) - set(each))
+            off = f"example {twice[0]} twice" if twice else f"example {lost[0]} not at all" if lost else ""
+            off = off or (f"{len(each)} numbers" if len(each) != EXAMPLES else "")
+            whole = f"order({EXAMPLES}, ...) has {off} on rank {rank}, expected every number from 0 to {EXAMPLES - 1} once"
+            world.require(not off, whole, rank)
+            if each != by_rank[0] and not off:
+                told = f"expected {by_rank[0][:5]}..., as rank 0, got {each[:5]}... on rank {rank}"
+                world.find(rank, _alike("order differs from rank to rank"), told)
+        if number and by_rank[0] != orders[epoch, 0][0]:
+            told = f"expected {orders[epoch, 0][0][:5]}... as before, got {by_rank[0][:5]}..."
+            world.find(0, _alike("order gives something else when it is called again"), told)
+    first = orders[0, 0][0]
+    world.require(first != sorted(first), "order does not shuffle: it gives 0, 1, 2, ...; expected a random order")
+    if not world.findings:
+        is_same = first in (orders[1, 0][0], orders[2, 0][0])
+        world.require(not is_same, "every epoch has the same order: expected another one for each epoch")
+
+
+def _alike(what: str) -> str:
+    return f"{what}: the ranks then train on each other's examples; draw it from a generator made of seed and epoch alone"
+
+
+@Claim
+def shares_make_the_batch(on: OnLesson) -> None:
+    """The shares together are the batch, without doubles, and their sizes differ by at most one."""
+    for size in BATCHES:
+        taken = on.student.share(_batch(on.nonce, size), on.rank, on.world_size)
+        on.report(str(size), _numbers("share", taken))
+
+
+@shares_make_the_batch.judgement
+def _(world: World) -> None:
+    for size in BATCHES:
+        batch, shares = _batch(world.nonce, size), [_list(each) for each in world.reported(str(size), list)]
+        taken = Counter(example for each in shares for example in each)
+        sizes = [len(each) for each in shares]
+        told = f"expected {size} examples in shares of {size // world.size} to {-(-size // world.size)}, got {sizes}"
+        lost = [example for example in batch if not taken[example]]
+        double = [example for example in batch if taken[example] > 1]
+        strange = [example for example in taken if example not in batch]
+        if strange:
+            world.find(0, f"share gives {strange[0]}, which is not in the batch: it has examples, not places", told)
+        elif double:
+            owners = [rank for rank, each in enumerate(shares) if double[0] in each]
+            words = f"an example of a batch of {size} is in the shares of ranks {owners[0]} and {owners[-1]}"
+            world.find(owners[-1], f"{words}: each belongs to one rank", told)
+        elif lost:
+            words = f"{len(lost)} of {size} examples are in no rank's share on {world.size} ranks"
+            world.find(0, f"{words}: the remainder is to be shared out too", told)
+        elif max(sizes) - min(sizes) > 1:
+            words = f"the shares of {size} examples on {world.size} ranks have sizes {sizes}"
+            world.find(0, f"{words}: they may differ by one at most, since all wait for the largest", told)
+
+
+@Claim
+def gradient_of_the_global_mean(on: OnLesson) -> None:
+    """With these weights the average over ranks is the gradient of the mean over the whole batch."""
+    for size in BATCHES:
+        batch = _batch(on.nonce, size)
+        taken = on.student.share(batch, on.rank, on.world_size)
+        factor = on.student.weight(taken, batch, on.world_size)
+        if isinstance(factor, (bool, str)) or not hasattr(factor, "__float__"):
+            raise NotAsAgreed(f"weight returned {printable(repr(factor), 60)}, expected a number")
+        on.report(f"share {size}", _numbers("share", taken))
+        on.report(f"weight {size}", float(factor))
+
+
+@gradient_of_the_global_mean.judgement
+def _(world: World) -> None:
+    n = world.size
+    for size in BATCHES:
+        batch = _batch(world.nonce, size)
+        shares = [_list(each) for each in world.reported(f"share {size}", list)]
+        weights = world.reported(f"weight {size}", float)
+        right = _gradient(world.nonce, batch)
+        found = sum((w * _gradient(world.nonce, s) for w, s in zip(weights, shares)), torch.zeros_like(right)) / n
+        if (found - right).abs().max() <= 1e-6 * right.abs().max():
+            continue
+        wanted = [n * len(each) / size for each in shares]
+        rank = max(range(n), key=lambda r: abs(weights[r] - wanted[r]))
+        told = f"a share of {len(shares[rank])} of {size} examples on {n} ranks: expected {wanted[rank]:.4g}, got "
+        world.find(rank, f"rank {rank}'s weight is wrong: {_why(weights, shares, size, n)}", f"{told}{weights[rank]:.4g}")
+
+
+def _why(weights: list[float], shares: list[list[int]], size: int, n: int) -> str:
+    def are(rule: Any) -> bool:
+        return all(abs(w - rule(len(s))) < 1e-9 for w, s in zip(weights, shares, strict=True))
+
+    if are(lambda k: 1):
+        return "every rank counts the same, also one with fewer examples, or none"
+    if are(lambda k: k / size):
+        return "right if the ranks' gradients were added up, but they are averaged, which divides by n once more"
+    if are(lambda k: k):
+        return "the mean loss times its number of examples is a sum over examples; expected their mean over the batch"
+    if all(w == 0 or not s for w, s in zip(weights, shares, strict=True)):
+        return "it is 0 where there are examples"
+    if are(lambda k: n * k / size if k else 1):
+        return "a rank without examples weighs 0"
+    return "an example of one rank counts more than one of another"
+
+
+def _batch(nonce: int, size: int) -> list[int]:
+    """Numbers of examples, none of which is its place in the batch."""
+    return random.Random(nonce + size).sample(range(100, 1000), size)
+
+
+def _gradient(nonce: int, examples: list[int]) -> torch.Tensor:
+    """The gradient of a linear model's mean loss over the examples, (4,); zeros where there are none."""
+    weights = torch.linspace(-1, 1, 4, dtype=torch.float64, requires_grad=True)
+    if examples:
+        torch.stack([_loss(weights, nonce, example) for example in examples]).mean().backward()
+    return torch.zeros(4, dtype=torch.float64) if weights.grad is None else weights.grad
+
+
+def _loss(weights: torch.Tensor, nonce: int, example: int) -> torch.Tensor:
+    inputs = torch.rand(4, generator=torch.Generator().manual_seed(nonce + example), dtype=torch.float64)
+    return (weights @ inputs - 1).square()
+
+
+def _numbers(function: str, value: Any) -> list[int]:
+    """A list, an array or a tensor of whole numbers as a list."""
+    try:
+        return [int(each) for each in value]
+    except (TypeError, ValueError):
+        shown = printable(repr(value), 60)
+        raise NotAsAgreed(f"{function} returned {shown}, expected a list of whole numbers") from None
+
+
+def _list(value: Any) -> list[int]:
+    if not all(type(each) is int for each in value):
+        raise BadEvidence("a rank did not report whole numbers")
+    return value
+
+
+CHECKS = Checks(
+    (Check(one_order, (2,)), Check(shares_make_the_batch, (2, 3, 4)), Check(gradient_of_the_global_mean, (2, 3, 4)))
+)

@@ -1,0 +1,102 @@
+"""Lesson 5: the sum of tensors of any length, by 2(n-1) messages from each rank to one neighbour."""
+
+from types import ModuleType
+
+import torch
+
+from cos598d.check.claims.base import Claim, MakeSync, World
+from cos598d.check.comparison import Comparison, Local
+from cos598d.check.evidence import BadEvidence
+from cos598d.learn.checking import Check, Checks, OnLesson
+from cos598d.learn.checks.common import record
+from cos598d.learn.events import RECEIVE, SEND, from_rows
+from cos598d.sync.base import GradientSync
+
+LENGTHS = (12, 10, 1009, 7, 2, 1)
+WHOLE = 1200  # which 2, 3 and 4 ranks divide
+
+
+def _tensor(nonce: int, rank: int, length: int) -> torch.Tensor:
+    """What a rank begins with: between 0.5 and 1.5, so that nothing cancels."""
+    return torch.rand(length, generator=torch.Generator().manual_seed(nonce + 7919 * rank + length)) + 0.5
+
+
+def _name(length: int) -> str:
+    return f"a tensor of {length} element{'s' if length > 1 else ''}"
+
+
+@Claim
+def sums(on: OnLesson) -> None:
+    """Afterwards the tensor is the sum over all ranks, on every rank: of 1, 2, 7, 10, 12 and 1009 elements."""
+    found = {}
+    for length in LENGTHS:
+        found[_name(length)] = _tensor(on.nonce, on.rank, length)
+        on.student.all_reduce(on.comm, found[_name(length)])
+    on.hand_in("after", found)
+
+
+@sums.judgement
+def _(world: World) -> None:
+    own = [{_name(k): _tensor(world.nonce, rank, k) for k in LENGTHS} for rank in range(world.size)]
+    right = {name: torch.stack([each[name] for each in own]).sum(dim=0) for name in own[0]}
+    world.compare(Comparison("", 0, Local([[dict(each) for each in own]]), world.handed_in("after", right), dict(right)))
+
+
+@Claim
+def neighbours_only(on: OnLesson) -> None:
+    """Each rank sends 2(n-1) messages of S/n bytes, all of them to one rank, and receives as many from one."""
+    on.comm.begin_record()
+    on.student.all_reduce(on.comm, _tensor(on.nonce, on.rank, WHOLE))
+    on.report_events()
+
+
+@neighbours_only.judgement
+def _(world: World) -> None:
+    n, size = world.size, WHOLE * 4
+    for rank, rows in enumerate(world.reported("events", list)):
+        try:
+            events = from_rows(rows)
+        except ValueError:
+            raise BadEvidence(f"rank {rank} did not report what it did") from None
+        for kind, verb in ((SEND, "sent"), (RECEIVE, "received")):
+            messages = [event for event in events if event.kind == kind]
+            peers = sorted({str(event.peer) for event in messages})
+            moved = sum(event.bytes for event in messages)
+            right = 2 * (n - 1) * size // n
+            found = f"rank {rank} {verb} {len(messages)} messages of {moved} bytes in all on {n} ranks"
+            wanted = f"expected 2(n-1) = {2 * (n - 1)} messages and 2(n-1)/n S = {right} bytes"
+            is_right = (len(messages), moved) == (2 * (n - 1), right)
+            world.require(is_right, f"{found}, {wanted}: {_why(len(messages), moved, n, size)}", rank)
+            to = "to" if kind == SEND else "from"
+            told = f"rank {rank} {verb} messages {to} ranks {', '.join(peers)}, expected one neighbour {to} which all go"
+            world.require(len(peers) <= 1 or not is_right, told.replace("from which all go", "they all come from"), rank)
+
+
+def _why(messages: int, moved: int, n: int, size: int) -> str:
+    if not messages:
+        return "the sum has to be made of messages"
+    if messages and moved == messages * size:
+        return "the whole tensor travels each time; cut it into n parts"
+    if messages > 2 * (n - 1):
+        return "each half has n-1 steps, since a part needs no step to get to where it is"
+    return "n-1 steps to collect, n-1 to hand round, one part in each"
+
+
+def _ring(student: ModuleType) -> MakeSync:
+    """A sync that adds up each gradient by the student's `all_reduce`, for a picture of a step."""
+
+    class ByRing(GradientSync):
+        def finish(self) -> None:
+            gradients = [gradient for _, gradient in self.gradients() if gradient.dtype == torch.float32]
+            buffer = torch.cat([gradient.flatten() for gradient in gradients])
+            student.all_reduce(self.comm, buffer)
+
+    return ByRing
+
+
+_OWN = {
+    "scaled": "rank {rank}'s result is the sum times {factor:.4g}: an all-reduce adds up, and divides by nothing",
+    "twice": "rank {rank}'s result is the average over {n} ranks: an all-reduce is the sum, without a division",
+    "local": "rank {rank} still has its own tensor: what comes in must be added into a view of `tensor`, in place",
+}
+CHECKS = Checks((Check(sums, (3, 2, 4), _OWN), Check(neighbours_only, (3, 4))), _ring, record)

@@ -1,0 +1,120 @@
+"""What lessons 6 and 7 share: whether calls begin while backward runs, in one order where gradients arrive in several."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from cos598d.check.claims.base import Claim, World, moment_of
+from cos598d.check.comparison import Comparison, Gradients, Local
+from cos598d.check.evidence import BadEvidence
+from cos598d.learn.checking import OnLesson
+from cos598d.learn.checks.common import ALL_USED, trainable
+from cos598d.learn.events import CALL, WAIT, Event, before, from_rows
+
+# Layers of 2400 bytes: in buckets of 4096 each is one by itself, and all are of one size.
+WIDTH, BRANCHES, STEPS = 24, 4, 2
+
+
+class Branches(nn.Module):
+    """Layers side by side, of one size, added up in an order that each rank chooses: so backward comes in another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.branches = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(BRANCHES))
+        self.last = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, inputs: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
+        """Inputs (batch, WIDTH) and the branches in order: the loss."""
+        hidden = torch.tanh(self.first(inputs))
+        total = torch.zeros_like(hidden)
+        for branch in order:
+            total = total + torch.tanh((branch + 1) * self.branches[branch](hidden))
+        return self.last(total).square().mean()
+
+
+def _model(nonce: int) -> Branches:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(nonce)
+        return Branches()
+
+
+def _loss(module: nn.Module, nonce: int, rank: int, step: int) -> torch.Tensor:
+    inputs = torch.randn(5, WIDTH, generator=torch.Generator().manual_seed(nonce + 7919 * rank + step))
+    return module(inputs, [(place + rank + step) % BRANCHES for place in range(BRANCHES)])
+
+
+@Claim
+def one_order(on: OnLesson) -> None:
+    """Where gradients arrive in another order on each rank, calls still come in one order, and the means are right."""
+    model = _model(on.nonce)
+    sync, module = on.attached(model)
+    for step in range(STEPS):
+        _loss(module, on.nonce, on.rank, step).backward()
+        sync.finish()
+        on.hand_in_gradients(moment_of("", step), model)
+        model.zero_grad(set_to_none=True)
+
+
+@one_order.judgement
+def _(world: World) -> None:
+    like = dict(_model(world.nonce).named_parameters())
+    for step in range(STEPS):
+        local = Local([[_own(world.nonce, rank, step) for rank in range(world.size)]])
+        found = world.handed_in(moment_of("", step), like)
+        world.compare(Comparison("", step, local, found, local.mean), moment_of("", step))
+
+
+def _own(nonce: int, rank: int, step: int) -> Gradients:
+    model = _model(nonce)
+    _loss(model, nonce, rank, step).backward()
+    return {name: p.grad for name, p in model.named_parameters()}
+
+
+@Claim
+def begins_during_backward(on: OnLesson) -> None:
+    """Most calls begin before backward ends, by the record, and none is waited for before finish."""
+    model = on.model(ALL_USED)
+    sync, module = on.attached(model)
+    for step in range(2):
+        on.comm.begin_record()
+        loss = module(**on.batch(step))[0]
+        on.comm.computed("forward")
+        loss.backward()
+        on.comm.computed("backward")
+        sync.finish()
+        model.zero_grad(set_to_none=True)
+    on.report_events()
+
+
+@begins_during_backward.judgement
+def _(world: World) -> None:
+    for rank, rows in enumerate(world.reported("events", list)):
+        try:
+            events = from_rows(rows)
+        except ValueError:
+            raise BadEvidence(f"rank {rank} did not report what it did") from None
+        ended = [event.end for event in events if event.name == "backward"]
+        if not ended:
+            raise BadEvidence(f"rank {rank} did not report the end of backward")
+        _judge_events(world, rank, events, ended[-1])
+
+
+def _judge_events(world: World, rank: int, events: Sequence[Event], ended: float) -> None:
+    calls = [event for event in events if event.kind == CALL]
+    early = before(calls, ended, CALL)
+    world.require(
+        2 * len(early) >= len(calls) and bool(early),
+        f"rank {rank} begins {len(early)} of {len(calls)} calls before backward ends, expected most of them: begin each "
+        f"in the hook of its gradient (model of {len(trainable(world))} gradients)",
+        rank,
+    )
+    waited = [event for event in events if event.kind in (CALL, WAIT) and event.end < ended]
+    name = waited[0].name if waited else ""
+    world.require(
+        not waited,
+        f"rank {rank} waits for {name} while backward runs, so backward stands still: begin it with async_op=True in "
+        "the hook, and wait in finish()",
+        rank,
+    )
