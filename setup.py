@@ -26,6 +26,8 @@ setup(
     packages=find_packages(include=("cos598d", "cos598d.*")),
     package_data={
         "cos598d.commands": ["sbatch.sh.txt"],
+        "cos598d.learn.answers": ["*.py.txt"],
+        "cos598d.learn.lessons": ["*.py.txt"],
         "cos598d.sync": ["template.py.txt"],
         "cos598d.data.samples": ["*.tsv", "*.json", "*.txt"],
         "cos598d.report": ["templates/*.jinja"],

@@ -1,4 +1,4 @@
-"""The communicator that a student's code is given: the library's own, with messages, and with a record of what it did."""
+"""The communicator that a student's code is given: the library's own, with messages, and with a record of it all."""
 
 import sys
 import time

@@ -38,7 +38,7 @@ def to_rows(events: Iterable[Event]) -> list[dict[str, Any]]:
 
 
 def from_rows(rows: Any) -> list[Event]:
-    """The events in what `to_rows` made, in order of start. A student's process wrote it: raises ValueError otherwise."""
+    """The events in what `to_rows` made, in order of start; a student's process wrote it: else ValueError."""
     if not isinstance(rows, list) or len(rows) > MOST_EVENTS or not all(map(_is_row, rows)):
         raise ValueError("these are no rows of events")
     events = [Event(**row | {"tensors": tuple(row["tensors"])}) for row in rows]

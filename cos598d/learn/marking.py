@@ -126,9 +126,7 @@ class Marking:
             verdict.status = FAILED
         return verdict
 
-    def _stopped(
-        self, status: str, reports: Sequence[dict[str, Any]], books: Sequence[Book], check: str
-    ) -> Mistake:
+    def _stopped(self, status: str, reports: Sequence[dict[str, Any]], books: Sequence[Book], check: str) -> Mistake:
         """Why a world came to no good end."""
         report = reports[0]
         odd = unlike(books, check, self.name, is_over=False)

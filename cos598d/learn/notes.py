@@ -71,7 +71,8 @@ class Book:
         """The call that the rank waits for, if any: the one last waited for, else the last that is not over."""
         open_calls = [call for call in self.calls if not call.is_over]
         waiting = [call for call in open_calls if call.is_waited_for]
-        return (waiting or open_calls or [None])[-1]
+        most = waiting or open_calls
+        return most[-1] if most else None
 
 
 def read_notes(data: bytes) -> Book:

@@ -1,4 +1,4 @@
-"""What was done of the course in a folder: a small file beside the lessons', that may be lost or damaged without harm."""
+"""What was done of the course in a folder: a small file beside the lessons', which may get lost without harm."""
 
 import hashlib
 from pathlib import Path

@@ -11,12 +11,14 @@ from cos598d.check.diagnosis import Symptom, sentence
 PLAIN = {
     "sum": "rank {rank}'s gradient is the sum over {n} ranks, not their average: divide by n, the number of ranks",
     "twice": "rank {rank}'s gradient is the average divided by n once more, so off by 1/{n}: divide once",
-    "local": "rank {rank} keeps its own gradient, not the average: what you computed must end up in the gradient itself "
-    "(in place, as gradient.copy_(...) or gradient /= n); a new tensor under the same name changes nothing outside",
-    "not sent back": "only rank {right:.0f} has the average, rank {rank} still has its own gradient: it was gathered or "
-    "reduced there, and not sent back",
+    "local": "rank {rank} keeps its own gradient, not the average: what you computed must end up in the gradient "
+    "itself (in place, as gradient.copy_(...) or gradient /= n); a new tensor under the same name changes nothing "
+    "outside",
+    "not sent back": "only rank {right:.0f} has the average, rank {rank} still has its own gradient: it was gathered "
+    "or reduced there, and not sent back",
     "broadcast": "rank {rank} has a copy of one rank's own gradient, not the average: it was sent, and not added up",
-    "divided alone": "rank {rank} has its own gradient times {factor:.4g}: it was divided, and never added to the others'",
+    "divided alone": "rank {rank} has its own gradient times {factor:.4g}: it was divided, and never added to the "
+    "others'",
     "zero": "rank {rank}'s gradient is zero where the average belongs",
     "stale": "rank {rank} has the average of the step before: each step must average its own gradients",
 }

@@ -19,15 +19,15 @@ CLOSE = 1e-5
 def same_losses(on: OnLesson) -> None:
     """The losses of 8 steps, and the weights after them, are those of the reference."""
     model = on.model(ALL_USED)
-    optimizer = torch.optim.SGD(
-        [p for p in model.parameters() if p.requires_grad], lr=LEARNING_RATE, momentum=MOMENTUM
-    )
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=LEARNING_RATE, momentum=MOMENTUM)
     losses = []
     for number in range(STEPS):
         loss = on.student.step(model, optimizer, _batch(on.nonce, number), MAX_NORM)
         if not isinstance(loss, float):
             what = "a tensor, which keeps all of forward in memory: return loss.item()"
-            what = what if isinstance(loss, torch.Tensor) else f"{printable(repr(loss), 60)}: return the loss as a float"
+            what = (
+                what if isinstance(loss, torch.Tensor) else f"{printable(repr(loss), 60)}: return the loss as a float"
+            )
             raise NotAsAgreed(f"step returned {what}")
         losses.append(loss)
     on.report("losses", losses)
@@ -55,11 +55,11 @@ MISTAKES = {
     "never zeroed": "gradients of earlier steps are still there: backward adds to .grad, so empty it in every step "
     "(optimizer.zero_grad())",
     "zeroed before the step": "the weights never change: .grad is emptied between backward and optimizer.step()",
-    "never clipped": "the gradients are not clipped: torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm) belongs "
-    "between backward and optimizer.step()",
+    "never clipped": "the gradients are not clipped: torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm) "
+    "belongs between backward and optimizer.step()",
     "clipped too late": "the gradients are clipped after optimizer.step(), which has used them by then: clip before it",
-    "clipped by value": "each element of the gradients is clamped to max_norm, expected: their norm is (clip_grad_norm_, "
-    "not clip_grad_value_)",
+    "clipped by value": "each element of the gradients is clamped to max_norm, expected: their norm is "
+    "(clip_grad_norm_, not clip_grad_value_)",
     "clipped one by one": "each parameter's gradient is clipped by itself, expected: the norm of all of them together",
     "stepped before backward": "optimizer.step() comes before backward, so it uses the gradients of the step before",
     "loss after the step": "the loss returned is computed after optimizer.step(), expected: the one before it",
@@ -81,7 +81,7 @@ def _train(world: World, mistake: str) -> tuple[list[float], dict[str, torch.Ten
                 if p.grad is None:
                     continue
                 moments[name] = MOMENTUM * moments[name] + p.grad if name in moments else p.grad.clone()
-                p -= LEARNING_RATE * moments[name]
+                p.sub_(LEARNING_RATE * moments[name])
 
     for number in range(STEPS):
         batch = _batch(world.nonce, number)

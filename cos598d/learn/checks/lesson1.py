@@ -37,7 +37,9 @@ def _(world: World) -> None:
             lost = sorted(set(range(EXAMPLES)) - set(each))
             off = f"example {twice[0]} twice" if twice else f"example {lost[0]} not at all" if lost else ""
             off = off or (f"{len(each)} numbers" if len(each) != EXAMPLES else "")
-            whole = f"order({EXAMPLES}, ...) has {off} on rank {rank}, expected every number from 0 to {EXAMPLES - 1} once"
+            whole = (
+                f"order({EXAMPLES}, ...) has {off} on rank {rank}, expected every number from 0 to {EXAMPLES - 1} once"
+            )
             world.require(not off, whole, rank)
             if each != by_rank[0] and not off:
                 told = f"expected {by_rank[0][:5]}..., as rank 0, got {each[:5]}... on rank {rank}"
@@ -53,7 +55,9 @@ def _(world: World) -> None:
 
 
 def _alike(what: str) -> str:
-    return f"{what}: the ranks then train on each other's examples; draw it from a generator made of seed and epoch alone"
+    return (
+        f"{what}: the ranks then train on each other's examples; draw it from a generator made of seed and epoch alone"
+    )
 
 
 @Claim
@@ -115,7 +119,9 @@ def _(world: World) -> None:
         wanted = [n * len(each) / size for each in shares]
         rank = max(range(n), key=lambda r: abs(weights[r] - wanted[r]))
         told = f"a share of {len(shares[rank])} of {size} examples on {n} ranks: expected {wanted[rank]:.4g}, got "
-        world.find(rank, f"rank {rank}'s weight is wrong: {_why(weights, shares, size, n)}", f"{told}{weights[rank]:.4g}")
+        world.find(
+            rank, f"rank {rank}'s weight is wrong: {_why(weights, shares, size, n)}", f"{told}{weights[rank]:.4g}"
+        )
 
 
 def _why(weights: list[float], shares: list[list[int]], size: int, n: int) -> str:

@@ -39,7 +39,9 @@ def sums(on: OnLesson) -> None:
 def _(world: World) -> None:
     own = [{_name(k): _tensor(world.nonce, rank, k) for k in LENGTHS} for rank in range(world.size)]
     right = {name: torch.stack([each[name] for each in own]).sum(dim=0) for name in own[0]}
-    world.compare(Comparison("", 0, Local([[dict(each) for each in own]]), world.handed_in("after", right), dict(right)))
+    world.compare(
+        Comparison("", 0, Local([[dict(each) for each in own]]), world.handed_in("after", right), dict(right))
+    )
 
 
 @Claim
@@ -68,8 +70,12 @@ def _(world: World) -> None:
             is_right = (len(messages), moved) == (2 * (n - 1), right)
             world.require(is_right, f"{found}, {wanted}: {_why(len(messages), moved, n, size)}", rank)
             to = "to" if kind == SEND else "from"
-            told = f"rank {rank} {verb} messages {to} ranks {', '.join(peers)}, expected one neighbour {to} which all go"
-            world.require(len(peers) <= 1 or not is_right, told.replace("from which all go", "they all come from"), rank)
+            told = (
+                f"rank {rank} {verb} messages {to} ranks {', '.join(peers)}, expected one neighbour {to} which all go"
+            )
+            world.require(
+                len(peers) <= 1 or not is_right, told.replace("from which all go", "they all come from"), rank
+            )
 
 
 def _why(messages: int, moved: int, n: int, size: int) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from cos598d.check.claims.base import Claim, MakeSync, World, moment_of
+from cos598d.check.claims.base import Claim, MakeSync, World
 from cos598d.check.comparison import Comparison
 from cos598d.check.toy import SMALL
 from cos598d.comm.ledger import GRADIENTS, dtype_name
@@ -35,7 +35,7 @@ def _in_buckets(student: ModuleType) -> MakeSync:
 
 @Claim
 def calls_are_buckets(on: OnLesson) -> None:
-    """A step makes no more calls than the plan has buckets, and none is larger than a bucket but for one large tensor."""
+    """A step makes no more calls than the plan has buckets; none is larger than a bucket but for one large tensor."""
     model = on.model(ALL_USED)
     sync, module = on.attached(model)
     ledger = on.fresh_ledger()
@@ -122,8 +122,8 @@ _OWN = {
     "scaled": "rank {rank}'s gradient is the average times {factor:.4g}: divide once, by n, when the sum is there",
     "misplaced": "the averages stand in the wrong gradients on rank {rank}: cut the buffer as it was put together, and "
     "begin buckets in one order on all ranks",
-    "missing": "rank {rank} did not use a parameter, other ranks did, and it is left without their average: put zeros in "
-    "its place, and the mean into its .grad",
+    "missing": "rank {rank} did not use a parameter, other ranks did, and it is left without their average: put zeros "
+    "in its place, and the mean into its .grad",
 }
 CHECKS = Checks(
     (

@@ -1,4 +1,4 @@
-"""What lessons 6 and 7 share: whether calls begin while backward runs, in one order where gradients arrive in several."""
+"""What lessons 6 and 7 share: calls that begin while backward runs, in one order whatever gradients arrive in."""
 
 from collections.abc import Sequence
 
@@ -106,8 +106,8 @@ def _judge_events(world: World, rank: int, events: Sequence[Event], ended: float
     early = before(calls, ended, CALL)
     world.require(
         2 * len(early) >= len(calls) and bool(early),
-        f"rank {rank} begins {len(early)} of {len(calls)} calls before backward ends, expected most of them: begin each "
-        f"in the hook of its gradient (model of {len(trainable(world))} gradients)",
+        f"rank {rank} begins {len(early)} of {len(calls)} calls before backward ends, expected most of them: begin "
+        f"each in the hook of its gradient (model of {len(trainable(world))} gradients)",
         rank,
     )
     waited = [event for event in events if event.kind in (CALL, WAIT) and event.end < ended]

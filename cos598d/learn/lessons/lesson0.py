@@ -11,10 +11,10 @@ LESSON = Lesson(
     "training: loss, gradients, clipping, the optimizer.",
     contract={"step": "step(model, optimizer, batch, max_norm), which returns the loss as a float"},
     hints=(
-        "model(**batch)[0] is the loss; loss.backward() adds its gradients to what is in .grad. Adds: so somebody has to "
-        "empty .grad in every step, and optimizer.zero_grad() does.",
-        "torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm) scales the gradients down in place where their norm "
-        "is larger. It has to see the gradients that the optimizer then uses.",
+        "model(**batch)[0] is the loss; loss.backward() adds its gradients to what is in .grad. Adds: so somebody has "
+        "to empty .grad in every step, and optimizer.zero_grad() does.",
+        "torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm) scales the gradients down in place where their "
+        "norm is larger. It has to see the gradients that the optimizer then uses.",
         "loss is a tensor that keeps all of forward in memory as long as you hold it. loss.item() is the number.",
     ),
     checks="lesson0",

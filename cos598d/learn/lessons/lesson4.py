@@ -9,7 +9,9 @@ LESSON = Lesson(
     minutes=30,
     question="A BERT of six layers has 105 gradients, and lesson 3 makes 105 calls, each of which waits for its "
     "2(n-1) messages. Put the gradients side by side into one buffer for each dtype, and average that in one call.",
-    contract={"average_all": "average_all(comm, gradients), with gradients a list of (name, tensor), averaged in place"},
+    contract={
+        "average_all": "average_all(comm, gradients), with gradients a list of (name, tensor), averaged in place"
+    },
     hints=(
         "torch.cat([tensor.flatten() for tensor in tensors]) makes one long tensor; buffer.split(sizes) cuts it again, "
         "with sizes = [tensor.numel() for tensor in tensors].",
