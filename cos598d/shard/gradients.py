@@ -47,6 +47,7 @@ class ShardedGradients(GradientSync):
         """`is_complete` is called when the last of a unit's gradients of a backward is there."""
         super().__init__(comm, find_unused_parameters, options)
         self._make_units, self._keeps, self._is_complete = make_units, keeps, is_complete
+        self.embeddings: dict[nn.Parameter, nn.Embedding] = {}  # whose gradients are rows
 
     def attach(self, model: nn.Module) -> nn.Module:
         module = super().attach(model)
@@ -72,6 +73,10 @@ class ShardedGradients(GradientSync):
     def shard(self, unit: Unit) -> torch.Tensor:
         """This rank's part of the sum of the unit's gradients, (own part's elements,)."""
         return self._shards[unit]
+
+    def rows(self, unit: Unit) -> torch.Tensor | None:
+        """Where the shard of an embedding's unit is anything but zeros, (own part's rows,) bool; None: not known."""
+        return None
 
     def squares(self) -> torch.Tensor:
         """The sum of the squares of what is in this rank's shards, in float64."""

@@ -37,16 +37,16 @@ class RowGradients(ShardedGradients):
     """
 
     def attach(self, model: nn.Module) -> nn.Module:
-        self._embeddings = row_embeddings(model)
+        self.embeddings = row_embeddings(model)
         module = super().attach(model)
-        self._put_back = make_sparse(self._embeddings.values())
+        self._put_back = make_sparse(self.embeddings.values())
         for table, noted in zip(self.tables.values(), self._by_table(self._noted), strict=True):
-            embedding = self._embeddings[table.parameter]
+            embedding = self.embeddings[table.parameter]
             self._handles.append(embedding.register_forward_pre_hook(_noting(noted), with_kwargs=True))
         return module
 
     def begin_sums(self) -> None:
-        dense = [unit for unit in self.units if unit.parameters[0][1] not in self._embeddings]
+        dense = [unit for unit in self.units if unit.parameters[0][1] not in self.embeddings]
         self._sums = ReduceScatters(self.comm, longest_parts(dense))
         self.tables = {unit: Table(self.comm, unit) for unit in self.units if unit not in dense}
         self._lengths = [len(table.sums) for table in self.tables.values()]
@@ -83,6 +83,9 @@ class RowGradients(ShardedGradients):
         else:
             super().add(unit, place, gradient, is_first)
 
+    def rows(self, unit: Unit) -> torch.Tensor | None:
+        return self.tables[unit].is_summed
+
     def squares(self) -> torch.Tensor:
         """As every sharded gradient's; of tables, of which every rank has all, an n-th of the rows."""
         rank, ranks = self.comm.rank, self.comm.world_size
@@ -112,7 +115,7 @@ class RowGradients(ShardedGradients):
 
     def detach(self) -> None:
         self._put_back()
-        self.tables, self._embeddings, self._told = {}, {}, None
+        self.tables, self.embeddings, self._told = {}, {}, None
         super().detach()
 
     def _by_table(self, noted: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -1,5 +1,6 @@
 """What strategies of shards share: an optimizer of pieces, a norm over shards, and who holds how much."""
 
+import contextlib
 import math
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,6 +13,7 @@ from torch import nn
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import AGREEMENT
 from cos598d.shard.gradients import ShardedGradients
+from cos598d.shard.row_steps import RowSteps
 from cos598d.shard.units import Unit
 from cos598d.strategies.base import MakeOptimizer, Module, Strategy
 from cos598d.strategies.loss_scale import LossScale
@@ -129,6 +131,11 @@ class Sharded(Strategy):
         order = {name: number for number, (name, _) in enumerate(self._gradients.parameters)}
         self._pieces.sort(key=lambda piece: order[piece[0]])
         self.optimizer = make_optimizer([(name, part) for name, part, *_ in self._pieces])
+        self._row_steps = {
+            unit: RowSteps(self.optimizer, part, parameter.shape[1])
+            for _, part, parameter, unit, _ in self._pieces
+            if parameter in self._gradients.embeddings
+        }
         return computing_in(self._precision, self.comm.device, model)
 
     def no_sync(self) -> AbstractContextManager[None]:
@@ -163,7 +170,7 @@ class Sharded(Strategy):
         is_good = not self._scale.is_on or math.isfinite(self._norm)
         with self.phase("step"):
             if is_good:
-                self.optimizer.step()
+                self.step_optimizer()
             self._scale.update(is_good, self.comm.ledger.iteration)
             self.optimizer.zero_grad(set_to_none=True)
             self._gradients.forget()
@@ -171,6 +178,13 @@ class Sharded(Strategy):
             if is_good:
                 self.stepped()
         return is_good
+
+    def step_optimizer(self) -> None:
+        """Step what has a gradient."""
+        with contextlib.ExitStack() as stack:
+            for unit, row_steps in self._row_steps.items():
+                stack.enter_context(row_steps.alone(self._gradients.rows(unit)))
+            self.optimizer.step()
 
     def forget_step(self) -> None:
         """Drop the gradients of a step that an exception has cut short, at the same place on every rank."""
@@ -193,6 +207,8 @@ class Sharded(Strategy):
                 self.put_weights(whole.name, whole.tensor)
             elif not put_into_model(self._model, whole):
                 remembered.put(whole)
+        for row_steps in self._row_steps.values():
+            row_steps.forget()
 
     def scalars(self) -> dict[str, Any]:
         return self._scale.state()
@@ -214,7 +230,7 @@ class Sharded(Strategy):
 
     def detach(self) -> None:
         self._gradients.detach()
-        self._pieces, self.held = [], {}
+        self._pieces, self.held, self._row_steps = [], {}, {}
         self.optimizer.zero_grad(set_to_none=True)
 
     def memory(self) -> dict[str, int]:

@@ -36,14 +36,14 @@ class SharedGradients(ShardedGradients):
         check_on_host(model, NAME)
         _check_forward_changes_nothing(model)
         (self._members,) = find_one_host(self.comm, NAME, instead="zero1")
-        self._embeddings = large_embeddings(model)
+        self.embeddings = large_embeddings(model)
         self._linear = linear_layers(model) if self.cast_to else {}
         module = super().attach(model)
-        self._put_back = make_sparse(self._embeddings.values())
+        self._put_back = make_sparse(self.embeddings.values())
         return module
 
     def begin_sums(self) -> None:
-        embeddings = [unit for unit in self.units if unit.parameters[0][1] in self._embeddings]
+        embeddings = [unit for unit in self.units if unit.parameters[0][1] in self.embeddings]
         buffers = [(unit.elements, unit.dtype) for unit in self.units]
         buffers += [(len(unit.parameters[0][1]), torch.uint8) for unit in embeddings]
         names = [unit.name for unit in (*self.units, *embeddings)]
@@ -107,6 +107,9 @@ class SharedGradients(ShardedGradients):
         else:
             super().clear(unit, place)
 
+    def rows(self, unit: Unit) -> torch.Tensor | None:
+        return self._rows[unit].marked if unit in self._rows and unit not in self._reduced else None
+
     def squares(self) -> torch.Tensor:
         return super().squares() + sum(rows.squares() for rows in self._sums_of_rows())
 
@@ -130,7 +133,7 @@ class SharedGradients(ShardedGradients):
 
     def detach(self) -> None:
         self._put_back()
-        self._rows, self._blocks, self._embeddings = {}, {}, {}
+        self._rows, self._blocks, self.embeddings = {}, {}, {}
         self._under_way.clear()
         self._linear, self.copies = {}, {}
         self.segments.close()
@@ -184,7 +187,7 @@ class _Rows:
         counts = [length // width for length in unit.lengths]
         self._first = sum(counts[:rank])
         parts = [marked[self._first : self._first + counts[rank]] for marked in marks]
-        self._my_marks = parts[rank]
+        self.marked = parts[rank].view(torch.bool)  # in this rank's part
         self._others = [pair for other, pair in enumerate(zip(views, parts, strict=True)) if other != rank]
 
     def clear(self) -> None:
@@ -208,7 +211,7 @@ class _Rows:
             rows = _marked(marked) + self._first
             self._own.index_add_(0, rows, theirs[rows])
             self._marks[rows] = 1
-        self._summed = _marked(self._my_marks) + self._first
+        self._summed = _marked(self.marked) + self._first
 
     def squares(self) -> torch.Tensor:
         """The sum of the squares of this rank's sums, in float64."""

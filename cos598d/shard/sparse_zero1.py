@@ -123,7 +123,7 @@ class SparseZero1(Zero1):
             if is_good:
                 for part, gradient in zip(self._tables.values(), gradients, strict=True):
                     part.grad = gradient
-                self.optimizer.step()
+                self.step_optimizer()
                 self.optimizer.zero_grad(set_to_none=True)
         return is_good
 

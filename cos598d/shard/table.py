@@ -28,7 +28,7 @@ class Table:
         ((self._name, self.parameter),) = unit.parameters
         self._comm, self._tag = comm, unit.gradients_tag
         self.sums = torch.zeros_like(self.parameter.data, memory_format=torch.contiguous_format)
-        self._is_summed = torch.zeros(len(self.sums), dtype=torch.bool, device=self.sums.device)  # what is not zeros
+        self.is_summed = torch.zeros(len(self.sums), dtype=torch.bool, device=self.sums.device)  # what is not zeros
         self._is_old = False  # what is summed is an earlier step's
         self._is_whole = False  # it travels as a whole
         self._own: torch.Tensor | None = None
@@ -83,12 +83,12 @@ class Table:
                     stacklevel=2,
                 )
         if self._is_old:
-            self.sums[self._is_summed] = 0
-            self._is_summed.zero_()
+            self.sums[self.is_summed] = 0
+            self.is_summed.zero_()
             self._is_old = False
         for rows, values in self._terms:
             self.sums.index_add_(0, rows, values[: len(rows)])
-            self._is_summed[rows] = True
+            self.is_summed[rows] = True
         self._own, self._under_way, self._terms = None, None, []
 
     def forget(self) -> None:
@@ -97,12 +97,12 @@ class Table:
 
     def squares(self, part: int, parts: int) -> torch.Tensor:
         """The sum of the squares of one of so many parts of the sums, in float64."""
-        rows = self._is_summed.nonzero().flatten().tensor_split(parts)[part]
+        rows = self.is_summed.nonzero().flatten().tensor_split(parts)[part]
         return torch.linalg.vector_norm(self.sums[rows]).double().square()
 
     def scale(self, factor: torch.Tensor | float) -> None:
         """Multiply the sums in place. Zeros stay zeros, though the factor may be no number."""
-        self.sums[self._is_summed] *= factor
+        self.sums[self.is_summed] *= factor
 
     def tensors(self) -> list[torch.Tensor]:
         """What holds gradients."""
