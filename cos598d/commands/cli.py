@@ -26,6 +26,7 @@ COMMANDS = {
     "learn": "the course: lessons to solve in a file, each checked on real ranks",
     "check": "try a gradient sync, your own or a registered one, on real ranks",
     "prove": "does an engine train as one process does? Gradients, weights and losses, case by case",
+    "picture": "what the ranks did in a step: lanes in time, and messages step by step",
     "audit": "run any data-parallel script, unchanged, and say which silent fault it has",
     "new": "write a starting file for a gradient sync of your own",
     "sbatch": "a script for SLURM, which trains and goes on by itself after time limits and preemptions",

@@ -1,0 +1,74 @@
+"""`python -m cos598d picture`: what the ranks did in one step, in lanes of time, and their messages step by step."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from cos598d.commands.flags import check_output_file
+from cos598d.errors import UsageError, UserError
+from cos598d.files import write_whole
+from cos598d.learn.picture.draw import Picture, draw, letters_and_width
+from cos598d.learn.picture.record import events_of_run
+from cos598d.learn.picture.steps import Steps
+from cos598d.terminal.signals import exits_on_sigterm
+
+FORM = ".svg"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the command's flags to `parser`."""
+    parser.add_argument("record", nargs="?", type=Path, metavar="RECORD", help="folder of a run's record")
+    parser.add_argument(
+        "--sync", metavar="NAME", help="in place of a record, a small run under this sync: FILE.py:CLASS too"
+    )
+    parser.add_argument("--beside", metavar="NAME", help="a sync whose lanes are drawn beside those of --sync")
+    parser.add_argument("--world_size", type=int, default=4, metavar="N", help="ranks of the small run (default: 4)")
+    parser.add_argument("--lanes", action="store_true", help="draw lanes into the file, also where messages have steps")
+    parser.add_argument(
+        *("-o", "--output"),
+        type=Path,
+        metavar="FILE.svg",
+        help="drawing to write: the messages step by step where there are some, else lanes",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the picture, write the drawing, and return 0.
+
+    Raises UsageError for words that do not fit together, and UserError for a record, or a run, that cannot be drawn.
+    """
+    _check(options)
+    picture, steps = _pictures(options)
+    letters, width = letters_and_width()
+    print(picture.text(width, letters))
+    if steps is not None:
+        print(f"\n{steps.text(width, letters)}")
+    if options.output is not None:
+        drawing = picture.svg() if steps is None or options.lanes else steps.svg()
+        try:
+            write_whole(options.output, drawing)
+        except OSError as error:
+            raise UserError(f"-o {options.output} cannot be written: {error.strerror}.") from None
+        print(f"wrote {options.output}", file=sys.stderr)
+    return 0
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Raise UsageError for words that do not fit together."""
+    if (options.record is None) == (options.sync is None):
+        raise UsageError("give the folder of a run's record, or --sync NAME for a small run: one of the two.")
+    if options.record is not None and options.beside is not None:
+        raise UsageError(f"--beside {options.beside} is for --sync: a record is drawn by itself.")
+    if options.output is not None and options.output.suffix != FORM:
+        raise UsageError(f"-o {options.output}: its name must end in {FORM}.")
+    check_output_file("-o", options.output)
+
+
+def _pictures(options: argparse.Namespace) -> tuple[Picture, Steps | None]:
+    if options.record is not None:
+        events, note = events_of_run(options.record)
+        return draw(events, title=options.record.resolve().name, note=note), None
+    from cos598d.learn.picture.of_sync import draw_sync
+
+    with exits_on_sigterm():
+        return draw_sync(options.sync, options.world_size, options.beside)

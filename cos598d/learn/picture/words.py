@@ -1,0 +1,125 @@
+"""What a picture says: sizes and times in few letters, and in a sentence how one timeline differs from another."""
+
+from collections.abc import Callable, Sequence
+
+from cos598d.learn.picture.lanes import Meeting, Timeline, computed_beside
+from cos598d.report.numbers import listed, number_of, plain
+from cos598d.report.svg import shortened
+from cos598d.terminal.printable import printable
+
+LONGEST_NAME = 40
+
+
+def size(count: int) -> str:
+    """Bytes as "12 B", "98.4 kB", "1.57 MB", in thousands."""
+    for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
+        if count >= unit:
+            return f"{plain(count / unit)} {name}"
+    return f"{count} B"
+
+
+def time(seconds: float) -> str:
+    """Seconds as "0.24 ms", "12.3 ms", "2.56 s"."""
+    return f"{plain(seconds)} s" if seconds >= 1 else f"{plain(1e3 * seconds)} ms"
+
+
+def name_of(text: str, letters: int = LONGEST_NAME) -> str:
+    """A tensor's or a call's name, which may be hostile, as one short piece of text."""
+    return shortened(printable(text, 10 * letters), letters)
+
+
+def ranks_named(ranks: Sequence[int]) -> str:
+    """ "rank 1", "ranks 0, 2 and 3"."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {listed([str(rank) for rank in ranks])}"
+
+
+def of_meeting(meeting: Meeting) -> str:
+    """A call in a line: its bytes, and who waited for whom."""
+    words = f"{name_of(meeting.name)}, {size(meeting.bytes)}"
+    if meeting.missing:
+        here = ranks_named(sorted(meeting.entered))
+        return f"{words}: {here} waited, and {ranks_named(meeting.missing)} never came"
+    if not meeting.longest_wait:
+        return words
+    return f"{words}: rank {meeting.last} came last, {time(meeting.longest_wait)} after rank {meeting.first}"
+
+
+def differences(own: Timeline, other: Timeline, mine: str = "yours", its: str = "the reference") -> str:
+    """What differs in what the ranks did: calls that some never made, how many there are, bytes, messages, whether they
+    run beside computing, and in one order. Seconds are told last, since those of one step say little."""
+    sentences = [
+        f"In {name_of(mine)} {ranks_named(meeting.missing)} never made the call {name_of(meeting.name)}, "
+        f"in which {ranks_named(sorted(meeting.entered))} waited."
+        for meeting in own.meetings
+        if meeting.missing
+    ][:1]
+    compared: list[tuple[str, Callable[[Timeline], list[int]], Callable[[int], str]]] = [
+        ("{who} makes {value}", _calls, lambda count: number_of(count, "call")),
+        ("{who} gives its calls {value}", _payload, size),
+        ("{who} sends {value}", _messages, lambda count: number_of(count, "message")),
+        ("{who} sends {value} in messages", _sent, size),
+        ("{who} computes while {value} under way", _beside, _are_under_way),
+    ]
+    clauses = []
+    for template, values_of, words in compared:
+        values, others = values_of(own), values_of(other)
+        if values != others and (max(values, default=0), len(set(values))) != (
+            max(others, default=0),
+            len(set(others)),
+        ):
+            clause = template.format(who=_who(values, own), value=words(max(values, default=0)))
+            clauses.append(f"{clause} (in {name_of(its)} {words(max(others, default=0))})")
+    if clauses:
+        sentences.append(f"In {name_of(mine)} {'; '.join(clauses)}.")
+    sentences += [
+        f"In {name_of(whose)} not all ranks make their calls in one order."
+        for line, whose in ((own, mine), (other, its))
+        if not _is_one_order(line)
+    ]
+    if not sentences:
+        sentences.append(
+            f"In {name_of(mine)} and in {name_of(its)} the ranks make as many calls with as many bytes, "
+            "and as many of them beside computing."
+        )
+    took = f"The step took {time(own.seconds)} (in {name_of(its)} {time(other.seconds)}), and one step says little."
+    return " ".join([*sentences, took])
+
+
+def _who(values: Sequence[int], line: Timeline) -> str:
+    """Whose value is the largest: every rank's, or that rank's."""
+    return "each rank" if len(set(values)) <= 1 else f"rank {line.ranks[values.index(max(values))]}"
+
+
+def _are_under_way(count: int) -> str:
+    return "no call is" if count == 0 else f"{number_of(count, 'call')} {'is' if count == 1 else 'are'}"
+
+
+def _calls(line: Timeline) -> list[int]:
+    return [sum(rank in meeting.entered for meeting in line.meetings) for rank in line.ranks]
+
+
+def _payload(line: Timeline) -> list[int]:
+    return [sum(meeting.bytes for meeting in line.meetings if rank in meeting.entered) for rank in line.ranks]
+
+
+def _messages(line: Timeline) -> list[int]:
+    return [sum(arrow.sender == rank for arrow in line.arrows) for rank in line.ranks]
+
+
+def _sent(line: Timeline) -> list[int]:
+    return [sum(arrow.bytes for arrow in line.arrows if arrow.sender == rank) for rank in line.ranks]
+
+
+def _beside(line: Timeline) -> list[int]:
+    return [computed_beside(lane) for lane in line.lanes]
+
+
+def _is_one_order(line: Timeline) -> bool:
+    """Whether the calls that two ranks have both made are in one order on both."""
+    if any(meeting.missing for meeting in line.meetings):
+        return True  # that is the graver fault, and is told by itself
+    orders = {
+        tuple(meeting.number for meeting in sorted(line.meetings, key=lambda meeting: meeting.entered[rank]))
+        for rank in line.ranks
+    }
+    return len(orders) <= 1
