@@ -40,7 +40,7 @@ from cos598d.world.identity import Identity
 from cos598d.world.meeting import Meeting
 from cos598d.world.places import LAUNCHERS, launcher_facts, place_of, places_in_words
 
-IN_BF16 = 0.83  # of fp32's seconds a step, as measured for ddp (docs/measured.md, in bf16)
+IN_BF16 = 0.80  # of fp32's seconds a step, as measured for ddp (docs/measured.md, in bf16)
 
 
 @dataclass(frozen=True)
