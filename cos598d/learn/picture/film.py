@@ -8,6 +8,7 @@ from cos598d.learn.picture.film_time import Clock
 from cos598d.learn.picture.frames import Counts, Frame, Held, Move, is_whole
 from cos598d.learn.picture.svg import (
     COLOURS,
+    HEAD_LETTERS,
     LINE,
     MARGIN,
     WIDTH,
@@ -112,8 +113,8 @@ def film(name: str, title: str, first: Held, frames: Sequence[Frame], note: str 
     Whoever prefers reduced motion sees the end, and the frames; a pointer over the drawing halts it.
     """
     clock = Clock(name, len(frames))
-    body = [arrowhead(name), tag("text", title, x=MARGIN, y=16, class_="head")]
-    y = 16.0 + LINE
+    drawn, y = lines(title, MARGIN, 16, HEAD_LETTERS, class_="head")
+    body = [arrowhead(name), *drawn]
     for words in (
         note,
         "A cell is a part of the gradient as a rank has it: a stripe for every rank whose own is in it.",
@@ -191,7 +192,7 @@ def _stage(grid: Grid, clock: Clock, first: Held, frames: Sequence[Frame], mediu
     before = first
     for frame in frames:
         word = f"when {clock.move(frame.step)}"
-        body += [_block(grid, move, place, before, word) for move, place in _side_by_side(frame.moves)]
+        body += [_block(grid, move, place, before, word) for move, place in _side_by_side(frame.moves, _meet)]
         before = frame.held
     return body
 
@@ -213,10 +214,25 @@ def _block(grid: Grid, move: Move, place: tuple[int, int], held: Held, word: str
     return f'<g class="{word}" style="--way:{way:.0f}px"><title>{clean(words)}</title>{"".join(inside)}</g>'
 
 
-def _side_by_side(moves: Sequence[Move]) -> list[tuple[Move, tuple[int, int]]]:
-    """Each move with its place among those that go over the same chunks at once, and how many these are."""
-    same = [[other for other in moves if other.first < move.last and move.first < other.last] for move in moves]
-    return [(move, (others.index(move), len(others))) for move, others in zip(moves, same, strict=True)]
+def _side_by_side(moves: Sequence[Move], collide: Callable[[Move, Move], bool]) -> list[tuple[Move, tuple[int, int]]]:
+    """Each move with its place among those of the same chunks with which it would collide, and how many these are."""
+    found = []
+    for move in moves:
+        same = [other for other in moves if other.first < move.last and move.first < other.last]
+        others = [other for other in same if other is move or collide(other, move)]
+        found.append((move, (others.index(move), len(others))))
+    return found
+
+
+def _meet(one: Move, other: Move) -> bool:
+    """Whether two blocks that move at once are ever in one place: they come from or go to one rank, or cross."""
+    return (one.sender - other.sender) * (one.receiver - other.receiver) <= 0
+
+
+def _share_rows(one: Move, other: Move) -> bool:
+    """Whether the arrows of two moves would lie on each other."""
+    first, last = (sorted((each.sender, each.receiver)) for each in (one, other))
+    return first[0] < last[1] and last[0] < first[1]
 
 
 def _labels(grid: Grid, held: Held) -> list[str]:
@@ -247,7 +263,7 @@ def _stills(name: str, first: Held, frames: Sequence[Frame], y: float, medium: s
         grid = Grid.within(first, x + SMALL_LEFT, top + 5, width - SMALL_LEFT, SMALL_CELL, SMALL_STEP, SMALL_GAP)
         body += [tag("text", str(rank), x=x, y=grid.top(rank) + 8, class_="small") for rank in range(ranks)]
         body += [*grid.contents(frame.held), grid.edges()]
-        for move, (index, count) in _side_by_side(frame.moves):
+        for move, (index, count) in _side_by_side(frame.moves, _share_rows):
             at = grid.left(move.first) + (index + 0.5) * grid.span(move.first, move.last) / count
             down = 1 if move.receiver > move.sender else -1
             y1, y2 = (grid.top(rank) + SMALL_CELL / 2 for rank in (move.sender, move.receiver))

@@ -6,7 +6,18 @@ from typing import Any
 
 from cos598d.colours import BLUE, ORANGE, PURPLE, VERMILLION
 from cos598d.learn.picture.lanes import CALLING, COMPUTING, MESSAGE, WAITING, Bar, Lane, Timeline
-from cos598d.learn.picture.svg import LINE, MARGIN, SMALL_LETTERS, WIDTH, arrowhead, document, group, lines, tag
+from cos598d.learn.picture.svg import (
+    HEAD_LETTERS,
+    LINE,
+    MARGIN,
+    SMALL_LETTERS,
+    WIDTH,
+    arrowhead,
+    document,
+    group,
+    lines,
+    tag,
+)
 from cos598d.learn.picture.text import ticks
 from cos598d.learn.picture.words import name_of, of_meeting, size, time
 from cos598d.report.numbers import number_of
@@ -63,8 +74,8 @@ def _part(name: str, part: Part, seconds: float, y: float) -> tuple[list[str], f
     """A timeline from baseline `y` on, and the next baseline below it."""
     line, scale = part.line, PLOT / seconds
     head = f"{name_of(part.title, 60)}: {number_of(len(line.lanes), 'rank')}, {time(line.seconds)}"
-    body = [tag("text", head, x=MARGIN, y=y, class_="head")]
-    y += LINE - 4
+    body, y = lines(head, MARGIN, y, HEAD_LETTERS, class_="head")
+    y -= 4
     if part.note:
         drawn, y = lines(part.note, MARGIN, y + 8, class_="faint")
         body += drawn
@@ -73,7 +84,7 @@ def _part(name: str, part: Part, seconds: float, y: float) -> tuple[list[str], f
     top = y
     inside: list[str] = []
     for lane in line.lanes:
-        tops[lane.rank] = y + (ROW + 1.5 * ROW if lane.rows else ROW / 2)
+        tops[lane.rank] = y + (1.5 if lane.rows else 0.5) * ROW
         drawn, y = _lane(lane, scale, y)
         inside += drawn
     body += _axis(seconds, scale, top, y)

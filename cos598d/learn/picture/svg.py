@@ -9,7 +9,7 @@ from cos598d.terminal.printable import printable
 
 # Units of the drawing: on a phone of 360 pixels a unit is a pixel, and on a wide page it grows to WIDEST pixels.
 WIDTH, MARGIN, LINE, WIDEST = 360, 8, 12, 760
-LETTERS, SMALL_LETTERS = 74, 84  # of text in a line
+LETTERS, HEAD_LETTERS, SMALL_LETTERS = 74, 52, 84  # of text in a line
 # A colour for each rank; black is the ink's own, which is light on a dark page.
 COLOURS = ["currentColor" if colour == BLACK else colour for colour in (*SERIES, YELLOW)]
 
