@@ -8,7 +8,7 @@ import pytest
 from cos598d.learn.events import CALL, COMPUTE, RECEIVE, SEND, Event
 from cos598d.learn.picture.draw import draw
 from cos598d.learn.picture.frames import at_first, chunks_of, frames, is_whole
-from cos598d.learn.picture.lanes import CALLING, WAITING, timeline
+from cos598d.learn.picture.lanes import CALLING, MESSAGE, WAITING, timeline
 from cos598d.learn.picture.messages import End, Message, join_ends
 from cos598d.learn.picture.steps import steps_of
 from cos598d.learn.picture.text import ASCII, BLOCKS, in_colour, letters_for
@@ -44,8 +44,8 @@ def overlapped():
 
 LATE = """\
 yours: 2 ranks, 16.0 ms
-# computes, . waits in a call for the last rank to enter
-it, = in a call that all have entered
+# computes, . waits for another rank, = in a call that
+all have entered
         0                             10.0 ms
 rank 0  ############
                     .....1......=====1===========2======
@@ -121,6 +121,9 @@ def test_messages_are_arrows_from_send_to_receive():
     line = timeline(events)
     assert [(arrow.sender, arrow.receiver, arrow.left, arrow.arrived) for arrow in line.arrows] == [(0, 1, 0.0, 0.005)]
     assert line.alone == 1
+    bars = [[(bar.kind, bar.start, bar.end) for row in lane.rows for bar in row] for lane in line.lanes]
+    assert bars[0] == [(WAITING, 0.0, 0.001), (MESSAGE, 0.001, 0.004)]
+    assert bars[1][1] == (WAITING, 0.006, 0.007)  # nobody sent it
     assert "messages: 0->1 1 of 100 B; 1 end without the other" in draw(events).text(80, ASCII)
 
 

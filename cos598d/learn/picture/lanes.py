@@ -16,7 +16,8 @@ COMPUTING, WAITING, CALLING, MESSAGE = "computing", "waiting", "calling", "messa
 @dataclass(frozen=True)
 class Bar:
     """A stretch of a lane, in seconds since the first event: a rank computes, has entered a call and waits for the
-    last rank to do so, is in one that all have entered, or sends or receives a message outside of any call.
+    last rank to do so, is in one that all have entered, or sends or receives a message outside of any call; for that
+    too it waits at first, for the rank at the other end.
 
     `number` is the call's in its timeline, from 1; 0 for what is none.
     """
@@ -111,8 +112,8 @@ def timeline(events: Sequence[Event]) -> Timeline:
     first = min((event.start for event in events), default=0.0)
     last = max((event.end for event in events), default=0.0)
     meetings, number_of = _meetings(events, drawn, first)
-    arrows, alone = _arrows(events, first)
-    lanes = tuple(_lane(rank, events, meetings, number_of, first) for rank in drawn)
+    arrows, alone, ready = _arrows(events, first)
+    lanes = tuple(_lane(rank, events, meetings, number_of, ready, first) for rank in drawn)
     return Timeline(max(last - first, 1e-9), lanes, meetings, arrows, alone, len(ranks) - len(drawn))
 
 
@@ -146,26 +147,33 @@ def _meetings(
     return tuple(meetings), number_of
 
 
-def _arrows(events: Sequence[Event], first: float) -> tuple[tuple[Arrow, ...], int]:
-    """Sends and receives of a pair of ranks, the first put to the first; and how many have no other end."""
+def _arrows(events: Sequence[Event], first: float) -> tuple[tuple[Arrow, ...], int, dict[int, float]]:
+    """Sends and receives of a pair of ranks, the first put to the first; how many have no other end; and when both
+    ends of each had begun, by the event's identity."""
     ends: dict[str, dict[tuple, list[Event]]] = {SEND: defaultdict(list), RECEIVE: defaultdict(list)}
     for event in events:
         if event.kind in ends:
             pair = (event.rank, event.peer) if event.kind == SEND else (event.peer, event.rank)
             ends[event.kind][pair].append(event)
     arrows, alone = [], 0
+    ready: dict[int, float] = {}
     for key in {**ends[SEND], **ends[RECEIVE]}:
         sent, received = ends[SEND][key], ends[RECEIVE][key]
         alone += abs(len(sent) - len(received))
-        arrows += [
-            Arrow(out.rank, come.rank, out.start - first, max(out.start, come.end) - first, out.bytes)
-            for out, come in zip(sent, received)
-        ]
-    return tuple(sorted(arrows, key=lambda arrow: (arrow.left, arrow.arrived, arrow.sender, arrow.receiver))), alone
+        for out, come in zip(sent, received):
+            arrows.append(Arrow(out.rank, come.rank, out.start - first, max(out.start, come.end) - first, out.bytes))
+            ready[id(out)] = ready[id(come)] = max(out.start, come.start) - first
+    arrows.sort(key=lambda arrow: (arrow.left, arrow.arrived, arrow.sender, arrow.receiver))
+    return tuple(arrows), alone, ready
 
 
 def _lane(
-    rank: int, events: Sequence[Event], meetings: Sequence[Meeting], number_of: dict[int, int], first: float
+    rank: int,
+    events: Sequence[Event],
+    meetings: Sequence[Meeting],
+    number_of: dict[int, int],
+    ready: dict[int, float],
+    first: float,
 ) -> Lane:
     mine = [event for event in events if event.rank == rank]
     computed = tuple(
@@ -186,7 +194,10 @@ def _lane(
         is_in_call = before > 0 and ends[before - 1] >= event.end
         if event.kind in (SEND, RECEIVE) and not is_in_call:
             start, end = event.start - first, event.end - first
-            stretches.append((start, end, [Bar(MESSAGE, event.name, start, end, event.bytes)]))
+            both = min(max(start, ready.get(id(event), end)), end)
+            pieces = ((WAITING, start, both), (MESSAGE, both, end))
+            bars = [Bar(kind, event.name, a, b, event.bytes) for kind, a, b in pieces if b > a]
+            stretches.append((start, end, bars))
     return Lane(rank, computed, _in_rows(stretches))
 
 

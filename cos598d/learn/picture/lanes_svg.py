@@ -28,7 +28,7 @@ ROW, GAP = 11, 8
 MOST_ARROWS, MOST_CALLS = 160, 8
 MEANINGS = {
     COMPUTING: "computes",
-    WAITING: "waits for the last rank to enter the call",
+    WAITING: "waits for another rank",
     CALLING: "in a call that all have entered",
     MESSAGE: "sends or receives",
 }

@@ -82,7 +82,7 @@ def legend(line: Timeline, letters: Letters) -> str:
     """What the letters mean that these lanes have."""
     words = {
         COMPUTING: "computes",
-        WAITING: "waits in a call for the last rank to enter it",
+        WAITING: "waits for another rank",
         CALLING: "in a call that all have entered",
         MESSAGE: "sends or receives",
     }

@@ -63,12 +63,17 @@ def differences(own: Timeline, other: Timeline, mine: str = "yours", its: str = 
     clauses = []
     for template, values_of, words in compared:
         values, others = values_of(own), values_of(other)
-        if values != others and (max(values, default=0), len(set(values))) != (
-            max(others, default=0),
-            len(set(others)),
-        ):
-            clause = template.format(who=_who(values, own), value=words(max(values, default=0)))
-            clauses.append(f"{clause} (in {name_of(its)} {words(max(others, default=0))})")
+        if words is size and not (any(values) and any(others)):
+            continue  # of what only one of them has, the number is said
+        most, its_most = (max(each, default=0) for each in (values, others))
+        who, its_who = (
+            _who([words(value) for value in each], each, line) for each, line in ((values, own), (others, other))
+        )
+        if (who, words(most)) != (its_who, words(its_most)):
+            of_whom = "" if who == its_who else f"{its_who} "
+            clauses.append(
+                f"{template.format(who=who, value=words(most))} (in {name_of(its)} {of_whom}{words(its_most)})"
+            )
     if clauses:
         sentences.append(f"In {name_of(mine)} {'; '.join(clauses)}.")
     sentences += [
@@ -85,9 +90,9 @@ def differences(own: Timeline, other: Timeline, mine: str = "yours", its: str = 
     return " ".join([*sentences, took])
 
 
-def _who(values: Sequence[int], line: Timeline) -> str:
-    """Whose value is the largest: every rank's, or that rank's."""
-    return "each rank" if len(set(values)) <= 1 else f"rank {line.ranks[values.index(max(values))]}"
+def _who(said: Sequence[str], values: Sequence[int], line: Timeline) -> str:
+    """Whose value is the largest: every rank's, where all are said alike, or that rank's."""
+    return "each rank" if len(set(said)) <= 1 else f"rank {line.ranks[values.index(max(values))]}"
 
 
 def _are_under_way(count: int) -> str:
