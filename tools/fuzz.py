@@ -302,6 +302,7 @@ def _of_records(folder: Path) -> Iterator[Case]:
         # Drawing takes most of the time, so a run or two will do.
         page = folder / f"page.{form}"
         yield f"report {form}", runs / "all", lambda place, page=page: call("report", place, "-o", page)
+    yield "picture", runs / "all", lambda place: call("picture", place, "-o", folder / "picture.svg")
     unfinished = folder / "unfinished"
     write_unfinished(unfinished / "run", wire_share=1.0, host=True)
     page = folder / "unfinished.md"

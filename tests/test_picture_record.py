@@ -1,0 +1,76 @@
+"""`python -m cos598d picture`: of a run's record, and what it says of words and records that cannot be drawn."""
+
+import json
+
+import pytest
+from report_records import write_rows, write_run
+
+from cos598d.learn.events import CALL, COMPUTE
+from cos598d.learn.picture.record import events_of_run
+from cos598d.records.conventions import PHASES
+
+COMMAND = "cos598d/__main__.py"
+
+
+def test_a_record_is_drawn_with_every_rank_s_phases_and_calls(tmp_path, run_here):
+    run = write_run(tmp_path / "all", ranks=3)
+    events, note = events_of_run(run)
+    assert note == "Iteration 5; each rank's time begins with its own part of it."
+    for rank in range(3):
+        mine = [event for event in events if event.rank == rank]
+        # What is left of `sync` beside its calls is waiting for them.
+        assert [event.name for event in mine if event.kind == COMPUTE] == [each for each in PHASES if each != "sync"]
+        assert [event.tensors for event in mine if event.kind == CALL] == [("bucket 0",), ("bucket 1",)]
+    code, said = run_here(COMMAND, ["picture", run, "-o", "run.svg"])
+    assert code == 0
+    assert "all: 3 ranks" in said
+    assert "1 all_reduce of bucket 0, 1.00 MB" in said
+    assert (tmp_path / "run.svg").read_text().startswith("<svg ")
+
+
+def test_calls_without_times_are_counted_not_drawn(tmp_path):
+    events, note = events_of_run(write_run(tmp_path / "ddp", sync="ddp"))
+    assert not any(event.kind == CALL for event in events)
+    assert "A library made 2 calls of each rank without telling when." in note
+
+
+def test_a_record_of_one_rank_and_one_of_many(tmp_path):
+    assert {event.rank for event in events_of_run(write_run(tmp_path / "alone", ranks=1, sync="none"))[0]} == {0}
+    events, note = events_of_run(write_run(tmp_path / "many", ranks=20))
+    assert {event.rank for event in events} == set(range(16))
+    assert "Not drawn: 4 ranks more." in note
+
+
+def test_a_record_without_times_or_of_two_runs_is_refused_in_a_sentence(tmp_path, run_here):
+    code, said = run_here(COMMAND, ["picture", write_run(tmp_path / "old", old=True)])
+    assert (code, said.count("\n")) == (1, 1)
+    assert "does not say when the phases of an iteration began" in said
+    mixed = write_run(tmp_path / "mixed")
+    path = mixed / "iterations.rank1.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    write_rows(path, rows[:2])
+    code, said = run_here(COMMAND, ["picture", mixed])
+    assert (code, said.count("\n")) == (1, 1)
+    assert "iterations.rank1.jsonl has no iteration 5, which rank 0 has" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([], "give the folder of a run's record, or --sync NAME"),
+        (["run", "--sync", "ring"], "one of the two"),
+        (["run", "--beside", "ring"], "--beside ring is for --sync"),
+        (["--sync", "ring", "-o", "ring.png"], "-o ring.png: its name must end in .svg."),
+        (["--sync", "ring", "-o", "nowhere/ring.svg"], "there is no folder nowhere"),
+        (["--sync", "ring", "--world_size", "1"], "--world_size 1: a picture is of 2 to 8 ranks."),
+        (["--sync", "horovod"], "--sync horovod: a picture is of one of none, gather_scatter"),
+        (["--sync", "auto"], "--sync auto: a picture is of one of"),
+        (["--sync", "no_such"], "--sync no_such: a picture is of one of"),
+        (["--sync", "none.py:Mine"], "none.py"),
+    ],
+)
+def test_words_that_cannot_work_are_refused_in_a_sentence(words, sentence, run_here):
+    code, said = run_here(COMMAND, ["picture", *words])
+    assert code == 2
+    assert sentence in said
+    assert said.count("\n") == 1
