@@ -1,5 +1,7 @@
 """The matrix of the audit: changes that plant one fault each into a right script, and changes that keep it right."""
 
+import audit_cases_sharded as sharded
+
 AVERAGE = """    for p in model.parameters():
         dist.all_reduce(p.grad)
         p.grad /= ranks
@@ -57,6 +59,9 @@ FAULTS = {
     "dropout": ("by_hand", [(MODEL, WITH_DROPOUT), ("torch.manual_seed(100 + rank)", "torch.manual_seed(100)")], "same_dropout", ""),
     "batch_norm": ("by_hand", [(MODEL, WITH_NORM)], "batch_norm_apart", ""),
     "drift": ("by_hand", [(STEP, "    optimizer.step()\n    model[0].bias.data += 0.1 * rank\n")], "weights_drift", ""),
+    "resumed_on_one_rank": ("by_hand", [("for step in", "if rank:\n    optimizer.state = {p: {'momentum_buffer': torch.ones_like(p)} for p in model.parameters()}\nfor step in"), (STEP, "    optimizer.step()  # here\n")], "optimizer_states_differ", ""),
+    "learning_rates_later": ("by_hand", [(STEP, "    optimizer.step()  # here\n    if step == 3 and rank:\n        optimizer.param_groups[0]['lr'] /= 2\n")], "optimizers_differ", ""),
+    "one_rank_calls": ("by_hand", [("dist.destroy", "if rank == 0:\n    dist.broadcast(loss.detach(), 0)  # here\ndist.destroy")], "uneven_calls", ""),
     "barrier": ("by_hand", [(STEP, "    optimizer.step()\n    dist.barrier()  # here\n")], "barrier_each_step", ""),
     "travels_each_micro_batch": ("by_hand", [(AVERAGE, ""), (LOSS, "    for part in batch.split(4):\n        before = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in model.parameters()]\n        loss = nn.functional.cross_entropy(model(data[part]), labels[part]) / 2\n        loss.backward()\n        for p, old in zip(model.parameters(), before):\n            new = p.grad - old\n            dist.all_reduce(new)  # here\n            p.grad.copy_(old + new / ranks)\n")], "every_micro_batch_travels", ""),
     "ddp_no_sampler": ("ddp", [(SET_EPOCH, ""), (SAMPLER, "shuffle=True"), (DDP_SAMPLER, ""), ("in loader:", "in loader:  # here")], "all_data_everywhere", ""),
@@ -79,6 +84,7 @@ FAULTS = {
     "skeleton_forgotten": ("skeleton", [("        if param.grad is None:", "        if param.grad is None or param.dim() == 1:")], "forgotten_tensors", ""),
     "skeleton_schedule": ("skeleton", [("1 / (1 + step)", "1 / (1 + step * (1 + args.local_rank))")], "optimizers_differ", ""),
     "skeleton_evaluates_everywhere": ("skeleton", [(EVALUATE, "    if True:\n        model.eval()")], "evaluation_repeated", ""),
+    **sharded.FAULTS,
     "skeleton_zeroed": ("skeleton", [("            loss.backward()\n", "            model.zero_grad()\n            loss.backward()  # here\n")], "lost_micro_batches", "--accumulation 2"),
 }  # fmt: skip
 
@@ -128,5 +134,8 @@ RIGHT = {
     "ddp_workers": ("ddp", [(SAMPLER, "sampler=sampler, num_workers=1")], ""),
     "ddp_zero": ("ddp", [("torch.optim.Adam(model.parameters(), lr=0.01)", "ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.01)"), ("from torch import nn\n", "from torch import nn\nfrom torch.distributed.optim import ZeroRedundancyOptimizer\n")], ""),
     "ddp_accuracy_by_share": ("ddp", [("    mean = loss", "    model.eval()\n    with torch.no_grad():\n        for inputs, targets in DataLoader(dataset, batch_size=4, sampler=DistributedSampler(dataset, shuffle=False)):\n            model(inputs)\n    model.train()\n    mean = loss")], ""),
+    "norm_logged_by_a_clip": ("by_hand", [(CLIP, "    nn.utils.clip_grad_norm_(model.parameters(), float('inf'))\n")], ""),
+    "resumed_on_all_ranks": ("by_hand", [("for step in", "optimizer.state = {p: {'momentum_buffer': torch.ones_like(p)} for p in model.parameters()}\nfor step in")], ""),
+    **sharded.RIGHT,
     "sparse": ("by_hand", [("torch.randn(120, 8)", "torch.randint(0, 20, (120, 4))"), ("model = " + MODEL, EMBED.format(sparse=", sparse=True")), (CLIP, ""), ("lr=0.1, momentum=0.9", "lr=0.1")], ""),
 }  # fmt: skip

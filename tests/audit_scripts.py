@@ -163,7 +163,97 @@ if __name__ == "__main__":
     main()
 """
 
-STYLES = {"by_hand": BY_HAND, "ddp": DDP, "skeleton": SKELETON}
+_BEGIN = """
+import torch
+import torch.distributed as dist
+from torch import nn
+{imports}
+dist.init_process_group("gloo")
+rank, ranks = dist.get_rank(), dist.get_world_size()
+torch.manual_seed(1)
+data, labels = torch.randn(120, 8), torch.randint(0, 3, (120,))
+model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 3))
+torch.manual_seed(100 + rank)
+{wrap}for step in range(5):
+    batch = torch.arange(16 * step, 16 * step + 16)[rank::ranks]
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(data[batch]), labels[batch])
+    loss.backward()
+{rest}dist.destroy_process_group()
+"""
+
+FSDP2 = _BEGIN.format(
+    imports="""from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+""",
+    wrap="""mesh = init_device_mesh("cpu", (ranks,))
+fully_shard(model[2], mesh=mesh)
+fully_shard(model, mesh=mesh)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+""",
+    rest="""    nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    optimizer.step()
+""",
+)
+
+FSDP1 = _BEGIN.format(
+    imports="from torch.distributed.fsdp import FullyShardedDataParallel\n",
+    wrap="""model[2] = FullyShardedDataParallel(model[2], device_id=torch.device("cpu"))
+model = FullyShardedDataParallel(model, device_id=torch.device("cpu"))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+""",
+    rest="""    model.clip_grad_norm_(0.1)
+    optimizer.step()
+""",
+)
+
+# Every parameter has an owner, which alone gets its average and steps it (ZeRO-2, whole tensors).
+OWNERS = _BEGIN.format(
+    imports="",
+    wrap="""owners = {p: place % ranks for place, p in enumerate(model.parameters())}
+optimizer = torch.optim.Adam([p for p in owners if owners[p] == rank], lr=0.01)
+""",
+    rest="""    for p, owner in owners.items():
+        dist.reduce(p.grad, owner)
+        p.grad /= ranks
+    optimizer.step()
+    for p, owner in owners.items():
+        dist.broadcast(p.data, owner)
+    model.zero_grad()
+""",
+)
+
+# All gradients in a row are summed by a reduce-scatter; each rank steps its part and all gather them (ZeRO-1, flat).
+FLAT_PARTS = _BEGIN.format(
+    imports="",
+    wrap="""sizes = [p.numel() for p in model.parameters()]
+flat = torch.cat([p.detach().flatten() for p in model.parameters()])
+flat = torch.cat([flat, torch.zeros(-len(flat) % ranks)])
+part = nn.Parameter(flat.chunk(ranks)[rank].clone())
+optimizer = torch.optim.Adam([part], lr=0.01)
+""",
+    rest="""    gradients = torch.cat([p.grad.flatten() for p in model.parameters()])
+    gradients = torch.cat([gradients, torch.zeros(len(flat) - len(gradients))])
+    part.grad = torch.empty_like(part)
+    dist.reduce_scatter_tensor(part.grad, gradients)
+    part.grad /= ranks
+    optimizer.step()
+    dist.all_gather_into_tensor(flat, part.detach())
+    for p, piece in zip(model.parameters(), flat[: sum(sizes)].split(sizes)):
+        p.data.copy_(piece.view_as(p))
+        p.grad = None
+""",
+)
+
+STYLES = {
+    "by_hand": BY_HAND,
+    "ddp": DDP,
+    "skeleton": SKELETON,
+    "fsdp2": FSDP2,
+    "fsdp1": FSDP1,
+    "owners": OWNERS,
+    "flat_parts": FLAT_PARTS,
+}
 FLAGS = "--local_rank {rank} --world_size {world_size} --master_ip {master_ip} --master_port {master_port}"
 
 

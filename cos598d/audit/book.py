@@ -72,7 +72,7 @@ EVENT = Fields(
     {
         **dict.fromkeys(("how", "op", "dtype"), TEXT),
         "limit": NUMBER,
-        "norm": OrNone(NUMBER),
+        **dict.fromkeys(("norm", "factor"), OrNone(NUMBER)),
         "names": ListOf(TEXT),
         **dict.fromkeys(("elements", "root"), COUNT),
         "in_backward": FLAG,
@@ -85,7 +85,9 @@ STEP = Fields(
         "iteration": AT_LEAST_ONE,
         "micro": ListOf(MICRO),
         "local": MapOf(ListOf(OrNone(SKETCH))),
-        "before": MapOf(SKETCH),
+        "local_parts": MapOf(ListOf(OrNone(ListOf(SKETCH)))),  # of what is cut over the ranks
+        "places": MapOf(Row((COUNT, COUNT))),  # of what is applied among the parts, and their number
+        **dict.fromkeys(("before", "state"), MapOf(SKETCH)),
         "applied": MapOf(SKETCH),
         "events": ListOf(EVENT),
         "optimizers": ListOf(OPTIMIZER),
@@ -114,7 +116,7 @@ ITERATION = Fields(
         "totals": MapOf(Row((COUNT, COUNT, COUNT, COUNT, NOT_NEGATIVE))),
     }
 )
-STATE = Fields({}, dict.fromkeys(("weights", "buffers"), MapOf(SKETCH)))
+STATE = Fields({}, dict.fromkeys(("weights", "parts", "buffers"), MapOf(SKETCH)))
 _LENGTHS = dict.fromkeys(("dataset_length", "times"), COUNT)
 LOADER = Fields(
     {"sampler": TEXT, "sampler_length": COUNT, "is_distributed": FLAG, "trains": FLAG, "where": WHERE} | _LENGTHS
@@ -163,6 +165,7 @@ BOOK_KIND = Fields(
         "loaders": ListOf(LOADER),
         "samplers": ListOf(SAMPLER),
         "counts": MapOf(COUNT),
+        "settings": ListOf(OPTIMIZER),  # at the last step
         "seed": Number("a seed", is_whole=True, least=-(2**63), most=2**64),
         "threads": AT_LEAST_ONE,
     }

@@ -6,12 +6,10 @@ from typing import Any
 
 from cos598d.audit.book import Book
 from cos598d.audit.contents import GATHER, GRADIENT, REDUCE, WEIGHT
-from cos598d.audit.judge.fit import BY_RANK, INDISTINCT, MEAN, OWN, OWN_STALE, STALE, UNKNOWN, Fit
+from cos598d.audit.judge.fit import BY_RANK, INDISTINCT, MEAN, NEAR, OWN, OWN_STALE, STALE, UNKNOWN, Fit
 from cos598d.audit.judge.gradients import Fits, StepFits, most_common
-from cos598d.audit.judge.verdict import Finding
-
-NEAR = 0.02  # factors so near to one another are the same
-Where = tuple[str, int, str]
+from cos598d.audit.judge.parts import judge_parts
+from cos598d.audit.judge.verdict import Finding, Where, where
 
 
 def judge_averaging(books: Sequence[Book], fits: Fits) -> list[Finding]:
@@ -25,7 +23,9 @@ def judge_averaging(books: Sequence[Book], fits: Fits) -> list[Finding]:
                 by_tensor.setdefault(name, [[] for _ in books])[place].append(each)
     kinds = {name: [most_common(each) for each in ranks] for name, ranks in by_tensor.items()}
     own = [name for name, each in kinds.items() if all(kind in (OWN, OWN_STALE) for kind in each)]
-    at_root = [name for name, each in kinds.items() if _is_at_root(each, _only_to_one(fits))]
+    own = [name for name in own if not _is_apart_by_design(books, name)]
+    # A tensor that one rank alone steps is that rank's: the others need no average of it.
+    at_root = [name for name in kinds if all(by_tensor[name]) and _is_at_root(kinds[name], _only_to_one(fits))]
     told = [name for name, each in kinds.items() if any(kind not in ("small", "unknown") for kind in each)]
     found: list[Finding] = []
     if at_root and len(at_root) >= len(own):
@@ -58,16 +58,16 @@ def judge_clip_order(books: Sequence[Book], fits: Fits) -> list[Finding]:
     return []
 
 
-def where(event: dict[str, Any]) -> Where:
-    """The place of an event."""
-    file, line, function = event["where"]
-    return file, line, function
-
-
 def _is_at_root(kinds: Sequence[str], to_one: bool) -> bool:
     """Whether one rank alone has the average. A reduce leaves on the others what came by there."""
     others = kinds.count(OWN) + (kinds.count(UNKNOWN) if to_one else 0)
     return kinds.count(MEAN) == 1 and others == len(kinds) - 1
+
+
+def _is_apart_by_design(books: Sequence[Book], name: str) -> bool:
+    """Whether a weight that is whole beside others that are cut differs between ranks from the start: a rank's own."""
+    begun = {book["start"].get("weights", {}).get(name) for book in books}
+    return len(begun) > 1 and any(book["model"].get("sharded") for book in books)
 
 
 def _only_to_one(fits: Fits) -> bool:
@@ -98,7 +98,9 @@ def _alone(books: Sequence[Book], fits: Fits, tensors: int) -> Finding:
         f"In {fits.judged} of {fits.judged} judged steps the gradient that each rank applied to each of {tensors} "
         f"tensors is its own (left over: {_residual(known)} of it)."
     )
-    weights = [entry for entry in books[0]["ledger"] if entry["kind"] == WEIGHT and entry["first_iteration"] >= 1]
+    is_cut = any(book["model"].get("sharded") for book in books)  # then weights are gathered, and not averaged
+    ledger = [] if is_cut else books[0]["ledger"]
+    weights = [entry for entry in ledger if entry["kind"] == WEIGHT and entry["first_iteration"] >= 1]
     seen = books[0]["iterations_seen"]
     if weights:
         calls = sum(entry["calls"] for entry in weights)
@@ -186,6 +188,7 @@ def _are_shares(factors: Sequence[float], sizes: Sequence[int]) -> bool:
 def _scaled(books: Sequence[Book], fits: Fits, known: Sequence[Fit]) -> list[Finding]:
     """A sum where there should be a mean, a mean of a mean, and a common gradient that ranks scale differently."""
     ranks = len(books)
+    divided: list[Finding] = []
     for step in fits.steps:
         by_rank = [[each.factor for each in of.values() if each.kind in (MEAN, INDISTINCT)] for of in step.fits]
         if not all(by_rank):
@@ -194,6 +197,8 @@ def _scaled(books: Sequence[Book], fits: Fits, known: Sequence[Fit]) -> list[Fin
         place = where(_calls(step, GRADIENT)[-1]) if _calls(step, GRADIENT) else _step_place(fits)
         middle = statistics.median(factors)
         if max(factors) - min(factors) > NEAR * abs(middle):
+            if any(row["places"] for row in step.rows):
+                return judge_parts(step, _step_place(fits))
             said = ", ".join(f"rank {rank} {factor:.3f}" for rank, factor in enumerate(factors))
             says = f"Step {step.iteration}: all ranks have the average, and apply different multiples of it: {said}."
             return [Finding("different_gradients", (says,), _step_place(fits))]
@@ -210,8 +215,9 @@ def _scaled(books: Sequence[Book], fits: Fits, known: Sequence[Fit]) -> list[Fin
         if is_known and not each_is_one and (near(as_one, ranks) or near(factor, ranks)):
             return [Finding("summed", (says,), place)]
         if is_known and (near(as_one, 1 / ranks) or near(factor, 1 / ranks)) and clipped == 1:
-            return [Finding("averaged_twice", (says,), place)]
-    return []
+            divided.append(Finding("averaged_twice", (says,), place))
+    # A clip by hand may come near it in one step, and not in all.
+    return divided[:1] if len(divided) == len(fits.steps) else []
 
 
 def near(value: float, other: float) -> bool:
@@ -225,12 +231,11 @@ def _clip_factor(step: StepFits) -> float:
     calls = [each["event"] for each in _calls(step, GRADIENT)]
     factor = 1.0
     for event in row["events"]:
-        if (
-            event["kind"] == "clip"
-            and event["how"] == "norm"
-            and event["norm"]
-            and event["event"] > max(calls, default=0)
-        ):
+        if event["kind"] != "clip" or event["how"] != "norm" or event["event"] < max(calls, default=0):
+            continue
+        if event["factor"] is not None:
+            factor *= event["factor"]
+        elif event["norm"]:
             factor *= min(1.0, event["limit"] / (event["norm"] + 1e-6))
     return factor
 

@@ -4,21 +4,23 @@ from collections.abc import Sequence
 
 from cos598d.audit.judge.verdict import Finding
 
+_DRIFT = ("optimizer_states_differ", "weights_drift")
 # What each fault brings about by itself, in the order in which causes are told.
 CONSEQUENCES = {
     "same_batches": ("all_data_everywhere", "overlapping_batches"),
     "all_data_everywhere": ("overlapping_batches",),
     "different_start": ("weights_drift",),
-    "never_averaged": ("weights_drift",),
-    "result_dropped": ("weights_drift",),
-    "not_scattered": ("different_gradients", "weights_drift"),
-    "weights_averaged": ("clipped_before_average", "weights_drift"),
-    "local_steps": ("weights_drift", "clipped_before_average"),
-    "forgotten_tensors": ("different_gradients", "weights_drift"),
-    "partial_average": ("weights_drift",),
-    "different_gradients": ("weights_drift",),
-    "optimizers_differ": ("weights_drift",),
-    "uneven_steps": ("weights_drift", "batch_norm_apart"),
+    "never_averaged": _DRIFT,
+    "result_dropped": _DRIFT,
+    "not_scattered": ("different_gradients", *_DRIFT),
+    "weights_averaged": ("clipped_before_average", *_DRIFT),
+    "local_steps": ("clipped_before_average", *_DRIFT),
+    "forgotten_tensors": ("different_gradients", *_DRIFT),
+    "partial_average": _DRIFT,
+    "different_gradients": _DRIFT,
+    "optimizers_differ": _DRIFT,
+    "optimizer_states_differ": ("weights_drift",),
+    "uneven_steps": ("uneven_calls", "batch_norm_apart", *_DRIFT),
     "lost_micro_batches": ("unequal_micro_batches",),
 }
 

@@ -12,6 +12,7 @@ import numpy as np
 
 MEAN, OWN, BY_RANK, BY_MICRO, STALE, OWN_STALE = "mean", "own", "by rank", "by micro-batch", "stale", "own and stale"
 NOTHING, SMALL, INDISTINCT, UNKNOWN = "nothing", "small", "indistinct", "unknown"
+NEAR = 0.02  # factors so near to one another are the same
 _FEW = 20  # unknown factors that 32 sums can tell
 _SMALL = 1e-7  # of the largest tensor's gradient: what is smaller is rounding
 _LEAST_APART = 1e-2  # local gradients that differ by less cannot be told apart

@@ -64,9 +64,15 @@ def groups_of(books: Sequence[Book]) -> list[list[Book]]:
 
 
 def are_replicas(books: Sequence[Book]) -> bool:
-    """Whether all ranks begin with the same weights, each with all of them."""
+    """Whether all ranks begin with the same weights: each with all of them, or each part on several ranks."""
     first = books[0]["start"].get("weights", {})
-    return bool(first) and all(book["start"].get("weights", {}) == first for book in books[1:])
+    parts: dict[str, list[str]] = {}
+    for book in books:
+        for name, sketch in book["start"].get("parts", {}).items():
+            parts.setdefault(name, []).append(sketch)
+    if any(len(each) < 2 or len(set(each)) > 1 for each in parts.values()):
+        return False
+    return bool(first or parts) and all(book["start"].get("weights", {}) == first for book in books[1:])
 
 
 def tolerance_of(books: Sequence[Book]) -> float:
@@ -111,8 +117,10 @@ def _why_not(rows: Sequence[dict[str, Any]], ranks: int) -> str:
         return "the step was left out for an overflow"
     if not all(row["applied"] for row in rows):
         return "no optimizer of torch.optim applied any"
-    if not all(row["local"] for row in rows):
-        return "no gradient of a weight that is whole on its rank was seen"
+    if not all(row["local"] or row["local_parts"] for row in rows):
+        return "no gradient of a weight was seen while it was computed"
+    if not any(row["applied"].keys() & {*row["local"], *row["local_parts"]} for row in rows):
+        return "what the optimizer steps are not the tensors whose gradients were computed"
     if len({len(row["micro"]) for row in rows}) > 1:
         return "the ranks made different numbers of backward passes"
     return ""
@@ -120,9 +128,9 @@ def _why_not(rows: Sequence[dict[str, Any]], ranks: int) -> str:
 
 def _of_rank(rows: Sequence[dict[str, Any]], place: int, tolerance: float) -> dict[str, Fit]:
     micros = len(rows[0]["micro"])
-    names = dict.fromkeys(name for row in rows for name in row["local"])
+    names = dict.fromkeys(name for row in rows for name in (*row["local"], *row["local_parts"]))
     own = rows[place]
-    local = {name: _local(rows, name, micros) for name in names if name in own["applied"]}
+    local = {name: _local(rows, name, micros, own["places"].get(name)) for name in names if name in own["applied"]}
     local = {name: each for name, each in local.items() if np.isfinite(each).all()}
     largest = max((float(np.linalg.norm(each.sum(1), axis=1).max()) for each in local.values()), default=0.0)
     found = {}
@@ -134,11 +142,17 @@ def _of_rank(rows: Sequence[dict[str, Any]], place: int, tolerance: float) -> di
     return found
 
 
-def _local(rows: Sequence[dict[str, Any]], name: str, micros: int) -> np.ndarray:
-    """Sketches by rank and micro-batch; a rank that did not use the tensor counts as zero."""
+def _local(rows: Sequence[dict[str, Any]], name: str, micros: int, part: Sequence[int] | None) -> np.ndarray:
+    """Sketches by rank and micro-batch; a rank that did not use the tensor counts as zero. Of a tensor that is cut it
+    is the `part`, (place, number of parts)."""
     found = np.zeros((len(rows), micros, SIZE))
     for place, row in enumerate(rows):
-        for micro, text in enumerate(row["local"].get(name, [])[:micros]):
+        if part is None:
+            texts = row["local"].get(name, [])
+        else:
+            by_micro = row["local_parts"].get(name, [])
+            texts = [each[part[0]] if each and len(each) == part[1] > part[0] else None for each in by_micro]
+        for micro, text in enumerate(texts[:micros]):
             if text is not None:
                 found[place, micro] = from_text(text)
     return found

@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from cos598d.audit.book import ENDED, Book
-from cos598d.audit.contents import BUFFER
-from cos598d.audit.judge.averaging import Where
+from cos598d.audit.contents import BUFFER, RECEIVE, SEND
 from cos598d.audit.judge.gradients import tolerance_of
-from cos598d.audit.judge.verdict import Finding
+from cos598d.audit.judge.verdict import Finding, Where, where
 from cos598d.audit.sketch import from_text
 
 _ALIKE = 1e-5  # relative differences of replicas that are the same but for rounding
+_STATES_ALIKE, _NEXT_TO_NOTHING = 1e-3, 1e-3
 
 
 def judge_replicas(books: Sequence[Book]) -> tuple[list[Finding], list[str]]:
@@ -21,7 +21,8 @@ def judge_replicas(books: Sequence[Book]) -> tuple[list[Finding], list[str]]:
     if len(books) < 2:
         return [], []
     if any(book["model"].get("sharded") for book in books):
-        return _settings(books) + _dropout(books), ["the weights: they are sharded over the ranks."]
+        unjudged = ["weights that drift apart: they are cut over the ranks."]
+        return _parts(books) + _settings(books) + _dropout(books) + _uneven(books), unjudged
     if not all(book["start"].get("weights") for book in books):
         unjudged.append("the weights: no module was seen to be trained on every rank.")
     alike = max(_ALIKE, tolerance_of(books) / 100)
@@ -36,7 +37,22 @@ def judge_replicas(books: Sequence[Book]) -> tuple[list[Finding], list[str]]:
             says = f"After {books[0]['iterations_seen']} steps {_told(weights, books[0]['end']['weights'])}."
             findings.append(Finding("weights_drift", (says,), place))
         findings += _batch_norm(books, alike, place)
-    return findings + _settings(books) + _dropout(books) + _uneven(books), unjudged
+    return findings + _settings(books) + _states(books) + _dropout(books) + _uneven(books), unjudged
+
+
+def _parts(books: Sequence[Book]) -> list[Finding]:
+    """Parts of the weights that several ranks hold, and that differ at the start."""
+    holders: dict[str, list[Mapping[str, str]]] = {}
+    for book in books:
+        for name in book["start"].get("parts", {}):
+            holders.setdefault(name, []).append(book["start"]["parts"])
+    apart: dict[str, float] = {}
+    for name, parts in holders.items():
+        apart |= _apart([{name: each[name]} for each in parts], _ALIKE)
+    if not apart:
+        return []
+    says = f"Before the first backward pass {_told(apart, holders)}, that several ranks hold."
+    return [Finding("different_start", (says,), _place(books))]
 
 
 def _apart(by_rank: Sequence[Mapping[str, str]], alike: float) -> dict[str, float]:
@@ -56,7 +72,7 @@ def _apart(by_rank: Sequence[Mapping[str, str]], alike: float) -> dict[str, floa
     return found
 
 
-def _told(apart: Mapping[str, float], among: Mapping[str, str]) -> str:
+def _told(apart: Mapping[str, float], among: Mapping[str, object]) -> str:
     name = max(apart, key=lambda each: apart[each])
     return f"{len(apart)} of {len(among)} tensors differ between ranks, most of all {name}, by {apart[name]:.1%}"
 
@@ -87,10 +103,40 @@ def _settings(books: Sequence[Book]) -> list[Finding]:
                 if other == first:
                     continue
                 says = f"Step {steps[0]['iteration']}: {_difference(first, other, rank)}."
-                event = next((each for each in steps[0]["events"] if each["kind"] == "step"), None)
-                file, line, function = event["where"] if event else ("", 0, "")
-                return [Finding("optimizers_differ", (says,), (file, line, function))]
+                return [Finding("optimizers_differ", (says,), _step_place(books))]
+    seen = books[0]["iterations_seen"]
+    if all(_ended_well(book) and book["iterations_seen"] == seen for book in books):
+        for rank, book in enumerate(books):
+            for first, other in zip(books[0]["settings"], book["settings"], strict=False):
+                if other != first:
+                    says = f"After {seen} steps {_difference(first, other, rank)}."
+                    return [Finding("optimizers_differ", (says,), _step_place(books))]
     return []
+
+
+def _states(books: Sequence[Book]) -> list[Finding]:
+    """What optimizers remember after the last examined step. What is next to nothing may be rounding."""
+    alike = max(_STATES_ALIKE, tolerance_of(books))
+    for steps in zip(*(book["steps"] for book in books), strict=False):
+        states = [step["state"] for step in steps]
+        largest: dict[str, float] = {}
+        for name, text in states[0].items():
+            kind = name.partition(" of ")[0]
+            largest[kind] = max(largest.get(kind, 0.0), float(np.linalg.norm(from_text(text))))
+        apart = {
+            name: each
+            for name, each in _apart(states, alike).items()
+            if np.linalg.norm(from_text(states[0][name])) > _NEXT_TO_NOTHING * largest[name.partition(" of ")[0]]
+        }
+        if apart:
+            says = f"After step {steps[0]['iteration']} {_told(apart, states[0])}."
+            return [Finding("optimizer_states_differ", (says,), _step_place(books))]
+    return []
+
+
+def _step_place(books: Sequence[Book]) -> Where:
+    events = [each for step in books[0]["steps"] for each in step["events"] if each["kind"] == "step"]
+    return where(events[0]) if events else ("", 0, "")
 
 
 def _difference(first: Mapping, other: Mapping, rank: int) -> str:
@@ -118,9 +164,40 @@ def _dropout(books: Sequence[Book]) -> list[Finding]:
 def _uneven(books: Sequence[Book]) -> list[Finding]:
     counts = [book["counts"].get("backward", 0) for book in books]
     least = min(counts)
+    if any(book["failed"] for book in books):
+        return []
+    if max(counts) == least:
+        return _calls_apart(books)
     # One that crashed, or was killed, made fewer for that.
-    ended_well = [book for book in books if book["state"] == ENDED and book["exit_code"] == 0 and not book["error"]]
-    if max(counts) == least or not any(book["counts"].get("backward", 0) == least for book in ended_well):
+    if not any(book["counts"].get("backward", 0) == least for book in books if _ended_well(book)):
         return []
     says = f"Backward passes by rank: {', '.join(map(str, counts))}."
     return [Finding("uneven_steps", (says,), _place(books))]
+
+
+def _calls_apart(books: Sequence[Book]) -> list[Finding]:
+    """Collectives of all ranks that some rank made more often than another, where all ended well."""
+    world = books[0]["world_size"]
+    if len(books) < world or not all(map(_ended_well, books)):
+        return []
+    by_op: dict[str, list[int]] = {}
+    by_line: dict[tuple, list[int]] = {}
+    for rank, book in enumerate(books):
+        for entry in book["ledger"]:
+            if entry["ranks"] == world and entry["op"] not in (SEND, RECEIVE):
+                for counts in (
+                    by_op.setdefault(entry["op"], [0] * world),
+                    by_line.setdefault((entry["op"], *entry["where"]), [0] * world),
+                ):
+                    counts[rank] += entry["calls"]
+    for op, counts in by_op.items():
+        if max(counts) > min(counts):
+            says = f"Calls of {op} by rank: {', '.join(map(str, counts))}."
+            lines = [key for key in by_line if key[0] == op]
+            _, file, line, function = max(lines, key=lambda key: max(by_line[key]) - min(by_line[key]))
+            return [Finding("uneven_calls", (says,), (file, line, function))]
+    return []
+
+
+def _ended_well(book: Book) -> bool:
+    return book["state"] == ENDED and book["exit_code"] == 0 and not book["error"] and not book["failed"]

@@ -4,8 +4,7 @@ import itertools
 from collections.abc import Sequence
 
 from cos598d.audit.book import Book
-from cos598d.audit.judge.averaging import Where
-from cos598d.audit.judge.verdict import Finding
+from cos598d.audit.judge.verdict import Finding, Where
 
 _SAME = 0.999  # of a step's samples
 _EXPECTED = 3  # samples in common that chance alone would give, below which nothing can be said

@@ -1,12 +1,13 @@
 """What an audit comes to, as data: findings with their evidence, what could not be judged, and how much was judged."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from cos598d.audit.judge.words import WORDS
 
 FAULT, WASTE, NOTE = "fault", "waste", "note"
+Where = tuple[str, int, str]
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,7 @@ class Finding:
 
     name: str
     evidence: tuple[str, ...]
-    where: tuple[str, int, str] = ("", 0, "")
+    where: Where = ("", 0, "")
     consequences: tuple[str, ...] = ()
 
     @property
@@ -44,6 +45,12 @@ class Finding:
     def with_consequences(self, names: Sequence[str]) -> "Finding":
         """The same, with these effects."""
         return replace(self, consequences=tuple(names))
+
+
+def where(event: Mapping[str, Any]) -> Where:
+    """The place of an event of a book."""
+    file, line, function = event["where"]
+    return file, line, function
 
 
 @dataclass(frozen=True)

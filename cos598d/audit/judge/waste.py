@@ -4,9 +4,8 @@ from collections.abc import Sequence
 
 from cos598d.audit.book import Book
 from cos598d.audit.contents import BARRIER, GRADIENT, OTHER, SCALAR
-from cos598d.audit.judge.averaging import where
 from cos598d.audit.judge.gradients import Fits
-from cos598d.audit.judge.verdict import Finding
+from cos598d.audit.judge.verdict import Finding, where
 
 _LEAST_EVALUATED = 64  # samples of an evaluation that is worth a word
 _HALF = 0.5
@@ -31,6 +30,8 @@ def judge_notes(books: Sequence[Book]) -> list[Finding]:
 def _every_micro_batch(fits: Fits) -> list[Finding]:
     for step in fits.steps:
         row = step.rows[0]
+        if row["places"]:  # what is cut travels after every pass so that nobody has to hold the whole
+            continue
         last = len(row["micro"]) - 1
         calls = [each for each in row["events"] if each["kind"] == "call" and each["carries"] == GRADIENT]
         early = [each for each in calls if each["micro"] < last]

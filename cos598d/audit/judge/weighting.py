@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from cos598d.audit.book import Book
-from cos598d.audit.judge.averaging import NEAR, Where, median_factors, near, where
-from cos598d.audit.judge.fit import BY_MICRO, MEAN, Fit
+from cos598d.audit.judge.averaging import median_factors, near
+from cos598d.audit.judge.fit import BY_MICRO, MEAN, NEAR, Fit
 from cos598d.audit.judge.gradients import Fits, most_common
-from cos598d.audit.judge.verdict import Finding
+from cos598d.audit.judge.verdict import Finding, Where, where
 
 
 def judge_weighting(books: Sequence[Book], fits: Fits) -> list[Finding]:

@@ -90,6 +90,14 @@ WORDS = {
         "Each rank scales its part by its own norm, so what is applied is no multiple of the global batch's gradient.",
         "Move the clip behind the average, just before step().",
     ),
+    "clipped_by_part": Words(
+        _F,
+        "each rank clips by the norm of its own part of the gradients",
+        "Where weights are cut over the ranks a rank has the gradients of its parts alone: their norm is smaller than "
+        "the whole's and differs from rank to rank, so that what is applied is no multiple of one gradient.",
+        "Add up the squares of the norms over the ranks first: torch.nn.utils.clip_grad_norm_ does it for fully_shard, "
+        "model.clip_grad_norm_ for FullyShardedDataParallel.",
+    ),
     "unequal_weights": Words(
         _F,
         "the ranks' gradients count unequally",
@@ -158,6 +166,18 @@ WORDS = {
         "The same gradient makes another step on each rank, so the replicas drift apart.",
         "Compute the learning rate and its schedule from what all ranks share: the number of steps, not a rank's own "
         "data.",
+    ),
+    "optimizer_states_differ": Words(
+        _F,
+        "what the optimizers remember differs between ranks",
+        "The same gradient makes another step on each rank, because momentum or the moments of Adam are not the same.",
+        "Load an optimizer's state on every rank, or on none; let no rank step, or reset its optimizer, alone.",
+    ),
+    "uneven_calls": Words(
+        _F,
+        "the ranks do not make the same calls",
+        "Collectives answer one another by their order: one that not every rank makes is answered by another's, or waits.",
+        "Take the call out of the branch that only some ranks go through; all ranks of a group have to make it.",
     ),
     "uneven_steps": Words(
         _F,

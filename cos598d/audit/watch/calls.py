@@ -12,11 +12,13 @@ from cos598d.audit.contents import (
     MOST_ROWS,
     NOTHING,
     OTHER,
+    REDUCE_SCATTER,
     SCALAR,
     WEIGHT,
 )
 from cos598d.audit.watch.collectives import Call
 from cos598d.audit.watch.places import Place, called_from, here
+from cos598d.audit.watch.shards import Shards, local
 from cos598d.audit.watch.traffic import moved
 
 # Functions of torch's that make calls of one kind.
@@ -27,6 +29,11 @@ _BY_FUNCTION = {
     "_verify_param_shape_across_processes": OTHER,
     "average_parameters": WEIGHT,
     "_sync_params_and_buffers": WEIGHT,
+    "foreach_all_gather": WEIGHT,  # of FSDP in its second form, and in its first
+    "_all_gather_flat_param": WEIGHT,
+    "foreach_reduce": GRADIENT,
+    "_reduce_grad": GRADIENT,
+    "_reduce_grad_no_shard": GRADIENT,
 }
 _FUNCTIONS = frozenset(_BY_FUNCTION)
 _MOST_RUNS = 400  # tensors that are looked at for buckets by hand
@@ -36,11 +43,11 @@ _NAMES = 4  # of a call that are noted
 class Calls:
     """This rank's calls: the first ones row by row, all of them summed up by what they are.
 
-    `known` gives the model's tensors by kind: (name, tensor) of weights and of buffers.
+    `known` gives the model's tensors by kind: (name, tensor) of weights and of buffers; `shards` which are cut.
     """
 
-    def __init__(self, known: Callable[[], Mapping[str, list[tuple[str, torch.Tensor]]]]):
-        self._known = known
+    def __init__(self, known: Callable[[], Mapping[str, list[tuple[str, torch.Tensor]]]], shards: Shards):
+        self._known, self._shards = known, shards
         self.rows: list[dict[str, Any]] = []
         self.entries: dict[tuple[Any, ...], dict[str, Any]] = {}
         self.totals: dict[str, list[float]] = {}  # of the iteration by kind: calls, payload, sent, received, seconds
@@ -132,9 +139,9 @@ class Calls:
         """What a call carries, and the names of the model's tensors in it, as far as they can be known."""
         if not call.tensors:
             return NOTHING, []
-        if in_backward:
-            return GRADIENT, self._bucket(call, arrived)
         kind = _BY_FUNCTION.get(called_from(_FUNCTIONS), "")
+        if in_backward and kind in ("", GRADIENT):
+            return GRADIENT, self._bucket(call, arrived)
         if not self._are_fresh:
             self._places = self._by_place()
             self._are_fresh = True
@@ -172,14 +179,19 @@ class Calls:
         return self._runs[1]
 
     def _bucket(self, call: Call, arrived: list[torch.Tensor]) -> list[str]:
-        """The tensors in a bucket of DDP's: those that came first among them that no bucket has yet taken."""
+        """The tensors in a bucket of DDP's, or in a unit of FSDP's: those that came first among them that none has yet
+        taken. What is to be cut is filled up to equal parts."""
         elements = sum(each.numel() for each in call.tensors)
         names = {id(tensor): name for name, tensor in self._known()["weight"]}
-        for count in range(1, len(arrived) + 1):
-            if sum(each.numel() for each in arrived[:count]) == elements:
+        equal_parts = len(call.ranks) if call.op == REDUCE_SCATTER else 1
+        size = 0
+        for count, each in enumerate(arrived, 1):
+            rows = each.shape[0] if each.dim() else 1
+            size += each.numel() // max(rows, 1) * -(-rows // equal_parts) * equal_parts
+            if size == elements:
                 taken = arrived[:count]
                 del arrived[:count]
-                return [names.get(id(each), "") for each in taken]
+                return [names.get(id(self._shards.home(tensor)), "") for tensor in taken]
         return []
 
     def _by_place(self) -> dict[int, tuple[str, str]]:
@@ -189,10 +201,9 @@ class Calls:
             if _has_storage(tensor):
                 found[tensor.untyped_storage().data_ptr()] = (BUFFER, name)
         for name, tensor in known["weight"]:
-            if _has_storage(tensor):
-                found[tensor.untyped_storage().data_ptr()] = (WEIGHT, name)
-            if tensor.grad is not None and _has_storage(tensor.grad):
-                found[tensor.grad.untyped_storage().data_ptr()] = (GRADIENT, name)
+            for kind, each in ((WEIGHT, tensor), (GRADIENT, tensor.grad)):
+                if each is not None and _has_storage(local(each)):
+                    found[local(each).untyped_storage().data_ptr()] = (kind, name)
         found.pop(0, None)
         return found
 

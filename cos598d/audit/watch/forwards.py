@@ -14,10 +14,11 @@ Ended = Callable[[torch.nn.Module, list[torch.Tensor], float], None]
 
 
 class Forwards:
-    """Calls `begun` before and `ended` after each outermost call of a module that has parameters."""
+    """Calls `begun` before and `ended` after each outermost call of a module that has parameters, and `inner` after
+    every module's."""
 
-    def __init__(self, begun: Begun, ended: Ended):
-        self._begun, self._ended = begun, ended
+    def __init__(self, begun: Begun, ended: Ended, inner: Begun):
+        self._begun, self._ended, self._inner = begun, ended, inner
         self._depth, self._began = 0, 0.0
         self._handles = [
             register_module_forward_pre_hook(self._before),
@@ -45,6 +46,7 @@ class Forwards:
         if torch.compiler.is_compiling():
             return
         self._depth = max(self._depth - 1, 0)
+        self._inner(module)
         if self._depth == 0 and self._began:
             self._ended(module, [*tensors_in(inputs), *tensors_in(keywords)], time.perf_counter() - self._began)
             self._began = 0.0

@@ -26,8 +26,11 @@ class Listener(Protocol):
     def backward_ended(self, seconds: float) -> None:
         """It has returned, or raised."""
 
-    def clipped(self, how: str, limit: float, norm: Any, seconds: float) -> None:
-        """Gradients were clipped: `how` is "norm" or "value", `norm` what the function returned."""
+    def clip_begins(self) -> None:
+        """Gradients are about to be clipped."""
+
+    def clipped(self, how: str, limit: Any, norm: Any, seconds: float) -> None:
+        """Gradients were clipped: `how` is "norm" or "value", `limit` what it was given, `norm` what it returned."""
 
     def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer is about to step."""
@@ -112,11 +115,12 @@ def _backward(listener: Listener, original: Any, *arguments: Any, **options: Any
 
 
 def _clip(how: str, listener: Listener, original: Any, *arguments: Any, **options: Any) -> Any:
+    listener.clip_begins()
     began = time.perf_counter()
     result = original(*arguments, **options)
     name = "max_norm" if how == "norm" else "clip_value"
     limit = arguments[1] if len(arguments) > 1 else options.get(name, 0.0)
-    listener.clipped(how, float(limit), result, time.perf_counter() - began)
+    listener.clipped(how, limit, result, time.perf_counter() - began)
     return result
 
 

@@ -18,7 +18,10 @@ from cos598d.audit.watch.forwards import Forwards
 from cos598d.audit.watch.places import here
 from cos598d.audit.watch.replica import Replica, random_state
 from cos598d.audit.watch.samples import Samples
+from cos598d.audit.watch.shards import Shards, local
 from cos598d.audit.watch.steps import Steps
+
+_NO_LIMIT = 1e30  # a clip by more is there to tell the norm
 
 
 class Observer:
@@ -32,9 +35,10 @@ class Observer:
         self.failed = ""
         self.own_seconds = self.own_after = 0.0
         self.sketch = Sketcher()
-        self.steps, self.samples = Steps(self.sketch, examined, self._guard), Samples()
-        self.replica, self.data = Replica(self.sketch), Data()
-        self.calls = Calls(self.replica.known)
+        self.shards, self.samples, self.data = Shards(), Samples(), Data()
+        self.steps = Steps(self.sketch, examined, self._guard, self.shards)
+        self.replica = Replica(self.sketch, self.shards)
+        self.calls = Calls(self.replica.known, self.shards)
         self._opened, self._kept = opened, kept
         self.began = time.perf_counter()
         self.iterations: list[dict[str, Any]] = []
@@ -46,11 +50,12 @@ class Observer:
         self._size = 0
         self._batches: dict[int, list[torch.Tensor]] = {}
         self._rng, self._device = "", torch.device("cpu")
+        self._probe: tuple[torch.Tensor, float] | None = None
         self._in_backward, self._is_evaluating = 0, False
         # When the last step began and ended, and the iteration before; what the loaders took until then.
         self._step_began, self._ended, self._since_data = 0.0, 0.0, 0.0
         self._mark: float | None = None
-        self._forwards = Forwards(self._guard(self._forward_begins), self._guard(self._forward_ended))
+        self._forwards = Forwards(self._guard(self._forward_begins), self._guard(self._forward_ended), self._inner_ended)
         moments.listen(self)
         collectives.listen(self._guard(self._called), self._guard(self.calls.waited))
 
@@ -98,7 +103,10 @@ class Observer:
             self._guard(self.steps.backward_ended)()
             self.calls.gradients_changed()
 
-    def clipped(self, how: str, limit: float, norm: Any, seconds: float) -> None:
+    def clip_begins(self) -> None:
+        self._guard(self._clip_begins)()
+
+    def clipped(self, how: str, limit: Any, norm: Any, seconds: float) -> None:
         self._phases["clip"] += seconds
         self.counts["clip"] += 1
         self._guard(self._clipped)(how, limit, norm)
@@ -112,7 +120,7 @@ class Observer:
         self._phases["step"] += time.perf_counter() - self._step_began
         self.counts["step"] += 1
         self._ended = time.perf_counter()
-        self._guard(self.steps.step_ended)()
+        self._guard(self.steps.step_ended)(optimizer)
 
     def step_skipped(self) -> None:
         self._ended = time.perf_counter()
@@ -126,10 +134,23 @@ class Observer:
     def _forward_begins(self, module: torch.nn.Module) -> None:
         if self._mark is None:
             self._mark = time.perf_counter()
+        if torch.is_grad_enabled() and module.training and self.shards.look(module):
+            self.steps.call(self.shards.names)
+            for flat in self.shards.flats:
+                self.steps.hook(flat)
         if torch.is_grad_enabled() and (self.steps.is_over or self.steps.is_examined):
             parameter = next(module.parameters())
             self._device = parameter.device
             self._rng = random_state(parameter.device) if self.steps.iteration <= self.steps.examined else ""
+
+    def _inner_ended(self, module: torch.nn.Module) -> None:
+        """A module's forward pass is over, and what FSDP has gathered for it is still there."""
+        if self.shards.are_there and self.steps.iteration <= self.steps.examined:
+            self._guard(self._gathered)(module)
+
+    def _gathered(self, module: torch.nn.Module) -> None:
+        for leaf in self.shards.gathered(module):
+            self.steps.hook(leaf)
 
     def _forward_ended(self, module: torch.nn.Module, batch: list[torch.Tensor], seconds: float) -> None:
         self.counts["forward"] += 1
@@ -154,7 +175,7 @@ class Observer:
         if begins and self.steps.iteration:
             self._end_iteration()
         if not self.start:
-            self.start = {"weights": self.replica.weights(), "buffers": self.replica.buffers()}
+            self.start = self.replica.sketches()
         self.counts["backward"] += 1
         self.data.backward()
         batch = next(reversed(self._batches.values()), [])
@@ -167,11 +188,22 @@ class Observer:
         if isinstance(loss, torch.Tensor) and loss.numel() == 1:
             self._losses.append(loss.detach())
 
-    def _clipped(self, how: str, limit: float, norm: Any) -> None:
+    def _clip_begins(self) -> None:
+        """Of gradients that are cut the norm is no plain number: what a clip does is seen by one of them."""
+        self._probe = None
         if self.steps.is_examined:
-            value = float(norm) if isinstance(norm, int | float | torch.Tensor) else None
+            parts = [local(each.grad) for each in self.shards.holders.values() if each.grad is not None]
+            largest = max(parts, key=torch.Tensor.numel, default=None)
+            self._probe = None if largest is None or not largest.numel() else (largest, float(largest.norm()))
+
+    def _clipped(self, how: str, limit: Any, norm: Any) -> None:
+        limit = float(limit)
+        if self.steps.is_examined and limit < _NO_LIMIT:
+            is_number = isinstance(norm, int | float | torch.Tensor) and not hasattr(norm, "placements")
+            value = float(norm) if is_number else None
             value = None if value is None or not math.isfinite(value) else value
-            self.steps.event("clip", how=how, limit=limit, norm=value, where=[*here()])
+            factor = float(self._probe[0].norm()) / self._probe[1] if self._probe and self._probe[1] else None
+            self.steps.event("clip", how=how, limit=limit, norm=value, factor=factor, where=[*here()])
 
     def _called(self, call: collectives.Call) -> None:
         self._open()

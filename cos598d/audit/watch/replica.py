@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from cos598d.audit.sketch import Sketcher, to_text
-from cos598d.audit.watch.steps import is_plain
+from cos598d.audit.watch.shards import Shards, plain_name
 
 _MOST = 5000  # tensors of a model that are compared
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "DataParallel", "OptimizedModule")
@@ -18,8 +18,8 @@ class Replica:
     """The model that was trained last, and the leaves that its optimizers step. The tensors are kept alive, so that
     they can be compared when the script is over; of models before it they are not."""
 
-    def __init__(self, sketch: Sketcher):
-        self._sketch = sketch
+    def __init__(self, sketch: Sketcher, shards: Shards):
+        self._sketch, self._shards = sketch, shards
         self._module: weakref.ref[torch.nn.Module] | None = None
         self._weights: dict[str, torch.Tensor] = {}
         self._buffers: dict[str, torch.Tensor] = {}
@@ -40,22 +40,34 @@ class Replica:
         if self._module is not None and self._module() is module:
             return False
         self._module = weakref.ref(module)
-        self._weights = {_plain(name): each for name, each in itertools.islice(module.named_parameters(), _MOST)}
-        self._buffers = {_plain(name): each for name, each in itertools.islice(module.named_buffers(), _MOST)}
+        named = [(plain_name(name), each) for name, each in itertools.islice(module.named_parameters(), _MOST)]
+        # What is gathered just now is not what is stepped.
+        self._weights = {name: self._shards.holders.get(name, each) for name, each in named} | self._shards.holders
+        self._buffers = {plain_name(name): each for name, each in itertools.islice(module.named_buffers(), _MOST)}
         self._ids = {id(each): name for name, each in self._weights.items()}
-        self.facts = describe(module)
+        cut = sum(not self._shards.are_whole(each) for each in self._weights.values())
+        self.facts = describe(module) | {"sharded": cut}
         return True
+
+    def sketches(self) -> dict[str, dict[str, str]]:
+        """What the rank holds now."""
+        return {"weights": self.weights(), "parts": self.parts(), "buffers": self.buffers()}
 
     def weights(self) -> dict[str, str]:
         """A sketch of each weight that is whole on this rank."""
-        return {name: to_text(self._sketch(each)) for name, each in self._weights.items() if is_plain(each)}
+        whole = {name: each for name, each in self._weights.items() if self._shards.are_whole(each)}
+        return {name: to_text(self._sketch(each)) for name, each in whole.items()}
+
+    def parts(self) -> dict[str, str]:
+        """A sketch of this rank's part of each weight that is cut, by name and place."""
+        return {name: to_text(self._sketch(each)) for name, each in self._shards.parts()}
 
     def buffers(self) -> dict[str, str]:
         """A sketch of each buffer of floating-point numbers."""
         return {
             name: to_text(self._sketch(each))
             for name, each in self._buffers.items()
-            if each.is_floating_point() and is_plain(each)
+            if each.is_floating_point() and self._shards.are_whole(each)
         }
 
 
@@ -83,7 +95,6 @@ def describe(module: torch.nn.Module) -> dict[str, Any]:
         "tensors": len(parameters),
         "dropout": max(dropout, default=0.0),
         "batch_norms": sum(not isinstance(each, torch.nn.SyncBatchNorm) for each in normed),
-        "sharded": sum(not is_plain(each) for each in parameters),
         "dtype": str(parameters[0].dtype).removeprefix("torch.") if parameters else "",
         "device": parameters[0].device.type if parameters else "cpu",
     }
@@ -93,9 +104,3 @@ def random_state(device: torch.device) -> str:
     """A digest of the random state by which a module on this device drops out."""
     state = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.random.get_rng_state()
     return hashlib.blake2b(state.numpy().tobytes(), digest_size=8).hexdigest()
-
-
-def _plain(name: str) -> str:
-    for part in ("_fsdp_wrapped_module.", "_orig_mod.", "_checkpoint_wrapped_module."):
-        name = name.replace(part, "")
-    return name.removeprefix("module.")

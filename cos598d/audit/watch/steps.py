@@ -6,12 +6,15 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 from cos598d.audit.sketch import Sketcher, to_text
 from cos598d.audit.watch.batches import batch_size, sample_digests
 from cos598d.audit.watch.loss import weight_of
+from cos598d.audit.watch.optimizers import Optimizers, settings_of
 from cos598d.audit.watch.places import NOWHERE, Place, here
+from cos598d.audit.watch.shards import Shards, is_plain, local
 
 Guard = Callable[[Callable[..., None]], Callable[..., None]]
 
@@ -20,17 +23,19 @@ class Steps:
     """One rank's iterations: an iteration is from a backward pass to the last optimizer's step before the next one.
 
     The first `examined` ones are looked at closely: `rows` has what was seen of them. `guard` is what makes a function
-    one of the audit's own.
+    one of the audit's own; of what `shards` know as cut the parts are sketched one by one.
     """
 
-    def __init__(self, sketch: Sketcher, examined: int, guard: Guard):
-        self._sketch, self.examined, self._guard = sketch, examined, guard
+    def __init__(self, sketch: Sketcher, examined: int, guard: Guard, shards: Shards):
+        self._sketch, self.examined, self._guard, self._shards = sketch, examined, guard, shards
+        self.optimizers = Optimizers(sketch, shards)
         self._last_local = 0.0
         self.iteration = self.finished = self.backwards = 0
         self.rows: list[dict[str, Any]] = []
         self.backward_place = NOWHERE
         self.arrived: list[torch.Tensor] = []  # whose gradients this backward pass has computed, in order
         self._names: dict[int, str] = {}
+        self._of_model: dict[int, str] = {}
         self._hooked: dict[int, tuple[Any, Any]] = {}
         self._has_stepped, self._depth = False, 0
         self._row: dict[str, Any] = {}
@@ -70,6 +75,7 @@ class Steps:
     def call(self, names: dict[int, str]) -> None:
         """Parameters are called so, by their ids."""
         self._names |= names
+        self._of_model |= names
 
     def backward_begins(self, losses: Any, begins: bool, batch: list[torch.Tensor], rng: str) -> None:
         """A backward pass on `losses`; `begins` an iteration; `batch` are the inputs of the forward pass before it."""
@@ -108,19 +114,27 @@ class Steps:
     def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
         """The gradients are about to be applied: sketch them."""
         self._depth += 1
+        if self._depth == 1:
+            self.optimizers.stepped(optimizer)
         if not self.is_examined or self._depth > 1:
             return
         self._row["optimizers"].append(settings_of(optimizer))
         where: Place = here()
         self.event("step", where=[*where])
-        for group in optimizer.param_groups:
-            for tensor in group["params"]:
-                if tensor.grad is not None and is_plain(tensor):
-                    self._row["applied"][self.name(tensor)] = to_text(self._sketch(tensor.grad))
+        stepped = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+        for tensor in [*stepped, *self._shards.flats]:
+            if tensor.grad is None:
+                continue
+            if cut := self._shards.cut(tensor):
+                self._row["places"][self.name(tensor)] = [cut.place, cut.count]
+            if cut or self._shards.are_whole(tensor):
+                self._row["applied"][self.name(tensor)] = to_text(self._sketch(local(tensor.grad)))
 
-    def step_ended(self) -> None:
+    def step_ended(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer has stepped."""
         self._depth = max(self._depth - 1, 0)
+        if self.iteration == self.examined and not self._depth and self._row:
+            self._row["state"] |= self.optimizers.state(optimizer, self._of_model)
         if self.iteration and not self._depth:
             self._has_stepped = True
             self.finished = self.iteration
@@ -149,7 +163,7 @@ class Steps:
         if self.is_examined:
             self._row = {"iteration": self.iteration, "micro": [], "local": {}, "before": {}, "applied": {}}
             self._row |= {"events": [], "optimizers": [], "has_closure": False, "is_skipped": False}
-            self._row |= {"seconds_after_gradients": 0.0}
+            self._row |= {"local_parts": {}, "places": {}, "state": {}, "seconds_after_gradients": 0.0}
             self.rows.append(self._row)
 
     def _local(self, tensor: torch.Tensor | None, gradient: torch.Tensor) -> None:
@@ -157,14 +171,17 @@ class Steps:
         if tensor is None or not self.is_examined or not self._row.get("micro"):
             return
         self.arrived.append(tensor)
-        name = self.name(tensor)
-        found = self._row["local"].setdefault(name, [])
-        if not found and tensor.grad is not None:
-            before = self._sketch(tensor.grad)
+        if not is_plain(gradient):  # of tensors that are cut by more than data parallelism; a sum could need a call
+            return
+        holder = self._shards.home(tensor)
+        name, cut = self.name(holder), self._shards.cut(holder)
+        found = self._row["local" if cut is None else "local_parts"].setdefault(name, [])
+        if not found and holder.grad is not None:
+            before = self._sketch(local(holder.grad))
             if before.any():
                 self._row["before"][name] = to_text(before)
         found += [None] * (self.micro + 1 - len(found))
-        sketch = self._sketch(gradient)
+        sketch = self._sketch(gradient) if cut is None else np.stack([*map(self._sketch, cut.parts(gradient))])
         # One leaf can get its gradient in parts.
         found[self.micro] = sketch if found[self.micro] is None else found[self.micro] + sketch
         self._last_local = time.perf_counter()
@@ -172,24 +189,6 @@ class Steps:
     def _event(self) -> int:
         self._events += 1
         return self._events
-
-
-def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is whole on this rank, and no shard of one that others hold too."""
-    return not hasattr(tensor, "placements") and type(tensor).__name__ != "FlatParameter"
-
-
-def settings_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """An optimizer's class and, of its first groups, the numbers by which it goes."""
-    groups = []
-    for group in optimizer.param_groups[:8]:
-        found = {}
-        for name, value in group.items():
-            is_number = isinstance(value, int | float) and math.isfinite(value)
-            if name != "params" and (is_number or (isinstance(value, torch.Tensor) and value.numel() == 1)):
-                found[name] = float(value)
-        groups.append(found)
-    return {"class": type(optimizer).__name__, "groups": groups}
 
 
 def _number(loss: Any) -> float | None:

@@ -3,7 +3,6 @@
 import os
 from typing import Any
 
-import numpy as np
 import torch
 
 from cos598d.audit.book import ENDED, FORMAT, RUNNING, Book
@@ -18,7 +17,7 @@ def book_of(
 ) -> Book:
     """The book so far; `about` has the run, rank, world size, host and script. With an `exit_code` it is complete."""
     is_over = exit_code is not None
-    end = {"weights": observer.replica.weights(), "buffers": observer.replica.buffers()} if is_over else {}
+    end = observer.replica.sketches() if is_over else {}
     return about | {
         "format": FORMAT,
         "pid": os.getpid(),
@@ -48,14 +47,16 @@ def book_of(
         "loaders": list(observer.data.loaders.values()),
         "samplers": list(observer.data.samplers.values()),
         "counts": observer.counts,
+        "settings": observer.steps.optimizers.settings(),
         "seed": torch.initial_seed(),
         "threads": torch.get_num_threads(),
     }
 
 
 def _written(step: dict[str, Any]) -> dict[str, Any]:
-    local = {
-        name: [to_text(each) if isinstance(each, np.ndarray) else each for each in found]
-        for name, found in step["local"].items()
+    local = {name: [None if each is None else to_text(each) for each in found] for name, found in step["local"].items()}
+    parts = {
+        name: [None if each is None else [*map(to_text, each)] for each in found]
+        for name, found in step["local_parts"].items()
     }
-    return step | {"local": local}
+    return step | {"local": local, "local_parts": parts}

@@ -1,0 +1,139 @@
+"""Shards: which part of every gradient this rank keeps where FSDP, in either of its forms, cuts the weights over ranks.
+
+FSDP computes gradients of weights that it has gathered, and lets the optimizer step this rank's part of their average.
+So a local gradient is sketched part by part, as it will be cut, and what is applied is compared with the sketches of
+its own part.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+
+class Cut(NamedTuple):
+    """A tensor in `count` parts along `dim`, as `torch.chunk` makes them; this rank keeps the one at `place`."""
+
+    count: int
+    place: int
+    dim: int = 0
+
+    def parts(self, whole: torch.Tensor) -> list[torch.Tensor]:
+        """All of them; the last ones may be empty."""
+        found = [*whole.chunk(self.count, self.dim)]
+        return found + [whole.new_empty(0)] * (self.count - len(found))
+
+
+class Shards:
+    """The tensors that hold this rank's parts, their names, and the gathered leaves in whose place they are stepped."""
+
+    def __init__(self) -> None:
+        self.names: dict[int, str] = {}  # of what holds a part, by its id
+        self._cuts: dict[int, Cut] = {}
+        self._holders: dict[str, torch.Tensor] = {}
+        self._by_module: dict[int, dict[str, torch.Tensor]] = {}
+        self._homes: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # gathered leaf and what holds its part
+        self._views: dict[int, torch.Tensor] = {}  # parameters that are views of a flat one's part
+        self._looked_at: list[Any] = []  # kept, so that no two have the same id
+
+    def look(self, module: torch.nn.Module) -> bool:
+        """Take note of what is cut in a model that is about to be trained; whether it is the first look at it.
+
+        To be called before its forward pass, when nothing is gathered yet.
+        """
+        if any(each is module for each in self._looked_at):
+            return False
+        self._looked_at.append(module)
+        for path, child in module.named_modules():
+            for attribute, parameter in child._parameters.items():
+                cut = _cut_of(parameter)
+                if cut is not None and parameter is not None:
+                    self._add(plain_name(f"{path}.{attribute}"), parameter, cut)
+                    self._by_module.setdefault(id(child), {})[attribute] = parameter
+            handle = getattr(child, "_handle", None)
+            flat = getattr(handle, "flat_param", None)
+            if handle is not None and isinstance(flat, torch.Tensor):
+                cut = Cut(handle.world_size, handle.rank) if handle.uses_sharded_strategy else Cut(1, 0)
+                self._add(plain_name(f"{path}.{FLAT}"), flat, cut)
+                self._views |= {id(each): each for each in getattr(flat, "_params", None) or ()}
+        return True
+
+    def _add(self, name: str, holder: torch.Tensor, cut: Cut) -> None:
+        self._holders[name], self._cuts[id(holder)], self.names[id(holder)] = holder, cut, name
+
+    @property
+    def are_there(self) -> bool:
+        """Whether anything is cut."""
+        return bool(self._holders)
+
+    @property
+    def holders(self) -> dict[str, torch.Tensor]:
+        """What holds this rank's parts, by name."""
+        return self._holders
+
+    @property
+    def flats(self) -> list[torch.Tensor]:
+        """What is stepped through views of it, which the optimizer has in its place, or itself."""
+        return [each for name, each in self._holders.items() if name.endswith(FLAT)]
+
+    def gathered(self, module: torch.nn.Module) -> Iterator[torch.Tensor]:
+        """The gathered leaves that stand in a module now, each new one."""
+        for attribute, holder in self._by_module.get(id(module), {}).items():
+            leaf = module._parameters.get(attribute)
+            is_leaf = leaf is not None and leaf is not holder and leaf.is_leaf and not hasattr(leaf, "placements")
+            if leaf is not None and is_leaf and id(leaf) not in self._homes:
+                self._homes[id(leaf)] = leaf, holder
+                yield leaf
+
+    def home(self, leaf: torch.Tensor) -> torch.Tensor:
+        """What holds this rank's part of a gathered leaf; the tensor itself where it is none."""
+        return self._homes.get(id(leaf), (leaf, leaf))[1]
+
+    def cut(self, holder: torch.Tensor) -> Cut | None:
+        """How the tensor is cut of which `holder` has a part; None where it is whole."""
+        return self._cuts.get(id(holder))
+
+    def are_whole(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is no part of one, and no view of such a part."""
+        return is_plain(tensor) and id(tensor) not in self._cuts and id(tensor) not in self._views
+
+    def parts(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """This rank's part of each weight that is cut, named with its place: ranks with the same name have the same."""
+        for name, holder in self._holders.items():
+            cut = self._cuts[id(holder)]
+            part = getattr(holder, "_local_shard", None)
+            yield f"{name}, part {cut.place + 1} of {cut.count}", local(holder) if part is None else part
+
+
+FLAT = "_flat_param"
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is by its type no part of one."""
+    return not hasattr(tensor, "placements") and type(tensor).__name__ != "FlatParameter"
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a distributed tensor, as a plain one. Nothing is sent."""
+    found: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    return found
+
+
+def plain_name(name: str) -> str:
+    """A parameter's name without those of its wrappers."""
+    for part in ("_fsdp_wrapped_module.", "_orig_mod.", "_checkpoint_wrapped_module."):
+        name = name.replace(part, "")
+    return name.removeprefix(".").removeprefix("module.")
+
+
+def _cut_of(parameter: torch.Tensor | None) -> Cut | None:
+    """How a distributed tensor is cut: along one dimension of its mesh, and whole along the others; else None."""
+    placements = getattr(parameter, "placements", None)
+    if parameter is None or placements is None:
+        return None
+    cuts = [place for place, each in enumerate(placements) if not each.is_replicate()]
+    if len(cuts) != 1 or type(placements[cuts[0]]).__name__ != "Shard":
+        return None
+    distributed: Any = parameter
+    mesh = distributed.device_mesh
+    return Cut(mesh.size(cuts[0]), mesh.get_local_rank(cuts[0]), placements[cuts[0]].dim)
