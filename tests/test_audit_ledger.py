@@ -1,0 +1,112 @@
+"""The ledger of an audited script beside what torch itself tells of its buckets, formulas, and the kernel's counters."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from programs import ROOT
+
+FIRST, LAST = 5, 12  # steps between which the kernel's bytes are counted
+SCRIPT = """
+import json
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+rank, ranks = dist.get_rank(), dist.get_world_size()
+torch.manual_seed(1)
+model = nn.Sequential(nn.Linear(301, 512), nn.ReLU(), nn.Linear(512, 513), nn.ReLU(), nn.Linear(513, 7))
+{wrap}
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+
+def counted():
+    dist.barrier()
+    return sum(int(line.split()[9]) for line in open("/proc/net/dev") if line.split()[0] == "lo:")
+
+
+for step in range(1, {last} + 1):
+    if step == {first}:
+        begun = counted()
+    optimizer.zero_grad()
+    model(torch.randn(4, 301)).square().mean().backward()
+    optimizer.step()
+moved = counted() - begun
+if rank == 0:
+    logged = model._get_ddp_logging_data() if hasattr(model, "_get_ddp_logging_data") else {{}}
+    buckets = {{name: logged.get(name) for name in ("bucket_sizes", "rebuilt_bucket_sizes")}}
+    print("FOUND", json.dumps({{"moved": moved, **buckets}}))
+dist.destroy_process_group()
+"""
+DDP = "model = DistributedDataParallel(model, bucket_cap_mb=0.5)"
+FSDP2 = """mesh = init_device_mesh("cpu", (ranks,))
+fully_shard(model[2], mesh=mesh)
+fully_shard(model, mesh=mesh)"""
+UNIT, ROOT_UNIT = ((513, 512), (513,)), ((512, 301), (512,), (7, 513), (7,))
+
+pytestmark = pytest.mark.skipif(
+    os.geteuid() != 0 or subprocess.run(["unshare", "--net", "true"], check=False).returncode != 0,
+    reason="a loopback interface of its own needs root",
+)
+
+
+def audited(folder, wrap, ranks):
+    """What the script printed, and the books, from a network namespace in which nothing else is sent."""
+    (folder / "train.py").write_text(SCRIPT.format(wrap=wrap, first=FIRST, last=LAST))
+    audit = [sys.executable, "-m", "cos598d", "audit", "--world_size", str(ranks), "--output_dir", str(folder / "audit")]
+    command = ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh", *audit, "--", "train.py"]
+    environ = os.environ | {"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("FOUND")]
+    books = [json.loads((folder / "audit" / "books" / f"rank{rank}.json").read_text()) for rank in range(ranks)]
+    return json.loads(line.removeprefix("FOUND")), books
+
+
+def calls(book, iteration, op, kind):
+    return [row for row in book["calls"] if (row["iteration"], row["op"], row["kind"]) == (iteration, op, kind)]
+
+
+def check_bytes(moved, books):
+    """The kernel counts what the ledger's formulas say, and the headers of its packets."""
+    rows = [row for book in books for row in book["calls"] if FIRST <= row["iteration"] <= LAST]
+    formula = sum(row["bytes_sent"] for row in rows)
+    assert formula <= moved <= 1.05 * formula, f"{moved} bytes on the wire, {formula} by the ledger"
+
+
+def test_a_ddp_scripts_ledger_has_torchs_own_buckets_and_the_kernels_bytes(tmp_path):
+    found, books = audited(tmp_path, DDP, 2)
+    rows = {step: [row["payload_bytes"] for row in calls(books[0], step, "all_reduce", "gradient")] for step in (1, 3)}
+    assert rows[1] == [int(size) for size in found["bucket_sizes"].split(",")]
+    assert rows[3] == [int(size) for size in found["rebuilt_bucket_sizes"].split(",")]
+    assert len(rows[3]) > 1
+    assert sum(rows[3]) == 4 * sum(rows * columns for rows, columns in ((302, 512), (513, 513), (514, 7)))
+    assert {name for row in calls(books[0], 3, "all_reduce", "gradient") for name in row["names"]} == {
+        f"{layer}.{part}" for layer in (0, 2, 4) for part in ("weight", "bias")
+    }
+    check_bytes(found["moved"], books)
+
+
+def cut(shapes, ranks):
+    """Elements of each rank's part of tensors whose rows are filled up to equal parts."""
+    return sum(-(-shape[0] // ranks) * (shape[1] if len(shape) > 1 else 1) for shape in shapes)
+
+
+def test_an_fsdp2_scripts_ledger_has_the_formulas_bytes_and_the_kernels(tmp_path):
+    ranks = 3
+    found, books = audited(tmp_path, FSDP2, ranks)
+    unit, root = (4 * cut(shapes, ranks) for shapes in (UNIT, ROOT_UNIT))
+    for book in books:
+        gathers = [row["payload_bytes"] for row in calls(book, 3, "all_gather", "weight")]
+        sums = [row["payload_bytes"] for row in calls(book, 3, "reduce_scatter", "gradient")]
+        # The root's weights stay from forward to backward, the unit's are gathered again.
+        assert sorted(gathers) == sorted([root, unit, unit])
+        assert sorted(sums) == sorted([ranks * root, ranks * unit])
+    check_bytes(found["moved"], books)
