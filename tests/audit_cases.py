@@ -61,7 +61,6 @@ FAULTS = {
     "drift": ("by_hand", [(STEP, "    optimizer.step()\n    model[0].bias.data += 0.1 * rank\n")], "weights_drift", ""),
     "resumed_on_one_rank": ("by_hand", [("for step in", "if rank:\n    optimizer.state = {p: {'momentum_buffer': torch.ones_like(p)} for p in model.parameters()}\nfor step in"), (STEP, "    optimizer.step()  # here\n")], "optimizer_states_differ", ""),
     "learning_rates_later": ("by_hand", [(STEP, "    optimizer.step()  # here\n    if step == 3 and rank:\n        optimizer.param_groups[0]['lr'] /= 2\n")], "optimizers_differ", ""),
-    "one_rank_calls": ("by_hand", [("dist.destroy", "if rank == 0:\n    dist.broadcast(loss.detach(), 0)  # here\ndist.destroy")], "uneven_calls", ""),
     "barrier": ("by_hand", [(STEP, "    optimizer.step()\n    dist.barrier()  # here\n")], "barrier_each_step", ""),
     "travels_each_micro_batch": ("by_hand", [(AVERAGE, ""), (LOSS, "    for part in batch.split(4):\n        before = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in model.parameters()]\n        loss = nn.functional.cross_entropy(model(data[part]), labels[part]) / 2\n        loss.backward()\n        for p, old in zip(model.parameters(), before):\n            new = p.grad - old\n            dist.all_reduce(new)  # here\n            p.grad.copy_(old + new / ranks)\n")], "every_micro_batch_travels", ""),
     "ddp_no_sampler": ("ddp", [(SET_EPOCH, ""), (SAMPLER, "shuffle=True"), (DDP_SAMPLER, ""), ("in loader:", "in loader:  # here")], "all_data_everywhere", ""),

@@ -53,8 +53,9 @@ RIGHT = {
     "fsdp1": ("fsdp1", [], ""),
     "fsdp1_views": ("fsdp1", [('model, device_id=torch.device("cpu"))', 'model, device_id=torch.device("cpu"), use_orig_params=True)'), ('model[2], device_id=torch.device("cpu"))', 'model[2], device_id=torch.device("cpu"), use_orig_params=True)')], ""),
     "fsdp1_accumulation": ("fsdp1", [(LOSS, MICRO)], ""),
+    "tensor_parallel": ("fsdp2", [(UNIT + ROOT, 'parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})\n'), ("[rank::ranks]", ""), (CLIP, ""), ("from torch.distributed.fsdp import fully_shard", "from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module")], ""),
     "owners": ("owners", [], ""),
     "flat_parts": ("flat_parts", [], ""),
 }  # fmt: skip
-# What is stepped is nothing that a gradient was computed for, so that it cannot be judged.
-NOT_JUDGED = ("flat_parts",)
+# What is stepped is nothing that a gradient was computed for, and ranks that share batches: they cannot be judged.
+NOT_JUDGED = ("flat_parts", "tensor_parallel")

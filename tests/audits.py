@@ -1,15 +1,18 @@
 """Audits as tests run them: every rank of a script under `python -m cos598d audit`, and the verdict that they leave."""
 
 import json
+from pathlib import Path
 
 from audit_scripts import FLAGS
 from programs import ROOT, free_port
 
 
 def audit(start, folder, source, words="", ranks=2, flags=(), is_fresh=False):
-    """Run a script's source on so many ranks; return the exit codes, what rank 0 printed, and audit.json (or None)"""
-    path = folder / "train.py"
-    path.write_text(source)
+    """Run a script, its path or its source, on so many ranks; return the exit codes, what rank 0 printed, and
+    audit.json (or None)."""
+    path = source if isinstance(source, Path) else folder / "train.py"
+    if path is not source:
+        path.write_text(source)
     port = free_port()
     programs = []
     for rank in range(ranks):

@@ -85,3 +85,13 @@ def test_a_rank_that_has_more_batches_is_told(start, tmp_path):
     assert codes[0] != 0 == codes[1], text
     assert [each["name"] for each in verdict["faults"]] == ["uneven_steps"], text
     assert "Backward passes by rank: 6, 5." in text
+
+
+def test_a_call_that_one_rank_alone_makes_is_told(start, tmp_path):
+    alone = "if rank == 0:\n    dist.broadcast(loss.detach(), 0)  # here\n"
+    source = with_changes("by_hand", [(END, alone + END)])
+    codes, text, verdict = audit(start, tmp_path, source)
+    assert codes[0] != 0 == codes[1], text
+    (found,) = verdict["faults"]
+    assert (found["name"], found["line"]) == ("uneven_calls", marked_line(source)), text
+    assert "Calls of broadcast by rank: 5, 4." in text

@@ -1,4 +1,4 @@
-"""The ledger of an audited script beside what torch itself tells of its buckets, formulas, and the kernel's counters."""
+"""The ledger of an audited script beside torch's own word on its buckets, formulas, and the kernel's counters."""
 
 import json
 import os
@@ -60,8 +60,18 @@ pytestmark = pytest.mark.skipif(
 def audited(folder, wrap, ranks):
     """What the script printed, and the books, from a network namespace in which nothing else is sent."""
     (folder / "train.py").write_text(SCRIPT.format(wrap=wrap, first=FIRST, last=LAST))
-    audit = [sys.executable, "-m", "cos598d", "audit", "--world_size", str(ranks), "--output_dir", str(folder / "audit")]
-    command = ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh", *audit, "--", "train.py"]
+    audit = [sys.executable, "-m", "cos598d", "audit", "--world_size", ranks, "--output_dir", folder / "audit"]
+    command = [
+        "unshare",
+        "--net",
+        "sh",
+        "-c",
+        'ip link set lo up && exec "$@"',
+        "sh",
+        *map(str, audit),
+        "--",
+        "train.py",
+    ]
     environ = os.environ | {"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
     done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -3,8 +3,24 @@
 import pytest
 from audit_cases import FAULTS, RIGHT
 from audit_cases_sharded import NOT_JUDGED
-from audit_scripts import marked_line, with_changes
+from audit_scripts import FLAGS, marked_line, with_changes
 from audits import audit, words_of
+from programs import ROOT, TINY_TRAINING
+
+LESSON = " ".join([*TINY_TRAINING, "--max_steps", "5", "--output_dir", "out"])
+# Scripts of the project's own, and their words.
+OURS = {
+    "task2a/run_glue.py": LESSON,
+    "task2b/run_glue.py": LESSON,
+    "task3/run_glue.py": LESSON,
+    "task3/run_glue.py --sync ring": f"{LESSON} --sync ring",
+    "task3/run_glue.py --sync zero1": f"{LESSON} --sync zero1",
+    "task3/run_glue.py --sync zero3": f"{LESSON} --sync zero3",
+    "task3/run_glue.py --sync torch_fsdp": f"{LESSON} --sync torch_fsdp",
+    "task3/run_glue.py --sync torch_zero1": f"{LESSON} --sync torch_zero1",
+    "examples/digits.py": None,
+    "examples/digits_ddp.py": None,
+}
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -34,3 +50,13 @@ def test_a_right_script_is_accused_of_nothing(name, start, tmp_path):
     # Silence without judgement is not worth much: only these cannot be judged.
     if name not in ("lbfgs", "local_sgd", *NOT_JUDGED):
         assert verdict["seen"]["judged"] == 3, text
+        assert not [each for each in verdict["not_judged"] if each.startswith("gradients")], text
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_our_own_scripts_are_accused_of_nothing(name, start, tmp_path):
+    words = OURS[name]
+    codes, text, verdict = audit(start, tmp_path, ROOT / name.split()[0], f"{words} {FLAGS}" if words else "")
+    assert codes == [0, 0], text
+    assert verdict["faults"] + verdict["wastes"] == [], text
+    assert verdict["seen"]["steps"] >= 5, text

@@ -135,7 +135,7 @@ MODEL = Fields(
     {
         **dict.fromkeys(("class", "dtype", "device"), TEXT),
         "wrappers": ListOf(TEXT),
-        **dict.fromkeys(("parameters", "tensors", "batch_norms", "sharded"), COUNT),
+        **dict.fromkeys(("parameters", "tensors", "batch_norms", "sharded", "cut_otherwise"), COUNT),
         "dropout": NUMBER,
     },
 )

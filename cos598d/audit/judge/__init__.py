@@ -20,6 +20,10 @@ def judge(books: Sequence[Book], remarks: Sequence[str] = ()) -> Verdict:
     judged: list[int] = []
     groups = groups_of(books)
     for group in groups:
+        if any(book["model"].get("cut_otherwise") for book in group):
+            judged.append(0)
+            unjudged.append("ranks that share batches and have different weights by design (tensor parallelism).")
+            continue
         fits = fit_steps(group)
         judged.append(fits.judged if len(group) > 1 else 0)
         findings += judge_averaging(group, fits) + judge_clip_order(group, fits) + judge_weighting(group, fits)

@@ -176,9 +176,10 @@ def _uneven(books: Sequence[Book]) -> list[Finding]:
 
 
 def _calls_apart(books: Sequence[Book]) -> list[Finding]:
-    """Collectives of all ranks that some rank made more often than another, where all ended well."""
+    """Collectives of all ranks that some rank made more often than another, which ended well all the same."""
     world = books[0]["world_size"]
-    if len(books) < world or not all(map(_ended_well, books)):
+    well = [rank for rank, book in enumerate(books) if _ended_well(book)]
+    if len(books) < world or not well:
         return []
     by_op: dict[str, list[int]] = {}
     by_line: dict[tuple, list[int]] = {}
@@ -191,7 +192,7 @@ def _calls_apart(books: Sequence[Book]) -> list[Finding]:
                 ):
                     counts[rank] += entry["calls"]
     for op, counts in by_op.items():
-        if max(counts) > min(counts):
+        if max(counts) > min(counts[rank] for rank in well):
             says = f"Calls of {op} by rank: {', '.join(map(str, counts))}."
             lines = [key for key in by_line if key[0] == op]
             _, file, line, function = max(lines, key=lambda key: max(by_line[key]) - min(by_line[key]))

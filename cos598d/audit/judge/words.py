@@ -176,7 +176,7 @@ WORDS = {
     "uneven_calls": Words(
         _F,
         "the ranks do not make the same calls",
-        "Collectives answer one another by their order: one that not every rank makes is answered by another's, or waits.",
+        "Collectives answer one another by their order: one that not all ranks make is answered by another, or waits.",
         "Take the call out of the branch that only some ranks go through; all ranks of a group have to make it.",
     ),
     "uneven_steps": Words(

@@ -55,7 +55,9 @@ class Observer:
         # When the last step began and ended, and the iteration before; what the loaders took until then.
         self._step_began, self._ended, self._since_data = 0.0, 0.0, 0.0
         self._mark: float | None = None
-        self._forwards = Forwards(self._guard(self._forward_begins), self._guard(self._forward_ended), self._inner_ended)
+        self._forwards = Forwards(
+            self._guard(self._forward_begins), self._guard(self._forward_ended), self._inner_ended
+        )
         moments.listen(self)
         collectives.listen(self._guard(self._called), self._guard(self.calls.waited))
 
@@ -159,6 +161,8 @@ class Observer:
             self._is_evaluating = False
             if self.replica.trained(module):
                 self.steps.call(self.replica.names)
+                for _, weight in self.replica.known()["weight"]:
+                    self.steps.hook(weight)  # of those that this rank does not step, too
                 self.calls.model_is_known()
             self._batches[id(module)] = batch
         elif not torch.is_grad_enabled():

@@ -46,7 +46,7 @@ class Replica:
         self._buffers = {plain_name(name): each for name, each in itertools.islice(module.named_buffers(), _MOST)}
         self._ids = {id(each): name for name, each in self._weights.items()}
         cut = sum(not self._shards.are_whole(each) for each in self._weights.values())
-        self.facts = describe(module) | {"sharded": cut}
+        self.facts = describe(module) | {"sharded": cut, "cut_otherwise": self._shards.others}
         return True
 
     def sketches(self) -> dict[str, dict[str, str]]:

@@ -12,22 +12,23 @@ import torch
 
 
 class Cut(NamedTuple):
-    """A tensor in `count` parts along `dim`, as `torch.chunk` makes them; this rank keeps the one at `place`."""
+    """A tensor in `pieces` parts along `dim`, as `torch.chunk` makes them; this rank keeps the one at `place`."""
 
-    count: int
+    pieces: int
     place: int
     dim: int = 0
 
     def parts(self, whole: torch.Tensor) -> list[torch.Tensor]:
         """All of them; the last ones may be empty."""
-        found = [*whole.chunk(self.count, self.dim)]
-        return found + [whole.new_empty(0)] * (self.count - len(found))
+        found = [*whole.chunk(self.pieces, self.dim)]
+        return found + [whole.new_empty(0)] * (self.pieces - len(found))
 
 
 class Shards:
     """The tensors that hold this rank's parts, their names, and the gathered leaves in whose place they are stepped."""
 
     def __init__(self) -> None:
+        self.others = 0  # tensors that are cut in another way: tensor parallelism
         self.names: dict[int, str] = {}  # of what holds a part, by its id
         self._cuts: dict[int, Cut] = {}
         self._holders: dict[str, torch.Tensor] = {}
@@ -44,9 +45,14 @@ class Shards:
         if any(each is module for each in self._looked_at):
             return False
         self._looked_at.append(module)
+        units: list[str] = []  # of FSDP's second form, by their paths
         for path, child in module.named_modules():
+            if any(kind.__name__ == "FSDPModule" for kind in type(child).__mro__):
+                units.append(f"{path}." if path else "")
+            of_fsdp = f"{path}.".startswith(tuple(units))
             for attribute, parameter in child._parameters.items():
-                cut = _cut_of(parameter)
+                cut = _cut_of(parameter) if of_fsdp else None
+                self.others += parameter is not None and hasattr(parameter, "placements") and cut is None
                 if cut is not None and parameter is not None:
                     self._add(plain_name(f"{path}.{attribute}"), parameter, cut)
                     self._by_module.setdefault(id(child), {})[attribute] = parameter
@@ -102,7 +108,7 @@ class Shards:
         for name, holder in self._holders.items():
             cut = self._cuts[id(holder)]
             part = getattr(holder, "_local_shard", None)
-            yield f"{name}, part {cut.place + 1} of {cut.count}", local(holder) if part is None else part
+            yield f"{name}, part {cut.place + 1} of {cut.pieces}", local(holder) if part is None else part
 
 
 FLAT = "_flat_param"

@@ -126,7 +126,7 @@ class Steps:
             if tensor.grad is None:
                 continue
             if cut := self._shards.cut(tensor):
-                self._row["places"][self.name(tensor)] = [cut.place, cut.count]
+                self._row["places"][self.name(tensor)] = [cut.place, cut.pieces]
             if cut or self._shards.are_whole(tensor):
                 self._row["applied"][self.name(tensor)] = to_text(self._sketch(local(tensor.grad)))
 
