@@ -35,6 +35,9 @@ FAULTS = {
     "fsdp2_zeroed_each_micro_batch": ("fsdp2", [(ZERO, ""), (LOSS, "    for part in batch.split(4):\n        optimizer.zero_grad()\n        loss = nn.functional.cross_entropy(model(data[part]), labels[part]) / 2\n        loss.backward()  # here\n")], "lost_micro_batches", ""),
     "fsdp1_clip_by_part": ("fsdp1", [(FSDP1_CLIP, "    nn.utils.clip_grad_norm_(model.parameters(), 0.1)  # here\n")], "clipped_by_part", ""),
     "fsdp1_clip_by_part_of_views": ("fsdp1", [('model, device_id=torch.device("cpu"))', 'model, device_id=torch.device("cpu"), use_orig_params=True)'), ('model[2], device_id=torch.device("cpu"))', 'model[2], device_id=torch.device("cpu"), use_orig_params=True)'), (FSDP1_CLIP, "    nn.utils.clip_grad_norm_(model.parameters(), 0.1)  # here\n")], "clipped_by_part", ""),
+    "flat_parts_sum": ("flat_parts", [(FLAT_AVERAGE, "")], "summed", ""),
+    "flat_parts_clip_by_part": ("flat_parts", [(FLAT_AVERAGE, FLAT_AVERAGE + "    nn.utils.clip_grad_norm_([part], 0.01)  # here\n")], "clipped_by_part", ""),
+    "flat_parts_clip_before": ("flat_parts", [("    gradients = torch.cat([p", "    nn.utils.clip_grad_norm_(model.parameters(), 0.1)  # here\n    gradients = torch.cat([p")], "clipped_before_average", ""),
     "owners_sum": ("owners", [(OWNER_AVERAGE, "")], "summed", ""),
 }  # fmt: skip
 
@@ -56,6 +59,7 @@ RIGHT = {
     "tensor_parallel": ("fsdp2", [(UNIT + ROOT, 'parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})\n'), ("[rank::ranks]", ""), (CLIP, ""), ("from torch.distributed.fsdp import fully_shard", "from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module")], ""),
     "owners": ("owners", [], ""),
     "flat_parts": ("flat_parts", [], ""),
+    "flat_parts_divided_before": ("flat_parts", [(FLAT_AVERAGE, ""), ("dist.reduce_scatter_tensor(part.grad, gradients)", "dist.reduce_scatter_tensor(part.grad, gradients / ranks)")], ""),
 }  # fmt: skip
-# What is stepped is nothing that a gradient was computed for, and ranks that share batches: they cannot be judged.
-NOT_JUDGED = ("flat_parts", "tensor_parallel")
+# Ranks that share batches by design cannot be judged.
+NOT_JUDGED = ("tensor_parallel",)

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from cos598d.audit.contents import (
+    ALL_GATHER,
     BUFFER,
     GRADIENT,
     MOST_ENTRIES,
@@ -154,17 +155,23 @@ class Calls:
         if all(each.numel() <= 1 for each in call.tensors):
             return SCALAR, []
         is_float = all(each.is_floating_point() for each in call.tensors)
-        return self._by_size(sum(each.numel() for each in call.tensors), is_float, is_between)
+        elements = sum(each.numel() for each in call.tensors)
+        # What is cut over the ranks is filled up to equal parts.
+        filled = len(call.ranks) if call.op in (REDUCE_SCATTER, ALL_GATHER) else 1
+        elements *= len(call.ranks) if call.op == ALL_GATHER else 1
+        return self._by_size(elements, filled, is_float, is_between)
 
-    def _by_size(self, elements: int, is_float: bool, is_between: bool) -> tuple[str, list[str]]:
-        """What a buffer is that no tensor of the model's shares: all gradients, or all weights, in one."""
+    def _by_size(self, elements: int, filled: int, is_float: bool, is_between: bool) -> tuple[str, list[str]]:
+        """What a buffer is that no tensor of the model's shares: all gradients, or all weights, in one, and less than
+        `filled` more elements."""
         if not is_float:
             return OTHER, []
         weights = [tensor for _, tensor in self._known()["weight"]]
-        are_all = elements in (
+        sizes = (
             sum(each.numel() for each in weights),
             sum(each.numel() for each in weights if each.grad is not None),
         )
+        are_all = any(0 <= elements - size < filled for size in sizes)
         if is_between and (are_all or elements in self._runs_of(weights)):
             return GRADIENT, []
         return (WEIGHT if are_all and weights else OTHER), []

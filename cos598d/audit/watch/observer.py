@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from cos598d.audit.contents import GRADIENT, MOST_ITERATIONS, SCALAR
+from cos598d.audit.contents import GRADIENT, MOST_ITERATIONS, REDUCE_SCATTER, SCALAR
 from cos598d.audit.sketch import Sketcher
 from cos598d.audit.watch import collectives, moments
 from cos598d.audit.watch.calls import Calls
@@ -218,6 +218,8 @@ class Observer:
         )
         if row["kind"] == GRADIENT and in_backward and len(call.tensors) == 1 and call.tensors[0].numel() <= 1:
             row["kind"] = SCALAR  # DDP asks in a scalar which parameters were used
+        if call.op == REDUCE_SCATTER and not in_backward:
+            self.steps.scattered(call.tensors, len(call.ranks), call.rank, self.replica.known()["weight"])
         facts = {name: row[name] for name in ("op", "names", "elements", "dtype", "in_backward", "where")}
         self.steps.event("call", **facts, carries=row["kind"], root=call.root, ranks=list(call.ranks))
 

@@ -14,6 +14,7 @@ from cos598d.audit.watch.batches import batch_size, sample_digests
 from cos598d.audit.watch.loss import weight_of
 from cos598d.audit.watch.optimizers import Optimizers, settings_of
 from cos598d.audit.watch.places import NOWHERE, Place, here
+from cos598d.audit.watch.scattered import NAME, pieces_of
 from cos598d.audit.watch.shards import Shards, is_plain, local
 
 Guard = Callable[[Callable[..., None]], Callable[..., None]]
@@ -39,6 +40,7 @@ class Steps:
         self._hooked: dict[int, tuple[Any, Any]] = {}
         self._has_stepped, self._depth = False, 0
         self._row: dict[str, Any] = {}
+        self._scattered = -1  # elements of this rank's part of the gradients in a row
         self._events = 0
 
     @property
@@ -100,6 +102,19 @@ class Steps:
                 }
             )
 
+    def scattered(
+        self, tensors: list[torch.Tensor], ranks: int, place: int, weights: list[tuple[str, torch.Tensor]]
+    ) -> None:
+        """This rank has given `tensors` to a reduce-scatter of so many ranks, and gets the part at `place`."""
+        if not self.is_examined or NAME in self._row["local_parts"]:
+            return
+        pieces = pieces_of(tensors, ranks, weights, self._row["local"], self._sketch)
+        if pieces is not None:
+            # Those of all micro-batches are in it already.
+            self._row["local_parts"][NAME] = [None] * self.micro + [pieces]
+            self._row["places"][NAME] = [place, ranks]
+            self._scattered = sum(each.numel() for each in tensors) // ranks
+
     def backward_ended(self) -> None:
         """The backward pass is over: what it took after its last gradient is communication that nothing hid."""
         if self.is_examined and self._last_local:
@@ -127,7 +142,9 @@ class Steps:
                 continue
             if cut := self._shards.cut(tensor):
                 self._row["places"][self.name(tensor)] = [cut.place, cut.pieces]
-            if cut or self._shards.are_whole(tensor):
+            if id(tensor) not in self._of_model and tensor.grad.numel() == self._scattered:
+                self._row["applied"][NAME] = to_text(self._sketch(tensor.grad))
+            elif cut or self._shards.are_whole(tensor):
                 self._row["applied"][self.name(tensor)] = to_text(self._sketch(local(tensor.grad)))
 
     def step_ended(self, optimizer: torch.optim.Optimizer) -> None:
@@ -156,7 +173,7 @@ class Steps:
 
     def _begin(self) -> None:
         self.iteration += 1
-        self._has_stepped, self._events = False, 0
+        self._has_stepped, self._events, self._scattered = False, 0, -1
         if self.iteration == self.examined + 1:
             self.close()
         self._row = {}
