@@ -117,7 +117,7 @@ def test_a_fault_again_from_its_folder_strict_and_with_books_gone(start, tmp_pat
     assert codes == [3, 0], text
     (fault_found,) = verdict["faults"]
     assert fault_found["name"] == "never_averaged"
-    assert fault_found["consequences"] == ["weights_drift"]
+    assert fault_found["consequences"] == ["optimizer_states_differ", "weights_drift"]
     folder = tmp_path / "audit"
     assert main(["audit", str(folder)]) == 0
     assert "never averaged" in capsys.readouterr().out
