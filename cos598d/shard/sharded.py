@@ -143,7 +143,7 @@ class Sharded(Strategy):
 
     def backward(self, loss: torch.Tensor) -> None:
         # What is summed over the ranks is the gradient of the global batch's mean: nobody divides.
-        (loss * self.loss_scale).backward()
+        (loss * self._loss_factor).backward()
 
     def finish(self) -> None:
         self._gradients.finish()
@@ -152,7 +152,7 @@ class Sharded(Strategy):
 
     def clip(self, max_norm: float) -> torch.Tensor | None:
         if self._scale.is_on:
-            self._gradients.scale(1 / self.loss_scale)
+            self._gradients.scale(1 / self._loss_factor)
         if not max_norm and not self._scale.is_on:
             return None
         squares = self._gradients.squares()
@@ -224,6 +224,12 @@ class Sharded(Strategy):
         with own_state_of(self.comm.rank):
             load_own_buffers(self._model, tensors)
             self._gradients.order = facts["order"]
+
+    @property
+    def _loss_factor(self) -> float:
+        """What losses are multiplied by. Under fp16 by the number of ranks too, as where gradients are averaged: so the
+        same steps overflow, and are left out, under every strategy."""
+        return self.loss_scale * self.comm.world_size if self._scale.is_on else 1.0
 
     def _remembered(self) -> OptimizerState:
         return OptimizerState(self.optimizer, self.held.values())

@@ -66,7 +66,7 @@ class Strategy:
 
     @property
     def loss_scale(self) -> float:
-        """What the losses of this step are multiplied by before backward, and `clip` divides out; 1 but for fp16."""
+        """The factor of this step by which fp16 keeps small gradients from vanishing; 1 without it."""
         return 1.0
 
     def remark(self, model: nn.Module) -> str | None:
@@ -94,7 +94,8 @@ class Strategy:
         raise NotImplementedError
 
     def finish(self) -> None:
-        """Block until the gradients are the global batch's, times `loss_scale`: whole, or this rank's shard of them."""
+        """Block until the gradients are the global batch's, whole or this rank's shard of them. Under fp16 they are too
+        large by what `backward` has multiplied the loss by, which `clip` divides out."""
         raise NotImplementedError
 
     def clip(self, max_norm: float) -> torch.Tensor | None:
