@@ -7,6 +7,7 @@ from worlds import run_ranks
 from cos598d.check.spawn import DIED, run_world
 
 SYNCS = {"bucketed": {"sync": "bucketed", "keep": 1}, "zero1": {"sync": "zero1", "keep": 1}}
+SYNCS["diloco"] = {"sync": "diloco", "fragments": 2, "sync_every": 2, "keep": 1}
 SYNCS |= {name: {"sync": name, "keep": 1} for name in ("shared_weights", "sparse_zero1")}
 
 
@@ -27,6 +28,8 @@ def uninterrupted(tmp_path_factory):
 # At a phase, in iteration 6; at a save, that after iteration 8: saves are made after 4, 7 where it is the best, 8, 12.
 IN_A_STEP = [("bucketed", point, 6, 0) for point in PHASES] + [("bucketed", "backward", 6, 1), ("zero1", "step", 6, 1)]
 IN_A_STEP += [(name, point, 6, 1) for name in ("shared_weights", "sparse_zero1") for point in PHASES]
+# A fragment set out after step 4, and is in its checkpoint; it should arrive after step 6.
+IN_A_STEP += [("diloco", point, 6, 1) for point in ("forward", "step")]
 IN_A_SAVE = [("bucketed", point, 8, 0) for point in OF_A_SAVE]
 OF_SHARDS = [("zero1", point, 8, rank) for point in ("copy", "write") for rank in (0, 1)]
 

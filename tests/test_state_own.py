@@ -66,16 +66,17 @@ def test_what_is_lost_is_said_in_words(file):
         *(Case("bucketed", {"compress": word}) for word in ("topk", "powersgd", "int8", "bf16")),
         *(Case(f"{file}:{name}") for name in ("Slow", "Kept")),
         *(Case("ddp", {"ddp_hook": hook}) for hook in ("powersgd", "fp16")),
-        Case("local_sgd"), Case("zero3"),
+        Case("local_sgd"), Case("zero3"), Case("diloco"),
     ]  # fmt: skip
     lost, never = zip(*run_ranks(2, words, cases)[0].values(), strict=True)
-    topk, powersgd, int8, bf16, slow, kept, hook, fp16, local_sgd, zero3 = lost
+    topk, powersgd, int8, bf16, slow, kept, hook, fp16, local_sgd, zero3, diloco = lost
     assert (bf16, slow, kept, fp16, zero3) == (None,) * 5
     assert "topk has held back" in topk
     assert "factors" in powersgd
     assert "random" in int8
     assert "powersgd hook" in hook
     assert "since the last average" in local_sgd
+    assert diloco == f"{local_sgd} and the outer steps' momentum, with the fragment that was under way"
     assert [word is not None for word in never] == [case.sync.endswith("Slow") for case in cases]
     assert "Slow remembers" in never[4]
     assert "has no own_state()" in never[4]

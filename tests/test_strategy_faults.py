@@ -42,6 +42,42 @@ def test_a_killed_rank_takes_the_others_with_it_by_name(start_ranks, tmp_path, s
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["live"]  # the rows so far
 
 
+# Fragments set out after every second step, and arrive after the second one from there.
+DYING = """
+import os, signal
+from cos598d.sync.diloco import DiLoCo
+
+class Dying(DiLoCo):
+    def after_step(self):
+        self.die_where({steps}, "before")
+        super().after_step()
+        self.die_where({steps}, "after")
+
+    def die_where(self, steps, place):
+        if (self.comm.rank, self._steps, place) == (1, steps, "{place}"):
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize(
+    ("steps", "place"),
+    [(19, "before"), (20, "after"), (21, "before")],
+    ids=["others have set out", "all have set out", "it should arrive"],
+)
+def test_a_rank_that_is_killed_while_a_fragment_travels_takes_the_others_with_it(start_ranks, tmp_path, steps, place):
+    (tmp_path / "dying.py").write_text(DYING.format(steps=steps, place=place))
+    words = [*TINY_TRAINING, "--sync", f"{tmp_path}/dying.py:Dying", "--sync_every", 2, "--fragments", 2]
+    ranks = start_ranks(SCRIPT, 3, [*words, "--max_steps", 100000, "--output_dir", "out"])
+    others = [ranks[0], ranks[2]]
+    for rank in others:
+        rank.wait_for("iteration 3:")
+    started = [child for rank in others for child in children_of(rank.process.pid)]
+    assert ranks[1].wait(30) == -signal.SIGKILL
+    end_alike(others, 1, "lost rank 1, which ended without a word", seconds=10)
+    assert not any(is_alive(child) for child in started)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["live"]
+
+
 @pytest.mark.parametrize(
     ("sync", "said", "code", "sentence"),
     [

@@ -32,6 +32,9 @@ class DiLoCo(LocalSGD):
     4. Before the model is evaluated or saved all ranks average their weights, as in `local_sgd`, and agree on that.
        A fragment that is under way then is dropped: the average has overtaken it.
     5. Under fp16 the ranks agree on overflows as in `local_sgd`.
+    6. A checkpoint waits for the fragment that is under way, and keeps its average: the run goes on from there to the
+       last bit. One that goes on with other ranks, or under another sync, begins with the average of all weights: the
+       fragment under way and the momentum are dropped.
 
     Where the paper mixes the arriving weights with a rank's own, half and half, 3 adds: with H = 1, F = 1, an outer
     learning rate of 1 and no momentum every rank holds the average of a step before, and its own last step.
@@ -82,6 +85,12 @@ class DiLoCo(LocalSGD):
         for place, fragment in enumerate(self._every()):
             prefix = f"{place}/"
             fragment.load({name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)})
+
+    @property
+    def own_is_lost(self) -> str:
+        return " and ".join(
+            filter(None, [super().own_is_lost, "the outer steps' momentum, with the fragment that was under way"])
+        )
 
     @classmethod
     def round_steps(cls, options: SyncOptions) -> int:
