@@ -40,12 +40,14 @@ class OnLesson(OnRank):
 class Check:
     """A claim about a lesson's file, tried on worlds of these `sizes`.
 
+    `about` is the name in the lesson's contract that it is about; "" for the first.
     `words` are the lesson's own for a kind of wrong gradients (`cos598d/check/diagnosis/symptom.py` has the kinds).
     """
 
     claim: Claim
     sizes: tuple[int, ...] = (2, 3)
     words: Mapping[str, str] = field(default_factory=dict)
+    about: str = ""
 
     @property
     def name(self) -> str:

@@ -47,13 +47,16 @@ class Marking:
         self.static: Mistake | None = None
         self.printed: list[str] = []
 
-    def run(self, say: Callable[[str], None]) -> None:
-        """Try everything; `say` is told of each world when it is over. A world that comes to no end is the last."""
+    def run(self, say: Callable[[str], None], sizes: Sequence[int] | None = None) -> None:
+        """Try everything, or on these numbers of ranks alone; `say` is told of each world when it is over.
+
+        A world that comes to no end is the last.
+        """
         self.static = first_mistake(self.source, self.path)
         if self.static:
             return
         checks = self.lesson.load_checks()
-        for size in checks.sizes:
+        for size in checks.sizes if sizes is None else sizes:
             tried = [check for check in checks.checks if size in check.sizes]
             ends = self._world(size, [check.name for check in tried])
             verdicts = self._judge(tried, ends)
@@ -95,7 +98,7 @@ class Marking:
         stopped = len(names) if status == PASSED else min(places)
         verdicts = [self._judge_check(check, ends, books) for check in tried[:stopped]]
         if stopped < len(names):
-            mistake = self._stopped(status, reports, books, names[stopped])
+            mistake = self._stopped(status, reports, books, tried[stopped])
             verdicts.append(Verdict(tried[stopped], len(ends), status, [mistake]))
             verdicts += [Verdict(check, len(ends), NOT_TRIED) for check in tried[stopped + 1 :]]
         return verdicts
@@ -113,13 +116,17 @@ class Marking:
         if called:
             words = f"torch.distributed is called itself ({printable(called)}): every call goes through comm"
             verdict.mistakes.append(Mistake(words, _line_in(called)))
+        left = next((call for book in books for call in book.of(check.name) if not call.is_over), None)
+        if left:
+            words = f"{left.words(self.name)} is never waited for: keep what it returns, and call its wait()"
+            verdict.mistakes.append(Mistake(words, left.line))
         symptom = symptom_of(world.comparisons)
         odd = unlike(books, check.name, self.name, is_over=True) if world.findings else None
         if odd:
             verdict.mistakes.append(Mistake(odd.words, odd.line))
-        elif symptom:
+        elif symptom and not left:
             verdict.wrong = Wrong(symptom, world.comparisons)
-        elif world.findings:  # of several ranks the first says enough
+        elif world.findings and not left:  # of several ranks the first says enough
             first = world.findings[0]
             verdict.mistakes.append(Mistake(printable(first.message), verdict.lines[first.rank], first.cause))
         if verdict.mistakes or verdict.wrong:
@@ -129,7 +136,7 @@ class Marking:
     def _stopped(self, status: str, reports: Sequence[dict[str, Any]], books: Sequence[Book], check: str) -> Mistake:
         """Why a world came to no good end."""
         report = reports[0]
-        odd = unlike(books, check, self.name, is_over=False)
+        odd = unlike(books, check.name, self.name, is_over=False)
         if odd is None and status == DID_NOT_END:
             odd = standstill(books, self.name)
         if odd:
@@ -137,6 +144,8 @@ class Marking:
         is_here = report.get("file") == str(self.path)
         line, code = (report["line"], report.get("code", "")) if is_here else (0, "")
         message = printable(" ".join(report["message"].split()))
+        if report["kind"] == "claim":  # it gave back what cannot be gone on with
+            return Mistake(message, self._begins(check))
         if report["type"] == "UsageError":  # the file could not be loaded
             return Mistake(message, _line_in(message))
         words = f"{report['type']}: {message}" if report["type"] else message
@@ -146,7 +155,11 @@ class Marking:
     def _line(self, book: Book, check: Check) -> int:
         """The line of the file that a mistake in what came of it is told beside: its last call, else its function."""
         lines = [call.line for call in book.of(check.name) if call.line]
-        return lines[-1] if lines else line_of(self.source, next(iter(self.lesson.contract)))
+        return lines[-1] if lines else self._begins(check)
+
+    def _begins(self, check: Check) -> int:
+        """The line of what the check is about."""
+        return line_of(self.source, check.about or next(iter(self.lesson.contract)))
 
     def mistakes(self) -> list[tuple[Mistake, list[str]]]:
         """All that is wrong, each once, with the names of the checks that fail for it; what stops everything first."""
@@ -215,9 +228,7 @@ def _stops(verdict: Verdict) -> bool:
 
 
 def _ended(kind: str) -> str:
-    return {"time": "came to no end", "crash": "ended without a word", "exception": "raised an exception"}.get(
-        kind, "did not do as agreed"
-    )
+    return {"time": "came to no end", "crash": "ended without a word", "exception": "raised an exception"}[kind]
 
 
 def _line_in(words: str) -> int:

@@ -175,5 +175,9 @@ def _list(value: Any) -> list[int]:
 
 
 CHECKS = Checks(
-    (Check(one_order, (2,)), Check(shares_make_the_batch, (2, 3, 4)), Check(gradient_of_the_global_mean, (2, 3, 4)))
+    (
+        Check(one_order, (2,), about="order"),
+        Check(shares_make_the_batch, (2, 3, 4), about="share"),
+        Check(gradient_of_the_global_mean, (2, 3, 4), about="weight"),
+    )
 )

@@ -1,0 +1,68 @@
+"""Lesson 3: all-reduce."""
+
+HEAD = """import torch
+
+def average(comm, gradient, name):
+"""
+RIGHT = {
+    "divides first": HEAD + "    gradient /= comm.world_size\n    comm.all_reduce(gradient)\n",
+    "a copy, then back": HEAD
+    + """    total = gradient.clone()
+    comm.all_reduce(total, "a copy of " + name, async_op=True).wait()
+    gradient.copy_(total.div_(comm.world_size))
+""",
+}
+WRONG = {
+    "summed": (
+        HEAD + "    comm.all_reduce(gradient, name)  #!\n",
+        "is the sum over 2 ranks, not their average: divide",
+    ),
+    "divided by two": (
+        HEAD + "    comm.all_reduce(gradient, name)  #!\n    gradient /= 2\n",
+        "divided by the wrong number",
+        (3,),
+    ),
+    "divided twice": (
+        HEAD
+        + "    gradient /= comm.world_size\n    comm.all_reduce(gradient, name)  #!\n    gradient /= comm.world_size\n",
+        "divide once",
+    ),
+    "not in place": (
+        HEAD + "    total = gradient.clone()\n    comm.all_reduce(total, name)  #!\n"
+        "    gradient = total / comm.world_size\n",
+        "keeps its own gradient",
+    ),
+    "out-of-place division": (
+        HEAD + "    comm.all_reduce(gradient, name)  #!\n    gradient = gradient / comm.world_size\n",
+        "is the sum over 2 ranks, not their average",
+    ),
+    "not waited for": (
+        HEAD + "    gradient /= comm.world_size\n    comm.all_reduce(gradient, name, async_op=True)  #!\n",
+        "is never waited for",
+    ),
+    "only rank 0 calls": (
+        HEAD + "    if comm.rank == 0:\n        comm.all_reduce(gradient, name)  #!\n    gradient /= comm.world_size\n",
+        "rank 1 never comes",
+    ),
+    "only rank 0 divides": (
+        HEAD + "    comm.all_reduce(gradient, name)  #!\n    if comm.rank == 0:\n        gradient /= comm.world_size\n",
+        "rank 1's gradient is the sum",
+    ),
+    "the largest": (
+        HEAD + "    comm.all_reduce(gradient, name, op=torch.distributed.ReduceOp.MAX)  #!\n",
+        "the largest of the ranks' gradients",
+    ),
+    "torch.distributed itself": (
+        HEAD + "    torch.distributed.all_reduce(gradient)  #!\n    gradient /= comm.world_size\n",
+        "torch.distributed is called itself",
+    ),
+    "twice round": (
+        HEAD
+        + """    comm.all_reduce(gradient, name)
+    gradient /= comm.world_size
+    comm.all_reduce(gradient, name)  #!
+    gradient /= comm.world_size
+""",
+        "made 16 calls for 8 gradients",
+    ),
+}

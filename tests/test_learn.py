@@ -1,0 +1,237 @@
+"""The course: answers pass, wrong files are named rightly in the first lines, and bad input is a sentence."""
+
+import importlib
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from cos598d.commands.cli import main
+from cos598d.errors import UsageError
+from cos598d.learn import progress, session, told
+from cos598d.learn.events import Event, from_rows, to_rows
+from cos598d.learn.lessons import NUMBERS, all_lessons, get_lesson
+from cos598d.learn.marking import Marking
+from cos598d.learn.student import BLANK, MARKER
+
+sys.path.insert(0, str(Path(__file__).parent))
+OWN = [number for number in NUMBERS if number <= 7]  # the later ones have tests of their own
+CASES = {number: importlib.import_module(f"lesson_cases.lesson{number}") for number in OWN}
+NONCE = 20260101
+
+
+def mark(folder, number, code, sizes=None):
+    """The result of a lesson's check of `code`, and the first lines that a student reads."""
+    lesson = get_lesson(number)
+    path = folder / lesson.file_name
+    path.write_text(code)
+    marking = Marking(lesson, path, path.read_bytes(), NONCE)
+    marking.run(lambda _: None, sizes)
+    result = marking.result()
+    return result, " ".join(told.verdict(result, lesson).partition("\n\n")[0].split())
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_the_answer_passes_and_the_page_does_not(number, tmp_path):
+    lesson = get_lesson(number)
+    result, _ = mark(tmp_path, number, lesson.answer())
+    assert result["passed"], result
+    result, first = mark(tmp_path, number, lesson.page())
+    assert not result["passed"]
+    line = next(i for i, text in enumerate(lesson.page().splitlines(), 1) if BLANK.search(text))
+    assert first.startswith(f"lesson{number}.py line {line}: this blank is still to be filled in")
+
+
+@pytest.mark.parametrize(("number", "name"), [(n, name) for n in OWN for name in CASES[n].RIGHT])
+def test_a_right_file_that_looks_unlike_the_answer_passes(number, name, tmp_path):
+    result, first = mark(tmp_path, number, CASES[number].RIGHT[name])
+    assert result["passed"], first
+
+
+@pytest.mark.parametrize(("number", "name"), [(n, name) for n in OWN for name in CASES[n].WRONG])
+def test_a_wrong_file_is_named_in_the_first_lines(number, name, tmp_path):
+    code, says, *sizes = CASES[number].WRONG[name]
+    result, first = mark(tmp_path, number, code, sizes[0] if sizes else get_lesson(number).load_checks().sizes[:1])
+    assert not result["passed"]
+    assert says in first
+    assert f"lesson{number}.py" in first
+    marked = [place for place, line in enumerate(code.splitlines(), 1) if line.endswith("#!")]
+    assert not marked or f"line {marked[0]}:" in first
+
+
+def test_pages_say_what_their_lessons_say():
+    for lesson in all_lessons():
+        first, *_ = lesson.page().splitlines()
+        assert first == f"# cos598d lesson {lesson.number}: {lesson.title}"
+        assert int(MARKER.search(lesson.answer().encode())[1]) == lesson.number
+        assert len(lesson.hints) == 3
+        assert len(lesson.page().splitlines()) < 70
+        for name in lesson.contract:
+            assert re.search(rf"^(def|class) {name}\b", lesson.page(), flags=re.MULTILINE), name
+        for file in re.findall(r"[\w/]+/\w+\.py", f"{lesson.read} {lesson.measure}"):
+            assert (Path(__file__).parents[1] / file).exists(), file
+
+
+AVERAGE = "import os, sys, time, torch\n\ndef average(comm, gradient, name):\n"
+BAD = {
+    "no Python": ("def average(comm, gradient, name)\n    pass\n", "line 1: this is not Python", "failed"),
+    "no function": ("def mean(comm, gradient, name):\n    pass\n", "has no average: the lesson asks for", "failed"),
+    "no such import": ("import torhc\n", "line 1: ", "failed"),
+    "raises": (
+        AVERAGE + "    if comm.rank == 1:\n        raise KeyError(name)\n    comm.all_reduce(gradient)\n",
+        "line 5: rank 1",
+        "failed",
+    ),
+    "endless loop": (AVERAGE + "    while comm.rank == 0:\n        time.sleep(0.01)\n", "line", "did not end"),
+    "leaves": (AVERAGE + "    os._exit(0)\n", "exit code 0", "crashed"),
+    "exits well": (AVERAGE + "    sys.exit(0)\n", "line 4: rank 0 raised an exception", "failed"),
+    "no UTF-8": (AVERAGE + "    pass  # \udcff\n", "this is not Python", "failed"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_file_that_cannot_work_is_named_with_its_line(name, tmp_path, monkeypatch):
+    monkeypatch.setattr("cos598d.learn.marking.SECONDS", 4.0)
+    code, says, status = BAD[name]
+    lesson, path = get_lesson(3), tmp_path / "lesson3.py"
+    path.write_bytes(code.encode(errors="surrogateescape"))
+    marking = Marking(lesson, path, path.read_bytes(), NONCE, seconds=4.0)
+    marking.run(lambda _: None, (2,))
+    result = marking.result()
+    assert not result["passed"]
+    assert says in result["diagnosis"][0]["cause"]
+    assert result["claims"][0]["status"] == status
+
+
+def test_ranks_in_different_calls_are_both_named_with_their_lines(tmp_path):
+    code = AVERAGE + (
+        "    if comm.rank == 0:\n        comm.all_reduce(gradient, name)\n"
+        "    else:\n        comm.gather(gradient, name)\n"
+    )
+    lesson, path = get_lesson(3), tmp_path / "lesson3.py"
+    path.write_text(code)
+    marking = Marking(lesson, path, path.read_bytes(), NONCE, seconds=4.0)
+    marking.run(lambda _: None, (2,))
+    words = marking.result()["diagnosis"][0]["cause"]
+    assert "lesson3.py line 5) while rank 1 is in comm.gather" in words
+    assert "lesson3.py line 7)" in words
+
+
+def test_a_file_that_grades_itself_gets_what_it_deserves(tmp_path):
+    """It says that all is well in every way that it can find: what counts are the gradients."""
+    code = (
+        "import cos598d.learn.marking, cos598d.check.judge, cos598d.learn.ranks\n"
+        "from cos598d.check.claims.base import World\n"
+        "World.compare = lambda *_: None\n"
+        "cos598d.learn.marking.Marking.result = lambda self: {'passed': True}\n"
+        "print('all 2 checks hold')\n"
+        "def average(comm, gradient, name):\n"
+        "    print('passed\\n' * 10_000)\n"
+        "    comm.all_reduce(gradient, name)\n"
+    )
+    result, first = mark(tmp_path, 3, code, (2,))
+    assert not result["passed"]
+    assert "is the sum over 2 ranks" in first
+    assert 0 < len(result["printed"]) <= 10
+
+
+def test_what_is_on_the_command_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["learn"]) == 0
+    assert "Next: python -m cos598d learn 0" in capsys.readouterr().out
+    assert main(["learn", "3"]) == 0
+    assert "wrote lesson3.py" in capsys.readouterr().out
+    Path("lesson3.py").write_text("# mine\n")
+    assert main(["learn", "3"]) == 0
+    assert "exists already, and is left as it is" in capsys.readouterr().out
+    assert Path("lesson3.py").read_text() == "# mine\n"
+    for number in (1, 2, 3, 3):
+        assert main(["learn", "3", "--hint"]) == 0
+        assert f"Hint {number} of 3" in capsys.readouterr().out
+    assert main(["learn", "3", "--hint", "1"]) == 0
+    assert "Hint 1 of 3" in capsys.readouterr().out
+    for words, says in {
+        ("99",): "there is no lesson 99",
+        ("3", "--hint", "4"): "lesson 3 has 3 hints",
+        ("3", "--check", "nowhere.py"): "nowhere.py: no such file",
+        ("--check",): "give its number",
+        ("3", "--json", "x"): "give both",
+    }.items():
+        assert main(["learn", *words]) == 2
+        assert says in capsys.readouterr().err
+
+
+def test_a_file_of_another_lesson_is_refused(tmp_path):
+    path = tmp_path / "moved.py"
+    path.write_text(get_lesson(2).answer())
+    with pytest.raises(UsageError, match=r"is of lesson 2, and lesson 3 was asked for"):
+        session.check_file(get_lesson(3), path, print)
+
+
+def test_check_takes_a_lesson_s_file_and_notes_that_it_passed(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(session, "warm_up", lambda: None)  # the tests' server is warm, and others share it
+    Path("mine.py").write_text(get_lesson(1).answer())
+    assert main(["check", "mine.py", "--json", "card.json"]) == 0
+    assert "all 3 checks hold" in capsys.readouterr().out
+    card = json.loads(Path("card.json").read_text())
+    assert card["passed"]
+    assert [claim["status"] for claim in card["claims"]] == ["passed"] * 3
+    lesson = get_lesson(1)
+    assert progress.status(tmp_path, lesson) == progress.PASSED
+    Path("mine.py").write_text("# another\n")
+    assert progress.status(tmp_path, lesson) == progress.CHANGED
+    os.remove("mine.py")
+    assert progress.status(tmp_path, lesson) == progress.PASSED
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", '{"1": 3}', '{"1": {"file": 3, "sha256": []}}', '{"1": {"hints": "x"}}', "\udcff"]
+)
+def test_damaged_progress_is_no_progress(text, tmp_path):
+    place = tmp_path / progress.PLACE
+    place.parent.mkdir()
+    place.write_bytes(text.encode(errors="surrogateescape"))
+    lesson = get_lesson(1)
+    assert progress.status(tmp_path, lesson) == progress.NOT_BEGUN
+    assert progress.hints_told(tmp_path, lesson) == 0
+    progress.keep_hint(tmp_path, lesson, 2)
+    assert progress.hints_told(tmp_path, lesson) == 2
+
+
+def test_events_survive_json_and_forged_ones_are_refused():
+    events = [Event(0, "call", "all_reduce of a", 1.0, 2.0, 8, None, ("a",)), Event(1, "wait", "w", 0.5, 0.5, 0, 0, ())]
+    rows = json.loads(json.dumps(to_rows(events)))
+    assert from_rows(rows) == sorted(events, key=lambda event: event.start)
+    good = rows[0]
+    for bad in (
+        None,
+        [3],
+        [good | {"kind": "nap"}],
+        [good | {"start": 3.0}],
+        [good | {"end": float("nan")}],
+        [good | {"bytes": -1}],
+        [good | {"tensors": "a"}],
+        [good | {"peer": True}],
+        [good | {"more": 1}],
+    ):
+        with pytest.raises(ValueError, match="no rows of events"):
+            from_rows(bad)
+
+
+@pytest.mark.parametrize("number", [3, 6])
+def test_a_record_has_what_every_rank_did(number, tmp_path):
+    lesson = get_lesson(number)
+    path = tmp_path / lesson.file_name
+    path.write_text(lesson.answer())
+    events = session.record_file(lesson, path, 2)
+    assert {event.rank for event in events} == {0, 1}
+    for rank in (0, 1):
+        own = [event for event in events if event.rank == rank]
+        calls = [event for event in own if event.kind == "call"]
+        assert len(calls) == 8  # a gradient each
+        assert sum(event.kind == "compute" for event in own) > 1
+        assert ("wait" in {event.kind for event in own}) == (number == 6)
