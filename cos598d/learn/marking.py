@@ -116,24 +116,25 @@ class Marking:
         if called:
             words = f"torch.distributed is called itself ({printable(called)}): every call goes through comm"
             verdict.mistakes.append(Mistake(words, _line_in(called)))
+        symptom = symptom_of(world.comparisons)
+        odd = unlike(books, check.name, self.name, is_over=True) if world.findings else None
+        # Of several ranks the first says enough, and more than what comes of it in the gradients.
+        other = next((finding for finding in world.findings if not finding.is_compared), None)
         left = next((call for book in books for call in book.of(check.name) if not call.is_over), None)
         if left:
             words = f"{left.words(self.name)} is never waited for: keep what it returns, and call its wait()"
             verdict.mistakes.append(Mistake(words, left.line))
-        symptom = symptom_of(world.comparisons)
-        odd = unlike(books, check.name, self.name, is_over=True) if world.findings else None
-        if odd:
+        elif odd:
             verdict.mistakes.append(Mistake(odd.words, odd.line))
-        elif symptom and not left:
+        elif other:
+            verdict.mistakes.append(Mistake(printable(other.message), verdict.lines[other.rank], other.cause))
+        elif symptom:
             verdict.wrong = Wrong(symptom, world.comparisons)
-        elif world.findings and not left:  # of several ranks the first says enough
-            first = world.findings[0]
-            verdict.mistakes.append(Mistake(printable(first.message), verdict.lines[first.rank], first.cause))
         if verdict.mistakes or verdict.wrong:
             verdict.status = FAILED
         return verdict
 
-    def _stopped(self, status: str, reports: Sequence[dict[str, Any]], books: Sequence[Book], check: str) -> Mistake:
+    def _stopped(self, status: str, reports: Sequence[dict[str, Any]], books: Sequence[Book], check: Check) -> Mistake:
         """Why a world came to no good end."""
         report = reports[0]
         odd = unlike(books, check.name, self.name, is_over=False)

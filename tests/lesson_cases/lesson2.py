@@ -106,7 +106,7 @@ WRONG = {
         gradient.copy_(torch.stack(copies).mean(dim=0))
     comm.broadcast(gradient, name)  #!
 """,
-        "a broadcast goes down a tree",
+        "by a scatter; other calls go other ways",
         (4,),
     ),
     "an all-reduce in its place": (

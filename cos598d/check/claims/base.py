@@ -100,11 +100,15 @@ class OnRank:
 
 @dataclass(frozen=True)
 class Finding:
-    """That something is not as it must be, on one rank. `cause` says why, where that is known by itself."""
+    """That something is not as it must be, on one rank. `cause` says why, where that is known by itself.
+
+    `is_compared`: it is told of a comparison, whose numbers may say why.
+    """
 
     rank: int
     message: str
     cause: str = ""
+    is_compared: bool = False
 
 
 @dataclass
@@ -164,7 +168,8 @@ class World:
         for rank, names in enumerate(comparison.wrong):
             if names:
                 worst = max(names, key=lambda name: difference(found[rank][name], right[name]))
-                self.find(rank, _wrong_gradient(worst, found[rank][worst], right[worst], moment))
+                words = _wrong_gradient(worst, found[rank][worst], right[worst], moment)
+                self.findings.append(Finding(rank, words, is_compared=True))
 
     def equals(self, moment: str, right: Mapping[str, torch.Tensor], sentence: str, cause: str = "") -> None:
         """Find where tensors are not, bit for bit, the `right` ones; {name} in `sentence` is the first that is not."""

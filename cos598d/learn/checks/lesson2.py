@@ -22,7 +22,7 @@ def _why(found: int, right: int, rank: int, way: str) -> str:
     if found == 0:
         return "nothing travelled"
     if rank == 0 and way == "sent" and found < right:
-        return "a broadcast goes down a tree, a scatter straight from rank 0 to every other rank"
+        return "every other rank gets the mean straight from rank 0, by a scatter; other calls go other ways"
     return "each gradient is gathered once and its mean scattered once" + (", not more" if found > right else "")
 
 
