@@ -2,13 +2,14 @@
 
 import argparse
 import json
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from cos598d.commands.flags import check_output_file
 from cos598d.errors import UsageError, UserError
-from cos598d.files import write_json
+from cos598d.files import write_json, write_whole
 from cos598d.learn import session, told
 from cos598d.learn.lesson import Lesson
 from cos598d.learn.lessons import get_lesson
@@ -32,6 +33,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--hint", type=int, nargs="?", const=NEXT, metavar="K", help="tell hint K (default: one more each time)"
     )
     parser.add_argument(
+        "--picture",
+        type=Path,
+        nargs="?",
+        const=OWN,
+        metavar="FILE.svg",
+        help="draw what the file does in a step on 4 ranks, beside what the answer does; into FILE.svg too",
+    )
+    parser.add_argument(
         "--json", metavar="FILE", help="with --check: write the result there as JSON too; -: print it instead"
     )
 
@@ -44,22 +53,52 @@ def run(options: argparse.Namespace) -> int:
     if options.json and options.check is None:
         raise UsageError("--json says where the result of --check goes: give both.")
     if options.lesson is None:
-        if options.check is not None or options.hint is not None:
-            raise UsageError("--check and --hint are of one lesson: give its number, as in `learn 3 --check`.")
+        if any(each is not None for each in (options.check, options.hint, options.picture)):
+            raise UsageError(
+                "--check, --hint and --picture are of one lesson: give its number, as in `learn 3 --check`."
+            )
         print(session.overview(Path()))
         return 0
     lesson = get_lesson(options.lesson)
     if options.hint is not None:
         print(session.hint(Path(), lesson, options.hint or None))
         return 0
-    if options.check is not None:
-        path = Path(lesson.file_name) if options.check == OWN else options.check
-        return check(lesson, path, options.json)
-    path = Path(lesson.file_name)
+    path = Path(lesson.file_name) if options.check in (None, OWN) else options.check
+    if options.picture is not None:
+        _check_picture(options.picture)
+    code = 0 if options.check is None else check(lesson, path, options.json)
+    if options.picture is not None:
+        _draw(lesson, path, options.picture)
+    if options.check is not None or options.picture is not None:
+        return code
     is_new = session.write_page(path, lesson)
     print(session.question(lesson))
     print(f"\nwrote {path}: fill it in." if is_new else f"\n{path} exists already, and is left as it is.")
     return 0
+
+
+def _check_picture(output: Path) -> None:
+    if output != OWN and output.suffix != ".svg":
+        raise UsageError(f"--picture {output}: its name must end in .svg.")
+    check_output_file("--picture", None if output == OWN else output)
+
+
+def _draw(lesson: Lesson, path: Path, output: Path) -> None:
+    """Print the picture, and write it if `output` names a file."""
+    from cos598d.learn.picture.draw import letters_and_width
+
+    with exits_on_sigterm():
+        session.warm_up()
+        picture = session.picture_of(lesson, path)
+    letters, width = letters_and_width()
+    print(f"\n{picture.text(width, letters)}")
+    if output == OWN:
+        return
+    try:
+        write_whole(output, picture.svg())
+    except OSError as error:
+        raise UserError(f"--picture {output} cannot be written: {error.strerror}.") from None
+    print(f"wrote {output}", file=sys.stderr)
 
 
 def check(lesson: Lesson, path: Path, json_file: str | None) -> int:

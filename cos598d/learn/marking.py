@@ -69,8 +69,8 @@ class Marking:
                 break
 
     def record(self, size: int) -> list[Event]:
-        """What the file does in one step on `size` ranks; nothing where it comes to no end, or has no such step."""
-        if first_mistake(self.source, self.path) or self.lesson.load_checks().record is None:
+        """What the file does in one step on `size` ranks, of a lesson that has one; nothing if it does not end."""
+        if first_mistake(self.source, self.path):
             return []
         events: list[Event] = []
         try:

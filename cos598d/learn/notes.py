@@ -40,7 +40,12 @@ class Noted:
     peer: int | None
     line: int
     is_over: bool = False
-    is_waited_for: bool = False
+    waits_in: int = 0  # the line in which it is waited for, where that is another one
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether somebody waits, or has waited, for what was begun."""
+        return self.waits_in > 0
 
     @property
     def alike(self) -> tuple:
@@ -50,9 +55,12 @@ class Noted:
     def words(self, file: str) -> str:
         """ "all_reduce of hidden.weight (7x7 float32) in lesson3.py line 12"."""
         to = {"send": f" to rank {self.peer}", "receive": f" from rank {self.peer}"}.get(self.op, "")
-        op = "recv" if self.op == "receive" else self.op
+        op = {"receive": "recv"}.get(self.op, self.op)
         shape = "x".join(map(str, self.shape)) or "1"
-        return printable(f"comm.{op} of {self.tensor}{to} ({shape} {self.dtype}, {file} line {self.line})")
+        line = f"{file} line {self.line}"
+        if self.waits_in not in (0, self.line):
+            line += f", waited for in line {self.waits_in}"
+        return printable(f"comm.{op} of {self.tensor}{to} ({shape} {self.dtype}, {line})")
 
 
 @dataclass
@@ -91,8 +99,8 @@ def read_notes(data: bytes) -> Book:
                 book.calls.append(Noted(book.check, str(op), str(tensor), sizes, str(dtype), peer, int(at)))
             elif kind == WAITS:
                 place = places[rest[0]]
-                line_now = int(rest[1]) or book.calls[place].line
-                book.calls[place] = replace(book.calls[place], is_waited_for=True, line=line_now)
+                line = int(rest[1]) or book.calls[place].line or 1
+                book.calls[place] = replace(book.calls[place], waits_in=line)
             elif kind == END:
                 place = places[rest[0]]
                 book.calls[place] = replace(book.calls[place], is_over=True)
@@ -134,6 +142,13 @@ def standstill(books: Sequence[Book], file: str) -> Unlike | None:
     """What each rank waits for where a world came to no end; None where nobody waits for a call."""
     stuck = [(rank, book.stuck_in) for rank, book in enumerate(books)]
     waiting = [(rank, call) for rank, call in stuck if call is not None]
+    for rank, book in enumerate(books):
+        sends = [call for call in book.calls if call.op == "send" and not (call.is_over or call.is_waited_for)]
+        if len(sends) > 1:  # of one alone the rank may be about to wait
+            words = f"rank {rank} began {sends[0].words(file)} and did not wait for it"
+            return Unlike(
+                rank, sends[0].line, f"{words}: what nobody waits for may never arrive, so keep it and wait()"
+            )
     if not waiting:
         return None
     if len(waiting) < len(books):

@@ -1,12 +1,13 @@
 """What `learn` does for a student: lists lessons, hands out a page, tells a hint, checks a file. Torch comes late."""
 
 import secrets
+import tempfile
 from collections.abc import Callable
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cos598d.errors import UsageError
+from cos598d.errors import UsageError, UserError
 from cos598d.learn import progress
 from cos598d.learn.lesson import Lesson
 from cos598d.learn.lessons import all_lessons
@@ -15,6 +16,7 @@ from cos598d.tables import as_text
 
 if TYPE_CHECKING:
     from cos598d.learn.events import Event
+    from cos598d.learn.picture import Picture
 
 WARM = ["cos598d.learn.ranks"]  # what a rank has loaded when it is forked
 
@@ -84,11 +86,30 @@ def check_file(lesson: Lesson, path: Path, say: Callable[[str], None], nonce: in
     return result
 
 
+def picture_of(lesson: Lesson, path: Path) -> "Picture":
+    """What the file does in one step on 4 ranks, beside what the answer does.
+
+    Raises UsageError for a lesson in which nothing is to be seen, and UserError where the file comes to no end.
+    """
+    from cos598d.learn.picture import draw
+
+    own = record_file(lesson, path)
+    if not own:
+        raise UserError(f"{path} cannot be drawn, since it comes to no good end: --check says why.")
+    with tempfile.TemporaryDirectory() as folder:
+        answer = Path(folder) / "answer.py"
+        answer.write_text(lesson.answer(), encoding="utf-8")
+        reference = record_file(lesson, answer)
+    return draw(own, reference, title=path.name, reference_title="the answer")
+
+
 def record_file(lesson: Lesson, path: Path, size: int = 4) -> "list[Event]":
-    """What the file does in one step on `size` ranks, for a picture; nothing where it comes to no end."""
+    """What the file does in one step on `size` ranks; nothing where it comes to no end. Raises UsageError."""
     source = read_file(path, lesson)
     from cos598d.learn.marking import Marking
 
+    if lesson.load_checks().record is None:
+        raise UsageError(f"--picture: in lesson {lesson.number} nothing passes between ranks that could be drawn.")
     return Marking(lesson, path, source, secrets.randbits(32)).record(size)
 
 

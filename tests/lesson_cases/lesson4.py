@@ -117,7 +117,7 @@ WRONG = {
         comm.all_reduce(tensor, name)  #!
         tensor /= comm.world_size
 """,
-        "made 11 calls for 8 gradients, expected 2",
+        "made 8 calls for 8 gradients, expected 2",
     ),
     "the last is lost": (
         GROUPS

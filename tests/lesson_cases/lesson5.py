@@ -73,10 +73,10 @@ WRONG = {
         + HAND_ROUND,
         "all send and nobody receives",
     ),
-    "only collects": (HEAD + COLLECT, "rank"),
+    "only collects": (HEAD + COLLECT, "each rank has the sum of one part alone"),
     "replaces in the first half": (
         HEAD + COLLECT.replace("mine += landing", "mine.copy_(landing)") + HAND_ROUND,
-        "rank",
+        "own: in the first half what comes in is added",
     ),
     "adds in the second half": (
         HEAD
@@ -89,7 +89,7 @@ WRONG = {
         sending.wait()
         mine += landing
 """,
-        "rank",
+        "in the second half what comes in replaces what stands there",
     ),
     "the remainder is lost": (
         HEAD.replace(
@@ -150,7 +150,10 @@ def all_reduce(comm, tensor):
         HEAD.replace("(rank + 1) % n, (rank - 1) % n", "rank + 1, rank - 1") + COLLECT + HAND_ROUND,
         "ValueError: rank",
     ),
-    "not waited for": (HEAD + COLLECT.replace("        sending.wait()\n", "") + HAND_ROUND, "is never waited for"),
+    "not waited for": (
+        HEAD + COLLECT.replace("        sending.wait()\n", "") + HAND_ROUND,
+        "what nobody waits for may never arrive",
+    ),
     "by the library": (
         """def all_reduce(comm, tensor):
     comm.all_reduce(tensor)

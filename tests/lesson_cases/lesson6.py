@@ -123,7 +123,7 @@ WRONG = {
     ),
     "takes the weight for its gradient": (
         ANSWER.replace("all_reduce(p.grad,", "all_reduce(p.data,"),
-        "the weight embedding.weight was changed",
+        "was changed: only its gradient may change",
     ),
     "divides in the hook": (
         ANSWER.replace(

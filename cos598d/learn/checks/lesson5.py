@@ -13,6 +13,7 @@ from cos598d.learn.events import RECEIVE, SEND, from_rows
 from cos598d.sync.base import GradientSync
 
 LENGTHS = (12, 10, 1009, 7, 2, 1)
+LONGEST = max(LENGTHS)
 WHOLE = 1200  # which 2, 3 and 4 ranks divide
 
 
@@ -37,11 +38,51 @@ def sums(on: OnLesson) -> None:
 
 @sums.judgement
 def _(world: World) -> None:
-    own = [{_name(k): _tensor(world.nonce, rank, k) for k in LENGTHS} for rank in range(world.size)]
+    own = [{_name(length): _tensor(world.nonce, rank, length) for length in LENGTHS} for rank in range(world.size)]
     right = {name: torch.stack([each[name] for each in own]).sum(dim=0) for name in own[0]}
-    world.compare(
-        Comparison("", 0, Local([[dict(each) for each in own]]), world.handed_in("after", right), dict(right))
-    )
+    found = world.handed_in("after", right)
+    _judge_parts(world, [each[_name(LONGEST)] for each in own], [each[_name(LONGEST)] for each in found])
+    world.compare(Comparison("", 0, Local([[dict(each) for each in own]]), found, dict(right)))
+
+
+def _judge_parts(world: World, own: list[torch.Tensor], found: list[torch.Tensor | None]) -> None:
+    """Find what the parts of the longest tensor hold where they are not the sum: whose numbers, and how often."""
+    n = world.size
+    holds = [[_held(each, own, part) for part in range(n)] for each in found]
+    flat = [(rank, part, times) for rank, parts in enumerate(holds) for part, times in enumerate(parts)]
+    wrong = [(rank, part, times) for rank, part, times in flat if times is not None and times != [1] * n]
+    if not wrong or any(times is None for *_, times in flat):
+        return
+    rank, part, times = wrong[-1]
+    if all(times == [int(r == rank) for r in range(n)] for rank, _, times in flat):
+        return  # nothing came in at all
+    where = f"part {part} of rank {rank}'s tensor"
+    each_has_one = all(sum(times == [1] * n for times in parts) == 1 for parts in holds)
+    twice = next((f"rank {r}'s numbers {count} times" for r, count in enumerate(times) if count > 1), "")
+    if twice:
+        words = f"{where} has {twice}: in the second half what comes in replaces what stands there, and is not added"
+    elif each_has_one:
+        words = f"each rank has the sum of one part alone ({where} has none): the second half hands the finished parts round"
+    elif sum(times) == 1:
+        words = f"{where} is rank {times.index(1)}'s own: in the first half what comes in is added to what stands there"
+    else:
+        lost = [str(r) for r, count in enumerate(times) if not count]
+        words = f"{where} lacks the numbers of rank {' and '.join(lost)}: which part goes out, and which comes in, at each step?"
+    world.find(rank, words, f"on {n} ranks, in {_name(LONGEST)}; expected the sum over all ranks in every part")
+
+
+def _held(found: torch.Tensor | None, own: list[torch.Tensor], part: int) -> list[int] | None:
+    """How often each rank's numbers are in a part of a tensor; None where it is not made of whole ones."""
+    n = len(own)
+    # However a file cuts: the parts' ends may lie elsewhere.
+    middle = slice(part * LONGEST // n + n, (part + 1) * LONGEST // n - n)
+    if found is None:
+        return None
+    basis = torch.stack([each[middle] for each in own], dim=1)
+    times = torch.linalg.lstsq(basis.double(), found[middle].double().unsqueeze(1)).solution.flatten()
+    whole = times.round()
+    is_made_so = (basis.double() @ whole - found[middle]).abs().max() < 1e-3
+    return [int(each) for each in whole] if is_made_so else None
 
 
 @Claim

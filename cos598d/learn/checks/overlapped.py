@@ -12,7 +12,7 @@ from cos598d.learn.checking import OnLesson
 from cos598d.learn.checks.common import ALL_USED, trainable
 from cos598d.learn.events import CALL, WAIT, Event, before, from_rows
 
-# Layers of 2400 bytes: in buckets of 4096 each is one by itself, and all are of one size.
+# All layers are of one size, so that to mix them up is no error; each is larger than a bucket of lesson 7.
 WIDTH, BRANCHES, STEPS = 24, 4, 2
 
 
