@@ -134,6 +134,10 @@ class LessonCommunicator(TracedCommunicator):
             self.ended(step, step.start)
 
     def _begin(self, op: str, tensor: torch.Tensor, name: str, peer: int | None) -> "_Step":
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(
+                f"comm.{op} was given {tensor!r:.40}, expected a tensor; has that parameter a gradient yet?"
+            )
         self._number += 1
         self._collectives += op in COLLECTIVES  # counted alike on all ranks, whatever messages they exchange
         tensor_name = str(name)[:LONGEST_NAME] or f"tensor {self._collectives}"

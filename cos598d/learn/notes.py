@@ -99,8 +99,8 @@ def read_notes(data: bytes) -> Book:
                 book.calls.append(Noted(book.check, str(op), str(tensor), sizes, str(dtype), peer, int(at)))
             elif kind == WAITS:
                 place = places[rest[0]]
-                line = int(rest[1]) or book.calls[place].line or 1
-                book.calls[place] = replace(book.calls[place], waits_in=line)
+                waits_in = int(rest[1]) or book.calls[place].line or 1
+                book.calls[place] = replace(book.calls[place], waits_in=waits_in)
             elif kind == END:
                 place = places[rest[0]]
                 book.calls[place] = replace(book.calls[place], is_over=True)

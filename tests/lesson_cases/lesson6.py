@@ -143,10 +143,10 @@ WRONG = {
             "        self.ready, self.calls = set(), []\n        for _, parameter in parameters:",
         )
         .removesuffix("        self.ready, self.calls = set(), []\n"),
-        "rank",
+        "right for the first 1 step only",
     ),
     "one name for all hooks": (
         AS_THEY_COME.replace("lambda p, name=name: self.begin(p, name)", "lambda p: self.begin(parameter, name)"),
-        "rank",
+        "comm.all_reduce was given None, expected a tensor",
     ),
 }

@@ -161,13 +161,13 @@ WRONG = {
             "        while len(self.calls) < len(self.buckets):\n            self.send()\n        for bucket",
             "        for bucket",
         ),
-        "rank",
+        "did not use a parameter, other ranks did",
     ),
     "unused ones are left out": (
         ANSWER.replace(
             "            if p.grad is None:\n                p.grad = torch.zeros_like(p)\n", "            pass\n"
         ).replace("for p in self.buckets[number]])", "for p in self.buckets[number] if p.grad is not None])"),
-        "rank",
+        "every rank must make the same calls in the same order",
     ),
     "begins what is full at once": (AT_ONCE, "every rank must make the same calls in the same order"),
     "all in finish": (
@@ -177,7 +177,7 @@ WRONG = {
     "never divides": (ANSWER.replace("            buffer /= self.comm.world_size\n", ""), "is the sum over 2 ranks"),
     "never begins again": (
         ANSWER.removesuffix("        self.begin()\n"),
-        "rank",
+        "rank 1's gradients are wrong: mixed with earlier steps",
     ),
     "not copied back": (
         ANSWER.replace("p.grad.copy_(part.view_as(p))", "part.view_as(p)"),

@@ -62,12 +62,13 @@ def _judge_parts(world: World, own: list[torch.Tensor], found: list[torch.Tensor
     if twice:
         words = f"{where} has {twice}: in the second half what comes in replaces what stands there, and is not added"
     elif each_has_one:
-        words = f"each rank has the sum of one part alone ({where} has none): the second half hands the finished parts round"
+        words = f"each rank has the sum of one part alone ({where} has none): the second half hands parts round"
     elif sum(times) == 1:
         words = f"{where} is rank {times.index(1)}'s own: in the first half what comes in is added to what stands there"
     else:
         lost = [str(r) for r, count in enumerate(times) if not count]
-        words = f"{where} lacks the numbers of rank {' and '.join(lost)}: which part goes out, and which comes in, at each step?"
+        missing = " and ".join(lost)
+        words = f"{where} lacks the numbers of rank {missing}: which part goes out, and which comes in, at each step?"
     world.find(rank, words, f"on {n} ranks, in {_name(LONGEST)}; expected the sum over all ranks in every part")
 
 
