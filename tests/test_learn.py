@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from test_docs import wrong_in
 
 from cos598d.commands.cli import main
 from cos598d.errors import UsageError
@@ -71,6 +72,7 @@ def test_pages_say_what_their_lessons_say():
             assert re.search(rf"^(def|class) {name}\b", lesson.page(), flags=re.MULTILINE), name
         for file in re.findall(r"[\w/]+/\w+\.py", f"{lesson.read} {lesson.measure}"):
             assert (Path(__file__).parents[1] / file).exists(), file
+        assert wrong_in(lesson.measure) == []
 
 
 AVERAGE = "import os, sys, time, torch\n\ndef average(comm, gradient, name):\n"
@@ -232,3 +234,22 @@ def test_a_record_has_what_every_rank_did(number, tmp_path):
         assert len(calls) == 8  # a gradient each
         assert sum(event.kind == "compute" for event in own) > 1
         assert ("wait" in {event.kind for event in own}) == (number == 6)
+
+
+def test_a_picture_shows_the_file_beside_the_answer(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(session, "warm_up", lambda: None)
+    Path("lesson3.py").write_text(CASES[3].RIGHT["divides first"])
+    assert main(["learn", "3", "--picture", "own.svg"]) == 0
+    said = capsys.readouterr().out
+    assert "lesson3.py" in said
+    assert "the answer" in said
+    assert Path("own.svg").read_text().startswith(("<svg", "<?xml"))
+    Path("lesson3.py").write_text(AVERAGE + "    raise KeyError\n")
+    assert main(["learn", "3", "--picture"]) == 1
+    assert "cannot be drawn" in capsys.readouterr().err
+    Path("lesson0.py").write_text(get_lesson(0).answer())
+    assert main(["learn", "0", "--picture"]) == 2
+    assert "nothing passes between ranks" in capsys.readouterr().err
+    assert main(["learn", "3", "--picture", "own.png"]) == 2
+    assert "must end in .svg" in capsys.readouterr().err

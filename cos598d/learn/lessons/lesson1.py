@@ -24,5 +24,5 @@ LESSON = Lesson(
     ),
     checks="lesson1",
     read="cos598d/data/sampler.py, which has the three of them and cuts a share further by length.",
-    measure="python benchmarks/parity.py, which trains on 1, 2 and 4 ranks and compares their losses.",
+    measure="python benchmarks/parity.py --runs_dir runs/parity",
 )
