@@ -1,5 +1,6 @@
 """Grades a lesson's file: worlds of ranks drive it, and what they hand in is judged here, where it never runs."""
 
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,8 @@ from cos598d.learn.student import Mistake, first_mistake, line_of
 from cos598d.learn.words import Wrong, in_words
 from cos598d.terminal.printable import printable
 
-SECONDS = 8.0  # what all checks of one world may take together; the slowest takes one
+SECONDS = 8.0  # what all checks of one world may take together, on a machine with nothing else to do: most take one
+MOST_PATIENCE = 4.0  # times as much, where others keep the cores busy
 NOT_TRIED = "not tried"
 MOST_LINES = 5  # of what a rank printed
 
@@ -40,8 +42,10 @@ class Verdict:
 class Marking:
     """One lesson's file under trial."""
 
-    def __init__(self, lesson: Lesson, path: Path, source: bytes, nonce: int, seconds: float = SECONDS):
-        self.lesson, self.path, self.source, self.nonce, self.seconds = lesson, path.resolve(), source, nonce, seconds
+    def __init__(self, lesson: Lesson, path: Path, source: bytes, nonce: int, seconds: float | None = None):
+        """`seconds` are what one world may take; None: by how busy the machine is."""
+        self.lesson, self.path, self.source, self.nonce = lesson, path.resolve(), source, nonce
+        self.seconds = seconds or _patience()
         self.name = path.name
         self.verdicts: list[Verdict] = []
         self.static: Mistake | None = None
@@ -218,6 +222,12 @@ class Marking:
 def said(mistake: Mistake, name: str) -> str:
     """ "lesson3.py line 12: ...", as the first line of what is printed."""
     return f"{name} line {mistake.line}: {mistake.words}" if mistake.line else f"{name}: {mistake.words}"
+
+
+def _patience() -> float:
+    """The seconds that a world may take here and now."""
+    waiting_for_each_core = os.getloadavg()[0] / (os.cpu_count() or 1)
+    return SECONDS * min(max(waiting_for_each_core, 1.0), MOST_PATIENCE)
 
 
 def _fails(verdict: Verdict) -> bool:
