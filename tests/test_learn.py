@@ -89,7 +89,7 @@ BAD = {
     "endless loop": (AVERAGE + "    while comm.rank == 0:\n        time.sleep(0.01)\n", "line", "did not end"),
     "leaves": (AVERAGE + "    os._exit(0)\n", "exit code 0", "crashed"),
     "exits well": (AVERAGE + "    sys.exit(0)\n", "line 4: rank 0 raised an exception", "failed"),
-    "no UTF-8": (AVERAGE + "    pass  # \udcff\n", "this is not Python", "failed"),
+    "no text": (AVERAGE + "    pass\0\n", "this is not Python", "failed"),
 }
 
 
@@ -97,7 +97,7 @@ BAD = {
 def test_a_file_that_cannot_work_is_named_with_its_line(name, tmp_path):
     code, says, status = BAD[name]
     lesson, path = get_lesson(3), tmp_path / "lesson3.py"
-    path.write_bytes(code.encode(errors="surrogateescape"))
+    path.write_text(code)
     marking = Marking(lesson, path, path.read_bytes(), NONCE, seconds=4.0)
     marking.run(lambda _: None, (2,))
     result = marking.result()
