@@ -198,6 +198,16 @@ def test_who_was_faster_makes_no_other_step():
     assert len(frames(messages)) == 1
 
 
+def test_what_a_rank_takes_in_one_after_the_other_is_as_many_steps_however_early_it_was_sent():
+    """As rank 0 of a tree, which adds up its children's: the last of them has been ready from the start."""
+    times = {"sent": 0.0, "left": 9.0}
+    messages = [
+        Message("a", sender, 0, 0, 4, 16, True, expected=place, arrived=place + 1, **times)
+        for place, sender in enumerate((1, 2, 4))
+    ]
+    assert [[move.sender for move in frame.moves] for frame in frames(messages)] == [[1], [2], [4]]
+
+
 def test_steps_in_letters():
     assert steps_of(ring_of_three()[:3], "a ring").text(80, ASCII) == (
         "a ring\n"

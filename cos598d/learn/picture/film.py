@@ -35,7 +35,6 @@ STYLE = """
 .{n} .block{{fill:var(--paper);stroke:currentColor;stroke-width:.9}}
 .{n} .arrow{{stroke:currentColor;stroke-width:.8;fill:none}}
 .{n} .halo{{stroke:var(--paper);stroke-width:3}}
-.{n} .bar{{fill:var(--faint)}}
 .{n} .when{{visibility:hidden}} .{n} .end{{visibility:visible}}
 """
 
@@ -125,9 +124,7 @@ def film(name: str, title: str, first: Held, frames: Sequence[Frame], note: str 
     y += LINE
     grid = Grid.within(first, LEFT, y + LINE, WIDTH - LEFT - MARGIN, CELL, STEP, GAP)
     body += _stage(grid, clock, first, frames, medium)
-    y = grid.top(grid.ranks) + 28
-    body.append(tag("rect", x=MARGIN, y=y, width=WIDTH - 2 * MARGIN, height=2, class_=f"bar {name}-bar"))
-    y += 2 * LINE
+    y = grid.top(grid.ranks) + 44
     body.append(tag("text", "Step by step", x=MARGIN, y=y, class_="head"))
     drawn, y = _stills(name, first, frames, y + LINE, medium)
     captions = [caption(frame, len(frames), medium) for frame in frames]

@@ -40,11 +40,7 @@ class Clock:
             rules += self._seen(self.caption(place), begin, end)
         for step in range(1, last + 1):
             rules += self._moving(self.move(step), self._leaves(step), self._arrives(step))
-        rules.append(
-            f"@keyframes {name}-grow{{from{{transform:scaleX(0)}}to{{transform:scaleX(1)}}}}"
-            f".{name}-bar{{animation:{name}-grow {self.seconds:.1f}s linear infinite;transform-origin:8px 0}}"
-            f".{name}:hover *{{animation-play-state:paused!important}}"
-        )
+        rules.append(f".{name}:hover *{{animation-play-state:paused!important}}")
         return "\n@media (prefers-reduced-motion:no-preference){" + "\n".join(rules) + "}"
 
     def _leaves(self, step: int) -> float:

@@ -110,12 +110,7 @@ def _precedes(earlier: Message, message: Message) -> bool:
         earlier.receiver == here and earlier.arrived <= message.sent
     ):
         return True
-    return (
-        earlier.receiver == message.receiver
-        and earlier.arrived <= message.expected
-        and earlier.overlaps(message)
-        and earlier.sent < message.sent
-    )
+    return earlier.receiver == message.receiver and earlier.arrived <= message.expected and earlier.overlaps(message)
 
 
 def _after(held: Held, moves: Sequence[Move]) -> Held:
