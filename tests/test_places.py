@@ -7,9 +7,11 @@ import sys
 import pytest
 import torch
 
+from cos598d.world import admission, rendezvous
 from cos598d.world import identity as identities
-from cos598d.world import rendezvous
-from cos598d.world.identity import find_identity
+from cos598d.world.admission import AdmissionServer
+from cos598d.world.endpoint import listen
+from cos598d.world.identity import Identity, find_identity
 from cos598d.world.limits import needed_descriptors
 from cos598d.world.network import is_loopback, listening_place
 from cos598d.world.places import launcher_facts, place_of, places_in_words
@@ -85,13 +87,27 @@ def test_a_node_that_has_no_address_is_found_by_that_of_the_launch_where_it_is_r
 
 
 def test_rank_0_reached_by_loopback_takes_the_address_that_faces_another_host(monkeypatch):
-    verdict = rendezvous.Verdict("", ["a", "a", "b"], ["a", "a", "b"], ["", "127.0.0.1", "192.0.2.7"])
     monkeypatch.setattr(rendezvous, "address_facing", lambda address: f"facing {address}")
-    assert rendezvous._own_address(0, "127.0.0.1", verdict) == "facing 192.0.2.7"
-    assert rendezvous._own_address(1, "127.0.0.1", verdict) == "facing 192.0.2.7"
-    assert rendezvous._own_address(2, "192.0.2.7", verdict) == "192.0.2.7"
-    alone = verdict._replace(networks=["a"] * 3)
-    assert rendezvous._own_address(0, "127.0.0.1", alone) == "127.0.0.1"
+    assert rendezvous._own_address("127.0.0.1", "192.0.2.7") == "facing 192.0.2.7"
+    assert rendezvous._own_address("192.0.2.7", "192.0.2.7") == "192.0.2.7"
+    assert rendezvous._own_address("127.0.0.1", "") == "127.0.0.1"
+
+
+def test_the_verdict_numbers_the_hosts_and_names_an_address_in_another_network_than_rank_0_s():
+    places = {1: ("a", "eth", "127.0.0.1"), 2: ("b", "other", "192.0.2.7"), 3: ("c", "third", "192.0.2.8")}
+
+    def verdict(come):
+        identity = Identity(0, len(come) + 1)
+        mine = {"host": "a", "network": "eth"}
+        with listen("127.0.0.1", 0) as listener:
+            server = AdmissionServer(identity, listener, mine)
+            for rank, (host, network, address) in come.items():
+                server._arrived[rank] = admission._Arrival(None, address, {"host": host, "network": network})
+            return server.verdict("key")
+
+    assert verdict(places).hosts == [0, 0, 1, 2]
+    assert verdict(places).elsewhere == "192.0.2.7"
+    assert verdict({1: places[1]}).elsewhere == ""
 
 
 def test_between_hosts_a_run_without_a_secret_says_so_in_one_line_of_rank_0(capsys):

@@ -6,6 +6,7 @@ does not tell: its calls are taken to move what gloo's do. Collectives of a sync
 """
 
 import contextlib
+import os
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
@@ -21,6 +22,11 @@ from cos598d.comm.moments import time_of
 from cos598d.world.deadlock import DeadlockDetector
 from cos598d.world.meeting import Meeting
 from cos598d.world.network import choose_interface
+
+# How gloo's ranks learn from the store where the others are: each asks once for up to 128 of them, and hears an address
+# of each. Left alone, each asks twice for every other one, and hears of it a number for every pair that it is in: among n
+# ranks 2 n^2 questions and n^3 numbers, all of them through rank 0. All ranks have to do the same.
+GLOO_RENDEZVOUS = {"GLOO_ENABLE_STORE_V2_API": "1", "GLOO_ENABLE_RANK_AS_SEQUENCE_NUMBER": "1"}
 
 
 class Communicator:
@@ -241,6 +247,8 @@ def open_group(meeting: Meeting | None, backend: str) -> None:
         choose_interface("127.0.0.1")
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
         return
+    for name, value in GLOO_RENDEZVOUS.items():
+        os.environ.setdefault(name, value)
     dist.init_process_group(
         backend,
         store=dist.PrefixStore("group", meeting.store),

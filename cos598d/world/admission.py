@@ -1,5 +1,6 @@
 """How rank 0 admits the others: who has come, whether all want the same run, and the verdict that lets them begin."""
 
+import json
 import socket
 import threading
 import time
@@ -7,7 +8,7 @@ from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from cos598d.terminal.printable import printable
-from cos598d.world.channel import make_key
+from cos598d.world.channel import make_key, numbered
 from cos598d.world.exit import LOST_RANK
 from cos598d.world.identity import Identity
 from cos598d.world.server import LATER, Connection, StoreServer
@@ -18,14 +19,15 @@ POLL_SECONDS = 0.02
 class Verdict(NamedTuple):
     """What every rank hears at the end of the rendezvous: why there is no run, or where each rank is.
 
-    `hosts[r]` and `networks[r]` identify rank r's host and network, `addresses[r]` is where its connection came from,
-    and `run_key` is known only to those who have met. `is_late` tells somebody who comes when the run has begun.
+    `hosts[r]` is the number of rank r's host, in the order in which hosts have their first ranks: numbers, since every
+    rank hears of every other. `elsewhere` is an address in another network than rank 0's from which some rank has come;
+    empty where there is none. `run_key` is known only to those who have met. `is_late` tells somebody who comes when
+    the run has begun.
     """
 
     sentence: str = ""
-    hosts: list[str] = []
-    networks: list[str] = []
-    addresses: list[str] = []
+    hosts: list[int] = []
+    elsewhere: str = ""
     run_key: str = ""
     is_late: bool = False
 
@@ -40,7 +42,8 @@ class AdmissionServer(StoreServer):
     """Rank 0's server while ranks arrive, and the store that serves them afterwards.
 
     `mine` is what rank 0 was started with; all others are compared with it (empty: rank 0 has failed). The main
-    thread waits for `changed`, looks at `objection` and `missing()`, and gives a verdict.
+    thread waits for `changed`, that all have come or something is wrong, looks at `objection` and `missing()`, and
+    gives a verdict.
     """
 
     def __init__(self, identity: Identity, listener: socket.socket, mine: dict[str, Any]):
@@ -64,8 +67,10 @@ class AdmissionServer(StoreServer):
     def verdict(self, run_key: str) -> Verdict:
         """The verdict that all may begin."""
         arrivals = [self._arrived[rank] for rank in range(self.world_size)]
-        hosts, networks = ([arrival.facts[name] for arrival in arrivals] for name in ("host", "network"))
-        return Verdict("", hosts, networks, [arrival.address for arrival in arrivals], run_key)
+        mine = arrivals[0].facts["network"]
+        elsewhere = (arrival.address for arrival in arrivals if arrival.facts["network"] != mine)
+        _, hosts = numbered([arrival.facts["host"] for arrival in arrivals])
+        return Verdict("", hosts, next(elsewhere, ""), run_key)
 
     def begin(self, verdict: Verdict) -> None:
         """Let all begin. From now on whoever comes must know the run's key, or hears that it is too late."""
@@ -100,10 +105,11 @@ class AdmissionServer(StoreServer):
             self.objection = self.objection or difference or f"{self._twice(rank)}: start all ranks anew."
         else:
             self._lost.discard(rank)
-            connection.is_guest = False
+            self.let_stay(connection)
             self._arrived[rank] = _Arrival(connection, connection.socket.getpeername()[0], facts)
         self.acceptor.expected = self.world_size - len(self._arrived)
-        self.changed.set()
+        if self.objection or not self.acceptor.expected:
+            self.changed.set()
         return LATER
 
     def on_object(self, connection: Connection, number: int, sentence: str) -> None:
@@ -129,9 +135,8 @@ class AdmissionServer(StoreServer):
 
     def _give(self, verdict: Verdict) -> None:
         self._verdict = verdict
-        for connection, number in self._asked:
-            self.answer(connection, number, verdict)
-            self._told.add(connection.rank)
+        self.answer_all(self._asked, json.dumps(verdict))
+        self._told.update(connection.rank for connection, _ in self._asked)
 
     def _twice(self, rank: int) -> str:
         return f"rank {rank} was started twice for {self._identity.endpoint}"

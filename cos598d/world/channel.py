@@ -5,10 +5,12 @@ none can be forged, repeated or left out. Every message has a largest size. Noth
 network can read the messages, but cannot write any.
 """
 
+import base64
 import hashlib
 import hmac
 import json
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 DIGEST_BYTES = 32
@@ -36,6 +38,26 @@ def make_key(secret: bytes, *words: str) -> bytes:
 def digest(key: bytes, *parts: bytes) -> bytes:
     """The HMAC-SHA256 of the `parts` under `key`."""
     return hmac.digest(key, b"".join(parts), "sha256")
+
+
+def to_text(value: bytes) -> str:
+    """Bytes as they travel in a message."""
+    return base64.b64encode(value).decode()
+
+
+def from_text(text: str) -> bytes:
+    """Bytes that have travelled. Raises ValueError for what is none."""
+    return base64.b64decode(text, validate=True)
+
+
+def numbered(values: Sequence[str]) -> tuple[list[str], list[int]]:
+    """The distinct values, in the order in which they first stand, and of each value its place among them.
+
+    So what many ranks say alike travels once.
+    """
+    places: dict[str, int] = {}
+    of_each = [places.setdefault(value, len(places)) for value in values]
+    return list(places), of_each
 
 
 class Frames:

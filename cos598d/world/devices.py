@@ -1,7 +1,7 @@
 """What a rank computes with: its device and its threads."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 
 import torch
@@ -54,12 +54,12 @@ def gpu_of(device: torch.device) -> str | None:
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
 
 
-def check_gpus_differ(gpus: Sequence[str], hosts: Sequence[str]) -> None:
+def check_gpus_differ(gpus: Sequence[str], hosts: Sequence[Hashable]) -> None:
     """Raise UserError, the same on every rank, where two ranks of a host have the same GPU, which nccl refuses.
 
     `gpus[r]` and `hosts[r]` are rank r's: what `gpu_of` returns, and its host.
     """
-    first: dict[tuple[str, str], int] = {}
+    first: dict[tuple[Hashable, str], int] = {}
     for rank, place in enumerate(zip(hosts, gpus, strict=True)):
         other = first.setdefault(place, rank)
         if other != rank:

@@ -82,7 +82,7 @@ class Acceptor:
         self.keys: tuple[bytes, ...] = (key,)
         self.refused, self.expected = 0, ranks
         self._listener, self._selector, self._largest = listener, selector, largest
-        self._pending: dict[object, _Pending] = {}  # by socket
+        self._pending: dict[object, _Pending] = {}  # by socket, the oldest first
         self._opens_again = 0.0
         listener.setblocking(False)
         selector.register(listener, selectors.EVENT_READ, self)
@@ -93,7 +93,9 @@ class Acceptor:
         The returned socket is no longer registered with the selector.
         """
         if ready is self._listener:
-            self._accept()
+            for _ in range(max(1, self.expected)):  # many ranks come at once
+                if not self._accept():
+                    break
         elif ready in self._pending:
             pending = self._pending[ready]
             try:
@@ -130,9 +132,8 @@ class Acceptor:
     def sweep(self) -> float:
         """Drop the connections that are late. Call it often; return in how many seconds at most to call it again."""
         now = time.monotonic()
-        for pending in list(self._pending.values()):
-            if now - pending.since > PENDING_SECONDS:
-                self._drop(pending)
+        while self._pending and now - self._oldest().since > PENDING_SECONDS:
+            self._drop(self._oldest())
         if self._opens_again and now >= self._opens_again:
             self._opens_again = 0.0
             self._selector.register(self._listener, selectors.EVENT_READ, self)
@@ -146,15 +147,17 @@ class Acceptor:
             self._selector.unregister(self._listener)
         self._listener.close()
 
-    def _accept(self) -> None:
+    def _accept(self) -> bool:
+        """Accept a connection if one waits; whether another one may be accepted at once."""
         try:
             connection, _ = self._listener.accept()
         except BlockingIOError:
-            return
+            return False
         except OSError:  # it is gone again, or no descriptors are left: the listener would stay readable, in vain
-            self._drop_oldest()
+            if self._pending:
+                self._drop(self._oldest())
             self._pause()
-            return
+            return False
         pending = _Pending(connection, os.urandom(NONCE_BYTES))
         self._pending[connection] = pending
         connection.setblocking(False)
@@ -165,17 +168,18 @@ class Acceptor:
         except OSError:
             self._drop(pending)
         if len(self._pending) > MOST_PENDING + max(self.expected, 0):
-            self._drop_oldest()
+            self._drop(self._oldest())
         if self.expected <= 0:  # strangers, or surplus ranks: they must not take this rank's time
             self._pause()
+            return False
+        return True
 
     def _pause(self) -> None:
         self._opens_again = time.monotonic() + PAUSE_SECONDS
         self._selector.unregister(self._listener)
 
-    def _drop_oldest(self) -> None:
-        if self._pending:
-            self._drop(min(self._pending.values(), key=lambda pending: pending.since))
+    def _oldest(self) -> _Pending:
+        return next(iter(self._pending.values()))
 
     def _drop(self, pending: _Pending) -> None:
         self._forget(pending)

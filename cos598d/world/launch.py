@@ -14,11 +14,12 @@ import time
 from collections.abc import Callable, Sequence
 from types import FrameType
 
-from cos598d.errors import UsageError
+from cos598d.errors import UsageError, UserError
 from cos598d.program import program
 from cos598d.terminal.signals import ENDING, GOES_ON
 from cos598d.world.endpoint import listen
 from cos598d.world.identity import LAUNCHER_PID, LISTENER
+from cos598d.world.limits import allow_workers
 from cos598d.world.network import DEFAULT_IP
 from cos598d.world.secret import SECRET_VARIABLE, new_secret
 from cos598d.world.workers import Fork, Worker, held, may_fork
@@ -56,7 +57,7 @@ def start_local_workers(
     another secret and, unless `master_port` says one, another port; but not where they have refused a word on the
     command line, or left to go on later. The first signal that comes here is passed on, so that workers that train can
     save what they have; a further Ctrl-C ends them, and after neither are they started again. Raises UserError where
-    the port is taken.
+    the port is taken, or this host does not give so many processes or open files.
     """
     workers: list[Worker] = []
     asked = signal.SIGTERM
@@ -111,6 +112,7 @@ def _start(
     be_rank: Callable[[], int] | None,
 ) -> None:
     """Start the workers, each added to `workers` when it is there."""
+    allow_workers(world_size)
     with listen(DEFAULT_IP, master_port or 0, at_once=False) as listener:
         environ = _environment(world_size, listener.getsockname()[1], attempt)
         forks = be_rank is not None and may_fork()
@@ -118,18 +120,24 @@ def _start(
             own = environ | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             if rank == 0:
                 own[LISTENER] = str(listener.fileno())
-            if be_rank is not None and forks:
-                with held(SIGNALS) as mask:  # until it is among the workers, and there until it has its own session
-                    workers.append(Fork(be_rank, f"rank {rank}", own, listener, mask))
-            else:
-                workers.append(
-                    subprocess.Popen(
-                        [sys.executable, "-u", *program(), *arguments],
-                        env=own,
-                        pass_fds=[listener.fileno()] if rank == 0 else [],
-                        start_new_session=True,  # a Ctrl-C reaches this process alone, which passes it on
+            try:
+                if be_rank is not None and forks:
+                    with held(SIGNALS) as mask:  # until it is among the workers, and there until it has its own session
+                        workers.append(Fork(be_rank, f"rank {rank}", own, listener, mask))
+                else:
+                    workers.append(
+                        subprocess.Popen(
+                            [sys.executable, "-u", *program(), *arguments],
+                            env=own,
+                            pass_fds=[listener.fileno()] if rank == 0 else [],
+                            start_new_session=True,  # a Ctrl-C reaches this process alone, which passes it on
+                        )
                     )
-                )
+            except OSError as error:
+                raise UserError(
+                    f"rank {rank} of {world_size} cannot be started on this host ({error.strerror}): start fewer ranks, "
+                    f"or raise its limits of processes and memory (ulimit -u, -v)."
+                ) from None
             listener.close()  # rank 0 has it now, and is about to listen
 
 

@@ -1,5 +1,6 @@
 """What this process may still take from its host: open files, and memory."""
 
+import os
 import resource
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from cos598d.errors import UserError
 
 # Files that a rank opens besides its connections: libraries, its data, its record, unknown connections to its port.
 OTHER_FILES = 192
+FIRST_FILES = 32  # of them at most are open before the ranks meet
 # For each version of cgroups: the root of its folders, the files of limit and usage, and the row of its cache.
 CGROUPS = (
     ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
@@ -23,20 +25,37 @@ def needed_descriptors(rank: int, world_size: int) -> int:
 
 
 def allow_descriptors(rank: int, world_size: int) -> None:
-    """Raise this process's soft limit of open files to what its rank needs.
+    """Raise this process's soft limit of open files to what its rank needs besides what it has inherited.
 
     Raises UserError where the hard limit is below that.
     """
-    needed = needed_descriptors(rank, world_size)
+    _allow(needed_descriptors(rank, world_size), f"rank {rank} of {world_size}")
+
+
+def allow_workers(world_size: int) -> None:
+    """The same for a process that is to start so many ranks: it keeps two pipes to each."""
+    _allow(2 * world_size + OTHER_FILES, f"the starter of {world_size} ranks")
+
+
+def _allow(more: int, who: str) -> None:
+    needed = more + _inherited()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return
     if hard != resource.RLIM_INFINITY and hard < needed:
         raise UserError(
-            f"rank {rank} of {world_size} needs {needed} open files, and this process may have {hard} (ulimit -Hn): "
+            f"{who} needs {needed} open files, and this process may have {hard} (ulimit -Hn): "
             f"raise that limit on its host, or start fewer ranks."
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+def _inherited() -> int:
+    """Descriptors beyond the first few that this process has open already, such as a fork's of those forked before."""
+    try:
+        return max(0, len(os.listdir("/proc/self/fd")) - FIRST_FILES)
+    except OSError:  # not Linux
+        return 0
 
 
 def available_bytes(root: Path = Path("/")) -> int:

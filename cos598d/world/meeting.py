@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 from torch.distributed import Store
@@ -18,7 +18,7 @@ SHORTEST_POLL, LONGEST_POLL = 0.001, 0.05
 class Meeting:
     """The ranks of one run, joined by a key-value store; the result of the rendezvous.
 
-    `store` serves torch's process group, `hosts[r]` identifies the host of rank r, the other ranks reach this one at
+    `store` serves torch's process group, `hosts[r]` is the same for ranks of one host, the other ranks reach this one at
     `address`, and `secret` is what the ranks share (it may be empty). Values are exchanged as JSON. `deadlocks` knows
     what this rank waits for.
     """
@@ -27,7 +27,7 @@ class Meeting:
         self,
         identity: Identity,
         store: Store,
-        hosts: Sequence[str],
+        hosts: Sequence[Hashable],
         seconds: float,
         address: str = "127.0.0.1",
         secret: bytes = b"",

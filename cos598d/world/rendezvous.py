@@ -41,7 +41,7 @@ def meet(identity: Identity, seconds: float, facts: Mapping[str, Any]) -> Meetin
     }
     role = _admit_all if identity.rank == 0 else _arrive
     store, verdict = role(identity, seconds, deadline, mine)
-    address = _own_address(identity.rank, store.local_address, verdict)
+    address = _own_address(store.local_address, verdict.elsewhere)
     choose_interface(address)
     store.key = make_key(identity.secret, verdict.run_key)  # for the threads that will use it
     return Meeting(identity, store, verdict.hosts, seconds, address, identity.secret)
@@ -136,16 +136,13 @@ def _ask(identity: Identity, seconds: float, deadline: float, mine: dict) -> tup
     return store, Verdict(*answer)
 
 
-def _own_address(rank: int, local: str, verdict: Verdict) -> str:
+def _own_address(local: str, elsewhere: str) -> str:
     """The address by which the other ranks reach this one.
 
-    It is the one from which it reached rank 0. But where rank 0's name means loopback on its own host, and there are
-    other hosts, the ranks of that host take the address that faces one of these.
+    It is the one from which it reached rank 0. But where rank 0's name means loopback on its own host, and ranks have
+    come from `elsewhere`, the ranks of that host take the address that faces these.
     """
-    others = [r for r, network in enumerate(verdict.networks) if network != verdict.networks[rank]]
-    if not is_loopback(local) or not others:
-        return local
-    return address_facing(verdict.addresses[others[0]]) or local
+    return (address_facing(elsewhere) or local) if elsewhere and is_loopback(local) else local
 
 
 def _warn_of_strangers(identity: Identity) -> None:

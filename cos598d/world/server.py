@@ -9,12 +9,12 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from cos598d.world import handshake
-from cos598d.world.channel import DIGEST_BYTES, READ_BYTES, Frames, ProtocolError
+from cos598d.world.channel import DIGEST_BYTES, READ_BYTES, Frames, ProtocolError, from_text, numbered, to_text
 from cos598d.world.handshake import Acceptor
 
 # Bytes of a message to the server: from a connection that is not a member yet, and from a rank of the world.
@@ -26,28 +26,26 @@ LATER = object()  # the result of an operation whose answer is sent when somethi
 class Connection:
     """A rank's connection. What is sent to it waits in `unsent`, since the server waits for nobody.
 
-    At first it may only arrive, leave or object. Then it is also a guest, who may stay `handshake.PENDING_SECONDS`,
-    unless it waits for the verdict. A member is a rank of the world, and may ask for everything.
+    At first it may only arrive, leave or object. A member is a rank of the world, and may ask for everything.
     """
 
     def __init__(self, its_socket: socket.socket, rank: int, frames: Frames, is_member: bool):
         self.socket, self.rank, self.frames, self.is_member = its_socket, rank, frames, False
         self.unsent = bytearray()
-        self.is_guest, self.since = not is_member, time.monotonic()
         if is_member:
             self.make_member()
 
     def make_member(self) -> None:
         """Take it into the world."""
-        self.is_member, self.is_guest, self.frames.largest = True, False, LARGEST_REQUEST
+        self.is_member, self.frames.largest = True, LARGEST_REQUEST
 
 
 class StoreServer:
     """Serves at `listener`, in a thread of its own, every rank that proves that it knows `key`; drops everybody else.
 
-    A request is [id, operation, argument, ...], the answer [id, value]. Values of keys are bytes, which travel as text
-    of the characters 0 to 255. Operations are the methods `on_...`, called in the server's thread as
-    `on_...(connection, id, argument, ...)`. A request that none of them can read ends its connection.
+    A request is [id, operation, argument, ...], the answer [id, value]. Values of keys are bytes, which travel in
+    base64. Operations are the methods `on_...`, called in the server's thread as `on_...(connection, id, argument,
+    ...)`. A request that none of them can read ends its connection. What many ranks are answered alike is encoded once.
     """
 
     def __init__(self, listener: socket.socket, key: bytes, world_size: int):
@@ -56,10 +54,12 @@ class StoreServer:
         self._selector = selectors.DefaultSelector()
         self.acceptor = Acceptor(listener, key, self._selector, LARGEST_ARRIVAL, world_size)
         self._values: dict[str, bytes] = {}
+        self._encoded: dict[str, str] = {}  # values as JSON, of keys that were asked for since they were set
         self._waiting: dict[str, list[_Wait]] = {}
         self._exchanges: dict[str, _Exchange] = {}
         self._connections: set[Connection] = set()
-        self._guests: list[Connection] = []
+        # Connections that may not stay, since when: the oldest first.
+        self._guests: dict[Connection, float] = {}
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._woken, self._waker = socket.socketpair()
         self._waker.setblocking(False)
@@ -100,31 +100,34 @@ class StoreServer:
         """Answer request `number` of `connection`. In the server's thread."""
         self._send(connection, json.dumps([number, value]).encode())
 
+    def answer_all(self, asked: Iterable[tuple[Connection, int]], text: str) -> None:
+        """Answer several requests with the same value, given as JSON. In the server's thread."""
+        for connection, number in asked:
+            self._send(connection, f"[{number},{text}]".encode())
+
     def on_gone(self, connection: Connection) -> None:
         """A rank's connection has ended."""
 
     def on_set(self, connection: Connection, number: int, key: str, value: str) -> None:
-        self._values[key] = value.encode("latin-1")
-        self._notify(key)
+        self._put(key, from_text(value))
 
     def on_add(self, connection: Connection, number: int, key: str, amount: int) -> int:
         total = int(self._values.get(key, b"0")) + amount
-        self._values[key] = str(total).encode()
-        self._notify(key)
+        self._put(key, str(total).encode())
         return total
 
     def on_append(self, connection: Connection, number: int, key: str, value: str) -> None:
-        self._values[key] = self._values.get(key, b"") + value.encode("latin-1")
-        self._notify(key)
+        self._put(key, self._values.get(key, b"") + from_text(value))
 
     def on_compare_set(self, connection: Connection, number: int, key: str, expected: str, desired: str) -> str:
         found = self._values.get(key)
-        if found == expected.encode("latin-1") or (found is None and not expected):
-            self.on_set(connection, number, key, desired)
+        if found == from_text(expected) or (found is None and not expected):
+            self._put(key, from_text(desired))
             return desired
-        return expected if found is None else found.decode("latin-1")
+        return expected if found is None else to_text(found)
 
     def on_delete(self, connection: Connection, number: int, key: str) -> bool:
+        self._encoded.pop(key, None)
         return self._values.pop(key, None) is not None
 
     def on_count(self, connection: Connection, number: int) -> int:
@@ -139,20 +142,23 @@ class StoreServer:
         wait = _Wait(connection, number, keys, missing)
         for key in missing:
             self._waiting.setdefault(key, []).append(wait)
-        return LATER if missing else self._texts(keys)
+        if not missing:
+            self._answer_wait(wait)
+        return LATER
 
     def on_exchange(self, connection: Connection, number: int, name: str, value: Any, root: int | None) -> Any:
-        """Take a rank's value; answer with every rank's when all have come (at once with None to all but `root`)."""
+        """Take a rank's value; answer with every rank's when all have come (at once with None to all but `root`).
+
+        What several ranks say alike travels once: the answer is [distinct values, the place of each rank's in them].
+        """
         exchange = self._exchanges.setdefault(name, _Exchange())
-        exchange.values[connection.rank] = value
+        exchange.values[connection.rank] = json.dumps(value)
         if root is None or connection.rank == root:
             exchange.asked.append((connection, number))
         if len(exchange.values) == self.world_size:
             del self._exchanges[name]
-            # Encoded once: this is the largest message of all, and goes to every rank.
-            values = json.dumps([exchange.values[rank] for rank in range(self.world_size)])
-            for asker, its_number in exchange.asked:
-                self._send(asker, f"[{its_number},{values}]".encode())
+            places, of_ranks = numbered([exchange.values[rank] for rank in range(self.world_size)])
+            self.answer_all(exchange.asked, f"[[{','.join(places)}],{json.dumps(of_ranks, separators=(',', ':'))}]")
         return None if root not in (None, connection.rank) else LATER
 
     def on_absent(self, connection: Connection, number: int, name: str) -> list[int]:
@@ -160,15 +166,20 @@ class StoreServer:
         given = self._exchanges[name].values if name in self._exchanges else ()
         return [rank for rank in range(self.world_size) if rank not in given]
 
-    def _texts(self, keys: list[str]) -> list[str]:
-        return [self._values[key].decode("latin-1") for key in keys]
-
-    def _notify(self, key: str) -> None:
-        """Answer those who waited for `key` and for nothing else."""
+    def _put(self, key: str, value: bytes) -> None:
+        """Keep a value, and answer those who waited for `key` and for nothing else."""
+        self._values[key] = value
+        self._encoded.pop(key, None)
         for wait in self._waiting.pop(key, ()):
             wait.missing.discard(key)
             if not wait.missing and wait.connection in self._connections and all(k in self._values for k in wait.keys):
-                self.answer(wait.connection, wait.number, self._texts(wait.keys))
+                self._answer_wait(wait)
+
+    def _answer_wait(self, wait: "_Wait") -> None:
+        for key in wait.keys:
+            if key not in self._encoded:
+                self._encoded[key] = json.dumps(to_text(self._values[key]))
+        self.answer_all([(wait.connection, wait.number)], f"[{','.join(self._encoded[key] for key in wait.keys)}]")
 
     def _serve(self) -> None:
         try:
@@ -200,21 +211,27 @@ class StoreServer:
     def _add(self, connection: Connection) -> None:
         self._connections.add(connection)
         self._selector.register(connection.socket, selectors.EVENT_READ, connection)
-        if connection.is_guest:
-            self._guests.append(connection)
+        if not connection.is_member:
+            self.make_guest(connection)
 
     def make_guest(self, connection: Connection) -> None:
-        """Let it stay a little longer, no more. In the server's thread."""
-        connection.is_guest, connection.since = True, time.monotonic()
-        self._guests = [*(guest for guest in self._guests if guest is not connection), connection]
+        """Let it stay for `handshake.PENDING_SECONDS`, no more. In the server's thread."""
+        self.let_stay(connection)
+        self._guests[connection] = time.monotonic()
+
+    def let_stay(self, connection: Connection) -> None:
+        """Let it stay: it waits for the verdict. In the server's thread."""
+        self._guests.pop(connection, None)
 
     def _drop_guests(self) -> None:
         """Drop guests that stayed too long or are too many: without a secret, anybody can prove the first key."""
-        self._guests = [guest for guest in self._guests if guest.is_guest and guest in self._connections]
         too_many = len(self._guests) - handshake.MOST_PENDING // 2 - max(self.acceptor.expected, 0)
-        for place, guest in enumerate(self._guests):
-            if place < too_many or time.monotonic() - guest.since > handshake.PENDING_SECONDS:
-                self._drop(guest)
+        while self._guests:
+            guest, since = next(iter(self._guests.items()))
+            if too_many <= 0 and time.monotonic() - since <= handshake.PENDING_SECONDS:
+                return
+            too_many -= 1
+            self._drop(guest)
 
     def _attend(self, connection: Connection, events: int) -> None:
         try:
@@ -255,6 +272,7 @@ class StoreServer:
     def _drop(self, connection: Connection) -> None:
         if connection in self._connections:
             self._connections.discard(connection)
+            self._guests.pop(connection, None)
             self._selector.unregister(connection.socket)
             connection.socket.close()
             self.on_gone(connection)
@@ -270,5 +288,5 @@ class _Wait:
 
 @dataclass
 class _Exchange:
-    values: dict[int, Any] = field(default_factory=dict)
+    values: dict[int, str] = field(default_factory=dict)  # by rank, as JSON
     asked: list[tuple[Connection, int]] = field(default_factory=list)

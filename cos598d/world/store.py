@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.distributed import DistNetworkError, DistStoreError, Store
 
-from cos598d.world.channel import READ_BYTES, Frames, ProtocolError
+from cos598d.world.channel import READ_BYTES, Frames, ProtocolError, from_text, to_text
 from cos598d.world.handshake import connect
 
 LARGEST_ANSWER = 1 << 31
@@ -94,9 +94,13 @@ class StoreClient(Store):
     def exchange(self, name: str, value: Any, root: int | None = None) -> list[Any] | None:
         """Give `value` (JSON) to the exchange `name`; return every rank's in order of rank (at `root` alone, if given).
 
-        Other ranks than `root` get None at once.
+        Other ranks than `root` get None at once. What several ranks say alike is one object.
         """
-        return self.request("exchange", name, value, root)
+        answer = self.request("exchange", name, value, root)
+        if answer is None:
+            return None
+        values, of_ranks = answer
+        return [values[place] for place in of_ranks]
 
     def absent(self, name: str) -> list[int]:
         """The ranks that have given nothing to the exchange `name`."""
@@ -114,7 +118,7 @@ class StoreClient(Store):
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         """The values of `keys`, once all are there."""
-        return [value.encode("latin-1") for value in self._wait(keys, self.seconds)]
+        return [from_text(value) for value in self._wait(keys, self.seconds)]
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """Wait until all of `keys` are there."""
@@ -149,7 +153,7 @@ class StoreClient(Store):
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
         """Put `desired` under `key` if `expected` is there; return what is there then."""
-        return self.request("compare_set", key, _text(expected), _text(desired)).encode("latin-1")
+        return from_text(self.request("compare_set", key, _text(expected), _text(desired)))
 
     def delete_key(self, key: str) -> bool:
         """Remove `key`; return whether it was there."""
@@ -167,4 +171,4 @@ class StoreClient(Store):
 
 
 def _text(value: str | bytes) -> str:
-    return (value.encode() if isinstance(value, str) else value).decode("latin-1")
+    return to_text(value.encode() if isinstance(value, str) else value)

@@ -1,0 +1,146 @@
+"""`python -m cos598d`, in which each rank of a run also notes when it did what, and what it held and sent meanwhile.
+
+    MARKS=FOLDER python benchmarks/marked.py train --world_size 4 ...
+
+What begins and ends a phase of a rank's life is wrapped in a clock before ranks are forked; nothing else is changed.
+Each rank leaves FOLDER/rankR.json: `phases`, of each its beginning and end by the host's clock and the processor's
+seconds of the rank between them (of all its threads; a phase may come several times), `requests` to rank 0's store by
+kind, `messages` that it sent and received there and to its neighbours with their bytes (rank 0 as their server too),
+and `held`, what it had when it had made its last step. The process that started them leaves starter.json.
+"""
+
+import functools
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+BEGAN = time.monotonic()
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from cos598d.commands.start import start
+
+FOLDER = Path(os.environ["MARKS"])
+
+
+class Marks:
+    """What one process notes of itself."""
+
+    def __init__(self) -> None:
+        self.phases: list[tuple[str, float, float, float]] = []  # name, beginning, end, processor's seconds
+        self.requests: Counter[str] = Counter()
+        self.messages: Counter[str] = Counter()
+        self.held: dict[str, int] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """A phase of this name."""
+        began, used = time.monotonic(), time.process_time()
+        try:
+            yield
+        finally:
+            self.phases.append((name, began, time.monotonic(), time.process_time() - used))
+
+    def count(self, what: str, size: int) -> None:
+        """Count a message of so many bytes that was sent or received."""
+        self.messages.update({what: 1, f"{what}_bytes": size})
+
+    def write(self, name: str) -> None:
+        """Leave all in a file."""
+        from cos598d.files import write_json
+
+        write_json(FOLDER / f"{name}.json", vars(self))
+
+
+marks = Marks()
+
+
+def held() -> dict[str, int]:
+    """What this process has now: bytes of memory (of pages that several share its part), threads, descriptors."""
+    rows = dict(line.split()[:2] for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:])
+    found = Counter(descriptors=0, sockets=0, threads=len(os.listdir("/proc/self/task")))
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{name}")
+        except FileNotFoundError:  # the listing's own
+            continue
+        found["descriptors"] += 1
+        found["sockets"] += target.startswith("socket:")
+    own = int(rows["Private_Clean:"]) + int(rows["Private_Dirty:"])
+    kilobytes = {"pss_bytes": int(rows["Pss:"]), "rss_bytes": int(rows["Rss:"]), "own_bytes": own}
+    return {**found, **{name: 1024 * number for name, number in kilobytes.items()}}
+
+
+def timed(owner: Any, name: str, phase: str, first: str | None = None) -> None:
+    """From now on each call of `owner.name` is a phase, the first one of another name if there is one."""
+    function = getattr(owner, name)
+
+    @functools.wraps(function)
+    def within(*words: Any, **more: Any) -> Any:
+        is_first = first is not None and all(each[0] != first for each in marks.phases)
+        with marks.phase(first if first is not None and is_first else phase):
+            return function(*words, **more)
+
+    setattr(owner, name, within)
+
+
+def before(owner: Any, name: str, act: Callable[..., None]) -> None:
+    """From now on `act` is called with a call's own arguments before each call of `owner.name`."""
+    function = getattr(owner, name)
+
+    @functools.wraps(function)
+    def preceded(*words: Any, **more: Any) -> Any:
+        act(*words, **more)
+        return function(*words, **more)
+
+    setattr(owner, name, preceded)
+
+
+def load() -> Callable[..., int]:
+    """Import all that a run needs, wrap its phases, and return the program."""
+    began = time.process_time()
+    from cos598d import rank, run, train
+    from cos598d.comm import communicator
+    from cos598d.commands import cli
+    from cos598d.commands import train as command
+    from cos598d.strategies.observed import Observed
+    from cos598d.world import launch
+    from cos598d.world.channel import Frames
+    from cos598d.world.store import StoreClient
+    from cos598d.world.watchdog import Watchdog
+
+    marks.phases.append(("imports", BEGAN, time.monotonic(), time.process_time() - began))
+    timed(command, "find", "finding")
+    timed(launch, "_start", "forking")
+    timed(rank, "meet", "meeting")
+    timed(Watchdog, "__init__", "lifeline")
+    timed(communicator, "open_group", "group")
+    timed(Observed, "attach", "attaching")
+    timed(train, "step", "step", first="first step")
+    timed(run, "publish_record", "record")
+    timed(Watchdog, "close", "leaving")
+    timed(communicator, "close_group", "leaving the group")
+    before(run, "publish_record", lambda *_, **__: marks.held.update(held()))
+    before(launch, "_wait", lambda *_, **__: marks.write("starter"))
+    before(StoreClient, "request", lambda _, operation, *__, **___: marks.requests.update([operation]))
+    before(Frames, "pack", lambda _, payload: marks.count("sent", len(payload)))
+    before(Frames, "unpack", lambda _, data: marks.count("received", len(data)))
+    be_one_rank = command.be_one_rank
+
+    def be_marked_rank(config: Any, identity: Any, found: Any = None) -> int:
+        marks.__init__()  # a fork begins with what its starter had noted
+        with marks.phase("life"):
+            exit_code = be_one_rank(config, identity, found)
+        marks.write(f"rank{identity.rank}")
+        return exit_code
+
+    command.be_one_rank = be_marked_rank
+    return cli.main
+
+
+if __name__ == "__main__":
+    start(load)
