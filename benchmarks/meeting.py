@@ -2,15 +2,15 @@
 
     python benchmarks/meeting.py [--world_sizes 64,256,1024] [--processes 8] [--runs_dir FOLDER]
 
-A rank is connections of its own, as in a run: it proves itself, arrives and waits for the verdict (`meet`), and joins the
-watchdogs' tree (`Watchdog`). Then all give a value to all, once each its own and once all the same, and to rank 0 alone;
-they ask for each other's addresses as gloo does; and leave in order. What a rank does besides (torch, data, gloo's own
-connections) is left out. The ranks are spread over a few processes, a thread each; rank 0 has one alone, whose memory,
-descriptors and messages are counted.
+A rank is connections of its own, as in a run: it proves itself, arrives and waits for the verdict (`meet`), and joins
+the watchdogs' tree (`Watchdog`). Then all give a value to all, once each its own and once all the same, and one to rank
+0 alone; they ask for each other's addresses as gloo does; and leave in order. What a rank does besides (torch, data,
+gloo's own connections) is left out. The ranks are spread over a few processes, a thread each; rank 0 has one alone,
+whose memory, descriptors and messages are counted.
 
 At last as many ranks come again, but for one that never does and one that has another secret: what each then hears is
-printed, with the number of ranks that hear it. With --runs_dir the numbers are written to meeting.json in that folder and
-drawn to meeting.svg.
+printed, with the number of ranks that hear it. With --runs_dir the numbers are written to meeting.json in that folder
+and drawn to meeting.svg.
 """
 
 import argparse
@@ -108,9 +108,7 @@ def _spread(size: int, processes: int, function: Callable) -> list[Any]:
     shares = [ranks[:1], *(ranks[1 + first :: processes] for first in range(processes))]
     context = multiprocessing.get_context("fork")
     ready, begin, queue = context.Semaphore(0), context.Event(), context.SimpleQueue()
-    workers = [
-        context.Process(target=_work, args=(function, share, ready, begin, queue)) for share in shares if share
-    ]
+    workers = [context.Process(target=_work, args=(function, share, ready, begin, queue)) for share in shares if share]
     for worker in workers:
         worker.start()
     for _ in workers:

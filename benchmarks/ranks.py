@@ -59,7 +59,9 @@ def main() -> int:
     write_json(options.runs_dir / "ranks.json", list(found.values()))
     for title, rows in tables(found).items():
         print(f"{title}\n{as_text(rows, numbers=True)}\n")
-    draw(options.runs_dir / "ranks.svg", panels(found), f"one run of a tiny model, {options.sync}, all ranks on one host")
+    draw(
+        options.runs_dir / "ranks.svg", panels(found), f"one run of a tiny model, {options.sync}, all ranks on one host"
+    )
     return 0
 
 

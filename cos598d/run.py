@@ -138,8 +138,8 @@ def _work(
     comm, threads, ranks_on_host = take_station(meeting, config.backend, config.no_cuda, config.threads)
     device = comm.device
     _announce(config, prepared, comm, threads, console)
-    places = comm.exchange(place_of(device))
-    if launcher["name"] in LAUNCHERS:
+    places = comm.collect(place_of(device))  # for the record and the log, which are rank 0's
+    if places and launcher["name"] in LAUNCHERS:
         console.say(places_in_words(launcher, places))
     output = _output_folder(config, comm, claims)
     if say_if_finished(output, config, comm, console):

@@ -24,8 +24,8 @@ from cos598d.world.meeting import Meeting
 from cos598d.world.network import choose_interface
 
 # How gloo's ranks learn from the store where the others are: each asks once for up to 128 of them, and hears an address
-# of each. Left alone, each asks twice for every other one, and hears of it a number for every pair that it is in: among n
-# ranks 2 n^2 questions and n^3 numbers, all of them through rank 0. All ranks have to do the same.
+# of each. Left alone, each asks twice for every other one, and hears of it a number for every pair that it is in: among
+# n ranks 2 n^2 questions and n^3 numbers, all of them through rank 0. All ranks have to do the same.
 GLOO_RENDEZVOUS = {"GLOO_ENABLE_STORE_V2_API": "1", "GLOO_ENABLE_RANK_AS_SEQUENCE_NUMBER": "1"}
 
 

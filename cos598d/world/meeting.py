@@ -18,9 +18,9 @@ SHORTEST_POLL, LONGEST_POLL = 0.001, 0.05
 class Meeting:
     """The ranks of one run, joined by a key-value store; the result of the rendezvous.
 
-    `store` serves torch's process group, `hosts[r]` is the same for ranks of one host, the other ranks reach this one at
-    `address`, and `secret` is what the ranks share (it may be empty). Values are exchanged as JSON. `deadlocks` knows
-    what this rank waits for.
+    `store` serves torch's process group, `hosts[r]` is the same for all ranks of a host, the other ranks reach this one
+    at `address`, and `secret` is what the ranks share (it may be empty). Values are exchanged as JSON. `deadlocks`
+    knows what this rank waits for.
     """
 
     def __init__(
