@@ -18,6 +18,7 @@ import json
 import multiprocessing
 import os
 import re
+import resource
 import statistics
 import sys
 import threading
@@ -61,7 +62,7 @@ def main() -> None:
     found = {size: measure(size, options.processes) for size in sizes}
     columns = {phase: (lambda one, phase=phase: one["seconds"][phase]) for phase in PHASES}
     columns |= {
-        "rank 0's MB": lambda one: one["rank_0"]["own_bytes"] / 1e6,
+        "rank 0's peak MB": lambda one: one["rank_0"]["peak_bytes"] / 1e6,
         "descriptors": lambda one: one["rank_0"]["descriptors"],
         "messages": lambda one: one["rank_0"]["sent"],
         "MB sent": lambda one: one["rank_0"]["sent_bytes"] / 1e6,
@@ -137,7 +138,7 @@ def _at_once(function: Callable, share: list[Identity]) -> None:
 def _be_ranks(share: list[Identity]) -> dict[str, Any]:
     spans: dict[str, list[tuple[float, float]]] = {phase: [] for phase in PHASES}
     has_rank_0 = share[0].rank == 0
-    sent, rank_0, began_with = Counter[str](), {}, _own_bytes()
+    sent, rank_0, began_with = Counter[str](), {}, _peak_bytes()
     if has_rank_0:
         pack = Frames.pack
 
@@ -167,14 +168,13 @@ def _be_ranks(share: list[Identity]) -> dict[str, Any]:
         timed("addresses", lambda: _ask_for_addresses(meeting, identity.rank, size))
         meeting.exchange(None)
         if identity.rank == 0:
-            descriptors = len(os.listdir("/proc/self/fd"))
-            rank_0.update(descriptors=descriptors, own_bytes=_own_bytes() - began_with)
+            rank_0["descriptors"] = len(os.listdir("/proc/self/fd"))
         timed("leaving", watchdog.close)
         # Rank 0 serves the others, and `close` has waited for them.
 
     _at_once(be_rank, share)
     if has_rank_0:
-        rank_0 |= {**sent, "processor_seconds": time.process_time()}
+        rank_0 |= {**sent, "peak_bytes": _peak_bytes() - began_with, "processor_seconds": time.process_time()}
     return {"spans": spans, "rank_0": rank_0}
 
 
@@ -202,10 +202,9 @@ def _hear(share: list[Identity]) -> list[str]:
     return said
 
 
-def _own_bytes() -> int:
-    """This process's memory that it shares with no other."""
-    rows = dict(line.split()[:2] for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:])
-    return 1024 * (int(rows["Private_Clean:"]) + int(rows["Private_Dirty:"]))
+def _peak_bytes() -> int:
+    """The most memory that this process has had so far; a fork begins with its starter's."""
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def _seconds(by_process: list[list[list[float]]]) -> float:
