@@ -36,6 +36,7 @@ def in_words(by_ranks: Mapping[int, float]) -> str:
 
 def draw(path: Path, panels: Mapping[str, Mapping[str, Mapping[int, float]]], title: str) -> None:
     """Write an SVG: by what its axis says a panel of lines, by their names; each a value by the number of ranks."""
+    import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -46,6 +47,7 @@ def draw(path: Path, panels: Mapping[str, Mapping[str, Mapping[int, float]]], ti
         for place, (name, line) in enumerate(shown.items()):
             label = f"{name}  {in_words(line)}".rstrip()
             style = {"color": SERIES[place % len(SERIES)], "marker": MARKERS[place % len(MARKERS)], "label": label}
+            style["linestyle"] = "-" if place < len(SERIES) else "--"
             axes.plot(list(line), list(line.values()), linewidth=1.3, markersize=5, **style)
         counts: Sequence[int] = sorted({n for line in shown.values() for n in line})
         axes.set_xscale("log", base=2)
@@ -56,5 +58,5 @@ def draw(path: Path, panels: Mapping[str, Mapping[str, Mapping[int, float]]], ti
         axes.grid(True, which="major", color="0.92")
         axes.legend(fontsize="small")
     figure.suptitle(title, fontsize="medium")
-    with whole_file(path, "wb") as file:
-        figure.savefig(file, format="svg")
+    with whole_file(path, "wb") as file, matplotlib.rc_context({"svg.fonttype": "none"}):
+        figure.savefig(file, format="svg", metadata={"Date": None})
