@@ -1,5 +1,6 @@
 """Many ranks: what each asks of rank 0 and hears from it hardly depends on how many there are."""
 
+import json
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from meetings import all_exchange, identities, met
+from programs import script
 
 from cos598d.comm import communicator
 from cos598d.errors import UserError
@@ -133,3 +135,17 @@ def test_one_that_never_comes_and_one_with_another_secret_are_told_among_many():
         "1 came with another --secret or from another run."
     }
     assert refused.startswith(f"rank 0 at 127.0.0.1:{port} has another secret or is of another run: ")
+
+
+def test_the_benchmark_of_ranks_says_what_phases_took_and_what_ranks_hold(start, tmp_path):
+    folder = tmp_path / "runs"
+    words = [script("benchmarks/ranks.py"), "--runs_dir", folder, "--world_sizes", 2, "--steps", 2]
+    program = start("ranks", words, is_fresh=True)
+    assert program.wait(120) == 0, program.text
+    (found,) = json.loads((folder / "ranks.json").read_text())
+    assert found["ranks"] == 2
+    assert all(seconds > 0 for kind in ("clock_seconds", "processor_seconds") for seconds in found[kind].values())
+    assert found["held"]["sockets"]["rank_0"] > found["held"]["sockets"]["mean"] > 2  # rank 0 serves the other one
+    assert found["requests"]["arrive"] == 1
+    assert "the processor's seconds of all ranks together" in program.text
+    assert "meeting" in (folder / "ranks.svg").read_text()
