@@ -151,6 +151,17 @@ def test_hundreds_of_calls_make_a_drawing_of_bounded_size():
     assert "and 4,988 calls more" in picture.text(80, ASCII)
 
 
+def test_what_finds_no_row_of_its_own_is_in_the_last_and_said():
+    events = [call(rank, f"call {k}", k * 0.001, 1.0) for rank in range(2) for k in range(10)]
+    picture = draw(events)
+    rows = picture.own.lanes[0].rows
+    assert [len(row) for row in rows] == [1] * 7 + [3]
+    words = "a rank's last row has all that is beyond 8 at once"
+    assert words in picture.text(80, ASCII)
+    assert words in picture.svg().replace("&#39;", "'")
+    assert "beyond" not in draw(events[:8]).text(80, ASCII)
+
+
 def test_a_moment_that_is_no_number_is_refused():
     with pytest.raises(ValueError, match="finite"):
         timeline([compute(0, float("-inf"), 0.0)])

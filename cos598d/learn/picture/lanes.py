@@ -9,7 +9,7 @@ from itertools import accumulate
 
 from cos598d.learn.events import CALL, COMPUTE, RECEIVE, SEND, Event
 
-MOST_RANKS, MOST_ROWS = 16, 4
+MOST_RANKS, MOST_ROWS = 16, 8
 COMPUTING, WAITING, CALLING, MESSAGE = "computing", "waiting", "calling", "message"
 
 
@@ -32,11 +32,13 @@ class Bar:
 
 @dataclass(frozen=True)
 class Lane:
-    """One rank's time: what it computed, and its calls in as many rows as are under way at once, at most MOST_ROWS."""
+    """One rank's time: what it computed, and its calls in as many rows as are under way at once, at most MOST_ROWS:
+    then the last one `is_crowded` by all that found no other."""
 
     rank: int
     computed: tuple[Bar, ...]
     rows: tuple[tuple[Bar, ...], ...]
+    is_crowded: bool = False
 
 
 @dataclass(frozen=True)
@@ -198,19 +200,21 @@ def _lane(
             pieces = ((WAITING, start, both), (MESSAGE, both, end))
             bars = [Bar(kind, event.name, a, b, event.bytes) for kind, a, b in pieces if b > a]
             stretches.append((start, end, bars))
-    return Lane(rank, computed, _in_rows(stretches))
+    return Lane(rank, computed, *_in_rows(stretches))
 
 
-def _in_rows(stretches: list[tuple[float, float, list[Bar]]]) -> tuple[tuple[Bar, ...], ...]:
-    """Each stretch in the first row that is free by then; in the last one where none is."""
+def _in_rows(stretches: list[tuple[float, float, list[Bar]]]) -> tuple[tuple[tuple[Bar, ...], ...], bool]:
+    """Each stretch in the first row that is free by then; in the last one where none is, and whether that happened."""
     rows: list[list[Bar]] = []
     free: list[float] = []
+    is_crowded = False
     for start, end, bars in sorted(stretches, key=lambda stretch: stretch[:2]):
         place = next((row for row, moment in enumerate(free) if moment <= start), len(rows))
         if place == len(rows) and len(rows) < MOST_ROWS:
             rows.append([])
             free.append(0.0)
+        is_crowded |= place == len(rows)
         place = min(place, len(rows) - 1)
         rows[place] += bars
         free[place] = max(free[place], end)
-    return tuple(map(tuple, rows))
+    return tuple(map(tuple, rows)), is_crowded

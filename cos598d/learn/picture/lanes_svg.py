@@ -19,7 +19,7 @@ from cos598d.learn.picture.svg import (
     tag,
 )
 from cos598d.learn.picture.text import ticks
-from cos598d.learn.picture.words import name_of, of_meeting, size, time
+from cos598d.learn.picture.words import left_out, name_of, of_meeting, size, time
 from cos598d.report.numbers import number_of
 
 LEFT = 44
@@ -104,8 +104,7 @@ def _part(name: str, part: Part, seconds: float, y: float) -> tuple[list[str], f
         drawn_words = "arrows" if len(line.arrows) <= MOST_ARROWS else "not drawn"
         total = size(sum(arrow.bytes for arrow in line.arrows))
         below.append(f"{number_of(len(line.arrows), 'message')} ({drawn_words}), {total} in all")
-    if line.left_out:
-        below.append(f"{number_of(line.left_out, 'rank')} more not drawn")
+    below += left_out(line)
     for words in below:
         drawn, y = lines(words, MARGIN, y + LINE, SMALL_LETTERS, class_="small")
         body += drawn

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from cos598d.colours import BLUE, ORANGE, VERMILLION
 from cos598d.learn.picture.frames import Frame, Held, is_whole
 from cos598d.learn.picture.lanes import CALLING, COMPUTING, MESSAGE, WAITING, Bar, Timeline
-from cos598d.learn.picture.words import name_of, of_meeting, size, time
+from cos598d.learn.picture.words import left_out, name_of, of_meeting, size, time
 from cos598d.report.numbers import number_of
 
 LEAST_WIDTH, MOST_CALLS = 40, 12
@@ -65,8 +65,7 @@ def lanes_text(line: Timeline, title: str, seconds: float, width: int, letters: 
         for row in (lane.computed, *lane.rows):
             rows.append((name + _row(row, seconds, columns, letters)).rstrip())
             name = " " * label
-    if line.left_out:
-        rows.append(f"{number_of(line.left_out, 'rank')} more not drawn")
+    rows += [each for words in left_out(line) for each in textwrap.wrap(words, width)]
     digits = len(str(min(len(line.meetings), MOST_CALLS)))
     for meeting in line.meetings[:MOST_CALLS]:
         rows += textwrap.wrap(

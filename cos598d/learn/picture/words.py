@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from cos598d.learn.picture.lanes import Meeting, Timeline, computed_beside
+from cos598d.learn.picture.lanes import MOST_ROWS, Meeting, Timeline, computed_beside
 from cos598d.report.numbers import listed, number_of, plain
 from cos598d.report.svg import shortened
 from cos598d.terminal.printable import printable
@@ -42,6 +42,14 @@ def of_meeting(meeting: Meeting) -> str:
     if not meeting.longest_wait:
         return words
     return f"{words}: rank {meeting.last} came last, {time(meeting.longest_wait)} after rank {meeting.first}"
+
+
+def left_out(line: Timeline) -> list[str]:
+    """What of a timeline cannot be seen in its lanes, a line each."""
+    words = [f"{number_of(line.left_out, 'rank')} more not drawn"] if line.left_out else []
+    if any(lane.is_crowded for lane in line.lanes):
+        words.append(f"a rank's last row has all that is beyond {MOST_ROWS} at once")
+    return words
 
 
 def differences(own: Timeline, other: Timeline, mine: str = "yours", its: str = "the reference") -> str:
