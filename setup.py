@@ -26,6 +26,7 @@ setup(
     packages=find_packages(include=("cos598d", "cos598d.*")),
     package_data={
         "cos598d.commands": ["sbatch.sh.txt"],
+        "cos598d.grade": ["*.sh.txt"],
         "cos598d.learn.answers": ["*.py.txt"],
         "cos598d.learn.lessons": ["*.py.txt"],
         "cos598d.sync": ["template.py.txt"],
@@ -47,6 +48,7 @@ setup(
         "filelock>=3.13",
         "psutil>=5.9",
         "requests>=2.31",
+        "tomli>=2; python_version < '3.11'",
     ],
     extras_require={
         # Only tests/test_vit_transformers.py: it brings its own huggingface_hub and tokenizers, better not into .venv.

@@ -1,5 +1,6 @@
 """`audit --world_size N -- script.py`: the ranks of a script started here, each under observation, and waited for."""
 
+import math
 import os
 import signal
 import socket
@@ -27,10 +28,17 @@ def filled(words: Sequence[str], values: Mapping[str, object]) -> list[str]:
     return found
 
 
-def start_ranks(told: Told, words: Sequence[str], world_size: int, master_port: int | None) -> int:
+class StillRunning(Exception):
+    """The script has not ended in its time, which the message says."""
+
+
+def start_ranks(
+    told: Told, words: Sequence[str], world_size: int, master_port: int | None, seconds: float = math.inf
+) -> int:
     """Start the script once for each rank and wait for all; return the first failure's exit code, or 0.
 
-    When one fails the others are stopped, should they not end by themselves. Raises UsageError for a port in use.
+    When one fails the others are stopped, should they not end by themselves. Raises UsageError for a port in use, and
+    StillRunning, when all are stopped, for a script that takes more than `seconds`.
     """
     port = _port(master_port)
     ranks: list[subprocess.Popen] = []
@@ -48,7 +56,7 @@ def start_ranks(told: Told, words: Sequence[str], world_size: int, master_port: 
             own = ["audit", "--steps", str(told.steps), "--output_dir", told.folder, told.script]
             command = [sys.executable, *program(), *own, *filled(words, place)]
             ranks.append(subprocess.Popen(command, env=environ))
-        return _wait(ranks)
+        return _wait(ranks, seconds)
     finally:
         _stop(ranks)
 
@@ -63,8 +71,8 @@ def _port(asked: int | None) -> int:
         return probe.getsockname()[1]
 
 
-def _wait(ranks: Sequence[subprocess.Popen]) -> int:
-    deadline = float("inf")
+def _wait(ranks: Sequence[subprocess.Popen], seconds: float) -> int:
+    last, deadline = time.monotonic() + seconds, math.inf
     while True:
         codes = [rank.poll() for rank in ranks]
         failed = [code for code in codes if code]
@@ -73,8 +81,10 @@ def _wait(ranks: Sequence[subprocess.Popen]) -> int:
                 first = min(failed)  # one that a signal ended is the cause of the others' errors
                 return first if first > 0 else 128 - first
             return 0
-        if failed and deadline == float("inf"):
+        if failed and deadline == math.inf:
             deadline = time.monotonic() + _FAILED_SECONDS
+        if time.monotonic() > last:
+            raise StillRunning(f"it was still running after {seconds:g} s")
         time.sleep(_POLL_SECONDS)
 
 

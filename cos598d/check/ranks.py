@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import os
 import tempfile
 import time
 from collections.abc import Sequence
@@ -24,8 +25,13 @@ WARM_UP_ROUNDS = 3
 MOST_DIRECT_CALLS = 20
 
 
-def describe(comm: Communicator, name: str) -> dict[str, Any]:
-    """What the class called `name` is: its name, its file, and whether it says that it is exact."""
+def describe(comm: Communicator, name: str, folder: str | None = None) -> dict[str, Any]:
+    """What the class called `name` is: its name, its file, and whether it says that it is exact.
+
+    `folder` becomes the working directory before its file is loaded.
+    """
+    if folder is not None:
+        os.chdir(folder)
     sync = get_sync(name)
     return {"class": sync.__name__, "file": inspect.getfile(sync), "exact": bool(sync.exact)}
 
@@ -36,8 +42,12 @@ def is_description(value: Any) -> bool:
     return isinstance(value, dict) and {key: type(each) for key, each in value.items()} == kinds
 
 
-def observe_by_name(comm: Communicator, name: str, claims: Sequence[str], nonce: int) -> None:
-    """Drive the sync called `name` for these claims, and hand in what came of it."""
+def observe_by_name(
+    comm: Communicator, name: str, claims: Sequence[str], nonce: int, folder: str | None = None
+) -> None:
+    """Drive the sync called `name` for these claims, and hand in what came of it. `folder` is as in `describe`."""
+    if folder is not None:
+        os.chdir(folder)
     direct: list[str] = []
     trace_direct_calls(direct.append)  # before the file is loaded, which may keep functions under names of its own
     observe(comm, get_sync(name), claims, nonce, direct)

@@ -31,8 +31,9 @@ from cos598d.program import own_python_path
 
 # Forked from a server that has torch loaded already: a rank starts in a blink, and from a clean process.
 _context = multiprocessing.get_context("forkserver")
-# torch._dynamo is what torch imports at an optimizer's first step: 2 s of processor, else of every rank of every world.
-PRELOADED = ["cos598d.check.claims", "cos598d.run", "torch._dynamo"]
+# What torch imports at an optimizer's first step: 2 s of processor, else of every rank of every world.
+OPTIMIZERS = "torch._dynamo"
+PRELOADED = ["cos598d.check.claims", "cos598d.run", OPTIMIZERS]
 _context.set_forkserver_preload(PRELOADED)
 
 RETURNED, RAISED, LATE, DIED = "returned", "raised", "did not end", "died"
@@ -118,6 +119,11 @@ def _endings(line: Connection, seconds: float) -> list[tuple[int | None, str]]:
         if line.poll(seconds):
             return json.loads(line.recv_bytes())
     return []
+
+
+def load_no_optimizer() -> None:
+    """Let a server that is started from now on load less: no claim that is to be tried makes an optimizer's step."""
+    _context.set_forkserver_preload([name for name in PRELOADED if name != OPTIMIZERS])
 
 
 def start_server() -> None:

@@ -44,7 +44,7 @@ def supervise(
     temporary files, `grader_folder`.
     """
     os.setpgrp()
-    _prctl(SET_CHILD_SUBREAPER, 1)
+    prctl(SET_CHILD_SUBREAPER, 1)
     ranks: dict[int, int] = {}
     outputs: dict[int, int] = {}
     for rank in range(world_size):
@@ -110,7 +110,7 @@ def _start(run_rank: Callable[[int], None], rank: int, output: int) -> None:
     try:
         os.setpgrp()
         supervisor = os.getppid()
-        _prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+        prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
         if os.getppid() != supervisor:  # gone before it could be asked
             os._exit(1)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
@@ -181,7 +181,7 @@ def _end_all(ranks: dict[int, int]) -> None:
         time.sleep(0.005)
 
 
-def _prctl(option: int, value: int) -> None:
+def prctl(option: int, value: int) -> None:
     """Linux's; elsewhere a rank's process group is all that can be ended."""
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)

@@ -3,7 +3,7 @@
 import argparse
 import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cos598d.audit import script
@@ -11,23 +11,28 @@ from cos598d.audit.book import BOOKS
 from cos598d.audit.card import card
 from cos598d.audit.exchange import read_books, remove_books
 from cos598d.audit.judge import judge
-from cos598d.audit.judge.verdict import FAULT
+from cos598d.audit.judge.verdict import FAULT, Verdict
 from cos598d.audit.options import AuditFlags, Told
 from cos598d.audit.record import VERDICT, write_record
 from cos598d.audit.starter import run_of_starter, start_ranks
 from cos598d.commands.flags import add_flags, given_flags
+from cos598d.commands.result_flags import add_assignment, add_result_files, wants_files
 from cos598d.errors import UsageError, UserError
 from cos598d.fields import check_flags
 from cos598d.files import write_json
+from cos598d.grade.scored import NOT_JUDGED
 from cos598d.terminal.printable import printable
 from cos598d.terminal.signals import exits_on_sigterm
 
 FAULTS_FOUND = 3  # the exit code with --strict
+Grader = Callable[[Verdict | None, str], int]  # of the verdict and how the script failed, to the exit code
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags to `parser`."""
     add_flags(parser, AuditFlags)
+    add_assignment(parser)
+    add_result_files(parser)
     parser.add_argument(
         "words",
         nargs=argparse.REMAINDER,
@@ -37,14 +42,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Audit a script, or judge a folder again, and return the exit code: the script's own, but for --strict."""
+    """Audit a script, or judge a folder again, and return the exit code: the script's own, but for --strict, and for
+    files for teachers, with which it is 0, 1 where something is wrong, or 2 where it could not be judged."""
     flags = AuditFlags(**given_flags(options, AuditFlags))
     check_flags(flags)
     words = options.words[1:] if options.words[:1] == ["--"] else options.words
     if not words:
         raise UsageError("audit needs a script: give it and its words, or the folder of an audit.")
-    if Path(words[0]).is_dir():
-        return _again(Path(words[0]), words[1:], flags)
+    is_again = Path(words[0]).is_dir()
+    grade = _grader(options, is_again or flags.world_size is not None)
+    if is_again:
+        return _again(Path(words[0]), words[1:], flags, grade)
     run_name = run_of_starter()
     folder = Path(flags.output_dir or f"runs/audit-{Path(words[0]).stem}").absolute()
     told = Told(str(folder), words[0], flags.steps, run_name, flags.strict)
@@ -59,10 +67,24 @@ def run(options: argparse.Namespace) -> int:
     told = Told(told.folder, told.script, told.steps, secrets.token_hex(8), told.strict)
     with exits_on_sigterm():
         code = start_ranks(told, words[1:], flags.world_size, flags.master_port)
-    return _judged(folder, flags.strict, code)
+    return _judged(folder, flags.strict, code, grade)
 
 
-def _again(folder: Path, words: Sequence[str], flags: AuditFlags) -> int:
+def _grader(options: argparse.Namespace, judges_here: bool) -> Grader | None:
+    """What writes the files for teachers, if they are asked for. Raises UsageError."""
+    if not wants_files(options):
+        return None
+    if not judges_here:
+        raise UsageError(
+            "--gradescope and --classroom50 need --world_size, with which this process, where the script does not run, "
+            "judges: add it, or give the folder of an audit."
+        )
+    from cos598d.commands.audit_results import AuditResults  # loads torch, which is the script's to load
+
+    return AuditResults(options).finish
+
+
+def _again(folder: Path, words: Sequence[str], flags: AuditFlags, grade: Grader | None) -> int:
     if words:
         raise UsageError(f"{folder} is the folder of an audit, which takes no further words: leave {words[0]} out.")
     if not (folder / BOOKS).is_dir():
@@ -70,6 +92,10 @@ def _again(folder: Path, words: Sequence[str], flags: AuditFlags) -> int:
     books, remarks = read_books(folder)
     verdict = judge(books, remarks)
     print(card(verdict, books))
+    if grade:
+        failed = next((book for book in books if book["exit_code"]), None)
+        end = f"rank {failed['rank']} ended with exit code {failed['exit_code']}" if failed else ""
+        return grade(verdict, end)
     return FAULTS_FOUND if flags.strict and verdict.of(FAULT) else 0
 
 
@@ -95,8 +121,9 @@ def _as_rank(told: Told, words: Sequence[str]) -> int:
     return audit_script(told, words, say)
 
 
-def _judged(folder: Path, strict: bool, code: int) -> int:
+def _judged(folder: Path, strict: bool, code: int, grade: Grader | None = None) -> int:
     """Judge the books in the folder, print and write what comes out, and return the exit code."""
+    end = f"the script ended with exit code {code}" if code else ""
     try:
         books, remarks = read_books(folder)
         verdict = judge(books, remarks)
@@ -104,12 +131,14 @@ def _judged(folder: Path, strict: bool, code: int) -> int:
         write_json(folder / VERDICT, verdict.to_json())
     except UserError as error:
         print(f"nothing could be judged: {printable(error)}", file=sys.stderr)
-        return code
+        return grade(None, end) if grade else code
     except OSError as error:
         print(f"{folder / VERDICT} cannot be written: {error.strerror}.", file=sys.stderr)
-        return code
+        return NOT_JUDGED if grade else code
     print(card(verdict, books))
     print(f"no record for compare and report: {without}." if without else f"record: {folder}", flush=True)
+    if grade:
+        return grade(verdict, end)
     return FAULTS_FOUND if strict and not code and verdict.of(FAULT) else code
 
 

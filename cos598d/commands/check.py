@@ -5,48 +5,52 @@ Each claim is tried in fresh processes.
 
 import argparse
 import json
-import secrets
 import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cos598d.check import card, ranks
 from cos598d.check.causes import causes_of
-from cos598d.check.claims import CLAIMS, claims_of
+from cos598d.check.claims import CLAIMS
+from cos598d.check.claims.base import Claim
 from cos598d.check.cost import compare, is_cost
-from cos598d.check.judge import CRASHED, DID_NOT_END, FAILED, PASSED, Outcome, judge, judge_claim
-from cos598d.check.spawn import RETURNED, RankEnd, run_world
+from cos598d.check.judge import CRASHED, DID_NOT_END, PASSED, Outcome, judge
+from cos598d.check.spawn import RankEnd, run_world
+from cos598d.check.trial import Trial, facts_of, longer_than
 from cos598d.commands import learn
 from cos598d.commands.flags import check_output_file
+from cos598d.commands.result_flags import add_assignment, add_result_files, wants_files
 from cos598d.errors import UsageError, UserError
 from cos598d.files import write_json
 from cos598d.learn.lessons import get_lesson
 from cos598d.learn.student import number_of
-from cos598d.sync import get_sync
-from cos598d.sync.from_file import is_own
 from cos598d.terminal.signals import exits_on_sigterm
+
+if TYPE_CHECKING:  # what grades loads much that a check does without
+    from cos598d.commands.check_results import CheckResults
 
 ROUNDS = 20
 OTHERS = ("all_reduce", "ddp")
-# Of several statuses at several world sizes, the first is the claim's.
-WORST_FIRST = (CRASHED, DID_NOT_END, FAILED, PASSED)
+SIZES, SECONDS = [1, 2, 3, 4], 20.0  # without --world_sizes and --seconds
 MOST_RANKS = 16
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags to `parser`."""
     parser.add_argument("sync", metavar="SYNC", help="FILE.py:CLASS, a registered sync's name, or a lesson's file")
-    parser.add_argument("--world_sizes", default="1,2,3,4", metavar="N,N", help="ranks to try (default: 1,2,3,4)")
+    parser.add_argument("--world_sizes", metavar="N,N", help="ranks to try (default: 1,2,3,4)")
     parser.add_argument(
-        "--seconds", type=float, default=20.0, metavar="X", help="what a claim may take at one world size (default: 20)"
+        "--seconds", type=float, metavar="X", help="what a claim may take at one world size (default: 20)"
     )
     parser.add_argument("--claims", metavar="NAME,NAME", help="the claims to try (default: all)")
     parser.add_argument("--no_speed", action="store_true", help="measure no seconds")
     parser.add_argument(
         "--json", metavar="FILE", help="write the card's result there as JSON too; -: print them instead of the card"
     )
+    add_assignment(parser)
+    add_result_files(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -58,16 +62,28 @@ def run(options: argparse.Namespace) -> int:
     """
     lesson = _lesson_of(options.sync)
     if lesson is not None:
+        if wants_files(options):
+            raise UsageError(f"{options.sync} is a lesson's: grade it, with an assignment of the kind lesson.")
         return learn.check(get_lesson(lesson), Path(options.sync), options.json)
     check_output_file("--json", options.json)
-    sizes = read_world_sizes(options.world_sizes)
-    wanted = None if options.claims is None else read_claims(options.claims)
-    seconds = options.seconds
+    wanted: Sequence[str] | None = None if options.claims is None else read_claims(options.claims)
+    results = _results_of(options, wanted)
+    wanted = results.wanted if results else wanted
+    sizes = results.sizes if results else SIZES
+    if options.world_sizes is not None:
+        sizes = read_world_sizes(options.world_sizes)
+    seconds = options.seconds if options.seconds is not None else results.seconds if results else SECONDS
     if not 0 < seconds < 10_000:
         raise UsageError(f"--seconds {seconds:g}: give the seconds that a claim may take, above 0 and below 10000.")
     say: Callable[[str], None] = (lambda _: None) if options.json == "-" else partial(print, flush=True)
     with exits_on_sigterm():
-        result = _check(options.sync, sizes, wanted, seconds, not options.no_speed, say)
+        try:
+            trial = Trial(options.sync, seconds)
+        except UsageError as error:
+            if results:
+                results.refuse(str(error))
+            raise
+        result = _check(trial, sizes, wanted, not options.no_speed, say, results)
     if options.json == "-":
         print(json.dumps(result, indent=2))
     elif options.json:
@@ -76,6 +92,15 @@ def run(options: argparse.Namespace) -> int:
         except OSError as error:
             raise UserError(f"--json {options.json} cannot be written: {error.strerror}.") from None
     return 0 if result["passed"] else 1
+
+
+def _results_of(options: argparse.Namespace, wanted: Sequence[str] | None) -> "CheckResults | None":
+    """The files for teachers, if they are asked for."""
+    if not wants_files(options):
+        return None
+    from cos598d.commands.check_results import CheckResults
+
+    return CheckResults(options, wanted)
 
 
 def _lesson_of(name: str) -> int | None:
@@ -109,69 +134,40 @@ def read_claims(text: str) -> list[str]:
 
 
 def _check(
-    name: str,
+    trial: Trial,
     sizes: Sequence[int],
     wanted: Sequence[str] | None,
-    seconds: float,
     with_speed: bool,
     say: Callable[[str], None],
+    results: "CheckResults | None",
 ) -> dict[str, Any]:
-    about = _load(name, seconds)
-    made = CLAIMS if is_own(name) else claims_of(get_sync(name))
-    tried = [claim for claim in CLAIMS if (claim in made if wanted is None else claim.name in wanted)]
+    name = trial.name
+    tried = [claim for claim in CLAIMS if (claim in trial.made if wanted is None else claim.name in wanted)]
     result: dict[str, Any] = {
         "sync": name,
-        "class": about["class"],
-        "exact": about["exact"],
+        "class": trial.about["class"],
+        "exact": trial.about["exact"],
         "world_sizes": list(sizes),
+        "nonce": trial.nonce,
     }
-    result["nonce"] = secrets.randbits(32)
     say(card.head(name, sizes))
-    by_claim: list[tuple[str, list[Outcome]]] = []
+    by_claim: list[tuple[Claim, list[Outcome]]] = []
     for place, claim in enumerate(tried):
         card.progress(f"claim {place + 1} of {len(tried)}: {claim.name}")
-        outcomes = []
-        for size in sizes:
-            if claim not in made:
-                outcomes.append(Outcome.not_made(size, about["class"]))
-                continue
-            arguments = (name, [claim.name], result["nonce"])
-            ends = run_world(size, ranks.observe_by_name, *arguments, seconds=seconds, timeout=_longer_than(seconds))
-            outcomes.append(judge_claim(claim, ends, result["nonce"], about["file"], seconds))
-        by_claim.append((claim.name, outcomes))
+        by_claim.append((claim, trial.outcomes(claim, sizes)))
+        if results:
+            results.add(*by_claim[-1], trial.file)
     card.progress("")
-    result["diagnosis"] = causes_of(by_claim, about["file"])
-    result["claims"] = [
-        {
-            "claim": claim.name,
-            "says": card.first_sentences(claim.says),
-            "status": next(status for status in WORST_FIRST if any(o.status == status for o in outcomes)),
-            "outcomes": [
-                {"world_size": o.world_size, "status": o.status, "reports": list(o.reports)} for o in outcomes
-            ],
-        }
-        for claim, (_, outcomes) in zip(tried, by_claim, strict=True)
-    ]
-    result["not_claimed"] = [claim.name for claim in CLAIMS if claim not in made]
+    result["diagnosis"] = causes_of([(claim.name, outcomes) for claim, outcomes in by_claim], trial.file)
+    result["claims"] = [facts_of(claim, outcomes) for claim, outcomes in by_claim]
+    result["not_claimed"] = [claim.name for claim in CLAIMS if claim not in trial.made]
     result["passed"] = bool(tried) and all(claim["status"] == PASSED for claim in result["claims"])
-    say(card.results(result, about["file"]))
-    result |= _measure(name, sizes[-1], seconds, with_speed, result["claims"], about["file"])
+    say(card.results(result, trial.file))
+    result |= _measure(name, sizes[-1], trial.seconds, with_speed, result["claims"], trial.file)
     say(card.measures(result))
+    if results:
+        results.finish(result)
     return result
-
-
-def _load(name: str, seconds: float) -> dict[str, Any]:
-    """Load the class in a process of its own, since loading a file runs it. Raises UsageError if that does not work."""
-    end = run_world(1, ranks.describe, name, seconds=seconds)[0]
-    if end.how == RETURNED and ranks.is_description(end.value):
-        return end.value
-    if end.type == "UsageError":
-        raise UsageError(end.message)
-    path = name.rpartition(":")[0] if is_own(name) else name
-    _, reports = judge([end], str(Path(path).resolve()), seconds)
-    raise UsageError(
-        f"{path} cannot be imported: {card.report(reports[0], str(Path(path).resolve()), with_rank=False)}."
-    )
 
 
 def _measure(
@@ -188,7 +184,7 @@ def _measure(
         status, reports = judge(ends, own_file, seconds)
         return "" if status == PASSED else f"{status}, {card.report(reports[0], own_file)}"
 
-    ends = run_world(size, ranks.cost_of_step, name, seconds=seconds, timeout=_longer_than(seconds))
+    ends = run_world(size, ranks.cost_of_step, name, seconds=seconds, timeout=longer_than(seconds))
     if trouble := trouble_of(ends):
         return {"cost": None, "speed": None, "not_measured": trouble}
     if not all(is_cost(end.value) for end in ends):
@@ -199,9 +195,7 @@ def _measure(
     if mean and mean["status"] != PASSED:
         return {"cost": cost, "speed": None, "not_measured": f"averages_gradients {mean['status']}"}
     names = list(dict.fromkeys((name, *OTHERS)))
-    ends = run_world(
-        size, ranks.seconds_of_steps, names, ROUNDS, seconds=3 * seconds, timeout=_longer_than(3 * seconds)
-    )
+    ends = run_world(size, ranks.seconds_of_steps, names, ROUNDS, seconds=3 * seconds, timeout=longer_than(3 * seconds))
     if trouble := trouble_of(ends):
         return {"cost": cost, "speed": None, "not_measured": trouble}
     if not ranks.are_samples(ends[0].value, names, ROUNDS):
@@ -227,8 +221,3 @@ def _speed(name: str, size: int, samples: dict[str, list[float]]) -> dict[str, A
 def _quartiles(values: Sequence[float]) -> dict[str, float]:
     low, middle, high = statistics.quantiles(values, n=4)
     return {"quartile_1": low, "median": middle, "quartile_3": high}
-
-
-def _longer_than(seconds: float) -> float:
-    """A collective that waits for a rank in an endless loop must not give up before the loop is found."""
-    return seconds + 30

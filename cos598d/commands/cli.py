@@ -28,6 +28,8 @@ COMMANDS = {
     "prove": "does an engine train as one process does? Gradients, weights and losses, case by case",
     "picture": "what the ranks did in a step: lanes in time, and messages step by step",
     "audit": "run any data-parallel script, unchanged, and say which silent fault it has",
+    "grade": "grade a class's submissions one after the other, or one for Gradescope or Classroom 50",
+    "autograder": "a zip for Gradescope that grades an assignment",
     "new": "write a starting file for a gradient sync of your own",
     "sbatch": "a script for SLURM, which trains and goes on by itself after time limits and preemptions",
     "cluster": "several hosts emulated on this machine (Linux, root)",

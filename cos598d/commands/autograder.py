@@ -1,0 +1,32 @@
+"""`python -m cos598d autograder`: a zip for Gradescope that grades an assignment."""
+
+import argparse
+from pathlib import Path
+
+from cos598d.commands.flags import check_output_file
+from cos598d.errors import UserError
+from cos598d.files import write_whole
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the command's flags to `parser`."""
+    parser.add_argument(
+        "--assignment", required=True, metavar="FILE.toml", help="the assignment; or sync or script, with its defaults"
+    )
+    parser.add_argument(
+        "-o", "--output", type=Path, default=Path("autograder.zip"), metavar="FILE", help="default: autograder.zip"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write the zip and return 0. Raises UserError where that cannot be done."""
+    check_output_file("--output", options.output)
+    from cos598d.grade.autograder import autograder
+
+    content = autograder(options.assignment)
+    try:
+        write_whole(options.output, content)
+    except OSError as error:
+        raise UserError(f"{options.output} cannot be written: {error.strerror}.") from None
+    print(f"wrote {options.output} ({len(content) / 1e6:.1f} MB): upload it as the assignment's autograder")
+    return 0

@@ -1,0 +1,77 @@
+"""`python -m cos598d grade`: a class's submissions one after the other, or one for Gradescope or Classroom 50."""
+
+import argparse
+import time
+from pathlib import Path
+
+from cos598d.commands.flags import check_output_file
+from cos598d.commands.result_flags import add_result_files
+from cos598d.errors import UsageError
+from cos598d.grade.assignment import Assignment, assignment_of
+from cos598d.grade.folder import Graded, grade_class
+from cos598d.grade.result_files import ResultFiles
+from cos598d.grade.scored import NOT_JUDGED, PASSED, exit_code, most, number, total
+from cos598d.grade.submission import grade
+from cos598d.terminal.printable import printable
+from cos598d.terminal.signals import exits_on_sigterm
+
+WORDS_WIDTH = 90
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the command's flags to `parser`."""
+    parser.add_argument(
+        "folder",
+        type=Path,
+        metavar="FOLDER",
+        help="a class's folder, in which each folder or Python file is a submission; with --gradescope or "
+        "--classroom50 one submission",
+    )
+    parser.add_argument(
+        "--assignment", required=True, metavar="FILE.toml", help="the assignment; or sync or script, with its defaults"
+    )
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="the class's table, written after each submission")
+    add_result_files(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Grade, and return 0, 1 where a submission is wrong, 2 where one could not be judged; of a class only 0 and 2."""
+    is_one = options.gradescope is not None or options.classroom50 is not None
+    if is_one == (options.csv is not None):
+        raise UsageError("grade needs --csv FILE for a class, or --gradescope or --classroom50 for one submission.")
+    for flag in ("csv", "gradescope", "classroom50"):
+        check_output_file(f"--{flag}", getattr(options, flag))
+    assignment = assignment_of(options.assignment)
+    if not options.folder.exists():
+        raise UsageError(f"{options.folder} does not exist: give a class's folder, or a submission.")
+    with exits_on_sigterm():
+        return _one(options, assignment) if is_one else _class(options, assignment)
+
+
+def _one(options: argparse.Namespace, assignment: Assignment) -> int:
+    results = ResultFiles(assignment, options.gradescope, options.classroom50)
+    end = grade(options.folder, assignment, results.add)
+    remark = "\n".join(part for part in (end.remark, end.printed and f"It printed:\n{end.printed}") if part)
+    scored = results.finish(end.otherwise, remark)
+    for each in scored:
+        print(f"{each.status:12}{each.name} ({number(each.points)} of {number(each.most)})")
+        if not each.passed:
+            print(f"{'':12}{printable(' '.join(each.words.split()), 300)}")
+    print(f"{number(total(scored))} of {number(most(scored))} points.")
+    return exit_code(scored)
+
+
+def _class(options: argparse.Namespace, assignment: Assignment) -> int:
+    began = time.monotonic()
+
+    def say(graded: Graded) -> None:
+        points = f"{number(total(graded.scored))} of {number(most(graded.scored))}"
+        words = printable(graded.words, WORDS_WIDTH)
+        line = f"{printable(graded.name, 40):24} {points:>12} {graded.status:11} {graded.seconds:6.1f} s  {words}"
+        print(line.rstrip(), flush=True)
+
+    print(f"{assignment.title}: {number(sum(assignment.points.values()))} points for {len(assignment.points)} claims")
+    graded = grade_class(options.folder, assignment, options.csv, say)
+    seconds = time.monotonic() - began
+    print(f"{len(graded)} submissions in {seconds:.0f} s, {seconds / len(graded):.1f} s each: {options.csv}")
+    return NOT_JUDGED if any(exit_code(each.scored) == NOT_JUDGED for each in graded) else PASSED

@@ -1,0 +1,40 @@
+"""The flags that name the files of teachers' tools, the same for `check`, `audit` and `grade`. Loads nothing heavy."""
+
+import argparse
+from pathlib import Path
+
+from cos598d.commands.flags import check_output_file
+from cos598d.errors import UsageError
+
+FILES = ("gradescope", "classroom50")
+
+
+def add_result_files(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of the files."""
+    group = parser.add_argument_group("for teachers")
+    group.add_argument(
+        "--gradescope", type=Path, metavar="FILE", help="write Gradescope's results.json there, after each claim"
+    )
+    group.add_argument(
+        "--classroom50", type=Path, metavar="FILE", help="write Classroom 50's result.json there, after each claim"
+    )
+
+
+def add_assignment(parser: argparse.ArgumentParser) -> None:
+    """Add the flag of the points, for commands that do without."""
+    parser.add_argument(
+        "--assignment",
+        metavar="FILE.toml",
+        help="with --gradescope or --classroom50: points, visibility and what is tried (default: a point a claim)",
+    )
+
+
+def wants_files(options: argparse.Namespace) -> bool:
+    """Whether one of the files is asked for. Raises UsageError for one that cannot be written, and for an assignment
+    without any."""
+    for name in FILES:
+        check_output_file(f"--{name}", getattr(options, name))
+    is_wanted = any(getattr(options, name) is not None for name in FILES)
+    if options.assignment is not None and not is_wanted:
+        raise UsageError("--assignment has the points for --gradescope or --classroom50: give one of them too.")
+    return is_wanted

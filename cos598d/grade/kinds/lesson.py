@@ -1,0 +1,62 @@
+"""Assignments whose submissions are files of the course's lessons: the checks of `learn N --check`."""
+
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cos598d.check.judge import PASSED
+from cos598d.errors import UsageError
+from cos598d.grade.kinds.kind import Kind, all_alike, take_file
+from cos598d.grade.scored import Judged
+from cos598d.grade.table import Table
+from cos598d.learn.lesson import Lesson
+from cos598d.learn.lessons import get_lesson
+from cos598d.learn.marking import SECONDS, Marking
+from cos598d.learn.session import warm_up
+from cos598d.learn.student import read_file
+from cos598d.records.kinds import COUNT, Number
+
+
+@dataclass(frozen=True)
+class LessonKind(Kind):
+    """A lesson's file. `seconds` is what all its checks may take together on one number of ranks."""
+
+    file: str
+    lesson: Lesson
+    seconds: float
+
+    keys = ("file", "lesson", "seconds")
+
+    @classmethod
+    def read(cls, table: Table) -> "LessonKind":
+        """Take this kind's keys. Raises UsageError."""
+        number = table.take("lesson", COUNT, 0)
+        try:
+            lesson = get_lesson(number)
+        except UsageError as error:
+            raise table.error("lesson", str(error)) from None
+        seconds = table.take("seconds", Number("a number above 0", least=0, most=9999, is_above=True), SECONDS)
+        return cls(take_file(table, lesson.file_name), lesson, float(seconds))
+
+    def claims(self) -> Mapping[str, bool]:
+        """The lesson's checks, all of which count."""
+        return {check.name: True for check in self.lesson.load_checks().checks}
+
+    def judge(self, folder: Path, claims: Sequence[str]) -> Iterator[Judged]:
+        """Try all checks, on one number of ranks after the other."""
+        path = folder / self.file
+        try:
+            source = read_file(path, self.lesson)
+        except UsageError as error:
+            yield from all_alike(claims, False, str(error))
+            return
+        warm_up()
+        marking = Marking(self.lesson, path, source, secrets.randbits(32), self.seconds)
+        marking.run(lambda _: None)
+        for facts in marking.result()["claims"]:
+            if facts["claim"] in claims:
+                words = dict.fromkeys(word for outcome in facts["outcomes"] for word in outcome["reports"])
+                said = "\n".join(words) or (marking.static.words if marking.static else facts["status"])
+                passed = facts["status"] == PASSED
+                yield Judged(facts["claim"], passed, facts["says"] if passed else said)

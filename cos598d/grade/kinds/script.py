@@ -1,0 +1,123 @@
+"""Assignments whose submissions are training scripts: `audit` runs them, unchanged, and its faults cost points."""
+
+import os
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cos598d.audit import script
+from cos598d.audit.exchange import read_books
+from cos598d.audit.judge import judge
+from cos598d.audit.judge.verdict import FAULT, Finding, Verdict
+from cos598d.audit.judge.words import WORDS
+from cos598d.audit.options import Told
+from cos598d.audit.starter import StillRunning, start_ranks
+from cos598d.errors import UserError
+from cos598d.grade.kinds.kind import Kind, all_alike, take_file
+from cos598d.grade.scored import Judged
+from cos598d.grade.table import Table
+from cos598d.records.kinds import TEXT, ListOf, Number
+
+ENDS_WELL, TRAINS, NO_FAULT = "ends_well", "trains", "no_fault"
+FAULTS = tuple(name for name, words in WORDS.items() if words.level == FAULT)
+
+
+@dataclass(frozen=True)
+class ScriptKind(Kind):
+    """A script that all ranks run with these `words`; it may take `seconds`, and every rank must make `steps` steps."""
+
+    file: str = "train.py"
+    words: tuple[str, ...] = ()
+    world_size: int = 2
+    steps: int = 3
+    seconds: float = 300.0
+
+    keys = ("file", "words", "world_size", "steps", "seconds")
+
+    @classmethod
+    def read(cls, table: Table) -> "ScriptKind":
+        """Take this kind's keys. Raises UsageError."""
+        steps = Number("a whole number from 1 to 1000", least=1, most=1000, is_whole=True)
+        sizes = Number("a whole number from 2 to 64", least=2, most=64, is_whole=True)
+        return cls(
+            take_file(table, cls.file),
+            tuple(table.take("words", ListOf(TEXT), [])),
+            table.take("world_size", sizes, cls.world_size),
+            table.take("steps", steps, cls.steps),
+            float(table.take("seconds", Number("a number above 0", least=0, most=86_400, is_above=True), cls.seconds)),
+        )
+
+    def claims(self) -> Mapping[str, bool]:
+        """That it ends well, that it trains, that no fault is found; and each fault by its name, where it is named."""
+        return {ENDS_WELL: True, TRAINS: True, NO_FAULT: True, **dict.fromkeys(FAULTS, False)}
+
+    def judge(self, folder: Path, claims: Sequence[str]) -> Iterator[Judged]:
+        """Run it under audit, then judge what the ranks' books say."""
+        path, books = folder / self.file, Path.cwd() / "audit"
+        end = ""
+        try:
+            script.load(str(path))
+            os.chdir(folder)
+            told = Told(str(books), str(path), self.steps, secrets.token_hex(8))
+            code = start_ranks(told, self.words, self.world_size, None, self.seconds)
+            end = f"it ended with exit code {code}" if code else ""
+        except StillRunning as error:
+            end = str(error)
+        except UserError as error:
+            yield from all_alike(claims, False, str(error))
+            return
+        try:
+            verdict = judge(*read_books(books))
+        except UserError:
+            verdict = None
+        yield from score(verdict, claims, end, self.steps, self.world_size)
+
+
+def score(
+    verdict: Verdict | None, claims: Sequence[str], end: str, steps: int, world_size: int | None = None
+) -> Iterator[Judged]:
+    """What an audit's verdict means for these claims. `end` is how the script failed, "" where it ended well; without
+    a verdict no rank left a book. All ranks, `world_size` of them if that is known, must have made `steps` steps."""
+    trouble = _trouble(verdict, steps, world_size)
+    for name in claims:
+        if name == ENDS_WELL:
+            yield Judged(name, not end, end or "all ranks ended with exit code 0")
+        elif name == TRAINS:
+            yield Judged(name, not trouble, trouble or f"every rank made at least {steps} steps")
+        elif verdict is None or trouble:
+            yield Judged(name, False, trouble)
+        else:
+            yield _of_faults(verdict, name)
+
+
+def _trouble(verdict: Verdict | None, steps: int, world_size: int | None) -> str:
+    if verdict is None:
+        return "nothing was seen of it: it opened no process group, or was over before its first step"
+    seen = verdict.seen
+    asked = world_size or seen.world_size
+    if (seen.ranks, seen.world_size) != (asked, asked):
+        return f"{seen.ranks} of {asked} ranks were seen to train, in a world of {seen.world_size}"
+    if seen.steps < steps:
+        return f"it made {seen.steps} steps on every rank, and should make {steps}: nothing can be said of its faults"
+    return ""
+
+
+def _of_faults(verdict: Verdict, name: str) -> Judged:
+    """Of one fault, or of NO_FAULT."""
+    faults = verdict.of(FAULT)
+    found = [each for each in faults if name in (NO_FAULT, each.name, *each.consequences)]
+    if found:
+        return Judged(name, False, "\n".join(map(_in_words, found)))
+    if not verdict.seen.judged:
+        why = " ".join(verdict.not_judged)
+        return Judged(name, None, f"no fault was seen, but its gradients could not be judged: {why}")
+    return Judged(name, True, f"not found in {verdict.seen.steps} steps, gradients judged in {verdict.seen.judged}")
+
+
+def _in_words(finding: Finding) -> str:
+    words = WORDS[finding.name]
+    file, line, function = finding.where
+    where = f"\nwhere: {os.path.basename(file)} line {line}, in {function}" if file else ""
+    evidence = "\n".join(finding.evidence)
+    return f"{words.title} [{finding.name}]\n{evidence}{where}\nwhy: {words.why}\nmend: {words.mend}"

@@ -1,0 +1,100 @@
+"""A TOML file taken key by key: a value of another kind, or a key that nobody takes, is one sentence with its line."""
+
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from cos598d.errors import UsageError
+from cos598d.records.kinds import Kind, fault
+from cos598d.terminal.printable import printable
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+MOST_BYTES = 1 << 20
+
+
+class Table:
+    """The keys of a TOML file, or of one table in it, called `within`."""
+
+    def __init__(self, path: str, source: str, values: dict[str, Any], within: str = ""):
+        self.path, self.within = path, within
+        self._source, self._left = source, dict(values)
+
+    @classmethod
+    def read(cls, path: Path) -> "Table":
+        """The table of a file. Raises UsageError where there is none, or none in TOML."""
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise UsageError(f"{path} cannot be read ({error.strerror}): give an assignment's TOML file.") from None
+        if len(data) > MOST_BYTES:
+            raise UsageError(f"{path} has more than {MOST_BYTES >> 20} MB: give an assignment's TOML file.")
+        try:
+            return cls.of_text(str(path), data.decode("utf-8"))
+        except UnicodeDecodeError:
+            raise UsageError(f"{path} is no text in UTF-8: give an assignment's TOML file.") from None
+
+    @classmethod
+    def of_text(cls, path: str, source: str) -> "Table":
+        """The table of a text that came from `path`. Raises UsageError where it is no TOML."""
+        try:
+            return cls(path, source, tomllib.loads(source))
+        except tomllib.TOMLDecodeError as error:
+            raise UsageError(f"{path} is no TOML: {printable(error, 200)}.") from None
+        except RecursionError:
+            raise UsageError(f"{path} is nested too deeply: give an assignment's TOML file.") from None
+
+    def take(self, key: str, kind: Kind, default: Any = None) -> Any:
+        """The value of `key`, which must be of that kind; where it is not given, `default`. Raises UsageError."""
+        if key not in self._left:
+            return default
+        value = self._left.pop(key)
+        try:
+            wrong = fault(value, kind)
+        except TypeError:  # TOML has dates, which no key takes
+            wrong = f"it has a date or a time, where {kind.wanted} is expected"
+        if wrong is not None:
+            raise self.error(key, f"{key}: {wrong}")
+        return value
+
+    def table(self, key: str) -> "Table":
+        """The table called `key`; an empty one where there is none. Raises UsageError for what is no table."""
+        values = self._left.pop(key, {})
+        if not isinstance(values, dict):
+            raise self.error(key, f"{key} is no table: write [{key}] and its keys below it")
+        return Table(self.path, self._source, values, key)
+
+    def keys(self) -> list[str]:
+        """The keys that nobody has taken yet."""
+        return list(self._left)
+
+    def end(self, known: Sequence[str]) -> None:
+        """Raise UsageError where a key is left that nobody takes; `known` are those that would be taken."""
+        if self._left:
+            key = next(iter(self._left))
+            raise self.error(key, f"{printable(key, 100)} is no key of it; they are {', '.join(known)}")
+
+    def error(self, key: str, words: str) -> UsageError:
+        """An error at `key`, in a sentence with the file and the line."""
+        line = self._line(key)
+        return UsageError(f"{self.path}{f' line {line}' if line else ''}: {words.rstrip('.')}.")
+
+    def _line(self, key: str) -> int:
+        """The line of `key`, counted from 1; 0 where it is written in an unusual way."""
+        within = ""
+        for number, line in enumerate(self._source.splitlines(), 1):
+            if header := re.match(r"\s*\[\s*[\"']?([^\]\"']*?)[\"']?\s*\]", line):
+                within = header[1]
+                if within == key and not self.within:
+                    return number
+            given = re.match(r"\s*[\"']?([^=\"']*?)[\"']?\s*=", line)
+            if given and (within, given[1]) == (self.within, key):
+                return number
+            if given and self.within and not within and given[1] == f"{self.within}.{key}":
+                return number
+        return 0

@@ -1,0 +1,326 @@
+"""Assignments from files, and the formats of teachers' tools held to the fields that are published for them."""
+
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+from cos598d.audit.judge.verdict import Finding, Seen, Verdict
+from cos598d.check.claims import CLAIMS
+from cos598d.commands.cli import main
+from cos598d.errors import UsageError
+from cos598d.grade.assignment import Limits, assignment_of, read_assignment
+from cos598d.grade.gradescope import VISIBILITIES, gradescope
+from cos598d.grade.kinds.script import score
+from cos598d.grade.result_files import ResultFiles
+from cos598d.grade.scored import Judged, Scored, exit_code
+from cos598d.grade.table import Table
+
+# https://gradescope-autograders.readthedocs.io/en/latest/specs/#output-format: field -> type
+NUMBER, TEXT = (int, float), (str,)
+TOP = {
+    "score": NUMBER,
+    "execution_time": NUMBER,
+    "output": TEXT,
+    "output_format": TEXT,
+    "test_output_format": TEXT,
+    "test_name_format": TEXT,
+    "visibility": TEXT,
+    "stdout_visibility": TEXT,
+    "extra_data": (dict,),
+    "tests": (list,),
+    "leaderboard": (list,),
+}
+TEST = {
+    "score": NUMBER,
+    "max_score": NUMBER,
+    "status": TEXT,
+    "name": TEXT,
+    "name_format": TEXT,
+    "number": TEXT,
+    "output": TEXT,
+    "output_format": TEXT,
+    "tags": (list,),
+    "visibility": TEXT,
+    "extra_data": (dict,),
+}
+LEADERBOARD = {"name": TEXT, "value": (int, float, str), "order": TEXT}
+FORMATS = ("text", "html", "simple_format", "md", "ansi")
+# schemas/result-v1.schema.json of foundation50/classroom50: what it requires, and patterns.
+UTC = r"\d{4}-\d{2}-\d{2}T([01]\d|2[0-3]):[0-5]\d:[0-5]\dZ"
+CLASSROOM50 = {
+    "schema": "classroom50/result/v1",
+    "classroom": ".+",
+    "assignment": ".+",
+    "assignment_type": "individual|group",
+    "owner": ".+",
+    "submission": "submit/.*",
+    "commit": ".+",
+    "release": ".+",
+    "review": ".+",
+    "datetime": UTC,
+}
+RUNNER = {
+    "CLASSROOM": "cos598d",
+    "ASSIGNMENT": "lab1",
+    "OWNER": "alice",
+    "SUBMISSION_TAG": "submit/2026-06-01T14-32-05Z-a1b2c3d",
+    "COMMIT_URL": "https://github.com/x/commit/abc",
+    "RELEASE_URL": "https://github.com/x/releases/tag/y",
+}
+ONE = 'kind = "sync"\n[points]\ndefault = 0\naverages_gradients = 4\nlets_go = 1\n'
+
+
+def assignment(source):
+    return read_assignment(Table.of_text("lab.toml", source))
+
+
+def is_gradescopes(results):
+    """Hold the value of a results.json to the published fields."""
+    held(results, TOP)
+    assert {"score", "tests"} <= results.keys()
+    assert {results[name] for name in ("output_format", "test_output_format", "test_name_format")} <= set(FORMATS)
+    assert {results["visibility"], results["stdout_visibility"]} <= set(VISIBILITIES)
+    for test in results["tests"]:
+        held(test, TEST)
+        assert test["status"] in ("passed", "failed")
+        assert test["visibility"] in VISIBILITIES
+        assert 0 <= test["score"] <= test["max_score"]
+    for row in results.get("leaderboard", ()):
+        held(row, LEADERBOARD)
+        assert row["order"] in ("asc", "desc")
+    assert results["score"] == pytest.approx(sum(test["score"] for test in results["tests"]))
+
+
+def held(value, fields):
+    assert value.keys() <= fields.keys()
+    assert [(name, each) for name, each in value.items() if not isinstance(each, fields[name])] == []
+
+
+def is_classroom50s(result):
+    optional = {"graded_at", "submitted_by"}
+    assert result.keys() - optional == CLASSROOM50.keys() | {"score", "max-score", "tests"}
+    assert [name for name, form in CLASSROOM50.items() if not re.fullmatch(form, result[name])] == []
+    assert re.fullmatch(UTC, result["graded_at"])
+    for each in (result, *result["tests"]):
+        assert type(each["score"]) is int
+        assert type(each["max-score"]) is int
+        assert 0 <= each["score"] <= each["max-score"]
+    for test in result["tests"]:
+        assert test["test-name"]
+        assert type(test["passed"]) is bool
+
+
+def test_an_assignment_says_the_points_of_each_claim():
+    plain = assignment_of("sync")
+    assert plain.points == {claim.name: 1.0 for claim in CLAIMS}
+    assert (plain.kind.file, plain.kind.class_name, plain.kind.world_sizes) == ("my_sync.py", "MySync", (1, 2, 3, 4))
+    assert plain.limits == Limits()
+    mine = assignment(
+        'kind = "sync"\ntitle = "Lab"\nworld_sizes = [4, 2, 2]\nvisibility = "after_due_date"\n'
+        "[points]\ndefault = 2\nlets_go = 0\naverages_gradients = 2.5\n[limits]\nprocesses = 7\n"
+    )
+    assert mine.points == {claim.name: 2.0 for claim in CLAIMS if claim.name != "lets_go"} | {"averages_gradients": 2.5}
+    assert (mine.kind.world_sizes, mine.visibility, mine.limits.processes) == ((2, 4), "after_due_date", 7)
+    script = assignment('kind = "script"\nwords = ["--rank", "{rank}"]\n[points]\nstale_gradients = 3\n')
+    lesson = assignment('kind = "lesson"\nlesson = 3\n')
+    assert (lesson.kind.file, set(lesson.points.values())) == ("lesson3.py", {1.0})
+    assert script.points == {"ends_well": 1, "trains": 1, "no_fault": 1, "stale_gradients": 3}
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("", "lab.toml has no kind: give one of sync, script, lesson."),
+        ("kind = 3", "lab.toml line 1: kind: it is 3, where one of sync, script, lesson is expected."),
+        ('kind = "essay"', 'lab.toml line 1: kind: it is "essay", where one of sync, script, lesson is expected.'),
+        ('kind = "sync"\n[points\n', "lab.toml is no TOML: "),
+        ('kind = "sync"\nclass = "My Sync"', "lab.toml line 2: class is 'My Sync': give a class's name, as MySync."),
+        ('kind = "sync"\nfile = "../x.py"', "lab.toml line 2: file is '../x.py': give a Python file's name"),
+        ('kind = "sync"\n\nworld_sizes = [2, 17]', "lab.toml line 3: world_sizes: its [1] is 17"),
+        ('kind = "sync"\nseconds = 0', "lab.toml line 2: seconds: it is 0, where a number above 0 is expected."),
+        ('kind = "sync"\nseconds = nan', "lab.toml line 2: seconds: it is NaN"),
+        ('kind = "sync"\nseconds = 2026-01-01', "lab.toml line 2: seconds: it has a date or a time"),
+        ('kind = "sync"\nwords = ["x"]', "lab.toml line 2: words is no key of it; they are title, kind,"),
+        ('kind = "sync"\nvisibility = "never"', "lab.toml line 2: visibility: it is"),
+        ('kind = "sync"\n[points]\nlets_go = -1', "lab.toml line 3: lets_go: it is -1, where a number of points from"),
+        ('kind = "sync"\n[points]\nis_fast = 1', "lab.toml line 3: is_fast is no key of it; they are default, starts"),
+        ('kind = "sync"\n[points]\ndefault = 0', "lab.toml: no claim gives points"),
+        ('kind = "sync"\npoints = 3', "lab.toml line 2: points is no table"),
+        ('kind = "sync"\n[limits]\ncores = 1', "lab.toml line 3: cores is no key of it"),
+        ('kind = "lesson"\nlesson = 99', "lab.toml line 2: "),
+        ('kind = "script"\nworld_size = 1', "lab.toml line 2: world_size: it is 1, where a whole number from 2 to 64"),
+        ('kind = "script"\n[points]\nlets_go = 1', "lab.toml line 3: lets_go is no key of it; they are default, ends"),
+    ],
+)
+def test_what_is_wrong_in_an_assignment_is_a_sentence_with_its_line(source, says):
+    with pytest.raises(UsageError) as refusal:
+        assignment(source)
+    assert str(refusal.value).startswith(says)
+    assert str(refusal.value).endswith(".")
+    assert "\n" not in str(refusal.value)
+
+
+def test_an_assignment_that_cannot_be_read_is_a_sentence(tmp_path):
+    (tmp_path / "latin.toml").write_bytes(b'title = "\xff"')
+    for path, says in ((tmp_path / "nosuch.toml", "No such file"), (tmp_path / "latin.toml", "no text in UTF-8")):
+        with pytest.raises(UsageError, match=says):
+            assignment_of(str(path))
+
+
+def test_results_have_gradescopes_fields_and_what_was_not_judged_gives_nothing():
+    scored = [
+        Scored("right", 2.5, 2.5, True, "it holds"),
+        Scored("wrong", 0, 1, False, "it does\nnot \x1b[31m"),
+        Scored("unknown", 0, 3, None, "a rank was lost"),
+    ]
+    results = gradescope(scored, "Lab 1", 3.21, "after_published", [("ms a step", 1.5, "asc")])
+    is_gradescopes(json.loads(json.dumps(results)))
+    assert results["score"] == 2.5
+    assert [test["status"] for test in results["tests"]] == ["passed", "failed", "failed"]
+    assert results["tests"][1]["output"] == "it does\nnot \\x1b[31m"
+    assert results["tests"][2]["output"] == "could not be judged: a rank was lost"
+    assert [exit_code(scored[:number]) for number in (1, 2, 3)] == [0, 1, 2]
+
+
+def test_files_grow_claim_by_claim(tmp_path, monkeypatch):
+    for name, value in RUNNER.items():
+        monkeypatch.setenv(name, value)
+    paths = tmp_path / "results.json", tmp_path / "result.json"
+    files = ResultFiles(assignment(ONE), *paths)
+
+    def scores():
+        results, result = (json.loads(path.read_text()) for path in paths)
+        is_gradescopes(results)
+        is_classroom50s(result)
+        assert result["max-score"] == 5
+        assert result["score"] == results["score"]
+        return results["score"], [test["extra_data"]["verdict"] for test in results["tests"]]
+
+    assert scores() == (0, ["not judged", "not judged"])
+    files.add(Judged("averages_gradients", True, "yes"))
+    assert scores() == (4, ["passed", "not judged"])
+    files.finish(Judged("", False, "time was over"))
+    assert scores() == (4, ["passed", "wrong"])
+
+
+def test_classroom_50_wants_its_runner_and_whole_points(monkeypatch, tmp_path):
+    for name in RUNNER:
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(UsageError, match="CLASSROOM, ASSIGNMENT, OWNER, .* are not set"):
+        ResultFiles(assignment(ONE), None, tmp_path / "result.json")
+    for name, value in RUNNER.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match="takes whole points, and a claim gives 2.5"):
+        ResultFiles(assignment(ONE.replace("lets_go = 1", "lets_go = 2.5")), None, tmp_path / "result.json")
+    monkeypatch.setenv("SUBMISSION_TAG", "main")
+    with pytest.raises(UsageError, match="begin with submit/"):
+        ResultFiles(assignment(ONE), None, tmp_path / "result.json")
+
+
+def test_an_audits_verdict_as_points():
+    claims = ["ends_well", "trains", "no_fault", "summed", "weights_drift", "stale_gradients"]
+
+    def passed(verdict, end=""):
+        return [judged.passed for judged in score(verdict, claims, end, steps=3)]
+
+    def verdict(findings=(), ranks=2, steps=5, judged=3):
+        return Verdict("train.py", Seen(ranks, 2, steps, judged, 1.0, 0.1, 0.0), tuple(findings), ("closures",))
+
+    summed = Finding("summed", ("2 times the mean",), ("train.py", 7, "step"), ("weights_drift",))
+    assert passed(verdict()) == [True] * 6
+    assert passed(verdict([summed])) == [True, True, False, False, False, True]
+    assert passed(verdict(judged=0)) == [True, True, None, None, None, None]
+    assert passed(verdict(steps=2)) == [True, False, False, False, False, False]
+    assert passed(verdict(ranks=1)) == [True, False, False, False, False, False]
+    assert passed(None, "it ended with exit code 1") == [False] * 6
+    assert passed(verdict(), "it ended with exit code 1") == [False, True, True, True, True, True]
+
+
+def test_check_writes_results_and_a_leaderboard(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lab.toml").write_text(ONE)
+    words = ["check", "all_reduce", "--world_sizes", "2", "--seconds", "60"]
+    assert main([*words, "--assignment", "lab.toml", "--gradescope", "results.json"]) == 0
+    results = json.loads((tmp_path / "results.json").read_text())
+    is_gradescopes(results)
+    assert {test["name"]: test["score"] for test in results["tests"]} == {"averages_gradients": 4, "lets_go": 1}
+    assert [row["name"] for row in results["leaderboard"]] == ["ms a step", "ratio to ddp"]
+    assert main(["check", "nosuch.py:Mine", "--gradescope", "results.json"]) == 2
+    refused = json.loads((tmp_path / "results.json").read_text())
+    assert refused["score"] == 0
+    assert "nosuch.py: no such file" in refused["tests"][0]["output"]
+    capsys.readouterr()
+    for more, says in (
+        (["--assignment", "lab.toml"], "--assignment has the points for --gradescope or --classroom50"),
+        (["--gradescope", "no/results.json"], "there is no folder no"),
+        (["--gradescope", "r.json", "--assignment", "script"], "script is not for syncs"),
+    ):
+        assert main([*words, *more]) == 2
+        assert says in capsys.readouterr().err
+
+
+def test_words_of_grade_and_audit_that_cannot_work(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    for words, says in (
+        (["grade", "."], "--assignment"),
+        (["grade", ".", "--assignment", "sync"], "grade needs --csv FILE for a class"),
+        (["grade", ".", "--assignment", "sync", "--csv", "a", "--gradescope", "b"], "grade needs --csv FILE"),
+        (["grade", "nosuch", "--assignment", "sync", "--csv", "a"], "nosuch does not exist"),
+        (["audit", "--gradescope", "r.json", "train.py"], "--gradescope and --classroom50 need --world_size"),
+        (["autograder", "--assignment", "nosuch.toml"], "nosuch.toml cannot be read"),
+    ):
+        try:
+            code = main(words)
+        except SystemExit as ended:
+            code = ended.code
+        assert code == 2
+        assert says in capsys.readouterr().err
+
+
+def test_the_autograder_in_gradescopes_layout(tmp_path, monkeypatch, capsys):
+    """A stand-in for Gradescope: the zip's content in source/, run_autograder above it, one submission."""
+    monkeypatch.chdir(tmp_path)
+    text = ONE.replace('"sync"', '"sync"\nworld_sizes = [2]\nseconds = 60')
+    (tmp_path / "lab.toml").write_text(text)
+    assert main(["autograder", "--assignment", "lab.toml", "-o", "first.zip"]) == 0
+    assert main(["autograder", "--assignment", "lab.toml", "-o", "autograder.zip"]) == 0
+    assert (tmp_path / "first.zip").read_bytes() == (tmp_path / "autograder.zip").read_bytes()
+    root = tmp_path / "autograder"
+    with zipfile.ZipFile("autograder.zip") as archive:
+        assert {"setup.sh", "run_autograder", "assignment.toml", "requirements.txt"} <= set(archive.namelist())
+        assert all(archive.getinfo(name).external_attr >> 16 & stat.S_IXUSR for name in ("setup.sh", "run_autograder"))
+        archive.extractall(root / "source")
+    needed = (root / "source" / "requirements.txt").read_text()
+    assert "torch>=" in needed
+    assert "pytest" not in needed
+    assert subprocess.run(["bash", "-n", str(root / "source" / "setup.sh")], check=False).returncode == 0
+    program = root / "run_autograder"
+    program.write_bytes((root / "source" / "run_autograder").read_bytes())
+    (root / "submission").mkdir()
+    source = (
+        "from cos598d.sync.all_reduce import AllReduce\nclass MySync(AllReduce):\n"
+        "    def average(self, name, gradient):\n        self.comm.all_reduce(gradient, name)\n"
+    )
+    (root / "submission" / "my_sync.py").write_text(source)
+    environ = {"PATH": os.environ["PATH"], "AUTOGRADER_ROOT": str(root), "AUTOGRADER_PYTHON": sys.executable}
+    ended = subprocess.run(["bash", str(program)], env=environ, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    results = json.loads((root / "results" / "results.json").read_text())
+    is_gradescopes(results)
+    assert {test["name"]: test["status"] for test in results["tests"]} == {
+        "averages_gradients": "failed",
+        "lets_go": "passed",
+    }
+    assert "summed and not averaged" in results["tests"][0]["output"]
+    assert "1 of 5 points" in results["output"]
+    # Where the grader cannot even start, there is a result that says so.
+    environ["AUTOGRADER_PYTHON"] = "/no/such/python"
+    subprocess.run(["bash", str(program)], env=environ, capture_output=True, check=False)
+    assert "could not be started" in json.loads((root / "results" / "results.json").read_text())["output"]

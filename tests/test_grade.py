@@ -1,0 +1,300 @@
+"""`grade`: of a class of right, wrong and hostile submissions each gets what it deserves, and the next one runs."""
+
+import csv
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from audit_cases import AVERAGE
+from audit_scripts import BY_HAND, with_changes
+from programs import ROOT
+
+from cos598d.grade.folder import _cell
+from cos598d.grade.processes import megabytes_in, scratch_folder
+
+OPENING = """
+import json, os, signal, sys, tempfile, time
+from pathlib import Path
+from cos598d.sync.all_reduce import AllReduce
+
+class MySync(AllReduce):
+    def finish(self):
+"""
+RIGHT = "        super().finish()\n"
+# What each of a class hands in: the body of `finish`. None of them goes on for ever if nobody stops it.
+CLASS = {
+    "right": RIGHT,
+    "sums": "        super().finish()\n        for _, g in self.gradients(): g *= self.comm.world_size\n",
+    "hangs": """
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            print("all work and no play " * 1000)
+""",
+    "crashes": "        os.kill(os.getpid(), signal.SIGSEGV)\n",
+    # A forged answer, result and score; nothing that it is judged by is left as it was.
+    "forges": """
+        import cos598d.check.judge, cos598d.check.evidence, torch
+        cos598d.check.judge.judge_claim = lambda *_: "passed"
+        cos598d.check.evidence.Evidence.to_bytes = lambda self: b"passed"
+        time.monotonic = lambda: 0.0
+        torch.equal = lambda *_: True
+        sys.modules.clear()
+        folder = Path(tempfile.gettempdir())
+        forged = {"score": 1000, "tests": [{"name": "averages_gradients", "score": 1000, "status": "passed"}]}
+        for place in ("results.json", "../results.json", "../../results.json", "../grades.csv"):
+            Path(place).write_text(json.dumps(forged))
+        (folder / f"answer{self.comm.rank}.json").write_text(json.dumps({"rank": self.comm.rank, "how": "returned"}))
+        print(json.dumps({"name": "averages_gradients", "passed": True, "words": "", "over": True}))
+        Path(__file__).unlink(missing_ok=True)
+        os._exit(0)
+""",
+    "forks": """
+        for _ in range(300):
+            if os.fork() == 0:
+                os.setsid()
+                time.sleep(30)
+                os._exit(0)
+        time.sleep(30)
+""",
+    "fills": """
+        for number in range(40):
+            Path(f"large{self.comm.rank}-{number}").write_bytes(bytes(8 << 20))
+            time.sleep(0.1)
+        time.sleep(30)
+""",
+    "kills": """
+        os.kill(os.getsid(0), signal.SIGKILL)
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(30)
+""",
+}
+ASSIGNMENT = """
+title = "Lab 1"
+kind = "sync"
+world_sizes = [2]
+seconds = 3
+
+[points]
+default = 0
+averages_gradients = 5
+starts_from_rank_0 = 2.5
+
+[limits]
+processes = 40
+disk_mb = 60
+"""
+SCRIPTS = {
+    "right": BY_HAND.lstrip(),
+    "never_averages": with_changes("by_hand", [(AVERAGE, "")]),
+    "leaves_at_once": "import os\nprint('{\"score\": 100}')\nos._exit(0)\n",
+}
+SCRIPT_ASSIGNMENT = """
+kind = "script"
+seconds = 100
+[points]
+trains = 2
+never_averaged = 3
+"""
+
+
+@pytest.fixture
+def scratch():
+    """A folder for temporary files whose path is short enough for sockets; nothing may be left in it."""
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="g") as folder:
+        yield Path(folder)
+        assert os.listdir(folder) == []
+
+
+def wait_until(holds, seconds=20):
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def graded(start, folder, scratch, submissions, assignment):
+    """Grade a class and return the exit code, what was printed, and the rows of the table by submission."""
+    for name, source in submissions.items():
+        (folder / "class" / name / "in a folder of theirs").mkdir(parents=True)
+        kind = assignment.partition('kind = "')[2].partition('"')[0]
+        file = {"sync": "my_sync.py", "script": "train.py", "lesson": "lesson3.py"}[kind]
+        (folder / "class" / name / "in a folder of theirs" / file).write_text(source)
+    (folder / "lab.toml").write_text(assignment)
+    words = ["-m", "cos598d", "grade", "class", "--assignment", "lab.toml", "--csv", "grades.csv"]
+    program = start("grade", words, {"PYTHONPATH": str(ROOT), "TMPDIR": str(scratch)})
+    code = program.wait(200)
+    with (folder / "grades.csv").open() as table:
+        return code, program.text, {row["submission"]: row for row in csv.DictReader(table)}
+
+
+def test_a_class_with_hostile_submissions(start, tmp_path, scratch):
+    before = {process.pid for process in psutil.process_iter()}
+    submissions = {name: OPENING + body for name, body in CLASS.items()}
+    code, text, rows = graded(start, tmp_path, scratch, submissions, ASSIGNMENT)
+    assert code == 2, text  # one could not be judged
+    scores = {name: (row["score"], row["status"]) for name, row in rows.items()}
+    assert scores == {
+        "right": ("7.5", "passed"),
+        **dict.fromkeys(("sums", "hangs", "crashes"), ("2.5", "wrong")),  # the other claim holds
+        **dict.fromkeys(("forges", "forks", "fills"), ("0", "wrong")),
+        "kills": ("0", "not judged"),
+    }
+    assert {row["max_score"] for row in rows.values()} == {"7.5"}
+    says = {
+        "sums": "averages_gradients: summed and not averaged",
+        "hangs": "still running after 3 s - my_sync.py line ",
+        "crashes": "SIGSEGV",
+        "forges": "my_sync.py: no such file",
+        "forks": "It started more than 40 processes",
+        "fills": "It wrote more than 60 MB",
+        "kills": "was ended (SIGKILL), by the submission or for want of memory",
+    }
+    for name, words in says.items():
+        assert words in rows[name]["words"], (name, rows[name])
+    assert all(float(row["seconds"]) > 0 for row in rows.values())
+    assert [line.split()[0] for line in text.splitlines()[1:-1]] == sorted(CLASS)
+    assert text.splitlines()[-1].startswith("8 submissions in ")
+    # Nothing is left: no process, no file but the table, and what was handed in is as it was.
+    ours = [p for p in psutil.process_iter(["cwd"]) if p.pid not in before and str(tmp_path) in str(p.info["cwd"])]
+    assert ours == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["class", "grade.txt", "grades.csv", "lab.toml"]
+    left = sorted(path.name for path in (tmp_path / "class").rglob("*") if path.is_file())
+    assert left == ["my_sync.py"] * len(CLASS)
+
+
+def test_a_class_of_scripts(start, tmp_path, scratch):
+    code, text, rows = graded(start, tmp_path, scratch, SCRIPTS, SCRIPT_ASSIGNMENT)
+    assert code == 0, text
+    claims = ["ends_well", "trains", "no_fault", "never_averaged"]
+    points = {name: [row[claim] for claim in claims] for name, row in rows.items()}
+    assert points == {
+        "right": ["1", "2", "1", "3"],
+        "never_averages": ["1", "2", "0", "0"],
+        "leaves_at_once": ["1", "0", "0", "0"],
+    }
+    assert "the gradients are never averaged [never_averaged]" in rows["never_averages"]["words"]
+    assert "opened no process group" in rows["leaves_at_once"]["words"]
+
+
+def test_a_class_that_hands_in_a_lesson(start, tmp_path, scratch):
+    from cos598d.learn.lessons import get_lesson
+
+    lesson = get_lesson(3)
+    submissions = {"page": lesson.page(), "answer": lesson.answer()}
+    code, text, rows = graded(start, tmp_path, scratch, submissions, 'kind = "lesson"\nlesson = 3\nseconds = 60\n')
+    assert code == 0, text
+    assert rows["answer"]["status"] == "passed", text
+    assert rows["page"]["score"] == "0"
+    assert "this blank is still to be filled in" in rows["page"]["words"]
+
+
+def test_results_are_there_after_each_claim(start, tmp_path, scratch):
+    """The second claim never ends, and the grader is stopped: what the first gave is in the file."""
+    (tmp_path / "mine").mkdir()
+    # starts_from_rank_0 never calls finish. Tried with the other claim it fails at once, and that one alone waits.
+    once = "        here = Path(__file__).with_name('seen')\n        if not here.exists(): here.touch(); os._exit(3)\n"
+    (tmp_path / "mine" / "my_sync.py").write_text(OPENING + once + "        time.sleep(200)\n")
+    (tmp_path / "lab.toml").write_text(ASSIGNMENT.replace("seconds = 3", "seconds = 250"))
+    words = ["-m", "cos598d", "grade", "mine", "--assignment", "lab.toml", "--gradescope", "results.json"]
+    program = start("grade", words, {"PYTHONPATH": str(ROOT), "TMPDIR": str(scratch)})
+
+    def results():
+        path = tmp_path / "results.json"
+        return json.loads(path.read_text()) if path.exists() else {"score": 0}
+
+    wait_until(lambda: results()["score"] == 2.5 or program.process.poll() is not None, 100)
+    program.process.terminate()
+    assert program.wait(30) == 128 + 15, program.text
+    assert [test["score"] for test in results()["tests"]] == [2.5, 0]
+    assert [test["extra_data"]["verdict"] for test in results()["tests"]] == ["passed", "not judged"]
+    assert "the grader was ended before this was judged" in results()["tests"][1]["output"]
+
+
+@pytest.mark.parametrize(
+    ("assignment", "says"),
+    [
+        ('kind = "sync"\n[limits]\nseconds_in_all = 0.5\n', "Its time, 0.5 s, was over"),
+        ('kind = "script"\nfile = "my_sync.py"\nseconds = 0.2\n', "it was still running after 0.2 s"),
+    ],
+)
+def test_what_takes_too_much_gets_nothing(start, tmp_path, scratch, assignment, says):
+    (tmp_path / "my_sync.py").write_text(OPENING + RIGHT)
+    (tmp_path / "lab.toml").write_text(assignment)
+    words = ["-m", "cos598d", "grade", "my_sync.py", "--assignment", "lab.toml", "--gradescope", "results.json"]
+    program = start("grade", words, {"PYTHONPATH": str(ROOT), "TMPDIR": str(scratch)})
+    assert program.wait(100) == 1, program.text
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["score"] == 0
+    assert says in results["tests"][0]["output"]
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        ({"other.py": "x = 1"}, "the submission has no my_sync.py: it has other.py"),
+        ({}, "it has no Python file"),
+        ({"a/my_sync.py": "x", "b/my_sync.py": "x"}, "has my_sync.py in several folders (a, b)"),
+        ({"my_sync.py": "def f(:\n"}, "my_sync.py is not Python (invalid syntax, line 1"),
+    ],
+)
+def test_a_submission_that_cannot_be_loaded_is_wrong_and_says_why(start, tmp_path, scratch, files, says):
+    (tmp_path / "mine").mkdir()
+    for name, source in files.items():
+        (tmp_path / "mine" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "mine" / name).write_text(source)
+    words = ["-m", "cos598d", "grade", "mine", "--assignment", "sync", "--gradescope", "results.json"]
+    program = start("grade", words, {"PYTHONPATH": str(ROOT), "TMPDIR": str(scratch)})
+    assert program.wait(60) == 1, program.text
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["score"] == 0
+    assert {test["status"] for test in results["tests"]} == {"failed"}
+    assert all(says in test["output"] for test in results["tests"]), results["tests"][0]
+
+
+def test_a_class_that_is_stopped_leaves_nothing_behind(start, tmp_path, scratch):
+    source = OPENING + "        (Path(__file__).parent / 'here').touch()\n        time.sleep(60)\n"
+    (tmp_path / "class").mkdir()
+    (tmp_path / "class" / "alice.py").write_text(source)
+    (tmp_path / "lab.toml").write_text(ASSIGNMENT.replace("seconds = 3", "seconds = 50"))
+    words = ["-m", "cos598d", "grade", "class", "--assignment", "lab.toml", "--csv", "grades.csv"]
+    program = start("grade", words, {"PYTHONPATH": str(ROOT), "TMPDIR": str(scratch)})
+    wait_until(lambda: list(scratch.glob("grade-*/submission/here")), 60)
+    below = psutil.Process(program.process.pid).children(recursive=True)
+    assert below
+    program.process.terminate()
+    assert program.wait(30) == 128 + 15
+    assert not [each for each in below if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["class", "grade.txt", "lab.toml"]
+
+
+def test_a_folder_that_is_hard_to_remove_is_removed():
+    with scratch_folder() as folder:
+        (folder / "locked").mkdir()
+        (folder / "locked" / "file").write_bytes(bytes(3 << 20))
+        assert 3 <= megabytes_in(folder) < 4
+        (folder / "locked").chmod(0)
+        here = os.open(folder, os.O_RDONLY)
+        try:
+            for _ in range(1200):
+                os.mkdir("d", dir_fd=here)
+                deeper = os.open("d", os.O_RDONLY, dir_fd=here)
+                os.close(here)
+                here = deeper
+        finally:
+            os.close(here)
+        assert megabytes_in(folder) < 10
+    assert not folder.exists()
+
+
+def test_no_cell_of_the_table_is_a_formula():
+    assert [_cell(text) for text in ("=1+1", "-2", "@x", "alice", "a\nb")] == [
+        "'=1+1",
+        "'-2",
+        "'@x",
+        "alice",
+        "a\\x0ab",
+    ]
