@@ -1,4 +1,4 @@
-"""Weights that travel by their lower bytes arrive to the last bit, however far a step has moved them."""
+"""Weights that travel by their lower bits arrive to the last bit, however far a step has moved them."""
 
 import pytest
 import torch
@@ -7,17 +7,17 @@ from torch import nn
 from worlds import run_ranks
 
 from cos598d.comm.ledger import PARAMETERS, Ledger
-from cos598d.shard.low_bytes import CHANGE, LowBytes, changed_in_forward, is_packed, packed_bytes
+from cos598d.shard.low_bytes import FORMS, WHOLE, LowBytes, changed_in_forward, is_packed, packed_bytes
 from cos598d.shard.sparse_zero1 import SparseZero1
 from cos598d.shard.units import Unit
 
 # How far each step moves the weights, of their own size; NaN is what a training that has diverged makes of them.
-STEPS = (1e-3, 0.0, 3.0, 3.0, 1e-3, 1e-3, float("nan"), 1e-3)
+STEPS = (1e-3, 0.0, 3.0, 3.0, 1e-3, 1e-3, 0.1, 0.1, 1e-3, 1e-3, float("nan"), 1e-3)
 LENGTHS = [6001, 6000, 6000]
 
 
 def gather_steps(comm):
-    """On a rank: after each step whether it has every rank's bits, what it sent, and whose parts travel as they are."""
+    """On a rank: after each step whether it has all ranks' bits, what it sent, and in which forms they travel next."""
     flat = torch.randn(sum(LENGTHS), generator=torch.Generator().manual_seed(0))
     right = flat.clone()
     gather = LowBytes(comm, "weights", flat, LENGTHS, tag=1)
@@ -27,7 +27,7 @@ def gather_steps(comm):
         gather.look()
         for rank, part in enumerate(right.split(LENGTHS)):
             moved = torch.randn(len(part), generator=torch.Generator().manual_seed(10 * number + rank))
-            part *= 1 + (0.0 if size > 1 and rank == 2 else size) * moved  # rank 2 never leaps
+            part *= 1 + (0.0 if size > 0.01 and rank == 2 else size) * moved  # rank 2 takes short steps alone
         own = slice(sum(LENGTHS[: comm.rank]), sum(LENGTHS[: comm.rank + 1]))
         flat[own] = right[own]
         gather.start()
@@ -35,21 +35,55 @@ def gather_steps(comm):
         gather.wait()
         (row,) = comm.ledger.rows
         assert row.purpose == PARAMETERS
-        found.append([torch.equal(flat.view(torch.int32), right.view(torch.int32)), row.bytes_sent, gather.whole])
+        found.append([torch.equal(flat.view(torch.int32), right.view(torch.int32)), row.bytes_sent, gather.forms])
     return found
 
 
-def test_weights_arrive_to_the_last_bit_and_what_leaps_travels_as_it_is_until_it_leaps_no_more():
+def test_weights_arrive_to_the_last_bit_in_the_shortest_form_that_the_last_step_had_room_for():
     by_rank = run_ranks(3, gather_steps)
     for rank, found in enumerate(by_rank):
-        packed, whole = packed_bytes(LENGTHS[rank]), 4 * LENGTHS[rank]
-        leaps = [packed, packed, packed + whole, 4 + whole, 4 + whole, packed, packed + whole, 4 + whole]
-        steady = [packed] * 6 + leaps[-2:]  # what is no number for all
+        short, middle = (packed_bytes(LENGTHS[rank], form) for form in FORMS)
+        whole = 4 * LENGTHS[rank]
+        # A leap, what follows as it is, and back; a long step, what follows in a longer form, and back; no numbers.
+        leaps = [short, short, short + whole, 8 + whole, 8 + whole, short]
+        longer = [short + whole, middle, middle, short]
+        steady = [short] * 10
+        ends = [short + whole, 8 + whole]
         assert [is_equal for is_equal, *_ in found] == [True] * len(STEPS)
-        assert [sent for _, sent, _ in found] == [2 * each for each in (steady if rank == 2 else leaps)]
-        assert found[2][2] == [True, True, False]
-        assert found[4][2] == [False] * 3
-    assert packed_bytes(6400) == 4 + 3 * 6400 + 5 * 6400 // CHANGE
+        assert [sent for _, sent, _ in found] == [2 * each for each in (steady if rank == 2 else leaps + longer) + ends]
+        assert [forms for *_, forms in found] == [forms for *_, forms in by_rank[0]], "all have to know"
+        assert found[2][2] == [WHOLE, WHOLE, 20]
+        assert found[6][2] == [24, 24, 20]
+        assert found[4][2] == found[8][2] == [20] * 3
+    assert packed_bytes(6400) == 8 + 5 * 6400 // 2 + 6 * 6400 // 32
+    assert packed_bytes(6401, 24) == 8 + 3 * 6401 + 6 * 6401 // 32
+
+
+def move_to_the_edges(comm):
+    """On a rank: whether it has every rank's bits where integers move as far as a form allows, and by one more."""
+    lengths = [5001, 5000]
+    flat = torch.randn(sum(lengths), generator=torch.Generator().manual_seed(0))
+    flat[::7], flat[1::7] = 0.0, -0.0
+    gather, found = LowBytes(comm, "weights", flat, lengths, tag=1), []
+    for form in (20, 24, 20):
+        gather.forms = [form, form]
+        right, half = flat.clone(), 1 << (form - 1)
+        numbers = right.view(torch.int32)
+        far = torch.tensor([-half, half - 1, -half - 1, half, 1 << 30, 0, -1], dtype=torch.int32)
+        numbers[:5000:9] -= half
+        numbers[4:5000:13] += half - 1
+        numbers[5001:5008] += far
+        gather.look()
+        own = slice(0, 5001) if comm.rank == 0 else slice(5001, None)
+        flat[own] = right[own]
+        gather.start()
+        gather.wait()
+        found.append(torch.equal(flat.view(torch.int32), numbers))
+    return found
+
+
+def test_integers_may_move_as_far_as_half_of_what_the_bits_hold_and_further():
+    assert run_ranks(2, move_to_the_edges) == [[True] * 3] * 2
 
 
 class Renorming(nn.Module):
@@ -93,11 +127,12 @@ class Wide(nn.Module):
 
 
 def train_wide(comm, rate):
-    """On a rank: how far from one process after steps that are long at first, and how many parts travelled whole."""
+    """On a rank: how far from one process after steps that are long at first, and how many parts travel as they are
+    or in a longer form."""
     model, alone = Wide(), Wide()
     strategy = SparseZero1(comm, False)
     module = strategy.attach(model, adamw)
-    optimizer, whole = adamw(alone.named_parameters()), []
+    optimizer, longer = adamw(alone.named_parameters()), []
     for step in range(6):
         for group in (*strategy.optimizer.param_groups, *optimizer.param_groups):
             group["lr"] = rate / 10 ** (2 * step)
@@ -112,18 +147,19 @@ def train_wide(comm, rate):
         torch.nn.utils.clip_grad_norm_(alone.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        whole.append(sum(sum(are) for are in strategy.own_state()[0]["whole"].values()))
+        forms = strategy.own_state()[0]["forms"].values()
+        longer.append(sum(form != FORMS[0] for of_ranks in forms for form in of_ranks))
     strategy.settle()
     apart = distance(model, alone)
     strategy.detach()
-    return apart, whole
+    return apart, longer
 
 
 def test_a_training_whose_steps_are_long_at_first_is_right():
-    for apart, whole in run_ranks(2, train_wide, 0.1):
+    for apart, longer in run_ranks(2, train_wide, 0.1):
         assert apart < 1e-4
-        assert whole[0] > 0
-        assert whole[-1] == 0
+        assert longer[0] > 0
+        assert longer[-1] == 0
 
 
 class Alone:
@@ -132,5 +168,6 @@ class Alone:
 
 def test_what_was_remembered_of_other_parts_does_not_fit():
     packed = LowBytes(Alone(), "weights", torch.zeros(20_000), [10_000, 10_000], tag=1)
-    with pytest.raises(ValueError, match="zip"):
-        packed.whole = [True]
+    for wrong in ([20], [20, 21], [20, "24"]):
+        with pytest.raises(ValueError, match="zip|not in tuple"):
+            packed.forms = wrong

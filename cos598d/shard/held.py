@@ -7,7 +7,7 @@ from torch import nn
 
 from cos598d.comm.exchange import IN_FLIGHT, SEGMENT_BYTES, segment_count
 from cos598d.comm.ledger import size_in_bytes
-from cos598d.shard.low_bytes import changed_in_forward, is_packed, packed_bytes
+from cos598d.shard.low_bytes import FORMS, changed_in_forward, is_packed, packed_bytes
 from cos598d.shard.units import Replica, Unit, longest_parts
 from cos598d.strategies.formula import Expected, Held, Job, largest
 
@@ -110,18 +110,19 @@ def held_by_shared_weights(
 
 def held_by_sparse_zero1(job: Job, units: Sequence[Unit]) -> Expected:
     """As `held_by_zero1` has it for what is cut; of every replica its gradient too, zeros but for some rows, its whole
-    state, and a mark for each row; of all ranks' weights the lower bytes. At the peak without the rows under way: how
-    many they are only a batch tells.
+    state, and a mark for each row; of all ranks' weights the lower bits in the longest form, and the rank's own as they
+    were. At the peak without the rows under way: how many they are only a batch tells.
     """
     replicas = [unit for unit in units if isinstance(unit, Replica)]
     dense = [unit for unit in units if unit not in replicas]
     expected = held_by_zero1(job, dense)
     changing = changed_in_forward(job.model)
-    packed = sum(packed_bytes(length) for unit in dense if is_packed(unit, changing) for length in unit.lengths)
+    packed = [unit for unit in dense if is_packed(unit, changing)]
+    bits = sum(packed_bytes(length, FORMS[-1]) for unit in packed for length in unit.lengths)
     size = sum(unit.bytes for unit in replicas)
     rows = sum(len(p) for unit in replicas for _, p in unit.parameters)
     more = {
-        "parameters": packed,
+        "parameters": bits + _own(job, packed),
         "gradients": size,
         "optimizer": job.state(size, len(replicas)),
         "buckets": -(-rows // 8) * 8,

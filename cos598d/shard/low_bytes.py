@@ -1,4 +1,4 @@
-"""Weights that a step has changed by little: three bytes of four travel, since all ranks know the highest one."""
+"""Weights that a step has moved a little: of 32 bits the lower 20 travel, since all ranks know the upper ones."""
 
 import sys
 from collections.abc import Collection, Sequence
@@ -12,22 +12,27 @@ from cos598d.comm.exchange import Gather
 from cos598d.shard.units import Unit
 
 LEAST_ELEMENTS = 4096  # of a part that is worth the trouble
-CHANGE = 32  # one in so many weights may change its highest byte: fine-tuning with AdamW by 5e-5 changes one in 200
-OVERFLOW = -1  # in place of a count: more have changed
+FORMS = (20, 24)  # how many bits of each weight travel
+WHOLE = 32  # as it is
+FAR = 32  # one in so many weights may have moved too far for the form
+OVERFLOW = -1  # in place of a count: more have
+HEAD_BYTES = 8  # the count, and the next step's form
 
 
 class LowBytes(Gather):
     """All-gathers of one unit's float32 weights, (elements,), after each step; every rank has those of before it.
 
-    A float32's highest byte is its sign and all but the last bit of its exponent. A step changes it where a weight
-    crosses zero or a power of four: of weights about 0 with a deviation of d, which move by s, some (s/d) log(d/s).
+    Of the bits of a float32, read as an integer, the lower b say what it is now, if it has moved by less than
+    2^(b-1) from what it was: of all integers with these bits it is the nearest. With b = 20 that is so of weights that
+    have moved by less than 1/32 of themselves. By steps of 5e-5 all others are within 0.0016 of zero.
 
-    1. `look`: before the step rank r notes the highest bytes of its part.
-    2. `start`: it packs its part, and sends it to every other rank: how many highest bytes have changed, where and to
-       what, with room for one in CHANGE, and the three lower bytes of every weight.
+    1. `look`: before the step rank r notes its part.
+    2. `start`: it packs its part, and sends it to every other rank: the lower bits of every weight, and of those that
+       have moved further where they are and their upper bits, with room for one in FAR.
     3. `wait`: every rank puts together what it has received.
-    Where there are too many for the room, the count says so, and the part follows as it is. From then on it travels as
-    it is, behind its count, until one is small enough again.
+    Where there are too many for the room, the count says so, and the part follows as it is. With what it sends each
+    rank says in which form its part will travel after the next step: in the first for which there was room in this one,
+    and in one of fewer bits than now only where half of the room was enough.
     """
 
     def __init__(self, comm: Communicator, name: str, flat: torch.Tensor, lengths: Sequence[int], tag: int):
@@ -35,13 +40,14 @@ class LowBytes(Gather):
         super().__init__(comm, name, flat, lengths, tag)
         self._packed = [_Part(part) for part in self._parts]
         self._own = self._packed[comm.rank]
+        self._before = torch.empty_like(self._own.numbers)
 
     def look(self) -> None:
         """This rank's part is about to be stepped."""
-        self._own.look()
+        self._before.copy_(self._own.numbers)
 
     def start(self) -> Self:
-        self._own.pack()
+        self._own.pack(self._before)
         return super().start()
 
     def messages(self, rank: int) -> list[torch.Tensor]:
@@ -62,65 +68,90 @@ class LowBytes(Gather):
         call.end()
 
     @property
-    def whole(self) -> list[bool]:
-        """Of each rank's part whether it travels as it is."""
-        return [part.is_whole for part in self._packed]
+    def forms(self) -> list[int]:
+        """The bits of each rank's part that travel after the next step."""
+        return [part.form for part in self._packed]
 
-    @whole.setter
-    def whole(self, are: Sequence[bool]) -> None:
-        for part, is_whole in zip(self._packed, are, strict=True):
-            part.is_whole = bool(is_whole)
+    @forms.setter
+    def forms(self, forms: Sequence[int]) -> None:
+        for part, form in zip(self._packed, forms, strict=True):
+            part.form = (*FORMS, WHOLE)[(*FORMS, WHOLE).index(form)]
 
     def tensors(self) -> list[torch.Tensor]:
-        """What parts are packed in."""
-        return [part.packed for part in self._packed]
+        """What parts are packed in, and the own part as it was."""
+        return [self._before, *(part.packed for part in self._packed)]
 
 
 class _Part:
-    """A rank's part of the weights, and its packed form: a count, that many places and new highest bytes, and the lower
-    bytes of all weights, two and one."""
+    """A rank's part of the weights, and its packed form: the count and the next form, places and upper halves of what
+    has moved too far, the lower halves of all weights, and of their bits 16 to 23 all or the lower four."""
 
     def __init__(self, weights: torch.Tensor):
-        self.weights, self.is_whole = weights, False
-        elements, room = len(weights), room_of(len(weights))
-        self.packed = torch.empty(packed_bytes(elements), dtype=torch.uint8, device=weights.device)
-        count, places, low, third, highest = self.packed.split([4, 4 * room, 2 * elements, elements, room])
-        self._count, self._places, self._low = count.view(torch.int32), places.view(torch.int32), low.view(torch.int16)
-        self._third, self._highest = third, highest
-        of_weights = weights.view(torch.uint8).view(elements, 4)  # the lowest first
-        self._low_of_weights = weights.view(torch.int16).view(elements, 2)[:, 0]
-        self._third_of_weights, self._highest_of_weights = of_weights[:, 2], of_weights[:, 3]
+        self.weights, self.form = weights, FORMS[0]
+        self.numbers = weights.view(torch.int32)
+        self._elements, self._room = len(weights), room_of(len(weights))
+        self.packed = torch.empty(packed_bytes(self._elements, FORMS[-1]), dtype=torch.uint8, device=weights.device)
+        sizes = [HEAD_BYTES, 4 * self._room, 2 * self._room, 2 * self._elements, self._elements]
+        head, places, upper, lower, self._middle = self.packed.split(sizes)
+        self._head, self._places = head.view(torch.int32), places.view(torch.int32)
+        self._upper, self._lower = upper.view(torch.int16), lower.view(torch.int16)
+        # The lowest first.
+        self._lower_of_weights = weights.view(torch.int16).view(-1, 2)[:, 0]
+        self._middle_of_weights = weights.view(torch.uint8).view(-1, 4)[:, 2]
 
-    def look(self) -> None:
-        self._before = self._highest_of_weights.clone()
-
-    def pack(self) -> None:
-        changed = (self._highest_of_weights != self._before).nonzero().flatten()
-        del self._before
-        if len(changed) > len(self._places):
-            self._count.fill_(OVERFLOW)
+    def pack(self, before: torch.Tensor) -> None:
+        """Pack the weights, which were `before`, (elements,) of their numbers; what is there is lost."""
+        moved = torch.sub(self.numbers, before, out=before)
+        far = {form: (moved + (1 << (form - 1))) >> form != 0 for form in FORMS}
+        counts = {form: int(each.sum()) for form, each in far.items()}
+        fits = (form for form in FORMS if counts[form] <= (self._room if form >= self.form else self._room // 2))
+        count = counts.get(self.form, 0)
+        overflows = count > self._room
+        self._head[0], self._head[1] = OVERFLOW if overflows else count, next(fits, WHOLE)
+        if overflows or self.form == WHOLE:
             return
-        self._count.fill_(len(changed))
-        if not self.is_whole:
-            self._places[: len(changed)] = changed
-            self._highest[: len(changed)] = self._highest_of_weights[changed]
-            self._low.copy_(self._low_of_weights)
-            self._third.copy_(self._third_of_weights)
+        places = far[self.form].nonzero().flatten()
+        self._places[:count] = places
+        self._upper[:count] = self.numbers[places] >> 16
+        self._lower.copy_(self._lower_of_weights)
+        if self.form == 24:
+            self._middle.copy_(self._middle_of_weights)
+            return
+        fours = self._middle_of_weights & 15
+        pairs = self._pairs.copy_(fours[::2])
+        pairs[: self._elements // 2] |= fours[1::2] << 4
 
     def messages(self) -> list[torch.Tensor]:
-        return [self.packed[:4], self.weights] if self.is_whole else [self.packed]
+        if self.form == WHOLE:
+            return [self.packed[:HEAD_BYTES], self.weights]
+        return [self.packed[: packed_bytes(self._elements, self.form)]]
 
     def overflows(self) -> bool:
         """Whether the weights have to follow what has come."""
-        return not self.is_whole and self._count.item() == OVERFLOW
+        return self.form != WHOLE and self._head[0].item() == OVERFLOW
 
     def unpack(self, is_own: bool) -> None:
-        count = int(self._count)
-        if not (is_own or self.is_whole or count == OVERFLOW):
-            self._low_of_weights.copy_(self._low)
-            self._third_of_weights.copy_(self._third)
-            self._highest_of_weights[self._places[:count].long()] = self._highest[:count]
-        self.is_whole = count == OVERFLOW
+        """Have the weights that have come, unless they are there, and the form of the next."""
+        count, following = self._head.tolist()
+        if not (is_own or self.form == WHOLE or count == OVERFLOW):
+            self._put_together(count)
+        self.form = following
+
+    def _put_together(self, count: int) -> None:
+        bits = self._middle.int()
+        if self.form == 20:
+            bits[::2] = self._pairs & 15
+            bits[1::2] = self._pairs[: self._elements // 2] >> 4
+        bits.bitwise_left_shift_(16).bitwise_or_(self._lower.int().bitwise_and_(0xFFFF))
+        half, all_bits = 1 << (self.form - 1), (1 << self.form) - 1
+        self.numbers += bits.sub_(self.numbers).add_(half).bitwise_and_(all_bits).sub_(half)  # as far as they moved
+        places = self._places[:count].long()
+        self.numbers[places] = self.numbers[places] & 0xFFFF | self._upper[:count].int() << 16
+
+    @property
+    def _pairs(self) -> torch.Tensor:
+        """Where four bits of two weights are a byte."""
+        return self._middle[: -(-self._elements // 2)]
 
 
 def changed_in_forward(model: nn.Module) -> set[nn.Parameter]:
@@ -137,10 +168,10 @@ def is_packed(unit: Unit, changing: Collection[nn.Parameter]) -> bool:
 
 
 def room_of(elements: int) -> int:
-    """How many highest bytes may change among so many."""
-    return elements // CHANGE
+    """How many of so many weights may have moved too far."""
+    return elements // FAR
 
 
-def packed_bytes(elements: int) -> int:
+def packed_bytes(elements: int, form: int = FORMS[0]) -> int:
     """The bytes in which a part of so many elements travels."""
-    return 4 + 3 * elements + 5 * room_of(elements)
+    return HEAD_BYTES + 6 * room_of(elements) + -(-elements * form // 8)

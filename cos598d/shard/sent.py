@@ -23,8 +23,9 @@ def sent_by_zero1(job: Job, units: Sequence[Unit], may_be_unused: bool) -> Sent:
 
 
 def sent_by_sparse_zero1(job: Job, units: Sequence[Unit], may_be_unused: bool) -> Sent:
-    """As by zero1, but weights by their lower bytes; and every rank tells every other its part of the norm. Of replicas
-    only the step tells: with `job.touched` the rows are what it comes to if all ranks look up equally many."""
+    """As by zero1, but weights by their lower bits, where steps are short enough for the shortest form; and every rank
+    tells every other its part of the norm. Of replicas only the step tells: with `job.touched` the rows are what it
+    comes to if all ranks look up equally many."""
     if job.ranks == 1:
         return Sent()
     replicas = [unit for unit in units if isinstance(unit, Replica)]

@@ -38,18 +38,22 @@ class SparseZero1(Zero1):
        the batch's ids alone. Every rank sends its own rows to every other (`RowGradients`), and so has the whole sum.
     2. Every rank sends the sum of the squares of its parts of the gradients to every other: added up in order of rank
        they are the square of the global norm. That is one message to wait for, where an all-reduce has 2(n-1).
-    3. Rank r steps its parts of the buckets, and sends three of a weight's four bytes: the highest one, which the
-       others have, only where it has changed (`LowBytes`).
+    3. Rank r steps its parts of the buckets, and sends 20 of a weight's 32 bits: the others, who know what it was, know
+       the upper ones of a weight that has moved a little. The few that have moved further are sent too (`LowBytes`).
     4. Meanwhile every rank steps all rows of every such embedding: those that nobody looked up have a gradient of
        zeros, and move by momentum and weight decay as they should. The ranks compute the same from the same, so that
        no weight of an embedding travels.
 
+    What is taken to be known must be: whoever changes weights between two steps changes them alike on all ranks. Where
+    one rank's copy is changed alone, `zero1` would give the owners' weights to all; here upper bits and embeddings stay
+    apart for ever, and nobody notices before the replicas are compared (`--check_replicas`).
+
     Cost for weights of S bytes in B buckets, and E more in T embeddings of R rows together, of which this rank looked
-    up u bytes: 2B + T calls; every rank sends (n-1)/n S of gradients, (n-1)/n S (3 + 5/32)/4 of weights, at most
+    up u bytes: 2B + T calls; every rank sends (n-1)/n S of gradients, (n-1)/n S (20 + 48/32)/32 of weights, at most
     (n-1) u of rows and one more for each embedding, (n-1) R/8 to say which they are, and with clipping 8(n-1).
-    `zero1` sends 2(n-1)/n (S + E). Memory: as `zero1` for S, and 0.79 S to send and receive weights in; of embeddings E
-    of weights, E of gradients and, with AdamW, 2E of state on every rank (`held_by_sparse_zero1`), which steps E where
-    `zero1` steps E/n. Choose it between hosts, and the more the slower their links are.
+    `zero1` sends 2(n-1)/n (S + E). Memory: as `zero1` for S, and 0.8 S + S/n to send and receive weights in; of
+    embeddings E of weights, E of gradients and, with AdamW, 2E of state on every rank (`held_by_sparse_zero1`), which
+    steps E where `zero1` steps E/n. Choose it between hosts, and the more the slower their links are.
     """
 
     def make_gradients(self, find_unused_parameters: bool) -> RowGradients:
@@ -137,16 +141,16 @@ class SparseZero1(Zero1):
         return [tensor for packed in self._packed.values() for tensor in packed.tensors()]
 
     def own_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """As every sharded one's, and which weights travel as they are."""
+        """As every sharded one's, and in which form weights travel."""
         self._wait(list(self._under_way))  # which may change that
         facts, tensors = super().own_state()
-        return facts | {"whole": {unit.name: packed.whole for unit, packed in self._packed.items()}}, tensors
+        return facts | {"forms": {unit.name: packed.forms for unit, packed in self._packed.items()}}, tensors
 
     def load_own_state(self, facts: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
         super().load_own_state(facts, tensors)
         with own_state_of(self.comm.rank):
             for unit, packed in self._packed.items():
-                packed.whole = facts["whole"][unit.name]
+                packed.forms = facts["forms"][unit.name]
 
     def state(self) -> Iterator[Piece]:
         """As every sharded one's; what every rank remembers of an embedding is rank 0's to tell."""
