@@ -13,7 +13,7 @@ import argparse
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
@@ -31,9 +31,11 @@ from cos598d.fields import flags_of
 from cos598d.files import read_json, write_json
 from cos598d.models.build import build_model, find_model
 from cos598d.program import own_environment
-from cos598d.records.live import WIRE
-from cos598d.records.run import WIRE_ROW, read_table
+from cos598d.records.live import COMMUNICATION, WIRE
+from cos598d.records.run import CALL, WIRE_ROW, read_table
 from cos598d.report.load import load_run
+from cos598d.shard.low_bytes import packed_bytes
+from cos598d.shard.row_gradients import row_embeddings
 from cos598d.shard.units import looked_up
 from cos598d.shard.zero3 import layer_units
 from cos598d.tables import as_text
@@ -48,20 +50,25 @@ class Sizes:
     """Bytes of a model's trainable weights.
 
     weights: S, of all. root: R, of those that are in no layer of FSDP2's, which it gathers once. once: E, of those that
-    zero3 gathers once: large embeddings, and what is of no layer of its own.
+    zero3 gathers once: large embeddings, and what is of no layer of its own. tables: T, of the embeddings whose rows
+    travel alone under sparse_zero1. rows: n U, where U is what each of n ranks sends of these to every other.
     """
 
     weights: int
     root: int
     once: int
+    tables: int
+    rows: int
 
 
 # A program on a host whose name is its address: Horovod meets where names lead.
 NAMED = ("unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', "{address}")
+PACKED = packed_bytes(1 << 20) / (4 << 20)  # of weights, what sparse_zero1 sends of them
 # What a rank sends in a step, in parts of (n-1)/n.
 FORMULAS: dict[str, tuple[str, Callable[[Sizes], int]]] = {
     "ddp": ("2(n-1)/n S", lambda of: 2 * of.weights),
     "zero1": ("2(n-1)/n S", lambda of: 2 * of.weights),
+    "sparse_zero1": ("(n-1) (1.67 (S - T)/n + U)", lambda of: round((1 + PACKED) * (of.weights - of.tables)) + of.rows),
     "zero2": ("2(n-1)/n S", lambda of: 2 * of.weights),
     "zero3": ("(n-1)/n (3S - E)", lambda of: 3 * of.weights - of.once),
     "torch_zero1": ("3(n-1)/n S", lambda of: 3 * of.weights),
@@ -165,7 +172,21 @@ def sizes(folder: Path, ranks: int) -> Sizes:
     embeddings = looked_up(model)
     large = [unit for units in of_layers for unit in units if embeddings.issuperset(p for _, p in unit.parameters)]
     root = sum(size for p, size in trained.items() if p not in in_layers)
-    return Sizes(sum(trained.values()), root, sum(unit.bytes for unit in (*large, *own)))
+    tables = {name: trained[p] for name, p in named if p in row_embeddings(model)}
+    rows = round(ranks * rows_in_a_step(folder, ranks, tables))
+    return Sizes(sum(trained.values()), root, sum(unit.bytes for unit in (*large, *own)), sum(tables.values()), rows)
+
+
+def rows_in_a_step(folder: Path, ranks: int, tables: Collection[str]) -> float:
+    """Bytes that a rank has sent of these embeddings' gradients to each other one, by its ledger: the mean of all ranks
+    and of all steps but the first; 0 where their rows do not travel alone."""
+    sent = []
+    for rank in range(ranks):
+        calls = read_table(folder / COMMUNICATION.format(rank=rank), CALL, is_needed=False)
+        of_rows = [c for c in calls if c["tensor"] in tables and c["op"] == "all_gather" and c["iteration"] > 1]
+        steps = len({call["iteration"] for call in of_rows}) or 1
+        sent.append(sum(call["bytes_sent"] for call in of_rows) / steps / (ranks - 1))
+    return fmean(sent)
 
 
 def row(word: str, facts: dict[str, Any]) -> list[str]:

@@ -37,6 +37,7 @@ def test_bytes_stand_beside_their_formulas(start, tmp_path):
     facts = json.loads((tmp_path / "runs" / "bytes.json").read_text())
     assert 0 < facts["torch_fsdp"]["root"] < facts["torch_fsdp"]["weights"]
     assert facts["zero3"]["once"] == 0, "no embedding of this size is gathered by itself"
+    assert facts["zero1"]["tables"] == facts["zero1"]["rows"] == 0, "nor do its rows travel alone"
     for sync, parts, less in (("ddp", 2, None), ("zero1", 2, None), ("zero3", 3, "once"), ("torch_fsdp", 3, "root")):
         sent = parts * facts[sync]["weights"] - (facts[sync][less] if less else 0)
         assert facts[sync]["formula"] == pytest.approx(sent / 2)
