@@ -8,7 +8,7 @@ import pytest
 from cos598d.learn.events import CALL, COMPUTE, RECEIVE, SEND, Event
 from cos598d.learn.picture.draw import draw
 from cos598d.learn.picture.frames import at_first, chunks_of, frames, is_whole
-from cos598d.learn.picture.lanes import CALLING, MESSAGE, WAITING, timeline
+from cos598d.learn.picture.lanes import CALLING, MESSAGE, WAITING, computed_beside, timeline
 from cos598d.learn.picture.messages import End, Message, join_ends
 from cos598d.learn.picture.steps import steps_of
 from cos598d.learn.picture.text import ASCII, BLOCKS, in_colour, letters_for
@@ -91,8 +91,14 @@ def test_no_line_is_wider_than_the_terminal():
 def test_the_sentence_says_what_differs_and_is_made_of_the_events():
     said = draw(late_rank(), overlapped()).sentence
     assert "In yours each rank makes 2 calls (in the reference 1 call)" in said
-    assert "each rank computes while no call is under way (in the reference 1 call is)" in said
+    assert "each rank computes while no call is under way (in the reference calls are)" in said
     assert "gives its calls" not in said  # both pass 8 kB
+    assert "at once" not in said
+    again = [call(rank, name, 0.0, 0.02) for rank in range(2) for name in ("all_reduce of a", "all_reduce of b")]
+    assert (
+        "In yours each rank has up to 1 call under way at once (in both 2 calls)"
+        in draw(late_rank(), again, reference_title="both").sentence
+    )
     same = draw(late_rank(), late_rank()).sentence
     assert "as many calls with as many bytes" in same
 
@@ -149,6 +155,13 @@ def test_hundreds_of_calls_make_a_drawing_of_bounded_size():
     picture = draw(events)
     assert len(picture.svg()) < 500_000
     assert "and 4,988 calls more" in picture.text(80, ASCII)
+
+
+def test_a_call_that_is_waited_for_at_once_is_not_beside_computing():
+    """Its rank computes for a moment more; and the stretches of computing may overlap."""
+    events = [compute(0, 0.0, 0.0041), compute(0, 0.001, 0.002), call(0, "a", 0.004, 0.008), compute(0, 0.008, 0.01)]
+    assert computed_beside(timeline(events).lanes[0]) == 0
+    assert computed_beside(timeline([*events, compute(0, 0.006, 0.007)]).lanes[0]) == 1
 
 
 def test_what_finds_no_row_of_its_own_is_in_the_last_and_said():

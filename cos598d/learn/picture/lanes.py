@@ -1,7 +1,7 @@
 """From events to lanes in time: what each rank computed, which calls it was in, and who waited for whom."""
 
 import math
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,6 +10,8 @@ from itertools import accumulate
 from cos598d.learn.events import CALL, COMPUTE, RECEIVE, SEND, Event
 
 MOST_RANKS, MOST_ROWS = 16, 8
+# Of a call that is waited for at once, a moment passes before: that is no computing beside it.
+LEAST_BESIDE = 0.1
 COMPUTING, WAITING, CALLING, MESSAGE = "computing", "waiting", "calling", "message"
 
 
@@ -120,12 +122,27 @@ def timeline(events: Sequence[Event]) -> Timeline:
 
 
 def computed_beside(lane: Lane) -> int:
-    """How many calls of a lane were under way while its rank computed."""
-    starts = [bar.start for bar in lane.computed]
-    ends = list(accumulate((bar.end for bar in lane.computed), max))
-    bars = [bar for row in lane.rows for bar in row if bar.number]
-    places = ((bar, bisect_left(starts, bar.end)) for bar in bars)
-    return len({bar.number for bar, place in places if place and ends[place - 1] > bar.start})
+    """How many calls of a lane its rank computed beside, for LEAST_BESIDE of the call's time or longer."""
+    begins: list[float] = []
+    ends: list[float] = []
+    for bar in sorted(lane.computed, key=lambda bar: bar.start):
+        if ends and bar.start <= ends[-1]:
+            ends[-1] = max(ends[-1], bar.end)
+        else:
+            begins.append(bar.start)
+            ends.append(bar.end)
+    before = [0.0, *accumulate(end - begin for begin, end in zip(begins, ends, strict=True))]
+
+    def computed_until(moment: float) -> float:
+        place = bisect_right(begins, moment)
+        return before[place] - max(0.0, ends[place - 1] - moment) if place else 0.0
+
+    seconds: dict[int, float] = defaultdict(float)
+    beside: dict[int, float] = defaultdict(float)
+    for bar in (bar for row in lane.rows for bar in row if bar.number):
+        seconds[bar.number] += bar.end - bar.start
+        beside[bar.number] += computed_until(bar.end) - computed_until(bar.start)
+    return sum(beside[number] >= LEAST_BESIDE * seconds[number] for number in seconds)
 
 
 def _meetings(

@@ -27,7 +27,7 @@ from cos598d.sync import SYNCS
 from cos598d.sync.base import SyncOptions
 from cos598d.sync.from_file import is_own
 
-MOST_RANKS, WARM_UP, SECONDS = 8, 2, 60.0
+MOST_RANKS, WARM_UP, SECONDS = 8, 2, 30.0
 EXAMPLES, WIDTH, LAST_WIDTH, LAYERS = 128, 256, 251, 6
 # A layer of the model is a quarter of a MiB: the first bucket has one of them, the others two.
 OPTIONS = SyncOptions(bucket_mb=0.6, first_bucket_mb=0.3)

@@ -66,7 +66,8 @@ def differences(own: Timeline, other: Timeline, mine: str = "yours", its: str = 
         ("{who} gives its calls {value}", _payload, size),
         ("{who} sends {value}", _messages, lambda count: number_of(count, "message")),
         ("{who} sends {value} in messages", _sent, size),
-        ("{who} computes while {value} under way", _beside, _are_under_way),
+        ("{who} has up to {value} under way at once", _at_once, lambda count: number_of(count, "call")),
+        ("{who} computes while {value} under way", _beside, lambda is_any: "calls are" if is_any else "no call is"),
     ]
     clauses = []
     for template, values_of, words in compared:
@@ -103,10 +104,6 @@ def _who(said: Sequence[str], values: Sequence[int], line: Timeline) -> str:
     return "each rank" if len(set(said)) <= 1 else f"rank {line.ranks[values.index(max(values))]}"
 
 
-def _are_under_way(count: int) -> str:
-    return "no call is" if count == 0 else f"{number_of(count, 'call')} {'is' if count == 1 else 'are'}"
-
-
 def _calls(line: Timeline) -> list[int]:
     return [sum(rank in meeting.entered for meeting in line.meetings) for rank in line.ranks]
 
@@ -123,8 +120,13 @@ def _sent(line: Timeline) -> list[int]:
     return [sum(arrow.bytes for arrow in line.arrows if arrow.sender == rank) for rank in line.ranks]
 
 
+def _at_once(line: Timeline) -> list[int]:
+    return [sum(any(bar.number for bar in row) for row in lane.rows) for lane in line.lanes]
+
+
 def _beside(line: Timeline) -> list[int]:
-    return [computed_beside(lane) for lane in line.lanes]
+    """Whether there is computing beside calls: beside how many is a matter of chance."""
+    return [int(any(computed_beside(lane) for lane in line.lanes))] * len(line.lanes)
 
 
 def _is_one_order(line: Timeline) -> bool:
