@@ -153,8 +153,9 @@ def _pairs(line: Timeline, letters: Letters) -> str:
         f"{sender}{letters.arrow}{receiver} {len(sizes)} of {size(sum(sizes))}"
         for (sender, receiver), sizes in sorted(found.items())
     ]
-    alone = f"; {number_of(line.alone, 'end')} without the other" if line.alone else ""
-    return f"messages: {', '.join(words)}{alone}" if words or alone else ""
+    alone = [f"{number_of(line.alone, 'end')} without the other"] if line.alone else []
+    said = [*([", ".join(words)] if words else []), *alone]
+    return f"messages: {'; '.join(said)}" if said else ""
 
 
 def _held(held: Held, head: str, width: int) -> list[str]:
