@@ -134,6 +134,8 @@ RIGHT = {
     "ddp_zero": ("ddp", [("torch.optim.Adam(model.parameters(), lr=0.01)", "ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.01)"), ("from torch import nn\n", "from torch import nn\nfrom torch.distributed.optim import ZeroRedundancyOptimizer\n")], ""),
     "ddp_accuracy_by_share": ("ddp", [("    mean = loss", "    model.eval()\n    with torch.no_grad():\n        for inputs, targets in DataLoader(dataset, batch_size=4, sampler=DistributedSampler(dataset, shuffle=False)):\n            model(inputs)\n    model.train()\n    mean = loss")], ""),
     "norm_logged_by_a_clip": ("by_hand", [(CLIP, "    nn.utils.clip_grad_norm_(model.parameters(), float('inf'))\n")], ""),
+    "ddp_look_at_a_batch": ("ddp", [("for epoch in range(3):\n" + SET_EPOCH, "next(iter(loader))\nfor epoch in range(1):\n")], ""),
+    "ddp_evaluates_between": ("ddp", [(DDP_STEPS, DDP_STEPS + "        with torch.no_grad():\n            for inputs, targets in held_out:\n                model.module(inputs)\n"), ("optimizer = torch", "held_out = DataLoader(dataset, batch_size=8, sampler=DistributedSampler(dataset))\noptimizer = torch")], ""),
     "resumed_on_all_ranks": ("by_hand", [("for step in", "optimizer.state = {p: {'momentum_buffer': torch.ones_like(p)} for p in model.parameters()}\nfor step in")], ""),
     **sharded.RIGHT,
     "sparse": ("by_hand", [("torch.randn(120, 8)", "torch.randint(0, 20, (120, 4))"), ("model = " + MODEL, EMBED.format(sparse=", sparse=True")), (CLIP, ""), ("lr=0.1, momentum=0.9", "lr=0.1")], ""),

@@ -93,6 +93,8 @@ def fit_steps(books: Sequence[Book]) -> Fits:
         why = _why_not(present, len(books))
         found = [_of_rank(present, place, tolerance) for place in range(len(present))] if not why else []
         step = StepFits(iteration, present, found)
+        if found and all(each.kind == SMALL for of_rank in found for each in of_rank.values()):
+            why = "all of them are 0"
         if not why and not step.known():
             why = (
                 "what was applied is no combination of what the ranks computed (compressed, or changed by other means)"

@@ -56,12 +56,13 @@ def _evaluation(books: Sequence[Book]) -> list[Finding]:
 
 
 def _barriers(books: Sequence[Book]) -> list[Finding]:
-    for entry in books[0]["ledger"]:
-        if entry["op"] == BARRIER and books[0]["iterations_seen"] > 2 and entry["calls"] >= books[0]["iterations_seen"]:
-            file, line, function = entry["where"]
-            says = f"{entry['calls']} barriers in {books[0]['iterations_seen']} steps, {entry['seconds']:.3f} s in all."
-            return [Finding("barrier_each_step", (says,), (file, line, function))]
-    return []
+    steps = books[0]["iterations_seen"]
+    found = [entry for entry in books[0]["ledger"] if entry["op"] == BARRIER and entry["calls"] >= steps > 2]
+    if not found:
+        return []
+    calls, seconds = sum(entry["calls"] for entry in found), sum(entry["seconds"] for entry in found)
+    says = f"{calls} barriers in {steps} steps, {seconds:.3f} s in all."
+    return [Finding("barrier_each_step", (says,), where(max(found, key=lambda entry: entry["calls"])))]
 
 
 def _padded(books: Sequence[Book]) -> list[Finding]:

@@ -2,6 +2,7 @@
 
 import functools
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,8 @@ _listener: "Data | None" = None
 class Data:
     """The loaders and samplers of this process, by the order in which they were first iterated over.
 
-    `backward` says that a batch was trained on: the loader, and the sampler, that began last had it.
+    `backward` says that a batch was trained on: the loader that gave the last one had it, and its sampler; without a
+    loader the sampler that drew last.
     """
 
     def __init__(self) -> None:
@@ -27,6 +29,9 @@ class Data:
         self.samplers: dict[int, dict[str, Any]] = {}
         self.seconds = 0.0
         self._last: dict[str, dict[str, Any]] = {}
+        self._drawn: dict[int, int] = {}  # the epochs that samplers drew and that were not trained on yet
+        self._first: dict[int, int] = {}  # of each loader the time that it was first trained on
+        self._iterators: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # their loaders
         self._alive: list[Any] = []  # so that no two have the same id
         if _listener is None:
             _install()
@@ -41,10 +46,19 @@ class Data:
         """A batch has just been trained on."""
         for each in self._last.values():
             each["trains"] = True
+            self._first.setdefault(id(each), each["times"])
+        sampler = self._last.get("sampler")
+        epoch = self._drawn.pop(id(sampler), None)  # what is drawn for a look at a batch is no epoch
+        if sampler is not None and epoch is not None and len(sampler["epochs"]) < _MOST:
+            sampler["epochs"].append(epoch)
+
+    def is_second_epoch(self) -> bool:
+        """Whether a loader that is trained on has begun again."""
+        return any(each["times"] > self._first.get(id(each), each["times"]) for each in self.loaders.values())
 
     def loader_began(self, loader: Any) -> None:
         """An epoch of a loader begins."""
-        sampler = getattr(loader, "sampler", None)
+        sampler = _sampler(loader)
         self._began("loader", self.loaders, loader, {
             "sampler": type(sampler).__name__,
             "dataset_length": _length(loader.dataset),
@@ -64,8 +78,19 @@ class Data:
             "epochs": [],
         })  # fmt: skip
         known = self.samplers.get(id(sampler))
-        if known is not None and len(known["epochs"]) < _MOST:
-            known["epochs"].append(int(sampler.epoch))
+        if known is not None:
+            self._drawn[id(known)] = int(sampler.epoch)
+
+    def iterates(self, iterator: Any, loader: Any) -> None:
+        """The iterator is the loader's."""
+        self._iterators[iterator] = loader
+
+    def batch_came(self, iterator: Any) -> None:
+        """A loader has given a batch: one that evaluates between may have begun after it."""
+        loader = self._iterators.get(iterator)
+        for kind, known, what in (("loader", self.loaders, loader), ("sampler", self.samplers, _sampler(loader))):
+            if what is not None and id(what) in known:
+                self._last[kind] = known[id(what)]
 
     def _began(self, kind: str, known: dict[int, dict[str, Any]], what: Any, facts: dict[str, Any]) -> None:
         if id(what) not in known:
@@ -78,6 +103,10 @@ class Data:
         self._last[kind] = known[id(what)]
         if kind == "loader":  # which has a sampler of its own: another one's draws are not for it
             self._last.pop("sampler", None)
+
+
+def _sampler(loader: Any) -> Any:
+    return getattr(loader, "sampler", None)
 
 
 def _length(what: Any) -> int:
@@ -102,7 +131,10 @@ def _install() -> None:
     def of_loader(original: Callable[..., Any], loader: Any) -> Any:
         if _listener is not None:
             _listener.loader_began(loader)
-        return original(loader)
+        iterator = original(loader)
+        if _listener is not None:
+            _listener.iterates(iterator, loader)
+        return iterator
 
     def of_sampler(original: Callable[..., Any], sampler: Any) -> Any:
         if _listener is not None:
@@ -116,6 +148,7 @@ def _install() -> None:
         finally:
             if _listener is not None:
                 _listener.seconds += time.perf_counter() - began
+                _listener.batch_came(batches)
 
     _wrap(data.DataLoader, "__iter__", of_loader)
     _wrap(DistributedSampler, "__iter__", of_sampler)

@@ -184,8 +184,7 @@ class Observer:
         self.data.backward()
         batch = next(reversed(self._batches.values()), [])
         self.steps.backward_begins(losses, begins, batch, self._rng)
-        is_again = any(each["trains"] and each["times"] > 1 for each in self.data.loaders.values())
-        self.samples.trained(batch, is_again)
+        self.samples.trained(batch, self.data.is_second_epoch())
         self._size += len(batch[0]) if batch and batch[0].dim() else 0
         self._batches = {}
         loss = losses[0] if isinstance(losses, list | tuple) and losses else losses
