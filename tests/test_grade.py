@@ -13,6 +13,7 @@ from audit_cases import AVERAGE
 from audit_scripts import BY_HAND, with_changes
 from programs import ROOT
 
+from cos598d.commands.cli import main
 from cos598d.grade.folder import _cell
 from cos598d.grade.processes import megabytes_in, scratch_folder
 
@@ -178,6 +179,25 @@ def test_a_class_of_scripts(start, tmp_path, scratch):
     }
     assert "the gradients are never averaged [never_averaged]" in rows["never_averages"]["words"]
     assert "opened no process group" in rows["leaves_at_once"]["words"]
+
+
+def test_an_audits_points_at_once_and_from_its_folder(start, tmp_path, monkeypatch):
+    (tmp_path / "train.py").write_text(SCRIPTS["never_averages"])
+    (tmp_path / "lab.toml").write_text(SCRIPT_ASSIGNMENT)
+    flags = ["--assignment", "lab.toml", "--gradescope", "results.json"]
+    words = ["-m", "cos598d", "audit", "--world_size", "2", "--output_dir", "audit", *flags, "--", "train.py"]
+    program = start("audit", words, {"PYTHONPATH": str(ROOT)})
+    assert program.wait(100) == 1, program.text
+    assert "FAULT: the gradients are never averaged" in program.text
+
+    def points():
+        return {test["name"]: test["score"] for test in json.loads((tmp_path / "results.json").read_text())["tests"]}
+
+    assert points() == {"ends_well": 1, "trains": 2, "no_fault": 0, "never_averaged": 0}
+    (tmp_path / "results.json").unlink()
+    monkeypatch.chdir(tmp_path)
+    assert main(["audit", *flags, "audit"]) == 1
+    assert points() == {"ends_well": 1, "trains": 2, "no_fault": 0, "never_averaged": 0}
 
 
 def test_a_class_that_hands_in_a_lesson(start, tmp_path, scratch):
