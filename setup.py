@@ -28,6 +28,7 @@ setup(
         "cos598d.commands": ["sbatch.sh.txt"],
         "cos598d.grade": ["*.sh.txt"],
         "cos598d.learn.answers": ["*.py.txt"],
+        "cos598d.learn.given": ["*.json"],
         "cos598d.learn.lessons": ["*.py.txt"],
         "cos598d.sync": ["template.py.txt"],
         "cos598d.data.samples": ["*.tsv", "*.json", "*.txt"],

@@ -17,8 +17,7 @@ from cos598d.learn.lessons import NUMBERS, all_lessons, get_lesson
 from cos598d.learn.marking import Marking
 from cos598d.learn.student import BLANK, MARKER
 
-OWN = [number for number in NUMBERS if number <= 7]  # the later ones have tests of their own
-CASES = {number: importlib.import_module(f"lesson_cases.lesson{number}") for number in OWN}
+CASES = {number: importlib.import_module(f"lesson_cases.lesson{number}") for number in NUMBERS}
 NONCE = 20260101
 
 
@@ -40,17 +39,19 @@ def test_the_answer_passes_and_the_page_does_not(number, tmp_path):
     assert result["passed"], result
     result, first = mark(tmp_path, number, lesson.page())
     assert not result["passed"]
-    line = next(i for i, text in enumerate(lesson.page().splitlines(), 1) if BLANK.search(text))
-    assert first.startswith(f"lesson{number}.py line {line}: this blank is still to be filled in")
+    line = next((i for i, text in enumerate(lesson.page().splitlines(), 1) if BLANK.search(text)), 0)
+    # Without a blank it is a file to be mended.
+    words = f"line {line}: this blank is still to be filled in" if line else "line "
+    assert first.startswith(f"lesson{number}.py {words}")
 
 
-@pytest.mark.parametrize(("number", "name"), [(n, name) for n in OWN for name in CASES[n].RIGHT])
+@pytest.mark.parametrize(("number", "name"), [(n, name) for n in NUMBERS for name in CASES[n].RIGHT])
 def test_a_right_file_that_looks_unlike_the_answer_passes(number, name, tmp_path):
     result, first = mark(tmp_path, number, CASES[number].RIGHT[name])
     assert result["passed"], first
 
 
-@pytest.mark.parametrize(("number", "name"), [(n, name) for n in OWN for name in CASES[n].WRONG])
+@pytest.mark.parametrize(("number", "name"), [(n, name) for n in NUMBERS for name in CASES[n].WRONG])
 def test_a_wrong_file_is_named_in_the_first_lines(number, name, tmp_path):
     code, says, *sizes = CASES[number].WRONG[name]
     sizes = sizes[0] if sizes else get_lesson(number).load_checks().sizes[:1]
@@ -68,7 +69,7 @@ def test_pages_say_what_their_lessons_say():
         assert first == f"# cos598d lesson {lesson.number}: {lesson.title}"
         assert int(MARKER.search(lesson.answer().encode())[1]) == lesson.number
         assert len(lesson.hints) == 3
-        assert len(lesson.page().splitlines()) < 70
+        assert len([line for line in lesson.page().splitlines() if line.startswith("#")]) < 70
         for name in lesson.contract:
             assert re.search(rf"^(def|class) {name}\b", lesson.page(), flags=re.MULTILINE), name
         for file in re.findall(r"[\w/]+/\w+\.py", f"{lesson.read} {lesson.measure}"):

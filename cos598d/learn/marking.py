@@ -117,7 +117,7 @@ class Marking:
         except BadEvidence as error:
             return Verdict(check, size, FAILED, [Mistake(printable(error))])
         called = next((str(calls[0]) for calls in direct if calls), "")
-        if called:
+        if called and not self.lesson.load_checks().calls_torch:
             words = f"torch.distributed is called itself ({printable(called)}): every call goes through comm"
             verdict.mistakes.append(Mistake(words, _line_in(called)))
         symptom = symptom_of(world.comparisons)
@@ -131,7 +131,8 @@ class Marking:
         elif odd:
             verdict.mistakes.append(Mistake(odd.words, odd.line))
         elif other:
-            verdict.mistakes.append(Mistake(printable(other.message), verdict.lines[other.rank], other.cause))
+            line = other.line or verdict.lines[other.rank]
+            verdict.mistakes.append(Mistake(printable(other.message), line, printable(other.cause)))
         elif symptom:
             verdict.wrong = Wrong(symptom, world.comparisons)
         if verdict.mistakes or verdict.wrong:

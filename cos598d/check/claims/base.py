@@ -102,13 +102,15 @@ class OnRank:
 class Finding:
     """That something is not as it must be, on one rank. `cause` says why, where that is known by itself.
 
-    `is_compared`: it is told of a comparison, whose numbers may say why.
+    `is_compared`: it is told of a comparison, whose numbers may say why. `line` of the file under trial is 0 where none
+    is known.
     """
 
     rank: int
     message: str
     cause: str = ""
     is_compared: bool = False
+    line: int = 0
 
 
 @dataclass
@@ -183,9 +185,9 @@ class World:
         if not holds:
             self.find(rank, message, cause)
 
-    def find(self, rank: int, message: str, cause: str = "") -> None:
-        """Put down that something is wrong on `rank`."""
-        self.findings.append(Finding(rank, message, cause))
+    def find(self, rank: int, message: str, cause: str = "", line: int = 0) -> None:
+        """Put down that something is wrong on `rank`, in a line of the file under trial."""
+        self.findings.append(Finding(rank, message, cause, line=line))
 
 
 @functools.lru_cache(maxsize=512)

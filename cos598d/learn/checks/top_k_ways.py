@@ -1,0 +1,57 @@
+"""Ways to send the largest elements with error feedback, right and wrong, simulated in one process."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A way to do it, right or wrong. `held` is what a step leaves to the next; `words` say what is wrong with it."""
+
+    words: str
+    held: str = "the rest"
+    signed: bool = False
+    divides: bool = True
+    by_name: bool = True
+
+
+RIGHT = Variant("")
+MISTAKES = (
+    Variant("what was held back never comes: add it to the next step's gradient of this name", held="nothing"),
+    Variant("it is the sum over the ranks and should be their average: divide by n", divides=False),
+    Variant("the largest were taken with their sign: take the largest absolute values", signed=True),
+    Variant("what was sent is held back as well, and comes again: set it to zero in what is held back", held="all"),
+    Variant("what earlier steps held back is lost: hold back the rest of gradient and held back together", held="new"),
+    Variant("what arrived was taken off what is held back, and not what this rank sent", held="less the average"),
+    Variant("all names share what is held back: keep it by name", by_name=False),
+)
+
+
+class Simulation:
+    """`average` on all ranks at once, in one process, as one way of doing it has it."""
+
+    def __init__(self, share: float, way: Variant):
+        self._share, self._way = share, way
+        self._held: dict[tuple[str, int], torch.Tensor] = {}
+
+    def average(self, name: str, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+        """What every rank is left with, from each rank's own (elements,)."""
+        way, sent, wholes, places = self._way, [], [], []
+        keys = [(name if way.by_name else "", rank) for rank in range(len(gradients))]
+        for key, gradient in zip(keys, gradients, strict=True):
+            wholes.append(gradient + self._held.get(key, torch.zeros_like(gradient)))
+            order = wholes[-1] if way.signed else wholes[-1].abs()
+            places.append(order.topk(max(1, int(self._share * len(gradient)))).indices)
+            sent.append(torch.zeros_like(gradient).index_copy_(0, places[-1], wholes[-1][places[-1]]))
+        average = torch.stack(sent).sum(dim=0) / (len(gradients) if way.divides else 1)
+        for rank, key in enumerate(keys):
+            self._held[key] = {
+                "the rest": wholes[rank] - sent[rank],
+                "nothing": torch.zeros_like(average),
+                "all": wholes[rank],
+                "new": gradients[rank].clone().index_fill_(0, places[rank], 0),
+                "less the average": wholes[rank] - average,
+            }[way.held]
+        return average

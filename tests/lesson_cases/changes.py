@@ -1,0 +1,22 @@
+"""Students' files made of a lesson's answer by changes: each old text is there exactly once, and becomes the new one."""
+
+from cos598d.learn.lessons import get_lesson
+
+
+def changed(number, changes):
+    """The answer of the lesson with each (old, new) of `changes` made."""
+    source = get_lesson(number).answer()
+    for old, new in changes:
+        assert source.count(old) == 1, f"{old!r} is there {source.count(old)} times"
+        source = source.replace(old, new)
+    return source
+
+
+def all_right(number, cases):
+    """Cases by name, as files."""
+    return {name: changed(number, changes) for name, changes in cases.items()}
+
+
+def all_wrong(number, cases):
+    """Cases by name, as files with what must be said."""
+    return {name: (changed(number, changes), words) for name, (changes, words) in cases.items()}
