@@ -95,31 +95,37 @@ class _Part:
         head, places, upper, lower, self._middle = self.packed.split(sizes)
         self._head, self._places = head.view(torch.int32), places.view(torch.int32)
         self._upper, self._lower = upper.view(torch.int16), lower.view(torch.int16)
-        # The lowest first.
-        self._lower_of_weights = weights.view(torch.int16).view(-1, 2)[:, 0]
-        self._middle_of_weights = weights.view(torch.uint8).view(-1, 4)[:, 2]
 
     def pack(self, before: torch.Tensor) -> None:
         """Pack the weights, which were `before`, (elements,) of their numbers; what is there is lost."""
         moved = torch.sub(self.numbers, before, out=before)
-        far = {form: (moved + (1 << (form - 1))) >> form != 0 for form in FORMS}
-        counts = {form: int(each.sum()) for form, each in far.items()}
-        fits = (form for form in FORMS if counts[form] <= (self._room if form >= self.form else self._room // 2))
-        count = counts.get(self.form, 0)
+        places = _far(moved, self.form)
+        count = len(places)
         overflows = count > self._room
-        self._head[0], self._head[1] = OVERFLOW if overflows else count, next(fits, WHOLE)
+        self._head[0], self._head[1] = OVERFLOW if overflows else count, self._following(moved, count)
         if overflows or self.form == WHOLE:
             return
-        places = far[self.form].nonzero().flatten()
         self._places[:count] = places
         self._upper[:count] = self.numbers[places] >> 16
-        self._lower.copy_(self._lower_of_weights)
+        self._lower.copy_(self.numbers)  # cut off, as the middle bytes are
+        middle = self.numbers >> 16
         if self.form == 24:
-            self._middle.copy_(self._middle_of_weights)
+            self._middle.copy_(middle)
             return
-        fours = self._middle_of_weights & 15
-        pairs = self._pairs.copy_(fours[::2])
-        pairs[: self._elements // 2] |= fours[1::2] << 4
+        fours = torch.zeros(2 * len(self._pairs), dtype=torch.uint8, device=middle.device)
+        fours[: self._elements].copy_(middle).bitwise_and_(15)
+        together = fours.view(torch.int16)
+        self._pairs.copy_(together | together >> 4)
+
+    def _following(self, moved: torch.Tensor, count: int) -> int:
+        """The form of the next step, where so many of those that have `moved`, (elements,), have moved too far."""
+        if self.form == FORMS[0] and count <= self._room:
+            return self.form
+        for form in FORMS:
+            room = self._room if form >= self.form else self._room // 2
+            if len(_far(moved, form)) <= room:
+                return form
+        return WHOLE
 
     def messages(self) -> list[torch.Tensor]:
         if self.form == WHOLE:
@@ -138,13 +144,14 @@ class _Part:
         self.form = following
 
     def _put_together(self, count: int) -> None:
-        bits = self._middle.int()
+        middle = self._middle
         if self.form == 20:
-            bits[::2] = self._pairs & 15
-            bits[1::2] = self._pairs[: self._elements // 2] >> 4
-        bits.bitwise_left_shift_(16).bitwise_or_(self._lower.int().bitwise_and_(0xFFFF))
-        half, all_bits = 1 << (self.form - 1), (1 << self.form) - 1
-        self.numbers += bits.sub_(self.numbers).add_(half).bitwise_and_(all_bits).sub_(half)  # as far as they moved
+            together = self._pairs.short()
+            middle = (together | together << 4).bitwise_and_(0x0F0F).view(torch.uint8)[: self._elements]
+        bits = middle.int().bitwise_left_shift_(16).bitwise_or_(self._lower.int().bitwise_and_(0xFFFF))
+        # From the lowest that it may be upwards, the first number with these bits.
+        self.numbers -= 1 << (self.form - 1)
+        self.numbers += bits.sub_(self.numbers).bitwise_and_((1 << self.form) - 1)
         places = self._places[:count].long()
         self.numbers[places] = self.numbers[places] & 0xFFFF | self._upper[:count].int() << 16
 
@@ -152,6 +159,13 @@ class _Part:
     def _pairs(self) -> torch.Tensor:
         """Where four bits of two weights are a byte."""
         return self._middle[: -(-self._elements // 2)]
+
+
+def _far(moved: torch.Tensor, form: int) -> torch.Tensor:
+    """The places in (elements,) of integers that have moved further than so many bits say; none where all bits do."""
+    if form == WHOLE:
+        return moved.new_empty(0, dtype=torch.int64)
+    return ((moved + (1 << (form - 1))) >> form).nonzero().flatten()
 
 
 def changed_in_forward(model: nn.Module) -> set[nn.Parameter]:
