@@ -90,6 +90,11 @@ BAD = {
     "endless loop": (AVERAGE + "    while comm.rank == 0:\n        time.sleep(0.01)\n", "line", "did not end"),
     "leaves": (AVERAGE + "    os._exit(0)\n", "exit code 0", "crashed"),
     "exits well": (AVERAGE + "    sys.exit(0)\n", "line 4: rank 0 raised an exception", "failed"),
+    "another signature": (
+        "def average(gradient, comm):\n    comm.all_reduce(gradient)\n",
+        "raised an exception: TypeError",
+        "failed",
+    ),
     "no text": (AVERAGE + "    pass\0\n", "this is not Python", "failed"),
 }
 

@@ -148,7 +148,8 @@ class Marking:
         if odd:
             return Mistake(odd.words, odd.line)
         is_here = report.get("file") == str(self.path)
-        line, code = (report["line"], report.get("code", "")) if is_here else (0, "")
+        # What happens outside the file happens in what the check calls of it: with other arguments than it takes, say.
+        line, code = (report["line"], report.get("code", "")) if is_here else (self._begins(check), "")
         message = printable(" ".join(report["message"].split()))
         if report["kind"] == "claim":  # it gave back what cannot be gone on with
             return Mistake(message, self._begins(check))
