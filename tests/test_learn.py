@@ -186,6 +186,8 @@ def test_check_takes_a_lesson_s_file_and_notes_that_it_passed(tmp_path, monkeypa
     card = json.loads(Path("card.json").read_text())
     assert card["passed"]
     assert [claim["status"] for claim in card["claims"]] == ["passed"] * 3
+    assert main(["check", "mine.py", "--no_speed"]) == 2
+    assert "--no_speed is for a gradient sync, and mine.py is of lesson 1" in capsys.readouterr().err
     lesson = get_lesson(1)
     assert progress.status(tmp_path, lesson) == progress.PASSED
     Path("mine.py").write_text("# another\n")

@@ -64,6 +64,11 @@ def run(options: argparse.Namespace) -> int:
     if lesson is not None:
         if wants_files(options):
             raise UsageError(f"{options.sync} is a lesson's: grade it, with an assignment of the kind lesson.")
+        for name in ("world_sizes", "seconds", "claims", "no_speed"):
+            if getattr(options, name) not in (None, False):
+                raise UsageError(
+                    f"--{name} is for a gradient sync, and {options.sync} is of lesson {lesson}: leave it out."
+                )
         return learn.check(get_lesson(lesson), Path(options.sync), options.json)
     check_output_file("--json", options.json)
     wanted: Sequence[str] | None = None if options.claims is None else read_claims(options.claims)
