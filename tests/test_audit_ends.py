@@ -95,3 +95,29 @@ def test_a_call_that_one_rank_alone_makes_is_told(start, tmp_path):
     (found,) = verdict["faults"]
     assert (found["name"], found["line"]) == ("uneven_calls", marked_line(source)), text
     assert "Calls of broadcast by rank: 5, 4." in text
+
+
+HYBRID = 'mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "parts"))'
+NO_CLIP = ("    nn.utils.clip_grad_norm_(model.parameters(), 0.5)\n", "")
+
+
+def hybrid(mesh):
+    whole = 'mesh = init_device_mesh("cpu", (ranks,))\n'
+    return with_changes("fsdp2", [(whole, mesh + "\n"), NO_CLIP, (BACKWARD, "    loss.backward()  # here\n")])
+
+
+def test_parts_that_several_ranks_hold_are_averaged_over_all_of_them(start, tmp_path):
+    codes, text, verdict = audit(start, tmp_path, hybrid(HYBRID), ranks=4)
+    assert codes == [0] * 4, text
+    assert verdict["faults"] + verdict["wastes"] == [], text
+    assert verdict["seen"]["judged"] == 3, text
+    assert not [each for each in verdict["not_judged"] if each.startswith("gradients")], text
+
+
+def test_parts_that_are_averaged_over_some_of_their_holders_are_told(start, tmp_path):
+    source = hybrid(HYBRID + '["parts"]')
+    codes, text, verdict = audit(start, tmp_path, source, ranks=4)
+    assert codes == [0] * 4, text
+    (found,) = verdict["faults"]
+    assert (found["name"], found["line"]) == ("partial_average", marked_line(source)), text
+    assert "Of ranks 2, 3 nothing is in it, only of 0, 1." in text

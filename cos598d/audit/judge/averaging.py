@@ -154,8 +154,8 @@ def _by_rank(books: Sequence[Book], fits: Fits, known: Sequence[Fit]) -> list[Fi
     if most_common(known) != BY_RANK:
         return []
     for step in fits.steps:
-        factors = median_factors([each for each in step.known() if each.kind == BY_RANK])
-        if not factors or max(factors) - min(factors) <= NEAR * max(map(abs, factors)):
+        factors = _unequal_factors(step)
+        if not factors:
             continue
         sizes = [sum(micro["size"] for micro in row["micro"]) for row in step.rows]
         if _are_shares(factors, sizes):
@@ -176,6 +176,15 @@ def _by_rank(books: Sequence[Book], fits: Fits, known: Sequence[Fit]) -> list[Fi
             return [Finding("clipped_before_average", (says, by_hand), place)]
         return [Finding("unequal_weights", (says, f"Samples by rank: {', '.join(map(str, sizes))}."), place)]
     return []
+
+
+def _unequal_factors(step: StepFits) -> tuple[float, ...]:
+    """The factors by rank of what one rank applied, where they differ: another group's may be others."""
+    for of_rank in step.fits:
+        factors = median_factors([each for each in of_rank.values() if each.kind == BY_RANK])
+        if factors and max(factors) - min(factors) > NEAR * max(map(abs, factors)):
+            return factors
+    return ()
 
 
 def _are_shares(factors: Sequence[float], sizes: Sequence[int]) -> bool:
