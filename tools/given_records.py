@@ -33,7 +33,9 @@ def cut_down(bench, without=()):
     command += f" --precision {known['precision']}" if known["precision"] != "fp32" else ""
     if about["link"]:
         command = f"python -m cos598d cluster run --rate {about['link']} --delay {about['delay']} -- {command}"
-    return {"made_by": command, "commit": environment.get("commit"), "setting": known | about, "seconds": seconds}
+    left_out = sorted({sample["candidate"] for sample in bench["samples"]} & set(without))
+    facts = {"made_by": command, "left_out": left_out, "commit": environment.get("commit")}
+    return facts | {"setting": known | about, "seconds": seconds}
 
 
 def main():

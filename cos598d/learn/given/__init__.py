@@ -1,4 +1,7 @@
-"""The records that lesson 13 reads: benches of this library, cut down by `tools/given_records.py`."""
+"""The records that lesson 13 reads: benches of this library, cut down by `tools/given_records.py`.
+
+What was left out of a bench, such as a floor, stands in its `left_out`.
+"""
 
 import json
 from importlib.resources import files
