@@ -1,6 +1,7 @@
 """`python -m cos598d grade`: a class's submissions one after the other, or one for Gradescope or Classroom 50."""
 
 import argparse
+import textwrap
 import time
 from pathlib import Path
 
@@ -66,7 +67,7 @@ def _class(options: argparse.Namespace, assignment: Assignment) -> int:
 
     def say(graded: Graded) -> None:
         points = f"{number(total(graded.scored))} of {number(most(graded.scored))}"
-        words = printable(graded.words, WORDS_WIDTH)
+        words = textwrap.shorten(printable(graded.words), WORDS_WIDTH, placeholder=" ...")
         line = f"{printable(graded.name, 40):24} {points:>12} {graded.status:11} {graded.seconds:6.1f} s  {words}"
         print(line.rstrip(), flush=True)
 
