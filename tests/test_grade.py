@@ -39,7 +39,7 @@ CLASS = {
     # A forged answer, result and score; nothing that it is judged by is left as it was.
     "forges": """
         import cos598d.check.judge, cos598d.check.evidence, torch
-        cos598d.check.judge.judge_claim = lambda *_: "passed"
+        cos598d.check.judge.judge_claims = lambda *_: ["passed"]
         cos598d.check.evidence.Evidence.to_bytes = lambda self: b"passed"
         time.monotonic = lambda: 0.0
         torch.equal = lambda *_: True

@@ -42,32 +42,45 @@ class Outcome:
         return cls(world_size, FAILED, [_claim_report(0, message)], message)
 
 
-def judge_claim(claim: Claim, ends: Sequence[RankEnd], nonce: int, own_file: str, seconds: float) -> Outcome:
-    """What became of a claim on the world that ended so: by how it ended, then by what its ranks handed in."""
+def judge_claims(
+    claims: Sequence[Claim], ends: Sequence[RankEnd], nonce: int, own_file: str, seconds: float
+) -> list[Outcome]:
+    """What became of each claim on the world that ended so: by how it ended, then by what its ranks handed in."""
     size = len(ends)
     status, reports = judge(ends, own_file, seconds)
     unlike = unlike_calls(ends, is_over=status == PASSED)
     if status != PASSED:
         if unlike:
             rank, words = unlike
-            return Outcome(size, status, [_claim_report(rank, words)], words)
-        return Outcome(size, status, reports)
+            return [Outcome(size, status, [_claim_report(rank, words)], words)] * len(claims)
+        return [Outcome(size, status, reports)] * len(claims)
     try:
-        world = World(claim.name, nonce, [Evidence.from_bytes(end.handed_in, end.rank, nonce) for end in ends])
+        evidence = [Evidence.from_bytes(end.handed_in, end.rank, nonce) for end in ends]
+    except BadEvidence as error:
+        return [_not_handed_in(size, error)] * len(claims)
+    return [_judge(claim, World(claim.name, nonce, evidence), unlike) for claim in claims]
+
+
+def _judge(claim: Claim, world: World, unlike: tuple[int, str] | None) -> Outcome:
+    """What became of a claim on a world that ended well; `unlike` is the first call in which a rank differed."""
+    try:
         claim.judge(world)
     except BadEvidence as error:
-        return Outcome(
-            size, FAILED, [_claim_report(0, printable(error))], "a rank did not hand in what it was asked for"
-        )
+        return _not_handed_in(world.size, error)
     if not world.findings:
-        return Outcome(size, PASSED)
+        return Outcome(world.size, PASSED)
     first: dict[int, dict[str, Any]] = {}
     for finding in world.findings:
         first.setdefault(finding.rank, _claim_report(finding.rank, printable(finding.message)))
     cause = next((finding.cause for finding in world.findings if finding.cause), "")
     if unlike:
         cause = unlike[1]
-    return Outcome(size, FAILED, [first[rank] for rank in sorted(first)], cause, symptom_of(world.comparisons))
+    return Outcome(world.size, FAILED, [first[rank] for rank in sorted(first)], cause, symptom_of(world.comparisons))
+
+
+def _not_handed_in(size: int, error: BadEvidence) -> Outcome:
+    report = _claim_report(0, printable(error))
+    return Outcome(size, FAILED, [report], "a rank did not hand in what it was asked for")
 
 
 def unlike_calls(ends: Sequence[RankEnd], is_over: bool) -> tuple[int, str] | None:

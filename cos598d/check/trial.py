@@ -9,7 +9,7 @@ from cos598d.check import card, ranks
 from cos598d.check.causes import causes_of
 from cos598d.check.claims import CLAIMS, claims_of
 from cos598d.check.claims.base import Claim
-from cos598d.check.judge import CRASHED, DID_NOT_END, FAILED, PASSED, Outcome, judge, judge_claim
+from cos598d.check.judge import CRASHED, DID_NOT_END, FAILED, PASSED, Outcome, judge, judge_claims
 from cos598d.check.spawn import RETURNED, RankEnd, run_world
 from cos598d.errors import UsageError
 from cos598d.sync import get_sync
@@ -44,8 +44,8 @@ class Trial:
         That is much quicker than `outcomes` of each, and says as much where it says yes.
         """
         for size in sizes:
-            ends = self._world(claims, size)
-            if any(judge_claim(claim, ends, self.nonce, self.file, self.seconds).status != PASSED for claim in claims):
+            found = judge_claims(claims, self._world(claims, size), self.nonce, self.file, self.seconds)
+            if any(outcome.status != PASSED for outcome in found):
                 return False
         return True
 
@@ -61,7 +61,8 @@ class Trial:
     def _outcome(self, claim: Claim, size: int) -> Outcome:
         if claim not in self.made:
             return Outcome.not_made(size, self.about["class"])
-        return judge_claim(claim, self._world([claim], size), self.nonce, self.file, self.seconds)
+        (found,) = judge_claims([claim], self._world([claim], size), self.nonce, self.file, self.seconds)
+        return found
 
     def _world(self, claims: Sequence[Claim], size: int) -> list[RankEnd]:
         arguments = (self.name, [claim.name for claim in claims], self.nonce, self._folder)
