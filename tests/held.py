@@ -1,6 +1,8 @@
 """What ranks hold and send in real steps, counted, beside what the formulas of their strategies say: for tests."""
 
 import contextlib
+import copy
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -46,7 +48,7 @@ class Uneven(nn.Module):
 
 @dataclass(frozen=True)
 class Case:
-    """A strategy with options, the model ("toy", or a name that --model_name_or_path takes), and a step's passes."""
+    """A strategy with options, the model ("toy" or "tiny"), and a step's passes."""
 
     sync: str
     options: dict
@@ -64,29 +66,34 @@ def cases_of(options, world_size):
     ]
 
 
-class Steps:
-    """The steps of a case on a rank, by its strategy."""
+@functools.cache
+def workload():
+    """The batches of all cases, and tiny BERT as they all begin with it."""
+    return Workload(find_model("tiny"), torch.device("cpu"), 2, 16, 1)
 
-    def __init__(self, comm, case, may_be_unused=False):
+
+class Steps:
+    """The steps of a case on a rank, by its strategy; `peak` is watched in the last, if it is to be."""
+
+    def __init__(self, comm, case, may_be_unused=False, has_peak=False):
         config = RunConfig(learning_rate=1e-6)  # steps so short that weights travel in the shortest form
         self.case, self.comm = case, comm
-        self.workload = Workload(find_model("tiny" if case.model == "toy" else case.model), comm.device, 2, 16, 1)
-        model = Uneven() if case.model == "toy" else self.workload.model
+        model = Uneven() if case.model == "toy" else copy.deepcopy(workload().model)
         first_bucket = min(1.0, case.options.get("bucket_mb", 1.0))
         options = SyncOptions(**case.options, first_bucket_mb=first_bucket)
         self.strategy = get_strategy(case.sync)(comm, may_be_unused, options, "fp32")
         states = states_per_weight(config), counter_bytes(config)
         self.job = Job(without_values(model), comm.world_size, comm.rank, *states, passes=case.passes)
         self.module = self.strategy.attach(model, lambda named: make_optimizer(named, config))
-        self.peak = Peak(self.strategy.memory)
+        self.peak = Peak(self.strategy.memory) if has_peak else None
 
     def make(self, step):
-        """One of them; in the last the peak is watched."""
+        """One of them."""
         strategy, case, comm = self.strategy, self.case, self.comm
-        is_watched = step == STEPS - 1
+        is_watched = self.peak is not None and step == STEPS - 1
         with self.peak.watching() if is_watched else contextlib.nullcontext():
             for part in range(case.passes):
-                inputs = self.workload.inputs(step * case.passes + part, comm.rank, comm.world_size)
+                inputs = workload().inputs(step * case.passes + part, comm.rank, comm.world_size)
                 inputs["input_ids"] = inputs["input_ids"] % 101
                 with strategy.no_sync() if part < case.passes - 1 else contextlib.nullcontext():
                     strategy.backward(self.module(**inputs)[0] / comm.world_size / case.passes)
@@ -101,7 +108,7 @@ class Steps:
 
 def held(comm, case):
     """On a rank: counted and expected between two steps, and at the peak of one; and why something is not stated."""
-    steps = Steps(comm, case)
+    steps = Steps(comm, case, has_peak=True)
     for step in range(STEPS):
         steps.make(step)
     between, expected = steps.strategy.memory(), steps.strategy.expected_memory(steps.job)
