@@ -12,10 +12,22 @@ from programs import NOT_INHERITED, Program, free_port, script
 from cos598d.check.spawn import PRELOADED
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # many small processes on few cores
-# The modules of tests import it, and so each world of ranks that runs a function of theirs.
-set_forkserver_preload([*PRELOADED, "pytest"])
+# The modules of tests import the first, and so each world of ranks that runs a function of theirs. Runs import the
+# others when they need them: 0.1 s of processor for a summary's intervals, and 0.7 s for the digits.
+set_forkserver_preload([*PRELOADED, "pytest", "scipy.special", "sklearn.datasets"])
 # Fixtures of a module that take seconds.
-EXPENSIVE = {"answers", "counted", "finished", "four_books", "found", "lessons", "memories", "odd", "recorded"}
+EXPENSIVE = {
+    "answers",
+    "counted",
+    "finished",
+    "four_books",
+    "found",
+    "lessons",
+    "memories",
+    "odd",
+    "recorded",
+    "uninterrupted",
+}
 # A test run started in the background ignores Ctrl-C, one started by nohup SIGHUP, and so would the programs that it
 # starts; what is handled in any way they do not ignore.
 signal.signal(signal.SIGINT, signal.default_int_handler)

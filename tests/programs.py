@@ -72,8 +72,8 @@ class Program:
 
 
 def _is_ours(words: Sequence[str]) -> bool:
-    """Whether it is `-m cos598d` or a lesson's script."""
-    return list(words[:2]) == ["-m", "cos598d"] or Path(words[0]).parent in ROOT.glob("task*")
+    """Whether it is `-m cos598d`, a lesson's script or an example."""
+    return list(words[:2]) == ["-m", "cos598d"] or Path(words[0]).parent in (*ROOT.glob("task*"), ROOT / "examples")
 
 
 def _is_for_python(environ: dict[str, str]) -> bool:

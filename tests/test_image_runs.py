@@ -1,12 +1,9 @@
 """Runs with images: n ranks see exactly what one sees, under every kind of strategy."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
-from programs import ROOT
+from programs import ROOT, Program
 
 from cos598d.data.images.encoder import ImageEncoder
 from cos598d.models.build import build_model, find_model
@@ -27,18 +24,14 @@ RUNS = {
 def finished(tmp_path_factory):
     """Six steps of the digits with vit-tiny, in several ways."""
     folder = tmp_path_factory.mktemp("digits")
-    environ = os.environ | {"COS598D_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
+    environ = {"COS598D_CACHE": str(folder / "cache"), "PYTHONPATH": str(ROOT)}
     for name, (ranks, own) in RUNS.items():
         words = ["-m", "cos598d", "train", "--task_name", "digits", "--max_steps", str(STEPS), "--output_dir", name]
         words += ["--max_train_examples", "150", "--max_eval_examples", "90", "--total_train_batch_size", "30", *own]
         words += [] if name == "unaugmented" else ["--augment"]
         words += [] if ranks == 1 else ["--world_size", str(ranks)]
-        environ["PYTHONPATH"] = str(ROOT)
-        done = subprocess.run(
-            [sys.executable, *words], cwd=folder, env=environ, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        (folder / f"{name}.txt").write_text(done.stdout)
+        program = Program(folder, name, words, environ)
+        assert program.wait(120) == 0, program.text
     return folder
 
 

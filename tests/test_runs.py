@@ -1,7 +1,6 @@
 """Whole runs of the scripts: the same losses however they are started, and records that add up."""
 
 import json
-import os
 import subprocess
 import sys
 from collections import defaultdict
@@ -9,7 +8,7 @@ from collections import defaultdict
 import pytest
 import torch
 from glue_files import write_task
-from programs import ROOT, TINY, TINY_TRAINING, free_port, script
+from programs import ROOT, TINY, TINY_TRAINING, Program, free_port, script
 
 from cos598d.commands.script import run_script
 from cos598d.data.glue.read import FORMATS
@@ -34,16 +33,12 @@ def rows_of(path):
 def lessons(tmp_path_factory):
     """The four lessons on the bundled sample: 6 iterations, task 1 alone and the others on 3 ranks."""
     folder = tmp_path_factory.mktemp("lessons")
-    environ = {name: value for name, value in os.environ.items() if name != "GLUE_DIR"}
-    environ["COS598D_CACHE"] = str(folder / "cache")
+    environ = {"COS598D_CACHE": str(folder / "cache")}
     for lesson, ranks in LESSONS.items():
         words = [script(f"{lesson}/run_glue.py"), *TINY, "--max_steps", "6", "--output_dir", lesson]
         words += [] if ranks == 1 else ["--world_size", str(ranks)]
-        done = subprocess.run(
-            [sys.executable, *words], cwd=folder, env=environ, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        (folder / f"{lesson}.txt").write_text(done.stdout)
+        program = Program(folder, lesson, words, environ)
+        assert program.wait(120) == 0, program.text
     return folder
 
 

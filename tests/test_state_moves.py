@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import pytest
 import torch
 from states import BUCKETS, Case, Training, digest, wholes
 from worlds import run_ranks
@@ -94,4 +93,4 @@ def test_what_goes_on_by_another_strategy_is_the_same_training(tmp_path):
     for found in by_rank:
         right = torch.tensor(by_rank[0]["0-0"])
         for who, weights in found.items():
-            assert torch.tensor(weights) == pytest.approx(right, abs=2e-6), who
+            assert (torch.tensor(weights) - right).abs().max() < 2e-6, who

@@ -2,9 +2,10 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
-from programs import TINY
+from programs import TINY, Program
 
 from cos598d.commands import cli
 from cos598d.errors import UserError
@@ -18,9 +19,16 @@ WORDS = [*TINY, "--world_size", "2", "--max_train_examples", "48", "--max_eval_e
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A table of one process and zero1 on two ranks, with real runs; and what was said."""
+    """A table of one process and zero1 on two ranks, with real runs, which begin with torch loaded."""
     folder = tmp_path_factory.mktemp("table")
+
+    def train(words):
+        program = Program(folder, Path(words[words.index("--output_dir") + 1]).name, ["-m", "cos598d", "train", *words])
+        assert program.wait(120) == 0, program.text
+        return 0, ""
+
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(child, "train", train)
         patch.delenv("GLUE_DIR", raising=False)
         patch.setenv("COS598D_CACHE", str(folder / "cache"))
         words = [*WORDS, "--strategies", "baseline,zero1,dp", "--no_cuda", "--runs_dir", str(folder / "runs")]
