@@ -231,6 +231,7 @@ class StoreServer:
             if too_many <= 0 and time.monotonic() - since <= handshake.PENDING_SECONDS:
                 return
             too_many -= 1
+            self._guests.pop(guest)
             self._drop(guest)
 
     def _attend(self, connection: Connection, events: int) -> None:

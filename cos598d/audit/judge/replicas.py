@@ -100,7 +100,7 @@ def _settings(books: Sequence[Book]) -> list[Finding]:
         for optimizers in zip(*(step["optimizers"] for step in steps), strict=False):
             first = optimizers[0]
             for rank, other in enumerate(optimizers):
-                if other == first:
+                if other == first or _are_shared_out(first, other, books[0], books[rank]):
                     continue
                 says = f"Step {steps[0]['iteration']}: {_difference(first, other, rank)}."
                 return [Finding("optimizers_differ", (says,), _step_place(books))]
@@ -108,10 +108,19 @@ def _settings(books: Sequence[Book]) -> list[Finding]:
     if all(_ended_well(book) and book["iterations_seen"] == seen for book in books):
         for rank, book in enumerate(books):
             for first, other in zip(books[0]["settings"], book["settings"], strict=False):
-                if other != first:
+                if other != first and not _are_shared_out(first, other, books[0], book):
                     says = f"After {seen} steps {_difference(first, other, rank)}."
                     return [Finding("optimizers_differ", (says,), _step_place(books))]
     return []
+
+
+def _are_shared_out(first: Mapping, other: Mapping, mine: Book, theirs: Book) -> bool:
+    """Whether two ranks' optimizers remember different tensors, each its own: then each may go by what is right for them.
+
+    What remembers nothing, as SGD without momentum, cannot be told so.
+    """
+    here, there = ({name for step in book["steps"] for name in step["state"]} for book in (mine, theirs))
+    return first["class"] == other["class"] and bool(here and there) and here.isdisjoint(there)
 
 
 def _states(books: Sequence[Book]) -> list[Finding]:
