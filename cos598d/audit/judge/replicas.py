@@ -115,7 +115,7 @@ def _settings(books: Sequence[Book]) -> list[Finding]:
 
 
 def _are_shared_out(first: Mapping, other: Mapping, mine: Book, theirs: Book) -> bool:
-    """Whether two ranks' optimizers remember different tensors, each its own: then each may go by what is right for them.
+    """Whether two ranks' optimizers remember different tensors: then each may go by what is right for its own.
 
     What remembers nothing, as SGD without momentum, cannot be told so.
     """
