@@ -16,7 +16,7 @@ from cos598d.commands.cli import main
 from cos598d.errors import UsageError
 from cos598d.grade.assignment import Limits, assignment_of, read_assignment
 from cos598d.grade.gradescope import VISIBILITIES, gradescope
-from cos598d.grade.kinds.script import score
+from cos598d.grade.kinds.script import ScriptKind, score
 from cos598d.grade.result_files import ResultFiles
 from cos598d.grade.scored import Judged, Scored, exit_code
 from cos598d.grade.table import Table
@@ -128,6 +128,8 @@ def test_an_assignment_says_the_points_of_each_claim():
     assert mine.points == {claim.name: 2.0 for claim in CLAIMS if claim.name != "lets_go"} | {"averages_gradients": 2.5}
     assert (mine.kind.world_sizes, mine.visibility, mine.limits.processes) == ((2, 4), "after_due_date", 7)
     script = assignment('kind = "script"\nwords = ["--rank", "{rank}"]\n[points]\nstale_gradients = 3\n')
+    asked = assignment('kind = "script"\nparameters_least = 1000\nloss_below = 1\n').kind
+    assert (asked.parameters_least, asked.loss_below) == (1000, 1.0)
     lesson = assignment('kind = "lesson"\nlesson = 3\n')
     assert (lesson.kind.file, set(lesson.points.values())) == ("lesson3.py", {1.0})
     assert script.points == {"ends_well": 1, "trains": 1, "no_fault": 1, "stale_gradients": 3}
@@ -155,6 +157,7 @@ def test_an_assignment_says_the_points_of_each_claim():
         ('kind = "sync"\n[limits]\ncores = 1', "lab.toml line 3: cores is no key of it"),
         ('kind = "lesson"\nlesson = 99', "lab.toml line 2: "),
         ('kind = "script"\nworld_size = 1', "lab.toml line 2: world_size: it is 1, where a whole number from 2 to 64"),
+        ('kind = "script"\nparameters_least = -1', "lab.toml line 2: parameters_least: it is -1, where a whole number"),
         ('kind = "script"\n[points]\nlets_go = 1', "lab.toml line 3: lets_go is no key of it; they are default, ends"),
     ],
 )
@@ -226,11 +229,12 @@ def test_classroom_50_wants_its_runner_and_whole_points(monkeypatch, tmp_path):
 def test_an_audits_verdict_as_points():
     claims = ["ends_well", "trains", "no_fault", "summed", "weights_drift", "stale_gradients"]
 
-    def passed(verdict, end=""):
-        return [judged.passed for judged in score(verdict, claims, end, steps=3)]
+    def passed(verdict, end="", **asked):
+        return [judged.passed for judged in score(verdict, claims, end, ScriptKind(**asked))]
 
-    def verdict(findings=(), ranks=2, steps=5, judged=3):
-        return Verdict("train.py", Seen(ranks, 2, steps, judged, 1.0, 0.1, 0.0), tuple(findings), ("closures",))
+    def verdict(findings=(), ranks=2, steps=5, judged=3, loss=0.5):
+        seen = Seen(ranks, 2, steps, judged, 1.0, 0.1, 0.0, parameters=60, loss=loss)
+        return Verdict("train.py", seen, tuple(findings), ("closures",))
 
     summed = Finding("summed", ("2 times the mean",), ("train.py", 7, "step"), ("weights_drift",))
     assert passed(verdict()) == [True] * 6
@@ -240,6 +244,14 @@ def test_an_audits_verdict_as_points():
     assert passed(verdict(ranks=1)) == [True, False, False, False, False, False]
     assert passed(None, "it ended with exit code 1") == [False] * 6
     assert passed(verdict(), "it ended with exit code 1") == [False, True, True, True, True, True]
+    assert passed(verdict(), parameters_least=60, loss_below=0.6) == [True] * 6
+    for asked, loss, says in (
+        ({"parameters_least": 61}, 0.5, "its model has 60 parameters, and should have 61"),
+        ({"loss_below": 0.5}, 0.5, "its loss is 0.5 at the end, and should be below 0.5"),
+        ({"loss_below": 9}, None, "its loss is not known at the end"),
+    ):
+        assert passed(verdict(loss=loss), **asked) == [True, False, False, False, False, False]
+        assert next(score(verdict(loss=loss), ["trains"], "", ScriptKind(**asked))).words.startswith(says)
 
 
 def test_check_writes_results_and_a_leaderboard(tmp_path, monkeypatch, capsys):
@@ -296,6 +308,7 @@ def test_the_autograder_in_gradescopes_layout(tmp_path, monkeypatch, capsys):
     with zipfile.ZipFile("autograder.zip") as archive:
         assert {"setup.sh", "run_autograder", "assignment.toml", "requirements.txt"} <= set(archive.namelist())
         assert all(archive.getinfo(name).external_attr >> 16 & stat.S_IXUSR for name in ("setup.sh", "run_autograder"))
+        assert not [name for name in archive.namelist() if "learn/answers/" in name and name.endswith(".txt")]
         archive.extractall(root / "source")
     needed = (root / "source" / "requirements.txt").read_text()
     assert "torch>=" in needed

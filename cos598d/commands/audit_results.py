@@ -23,6 +23,6 @@ class AuditResults:
     def finish(self, verdict: Verdict | None, end: str) -> int:
         """Write what an audit comes to, and return the exit code. `end` is how the script failed ("": it did not)."""
         claims = list(self._files.assignment.points)
-        for judged in score(verdict, claims, end, self.kind.steps):
+        for judged in score(verdict, claims, end, self.kind):
             self._files.add(judged)
         return exit_code(self._files.finish(Judged("", None, "")))

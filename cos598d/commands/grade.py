@@ -1,6 +1,7 @@
 """`python -m cos598d grade`: a class's submissions one after the other, or one for Gradescope or Classroom 50."""
 
 import argparse
+import sys
 import textwrap
 import time
 from pathlib import Path
@@ -9,10 +10,10 @@ from cos598d.commands.flags import check_output_file
 from cos598d.commands.result_flags import add_result_files
 from cos598d.errors import UsageError
 from cos598d.grade.assignment import Assignment, assignment_of
-from cos598d.grade.folder import Graded, grade_class
+from cos598d.grade.folder import Graded, grade_class, names, submissions_in
 from cos598d.grade.result_files import ResultFiles
 from cos598d.grade.scored import NOT_JUDGED, PASSED, exit_code, most, number, total
-from cos598d.grade.submission import grade
+from cos598d.grade.submission import grading
 from cos598d.terminal.printable import printable
 from cos598d.terminal.signals import exits_on_sigterm
 
@@ -42,16 +43,32 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError("grade needs --csv FILE for a class, or --gradescope or --classroom50 for one submission.")
     for flag in ("csv", "gradescope", "classroom50"):
         check_output_file(f"--{flag}", getattr(options, flag))
-    assignment = assignment_of(options.assignment)
     if not options.folder.exists():
         raise UsageError(f"{options.folder} does not exist: give a class's folder, or a submission.")
+    _check_imports(options.folder)
+    assignment = assignment_of(options.assignment)
     with exits_on_sigterm():
         return _one(options, assignment) if is_one else _class(options, assignment)
 
 
+def _check_imports(folder: Path) -> None:
+    """Raise UsageError where this process imports modules from what it grades: a student's psutil.py would run."""
+    is_folder = folder.is_dir()
+    place = folder.resolve() if is_folder else folder.resolve().parent
+    for entry in {Path(each).resolve() for each in sys.path}:
+        if entry == place or (is_folder and place in entry.parents):
+            raise UsageError(
+                f"grade would take its own modules from {printable(entry, 200)}, where submissions are: "
+                "start it in another folder."
+            )
+
+
 def _one(options: argparse.Namespace, assignment: Assignment) -> int:
     results = ResultFiles(assignment, options.gradescope, options.classroom50)
-    end = grade(options.folder, assignment, results.add)
+    with grading(assignment) as grader:
+        if grader.remark:
+            print(grader.remark)
+        end = grader.grade(options.folder, results.add)
     remark = "\n".join(part for part in (end.remark, end.printed and f"It printed:\n{end.printed}") if part)
     scored = results.finish(end.otherwise, remark)
     for each in scored:
@@ -72,7 +89,13 @@ def _class(options: argparse.Namespace, assignment: Assignment) -> int:
         print(line.rstrip(), flush=True)
 
     print(f"{assignment.title}: {number(sum(assignment.points.values()))} points for {len(assignment.points)} claims")
-    graded = grade_class(options.folder, assignment, options.csv, say)
+    submissions, passed_over = submissions_in(options.folder)
+    if passed_over:
+        print(f"passed over, as submissions are folders and .py files, without . or _ in front: {names(passed_over)}")
+    with grading(assignment) as grader:
+        if grader.remark:
+            print(grader.remark)
+        graded = grade_class(submissions, grader, assignment, options.csv, say)
     seconds = time.monotonic() - began
     print(f"{len(graded)} submissions in {seconds:.0f} s, {seconds / len(graded):.1f} s each: {options.csv}")
     return NOT_JUDGED if any(exit_code(each.scored) == NOT_JUDGED for each in graded) else PASSED

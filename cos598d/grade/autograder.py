@@ -1,4 +1,5 @@
-"""Gradescope's autograder.zip: the assignment, this package's sources, setup.sh and run_autograder."""
+"""Gradescope's autograder.zip: the assignment, this package's sources without the answers of its course, setup.sh and
+run_autograder."""
 
 import io
 import zipfile
@@ -13,6 +14,7 @@ from cos598d.grade.kinds import KINDS
 
 PACKAGE = Path(cos598d.__file__).parent
 PROGRAMS = {"setup.sh": "setup.sh.txt", "run_autograder": "run_autograder.sh.txt"}
+ANSWERS = "learn/answers/*.txt"  # which submissions could read
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the same zip for the same content
 PLAIN, PROGRAM = 0o100644, 0o100755
 
@@ -31,7 +33,7 @@ def autograder(word: str) -> bytes:
         _put(archive, "assignment.toml", text.encode())
         _put(archive, "requirements.txt", "".join(f"{each}\n" for each in requirements()).encode())
         for path in sorted(PACKAGE.rglob("*")):
-            if path.is_file() and "__pycache__" not in path.parts:
+            if path.is_file() and "__pycache__" not in path.parts and not path.match(ANSWERS):
                 _put(archive, str(Path("cos598d") / path.relative_to(PACKAGE)), path.read_bytes())
     return content.getvalue()
 

@@ -11,16 +11,17 @@ from cos598d.errors import UsageError, UserError
 from cos598d.files import write_whole
 from cos598d.grade.assignment import Assignment
 from cos598d.grade.scored import Judged, Scored, exit_code, most, number, total
-from cos598d.grade.submission import End, grade
+from cos598d.grade.submission import End, Grader
 from cos598d.terminal.printable import printable
 
 STATUS = {0: "passed", 1: "wrong", 2: "not judged"}
 LONGEST = 1000  # characters of what the table says of a submission
+MOST_NAMES = 20  # of what was passed over
 
 
 @dataclass(frozen=True)
 class Graded:
-    """A submission's name, its scores, the seconds that grading it took, and what there is to say."""
+    """What became of a submission. `name` is that of its file or folder, in full; `seconds` is what grading it took."""
 
     name: str
     scored: tuple[Scored, ...]
@@ -40,8 +41,9 @@ class Graded:
         return " ".join(said.split())
 
 
-def submissions_in(folder: Path) -> list[Path]:
-    """The submissions of a class: each folder, and each Python file, that lies in `folder`. Raises UsageError."""
+def submissions_in(folder: Path) -> tuple[list[Path], list[str]]:
+    """The submissions of a class, which are the folders and the Python files that lie in `folder`, and the names of all
+    else in it: links, hidden files, archives, names that begin with an underscore. Raises UsageError."""
     try:
         entries = sorted(folder.iterdir())
     except OSError as error:
@@ -51,20 +53,30 @@ def submissions_in(folder: Path) -> list[Path]:
         for entry in entries
         if not entry.is_symlink() and entry.name[0] not in "._" and (entry.is_dir() or entry.suffix == ".py")
     ]
+    passed_over = [entry.name for entry in entries if entry not in found]
     if not found:
-        raise UsageError(f"{folder} has no submission: a folder or a Python file for each is expected in it.")
-    return found
+        there = f"; it has {names(passed_over)}" if passed_over else ""
+        raise UsageError(f"{folder} has no submission: a folder or a Python file for each is expected in it{there}.")
+    return found, passed_over
 
 
-def grade_class(folder: Path, assignment: Assignment, table: Path, say: Callable[[Graded], None]) -> list[Graded]:
-    """Grade all submissions in `folder`; after each, write the CSV `table` and call `say`. Raises UserError."""
+def names(found: Sequence[str]) -> str:
+    """The first of these names, as one line, and how many more there are."""
+    shown = ", ".join(printable(name, 40) for name in found[:MOST_NAMES])
+    return shown + (f" and {len(found) - MOST_NAMES} more" if len(found) > MOST_NAMES else "")
+
+
+def grade_class(
+    submissions: Sequence[Path], grader: Grader, assignment: Assignment, table: Path, say: Callable[[Graded], None]
+) -> list[Graded]:
+    """Grade all submissions; after each, write the CSV `table` and call `say`. Raises UserError."""
     graded: list[Graded] = []
-    for path in submissions_in(folder):
+    for path in submissions:
         began = time.monotonic()
         judged: list[Judged] = []
-        end = grade(path, assignment, judged.append)
+        end = grader.grade(path, judged.append)
         scored = assignment.scored(judged, end.otherwise)
-        graded.append(Graded(path.stem if path.is_file() else path.name, tuple(scored), time.monotonic() - began, end))
+        graded.append(Graded(path.name, tuple(scored), time.monotonic() - began, end))
         try:
             write_whole(table, as_csv(graded, list(assignment.points)))
         except OSError as error:

@@ -15,22 +15,27 @@ from typing import NoReturn
 from cos598d.check.supervisor import SET_PARENT_DEATH_SIGNAL, prctl
 from cos598d.errors import one_line
 from cos598d.grade.assignment import Assignment
-from cos598d.grade.processes import limit_this_process
+from cos598d.grade.processes import hide_this_process, limit_this_process
 from cos598d.grade.scored import Judged
+from cos598d.grade.user import User
 from cos598d.program import own_python_path
 from cos598d.terminal.signals import exits_on_sigterm
 
 LONGEST = 20_000  # characters of what is said of one claim
 # Of this process's environment a submission gets these, and what its assignment names.
 PASSED_ON = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "SSL_CERT_FILE")
-SET_DUMPABLE = 4  # prctl(2)
 
 
-def be_judge(assignment: Assignment, folder: Path, scratch: Path, line: socket.socket, output: int) -> NoReturn:
-    """In a fork of the grader: judge the submission in `folder`, send each claim as a line of JSON, and leave."""
+def be_judge(
+    assignment: Assignment, folder: Path, scratch: Path, user: User | None, line: socket.socket, output: int
+) -> NoReturn:
+    """In a fork of the grader: judge the submission in `folder`, send each claim as a line of JSON, and leave.
+
+    `user` is whose rights this process and all below it have; None: the grader's.
+    """
     status = 1
     try:
-        _leave_the_grader(assignment, scratch, output)
+        _leave_the_grader(assignment, scratch, user, output)
         with exits_on_sigterm():
             for judged in assignment.kind.judge(folder, list(assignment.points)):
                 words = _without_folder(judged.words, folder)[:LONGEST]
@@ -61,15 +66,17 @@ def judged_of(said: dict[str, object]) -> Judged:
     return Judged(name, passed, words)
 
 
-def _leave_the_grader(assignment: Assignment, scratch: Path, output: int) -> None:
-    """Become a process of its own: session, streams, environment, folders and limits."""
+def _leave_the_grader(assignment: Assignment, scratch: Path, user: User | None, output: int) -> None:
+    """Become a process of its own: session, rights, streams, environment, folders and limits."""
     os.setsid()
     grader = os.getppid()
+    if user:  # first, since the kernel forgets the next one when a process becomes another user's
+        user.become()
     # SIGTERM, so that what it has started is ended too.
     prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
     if os.getppid() != grader:
         os._exit(1)
-    prctl(SET_DUMPABLE, 0)  # nobody but root looks into its memory or at its descriptors
+    hide_this_process()
     nothing = os.open(os.devnull, os.O_RDONLY)
     for source, number in ((nothing, 0), (output, 1), (output, 2)):
         os.dup2(source, number)

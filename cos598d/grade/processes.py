@@ -20,6 +20,7 @@ END_SECONDS = 10.0
 THREADS_EACH = 16  # that one process may have, on average
 LONGEST_BASE = 40  # characters: sockets are made below it, whose paths have at most 107
 MOST_LOOKED_AT = 200_000  # files, when a folder's size is added up
+SET_DUMPABLE = 4  # prctl(2)
 
 
 @contextlib.contextmanager
@@ -32,11 +33,21 @@ def orphans_come_here() -> Iterator[None]:
         prctl(SET_CHILD_SUBREAPER, 0)
 
 
+def hide_this_process() -> None:
+    """From now on no process but root's looks into this one's memory, variables or descriptors (Linux)."""
+    prctl(SET_DUMPABLE, 0)
+
+
+def scratch_base() -> str:
+    """Where scratch folders are made."""
+    base = tempfile.gettempdir()
+    return base if len(base) <= LONGEST_BASE else "/tmp"
+
+
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
     """A new folder that is gone afterwards, whatever a submission has put there."""
-    base = tempfile.gettempdir()
-    path = Path(tempfile.mkdtemp(prefix="grade-", dir=base if len(base) <= LONGEST_BASE else "/tmp")).resolve()
+    path = Path(tempfile.mkdtemp(prefix="grade-", dir=scratch_base())).resolve()
     try:
         yield path
     finally:
@@ -48,17 +59,31 @@ def scratch_folder() -> Iterator[Path]:
 
 
 class Tree:
-    """The processes below this one that are started from now on. One at a time."""
+    """The processes below this one that are started from now on, by one submission after the other.
+
+    Processes are told apart by number and birth. What a submission leaves that cannot be ended is tried again.
+    """
 
     def __init__(self) -> None:
-        self._before = {process.pid for process in psutil.Process().children(recursive=True)}
+        self._before = set(psutil.Process().children(recursive=True))
+        self._left: set[psutil.Process] = set()
         self.exit_codes: dict[int, int] = {}  # of this process's own children, as far as they are reaped
 
+    def begin(self) -> None:
+        """The next submission begins: end what is left of earlier ones, and count none of it as this one's."""
+        self.end()
+        self._left = set(self.processes())
+        self.exit_codes.clear()
+
     def processes(self) -> list[psutil.Process]:
-        """Those that there are now."""
+        """Those that there are now, of all submissions."""
         with contextlib.suppress(psutil.Error):
-            return [each for each in psutil.Process().children(recursive=True) if each.pid not in self._before]
+            return [each for each in psutil.Process().children(recursive=True) if each not in self._before]
         return []
+
+    def own(self, processes: list[psutil.Process]) -> list[psutil.Process]:
+        """Those among them that the present submission started."""
+        return [each for each in processes if each not in self._left]
 
     def end(self) -> bool:
         """End them all; whether none is left."""

@@ -16,8 +16,9 @@ from pathlib import Path
 from cos598d.errors import UserError
 from cos598d.grade.assignment import Assignment
 from cos598d.grade.judging import be_judge, heard, judged_of
-from cos598d.grade.processes import Tree, megabytes_in, orphans_come_here, scratch_folder
+from cos598d.grade.processes import Tree, hide_this_process, megabytes_in, orphans_come_here, scratch_folder
 from cos598d.grade.scored import Judged
+from cos598d.grade.user import User, needed_by, user_for
 from cos598d.terminal.printable import printable
 
 POLL_SECONDS = 0.1
@@ -40,17 +41,40 @@ class End:
     printed: str = ""
 
 
-def grade(source: Path, assignment: Assignment, tell: Callable[[Judged], None]) -> End:
-    """Grade the submission in `source`, a folder or a file; `tell` is called with each claim as soon as it is judged.
+class Grader:
+    """Grades the submissions of an assignment, one after the other. `remark` says in a sentence ("": nothing) why they
+    have more rights than they should have.
 
-    Needs fork: Linux, or another Unix. Raises UserError where this machine cannot do it.
+    Needs fork: Linux, or another Unix. Made by `grading`.
     """
-    with scratch_folder() as scratch:
-        try:
-            folder = _copied(source, scratch / "submission", assignment)
-        except UserError as error:
-            return End(Judged("", False, str(error)), str(error))
-        return _Judgement(assignment, folder, scratch, tell).end()
+
+    def __init__(self, assignment: Assignment):
+        self._assignment = assignment
+        self._tree = Tree()
+        self._user, self.remark = user_for(needed_by(assignment))
+
+    def grade(self, source: Path, tell: Callable[[Judged], None]) -> End:
+        """Grade the submission in `source`, a folder or a file; `tell` is called with each claim once it is judged.
+
+        Raises UserError where this machine cannot do it.
+        """
+        self._tree.begin()
+        with scratch_folder() as scratch:
+            try:
+                folder = _copied(source, scratch / "submission", self._assignment)
+            except UserError as error:
+                return End(Judged("", False, str(error)), str(error))
+            if self._user:
+                self._user.take(scratch)
+            return _Judgement(self._assignment, folder, scratch, self._user, self._tree, tell).end()
+
+
+@contextlib.contextmanager
+def grading(assignment: Assignment) -> Iterator[Grader]:
+    """A `Grader`, to which all belongs that is started within the block. This process stays hidden afterwards."""
+    hide_this_process()
+    with orphans_come_here():
+        yield Grader(assignment)
 
 
 def _copied(source: Path, target: Path, assignment: Assignment) -> Path:
@@ -112,9 +136,17 @@ def _check_size(files: list[Path], assignment: Assignment) -> None:
 class _Judgement:
     """A submission's judge at work, as the grader sees it."""
 
-    def __init__(self, assignment: Assignment, folder: Path, scratch: Path, tell: Callable[[Judged], None]):
+    def __init__(
+        self,
+        assignment: Assignment,
+        folder: Path,
+        scratch: Path,
+        user: User | None,
+        tree: Tree,
+        tell: Callable[[Judged], None],
+    ):
         self._assignment, self._limits = assignment, assignment.limits
-        self._folder, self._scratch, self._tell = folder, scratch, tell
+        self._folder, self._scratch, self._user, self._tree, self._tell = folder, scratch, user, tree, tell
         self._is_over = False
         self._error = ""
         self._said, self._heard = b"", b""
@@ -126,30 +158,29 @@ class _Judgement:
         os.set_blocking(reads, False)
         sys.stdout.flush()
         sys.stderr.flush()
-        with orphans_come_here():
-            tree = Tree()
-            pid = os.fork()
-            if pid == 0:
-                be_judge(self._assignment, self._folder, self._scratch, its, writes)
-            its.close()
-            os.close(writes)
-            try:
-                stopped = self._watch(ours, reads, tree)
-            finally:
-                is_clean = tree.end()
-                with contextlib.suppress(ChildProcessError):  # tree.end may have come first
-                    tree.exit_codes.setdefault(pid, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-                self._drain(reads)
-                ours.close()
-                os.close(reads)
+        tree = self._tree
+        pid = os.fork()
+        if pid == 0:
+            be_judge(self._assignment, self._folder, self._scratch, self._user, its, writes)
+        its.close()
+        os.close(writes)
+        try:
+            stopped = self._watch(ours, reads)
+        finally:
+            is_clean = tree.end()
+            with contextlib.suppress(ChildProcessError):  # tree.end may have come first
+                tree.exit_codes.setdefault(pid, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+            self._drain(reads)
+            ours.close()
+            os.close(reads)
         printed = "\n".join(self._said.decode(errors="replace").splitlines()[-LAST_LINES:])
         remark = stopped or self._how_it_failed(tree.exit_codes.get(pid))
         left = Judged("", False if stopped else None, remark)
         if not is_clean:
-            remark = f"{remark} Some of its processes could not be ended.".strip()
+            remark = f"{remark} Some processes could not be ended.".strip()
         return End(left, remark, printable(printed, OUTPUT_BYTES, keep="\n"))
 
-    def _watch(self, line: socket.socket, output: int, tree: Tree) -> str:
+    def _watch(self, line: socket.socket, output: int) -> str:
         """Hear the judge until it has ended, or the submission has used up its limits: why it has to end, in words."""
         began = looked = weighed = time.monotonic()
         streams: list[int] = [line.fileno(), output]
@@ -163,10 +194,10 @@ class _Judgement:
             if now - began > self._limits.seconds_in_all:
                 return f"Its time, {self._limits.seconds_in_all:g} s, was over: what was left gives no points."
             if now - looked > LOOK_SECONDS:
-                processes = tree.processes()
-                tree.reap(processes)
+                processes = self._tree.processes()
+                self._tree.reap(processes)
                 looked = time.monotonic()
-                if len(processes) > self._limits.processes:
+                if len(self._tree.own(processes)) > self._limits.processes:
                     most = self._limits.processes
                     return f"It started more than {most} processes: it was ended, and what was left gives no points."
             if now - weighed > WEIGH_SECONDS:

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
+from cos598d.errors import UserError
+
 if TYPE_CHECKING:  # checks need torch, which takes seconds, and a list of lessons does not
     from cos598d.learn.checking import Checks
 
@@ -39,8 +41,14 @@ class Lesson:
         return _text("lessons", self.number)
 
     def answer(self) -> str:
-        """The text of a file that passes."""
-        return _text("answers", self.number)
+        """The text of a file that passes. Raises UserError where the answers are left out, as in an autograder."""
+        try:
+            return _text("answers", self.number)
+        except FileNotFoundError:
+            raise UserError(
+                f"this copy of the program has no answer to lesson {self.number}: its repository has, in "
+                "cos598d/learn/answers."
+            ) from None
 
     def load_checks(self) -> "Checks":
         """What must hold. Loads torch."""

@@ -89,7 +89,8 @@ def check_file(lesson: Lesson, path: Path, say: Callable[[str], None], nonce: in
 def picture_of(lesson: Lesson, path: Path) -> "Picture":
     """What the file does in one step on 4 ranks, beside what the answer does.
 
-    Raises UsageError for a lesson in which nothing is to be seen, and UserError where the file comes to no end.
+    Raises UsageError for a lesson in which nothing is to be seen, and UserError where the file comes to no end, or the
+    answer is left out.
     """
     from cos598d.learn.picture import draw
 

@@ -1,5 +1,6 @@
 """What the books of all ranks say: faults with their evidence, waste, notes, and what could not be judged."""
 
+import math
 from collections.abc import Sequence
 
 from cos598d.audit.book import ENDED, Book
@@ -11,6 +12,8 @@ from cos598d.audit.judge.samples import judge_samples
 from cos598d.audit.judge.verdict import Finding, Seen, Verdict
 from cos598d.audit.judge.waste import judge_notes, judge_waste
 from cos598d.audit.judge.weighting import judge_weighting
+
+LAST = 10  # steps, whose loss is that at the end
 
 
 def judge(books: Sequence[Book], remarks: Sequence[str] = ()) -> Verdict:
@@ -49,6 +52,8 @@ def judge(books: Sequence[Book], remarks: Sequence[str] = ()) -> Verdict:
             max(book["seconds"] for book in books),
             max(book["own_seconds"] for book in books),
             _share_after(first),
+            max(book["model"].get("parameters", 0) for book in books),
+            _last_loss(books),
         ),
         tuple(ordered(findings)),
         tuple(dict.fromkeys(unjudged)),
@@ -60,6 +65,15 @@ def _share_after(book: Book) -> float:
     """The audit's share of the seconds after the steps that it looks at closely."""
     seconds = sum(each["seconds"] for each in book["iterations"][book["examined"] :])
     return min(book["own_after"] / seconds, 1.0) if seconds else 0.0
+
+
+def _last_loss(books: Sequence[Book]) -> float | None:
+    """The mean of the loss over the ranks' last steps, LAST of each at most; None if one's was no number."""
+    rows = [each["losses"] for book in books for each in book["iterations"][-LAST:]]
+    if not rows or not all(rows):
+        return None
+    mean = sum(sum(row) / len(row) for row in rows) / len(rows)
+    return mean if math.isfinite(mean) else None
 
 
 def _of_ranks(books: Sequence[Book]) -> list[str]:

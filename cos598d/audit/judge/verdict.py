@@ -55,7 +55,8 @@ def where(event: Mapping[str, Any]) -> Where:
 
 @dataclass(frozen=True)
 class Seen:
-    """How much an audit rests on: ranks whose books are there, steps made, and those in which gradients were judged."""
+    """How much an audit rests on: ranks whose books are there, steps made, those in which gradients were judged, and
+    what was trained."""
 
     ranks: int
     world_size: int
@@ -64,6 +65,8 @@ class Seen:
     seconds: float
     own_seconds: float
     own_share_after: float  # of the seconds after the examined steps
+    parameters: int = 0  # of the model, as a rank has it
+    loss: float | None = None  # the mean over ranks of the last steps'; None where a step's was no number
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,286 @@
+"""`grade` keeps its process, its results and its next submission out of a submission's reach."""
+
+import csv
+import ctypes
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+from programs import ROOT
+from test_assignment import RUNNER
+
+from cos598d.commands.cli import main
+from cos598d.errors import UserError
+from cos598d.grade import processes, submission
+from cos598d.grade.assignment import Assignment, Limits
+from cos598d.grade.folder import grade_class, submissions_in
+from cos598d.grade.kinds.kind import Kind
+from cos598d.grade.scored import Judged
+from cos598d.grade.submission import grading
+from cos598d.grade.user import User, user_for
+from cos598d.learn import lesson, session
+from cos598d.learn.lessons import get_lesson
+
+GET_DUMPABLE, SET_DUMPABLE = 3, 4  # prctl(2)
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can take another user's rights")
+FORGED = {"score": 100, "output": "full points", "tests": []}
+
+
+class Judging(Kind):
+    """A kind whose `judge` is `function(folder)`, which returns words."""
+
+    file = "mine.py"
+
+    def __init__(self, function):
+        self.function = function
+
+    @classmethod
+    def read(cls, table) -> "Judging":
+        raise NotImplementedError
+
+    def claims(self) -> Mapping[str, bool]:
+        return {"holds": True}
+
+    def judge(self, folder: Path, claims: Sequence[str]) -> Iterator[Judged]:
+        yield Judged("holds", True, str(self.function(folder)))
+
+
+def assignment_by(function) -> Assignment:
+    return Assignment("Lab", "sync", Judging(function), {"holds": 1.0}, "visible", (), Limits(memory_mb=1 << 20))
+
+
+@pytest.fixture
+def mine(tmp_path):
+    (tmp_path / "mine.py").write_text("x = 1\n")
+    return tmp_path / "mine.py"
+
+
+@pytest.fixture(autouse=True)
+def seen_again():
+    """Grading hides the process that grades, which here goes on with other tests."""
+    yield
+    ctypes.CDLL(None).prctl(SET_DUMPABLE, 1, 0, 0, 0)
+
+
+def write_traps(folder):
+    """Modules that `grade` imports; whoever runs one forges result.json and leaves with exit code 0."""
+    trap = f"import os\nopen('result.json', 'w').write({json.dumps(FORGED)!r})\nos._exit(0)\n"
+    (folder / "cos598d").mkdir(parents=True)
+    for name in ("psutil.py", "random.py", "argparse.py", "json.py", "cos598d/__init__.py"):
+        (folder / name).write_text(trap)
+
+
+def test_grade_does_not_start_where_it_would_import_from_a_submission(tmp_path, monkeypatch, capsys):
+    (tmp_path / "ann" / "lib").mkdir(parents=True)
+    (tmp_path / "bob.py").write_text("x = 1\n")
+    places = {
+        # A submission below the folder it is started in is well.
+        tmp_path: [["ann", "--csv", "g.csv"], ["ann/lib", "--gradescope", "r.json"]],
+        tmp_path / "ann": [[".", "--csv", "g.csv"], ["../ann", "--gradescope", "r.json"], ["..", "--csv", "g.csv"]],
+        tmp_path / "ann" / "lib": [["..", "--gradescope", "r.json"]],
+    }
+    monkeypatch.setattr("cos598d.commands.grade._one", lambda *_: 0)
+    monkeypatch.setattr("cos598d.commands.grade._class", lambda *_: 0)
+    for place, commands in places.items():
+        for words in commands:
+            with monkeypatch.context() as patch:
+                patch.chdir(place)
+                patch.setattr(sys, "path", [str(place), *sys.path])
+                code = main(["grade", *words, "--assignment", "sync"])
+            said = capsys.readouterr().err
+            assert code == (0 if place == tmp_path else 2)
+            assert (f"own modules from {place}, where" in said) == (place != tmp_path)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    monkeypatch.chdir(tmp_path)
+    assert main(["grade", "bob.py", "--gradescope", "r.json", "--assignment", "sync"]) == 2
+    assert "start it in another folder" in capsys.readouterr().err
+
+
+def test_classroom_50s_recipe_imports_nothing_of_the_checkout(tmp_path):
+    """As it stands on the page, started in a checkout that has modules of the names that it imports."""
+    page = (ROOT / "docs" / "teaching.md").read_text()
+    recipe = re.search(r"```python\n(.*?)```", page.partition("## Classroom 50")[2], flags=re.DOTALL)[1]
+    (tmp_path / "teacher").mkdir()
+    (tmp_path / "teacher" / "autograder.py").write_text(recipe)
+    (tmp_path / "teacher" / "lab1.toml").write_text('kind = "sync"\n')
+    checkout = tmp_path / "checkout"
+    write_traps(checkout)
+    environ = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), **RUNNER}
+    words = [sys.executable, str(tmp_path / "teacher" / "autograder.py")]
+    ended = subprocess.run(words, cwd=checkout, env=environ, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    result = json.loads((checkout / "result.json").read_text())
+    assert (result["score"], result["max-score"]) == (0, 14), ended.stdout
+    assert "the submission has no my_sync.py" in result["tests"][0]["output"]
+
+
+@pytest.mark.parametrize(
+    ("end", "is_taken"),
+    [(f"exit {code}", code <= 2) for code in (0, 1, 2, 3, 143)] + [("kill -9 $$", False)],
+)
+def test_results_of_a_grader_that_was_ended_do_not_count(tmp_path, end, is_taken):
+    """A stand-in for the grader, whose results somebody else has written when it ends."""
+    results = tmp_path / "results" / "results.json"
+    grader = tmp_path / "python"
+    grader.write_text(f"#!/bin/bash\necho '{json.dumps(FORGED)}' > {results}\n{end}\n")
+    grader.chmod(0o755)
+    environ = {"PATH": os.environ["PATH"], "AUTOGRADER_ROOT": str(tmp_path), "AUTOGRADER_PYTHON": str(grader)}
+    program = ROOT / "cos598d" / "grade" / "run_autograder.sh.txt"
+    assert subprocess.run(["bash", str(program)], env=environ, check=False).returncode == 0
+    found = json.loads(results.read_text())
+    assert found["score"] == (100 if is_taken else 0)
+    assert is_taken or "nothing could be judged" in found["output"]
+
+
+def test_the_grader_is_hidden_from_what_it_grades(mine):
+    with grading(assignment_by(lambda _: "")):
+        assert ctypes.CDLL(None).prctl(GET_DUMPABLE, 0, 0, 0, 0) == 0
+
+
+def what_it_may(folder):
+    """What a submission's processes can do, as JSON."""
+
+    def tried(function, *arguments):
+        try:
+            function(*arguments)
+            return True
+        except OSError:
+            return False
+
+    (folder / "own").write_text("x")
+    (folder / "mine.py").write_text("x = 2\n")
+    return json.dumps(
+        {
+            "ids": [*os.getresuid(), *os.getresgid(), *os.getgroups()],
+            "home": os.stat(os.environ["HOME"]).st_uid,
+            "signals the grader": tried(os.kill, os.getppid(), 0),
+            "reads its memory": tried(open, f"/proc/{os.getppid()}/mem", "rb"),
+            "becomes root again": tried(os.setuid, 0),
+        }
+    )
+
+
+@as_root
+def test_submissions_of_a_grader_that_is_root_are_run_as_nobody(mine, monkeypatch):
+    monkeypatch.setattr(submission, "needed_by", lambda _: [tempfile.gettempdir()])
+    judged = []
+    with grading(assignment_by(what_it_may)) as grader:
+        assert grader.remark == ""
+        end = grader.grade(mine, judged.append)
+    assert end.remark == "", end
+    may = json.loads(judged[0].words)
+    assert may["home"] != 0
+    assert may["ids"] == [may["home"]] * 3 + [may["ids"][3]] * 3  # and no other groups
+    refused = ("signals the grader", "reads its memory", "becomes root again")
+    assert {name: may[name] for name in refused} == dict.fromkeys(refused, False)
+    assert mine.read_text() == "x = 1\n"
+
+
+@as_root
+def test_where_nobody_cannot_read_what_is_needed_the_grader_says_so():
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        hidden, open_to_all = Path(folder, "hidden"), Path(folder, "open")
+        Path(folder).chmod(0o755)
+        for place in (hidden, open_to_all):
+            place.mkdir()
+            (place / "file").write_text("x")
+        hidden.chmod(0o700)
+        assert isinstance(user_for([str(open_to_all), str(open_to_all / "file")])[0], User)
+        for path in (hidden, hidden / "file"):
+            user, said = user_for([str(open_to_all), str(path)])
+            assert user is None
+            assert said == (
+                f"Submissions run as root, since nobody cannot read {path}: they can end the grader and change its "
+                "results."
+            )
+
+
+def test_a_user_takes_a_folder_and_follows_no_link(tmp_path, monkeypatch):
+    taken = []
+    monkeypatch.setattr(os, "chown", lambda path, *ids, follow_symlinks: taken.append((path, ids, follow_symlinks)))
+    (tmp_path / "own" / "deep").mkdir(parents=True)
+    (tmp_path / "own" / "deep" / "link").symlink_to("/etc")
+    User(7, 8).take(tmp_path / "own")
+    assert {os.path.normpath(path) for path, _, _ in taken} == {
+        str(tmp_path / name) for name in ("own", "own/deep", "own/deep/link")
+    }
+    assert {each[1:] for each in taken} == {((7, 8), False)}
+
+
+def leave_one_behind(_):
+    return subprocess.Popen(["sleep", "100"], start_new_session=True).pid
+
+
+def test_what_could_not_be_ended_is_ended_with_a_later_submission(mine, monkeypatch):
+    monkeypatch.setattr(processes, "END_SECONDS", 0.3)
+    judged = []
+    with grading(assignment_by(leave_one_behind)) as grader:
+        with monkeypatch.context() as patch:
+            patch.setattr(psutil.Process, "kill", lambda _: None)
+            end = grader.grade(mine, judged.append)
+        assert end.remark == "Some processes could not be ended."
+        left = psutil.Process(int(judged[0].words))
+        assert left.is_running()
+        assert grader.grade(mine, judged.append).remark == ""
+        assert not left.is_running()
+        assert not psutil.pid_exists(int(judged[1].words))
+
+
+def test_what_an_earlier_submission_left_is_not_counted_as_the_next_ones(monkeypatch):
+    monkeypatch.setattr(processes, "END_SECONDS", 0.1)
+    tree = processes.Tree()
+    sleeper = subprocess.Popen(["sleep", "100"])
+    try:
+        assert [each.pid for each in tree.own(tree.processes())] == [sleeper.pid]
+        with monkeypatch.context() as patch:
+            patch.setattr(psutil.Process, "kill", lambda _: None)
+            tree.begin()
+        assert [each.pid for each in tree.processes()] == [sleeper.pid]
+        assert tree.own(tree.processes()) == []
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+
+
+def test_each_submission_has_its_full_name_and_what_is_passed_over_is_said(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("ann", "_dan", "carl"):
+        (tmp_path / "class" / name).mkdir(parents=True)
+    for name in ("ann.py", "bob.zip", "_eve.py", ".DS_Store"):
+        (tmp_path / "class" / name).write_text("x = 1\n")
+    (tmp_path / "class" / "link.py").symlink_to("ann.py")
+    found, passed_over = submissions_in(tmp_path / "class")
+    assert [path.name for path in found] == ["ann", "ann.py", "carl"]
+    assert passed_over == [".DS_Store", "_dan", "_eve.py", "bob.zip", "link.py"]
+    assignment = assignment_by(lambda _: "")
+    with grading(assignment) as grader:
+        grade_class(found, grader, assignment, tmp_path / "g.csv", lambda _: None)
+    with (tmp_path / "g.csv").open() as table:
+        rows = {row["submission"]: row["status"] for row in csv.DictReader(table)}
+    assert rows == {"ann": "wrong", "ann.py": "passed", "carl": "wrong"}
+    (tmp_path / "lab.toml").write_text('kind = "sync"\n')
+    (tmp_path / "class" / "ann.py").unlink()
+    assert main(["grade", "class", "--assignment", "lab.toml", "--csv", "g.csv"]) == 0
+    assert ": .DS_Store, _dan, _eve.py, bob.zip, link.py\n" in capsys.readouterr().out
+    (tmp_path / "zips").mkdir()
+    (tmp_path / "zips" / "bob.zip").write_text("")
+    assert main(["grade", "zips", "--assignment", "lab.toml", "--csv", "g.csv"]) == 2
+    assert "is expected in it; it has bob.zip." in capsys.readouterr().err
+
+
+def test_where_the_answers_are_left_out_a_sentence_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(lesson, "files", lambda _: tmp_path)
+    monkeypatch.setattr(session, "warm_up", lambda: None)
+    monkeypatch.setattr(session, "record_file", lambda *_: ["an event"])
+    with pytest.raises(UserError, match="has no answer to lesson 3: its repository has"):
+        get_lesson(3).answer()
+    assert main(["learn", "3", "--picture"]) == 1
+    assert "has no answer to lesson 3" in capsys.readouterr().err
