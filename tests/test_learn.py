@@ -144,6 +144,17 @@ def test_a_file_that_grades_itself_gets_what_it_deserves(tmp_path):
     assert 0 < len(result["printed"]) <= 10
 
 
+def test_what_no_judgement_expects_is_a_failed_check_and_no_traceback(tmp_path):
+    code = get_lesson(0).answer() + (
+        "\n\nfrom cos598d.check.evidence import Evidence\n\nkeep = Evidence.report\n"
+        "Evidence.report = lambda self, claim, name, value: keep(self, claim, name, [None] if value else value)\n"
+    )
+    result, first = mark(tmp_path, 0, code)
+    assert not result["passed"]
+    assert result["claims"][0]["status"] == "failed"
+    assert "what the file gave back cannot be judged (TypeError: " in first
+
+
 def test_what_is_on_the_command_line(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["learn"]) == 0

@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -20,8 +21,9 @@ DIRECT = (
     *("all_reduce", "broadcast", "reduce", "gather", "scatter", "barrier", "send", "recv", "isend", "irecv"),
     *("all_gather", "all_gather_into_tensor", "all_gather_object", "all_to_all", "all_to_all_single"),
     *("batch_isend_irecv", "broadcast_object_list", "gather_object", "scatter_object_list"),
-    *("reduce_scatter", "reduce_scatter_tensor"),
+    *("reduce_scatter", "reduce_scatter_tensor", "_all_gather_base", "_reduce_scatter_base"),
 )
+FOR_OTHERS = "torch.distributed.nn.functional"  # where torch calls torch.distributed for whoever calls that
 
 
 class TracedCommunicator(Communicator):
@@ -87,9 +89,8 @@ def trace_direct_calls(notice: Callable[[str], None]) -> None:
 
     def watched(name: str, original: Callable) -> Callable:
         def call(*arguments: Any, **options: Any) -> Any:
-            caller = sys._getframe(1)
-            module = caller.f_globals.get("__name__", "")
-            if not module.startswith(("torch.", "cos598d.")) or ":" in module:
+            caller = _whose(sys._getframe(1))
+            if caller and not _is_of(caller, "torch.", "cos598d."):
                 notice(f"{name} in line {caller.f_lineno}")
             return original(*arguments, **options)
 
@@ -99,3 +100,17 @@ def trace_direct_calls(notice: Callable[[str], None]) -> None:
         wrapper = watched(name, getattr(dist, name))
         setattr(dist, name, wrapper)
         setattr(dist.distributed_c10d, name, wrapper)
+
+
+def _whose(frame: FrameType) -> FrameType | None:
+    """The frame whose call it is: a function that torch offers with a gradient makes it for its own caller."""
+    found: FrameType | None = frame
+    if _is_of(frame, FOR_OTHERS):
+        while found and _is_of(found, "torch."):
+            found = found.f_back
+    return found
+
+
+def _is_of(frame: FrameType, *packages: str) -> bool:
+    module = frame.f_globals.get("__name__", "")
+    return module.startswith(packages) and ":" not in module

@@ -1,11 +1,14 @@
 """Grades a lesson's file: worlds of ranks drive it, and what they hand in is judged here, where it never runs."""
 
+import contextlib
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from cos598d.check.claims.base import World
 from cos598d.check.diagnosis import symptom_of
@@ -63,7 +66,8 @@ class Marking:
         for size in checks.sizes if sizes is None else sizes:
             tried = [check for check in checks.checks if size in check.sizes]
             ends = self._world(size, [check.name for check in tried])
-            verdicts = self._judge(tried, ends)
+            with _one_thread():
+                verdicts = self._judge(tried, ends)
             self.verdicts += verdicts
             held = sum(verdict.status == PASSED for verdict in verdicts)
             say(f"{size} rank{'s' if size > 1 else ''}: {held} of {len(verdicts)} checks hold")
@@ -114,13 +118,16 @@ class Marking:
             world = World(check.name, self.nonce, self._evidence(ends))
             check.claim.judge(world)
             direct = [each.reported("", "direct calls", list) for each in world.evidence]
+            symptom = symptom_of(world.comparisons)
         except BadEvidence as error:
             return Verdict(check, size, FAILED, [Mistake(printable(error))])
+        except Exception as error:  # whatever stands in what a student's process handed in is no fault of the grader
+            words = f"what the file gave back cannot be judged ({type(error).__name__}: {printable(str(error), 100)})"
+            return Verdict(check, size, FAILED, [Mistake(words, self._begins(check))])
         called = next((str(calls[0]) for calls in direct if calls), "")
         if called and not self.lesson.load_checks().calls_torch:
             words = f"torch.distributed is called itself ({printable(called)}): every call goes through comm"
             verdict.mistakes.append(Mistake(words, _line_in(called)))
-        symptom = symptom_of(world.comparisons)
         odd = unlike(books, check.name, self.name, is_over=True) if world.findings else None
         # Of several ranks the first says enough, and more than what comes of it in the gradients.
         other = next((finding for finding in world.findings if not finding.is_compared), None)
@@ -224,6 +231,17 @@ class Marking:
 def said(mistake: Mistake, name: str) -> str:
     """ "lesson3.py line 12: ...", as the first line of what is printed."""
     return f"{name} line {mistake.line}: {mistake.words}" if mistake.line else f"{name}: {mistake.words}"
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let torch compute by one thread: what is judged is small, and threads wait for each other on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _patience() -> float:

@@ -81,6 +81,20 @@ WRONG = {
 """,
         "clamped to max_norm",
     ),
+    "scales small gradients up": (
+        STEP
+        + """    optimizer.zero_grad()
+    loss = model(**batch)[0]
+    loss.backward()
+    ps = [p for p in model.parameters() if p.grad is not None]
+    norm = torch.sqrt(sum((p.grad.double() ** 2).sum() for p in ps))
+    for p in ps:
+        p.grad *= (max_norm / norm).to(p.grad.dtype)
+    optimizer.step()
+    return loss.item()
+""",
+        "are scaled up to it",
+    ),
     "clips one by one": (
         STEP
         + """    optimizer.zero_grad()

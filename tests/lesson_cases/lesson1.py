@@ -59,6 +59,42 @@ def order(examples, seed, epoch):
         "order does not shuffle",
     ),
     "the epoch is forgotten": (ORDER.replace('f"{seed} {epoch}"', "seed") + SHARE + WEIGHT, "every epoch has the same"),
+    "the seed is forgotten": (
+        ORDER.replace('f"{seed} {epoch}"', "epoch") + SHARE + WEIGHT,
+        "give the same order in epoch 0",
+    ),
+    "the first epoch alone differs": (
+        ORDER.replace('f"{seed} {epoch}"', "seed + (epoch > 0)") + SHARE + WEIGHT,
+        "epochs 1 and 2 have the same order",
+    ),
+    "turned round": (
+        ORDER.replace(
+            'random.Random(f"{seed} {epoch}").shuffle(numbers)\n',
+            'k = random.Random(f"{seed} {epoch}").randrange(1, examples)\n    numbers = numbers[k:] + numbers[:k]\n',
+        )
+        + SHARE
+        + WEIGHT,
+        "order hardly shuffles: 52 of its 52 steps from one number to the next are 1",
+    ),
+    "one shuffle, turned round": (
+        ORDER.replace(
+            'random.Random(f"{seed} {epoch}").shuffle(numbers)\n',
+            "random.Random(seed).shuffle(numbers)\n    numbers = numbers[epoch:] + numbers[:epoch]\n",
+        )
+        + SHARE
+        + WEIGHT,
+        "every epoch has the same order",
+    ),
+    "numbers that nobody has": (
+        ORDER + "def share(batch, rank, world_size):\n    return [10**30] if rank else []\n\n" + WEIGHT,
+        "which is not in the batch",
+    ),
+    "a share without an end": (
+        ORDER
+        + "import itertools\n\ndef share(batch, rank, world_size):\n    return itertools.cycle(batch)\n\n"
+        + "def weight(share, batch, world_size):\n    return 1.0\n",
+        "share returned more than 12 numbers",
+    ),
     "drawn with doubles": (
         """import random
 

@@ -42,6 +42,11 @@ WRONG = all_wrong(10, {
         [(EXCHANGE, "        gradient -= self.held_back[name]\n        self.comm.all_reduce(gradient, name)\n        gradient /= self.comm.world_size\n")],
         "all elements travel, zeros too",
     ),
+    "a_little_off": ([("gradient[rows] = values / comm.world_size", "gradient[rows] = values / comm.world_size * (1 + 2e-5)")], "in its first element on rank"),
+    "rounded": ([("max(1, int(self.share * len(gradient)))", "max(1, round(self.share * len(gradient)))")], "k is rounded"),
+    "rounded_up": ([("max(1, int(self.share * len(gradient)))", "-int(-self.share * len(gradient) // 1)")], "k is rounded"),
+    "nothing_of_small_ones": ([("max(1, int(self.share * len(gradient)))", "int(self.share * len(gradient))")], "nothing of a small tensor travels"),
+    "places_of_two_bytes": ([("places.int()", "places.short().view(torch.float16)"), ("places.long()", "places.view(torch.int16).long()")], "does not fit into 16 bits"),
     "less_the_average": ([(KEEP, "        whole = gradient.clone()\n"), (EXCHANGE, EXCHANGE + "        self.held_back[name] = whole - gradient\n")], "what arrived was taken off"),
 })  # fmt: skip
 

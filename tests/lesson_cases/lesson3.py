@@ -56,6 +56,21 @@ WRONG = {
         HEAD + "    torch.distributed.all_reduce(gradient)  #!\n    gradient /= comm.world_size\n",
         "torch.distributed is called itself",
     ),
+    "torch.distributed with a gradient": (
+        "import torch.distributed.nn.functional as functional\n"
+        + HEAD
+        + "    gradient.copy_(functional.all_reduce(gradient.clone()) / comm.world_size)  #!\n",
+        "torch.distributed is called itself (all_reduce in line",
+    ),
+    "called an agreement": (
+        HEAD
+        + """    comm.all_reduce(gradient, name)
+    gradient /= comm.world_size
+    comm.all_reduce(gradient, name, purpose="agreement")  #!
+    gradient /= comm.world_size
+""",
+        "made 16 calls for 8 gradients",
+    ),
     "twice round": (
         HEAD
         + """    comm.all_reduce(gradient, name)

@@ -43,7 +43,7 @@ def all_reduce(comm, tensor):
     n, me = comm.world_size, comm.rank
     size = -(-len(tensor) // n)
     parts = [tensor[k * size : (k + 1) * size] for k in range(n)]
-    buffer = torch.empty(size)
+    buffer = torch.empty(size, dtype=tensor.dtype)
     for s in range(2 * n - 2):
         shift = 0 if s < n - 1 else 1
         out, into = parts[(me - s % (n - 1) + shift) % n], parts[(me - s % (n - 1) - 1 + shift) % n]
@@ -99,6 +99,10 @@ WRONG = {
         + COLLECT
         + HAND_ROUND,
         "remainder",
+    ),
+    "lands in float32": (
+        HEAD + COLLECT.replace("torch.empty_like(mine)", "torch.empty(len(mine))") + HAND_ROUND,
+        "must land in a tensor of the same dtype",
     ),
     "an average": (
         HEAD + COLLECT + HAND_ROUND + "    tensor /= n\n",

@@ -101,7 +101,15 @@ WRONG = {
             self.comm.all_reduce(parameter.grad, name)  #!
             parameter.grad /= self.comm.world_size
 """,
-        "0 of 8 calls before backward ends",
+        "0 of 13 calls before backward ends",
+    ),
+    "all begun by the last hook": (
+        ANSWER.replace("self.order[len(self.calls)][1] in self.ready:", "len(self.ready) == len(self.order):"),
+        "begins call 1 of 13 when 13 of 13 gradients are there",
+    ),
+    "from the first layer on": (
+        ANSWER.replace("comm, parameters[::-1]", "comm, parameters"),
+        "from the last layer to the first",
     ),
     "waits in the hook": (
         ANSWER.replace(

@@ -174,6 +174,24 @@ WRONG = {
         ANSWER.replace("            p.register_post_accumulate_grad_hook(self.on_gradient)\n", ""),
         "calls before backward ends",
     ),
+    "all begun by the last hook": (
+        ANSWER.replace("self.missing[len(self.calls)] == 0:", "not any(self.missing):"),
+        "begins call 1 of 7 when 13 of 13 gradients are there",
+    ),
+    "dtypes mixed": (
+        ANSWER.replace("if size > room or p.dtype != dtype:", "if size > room:"),
+        "a bucket has one dtype",
+    ),
+    "one size for all": (
+        ANSWER.replace("room, dtype = bucket_bytes", "room, dtype = 512"),
+        "makes 7 calls for 13 gradients in buckets of 1000 bytes, expected 5",
+    ),
+    "called an agreement": (
+        ANSWER.replace("if size > room or p.dtype != dtype:", "if True:").replace(
+            "async_op=True", "async_op=True, purpose='agreement'"
+        ),
+        "one call for each bucket, not for each gradient",
+    ),
     "never divides": (ANSWER.replace("            buffer /= self.comm.world_size\n", ""), "is the sum over 2 ranks"),
     "never begins again": (
         ANSWER.removesuffix("        self.begin()\n"),

@@ -40,6 +40,8 @@ WRONG = {
         "in fourth_loop",
     ),
     "the last example dropped": (with_loop("sixth", "(step + 1))[rank::ranks]", "(step + 1) - 1)[rank::ranks]"), "sixth_loop"),
+    "divides by two": (ANSWER.replace("        p.grad /= ranks\n", "        p.grad /= 2\n"), "second_loop", (4,)),
+    "shares for two": (with_loop("fifth", "[rank::ranks]", "[rank::2]"), "fifth_loop", (4,)),
     "summed": (with_loop("fifth", "        average(model, ranks)\n", "        for p in model.parameters():\n            dist.all_reduce(p.grad)\n"), "summed"),
 }  # fmt: skip
 

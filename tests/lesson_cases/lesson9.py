@@ -24,6 +24,9 @@ WRONG = all_wrong(9, {
     "after_backward": ([(QUEUE, '    return backward + sum(seconds("ring", size, ranks, rate, delay) for _, size in buckets)\n')], "beside backward, not after it"),
     "all_at_the_start": ([("max(ended, ready)", "ended")], "before its gradients are there"),
     "no_queue": ([("        ended = max(ended, ready) + ", "        ended = max(ended, ready + "), ("rate, delay)\n    return max(backward", "rate, delay))\n    return max(backward")], "until the one before it has arrived"),
+    "ends_before_backward": ([("    return max(backward, ended)\n", "    return ended\n")], "a step is not over before backward is"),
+    "step_without_delay": ([("seconds(\"ring\", size, ranks, rate, delay)", "seconds(\"ring\", size, ranks, rate, 0.0)")], "the delay is left out"),
+    "backward_alone": ([("    return max(backward, ended)\n", "    return backward\n")], "buckets may arrive after backward has ended"),
     "in_words": ([(RING_SENT, '    return f"{2 * (ranks - 1) * size / ranks} bytes"\n')], "could not convert string to float"),
 })  # fmt: skip
 

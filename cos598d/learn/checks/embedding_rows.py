@@ -36,9 +36,10 @@ def wrong_rows(found: torch.Tensor | None, own: Sequence[torch.Tensor], ids: Seq
     """What is wrong with a rank's gradient after `average_rows`, in words; "" if nothing is."""
     size = len(own)
     total = torch.stack(list(own)).sum(dim=0)
+    right = total / size
     if found is None:
         return f"rank {rank}'s gradient is gone"
-    if near(found, total / size):
+    if near(found, right):
         return ""
     if not found.isfinite().all():
         return f"rank {rank}'s gradient is not finite"
@@ -46,7 +47,7 @@ def wrong_rows(found: torch.Tensor | None, own: Sequence[torch.Tensor], ids: Seq
         return f"rank {rank}'s gradient is still its own: change `gradient` itself, in place"
     if near(found, total):
         return f"the gradient is the sum over {size} ranks and should be their average: divide by {size}"
-    off = (found - total / size).abs().amax(dim=1) > NEAR * total.abs().max()
+    off = (found - right).abs().amax(dim=1) > _allowed(right)
     row = int(off.nonzero()[0])
     users = [str(each) for each, words in enumerate(ids) if row in words]
     if not users:
@@ -116,4 +117,9 @@ def gradient_of(nonce: int, moment: int, rank: int, ids: torch.Tensor) -> torch.
 
 def near(found: torch.Tensor, right: torch.Tensor) -> bool:
     """Whether they are equal up to rounding; NaN is near nothing."""
-    return bool((found - right).abs().max() <= NEAR * max(right.abs().max().item(), 1e-3))
+    return bool((found - right).abs().max() <= _allowed(right))
+
+
+def _allowed(right: torch.Tensor) -> float:
+    """By how much an element may be off."""
+    return NEAR * max(right.abs().max().item(), 1e-3)

@@ -10,7 +10,9 @@ from cos598d.learn.checking import Check, Checks, OnLesson
 from cos598d.learn.checks.common import ALL_USED
 from cos598d.terminal.printable import printable
 
-STEPS, MAX_NORM = 8, 0.3  # the toy's gradients have norms above 1
+STEPS = 8
+SMALLER, LARGER = 0.3, 20.0  # the toy's gradients have norms between
+MAX_NORMS = [LARGER if number == 4 else SMALLER for number in range(STEPS)]
 LEARNING_RATE, MOMENTUM = 0.1, 0.9
 CLOSE = 1e-5
 
@@ -22,7 +24,7 @@ def same_losses(on: OnLesson) -> None:
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=LEARNING_RATE, momentum=MOMENTUM)
     losses = []
     for number in range(STEPS):
-        loss = on.student.step(model, optimizer, _batch(on.nonce, number), MAX_NORM)
+        loss = on.student.step(model, optimizer, _batch(on.nonce, number), MAX_NORMS[number])
         if not isinstance(loss, float):
             what = "a tensor, which keeps all of forward in memory: return loss.item()"
             what = (
@@ -58,6 +60,8 @@ MISTAKES = {
     "never clipped": "the gradients are not clipped: torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm) "
     "belongs between backward and optimizer.step()",
     "clipped too late": "the gradients are clipped after optimizer.step(), which has used them by then: clip before it",
+    "scaled to the norm": "gradients whose norm is below max_norm are scaled up to it: clipping only makes them "
+    "smaller, by min(1, max_norm / norm)",
     "clipped by value": "each element of the gradients is clamped to max_norm, expected: their norm is "
     "(clip_grad_norm_, not clip_grad_value_)",
     "clipped one by one": "each parameter's gradient is clipped by itself, expected: the norm of all of them together",
@@ -92,7 +96,7 @@ def _train(world: World, mistake: str) -> tuple[list[float], dict[str, torch.Ten
             model.zero_grad()
         loss = model(**batch)[0] if mistake == "stepped before backward" else loss
         loss.backward()
-        _clip(named, mistake)
+        _clip(named, mistake, MAX_NORMS[number])
         if mistake not in ("zeroed before the step", "never stepped", "stepped before backward"):
             move()
         if mistake == "stepped twice":
@@ -101,19 +105,20 @@ def _train(world: World, mistake: str) -> tuple[list[float], dict[str, torch.Ten
     return losses, {name: p.detach() for name, p in model.named_parameters()}
 
 
-def _clip(named: dict[str, Any], mistake: str) -> None:
+def _clip(named: dict[str, Any], mistake: str, max_norm: float) -> None:
     gradients = [p.grad for p in named.values() if p.grad is not None]
     if mistake in ("never clipped", "clipped too late"):
         return
     if mistake == "clipped by value":
         for gradient in gradients:
-            gradient.clamp_(-MAX_NORM, MAX_NORM)
+            gradient.clamp_(-max_norm, max_norm)
         return
     norms = [gradient.norm().float() for gradient in gradients]
     whole = torch.stack(norms).norm()
     for gradient, norm in zip(gradients, norms, strict=True):
         own = norm if mistake == "clipped one by one" else whole
-        gradient *= min(1.0, (MAX_NORM / (own + 1e-6)).item())
+        factor = (max_norm / (own + 1e-6)).item()
+        gradient *= factor if mistake == "scaled to the norm" else min(1.0, factor)
 
 
 def _agree(found: tuple[list, dict], other: tuple[list, dict]) -> bool:

@@ -3,7 +3,15 @@
 from cos598d.check.claims.base import Claim
 from cos598d.learn.checking import Check, Checks, OnLesson
 from cos598d.learn.checks.embedding_rows import averages_rows, gradient_of, lookups, sends_rows_looked_up
-from cos598d.learn.checks.top_k import NAMES, SHARE, feeds_back, sends_the_largest, step_gradient, trains
+from cos598d.learn.checks.top_k import (
+    NAMES,
+    SHARE,
+    feeds_back,
+    sends_the_largest,
+    step_gradient,
+    takes_any_size,
+    trains,
+)
 
 
 @Claim
@@ -27,6 +35,7 @@ CHECKS = Checks(
         Check(averages_rows, (3, 2)),
         Check(sends_rows_looked_up, (3, 2)),
         Check(feeds_back, (3, 2), about="TopK"),
+        Check(takes_any_size, (3, 2), about="TopK"),
         Check(sends_the_largest, (3, 2), about="TopK"),
         Check(trains, (3,), about="TopK"),
     ),

@@ -15,11 +15,17 @@ from cos598d.sync.base import GradientSync
 LENGTHS = (12, 10, 1009, 7, 2, 1)
 LONGEST = max(LENGTHS)
 WHOLE = 1200  # which 2, 3 and 4 ranks divide
+HALF = "a tensor of 12 elements of float16"
 
 
 def _tensor(nonce: int, rank: int, length: int) -> torch.Tensor:
     """What a rank begins with: between 0.5 and 1.5, so that nothing cancels."""
     return torch.rand(length, generator=torch.Generator().manual_seed(nonce + 7919 * rank + length)) + 0.5
+
+
+def _half(nonce: int, rank: int) -> torch.Tensor:
+    """What a rank begins with of another dtype: whole numbers from 1 to 8, whose sums are exact."""
+    return torch.randint(1, 9, (12,), generator=torch.Generator().manual_seed(nonce + 7919 * rank)).half()
 
 
 def _name(length: int) -> str:
@@ -28,11 +34,13 @@ def _name(length: int) -> str:
 
 @Claim
 def sums(on: OnLesson) -> None:
-    """Afterwards the tensor is the sum over all ranks, on every rank: of 1, 2, 7, 10, 12 and 1009 elements."""
+    """Afterwards the tensor is the sum over all ranks, on every rank: of 1 to 1009 elements, also of float16."""
     found = {}
     for length in LENGTHS:
         found[_name(length)] = _tensor(on.nonce, on.rank, length)
         on.student.all_reduce(on.comm, found[_name(length)])
+    found[HALF] = _half(on.nonce, on.rank)
+    on.student.all_reduce(on.comm, found[HALF])
     on.hand_in("after", found)
 
 
@@ -40,9 +48,17 @@ def sums(on: OnLesson) -> None:
 def _(world: World) -> None:
     own = [{_name(length): _tensor(world.nonce, rank, length) for length in LENGTHS} for rank in range(world.size)]
     right = {name: torch.stack([each[name] for each in own]).sum(dim=0) for name in own[0]}
-    found = world.handed_in("after", right)
+    half = torch.stack([_half(world.nonce, rank) for rank in range(world.size)]).sum(dim=0)
+    handed_in = world.handed_in("after", {**right, HALF: half})
+    found = [{name: each[name] for name in right} for each in handed_in]
     _judge_parts(world, [each[_name(LONGEST)] for each in own], [each[_name(LONGEST)] for each in found])
     world.compare(Comparison("", 0, Local([[dict(each) for each in own]]), found, dict(right)))
+    halves = [each[HALF] for each in handed_in]
+    wrong = next((rank for rank, each in enumerate(halves) if each is None or not each.equal(half)), None)
+    if wrong is not None and not world.findings:
+        words = f"a tensor of float16 is not the sum on rank {wrong}, and those of float32 are"
+        why = "what comes in must land in a tensor of the same dtype (torch.empty_like)"
+        world.find(wrong, f"{words}: {why}", f"on {world.size} ranks, in {HALF}")
 
 
 def _judge_parts(world: World, own: list[torch.Tensor], found: list[torch.Tensor | None]) -> None:

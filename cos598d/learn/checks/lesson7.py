@@ -1,5 +1,7 @@
 """Lesson 7: the mean in buckets of a size, of models that have frozen, tied, unused and large parameters."""
 
+from collections import Counter
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -8,23 +10,33 @@ from torch import nn
 
 from cos598d.check.claims.base import Claim, MakeSync, World
 from cos598d.check.comparison import Comparison
-from cos598d.check.toy import SMALL
-from cos598d.comm.ledger import GRADIENTS, dtype_name
+from cos598d.check.toy import SMALL, toy_model
+from cos598d.comm.communicator import Communicator
+from cos598d.comm.ledger import dtype_name
 from cos598d.learn.checking import Check, Checks, OnLesson
-from cos598d.learn.checks.common import ALL_USED, averages, bytes_of, record, trainable
-from cos598d.learn.checks.overlapped import begins_during_backward, one_order
+from cos598d.learn.checks.common import ALL_USED, averages, bytes_of, record
+from cos598d.learn.checks.overlapped import Chain, begins_during_backward, chain, chain_inputs, one_order
 from cos598d.sync.base import GradientSync
 
 BUCKET_BYTES = 512  # some of the toy's tensors are larger, and some share a bucket with others
+PLANS: dict[str, tuple[Callable[[int], nn.Module], int]] = {
+    "the first model": (lambda nonce: toy_model(nonce, ALL_USED), BUCKET_BYTES),
+    "the chain": (chain, BUCKET_BYTES),
+    "the chain in other buckets": (chain, 1000),
+}
 
 
 def _in_buckets(student: ModuleType) -> MakeSync:
     """A sync that makes the student's `Buckets(comm, model, bucket_bytes)`."""
 
     class InBuckets(GradientSync):
+        def __init__(self, comm: Communicator, bucket_bytes: int = BUCKET_BYTES, **options: Any):
+            super().__init__(comm, **options)
+            self.bucket_bytes = bucket_bytes
+
         def attach(self, model: nn.Module) -> nn.Module:
             module = super().attach(model)
-            self.buckets = student.Buckets(self.comm, model, BUCKET_BYTES)
+            self.buckets = student.Buckets(self.comm, model, self.bucket_bytes)
             return module
 
         def finish(self) -> None:
@@ -35,42 +47,63 @@ def _in_buckets(student: ModuleType) -> MakeSync:
 
 @Claim
 def calls_are_buckets(on: OnLesson) -> None:
-    """A step makes no more calls than the plan has buckets; none is larger than a bucket but for one large tensor."""
-    model = on.model(ALL_USED)
-    sync, module = on.attached(model)
-    ledger = on.fresh_ledger()
-    module(**on.batch(0))[0].backward()
-    sync.finish()
-    on.report("calls", [[row.payload_bytes, row.dtype] for row in ledger.rows if row.purpose == GRADIENTS])
+    """All gradients travel, in no more calls than the plan has buckets; each has one dtype, and a bucket's bytes."""
+    for name, (make, bucket_bytes) in PLANS.items():
+        model = make(on.nonce)
+        sync, module = on.attached(model, bucket_bytes=bucket_bytes)
+        ledger = on.fresh_ledger()
+        if isinstance(model, Chain):
+            module(chain_inputs(on.nonce, on.rank, 0)).backward()
+        else:
+            module(**on.batch(0))[0].backward()
+        sync.finish()
+        on.report(name, [[row.payload_bytes, row.dtype] for row in ledger.rows])
 
 
 @calls_are_buckets.judgement
 def _(world: World) -> None:
-    tensors = trainable(world)
-    dtypes = {dtype_name(tensor.dtype) for tensor in tensors.values()}
-    alone = {bytes_of(tensor) for tensor in tensors.values()}
-    most = _buckets(list(tensors.values()))
-    for rank, rows in enumerate(world.reported("calls", list)):
-        # What a file sends to agree on what was used is of another kind, and no bucket.
-        sizes = [size for size, dtype in filter(_is_call, rows) if dtype in dtypes]
-        words = f"rank {rank} makes {len(sizes)} calls for {len(tensors)} gradients in buckets of {BUCKET_BYTES} bytes"
-        why = "one call for each bucket, not for each gradient" if len(sizes) == len(tensors) else "fill each bucket"
-        world.require(len(sizes) <= most, f"{words}, expected {most}: {why}", rank)
-        large = next((size for size in sizes if size > BUCKET_BYTES and size not in alone), 0)
-        words = f"rank {rank} sends {large} bytes of several gradients in one call, expected {BUCKET_BYTES} at most"
-        world.require(not large, f"{words}: open another bucket where the next does not fit", rank)
+    for name, (make, bucket_bytes) in PLANS.items():
+        tensors = [p for p in make(world.nonce).parameters() if p.requires_grad]
+        for rank, rows in enumerate(world.reported(name, list)):
+            _judge_calls(world, rank, [row for row in rows if _is_call(row)], tensors, bucket_bytes)
+        if world.findings:
+            return
+
+
+def _judge_calls(
+    world: World, rank: int, calls: Sequence[Sequence[Any]], tensors: Sequence[nn.Parameter], bucket_bytes: int
+) -> None:
+    right: Counter[str] = Counter()
+    for tensor in tensors:
+        right[dtype_name(tensor.dtype)] += bytes_of(tensor)
+    found: Counter[str] = Counter()
+    for size, dtype in calls:
+        found[dtype] += size
+    most, alone = _buckets(tensors, bucket_bytes), {bytes_of(tensor) for tensor in tensors}
+    # What a file sends to agree on what was used is of another kind, and no bucket.
+    sizes = [size for size, dtype in calls if dtype in right]
+    words = f"rank {rank} makes {len(sizes)} calls for {len(tensors)} gradients in buckets of {bucket_bytes} bytes"
+    why = "one call for each bucket, not for each gradient" if len(sizes) == len(tensors) else "fill each bucket"
+    world.require(len(sizes) <= most, f"{words}, expected {most}: {why}", rank)
+    for dtype, size in right.items():
+        words = f"rank {rank} sends {found[dtype]} bytes of {dtype} in calls, and the gradients have {size} of it"
+        why = "a bucket has one dtype" if found.total() >= right.total() else "each gradient travels in one bucket"
+        world.require(found[dtype] == size, f"{words}: {why}", rank)
+    large = next((size for size in sizes if size > bucket_bytes and size not in alone), 0)
+    words = f"rank {rank} sends {large} bytes of several gradients in one call, expected {bucket_bytes} at most"
+    world.require(not large, f"{words}: open another bucket where the next does not fit", rank)
 
 
 def _is_call(row: Any) -> bool:
     return isinstance(row, list) and [type(each) for each in row] == [int, str]
 
 
-def _buckets(tensors: list[nn.Parameter]) -> int:
+def _buckets(tensors: Sequence[nn.Parameter], bucket_bytes: int) -> int:
     """How many buckets the page's plan has."""
     count, room, dtype = 0, 0, None
     for tensor in reversed(tensors):
         if bytes_of(tensor) > room or tensor.dtype != dtype:
-            count, room, dtype = count + 1, BUCKET_BYTES, tensor.dtype
+            count, room, dtype = count + 1, bucket_bytes, tensor.dtype
         room -= bytes_of(tensor)
     return count
 

@@ -126,4 +126,4 @@ def _nothing() -> None:
     """What an observer tells of is asked for when the loop is over."""
 
 
-CHECKS = Checks(tuple(Check(claim_of(loop), (2,), about=loop.name) for loop in LOOPS), calls_torch=True)
+CHECKS = Checks(tuple(Check(claim_of(loop), (2, 4), about=loop.name) for loop in LOOPS), calls_torch=True)

@@ -147,9 +147,9 @@ def _(world: World) -> None:
     if off is None:
         return
     why = _why([(was, made(*step)) for was, step in zip(found, given, strict=True)] for _, made in OF_STEPS)
-    buckets, backward, ranks, rate, _ = given[off]
+    buckets, backward, ranks, rate, delay = given[off]
     shown = ", ".join(f"({ready:.3g}, {size})" for ready, size in buckets)
-    call = f"step_seconds([{shown}], {backward:.3g}, {ranks}, rate={rate:.4g}, delay=0)"
+    call = f"step_seconds([{shown}], {backward:.3g}, {ranks}, rate={rate:.4g}, delay={delay:.4g})"
     what = f"{call} is {_plain(pairs[off][0])}, expected {_plain(pairs[off][1])}"
     world.require(False, what + _reason(OF_STEPS, why, pairs))
 
@@ -158,17 +158,20 @@ Step = tuple[list[tuple[float, int]], float, int, float, float]
 
 
 def steps(nonce: int) -> list[Step]:
-    """Steps on links without a delay: hidden altogether, queueing behind one another, waiting for gradients."""
+    """Steps of all kinds: hidden altogether, queueing behind one another, waiting for gradients; by rate, by delay."""
     draw = random.Random(nonce + 1)
     found = []
     for number in range(SETTINGS):
         ranks, backward, count = draw.randint(2, 8), draw.uniform(0.2, 2.0), draw.randint(3, 6)
-        ready = sorted(draw.uniform(0.1, 0.95) * backward for _ in range(count - 1)) + [backward]
+        # In every other step the last gradients are there before backward ends: the first layers do not train.
+        last = backward if number % 2 == 0 else 0.5 * backward
+        ready = sorted(draw.uniform(0.1, 0.95) * last for _ in range(count - 1)) + [last]
         sizes = [draw.randint(1, 30) * 10**6 for _ in ready]
-        # What all buckets take together, beside backward.
-        load = (0.3, 0.8, 1.5, 3.0, 0.05)[number % 5]
-        rate = 2 * (ranks - 1) / ranks * 8 * sum(sizes) / (load * backward)
-        found.append((list(zip(ready, sizes, strict=True)), backward, ranks, rate, 0.0))
+        # What all buckets take together, beside backward, and the delays' part of it.
+        load, part = (0.3, 0.8, 1.5, 3.0, 0.05)[number % 5], (0.2, 0.5, 0.9)[number % 3]
+        rate = 2 * (ranks - 1) / ranks * 8 * sum(sizes) / ((1 - part) * load * backward)
+        delay = part * load * backward / (2 * (ranks - 1) * count)
+        found.append((list(zip(ready, sizes, strict=True)), backward, ranks, rate, delay))
     return found
 
 
@@ -182,21 +185,28 @@ def step_of_model(
     return max(backward, ended)
 
 
-def _each(buckets: Sequence[tuple[float, int]], ranks: int, rate: float) -> list[float]:
-    return [seconds_of(RING, size, ranks, rate, 0.0) for _, size in buckets]
+def _each(buckets: Sequence[tuple[float, int]], ranks: int, rate: float, delay: float) -> list[float]:
+    return [seconds_of(RING, size, ranks, rate, delay) for _, size in buckets]
 
 
 OF_STEPS: tuple[tuple[str, Callable[..., float]], ...] = (
-    ("buckets travel beside backward, not after it", lambda b, back, n, r, d: back + sum(_each(b, n, r))),
-    ("a bucket cannot begin before its gradients are there", lambda b, back, n, r, d: max(back, sum(_each(b, n, r)))),
+    ("the delay is left out", lambda b, back, n, r, d: step_of_model(b, back, n, r, 0.0)),
+    ("a step is not over before backward is", lambda b, back, n, r, d: step_of_model(b, 0.0, n, r, d)),
+    ("buckets travel beside backward, not after it", lambda b, back, n, r, d: back + sum(_each(b, n, r, d))),
+    (
+        "a bucket cannot begin before its gradients are there",
+        lambda b, back, n, r, d: max(back, sum(_each(b, n, r, d))),
+    ),
     (
         "a bucket waits until the one before it has arrived",
-        lambda b, back, n, r, d: max(back, *(ready + own for (ready, _), own in zip(b, _each(b, n, r), strict=True))),
+        lambda b, back, n, r, d: max(
+            back, *(ready + own for (ready, _), own in zip(b, _each(b, n, r, d), strict=True))
+        ),
     ),
-    ("the last bucket arrives after backward has ended", lambda b, back, n, r, d: back),
+    ("buckets may arrive after backward has ended", lambda b, back, n, r, d: back),
     (
-        "the last bucket is ready when backward ends, and others may be before it",
-        lambda b, back, n, r, d: back + _each(b, n, r)[-1],
+        "the last bucket may wait for others, or be there before backward ends",
+        lambda b, back, n, r, d: back + _each(b, n, r, d)[-1],
     ),
 )
 

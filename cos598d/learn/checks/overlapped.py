@@ -8,12 +8,13 @@ from torch import nn
 from cos598d.check.claims.base import Claim, World, moment_of
 from cos598d.check.comparison import Comparison, Gradients, Local
 from cos598d.check.evidence import BadEvidence
-from cos598d.learn.checking import OnLesson
-from cos598d.learn.checks.common import ALL_USED, trainable
-from cos598d.learn.events import CALL, WAIT, Event, before, from_rows
+from cos598d.learn.checking import OnLesson, record_backward
+from cos598d.learn.events import CALL, COMPUTE, WAIT, Event, before, from_rows
 
 # All layers are of one size, so that to mix them up is no error; each is larger than a bucket of lesson 7.
 WIDTH, BRANCHES, STEPS = 24, 4, 2
+NARROW = 10  # of a chain of layers
+LATE = 3  # gradients that may come before a call is begun that could have been: buckets differ in how many they take
 
 
 class Branches(nn.Module):
@@ -34,7 +35,7 @@ class Branches(nn.Module):
         return self.last(total).square().mean()
 
 
-def _model(nonce: int) -> Branches:
+def _branches(nonce: int) -> Branches:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(nonce)
         return Branches()
@@ -48,7 +49,7 @@ def _loss(module: nn.Module, nonce: int, rank: int, step: int) -> torch.Tensor:
 @Claim
 def one_order(on: OnLesson) -> None:
     """Where gradients arrive in another order on each rank, calls still come in one order, and the means are right."""
-    model = _model(on.nonce)
+    model = _branches(on.nonce)
     sync, module = on.attached(model)
     for step in range(STEPS):
         _loss(module, on.nonce, on.rank, step).backward()
@@ -59,7 +60,7 @@ def one_order(on: OnLesson) -> None:
 
 @one_order.judgement
 def _(world: World) -> None:
-    like = dict(_model(world.nonce).named_parameters())
+    like = dict(_branches(world.nonce).named_parameters())
     for step in range(STEPS):
         local = Local([[_own(world.nonce, rank, step) for rank in range(world.size)]])
         found = world.handed_in(moment_of("", step), like)
@@ -67,24 +68,68 @@ def _(world: World) -> None:
 
 
 def _own(nonce: int, rank: int, step: int) -> Gradients:
-    model = _model(nonce)
+    model = _branches(nonce)
     _loss(model, nonce, rank, step).backward()
     return {name: p.grad for name, p in model.named_parameters()}
 
 
+class Chain(nn.Module):
+    """Layers one behind the other, and a scale in the middle of another dtype: backward goes through them in reverse.
+
+    Some tensors share a bucket of lesson 7's, also the scale with its neighbours, for those who mind no dtype.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.ModuleList(nn.Linear(NARROW, NARROW) for _ in range(3))
+        self.scale = _Scale()
+        self.middle = nn.ModuleList(nn.Linear(NARROW, NARROW) for _ in range(2))
+        self.last = nn.Linear(NARROW, NARROW)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Inputs (batch, NARROW): the loss."""
+        hidden = inputs
+        for layer in (*self.first, self.scale, *self.middle):
+            hidden = torch.tanh(layer(hidden))
+        return self.last(hidden).square().mean()
+
+
+class _Scale(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(NARROW, dtype=torch.float64) + 0.5)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs * self.weight.float()
+
+
+def chain(nonce: int) -> Chain:
+    """Its weights drawn from the nonce."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(nonce)
+        return Chain()
+
+
+def chain_inputs(nonce: int, rank: int, step: int) -> torch.Tensor:
+    """What a rank sees in a step, (5, NARROW)."""
+    return torch.randn(5, NARROW, generator=torch.Generator().manual_seed(nonce + 7919 * rank + step))
+
+
 @Claim
 def begins_during_backward(on: OnLesson) -> None:
-    """Most calls begin before backward ends, by the record, and none is waited for before finish."""
-    model = on.model(ALL_USED)
+    """Each call begins soon after its gradients are there, while backward goes on; none is waited for before finish."""
+    model = chain(on.nonce)
+    end = record_backward(on, model)
     sync, module = on.attached(model)
     for step in range(2):
         on.comm.begin_record()
-        loss = module(**on.batch(step))[0]
+        loss = module(chain_inputs(on.nonce, on.rank, step))
         on.comm.computed("forward")
         loss.backward()
         on.comm.computed("backward")
         sync.finish()
         model.zero_grad(set_to_none=True)
+    end()
     on.report_events()
 
 
@@ -103,11 +148,12 @@ def _(world: World) -> None:
 
 def _judge_events(world: World, rank: int, events: Sequence[Event], ended: float) -> None:
     calls = [event for event in events if event.kind == CALL]
-    early = before(calls, ended, CALL)
+    arrived = [event.end for event in events if event.kind == COMPUTE and event.tensors]
+    early, count = before(calls, ended, CALL), len(list(chain(world.nonce).parameters()))
     world.require(
         2 * len(early) >= len(calls) and bool(early),
         f"rank {rank} begins {len(early)} of {len(calls)} calls before backward ends, expected most of them: begin "
-        f"each in the hook of its gradient (model of {len(trainable(world))} gradients)",
+        f"each in the hook of its gradient (model of {count} gradients)",
         rank,
     )
     waited = [event for event in events if event.kind in (CALL, WAIT) and event.end < ended]
@@ -118,3 +164,16 @@ def _judge_events(world: World, rank: int, events: Sequence[Event], ended: float
         "the hook, and wait in finish()",
         rank,
     )
+    if world.findings:
+        return
+    for place, call in enumerate(calls, 1):
+        # Where calls take as many gradients each, the first is due when its share of them is there.
+        there, due = sum(moment <= call.start for moment in arrived), -(-place * count // len(calls))
+        if there > due + LATE:
+            words = f"rank {rank} begins call {place} of {len(calls)} when {there} of {count} gradients are there"
+            world.find(
+                rank,
+                f"{words}, expected about {due}: begin each call as soon as its gradients are there, in the order in "
+                "which backward comes to them, from the last layer to the first",
+            )
+            return

@@ -8,11 +8,12 @@ from torch import nn
 from cos598d.check.claims.base import Claim, World
 from cos598d.learn.checking import OnLesson
 from cos598d.learn.checks.embedding_rows import near
-from cos598d.learn.checks.top_k_ways import MISTAKES, RIGHT, Simulation, Variant
+from cos598d.learn.checks.top_k_ways import MISTAKES, RIGHT, Simulation, Variant, count_of
 
-ELEMENTS, SHARE = 240, 1 / 8
+ELEMENTS, SHARE = 254, 1 / 8  # 31 elements and three quarters
+ODD_SIZES = (5, 40_001)  # of the one less than an element would travel; the other has more places than 16 bits tell
 NAMES = ("embedding", "output")
-WITH_GRADIENTS, STEPS = 2, 9  # in the other steps gradients are zero, until all that was held back has come
+WITH_GRADIENTS, STEPS = 2, 10  # in the other steps gradients are zero, until all that was held back has come
 TRAINED_STEPS, TRAINED_SHARE, RATE = 40, 1 / 16, 0.3
 BAND = 0.5  # of what leaving error feedback out costs
 
@@ -26,6 +27,46 @@ def feeds_back(on: OnLesson) -> None:
             gradient = step_gradient(on.nonce, step, name, on.rank)
             codec.average(name, gradient)
             on.hand_in(moment(name, step), {"gradient": gradient})
+
+
+@Claim
+def takes_any_size(on: OnLesson) -> None:
+    """Of 5 elements one travels; of 40,001 elements 5,000, whose places need more than 16 bits."""
+    for elements in ODD_SIZES:
+        gradient = _odd_gradient(on.nonce, elements, on.rank)
+        on.student.TopK(on.comm, SHARE).average("any", gradient)
+        on.hand_in(_odd(elements), {"gradient": gradient})
+
+
+@takes_any_size.judgement
+def _(world: World) -> None:
+    for elements in ODD_SIZES:
+        own = [_odd_gradient(world.nonce, elements, rank) for rank in range(world.size)]
+        right = Simulation(SHARE, RIGHT).average("any", own)
+        for rank, each in enumerate(world.handed_in(_odd(elements), {"gradient": right})):
+            found = each["gradient"]
+            if found is None or not near(found, right):
+                world.find(rank, f"{_odd(elements)} on rank {rank}: {_why_odd(found, right, own)}")
+                return
+
+
+def _why_odd(found: torch.Tensor | None, right: torch.Tensor, own: Sequence[torch.Tensor]) -> str:
+    if found is None:
+        return "the gradient is gone"
+    for way in MISTAKES:
+        if near(found, Simulation(SHARE, way).average("any", own)):
+            return way.words
+    if len(right) > 1 << 15 and not found[1 << 15 :].any():
+        return "nothing arrives at places above 32,767: send a place as int32, since it does not fit into 16 bits"
+    return f"the average is wrong; of each rank's elements the {count_of(SHARE, len(right), RIGHT):,} largest travel"
+
+
+def _odd(elements: int) -> str:
+    return f"a tensor of {elements:,} elements"
+
+
+def _odd_gradient(nonce: int, elements: int, rank: int) -> torch.Tensor:
+    return torch.randn(elements, generator=torch.Generator().manual_seed(nonce + elements + rank))
 
 
 @Claim
@@ -95,9 +136,8 @@ def wrong_steps(
     if step == 0 and near(value, own):
         return f"{where}: the gradient is still the rank's own: change `gradient` itself, in place"
     if step == 0 and near(value, torch.stack(list(gradients[step][name])).mean(dim=0)):
-        return (
-            f"{where}: the whole average arrived, and only {int(SHARE * len(own))} elements of each rank's belong there"
-        )
+        belong = count_of(SHARE, len(own), RIGHT)
+        return f"{where}: the whole average arrived, and only {belong} elements of each rank's belong there"
     for mistake in MISTAKES:
         made = simulate(gradients, mistake)
         if all(_same(found, made, place) for place in _moments()):
@@ -120,7 +160,7 @@ def _same(
 
 @sends_the_largest.judgement
 def _(world: World) -> None:
-    count = int(SHARE * ELEMENTS)
+    count = count_of(SHARE, ELEMENTS, RIGHT)
     most = (world.size - 1) * 8 * count
     for step in range(2):
         for name in NAMES:

@@ -1,5 +1,6 @@
 """Ways to send the largest elements with error feedback, right and wrong, simulated in one process."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,8 @@ class Variant:
     signed: bool = False
     divides: bool = True
     by_name: bool = True
+    rounded_up: bool = False
+    least: int = 1
 
 
 RIGHT = Variant("")
@@ -26,7 +29,14 @@ MISTAKES = (
     Variant("what earlier steps held back is lost: hold back the rest of gradient and held back together", held="new"),
     Variant("what arrived was taken off what is held back, and not what this rank sent", held="less the average"),
     Variant("all names share what is held back: keep it by name", by_name=False),
+    Variant("k is rounded, and is to be cut off: max(1, int(share * elements))", rounded_up=True),
+    Variant("nothing of a small tensor travels: k is max(1, int(share * elements))", least=0),
 )
+
+
+def count_of(share: float, elements: int, way: Variant) -> int:
+    """How many of a tensor's elements travel."""
+    return max(way.least, math.ceil(share * elements) if way.rounded_up else int(share * elements))
 
 
 class Simulation:
@@ -43,7 +53,7 @@ class Simulation:
         for key, gradient in zip(keys, gradients, strict=True):
             wholes.append(gradient + self._held.get(key, torch.zeros_like(gradient)))
             order = wholes[-1] if way.signed else wholes[-1].abs()
-            places.append(order.topk(max(1, int(self._share * len(gradient)))).indices)
+            places.append(order.topk(count_of(self._share, len(gradient), way)).indices)
             sent.append(torch.zeros_like(gradient).index_copy_(0, places[-1], wholes[-1][places[-1]]))
         average = torch.stack(sent).sum(dim=0) / (len(gradients) if way.divides else 1)
         for rank, key in enumerate(keys):
