@@ -176,6 +176,8 @@ def test_what_is_on_the_command_line(tmp_path, monkeypatch, capsys):
         ("3", "--check", "nowhere.py"): "nowhere.py: no such file",
         ("--check",): "give its number",
         ("3", "--json", "x"): "give both",
+        ("3", "--hint", "--check"): "a command of their own",
+        ("3", "--hint", "--picture"): "a command of their own",
     }.items():
         assert main(["learn", *words]) == 2
         assert says in capsys.readouterr().err

@@ -11,7 +11,10 @@ from cos598d.files import write_whole
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags to `parser`."""
     parser.add_argument(
-        "--assignment", required=True, metavar="FILE.toml", help="the assignment; or sync or script, with its defaults"
+        "--assignment",
+        required=True,
+        metavar="FILE.toml",
+        help="the assignment; or sync, script or lesson, with its defaults",
     )
     parser.add_argument(
         "-o", "--output", type=Path, default=Path("autograder.zip"), metavar="FILE", help="default: autograder.zip"

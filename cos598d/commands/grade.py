@@ -30,7 +30,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--classroom50 one submission",
     )
     parser.add_argument(
-        "--assignment", required=True, metavar="FILE.toml", help="the assignment; or sync or script, with its defaults"
+        "--assignment",
+        required=True,
+        metavar="FILE.toml",
+        help="the assignment; or sync, script or lesson, with its defaults",
     )
     parser.add_argument("--csv", type=Path, metavar="FILE", help="the class's table, written after each submission")
     add_result_files(parser)

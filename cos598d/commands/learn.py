@@ -61,6 +61,8 @@ def run(options: argparse.Namespace) -> int:
         return 0
     lesson = get_lesson(options.lesson)
     if options.hint is not None:
+        if options.check is not None or options.picture is not None:
+            raise UsageError("--hint tells a hint and no more: give --check and --picture in a command of their own.")
         print(session.hint(Path(), lesson, options.hint or None))
         return 0
     path = Path(lesson.file_name) if options.check in (None, OWN) else options.check

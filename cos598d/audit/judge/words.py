@@ -215,7 +215,8 @@ WORDS = {
         _N,
         "no loss ever travels",
         "A loss that is printed is of one rank's share of the batch, not of the global batch.",
-        "Average it over the ranks for printing: dist.all_reduce(loss) / world_size.",
+        "Average a copy of it over the ranks for printing: mean = loss.detach().clone(), dist.all_reduce(mean), "
+        "mean /= world_size.",
     ),
     "local_steps": Words(
         _N,
