@@ -6,6 +6,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch import nn
 
 from cos598d.check.claims.base import Claim, MakeSync, OnRank
@@ -82,19 +83,30 @@ def _no_sync(*_: Any, **__: Any) -> Any:
     raise NotImplementedError("this lesson's file is no gradient sync")
 
 
-def record_backward(on: OnLesson, model: nn.Module) -> Callable[[], None]:
-    """From here on backward is recorded gradient by gradient; returns what ends that. To be called before `attach`.
+def record_steps(
+    on: OnLesson, model: nn.Module, loss_of: Callable[[nn.Module, int], torch.Tensor], **options: Any
+) -> None:
+    """Record a step after a first one, with backward gradient by gradient, and report it.
 
-    So a lesson's own hooks, which come after these, find the computing of their gradient recorded.
+    `loss_of` is called with the module and the step; `options` are the sync's.
     """
     handles = [
         p.register_post_accumulate_grad_hook(lambda _, name=name: on.comm.computed(f"backward of {name}", name))
         for name, p in model.named_parameters()
         if p.requires_grad
     ]
-
-    def end() -> None:
-        for handle in handles:
-            handle.remove()
-
-    return end
+    # Hooks of its own, which a sync registers from here on, find the computing of their gradient recorded.
+    sync, module = on.attached(model, **options)
+    for step in range(2):
+        # All begin together, so that the picture shows who waits for whom within the step.
+        on.comm.exchange(step)
+        on.comm.begin_record()
+        loss = loss_of(module, step)
+        on.comm.computed("forward")
+        loss.backward()
+        on.comm.computed("backward")
+        sync.finish()
+        model.zero_grad(set_to_none=True)
+    for handle in handles:
+        handle.remove()
+    on.report_events()

@@ -9,7 +9,7 @@ from torch import nn
 from cos598d.check.claims.base import Claim, World, moment_of
 from cos598d.check.toy import Shape
 from cos598d.comm.ledger import Row
-from cos598d.learn.checking import OnLesson, record_backward
+from cos598d.learn.checking import OnLesson, record_steps
 
 ALL_USED = Shape(all_used=True)
 STEPS = 3
@@ -91,18 +91,4 @@ def count_of(found: dict[str, Any], key: str) -> int:
 @Claim
 def record(on: OnLesson) -> None:
     """One step after a first one, recorded."""
-    model = on.model(ALL_USED)
-    end = record_backward(on, model)
-    sync, module = on.attached(model, find_unused_parameters=False)
-    for step in range(2):
-        # All begin together, so that the picture shows who waits for whom within the step.
-        on.comm.exchange(step)
-        on.comm.begin_record()
-        loss = module(**on.batch(step))[0]
-        on.comm.computed("forward")
-        loss.backward()
-        on.comm.computed("backward")
-        sync.finish()
-        model.zero_grad(set_to_none=True)
-    end()
-    on.report_events()
+    record_steps(on, on.model(ALL_USED), lambda module, step: module(**on.batch(step))[0], find_unused_parameters=False)

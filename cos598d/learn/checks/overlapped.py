@@ -8,7 +8,7 @@ from torch import nn
 from cos598d.check.claims.base import Claim, World, moment_of
 from cos598d.check.comparison import Comparison, Gradients, Local
 from cos598d.check.evidence import BadEvidence
-from cos598d.learn.checking import OnLesson, record_backward
+from cos598d.learn.checking import OnLesson, record_steps
 from cos598d.learn.events import CALL, COMPUTE, WAIT, Event, before, from_rows
 
 # All layers are of one size, so that to mix them up is no error; each is larger than a bucket of lesson 7.
@@ -118,19 +118,7 @@ def chain_inputs(nonce: int, rank: int, step: int) -> torch.Tensor:
 @Claim
 def begins_during_backward(on: OnLesson) -> None:
     """Each call begins soon after its gradients are there, while backward goes on; none is waited for before finish."""
-    model = chain(on.nonce)
-    end = record_backward(on, model)
-    sync, module = on.attached(model)
-    for step in range(2):
-        on.comm.begin_record()
-        loss = module(chain_inputs(on.nonce, on.rank, step))
-        on.comm.computed("forward")
-        loss.backward()
-        on.comm.computed("backward")
-        sync.finish()
-        model.zero_grad(set_to_none=True)
-    end()
-    on.report_events()
+    record_steps(on, chain(on.nonce), lambda module, step: module(chain_inputs(on.nonce, on.rank, step)))
 
 
 @begins_during_backward.judgement
