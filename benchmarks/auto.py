@@ -22,7 +22,7 @@ from cos598d.errors import UserError
 from cos598d.files import write_json
 from cos598d.program import own_environment
 from cos598d.records.bench import read_record
-from cos598d.records.conventions import FLOOR
+from cos598d.records.conventions import FLOORS
 from cos598d.records.run import read_summary
 from cos598d.tables import as_text
 
@@ -100,7 +100,7 @@ def start(command: Sequence[str], link: tuple[str, str] | None) -> None:
 def beside(folder: Path) -> dict[str, Any]:
     """What was chosen and what is quickest, with the bench's seconds."""
     _, bench = read_record(folder / "bench")
-    seconds = {label: found["seconds_median"] for label, found in bench["summary"].items() if label != FLOOR}
+    seconds = {label: found["seconds_median"] for label, found in bench["summary"].items() if label not in FLOORS}
     choice = read_summary(folder / "run")["auto"]
     chosen, quickest = choice["sync"], min(seconds, key=lambda label: seconds[label])
     if chosen not in seconds:
