@@ -59,7 +59,7 @@ setup(
         "tensorboard": ["tensorboard>=2.17"],
         # Horovod cannot be compiled beside a recent torch without help: `make engines` builds it; these four it needs.
         "engines": ["deepspeed>=0.19.4", "lightning>=2.6", "cffi>=1.4", "cloudpickle", "packaging", "PyYAML"],
-        "book": ["mkdocs-material>=9.5"],
+        "book": ["mkdocs-material>=9.5", "mkdocs<2"],
         "images": ["pillow>=10"],
         "report": ["jinja2>=3.1", "matplotlib>=3.8", "weasyprint>=62"],
     },

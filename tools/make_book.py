@@ -7,6 +7,7 @@ link or an anchor that leads nowhere fails the build, and leaves an older book a
 import argparse
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -39,7 +40,7 @@ def build(site: Path, root: Path = ROOT) -> tuple[int, int]:
         raise UserError(f"{site} is there and is no book: name another folder.")
     with tempfile.TemporaryDirectory() as place, whole_folder(site) as fresh:
         source = Path(place, "pages")
-        pages, listings = assemble(root, source)
+        pages, listings = assemble(root.resolve(), source)
         for name in OURS:
             (source / "assets").mkdir(exist_ok=True)
             (source / "assets" / name).write_bytes((HERE / name).read_bytes())
@@ -60,7 +61,11 @@ def build(site: Path, root: Path = ROOT) -> tuple[int, int]:
 def render(settings: Path, site: Path) -> None:
     """Have the site generator make `site`. Raises UserError with its warnings, none of which it may have."""
     words = ["build", "--strict", "--config-file", settings, "--site-dir", site]
-    ended = subprocess.run([sys.executable, "-m", "mkdocs", *words], capture_output=True, text=True, check=False)
+    # Else both print advertisements for what is to follow them.
+    quiet = {"NO_MKDOCS_2_WARNING": "1", "DISABLE_MKDOCS_2_WARNING": "true"}
+    ended = subprocess.run(
+        [sys.executable, "-m", "mkdocs", *words], env=os.environ | quiet, capture_output=True, text=True, check=False
+    )
     if ended.returncode:
         lines = [line for line in ended.stderr.splitlines() if line.strip() and not line.startswith("INFO")]
         raise UserError("mkdocs: " + " ".join(lines or ["it ended without a word"]))
