@@ -36,6 +36,7 @@ def build(site: Path, root: Path = ROOT) -> tuple[int, int]:
     """
     if importlib.util.find_spec("material") is None:
         raise UserError("mkdocs-material is not installed: `make book` installs it.")
+    site = site.absolute()
     if site.exists() and not (site / "assets" / OURS[0]).is_file() and (not site.is_dir() or any(site.iterdir())):
         raise UserError(f"{site} is there and is no book: name another folder.")
     with tempfile.TemporaryDirectory() as place, whole_folder(site) as fresh:

@@ -73,6 +73,7 @@ def taken_from_elsewhere(site: Path) -> list[str]:
 
 def leading_nowhere(site: Path) -> list[str]:
     """References within the folder `site` to a file or an anchor that is not there: "page: target"."""
+    site = site.resolve()
     pages, found = _pages(site), []
     for path, page in pages.items():
         for _, target in page.references:
@@ -80,7 +81,7 @@ def leading_nowhere(site: Path) -> list[str]:
                 continue
             place, _, anchor = target.partition("#")
             goal = (path.parent / unquote(place.partition("?")[0])).resolve() if place else path
-            is_there = goal.is_file() and goal.is_relative_to(site.resolve()) and not place.startswith("/")
+            is_there = goal.is_file() and goal.is_relative_to(site) and not place.startswith("/")
             if is_there and anchor and goal in pages:
                 is_there = unquote(anchor) in pages[goal].anchors
             if not is_there:
