@@ -33,7 +33,7 @@ def repository(tmp_path):
     root = tmp_path / "repository"
     (root / "docs" / "lessons").mkdir(parents=True)
     (root / "code").mkdir()
-    (root / "README.md").write_text("# Front\n\n[all](docs/all.md#one) <img src=\"docs/a.svg\">\n")
+    (root / "README.md").write_text('# Front\n\n[all](docs/all.md#one) <img src="docs/a.svg">\n')
     (root / "docs" / "all.md").write_text("# All\n\n## One\n\n[code](../code/ring.py) [front](../README.md)\n")
     (root / "docs" / "a.svg").write_text('<svg xmlns="http://www.w3.org/2000/svg"/>')
     (root / "code" / "ring.py").write_text("print('```')\n")
@@ -134,8 +134,9 @@ def test_a_link_that_no_page_can_be_made_of_is_named(tmp_path, repository, link,
 
 def test_all_sections_together_have_every_document_once():
     pages = documents(ROOT)
-    named = [page for section in navigation(pages) for found in section.values() for page in found]
-    assert sorted(named) == sorted(pages)
+    front, *sections = navigation(pages)
+    named = [page for section in sections for found in section.values() for page in found]
+    assert sorted([*front.values(), *named]) == sorted(pages)
     assert "docs/new.md" in navigation([*pages, "docs/new.md"])[-2]["The library"]
 
 

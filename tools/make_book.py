@@ -1,7 +1,8 @@
 """Build the book, a static site that needs no server and fetches nothing: `python tools/make_book.py [FOLDER]`.
 
-FOLDER is `site` unless it is given. Its front page is the README; the documents' other pages stand where the documents do. A
-link or an anchor that leads nowhere fails the build, and leaves an older book as it is. It needs the extra `book`.
+FOLDER is `site` unless it is given. Its front page is the README, and each other document has a page at its own
+path. A link or an anchor that leads nowhere fails the build, and leaves an older book as it is. It needs the extra
+`book`.
 """
 
 import argparse

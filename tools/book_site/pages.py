@@ -8,9 +8,9 @@ from typing import Any
 
 from cos598d.errors import UserError
 
-# What stands at the top of the site, in this order. A folder stands for its pages, and the one "*" for all others.
+FRONT = "README.md"
+# The top of the site, after the front page. A folder stands for its pages, and "*" for all that are not named.
 SECTIONS = {
-    "Start": ("README.md",),
     "The course": ("docs/course.md", "docs/lessons/", "docs/glossary.md", "docs/pictures.md"),
     "Measuring": ("docs/measuring.md", "docs/report.md", "docs/measured.md", "docs/cost.md", "docs/hosts.md"),
     "Teaching": ("docs/teaching.md", "docs/audit.md"),
@@ -30,14 +30,14 @@ LIST_AFTER_TEXT = re.compile(r"^((?![-*] |\d+\. |[\s<|]).+\n)(?=(?:[-*]|1\.) )",
 
 def documents(root: Path) -> list[str]:
     """The paths of all documents of the repository at `root`, lessons by their numbers."""
-    found = [root / "README.md", root / "CONTRIBUTING.md", root / "SECURITY.md"]
+    found = [root / FRONT, root / "CONTRIBUTING.md", root / "SECURITY.md"]
     found += sorted((root / "docs").glob("*.md")) + sorted((root / "docs" / "lessons").glob("*.md"), key=_by_number)
     return [path.relative_to(root).as_posix() for path in found if path.exists()]
 
 
-def navigation(pages: list[str]) -> list[dict[str, list[str]]]:
-    """`pages` under the titles of their sections; what no section names stands where the "*" is."""
-    named = [name for names in SECTIONS.values() for name in names]
+def navigation(pages: list[str]) -> list[dict[str, Any]]:
+    """The front page, and the others of `pages` under the titles of their sections."""
+    named = [FRONT] + [name for names in SECTIONS.values() for name in names]
     rest = [page for page in pages if page not in named and f"{PurePosixPath(page).parent}/" not in named]
 
     def of(name: str) -> list[str]:
@@ -46,7 +46,7 @@ def navigation(pages: list[str]) -> list[dict[str, list[str]]]:
         return [page for page in pages if page == name or f"{PurePosixPath(page).parent}/" == name]
 
     sections = {title: [page for name in names for page in of(name)] for title, names in SECTIONS.items()}
-    return [{title: found} for title, found in sections.items() if found]
+    return [{"Start": FRONT}] + [{title: found} for title, found in sections.items() if found]
 
 
 def assemble(root: Path, into: Path) -> tuple[list[str], list[str]]:
