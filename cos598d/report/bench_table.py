@@ -41,7 +41,7 @@ def seconds_of(record: dict[str, Any]) -> str:
 
 def bench_table(record: dict[str, Any]) -> str:
     """All that was measured: the candidates, what the sweeps found, and what to be wary of."""
-    parts = [_setting(record)]
+    parts = [setting_words(record)]
     if "message_size" in record:
         found = record["message_size"]
         parts.append(f"{as_text(message_rows(found), numbers=True)}\n{message_fit(found)}")
@@ -55,7 +55,8 @@ def bench_table(record: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
-def _setting(record: dict[str, Any]) -> str:
+def setting_words(record: dict[str, Any]) -> str:
+    """What the record is of, in one or two lines: the model, the ranks, and what an iteration is."""
     setting = record["setting"]
     ranks, threads = setting["world_size"], setting["threads_per_rank"]
     line = f"{ranks} rank{'s' if ranks > 1 else ''} ({setting['backend']}, {setting['device']}, "

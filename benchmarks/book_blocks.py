@@ -1,0 +1,257 @@
+"""What fills a block of the book: its command is run in a folder of its own, and what it says, draws or measures kept.
+
+The folder has copies of the repository's files that the command's words name, and nothing else, so that a command finds
+what every reader would, and leaves nothing behind. Flags that say where something goes are added: a picture's file as
+the last word, a bench's record by --output. Data sets that this machine may have are hidden: what the book shows is of
+the bundled samples.
+"""
+
+import importlib.metadata
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from book_pages import BENCH, FIGURES, OUTPUT, PICTURE, PROGRAM, Block, named
+
+from cos598d.cluster.plan import DEFAULT_NAME
+from cos598d.errors import UserError
+from cos598d.program import END_WITH_PARENT, own_environment
+from cos598d.records.bench import read_record
+from cos598d.records.conventions import DDP, FLOOR
+from cos598d.records.summary import paired_ratio
+from cos598d.report.bench_table import (
+    best_capacity,
+    capacity_rows,
+    memory_note,
+    memory_rows,
+    message_fit,
+    message_rows,
+    remarks,
+    setting_words,
+)
+from cos598d.report.bytes_from import is_in_ledger
+from cos598d.report.numbers import number_of
+from cos598d.tables import as_markdown, markdown_text
+from cos598d.terminal.printable import printable
+
+SECONDS, SECONDS_TO_END = 600.0, 20.0
+COLUMNS = 100
+MOST_LINES, MOST_BYTES = 200, 120_000  # of an output, of a picture
+DATA = ("GLUE_DIR", "SQUAD_DIR", "IMAGE_DIR")
+SHOWN = {"COLUMNS": str(COLUMNS), "NO_COLOR": "1", "PYTHONIOENCODING": "utf-8"}
+COLOURS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+ABSOLUTE = re.compile(r"(?<![\w.:/~-])/([\w.+@-]+)/(?:[\w.+@-]+/)*([\w.+@-]+)")
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a command has made: the text between the comments, and a picture's file."""
+
+    inside: str
+    drawing: str | None = None
+
+
+def typed(block: Block, folder: str) -> list[str]:
+    """The command as a reader types it; `folder` is that of the pages, from the repository's root on."""
+    words = [*PROGRAM, *block.words]
+    if block.kind == PICTURE:
+        words.append(f"{folder}/{FIGURES}/{block.name}")
+    return [*PROGRAM, "cluster", "run", *block.hosts, "--", *words] if block.hosts else words
+
+
+def make(block: Block, folder: str, root: Path) -> Made:
+    """Run the block's command, and return what fills it.
+
+    Raises UserError where the command fails, or leaves nothing that could be shown.
+    """
+    with tempfile.TemporaryDirectory(prefix="cos598d-book-") as name:
+        place = Path(name).resolve()
+        here = place / "here"
+        (here / folder / FIGURES).mkdir(parents=True)
+        copy_named(block.words, root, here)
+        shown = typed(block, folder)
+        cluster = f"book{os.getpid()}"
+        words = [*shown, "--output", block.name] if block.kind == BENCH else [*shown]
+        if block.hosts:
+            words[5:5] = ["--name", cluster]  # behind `cluster run`: another of the usual name may be up
+        code, said = run([sys.executable, *words[1:]], here, place / "said.txt")
+        said = cleaned(said.replace(cluster, DEFAULT_NAME), (here, root, place))
+        if code not in block.exit_codes:
+            expected = " or ".join(map(str, block.exit_codes))
+            last = said.splitlines()[-1] if said else "without a word"
+            raise UserError(f"it ended with exit code {code}, where {expected} was expected: {last}")
+        if block.kind == OUTPUT:
+            return Made(f"{fenced(said)}\n\n{small(f'Made by {made_by(shown)}')}")
+        if block.kind == BENCH:
+            _, found = read_record(here / block.name)
+            return Made(f"{bench_tables(found)}\n\n{small(f'{setting(found)} Made by {made_by(shown)}')}")
+        drawing = read_drawing(here / folder / FIGURES / block.name)
+        alt = re.sub(r"[\[\]\\]", r"\\\g<0>", block.options["alt"])
+        link = f"![{alt}]({FIGURES}/{block.name})"
+        return Made(f"{link}\n\n{small(f'Made by {made_by(shown)}')}", drawing)
+
+
+def copy_named(words: Sequence[str], root: Path, here: Path) -> None:
+    """Copy what the words name of the repository to the same places below `here`: files, and folders with a "/"."""
+    for part in dict.fromkeys(part for word in words for part in named(word)):
+        source, target = root / part, here / part
+        if source.is_file():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, target)
+        elif "/" in part and source.is_dir():
+            shutil.copytree(source, target, dirs_exist_ok=True)
+
+
+def run(words: Sequence[str], here: Path, output: Path) -> tuple[int, str]:
+    """Run a program in the folder `here`; its exit code, and all that it printed, which goes to the file `output`.
+
+    Raises UserError where it does not end.
+    """
+    environ = {name: value for name, value in own_environment().items() if name not in DATA} | SHOWN
+    before = END_WITH_PARENT if shutil.which(END_WITH_PARENT[0]) else ()
+    with output.open("wb") as stream:  # not a pipe, which a process left behind would keep open
+        process = subprocess.Popen(
+            [*before, *words],
+            cwd=here, env=environ, stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )  # fmt: skip
+        try:
+            code = process.wait(SECONDS)
+        except subprocess.TimeoutExpired:
+            raise UserError(f"it did not end within {SECONDS:g} s.") from None
+        finally:
+            end(process)
+    return code, output.read_bytes().decode(errors="replace")
+
+
+def end(process: subprocess.Popen) -> None:
+    """End a program that leads a session, if it still runs."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if process.poll() is not None:
+            return
+        os.killpg(process.pid, number)
+        try:
+            process.wait(SECONDS_TO_END)
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def cleaned(said: str, folders: Sequence[Path]) -> str:
+    """What a program printed, as it may stand on a page: no colours, no bars that were drawn over, and of absolute
+    paths what is behind these folders, or the last name."""
+    said = COLOURS.sub("", said.replace("\r\n", "\n"))
+    for folder in folders:
+        said = said.replace(f"{folder}/", "")
+    said = ABSOLUTE.sub(lambda path: path[2] if Path(f"/{path[1]}").exists() else path[0], said)
+    lines = [printable(line.rpartition("\r")[2]).rstrip() for line in said.split("\n")]
+    return "\n".join(lines).strip("\n")
+
+
+def fenced(said: str) -> str:
+    """Text as a fenced block. Raises UserError where there is none, or too much of it."""
+    count = len(said.splitlines())
+    if not said:
+        raise UserError("it prints nothing that could be shown.")
+    if count > MOST_LINES:
+        raise UserError(f"it prints {count} lines, and a page shows at most {MOST_LINES}.")
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", said)), default=0))
+    return f"{fence}text\n{said}\n{fence}"
+
+
+def read_drawing(path: Path) -> str:
+    """The drawing's text. Raises UserError where there is none, or a large one."""
+    if not path.is_file():
+        raise UserError("it draws no picture: its last word must be the flag that takes the file.")
+    drawing = path.read_text(encoding="utf-8")
+    if len(drawing) > MOST_BYTES:
+        raise UserError(f"its picture has {len(drawing)} bytes, and one of a page has at most {MOST_BYTES}.")
+    return drawing
+
+
+def bench_tables(found: dict[str, Any]) -> str:
+    """All tables of a bench's record in Markdown, and what to be wary of."""
+    parts = []
+    if "message_size" in found:
+        parts += [as_markdown(message_rows(found["message_size"])), sentence(message_fit(found["message_size"]))]
+    if found["candidates"]:
+        parts.append(as_markdown(candidate_rows(found)))
+    if "memory" in found:
+        parts += [as_markdown(memory_rows(found)), markdown_text(memory_note(found))]
+    if "bucket_mb" in found:
+        parts += [as_markdown(capacity_rows(found)), sentence(best_capacity(found))]
+    return "\n\n".join([*parts, *(sentence(line) for line in remarks(found))])
+
+
+def candidate_rows(found: dict[str, Any]) -> list[list[str]]:
+    """A head and a row for each candidate; ratios are to DDP, or to the first where DDP was not measured."""
+    seconds: dict[str, list[float]] = {one["label"]: [] for one in found["candidates"]}
+    for sample in found["samples"]:
+        seconds[sample["candidate"]].append(sample["seconds"])
+    reference = DDP if DDP in seconds else next(iter(seconds))
+    unit = "a step" if found["setting"]["step"] else "an iteration"
+    rows = [["sync", f"ms {unit}", f"times {reference}'s", "exposed ms", "calls", "MB sent"]]
+    for one in found["candidates"]:
+        label = one["label"]
+        summary, traffic = found["summary"][label], found["traffic"][label]
+        exposed = None if label == FLOOR else summary["seconds_exposed"]
+        is_known = is_in_ledger(one)
+        rows.append(
+            [label, milliseconds(summary["seconds_median"])]
+            + ["1" if label == reference else ratio_words(paired_ratio(seconds[label], seconds[reference]))]
+            + ["-" if exposed is None else milliseconds(exposed)]
+            + [str(max(traffic["calls"])) if is_known else "-"]
+            + [f"{max(traffic['bytes_sent']) / 1e6:.2f}" if is_known else "-"]
+        )
+    return rows
+
+
+def ratio_words(ratio: dict[str, Any]) -> str:
+    """ "0.97 (0.94-1.01)": a median and its interval, where there are rounds enough for one."""
+    low, high = ratio["interval_95"] or (None, None)
+    return f"{ratio['median']:.2f}" + (f" ({low:.2f}-{high:.2f})" if low is not None else "")
+
+
+def milliseconds(seconds: float) -> str:
+    """With three digits at least, and at most one behind the point."""
+    return f"{1000 * seconds:.1f}" if abs(seconds) < 0.1 else f"{1000 * seconds:.0f}"
+
+
+def setting(found: dict[str, Any]) -> str:
+    """What a bench measured, and what the columns of its candidates say."""
+    words = sentence(setting_words(found).replace("\n", "; "))
+    if not found["candidates"]:
+        return words
+    return (
+        f"{words} Medians over the rounds; ratios are taken within each round, with the 95 % interval of their median "
+        f"where there are 6 rounds; exposed: less the median of {FLOOR}; calls and MB of the rank that sends most."
+    )
+
+
+def sentence(words: str) -> str:
+    """Words of a table's foot as a sentence of a page."""
+    words = markdown_text(words)
+    return f"{words[:1].upper()}{words[1:].rstrip('.')}."
+
+
+def made_by(words: Sequence[str]) -> str:
+    """The command, and when and where it was run."""
+    from cos598d.measure.environment import processor
+
+    today = datetime.now(timezone.utc).date().isoformat()
+    cores = number_of(os.cpu_count() or 1, "core")
+    return f"`{shlex.join(words)}` on {today}, {cores} of {processor()}, torch {importlib.metadata.version('torch')}."
+
+
+def small(words: str) -> str:
+    """A line in small type."""
+    return f"<small>{words}</small>"

@@ -1,0 +1,58 @@
+"""The book's pages: their blocks are filled, their pictures there, and the wrong files that they show fail as shown."""
+
+import re
+import sys
+
+import pytest
+from programs import ROOT
+
+from cos598d.learn import told
+from cos598d.learn.lessons import get_lesson
+from cos598d.learn.marking import Marking
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import book
+import book_pages
+
+FOLDER = ROOT / "docs" / "lessons"
+PAGES = book.find_pages(FOLDER, None)
+WRONG = sorted((FOLDER / "wrong").glob("*.py.txt"))
+NONCE = 20260101
+
+
+def blocks(path):
+    return book.blocks(book.read(path))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_block_of_a_page_is_filled(page):
+    assert [block.line for block in blocks(page) if "\n<small>" not in block.inside] == []
+
+
+def test_pictures_are_those_that_blocks_draw():
+    drawn = [block.name for page in PAGES for block in blocks(page) if block.kind == book_pages.PICTURE]
+    assert sorted(drawn) == sorted(path.name for path in (FOLDER / book_pages.FIGURES).glob("*"))
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.name)
+def test_a_wrong_file_fails_with_the_first_line_that_its_page_shows(wrong):
+    check = re.compile(rf"learn (\d+) --check {re.escape(str(wrong.relative_to(ROOT)))}")
+    shown = [
+        (get_lesson(int(found[1])), block.inside.splitlines())
+        for page in PAGES
+        for block in blocks(page)
+        if block.kind == book_pages.OUTPUT and (found := check.fullmatch(" ".join(block.words)))
+    ]
+    assert shown, f"no page shows what the check says of {wrong.name}"
+    for lesson, lines in shown:
+        # What is wrong on the fewest ranks is mostly said as on all, and sooner.
+        for sizes in (lesson.load_checks().sizes[:1], None):
+            marking = Marking(lesson, wrong, wrong.read_bytes(), NONCE, seconds=8)
+            marking.run(lambda _: None, sizes)
+            result = marking.result()
+            assert not result["passed"]
+            first = told.verdict(result, lesson).splitlines()[0]
+            if first in lines:
+                break
+        assert first in lines
