@@ -232,8 +232,8 @@ def setting(found: dict[str, Any]) -> str:
     if not found["candidates"]:
         return words
     return (
-        f"{words} Medians over the rounds; ratios are taken within each round, with the 95 % interval of their median "
-        f"where there are 6 rounds; exposed: less the median of {FLOOR}; calls and MB of the rank that sends most."
+        f"{words} Medians over the rounds; ratios are within rounds, with the 95 % interval of their median from "
+        f"6 rounds on; exposed: less the median of {FLOOR}; calls and MB: of the rank that sends most."
     )
 
 
@@ -248,8 +248,9 @@ def made_by(words: Sequence[str]) -> str:
     from cos598d.measure.environment import processor
 
     today = datetime.now(timezone.utc).date().isoformat()
+    torch = importlib.metadata.version("torch").partition("+")[0]
     cores = number_of(os.cpu_count() or 1, "core")
-    return f"`{shlex.join(words)}` on {today}, {cores} of {processor()}, torch {importlib.metadata.version('torch')}."
+    return f"`{shlex.join(words)}` on {today}, {cores} of {processor()}, torch {torch}."
 
 
 def small(words: str) -> str:

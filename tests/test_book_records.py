@@ -82,7 +82,7 @@ def test_a_picture_and_a_bench_are_made_by_a_real_run(page):
     assert float(by_sync["ring"]["ms an iteration"]) > 0
     assert by_sync["none"]["exposed ms"] == "-"
     assert by_sync["ring"]["MB sent"] == by_sync["ddp"]["MB sent"] != by_sync["none"]["MB sent"]
-    assert "<small>Tiny, gradient of" in text
+    assert "MB; 2 ranks (gloo, cpu, 1 thread each), fp32, 2 rounds; an iteration: 4 x 64 tokens on each rank" in text
     assert "Made by `python -m cos598d bench --sync ring --model tiny --world_size 2 --rounds 2` on" in text
     assert "/tmp" not in text
 
@@ -135,7 +135,7 @@ BAD = {
     "a word twice": (f"<!-- book: output exit=1 learn exit=2 -->\n{END}", "exit= is given twice"),
     "another's word": (f"<!-- book: output learn {ALT} -->\n{END}", "alt= is for picture: take it out of this output"),
     "no number": (f"<!-- book: output learn exit=two -->\n{END}", "exit=two: give the command's exit code as a number"),
-    "an open word of a cluster": (f"<!-- book: output cluster=\"'\" learn -->\n{END}", "close every quotation mark"),
+    "an open word of a cluster": (f'<!-- book: output cluster="\'" learn -->\n{END}', "close every quotation mark"),
     "a picture twice": (f"{PICTURE}{END}{PICTURE}{END}", "ring.svg is drawn by lesson3.md line 1 already"),
 }
 

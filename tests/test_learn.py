@@ -190,6 +190,14 @@ def test_a_file_of_another_lesson_is_refused(tmp_path):
         session.check_file(get_lesson(3), path, print)
 
 
+def test_a_file_may_be_called_as_the_answers_are(tmp_path):
+    path = tmp_path / "lesson3.py.txt"
+    path.write_text(get_lesson(3).answer())
+    marking = Marking(get_lesson(3), path, path.read_bytes(), NONCE)
+    marking.run(lambda _: None, (2,))
+    assert marking.result()["passed"]
+
+
 def test_check_takes_a_lesson_s_file_and_notes_that_it_passed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(session, "warm_up", lambda: None)  # the tests' server is warm, and others share it

@@ -19,6 +19,7 @@ UNDERSTOOD = (
     *("own_state", "load_own_state", "buffers", "hidden_bytes", "remark"),
 )
 TEMPLATE = "template.py.txt"
+SUFFIXES = (".py", ".py.txt")  # the second is of files that a package carries, and that no tool takes for its own code
 
 _modules: dict[tuple[Path, bytes], ModuleType] = {}
 
@@ -62,7 +63,7 @@ def load_own(name: str) -> type[GradientSync]:
 
 def write_template(path: Path) -> None:
     """Write a starting file at `path`. Raises UsageError if it is no .py file, exists or cannot be written."""
-    if path.suffix != ".py":
+    if not path.name.endswith(SUFFIXES):
         raise UsageError(f"{path} is not the name of a Python file: give one that ends in .py.")
     text = (files("cos598d.sync") / TEMPLATE).read_text(encoding="utf-8")
     try:
@@ -76,7 +77,7 @@ def write_template(path: Path) -> None:
 
 def load_file(path: Path, shown: str) -> ModuleType:
     """Run a Python file as a module of its own, `shown` in what is said of it. Raises UsageError, with the line."""
-    if path.suffix != ".py":
+    if not path.name.endswith(SUFFIXES):
         raise UsageError(f"{shown} is not a Python file: give FILE.py:CLASS.")
     try:
         source = path.read_bytes()
