@@ -5,9 +5,10 @@ import runpy
 import signal
 import sys
 from multiprocessing.forkserver import set_forkserver_preload
+from unittest.mock import patch
 
 import pytest
-from programs import NOT_INHERITED, Program, free_port, script
+from programs import NOT_INHERITED, Program, assert_nothing_is_left, free_port, programs_end, script
 
 from cos598d.check.spawn import PRELOADED
 
@@ -35,6 +36,21 @@ if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda *_: None)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _module_alone():
+    """What a module's fixtures start and set ends with it, and no process is left by its tests."""
+    with patch.dict(os.environ), programs_end():
+        yield
+    assert_nothing_is_left()
+
+
+@pytest.fixture(autouse=True)
+def _test_alone():
+    """What a test starts ends with it, and no variable that it has set is left to the next."""
+    with patch.dict(os.environ), programs_end():
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path_factory, monkeypatch):
     """Every test run keeps its caches to itself, so that two runs side by side do not meet."""
@@ -44,15 +60,12 @@ def _own_cache(tmp_path_factory, monkeypatch):
 @pytest.fixture
 def start(tmp_path):
     """Start programs that end with the test: start(name, words, environ, is_fresh) -> Program."""
-    started = []
 
     def _start(name, words, environ=None, is_fresh=False):
-        started.append(Program(tmp_path, name, [str(word) for word in words], environ, is_fresh))
-        return started[-1]
+        return Program(tmp_path, name, [str(word) for word in words], environ, is_fresh)
 
-    yield _start
-    for program in started:
-        program.stop()
+    with programs_end():
+        yield _start
 
 
 @pytest.fixture

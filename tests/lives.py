@@ -186,7 +186,7 @@ def _ask():
 
 def _die(comm, folder, iteration):
     """Die by SIGKILL when what was saved before is whole: how long the disk takes is no matter of these tests."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     before = (iteration - 1) // BASE["save_steps"] * BASE["save_steps"]
     while max([0, *checkpoints_in(folder)]) < before and time.monotonic() < deadline:
         time.sleep(0.01)

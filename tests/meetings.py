@@ -1,10 +1,9 @@
 """Ranks that meet as threads of one process, for tests of what they meet at."""
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import psutil
-from programs import free_port
+from programs import PATIENCE, free_port, wait_until
 
 from cos598d.errors import UserError
 from cos598d.world.identity import Identity
@@ -21,7 +20,7 @@ def identities(world_size, port=None, secret=SECRET, **others):
     ]
 
 
-def met(them, between=lambda port: None, seconds=20, facts=None):
+def met(them, between=lambda port: None, seconds=60, facts=None):
     """Let every one of `them` meet in a thread of its own; `between` is called when rank 0 listens, before the rest."""
 
     def one(identity):
@@ -34,14 +33,7 @@ def met(them, between=lambda port: None, seconds=20, facts=None):
         first = pool.submit(one, them[0])
         wait_until(lambda: first.done() or is_open(them[0].master_port))
         between(them[0].master_port)
-        return [future.result(60) for future in [first, *(pool.submit(one, it) for it in them[1:])]]
-
-
-def wait_until(condition, seconds=20):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to be in time"
-        time.sleep(0.02)
+        return [future.result(PATIENCE) for future in [first, *(pool.submit(one, it) for it in them[1:])]]
 
 
 def is_open(port):

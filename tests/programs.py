@@ -1,13 +1,17 @@
 """The graders' commands as a test runs them: whole programs on a free port, their words collected."""
 
+import contextlib
 import os
 import re
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
+from random import SystemRandom
 
 import psutil
 from warm import WarmProcess
@@ -17,6 +21,14 @@ ROOT = Path(__file__).resolve().parents[1]
 TINY = ("--model_name_or_path", "tiny", "--max_seq_length", "32", "--total_train_batch_size", "16")
 TINY_TRAINING = (*TINY, "--do_train", "--no_save_model")
 NOT_INHERITED = ("GLUE_DIR", "SQUAD_DIR", "RANK", "WORLD_SIZE")
+# How long a test waits for what is to come: long enough for a machine that does much else, since it is there to end a
+# hang, and proves nothing about speed.
+PATIENCE = 180
+# Ports that the kernel gives to nobody who does not ask for one by its number (Linux: from 32768 on).
+_PORTS = range(20000, 28000)
+# Sockets that mark the ports which this process has been given; the programs of older ones have ended.
+_marks: deque[socket.socket] = deque(maxlen=50)
+_started: list["Program"] = []
 
 
 class Program:
@@ -43,25 +55,30 @@ class Program:
                 self.process = subprocess.Popen(
                     [sys.executable, *words], stdout=output, stderr=subprocess.STDOUT, cwd=folder, env=variables
                 )
+        _started.append(self)
 
     @property
     def text(self) -> str:
         """What it has printed so far."""
         return self.path.read_text()
 
-    def wait(self, seconds: float = 60) -> int:
-        """Wait for its end and return the exit code. Fails when it hangs."""
+    def wait(self, seconds: float = PATIENCE) -> int:
+        """Wait for its end and return the exit code. Fails when it hangs, and says what those beside it have said."""
         try:
             return self.process.wait(seconds)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"still running after {seconds} s, having said:\n{self.text}") from None
+            raise AssertionError(f"still running after {seconds} s, having said:\n{self.text}{self._others()}") from None
 
-    def wait_for(self, words: str, seconds: float = 60) -> None:
+    def wait_for(self, words: str, seconds: float = PATIENCE) -> None:
         """Wait until it has printed a match of the regular expression `words`."""
         deadline = time.monotonic() + seconds
-        while not re.search(words, self.text):
-            assert time.monotonic() < deadline, f"{words!r} was not said in {seconds} s, but:\n{self.text}"
-            assert self.process.poll() is None, f"{words!r} was not said before the end, but:\n{self.text}"
+        while True:
+            has_ended = self.process.poll() is not None  # asked first: the words may be its last
+            if re.search(words, self.text):
+                return
+            said = f"but:\n{self.text}{self._others()}"
+            assert not has_ended, f"{words!r} was not said before the end, {said}"
+            assert time.monotonic() < deadline, f"{words!r} was not said in {seconds} s, {said}"
             time.sleep(0.05)
 
     def stop(self) -> None:
@@ -69,6 +86,43 @@ class Program:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
+
+    def _others(self) -> str:
+        """How the others of its folder are: where one rank hangs, another mostly knows why."""
+        others = [other for other in _started if other is not self and other.path.parent == self.path.parent]
+        return "".join(f"\n--- {one.path.stem}, exit code {one.process.poll()}:\n{one.text}" for one in others)
+
+
+@contextlib.contextmanager
+def programs_end() -> Iterator[None]:
+    """Programs that are started within it end with it, however a test ends that has not waited for them."""
+    before = len(_started)
+    try:
+        yield
+    finally:
+        for program in _started[before:]:
+            program.stop()
+        del _started[before:]
+
+
+def assert_nothing_is_left() -> None:
+    """No process that was started from here runs, but the servers of multiprocessing: it would hold what they share."""
+    servers = (forkserver._forkserver._forkserver_pid, resource_tracker._resource_tracker._pid)
+    ours = [child for child in psutil.Process().children(recursive=True) if child.pid not in servers]
+    _, left = psutil.wait_procs([child for child in ours if is_alive(child.pid)], timeout=10)
+    found = [_words_of(child) for child in left if is_alive(child.pid)]
+    for child in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
+    assert not found, f"these processes are left: {found}"
+
+
+def wait_until(holds: Callable[[], object], seconds: float = PATIENCE) -> None:
+    """Wait until `holds()` is true."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, f"it did not come to be in {seconds} s"
+        time.sleep(0.02)
 
 
 def _is_ours(words: Sequence[str]) -> bool:
@@ -82,16 +136,37 @@ def _is_for_python(environ: dict[str, str]) -> bool:
     return any(name.startswith(("PYTHON", "LD_", "OMP_", "TORCH")) for name in others)
 
 
+def _words_of(process: psutil.Process) -> str:
+    try:
+        return f"{process.pid}: {' '.join(process.cmdline())}"
+    except psutil.Error:
+        return str(process.pid)
+
+
 def script(name: str) -> str:
     """The path of a task folder's script, e.g. "task2b/run_glue.py"."""
     return str(ROOT / name)
 
 
 def free_port() -> int:
-    """A port that nothing listened on a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A port on which nothing listens, and which nobody takes before the program that is to listen there.
+
+    Not one of the kernel's choice: it may choose the same for another test's program, or for a connection of one,
+    while ours still starts. Other tests see by the UDP port of that number, which this process holds, that it is given.
+    """
+    first = SystemRandom().randrange(len(_PORTS))
+    for port in (*_PORTS[first:], *_PORTS[:first]):
+        mark = socket.socket(type=socket.SOCK_DGRAM)
+        try:
+            mark.bind(("127.0.0.1", port))
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", port))
+        except OSError:
+            mark.close()
+            continue
+        _marks.append(mark)
+        return port
+    raise OSError(f"none of the ports {_PORTS[0]} to {_PORTS[-1]} is free")
 
 
 def children_of(pid: int) -> list[int]:
@@ -102,11 +177,15 @@ def children_of(pid: int) -> list[int]:
 def worker_of_rank(pid: int, rank: int) -> int:
     """The id of the local worker of that rank among what a process has started."""
     for child in psutil.Process(pid).children(recursive=True):
-        if child.name() == f"rank {rank}" or child.environ().get("RANK") == str(rank):  # a fork says it by its name
-            return child.pid
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if child.name() == f"rank {rank}" or child.environ().get("RANK") == str(rank):  # a fork says it by its name
+                return child.pid
     raise AssertionError(f"no worker of rank {rank} under {pid}")
 
 
 def is_alive(pid: int) -> bool:
     """Whether a process runs."""
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -46,7 +46,7 @@ def step_until_gone(comm, strategy, point):
 
 def ends_the_other(die_at, point):
     """`die_at` is called on 2 ranks, with `point`."""
-    ends = run_world(2, die_at, point, seconds=30)
+    ends = run_world(2, die_at, point, seconds=90)
     assert ends[1].how == DIED
     assert ends[0].how not in (RETURNED, LATE), ends[0]
     assert "lost rank 1, which ended without a word" in ends[0].output, ends[0]

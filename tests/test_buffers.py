@@ -59,7 +59,7 @@ def train_all(comm, names):
 
 @pytest.fixture(scope="module")
 def answers():
-    return run_ranks(3, train_all, list(SYNCS), seconds=120)
+    return run_ranks(3, train_all, list(SYNCS))
 
 
 @pytest.mark.parametrize("name", [name for name in SYNCS if name != "none"])

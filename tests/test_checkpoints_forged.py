@@ -31,7 +31,7 @@ def saved(tmp_path_factory):
     """The checkpoints of a run of two ranks, after 2 and 4 steps."""
     folder = tmp_path_factory.mktemp("saved")
     values = {"sync": "local_sgd", "sync_every": 3, "max_steps": 4, "save_steps": 2, "do_eval": False}
-    run_ranks(2, live, str(folder), values, seconds=90)
+    run_ranks(2, live, str(folder), values)
     return folder / "checkpoints"
 
 

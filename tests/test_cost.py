@@ -51,7 +51,7 @@ def all_steps(comm, names):
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
 def test_a_step_costs_what_the_sync_says_on_every_rank(ranks):
     names = [name for name in SYNCS if name not in UNKNOWN_BEFORE] if ranks < 5 else MESSAGES
-    for rank, steps in enumerate(run_ranks(ranks, all_steps, names, seconds=120)):
+    for rank, steps in enumerate(run_ranks(ranks, all_steps, names)):
         wrong = {name: step for name, step in steps.items() if step[0] != step[1]}
         assert not wrong, f"rank {rank}: found and expected {wrong}"
         if ranks == 1:
@@ -120,7 +120,7 @@ def sum_raw_buffers(comm):
 
 
 def test_messages_sum_buffers_of_any_size_on_five_ranks():
-    assert run_ranks(5, sum_raw_buffers, seconds=120) == [[]] * 5
+    assert run_ranks(5, sum_raw_buffers) == [[]] * 5
 
 
 def sum_among_some(comm):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from download_mirror import ARCHIVE, TINY, TINY_SET, assert_is_tiny, driver, get, left_in, serving, squad, zipped
+from programs import PATIENCE
 
 from cos598d.data.fetch.catalogue import CATALOGUE, Dataset, Part, Source, choose
 from cos598d.data.fetch.check import count_rows, look_at
@@ -134,7 +135,7 @@ def test_several_processes_on_one_folder_fetch_once(mirror, tmp_path):
         thread.start()
     for thread in threads:
         thread.join()
-    assert child.wait(20) == 0
+    assert child.wait(PATIENCE) == 0
     assert_is_tiny(tmp_path)
     assert len(mirror.asked) == 1
     assert sum("already there" in line for line in said) >= 2
@@ -221,7 +222,7 @@ def test_the_script_runs_from_anywhere_without_the_package_installed(tmp_path):
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [sys.executable, str(ROOT / "download_glue_data.py"), "--tasks", "Klingon"]
     ran = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=30, check=False
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     assert ran.returncode == 2
     assert ran.stderr.startswith('--tasks names "Klingon"')

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from download_mirror import ARCHIVE, TINY, TINY_SET, assert_is_tiny, driver, get, left_in, serving, squad, table, zipped
+from programs import PATIENCE, wait_until
 
 from cos598d.data.fetch.catalogue import Dataset, Part, Source
 from cos598d.data.fetch.download import main
@@ -211,7 +212,7 @@ def test_without_a_network_the_sentence_comes_in_time_and_names_the_ways_out(mon
         began = time.monotonic()
         code = main(["--data_dir", str(tmp_path), "--tasks", "rte", "--base_url", url, "--timeout", "0.5"])
     assert code == 1
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
     printed = capsys.readouterr().err
     assert printed.count("\n") == 1
     assert url.removeprefix("http://") in printed
@@ -230,13 +231,6 @@ def test_a_stalled_download_does_not_hang_and_keeps_its_part(mirror, tmp_path):
     assert part.stat().st_size > 30_000
 
 
-def wait_for(condition, seconds=15):
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "waited in vain"
-        time.sleep(0.02)
-
-
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_a_process_ended_in_mid_extraction_leaves_nothing_half_written(mirror, tmp_path, how):
     mirror.files["Tiny-clean.zip"] = ARCHIVE
@@ -248,9 +242,9 @@ def test_a_process_ended_in_mid_extraction_leaves_nothing_half_written(mirror, t
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    wait_for(marker.exists)
+    wait_until(marker.exists)
     child.send_signal(how)
-    assert child.wait(10) != 0
+    assert child.wait(PATIENCE) != 0
     assert not (data / "Tiny").exists()
     left = left_in(data)
     assert [name for name in left if not name.startswith(".")] == [name for name in left if name.endswith(".part")]
@@ -268,9 +262,9 @@ def test_ctrl_c_is_one_line_and_keeps_only_the_part(mirror, tmp_path, how, code)
     mirror.stall_after = 80_000
     command = [sys.executable, str(ROOT / "download_glue_data.py"), "--data_dir", str(tmp_path), "--tasks", "RTE"]
     child = subprocess.Popen([*command, "--base_url", mirror.url], stderr=subprocess.PIPE, text=True)
-    wait_for(lambda: any(path.suffix == ".part" and path.stat().st_size for path in tmp_path.iterdir()))
+    wait_until(lambda: any(path.suffix == ".part" and path.stat().st_size for path in tmp_path.iterdir()))
     child.send_signal(how)
-    _, printed = child.communicate(timeout=10)
+    _, printed = child.communicate(timeout=PATIENCE)
     assert child.returncode == code
     assert printed.count("\n") == (1 if how == signal.SIGINT else 0)
     (part,) = left_in(tmp_path)

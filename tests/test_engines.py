@@ -150,7 +150,7 @@ def test_engine_trains_as_one_process_does(engine):
     name, options, package = ENGINES[engine]
     skip_unless_installed(package)
     for case, by_rank in zip(
-        CASES, zip(*run_ranks(2, train_all, name, options, seconds=120), strict=True), strict=True
+        CASES, zip(*run_ranks(2, train_all, name, options), strict=True), strict=True
     ):
         known = {"never.weight"} if name in DECAYS_THE_UNUSED else set()
         assert [set(each["wrong"]) for each in by_rank] == [known, known], (case, by_rank[0]["wrong"])
@@ -173,6 +173,6 @@ def entered_by_both(comm):
 
 def test_the_ledger_has_of_the_ddp_inside_fabric_what_it_has_of_ddp():
     skip_unless_installed("lightning")
-    for ddp, fabric in run_ranks(2, entered_by_both, seconds=120):
+    for ddp, fabric in run_ranks(2, entered_by_both):
         assert {row[1] for row in ddp} >= {GRADIENTS, AGREEMENT, BUFFERS}
         assert fabric == ddp

@@ -54,7 +54,7 @@ def test_states_move_from_and_to_an_engine_and_stay_themselves(tmp_path, sync):
         (tmp_path / name).mkdir()
     run_ranks(3, train_and_save, str(tmp_path / "a"), [*cases, *OURS], seconds=200)
     run_ranks(2, pass_on, str(tmp_path / "a"), str(tmp_path / "b"), cases, seconds=200)
-    run_ranks(1, pass_on, str(tmp_path / "b"), str(tmp_path / "c"), OURS[:1], seconds=100)
+    run_ranks(1, pass_on, str(tmp_path / "b"), str(tmp_path / "c"), OURS[:1])
     for later in ("b", "c"):
         for state in (tmp_path / later).iterdir():
             first, found = digests(tmp_path / "a" / state.name.split("-")[0]), digests(state)

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from programs import ROOT, script
+from programs import PATIENCE, ROOT, script
 
 SAYING = """
 import sys
@@ -25,9 +25,9 @@ def child(sentence):
 def test_the_first_of_one_parent_s_children_with_a_sentence_says_it():
     found = [child(sentence) for sentence in ("a", "a", "b")]
     for process, _ in found:
-        process.communicate(timeout=60)
+        process.communicate(timeout=PATIENCE)
     again = child("a")
-    again[0].communicate(timeout=60)
+    again[0].communicate(timeout=PATIENCE)
     # Linux alone gives such names; once their owner is gone they are free.
     assert [first for _, first in [*found, again]] == ["True", str(sys.platform != "linux"), "True", "True"]
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from programs import PATIENCE
 
 from cos598d.data import get_task
 from cos598d.data.glue.course import InputExample, convert_examples_to_features, processors
@@ -316,7 +317,7 @@ def test_four_processes_that_start_at_once_build_once_and_overwrite_once(folder,
             assert len(set(said)) == 1
             assert said[0].startswith(f"{len(ROWS)} ")
             assert log.read_text().count("built") == builds
-        assert [process.communicate(timeout=60)[1] for process in running] == [""] * 4  # nothing on stderr
+        assert [process.communicate(timeout=PATIENCE)[1] for process in running] == [""] * 4  # nothing on stderr
     finally:
         for process in running:
             process.kill()

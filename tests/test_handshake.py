@@ -15,8 +15,8 @@ from dataclasses import replace
 
 import psutil
 import pytest
-from meetings import SECRET, all_exchange, identities, met, wait_until
-from programs import ROOT
+from meetings import SECRET, all_exchange, identities, met
+from programs import PATIENCE, ROOT, wait_until
 from torch.distributed import DistNetworkError, HashStore
 
 from cos598d.errors import UserError
@@ -30,9 +30,9 @@ from cos598d.world.store import StoreClient
 pytestmark = pytest.mark.usefixtures("servers")
 
 
-def is_dropped(line, seconds=15):
+def is_dropped(line):
     """Whether the other end closes `line`, having said no more than the greeting of the protocol."""
-    line.settimeout(seconds)
+    line.settimeout(PATIENCE)
     said = b""
     try:
         while part := line.recv(4096):
@@ -85,7 +85,7 @@ def test_a_silent_connection_is_dropped_in_time(servers, monkeypatch):
     them, silent = identities(2), []
     meetings = met(them, between=lambda port: silent.append(socket.create_connection(("127.0.0.1", port))))
     assert all(isinstance(meeting, Meeting) for meeting in meetings), meetings
-    assert is_dropped(silent[0], 10)
+    assert is_dropped(silent[0])
 
 
 def test_whoever_has_another_secret_cannot_join_object_or_end_the_run(servers):

@@ -31,7 +31,7 @@ def finished(tmp_path_factory):
         words += [] if name == "unaugmented" else ["--augment"]
         words += [] if ranks == 1 else ["--world_size", str(ranks)]
         program = Program(folder, name, words, environ)
-        assert program.wait(120) == 0, program.text
+        assert program.wait() == 0, program.text
     return folder
 
 

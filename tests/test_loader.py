@@ -1,11 +1,11 @@
 """Batches come in order and whole, whether a thread makes them or not, and what goes wrong there is raised here."""
 
 import threading
-import time
 
 import numpy as np
 import pytest
 import torch
+from programs import wait_until
 
 from cos598d.check.toy import ToyFeatures
 from cos598d.data.examples import Examples
@@ -45,10 +45,8 @@ def test_a_thread_makes_the_next_batches_ready_and_all_come_in_order():
     found = []
     for place, (epoch, batch, wait_for) in enumerate(load_batches(features, batches(6), halves, 42)):
         ready = wait_for()
-        deadline = time.monotonic() + 10
         ahead = min(6, place + 1 + AHEAD)
-        while len(features.made) < 2 * ahead and time.monotonic() < deadline:
-            time.sleep(0.001)
+        wait_until(lambda count=2 * ahead: len(features.made) >= count)
         assert len(features.made) == 2 * ahead
         inputs = [ready.inputs(one)["index"].tolist() for one in ready.micro_batches]
         found.append((epoch, batch.tolist(), inputs))

@@ -94,7 +94,7 @@ EXACT = [(name, None) for name in SYNCS if name != "none"]
 @pytest.mark.parametrize("ranks", [3, 4])
 def test_every_sync_and_codec_leaves_the_same_bits_on_all_ranks(ranks):
     kinds = [*EXACT, *((sync, word) for sync in ("bucketed", "ring", "halving_doubling") for word in CODECS)]
-    answers = run_ranks(ranks, bits_after_training, kinds, seconds=120)
+    answers = run_ranks(ranks, bits_after_training, kinds)
     for kind, bits in answers[0].items():
         assert len(set(bits)) > 3
         assert all(answer[kind] == bits for answer in answers), kind

@@ -19,7 +19,7 @@ def killed(world_size, folder, values, kill):
 
 
 def gone_on(world_size, folder, values, **more):
-    return run_ranks(world_size, live, str(folder), values | {"resume": "auto"} | more, seconds=90)
+    return run_ranks(world_size, live, str(folder), values | {"resume": "auto"} | more)
 
 
 SYNCS = [
@@ -49,7 +49,7 @@ SYNCS = [
 def test_a_killed_run_ends_as_it_would_have(world_size, values, tmp_path: Path):
     """Dropout is on, a step comes in two parts, and the checkpoint is made within an epoch."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    expected = run_ranks(world_size, live, str(whole), values, seconds=90)
+    expected = run_ranks(world_size, live, str(whole), values)
     killed(world_size, broken, values, KILLED)
     assert checkpoints_in(broken)[0] == 4
     found = gone_on(world_size, broken, values)

@@ -33,7 +33,7 @@ def config(**values):
 def finished(tmp_path_factory):
     """The folder of a run of 4 steps that has ended well, with its checkpoints, as far as a record tells."""
     folder = tmp_path_factory.mktemp("finished")
-    run_ranks(1, live, str(folder), {"sync": "none", "max_steps": 4, "save_steps": 2}, seconds=90)
+    run_ranks(1, live, str(folder), {"sync": "none", "max_steps": 4, "save_steps": 2})
     return folder
 
 
@@ -184,11 +184,11 @@ def test_evaluation_data_must_be_the_same_where_a_run_ends_by_them(finished, tmp
     go_on = {"sync": "none", "max_steps": 4, "resume": str(finished)}
     assert checkpoints_in(finished) == [2, 4]
     for place, values in enumerate(({"max_eval_examples": 8}, {"early_stopping": "3"})):
-        (found,) = run_ranks(1, live, str(tmp_path / str(place)), go_on | values, seconds=90)
+        (found,) = run_ranks(1, live, str(tmp_path / str(place)), go_on | values)
         assert found["from"] == 4
     go_on |= {"early_stopping": "3", "max_eval_examples": 8}
     with pytest.raises(AssertionError, match="the evaluation data are others"):
-        run_ranks(1, live, str(tmp_path / "refused"), go_on, seconds=90)
+        run_ranks(1, live, str(tmp_path / "refused"), go_on)
 
 
 def test_a_dead_run_s_folder_says_what_to_do(tmp_path):

@@ -19,7 +19,7 @@ def uninterrupted(tmp_path_factory):
     def _uninterrupted(name):
         if name not in found:
             folder = tmp_path_factory.mktemp(name)
-            found[name] = run_ranks(2, live, str(folder), SYNCS[name], seconds=90)
+            found[name] = run_ranks(2, live, str(folder), SYNCS[name])
         return found[name]
 
     return _uninterrupted
@@ -39,7 +39,7 @@ def test_a_rank_that_is_killed_costs_at_most_an_interval(sync, point, iteration,
     ends = run_world(2, live, str(tmp_path), SYNCS[sync], (point, iteration, rank), seconds=90)
     assert ends[rank].how == DIED, [(end.how, end.traceback, end.output) for end in ends]
     assert all_whole(tmp_path)
-    found = run_ranks(2, live, str(tmp_path), SYNCS[sync] | {"resume": "auto"}, seconds=90)
+    found = run_ranks(2, live, str(tmp_path), SYNCS[sync] | {"resume": "auto"})
     expected = uninterrupted(sync)
     begun = {one["from"] for one in found}
     is_saved = point in ("renamed", "prune")

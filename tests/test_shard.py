@@ -408,7 +408,7 @@ def die_in_step_2(comm, name):
 
 @pytest.mark.parametrize("name", ["zero1", "zero3", "shared_weights"])
 def test_a_rank_that_dies_ends_the_others(name):
-    ends = run_world(2, die_in_step_2, name, seconds=30)
+    ends = run_world(2, die_in_step_2, name, seconds=90)
     assert ends[1].how == DIED
     assert ends[0].how != RETURNED
     assert ends[0].how != LATE, "it was left hanging"
@@ -475,7 +475,7 @@ def use_other_halves(comm, name):
 
 @pytest.mark.parametrize("name", ["zero1", "sparse_zero1", "zero2", "shared_weights"])
 def test_ranks_may_use_other_weights_in_each_micro_batch(name):
-    first, second = run_ranks(2, use_other_halves, name, seconds=20)
+    first, second = run_ranks(2, use_other_halves, name)
     assert first == second
     assert all((moved > 0) == ("steps" in key) for key, moved in first.items())
 
@@ -487,7 +487,7 @@ def test_a_run_from_the_command_line_evaluates_and_saves_a_model_that_a_bare_ber
     words += ["--check_replicas", 2, "--learning_rate", 1e-3, "--output_dir", tmp_path / "run"]
     from pytorch_transformers import BertForSequenceClassification
 
-    assert start("train", words).wait(90) == 0
+    assert start("train", words).wait() == 0
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert "acc" in json.dumps(summary)
     model = BertForSequenceClassification.from_pretrained(str(tmp_path / "run" / "model"))

@@ -137,7 +137,7 @@ def call_once_more(comm):
 
 @pytest.mark.parametrize("calls", [call_other_layers, call_in_another_order, call_once_more])
 def test_ranks_that_do_not_call_zero3_s_layers_alike_all_say_for_which_they_wait(calls):
-    ends = run_world(2, calls, seconds=30, timeout=20)
+    ends = run_world(2, calls, seconds=90, timeout=20)
     for end in ends:
         assert end.how != LATE
         assert end.exit_code == 1

@@ -59,9 +59,9 @@ def test_a_state_moves_between_strategies_and_numbers_of_ranks_and_stays_itself(
     steps = [tmp_path / name for name in "abcd"]
     steps[0].mkdir()
     run_ranks(4, train_and_save, str(steps[0]), HOLDERS)
-    run_ranks(2, pass_on, str(steps[0]), str(steps[1]), [*HOLDERS, *CUT_OTHERWISE], seconds=120)
-    run_ranks(3, pass_on, str(steps[1]), str(steps[2]), [Case("zero3", BUCKETS)], seconds=120)
-    run_ranks(1, pass_on, str(steps[2]), str(steps[3]), [Case("zero1", BUCKETS)], seconds=120)
+    run_ranks(2, pass_on, str(steps[0]), str(steps[1]), [*HOLDERS, *CUT_OTHERWISE])
+    run_ranks(3, pass_on, str(steps[1]), str(steps[2]), [Case("zero3", BUCKETS)])
+    run_ranks(1, pass_on, str(steps[2]), str(steps[3]), [Case("zero1", BUCKETS)])
     for first, later in ((steps[0], steps[1]), (steps[0], steps[2]), (steps[0], steps[3])):
         states = sorted(later.iterdir())
         assert len(states) == len(HOLDERS) * (len(HOLDERS) + len(CUT_OTHERWISE))
@@ -89,7 +89,7 @@ def test_what_goes_on_by_another_strategy_is_the_same_training(tmp_path):
     exact = [case for case in HOLDERS if case.sync != "local_sgd"]
     (tmp_path / "a").mkdir()
     run_ranks(2, train_and_save, str(tmp_path / "a"), exact)
-    by_rank = run_ranks(2, go_on, str(tmp_path / "a"), exact, seconds=120)
+    by_rank = run_ranks(2, go_on, str(tmp_path / "a"), exact)
     for found in by_rank:
         right = torch.tensor(by_rank[0]["0-0"])
         for who, weights in found.items():

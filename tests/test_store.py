@@ -3,7 +3,8 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from meetings import all_exchange, identities, met, wait_until
+from meetings import all_exchange, identities, met
+from programs import wait_until
 from torch.distributed import DistError, HashStore
 
 from cos598d.errors import UserError

@@ -3,10 +3,9 @@
 import json
 import os
 import signal
-import time
 
 import pytest
-from programs import TINY, children_of, is_alive, worker_of_rank
+from programs import TINY, children_of, is_alive, wait_until, worker_of_rank
 
 pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
@@ -33,18 +32,11 @@ def rows_of(text):
     return {line.split()[0]: line.split() for line in lines if not line.startswith("--")}
 
 
-def all_ended(processes, seconds=15):
-    deadline = time.monotonic() + seconds
-    while any(is_alive(process) for process in processes) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return not any(is_alive(process) for process in processes)
-
-
 def test_a_killed_rank_is_a_row_and_the_others_go_on_and_a_second_call_makes_what_is_missing(table):
     first = table("zero1,ddp", "--epochs", "20")
     first.wait_for("zero1: 2 ranks, 20 epochs[^$]*iteration 4:")
     os.kill(worker_of_rank(first.process.pid, 1), signal.SIGKILL)
-    assert first.wait(120) == 1, first.text
+    assert first.wait() == 1, first.text
     rows = rows_of(first.text)
     assert rows["zero1"][:4] == ["zero1", "2", "20", "failed"]
     assert float(rows["ddp"][3]) > 0
@@ -53,7 +45,7 @@ def test_a_killed_rank_is_a_row_and_the_others_go_on_and_a_second_call_makes_wha
     assert "rank 0: lost rank 1, which ended without a word" in first.text
     assert "Traceback" not in first.text, first.text
     second = table("zero1,ddp", "--epochs", "20")
-    assert second.wait(120) == 0, second.text
+    assert second.wait() == 0, second.text
     assert "zero1: 2 ranks, 20 epochs: run again, since it failed with exit code 137: rank 1" in second.text
     assert "ddp: 2 ranks, 20 epochs: finished before, not run again" in second.text
     assert failed not in second.text
@@ -75,9 +67,9 @@ def test_a_stopped_call_leaves_no_process_and_a_second_one_goes_on(table, tmp_pa
     started = children_of(first.process.pid)
     assert len(started) >= 3  # the starter and its workers
     first.process.send_signal(number)
-    assert first.wait(40) == code, first.text
+    assert first.wait() == code, first.text
     assert words in first.text.splitlines()[-1]
-    assert all_ended(started)
+    wait_until(lambda: not any(is_alive(process) for process in started))
     assert "Traceback" not in first.text, first.text
     state = json.loads((tmp_path / "table" / "strategies.json").read_text())
     assert {place: row["outcome"] for place, row in state.items()} == {"zero1-e40": "broken off"}
@@ -85,7 +77,7 @@ def test_a_stopped_call_leaves_no_process_and_a_second_one_goes_on(table, tmp_pa
         second = table("zero1,zero2")
         second.wait_for("zero1: 2 ranks, 40 epochs: run again, since it was broken off")
         second.process.terminate()
-        assert second.wait(40) == 143
+        assert second.wait() == 143
 
 
 def test_two_calls_do_not_work_in_one_folder(table):
@@ -100,7 +92,7 @@ def test_two_calls_do_not_work_in_one_folder(table):
 def test_squad_has_its_scores_in_the_table(table, tmp_path):
     squad = ("--task_name", "squad", "--version_2_with_negative", "--max_seq_length", "64", "--max_query_length", "16")
     call = table("baseline,zero3,dp", *squad, "--precision", "bf16", "--epochs", "1,2", "--max_train_examples", 24)
-    assert call.wait(200) == 0, call.text
+    assert call.wait() == 0, call.text
     text = call.text[call.text.index("\nstrategy ") + 1 :]
     head, _, *rows = text.partition("\n\n")[0].splitlines()
     assert head.split()[-5:] == ["training", "loss", "validation_loss", "exact", "f1"]

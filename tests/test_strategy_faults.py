@@ -3,7 +3,7 @@
 import signal
 
 import pytest
-from programs import ROOT, TINY_TRAINING, children_of, free_port, is_alive, script
+from programs import ROOT, TINY_TRAINING, children_of, free_port, is_alive, script, wait_until
 
 SCRIPT = "task2b/run_glue.py"
 # Read by Python before the program: packages that are not there, too old, or broken.
@@ -22,10 +22,10 @@ for name in said:
 """
 
 
-def end_alike(ranks, code, sentence, seconds=60):
+def end_alike(ranks, code, sentence):
     """Every rank ends with this code, and this sentence is the last that it says."""
     for rank in ranks:
-        assert rank.wait(seconds) == code, rank.text
+        assert rank.wait() == code, rank.text
         assert sentence in rank.text.strip().splitlines()[-1], rank.text
         assert "Traceback" not in rank.text, rank.text
 
@@ -37,8 +37,8 @@ def test_a_killed_rank_takes_the_others_with_it_by_name(start_ranks, tmp_path, s
     ranks[1].wait_for("iteration 3:")
     started = [child for rank in ranks for child in children_of(rank.process.pid)]
     ranks[1].process.send_signal(signal.SIGKILL)
-    end_alike([ranks[0], ranks[2]], 1, "lost rank 1, which ended without a word", seconds=10)
-    assert not any(is_alive(child) for child in started)
+    end_alike([ranks[0], ranks[2]], 1, "lost rank 1, which ended without a word")
+    wait_until(lambda: not any(is_alive(child) for child in started))
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["live"]  # the rows so far
 
 
@@ -72,9 +72,9 @@ def test_a_rank_that_is_killed_while_a_fragment_travels_takes_the_others_with_it
     for rank in others:
         rank.wait_for("iteration 3:")
     started = [child for rank in others for child in children_of(rank.process.pid)]
-    assert ranks[1].wait(30) == -signal.SIGKILL
-    end_alike(others, 1, "lost rank 1, which ended without a word", seconds=10)
-    assert not any(is_alive(child) for child in started)
+    assert ranks[1].wait() == -signal.SIGKILL
+    end_alike(others, 1, "lost rank 1, which ended without a word")
+    wait_until(lambda: not any(is_alive(child) for child in started))
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["live"]
 
 

@@ -7,6 +7,7 @@ import threading
 import time
 
 import pytest
+from programs import wait_until
 
 from cos598d.errors import UserError
 from cos598d.sweep.child import LastWords, Stopped
@@ -62,12 +63,10 @@ def test_a_signal_reaches_all_that_run_and_no_more_are_started(number, error, tm
     jobs, ends = jobs_of(tmp_path, script, script, script), []
 
     def ask():
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline:
-            if all(job.log.exists() and job.log.read_text().endswith("ready\n") for job in jobs[:2]):
-                break
-            time.sleep(0.05)
-        os.kill(os.getpid(), number)
+        try:
+            wait_until(lambda: all(job.log.exists() and job.log.read_text().endswith("ready\n") for job in jobs[:2]))
+        finally:
+            os.kill(os.getpid(), number)
 
     asking = threading.Thread(target=ask)
     asking.start()

@@ -1,5 +1,6 @@
 """The watchdog, as a tree: every rank names the one that was lost, whoever sits above or below."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -7,6 +8,7 @@ import sys
 import time
 
 import pytest
+from programs import PATIENCE, wait_until
 from torch.distributed import FileStore
 
 from cos598d.rank import _explain
@@ -25,15 +27,15 @@ def world(tmp_path, monkeypatch):
     started = {}
 
     def be(rank, before):
-        signal.alarm(60)
+        signal.alarm(PATIENCE)
         out = os.open(tmp_path / f"rank{rank}", os.O_WRONLY | os.O_CREAT)
         os.dup2(out, 2)
         sys.stderr = os.fdopen(2, "w", closefd=False)
-        meeting = Meeting(Identity(rank, SIZE), FileStore(str(tmp_path / "store"), SIZE), ["here"] * SIZE, seconds=20)
+        meeting = Meeting(Identity(rank, SIZE), FileStore(str(tmp_path / "store"), SIZE), ["here"] * SIZE, seconds=60)
         before(meeting)
         mine = Watchdog(meeting)
         (tmp_path / f"ready{rank}").touch()
-        wait_for(tmp_path / "go")
+        wait_until((tmp_path / "go").exists)
         if (tmp_path / "fail").read_text() == str(rank):
             mine.fail("its data are gone\x1b[31m")
             exit.exit_now(rank, "its data are gone", 1)
@@ -43,7 +45,7 @@ def world(tmp_path, monkeypatch):
         if (tmp_path / "fail").read_text() == "":
             mine.close()
             os._exit(0)
-        time.sleep(60)
+        time.sleep(PATIENCE)
 
     def start(before=lambda meeting: None):
         for rank in range(SIZE):
@@ -57,23 +59,15 @@ def world(tmp_path, monkeypatch):
                     print(error, file=sys.stderr, flush=True)
                 os._exit(3)
         for rank in range(SIZE):
-            wait_for(tmp_path / f"ready{rank}")
+            wait_until((tmp_path / f"ready{rank}").exists)
         return started
 
     yield start
     for process in started.values():
-        try:
-            os.kill(process, signal.SIGKILL)
-            os.waitpid(process, 0)
-        except (ProcessLookupError, ChildProcessError):
-            pass
-
-
-def wait_for(path, seconds=30):
-    deadline = time.monotonic() + seconds
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path} did not come to be"
-        time.sleep(0.01)
+        with contextlib.suppress(ChildProcessError):  # it was waited for, and its id may be another's by now
+            if not os.waitpid(process, os.WNOHANG)[0]:
+                os.kill(process, signal.SIGKILL)
+                os.waitpid(process, 0)
 
 
 def ends(started, but=()):

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+from programs import PATIENCE
+
 from cos598d.check.spawn import DIED, RAISED, RETURNED, RankEnd, run_world
 
 
@@ -14,12 +16,12 @@ class RankFailure(AssertionError):
         self.texts = texts
 
 
-def run_ranks(world_size: int, function: Callable, *arguments: Any, seconds: float = 60) -> list[Any]:
+def run_ranks(world_size: int, function: Callable, *arguments: Any, seconds: float = PATIENCE) -> list[Any]:
     """Call `function(comm, *arguments)` on `world_size` ranks at once; return their results (JSON), in order of rank.
 
     Raises RankFailure with the tracebacks of the ranks that failed; a rank that hangs is killed after `seconds`.
     """
-    ends = run_world(world_size, function, *arguments, seconds=seconds)
+    ends = run_world(world_size, function, *arguments, seconds=seconds, timeout=60)
     failures = {end.rank: _say(end, seconds) for end in ends if end.how != RETURNED}
     if failures:
         raise RankFailure(failures)
