@@ -67,7 +67,9 @@ class Program:
         try:
             return self.process.wait(seconds)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"still running after {seconds} s, having said:\n{self.text}{self._others()}") from None
+            raise AssertionError(
+                f"still running after {seconds} s, having said:\n{self.text}{self._others()}"
+            ) from None
 
     def wait_for(self, words: str, seconds: float = PATIENCE) -> None:
         """Wait until it has printed a match of the regular expression `words`."""

@@ -149,9 +149,7 @@ def train_all(comm, name, options):
 def test_engine_trains_as_one_process_does(engine):
     name, options, package = ENGINES[engine]
     skip_unless_installed(package)
-    for case, by_rank in zip(
-        CASES, zip(*run_ranks(2, train_all, name, options), strict=True), strict=True
-    ):
+    for case, by_rank in zip(CASES, zip(*run_ranks(2, train_all, name, options), strict=True), strict=True):
         known = {"never.weight"} if name in DECAYS_THE_UNUSED else set()
         assert [set(each["wrong"]) for each in by_rank] == [known, known], (case, by_rank[0]["wrong"])
         together = [sum(losses) for losses in zip(*(each["losses"] for each in by_rank), strict=True)]

@@ -317,7 +317,12 @@ def test_importing_the_package_costs_no_torch():
 def test_the_examples_with_and_without_ddp_end_with_the_same_loss(start):
     said = []
     for name in ("digits.py", "digits_ddp.py"):
-        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "PYTHONPATH": str(ROOT)}
+        place = {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free_port()),
+            "WORLD_SIZE": "2",
+            "PYTHONPATH": str(ROOT),
+        }
         place |= {"GLOO_SOCKET_IFNAME": "lo"}
         ranks = [start(f"{name}-{rank}", [ROOT / "examples" / name], place | {"RANK": str(rank)}) for rank in range(2)]
         for rank in ranks:
