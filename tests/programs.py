@@ -111,7 +111,7 @@ def assert_nothing_is_left() -> None:
     """No process that was started from here runs, but the servers of multiprocessing: it would hold what they share."""
     servers = (forkserver._forkserver._forkserver_pid, resource_tracker._resource_tracker._pid)
     ours = [child for child in psutil.Process().children(recursive=True) if child.pid not in servers]
-    _, left = psutil.wait_procs([child for child in ours if is_alive(child.pid)], timeout=10)
+    _, left = psutil.wait_procs([child for child in ours if is_alive(child.pid)], timeout=60)
     found = [_words_of(child) for child in left if is_alive(child.pid)]
     for child in left:
         with contextlib.suppress(psutil.NoSuchProcess):
