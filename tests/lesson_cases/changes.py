@@ -1,6 +1,19 @@
-"""Students' files made of a lesson's answer by changes: each old text is there exactly once, and becomes the new one."""
+"""Students' files made of a lesson's answer by changes: each old text is there exactly once, and becomes the new one.
+
+And the wrong files that the book shows.
+"""
+
+from pathlib import Path
 
 from cos598d.learn.lessons import get_lesson
+
+
+SHOWN = Path(__file__).resolve().parents[2] / "docs" / "lessons" / "wrong"
+
+
+def of_the_book(name):
+    """The wrong file of that name which the book shows."""
+    return (SHOWN / name).read_text()
 
 
 def changed(number, changes):

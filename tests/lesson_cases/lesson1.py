@@ -1,5 +1,7 @@
 """Lesson 1: one batch, n shares."""
 
+from lesson_cases.changes import of_the_book
+
 ORDER = """import random
 
 def order(examples, seed, epoch):
@@ -41,6 +43,7 @@ def weight(share, batch, world_size):
 """,
 }
 WRONG = {
+    "right for one process alone": (of_the_book("lesson1.py.txt"), "order differs from rank to rank"),
     "shuffled by the process's generator": (
         """import random
 

@@ -1,5 +1,7 @@
 """Lesson 2: gather and scatter."""
 
+from lesson_cases.changes import of_the_book
+
 HEAD = """import torch
 
 def average(comm, gradient, name):
@@ -25,6 +27,7 @@ RIGHT = {
 """,
 }
 WRONG = {
+    "only rank 0 gathers": (of_the_book("lesson2.py.txt"), "rank 1 never comes"),
     "not sent back": (
         HEAD
         + """    copies = comm.gather(gradient, name)  #!

@@ -1,5 +1,7 @@
 """Lesson 4: one call instead of 105."""
 
+from lesson_cases.changes import of_the_book
+
 HEAD = """import torch
 
 def average_all(comm, gradients):
@@ -37,6 +39,7 @@ RIGHT = {
 """,
 }
 WRONG = {
+    "one buffer, and not copied back": (of_the_book("lesson4.py.txt"), "keeps its own gradient"),
     "one buffer for all dtypes": (
         HEAD
         + """    tensors = [tensor for _, tensor in gradients]

@@ -1,5 +1,7 @@
 """Lesson 5: the ring itself."""
 
+from lesson_cases.changes import of_the_book
+
 HEAD = """import torch
 
 def all_reduce(comm, tensor):
@@ -164,6 +166,7 @@ def all_reduce(comm, tensor):
 """,
         "the sum has to be made of messages",
     ),
+    "the whole tensor, all send first": (of_the_book("lesson5-deadlock.py.txt"), "all send and nobody receives"),
     "through rank 0": (
         """import torch
 
