@@ -7,7 +7,6 @@ from pathlib import Path
 
 from cos598d.learn.lessons import get_lesson
 
-
 SHOWN = Path(__file__).resolve().parents[2] / "docs" / "lessons" / "wrong"
 
 
