@@ -15,10 +15,12 @@ from torch.distributed.run import get_args_parser
 from cos598d.commands.cli import COMMANDS
 from cos598d.commands.flags import Parser
 from cos598d.commands.run_flags import add_run_options
+from cos598d.learn.lessons import NUMBERS
 
 ROOT = Path(__file__).resolve().parents[1]
 OUR_CODE = ROOT / "cos598d"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
+LESSONS = sorted((ROOT / "docs" / "lessons").glob("*.md"))
 OURS = re.compile(
     r"(task\w+|benchmarks|tools|examples|tests|cos598d|docs|sync|check|scale|report|records|cluster)/[\w./-]*|[\w-]+\.py"
 )
@@ -149,18 +151,18 @@ def lost_files(piece):
     )
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
+@pytest.mark.parametrize("page", [*PAGES, *LESSONS], ids=name)
 def test_links_and_anchors_lead_somewhere(page):
     assert dead_links(page.read_text(), page.parent, page) == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
+@pytest.mark.parametrize("page", [*PAGES, *LESSONS], ids=name)
 def test_commands_and_their_flags_are_known_and_files_are_there(page):
     pieces = code(page.read_text())
     assert [(piece, wrong) for piece in pieces if (wrong := wrong_in(piece) + lost_files(piece))] == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
+@pytest.mark.parametrize("page", [*PAGES, *LESSONS], ids=name)
 def test_what_is_shown_as_python_is_python(page):
     for block in re.findall(r"^```python\n(.*?)^```$", page.read_text(), flags=re.DOTALL | re.MULTILINE):
         ast.parse(block)
@@ -173,6 +175,12 @@ def test_the_readme_stays_short():
 def test_every_page_is_reached_from_the_readme():
     text = PAGES[0].read_text()
     assert [name(page) for page in PAGES[1:] if f"]({name(page)}" not in text] == []
+
+
+def test_every_lesson_has_a_page_that_is_reached_from_the_course():
+    text = (ROOT / "docs" / "course.md").read_text()
+    assert {page.name for page in LESSONS} == {f"lesson{number}.md" for number in NUMBERS}
+    assert [page.name for page in LESSONS if f"](lessons/{page.name})" not in text] == []
 
 
 def test_the_readme_tells_of_every_gradient_sync():
