@@ -108,12 +108,12 @@ def prepared(text: str, follow: Callable[[str], str]) -> str:
 
 
 def listing(place: str, source: str) -> str:
-    """The page of a source file: its lines, numbered and highlighted. The search leaves it out."""
+    """The page of a source file: its lines, numbered and highlighted, on all of the width. The search leaves it out."""
     path = PurePosixPath(place)
     language = LANGUAGES.get(PurePosixPath(path.stem).suffix if path.suffix == ".txt" else path.suffix, "text")
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", source)), default=0))
     return (
-        f"---\ntitle: {place}\nsearch:\n  exclude: true\n---\n\n# `{place}`\n\n"
+        f"---\ntitle: {place}\nsearch:\n  exclude: true\nhide: [navigation, toc]\n---\n\n# `{place}`\n\n"
         f'{fence} {language} linenums="1"\n{source.rstrip()}\n{fence}\n'
     )
 
