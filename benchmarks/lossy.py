@@ -79,7 +79,8 @@ def main() -> None:
         print(f"\n{task}, {TASKS[task][0]}; {options.rate}\n{table(found[task], line)}", flush=True)
     if not tasks:
         print(f"\n{options.rate}\n{table({word: [] for word in words}, line)}")
-    write_json(options.runs_dir / "lossy.json", {"metrics": found, "line": line})
+    known = {task: {word: list(map(or_none, values)) for word, values in rows.items()} for task, rows in found.items()}
+    write_json(options.runs_dir / "lossy.json", {"metrics": known, "line": line})
 
 
 def metrics_of(options: argparse.Namespace, task: str, word: str) -> list[float]:
@@ -142,6 +143,11 @@ def row(values: Sequence[float], exact: Sequence[float]) -> list[float]:
 def standard_error(values: Sequence[float]) -> float:
     """Of the mean; not a number for a single value."""
     return stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+
+
+def or_none(value: float) -> float | None:
+    """JSON has no "not a number": what a single seed cannot tell is null there."""
+    return None if math.isnan(value) else value
 
 
 def table(metrics: dict[str, list[float]], line: dict[str, dict[str, float]]) -> str:
