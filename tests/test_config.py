@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from cos598d.audit.options import AuditFlags
 from cos598d.commands.flags import Parser, add_flags, given_flags
 from cos598d.commands.flags import to_words as flag_words
 from cos598d.commands.run_flags import add_run_options, run_values, to_words
@@ -174,3 +175,9 @@ def test_the_help_can_be_printed():
     add_run_options(parser)
     assert isinstance(parser, argparse.ArgumentParser)
     assert "(default: 5e-05)" in " ".join(parser.format_help().split())
+
+
+def test_a_flag_without_a_group_stands_among_the_command_s_own():
+    parser = Parser()
+    add_flags(parser, AuditFlags)
+    assert not [line for line in parser.format_help().splitlines() if line.strip() == ":"]

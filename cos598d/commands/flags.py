@@ -75,7 +75,8 @@ def add_flags(
         for name, said in flags_of(kind).items():
             if name not in but and said.group not in but:
                 if said.group not in groups:
-                    groups[said.group] = parser.add_argument_group(said.group)
+                    # A group without a name would stand under a colon.
+                    groups[said.group] = parser.add_argument_group(said.group) if said.group else parser
                 _add_flag(groups[said.group], name, said, (shown or {}).get(name, said.default))
 
 
