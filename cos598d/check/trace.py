@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Backend
 
 from cos598d.comm.calls import Call
 from cos598d.comm.communicator import Communicator
@@ -23,7 +24,24 @@ DIRECT = (
     *("batch_isend_irecv", "broadcast_object_list", "gather_object", "scatter_object_list"),
     *("reduce_scatter", "reduce_scatter_tensor", "_all_gather_base", "_reduce_scatter_base"),
 )
-FOR_OTHERS = "torch.distributed.nn.functional"  # where torch calls torch.distributed for whoever calls that
+# What those call, and what whoever has a process group can call of it.
+OF_GROUPS = (
+    *("allreduce", "allreduce_coalesced", "broadcast", "reduce", "gather", "scatter", "barrier", "monitored_barrier"),
+    *("allgather", "_allgather_base", "allgather_coalesced", "allgather_into_tensor_coalesced", "all_gather_single"),
+    *("reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced", "reduce_scatter_single"),
+    *("alltoall", "alltoall_base", "all_to_all_single", "send", "recv", "recv_anysource"),
+)
+# The operators below the functions that return a tensor and no work, as compilers like them, by namespace.
+OPERATORS = {
+    "_c10d_functional": (
+        *("all_reduce", "all_reduce_", "all_reduce_coalesced", "broadcast", "broadcast_", "all_to_all_single"),
+        *("all_gather_into_tensor", "all_gather_into_tensor_coalesced", "reduce_scatter_tensor"),
+        "reduce_scatter_tensor_coalesced",
+    ),
+    "_c10d_functional_autograd": ("all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single"),
+}
+# Where torch calls torch.distributed for whoever calls that.
+FOR_OTHERS = ("torch.distributed.nn.functional", "torch.distributed._functional_collectives")
 
 
 class TracedCommunicator(Communicator):
@@ -85,11 +103,14 @@ class TracedCommunicator(Communicator):
 
 
 def trace_direct_calls(notice: Callable[[str], None]) -> None:
-    """Call `notice` with "all_reduce in line 7" whenever a file that is not ours or torch's calls torch.distributed."""
+    """Call `notice` with "all_reduce in line 7" whenever a file that is not ours or torch's calls torch.distributed.
 
-    def watched(name: str, original: Callable) -> Callable:
+    By its functions, by those that return tensors, by their operators or by a process group's methods.
+    """
+
+    def watched(name: str, original: Callable, depth: int = 1) -> Callable:
         def call(*arguments: Any, **options: Any) -> Any:
-            caller = _whose(sys._getframe(1))
+            caller = _whose(sys._getframe(depth))
             if caller and not _is_of(caller, "torch.", "cos598d."):
                 notice(f"{name} in line {caller.f_lineno}")
             return original(*arguments, **options)
@@ -100,12 +121,35 @@ def trace_direct_calls(notice: Callable[[str], None]) -> None:
         wrapper = watched(name, getattr(dist, name))
         setattr(dist, name, wrapper)
         setattr(dist.distributed_c10d, name, wrapper)
+    for owner in (dist.ProcessGroup, Backend):
+        for name in OF_GROUPS:
+            if name in vars(owner):  # not every version of torch has all
+                setattr(owner, name, watched(name, getattr(owner, name)))
+    for namespace, names in OPERATORS.items():
+        operators = getattr(torch.ops, namespace)
+        for name in names:
+            if hasattr(operators, name):
+                operator = getattr(operators, name)
+                setattr(operators, name, _Watched(operator, watched(name, operator, depth=2)))
+
+
+class _Watched:
+    """One of torch's operators, which is something else when it is called."""
+
+    def __init__(self, operator: Any, call: Callable):
+        self._operator, self._call = operator, call
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        return self._call(*arguments, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._operator, name)
 
 
 def _whose(frame: FrameType) -> FrameType | None:
     """The frame whose call it is: a function that torch offers with a gradient makes it for its own caller."""
     found: FrameType | None = frame
-    if _is_of(frame, FOR_OTHERS):
+    if _is_of(frame, *FOR_OTHERS):
         while found and _is_of(found, "torch."):
             found = found.f_back
     return found
