@@ -59,14 +59,32 @@ class _NoUtilities:
         return getattr(importlib.import_module("torch._dynamo.utils"), name)
 
 
+class _NoSettings:
+    """What torch.utils.checkpoint asks of torch._dynamo.config, by default; all else is the real one's."""
+
+    error_on_nested_fx_trace = True  # for a compiler that traces
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real(), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._real(), name, value)
+
+    @staticmethod
+    def _real() -> ModuleType:
+        bring_back_compiler()
+        return importlib.import_module("torch._dynamo.config")
+
+
 class _NoCompiler(Later):
-    """What torch asks of torch._dynamo at an optimizer's step, when a process group opens and when DDP is made.
+    """What torch asks of torch._dynamo at an optimizer's step, for a checkpoint, for a process group and for DDP.
 
     All else of it is the real one's, imported when asked for.
     """
 
     trace_rules = SimpleNamespace(clear_lru_cache=lambda: None)  # it knows no rules yet
     utils = _NoUtilities()
+    config = _NoSettings()
 
     @staticmethod
     def graph_break(*_: Any) -> None:

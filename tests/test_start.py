@@ -79,6 +79,21 @@ def test_ddp_is_made_and_steps_without_a_compiler(tmp_path):
     assert python(code) == ["plain", "torch._dynamo.utils", "True", "torch._dynamo.eval_frame"]
 
 
+def test_a_checkpoint_is_computed_again_without_a_compiler():
+    """And what is set or asked of the compiler's settings is the real ones'."""
+    code = (
+        "import sys, torch; from cos598d.imports import leave_out_compiler; leave_out_compiler()\n"
+        "from torch.utils.checkpoint import checkpoint\n"
+        "x = torch.ones(2, requires_grad=True)\n"
+        "checkpoint(lambda x: x.sin().sum(), x, use_reentrant=False).backward()\n"
+        "print('compiled' if 'torch._dynamo.eval_frame' in sys.modules else 'plain')\n"
+        "torch._dynamo.config.verbose = True\n"
+        "print(torch._dynamo.config.verbose, sys.modules['torch._dynamo.config'].verbose, "
+        "torch._dynamo.config.error_on_nested_fx_trace)"
+    )
+    assert python(code) == ["plain", "True", "True", "True"]
+
+
 def test_who_compiles_after_all_gets_torchs_own_compiler():
     code = (
         "import torch; from cos598d.imports import leave_out_compiler; leave_out_compiler()\n"
