@@ -56,7 +56,7 @@ class Evidence:
             about = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["about"])
             found = [about["nonce"], about["rank"]]
             nothing, values = about["nothing"], about["values"]
-        except (SafetensorError, ValueError, KeyError, TypeError, RecursionError):
+        except (SafetensorError, ValueError, KeyError, TypeError, OverflowError, RuntimeError):
             raise BadEvidence(f"rank {rank} handed in something that cannot be read as evidence") from None
         if found != [nonce, rank] or not isinstance(nothing, list) or not isinstance(values, dict):
             raise BadEvidence(f"rank {rank} handed in the evidence of another trial")

@@ -3,9 +3,11 @@
 import itertools
 import json
 import linecache
-import signal
+import os
+import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from cos598d.check.claims.base import Claim, NotAsAgreed, World
@@ -14,12 +16,18 @@ from cos598d.check.evidence import BadEvidence, Evidence
 from cos598d.check.spawn import DIED, LATE, RAISED, RETURNED, Frame, RankEnd
 from cos598d.rank import BROKEN_COLLECTIVE
 from cos598d.terminal.printable import printable
+from cos598d.terminal.signals import signal_name
 from cos598d.world.exit import LOST_RANK
 
 PASSED, FAILED, DID_NOT_END, CRASHED = "passed", "failed", "did not end", "crashed"
 # What a rank says when it ends only because another one did.
 CONSEQUENCES = (LOST_RANK.split("{")[0], "stopped because rank", "no word from rank", "is gone.")
 LAST_LINES = 3
+# Where Python, packages and this program are: lines of their files may be shown.
+INSTALLED = (
+    *(os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    os.path.realpath(Path(__file__).parents[1]) + os.sep,
+)
 
 
 @dataclass(frozen=True)
@@ -65,8 +73,12 @@ def _judge(claim: Claim, world: World, unlike: tuple[int, str] | None) -> Outcom
     """What became of a claim on a world that ended well; `unlike` is the first call in which a rank differed."""
     try:
         claim.judge(world)
+        symptom = symptom_of(world.comparisons)
     except BadEvidence as error:
         return _not_handed_in(world.size, error)
+    except Exception as error:  # whatever stands in what a rank handed in is no fault of the grader
+        why = f"{type(error).__name__}: {printable(str(error), 100)}"
+        return _failed(world.size, f"what the ranks handed in cannot be judged ({why})")
     if not world.findings:
         return Outcome(world.size, PASSED)
     first: dict[int, dict[str, Any]] = {}
@@ -75,12 +87,15 @@ def _judge(claim: Claim, world: World, unlike: tuple[int, str] | None) -> Outcom
     cause = next((finding.cause for finding in world.findings if finding.cause), "")
     if unlike:
         cause = unlike[1]
-    return Outcome(world.size, FAILED, [first[rank] for rank in sorted(first)], cause, symptom_of(world.comparisons))
+    return Outcome(world.size, FAILED, [first[rank] for rank in sorted(first)], cause, symptom)
 
 
 def _not_handed_in(size: int, error: BadEvidence) -> Outcome:
-    report = _claim_report(0, printable(error))
-    return Outcome(size, FAILED, [report], "a rank did not hand in what it was asked for")
+    return _failed(size, printable(error), "a rank did not hand in what it was asked for")
+
+
+def _failed(size: int, message: str, cause: str = "") -> Outcome:
+    return Outcome(size, FAILED, [_claim_report(0, message)], cause or message)
 
 
 def unlike_calls(ends: Sequence[RankEnd], is_over: bool) -> tuple[int, str] | None:
@@ -154,7 +169,7 @@ def _report(end: RankEnd, own_file: str, seconds: float) -> dict[str, Any]:
     where: dict[str, Any] = {}
     if frame := _frame(end, own_file):
         where = {"file": frame.file, "line": frame.line, "function": frame.function}
-        where["code"] = linecache.getline(frame.file, frame.line).strip()
+        where["code"] = _code(frame, own_file)
     about: dict[str, Any] = {"rank": end.rank}
     if end.how == RAISED:
         if end.type == NotAsAgreed.__name__:
@@ -177,10 +192,17 @@ def _frame(end: RankEnd, own_file: str) -> Frame | None:
     return end.frames[-1] if end.frames else None
 
 
+def _code(frame: Frame, own_file: str) -> str:
+    """The line of code, of the file under trial or of an installed one: a rank may name any file that is there."""
+    file = os.path.realpath(frame.file)
+    is_code = file.endswith(".py") and file.startswith(INSTALLED)
+    return linecache.getline(frame.file, frame.line).strip() if is_code or frame.file == own_file else ""
+
+
 def _exit_words(exit_code: int | None) -> str:
     if exit_code is None or exit_code >= 0:
         return f"the process left with exit code {exit_code}"
-    return f"the process was ended by {signal.Signals(-exit_code).name}"
+    return f"the process was ended by {signal_name(-exit_code)}"
 
 
 def _last_lines(text: str, count: int) -> list[str]:

@@ -4,7 +4,6 @@ import contextlib
 import os
 import select
 import shutil
-import signal
 import socket
 import stat
 import sys
@@ -20,6 +19,7 @@ from cos598d.grade.processes import Tree, hide_this_process, megabytes_in, orpha
 from cos598d.grade.scored import Judged
 from cos598d.grade.user import User, needed_by, user_for
 from cos598d.terminal.printable import printable
+from cos598d.terminal.signals import signal_name
 
 POLL_SECONDS = 0.1
 LOOK_SECONDS = 0.3  # how often its processes are counted
@@ -232,7 +232,7 @@ class _Judgement:
             return ""
         if self._error:
             return f"The grader itself failed ({printable(self._error, 300)}): what was left could not be judged."
-        how = f"exit code {exit_code}" if exit_code is None or exit_code >= 0 else signal.Signals(-exit_code).name
+        how = f"exit code {exit_code}" if exit_code is None or exit_code >= 0 else signal_name(-exit_code)
         return (
             f"The process that judged it was ended ({how}), by the submission or for want of memory: what was left "
             f"could not be judged, and gives no points."

@@ -14,6 +14,14 @@ ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGINT"
 GOES_ON = 75
 
 
+def signal_name(number: int) -> str:
+    """ "SIGKILL"; "signal 40" of one that has no name, which a process may be ended by all the same."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 @contextlib.contextmanager
 def exits_on_sigterm() -> Iterator[None]:
     """Within the block SIGTERM raises SystemExit, as Ctrl-C raises KeyboardInterrupt, so that every `finally` runs."""

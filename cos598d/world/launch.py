@@ -16,7 +16,7 @@ from types import FrameType
 
 from cos598d.errors import UsageError, UserError
 from cos598d.program import program
-from cos598d.terminal.signals import ENDING, GOES_ON
+from cos598d.terminal.signals import ENDING, GOES_ON, signal_name
 from cos598d.world.endpoint import listen
 from cos598d.world.identity import LAUNCHER_PID, LISTENER
 from cos598d.world.limits import allow_workers
@@ -170,7 +170,7 @@ def _wait(workers: Sequence[Worker]) -> int:
             # Ranks that leave in order, with 0 or to go on later, do so together.
             _wait_for_all(workers, STOP_SECONDS if failed == GOES_ON else SAY_SECONDS)
             if failed < 0:
-                print(f"rank {rank} was ended by {signal.Signals(-failed).name}.", file=sys.stderr)
+                print(f"rank {rank} was ended by {signal_name(-failed)}.", file=sys.stderr)
             return failed if failed > 0 else 128 - failed
         if all(code == 0 for code in codes):
             return 0
