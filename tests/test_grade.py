@@ -203,7 +203,7 @@ def test_a_class_that_hands_in_a_lesson(start, tmp_path, scratch):
     assert code == 0, text
     assert rows["answer"]["status"] == "passed", text
     assert rows["page"]["score"] == "0"
-    assert "this blank is still to be filled in" in rows["page"]["words"]
+    assert "nothing is filled in yet" in rows["page"]["words"]
 
 
 def test_results_are_there_after_each_claim(start, tmp_path, scratch):

@@ -27,6 +27,7 @@ from cos598d.grade.submission import grading
 from cos598d.grade.user import User, user_for
 from cos598d.learn import lesson, session
 from cos598d.learn.lessons import get_lesson
+from cos598d.learn.recorded import Recorded
 
 GET_DUMPABLE, SET_DUMPABLE = 3, 4  # prctl(2)
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can take another user's rights")
@@ -278,8 +279,8 @@ def test_each_submission_has_its_full_name_and_what_is_passed_over_is_said(tmp_p
 def test_where_the_answers_are_left_out_a_sentence_says_so(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(lesson, "files", lambda _: tmp_path)
-    monkeypatch.setattr(session, "warm_up", lambda: None)
-    monkeypatch.setattr(session, "record_file", lambda *_: ["an event"])
+    monkeypatch.setattr(session, "warm_up", lambda _: None)
+    monkeypatch.setattr(session, "record_file", lambda *_: Recorded(["an event"], []))
     with pytest.raises(UserError, match="has no answer to lesson 3: its repository has"):
         get_lesson(3).answer()
     assert main(["learn", "3", "--picture"]) == 1

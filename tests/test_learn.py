@@ -41,7 +41,7 @@ def test_the_answer_passes_and_the_page_does_not(number, tmp_path):
     assert not result["passed"]
     line = next((i for i, text in enumerate(lesson.page().splitlines(), 1) if BLANK.search(text)), 0)
     # Without a blank it is a file to be mended.
-    words = f"line {line}: this blank is still to be filled in" if line else "line "
+    words = f"line {line}: nothing is filled in yet: write your code" if line else "line "
     assert first.startswith(f"lesson{number}.py {words}")
 
 
@@ -79,7 +79,7 @@ def test_pages_say_what_their_lessons_say():
 
 AVERAGE = "import os, sys, time, torch\n\ndef average(comm, gradient, name):\n"
 BAD = {
-    "no Python": ("def average(comm, gradient, name)\n    pass\n", "line 1: this is not Python", "failed"),
+    "no Python": ("def average(comm, gradient, name)\n    pass\n", "line 1: this is not Python", "not tried"),
     "no function": ("def mean(comm, gradient, name):\n    pass\n", "has no average: the lesson asks for", "failed"),
     "no such import": ("import torhc\n", "line 1: ", "failed"),
     "raises": (
@@ -95,7 +95,7 @@ BAD = {
         "raised an exception: TypeError",
         "failed",
     ),
-    "no text": (AVERAGE + "    pass\0\n", "this is not Python", "failed"),
+    "no text": (AVERAGE + "    pass\0\n", "this is not Python", "not tried"),
 }
 
 
@@ -201,7 +201,7 @@ def test_a_file_may_be_called_as_the_answers_are(tmp_path):
 
 def test_check_takes_a_lesson_s_file_and_notes_that_it_passed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(session, "warm_up", lambda: None)  # the tests' server is warm, and others share it
+    monkeypatch.setattr(session, "warm_up", lambda _: None)  # the tests' server is warm, and others share it
     Path("mine.py").write_text(get_lesson(1).answer())
     assert main(["check", "mine.py", "--json", "card.json"]) == 0
     assert "all 3 checks hold" in capsys.readouterr().out
@@ -257,7 +257,7 @@ def test_a_record_has_what_every_rank_did(number, tmp_path):
     lesson = get_lesson(number)
     path = tmp_path / lesson.file_name
     path.write_text(lesson.answer())
-    events = session.record_file(lesson, path, 2)
+    events = session.record_file(lesson, path, 2).events
     assert {event.rank for event in events} == {0, 1}
     for rank in (0, 1):
         own = [event for event in events if event.rank == rank]
@@ -269,7 +269,7 @@ def test_a_record_has_what_every_rank_did(number, tmp_path):
 
 def test_a_picture_shows_the_file_beside_the_answer(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(session, "warm_up", lambda: None)
+    monkeypatch.setattr(session, "warm_up", lambda _: None)
     Path("lesson3.py").write_text(CASES[3].RIGHT["divides first"])
     assert main(["learn", "3", "--picture", "own.svg"]) == 0
     said = capsys.readouterr().out
@@ -284,3 +284,30 @@ def test_a_picture_shows_the_file_beside_the_answer(tmp_path, monkeypatch, capsy
     assert "nothing passes between ranks" in capsys.readouterr().err
     assert main(["learn", "3", "--picture", "own.png"]) == 2
     assert "must end in .svg" in capsys.readouterr().err
+
+
+def test_of_a_page_with_blanks_left_nothing_is_said_to_have_failed(tmp_path):
+    page = get_lesson(5).page()
+    result, first = mark(tmp_path, 5, page)
+    assert "nothing is filled in yet: write your code in the place of `...`; 3 blanks are left" in first
+    assert {claim["status"] for claim in result["claims"]} == {"not tried"}
+    begun = page.replace("...  # your turn: n parts of the tensor", "tensor.tensor_split(n)")
+    result, first = mark(tmp_path, 5, begun)
+    assert "this blank is still to be filled in: write your code in the place of `...`; 2 blanks are left" in first
+    assert "nothing was tried." in told.verdict(result, get_lesson(5))
+
+
+def test_what_is_said_of_a_number_of_ranks_names_what_is_tried_on_others():
+    assert told.world(1, 1, 2, {}) == "1 rank: 1 of 2 checks hold"
+    said = told.world(3, 1, 1, {"one_ring_each": (4, 2), "again": (2, 4), "alone": (1,)})
+    assert (
+        said
+        == "3 ranks: 1 of 1 checks hold; one_ring_each and again are tried on 2 and 4 ranks; alone is tried on 1 rank"
+    )
+
+
+def test_a_lesson_s_page_and_question_name_its_picture_where_there_is_one():
+    for lesson in all_lessons():
+        has_picture = lesson.load_checks().record is not None
+        assert lesson.has_picture == has_picture
+        assert (f"learn {lesson.number} --picture" in session.question(lesson)) == has_picture

@@ -10,6 +10,7 @@ import re
 import signal
 import stat
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -25,15 +26,18 @@ from cos598d.check.supervisor import (
     MOST_FILE_BYTES,
     OUTPUT_BYTES,
     START_SECONDS,
+    IsStuck,
     supervise,
 )
 from cos598d.program import own_python_path
 
 # Forked from a server that has torch loaded already: a rank starts in a blink, and from a clean process.
 _context = multiprocessing.get_context("forkserver")
+# The first that the server loads, and the variable by which it knows who started it, where that may not be survived.
+ENDS_WITH_STARTER, STARTER = "cos598d.check.server", "COS598D_STARTER"
 # What torch imports at an optimizer's first step: 2 s of processor, else of every rank of every world.
 OPTIMIZERS = "torch._dynamo"
-PRELOADED = ["cos598d.check.claims", "cos598d.run", OPTIMIZERS]
+PRELOADED = [ENDS_WITH_STARTER, "cos598d.check.claims", "cos598d.run", OPTIMIZERS]
 _context.set_forkserver_preload(PRELOADED)
 
 RETURNED, RAISED, LATE, DIED = "returned", "raised", "did not end", "died"
@@ -77,12 +81,18 @@ class RankEnd:
 
 
 def run_world(
-    world_size: int, function: Callable, *arguments: Any, seconds: float, timeout: float = 20
+    world_size: int,
+    function: Callable,
+    *arguments: Any,
+    seconds: float,
+    timeout: float = 20,
+    is_stuck: IsStuck | None = None,
 ) -> list[RankEnd]:
     """Call `function(comm, *arguments)` on `world_size` ranks at once; say of each how it ended, in order of rank.
 
     A call may take `seconds`; after that the world is ended, and each rank that is left says where it was. The process
-    group's collectives give up after `timeout` seconds. What the function returns must be JSON.
+    group's collectives give up after `timeout` seconds. Where `is_stuck` finds, from what the ranks leave in their
+    folder, that they wait for each other for ever, they are ended at once. What the function returns must be JSON.
     """
     with tempfile.TemporaryDirectory(prefix="cos598d-world-", ignore_cleanup_errors=True) as name:
         run_rank = functools.partial(
@@ -96,7 +106,7 @@ def run_world(
         )
         mine, its = _context.Pipe()
         supervisor = _context.Process(
-            target=supervise, args=(name, world_size, seconds, run_rank, its, util.get_temp_dir())
+            target=supervise, args=(name, world_size, seconds, run_rank, its, util.get_temp_dir(), is_stuck)
         )
         try:
             start_server()
@@ -128,7 +138,10 @@ def load_no_optimizer() -> None:
 
 def start_server() -> None:
     """Start the server, unless it runs; it finds this package whatever the working directory, installed or not."""
+    # The kernel takes the end of a thread for that of the process: only the main one lasts.
+    is_main = threading.current_thread() is threading.main_thread()
     ours = {
+        STARTER: str(os.getpid()) if is_main else "",
         "PYTHONPATH": own_python_path(),
         "TORCHINDUCTOR_CACHE_DIR": os.path.join(util.get_temp_dir(), "inductor"),  # made as soon as torch._dynamo loads
     }
@@ -150,12 +163,12 @@ def start_server() -> None:
 
 def _read(folder: Path, rank: int, exit_code: int | None, output: str) -> RankEnd:
     """How a rank ended, from the files that it left: they may say anything."""
-    handed_in, calls = (_bytes(folder / f"{name}{rank}", MOST_FILE_BYTES) for name in (HANDED_IN, CALLS))
+    handed_in, calls = (bytes_of(folder / f"{name}{rank}", MOST_FILE_BYTES) for name in (HANDED_IN, CALLS))
     died = RankEnd(rank, DIED, exit_code=exit_code, output=output, handed_in=handed_in, calls=calls)
-    answer = _bytes(folder / f"answer{rank}.json", MOST_ANSWER_BYTES)
+    answer = bytes_of(folder / f"answer{rank}.json", MOST_ANSWER_BYTES)
     if answer:
         return _answered(answer, died) or replace(died, message="its answer cannot be read")
-    where, crash = (_bytes(folder / f"{name}{rank}", OUTPUT_BYTES).decode(errors="replace") for name in ENDINGS)
+    where, crash = (bytes_of(folder / f"{name}{rank}", OUTPUT_BYTES).decode(errors="replace") for name in ENDINGS)
     threads = _threads(where or crash)
     # The main thread is the oldest, and told last.
     frames = threads[-1] if threads else ()
@@ -175,13 +188,13 @@ def _answered(data: bytes, end: RankEnd) -> RankEnd | None:
             or (answer["how"] == RAISED and not frames)
         ):
             return None
-    except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
+    except (ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError):
         return None
     end = replace(end, how=answer["how"], value=answer.get("value"), frames=frames, threads=(frames,))
     return replace(end, type=kind, message=message, traceback=stack)
 
 
-def _bytes(path: Path, most: int) -> bytes:
+def bytes_of(path: Path, most: int) -> bytes:
     """The end of a file's content; nothing where there is no plain file."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

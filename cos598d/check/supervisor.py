@@ -33,15 +33,23 @@ OUTPUT_BYTES = 20_000  # of what a rank prints, the end is kept
 MOST_FILE_BYTES = 256 << 20
 SET_PARENT_DEATH_SIGNAL, SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 
+IsStuck = Callable[[Path, int], bool]  # of a world's folder and size: whether its ranks wait for each other for ever
+
 
 def supervise(
-    name: str, world_size: int, seconds: float, run_rank: Callable[[int], None], line: Connection, grader_folder: str
+    name: str,
+    world_size: int,
+    seconds: float,
+    run_rank: Callable[[int], None],
+    line: Connection,
+    grader_folder: str,
+    is_stuck: IsStuck | None = None,
 ) -> None:
     """Run `run_rank(rank)` in a process for each rank until all have ended, or those left will not end by themselves.
 
     Then send the grader, through `line`, the exit code of each that ended and the end of each one's output. `name` is
-    the world's folder. If `line` closes before, the grader has given up, or is gone and cannot remove its folder for
-    temporary files, `grader_folder`.
+    the world's folder; `is_stuck`, if there is one, says that those left wait for each other. If `line` closes before,
+    the grader has given up, or is gone and cannot remove its folder for temporary files, `grader_folder`.
     """
     os.setpgrp()
     prctl(SET_CHILD_SUBREAPER, 1)
@@ -59,7 +67,7 @@ def supervise(
         ranks[pid], outputs[reads] = rank, rank
     exit_codes: dict[int, int] = {}
     said = dict.fromkeys(range(world_size), b"")
-    is_wanted = _watch(Path(name), ranks, outputs, exit_codes, said, START_SECONDS + seconds, line)
+    is_wanted = _watch(Path(name), ranks, outputs, exit_codes, said, START_SECONDS + seconds, line, is_stuck)
     _end_all(ranks)
     for output in list(outputs):
         _drain(output, outputs, said)
@@ -82,6 +90,7 @@ def _watch(
     said: dict[int, bytes],
     seconds: float,
     line: Connection,
+    is_stuck: IsStuck | None,
 ) -> bool:
     """Wait for the ranks to end; returns whether the grader is still waiting too."""
     grader = multiprocessing.parent_process()
@@ -94,7 +103,7 @@ def _watch(
         for output in ready:
             _drain(output, outputs, said)
         _reap(ranks, exit_codes)
-        if len(exit_codes) == len(ranks):
+        if len(exit_codes) == len(ranks) or (is_stuck and is_stuck(folder, len(ranks))):
             break
         is_late = any(_size(folder / f"where{rank}") for rank in ranks.values())
         all_said = all((folder / f"answer{rank}.json").exists() for rank in ranks.values())

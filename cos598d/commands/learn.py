@@ -38,7 +38,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const=OWN,
         metavar="FILE.svg",
-        help="draw what the file does in a step on 4 ranks, beside what the answer does; into FILE.svg too",
+        help="draw what the file does in a step on 4 ranks, beside what the answer does; into FILE.svg too, and "
+        "the messages of a ring of your own into FILE-steps.svg",
     )
     parser.add_argument(
         "--json", metavar="FILE", help="with --check: write the result there as JSON too; -: print it instead"
@@ -90,17 +91,23 @@ def _draw(lesson: Lesson, path: Path, output: Path) -> None:
     from cos598d.learn.picture.draw import letters_and_width
 
     with exits_on_sigterm():
-        session.warm_up()
-        picture = session.picture_of(lesson, path)
+        session.warm_up(lesson)
+        picture, steps = session.picture_of(lesson, path)
     letters, width = letters_and_width()
     print(f"\n{picture.text(width, letters)}")
+    if steps is not None:
+        print(f"\n{steps.text(width, letters)}")
     if output == OWN:
         return
-    try:
-        write_whole(output, picture.svg())
-    except OSError as error:
-        raise UserError(f"--picture {output} cannot be written: {error.strerror}.") from None
-    print(f"wrote {output}", file=sys.stderr)
+    drawings = {output: picture.svg}
+    if steps is not None:
+        drawings[output.with_name(f"{output.stem}-steps.svg")] = steps.svg
+    for file, drawn in drawings.items():
+        try:
+            write_whole(file, drawn())
+        except OSError as error:
+            raise UserError(f"--picture {file} cannot be written: {error.strerror}.") from None
+        print(f"wrote {file}", file=sys.stderr)
 
 
 def check(lesson: Lesson, path: Path, json_file: str | None) -> int:
@@ -108,7 +115,6 @@ def check(lesson: Lesson, path: Path, json_file: str | None) -> int:
     check_output_file("--json", json_file)
     say: Callable[[str], None] = (lambda _: None) if json_file == "-" else partial(print, flush=True)
     with exits_on_sigterm():
-        session.warm_up()
         result = session.check_file(lesson, path, say)
     if json_file == "-":
         print(json.dumps(result, indent=2))

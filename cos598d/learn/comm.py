@@ -1,12 +1,13 @@
 """The communicator that a student's code is given: the library's own, with messages, and with a record of it all."""
 
 import sys
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,7 +16,12 @@ from cos598d.comm.calls import Call, Pending
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import dtype_name, size_in_bytes
 from cos598d.learn.events import CALL, COMPUTE, LONGEST_NAME, MOST_EVENTS, RECEIVE, SEND, WAIT, Event
-from cos598d.learn.notes import BEGIN, COLLECTIVES, END, WAITS, Notes
+from cos598d.learn.notes import BEGIN, COLLECTIVES, END, MEET, MET, RAISED, THREADS, WAITS, Notes
+
+if TYPE_CHECKING:
+    from cos598d.learn.picture.probe import Probe
+
+NO_OPTIONS: Mapping[str, Any] = {}
 
 
 class LessonCommunicator(TracedCommunicator):
@@ -27,10 +33,12 @@ class LessonCommunicator(TracedCommunicator):
         comm.reduce(tensor, name, root=0)        the root's tensor becomes the sum
         comm.gather(tensor, name, root=0)        the list of all ranks' tensors at the root, None elsewhere
         comm.scatter(tensor, parts, name, root=0)   tensor becomes parts[rank] of the root; parts is None elsewhere
+        parts, call = comm.all_gather(tensor, name)   the list of all ranks' tensors, on every rank
         comm.send(tensor, to), comm.recv(tensor, source)      a message; over when the call returns
         comm.isend(tensor, to), comm.irecv(tensor, source)    the same, begun; .wait() of what they return ends it
 
-    `all_reduce(..., async_op=True)` begins, and returns what to `wait()` for. `name` is for the record alone.
+    `all_reduce(..., async_op=True)` begins, and returns what to `wait()` for; so does `all_gather`, whose parts may be
+    read after it. Without async_op a call is over when it returns. `name` is for the record alone.
     """
 
     def __init__(self, comm: Communicator, path: Path, file: str):
@@ -39,6 +47,8 @@ class LessonCommunicator(TracedCommunicator):
         self.notes = Notes(self._notes)
         self.events: list[Event] = []
         self._file, self._number, self._collectives, self._since = file, 0, 0, 0.0
+        self.probe: Probe | None = None
+        self._threads = 1 + (self.world_size > 1)  # this one, and the watchdog's
 
     def begin_record(self) -> None:
         """Forget the events so far; what comes now is computed from now on."""
@@ -50,8 +60,14 @@ class LessonCommunicator(TracedCommunicator):
         self._keep_event(COMPUTE, name, self._since, now, 0, None, tensor)
         self._since = now
 
+    def exchange(self, value: Any) -> list[Any]:
+        self.notes.write(MEET)
+        values = super().exchange(value)
+        self.notes.write(MET)
+        return values
+
     def all_reduce(self, tensor: torch.Tensor, name: str = "", **options: Any) -> Any:
-        with self._begun("all_reduce", tensor, name, None) as step:
+        with self._begun("all_reduce", tensor, name, None, options) as step:
             call = Communicator.all_reduce(self, tensor, step.tensor, **options)
             if call.is_under_way:
                 return self._keep_until_waited(call, step)
@@ -79,7 +95,7 @@ class LessonCommunicator(TracedCommunicator):
             Communicator.reduce(self, tensor, step.tensor, root=root, **options)
 
     def all_gather(self, tensor: torch.Tensor, name: str = "", **options: Any) -> Any:
-        with self._begun("all_gather", tensor, name, None) as step:
+        with self._begun("all_gather", tensor, name, None, options) as step:
             parts, call = Communicator.all_gather(self, tensor, step.tensor, **options)
             if call.is_under_way:
                 return parts, self._keep_until_waited(call, step)
@@ -105,7 +121,10 @@ class LessonCommunicator(TracedCommunicator):
         if not 0 <= peer < self.world_size or peer == self.rank:
             other = f"{op}s to" if op == "send" else f"{op}s from"
             raise ValueError(f"rank {self.rank} {other} rank {peer}; the other ranks are {self.others}")
-        step = self._begin(op, tensor, name, peer)
+        probe = self.probe
+        if probe:
+            probe.look()
+        step = self._begin(op, tensor, name, peer, blocks=False)
         composed = Communicator.compose(self, op, tensor, step.tensor)
         pairs = [(tensor, peer)]
         messages = composed.start(sends=pairs) if op == "send" else composed.start(receives=pairs)
@@ -113,6 +132,8 @@ class LessonCommunicator(TracedCommunicator):
         def wait() -> None:
             messages.wait()
             composed.end()
+            if probe:
+                probe.ended(op == "send", peer, tensor, step.start)
 
         return _Recorded(self, step, wait)
 
@@ -126,14 +147,17 @@ class LessonCommunicator(TracedCommunicator):
         return _Recorded(self, step, call.wait)
 
     @contextmanager
-    def _begun(self, op: str, tensor: torch.Tensor, name: str, peer: int | None) -> Iterator["_Step"]:
+    def _begun(
+        self, op: str, tensor: torch.Tensor, name: str, peer: int | None, options: Mapping[str, Any] = NO_OPTIONS
+    ) -> Iterator["_Step"]:
         """A call that is over with the context, unless somebody is to wait for it."""
-        step = self._begin(op, tensor, name, peer)
-        yield step
+        step = self._begin(op, tensor, name, peer, blocks=not options.get("async_op"))
+        with self.noting_errors(step):
+            yield step
         if not step.is_kept:
             self.ended(step, step.start)
 
-    def _begin(self, op: str, tensor: torch.Tensor, name: str, peer: int | None) -> "_Step":
+    def _begin(self, op: str, tensor: torch.Tensor, name: str, peer: int | None, blocks: bool) -> "_Step":
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(
                 f"comm.{op} was given {tensor!r:.40}, expected a tensor; has that parameter a gradient yet?"
@@ -143,7 +167,10 @@ class LessonCommunicator(TracedCommunicator):
         tensor_name = str(name)[:LONGEST_NAME] or f"tensor {self._collectives}"
         step = _Step(op, tensor_name, size_in_bytes(tensor), peer, self._line())
         self._keep_event(COMPUTE, "compute", self._since, step.start, 0, None)
-        self.notes.write(BEGIN, self._number, op, step.tensor, tensor.shape, dtype_name(tensor.dtype), peer, step.line)
+        if threading.active_count() > self._threads:
+            self.notes.write(THREADS)
+        about = (op, step.tensor, tensor.shape, dtype_name(tensor.dtype), peer, step.line, blocks)
+        self.notes.write(BEGIN, self._number, *about)
         step.number = self._number
         self._since = time.perf_counter()
         return step
@@ -158,6 +185,15 @@ class LessonCommunicator(TracedCommunicator):
             self._keep_event(WAIT, step.name, waiting_since, now, 0, step.peer, step.tensor)
         self._since = now
         self.notes.write(END, step.number)
+
+    @contextmanager
+    def noting_errors(self, step: "_Step") -> Iterator[None]:
+        """Where the call ends in an exception, this rank does not stand still in it any more."""
+        try:
+            yield
+        except BaseException:
+            self.notes.write(RAISED, step.number)
+            raise
 
     def waiting(self, step: "_Step") -> float:
         """This rank begins to wait for the call, in the student's line that is now under way."""
@@ -202,5 +238,6 @@ class _Recorded:
             return
         wait, self._wait = self._wait, None
         since = self._comm.waiting(self._step)
-        wait()
+        with self._comm.noting_errors(self._step):
+            wait()
         self._comm.ended(self._step, since)

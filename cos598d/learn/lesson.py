@@ -52,7 +52,17 @@ class Lesson:
 
     def load_checks(self) -> "Checks":
         """What must hold. Loads torch."""
-        return importlib.import_module(f"cos598d.learn.checks.{self.checks}").CHECKS
+        return importlib.import_module(self.checks_module).CHECKS
+
+    @property
+    def checks_module(self) -> str:
+        """The module that has the checks."""
+        return f"cos598d.learn.checks.{self.checks}"
+
+    @property
+    def has_picture(self) -> bool:
+        """Whether there is a step to be drawn: then the page says so."""
+        return f"learn {self.number} --picture" in self.page()
 
     @property
     def file_name(self) -> str:

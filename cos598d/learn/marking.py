@@ -15,17 +15,20 @@ from cos598d.check.diagnosis import symptom_of
 from cos598d.check.evidence import BadEvidence, Evidence
 from cos598d.check.judge import DID_NOT_END, FAILED, PASSED, judge
 from cos598d.check.spawn import RankEnd, run_world
-from cos598d.learn import ranks
+from cos598d.imports import leave_out_compiler
+from cos598d.learn import ranks, told
 from cos598d.learn.checking import Check
-from cos598d.learn.events import Event, from_rows
 from cos598d.learn.lesson import Lesson
 from cos598d.learn.notes import Book, read_notes, standstill, unlike
+from cos598d.learn.recorded import RECORD, Recorded, recorded
+from cos598d.learn.stuck import StuckRanks
 from cos598d.learn.student import Mistake, first_mistake, line_of
 from cos598d.learn.words import Wrong, in_words
 from cos598d.terminal.printable import printable
 
 SECONDS = 8.0  # what all checks of one world may take together, on a machine with nothing else to do: most take one
 MOST_PATIENCE = 4.0  # times as much, where others keep the cores busy
+STILL = 1 / 3  # of that time: so long may all ranks stand still in calls, where it is not known that none can go on
 NOT_TRIED = "not tried"
 MOST_LINES = 5  # of what a rank printed
 
@@ -59,9 +62,10 @@ class Marking:
 
         A world that comes to no end is the last.
         """
-        self.static = first_mistake(self.source, self.path)
+        self.static = first_mistake(self.source, self.path, self.lesson.page())
         if self.static:
             return
+        leave_out_compiler()
         checks = self.lesson.load_checks()
         for size in checks.sizes if sizes is None else sizes:
             tried = [check for check in checks.checks if size in check.sizes]
@@ -70,29 +74,27 @@ class Marking:
                 verdicts = self._judge(tried, ends)
             self.verdicts += verdicts
             held = sum(verdict.status == PASSED for verdict in verdicts)
-            say(f"{size} rank{'s' if size > 1 else ''}: {held} of {len(verdicts)} checks hold")
+            left_out = {check.name: check.sizes for check in checks.checks if size not in check.sizes}
+            say(told.world(size, held, len(verdicts), left_out))
             if held < len(verdicts) and not self.printed:
                 self.printed = _printed(ends)
             if any(verdict.status not in (PASSED, FAILED) for verdict in verdicts):
                 break
 
-    def record(self, size: int) -> list[Event]:
-        """What the file does in one step on `size` ranks, of a lesson that has one; nothing if it does not end."""
-        if first_mistake(self.source, self.path):
-            return []
-        events: list[Event] = []
+    def record(self, size: int) -> Recorded | None:
+        """What the file does in one step on `size` ranks, of a lesson that has one; None if it does not end well."""
+        if first_mistake(self.source, self.path, self.lesson.page()):
+            return None
         try:
-            for each in self._evidence(self._world(size, [ranks.RECORD])):
-                rows = from_rows(each.reported("record", "events", list))
-                events += [event for event in rows if event.rank == each.rank]
+            return recorded(self._evidence(self._world(size, [RECORD])))
         except (BadEvidence, ValueError):
-            return []
-        return sorted(events, key=lambda event: event.start)
+            return None
 
     def _world(self, size: int, names: Sequence[str]) -> list[RankEnd]:
         # A collective that waits for a rank in an endless loop must not give up before the loop is found.
         arguments = (str(self.path), self.lesson.number, names, self.nonce)
-        return run_world(size, ranks.observe, *arguments, seconds=self.seconds, timeout=self.seconds + 30)
+        seconds, is_stuck = self.seconds, StuckRanks(STILL * self.seconds)
+        return run_world(size, ranks.observe, *arguments, seconds=seconds, timeout=seconds + 30, is_stuck=is_stuck)
 
     def _evidence(self, ends: Sequence[RankEnd]) -> list[Evidence]:
         return [Evidence.from_bytes(end.handed_in, end.rank, self.nonce) for end in ends]
@@ -216,7 +218,7 @@ class Marking:
 
     def _claim(self, check: Check, mistakes: Sequence[tuple[Mistake, list[str]]]) -> dict[str, Any]:
         own = [verdict for verdict in self.verdicts if verdict.check is check]
-        statuses = [verdict.status for verdict in own] or [FAILED if self.static else NOT_TRIED]
+        statuses = [verdict.status for verdict in own] or [NOT_TRIED]
         words = [said(mistake, self.name) for mistake, names in mistakes if check.name in names]
         return {
             "claim": check.name,

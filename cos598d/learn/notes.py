@@ -10,7 +10,9 @@ from typing import Any
 from cos598d.check.trace import MOST_CALLS
 from cos598d.terminal.printable import printable
 
-BEGIN, END, WAITS, CHECK = "begin", "end", "waits", "check"
+BEGIN, END, WAITS, RAISED, CHECK = "begin", "end", "waits", "raised", "check"
+MEET, MET, THREADS = "meet", "met", "threads"
+MOST_NOTES = 3 * MOST_CALLS
 COLLECTIVES = ("all_reduce", "broadcast", "gather", "scatter", "reduce", "all_gather")
 
 
@@ -23,7 +25,7 @@ class Notes:
     def write(self, *note: Any) -> None:
         """One note (JSON); shapes may be torch's."""
         self._count += 1
-        if self._count <= 3 * MOST_CALLS:
+        if self._count <= MOST_NOTES:
             values = [list(each) if isinstance(each, tuple) else each for each in note]
             os.write(self._descriptor, json.dumps(values).encode() + b"\n")
 
@@ -40,12 +42,14 @@ class Noted:
     peer: int | None
     line: int
     is_over: bool = False
+    blocks: bool = False  # the rank waits for it from its begin
     waits_in: int = 0  # the line in which it is waited for, where that is another one
+    has_raised: bool = False  # to make it, or to wait for it, ended in an exception
 
     @property
     def is_waited_for(self) -> bool:
         """Whether somebody waits, or has waited, for what was begun."""
-        return self.waits_in > 0
+        return self.blocks or self.waits_in > 0
 
     @property
     def alike(self) -> tuple:
@@ -65,10 +69,20 @@ class Noted:
 
 @dataclass
 class Book:
-    """All that one rank noted."""
+    """All that one rank noted.
+
+    check       the last that was begun
+    meetings    how many exchanges of small values it has begun; is_meeting: the last is not over
+    is_alone    whether no other thread of the file's ever ran
+    is_whole    whether nothing was left out, for there was too much or it could not be read
+    """
 
     calls: list[Noted] = field(default_factory=list)
-    check: str = ""  # the last that was begun
+    check: str = ""
+    meetings: int = 0
+    is_meeting: bool = False
+    is_alone: bool = True
+    is_whole: bool = True
 
     def of(self, check: str) -> list[Noted]:
         """The calls of one check."""
@@ -86,17 +100,20 @@ class Book:
 def read_notes(data: bytes) -> Book:
     """What a rank noted, up to where it was cut off; it may be anything."""
     book, places = Book(), {}
-    for line in data.splitlines():
+    lines = data.splitlines()
+    book.is_whole = len(lines) < MOST_NOTES
+    for line in lines:
         try:
             kind, *rest = json.loads(line)
             if kind == CHECK:
                 book.check = str(rest[0])
             elif kind == BEGIN:
-                number, op, tensor, shape, dtype, peer, at = rest
+                number, op, tensor, shape, dtype, peer, at, blocks = rest
                 places[number] = len(book.calls)
                 sizes = tuple(int(size) for size in shape)
                 peer = None if peer is None else int(peer)
-                book.calls.append(Noted(book.check, str(op), str(tensor), sizes, str(dtype), peer, int(at)))
+                about = (str(op), str(tensor), sizes, str(dtype), peer, int(at))
+                book.calls.append(Noted(book.check, *about, blocks=bool(blocks)))
             elif kind == WAITS:
                 place = places[rest[0]]
                 waits_in = int(rest[1]) or book.calls[place].line or 1
@@ -104,7 +121,17 @@ def read_notes(data: bytes) -> Book:
             elif kind == END:
                 place = places[rest[0]]
                 book.calls[place] = replace(book.calls[place], is_over=True)
-        except (ValueError, TypeError, KeyError, IndexError, RecursionError):
+            elif kind == RAISED:
+                place = places[rest[0]]
+                book.calls[place] = replace(book.calls[place], has_raised=True)
+            elif kind == MEET:
+                book.meetings, book.is_meeting = book.meetings + 1, True
+            elif kind == MET:
+                book.is_meeting = False
+            elif kind == THREADS:
+                book.is_alone = False
+        except (ValueError, TypeError, KeyError, IndexError, OverflowError, RecursionError):
+            book.is_whole = False
             break
     return book
 

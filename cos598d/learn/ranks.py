@@ -1,5 +1,6 @@
 """What grading a lesson does on each rank: the student's code runs here, and never in the grader's process."""
 
+import gc
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,14 +16,15 @@ from cos598d.learn.checking import OnLesson
 from cos598d.learn.comm import LessonCommunicator
 from cos598d.learn.lessons import get_lesson
 from cos598d.learn.notes import CHECK
+from cos598d.learn.recorded import RECORD
 
-RECORD = "record"  # the name of what is recorded for a picture, beside the checks' own
 MOST_DIRECT_CALLS = 20
 
 
 def observe(comm: Communicator, path: str, number: int, names: Sequence[str], nonce: int) -> None:
     """Drive the file at `path` for these checks of a lesson, and hand in, after each, what came of all so far."""
     leave_out_compiler()
+    gc.freeze()  # what is loaded: else each collection looks through it, and copies memory that ranks share
     direct: list[str] = []
     trace_direct_calls(direct.append)  # before the file is loaded, which may keep functions under names of its own
     lesson = get_lesson(number)

@@ -11,14 +11,16 @@ from cos598d.errors import UsageError, UserError
 from cos598d.learn import progress
 from cos598d.learn.lesson import Lesson
 from cos598d.learn.lessons import all_lessons
-from cos598d.learn.student import read_file
+from cos598d.learn.student import first_mistake, read_file
 from cos598d.tables import as_text
 
 if TYPE_CHECKING:
-    from cos598d.learn.events import Event
     from cos598d.learn.picture import Picture
+    from cos598d.learn.picture.steps import Steps
+    from cos598d.learn.recorded import Recorded
 
-WARM = ["cos598d.learn.ranks"]  # what a rank has loaded when it is forked
+WARM = ["cos598d.learn.warm", "cos598d.learn.ranks"]  # what a rank has loaded when it is forked, before the checks
+RANKS = 4  # of a picture
 
 
 def overview(folder: Path) -> str:
@@ -40,10 +42,11 @@ def question(lesson: Lesson) -> str:
     """What the lesson asks, and how to go on."""
     command = f"python -m cos598d learn {lesson.number}"
     wanted = "\n".join(f"    {form}" for form in lesson.contract.values())
+    picture = f"\n{command} --picture    draws a step of it on 4 ranks, beside the answer" if lesson.has_picture else ""
     return (
         f"Lesson {lesson.number}: {lesson.title} (about {lesson.minutes} minutes)\n\n{lesson.question}\n\n"
         f"Your file has to define\n{wanted}\n\n"
-        f"{command} --check    checks it\n{command} --hint     tells a hint, one more each time"
+        f"{command} --check      checks it\n{command} --hint       tells a hint, one more each time{picture}"
     )
 
 
@@ -76,6 +79,8 @@ def check_file(lesson: Lesson, path: Path, say: Callable[[str], None], nonce: in
     Raises UsageError where the file cannot be read or is another lesson's. The file runs in processes of its own.
     """
     source = read_file(path, lesson)
+    if first_mistake(source, path, lesson.page()) is None:
+        warm_up(lesson)
     from cos598d.learn.marking import Marking
 
     marking = Marking(lesson, path, source, secrets.randbits(32) if nonce is None else nonce)
@@ -86,26 +91,36 @@ def check_file(lesson: Lesson, path: Path, say: Callable[[str], None], nonce: in
     return result
 
 
-def picture_of(lesson: Lesson, path: Path) -> "Picture":
-    """What the file does in one step on 4 ranks, beside what the answer does.
+def picture_of(lesson: Lesson, path: Path) -> "tuple[Picture, Steps | None]":
+    """What the file does in one step on 4 ranks, beside what the answer does; and the steps of its messages, if any.
 
     Raises UsageError for a lesson in which nothing is to be seen, and UserError where the file comes to no end, or the
     answer is left out.
     """
     from cos598d.learn.picture import draw
+    from cos598d.learn.picture.steps import steps_of
+    from cos598d.learn.picture.words import name_of
 
     own = record_file(lesson, path)
-    if not own:
+    if not own or not own.events:
         raise UserError(f"{path} cannot be drawn, since it comes to no good end: --check says why.")
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "answer.py"
         answer.write_text(lesson.answer(), encoding="utf-8")
         reference = record_file(lesson, answer)
-    return draw(own, reference, title=path.name, reference_title="the answer")
+    note = f"No steps are drawn: {name_of(own.unsaid, 200)}." if own.unsaid else ""
+    steps = None
+    if own.messages:
+        try:
+            steps = steps_of(own.messages, f"{name_of(path.name)} on {RANKS} ranks, step by step")
+        except ValueError as error:
+            note = f"No steps are drawn: {error}."
+    beside = reference.events if reference else []
+    return draw(own.events, beside, title=path.name, reference_title="the answer", note=note), steps
 
 
-def record_file(lesson: Lesson, path: Path, size: int = 4) -> "list[Event]":
-    """What the file does in one step on `size` ranks; nothing where it comes to no end. Raises UsageError."""
+def record_file(lesson: Lesson, path: Path, size: int = RANKS) -> "Recorded | None":
+    """What the file does in one step on `size` ranks; None where it comes to no good end. Raises UsageError."""
     source = read_file(path, lesson)
     from cos598d.learn.marking import Marking
 
@@ -114,9 +129,9 @@ def record_file(lesson: Lesson, path: Path, size: int = 4) -> "list[Event]":
     return Marking(lesson, path, source, secrets.randbits(32)).record(size)
 
 
-def warm_up() -> None:
-    """Start the server that ranks are forked from, with what a lesson needs: it loads torch while this process does."""
-    from cos598d.check.spawn import start_server
+def warm_up(lesson: Lesson) -> None:
+    """Start the server that ranks are forked from; it loads what the lesson needs while this process does."""
+    from cos598d.check.spawn import ENDS_WITH_STARTER, start_server
 
-    forkserver.set_forkserver_preload(WARM)
+    forkserver.set_forkserver_preload([ENDS_WITH_STARTER, *WARM, lesson.checks_module])
     start_server()

@@ -57,8 +57,8 @@ def number_of(source: bytes) -> int | None:
     return int(marker[1]) if marker else None
 
 
-def first_mistake(source: bytes, path: Path) -> Mistake | None:
-    """What is wrong with a file that can be told without running it: it is no Python, or a blank is still there."""
+def first_mistake(source: bytes, path: Path, page: str) -> Mistake | None:
+    """What is wrong with a file, as far as it tells unrun: it is no Python, or blanks of its `page` are left."""
     try:
         ast.parse(source, str(path))
     except SyntaxError as error:
@@ -66,10 +66,14 @@ def first_mistake(source: bytes, path: Path) -> Mistake | None:
         return Mistake(f"this is not Python ({error.msg}){text}", error.lineno or 0)
     except (ValueError, RecursionError, MemoryError) as error:
         return Mistake(f"this is not Python ({error or 'nested too deeply'})")
-    for line, text in enumerate(source.decode(errors="replace").splitlines(), 1):
-        if BLANK.search(text):
-            return Mistake("this blank is still to be filled in: write your code in the place of `...`", line)
-    return None
+    lines = enumerate(source.decode(errors="replace").splitlines(), 1)
+    blanks = [line for line, text in lines if BLANK.search(text)]
+    if not blanks:
+        return None
+    is_untouched = len(blanks) >= len(BLANK.findall(page))
+    what = "nothing is filled in yet" if is_untouched else "this blank is still to be filled in"
+    more = f"; {len(blanks)} blanks are left" if len(blanks) > 1 else ""
+    return Mistake(f"{what}: write your code in the place of `...`{more}", blanks[0])
 
 
 def line_of(source: bytes, name: str) -> int:

@@ -1,12 +1,23 @@
 """A lesson's result as text: what is wrong, with its line, first; then check by check, and what to do next."""
 
 import textwrap
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from cos598d.check.card import join
 from cos598d.learn.lesson import Lesson
 
 WIDTH = 118
 STATUS_WIDTH = 13
+
+
+def world(size: int, held: int, tried: int, left_out: Mapping[str, Sequence[int]]) -> str:
+    """How many checks hold on `size` ranks; and of those `left_out` there, on how many they are tried."""
+    names: dict[str, list[str]] = {}
+    for name, sizes in left_out.items():
+        names.setdefault(_ranks(sorted(sizes)), []).append(name)
+    others = (f"; {join(each)} {'are' if len(each) > 1 else 'is'} tried on {on}" for on, each in names.items())
+    return f"{_ranks([size])}: {held} of {tried} checks hold{''.join(others)}"
 
 
 def verdict(result: dict[str, Any], lesson: Lesson) -> str:
@@ -32,8 +43,15 @@ def after(lesson: Lesson) -> str:
     return f"Read:    {lesson.read}\nMeasure: {lesson.measure}"
 
 
+def _ranks(sizes: Sequence[int]) -> str:
+    return f"{join(sizes)} rank{'' if sizes == [1] else 's'}"
+
+
 def _held(result: dict[str, Any]) -> str:
-    held = sum(claim["status"] == "passed" for claim in result["claims"])
+    statuses = [claim["status"] for claim in result["claims"]]
+    if set(statuses) == {"not tried"}:
+        return "nothing was tried."
+    held = statuses.count("passed")
     return f"{held} of {len(result['claims'])} checks hold."
 
 

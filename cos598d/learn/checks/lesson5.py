@@ -10,6 +10,7 @@ from cos598d.check.evidence import BadEvidence
 from cos598d.learn.checking import Check, Checks, OnLesson
 from cos598d.learn.checks.common import record
 from cos598d.learn.events import RECEIVE, SEND, from_rows
+from cos598d.learn.picture.probe import Probe
 from cos598d.sync.base import GradientSync
 
 LENGTHS = (12, 10, 1009, 7, 2, 1)
@@ -158,9 +159,20 @@ def _ring(student: ModuleType) -> MakeSync:
     return ByRing
 
 
+@Claim
+def record_ring(on: OnLesson) -> None:
+    """A step after a first one, recorded; then an all-reduce whose messages can be seen to do what they do."""
+    record.observe(on)
+    probe = on.comm.probe = Probe(on.rank)
+    probe.look()
+    on.student.all_reduce(on.comm, probe.tensor)
+    probe.look()
+    on.report("messages", probe.to_json())
+
+
 _OWN = {
     "scaled": "rank {rank}'s result is the sum times {factor:.4g}: an all-reduce adds up, and divides by nothing",
     "twice": "rank {rank}'s result is the average over {n} ranks: an all-reduce is the sum, without a division",
     "local": "rank {rank} still has its own tensor: what comes in must be added into a view of `tensor`, in place",
 }
-CHECKS = Checks((Check(sums, (3, 2, 4), _OWN), Check(neighbours_only, (3, 4))), _ring, record)
+CHECKS = Checks((Check(sums, (3, 2, 4), _OWN), Check(neighbours_only, (3, 4))), _ring, record_ring)
