@@ -157,7 +157,7 @@ def test_what_no_judgement_expects_is_a_failed_check_and_no_traceback(tmp_path):
 
 def test_what_is_on_the_command_line(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(session, "warm_up", lambda: None)  # the tests' server is warm, and others share it
+    monkeypatch.setattr(session, "warm_up", lambda _: None)  # the tests' server is warm, and others share it
     assert main(["learn"]) == 0
     assert "Next: python -m cos598d learn 0" in capsys.readouterr().out
     assert main(["learn", "3"]) == 0

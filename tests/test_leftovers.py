@@ -9,7 +9,7 @@ import uuid
 
 import psutil
 import pytest
-from programs import ROOT
+from programs import ROOT, wait_until
 
 from cos598d.learn.lessons import get_lesson
 
@@ -50,13 +50,6 @@ def marked(mark):
         except psutil.Error:
             pass
     return found
-
-
-def wait_until(holds):
-    deadline = time.monotonic() + 180
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def write(folder):
