@@ -145,3 +145,9 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if EXPENSIVE.intersection(item.fixturenames):
             item.add_marker(pytest.mark.xdist_group(item.module.__name__))
+
+
+@pytest.hookimpl(optionalhook=True)  # xdist's
+def pytest_xdist_auto_num_workers(config):
+    """One test process more than cores: tests wait, too, for ranks that meet and for what must take its time."""
+    return None if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ else 1 + (os.cpu_count() or 1)

@@ -59,7 +59,8 @@ def keep_claims(comm, name, word, claims):
     on_ranks.observe(comm, combined(name, word), claims, NONCE, direct)
 
 
-@pytest.mark.parametrize("world_size", HOSTS)
+# On 2 ranks each sync keeps them without a codec (test_conformance), and averages right with each below.
+@pytest.mark.parametrize("world_size", [1, 3, 4])
 @pytest.mark.parametrize(("name", "word"), [*((name, "powersgd:1000") for name in TAKERS), ("bucketed", "topk:1")])
 def test_a_codec_that_leaves_nothing_out_keeps_every_claim(name, word, world_size):
     # It compares the bytes of two models, and of an embedding that is not tied only the rows travel that were used.

@@ -60,11 +60,16 @@ def travelled(found):
     return {purpose: sums for purpose, sums in found["totals"]["by_purpose"].items() if purpose != "state"}
 
 
-@pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize(
-    "values",
-    [{"sync": "bucketed"}, {"sync": "zero3"}, {"sync": "local_sgd", "sync_every": 3}, {"sync": "diloco"}],
-    ids=lambda values: values["sync"],
+    ("rank", "values"),
+    [
+        (0, {"sync": "bucketed"}),
+        (1, {"sync": "bucketed"}),
+        (0, {"sync": "zero3"}),
+        (1, {"sync": "local_sgd", "sync_every": 3}),
+        (0, {"sync": "diloco"}),
+    ],
+    ids=lambda value: value["sync"] if isinstance(value, dict) else None,
 )
 def test_all_ranks_end_after_the_step_in_which_one_was_asked(values, rank, same_end):
     """No checkpoint was asked for: one is made then all the same."""
@@ -75,9 +80,15 @@ def test_all_ranks_end_after_the_step_in_which_one_was_asked(values, rank, same_
     assert {one["stopped"] for one in found} == {None}
 
 
-@pytest.mark.parametrize("iteration", [7, 12])
-@pytest.mark.parametrize("point", ["asked", "asked in the evaluation"])
-@pytest.mark.parametrize("values", [{"sync": "bucketed"}, {"sync": "local_sgd", "sync_every": 3}])
+@pytest.mark.parametrize(
+    ("point", "iteration", "values"),
+    [
+        ("asked", 7, {"sync": "bucketed"}),
+        ("asked", 12, {"sync": "local_sgd", "sync_every": 3}),
+        ("asked in the evaluation", 7, {"sync": "local_sgd", "sync_every": 3}),
+        ("asked in the evaluation", 12, {"sync": "bucketed"}),
+    ],
+)
 def test_an_evaluation_that_is_due_is_made_when_the_run_goes_on(values, point, iteration, same_end):
     """Also after the last step, and when the request comes while the ranks evaluate."""
     stopped, found = same_end(NO_SAVES | values, (point, iteration, 1))

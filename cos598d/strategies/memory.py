@@ -1,6 +1,7 @@
 """Bytes that a rank holds, counted from tensors by category: now, and at the peak of a step."""
 
 import contextlib
+import functools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
@@ -10,8 +11,6 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils import _pytree as pytree
-
-PLAIN = frozenset((bool, int, float, str, type(None)))  # what most things consist of, and holds no tensor
 
 
 def count_memory(**categories: Iterable[torch.Tensor]) -> dict[str, int]:
@@ -43,18 +42,25 @@ def tensors_in(thing: Any) -> Iterator[torch.Tensor]:
     left = [thing]
     while left:
         one = left.pop()
-        if isinstance(one, torch.Tensor):
+        kind = _kind(type(one))
+        if kind == "tensor":
             yield one
-            continue
-        if type(one) in PLAIN or id(one) in seen:
-            continue
-        seen.add(id(one))
-        if isinstance(one, Mapping):
-            left.extend(one.values())
-        elif isinstance(one, (list, tuple, set, deque)):
-            left.extend(one)
-        elif type(one).__module__.startswith("cos598d.sync") and not isinstance(one, nn.Module):
-            left.extend(getattr(one, "__dict__", {}).values())
+        elif kind and id(one) not in seen:
+            seen.add(id(one))
+            left.extend(one if kind == "items" else one.values() if kind == "mapping" else vars(one).values())
+
+
+@functools.cache
+def _kind(kind: type) -> str:
+    """What to look for in things of that type, "" where there is nothing; kept, since a watched step asks it often."""
+    if issubclass(kind, torch.Tensor):
+        return "tensor"
+    if issubclass(kind, Mapping):
+        return "mapping"
+    if issubclass(kind, (list, tuple, set, deque)):
+        return "items"
+    is_ours = kind.__module__.startswith("cos598d.sync") and not issubclass(kind, nn.Module)
+    return "object" if is_ours and kind.__dictoffset__ else ""
 
 
 class Peak:
