@@ -49,7 +49,7 @@ class Program:
         variables = {k: v for k, v in os.environ.items() if k not in NOT_INHERITED}
         variables |= {"OMP_NUM_THREADS": "1", "TMPDIR": str(folder)} | (environ or {})
         with self.path.open("w") as output:
-            if not is_fresh and _is_ours(words) and not _is_for_python(environ or {}):
+            if not is_fresh and _is_ours(words, environ or {}) and not _is_for_python(environ or {}):
                 self.process = WarmProcess(words, folder, self.path, variables)
             else:
                 self.process = subprocess.Popen(
@@ -127,9 +127,11 @@ def wait_until(holds: Callable[[], object], seconds: float = PATIENCE) -> None:
         time.sleep(0.02)
 
 
-def _is_ours(words: Sequence[str]) -> bool:
-    """Whether it is `-m cos598d`, a lesson's script or an example."""
-    return list(words[:2]) == ["-m", "cos598d"] or Path(words[0]).parent in (*ROOT.glob("task*"), ROOT / "examples")
+def _is_ours(words: Sequence[str], environ: dict[str, str]) -> bool:
+    """Whether it is `-m cos598d`, a lesson's script, an example, or a script of a test's own that asks for our code."""
+    if list(words[:2]) == ["-m", "cos598d"] or Path(words[0]).parent in (*ROOT.glob("task*"), ROOT / "examples"):
+        return True
+    return words[0].endswith(".py") and environ.get("PYTHONPATH") == str(ROOT)
 
 
 def _is_for_python(environ: dict[str, str]) -> bool:

@@ -273,7 +273,8 @@ else:
 @pytest.mark.parametrize(("library", "victim"), [("fabric", 0), ("trainer", 1)])
 def test_a_killed_rank_takes_the_other_with_it_long_before_the_timeout(start, tmp_path, library, victim):
     (tmp_path / "endless.py").write_text(ENDLESS)
-    program = start("endless", ["endless.py", library], {"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"})
+    environ = {"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
+    program = start("endless", ["endless.py", library], environ, is_fresh=True)
     files = [tmp_path / f"{rank}.pid" for rank in range(2)]
     deadline = time.monotonic() + 150
     while not all(file.exists() for file in files):

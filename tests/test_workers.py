@@ -74,7 +74,7 @@ def told(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("forks")
     (folder / "script.py").write_text(SCRIPT)
-    program = Program(folder, "starter", [str(folder / "script.py")], {"PYTHONPATH": str(ROOT)})
+    program = Program(folder, "starter", [str(folder / "script.py")], {"PYTHONPATH": str(ROOT)}, is_fresh=True)
     try:
         code = program.wait()
     finally:
@@ -121,7 +121,7 @@ def test_a_killed_fork_is_named_and_ends_the_others(told):
 
 def test_beside_a_thread_nothing_is_forked(start, tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
-    program = start("starter", [tmp_path / "script.py", "threads"], {"PYTHONPATH": str(ROOT)})
+    program = start("starter", [tmp_path / "script.py", "threads"], {"PYTHONPATH": str(ROOT)}, is_fresh=True)
     assert program.wait() == 3, program.text
     assert "fresh" in program.text
 
