@@ -15,6 +15,7 @@ from torch.distributed.run import get_args_parser
 from cos598d.commands.cli import COMMANDS
 from cos598d.commands.flags import Parser
 from cos598d.commands.run_flags import add_run_options
+from cos598d.learn.lessons import NUMBERS
 
 ROOT = Path(__file__).resolve().parents[1]
 OUR_CODE = ROOT / "cos598d"
@@ -176,8 +177,9 @@ def test_every_page_is_reached_from_the_readme():
     assert [name(page) for page in PAGES[1:] if f"]({name(page)}" not in text] == []
 
 
-def test_every_lessons_page_is_reached_from_the_course():
+def test_every_lesson_has_a_page_that_is_reached_from_the_course():
     text = (ROOT / "docs" / "course.md").read_text()
+    assert {page.name for page in LESSONS} == {f"lesson{number}.md" for number in NUMBERS}
     assert [page.name for page in LESSONS if f"](lessons/{page.name})" not in text] == []
 
 
