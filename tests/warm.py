@@ -21,6 +21,7 @@ from cos598d.check.spawn import ENDS_WITH_STARTER, start_server
 from cos598d.check.supervisor import prctl
 
 SET_DUMPABLE = 4  # prctl(2)
+_kept: dict[str, object] = {}
 _context = multiprocessing.get_context("forkserver")
 
 
@@ -77,7 +78,9 @@ def _be(words, folder, output, environ):
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
     else:
         sys.argv = list(words)
-        runpy.run_path(words[0], run_name="__main__")
+        # What the script has is kept until the process is gone: a DDP that is dropped here ends its gloo group while it
+        # holds the GIL, and a thread of gloo's that still lets go of its last call may wait for that (torch 2.13).
+        _kept.update(runpy.run_path(words[0], run_name="__main__"))
 
 
 def _start(path, words, descriptors, start_fresh=util.spawnv_passfds):
