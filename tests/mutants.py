@@ -1,4 +1,7 @@
-"""Gradient syncs, each with one mistake that is made in practice: tests of the conformance suite."""
+"""Gradient syncs, each with one mistake that is made in practice: tests of the conformance suite.
+
+Those that a student's tests are tried on too are in `cos598d/grade/under_test/wrong.py`.
+"""
 
 import inspect
 from collections.abc import Callable
@@ -8,48 +11,10 @@ import torch
 import torch.distributed as dist
 
 from cos598d.data import sampler
+from cos598d.grade.under_test import wrong
 from cos598d.sync.all_reduce import AllReduce
 from cos598d.sync.base import GradientSync
 from cos598d.sync.bucketed import Bucketed
-from cos598d.sync.gather_scatter import GatherScatter
-
-
-class SumNotMean(AllReduce):
-    def average(self, name, gradient):
-        self.comm.all_reduce(gradient, name)
-
-
-class ClipBeforeSync(AllReduce):
-    def finish(self):
-        torch.nn.utils.clip_grad_norm_([p for _, p in self.parameters], 0.3)
-        super().finish()
-
-
-class GatherWithoutScatter(GatherScatter):
-    def average(self, name, gradient):
-        copies = self.comm.gather(gradient, name)
-        if copies is not None:
-            gradient.copy_(torch.stack(copies).mean(dim=0))
-
-
-class WeightsInsteadOfGradients(AllReduce):
-    def average(self, name, gradient):
-        weight = dict(self.parameters)[name].data
-        super().average(name, weight)
-
-
-class WeightsScaled(AllReduce):
-    """Averages gradients, but also touches the weights, as a hook does that takes the parameter for its gradient."""
-
-    def average(self, name, gradient):
-        super().average(name, gradient)
-        dict(self.parameters)[name].data /= self.comm.world_size
-
-
-class NoInitialBroadcast(AllReduce):
-    def attach(self, model):
-        self.parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        return model
 
 
 class NoBroadcastOfFrozenWeights(AllReduce):
@@ -60,16 +25,6 @@ class NoBroadcastOfFrozenWeights(AllReduce):
         for name, tensor in (*self.parameters, *model.named_buffers()):
             self.comm.broadcast(tensor.data, name, purpose="state")
         return model
-
-
-class ZerosForUnused(AllReduce):
-    """Fills zeros where no rank had a gradient, so that the optimizer moves weights nobody used."""
-
-    def gradients(self):
-        for _, p in self.parameters:
-            if p.grad is None:
-                p.grad = torch.zeros_like(p)
-        return [(name, p.grad) for name, p in self.parameters]
 
 
 class SyncsUnderNoSync(AllReduce):
@@ -123,31 +78,6 @@ class DividedTwice(AllReduce):
         gradient /= self.comm.world_size
 
 
-class NeverAveraged(AllReduce):
-    """Averages a copy."""
-
-    def average(self, name, gradient):
-        super().average(name, gradient.clone())
-
-
-class ChunksWithoutRemainder(AllReduce):
-    """Cuts each gradient into as many parts of one size as there are ranks."""
-
-    def average(self, name, gradient):
-        size = gradient.numel() // self.comm.world_size
-        for part in range(self.comm.world_size):
-            super().average(name, gradient.view(-1)[part * size : (part + 1) * size])
-
-
-class CopiesBackAPart(AllReduce):
-    """Its buffer is too small for the longest gradients."""
-
-    def average(self, name, gradient):
-        buffer = gradient.flatten()[:1000].clone()
-        super().average(name, buffer)
-        gradient.view(-1)[:1000] = buffer
-
-
 class FirstStepsOnly(AllReduce):
     def attach(self, model):
         self.steps = 0
@@ -185,16 +115,7 @@ class AnotherOrder(AllReduce):
         return agreed[::-1] if self.comm.rank == 1 else agreed
 
 
-class HalfInBetween(AllReduce):
-    kind = torch.float16
-
-    def average(self, name, gradient):
-        half = gradient.to(self.kind)
-        super().average(name, half)
-        gradient.copy_(half)
-
-
-class BrainHalfInBetween(HalfInBetween):
+class BrainHalfInBetween(wrong.HalfInBetween):
     kind = torch.bfloat16
 
 
@@ -229,12 +150,6 @@ class RunningMean(AllReduce):
         means = vars(self).setdefault("means", {})
         means[name] = gradient.clone() if name not in means else 0.9 * means[name] + 0.1 * gradient
         gradient.copy_(means[name])
-
-
-class OnlyWeights(AllReduce):
-    def average(self, name, gradient):
-        if not name.endswith("bias"):
-            super().average(name, gradient)
 
 
 class OnlyWhatRank0Used(AllReduce):
@@ -296,29 +211,30 @@ def _clip_in_the_loop_before_sync() -> type[GradientSync]:
 
 MEAN, OFF = "averages_gradients", "off the mean"
 MUTANTS = {
-    "sum not mean": Mutant(lambda: SumNotMean, MEAN, OFF, "summed and not averaged: off by exactly n"),
+    "sum not mean": Mutant(lambda: wrong.SumNotMean, MEAN, OFF, "summed and not averaged: off by exactly n"),
     "divided by four": Mutant(lambda: DividedByFour, MEAN, OFF, "divided by the wrong number: by 4", (2, 3)),
     "divided by four, trained": Mutant(lambda: DividedByFour, "trains_like_one_process", "(SGD)", "(SGD)", (3,)),
+    "divided by two": Mutant(lambda: wrong.DividedByTwo, MEAN, OFF, "divided by the wrong number: by 2", (3, 4)),
     "divided twice": Mutant(lambda: DividedTwice, MEAN, OFF, "divided by n twice"),
-    "clip before sync": Mutant(lambda: ClipBeforeSync, MEAN, OFF, "clipped to a norm of 0.3 before the average"),
+    "clip before sync": Mutant(lambda: wrong.ClipBeforeSync, MEAN, OFF, "clipped to a norm of 0.3 before the average"),
     "clip before sync, in the loop": Mutant(
         _clip_in_the_loop_before_sync, "trains_like_one_process", "differ", "differ from one process's"
     ),
-    "gather without scatter": Mutant(lambda: GatherWithoutScatter, MEAN, OFF, "and not sent back"),
-    "never averaged": Mutant(lambda: NeverAveraged, MEAN, OFF, "never averaged: every rank keeps its own"),
+    "gather without scatter": Mutant(lambda: wrong.GatherWithoutScatter, MEAN, OFF, "and not sent back"),
+    "never averaged": Mutant(lambda: wrong.NeverAveraged, MEAN, OFF, "never averaged: every rank keeps its own"),
     "same data on all ranks": Mutant(
         _same_data_on_all_ranks, "trains_like_one_process", "losses differ", "losses differ from one process's"
     ),
-    "weights instead of gradients": Mutant(lambda: WeightsInsteadOfGradients, MEAN, OFF, "never averaged"),
-    "weights touched too": Mutant(lambda: WeightsScaled, MEAN, "changed the weight", "finish changed weights"),
+    "weights instead of gradients": Mutant(lambda: wrong.WeightsInsteadOfGradients, MEAN, OFF, "never averaged"),
+    "weights touched too": Mutant(lambda: wrong.WeightsScaled, MEAN, "changed the weight", "finish changed weights"),
     "no initial broadcast": Mutant(
-        lambda: NoInitialBroadcast, "starts_from_rank_0", "differs from rank 0's", "differs from rank 0's after attach"
+        lambda: wrong.NoInitialBroadcast, "starts_from_rank_0", "differs from rank 0's", "differs from rank 0's after attach"
     ),
     "no broadcast of frozen weights": Mutant(
         lambda: NoBroadcastOfFrozenWeights, "starts_from_rank_0", "frozen.weight", "frozen.weight differs from rank 0's"
     ),
     "zeros for unused parameters": Mutant(
-        lambda: ZerosForUnused,
+        lambda: wrong.ZerosForUnused,
         "handles_unused_parameters",
         "should have no gradient",
         "a parameter that no rank used gets a gradient",
@@ -332,11 +248,17 @@ MUTANTS = {
         lambda: LeavesASilentHook, "lets_go", "hooks are left after detach", "detach leaves hooks behind"
     ),
     "chunks without remainder": Mutant(
-        lambda: ChunksWithoutRemainder, MEAN, OFF, "the remainder of 600011 divided by 2"
+        lambda: wrong.ChunksWithoutRemainder, MEAN, OFF, "the remainder of 600011 divided by 2"
     ),
-    "copies back a part": Mutant(lambda: CopiesBackAPart, MEAN, OFF, "only the first 1000 of 600011 elements"),
+    "copies back a part": Mutant(lambda: wrong.CopiesBackAPart, MEAN, OFF, "only the first 1000 of 600011 elements"),
     "first steps only": Mutant(lambda: FirstStepsOnly, MEAN, OFF, "right for the first 5 steps only"),
     "every second step": Mutant(lambda: EverySecondStep, MEAN, OFF, "right in every second step only"),
+    "stale gradients": Mutant(lambda: wrong.StaleGradients, MEAN, OFF, "stale: each step has the average"),
+    "without the last rank": Mutant(lambda: wrong.WithoutLastRank, MEAN, OFF, "rank 2's gradient is not in the average", (3,)),
+    "without the last tensor": Mutant(lambda: wrong.WithoutLastTensor, MEAN, OFF, "wrong on last.bias, right on"),
+    "only the last pass": Mutant(
+        lambda: wrong.OnlyLastPass, "accumulates", OFF, "the first backward's gradient stays each rank's own"
+    ),
     "second backward ignored": Mutant(
         lambda: SecondBackwardIgnored, "accumulates_without_no_sync", OFF, "second backward of a step is not averaged"
     ),
@@ -346,7 +268,7 @@ MUTANTS = {
         "rank 1 called all_reduce of last.bias (7 float32) where rank 0 called all_reduce of large (300007 float32)",
         "rank 1 called all_reduce of last.bias",
     ),
-    "half precision in between": Mutant(lambda: HalfInBetween, MEAN, OFF, "half precision (fp16) on the way"),
+    "half precision in between": Mutant(lambda: wrong.HalfInBetween, MEAN, OFF, "half precision (fp16) on the way"),
     "bfloat16 in between": Mutant(lambda: BrainHalfInBetween, MEAN, OFF, "half precision (bf16) on the way"),
     "calls round comm": Mutant(
         lambda: RoundComm,
@@ -358,7 +280,7 @@ MUTANTS = {
         lambda: NotWaitedFor, "waits_for_its_calls", "not waited for when finish returns", "while calls are under way"
     ),
     "running mean": Mutant(lambda: RunningMean, MEAN, OFF, "mixed with earlier steps: 0.1 of this step's average"),
-    "only weights": Mutant(lambda: OnlyWeights, MEAN, OFF, "wrong on biases"),
+    "only weights": Mutant(lambda: wrong.OnlyWeights, MEAN, OFF, "wrong on biases"),
     "only what rank 0 used": Mutant(
         lambda: OnlyWhatRank0Used, "handles_unused_parameters", OFF, "each tensor is averaged with another one"
     ),

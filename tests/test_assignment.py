@@ -9,6 +9,7 @@ import sys
 import zipfile
 
 import pytest
+from programs import ROOT
 
 from cos598d.audit.judge.verdict import Finding, Seen, Verdict
 from cos598d.check.claims import CLAIMS
@@ -20,6 +21,7 @@ from cos598d.grade.kinds.script import ScriptKind, score
 from cos598d.grade.result_files import ResultFiles
 from cos598d.grade.scored import Judged, Scored, exit_code
 from cos598d.grade.table import Table
+from cos598d.learn.lessons import NUMBERS
 
 # https://gradescope-autograders.readthedocs.io/en/latest/specs/#output-format: field -> type
 NUMBER, TEXT = (int, float), (str,)
@@ -138,9 +140,9 @@ def test_an_assignment_says_the_points_of_each_claim():
 @pytest.mark.parametrize(
     ("source", "says"),
     [
-        ("", "lab.toml has no kind: give one of sync, script, lesson."),
-        ("kind = 3", "lab.toml line 1: kind: it is 3, where one of sync, script, lesson is expected."),
-        ('kind = "essay"', 'lab.toml line 1: kind: it is "essay", where one of sync, script, lesson is expected.'),
+        ("", "lab.toml has no kind: give one of sync, script, lesson, tests."),
+        ("kind = 3", "lab.toml line 1: kind: it is 3, where one of sync, script, lesson, tests is expected."),
+        ('kind = "essay"', 'lab.toml line 1: kind: it is "essay", where one of sync, script, lesson, tests is expected.'),
         ('kind = "sync"\n[points\n', "lab.toml is no TOML: "),
         ('kind = "sync"\nclass = "My Sync"', "lab.toml line 2: class is 'My Sync': give a class's name, as MySync."),
         ('kind = "sync"\nfile = "../x.py"', "lab.toml line 2: file is '../x.py': give a Python file's name"),
@@ -167,6 +169,15 @@ def test_what_is_wrong_in_an_assignment_is_a_sentence_with_its_line(source, says
     assert str(refusal.value).startswith(says)
     assert str(refusal.value).endswith(".")
     assert "\n" not in str(refusal.value)
+
+
+def test_every_claim_stands_by_its_name_on_the_page_for_teachers():
+    page = (ROOT / "docs" / "teaching.md").read_text().partition("### Claims by name")[2].partition("\n## ")[0]
+    rows = [re.fullmatch(r"\| `?([\w ]+?)`? \| (.*) \|", line) for line in page.splitlines()]
+    said = {row[1]: re.findall(r"`(\w+)`", row[2]) for row in rows if row and row[1] != "of"}
+    found = {name: assignment_of(name).kind.claims() for name in ("sync", "script", "tests")}
+    found |= {f"lesson {n}": assignment(f'kind = "lesson"\nlesson = {n}\n').kind.claims() for n in NUMBERS}
+    assert said == {of: [name for name, is_scored in claims.items() if is_scored] for of, claims in found.items()}
 
 
 def test_an_assignment_that_cannot_be_read_is_a_sentence(tmp_path):

@@ -134,7 +134,7 @@ def test_a_mistake_is_named_by_the_claim_it_breaks(here, capsys, mistake):
     [
         ("Loops", "did not end", "rank 1 of 2: still running after 5 s - bad.py line 11, in finish: time.sleep(0.01)"),
         ("Raises", "failed", "rank 1 of 2: ValueError: a bucket is lost - bad.py line 17, in average: raise Value"),
-        ("Leaves", "crashed", "the process left with exit code 3; my last words"),
+        ("Leaves", "crashed", 'the process left with exit code 3; it printed "my last words"'),
         ("Exits", "failed", "SystemExit: enough - bad.py line 27, in finish: sys.exit("),
     ],
 )

@@ -159,10 +159,15 @@ def _is_consequence(end: RankEnd) -> bool:
     """Whether this rank ended only because another one did."""
     if end.how == RAISED:
         if end.type == "UserError":
-            return any(words in end.message for words in CONSEQUENCES)
+            return _tells_of_others(end.message)
         is_broken = any(words in end.message for words in BROKEN_COLLECTIVE)
         return is_broken and "Timed out" not in end.message
-    return end.how == DIED and any(words in (_last_lines(end.output, 1) or [""])[0] for words in CONSEQUENCES)
+    return end.how == DIED and any(map(_tells_of_others, _last_lines(end.output, LAST_LINES)))
+
+
+def _tells_of_others(words: str) -> bool:
+    """Whether a rank says with these words that it ends because another one did."""
+    return any(each in words for each in CONSEQUENCES)
 
 
 def _report(end: RankEnd, own_file: str, seconds: float) -> dict[str, Any]:
@@ -177,7 +182,10 @@ def _report(end: RankEnd, own_file: str, seconds: float) -> dict[str, Any]:
         return about | {"kind": "exception", "type": end.type, "message": end.message} | where
     if end.how == LATE:
         return about | {"kind": "time", "type": "", "message": f"still running after {seconds:g} s"} | where
-    message = "; ".join((end.message or _exit_words(end.exit_code), *_last_lines(end.output, LAST_LINES)))
+    message = end.message or _exit_words(end.exit_code)
+    lines = _last_lines(end.output, LAST_LINES)
+    own = [f'"{line}"' for line in lines if not _tells_of_others(line)]
+    message += f"; it printed {', '.join(own)}" if own else "".join(f"; {line}" for line in lines)
     return about | {"kind": "crash", "type": "", "message": message} | where
 
 

@@ -14,7 +14,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--assignment",
         required=True,
         metavar="FILE.toml",
-        help="the assignment; or sync, script or lesson, with its defaults",
+        help="the assignment; or sync, script, lesson or tests, with its defaults",
     )
     parser.add_argument(
         "-o", "--output", type=Path, default=Path("autograder.zip"), metavar="FILE", help="default: autograder.zip"

@@ -33,7 +33,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--assignment",
         required=True,
         metavar="FILE.toml",
-        help="the assignment; or sync, script or lesson, with its defaults",
+        help="the assignment; or sync, script, lesson or tests, with its defaults",
     )
     parser.add_argument("--csv", type=Path, metavar="FILE", help="the class's table, written after each submission")
     add_result_files(parser)
@@ -100,5 +100,7 @@ def _class(options: argparse.Namespace, assignment: Assignment) -> int:
             print(grader.remark)
         graded = grade_class(submissions, grader, assignment, options.csv, say)
     seconds = time.monotonic() - began
-    print(f"{len(graded)} submissions in {seconds:.0f} s, {seconds / len(graded):.1f} s each: {options.csv}")
+    each = [one.seconds for one in graded]
+    mean = f"{seconds / len(graded):.1f} s each ({min(each):.1f} to {max(each):.1f})"
+    print(f"{len(graded)} submissions in {seconds:.0f} s, {mean}: {options.csv}")
     return NOT_JUDGED if any(exit_code(each.scored) == NOT_JUDGED for each in graded) else PASSED

@@ -261,7 +261,7 @@ def _stops(verdict: Verdict) -> bool:
 
 
 def _ended(kind: str) -> str:
-    return {"time": "came to no end", "crash": "ended without a word", "exception": "raised an exception"}[kind]
+    return {"time": "came to no end", "crash": "ended early", "exception": "raised an exception"}[kind]
 
 
 def _line_in(words: str) -> int:

@@ -6,7 +6,9 @@ from pathlib import Path, PurePosixPath
 
 from cos598d.grade.scored import Judged
 from cos598d.grade.table import Table
-from cos598d.records.kinds import TEXT
+from cos598d.records.kinds import TEXT, ListOf, Number
+
+MOST_RANKS = 16
 
 
 class Kind(ABC):
@@ -43,6 +45,12 @@ def take_file(table: Table, default: str) -> str:
     if path.suffix != ".py" or path.is_absolute() or ".." in path.parts or "\\" in name or not name.isprintable():
         raise table.error("file", f"file is {name!r}: give a Python file's name, as {default}")
     return str(path)
+
+
+def take_sizes(table: Table, default: list[int], least: int) -> tuple[int, ...]:
+    """The key `world_sizes`: numbers of ranks from `least`, each once, in order. Raises UsageError."""
+    rank_number = Number(f"a number of ranks from {least} to {MOST_RANKS}", least=least, most=MOST_RANKS, is_whole=True)
+    return tuple(sorted(set(table.take("world_sizes", ListOf(rank_number, least=1), default))))
 
 
 def all_alike(claims: Sequence[str], passed: bool | None, words: str) -> Iterator[Judged]:

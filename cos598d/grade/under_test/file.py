@@ -1,0 +1,69 @@
+"""A student's file of tests as it can be known without running it: its test functions, and what each asks for."""
+
+import ast
+from dataclasses import dataclass
+from pathlib import Path
+
+from cos598d.errors import UsageError
+from cos598d.terminal.printable import printable
+
+GIVEN = ("sync", "rank", "world_size")
+PREFIX = "test_"
+MOST_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class StudentTest:
+    """A function of the file. `arguments` are those of GIVEN that it asks for."""
+
+    name: str
+    arguments: tuple[str, ...]
+    line: int
+
+
+def tests_in(path: Path) -> list[StudentTest]:
+    """The file's tests, in order. Raises UsageError, with the line, for what cannot be run as tests."""
+    try:
+        source = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path.name} cannot be read: {error.strerror}.") from None
+    if len(source) > MOST_BYTES:
+        raise UsageError(f"{path.name} has {len(source)} bytes, and a file of tests has at most {MOST_BYTES}.")
+    try:
+        body = ast.parse(source).body
+    except SyntaxError as error:
+        raise UsageError(f"{path.name} is not Python ({error.msg}, line {error.lineno}).") from None
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise UsageError(f"{path.name} is not Python ({error or 'nested too deeply'}).") from None
+    found: dict[str, StudentTest] = {}
+    for node in body:
+        if isinstance(node, ast.FunctionDef) and node.name.startswith(PREFIX):
+            test = StudentTest(node.name, _arguments(node, path.name), node.lineno)
+            if test.name in found:
+                before = found[test.name].line
+                raise UsageError(
+                    f"{path.name} line {test.line}: {printable(test.name, 60)} is there already, in line {before}, and "
+                    "would never run: give each test a name of its own."
+                )
+            found[test.name] = test
+    if not found:
+        raise UsageError(
+            f"{path.name} has no test: write functions whose names begin with {PREFIX}, outside of any class."
+        )
+    return list(found.values())
+
+
+def _arguments(node: ast.FunctionDef, file: str) -> tuple[str, ...]:
+    """What the function asks for. Raises UsageError for what no test is given."""
+    given = node.args
+    positional = [*given.posonlyargs, *given.args]
+    needed = [*positional[: len(positional) - len(given.defaults)]]
+    needed += [each for each, default in zip(given.kwonlyargs, given.kw_defaults, strict=True) if default is None]
+    unknown = next((each.arg for each in needed if each.arg not in GIVEN), None)
+    if unknown is not None or given.posonlyargs:
+        what = printable(unknown or "what stands before /", 60)
+        raise UsageError(
+            f"{file} line {node.lineno}: {printable(node.name, 60)} asks for {what}: a test can ask for "
+            f"{', '.join(GIVEN[:-1])} and {GIVEN[-1]}, by these names."
+        )
+    return tuple(each.arg for each in (*positional, *given.kwonlyargs) if each.arg in GIVEN)

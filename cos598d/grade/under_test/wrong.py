@@ -1,0 +1,177 @@
+"""Gradient syncs with one mistake each, of those that are made in practice: a student's tests must reject them."""
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from cos598d.sync.all_reduce import AllReduce
+from cos598d.sync.gather_scatter import GatherScatter
+
+
+class NeverAveraged(AllReduce):
+    """Averages a copy."""
+
+    def average(self, name: str, gradient: torch.Tensor) -> None:
+        super().average(name, gradient.clone())
+
+
+class SumNotMean(AllReduce):
+    """Does not divide."""
+
+    def average(self, name: str, gradient: torch.Tensor) -> None:
+        self.comm.all_reduce(gradient, name)
+
+
+class DividedByTwo(AllReduce):
+    """Was only ever tried on two ranks."""
+
+    def average(self, name: str, gradient: torch.Tensor) -> None:
+        self.comm.all_reduce(gradient, name)
+        gradient /= 2
+
+
+class GatherWithoutScatter(GatherScatter):
+    """The average stays on rank 0."""
+
+    def average(self, name: str, gradient: torch.Tensor) -> None:
+        copies = self.comm.gather(gradient, name)
+        if copies is not None:
+            gradient.copy_(torch.stack(copies).mean(dim=0))
+
+
+class WithoutLastRank(AllReduce):
+    """Its loop over the ranks ends one too early: the last one's gradients do not count."""
+
+    def average(self, name: str, gradient: torch.Tensor) -> None:
+        last = self.comm.world_size - 1
+        if self.comm.rank == last:
+            gradient.zero_()
+        self.comm.all_reduce(gradient, name)
+        gradient /= max(last, 1)
+
+
+class CopiesBackAPart(AllReduce):
+    """Its buffer is too small for the longest gradients."""
+
+    def average(self, name: str, gradient: torch.Tensor) -> None:
+        buffer = gradient.flatten()[:1000].clone()
+        super().average(name, buffer)
+        gradient.view(-1)[:1000] = buffer
+
+
+class ChunksWithoutRemainder(AllReduce):
+    """Cuts each gradient into as many parts of one size as there are ranks."""
+
+    def average(self, name: str, gradient: torch.Tensor) -> None:
+        size = gradient.numel() // self.comm.world_size
+        for part in range(self.comm.world_size):
+            super().average(name, gradient.view(-1)[part * size : (part + 1) * size])
+
+
+class WithoutLastTensor(AllReduce):
+    """Its last bucket is never full, and so it is never sent."""
+
+    def gradients(self) -> list[tuple[str, torch.Tensor]]:
+        return super().gradients()[:-1]
+
+
+class OnlyWeights(AllReduce):
+    """Takes a model for its matrices."""
+
+    def average(self, name: str, gradient: torch.Tensor) -> None:
+        if not name.endswith("bias"):
+            super().average(name, gradient)
+
+
+class NoInitialBroadcast(AllReduce):
+    """Each rank begins with weights of its own."""
+
+    def attach(self, model: nn.Module) -> nn.Module:
+        self.parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        return model
+
+
+class WeightsInsteadOfGradients(AllReduce):
+    """Takes the parameter for its gradient."""
+
+    def average(self, name: str, gradient: torch.Tensor) -> None:
+        weight = dict(self.parameters)[name].data
+        super().average(name, weight)
+
+
+class WeightsScaled(AllReduce):
+    """Averages gradients, but also touches the weights, as a hook does that takes the parameter for its gradient."""
+
+    def average(self, name: str, gradient: torch.Tensor) -> None:
+        super().average(name, gradient)
+        dict(self.parameters)[name].data /= self.comm.world_size
+
+
+class StaleGradients(AllReduce):
+    """Begins a step's calls and does not wait for them, so that each step has the averages of the one before."""
+
+    def attach(self, model: nn.Module) -> nn.Module:
+        self._before: dict[str, torch.Tensor] = {}
+        return super().attach(model)
+
+    def average(self, name: str, gradient: torch.Tensor) -> None:
+        super().average(name, gradient)
+        latest = gradient.clone()
+        gradient.copy_(self._before.get(name, latest))
+        self._before[name] = latest
+
+
+class OnlyLastPass(AllReduce):
+    """Of a step of several backward passes it averages what the last one added: the rest stays each rank's own."""
+
+    def attach(self, model: nn.Module) -> nn.Module:
+        self._own: dict[str, torch.Tensor] = {}
+        return super().attach(model)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        yield
+        self._own = {name: p.grad.clone() for name, p in self.parameters if p.grad is not None}
+
+    def finish(self) -> None:
+        super().finish()
+        self._own = {}
+
+    def average(self, name: str, gradient: torch.Tensor) -> None:
+        own = self._own.get(name, torch.zeros_like(gradient))
+        gradient -= own
+        super().average(name, gradient)
+        gradient += own
+
+
+class HalfInBetween(AllReduce):
+    """Sends another dtype than it was given, and rounds to it."""
+
+    kind = torch.float16
+
+    def average(self, name: str, gradient: torch.Tensor) -> None:
+        half = gradient.to(self.kind)
+        super().average(name, half)
+        gradient.copy_(half)
+
+
+class ClipBeforeSync(AllReduce):
+    """Clips what each rank has: the average is then another one."""
+
+    def finish(self) -> None:
+        torch.nn.utils.clip_grad_norm_([p for _, p in self.parameters], 0.3)
+        super().finish()
+
+
+class ZerosForUnused(AllReduce):
+    """Fills zeros where no rank had a gradient, so that the optimizer moves weights nobody used."""
+
+    def gradients(self) -> list[tuple[str, torch.Tensor]]:
+        found = []
+        for name, p in self.parameters:
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+            found.append((name, p.grad))
+        return found

@@ -1,0 +1,281 @@
+"""`grade` on students' tests: right syncs must pass and wrong ones fail, and nothing else gives points."""
+
+import csv
+import re
+import tempfile
+from pathlib import Path
+
+import pytest
+from programs import ROOT
+
+from cos598d.check import ranks
+from cos598d.check.claims import CLAIMS
+from cos598d.check.judge import CRASHED, DID_NOT_END, FAILED, PASSED, judge_claims
+from cos598d.check.spawn import run_world
+from cos598d.errors import UsageError
+from cos598d.grade.kinds import KINDS, tests
+from cos598d.grade.table import Table
+from cos598d.grade.under_test import RIGHT, SUBJECTS, WRONG
+from cos598d.grade.under_test.file import tests_in
+
+NONCE = 598
+# What finds all that is wrong with any of them: uneven numbers of elements, other data on each rank and in each step.
+GOOD = """
+import torch
+from torch import nn
+
+ELEMENTS = 1001
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used = nn.Linear(ELEMENTS, 1)
+        self.unused = nn.Linear(2, 2)
+        self.last = nn.Parameter(torch.zeros(5))
+
+    def forward(self, inputs):
+        return self.used(inputs).sum() + (self.last * inputs[0, :5]).sum()
+
+
+def batch(rank, step):
+    inputs = torch.randn(1, ELEMENTS, generator=torch.Generator().manual_seed(100 * step + rank))
+    return inputs, 1.0 + rank + step
+
+
+def backward(module, rank, step):
+    inputs, scale = batch(rank, step)
+    (module(inputs) * scale).backward()
+
+
+def hold_to_the_mean(model, steps, world_size):
+    right = {"used.weight": 0, "used.bias": 0, "last": 0}
+    for rank in range(world_size):
+        for inputs, scale in (batch(rank, step) for step in steps):
+            right["used.weight"] += inputs * scale / world_size
+            right["used.bias"] += torch.tensor([scale]) / world_size
+            right["last"] += inputs[0, :5] * scale / world_size
+    for name, parameter in model.named_parameters():
+        if name in right:
+            torch.testing.assert_close(parameter.grad, right[name], rtol=1e-5, atol=1e-5)
+        else:
+            assert parameter.grad is None, name
+
+
+def test_every_step_gives_the_mean_and_leaves_the_weights(sync, rank, world_size):
+    model = Net()
+    module = sync.attach(model)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    for step in range(2):
+        model.zero_grad()
+        backward(module, rank, step)
+        sync.finish()
+        hold_to_the_mean(model, [step], world_size)
+    assert all(torch.equal(*pair) for pair in zip(before, model.parameters()))
+
+
+def test_two_passes_are_averaged_together(sync, rank, world_size):
+    model = Net()
+    module = sync.attach(model)
+    with sync.no_sync():
+        backward(module, rank, 0)
+    backward(module, rank, 1)
+    sync.finish()
+    hold_to_the_mean(model, [0, 1], world_size)
+    sync.detach()
+
+
+def test_all_begin_with_the_weights_of_rank_0(sync, rank):
+    torch.manual_seed(0)
+    right = Net()
+    torch.manual_seed(rank)
+    model = Net()
+    sync.attach(model)
+    assert all(torch.equal(*pair) for pair in zip(right.parameters(), model.parameters()))
+"""
+# None of these tells right from wrong, or none by a test; what they claim of themselves counts for nothing.
+BAD = {
+    "accepts_everything": "def test_it_can_be_attached(sync):\n    assert sync.attach is not None\n",
+    "rejects_everything": "def test_nothing_is_good_enough(sync):\n    assert False, 'wrong'\n",
+    "leaves": "import os\n\ndef test_it(sync):\n    os._exit(0)\n",
+    "hangs": "import time\n\ndef test_it(sync):\n    time.sleep(60)\n",
+    "exits": "import sys\nsys.exit(0)\n\ndef test_it(sync):\n    pass\n",
+    # An answer, results and a table of its own; pytest, the judge and what it is given replaced; six good words first.
+    "forges": """
+import json, os, sys, tempfile, types
+from pathlib import Path
+import cos598d.check.judge, cos598d.grade.kinds.tests
+from cos598d.grade.under_test import on_rank
+
+sys.modules["pytest"] = types.ModuleType("pytest")
+cos598d.check.judge.judge = lambda *_: ("passed", [])
+cos598d.grade.kinds.tests.End.is_rejected = cos598d.grade.kinds.tests.End.is_accepted = True
+on_rank.run_tests = lambda *_: None
+
+def test_it(sync, rank):
+    print(json.dumps({"name": "sums", "passed": True, "words": "", "over": True}))
+    for place in ("results.json", "../results.json", "../../grades.csv"):
+        try:
+            Path(place).write_text(json.dumps({"score": 1000, "tests": []}))
+        except OSError:
+            pass
+    seen = Path(f"seen{rank}")
+    count = len(seen.read_text()) if seen.exists() else 0
+    seen.write_text("x" * (count + 1))
+    how = "returned" if count < 6 else "raised"
+    answer = {"rank": rank, "how": how, "type": "AssertionError", "message": "", "frames": [[__file__, 1, "test_it"]]}
+    (Path(tempfile.gettempdir()) / f"answer{rank}.json").write_text(json.dumps(answer))
+    os._exit(0)
+""",
+}
+FEW = """
+kind = "tests"
+world_sizes = [2]
+seconds = 5
+[points]
+default = 0
+accepts_right_syncs = 2
+sums = 1
+stale = 1
+half_precision = 1
+"""
+
+
+@pytest.fixture
+def scratch():
+    """A folder for temporary files whose path is short enough for sockets."""
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="g") as folder:
+        yield Path(folder)
+
+
+def graded(start, folder, scratch, submissions, assignment):
+    """Grade a class and return the exit code, what was printed, and the rows of the table by submission."""
+    for name, source in submissions.items():
+        (folder / "class" / name).mkdir(parents=True)
+        (folder / "class" / name / "test_sync.py").write_text(source)
+    (folder / "lab.toml").write_text(assignment)
+    words = ["-m", "cos598d", "grade", "class", "--assignment", "lab.toml", "--csv", "grades.csv"]
+    program = start("grade", words, {"PYTHONPATH": str(ROOT), "TMPDIR": str(scratch)})
+    code = program.wait(250)
+    with (folder / "grades.csv").open() as table:
+        return code, program.text, {row["submission"]: row for row in csv.DictReader(table)}
+
+
+def kind_of(**keys):
+    source = "".join(f"{key} = {value}\n" for key, value in keys.items())
+    return KINDS["tests"].read(Table.of_text("lab.toml", source))
+
+
+def test_good_tests_accept_every_right_sync_and_reject_every_wrong_one(start, tmp_path, scratch):
+    code, text, rows = graded(start, tmp_path, scratch, {"good": GOOD}, 'kind = "tests"\nseconds = 60\n')
+    assert code == 0, text
+    assert {name: rows["good"][name] for name in ("accepts_right_syncs", *WRONG)} == dict.fromkeys(
+        ("accepts_right_syncs", *WRONG), "1"
+    ), rows["good"]["words"]
+
+
+def test_tests_that_tell_nothing_apart_get_nothing(start, tmp_path, scratch):
+    page = (ROOT / "docs" / "teaching.md").read_text()
+    example = next(block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "def test_" in block)
+    code, text, rows = graded(start, tmp_path, scratch, BAD | {"example": example}, FEW)
+    assert code == 0, text
+    points = {name: row["score"] for name, row in rows.items()}
+    assert points == {**dict.fromkeys(BAD, "0"), "example": "4"}, text
+    says = {
+        "accepts_everything": "no test fails on any sync, right or wrong, on 2 ranks",
+        "rejects_everything": "AssertionError: wrong - test_sync.py line 2, in test_nothing_is_good_enough",
+        "leaves": "the process left with exit code 0",
+        "hangs": "still running after 5 s - test_sync.py line 4, in test_it: time.sleep(60)",
+        "exits": "test_sync.py raises SystemExit while being imported, at line 2",
+        "forges": "the tests do not pass on a right sync",
+        "example": "half_precision: no test fails on a sync that sends gradients as float16",
+    }
+    for name, words in says.items():
+        assert words in rows[name]["words"], (name, rows[name]["words"])
+
+
+@pytest.mark.parametrize("name", [name for name, subject in RIGHT.items() if subject.own])
+def test_the_unusual_right_syncs_keep_every_claim(name):
+    names = [claim.name for claim in CLAIMS]
+    ends = run_world(3, observe_subject, name, names, seconds=120)
+    assert [outcome.status for outcome in judge_claims(CLAIMS, ends, NONCE, "", 120)] == [PASSED] * len(CLAIMS)
+
+
+def observe_subject(comm, name, claims):
+    """On a rank: what a check does, for a sync under test."""
+    ranks.observe(comm, SUBJECTS[name].sync, claims, NONCE)
+
+
+def judged(kind, monkeypatch, folder, end_of):
+    """What becomes of the claims where the tests end on each sync as `end_of(subject)` says, and the order of syncs."""
+    (folder / "test_sync.py").write_text("def test_it(sync):\n    pass\n")
+    order = []
+
+    def end(_, path, found, subject):
+        order.append(subject.name)
+        return tests.End(end_of(subject), "on 2 ranks, words")
+
+    monkeypatch.setattr(tests.TestsKind, "_end", end)
+    monkeypatch.setattr(tests, "warm_up", lambda: None)
+    found = {each.name: each for each in kind.judge(folder, list(kind.claims()))}
+    return {name: each.passed for name, each in found.items()}, found, order
+
+
+def test_right_and_wrong_syncs_come_in_a_secret_order(monkeypatch, tmp_path):
+    kind = kind_of()
+
+    def perfect(subject):
+        return PASSED if subject.name in RIGHT else FAILED
+
+    passed, _, order = judged(kind, monkeypatch, tmp_path, perfect)
+    assert passed == dict.fromkeys(("accepts_right_syncs", *WRONG), True)
+    assert sorted(order) == sorted(SUBJECTS)
+    assert judged(kind, monkeypatch, tmp_path, perfect)[2] != order
+
+
+def test_only_an_exception_rejects(monkeypatch, tmp_path):
+    kind = kind_of()
+    ends = {"sums": FAILED, "stale": DID_NOT_END, "clips_first": CRASHED}
+    passed, found, _ = judged(kind, monkeypatch, tmp_path, lambda subject: ends.get(subject.name, PASSED))
+    assert [name for name, holds in passed.items() if holds] == ["accepts_right_syncs", "sums"]
+    assert found["stale"].words.endswith("on 2 ranks, words; a test fails by raising an exception")
+    for end in (FAILED, DID_NOT_END, CRASHED):
+        one = judged(kind, monkeypatch, tmp_path, lambda subject, end=end: end if subject.name != "ring" else PASSED)
+        assert not any(one[0].values())
+    nothing = judged(kind, monkeypatch, tmp_path, lambda subject: PASSED)
+    assert not any(nothing[0].values())
+    assert "tests that reject nothing accept nothing" in nothing[1]["accepts_right_syncs"].words
+
+
+def test_what_is_only_wrong_on_more_ranks_is_no_claim_on_few():
+    assert set(kind_of().claims()) - set(kind_of(world_sizes=[2]).claims()) == {"divides_by_2"}
+    with pytest.raises(UsageError, match="its .0. is 1, where a number of ranks from 2 to 16"):
+        kind_of(world_sizes=[1])
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("def check(sync):\n    pass\n", "test_sync.py has no test: write functions whose names begin with test_"),
+        ("class TestIt:\n    def test_a(self, sync):\n        pass\n", "has no test"),
+        ("def test_a(sync):\n    pass\n\ndef test_a(rank):\n    pass\n", "line 4: test_a is there already, in line 1"),
+        ("x = 1\ndef test_a(sync, comm):\n    pass\n", "line 2: test_a asks for comm: a test can ask for sync, rank"),
+        ("def test_a(sync, *, n):\n    pass\n", "line 1: test_a asks for n"),
+        ("def test_a(sync, /):\n    pass\n", "line 1: test_a asks for what stands before /"),
+        ("def test_a(:\n", "test_sync.py is not Python (invalid syntax, line 1)"),
+        ("x = '\0'\n", "test_sync.py is not Python"),
+    ],
+)
+def test_a_file_that_cannot_be_run_as_tests_is_a_sentence(tmp_path, source, says):
+    (tmp_path / "test_sync.py").write_text(source)
+    with pytest.raises(UsageError) as refusal:
+        tests_in(tmp_path / "test_sync.py")
+    assert says in str(refusal.value)
+    assert str(refusal.value).endswith(".")
+
+
+def test_a_test_asks_by_name_for_what_it_is_given(tmp_path):
+    source = "def test_a(): pass\ndef test_b(world_size, sync, tolerance=1e-6): pass\ndef test_c(*, rank): pass\n"
+    (tmp_path / "test_sync.py").write_text(source)
+    found = [(test.name, test.arguments, test.line) for test in tests_in(tmp_path / "test_sync.py")]
+    assert found == [("test_a", (), 1), ("test_b", ("world_size", "sync"), 2), ("test_c", ("rank",), 3)]
