@@ -100,7 +100,7 @@ def _class(options: argparse.Namespace, assignment: Assignment) -> int:
             print(grader.remark)
         graded = grade_class(submissions, grader, assignment, options.csv, say)
     seconds = time.monotonic() - began
-    each = [one.seconds for one in graded]
-    mean = f"{seconds / len(graded):.1f} s each ({min(each):.1f} to {max(each):.1f})"
+    times = [one.seconds for one in graded]
+    mean = f"{seconds / len(graded):.1f} s each ({min(times):.1f} to {max(times):.1f})"
     print(f"{len(graded)} submissions in {seconds:.0f} s, {mean}: {options.csv}")
     return NOT_JUDGED if any(exit_code(each.scored) == NOT_JUDGED for each in graded) else PASSED

@@ -1,4 +1,4 @@
-"""`python -m cos598d report`: a page of runs and benches, from their records alone."""
+"""`python -m cos598d report`: a page of runs and benches, or a lab's report to fill in, from their records alone."""
 
 import argparse
 import sys
@@ -11,6 +11,7 @@ from cos598d.files import write_together, write_whole
 from cos598d.records.bench import FILE_NAME
 from cos598d.records.unfinished import live_folder
 from cos598d.report.benches import Bench, load_bench
+from cos598d.report.lab import lab_page
 from cos598d.report.load import Run, load_run_as, own_names
 from cos598d.report.render import as_html, as_markdown_page, as_pdf, need
 
@@ -19,19 +20,29 @@ FORMS = (".html", ".pdf", ".md")
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags to `parser`."""
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run's record, or of a bench's")
+    parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="folder of a run's record, or of a bench's")
     parser.add_argument(
         *("-o", "--output"),
         type=Path,
-        default=Path("report.html"),
         metavar="FILE",
-        help="what to write: .html, .pdf, or .md with its plots in a folder beside it (default: report.html)",
+        help="what to write: .html, .pdf, or .md with its plots in a folder beside it (default: report.html; with --lab "
+        "report.md)",
+    )
+    parser.add_argument(
+        "--lab",
+        type=Path,
+        metavar="FOLDER",
+        help="instead of a page: the lab's report to fill in, with the figures of the four tasks' runs in this folder",
     )
 
 
 def run(options: argparse.Namespace) -> int:
     """Write the page and return 0. Raises UserError for a record that cannot be read, or a missing package."""
-    output = options.output
+    if bool(options.runs) == (options.lab is not None):
+        raise UsageError("report needs folders of runs, or --lab and the folder of the lab's four: give one of the two.")
+    if options.lab is not None:
+        return _lab(options.lab, options.output or Path("report.md"))
+    output = options.output or Path("report.html")
     if output.suffix not in FORMS:
         raise UsageError(f"-o {output}: its name must end in {', '.join(FORMS[:-1])} or {FORMS[-1]}.")
     check_output_file("-o", output)
@@ -52,6 +63,22 @@ def run(options: argparse.Namespace) -> int:
             f"-o {output}: {error.filename or output} cannot be written ({error.strerror}): make room there or choose "
             "another place; an earlier page still is as it was."
         ) from None
+    print(f"wrote {output}", file=sys.stderr)
+    return 0
+
+
+def _lab(folder: Path, output: Path) -> int:
+    """Write the lab's report and return 0; over nothing that is there, since somebody may have written in it."""
+    if output.suffix != ".md":
+        raise UsageError(f"-o {output}: a lab's report is Markdown, so its name must end in .md.")
+    check_output_file("-o", output)
+    if output.exists():
+        raise UsageError(f"-o {output} is there already, and nothing is overwritten: give another name.")
+    text = lab_page(folder)
+    try:
+        write_whole(output, text)
+    except OSError as error:
+        raise UserError(f"-o {output} cannot be written: {error.strerror}.") from None
     print(f"wrote {output}", file=sys.stderr)
     return 0
 

@@ -1,0 +1,96 @@
+"""The lab's report: the four tasks' figures from their records, questions with blanks, and nothing written over."""
+
+import json
+
+import pytest
+from report_records import write_run
+
+from cos598d.commands.cli import main
+from cos598d.report.lab import BLANK, QUESTIONS
+
+SECONDS = {"task1": [9.0, 4.0, 4.0], "task2a": [8.0, 3.0, 3.5], "task2b": [6.0, 2.0, 2.2], "task3": [4.0, 1.0, 1.0]}
+SYNCS = {"task1": "none", "task2a": "gather_scatter", "task2b": "all_reduce", "task3": "ddp"}
+
+
+def write_task(folder, task, **changes):
+    """A record of one of the four tasks."""
+    facts = {"sync": SYNCS[task], "seconds": SECONDS[task], "ranks": 1 if task == "task1" else 4}
+    write_run(folder, **facts | changes)
+    summary = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps(summary | {"label": task}))
+
+
+@pytest.fixture
+def lab(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for task in SYNCS:
+        write_task(tmp_path / "lab" / task, task)
+    write_run(tmp_path / "lab" / "floor", sync="none", ranks=4)
+    return tmp_path / "lab"
+
+
+def cells(text, head):
+    """The rows of the table that begins with these cells, each as its cells."""
+    lines = text.partition(f"| {head} |")[2].splitlines()[2:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[: lines.index("")]]
+
+
+def test_the_tables_say_what_the_records_do_and_every_question_has_a_blank(lab, capsys):
+    assert main(["report", "--lab", "lab", "-o", "mine.md"]) == 0, capsys.readouterr().err
+    text = (lab.parent / "mine.md").read_text()
+    seconds = cells(text, "run | iterations | first s | mean s of the others | times task3's")
+    assert [row[:5] for row in seconds] == [
+        ["task1", "3", "9.000", "4.000", "4.00"],
+        ["task2a", "3", "8.000", "3.250", "3.25"],
+        ["task2b", "3", "6.000", "2.100", "2.10"],
+        ["task3", "3", "4.000", "1.000", "1.00"],
+    ]
+    sent = {row[0]: row[4] for row in cells(text, "run | calls/it")}
+    assert sent == {"task1": "0.000", **dict.fromkeys(("task2a", "task2b", "task3"), "2.000 x 4")}
+    accuracy = cells(text, "run | epoch | loss")
+    assert [row[:2] for row in accuracy] == [[task, epoch] for task in SYNCS for epoch in ("1", "2")]
+    assert accuracy[1][2:] == ["0.6900", "0.5200"]
+    for questions in QUESTIONS.values():
+        for question in questions:
+            assert text.split(question)[1].strip().startswith(BLANK)
+    assert "floor" not in text
+    assert "not the same work" not in text
+
+
+def test_a_written_report_and_the_second_run_of_a_task_stay(lab, capsys):
+    write_task(lab / "second" / "task3", "task3", words="other sentences")
+    (lab.parent / "report.md").write_text("my answers")
+    assert main(["report", "--lab", "lab"]) == 2
+    assert "report.md is there already, and nothing is overwritten" in capsys.readouterr().err
+    assert (lab.parent / "report.md").read_text() == "my answers"
+    assert main(["report", "--lab", "lab", "-o", "again.md"]) == 0
+    text = (lab.parent / "again.md").read_text()
+    assert [row[0] for row in cells(text, "run | sync")] == ["task1", "task2a", "task2b", "second/task3", "task3"]
+    assert "not the same work: data" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["--lab", "lab", "-o", "page.html"], 2, "-o page.html: a lab's report is Markdown"),
+        (["--lab", "lab", "-o", "no/page.md"], 2, "there is no folder no"),
+        (["--lab", "lab", "lab/task1"], 2, "give one of the two"),
+        ([], 2, "give one of the two"),
+        (["--lab", "nosuch"], 1, "nosuch is no folder"),
+        (["--lab", "lab/task1"], 1, "has no whole run of task1, task2a, task2b and task3"),
+    ],
+)
+def test_a_lab_that_cannot_be_reported_is_a_sentence(lab, capsys, words, code, says):
+    before = sorted(lab.parent.rglob("*"))
+    assert main(["report", *words]) == code
+    said = capsys.readouterr().err
+    assert says in said
+    assert said.count("\n") == 1
+    assert sorted(lab.parent.rglob("*")) == before
+
+
+def test_a_missing_task_is_named_with_its_remedy(lab, capsys):
+    (lab / "task2b" / "summary.json").unlink()
+    assert main(["report", "--lab", "lab"]) == 1
+    said = capsys.readouterr().err
+    assert said == "lab has no whole run of task2b: run the task's script with --output_dir lab/task2b.\n"
