@@ -228,7 +228,10 @@ MUTANTS = {
     "weights instead of gradients": Mutant(lambda: wrong.WeightsInsteadOfGradients, MEAN, OFF, "never averaged"),
     "weights touched too": Mutant(lambda: wrong.WeightsScaled, MEAN, "changed the weight", "finish changed weights"),
     "no initial broadcast": Mutant(
-        lambda: wrong.NoInitialBroadcast, "starts_from_rank_0", "differs from rank 0's", "differs from rank 0's after attach"
+        lambda: wrong.NoInitialBroadcast,
+        "starts_from_rank_0",
+        "differs from rank 0's",
+        "differs from rank 0's after attach",
     ),
     "no broadcast of frozen weights": Mutant(
         lambda: NoBroadcastOfFrozenWeights, "starts_from_rank_0", "frozen.weight", "frozen.weight differs from rank 0's"
@@ -254,7 +257,9 @@ MUTANTS = {
     "first steps only": Mutant(lambda: FirstStepsOnly, MEAN, OFF, "right for the first 5 steps only"),
     "every second step": Mutant(lambda: EverySecondStep, MEAN, OFF, "right in every second step only"),
     "stale gradients": Mutant(lambda: wrong.StaleGradients, MEAN, OFF, "stale: each step has the average"),
-    "without the last rank": Mutant(lambda: wrong.WithoutLastRank, MEAN, OFF, "rank 2's gradient is not in the average", (3,)),
+    "without the last rank": Mutant(
+        lambda: wrong.WithoutLastRank, MEAN, OFF, "rank 2's gradient is not in the average", (3,)
+    ),
     "without the last tensor": Mutant(lambda: wrong.WithoutLastTensor, MEAN, OFF, "wrong on last.bias, right on"),
     "only the last pass": Mutant(
         lambda: wrong.OnlyLastPass, "accumulates", OFF, "the first backward's gradient stays each rank's own"

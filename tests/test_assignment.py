@@ -142,7 +142,7 @@ def test_an_assignment_says_the_points_of_each_claim():
     [
         ("", "lab.toml has no kind: give one of sync, script, lesson, tests."),
         ("kind = 3", "lab.toml line 1: kind: it is 3, where one of sync, script, lesson, tests is expected."),
-        ('kind = "essay"', 'lab.toml line 1: kind: it is "essay", where one of sync, script, lesson, tests is expected.'),
+        ("kind = 'x'", 'lab.toml line 1: kind: it is "x", where one of sync, script, lesson, tests is expected.'),
         ('kind = "sync"\n[points\n', "lab.toml is no TOML: "),
         ('kind = "sync"\nclass = "My Sync"', "lab.toml line 2: class is 'My Sync': give a class's name, as MySync."),
         ('kind = "sync"\nfile = "../x.py"', "lab.toml line 2: file is '../x.py': give a Python file's name"),

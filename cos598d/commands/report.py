@@ -25,8 +25,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         *("-o", "--output"),
         type=Path,
         metavar="FILE",
-        help="what to write: .html, .pdf, or .md with its plots in a folder beside it (default: report.html; with --lab "
-        "report.md)",
+        help="what to write: .html, .pdf, or .md with its plots in a folder beside it (default: report.html; with "
+        "--lab, report.md)",
     )
     parser.add_argument(
         "--lab",
@@ -39,7 +39,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Write the page and return 0. Raises UserError for a record that cannot be read, or a missing package."""
     if bool(options.runs) == (options.lab is not None):
-        raise UsageError("report needs folders of runs, or --lab and the folder of the lab's four: give one of the two.")
+        raise UsageError("report needs folders of runs, or --lab and the folder of its four runs: give one of the two.")
     if options.lab is not None:
         return _lab(options.lab, options.output or Path("report.md"))
     output = options.output or Path("report.html")

@@ -1,4 +1,4 @@
-"""A lab's report to fill in: the four tasks' figures in tables, from their records alone, and blanks for the reading."""
+"""A lab's report to fill in: the four tasks' figures from their records alone, and blanks for the reading."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,7 +36,7 @@ QUESTIONS = {
         "Two tasks may send as much as each other and take another time. What else costs time?",
         "What would change with eight ranks? With links of a tenth of the rate?",
     ),
-    "accuracy": ("Should the tasks come to the same accuracy? Do they? What would you look at if one of them did not?",),
+    "accuracy": ("Should the tasks come to the same accuracy? Do they? What would you look at if one did not?",),
 }
 
 
@@ -62,13 +62,13 @@ def lab_page(folder: Path) -> str:
         *_questions("losses"),
         "## Seconds an iteration",
         as_markdown(_seconds_rows(runs)),
-        "The first iteration stands apart; the other figures are means over the rest, on rank 0. DDP's calls run beside "
-        "backward, and have no phase of their own.",
+        "The first iteration stands apart; the other figures are means over the rest, on rank 0. DDP's calls run "
+        "beside backward, and have no phase of their own.",
         *_questions("seconds"),
         "## Bytes",
         as_markdown(traffic_rows(summaries)),
-        "MB: 1,000,000 bytes. Payload is the size of all gradients; sent and received are by formula, and counted is what "
-        "the kernel saw leave by the interface, with headers and all else." + assumed_bytes(summaries, before=" "),
+        "MB: 1,000,000 bytes. Payload is the size of all gradients; sent and received are by formula, and counted is "
+        "what the kernel saw leave by the interface, with headers and all else." + assumed_bytes(summaries, before=" "),
         *_questions("bytes"),
         "## Accuracy",
         as_markdown(_metric_rows(summaries)),
@@ -87,7 +87,9 @@ def find_runs(folder: Path) -> list[tuple[Path, Summary]]:
     patterns = ["/".join(["*"] * depth + [SUMMARY_FILE]) for depth in range(1, DEEPEST + 1)]
     places = sorted(place for pattern in patterns for place in folder.glob(pattern))
     found = [(place.parent, load_run(place.parent)) for place in places]
-    found = [(place, run | {"run": str(place.relative_to(folder))}) for place, run in found if run.get("label") in TASKS]
+    found = [
+        (place, run | {"run": str(place.relative_to(folder))}) for place, run in found if run.get("label") in TASKS
+    ]
     missing = [task for task in TASKS if task not in {run["label"] for _, run in found}]
     if missing:
         raise UserError(
