@@ -13,7 +13,7 @@ FRONT = "README.md"
 SECTIONS = {
     "The course": ("docs/course.md", "docs/lessons/", "docs/glossary.md", "docs/pictures.md"),
     "Measuring": ("docs/measuring.md", "docs/report.md", "docs/measured.md", "docs/cost.md", "docs/hosts.md"),
-    "Teaching": ("docs/teaching.md", "docs/audit.md"),
+    "Teaching": ("docs/teaching.md", "docs/lab.md", "docs/audit.md"),
     "The library": ("docs/ladder.md", "docs/training.md", "*"),
     "The project": ("CONTRIBUTING.md", "SECURITY.md"),
 }
