@@ -16,7 +16,7 @@ from cos598d.errors import UsageError
 from cos598d.grade.kinds import KINDS, tests
 from cos598d.grade.table import Table
 from cos598d.grade.under_test import RIGHT, SUBJECTS, WRONG
-from cos598d.grade.under_test.file import tests_in
+from cos598d.grade.under_test.file import read_tests
 
 NONCE = 598
 # What finds all that is wrong with any of them: uneven numbers of elements, other data on each rank and in each step.
@@ -269,7 +269,7 @@ def test_what_is_only_wrong_on_more_ranks_is_no_claim_on_few():
 def test_a_file_that_cannot_be_run_as_tests_is_a_sentence(tmp_path, source, says):
     (tmp_path / "test_sync.py").write_text(source)
     with pytest.raises(UsageError) as refusal:
-        tests_in(tmp_path / "test_sync.py")
+        read_tests(tmp_path / "test_sync.py")
     assert says in str(refusal.value)
     assert str(refusal.value).endswith(".")
 
@@ -277,5 +277,5 @@ def test_a_file_that_cannot_be_run_as_tests_is_a_sentence(tmp_path, source, says
 def test_a_test_asks_by_name_for_what_it_is_given(tmp_path):
     source = "def test_a(): pass\ndef test_b(world_size, sync, tolerance=1e-6): pass\ndef test_c(*, rank): pass\n"
     (tmp_path / "test_sync.py").write_text(source)
-    found = [(test.name, test.arguments, test.line) for test in tests_in(tmp_path / "test_sync.py")]
+    found = [(test.name, test.arguments, test.line) for test in read_tests(tmp_path / "test_sync.py")]
     assert found == [("test_a", (), 1), ("test_b", ("world_size", "sync"), 2), ("test_c", ("rank",), 3)]

@@ -20,7 +20,7 @@ from cos598d.grade.kinds.kind import Kind, all_alike, take_file, take_sizes
 from cos598d.grade.scored import Judged
 from cos598d.grade.table import Table
 from cos598d.grade.under_test import RIGHT, WRONG, Subject, on_rank
-from cos598d.grade.under_test.file import StudentTest, tests_in
+from cos598d.grade.under_test.file import StudentTest, read_tests
 from cos598d.records.kinds import Number
 
 ACCEPTS = "accepts_right_syncs"
@@ -55,7 +55,7 @@ class TestsKind(Kind):
         """Run the tests on every right sync, and on the wrong ones that are scored."""
         path = folder / self.file
         try:
-            tests = tests_in(path)
+            tests = read_tests(path)
         except UsageError as error:
             yield from all_alike(claims, False, str(error))
             return

@@ -21,7 +21,7 @@ class StudentTest:
     line: int
 
 
-def tests_in(path: Path) -> list[StudentTest]:
+def read_tests(path: Path) -> list[StudentTest]:
     """The file's tests, in order. Raises UsageError, with the line, for what cannot be run as tests."""
     try:
         source = path.read_bytes()
