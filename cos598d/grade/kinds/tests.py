@@ -14,7 +14,7 @@ from pathlib import Path
 
 from cos598d.check.card import join, report
 from cos598d.check.judge import FAILED, PASSED, judge
-from cos598d.check.spawn import run_world, start_server
+from cos598d.check.spawn import ENDS_WITH_STARTER, run_world, start_server
 from cos598d.check.trial import longer_than
 from cos598d.errors import UsageError
 from cos598d.grade.kinds.kind import Kind, all_alike, take_file, take_sizes
@@ -28,6 +28,7 @@ ACCEPTS = "accepts_right_syncs"
 EASIEST = ("never_averages", "sums")  # wrong syncs that are always tried: whoever rejects none at all tests nothing
 # What a rank has loaded when it is forked: torch.testing, which most tests use, takes a second.
 WARM = [
+    ENDS_WITH_STARTER,
     "cos598d.grade.under_test.on_rank",
     *(f"cos598d.sync.{name}" for name in ("bucketed", "ddp", "ring")),
     "torch.testing",
