@@ -13,6 +13,7 @@ from cos598d.sync.base import SyncOptions
 OPTIONS = {
     **dict.fromkeys(("none", "all_reduce", "overlap", "flat", "ring", "tree", "torch_zero1", "torch_fsdp"), ({},)),
     **dict.fromkeys(("bucketed", "ddp", "zero1", "sparse_zero1", "zero2", "zero3", "shared_weights"), ({}, SMALL)),
+    "sparse_zero1, packed": ({"pack_gradients": True}, {"pack_gradients": True, **SMALL}),
     "ddp, views": ({"bucket_view": True}, {"bucket_view": True, **SMALL}),
     "torch_fsdp, gathered once": ({"reshard": "no"},),
 }

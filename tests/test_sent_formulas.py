@@ -26,6 +26,7 @@ OPTIONS = {
     **{
         f"{name}, codecs": ({"compress": "bf16"}, {"compress": "topk"}) for name in ("flat", "tree", "halving_doubling")
     },
+    "sparse_zero1, packed": ({"pack_gradients": True}, {"pack_gradients": True, **SMALL}),
     "sparse_rows, codecs": tuple({"compress": word, **SMALL} for word in ("int8", "powersgd:1")),
     "torch_zero1": ({},),
     "torch_fsdp": ({}, {"reshard": "no"}, {"reduce_scatter": "torch"}),

@@ -42,6 +42,7 @@ CASES = [
     Case("zero1", BUCKETS, optimizer="momentum"),
     Case("zero1", BUCKETS, precision="fp16"),
     Case("sparse_zero1", BUCKETS),
+    Case("sparse_zero1", {"pack_gradients": True, **BUCKETS}),
     Case("zero2", BUCKETS),
     Case("zero3", BUCKETS),
     Case("zero3", BUCKETS, precision="bf16"),

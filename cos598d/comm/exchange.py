@@ -14,12 +14,19 @@ from cos598d.comm.messages import Composed, Expected, Messages
 # What is added may still be in the processor's cache, and a rank that is ahead need not wait for its neighbours.
 SEGMENT_BYTES, IN_FLIGHT = 2 << 20, 4
 
+Places = Sequence[tuple[torch.Tensor, int]]  # tensors, each for a rank or from it
+
 
 @dataclass
-class _Segment:
-    """A segment of one sum: `own` goes into `into`, with the others' that land in `landings`, (ranks - 1, elements)."""
+class Segment:
+    """A segment of one sum: `own` goes into `into`, with the others' that land in `landings`, (ranks - 1, elements).
 
+    `pieces` are what the others get of it.
+    """
+
+    call: Composed
     messages: Messages
+    pieces: Places
     own: torch.Tensor
     landings: list[torch.Tensor]
     into: torch.Tensor
@@ -54,7 +61,7 @@ class ReduceScatters:
         scratch will do for all of it, so that there are no more of them than segments under way."""
         self._comm, self._longest = comm, longest or {}
         self._free: dict[torch.dtype, list[torch.Tensor]] = {}  # scratch, (ranks - 1, elements of a segment)
-        self._under_way: deque[_Segment] = deque()
+        self._under_way: deque[Segment] = deque()
         self._coming: deque[_Coming] = deque()
         self._expected: deque[tuple[torch.Tensor, int, int, int]] = deque()  # like, longest, own elements, tag
 
@@ -97,22 +104,45 @@ class ReduceScatters:
             if len(self._under_way) == IN_FLIGHT:
                 self._end_first()
             own = parts[rank][k]
-            sends = [(parts[other][k], other) for other in self._comm.others if len(parts[other][k])]
+            pieces = [(parts[other][k], other) for other in self._comm.others if len(parts[other][k])]
             ends = end if k == count - 1 else _nothing
             if self._coming:
                 coming = self._coming.popleft()
                 assert coming.tag == tag, "another sum was expected"
                 landings, scratch = coming.landings, coming.scratch
-                messages = call.start(sends, (), tag, coming.expected)
+                messages = call.start(self.sent(pieces, scratch), (), tag, coming.expected)
             else:
-                landings, scratch = self._land(flat, lengths[0], len(own))
-                messages = call.start(sends, self._receives(landings), tag)
-            self._under_way.append(_Segment(messages, own, landings, target, adds, scratch, ends))
+                landings, scratch = self.land(flat, lengths[0], len(own))
+                messages = call.start(self.sent(pieces, scratch), self._receives(landings), tag)
+            self._under_way.append(Segment(call, messages, pieces, own, landings, target, adds, scratch, ends))
 
     def drain(self) -> None:
         """Block until all sums that were started are there; what was sent may then be changed."""
         while self._under_way:
             self._end_first()
+
+    def land(self, like: torch.Tensor, longest: int, own: int) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """Where `own` elements of each other rank land, and the scratch that they land in; `longest`: the elements of
+        the sum's longest part."""
+        elements = min(SEGMENT_BYTES // like.element_size(), max(longest, self._longest.get(like.dtype, 0)))
+        scratch = self.take_scratch(like, self._comm.world_size - 1, elements)
+        return [row[:own] for row in scratch], scratch
+
+    def take_scratch(self, like: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+        """A piece of scratch of such numbers, (rows, at least so many columns), until its segment is summed."""
+        free = self._free.setdefault(like.dtype, [])
+        for place, scratch in enumerate(free):
+            if scratch.shape[1] >= columns:
+                return free.pop(place)
+        return like.new_empty(rows, columns)
+
+    def sent(self, pieces: Places, scratch: torch.Tensor) -> Places:
+        """The messages in which the pieces travel."""
+        return pieces
+
+    def terms(self, segment: Segment) -> list[torch.Tensor]:
+        """The others' pieces of a segment that has come, (ranks - 1, elements), to be written to."""
+        return segment.landings
 
     def tensors(self) -> list[torch.Tensor]:
         """The scratch that is kept."""
@@ -124,30 +154,19 @@ class ReduceScatters:
         """Be ready for as much of what is expected as there may be scratch for."""
         while self._expected and len(self._under_way) + len(self._coming) < IN_FLIGHT:
             like, longest, own, tag = self._expected.popleft()
-            landings, scratch = self._land(like, longest, own)
+            landings, scratch = self.land(like, longest, own)
             self._coming.append(_Coming(tag, Expected(self._comm, self._receives(landings), tag), landings, scratch))
-
-    def _land(self, like: torch.Tensor, longest: int, own: int) -> tuple[list[torch.Tensor], torch.Tensor]:
-        scratch = self._take_scratch(like, longest)
-        return [row[:own] for row in scratch], scratch
 
     def _receives(self, landings: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, int]]:
         rank = self._comm.rank
         return [(landings[other - (other > rank)], other) for other in self._comm.others if len(landings[0])]
 
-    def _take_scratch(self, like: torch.Tensor, longest: int) -> torch.Tensor:
-        elements = min(SEGMENT_BYTES // like.element_size(), max(longest, self._longest.get(like.dtype, 0)))
-        free = self._free.setdefault(like.dtype, [])
-        for place, scratch in enumerate(free):
-            if scratch.shape[1] >= elements:
-                return free.pop(place)
-        return like.new_empty(self._comm.world_size - 1, elements)
-
     def _end_first(self) -> None:
         segment = self._under_way.popleft()
         segment.messages.wait()
+        terms = self.terms(segment)
         if len(segment.own):
-            _add_up(segment, self._comm.rank)
+            _add_up(segment, terms, self._comm.rank)
         self._free[segment.scratch.dtype].append(segment.scratch)
         self._make_ready()
         segment.ends()
@@ -162,9 +181,9 @@ def _nothing() -> None:
     """A sum that has more segments to come."""
 
 
-def _add_up(segment: _Segment, rank: int) -> None:
-    """`into` becomes the sum in order of rank; whatever is summed before own part's turn is in a landing."""
-    into, terms = segment.into, list(segment.landings)
+def _add_up(segment: Segment, others: Sequence[torch.Tensor], rank: int) -> None:
+    """`into` becomes the sum in order of rank; whatever is summed before own part's turn is in one of the `others`."""
+    into, terms = segment.into, list(others)
     terms.insert(rank, segment.own)
     if segment.adds:
         for term in terms:

@@ -69,12 +69,14 @@ class Composed:
         receives: Sequence[tuple[torch.Tensor, int]] = (),
         tag: int = 0,
         expected: Expected | None = None,
+        among_all: bool = True,
     ) -> Messages:
         """Start sending tensors to ranks, and receiving tensors from ranks; all contiguous.
 
         Between two ranks messages of one `tag` arrive in the order in which they were started; over nccl, which has no
         tags, all messages do. Every rank starts to send to all others and to receive from them under a tag other than
-        0: where ranks then wait for each other for ever, they find it out. `expected` are receives of before.
+        0, unless it is not `among_all`: where ranks then wait for each other for ever, they find it out. `expected` are
+        receives of before.
         """
         operations: list[tuple[Callable[..., dist.Work | None], torch.Tensor, int]] = []
         landings, departures = [], []
@@ -104,7 +106,7 @@ class Composed:
         works = [work for work in started if work is not None]
         _, _, name, purpose = self._entry
         deadlocks = self._comm.deadlocks
-        exchange = (tag, deadlocks.begin(tag), f"the {purpose} of {name}") if tag else None
+        exchange = (tag, deadlocks.begin(tag), f"the {purpose} of {name}") if tag and among_all else None
         return Messages(works, landings, departures, deadlocks, exchange)
 
     def swap(

@@ -8,6 +8,8 @@ from torch import nn
 from cos598d.comm.exchange import IN_FLIGHT, SEGMENT_BYTES, segment_count
 from cos598d.comm.ledger import size_in_bytes
 from cos598d.shard.low_bytes import FORMS, changed_in_forward, is_packed, packed_bytes
+from cos598d.shard.packed_sums import row_bytes
+from cos598d.shard.short_exponents import is_packable
 from cos598d.shard.units import Replica, Unit, longest_parts
 from cos598d.strategies.formula import Expected, Held, Job, largest
 
@@ -16,12 +18,13 @@ NUMBER = 8  # bytes of a rank's squares of the gradient
 HALF = 2  # bytes of a number in half precision
 
 
-def held_by_zero1(job: Job, units: Sequence[Unit]) -> Expected:
-    """All weights, all gradients, the state of a rank's parts; scratch.
+def held_by_zero1(job: Job, units: Sequence[Unit], packs: bool = False) -> Expected:
+    """All weights, all gradients, the state of a rank's parts; scratch, which is for packed gradients if it `packs` them.
 
     Of a unit of one parameter the gradient goes when it is reduced, and the rank's part of it with the step.
     """
-    rest = {"parameters": job.weights + job.frozen, "optimizer": _state(job, units), "buckets": _scratch(job, units)}
+    rest = {"parameters": job.weights + job.frozen, "optimizer": _state(job, units)}
+    rest["buckets"] = _scratch(job, units, packs)
     flats = _Flats(units, job.rank, keeps=True)
     kept = sum(unit.bytes for unit in units if flats.stays(unit))
     moments = []
@@ -108,14 +111,14 @@ def held_by_shared_weights(
     return Expected(rest | {"gradients": kept}, rest | {"gradients": kept + max(dense, default=0)})
 
 
-def held_by_sparse_zero1(job: Job, units: Sequence[Unit]) -> Expected:
+def held_by_sparse_zero1(job: Job, units: Sequence[Unit], packs: bool = False) -> Expected:
     """As `held_by_zero1` has it for what is cut; of every replica its gradient too, zeros but for some rows, its whole
     state, and a mark for each row; of all ranks' weights the lower bits in the longest form, and the rank's own as they
     were. At the peak without the rows under way: how many they are only a batch tells.
     """
     replicas = [unit for unit in units if isinstance(unit, Replica)]
     dense = [unit for unit in units if unit not in replicas]
-    expected = held_by_zero1(job, dense)
+    expected = held_by_zero1(job, dense, packs)
     changing = changed_in_forward(job.model)
     packed = [unit for unit in dense if is_packed(unit, changing)]
     bits = sum(packed_bytes(length, FORMS[-1]) for unit in packed for length in unit.lengths)
@@ -214,10 +217,15 @@ def _state(job: Job, units: Sequence[Unit]) -> int:
     return job.state(_own(job, units), sum(1 for unit in units for _ in unit.pieces(job.rank)))
 
 
-def _scratch(job: Job, units: Sequence[Unit]) -> int:
-    """As many pieces as segments are ever under way, each for one segment of every other rank."""
-    return sum(
-        min(IN_FLIGHT, sum(_segments(unit) for unit in units if unit.dtype == dtype))
-        * (job.ranks - 1) * min(SEGMENT_BYTES, elements * dtype.itemsize)
-        for dtype, elements in longest_parts(units).items()
-    )  # fmt: skip
+def _scratch(job: Job, units: Sequence[Unit], packs: bool = False) -> int:
+    """As many pieces as segments are ever under way, each for one segment of every other rank. Packed, a piece is for
+    what is sent too, and one segment is unpacked at a time."""
+    held = 0
+    for dtype, elements in longest_parts(units).items():
+        count = min(IN_FLIGHT, sum(_segments(unit) for unit in units if unit.dtype == dtype))
+        segment = min(SEGMENT_BYTES // dtype.itemsize, elements)
+        if packs and is_packable(dtype):
+            held += (job.ranks - 1) * (2 * count * row_bytes(segment) + segment * dtype.itemsize)
+        else:
+            held += (job.ranks - 1) * count * segment * dtype.itemsize
+    return held

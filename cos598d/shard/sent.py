@@ -8,6 +8,8 @@ from torch import nn
 
 from cos598d.comm.gloo import all_reduce_bytes
 from cos598d.shard.low_bytes import changed_in_forward, is_packed, packed_bytes
+from cos598d.shard.packed_sums import sent_bytes
+from cos598d.shard.short_exponents import is_packable
 from cos598d.shard.units import Replica, Unit
 from cos598d.strategies.formula import Job, Sent
 from cos598d.strategies.sent import agreement, settled
@@ -22,10 +24,10 @@ def sent_by_zero1(job: Job, units: Sequence[Unit], may_be_unused: bool) -> Sent:
     return replace(sent, gathered=gathered)
 
 
-def sent_by_sparse_zero1(job: Job, units: Sequence[Unit], may_be_unused: bool) -> Sent:
+def sent_by_sparse_zero1(job: Job, units: Sequence[Unit], may_be_unused: bool, packs: bool = False) -> Sent:
     """As by zero1, but weights by their lower bits, where steps are short enough for the shortest form; and every rank
     tells every other its part of the norm. Of replicas only the step tells: with `job.touched` the rows are what it
-    comes to if all ranks look up equally many."""
+    comes to if all ranks look up equally many. `packs`: gradients travel packed, and all have room."""
     if job.ranks == 1:
         return Sent()
     replicas = [unit for unit in units if isinstance(unit, Replica)]
@@ -39,7 +41,8 @@ def sent_by_sparse_zero1(job: Job, units: Sequence[Unit], may_be_unused: bool) -
     own = 1 - (1 - (job.touched or 0.0)) ** (1 / job.ranks)  # the share that one rank looks up
     rows = round((job.ranks - 1) * own * sum(unit.elements * unit.dtype.itemsize for unit in replicas))
     calls = 2 * len(cut) + len(replicas)
-    sent = _sent(job, _reduced(job, cut) + gathered + rows, calls, may_be_unused)
+    reduced = _reduced_packed(job, cut) if packs else _reduced(job, cut)
+    sent = _sent(job, reduced + gathered + rows, calls, may_be_unused)
     norm = (job.ranks - 1) * NORM_BYTES - all_reduce_bytes(NORM_BYTES, job.ranks) if job.clips else 0
     return replace(sent, others=sent.others + norm, gathered=gathered)
 
@@ -89,6 +92,15 @@ def _sent(job: Job, synchronizing: int, calls: int, may_be_unused: bool, before_
 def _reduced(job: Job, units: Iterable[Unit]) -> int:
     """By reduce-scatters: every other rank's part."""
     return sum((unit.elements - unit.lengths[job.rank]) * unit.dtype.itemsize for unit in units)
+
+
+def _reduced_packed(job: Job, units: Iterable[Unit]) -> int:
+    """The same in the form of `short_exponents`."""
+    units = list(units)
+    packed = [unit for unit in units if is_packable(unit.dtype)]
+    others = [rank for rank in range(job.ranks) if rank != job.rank]
+    short = sum(sent_bytes(unit.lengths[rank], unit.lengths[0]) for unit in packed for rank in others)
+    return short + _reduced(job, [unit for unit in units if unit not in packed])
 
 
 def _gathered(job: Job, units: Iterable[Unit]) -> int:

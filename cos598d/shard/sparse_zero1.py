@@ -9,6 +9,7 @@ from torch import nn
 
 from cos598d.comm.exchange import Gather
 from cos598d.comm.ledger import AGREEMENT
+from cos598d.errors import UsageError
 from cos598d.shard.held import held_by_sparse_zero1
 from cos598d.shard.low_bytes import LowBytes, changed_in_forward, is_packed
 from cos598d.shard.row_gradients import LEAST_BYTES, RowGradients, row_embeddings
@@ -56,6 +57,16 @@ class SparseZero1(Zero1):
     steps E where `zero1` steps E/n. Choose it between hosts, and the more the slower their links are.
     """
 
+    uses = ("bucket_mb", "pack_gradients")
+
+    @classmethod
+    def check_options(cls, options: SyncOptions, backend: str) -> None:
+        if options.pack_gradients and backend != "gloo":
+            raise UsageError(
+                f"--pack_gradients tells messages apart by their tags, and the backend is {backend}, whose messages have "
+                "none: leave it out, or give --backend gloo."
+            )
+
     def make_gradients(self, find_unused_parameters: bool) -> RowGradients:
         return RowGradients(self.comm, find_unused_parameters, self.options, self.make_units, True, self.is_complete)
 
@@ -63,11 +74,12 @@ class SparseZero1(Zero1):
         return row_units(self._model, parameters, self.options, self.comm.world_size)
 
     def expected_memory(self, job: Job) -> Expected:
-        return held_by_sparse_zero1(job, row_units(job.model, job.trainable, self.options, job.ranks))
+        units = row_units(job.model, job.trainable, self.options, job.ranks)
+        return held_by_sparse_zero1(job, units, self.options.pack_gradients)
 
     def expected_sent(self, job: Job) -> Sent:
         units = row_units(job.model, job.trainable, self.options, job.ranks)
-        return sent_by_sparse_zero1(job, units, self.may_be_unused)
+        return sent_by_sparse_zero1(job, units, self.may_be_unused, self.options.pack_gradients)
 
     def remark(self, model: nn.Module) -> str | None:
         """That there is no embedding whose rows it could leave out, and why."""

@@ -34,6 +34,7 @@ class SyncFlags:
     reduce_scatter: whose sums gradients by shards: "ours", by messages, or "torch", the backend's.
     zero_stage: what DeepSpeed cuts over the ranks: 0 nothing, 1 the optimizer's state, 2 gradients too, 3 weights too.
     fabric_strategy: what Lightning Fabric trains with.
+    pack_gradients: whether gradients travel in fewer bits, and arrive to the last one.
     """
 
     bucket_mb: float = flag(25.0, "capacity of a bucket in MiB, for syncs with buckets", group=SYNC_GROUP, above=0)
@@ -75,6 +76,9 @@ class SyncFlags:
         2, "ZeRO's stage for deepspeed: 0 cuts nothing, 3 everything", group=SYNC_GROUP, least=0, below=4
     )
     fabric_strategy: str = flag("ddp", "what fabric trains with: {choices}", group=SYNC_GROUP, choices=("ddp", "fsdp2"))
+    pack_gradients: bool = flag(
+        False, "gradients travel in an eighth fewer bits, and arrive to the last bit, for sparse_zero1", group=SYNC_GROUP
+    )
 
 
 @dataclass(frozen=True)

@@ -42,11 +42,16 @@ class _WatchedCall(Composed):
         self._watch, self._whole, self._name, self._purpose = comm, tensor, name, purpose
 
     def start(
-        self, sends: Places = (), receives: Places = (), tag: int = 0, expected: Expected | None = None
+        self,
+        sends: Places = (),
+        receives: Places = (),
+        tag: int = 0,
+        expected: Expected | None = None,
+        among_all: bool = True,
     ) -> Messages:
         now = time.perf_counter()
         coming = [*receives, *(expected.receives if expected is not None else ())]
-        begun = super().start(sends, receives, tag, expected)
+        begun = super().start(sends, receives, tag, expected, among_all)
         if not self._watch.is_noted(self._purpose, self._name):
             return begun
         ends = [
