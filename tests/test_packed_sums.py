@@ -35,7 +35,11 @@ def scattered(numbers, *strange):
 
 def of_bits(elements):
     """Any bits whatever: numbers that are none, and of all sizes."""
-    return torch.randint(-(2**31), 2**31, (elements,), generator=torch.Generator().manual_seed(1)).int().view(torch.float32)
+    return (
+        torch.randint(-(2**31), 2**31, (elements,), generator=torch.Generator().manual_seed(1))
+        .int()
+        .view(torch.float32)
+    )
 
 
 KINDS = {
@@ -162,5 +166,7 @@ def test_a_training_with_packed_gradients_is_to_the_last_bit_the_one_without(pre
 
 
 def test_messages_without_tags_are_refused():
-    with pytest.raises(UsageError, match="--pack_gradients tells messages apart by their tags, and the backend is nccl"):
+    with pytest.raises(
+        UsageError, match="--pack_gradients tells messages apart by tags, and those of the backend nccl"
+    ):
         SparseZero1.check_options(SyncOptions(pack_gradients=True), "nccl")

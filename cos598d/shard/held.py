@@ -19,7 +19,7 @@ HALF = 2  # bytes of a number in half precision
 
 
 def held_by_zero1(job: Job, units: Sequence[Unit], packs: bool = False) -> Expected:
-    """All weights, all gradients, the state of a rank's parts; scratch, which is for packed gradients if it `packs` them.
+    """All weights, all gradients, the state of a rank's parts; scratch, for packed gradients if it `packs` them.
 
     Of a unit of one parameter the gradient goes when it is reduced, and the rank's part of it with the step.
     """

@@ -68,7 +68,9 @@ class PackedReduceScatters(ReduceScatters):
 def sent_bytes(elements: int, longest: int) -> int:
     """What travels of a part of so many elements of a float32 tensor whose longest part has `longest`."""
     count = segment_count(longest, torch.float32.itemsize)
-    return sum(travelling_bytes(elements // count + (k < elements % count)) for k in range(count))  # as tensor_split cuts
+    return sum(
+        travelling_bytes(elements // count + (k < elements % count)) for k in range(count)
+    )  # as tensor_split cuts
 
 
 def row_bytes(elements: int) -> int:

@@ -1,4 +1,4 @@
-"""Gradients in fewer bits, to the bit the same: of a float32 the exponent travels as four bits below its block's largest.
+"""Gradients in fewer bits, to the bit the same: a float32's exponent travels as four bits below its block's largest.
 
 Sign and mantissa of a gradient are as good as random. Its exponent is not, since neighbours are of about one size: in a
 block of a layer's gradient hardly one number in ten thousand is 2^14 times smaller than the largest.

@@ -66,8 +66,8 @@ class SparseZero1(Zero1):
     def check_options(cls, options: SyncOptions, backend: str) -> None:
         if options.pack_gradients and backend != "gloo":
             raise UsageError(
-                f"--pack_gradients tells messages apart by their tags, and the backend is {backend}, whose messages have "
-                "none: leave it out, or give --backend gloo."
+                f"--pack_gradients tells messages apart by tags, and those of the backend {backend} have none: "
+                "leave it out, or give --backend gloo."
             )
 
     def make_gradients(self, find_unused_parameters: bool) -> RowGradients:

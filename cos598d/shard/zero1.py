@@ -50,7 +50,7 @@ class Zero1(Sharded):
     """
 
     keeps_gradients = True
-    uses = ("bucket_mb",)
+    uses: tuple[str, ...] = ("bucket_mb",)
     shards: tuple[str, ...] = ("optimizer",)
 
     def make_units(self, parameters: Sequence[Named]) -> list[Unit]:

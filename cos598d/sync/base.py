@@ -77,7 +77,9 @@ class SyncFlags:
     )
     fabric_strategy: str = flag("ddp", "what fabric trains with: {choices}", group=SYNC_GROUP, choices=("ddp", "fsdp2"))
     pack_gradients: bool = flag(
-        False, "gradients travel in an eighth fewer bits, and arrive to the last bit, for sparse_zero1", group=SYNC_GROUP
+        False,
+        "gradients travel in an eighth fewer bits, and arrive to the last bit, for sparse_zero1",
+        group=SYNC_GROUP,
     )
 
 
