@@ -1,7 +1,6 @@
 """Bytes that a rank holds, counted from tensors by category: now, and at the peak of a step."""
 
 import contextlib
-import functools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
@@ -42,7 +41,9 @@ def tensors_in(thing: Any) -> Iterator[torch.Tensor]:
     left = [thing]
     while left:
         one = left.pop()
-        kind = _kind(type(one))
+        kind = _kinds.get(type(one))
+        if kind is None:
+            kind = _kinds[type(one)] = _kind_of(type(one))
         if kind == "tensor":
             yield one
         elif kind and id(one) not in seen:
@@ -50,9 +51,11 @@ def tensors_in(thing: Any) -> Iterator[torch.Tensor]:
             left.extend(one if kind == "items" else one.values() if kind == "mapping" else vars(one).values())
 
 
-@functools.cache
-def _kind(kind: type) -> str:
-    """What to look for in things of that type, "" where there is nothing; kept, since a watched step asks it often."""
+_kinds: dict[type, str] = {}  # what was found once: a watched step asks it often
+
+
+def _kind_of(kind: type) -> str:
+    """What to look for in things of that type, "" where there is nothing."""
     if issubclass(kind, torch.Tensor):
         return "tensor"
     if issubclass(kind, Mapping):
