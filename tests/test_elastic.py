@@ -166,6 +166,7 @@ except UserError as error:
 
 
 @pytest.mark.root
+@pytest.mark.timeout(600)  # 110 s of processor, most of it for four hosts that load torch again and again
 @pytest.mark.skipif(bool(MISSING), reason=MISSING)
 def test_hosts_leave_and_join_an_elastic_run_which_goes_on(on_host, start, tmp_path):
     """Three of at most four hosts; the third is cut off, and when the two others go on, the fourth comes.
