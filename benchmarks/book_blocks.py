@@ -193,13 +193,16 @@ def bench_tables(found: dict[str, Any]) -> str:
 
 
 def candidate_rows(found: dict[str, Any]) -> list[list[str]]:
-    """A head and a row for each candidate; ratios are to DDP, or to the first where DDP was not measured."""
+    """A head and a row for each candidate; ratios are to DDP, or to the first where DDP was not measured. What is
+    exposed is told where there is a floor beside others."""
     seconds: dict[str, list[float]] = {one["label"]: [] for one in found["candidates"]}
     for sample in found["samples"]:
         seconds[sample["candidate"]].append(sample["seconds"])
     reference = DDP if DDP in seconds else next(iter(seconds))
     unit = "a step" if found["setting"]["step"] else "an iteration"
-    rows = [["sync", f"ms {unit}", f"times {reference}'s", "exposed ms", "calls", "MB sent"]]
+    is_above_floor = has_floor(found)
+    exposed_head = ["exposed ms"] if is_above_floor else []
+    rows = [["sync", f"ms {unit}", f"times {reference}'s", *exposed_head, "calls", "MB sent"]]
     for one in found["candidates"]:
         label = one["label"]
         summary, traffic = found["summary"][label], found["traffic"][label]
@@ -208,11 +211,16 @@ def candidate_rows(found: dict[str, Any]) -> list[list[str]]:
         rows.append(
             [label, milliseconds(summary["seconds_median"])]
             + ["1" if label == reference else ratio_words(paired_ratio(seconds[label], seconds[reference]))]
-            + ["-" if exposed is None else milliseconds(exposed)]
+            + (["-" if exposed is None else milliseconds(exposed)] if is_above_floor else [])
             + [str(max(traffic["calls"])) if is_known else "-"]
             + [f"{max(traffic['bytes_sent']) / 1e6:.2f}" if is_known else "-"]
         )
     return rows
+
+
+def has_floor(found: dict[str, Any]) -> bool:
+    """Whether the floor was measured beside others."""
+    return len(found["candidates"]) > 1 and any(one["label"] == FLOOR for one in found["candidates"])
 
 
 def ratio_words(ratio: dict[str, Any]) -> str:
@@ -231,9 +239,10 @@ def setting(found: dict[str, Any]) -> str:
     words = sentence(setting_words(found).replace("\n", "; "))
     if not found["candidates"]:
         return words
+    exposed = f" exposed: less the median of {FLOOR};" if has_floor(found) else ""
     return (
         f"{words} Medians over the rounds; ratios are within rounds, with the 95 % interval of their median from "
-        f"6 rounds on; exposed: less the median of {FLOOR}; calls and MB: of the rank that sends most."
+        f"6 rounds on;{exposed} calls and MB: of the rank that sends most."
     )
 
 

@@ -1,0 +1,71 @@
+"""The book's pages: their blocks are filled, their pictures there, and the wrong files that they show fail as shown."""
+
+import re
+import sys
+
+import pytest
+from programs import ROOT
+
+from cos598d.learn.lessons import get_lesson
+from cos598d.learn.marking import Marking
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import book
+import book_pages
+
+FOLDER = ROOT / "docs" / "lessons"
+PAGES = book.find_pages(FOLDER, None)
+WRONG = sorted((FOLDER / "wrong").glob("*.py.txt"))
+NONCE = 20260101
+
+
+def blocks(path):
+    return book.blocks(book.read(path))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_what_checks_say_and_pictures_show_stands_on_every_page(page):
+    kinds = (book_pages.OUTPUT, book_pages.PICTURE)
+    assert [each.line for each in blocks(page) if each.kind in kinds and "\n<small>" not in each.inside] == []
+
+
+def test_pictures_are_those_that_blocks_draw():
+    drawn = [block.name for page in PAGES for block in blocks(page) if block.kind == book_pages.PICTURE]
+    assert sorted(drawn) == sorted(path.name for path in (FOLDER / book_pages.FIGURES).glob("*"))
+
+
+def comparable(words):
+    """What a check says, without spaces and the numbers, which are drawn anew each time, but with the file's line."""
+    place, _, rest = words.partition(": ")
+    rest = re.sub(r"\[[^]]*\]", "[]", rest)
+    return place + re.sub(r"-?\d[\d.,]*(e[+-]\d+)?|\s", "", rest)
+
+
+def said_first(block):
+    """What stands in a block's output first, behind how many checks hold on how many ranks."""
+    lines = block.inside.partition("```text\n")[2].splitlines()
+    return "\n".join(line for line in lines if not re.fullmatch(r"\d+ ranks?: \d+ of \d+ .*", line))
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.name)
+def test_a_wrong_file_fails_as_its_page_shows(wrong):
+    check = re.compile(rf"learn (\d+) --check {re.escape(str(wrong.relative_to(ROOT)))}")
+    shown = [
+        (get_lesson(int(found[1])), comparable(said_first(block)))
+        for page in PAGES
+        for block in blocks(page)
+        if block.kind == book_pages.OUTPUT and (found := check.fullmatch(" ".join(block.words)))
+    ]
+    assert shown, f"no page shows what the check says of {wrong.name}"
+    for lesson, words in shown:
+        # What is wrong on the fewest ranks is mostly said as on all, and sooner.
+        for sizes in (lesson.load_checks().sizes[:1], None):
+            marking = Marking(lesson, wrong, wrong.read_bytes(), NONCE, seconds=8)
+            marking.run(lambda _: None, sizes)
+            result = marking.result()
+            assert not result["passed"]
+            first = comparable(result["diagnosis"][0]["cause"])
+            if words.startswith(first):
+                break
+        assert words.startswith(first)
