@@ -297,13 +297,10 @@ def test_of_a_page_with_blanks_left_nothing_is_said_to_have_failed(tmp_path):
     assert "nothing was tried." in told.verdict(result, get_lesson(5))
 
 
-def test_what_is_said_of_a_number_of_ranks_names_what_is_tried_on_others():
+def test_what_is_said_of_a_number_of_ranks_counts_what_is_tried_on_others():
     assert told.world(1, 1, 2, {}) == "1 rank: 1 of 2 checks hold"
     said = told.world(3, 1, 1, {"one_ring_each": (4, 2), "again": (2, 4), "alone": (1,)})
-    assert (
-        said
-        == "3 ranks: 1 of 1 checks hold; one_ring_each and again are tried on 2 and 4 ranks; alone is tried on 1 rank"
-    )
+    assert said == "3 ranks: 1 of 1 checks hold; 2 more are tried on 2 and 4 ranks; 1 more is tried on 1 rank"
 
 
 def test_a_lesson_s_page_and_question_name_its_picture_where_there_is_one():

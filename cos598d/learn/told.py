@@ -1,6 +1,7 @@
 """A lesson's result as text: what is wrong, with its line, first; then check by check, and what to do next."""
 
 import textwrap
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,12 +13,10 @@ STATUS_WIDTH = 13
 
 
 def world(size: int, held: int, tried: int, left_out: Mapping[str, Sequence[int]]) -> str:
-    """How many checks hold on `size` ranks; and of those `left_out` there, on how many they are tried."""
-    names: dict[str, list[str]] = {}
-    for name, sizes in left_out.items():
-        names.setdefault(_ranks(sorted(sizes)), []).append(name)
-    others = (f"; {join(each)} {'are' if len(each) > 1 else 'is'} tried on {on}" for on, each in names.items())
-    return f"{_ranks([size])}: {held} of {tried} checks hold{''.join(others)}"
+    """How many checks hold on `size` ranks; and how many that are `left_out` there are tried on others."""
+    others = Counter(_ranks(sorted(sizes)) for sizes in left_out.values())
+    elsewhere = (f"; {number} more {'are' if number > 1 else 'is'} tried on {on}" for on, number in others.items())
+    return f"{_ranks([size])}: {held} of {tried} checks hold{''.join(elsewhere)}"
 
 
 def verdict(result: dict[str, Any], lesson: Lesson) -> str:
