@@ -29,13 +29,18 @@ def own_environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": own_python_path()}
 
 
+def ends_with_parent(command: Sequence[str]) -> list[str]:
+    """The command that starts the same program, ended with SIGTERM when the process that started it is killed."""
+    before = END_WITH_PARENT if shutil.which(END_WITH_PARENT[0]) else ()
+    return [*before, *command]
+
+
 def start(command: Sequence[str], default: Mapping[str, str] | None = None, **streams: Any) -> subprocess.Popen:
     """Start a program with this same code in its path; it ends when this process is killed. `default`: what stands in
     its environment unless ours says otherwise; `streams` are Popen's."""
-    before = END_WITH_PARENT if shutil.which(END_WITH_PARENT[0]) else ()
     # In a session of its own, so that a Ctrl-C reaches it once.
     return subprocess.Popen(
-        [*before, *command],
+        ends_with_parent(command),
         env={**(default or {}), **own_environment()},
         text=True,
         errors="replace",

@@ -1,8 +1,13 @@
 """Audits of scripts that end early or unevenly: they end as they would, and what was seen until then is judged."""
 
+import os
+import shutil
+import signal
+
 import pytest
 from audit_scripts import BY_HAND, marked_line, with_changes
 from audits import audit
+from programs import ROOT, children_of, is_alive, wait_until
 
 RIGHT = BY_HAND.lstrip()
 
@@ -121,3 +126,21 @@ def test_parts_that_are_averaged_over_some_of_their_holders_are_told(start, tmp_
     (found,) = verdict["faults"]
     assert (found["name"], found["line"]) == ("partial_average", marked_line(source)), text
     assert "Of ranks 2, 3 nothing is in it, only of 0, 1." in text
+
+
+@pytest.mark.skipif(not shutil.which("setpriv"), reason="nothing asks the kernel to end a killed program's children")
+def test_ranks_end_with_the_audit_that_started_them_when_it_is_killed(start, tmp_path):
+    (tmp_path / "train.py").write_text(
+        "import os, pathlib, time\npathlib.Path(os.environ['RANK'] + '.here').touch()\ntime.sleep(600)\n"
+    )
+    words = ["-m", "cos598d", "audit", "--world_size", "2", "--output_dir", tmp_path / "audit", tmp_path / "train.py"]
+    starter = start("audit", words, {"PYTHONPATH": str(ROOT)})
+    wait_until(lambda: all((tmp_path / f"{rank}.here").exists() for rank in range(2)))
+    ranks = children_of(starter.process.pid)
+    assert len(ranks) >= 2
+    starter.stop()
+    try:
+        wait_until(lambda: not any(map(is_alive, ranks)))
+    finally:
+        for pid in filter(is_alive, ranks):
+            os.kill(pid, signal.SIGKILL)

@@ -1,6 +1,8 @@
 """`grade` on students' tests: right syncs must pass and wrong ones fail, and nothing else gives points."""
 
 import csv
+import importlib
+import os
 import re
 import tempfile
 from pathlib import Path
@@ -11,12 +13,14 @@ from programs import ROOT
 from cos598d.check import ranks
 from cos598d.check.claims import CLAIMS
 from cos598d.check.judge import CRASHED, DID_NOT_END, FAILED, PASSED, judge_claims
-from cos598d.check.spawn import run_world
+from cos598d.check.spawn import RETURNED, RankEnd, run_world
 from cos598d.errors import UsageError
 from cos598d.grade.kinds import KINDS, tests
 from cos598d.grade.table import Table
 from cos598d.grade.under_test import RIGHT, SUBJECTS, WRONG
 from cos598d.grade.under_test.file import read_tests
+from cos598d.learn import marking
+from cos598d.learn.lessons import get_lesson
 
 NONCE = 598
 # What finds all that is wrong with any of them: uneven numbers of elements, other data on each rank and in each step.
@@ -219,6 +223,28 @@ def judged(kind, monkeypatch, folder, end_of):
     monkeypatch.setattr(tests, "warm_up", lambda: None)
     found = {each.name: each for each in kind.judge(folder, list(kind.claims()))}
     return {name: each.passed for name, each in found.items()}, found, order
+
+
+@pytest.mark.parametrize(("load", "times"), [(0.3, 1), (6.0, 3), (90.0, 4)])
+@pytest.mark.parametrize("name", ["lesson", "tests"])
+def test_a_submission_has_more_time_on_a_busy_machine(monkeypatch, tmp_path, name, load, times):
+    given = []
+
+    def world(size, *_, seconds, **__):
+        given.append(seconds)
+        return [RankEnd(rank, RETURNED) for rank in range(size)]
+
+    kind = KINDS[name].read(Table.of_text("lab.toml", "seconds = 5\n"))
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 1.0, 1.0))
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    for module in (importlib.import_module(f"cos598d.grade.kinds.{name}"), marking):
+        monkeypatch.setattr(module, "run_world", world, raising=False)
+        monkeypatch.setattr(module, "warm_up", lambda *_: None, raising=False)
+    (tmp_path / "test_sync.py").write_text(GOOD)
+    (tmp_path / "lesson0.py").write_text(get_lesson(0).answer())
+    list(kind.judge(tmp_path, list(kind.claims())))
+    assert given
+    assert set(given) == {5.0 * times}
 
 
 def test_right_and_wrong_syncs_come_in_a_secret_order(monkeypatch, tmp_path):

@@ -14,14 +14,14 @@ from cos598d.errors import UsageError
 from cos598d.learn import progress, session, told
 from cos598d.learn.events import Event, from_rows, to_rows
 from cos598d.learn.lessons import NUMBERS, all_lessons, get_lesson
-from cos598d.learn.marking import Marking
+from cos598d.learn.marking import SECONDS, Marking
 from cos598d.learn.student import BLANK, MARKER
 
 CASES = {number: importlib.import_module(f"lesson_cases.lesson{number}") for number in NUMBERS}
 NONCE = 20260101
 
 
-def mark(folder, number, code, sizes=None, seconds=None):
+def mark(folder, number, code, sizes=None, seconds=SECONDS):
     """The result of a lesson's check of `code`, and the first lines that a student reads."""
     lesson = get_lesson(number)
     path = folder / lesson.file_name

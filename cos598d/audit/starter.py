@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from cos598d.audit.options import Told
 from cos598d.errors import UsageError
-from cos598d.program import own_environment, program
+from cos598d.program import ends_with_parent, own_environment, program
 from cos598d.world.network import DEFAULT_IP
 
 RUN = "COS598D_AUDIT_RUN"  # tells a rank that its starter judges, and the run's name
@@ -37,8 +37,9 @@ def start_ranks(
 ) -> int:
     """Start the script once for each rank and wait for all; return the first failure's exit code, or 0.
 
-    When one fails the others are stopped, should they not end by themselves. Raises UsageError for a port in use, and
-    StillRunning, when all are stopped, for a script that takes more than `seconds`.
+    When one fails the others are stopped, should they not end by themselves; when this process is killed, all are.
+    Raises UsageError for a port in use, and StillRunning, when all are stopped, for a script that takes more than
+    `seconds`.
     """
     port = _port(master_port)
     ranks: list[subprocess.Popen] = []
@@ -55,7 +56,7 @@ def start_ranks(
             environ.setdefault("OMP_NUM_THREADS", "1")
             own = ["audit", "--steps", str(told.steps), "--output_dir", told.folder, told.script]
             command = [sys.executable, *program(), *own, *filled(words, place)]
-            ranks.append(subprocess.Popen(command, env=environ))
+            ranks.append(subprocess.Popen(ends_with_parent(command), env=environ))
         return _wait(ranks, seconds)
     finally:
         _stop(ranks)

@@ -44,6 +44,7 @@ RETURNED, RAISED, LATE, DIED = "returned", "raised", "did not end", "died"
 # A rank that failed lets the others say what they found too, before they are told to stop.
 SAY_SECONDS = 0.5
 MOST_ANSWER_BYTES = 4 << 20
+MOST_PATIENCE = 4.0
 HANDED_IN, CALLS = "handed_in", "calls"
 ENDINGS = ("where", "crash")  # what faulthandler writes when the time is up, and when the process breaks
 
@@ -121,6 +122,16 @@ def run_world(
                     supervisor.kill()
                     supervisor.join()
         return [_read(Path(name), rank, *(ends[rank] if ends else (None, ""))) for rank in range(world_size)]
+
+
+def longer_than(seconds: float) -> float:
+    """A collective that waits for a rank in an endless loop must not give up before the loop is found."""
+    return seconds + 30
+
+
+def patience() -> float:
+    """By how many times a busy machine takes longer: what is right must not be late for want of a core."""
+    return min(max(os.getloadavg()[0] / (os.cpu_count() or 1), 1.0), MOST_PATIENCE)
 
 
 def _endings(line: Connection, seconds: float) -> list[tuple[int | None, str]]:

@@ -10,7 +10,7 @@ from cos598d.check.causes import causes_of
 from cos598d.check.claims import CLAIMS, claims_of
 from cos598d.check.claims.base import Claim
 from cos598d.check.judge import CRASHED, DID_NOT_END, FAILED, PASSED, Outcome, judge, judge_claims
-from cos598d.check.spawn import RETURNED, RankEnd, run_world
+from cos598d.check.spawn import RETURNED, RankEnd, longer_than, run_world
 from cos598d.errors import UsageError
 from cos598d.sync import get_sync
 from cos598d.sync.from_file import is_own
@@ -100,8 +100,3 @@ def in_words(claim: Claim, outcomes: Sequence[Outcome], own_file: str) -> str:
         return facts["says"]
     (cause,) = causes_of([(claim.name, outcomes)], own_file)
     return f"{cause['cause']}\n{card.claim(facts, own_file)}"
-
-
-def longer_than(seconds: float) -> float:
-    """A collective that waits for a rank in an endless loop must not give up before the loop is found."""
-    return seconds + 30

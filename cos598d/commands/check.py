@@ -17,8 +17,8 @@ from cos598d.check.claims import CLAIMS
 from cos598d.check.claims.base import Claim
 from cos598d.check.cost import compare, is_cost
 from cos598d.check.judge import CRASHED, DID_NOT_END, PASSED, Outcome, judge
-from cos598d.check.spawn import RankEnd, run_world
-from cos598d.check.trial import Trial, facts_of, longer_than
+from cos598d.check.spawn import RankEnd, longer_than, run_world
+from cos598d.check.trial import Trial, facts_of
 from cos598d.commands import learn
 from cos598d.commands.flags import check_output_file
 from cos598d.commands.result_flags import add_assignment, add_result_files, wants_files

@@ -1,7 +1,6 @@
 """Grades a lesson's file: worlds of ranks drive it, and what they hand in is judged here, where it never runs."""
 
 import contextlib
-import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from cos598d.check.claims.base import World
 from cos598d.check.diagnosis import symptom_of
 from cos598d.check.evidence import BadEvidence, Evidence
 from cos598d.check.judge import DID_NOT_END, FAILED, PASSED, judge
-from cos598d.check.spawn import RankEnd, run_world
+from cos598d.check.spawn import RankEnd, longer_than, patience, run_world
 from cos598d.imports import leave_out_compiler
 from cos598d.learn import ranks, told
 from cos598d.learn.checking import Check
@@ -27,7 +26,6 @@ from cos598d.learn.words import Wrong, in_words
 from cos598d.terminal.printable import printable
 
 SECONDS = 8.0  # what all checks of one world may take together, on a machine with nothing else to do: most take one
-MOST_PATIENCE = 4.0  # times as much, where others keep the cores busy
 STILL = 1 / 3  # of that time: so long may all ranks stand still in calls, where it is not known that none can go on
 NOT_TRIED = "not tried"
 MOST_LINES = 5  # of what a rank printed
@@ -48,10 +46,10 @@ class Verdict:
 class Marking:
     """One lesson's file under trial."""
 
-    def __init__(self, lesson: Lesson, path: Path, source: bytes, nonce: int, seconds: float | None = None):
-        """`seconds` are what one world may take; None: by how busy the machine is."""
+    def __init__(self, lesson: Lesson, path: Path, source: bytes, nonce: int, seconds: float = SECONDS):
+        """`seconds` are what one world may take where the machine has nothing else to do; on a busy one it is more."""
         self.lesson, self.path, self.source, self.nonce = lesson, path.resolve(), source, nonce
-        self.seconds = seconds or _patience()
+        self._idle_seconds, self.seconds = seconds, seconds
         self.name = path.name
         self.verdicts: list[Verdict] = []
         self.static: Mistake | None = None
@@ -91,10 +89,10 @@ class Marking:
             return None
 
     def _world(self, size: int, names: Sequence[str]) -> list[RankEnd]:
-        # A collective that waits for a rank in an endless loop must not give up before the loop is found.
         arguments = (str(self.path), self.lesson.number, names, self.nonce)
-        seconds, is_stuck = self.seconds, StuckRanks(STILL * self.seconds)
-        return run_world(size, ranks.observe, *arguments, seconds=seconds, timeout=seconds + 30, is_stuck=is_stuck)
+        seconds = self.seconds = self._idle_seconds * patience()
+        is_stuck, timeout = StuckRanks(STILL * seconds), longer_than(seconds)
+        return run_world(size, ranks.observe, *arguments, seconds=seconds, timeout=timeout, is_stuck=is_stuck)
 
     def _evidence(self, ends: Sequence[RankEnd]) -> list[Evidence]:
         return [Evidence.from_bytes(end.handed_in, end.rank, self.nonce) for end in ends]
@@ -244,12 +242,6 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _patience() -> float:
-    """The seconds that a world may take here and now."""
-    waiting_for_each_core = os.getloadavg()[0] / (os.cpu_count() or 1)
-    return SECONDS * min(max(waiting_for_each_core, 1.0), MOST_PATIENCE)
 
 
 def _fails(verdict: Verdict) -> bool:

@@ -20,7 +20,7 @@ from cos598d.records.kinds import COUNT, Number
 
 @dataclass(frozen=True)
 class LessonKind(Kind):
-    """A lesson's file. `seconds` is what all its checks may take together on one number of ranks."""
+    """A lesson's file. `seconds` is what all its checks may take on one number of ranks of an idle machine."""
 
     file: str
     lesson: Lesson

@@ -5,7 +5,6 @@ in processes of its own, and only what tells them apart gives points: tests that
 by failing on a wrong one, and tests that reject nothing have not accepted anything.
 """
 
-import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,8 +13,7 @@ from pathlib import Path
 
 from cos598d.check.card import join, report
 from cos598d.check.judge import FAILED, PASSED, judge
-from cos598d.check.spawn import ENDS_WITH_STARTER, run_world, start_server
-from cos598d.check.trial import longer_than
+from cos598d.check.spawn import ENDS_WITH_STARTER, longer_than, patience, run_world, start_server
 from cos598d.errors import UsageError
 from cos598d.grade.kinds.kind import Kind, all_alike, take_file, take_sizes
 from cos598d.grade.scored import Judged
@@ -33,7 +31,6 @@ WARM = [
     *(f"cos598d.sync.{name}" for name in ("bucketed", "ddp", "ring")),
     "torch.testing",
 ]
-MOST_PATIENCE = 4.0  # times as many seconds, where others keep the cores busy
 
 
 @dataclass(frozen=True)
@@ -93,7 +90,7 @@ class TestsKind(Kind):
 
     def _end(self, path: Path, tests: Sequence[StudentTest], subject: Subject) -> "End":
         """How the tests end on this sync: on more and more ranks, up to the first number on which not all pass."""
-        seconds = self.seconds * _patience()
+        seconds = self.seconds * patience()
         asked = [(test.name, test.arguments) for test in tests]
         for size in self.world_sizes:
             ranks = run_world(
@@ -123,11 +120,6 @@ class End:
     def is_rejected(self) -> bool:
         """Whether a test failed, which is to raise an exception; a process that hangs or leaves has no verdict."""
         return self.status == FAILED
-
-
-def _patience() -> float:
-    """By how many times a busy machine takes longer: a right sync must not be late for want of a core."""
-    return min(max(os.getloadavg()[0] / (os.cpu_count() or 1), 1.0), MOST_PATIENCE)
 
 
 def warm_up() -> None:
