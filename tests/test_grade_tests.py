@@ -17,7 +17,7 @@ from cos598d.check.spawn import RETURNED, RankEnd, run_world
 from cos598d.errors import UsageError
 from cos598d.grade.kinds import KINDS, tests
 from cos598d.grade.table import Table
-from cos598d.grade.under_test import RIGHT, SUBJECTS, WRONG
+from cos598d.grade.under_test import MENDED, RIGHT, SUBJECTS, WRONG, on_rank
 from cos598d.grade.under_test.file import read_tests
 from cos598d.learn import marking
 from cos598d.learn.lessons import get_lesson
@@ -105,6 +105,11 @@ BAD = {
     "hangs": "import time\n\ndef test_it(sync):\n    time.sleep(60)\n",
     "exits": "import sys\nsys.exit(0)\n\ndef test_it(sync):\n    pass\n",
     # An answer, results and a table of its own; pytest, the judge and what it is given replaced; six good words first.
+    # The wrong ones by their names, modules and ancestors, and not by what they do.
+    "recognises": """
+def test_it(sync):
+    assert not any(each.__module__.endswith("wrong") for each in type(sync._sync).__mro__), "recognised"
+""",
     "forges": """
 import json, os, sys, tempfile, types
 from pathlib import Path
@@ -191,6 +196,7 @@ def test_tests_that_tell_nothing_apart_get_nothing(start, tmp_path, scratch):
         "leaves": "the process left with exit code 0",
         "hangs": " s - test_sync.py line 4, in test_it: time.sleep(60)",
         "exits": "test_sync.py raises SystemExit while being imported, at line 2",
+        "recognises": "the tests do not pass on a right sync",
         "forges": "the tests do not pass on a right sync",
         "example": "half_precision: no test fails on a sync that sends gradients as float16",
     }
@@ -203,6 +209,16 @@ def test_the_unusual_right_syncs_keep_every_claim(name):
     names = [claim.name for claim in CLAIMS]
     ends = run_world(3, observe_subject, name, names, seconds=120)
     assert [outcome.status for outcome in judge_claims(CLAIMS, ends, NONCE, "", 120)] == [PASSED] * len(CLAIMS)
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_mended_sync_has_a_wrong_ones_name_and_a_right_ones_methods(name):
+    wrong, found = WRONG[name].sync, MENDED[f"mended_{name}"].sync
+    right = wrong.__mro__[1]
+    changed = [each for each, value in vars(wrong).items() if callable(value)]
+    assert changed
+    assert all(getattr(found, each) is getattr(right, each) is not getattr(wrong, each) for each in changed)
+    assert (found.__name__, found.__module__, found.__bases__) == (wrong.__name__, wrong.__module__, (wrong,))
 
 
 def observe_subject(comm, name, claims):
@@ -251,11 +267,13 @@ def test_right_and_wrong_syncs_come_in_a_secret_order(monkeypatch, tmp_path):
     kind = kind_of()
 
     def perfect(subject):
-        return PASSED if subject.name in RIGHT else FAILED
+        return FAILED if subject.name in WRONG else PASSED
 
     passed, _, order = judged(kind, monkeypatch, tmp_path, perfect)
     assert passed == dict.fromkeys(("accepts_right_syncs", *WRONG), True)
-    assert sorted(order) == sorted(SUBJECTS)
+    drawn = [name for name in order if name in MENDED]
+    assert len(drawn) == tests.DRAWN
+    assert sorted(order) == sorted([*RIGHT, *WRONG, *drawn])
     assert judged(kind, monkeypatch, tmp_path, perfect)[2] != order
 
 
@@ -283,11 +301,21 @@ def test_what_is_only_wrong_on_more_ranks_is_no_claim_on_few():
     ("source", "says"),
     [
         ("def check(sync):\n    pass\n", "test_sync.py has no test: write functions whose names begin with test_"),
-        ("class TestIt:\n    def test_a(self, sync):\n        pass\n", "has no test"),
+        ("class TestIt:\n    def check_a(self, sync):\n        pass\n", "has no test"),
         ("def test_a(sync):\n    pass\n\ndef test_a(rank):\n    pass\n", "line 4: test_a is there already, in line 1"),
         ("x = 1\ndef test_a(sync, comm):\n    pass\n", "line 2: test_a asks for comm: a test can ask for sync, rank"),
         ("def test_a(sync, *, n):\n    pass\n", "line 1: test_a asks for n"),
         ("def test_a(sync, /):\n    pass\n", "line 1: test_a asks for what stands before /"),
+        (
+            "def test_a(sync):\n    pass\n\nclass TestIt:\n    def test_b(self, sync):\n        pass\n",
+            "line 5: test_b would never run in a class",
+        ),
+        ("async def test_a(sync):\n    pass\n", "line 1: test_a would never run: write it without async"),
+        ("def test_a(sync):\n    if sync:\n        yield\n", "line 1: test_a would never run"),
+        (
+            "import pytest\n@pytest.mark.parametrize('n', [1, 2])\ndef test_a(sync, n):\n    pass\n",
+            "line 3: test_a is marked pytest.mark.parametrize('n', [1, 2]), which the grader does not know",
+        ),
         ("def test_a(:\n", "test_sync.py is not Python (invalid syntax, line 1)"),
         ("x = '\0'\n", "test_sync.py is not Python"),
     ],
@@ -298,6 +326,14 @@ def test_a_file_that_cannot_be_run_as_tests_is_a_sentence(tmp_path, source, says
         read_tests(tmp_path / "test_sync.py")
     assert says in str(refusal.value)
     assert str(refusal.value).endswith(".")
+
+
+@pytest.mark.parametrize("name", ["unittest.SkipTest", "pytest.skip.Exception"])
+def test_a_test_that_skips_has_passed(tmp_path, name):
+    package = name.partition(".")[0]
+    (tmp_path / "test_sync.py").write_text(f"import {package}\ndef test_a(sync):\n    raise {name}('not here')\n")
+    ends = run_world(2, on_rank.run_tests, str(tmp_path / "test_sync.py"), [("test_a", ["sync"])], "sums", seconds=60)
+    assert [end.how for end in ends] == [RETURNED] * 2, ends
 
 
 def test_a_test_asks_by_name_for_what_it_is_given(tmp_path):

@@ -18,12 +18,13 @@ from cos598d.errors import UsageError
 from cos598d.grade.kinds.kind import Kind, all_alike, take_file, take_sizes
 from cos598d.grade.scored import Judged
 from cos598d.grade.table import Table
-from cos598d.grade.under_test import RIGHT, WRONG, Subject, on_rank
+from cos598d.grade.under_test import MENDED, RIGHT, WRONG, Subject, on_rank
 from cos598d.grade.under_test.file import StudentTest, read_tests
 from cos598d.records.kinds import Number
 
 ACCEPTS = "accepts_right_syncs"
 EASIEST = ("never_averages", "sums")  # wrong syncs that are always tried: whoever rejects none at all tests nothing
+DRAWN = 3  # of the right syncs that bear a wrong one's name
 # What a rank has loaded when it is forked: torch.testing, which most tests use, takes a second.
 WARM = [
     ENDS_WITH_STARTER,
@@ -67,12 +68,14 @@ class TestsKind(Kind):
             return
         warm_up()
         wrong = dict.fromkeys((*EASIEST, *(name for name in claims if name != ACCEPTS)))
-        subjects = [*RIGHT.values(), *(WRONG[name] for name in wrong)]
-        secrets.SystemRandom().shuffle(subjects)
+        draw = secrets.SystemRandom()
+        right = [*RIGHT.values(), *draw.sample(list(MENDED.values()), DRAWN)]
+        subjects = [*right, *(WRONG[name] for name in wrong)]
+        draw.shuffle(subjects)
         ends: dict[str, End] = {}
         for subject in subjects:
             end = ends[subject.name] = self._end(path, tests, subject)
-            if subject.name in RIGHT and not end.is_accepted:
+            if subject in right and not end.is_accepted:
                 yield from _of_wrongly_rejected(claims, subject, end)
                 return
         rejected = [subject for subject in subjects if ends[subject.name].is_rejected]
@@ -86,7 +89,7 @@ class TestsKind(Kind):
         sizes = f"{join(self.world_sizes)} ranks"
         if not rejected:
             return f"no test fails on any sync, right or wrong, on {sizes}: tests that reject nothing accept nothing"
-        return f"all tests pass on {len(RIGHT)} right syncs, on {sizes}"
+        return f"all tests pass on {len(RIGHT) + DRAWN} right syncs, on {sizes}"
 
     def _end(self, path: Path, tests: Sequence[StudentTest], subject: Subject) -> "End":
         """How the tests end on this sync: on more and more ranks, up to the first number on which not all pass."""

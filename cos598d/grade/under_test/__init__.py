@@ -4,6 +4,7 @@ each with one mistake, which they must reject."""
 from dataclasses import dataclass
 
 from cos598d.grade.under_test import right, wrong
+from cos598d.grade.under_test.mended import mended
 from cos598d.sync import get_sync
 from cos598d.sync.base import GradientSync
 
@@ -64,4 +65,11 @@ WRONG = _by_name(
     Subject("clips_first", "clips each rank's gradients before it averages them", wrong.ClipBeforeSync),
     Subject("zeros_for_unused", "makes zeros of gradients that no rank has", wrong.ZerosForUnused),
 )
-SUBJECTS = RIGHT | WRONG
+# Right, and by name and ancestors wrong: of these a few are drawn for each submission.
+MENDED = _by_name(
+    *(
+        Subject(f"mended_{name}", f'is called as one that "{each.words}", but does not', mended(each.sync))
+        for name, each in WRONG.items()
+    )
+)
+SUBJECTS = RIGHT | WRONG | MENDED

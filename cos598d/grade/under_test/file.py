@@ -3,6 +3,7 @@
 import ast
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeGuard
 
 from cos598d.errors import UsageError
 from cos598d.terminal.printable import printable
@@ -37,6 +38,7 @@ def read_tests(path: Path) -> list[StudentTest]:
         raise UsageError(f"{path.name} is not Python ({error or 'nested too deeply'}).") from None
     found: dict[str, StudentTest] = {}
     for node in body:
+        _check_runs(node, path.name)
         if isinstance(node, ast.FunctionDef) and node.name.startswith(PREFIX):
             test = StudentTest(node.name, _arguments(node, path.name), node.lineno)
             if test.name in found:
@@ -51,6 +53,40 @@ def read_tests(path: Path) -> list[StudentTest]:
             f"{path.name} has no test: write functions whose names begin with {PREFIX}, outside of any class."
         )
     return list(found.values())
+
+
+def _check_runs(node: ast.stmt, file: str) -> None:
+    """Raise UsageError for what looks like a test and would not run, or be run otherwise than it says."""
+    if isinstance(node, ast.ClassDef):
+        inner = next((each for each in node.body if _is_test(each)), None)
+        if inner is not None:
+            raise UsageError(f"{_place(inner, file)} would never run in a class: write it outside of any.")
+    elif _is_test(node):
+        marks = [ast.unparse(each) for each in node.decorator_list]
+        marked = next((mark for mark in marks if mark.startswith(("pytest.", "mark.", "unittest."))), None)
+        if marked is not None:
+            raise UsageError(
+                f"{_place(node, file)} is marked {printable(marked, 60)}, which the grader does not know: write a loop "
+                "for several values, and raise unittest.SkipTest to skip."
+            )
+        if isinstance(node, ast.AsyncFunctionDef) or any(map(_yields, node.body)):
+            raise UsageError(f"{_place(node, file)} would never run: write it without async and yield.")
+
+
+def _is_test(node: ast.stmt) -> TypeGuard[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith(PREFIX)
+
+
+def _yields(node: ast.AST) -> bool:
+    """Whether a yield stands in it, but for those of functions and classes that it defines."""
+    if isinstance(node, ast.Yield | ast.YieldFrom):
+        return True
+    is_inner = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef)
+    return not is_inner and any(map(_yields, ast.iter_child_nodes(node)))
+
+
+def _place(node: ast.FunctionDef | ast.AsyncFunctionDef, file: str) -> str:
+    return f"{file} line {node.lineno}: {printable(node.name, 60)}"
 
 
 def _arguments(node: ast.FunctionDef, file: str) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -43,7 +44,8 @@ class SyncUnderTest:
 def run_tests(comm: Communicator, path: str, tests: Sequence[tuple[str, Sequence[str]]], subject: str) -> None:
     """Run the tests in the file at `path`, each with a new sync of this kind, one after the other.
 
-    A test is its function's name, and the names of what it asks for. The first exception is the end.
+    A test is its function's name, and the names of what it asks for. The first exception is the end, unless it says
+    that the test is skipped, as unittest's and pytest's do.
     """
     os.chdir(Path(path).parent)
     leave_out_compiler()
@@ -52,4 +54,15 @@ def run_tests(comm: Communicator, path: str, tests: Sequence[tuple[str, Sequence
     for name, arguments in tests:
         torch.manual_seed(SEED)
         given = {"sync": SyncUnderTest(make_sync(comm)), "rank": comm.rank, "world_size": comm.world_size}
-        getattr(module, name)(**{argument: given[argument] for argument in arguments})
+        try:
+            getattr(module, name)(**{argument: given[argument] for argument in arguments})
+        except BaseException as error:
+            if not _is_skip(error):
+                raise
+
+
+def _is_skip(error: BaseException) -> bool:
+    """Whether a test says with this exception that it does not apply here."""
+    unittest, pytest = sys.modules.get("unittest"), sys.modules.get("pytest")
+    kinds = [getattr(unittest, "SkipTest", None), getattr(getattr(pytest, "skip", None), "Exception", None)]
+    return any(isinstance(kind, type) and isinstance(error, kind) for kind in kinds)
