@@ -27,7 +27,7 @@ from cos598d.cluster.plan import DEFAULT_NAME
 from cos598d.errors import UserError
 from cos598d.program import END_WITH_PARENT, own_environment
 from cos598d.records.bench import read_record
-from cos598d.records.conventions import DDP, FLOOR
+from cos598d.records.conventions import DDP, FLOOR, FLOORS
 from cos598d.records.summary import paired_ratio
 from cos598d.report.bench_table import (
     best_capacity,
@@ -40,6 +40,7 @@ from cos598d.report.bench_table import (
     setting_words,
 )
 from cos598d.report.bytes_from import is_in_ledger
+from cos598d.report.memory import WORDS
 from cos598d.report.numbers import number_of
 from cos598d.tables import as_markdown, markdown_text
 from cos598d.terminal.printable import printable
@@ -186,31 +187,46 @@ def bench_tables(found: dict[str, Any]) -> str:
     if found["candidates"]:
         parts.append(as_markdown(candidate_rows(found)))
     if "memory" in found:
-        parts += [as_markdown(memory_rows(found)), markdown_text(memory_note(found))]
+        held = what_rungs_hold(found)
+        parts += [as_markdown(counted_rows(held)), markdown_text(memory_note(held))]
     if "bucket_mb" in found:
         parts += [as_markdown(capacity_rows(found)), sentence(best_capacity(found))]
     return "\n\n".join([*parts, *(sentence(line) for line in remarks(found))])
 
 
+def what_rungs_hold(found: dict[str, Any]) -> dict[str, Any]:
+    """The record without what the floors hold, where they stand beside others."""
+    memory = {label: held for label, held in found["memory"].items() if label not in FLOORS}
+    return found | {"memory": memory} if memory else found
+
+
+def counted_rows(found: dict[str, Any]) -> list[list[str]]:
+    """A head and what each candidate holds as counted; how far its formula is from that stands in the last column."""
+    head, *rows = memory_rows(found)
+    return [head, *(row for row in rows if row[1] in WORDS.values())]
+
+
 def candidate_rows(found: dict[str, Any]) -> list[list[str]]:
-    """A head and a row for each candidate; ratios are to DDP, or to the first where DDP was not measured. What is
-    exposed is told where there is a floor beside others."""
+    """A head and a row for each candidate; ratios are to DDP, or to the first where DDP was not measured, and none
+    where there is one candidate. What is exposed is told where there is a floor beside others."""
     seconds: dict[str, list[float]] = {one["label"]: [] for one in found["candidates"]}
     for sample in found["samples"]:
         seconds[sample["candidate"]].append(sample["seconds"])
     reference = DDP if DDP in seconds else next(iter(seconds))
     unit = "a step" if found["setting"]["step"] else "an iteration"
-    is_above_floor = has_floor(found)
+    has_others, is_above_floor = len(seconds) > 1, has_floor(found)
+    ratio_head = [f"times {reference}'s"] if has_others else []
     exposed_head = ["exposed ms"] if is_above_floor else []
-    rows = [["sync", f"ms {unit}", f"times {reference}'s", *exposed_head, "calls", "MB sent"]]
+    rows = [["sync", f"ms {unit}", *ratio_head, *exposed_head, "calls", "MB sent"]]
     for one in found["candidates"]:
         label = one["label"]
         summary, traffic = found["summary"][label], found["traffic"][label]
-        exposed = None if label == FLOOR else summary["seconds_exposed"]
+        exposed = None if label in FLOORS else summary["seconds_exposed"]
+        ratio = "1" if label == reference else ratio_words(paired_ratio(seconds[label], seconds[reference]))
         is_known = is_in_ledger(one)
         rows.append(
             [label, milliseconds(summary["seconds_median"])]
-            + ["1" if label == reference else ratio_words(paired_ratio(seconds[label], seconds[reference]))]
+            + ([ratio] if has_others else [])
             + (["-" if exposed is None else milliseconds(exposed)] if is_above_floor else [])
             + [str(max(traffic["calls"])) if is_known else "-"]
             + [f"{max(traffic['bytes_sent']) / 1e6:.2f}" if is_known else "-"]
@@ -239,11 +255,10 @@ def setting(found: dict[str, Any]) -> str:
     words = sentence(setting_words(found).replace("\n", "; "))
     if not found["candidates"]:
         return words
+    ratios = " ratios are within rounds, with the 95 % interval of their median from 6 rounds on;"
+    ratios = ratios if len(found["candidates"]) > 1 else ""
     exposed = f" exposed: less the median of {FLOOR};" if has_floor(found) else ""
-    return (
-        f"{words} Medians over the rounds; ratios are within rounds, with the 95 % interval of their median from "
-        f"6 rounds on;{exposed} calls and MB: of the rank that sends most."
-    )
+    return f"{words} Medians over the rounds;{ratios}{exposed} calls and MB: of the rank that sends most."
 
 
 def sentence(words: str) -> str:

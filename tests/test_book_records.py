@@ -87,6 +87,28 @@ def test_a_picture_and_a_bench_are_made_by_a_real_run(page):
     assert "/tmp" not in text
 
 
+def tables(text):
+    """The Markdown tables of a text, each the words of its rows."""
+    parts = re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)
+    return [[line.strip("| ").split(" | ") for line in part.splitlines() if "---" not in line] for part in parts]
+
+
+def test_a_bench_of_one_has_no_ratio_and_of_memory_stands_what_is_counted_without_floors(page):
+    alone = "<!-- book: bench alone bench --sync none --alone --step --model tiny --world_size 1 --rounds 1 -->"
+    beside = "<!-- book: bench beside bench --sync zero1 --step --memory --model tiny --world_size 2 --rounds 1 -->"
+    path, code = page(f"{alone}\n{END}{beside}\n{END}")
+    assert code == 0
+    text = path.read_text()
+    one, held_by_one, two, held_by_two = tables(text)
+    assert one[0] == ["sync", "ms a step", "calls", "MB sent"]
+    assert "ratios" not in text.partition("<small>")[2].partition("</small>")[0]
+    assert [row[:2] for row in held_by_one[1:]] == [["none", "between steps"], ["none", "at a step's peak"]]
+    exposed = {row[0]: row[3] for row in two[1:]}
+    assert {name for name, words in exposed.items() if words == "-"} == {"none", "none:sparse_embeddings"}
+    assert {row[0] for row in held_by_two[1:]} == {"zero1", "ddp"}
+    assert {row[1] for row in held_by_two[1:]} == {"between steps", "at a step's peak"}
+
+
 def test_a_command_that_fails_leaves_its_block_and_is_named_at_the_end(page, capfd):
     broken = "<!-- book: output learn 77 -->\nwhat stood here\n"
     path, code = page(f"{broken}{END}{HINT}{END}")
