@@ -1,11 +1,12 @@
 """Make the book's figures and numbers again: run the command of each block of its pages, and fill the block.
 
-    python benchmarks/book.py docs/lessons [--page lesson5] [--list]
+    python benchmarks/book.py docs/lessons [--page lesson5] [--quick] [--list]
 
 The pages are the folder's *.md, one after the other; `book_pages.py` says what a block is, `book_blocks.py` what fills
 it. A page and its pictures are written when all its blocks are done: whole, or not at all. A block whose command fails
 stays as it was and is named at the end, and the exit code is 1. One of emulated hosts needs Linux and root: without
-them it stays as it was, which is said. `--list` says the commands and runs none.
+them it stays as it was, which is said. `--quick` leaves benches and what runs on emulated hosts as they were: it
+is for what checks say and pictures show, in minutes. `--list` says the commands and runs none.
 """
 
 import argparse
@@ -20,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from book_blocks import make, typed
-from book_pages import FIGURES, PICTURE, Block, page_text, read_page
+from book_pages import BENCH, FIGURES, PICTURE, Block, page_text, read_page
 
 from cos598d.cluster.network import check_rights
 from cos598d.errors import UserError
@@ -37,6 +38,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="the folder of the pages")
     parser.add_argument("--page", help="this page alone, like lesson5")
+    parser.add_argument("--quick", action="store_true", help="no benches, and nothing on emulated hosts")
     parser.add_argument("--list", action="store_true", help="say the commands, and run none")
     options = parser.parse_args(words)
     folder = options.folder.resolve()
@@ -45,10 +47,10 @@ def main(words: Sequence[str] | None = None) -> int:
     check_names(pages)
     if options.list:
         for path, parts in pages.items():
-            for block in blocks(parts):
+            for block in asked(parts, options.quick):
                 print(f"{path.name} line {block.line}: {shlex.join(typed(block, within))}")
         return 0
-    failed = [line for path, parts in pages.items() for line in fill(path, parts, within)]
+    failed = [line for path, parts in pages.items() for line in fill(path, parts, within, options.quick)]
     if failed:
         print("\n".join(["", f"{len(failed)} not filled, left as they were:", *failed]), file=sys.stderr)
     return 1 if failed else 0
@@ -85,6 +87,11 @@ def blocks(parts: Parts) -> list[Block]:
     return [part for part in parts if isinstance(part, Block)]
 
 
+def asked(parts: Parts, is_quick: bool) -> list[Block]:
+    """The blocks that are to be filled: if it `is_quick` no benches, and none on emulated hosts."""
+    return [block for block in blocks(parts) if not (is_quick and (block.kind == BENCH or block.hosts))]
+
+
 def check_names(pages: Mapping[Path, Parts]) -> None:
     """Raise UserError where two blocks would write the same picture."""
     owners: dict[str, str] = {}
@@ -97,12 +104,12 @@ def check_names(pages: Mapping[Path, Parts]) -> None:
                 owners[block.name] = where
 
 
-def fill(path: Path, parts: Parts, within: str) -> list[str]:
-    """Fill a page's blocks and write it with its pictures; a line for each block that could not be filled."""
+def fill(path: Path, parts: Parts, within: str, is_quick: bool = False) -> list[str]:
+    """Fill a page's blocks that are `asked` for, and write it with its pictures; a line for each that could not be."""
     before, written = page_text(parts), {}
     done, failed = list(parts), []
     for place, block in enumerate(parts):
-        if isinstance(block, str):
+        if isinstance(block, str) or block not in asked(parts, is_quick):
             continue
         where = f"{path.name} line {block.line}: {shlex.join(typed(block, within))}"
         began = time.monotonic()

@@ -43,9 +43,10 @@ def comparable(words):
 
 
 def said_first(block):
-    """What stands in a block's output first, behind how many checks hold on how many ranks."""
+    """What stands in a block's output first, behind what is checked, and how many checks hold on how many ranks."""
     lines = block.inside.partition("```text\n")[2].splitlines()
-    return "\n".join(line for line in lines if not re.fullmatch(r"\d+ ranks?: \d+ of \d+ .*", line))
+    progress = r"\S+: checking (on .* ranks|in one process)|\d+ ranks?: .*\bchecks? (.* )?holds?\b.*"
+    return "\n".join(line for line in lines if not re.fullmatch(progress, line))
 
 
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.name)

@@ -65,6 +65,23 @@ def test_blocks_are_filled_by_their_commands_and_filling_them_again_changes_noth
     assert [found.name for found in path.parent.iterdir()] == ["lesson3.md"]
 
 
+def test_quickly_benches_and_what_runs_on_emulated_hosts_stay_as_they_were(page, made, capsys):
+    bench = f"<!-- book: bench of-two bench --sync ring -->\nas before\n{END}"
+    hosts = f"<!-- book: output train cluster='--hosts 2' -->\nas before\n{END}"
+    path, code = page(f"{bench}{HINT}{END}{hosts}{PICTURE}{END}", "--quick", "--list")
+    assert code == 0
+    listed = capsys.readouterr().out
+    assert " line 4: python -m cos598d learn 3 --hint 1" in listed
+    assert "bench" not in listed
+    assert "train" not in listed
+    assert book.main([str(path.parent), "--quick"]) == 0
+    assert [block.kind for block in made] == [book_pages.OUTPUT, book_pages.PICTURE]
+    text = path.read_text()
+    assert bench in text
+    assert hosts in text
+    assert text.count("filled") == 2
+
+
 def test_a_picture_and_a_bench_are_made_by_a_real_run(page):
     bench = "<!-- book: bench of-two bench --sync ring --model tiny --world_size 2 --rounds 2 -->\n"
     path, code = page(f"{PICTURE}{END}{bench}{END}")

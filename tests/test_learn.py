@@ -298,9 +298,36 @@ def test_of_a_page_with_blanks_left_nothing_is_said_to_have_failed(tmp_path):
 
 
 def test_what_is_said_of_a_number_of_ranks_counts_what_is_tried_on_others():
-    assert told.world(1, 1, 2, {}) == "1 rank: 1 of 2 checks hold"
+    assert told.world(1, 1, 2, {}) == "1 rank: 1 of 2 checks holds"
+    assert told.world(2, 3, 3, {}) == "2 ranks: all 3 checks hold"
+    assert told.world(2, 0, 1, {}) == "2 ranks: the check does not hold"
     said = told.world(3, 1, 1, {"one_ring_each": (4, 2), "again": (2, 4), "alone": (1,)})
-    assert said == "3 ranks: 1 of 1 checks hold; 2 more are tried on 2 and 4 ranks; 1 more is tried on 1 rank"
+    others = "2 other checks are tried only on 2 and 4 ranks; 1 other check is tried only on 1 rank"
+    assert said == f"3 ranks: the check holds; {others}"
+
+
+def test_what_a_check_begins_with_is_said_at_once(tmp_path, monkeypatch):
+    """Before anything is loaded, and with the numbers of ranks that the checks have."""
+
+    class Begun(Exception):
+        pass
+
+    def stop(_):
+        raise Begun
+
+    monkeypatch.setattr(session, "warm_up", stop)
+    for lesson in all_lessons():
+        assert lesson.ranks == tuple(lesson.load_checks().sizes)
+        path = tmp_path / lesson.file_name
+        path.write_text(lesson.answer())
+        said: list[str] = []
+        with pytest.raises(Begun):
+            session.check_file(lesson, path, said.append)
+        words = told.begins(path.name, lesson.ranks)
+        assert said == [words]
+        on = words.partition(" checking ")[2]
+        assert f"--check      checks this file{',' if on == 'in one process' else ''} {on}\n" in lesson.page()
+    assert told.begins("lesson3.py", (2, 3, 4)) == "lesson3.py: checking on 2, 3 and 4 ranks"
 
 
 def test_a_lesson_s_page_and_question_name_its_picture_where_there_is_one():

@@ -43,9 +43,14 @@ def overlapped():
 
 
 LATE = """\
-yours: 2 ranks, 16.0 ms
+yours: 2 ranks
 # computes, . waits for another rank, = in a call that
 all have entered
+The first row of a rank is what it computes; below are
+the calls that it is in, one row more for each that is
+under way at once. Empty is where it does none of this.
+A number in a call is its number in the list. A picture
+is of one occasion, and no measurement.
         0                             10.0 ms
 rank 0  ############
                     .....1......=====1===========2======

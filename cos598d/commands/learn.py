@@ -90,6 +90,8 @@ def _draw(lesson: Lesson, path: Path, output: Path) -> None:
     """Print the picture, and write it if `output` names a file."""
     from cos598d.learn.picture.draw import letters_and_width
 
+    if lesson.has_picture and path.is_file():
+        print(f"{path.name}: drawing a step on {session.RANKS} ranks, and the answer's", file=sys.stderr, flush=True)
     with exits_on_sigterm():
         session.warm_up(lesson)
         picture, steps = session.picture_of(lesson, path)

@@ -23,6 +23,7 @@ class Lesson:
     hints     what `--hint` tells, one after the other
     checks    the module under `cos598d.learn.checks` whose CHECKS are what must hold
     read      what to read in the library afterwards; measure: what to measure
+    ranks     the numbers of ranks that it is checked on, as its checks have them: said before torch is loaded
     """
 
     number: int
@@ -35,6 +36,7 @@ class Lesson:
     checks: str
     read: str
     measure: str
+    ranks: tuple[int, ...] = (2, 3)
 
     def page(self) -> str:
         """The text of the file to fill in."""

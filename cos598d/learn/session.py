@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cos598d.errors import UsageError, UserError
-from cos598d.learn import progress
+from cos598d.learn import progress, told
 from cos598d.learn.lesson import Lesson
 from cos598d.learn.lessons import all_lessons
 from cos598d.learn.student import first_mistake, read_file
@@ -80,6 +80,7 @@ def check_file(lesson: Lesson, path: Path, say: Callable[[str], None], nonce: in
     """
     source = read_file(path, lesson)
     if first_mistake(source, path, lesson.page()) is None:
+        say(told.begins(path.name, lesson.ranks))
         warm_up(lesson)
     from cos598d.learn.marking import Marking
 

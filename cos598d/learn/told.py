@@ -12,11 +12,18 @@ WIDTH = 118
 STATUS_WIDTH = 13
 
 
+def begins(name: str, sizes: Sequence[int]) -> str:
+    """What is said at once: the file, and the numbers of ranks that it is checked on, in their order."""
+    return f"{name}: checking {'in one process' if tuple(sizes) == (1,) else f'on {_ranks(sizes)}'}"
+
+
 def world(size: int, held: int, tried: int, left_out: Mapping[str, Sequence[int]]) -> str:
     """How many checks hold on `size` ranks; and how many that are `left_out` there are tried on others."""
     others = Counter(_ranks(sorted(sizes)) for sizes in left_out.values())
-    elsewhere = (f"; {number} more {'are' if number > 1 else 'is'} tried on {on}" for on, number in others.items())
-    return f"{_ranks([size])}: {held} of {tried} checks hold{''.join(elsewhere)}"
+    elsewhere = (
+        f"; {number} other check{'s are' if number > 1 else ' is'} tried only on {on}" for on, number in others.items()
+    )
+    return f"{_ranks([size])}: {_hold(held, tried)}{''.join(elsewhere)}"
 
 
 def verdict(result: dict[str, Any], lesson: Lesson) -> str:
@@ -25,7 +32,7 @@ def verdict(result: dict[str, Any], lesson: Lesson) -> str:
     causes = result["diagnosis"]
     if result["passed"]:
         claims = "\n".join(_claim(each) for each in result["claims"])
-        return f"{title}: all {len(result['claims'])} checks hold.\n\n{claims}\n\n{after(lesson)}"
+        return f"{title}: {_hold(len(result['claims']), len(result['claims']))}.\n\n{claims}\n\n{after(lesson)}"
     lines = []
     for cause in causes:
         lines.append(textwrap.fill(cause["cause"], WIDTH, subsequent_indent="  ", break_long_words=False))
@@ -50,8 +57,14 @@ def _held(result: dict[str, Any]) -> str:
     statuses = [claim["status"] for claim in result["claims"]]
     if set(statuses) == {"not tried"}:
         return "nothing was tried."
-    held = statuses.count("passed")
-    return f"{held} of {len(result['claims'])} checks hold."
+    return f"{_hold(statuses.count('passed'), len(statuses))}."
+
+
+def _hold(held: int, tried: int) -> str:
+    """ "the check holds", "all 3 checks hold", "1 of 3 checks holds"."""
+    if tried == 1:
+        return "the check holds" if held else "the check does not hold"
+    return f"{'all' if held == tried else f'{held} of'} {tried} checks {'holds' if held == 1 else 'hold'}"
 
 
 def _claim(claim: dict[str, Any]) -> str:

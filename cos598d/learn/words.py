@@ -78,5 +78,5 @@ def _numbers_of(comparison: Comparison, rank: int, name: str) -> str:
     off = (found - right).abs().flatten().nan_to_num(float("inf"))
     place = int(off.argmax())
     expected, got = (tensor.flatten()[place].item() for tensor in (right, found))
-    moment = f", step {comparison.step}" if comparison.step else ""
+    moment = f", in step {comparison.step + 1}" if comparison.step else ""
     return f"expected {expected:.6g}, got {got:.6g} in element {place} of {name} on rank {rank} of {n}{moment}"

@@ -49,7 +49,7 @@ WRONG = {
     for t, part in zip(tensors, buffer.split([t.numel() for t in tensors])):
         t.copy_(part.view_as(t))
 """,
-        "made 1 calls for 8 gradients, expected 2",
+        "made 1 call for 8 gradients, expected 2",
     ),
     "everything as float32": (
         HEAD
@@ -60,7 +60,7 @@ WRONG = {
     for t, part in zip(tensors, buffer.split([t.numel() for t in tensors])):
         t.copy_(part.view_as(t))
 """,
-        "made 1 calls for 8 gradients, expected 2",
+        "made 1 call for 8 gradients, expected 2",
     ),
     "not copied back": (
         GROUPS

@@ -8,6 +8,7 @@ from torch import nn
 from cos598d.check.claims.base import Claim, World
 from cos598d.learn.checking import Check, Checks, OnLesson
 from cos598d.learn.checks.outer_step import MISTAKES, RIGHT, Weights, batch, near, network, same, simulate, train_step
+from cos598d.report.numbers import number_of
 
 EVERY, STEPS = 3, 10  # three rounds, and a step of the next
 AVERAGE, MOMENTUM = "the plain average", "an outer step with momentum"
@@ -42,7 +43,7 @@ def _(world: World) -> None:
     right, with_frozen = (round(2 * (world.size - 1) / world.size * size) for size in (trains, every))
     for rank, by_step in enumerate(world.reported("calls", list)):
         for step, calls in enumerate(by_step, 1):
-            made = f"{len(calls)} call{'' if len(calls) == 1 else 's'}"
+            made = number_of(len(calls), "call")
             if step % EVERY:
                 words = (
                     f"rank {rank} makes {made} after step {step}, expected none: with every = {EVERY} the rounds come"

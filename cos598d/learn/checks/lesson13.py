@@ -14,6 +14,7 @@ from cos598d.learn.checking import Check, Checks, OnLesson
 from cos598d.learn.given import given
 from cos598d.records.conventions import DDP, FLOOR
 from cos598d.records.summary import median_interval, paired_difference, paired_ratio
+from cos598d.report.numbers import number_of
 
 HOLDS, NOT = "holds", "does not hold"
 SPREAD, FEW, NO_FLOOR, OTHER_WORK, BUSY = (
@@ -73,7 +74,8 @@ def verdict_of(asked: Asked) -> tuple[str, str]:
         return NO_FLOOR, f"{asked.record} has {', '.join(record['seconds'])} alone"
     figure = figure_of(record, asked.figure, asked.one, asked.other)
     if figure["interval_95"] is None:
-        return FEW, f"{asked.record} has {len(record['seconds'][asked.one])} rounds, and below 6 there is no interval"
+        rounds = number_of(len(record["seconds"][asked.one]), "round")
+        return FEW, f"{asked.record} has {rounds}, and below 6 there is no interval"
     low, high = figure["interval_95"]
     why = f"the interval is {low:.3f} to {high:.3f}"
     if low <= asked.bound <= high:

@@ -5,12 +5,15 @@ from cos598d.comm.gloo import all_reduce_bytes
 from cos598d.learn.checking import Check, Checks
 from cos598d.learn.checks.common import averages, bytes_of, record, traffic_claim, trainable
 from cos598d.learn.checks.tensorwise import tensorwise
+from cos598d.report.numbers import number_of
 
 
 def _judge(world: World, rank: int, found: dict[str, int]) -> None:
     tensors, n = trainable(world), world.size
     right = sum(all_reduce_bytes(bytes_of(tensor), n) for tensor in tensors.values())
-    calls = f"rank {rank} made {found['calls']} calls for {len(tensors)} gradients, expected {len(tensors)}"
+    calls = (
+        f"rank {rank} made {number_of(found['calls'], 'call')} for {len(tensors)} gradients, expected {len(tensors)}"
+    )
     world.require(found["calls"] == len(tensors), f"{calls}: one all-reduce for each", rank)
     for way in ("sent", "received"):
         words = f"rank {rank} {way} {found[way]} bytes on {n} ranks, expected 2(n-1)/n S = {right}"

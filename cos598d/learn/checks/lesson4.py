@@ -6,6 +6,7 @@ from cos598d.check.claims.base import MakeSync, World
 from cos598d.comm.gloo import all_reduce_bytes
 from cos598d.learn.checking import Check, Checks
 from cos598d.learn.checks.common import averages, bytes_of, record, traffic_claim, trainable
+from cos598d.report.numbers import number_of
 from cos598d.sync.base import GradientSync
 
 
@@ -25,7 +26,7 @@ def _judge(world: World, rank: int, found: dict[str, int]) -> None:
     for tensor in tensors.values():
         groups[tensor.dtype] = groups.get(tensor.dtype, 0) + bytes_of(tensor)
     names = " and ".join(str(dtype)[6:] for dtype in groups)
-    calls = f"rank {rank} made {found['calls']} calls for {len(tensors)} gradients, expected {len(groups)}"
+    calls = f"rank {rank} made {number_of(found['calls'], 'call')} for {len(tensors)} gradients, expected {len(groups)}"
     world.require(found["calls"] == len(groups), f"{calls}: one for each dtype ({names})", rank)
     right = sum(all_reduce_bytes(size, n) for size in groups.values())
     why = "a buffer of mixed dtypes takes the widest" if found["sent"] > right else "each gradient travels whole"

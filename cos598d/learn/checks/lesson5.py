@@ -11,6 +11,7 @@ from cos598d.learn.checking import Check, Checks, OnLesson
 from cos598d.learn.checks.common import record
 from cos598d.learn.events import RECEIVE, SEND, from_rows
 from cos598d.learn.picture.probe import Probe
+from cos598d.report.numbers import number_of
 from cos598d.sync.base import GradientSync
 
 LENGTHS = (12, 10, 1009, 7, 2, 1)
@@ -124,7 +125,7 @@ def _(world: World) -> None:
             peers = sorted({str(event.peer) for event in messages})
             moved = sum(event.bytes for event in messages)
             right = 2 * (n - 1) * size // n
-            found = f"rank {rank} {verb} {len(messages)} messages of {moved} bytes in all on {n} ranks"
+            found = f"rank {rank} {verb} {number_of(len(messages), 'message')} of {moved} bytes in all on {n} ranks"
             wanted = f"expected 2(n-1) = {2 * (n - 1)} messages and 2(n-1)/n S = {right} bytes"
             is_right = (len(messages), moved) == (2 * (n - 1), right)
             world.require(is_right, f"{found}, {wanted}: {_why(len(messages), moved, n, size)}", rank)

@@ -16,6 +16,7 @@ from cos598d.comm.ledger import dtype_name
 from cos598d.learn.checking import Check, Checks, OnLesson
 from cos598d.learn.checks.common import ALL_USED, averages, bytes_of, record
 from cos598d.learn.checks.overlapped import Chain, begins_during_backward, chain, chain_inputs, one_order
+from cos598d.report.numbers import number_of
 from cos598d.sync.base import GradientSync
 
 BUCKET_BYTES = 512  # some of the toy's tensors are larger, and some share a bucket with others
@@ -82,9 +83,9 @@ def _judge_calls(
     most, alone = _buckets(tensors, bucket_bytes), {bytes_of(tensor) for tensor in tensors}
     # What a file sends to agree on what was used is of another kind, and no bucket.
     sizes = [size for size, dtype in calls if dtype in right]
-    words = f"rank {rank} makes {len(sizes)} calls for {len(tensors)} gradients in buckets of {bucket_bytes} bytes"
+    made = f"rank {rank} makes {number_of(len(sizes), 'call')} for {len(tensors)} gradients"
     why = "one call for each bucket, not for each gradient" if len(sizes) == len(tensors) else "fill each bucket"
-    world.require(len(sizes) <= most, f"{words}, expected {most}: {why}", rank)
+    world.require(len(sizes) <= most, f"{made} in buckets of {bucket_bytes} bytes, expected {most}: {why}", rank)
     for dtype, size in right.items():
         words = f"rank {rank} sends {found[dtype]} bytes of {dtype} in calls, and the gradients have {size} of it"
         why = "a bucket has one dtype" if found.total() >= right.total() else "each gradient travels in one bucket"

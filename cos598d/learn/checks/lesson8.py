@@ -16,6 +16,7 @@ from cos598d.check.claims.base import Claim, World
 from cos598d.check.evidence import BadEvidence
 from cos598d.learn.checking import Check, Checks, OnLesson
 from cos598d.records.kinds import fault
+from cos598d.report.numbers import number_of
 
 STEPS, EXAMPLES = 6, 72
 NEAR = 1e-4  # of the largest weight: rounding grows over the steps
@@ -108,7 +109,7 @@ def _judge(loop: Loop, world: World) -> None:
     if world.findings:
         return
     if verdict.seen.steps != STEPS:
-        steps = f"{loop.name} makes {verdict.seen.steps} steps on a rank, expected {STEPS}"
+        steps = f"{loop.name} makes {number_of(verdict.seen.steps, 'step')} on a rank, expected {STEPS}"
         world.find(0, f"{steps}: mend what is wrong, and leave the rest as it is")
         return
     right = one_process(loop, world.nonce)

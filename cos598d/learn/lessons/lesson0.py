@@ -20,4 +20,5 @@ LESSON = Lesson(
     checks="lesson0",
     read="cos598d/train.py, where `step` is the same for any strategy, with gradients summed over micro-batches.",
     measure="python task1/run_glue.py --model_name_or_path tiny --max_steps 10",
+    ranks=(1,),
 )

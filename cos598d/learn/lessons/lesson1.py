@@ -25,4 +25,5 @@ LESSON = Lesson(
     checks="lesson1",
     read="cos598d/data/sampler.py, which has the three of them and cuts a share further by length.",
     measure="python benchmarks/parity.py --runs_dir runs/parity",
+    ranks=(2, 3, 4),
 )

@@ -25,4 +25,5 @@ LESSON = Lesson(
     checks="lesson10",
     read="cos598d/sync/sparse_rows.py, cos598d/sync/codecs/topk.py, and Feedback in cos598d/sync/codecs/base.py.",
     measure="python -m cos598d bench --sync bucketed,sparse_rows,bucketed+topk --model minilm --world_size 4",
+    ranks=(3, 2),
 )

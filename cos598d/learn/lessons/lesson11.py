@@ -26,4 +26,5 @@ LESSON = Lesson(
     checks="lesson11",
     read="cos598d/shard/zero1.py, then cos598d/shard/zero3.py; `python -m cos598d prove zero1 zero3` proves both.",
     measure="python -m cos598d bench --step --sync bucketed,zero1,zero3 --model tiny --world_size 4",
+    ranks=(3, 2),
 )

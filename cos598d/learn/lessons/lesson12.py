@@ -23,4 +23,5 @@ LESSON = Lesson(
     checks="lesson12",
     read="cos598d/sync/local_sgd.py, then cos598d/sync/diloco.py, which does not even wait for its rounds.",
     measure="python -m cos598d train --sync local_sgd --sync_every 4 --world_size 2 --max_steps 8",
+    ranks=(3, 2),
 )

@@ -26,4 +26,5 @@ LESSON = Lesson(
     checks="lesson13",
     read="cos598d/records/summary.py, cos598d/report/fairness.py and docs/report.md. `report` makes a page of a bench.",
     measure="python -m cos598d bench --sync bucketed --model tiny --rounds 15 --output runs/mine",
+    ranks=(1,),
 )

@@ -21,4 +21,5 @@ LESSON = Lesson(
     checks="lesson2",
     read="cos598d/sync/gather_scatter.py, the same in the library; reduce_broadcast.py sums on the way to rank 0.",
     measure="python -m cos598d bench --sync gather_scatter,all_reduce,ddp --model tiny",
+    ranks=(2, 3, 4),
 )

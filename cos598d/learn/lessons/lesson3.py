@@ -19,4 +19,5 @@ LESSON = Lesson(
     checks="lesson3",
     read="cos598d/sync/all_reduce.py, and cos598d/comm/gloo.py for the bytes of each collective.",
     measure="python -m cos598d bench --sync gather_scatter,all_reduce --model tiny --world_size 4",
+    ranks=(2, 3, 4),
 )

@@ -22,4 +22,5 @@ LESSON = Lesson(
     checks="lesson4",
     read="cos598d/sync/flat.py and cos598d/sync/buckets.py: gradients that stay in the buffer need not be copied back.",
     measure="python -m cos598d bench --sync all_reduce,flat --model minilm --world_size 4",
+    ranks=(2, 3, 4),
 )

@@ -26,4 +26,5 @@ LESSON = Lesson(
     read="cos598d/sync/parts/ring.py, which cuts the parts further so that adding and sending overlap; then tree.py "
     "and halving_doubling.py in cos598d/sync, which need fewer steps.",
     measure="python -m cos598d bench --sync flat,ring,tree,halving_doubling --model tiny --world_size 4",
+    ranks=(3, 2, 4),
 )

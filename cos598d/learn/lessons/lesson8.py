@@ -24,4 +24,5 @@ LESSON = Lesson(
     checks="lesson8",
     read="docs/audit.md; tests/audit_cases.py has each fault that is known, as a change of a script.",
     measure="python -m cos598d audit --world_size 2 -- task2b/run_glue.py --model_name_or_path tiny",
+    ranks=(2, 4),
 )

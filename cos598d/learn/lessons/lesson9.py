@@ -27,4 +27,5 @@ LESSON = Lesson(
     "Then, as root, set what your functions say beside what four emulated hosts take.",
     measure="python -m cos598d cluster run --rate 100mbit --delay 10ms -- python -m cos598d bench --sync "
     "gather_scatter,ring,bucketed --model tiny --rounds 3",
+    ranks=(1,),
 )

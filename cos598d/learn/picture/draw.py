@@ -11,7 +11,7 @@ from cos598d.learn.events import Event
 from cos598d.learn.picture.lanes import Timeline, timeline
 from cos598d.learn.picture.lanes_svg import Part, lanes_svg
 from cos598d.learn.picture.text import BLOCKS, Letters, in_colour, lanes_text, letters_for
-from cos598d.learn.picture.words import differences
+from cos598d.learn.picture.words import differences, reading
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,12 @@ class Picture:
         if self.reference is not None:
             lines.append((self.reference, self.reference_title))
         seconds = max(line.seconds for line, _ in lines)
-        parts = [lanes_text(line, title, seconds, width, letters) for line, title in lines]
+        # How lanes are read is said once, above the first.
+        notes = [reading([line for line, _ in lines]), *("" for _ in lines[1:])]
+        parts = [
+            lanes_text(line, title, seconds, width, letters, note)
+            for (line, title), note in zip(lines, notes, strict=True)
+        ]
         return "\n\n".join([*parts, *wrapped([self.note, self.sentence], width)])
 
     def svg(self, name: str = "lanes") -> str:

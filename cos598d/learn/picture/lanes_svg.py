@@ -19,7 +19,7 @@ from cos598d.learn.picture.svg import (
     tag,
 )
 from cos598d.learn.picture.text import ticks
-from cos598d.learn.picture.words import left_out, name_of, of_meeting, size, time
+from cos598d.learn.picture.words import left_out, name_of, of_meeting, reading, size, time
 from cos598d.report.numbers import number_of
 
 LEFT = 44
@@ -73,7 +73,7 @@ def lanes_svg(name: str, parts: Sequence[Part], sentence: str = "") -> str:
 def _part(name: str, part: Part, seconds: float, y: float) -> tuple[list[str], float]:
     """A timeline from baseline `y` on, and the next baseline below it."""
     line, scale = part.line, PLOT / seconds
-    head = f"{name_of(part.title, 60)}: {number_of(len(line.lanes), 'rank')}, {time(line.seconds)}"
+    head = f"{name_of(part.title, 60)}: {number_of(len(line.lanes), 'rank')}"
     body, y = lines(head, MARGIN, y, HEAD_LETTERS, class_="head")
     y -= 4
     if part.note:
@@ -153,7 +153,7 @@ def _axis(seconds: float, scale: float, top: float, bottom: float) -> list[str]:
 
 
 def _legend(parts: Sequence[Part], y: float) -> tuple[list[str], float]:
-    """What the colours mean that are in the drawing, a line each."""
+    """What the colours mean that are in the drawing, a line each, and how lanes are read."""
     used = {
         bar.kind for part in parts for lane in part.line.lanes for row in (lane.computed, *lane.rows) for bar in row
     }
@@ -163,12 +163,13 @@ def _legend(parts: Sequence[Part], y: float) -> tuple[list[str], float]:
             body.append(tag("rect", x=MARGIN, y=y - 7, width=14, height=8, class_=kind))
             body.append(tag("text", meaning, x=MARGIN + 20, y=y, class_="small"))
             y += LINE
-    return body, y
+    said, y = lines(reading([part.line for part in parts]), MARGIN, y, SMALL_LETTERS, class_="small")
+    return [*body, *said], y
 
 
 def _described(part: Part) -> str:
     calls = " ".join(f"{meeting.number}: {of_meeting(meeting)}." for meeting in part.line.meetings[:MOST_CALLS])
-    return f"{name_of(part.title, 60)}: {number_of(len(part.line.lanes), 'rank')}, {time(part.line.seconds)}. {calls}"
+    return f"{name_of(part.title, 60)}: {number_of(len(part.line.lanes), 'rank')}. {calls}"
 
 
 def _hatch(name: str) -> str:

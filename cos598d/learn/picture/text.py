@@ -52,13 +52,13 @@ def letters_for(encoding: str | None) -> Letters:
     return BLOCKS
 
 
-def lanes_text(line: Timeline, title: str, seconds: float, width: int, letters: Letters) -> str:
-    """The lanes over so many `seconds`, the calls by number below; lines of at most `width` letters."""
+def lanes_text(line: Timeline, title: str, seconds: float, width: int, letters: Letters, note: str = "") -> str:
+    """The lanes over so many `seconds`, `note` above them and the calls by number below, `width` letters wide."""
     width = max(width, LEAST_WIDTH)
     label = max((len(f"rank {rank}") for rank in line.ranks), default=6) + 2
     columns = width - label
-    rows = textwrap.wrap(f"{name_of(title)}: {number_of(len(line.lanes), 'rank')}, {time(line.seconds)}", width)
-    rows += textwrap.wrap(legend(line, letters), width)
+    rows = textwrap.wrap(f"{name_of(title)}: {number_of(len(line.lanes), 'rank')}", width)
+    rows += [each for words in (legend(line, letters), note) for each in textwrap.wrap(words, width)]
     rows.append(" " * label + _axis(seconds, columns))
     for lane in line.lanes:
         name = f"rank {lane.rank}".ljust(label)

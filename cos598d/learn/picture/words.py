@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from cos598d.learn.picture.lanes import MOST_ROWS, Meeting, Timeline, computed_beside
+from cos598d.learn.picture.lanes import MESSAGE, MOST_ROWS, Meeting, Timeline, computed_beside
 from cos598d.report.numbers import listed, number_of, plain
 from cos598d.report.svg import shortened
 from cos598d.terminal.printable import printable
@@ -52,9 +52,31 @@ def left_out(line: Timeline) -> list[str]:
     return words
 
 
+def reading(parts: Sequence[Timeline]) -> str:
+    """How lanes are read: what a rank's rows are, what empty space means, and what the numbers on calls are."""
+    numbered = any(line.meetings for line in parts)
+    others = any(
+        bar.kind == MESSAGE or not bar.number
+        for line in parts
+        for lane in line.lanes
+        for row in lane.rows
+        for bar in row
+    )
+    words = "The first row of a rank is what it computes"
+    if numbered or others:
+        kinds = " and ".join(
+            [*(["the calls that it is in"] if numbered else []), *(["its messages"] if others else [])]
+        )
+        words += f"; below are {kinds}, one row more for each that is under way at once"
+    words += ". Empty is where it does none of this."
+    if numbered:
+        words += " A number in a call is its number in the list."
+    return f"{words} A picture is of one occasion, and no measurement."
+
+
 def differences(own: Timeline, other: Timeline, mine: str = "yours", its: str = "the reference") -> str:
     """What differs in what the ranks did: calls that some never made, how many there are, bytes, messages, whether they
-    run beside computing, and in one order. Seconds are told last, since those of one step say little."""
+    run beside computing, and in one order. Nothing of seconds: those of one occasion say nothing."""
     sentences = [
         f"In {name_of(mine)} {ranks_named(meeting.missing)} never made the call {name_of(meeting.name)}, "
         f"in which {ranks_named(sorted(meeting.entered))} waited."
@@ -95,8 +117,7 @@ def differences(own: Timeline, other: Timeline, mine: str = "yours", its: str = 
             f"In {name_of(mine)} and in {name_of(its)} the ranks make as many calls with as many bytes, "
             "and as many of them beside computing."
         )
-    took = f"The step took {time(own.seconds)} (in {name_of(its)} {time(other.seconds)}), and one step says little."
-    return " ".join([*sentences, took])
+    return " ".join(sentences)
 
 
 def _who(said: Sequence[str], values: Sequence[int], line: Timeline) -> str:
