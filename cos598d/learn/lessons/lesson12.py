@@ -8,7 +8,7 @@ LESSON = Lesson(
     title="talk less",
     minutes=40,
     question="Let each rank train by itself for some steps, and agree on new weights only then, by an outer step with "
-    "momentum. One call in H steps: what becomes of the loss?",
+    "momentum. One call in H steps: how near does the loss come to that of averaging in every step?",
     contract={
         "LocalSGD": "LocalSGD(comm, model, every, outer_rate, outer_momentum), whose after_step() comes after each step"
     },
