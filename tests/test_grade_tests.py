@@ -236,7 +236,7 @@ def judged(kind, monkeypatch, folder, end_of):
         return tests.End(end_of(subject), "on 2 ranks, words")
 
     monkeypatch.setattr(tests.TestsKind, "_end", end)
-    monkeypatch.setattr(tests, "warm_up", lambda: None)
+    monkeypatch.setattr(tests, "preload", lambda _: None)
     found = {each.name: each for each in kind.judge(folder, list(kind.claims()))}
     return {name: each.passed for name, each in found.items()}, found, order
 

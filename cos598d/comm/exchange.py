@@ -9,12 +9,10 @@ import torch
 
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import PARAMETERS
-from cos598d.comm.messages import Composed, Expected, Messages
+from cos598d.comm.messages import Composed, Expected, Messages, Places
 
 # What is added may still be in the processor's cache, and a rank that is ahead need not wait for its neighbours.
 SEGMENT_BYTES, IN_FLIGHT = 2 << 20, 4
-
-Places = Sequence[tuple[torch.Tensor, int]]  # tensors, each for a rank or from it
 
 
 @dataclass

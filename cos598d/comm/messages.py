@@ -12,6 +12,8 @@ from cos598d.world.deadlock import DeadlockDetector
 if TYPE_CHECKING:
     from cos598d.comm.communicator import Communicator
 
+Places = Sequence[tuple[torch.Tensor, int]]  # tensors, each for a rank or from it
+
 
 class Messages:
     """Messages under way; `wait` blocks until those received are in their tensors and those sent may be changed."""
@@ -47,7 +49,7 @@ class Expected:
     delay, once the delay longer. Only messages with tags can be told apart so early.
     """
 
-    def __init__(self, comm: "Communicator", receives: Sequence[tuple[torch.Tensor, int]], tag: int):
+    def __init__(self, comm: "Communicator", receives: Places, tag: int):
         self.receives = receives
         self.landings = [(comm.to_host(tensor), tensor) for tensor, _ in receives]
         self.works: list[dist.Work | None] = [
@@ -65,8 +67,8 @@ class Composed:
 
     def start(
         self,
-        sends: Sequence[tuple[torch.Tensor, int]] = (),
-        receives: Sequence[tuple[torch.Tensor, int]] = (),
+        sends: Places = (),
+        receives: Places = (),
         tag: int = 0,
         expected: Expected | None = None,
         among_all: bool = True,
@@ -109,9 +111,7 @@ class Composed:
         exchange = (tag, deadlocks.begin(tag), f"the {purpose} of {name}") if tag and among_all else None
         return Messages(works, landings, departures, deadlocks, exchange)
 
-    def swap(
-        self, sends: Sequence[tuple[torch.Tensor, int]] = (), receives: Sequence[tuple[torch.Tensor, int]] = ()
-    ) -> None:
+    def swap(self, sends: Places = (), receives: Places = ()) -> None:
         """As `start`, and wait."""
         self.start(sends, receives).wait()
 

@@ -4,18 +4,14 @@ import argparse
 from pathlib import Path
 
 from cos598d.commands.flags import check_output_file
+from cos598d.commands.result_flags import add_needed_assignment
 from cos598d.errors import UserError
 from cos598d.files import write_whole
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags to `parser`."""
-    parser.add_argument(
-        "--assignment",
-        required=True,
-        metavar="FILE.toml",
-        help="the assignment; or sync, script, lesson or tests, with its defaults",
-    )
+    add_needed_assignment(parser)
     parser.add_argument(
         "-o", "--output", type=Path, default=Path("autograder.zip"), metavar="FILE", help="default: autograder.zip"
     )

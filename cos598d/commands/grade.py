@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from cos598d.commands.flags import check_output_file
-from cos598d.commands.result_flags import add_result_files
+from cos598d.commands.result_flags import add_needed_assignment, add_result_files
 from cos598d.errors import UsageError
 from cos598d.grade.assignment import Assignment, assignment_of
 from cos598d.grade.folder import Graded, grade_class, names, submissions_in
@@ -29,12 +29,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="a class's folder, in which each folder or Python file is a submission; with --gradescope or "
         "--classroom50 one submission",
     )
-    parser.add_argument(
-        "--assignment",
-        required=True,
-        metavar="FILE.toml",
-        help="the assignment; or sync, script, lesson or tests, with its defaults",
-    )
+    add_needed_assignment(parser)
     parser.add_argument("--csv", type=Path, metavar="FILE", help="the class's table, written after each submission")
     add_result_files(parser)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cos598d.commands.flags import check_output_file
 from cos598d.errors import UsageError, UserError
-from cos598d.files import write_json, write_whole
+from cos598d.files import write_json, write_together
 from cos598d.learn import session, told
 from cos598d.learn.lesson import Lesson
 from cos598d.learn.lessons import get_lesson
@@ -101,14 +101,14 @@ def _draw(lesson: Lesson, path: Path, output: Path) -> None:
         print(f"\n{steps.text(width, letters)}")
     if output == OWN:
         return
-    drawings = {output: picture.svg}
+    drawings = {output: picture.svg()}
     if steps is not None:
-        drawings[output.with_name(f"{output.stem}-steps.svg")] = steps.svg
-    for file, drawn in drawings.items():
-        try:
-            write_whole(file, drawn())
-        except OSError as error:
-            raise UserError(f"--picture {file} cannot be written: {error.strerror}.") from None
+        drawings[output.with_name(f"{output.stem}-steps.svg")] = steps.svg()
+    try:
+        write_together(drawings)
+    except OSError as error:
+        raise UserError(f"--picture {output} cannot be written: {error.strerror}.") from None
+    for file in drawings:
         print(f"wrote {file}", file=sys.stderr)
 
 

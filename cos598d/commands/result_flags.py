@@ -1,4 +1,4 @@
-"""The flags that name the files of teachers' tools, the same for `check`, `audit` and `grade`. Loads nothing heavy."""
+"""The flags of teachers' tools, the same for `check`, `audit`, `grade` and `autograder`. Loads nothing heavy."""
 
 import argparse
 from pathlib import Path
@@ -17,6 +17,16 @@ def add_result_files(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--classroom50", type=Path, metavar="FILE", help="write Classroom 50's result.json there, after each claim"
+    )
+
+
+def add_needed_assignment(parser: argparse.ArgumentParser) -> None:
+    """Add the flag of the assignment, for commands that need one."""
+    parser.add_argument(
+        "--assignment",
+        required=True,
+        metavar="FILE.toml",
+        help="the assignment; or sync, script, lesson or tests, with its defaults",
     )
 
 

@@ -3,7 +3,6 @@
 import secrets
 import tempfile
 from collections.abc import Callable
-from multiprocessing import forkserver
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -132,7 +131,6 @@ def record_file(lesson: Lesson, path: Path, size: int = RANKS) -> "Recorded | No
 
 def warm_up(lesson: Lesson) -> None:
     """Start the server that ranks are forked from; it loads what the lesson needs while this process does."""
-    from cos598d.check.spawn import ENDS_WITH_STARTER, start_server
+    from cos598d.check.spawn import preload
 
-    forkserver.set_forkserver_preload([ENDS_WITH_STARTER, *WARM, lesson.checks_module])
-    start_server()
+    preload([*WARM, lesson.checks_module])

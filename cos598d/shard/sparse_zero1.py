@@ -57,7 +57,7 @@ class SparseZero1(Zero1):
     steps E where `zero1` steps E/n. Choose it between hosts, and the more the slower their links are.
 
     `pack_gradients`: of a gradient 28.3 bits of 32 travel (`PackedReduceScatters`), and the sums have the same bits. To
-    pack and unpack them takes the processor longer than a link of 1 Gbit/s saves. Choose it on slower ones.
+    pack and unpack them takes the processor's time: choose it where the link is so slow that a bench says it pays.
     """
 
     uses = ("bucket_mb", "pack_gradients")

@@ -53,6 +53,11 @@ def take_sizes(table: Table, default: list[int], least: int) -> tuple[int, ...]:
     return tuple(sorted(set(table.take("world_sizes", ListOf(rank_number, least=1), default))))
 
 
+def take_seconds(table: Table, default: float, most: float = 9999) -> float:
+    """The key `seconds`: above 0, and at most so many. Raises UsageError."""
+    return float(table.take("seconds", Number("a number above 0", least=0, most=most, is_above=True), default))
+
+
 def all_alike(claims: Sequence[str], passed: bool | None, words: str) -> Iterator[Judged]:
     """The same of every claim."""
     for name in claims:

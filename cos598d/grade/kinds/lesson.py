@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cos598d.check.judge import PASSED
 from cos598d.errors import UsageError
-from cos598d.grade.kinds.kind import Kind, all_alike, take_file
+from cos598d.grade.kinds.kind import Kind, all_alike, take_file, take_seconds
 from cos598d.grade.scored import Judged
 from cos598d.grade.table import Table
 from cos598d.learn.lesson import Lesson
@@ -15,7 +15,7 @@ from cos598d.learn.lessons import get_lesson
 from cos598d.learn.marking import SECONDS, Marking
 from cos598d.learn.session import warm_up
 from cos598d.learn.student import read_file
-from cos598d.records.kinds import COUNT, Number
+from cos598d.records.kinds import COUNT
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,7 @@ class LessonKind(Kind):
             lesson = get_lesson(number)
         except UsageError as error:
             raise table.error("lesson", str(error)) from None
-        seconds = table.take("seconds", Number("a number above 0", least=0, most=9999, is_above=True), SECONDS)
-        return cls(take_file(table, lesson.file_name), lesson, float(seconds))
+        return cls(take_file(table, lesson.file_name), lesson, take_seconds(table, SECONDS))
 
     def claims(self) -> Mapping[str, bool]:
         """The lesson's checks, all of which count."""

@@ -14,7 +14,7 @@ from cos598d.audit.judge.words import WORDS
 from cos598d.audit.options import Told
 from cos598d.audit.starter import StillRunning, start_ranks
 from cos598d.errors import UserError
-from cos598d.grade.kinds.kind import Kind, all_alike, take_file
+from cos598d.grade.kinds.kind import Kind, all_alike, take_file, take_seconds
 from cos598d.grade.scored import Judged
 from cos598d.grade.table import Table
 from cos598d.records.kinds import COUNT, NUMBER, TEXT, ListOf, Number
@@ -50,7 +50,7 @@ class ScriptKind(Kind):
             tuple(table.take("words", ListOf(TEXT), [])),
             table.take("world_size", sizes, cls.world_size),
             table.take("steps", steps, cls.steps),
-            float(table.take("seconds", Number("a number above 0", least=0, most=86_400, is_above=True), cls.seconds)),
+            take_seconds(table, cls.seconds, most=86_400),
             table.take("parameters_least", COUNT, cls.parameters_least),
             None if loss is None else float(loss),
         )

@@ -12,10 +12,10 @@ from cos598d.check.judge import PASSED
 from cos598d.check.spawn import load_no_optimizer
 from cos598d.check.trial import Trial, in_words
 from cos598d.errors import UsageError
-from cos598d.grade.kinds.kind import Kind, all_alike, take_file, take_sizes
+from cos598d.grade.kinds.kind import Kind, all_alike, take_file, take_seconds, take_sizes
 from cos598d.grade.scored import Judged
 from cos598d.grade.table import Table
-from cos598d.records.kinds import TEXT, Number
+from cos598d.records.kinds import TEXT
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,7 @@ class SyncKind(Kind):
         if not name.isidentifier():
             raise table.error("class", f"class is {name!r}: give a class's name, as MySync")
         sizes = take_sizes(table, [1, 2, 3, 4], least=1)
-        seconds = table.take("seconds", Number("a number above 0", least=0, most=9999, is_above=True), 20.0)
-        return cls(file, name, sizes, float(seconds))
+        return cls(file, name, sizes, take_seconds(table, 20.0))
 
     def claims(self) -> Mapping[str, bool]:
         """Those of `check`, all of which count."""

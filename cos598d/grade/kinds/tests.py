@@ -8,26 +8,23 @@ by failing on a wrong one, and tests that reject nothing have not accepted anyth
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing import forkserver
 from pathlib import Path
 
 from cos598d.check.card import join, report
 from cos598d.check.judge import FAILED, PASSED, judge
-from cos598d.check.spawn import ENDS_WITH_STARTER, longer_than, patience, run_world, start_server
+from cos598d.check.spawn import longer_than, patience, preload, run_world
 from cos598d.errors import UsageError
-from cos598d.grade.kinds.kind import Kind, all_alike, take_file, take_sizes
+from cos598d.grade.kinds.kind import Kind, all_alike, take_file, take_seconds, take_sizes
 from cos598d.grade.scored import Judged
 from cos598d.grade.table import Table
 from cos598d.grade.under_test import MENDED, RIGHT, WRONG, Subject, on_rank
 from cos598d.grade.under_test.file import StudentTest, read_tests
-from cos598d.records.kinds import Number
 
 ACCEPTS = "accepts_right_syncs"
 EASIEST = ("never_averages", "sums")  # wrong syncs that are always tried: whoever rejects none at all tests nothing
 DRAWN = 3  # of the right syncs that bear a wrong one's name
 # What a rank has loaded when it is forked: torch.testing, which most tests use, takes a second.
 WARM = [
-    ENDS_WITH_STARTER,
     "cos598d.grade.under_test.on_rank",
     *(f"cos598d.sync.{name}" for name in ("bucketed", "ddp", "ring")),
     "torch.testing",
@@ -50,8 +47,7 @@ class TestsKind(Kind):
         """Take this kind's keys. Raises UsageError."""
         file = take_file(table, "test_sync.py")
         sizes = take_sizes(table, [2, 3], least=2)
-        seconds = table.take("seconds", Number("a number above 0", least=0, most=9999, is_above=True), 10.0)
-        return cls(file, sizes, float(seconds))
+        return cls(file, sizes, take_seconds(table, 10.0))
 
     def claims(self) -> Mapping[str, bool]:
         """That right syncs are accepted; and each wrong one by its name, which must be rejected. All of them count."""
@@ -66,7 +62,7 @@ class TestsKind(Kind):
         except UsageError as error:
             yield from all_alike(claims, False, str(error))
             return
-        warm_up()
+        preload(WARM)
         wrong = dict.fromkeys((*EASIEST, *(name for name in claims if name != ACCEPTS)))
         draw = secrets.SystemRandom()
         right = [*RIGHT.values(), *draw.sample(list(MENDED.values()), DRAWN)]
@@ -123,12 +119,6 @@ class End:
     def is_rejected(self) -> bool:
         """Whether a test failed, which is to raise an exception; a process that hangs or leaves has no verdict."""
         return self.status == FAILED
-
-
-def warm_up() -> None:
-    """Start the server that ranks are forked from, with what they need."""
-    forkserver.set_forkserver_preload(WARM)
-    start_server()
 
 
 def _of_wrongly_rejected(claims: Sequence[str], subject: Subject, end: End) -> Iterator[Judged]:

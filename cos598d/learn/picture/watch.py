@@ -1,18 +1,15 @@
 """On a rank: a note of both ends of every message that a collective is composed of, and of work in shared memory."""
 
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import GRADIENTS, SYNCHRONIZING, size_in_bytes
-from cos598d.comm.messages import Composed, Expected, Messages
+from cos598d.comm.messages import Composed, Expected, Messages, Places
 from cos598d.learn.picture.messages import End, Shared
 from cos598d.sync.shared_memory import SharedMemory
-
-Places = Sequence[tuple[torch.Tensor, int]]
 
 
 class WatchedCommunicator(Communicator):
