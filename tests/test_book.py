@@ -77,6 +77,7 @@ def test_a_listing_has_all_lines_of_its_file_with_their_numbers(site):
 @rendered
 def test_questions_fold_without_a_script(site):
     asked = [name for name in documents(ROOT) if "<summary>" in (ROOT / name).read_text()]
+    assert asked
     for name in asked:
         text = page(site, name.removesuffix(".md") + ".html")
         assert text.count("<summary>") == (ROOT / name).read_text().count("<summary>")

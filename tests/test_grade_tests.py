@@ -255,7 +255,8 @@ def test_a_submission_has_more_time_on_a_busy_machine(monkeypatch, tmp_path, nam
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     for module in (importlib.import_module(f"cos598d.grade.kinds.{name}"), marking):
         monkeypatch.setattr(module, "run_world", world, raising=False)
-        monkeypatch.setattr(module, "warm_up", lambda *_: None, raising=False)
+        for loads in ("warm_up", "preload"):
+            monkeypatch.setattr(module, loads, lambda *_: None, raising=False)
     (tmp_path / "test_sync.py").write_text(GOOD)
     (tmp_path / "lesson0.py").write_text(get_lesson(0).answer())
     list(kind.judge(tmp_path, list(kind.claims())))

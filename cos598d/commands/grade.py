@@ -5,17 +5,18 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cos598d.commands.flags import check_output_file
 from cos598d.commands.result_flags import add_needed_assignment, add_result_files
 from cos598d.errors import UsageError
-from cos598d.grade.assignment import Assignment, assignment_of
-from cos598d.grade.folder import Graded, grade_class, names, submissions_in
-from cos598d.grade.result_files import ResultFiles
 from cos598d.grade.scored import NOT_JUDGED, PASSED, exit_code, most, number, total
-from cos598d.grade.submission import grading
 from cos598d.terminal.printable import printable
 from cos598d.terminal.signals import exits_on_sigterm
+
+if TYPE_CHECKING:  # assignments need torch, which takes seconds, and flags that are refused do not
+    from cos598d.grade.assignment import Assignment
+    from cos598d.grade.folder import Graded
 
 WORDS_WIDTH = 90
 
@@ -44,6 +45,8 @@ def run(options: argparse.Namespace) -> int:
     if not options.folder.exists():
         raise UsageError(f"{options.folder} does not exist: give a class's folder, or a submission.")
     _check_imports(options.folder)
+    from cos598d.grade.assignment import assignment_of
+
     assignment = assignment_of(options.assignment)
     with exits_on_sigterm():
         return _one(options, assignment) if is_one else _class(options, assignment)
@@ -61,7 +64,10 @@ def _check_imports(folder: Path) -> None:
             )
 
 
-def _one(options: argparse.Namespace, assignment: Assignment) -> int:
+def _one(options: argparse.Namespace, assignment: "Assignment") -> int:
+    from cos598d.grade.result_files import ResultFiles
+    from cos598d.grade.submission import grading
+
     results = ResultFiles(assignment, options.gradescope, options.classroom50)
     with grading(assignment) as grader:
         if grader.remark:
@@ -77,10 +83,13 @@ def _one(options: argparse.Namespace, assignment: Assignment) -> int:
     return exit_code(scored)
 
 
-def _class(options: argparse.Namespace, assignment: Assignment) -> int:
+def _class(options: argparse.Namespace, assignment: "Assignment") -> int:
+    from cos598d.grade.folder import grade_class, names, submissions_in
+    from cos598d.grade.submission import grading
+
     began = time.monotonic()
 
-    def say(graded: Graded) -> None:
+    def say(graded: "Graded") -> None:
         points = f"{number(total(graded.scored))} of {number(most(graded.scored))}"
         words = textwrap.shorten(printable(graded.words), WORDS_WIDTH, placeholder=" ...")
         line = f"{printable(graded.name, 40):24} {points:>12} {graded.status:11} {graded.seconds:6.1f} s  {words}"
