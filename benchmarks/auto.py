@@ -1,11 +1,13 @@
 """What `--sync auto` chooses beside what is quickest when all are measured, over links, delays and models.
 
     python benchmarks/auto.py --runs_dir runs/auto [--places loopback,1gbit,1gbit-10ms] [--models minilm] [--rounds 3]
+        [--sync sparse_rows,sparse_zero1]
 
 Places: loopback (4 ranks of this host), and four emulated hosts at 1gbit and at 100mbit, each without a delay and
 with 10ms. In each, for each model, a bench measures whole steps of the candidates, and a run of one step with `--sync
 auto` on as many examples chooses. Lost is how much longer the chosen one's step takes than the quickest one's, by the
-bench's medians. What stands in the folder is not made again. The table is printed and written to auto.json there.
+bench's medians. `--sync` says the candidates where all of them would take too long. What stands in the folder is not
+made again. The table is printed and written to auto.json there.
 """
 
 import argparse
@@ -48,12 +50,13 @@ def main() -> int:
     parser.add_argument("--places", default=",".join(PLACES), help="which, separated by commas (default: all)")
     parser.add_argument("--models", default=",".join(MODELS), help="which, separated by commas (default: all)")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--sync", help="the candidates, besides DDP (default: all that may be the quickest)")
     options = parser.parse_args()
     rows = []
     for place in options.places.split(","):
         for model in options.models.split(","):
             folder = options.runs_dir.resolve() / f"{place}-{model}"
-            measure(PLACES[place], model, options.rounds, folder)
+            measure(PLACES[place], model, options.rounds, options.sync, folder)
             rows.append({"place": place, "model": model} | beside(folder))
             print(*cells(rows[-1]), file=sys.stderr, flush=True)
     write_json(options.runs_dir / "auto.json", rows)
@@ -61,11 +64,11 @@ def main() -> int:
     return 0
 
 
-def measure(link: tuple[str, str] | None, model: str, rounds: int, folder: Path) -> None:
+def measure(link: tuple[str, str] | None, model: str, rounds: int, candidates: str | None, folder: Path) -> None:
     """The bench and the run in a folder, where they are not there. Raises UserError where one fails."""
     ours = [sys.executable, "-m", "cos598d"]
     if not (folder / "bench" / "bench.json").exists():
-        syncs = BETWEEN_HOSTS if link else ON_ONE_HOST
+        syncs = candidates or (BETWEEN_HOSTS if link else ON_ONE_HOST)
         words = ["--step", "--rounds", str(rounds), "--model", model, "--batch", str(BATCH), "--tokens", str(TOKENS)]
         ranks = [] if link else ["--world_size", str(RANKS)]
         start([*ours, "bench", *words, *ranks, "--sync", syncs, "--output", str(folder / "bench")], link)
