@@ -8,7 +8,7 @@ from pathlib import Path
 
 import make_book
 import pytest
-from book_site.links import Page, leading_nowhere, taken_from_elsewhere
+from book_site.links import Page, leading_nowhere, read_pages, taken_from_elsewhere
 from book_site.pages import assemble, documents, listing, navigation, prepared
 
 from cos598d.errors import UserError
@@ -48,8 +48,9 @@ def page(site, name):
 
 @rendered
 def test_nothing_is_fetched_from_elsewhere_and_no_link_leads_nowhere(site):
-    assert taken_from_elsewhere(site) == []
-    assert leading_nowhere(site) == []
+    pages = read_pages(site)
+    assert taken_from_elsewhere(site, pages) == []
+    assert leading_nowhere(site, pages) == []
 
 
 @rendered
@@ -162,16 +163,17 @@ def test_what_a_page_takes_from_elsewhere_or_names_in_vain_is_found(tmp_path):
     )
     (site / "docs" / "a.html").write_text('<p id="here"></p><img src="lost.svg"><img srcset="../index.html 2x">')
     (site / "style.css").write_text('@import "https://example.org/font.css"; a { background: url("data:,x") }')
-    assert taken_from_elsewhere(site) == [
+    pages = read_pages(site)
+    assert taken_from_elsewhere(site, pages) == [
         "index.html: //example.org/x.png",
         "index.html: https://c.d/e",
         "style.css: https://example.org/font.css",
     ]
-    assert leading_nowhere(site) == [
+    assert leading_nowhere(site, pages) == [
         "docs/a.html: lost.svg",
         "index.html: docs/a.html#gone",
         "index.html: /docs/a.html",
         "index.html: #nowhere",
     ]
     shutil.rmtree(site / "docs")
-    assert "index.html: docs/a.html#here" in leading_nowhere(site)
+    assert "index.html: docs/a.html#here" in leading_nowhere(site, read_pages(site))

@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
-from book_site.links import leading_nowhere, taken_from_elsewhere  # noqa: E402
+from book_site.links import leading_nowhere, read_pages, taken_from_elsewhere  # noqa: E402
 from book_site.pages import assemble, configuration  # noqa: E402
 
 from cos598d.errors import UserError  # noqa: E402
@@ -51,9 +51,10 @@ def build(site: Path, root: Path = ROOT) -> tuple[int, int]:
         render(settings, fresh)
         for name in FOR_SERVERS:
             (fresh / name).unlink(missing_ok=True)
+        read = read_pages(fresh)
         for words, found in (
-            ("leads nowhere", leading_nowhere(fresh)),
-            ("is not in the book", taken_from_elsewhere(fresh)),
+            ("leads nowhere", leading_nowhere(fresh, read)),
+            ("is not in the book", taken_from_elsewhere(fresh, read)),
         ):
             if found:
                 raise UserError(f"what these pages name {words}: {'; '.join(found)}.")

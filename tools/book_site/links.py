@@ -1,6 +1,7 @@
 """Where the pages of a built site lead: what they take from elsewhere, and which of their links lead nowhere."""
 
 import re
+from collections.abc import Mapping
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote
@@ -50,19 +51,21 @@ def in_style(text: str) -> list[str]:
     return [first or second for first, second in IN_STYLE.findall(text)]
 
 
-def _pages(site: Path) -> dict[Path, Page]:
+def read_pages(site: Path) -> dict[Path, Page]:
+    """The pages and SVGs in the folder `site`, by their resolved paths."""
     return {
         path: Page(path.read_text(encoding="utf-8"))
-        for path in sorted(site.rglob("*"))
+        for path in sorted(site.resolve().rglob("*"))
         if path.suffix in (".html", ".svg")
     }
 
 
-def taken_from_elsewhere(site: Path) -> list[str]:
+def taken_from_elsewhere(site: Path, pages: Mapping[Path, Page]) -> list[str]:
     """What is not in the folder `site`, and a reader's browser would fetch: "page: target"; links to click are none."""
+    site = site.resolve()
     found = [
         (path, target)
-        for path, page in _pages(site).items()
+        for path, page in pages.items()
         for tag, target in page.references
         if tag != "a" and ELSEWHERE.match(target)
     ]
@@ -71,10 +74,9 @@ def taken_from_elsewhere(site: Path) -> list[str]:
     return [f"{path.relative_to(site)}: {target[:200]}" for path, target in found]
 
 
-def leading_nowhere(site: Path) -> list[str]:
+def leading_nowhere(site: Path, pages: Mapping[Path, Page]) -> list[str]:
     """References within the folder `site` to a file or an anchor that is not there: "page: target"."""
-    site = site.resolve()
-    pages, found = _pages(site), []
+    site, found = site.resolve(), []
     for path, page in pages.items():
         for _, target in page.references:
             if ELSEWHERE.match(target) or target.startswith(("data:", "mailto:", "javascript:")):
