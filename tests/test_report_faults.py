@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 
 import pytest
 from report_records import report, write_rows, write_run
@@ -99,11 +100,24 @@ def missing(path):
     path.unlink()
 
 
+def pipe(path):
+    """Which nobody writes to: to read it is to wait for ever."""
+    path.unlink()
+    os.mkfifo(path)
+
+
+def folder_there(path):
+    path.unlink()
+    path.mkdir()
+
+
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
         *[("summary.json", damage) for damage in (cut, not_json, no_text, other_object, infinite, wrong_wire, missing)],
         *[("environment.json", damage) for damage in (cut, other_object)],
+        *[(f"{name}.rank0.jsonl", pipe) for name in ("iterations", "communication")],
+        *[("summary.json", damage) for damage in (pipe, folder_there)],
         *[("iterations.rank1.jsonl", damage) for damage in (cut, not_json, no_text, other_row, missing)],
         *[("communication.rank0.jsonl", damage) for damage in (cut, other_row, missing)],
         ("iterations.rank0.jsonl", wrong_span),

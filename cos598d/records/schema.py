@@ -1,13 +1,31 @@
 """Reading JSON files of a record, held to kinds: the first place where one is damaged is told by file and field."""
 
+import errno
+import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from cos598d.errors import UserError
 from cos598d.files import parse_json
 from cos598d.records.kinds import DEEPEST, Kind, fault, is_too_deep
 from cos598d.terminal.printable import printable
+
+
+def open_plain(path: Path, mode: str = "r") -> IO[Any]:
+    """The file, opened as UTF-8 text or ("rb") bytes. Raises OSError, also for a pipe, which keeps its reader waiting."""
+    encoding, newline = (None, None) if "b" in mode else ("utf-8", "\n")
+    return open(path, mode, encoding=encoding, newline=newline, opener=_plain)
+
+
+def _plain(path: str, flags: int) -> int:
+    descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+    found = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(found) and not stat.S_ISDIR(found):  # a folder is refused by whoever opens it as a file
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no plain file", path)
+    return descriptor
 
 
 def read(path: Path, kind: Kind, remedy: str) -> Any:
@@ -16,7 +34,8 @@ def read(path: Path, kind: Kind, remedy: str) -> Any:
     Text in it is made printable: what no terminal and no page should get does not get further than here.
     """
     try:
-        return _checked(path.read_text(encoding="utf-8"), kind, str(path), remedy)
+        with open_plain(path) as file:
+            return _checked(file.read(), kind, str(path), remedy)
     except UnicodeDecodeError:
         raise UserError(f"{path} is not JSON, for it is no UTF-8: it is damaged, {remedy}.") from None
 
@@ -27,7 +46,7 @@ def read_rows(path: Path, kind: Kind, remedy: str, grows: bool = False) -> Itera
     Of a file that `grows`, or whose writer was killed, the last row may be there in part: that is left out.
     """
     try:
-        with path.open(encoding="utf-8", newline="\n") as lines:
+        with open_plain(path) as lines:
             for number, line in enumerate(lines, start=1):
                 if not line.endswith("\n"):
                     if grows:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from cos598d.records.conventions import WARM_UP
 from cos598d.records.run import CALL, ITERATION, REMEDY, read_table, reading
-from cos598d.records.schema import not_whole, parse_row
+from cos598d.records.schema import not_whole, open_plain, parse_row
 
 Row = Mapping[str, Any]
 _BEGIN, _END = b'{"iteration": ', b"}\n"  # of a row as a ledger writes it
@@ -49,7 +49,7 @@ class Series:
         place = self._typical_place(has_spans, calls)
         self.typical: Row | None = None
         if place is not None:
-            with reading(path), path.open(encoding="utf-8", newline="\n") as lines:
+            with reading(path), open_plain(path) as lines:
                 self.typical = parse_row(next(islice(lines, place, None)), ITERATION, path, REMEDY, place + 1)
 
     def __len__(self) -> int:
@@ -73,7 +73,7 @@ def find_calls(path: Path, grows: bool = False) -> Calls:
     Only what a row begins and ends with is looked at: a file may have millions of them.
     """
     found: Calls = {}
-    with reading(path, is_needed=not grows), path.open("rb") as lines:
+    with reading(path, is_needed=not grows), open_plain(path, "rb") as lines:
         begin = 0
         for number, line in enumerate(lines, start=1):
             end = begin + len(line)
@@ -98,7 +98,7 @@ def find_calls(path: Path, grows: bool = False) -> Calls:
 def read_calls(path: Path, stretches: Sequence[Stretch]) -> list[Row]:
     """These rows of a ledger's file. Raises UserError for one that is damaged."""
     found = []
-    with reading(path), path.open("rb") as rows:
+    with reading(path), open_plain(path, "rb") as rows:
         for stretch in stretches:
             rows.seek(stretch.begin)
             text = rows.read(stretch.end - stretch.begin).decode("utf-8", "replace")
