@@ -14,7 +14,7 @@ from cos598d.terminal.printable import printable
 
 
 def open_plain(path: Path, mode: str = "r") -> IO[Any]:
-    """The file, opened as UTF-8 text or ("rb") bytes. Raises OSError, also for a pipe, which keeps its reader waiting."""
+    """The file, opened as UTF-8 text or ("rb") bytes. Raises OSError, also for a pipe: to read it is to wait."""
     encoding, newline = (None, None) if "b" in mode else ("utf-8", "\n")
     return open(path, mode, encoding=encoding, newline=newline, opener=_plain)
 
