@@ -10,7 +10,6 @@ from cos598d.files import write_whole
 from cos598d.learn.picture.draw import Picture, draw, letters_and_width
 from cos598d.learn.picture.record import events_of_run
 from cos598d.learn.picture.steps import Steps
-from cos598d.terminal.printable import printable
 from cos598d.terminal.signals import exits_on_sigterm
 
 FORM = ".svg"
@@ -71,7 +70,5 @@ def _pictures(options: argparse.Namespace) -> tuple[Picture, Steps | None]:
         return draw(events, title=options.record.resolve().name, note=note), None
     from cos598d.learn.picture.of_sync import draw_sync
 
-    names = " and ".join(name for name in (options.sync, options.beside) if name is not None)
-    print(f"{printable(names)}: drawing a step on {options.world_size} ranks", file=sys.stderr, flush=True)
     with exits_on_sigterm():
         return draw_sync(options.sync, options.world_size, options.beside)
