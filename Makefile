@@ -29,7 +29,7 @@ help:
 	@echo "make gpu      all that a machine with a GPU can prove, within 8 minutes; records in GPU_RECORDS=$(GPU_RECORDS)"
 	@echo "make lint     the linters"
 	@echo "make book     all documents as a site that needs no server, in site/"
-	@echo "make book-records  the figures and numbers of docs/lessons again (about 40 minutes); PAGE=lesson5: of that page alone; QUICK=1: no benches"
+	@echo "make book-records  the figures and numbers of docs/lessons again (about 15 minutes); PAGE=lesson5: of that page alone; QUICK=1: no benches"
 	@echo "make setup    only install, into $(VENV)"
 	@echo "make engines  install DeepSpeed, Lightning Fabric and Horovod as well (compiled once: about 6 minutes, needs g++)"
 	@echo "make test-engines  the engines' tests"
