@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.resources import files
 from pathlib import Path
 
 import psutil
@@ -278,7 +279,7 @@ def test_each_submission_has_its_full_name_and_what_is_passed_over_is_said(tmp_p
 
 def test_where_the_answers_are_left_out_a_sentence_says_so(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(lesson, "files", lambda _: tmp_path)
+    monkeypatch.setattr(lesson, "files", lambda folder: tmp_path if "answers" in folder else files(folder))
     monkeypatch.setattr(session, "warm_up", lambda _: None)
     monkeypatch.setattr(session, "record_file", lambda *_: Recorded(["an event"], []))
     with pytest.raises(UserError, match="has no answer to lesson 3: its repository has"):
