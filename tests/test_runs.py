@@ -193,7 +193,8 @@ def test_the_variables_of_srun_and_mpirun_start_a_world(start, tmp_path, launche
     for program in programs:
         assert program.wait() == 0, program.text
     assert load_run(tmp_path / "out")["world_size"] == 2
-    assert programs[1].text == ""
+    # Rank 1 prints nothing but that it waits, where rank 0 is late.
+    assert [line for line in programs[1].text.splitlines() if "waiting for rank 0 at" not in line] == []
 
 
 @pytest.mark.parametrize(
