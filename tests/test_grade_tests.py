@@ -104,12 +104,12 @@ BAD = {
     "leaves": "import os\n\ndef test_it(sync):\n    os._exit(0)\n",
     "hangs": "import time\n\ndef test_it(sync):\n    time.sleep(60)\n",
     "exits": "import sys\nsys.exit(0)\n\ndef test_it(sync):\n    pass\n",
-    # An answer, results and a table of its own; pytest, the judge and what it is given replaced; six good words first.
     # The wrong ones by their names, modules and ancestors, and not by what they do.
     "recognises": """
 def test_it(sync):
     assert not any(each.__module__.endswith("wrong") for each in type(sync._sync).__mro__), "recognised"
 """,
+    # An answer, results and a table of its own; pytest, the judge and what it is given replaced; six good words first.
     "forges": """
 import json, os, sys, tempfile, types
 from pathlib import Path
