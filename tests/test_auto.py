@@ -20,6 +20,7 @@ from cos598d.forecast import forecast
 from cos598d.models.build import build_model, find_model
 from cos598d.records.run import read_summary
 from cos598d.scale.records import Compute
+from cos598d.sync import SYNCS
 
 ONE_HOST, FOUR_HOSTS = [[0, 1, 2, 3]], [[0], [1], [2], [3]]
 DIGITS = ["--task_name", "digits", "--max_train_examples", 60, "--max_eval_examples", 30]
@@ -93,6 +94,13 @@ def test_weights_that_are_gathered_beside_forward_cost_what_forward_does_not_hid
     assert predicted(touched=0.1)["sparse_zero1"] < found["zero1"] < found["sparse_zero1"]
 
 
+def test_bytes_to_all_others_at_once_cost_as_much_more_as_was_measured():
+    plain, spread = predicted(touched=1.0), predicted(touched=1.0, probe=replace(SLOW, spread=1.5))
+    sent = 2 * 0.75 * 4 * sum(p.numel() for p in Words().parameters()) * 8 / SLOW.rate
+    assert spread["zero1"] - plain["zero1"] == pytest.approx(0.5 * sent, rel=0.02)
+    assert {name: spread[name] for name in SYNCS if name in plain} == {n: plain[n] for n in SYNCS if n in plain}
+
+
 def test_what_cannot_be_chosen_is_told_with_the_reason():
     names, left_out = candidates(RunConfig(), FOUR_HOSTS, shares_memory=True)
     assert {"ddp", "bucketed", "ring", "sparse_rows", "hierarchical", "zero1", "zero3"} <= set(names)
@@ -139,6 +147,7 @@ def _timed_ranks(comm):
     assert all(0 <= moment <= computed.compute.backward for moment in computed.compute.arrivals.values())
     probe = measure(comm, [[0, 1]], 1.0)
     assert probe.rate is None
+    assert probe.spread == 1.0
     assert probe.delay == 0.0
     assert min(probe.step_seconds, probe.processor_seconds_per_byte, probe.memory_seconds_per_byte) > 0
     return [computed.compute.seconds, computed.touched, vars(probe)]

@@ -113,13 +113,15 @@ def predict(
     arrival = [tensors[name] for name in computed.arrival]
     alone = Communicator(None, "gloo", torch.device("cpu"))  # nothing travels while formulas are asked
 
-    def seconds(name: str, calls: Sequence[Call], compute: Compute, overlaps: bool) -> float:
+    def seconds(name: str, calls: Sequence[Call], spread: float, compute: Compute, overlaps: bool) -> float:
+        calls = [replace(call, link_bytes=call.link_bytes * spread) for call in calls]
         return iteration_seconds(name, arrange(calls, compute, crowd), compute, probe.link, probe.costs, overlaps)
 
     predicted, unsaid = {}, {}
     for name in names:
         options = replace(config, sync=name).sync_options()
         strategy = get_strategy(name)(alone, may_be_unused, options, config.precision)
+        spread = 1.0 if isinstance(strategy, Replicated) else probe.spread  # its ranks send to all others at once
         sent = strategy.expected_sent(job)
         if sent.unsaid and not isinstance(strategy, Replicated):  # of a sync its calls tell
             unsaid[name] = sent.unsaid
@@ -129,12 +131,12 @@ def predict(
         if "optimizer" in strategy.shards:  # each rank clips and steps its n-th
             compute = replace(compute, after=compute.after - computed.step_seconds * (1 - 1 / ranks))
         calls, overlaps = planned_calls(strategy, job, before_step, arrival, touched)
-        predicted[name] = seconds(name, calls, compute, overlaps)
+        predicted[name] = seconds(name, calls, spread, compute, overlaps)
         if after_step.synchronizing:
             # Weights go round beside the next forward, from its begin: what is left of them then is waited for.
             forward = Compute(0.0, compute.before, 0.0, dict.fromkeys(compute.arrivals, 0.0))
             calls, _ = planned_calls(strategy, job, after_step)
-            predicted[name] += seconds(name, calls, forward, True) - forward.seconds
+            predicted[name] += seconds(name, calls, spread, forward, True) - forward.seconds
     return predicted, unsaid
 
 

@@ -4,6 +4,7 @@
     step        an all-reduce of 1 KiB takes 2(n-1) steps, and waits for two delays in each
     bytes       every rank sends to the next and receives from the one before, all at once, 4 times as much each time:
                 of what another byte takes, the processor's part is what its clock says; the rest is the link's
+    spread      the same number of bytes, of which every rank sends as much to each other: how many times longer
     memory      every rank copies from memory to memory, all at once
 
 Each is the slowest rank's, for all wait for it.
@@ -33,7 +34,11 @@ LINK_SHARE = 0.2
 
 @dataclass(frozen=True)
 class Probe:
-    """What was found, the same on every rank. rate: bits a second of a host's link; None where none is seen."""
+    """What was found, the same on every rank.
+
+    rate: bits a second of a host's link, when a rank sends to one other; None where none is seen. spread: how many
+    times longer bytes take when it sends to all others at once, at least 1; 1 without a link.
+    """
 
     delay: float
     rate: float | None
@@ -41,6 +46,7 @@ class Probe:
     processor_seconds_per_byte: float
     memory_seconds_per_byte: float
     seconds: float
+    spread: float = 1.0
 
     @property
     def link(self) -> Link:
@@ -65,7 +71,7 @@ def measure(comm: Communicator, hosts: Sequence[Sequence[int]], crowd: float) ->
     delay = _delay(comm, [ranks[0] for ranks in hosts][:MOST_HOSTS])
     small = _repeated(comm, lambda: comm.all_reduce(torch.zeros(SMALL_BYTES // 4), "small", purpose=AGREEMENT))
     steps = 2 * (comm.world_size - 1)
-    per_byte, of_processor = _bytes(comm)
+    per_byte, of_processor, spread = _bytes(comm)
     # Ranks that share a core wait for one another's work.
     of_processor = min(per_byte, of_processor * crowd)
     of_link = per_byte - of_processor
@@ -80,6 +86,7 @@ def measure(comm: Communicator, hosts: Sequence[Sequence[int]], crowd: float) ->
         processor_seconds_per_byte=(of_processor if has_link else per_byte) / 2,
         memory_seconds_per_byte=memory,
         seconds=time.perf_counter() - began,
+        spread=spread if has_link else 1.0,
     )
     return Probe(**comm.exchange(vars(found))[0])
 
@@ -111,24 +118,34 @@ def _round_trip(comm: Communicator, other: int) -> float:
     return time.perf_counter() - started
 
 
-def _bytes(comm: Communicator) -> tuple[float, float]:
-    """Seconds for each byte that a rank sends while it receives another: in all, and of this rank's processor."""
+def _bytes(comm: Communicator) -> tuple[float, float, float]:
+    """Seconds for each byte that a rank sends while it receives another: in all, and of this rank's processor; and how
+    many times longer they take when it sends to all others at once."""
     after, before = (comm.rank + 1) % comm.world_size, (comm.rank - 1) % comm.world_size
     size, taken = FIRST_BYTES, []
     while True:
-        sent, landing = torch.zeros(size // 4), torch.empty(size // 4)
-        for _ in range(2):  # the first touches the memory, and opens the connections' windows
-            call = comm.compose("neighbours", sent, "bytes", purpose=AGREEMENT)
-            _worst(comm, 0.0)  # all begin together
-            started, worked = time.perf_counter(), time.process_time()
-            call.swap([(sent, after)], [(landing, before)])
-            seconds, processor = time.perf_counter() - started, time.process_time() - worked
-        taken.append((size, _worst(comm, seconds), _worst(comm, processor)))
+        taken.append((size, *_swapped(comm, size, [after], [before])))
         if size >= LARGEST_BYTES or (len(taken) > 1 and taken[-1][1] > PHASE_SECONDS):
             break
         size *= FACTOR
     (less, quick, few), (more, slow, many) = taken[-2:]
-    return max(1e-12, (slow - quick) / (more - less)), max(1e-12, (many - few) / (more - less))
+    others = [rank for rank in range(comm.world_size) if rank != comm.rank]
+    to_all, _ = _swapped(comm, more // len(others), others, others)
+    per_byte, of_processor = (slow - quick) / (more - less), (many - few) / (more - less)
+    return max(1e-12, per_byte), max(1e-12, of_processor), max(1.0, to_all / slow)
+
+
+def _swapped(comm: Communicator, size: int, to: Sequence[int], of: Sequence[int]) -> tuple[float, float]:
+    """The seconds in which the slowest rank sends so many bytes to each of some ranks, while it receives as many from
+    each of others; and its processor's."""
+    sent, landings = torch.zeros(size // 4), [torch.empty(size // 4) for _ in of]
+    for _ in range(2):  # the first touches the memory, and opens the connections' windows
+        call = comm.compose("neighbours", sent, "bytes", purpose=AGREEMENT)
+        _worst(comm, 0.0)  # all begin together
+        started, worked = time.perf_counter(), time.process_time()
+        call.swap([(sent, rank) for rank in to], list(zip(landings, of, strict=True)))
+        seconds, processor = time.perf_counter() - started, time.process_time() - worked
+    return _worst(comm, seconds), _worst(comm, processor)
 
 
 def _repeated(comm: Communicator, work: Callable[[], object]) -> float:
