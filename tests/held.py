@@ -12,6 +12,7 @@ from cos598d.bench.workload import Workload
 from cos598d.comm.ledger import SYNCHRONIZING, Ledger
 from cos598d.config import RunConfig
 from cos598d.models.build import find_model
+from cos598d.shard.low_bytes import SHORTEST
 from cos598d.strategies import get_strategy
 from cos598d.strategies.formula import Job, without_values
 from cos598d.strategies.memory import Peak
@@ -76,7 +77,7 @@ class Steps:
     """The steps of a case on a rank, by its strategy; `peak` is watched in the last, if it is to be."""
 
     def __init__(self, comm, case, may_be_unused=False, has_peak=False):
-        config = RunConfig(learning_rate=1e-6)  # steps so short that weights travel in the shortest form
+        config = RunConfig(learning_rate=0.0)  # so that weights travel in the shortest form
         self.case, self.comm = case, comm
         model = Uneven() if case.model == "toy" else copy.deepcopy(workload().model)
         first_bucket = min(1.0, case.options.get("bucket_mb", 1.0))
@@ -85,6 +86,8 @@ class Steps:
         states = states_per_weight(config), counter_bytes(config)
         self.job = Job(without_values(model), comm.world_size, comm.rank, *states, passes=case.passes)
         self.module = self.strategy.attach(model, lambda named: make_optimizer(named, config))
+        for packed in getattr(self.strategy, "_packed", {}).values():
+            packed.forms = [SHORTEST] * comm.world_size  # as after a first step
         self.peak = Peak(self.strategy.memory) if has_peak else None
 
     def make(self, step):

@@ -7,7 +7,7 @@ from torch import nn
 from worlds import run_ranks
 
 from cos598d.comm.ledger import PARAMETERS, Ledger
-from cos598d.shard.low_bytes import FORMS, WHOLE, LowBytes, changed_in_forward, is_packed, packed_bytes
+from cos598d.shard.low_bytes import SHORTEST, WHOLE, LowBytes, changed_in_forward, is_packed, packed_bytes
 from cos598d.shard.sparse_zero1 import SparseZero1
 from cos598d.shard.units import Unit
 
@@ -42,21 +42,59 @@ def gather_steps(comm):
 def test_weights_arrive_to_the_last_bit_in_the_shortest_form_that_the_last_step_had_room_for():
     by_rank = run_ranks(3, gather_steps)
     for rank, found in enumerate(by_rank):
-        short, middle = (packed_bytes(LENGTHS[rank], form) for form in FORMS)
+        first, short, middle = (packed_bytes(LENGTHS[rank], form) for form in (20, 320, 324))
         whole = 4 * LENGTHS[rank]
         # A leap, what follows as it is, and back; a long step, what follows in a longer form, and back; no numbers.
-        leaps = [short, short, short + whole, 8 + whole, 8 + whole, short]
+        leaps = [first, short, short + whole, 8 + whole, 8 + whole, short]
         longer = [short + whole, middle, middle, short]
-        steady = [short] * 10
+        steady = [first] + [short] * 9
         ends = [short + whole, 8 + whole]
         assert [is_equal for is_equal, *_ in found] == [True] * len(STEPS)
         assert [sent for _, sent, _ in found] == [2 * each for each in (steady if rank == 2 else leaps + longer) + ends]
         assert [forms for *_, forms in found] == [forms for *_, forms in by_rank[0]], "all have to know"
-        assert found[2][2] == [WHOLE, WHOLE, 20]
-        assert found[6][2] == [24, 24, 20]
-        assert found[4][2] == found[8][2] == [20] * 3
-    assert packed_bytes(6400) == 8 + 5 * 6400 // 2 + 6 * 6400 // 32
-    assert packed_bytes(6401, 24) == 8 + 3 * 6401 + 6 * 6401 // 32
+        assert found[2][2] == [WHOLE, WHOLE, 320]
+        assert found[6][2] == [324, 324, 320]
+        assert found[4][2] == found[8][2] == [320] * 3
+    assert packed_bytes(6400, 20) == 8 + 5 * 6400 // 2 + 6 * 6400 // 32
+    assert packed_bytes(6401, 24) == 8 + 3 * 6401 + 6 * (6401 // 32)
+    assert packed_bytes(6401) == 8 + -(-5 * 6401 // 2) + 6 * (6401 // 512)
+
+
+ROOMY = 51_200  # elements of a part, with room for 1600, 800, 400 or 100
+# How many move too far in each step, and the form of the next.
+COUNTS = [(0, 320), (50, 320), (51, 220), (250, 120), (801, 20), (1600, 20), (100, 220), (401, 20)]
+COUNTS += [(1601, 324), (801, 324), (800, 20)]
+
+
+def fill_the_room(comm):
+    """On a rank: after each step whether it has both ranks' bits, what it sent, and in which form its part follows."""
+    flat = torch.randn(2 * ROOMY, generator=torch.Generator().manual_seed(0)).abs() + 1
+    gather, found = LowBytes(comm, "weights", flat, [ROOMY, ROOMY], tag=1), []
+    right = flat.clone()
+    for step, (count, _) in enumerate(COUNTS):
+        comm.ledger = Ledger()
+        gather.look()
+        for rank, part in enumerate(right.split(ROOMY)):
+            far = torch.randperm(ROOMY, generator=torch.Generator().manual_seed(10 * step + rank))[:count]
+            part[far] *= [1.25, 0.8][step % 2]  # so that 24 bits do
+        own = slice(comm.rank * ROOMY, (comm.rank + 1) * ROOMY)
+        flat[own] = right[own]
+        gather.start()
+        gather.wait()
+        (row,) = comm.ledger.rows
+        found.append([torch.equal(flat, right), row.bytes_sent, *gather.forms])
+    return found
+
+
+def test_there_is_room_for_twice_as_many_as_had_moved_too_far():
+    forms = [20, *(following for _, following in COUNTS)]
+    for found in run_ranks(2, fill_the_room):
+        assert [is_equal for is_equal, *_ in found] == [True] * len(COUNTS)
+        assert [each[2:] for each in found] == [[form, form] for form in forms[1:]]
+        for (_, sent, *_), (count, _), form in zip(found, COUNTS, forms, strict=False):
+            room = ROOMY // (32, 64, 128, 512)[form // 100]
+            is_too_far = count > room and form % 100 == 20
+            assert sent == packed_bytes(ROOMY, form) + (4 * ROOMY if is_too_far else 0)
 
 
 def move_to_the_edges(comm):
@@ -65,9 +103,9 @@ def move_to_the_edges(comm):
     flat = torch.randn(sum(lengths), generator=torch.Generator().manual_seed(0))
     flat[::7], flat[1::7] = 0.0, -0.0
     gather, found = LowBytes(comm, "weights", flat, lengths, tag=1), []
-    for form in (20, 24, 20):
+    for form in (20, 24, 20, 120, 324):
         gather.forms = [form, form]
-        right, half = flat.clone(), 1 << (form - 1)
+        right, half = flat.clone(), 1 << (form % 100 - 1)
         numbers = right.view(torch.int32)
         far = torch.tensor([-half, half - 1, -half - 1, half, 1 << 30, 0, -1], dtype=torch.int32)
         numbers[:5000:9] -= half
@@ -83,7 +121,7 @@ def move_to_the_edges(comm):
 
 
 def test_integers_may_move_as_far_as_half_of_what_the_bits_hold_and_further():
-    assert run_ranks(2, move_to_the_edges) == [[True] * 3] * 2
+    assert run_ranks(2, move_to_the_edges) == [[True] * 5] * 2
 
 
 class Renorming(nn.Module):
@@ -148,7 +186,7 @@ def train_wide(comm, rate):
         optimizer.step()
         optimizer.zero_grad()
         forms = strategy.own_state()[0]["forms"].values()
-        longer.append(sum(form != FORMS[0] for of_ranks in forms for form in of_ranks))
+        longer.append(sum(form % 100 != SHORTEST % 100 for of_ranks in forms for form in of_ranks))
     strategy.settle()
     apart = distance(model, alone)
     strategy.detach()
@@ -168,6 +206,6 @@ class Alone:
 
 def test_what_was_remembered_of_other_parts_does_not_fit():
     packed = LowBytes(Alone(), "weights", torch.zeros(20_000), [10_000, 10_000], tag=1)
-    for wrong in ([20], [20, 21], [20, "24"]):
+    for wrong in ([20], [20, 21], [20, 420], [20, "24"]):
         with pytest.raises(ValueError, match="zip|not in tuple"):
             packed.forms = wrong

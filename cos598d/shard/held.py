@@ -7,7 +7,7 @@ from torch import nn
 
 from cos598d.comm.exchange import IN_FLIGHT, SEGMENT_BYTES, segment_count
 from cos598d.comm.ledger import size_in_bytes
-from cos598d.shard.low_bytes import FORMS, changed_in_forward, is_packed, packed_bytes
+from cos598d.shard.low_bytes import LONGEST, changed_in_forward, is_packed, packed_bytes
 from cos598d.shard.packed_sums import row_bytes
 from cos598d.shard.short_exponents import is_packable
 from cos598d.shard.units import Replica, Unit, longest_parts
@@ -121,7 +121,7 @@ def held_by_sparse_zero1(job: Job, units: Sequence[Unit], packs: bool = False) -
     expected = held_by_zero1(job, dense, packs)
     changing = changed_in_forward(job.model)
     packed = [unit for unit in dense if is_packed(unit, changing)]
-    bits = sum(packed_bytes(length, FORMS[-1]) for unit in packed for length in unit.lengths)
+    bits = sum(packed_bytes(length, LONGEST) for unit in packed for length in unit.lengths)
     size = sum(unit.bytes for unit in replicas)
     rows = sum(len(p) for unit in replicas for _, p in unit.parameters)
     more = {

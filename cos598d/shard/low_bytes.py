@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Collection, Sequence
-from typing import Self
+from typing import NamedTuple, Self
 
 import torch
 from torch import nn
@@ -12,9 +12,11 @@ from cos598d.comm.exchange import Gather
 from cos598d.shard.units import Unit
 
 LEAST_ELEMENTS = 4096  # of a part that is worth the trouble
-FORMS = (20, 24)  # how many bits of each weight travel
+BITS = (20, 24)  # of each weight that travel
 WHOLE = 32  # as it is
-FAR = 32  # one in so many weights may have moved too far for the form
+ROOMS = (32, 64, 128, 512)  # one in so many weights may have moved too far for its bits
+# A form is a number of bits, and in hundreds the place of a room in ROOMS.
+LONGEST, SHORTEST = BITS[-1], BITS[0] + 100 * (len(ROOMS) - 1)
 OVERFLOW = -1  # in place of a count: more have
 HEAD_BYTES = 8  # the count, and the next step's form
 
@@ -28,11 +30,12 @@ class LowBytes(Gather):
 
     1. `look`: before the step rank r notes its part.
     2. `start`: it packs its part, and sends it to every other rank: the lower bits of every weight, and of those that
-       have moved further where they are and their upper bits, with room for one in FAR.
+       have moved further where they are and their upper bits, for which there is room.
     3. `wait`: every rank puts together what it has received.
     Where there are too many for the room, the count says so, and the part follows as it is. With what it sends each
-    rank says in which form its part will travel after the next step: in the first for which there was room in this one,
-    and in one of fewer bits than now only where half of the room was enough.
+    rank says in which form its part will travel after the next step: with the fewest bits for which the largest room
+    was enough in this one, or half of it where these are fewer than now; and with the smallest room for twice as many
+    as had moved too far.
     """
 
     def __init__(self, comm: Communicator, name: str, flat: torch.Tensor, lengths: Sequence[int], tag: int):
@@ -69,62 +72,71 @@ class LowBytes(Gather):
 
     @property
     def forms(self) -> list[int]:
-        """The bits of each rank's part that travel after the next step."""
+        """In which form each rank's part travels after the next step."""
         return [part.form for part in self._packed]
 
     @forms.setter
     def forms(self, forms: Sequence[int]) -> None:
         for part, form in zip(self._packed, forms, strict=True):
-            part.form = (*FORMS, WHOLE)[(*FORMS, WHOLE).index(form)]
+            part.form = _EVERY[_EVERY.index(form)]
 
     def tensors(self) -> list[torch.Tensor]:
         """What parts are packed in, and the own part as it was."""
         return [self._before, *(part.packed for part in self._packed)]
 
 
+class _Places(NamedTuple):
+    """The packed form of a part: the count and the next form; where the weights are that have moved too far, and their
+    upper halves; of all weights the lower halves, and of their bits 16 to 23 all, or the lower four of two weights."""
+
+    head: torch.Tensor
+    far: torch.Tensor
+    upper: torch.Tensor
+    lower: torch.Tensor
+    middle: torch.Tensor
+
+
 class _Part:
-    """A rank's part of the weights, and its packed form: the count and the next form, places and upper halves of what
-    has moved too far, the lower halves of all weights, and of their bits 16 to 23 all or the lower four."""
+    """A rank's part of the weights, (elements,), and the bytes in which it is packed."""
 
     def __init__(self, weights: torch.Tensor):
-        self.weights, self.form = weights, FORMS[0]
+        self.weights, self.form = weights, BITS[0]
         self.numbers = weights.view(torch.int32)
-        self._elements, self._room = len(weights), room_of(len(weights))
-        self.packed = torch.empty(packed_bytes(self._elements, FORMS[-1]), dtype=torch.uint8, device=weights.device)
-        sizes = [HEAD_BYTES, 4 * self._room, 2 * self._room, 2 * self._elements, self._elements]
-        head, places, upper, lower, self._middle = self.packed.split(sizes)
-        self._head, self._places = head.view(torch.int32), places.view(torch.int32)
-        self._upper, self._lower = upper.view(torch.int16), lower.view(torch.int16)
+        self._elements = len(weights)
+        self.packed = torch.empty(packed_bytes(self._elements, LONGEST), dtype=torch.uint8, device=weights.device)
+        self._head = self.packed[:HEAD_BYTES].view(torch.int32)
+        self._places: dict[int, _Places] = {}  # by form
 
     def pack(self, before: torch.Tensor) -> None:
         """Pack the weights, which were `before`, (elements,) of their numbers; what is there is lost."""
         moved = torch.sub(self.numbers, before, out=before)
-        places = _far(moved, self.form)
-        count = len(places)
-        overflows = count > self._room
+        far = _far(moved, _bits(self.form))
+        count = len(far)
+        overflows = count > room_of(self._elements, self.form)
         self._head[0], self._head[1] = OVERFLOW if overflows else count, self._following(moved, count)
         if overflows or self.form == WHOLE:
             return
-        self._places[:count] = places
-        self._upper[:count] = self.numbers[places] >> 16
-        self._lower.copy_(self.numbers)  # cut off, as the middle bytes are
+        places = self._cut()
+        places.far[:count] = far
+        places.upper[:count] = self.numbers[far] >> 16
+        places.lower.copy_(self.numbers)  # cut off, as the middle bytes are
         middle = self.numbers >> 16
-        if self.form == 24:
-            self._middle.copy_(middle)
+        if _bits(self.form) == 24:
+            places.middle.copy_(middle)
             return
-        fours = torch.zeros(2 * len(self._pairs), dtype=torch.uint8, device=middle.device)
+        fours = torch.zeros(2 * len(places.middle), dtype=torch.uint8, device=middle.device)
         fours[: self._elements].copy_(middle).bitwise_and_(15)
         together = fours.view(torch.int16)
-        self._pairs.copy_(together | together >> 4)
+        places.middle.copy_(together | together >> 4)
 
     def _following(self, moved: torch.Tensor, count: int) -> int:
-        """The form of the next step, where so many of those that have `moved`, (elements,), have moved too far."""
-        if self.form == FORMS[0] and count <= self._room:
-            return self.form
-        for form in FORMS:
-            room = self._room if form >= self.form else self._room // 2
-            if len(_far(moved, form)) <= room:
-                return form
+        """The form of the next step, where `count` of those that have `moved`, (elements,), have moved too far."""
+        for bits in BITS:
+            far = count if bits == _bits(self.form) else len(_far(moved, bits))
+            room = room_of(self._elements, bits)
+            if far <= (room if bits >= _bits(self.form) else room // 2):
+                forms = [bits + 100 * place for place in range(1, len(ROOMS))]
+                return max((form for form in forms if 2 * far <= room_of(self._elements, form)), default=bits)
         return WHOLE
 
     def messages(self) -> list[torch.Tensor]:
@@ -144,28 +156,41 @@ class _Part:
         self.form = following
 
     def _put_together(self, count: int) -> None:
-        middle = self._middle
-        if self.form == 20:
-            together = self._pairs.short()
+        places, bits = self._cut(), _bits(self.form)
+        middle = places.middle
+        if bits == 20:
+            together = middle.short()
             middle = (together | together << 4).bitwise_and_(0x0F0F).view(torch.uint8)[: self._elements]
-        bits = middle.int().bitwise_left_shift_(16).bitwise_or_(self._lower.int().bitwise_and_(0xFFFF))
+        known = middle.int().bitwise_left_shift_(16).bitwise_or_(places.lower.int().bitwise_and_(0xFFFF))
         # From the lowest that it may be upwards, the first number with these bits.
-        self.numbers -= 1 << (self.form - 1)
-        self.numbers += bits.sub_(self.numbers).bitwise_and_((1 << self.form) - 1)
-        places = self._places[:count].long()
-        self.numbers[places] = self.numbers[places] & 0xFFFF | self._upper[:count].int() << 16
+        self.numbers -= 1 << (bits - 1)
+        self.numbers += known.sub_(self.numbers).bitwise_and_((1 << bits) - 1)
+        far = places.far[:count].long()
+        self.numbers[far] = self.numbers[far] & 0xFFFF | places.upper[:count].int() << 16
 
-    @property
-    def _pairs(self) -> torch.Tensor:
-        """Where four bits of two weights are a byte."""
-        return self._middle[: -(-self._elements // 2)]
+    def _cut(self) -> _Places:
+        """What of the packed bytes is where in this form: cut once, since each step goes through them."""
+        if self.form not in self._places:
+            sizes = _sizes(self._elements, self.form)
+            head, far, upper, lower, middle = self.packed[: sum(sizes)].split(sizes)
+            halves = upper.view(torch.int16), lower.view(torch.int16)
+            self._places[self.form] = _Places(head.view(torch.int32), far.view(torch.int32), *halves, middle)
+        return self._places[self.form]
 
 
-def _far(moved: torch.Tensor, form: int) -> torch.Tensor:
+_EVERY = (*(bits + 100 * place for bits in BITS for place in range(len(ROOMS))), WHOLE)
+
+
+def _bits(form: int) -> int:
+    """How many of a weight's bits travel in this form."""
+    return form % 100
+
+
+def _far(moved: torch.Tensor, bits: int) -> torch.Tensor:
     """The places in (elements,) of integers that have moved further than so many bits say; none where all bits do."""
-    if form == WHOLE:
+    if bits == WHOLE:
         return moved.new_empty(0, dtype=torch.int64)
-    return ((moved + (1 << (form - 1))) >> form).nonzero().flatten()
+    return ((moved + (1 << (bits - 1))) >> bits).nonzero().flatten()
 
 
 def changed_in_forward(model: nn.Module) -> set[nn.Parameter]:
@@ -181,11 +206,17 @@ def is_packed(unit: Unit, changing: Collection[nn.Parameter]) -> bool:
     return is_float and are_large and not any(p in changing for _, p in unit.parameters)
 
 
-def room_of(elements: int) -> int:
-    """How many of so many weights may have moved too far."""
-    return elements // FAR
+def room_of(elements: int, form: int) -> int:
+    """How many of so many weights may have moved too far for this form."""
+    return elements // ROOMS[form // 100]
 
 
-def packed_bytes(elements: int, form: int = FORMS[0]) -> int:
+def packed_bytes(elements: int, form: int = SHORTEST) -> int:
     """The bytes in which a part of so many elements travels."""
-    return HEAD_BYTES + 6 * room_of(elements) + -(-elements * form // 8)
+    return sum(_sizes(elements, form))
+
+
+def _sizes(elements: int, form: int) -> list[int]:
+    """The bytes of what `_Places` has."""
+    room = room_of(elements, form)
+    return [HEAD_BYTES, 4 * room, 2 * room, 2 * elements, -(-elements * (_bits(form) - 16) // 8)]
