@@ -1,4 +1,4 @@
-"""What calls cost between these ranks, measured over their process group in about a second.
+"""What calls cost between these ranks, measured over their process group in a few seconds at most.
 
     delay       half of the quickest of some round trips of a few bytes from rank 0 to another host
     step        an all-reduce of 1 KiB takes 2(n-1) steps, and waits for two delays in each
@@ -130,23 +130,23 @@ def _bytes(comm: Communicator) -> tuple[float, float, float]:
         size *= FACTOR
     (less, quick, few), (more, slow, many) = taken[-2:]
     others = [rank for rank in range(comm.world_size) if rank != comm.rank]
-    # Once more: what is late by accident would speak against all that send so.
-    to_all = min(_swapped(comm, more // len(others), others, others)[0] for _ in range(2))
+    to_all, _ = _swapped(comm, more // len(others), others, others)
     per_byte, of_processor = (slow - quick) / (more - less), (many - few) / (more - less)
     return max(1e-12, per_byte), max(1e-12, of_processor), max(1.0, to_all / slow)
 
 
 def _swapped(comm: Communicator, size: int, to: Sequence[int], of: Sequence[int]) -> tuple[float, float]:
     """The seconds in which the slowest rank sends so many bytes to each of some ranks, while it receives as many from
-    each of others; and its processor's."""
-    sent, landings = torch.zeros(size // 4), [torch.empty(size // 4) for _ in of]
-    for _ in range(2):  # the first touches the memory, and opens the connections' windows
+    each of others; and its processor's. The quicker of two times: what is late by accident would stand for a link."""
+    sent, landings, taken = torch.zeros(size // 4), [torch.empty(size // 4) for _ in of], []
+    for _ in range(3):  # the first touches the memory, and opens the connections' windows
         call = comm.compose("exchange", sent, "bytes", purpose=AGREEMENT)
         _worst(comm, 0.0)  # all begin together
         started, worked = time.perf_counter(), time.process_time()
         call.swap([(sent, rank) for rank in to], list(zip(landings, of, strict=True)))
         seconds, processor = time.perf_counter() - started, time.process_time() - worked
-    return _worst(comm, seconds), _worst(comm, processor)
+        taken.append((_worst(comm, seconds), _worst(comm, processor)))
+    return min(taken[1:])
 
 
 def _repeated(comm: Communicator, work: Callable[[], object]) -> float:
