@@ -63,12 +63,12 @@ class Sizes:
 
 # A program on a host whose name is its address: Horovod meets where names lead.
 NAMED = ("unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', "{address}")
-PACKED = packed_bytes(1 << 20) / (4 << 20)  # of weights, what sparse_zero1 sends of them
+PACKED = packed_bytes(1 << 20) / (4 << 20)  # of weights, what sparse_zero1 sends of them when steps are short
 # What a rank sends in a step, in parts of (n-1)/n.
 FORMULAS: dict[str, tuple[str, Callable[[Sizes], int]]] = {
     "ddp": ("2(n-1)/n S", lambda of: 2 * of.weights),
     "zero1": ("2(n-1)/n S", lambda of: 2 * of.weights),
-    "sparse_zero1": ("(n-1) (1.67 (S - T)/n + U)", lambda of: round((1 + PACKED) * (of.weights - of.tables)) + of.rows),
+    "sparse_zero1": ("(n-1) (1.63 (S - T)/n + U)", lambda of: round((1 + PACKED) * (of.weights - of.tables)) + of.rows),
     "zero2": ("2(n-1)/n S", lambda of: 2 * of.weights),
     "zero3": ("(n-1)/n (3S - E)", lambda of: 3 * of.weights - of.once),
     "torch_zero1": ("3(n-1)/n S", lambda of: 3 * of.weights),

@@ -50,8 +50,9 @@ class SparseZero1(Zero1):
     apart for ever, and nobody notices before the replicas are compared (`--check_replicas`).
 
     Cost for weights of S bytes in B buckets, and E more in T embeddings of R rows together, of which this rank looked
-    up u bytes: 2B + T calls; every rank sends (n-1)/n S of gradients, (n-1)/n S (20 + 48/32)/32 of weights, at most
-    (n-1) u of rows and one more for each embedding, (n-1) R/8 to say which they are, and with clipping 8(n-1).
+    up u bytes: 2B + T calls; every rank sends (n-1)/n S of gradients, (n-1)/n S (20 + 48/k)/32 of weights, where there
+    is room for one in k that has moved further (k = 512, and as little as 32 where steps are long), at most (n-1) u of
+    rows and one more for each embedding, (n-1) R/8 to say which they are, and with clipping 8(n-1).
     `zero1` sends 2(n-1)/n (S + E). Memory: as `zero1` for S, and 0.8 S + S/n to send and receive weights in; of
     embeddings E of weights, E of gradients and, with AdamW, 2E of state on every rank (`held_by_sparse_zero1`), which
     steps E where `zero1` steps E/n. Choose it between hosts, and the more the slower their links are.
