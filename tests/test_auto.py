@@ -9,6 +9,7 @@ from torch import nn
 from worlds import run_ranks
 
 from cos598d.auto import choice as choosing
+from cos598d.auto import probe as probing
 from cos598d.auto.candidates import candidates
 from cos598d.auto.choice import Choice, choose, predict
 from cos598d.auto.compute import Computed, time_compute
@@ -151,6 +152,31 @@ def _timed_ranks(comm):
     assert probe.delay == 0.0
     assert min(probe.step_seconds, probe.processor_seconds_per_byte, probe.memory_seconds_per_byte) > 0
     return [computed.compute.seconds, computed.touched, vars(probe)]
+
+
+def _spread_where_each_exchange_takes_longer(comm):
+    """On a rank: the spread that is found where every exchange takes twice as long as the one before, and the ranks
+    and bytes of each."""
+    exchanges = []
+
+    def swapped(_, size, to, of):
+        exchanges.append([size, list(to), list(of)])
+        return 2.0 ** len(exchanges), 0.0
+
+    probing._swapped = swapped
+    *_, spread = probing._bytes(comm)
+    return spread, exchanges
+
+
+def test_bytes_are_sent_to_all_others_at_once_where_there_are_several():
+    for rank, (spread, exchanges) in enumerate(run_ranks(3, _spread_where_each_exchange_takes_longer)):
+        others = [other for other in range(3) if other != rank]
+        neighbours = [[size, [(rank + 1) % 3], [(rank - 1) % 3]] for size in (1 << 16, 1 << 18)]
+        assert exchanges == [*neighbours, [1 << 17, others, others]]
+        assert spread == 2
+    for rank, (spread, exchanges) in enumerate(run_ranks(2, _spread_where_each_exchange_takes_longer)):
+        assert exchanges == [[size, [1 - rank], [1 - rank]] for size in (1 << 16, 1 << 18)]
+        assert spread == 1
 
 
 def test_timing_leaves_no_trace_and_all_ranks_have_the_same_numbers():

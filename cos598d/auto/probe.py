@@ -129,10 +129,12 @@ def _bytes(comm: Communicator) -> tuple[float, float, float]:
             break
         size *= FACTOR
     (less, quick, few), (more, slow, many) = taken[-2:]
-    others = [rank for rank in range(comm.world_size) if rank != comm.rank]
-    to_all, _ = _swapped(comm, more // len(others), others, others)
     per_byte, of_processor = (slow - quick) / (more - less), (many - few) / (more - less)
-    return max(1e-12, per_byte), max(1e-12, of_processor), max(1.0, to_all / slow)
+    others, spread = [rank for rank in range(comm.world_size) if rank != comm.rank], 1.0
+    if len(others) > 1:  # the same exchange once more would say nothing but how much its time varies
+        to_all, _ = _swapped(comm, more // len(others), others, others)
+        spread = max(1.0, to_all / slow)
+    return max(1e-12, per_byte), max(1e-12, of_processor), spread
 
 
 def _swapped(comm: Communicator, size: int, to: Sequence[int], of: Sequence[int]) -> tuple[float, float]:
