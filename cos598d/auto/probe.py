@@ -1,4 +1,4 @@
-"""What calls cost between these ranks, measured over their process group in a few seconds at most.
+"""What calls cost between these ranks, measured over their process group in some seconds.
 
     delay       half of the quickest of some round trips of a few bytes from rank 0 to another host
     step        an all-reduce of 1 KiB takes 2(n-1) steps, and waits for two delays in each
@@ -26,6 +26,7 @@ SMALL_BYTES, FIRST_BYTES, FACTOR, LARGEST_BYTES = 1 << 10, 1 << 16, 4, 1 << 24
 COPIED_BYTES = 1 << 23
 PHASE_SECONDS = 0.2  # for which something is repeated, about
 LEAST_REPEATS, MOST_REPEATS = 3, 40
+LONG_SECONDS = 0.5  # what takes so long is not done a third time
 MOST_HOSTS = 3  # between which round trips are made
 # Below it a round trip is made of the ranks' own steps; and of bytes, what is the processor's and not a link's.
 LEAST_DELAY = 3e-4
@@ -37,7 +38,8 @@ class Probe:
     """What was found, the same on every rank.
 
     rate: bits a second of a host's link, when a rank sends to one other; None where none is seen. spread: how many
-    times longer bytes take when it sends to all others at once, at least 1; 1 without a link.
+    times longer the same bytes of a rank take when it sends to all others at once, at least 1: connections share a
+    link, and of the ranks of a host all send over it, where one of them has a neighbour elsewhere. 1 without a link.
     """
 
     delay: float
@@ -141,14 +143,16 @@ def _swapped(comm: Communicator, size: int, to: Sequence[int], of: Sequence[int]
     """The seconds in which the slowest rank sends so many bytes to each of some ranks, while it receives as many from
     each of others; and its processor's. The quicker of two times: what is late by accident would stand for a link."""
     sent, landings, taken = torch.zeros(size // 4), [torch.empty(size // 4) for _ in of], []
+    _worst(comm, 0.0)  # all begin together, each time
     for _ in range(3):  # the first touches the memory, and opens the connections' windows
         call = comm.compose("exchange", sent, "bytes", purpose=AGREEMENT)
-        _worst(comm, 0.0)  # all begin together
         started, worked = time.perf_counter(), time.process_time()
         call.swap([(sent, rank) for rank in to], list(zip(landings, of, strict=True)))
-        seconds, processor = time.perf_counter() - started, time.process_time() - worked
-        taken.append((_worst(comm, seconds), _worst(comm, processor)))
-    return min(taken[1:])
+        taken.append(_worst(comm, time.perf_counter() - started, time.process_time() - worked))
+        if len(taken) > 1 and taken[-1][0] > LONG_SECONDS:
+            break
+    seconds, processor = min(taken[1:])
+    return seconds, processor
 
 
 def _repeated(comm: Communicator, work: Callable[[], object]) -> float:
@@ -156,11 +160,12 @@ def _repeated(comm: Communicator, work: Callable[[], object]) -> float:
     work()
     started = time.perf_counter()
     work()
-    count = _repeats(_worst(comm, time.perf_counter() - started))
+    count = _repeats(*_worst(comm, time.perf_counter() - started))
     started = time.perf_counter()
     for _ in range(count):
         work()
-    return _worst(comm, (time.perf_counter() - started) / count)
+    (seconds,) = _worst(comm, (time.perf_counter() - started) / count)
+    return seconds
 
 
 def _repeats(seconds: float) -> int:
@@ -168,8 +173,8 @@ def _repeats(seconds: float) -> int:
     return max(LEAST_REPEATS, min(MOST_REPEATS, int(PHASE_SECONDS / max(seconds, 1e-9))))
 
 
-def _worst(comm: Communicator, seconds: float) -> float:
-    """The largest of the ranks' numbers, on every rank."""
-    worst = torch.tensor([seconds], dtype=torch.float64)
+def _worst(comm: Communicator, *numbers: float) -> list[float]:
+    """The largest of the ranks' numbers, each by itself, on every rank."""
+    worst = torch.tensor(numbers, dtype=torch.float64)
     comm.all_reduce(worst, "the slowest rank's seconds", purpose=AGREEMENT, op=dist.ReduceOp.MAX)
-    return worst.item()
+    return worst.tolist()
