@@ -86,10 +86,9 @@ class LowBytes(Gather):
 
 
 class _Places(NamedTuple):
-    """The packed form of a part: the count and the next form; where the weights are that have moved too far, and their
-    upper halves; of all weights the lower halves, and of their bits 16 to 23 all, or the lower four of two weights."""
+    """The packed form of a part behind its head: where the weights are that have moved too far, and their upper halves;
+    of all weights the lower halves, and of their bits 16 to 23 all, or the lower four of two weights."""
 
-    head: torch.Tensor
     far: torch.Tensor
     upper: torch.Tensor
     lower: torch.Tensor
@@ -172,9 +171,9 @@ class _Part:
         """What of the packed bytes is where in this form: cut once, since each step goes through them."""
         if self.form not in self._places:
             sizes = _sizes(self._elements, self.form)
-            head, far, upper, lower, middle = self.packed[: sum(sizes)].split(sizes)
+            _, far, upper, lower, middle = self.packed[: sum(sizes)].split(sizes)
             halves = upper.view(torch.int16), lower.view(torch.int16)
-            self._places[self.form] = _Places(head.view(torch.int32), far.view(torch.int32), *halves, middle)
+            self._places[self.form] = _Places(far.view(torch.int32), *halves, middle)
         return self._places[self.form]
 
 
@@ -217,6 +216,6 @@ def packed_bytes(elements: int, form: int = SHORTEST) -> int:
 
 
 def _sizes(elements: int, form: int) -> list[int]:
-    """The bytes of what `_Places` has."""
+    """The bytes of the head, and of what `_Places` has."""
     room = room_of(elements, form)
     return [HEAD_BYTES, 4 * room, 2 * room, 2 * elements, -(-elements * (_bits(form) - 16) // 8)]
