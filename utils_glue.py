@@ -15,11 +15,12 @@ from cos598d.data.glue.course import (
     Sst2Processor,
     StsbProcessor,
     WnliProcessor,
+    compute_metrics,
     convert_examples_to_features,
     output_modes,
     processors,
 )
-from cos598d.data.glue.metrics import acc_and_f1, compute_metrics, pearson_and_spearman, simple_accuracy
+from cos598d.data.glue.metrics import acc_and_f1, pearson_and_spearman, simple_accuracy
 
 __all__ = [
     "GLUE_TASKS_NUM_LABELS",

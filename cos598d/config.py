@@ -21,26 +21,24 @@ from cos598d.models.build import MODEL_TYPES
 from cos598d.records.conventions import PRECISIONS
 from cos598d.records.ledger_rule import AUTO, FORMS, LedgerRule
 from cos598d.strategies import AUTO_SYNC, class_of, known_names
-from cos598d.strategies.optimizers import SCHEDULERS
+from cos598d.strategies.optimizers import OPTIMIZERS, TRAINING, OptimizerFlags
 from cos598d.sync import or_choose
 from cos598d.sync.base import SYNC_GROUP, SyncFlags, SyncOptions
 from cos598d.sync.codecs import CODECS, get_codec
 from cos598d.sync.from_file import label_of
 from cos598d.terminal.printable import printable
+from cos598d.world.devices import check_threads
 
 BACKENDS = ("gloo", "nccl")
 SYNC_FIELDS = tuple(defaults_of(SyncFlags))
-OPTIMIZERS = ("adamw", "sgd")
-# The flags that only one optimizer has.
-OPTIMIZER_OF = {"momentum": "sgd", "adam_epsilon": "adamw"}
 # The flags that mean nothing to images.
 TEXT_FLAGS = ("max_seq_length", "tokenizer_name", "do_lower_case")
 # Where --help lists the flags below.
-RANKS, DATA, MODEL, TRAINING, RECORD = "ranks", "task and data", "model", "training", "record"
+RANKS, DATA, MODEL, RECORD = "ranks", "task and data", "model", "record"
 
 
 @dataclass(frozen=True)
-class RunConfig(TaskOptions, SyncFlags, LifeFlags):
+class RunConfig(TaskOptions, SyncFlags, OptimizerFlags, LifeFlags):
     """What a run is to do. Each field is the flag of its name; `check` says in a sentence what cannot work.
 
     A flag is one line here, or among those that it inherits: the parser, --help, the check of its range and what
@@ -141,26 +139,14 @@ class RunConfig(TaskOptions, SyncFlags, LifeFlags):
         None, "instead: examples on each rank, in each of the accumulation steps", group=TRAINING, least=1
     )
     per_gpu_eval_batch_size: int = flag(8, "examples on each rank in a batch of evaluation", group=TRAINING, least=1)
-    gradient_accumulation_steps: int = flag(1, "parts in which a step's batch is computed", group=TRAINING, least=1)
-    optimizer: str = flag("adamw", "one of {choices}", group=TRAINING, choices=OPTIMIZERS)
-    learning_rate: float = flag(5e-5, "the optimizer's peak learning rate", group=TRAINING, least=0)
-    weight_decay: float = flag(
-        0.0, "the optimizer's weight decay, on all but biases and layer norms", group=TRAINING, least=0
+    gradient_accumulation_steps: int = flag(
+        1, "parts in which a step's batch is computed", group=TRAINING, least=1, below=1 << 20
     )
-    adam_epsilon: float = flag(1e-8, "AdamW's epsilon", group=TRAINING, least=0)
-    momentum: float = flag(0.0, "SGD's momentum", group=TRAINING, least=0, below=1)
     max_grad_norm: float = flag(
         1.0, "norm to which the averaged gradient is clipped; 0 clips nothing", group=TRAINING, least=0
     )
-    num_train_epochs: float = flag(3.0, "epochs to train", group=TRAINING, above=0)
+    num_train_epochs: float = flag(3.0, "epochs to train", group=TRAINING, above=0, below=1e9)
     max_steps: int = flag(-1, "train exactly this many steps instead; -1: whole epochs", group=TRAINING)
-    warmup_steps: int = flag(0, "steps over which the learning rate rises from 0", group=TRAINING, least=0)
-    lr_scheduler: str = flag(
-        "linear",
-        "the learning rate after that, one of {choices}: down to 0, as it is, or down to 0 along half a cosine",
-        group=TRAINING,
-        choices=tuple(SCHEDULERS),
-    )
     seed: int = flag(42, "for new weights, the order of examples, and dropout", group=TRAINING, least=0)
     precision: str = flag("fp32", "one of {choices}: torch's autocast", group=TRAINING, choices=PRECISIONS)
 
@@ -200,6 +186,7 @@ class RunConfig(TaskOptions, SyncFlags, LifeFlags):
     def check(self, world_size: int) -> None:
         """Raise UsageError for the first value that cannot work in a world of `world_size` ranks."""
         self._check_label()
+        check_threads(self.threads)
         task = self.task()
         check_flags(self)
         self._check_sync(world_size)
@@ -210,8 +197,8 @@ class RunConfig(TaskOptions, SyncFlags, LifeFlags):
         metrics = (*task.metrics, *(MACRO if task.tells_classes else ()))
         self.check_life(self.do_train, self.do_eval, self.output_dir, metrics)
         LedgerRule.parse(self.ledger)
-        for name, owner in OPTIMIZER_OF.items():
-            if given(self, [name]) and self.optimizer != owner:
+        for owner, kind in OPTIMIZERS.items():
+            for name in given(self, kind.flags) if self.optimizer != owner else ():
                 raise UsageError(f"--{name} means nothing to --optimizer {self.optimizer}: leave it out.")
         if self.max_steps == 0 or self.max_steps < -1:
             raise UsageError(f"--max_steps {self.max_steps}: give a number from 1, or -1 for whole epochs.")

@@ -57,7 +57,7 @@ class Flag:
 
     def _wanted(self) -> str:
         if self.above is not None:
-            return f"a number above {self.above:g}"
+            return f"a number above {self.above:g}" + (f" and below {self.below:g}" if self.below < math.inf else "")
         if self.least is None:
             return "a number"
         if self.below == math.inf:

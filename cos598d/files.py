@@ -1,14 +1,16 @@
-"""Files that appear whole or not at all: written beside their name, then renamed."""
+"""Files that appear whole or not at all, files that only grow, and the reading of files that anybody may have made."""
 
 import contextlib
 import errno
+import fnmatch
 import json
 import math
 import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import stat
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -18,6 +20,12 @@ Made = TypeVar("Made")
 
 # Each number that no float can hold has one of these in it.
 _MAY_BE_LARGE = re.compile(r"[eE]\+?[0-9]{3}|[0-9]{100}")
+
+# What `_beside` calls an unfinished file; it is left where its process was killed.
+_PARTIAL = re.compile(r"\..+\.[0-9a-f]{8}\.partial")
+# Of a file that is read at once. Honest ones of ours have some megabytes at most.
+MOST_BYTES = 64 << 20
+MOST_VALUES = 4_000_000  # the losses of a run of so many iterations
 
 _unfinished: set[str] = set()
 
@@ -33,6 +41,7 @@ def whole_file(path: str | os.PathLike, mode: str = "w") -> Iterator[IO[Any]]:
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = ""
     try:
+        _refuse_devices(path)
         descriptor, beside = _beside(path, _create)
         encoding, newline = (None, None) if "b" in mode else ("utf-8", "\n")
         with os.fdopen(descriptor, mode, encoding=encoding, newline=newline) as handle:
@@ -42,7 +51,8 @@ def whole_file(path: str | os.PathLike, mode: str = "w") -> Iterator[IO[Any]]:
         if beside:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(beside)
-        if isinstance(error, OSError) and error.filename in (None, beside):
+        is_beside = isinstance(error, OSError) and _PARTIAL.fullmatch(os.path.basename(str(error.filename)))
+        if isinstance(error, OSError) and (error.filename is None or is_beside):
             error.filename, error.filename2 = str(path), None
         raise
     finally:
@@ -50,8 +60,11 @@ def whole_file(path: str | os.PathLike, mode: str = "w") -> Iterator[IO[Any]]:
 
 
 @contextlib.contextmanager
-def whole_folder(path: Path) -> Iterator[Path]:
-    """Fill a folder that takes the name `path`, in place of an older one, only when the block ends well."""
+def whole_folder(path: Path, ours: Collection[str] | None = None) -> Iterator[Path]:
+    """Fill a folder that takes the name `path`, in place of an older one, only when the block ends well.
+
+    With `ours`, only the files of these names go with the older one: everything else in it moves into the new folder.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     _, place = _beside(path, os.mkdir)
     beside, old = Path(place), Path(place).with_suffix(".old")
@@ -65,9 +78,17 @@ def whole_folder(path: Path) -> Iterator[Path]:
             if old.exists():
                 old.rename(path)
             raise
+        if ours is not None:
+            remove_known(old, ours)
+            for foreign in list(old.iterdir()) if old.exists() else ():
+                if not os.path.lexists(path / foreign.name):
+                    foreign.rename(path / foreign.name)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
+        if ours is None:
+            shutil.rmtree(old, ignore_errors=True)
+        with contextlib.suppress(OSError):  # not where something of somebody else's is left
+            old.rmdir()
         _unfinished.discard(place)
 
 
@@ -219,6 +240,7 @@ def write_together(contents: Mapping[Path, str]) -> None:
     try:
         for path, content in contents.items():
             path.parent.mkdir(parents=True, exist_ok=True)
+            _refuse_devices(path)
             files.append(GrowingFile(path))
             files[-1].write(content)
             files[-1].complete()
@@ -240,12 +262,112 @@ def json_text(value: Any) -> str:
 
 
 def read_json(path: str | os.PathLike) -> Any:
-    """The value in a JSON file. Raises ValueError as `parse_json` does, OSError as `open` does."""
-    return parse_json(Path(path).read_text(encoding="utf-8"))
+    """The value in a JSON file. Raises ValueError as `parse_json` does, OSError as `read_plain` does."""
+    return parse_json(read_plain(path).decode("utf-8"))
+
+
+def open_plain(path: str | os.PathLike, mode: str = "r", follows: bool = True) -> IO[Any]:
+    """Open a file for reading, as UTF-8 text or ("rb") as bytes; a folder and a pipe are refused. Raises OSError.
+
+    Reading a pipe would wait for whoever writes to it. Unless it `follows` links, a link is refused too.
+    """
+    flags = os.O_RDONLY | (0 if follows else getattr(os, "O_NOFOLLOW", 0))
+    encoding, newline = (None, None) if "b" in mode else ("utf-8", "\n")
+    return open(_open_regular(path, flags), mode, encoding=encoding, newline=newline)
+
+
+def read_plain(path: str | os.PathLike, most: int = MOST_BYTES, follows: bool = True) -> bytes:
+    """The bytes of a file, opened as by `open_plain`. Raises OSError, also where there are more than `most`."""
+    with open_plain(path, "rb", follows) as file:
+        content: bytes = file.read(most + 1)
+    if len(content) > most:
+        raise OSError(errno.EFBIG, f"it has more than {most >> 20} MiB", str(path))
+    return content
+
+
+def lines_of(file: IO[Any], most: int) -> Iterator[Any]:
+    """The lines of a file, one that is longer in parts of `most` characters, so that no line fills the memory."""
+    return iter(lambda: file.readline(most), b"" if "b" in file.mode else "")
+
+
+def open_own(path: str | os.PathLike, flags: int = 0) -> int:
+    """A descriptor of a file that this program may change in place: made if it is not there, else a plain file.
+
+    Raises OSError for a link, a pipe and a file that has another name too: whoever put it there could have somebody
+    else's file changed.
+    """
+    descriptor = _open_regular(path, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | flags)
+    if os.fstat(descriptor).st_nlink > 1:
+        os.close(descriptor)
+        raise OSError(errno.EMLINK, "it is a hard link to another file", str(path))
+    return descriptor
+
+
+def own_folder(path: Path) -> None:
+    """Make the folder `path`, or find it there. Raises OSError where it is a link: what it leads to is not ours."""
+    path.mkdir(parents=True, exist_ok=True)
+    if path.is_symlink():
+        raise OSError(errno.ELOOP, "it is a link", str(path))
+
+
+def is_named(name: str, patterns: Iterable[str]) -> bool:
+    """Whether a file's name is one of these patterns, as a shell's: * stands for anything."""
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def remove_known(folder: Path, ours: Collection[str]) -> None:
+    """Delete the files in `folder` with names as in `ours` (see `is_named`) and those that were never finished, and
+    the folder if that empties it.
+
+    Links are deleted, never followed. A `folder` that is a link, or not there, stays as it is. Raises OSError.
+    """
+    if folder.is_symlink() or not folder.is_dir():
+        return
+    with contextlib.suppress(FileNotFoundError):  # another rank may do the same
+        for place in list(folder.iterdir()):
+            is_ours = is_named(place.name, ours) or _PARTIAL.fullmatch(place.name)
+            if is_ours and (place.is_symlink() or not place.is_dir()):
+                place.unlink(missing_ok=True)
+        if not any(folder.iterdir()):
+            folder.rmdir()
+
+
+def _open_regular(path: str | os.PathLike, flags: int) -> int:
+    try:
+        more = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+        descriptor = os.open(path, flags | more, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP and os.path.islink(path):
+            error.strerror = "it is a link"
+        elif error.errno == errno.ENXIO:  # a pipe that nobody reads, or a socket
+            error.strerror = "it is no plain file"
+        raise
+    kind = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(kind):
+        os.close(descriptor)
+        number = errno.EISDIR if stat.S_ISDIR(kind) else errno.EINVAL
+        reason = os.strerror(number) if stat.S_ISDIR(kind) else "it is no plain file"
+        raise OSError(number, reason, str(path))
+    return descriptor
+
+
+def _refuse_devices(path: Path) -> None:
+    """Raise OSError for what must not be replaced by a file: a device such as /dev/null, a pipe, a folder."""
+    try:
+        kind = path.stat().st_mode
+    except OSError:
+        return
+    if stat.S_ISDIR(kind):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(kind):
+        raise OSError(errno.EINVAL, "it is no plain file", str(path))
 
 
 def parse_json(text: str) -> Any:
-    """The value of a JSON text. Raises ValueError if it is not JSON, has NaN or infinities (1e999), or is too deep."""
+    """The value of a JSON text. Raises ValueError if it is not JSON, has NaN or infinities (1e999), is too deep, or has
+    more than MOST_VALUES values: each takes up to a hundred times the memory of its text."""
+    if text.count(",") + text.count("[") + text.count("{") > MOST_VALUES:
+        raise ValueError(f"it has more than {MOST_VALUES} values")
     # To look at each number takes longer than to read it: only where one may be too large.
     parse_float = _finite if _MAY_BE_LARGE.search(text) else None
     try:

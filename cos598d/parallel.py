@@ -1,7 +1,9 @@
 """Our gradient syncs in anybody's script: as with torch's DDP, gradients are averaged when backward returns."""
 
 import contextlib
-import json
+import functools
+import threading
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,83 +13,20 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from cos598d.comm.communicator import Communicator
-from cos598d.comm.ledger import GRADIENTS, STATE, Ledger, Row
-from cos598d.comm.moments import Moment, Time
-from cos598d.errors import UsageError
+from cos598d.comm.group import GroupCommunicator, TensorLedger
+from cos598d.errors import UsageError, UserError
 from cos598d.sync import get_sync, or_choose
+from cos598d.sync.alike import check_models
 from cos598d.sync.base import GradientSync, SyncOptions
 from cos598d.sync.codecs import get_codec
+from cos598d.sync.parts import own_loop
 
-
-@dataclass
-class TensorTotals:
-    """What has travelled for one tensor or bucket: calls, and bytes by the ledger's formulas."""
-
-    calls: int = 0
-    payload_bytes: int = 0
-    bytes_sent: int = 0
-    bytes_received: int = 0
-
-
-class TensorLedger(Ledger):
-    """A ledger that keeps sums by purpose and tensor and no rows, so that it does not grow with the steps."""
-
-    def __init__(self):
-        super().__init__()
-        self._totals: dict[tuple[str, str], TensorTotals] = {}
-
-    def enter(self, row: Row) -> None:
-        total = self._totals.setdefault((row.purpose, row.tensor), TensorTotals())
-        total.calls += 1
-        total.payload_bytes += row.payload_bytes
-        total.bytes_sent += row.bytes_sent
-        total.bytes_received += row.bytes_received
-
-    def enter_call(self, facts: dict[str, Any], time: Time, started: Moment, ended: Moment) -> None:
-        self.enter(Row(**facts, seconds=None))  # seconds are not kept, and no host waits for them
-
-    def totals(self, purpose: str = "gradients") -> dict[str, TensorTotals]:
-        """What travelled so far, by tensor.
-
-        `purpose`: "gradients", "state" (at the start), "agreement" or "buffers".
-        """
-        return {tensor: total for (its, tensor), total in self._totals.items() if its == purpose}
-
-
-class GroupCommunicator(Communicator):
-    """The collectives of a process group that somebody else opened (None: torch's default one)."""
-
-    ledger: TensorLedger
-
-    def __init__(self, group: dist.ProcessGroup | None, device: torch.device, seconds: float):
-        # One backend, or one for each kind of device: "cpu:gloo,cuda:nccl".
-        backends = dict(part.split(":") for part in dist.get_backend_config(group).split(",") if ":" in part)
-        super().__init__(None, backends.get(device.type, dist.get_backend(group)), device, TensorLedger())
-        self.rank, self.world_size, self.group = dist.get_rank(group), dist.get_world_size(group), group
-        self._seconds = seconds
-        self.sends_state = True  # else rank 0's parameters and buffers stay where they are
-
-    def broadcast(self, tensor: torch.Tensor, name: str, *, root: int = 0, purpose: str = GRADIENTS) -> None:
-        if purpose != STATE or self.sends_state:
-            super().broadcast(tensor, name, root=root, purpose=purpose)
-
-    @property
-    def timeout_seconds(self) -> float:
-        return self._seconds
-
-    def exchange(self, value: Any) -> list[Any]:
-        """Every rank's `value`, in order of rank: its JSON's bytes, padded to the longest, by two all-gathers."""
-        mine = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).to(self.device)
-        lengths = self._gathered(torch.tensor([len(mine)], device=self.device))
-        padded = torch.cat([mine, mine.new_zeros(int(max(lengths)) - len(mine))])
-        parts = self._gathered(padded)
-        return [json.loads(bytes(part[: int(n)].tolist())) for part, n in zip(parts, lengths, strict=True)]
-
-    def _gathered(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        parts = [torch.empty_like(tensor) for _ in range(self.world_size)]
-        dist.all_gather(parts, tensor, group=self.group)
-        return parts
+# What a script calls on torch's DDP and not here, and what takes its place.
+IN_PLACE_OF = {
+    "join": "Give every rank as many batches, as DistributedSampler does, or keep torch's DDP.",
+    "register_comm_hook": "Give data_parallel compress=, or sync= a class of your own.",
+    "_set_static_graph": "Leave it out, and give data_parallel find_unused_parameters=False.",
+}
 
 
 @dataclass
@@ -97,38 +36,57 @@ class _Held:
     sync: GradientSync
     comm: GroupCommunicator
     call: nn.Module
+    quiet: contextlib.ExitStack  # the sync's no_sync, where it is entered
+    layout: own_loop.Layout | None = None  # what the sync is attached to
 
 
 class DataParallel(nn.Module):
     """A replica whose gradients are the average over all ranks when `backward()` returns.
 
     1. Made on every rank at once, it sends rank 0's parameters and buffers to all (the sync's `attach`).
+       With `broadcast_buffers` it sends rank 0's buffers again before each forward that follows a synced one, as DDP.
     2. The output of `forward` has a hook: when backward reaches it, autograd is asked to call back at its end.
     3. The sync's own hooks see each gradient as it is computed; at backward's end the callback runs its `finish`.
 
-    `module` is the model itself, under whose plain names `state_dict` and `load_state_dict` work. A second backward
-    before the optimizer's step averages its own gradients and adds them, as DDP's does. After an exception in forward
-    or backward the step that was cut short is brought to its end before the next one begins, so that the ranks' calls
-    still match, and its gradients are dropped. When `requires_grad` has changed, on every rank alike, the buckets are
-    laid anew before the next step, and what a codec had kept for later steps is lost. Two of these modules in one
-    backward, of which one rank leaves parameters unused, need a process group each: their calls may come in another
-    order there.
+    `module` is the model itself, under whose plain names `state_dict` works; `load_state_dict` takes DDP's names too. A
+    second backward before the optimizer's step averages its own gradients and adds them, as DDP's does. Whether a
+    backward averages is decided by its forward, as in DDP: whether that ran inside `no_sync`.
+
+    After an exception in backward, which the script may catch, the rank makes the calls that the others wait for. All
+    ranks leave the step out: every .grad is None, and a warning names the rank. An exception in forward, or before
+    backward has come to the model's output, leaves the step open: the rank's next backward takes its place.
+    When the model has other parameters than before, or trains others, the buckets are laid anew in the next forward.
+    What is new then gets rank 0's values, and what a codec had kept for later steps is lost. Where not all ranks have
+    changed the model, every rank raises UserError. Two of these modules in one backward, of which one rank leaves
+    parameters unused or raises, need a process group each: their calls may come in another order there.
+    A codec that keeps what it did not send has to know by what the loss is multiplied. It learns that from torch's
+    GradScaler by itself. A script that multiplies its loss in another way sets `loss_scale` before backward, and calls
+    `forget_step` where the optimizer leaves out a step whose gradients are finite.
     As with DDP, torch.autograd.grad() leaves .grad alone and averages nothing, and what a rank's own loss divides by
     is that rank's affair: the average of n ranks' mean losses is the global mean where their batches are as large.
     """
 
-    def __init__(self, module: nn.Module, sync: GradientSync, comm: GroupCommunicator):
+    def __init__(self, module: nn.Module, sync: GradientSync, comm: GroupCommunicator, broadcast_buffers: bool = True):
         """`sync` is made over `comm`, and not attached yet. Raises UserError where the ranks' models differ."""
         super().__init__()
+        self.broadcast_buffers = broadcast_buffers
+        self._buffers_are_due = True  # no forward has come since the last average
         self.module = module
-        self._held = _Held(sync, comm, sync.attach(module))
-        self._layout = self._trainable()
-        self._sync_is_on = True
+        sync.heeds_faults = True
+        self._held = _Held(sync, comm, sync.attach(module), contextlib.ExitStack())
+        self.loss_scale = 1.0  # of a backward whose loss no GradScaler has multiplied
+        self.require_backward_grad_sync = True  # DDP's word: whether the next forward's backward averages
+        self._is_quiet = False  # the sync's no_sync is entered
+        self._thread = 0  # that of the last forward
+        self._averages = True  # the last forward was outside no_sync
+        self._only_adds = -1  # the backward that came to the output of a forward inside no_sync
         self._is_asked = False  # autograd is to call back at the end of this backward
-        self._is_begun = False  # a gradient has come since the last finish
+        self._is_begun = False  # gradients have come or will come since the last finish
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
-        self._watch()
-        self._register_load_state_dict_pre_hook(_under_module)
+        self._attached_to(self._held.call)
+        if sync.own_is_lost:
+            own_loop.watch_scalers()
+        own_loop.LoadsBothForms(self)
 
     @property
     def ledger(self) -> TensorLedger:
@@ -136,96 +94,225 @@ class DataParallel(nn.Module):
         return self._held.comm.ledger
 
     def forward(self, *inputs: Any, **keywords: Any) -> Any:
-        """The model's own forward."""
-        if not torch.is_grad_enabled():
+        """The model's own forward. Raises UserError where not all ranks have changed the model alike."""
+        held, averages = self._held, self.require_backward_grad_sync
+        if held.layout is None:
             return self.module(*inputs, **keywords)
+        if not torch.is_grad_enabled():
+            self._send_buffers()
+            call = held.call if held.sync.sends_buffers and self.module is held.layout.model else self.module
+            return call(*inputs, **keywords)
         # A checkpointed module is called again inside backward, and the step goes on there.
         if torch._C._current_graph_task_id() == -1:
             if self._is_begun:
                 self._end_what_was_cut_short()
             self._is_asked = False
-            if self._sync_is_on and self._trainable() != self._layout:
+            self._send_buffers()
+            if not held.layout.fits(self.module):
                 self._lay_anew()
-        output = self._held.call(*inputs, **keywords)
+            self._be_quiet(not averages)
+            self._averages, self._thread = averages, threading.get_ident()
+        output = held.call(*inputs, **keywords)
         for leaf in pytree.tree_leaves(output):
             if isinstance(leaf, torch.Tensor) and leaf.requires_grad and leaf.grad_fn is not None:
-                leaf.register_hook(self._ask)
+                leaf.register_hook(functools.partial(self._came_to_output, averages))
         return output
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Within this context, which covers forward and backward, gradients only accumulate on each rank."""
-        before, self._sync_is_on = self._sync_is_on, False
+        """Of a forward within this context backward only adds to the rank's own gradients."""
+        before, self.require_backward_grad_sync = self.require_backward_grad_sync, False
         try:
-            with self._held.sync.no_sync():
-                yield
+            yield
         finally:
-            self._sync_is_on = before
+            self.require_backward_grad_sync = before
 
     def settle(self) -> None:
         """Give every rank rank 0's buffers, such as running statistics: for every rank, before evaluating or saving."""
+        if self._is_begun:
+            self._end_what_was_cut_short()
         self._held.sync.settle()
+
+    def forget_step(self) -> None:
+        """The optimizer leaves this step out, on every rank: drop what a codec has kept of it for the next one."""
+        self._held.sync.forget_step()
 
     def state_dict(self, *arguments: Any, **keywords: Any) -> Any:
         """The model's own, under its plain names."""
         return self.module.state_dict(*arguments, **keywords)
 
+    def __getattr__(self, name: str) -> Any:
+        if name in IN_PLACE_OF:
+            raise AttributeError(f"cos598d's DataParallel has no {name} as DDP has. {IN_PLACE_OF[name]}")
+        return super().__getattr__(name)
+
     def detach(self) -> nn.Module:
-        """Remove all hooks, free the buckets, and return the model, which is the caller's own again."""
+        """Remove all hooks, free the buckets, and return the model, which is the caller's own again.
+
+        A rank that still has a step to make then raises UserError there, instead of waiting for this one.
+        """
+        self._held.comm.leave(self._held.comm.calls)
+        return self._let_go()
+
+    def _let_go(self) -> nn.Module:
+        self._be_quiet(False)
         for handle in self._handles:
             handle.remove()
         self._handles = []
         self._held.sync.detach()
-        self._held.call = self.module
+        self._held.call, self._held.layout = self.module, None
+        self._is_begun = False
         return self.module
 
-    def _watch(self) -> None:
-        trainable = [p for p in self.module.parameters() if p.requires_grad]
-        self._handles = [p.register_post_accumulate_grad_hook(self._on_gradient) for p in trainable]
+    def _send_buffers(self) -> None:
+        """Before a forward, as DDP: nothing travels for a model without buffers, nor where no average was made since.
+        So an exception changes nothing: every rank sends them once for each average."""
+        sync, layout = self._held.sync, self._held.layout
+        if self.broadcast_buffers and self._buffers_are_due and not sync.sends_buffers:
+            if layout is None or layout.fits(self.module):
+                sync.settle()
+            elif sync.replicas_equal:  # other ranks' models may be as before, and have those
+                sync.send_buffers(layout.buffers)
+        self._buffers_are_due = False
 
-    def _trainable(self) -> tuple[bool, ...]:
-        return tuple(p.requires_grad for p in self.module.parameters())
+    @property
+    def _trained(self) -> dict[str, nn.Parameter]:
+        """The parameters that the sync is attached to, by name."""
+        return self._held.layout.trained if self._held.layout else {}
+
+    def _attached_to(self, call: nn.Module) -> None:
+        """The sync is attached to the model as it is now, and `call` is what to call in its place."""
+        for handle in self._handles:
+            handle.remove()
+        self._held.call, self._held.layout = call, own_loop.Layout(self.module)
+        self._handles = [p.register_post_accumulate_grad_hook(self._on_gradient) for p in self._trained.values()]
+
+    def _be_quiet(self, is_quiet: bool) -> None:
+        if is_quiet and not self._is_quiet:
+            self._held.quiet.enter_context(self._held.sync.no_sync())
+        elif not is_quiet:
+            self._held.quiet.close()
+        self._is_quiet = is_quiet
+
+    def _came_to_output(self, averages: bool, gradient: torch.Tensor | None = None) -> None:
+        """Called while backward runs, with whether the output is of a forward whose backward averages."""
+        if self._held.layout is None or self._is_asked:
+            return
+        if not averages:
+            self._only_adds = torch._C._current_graph_task_id()
+            self._be_quiet(True)
+            return
+        self._be_quiet(False)
+        self._is_asked = True  # autograd is to call back once
+        self._held.sync.loss_scale = own_loop.scale_of_this_backward(otherwise=self.loss_scale)
+        own_loop.AtTheEnd(self._at_the_end, self._cut_short)
+        # From here on this rank takes part in the step, whatever becomes of its backward.
+        self._is_begun = self._is_begun or own_loop.will_get_gradients(self._trained.values())
 
     def _on_gradient(self, parameter: torch.Tensor) -> None:
-        if self._sync_is_on:
-            self._is_begun = True
-            self._ask()
-
-    def _ask(self, gradient: torch.Tensor | None = None) -> None:
-        """Called while backward runs: have autograd call `_at_the_end` when it is over, once."""
-        if self._sync_is_on and not self._is_asked:
-            self._is_asked = True
-            torch.autograd.Variable._execution_engine.queue_callback(self._at_the_end)
+        if not self._is_asked and self._averages and torch._C._current_graph_task_id() != self._only_adds:
+            self._came_to_output(True)
+        self._is_begun = self._is_begun or self._is_asked
 
     def _at_the_end(self) -> None:
         self._is_asked = False
         if self._is_begun:  # else it was torch.autograd.grad, which leaves .grad alone
             self._finish()
 
-    def _finish(self) -> None:
+    def _cut_short(self) -> None:
+        """An exception has ended this backward. On a device's thread of autograd the next forward sees to it."""
+        self._is_asked = False
+        if self._is_begun and threading.get_ident() == self._thread:
+            try:
+                self._end_what_was_cut_short()
+            except UserError as error:  # it has no way to the script, which has the exception
+                warnings.warn(str(error), stacklevel=2)
+
+    def _finish(self, fault: str | None = None) -> None:
+        """End the step on every rank: with averages, or without any gradient where a rank has a `fault`.
+
+        Raises UserError, the same on every rank, where the script has to be changed.
+        """
         self._is_begun = False
-        self._held.sync.finish()
+        self._buffers_are_due = True
+        sync = self._held.sync
+        sync.fault = fault
+        try:
+            if not sync.has_fault:  # a second pass through the model in one backward may have told it already
+                sync.finish()
+            if sync.has_fault is None and sync.replicas_equal:
+                sync.agree_on_faults()
+            has_fault = sync.has_fault or fault is not None
+            faults = self._held.comm.exchange(sync.fault) if sync.has_fault else [sync.fault]
+        finally:
+            sync.fault = sync.has_fault = None
+        if has_fault:
+            self._leave_out(faults)
+        elif sync.own_is_lost and not all(_is_finite(p) for p in self._trained.values()):
+            sync.forget_step()  # GradScaler leaves it out, as whoever looks at gradients before they are applied
+
+    def _leave_out(self, faults: list[str | None]) -> None:
+        """Drop the step, of which these are the ranks' faults in order of rank; raise or warn as `_finish` does."""
+        self._held.sync.forget_step()
+        for parameter in self._trained.values():
+            parameter.grad = None
+        which = functools.partial(own_loop.in_words, faults)
+        if own_loop.CHANGED in faults and len(set(faults)) > 1:
+            raise UserError(
+                f"the ranks' models differ: {which(own_loop.CHANGED)} changed its own since the step before, and not "
+                "every rank did. Change the model on every rank between the same two steps."
+            )
+        missing = next((fault for fault in faults if fault not in (None, own_loop.CUT_SHORT, own_loop.CHANGED)), None)
+        if missing is not None:
+            raise UserError(f"{which(missing)}: {missing}")
+        if own_loop.CUT_SHORT in faults:
+            warnings.warn(
+                f"{which(own_loop.CUT_SHORT)} left backward by an exception. So every rank leaves this step out, and "
+                "all of its gradients are None: go on with the next batch, with the same learning rate on every rank.",
+                stacklevel=2,
+            )
 
     def _end_what_was_cut_short(self) -> None:
-        """Make the calls of a step that an exception has ended here, since the other ranks wait for them.
-
-        Its gradients are dropped: what is in .grad now may be half of a sum.
-        """
-        trainable = [p for p in self.module.parameters() if p.requires_grad]
-        for parameter in trainable:
+        """Make the calls of a step that an exception has ended here, since the other ranks wait for them."""
+        for parameter in self._trained.values():
             if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)  # zero_grad took it, and a call may need one to sum into
-        self._finish()
-        for parameter in trainable:
-            parameter.grad = None
+                parameter.grad = torch.zeros_like(parameter)  # a call may need one to sum into
+        self._finish(own_loop.CUT_SHORT)
 
     def _lay_anew(self) -> None:
-        sync = self._held.sync
-        self.detach()
-        self._held.comm.sends_state = False  # the replicas are equal already
-        self._held.call = sync.attach(self.module)
-        self._layout = self._trainable()
-        self._watch()
+        """Attach the sync to the model as it is now, on every rank, once all have told each other to do so.
+
+        A rank whose model is as before makes the calls of a step now. So this one makes them too, without a gradient.
+        """
+        sync, comm, old = self._held.sync, self._held.comm, self._held.layout
+        assert old is not None
+        if not sync.replicas_equal:  # nothing travels, and nobody waits for this rank
+            self._attached_to(self.module)
+            return
+        # The calls write into memory that .grad may be a view of.
+        added = [(p, p.grad.clone()) for p in old.trained.values() if p.grad is not None]
+        for parameter, _ in added:
+            parameter.grad = None
+        self._finish(own_loop.CHANGED)
+        check_models(comm, self.module)
+        for parameter, gradient in added:
+            parameter.grad = gradient
+        self._average_what_is_trained_no_more()
+        self._let_go()
+        comm.equal_already = old.names_of_same(self.module)
+        self._attached_to(sync.attach(self.module))
+
+    def _average_what_is_trained_no_more(self) -> None:
+        """What was added under `no_sync` to parameters that the sync will not see again: every rank gets the mean."""
+        comm = self._held.comm
+        trained = {p for p in self.module.parameters() if p.requires_grad}
+        left = [(name, p) for name, p in self._trained.items() if p not in trained]
+        has = comm.exchange([p.grad is not None for _, p in left])
+        for (name, parameter), ranks_have in zip(left, zip(*has, strict=True), strict=True):
+            if any(ranks_have):
+                mean = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad / comm.world_size
+                comm.all_reduce(mean, name)
+                parameter.grad = mean
 
 
 def data_parallel(
@@ -236,6 +323,8 @@ def data_parallel(
     bucket_mb: float = SyncOptions.bucket_mb,
     process_group: dist.ProcessGroup | None = None,
     find_unused_parameters: bool = True,
+    gradient_as_bucket_view: bool = False,
+    broadcast_buffers: bool = True,
     timeout_seconds: float = 300.0,
 ) -> DataParallel:
     """Wrap a model where `DistributedDataParallel(model)` stood, with one of our gradient syncs. Every rank calls it.
@@ -244,8 +333,10 @@ def data_parallel(
     methods. compress: the codec in which buckets travel ("bf16", "int8", "powersgd:4", ...), for syncs that have
     buckets. bucket_mb: their size in MiB. process_group: the ranks to average over; torch's default group if None.
     find_unused_parameters: whether a step may leave a trainable parameter without a gradient on some rank; finding
-    out costs a small all-reduce a step. timeout_seconds: how long a wait in shared memory may last; collectives have
-    the process group's own timeout.
+    out costs a small all-reduce a step, of 4 bytes where it may not. gradient_as_bucket_view: whether gradients are
+    views of buckets, so that none is copied back, and the next step overwrites one that is kept (syncs with buckets).
+    broadcast_buffers: whether rank 0's buffers are sent now, and before each forward that follows a synced one.
+    timeout_seconds: how long a wait in shared memory may last; collectives have the process group's own timeout.
 
     Raises UsageError for a sync or codec that does not exist, does not fit, or averages weights instead of gradients,
     and where no process group is open; UserError where the ranks' models differ.
@@ -261,6 +352,8 @@ def data_parallel(
     for word, value, default in (("compress", compress, None), ("bucket_mb", bucket_mb, SyncOptions.bucket_mb)):
         if value != default and word not in sync_class.uses:
             raise UsageError(f"{word} means nothing to {name}: leave it out{or_choose(word)}.")
+    if gradient_as_bucket_view and not {"copies_gradients", "bucket_view"}.intersection(sync_class.uses):
+        raise UsageError(f"gradient_as_bucket_view means nothing to {name}, which has no buckets: leave it out.")
     if compress is not None:
         get_codec(compress)
     devices = {p.device for p in module.parameters()}
@@ -270,11 +363,16 @@ def data_parallel(
             f"{' and '.join(sorted(map(str, devices))) or 'none: it has no parameters'}."
         )
     comm = GroupCommunicator(process_group, devices.pop(), timeout_seconds)
-    made = sync_class(comm, find_unused_parameters, SyncOptions(bucket_mb=bucket_mb, compress=compress))
-    return DataParallel(module, made, comm)
+    options = SyncOptions(
+        bucket_mb=bucket_mb,
+        compress=compress,
+        bucket_view=gradient_as_bucket_view,
+        copies_gradients=not gradient_as_bucket_view,
+        broadcast_buffers=broadcast_buffers,
+    )
+    made = sync_class(comm, find_unused_parameters, options)
+    return DataParallel(module, made, comm, broadcast_buffers)
 
 
-def _under_module(state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Let a state under plain names be loaded: torch looks for the model's entries under `module.`."""
-    for key in [key for key in state if key.startswith(prefix)]:
-        state[f"{prefix}module.{key[len(prefix) :]}"] = state.pop(key)
+def _is_finite(parameter: nn.Parameter) -> bool:
+    return parameter.grad is None or bool(parameter.grad.isfinite().all())

@@ -13,6 +13,7 @@ from cos598d.errors import UserError
 from cos598d.files import whole_folder
 from cos598d.measure.record import RunRecord
 from cos598d.models.checkpoint import CannotSave, save_model
+from cos598d.records.live import MODEL, MODEL_FILES
 from cos598d.resume import how_to_go_on
 from cos598d.terminal.console import Console
 from cos598d.terminal.signals import GOES_ON
@@ -43,9 +44,9 @@ def publish_record(
 
 def save_run_model(output: Path, model: torch.nn.Module, encoder: Any) -> None:
     """Save the model beside the run's record, which is there already, in place of an earlier run's model."""
-    place = output / "model"
+    place = output / MODEL
     try:
-        with whole_folder(place) as folder:
+        with whole_folder(place, MODEL_FILES) as folder:
             save_model(folder, model, encoder)
     except (CannotSave, OSError) as error:
         reason = error.strerror if isinstance(error, OSError) else error.reason

@@ -10,7 +10,6 @@ import torch
 
 from cos598d.comm import communicator as communication
 from cos598d.errors import UserError, one_line
-from cos598d.imports import leave_out_compiler
 from cos598d.terminal.signals import ENDING, GOES_ON
 from cos598d.world.devices import check_gpus_differ, choose_device, choose_threads, gpu_of
 from cos598d.world.exit import exit_now, first_to_say, print_last_words
@@ -81,7 +80,6 @@ def be_rank(
         if number != signal.SIGINT:
             signal.signal(number, _stop)
     try:
-        leave_out_compiler()
         prepared = prepare()
         is_prepared = True
         meeting = meet(identity, seconds, facts) if identity.world_size > 1 else None

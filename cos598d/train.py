@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch._dynamo  # an optimizer loads it at its first step; loaded here, forked ranks share it
 from torch import nn
 
 from cos598d.comm.communicator import Communicator
@@ -105,7 +106,9 @@ def train(
 
     def validate() -> None:
         """Check and evaluate the model as it is now, and enter what was found: the epoch too, where it is over."""
+        record.begin_training()  # where the training goes on from a checkpoint, settling is the first that travels
         strategy.settle()
+        comm.exchange("settled")  # once all ranks have received everything, it has left this one, and is counted
         record.pause_training()
         _check_replicas(comm, strategy, [*model.named_parameters(), *model.named_buffers()], at.iteration)
         _check_weights(model, at.iteration, config.learning_rate)
@@ -116,7 +119,8 @@ def train(
         at.evaluated = at.iteration
         keeper.see(found, at)
         if plan.ends_epoch(at.iteration) or keeper.is_over:
-            record.epoch({"epoch": epoch} | at.end_epoch() | found)
+            cut = {"is_cut": True} if at.epoch_iterations < plan.epoch_steps else {}
+            record.epoch({"epoch": epoch} | cut | at.end_epoch() | found)
             console.epoch(record.epochs[-1])
         else:
             evaluation = {"iteration": at.iteration, "epoch": epoch} | found

@@ -32,6 +32,25 @@ SKELETON_SAMPLER = "    sampler = DistributedSampler(dataset, args.world_size, a
 SKELETON_EPOCH = "        sampler.set_epoch(epoch)\n"
 EVALUATE = "    if args.local_rank == 0:\n        model.eval()"
 
+# Each rank ignores some examples, and divides by how many of all ranks are left.
+OF_ALL_EXAMPLES = """    targets = torch.where(data[batch][:, 0] > rank - 0.5, labels[batch], -100)
+    count = (targets != -100).sum()
+    dist.all_reduce(count)
+    loss = nn.functional.cross_entropy(model(data[batch]), targets, reduction="sum") / count
+    loss.backward()
+"""
+# The weights are moved to where the loss is worse, for the gradient there, and back.
+ASCENT = """    moves = [0.1 * p.grad for p in model.parameters()]
+    with torch.no_grad():
+        for p, move in zip(model.parameters(), moves):
+            p += move
+    optimizer.zero_grad()
+"""
+DESCENT = """    with torch.no_grad():
+        for p, move in zip(model.parameters(), moves):
+            p -= move
+"""
+
 # name of the case -> style, changes, the finding, and further words of the script
 FAULTS = {
     "sum": ("by_hand", [("        p.grad /= ranks\n", ""), ("dist.all_reduce(p.grad)", "dist.all_reduce(p.grad)  # here")], "summed", ""),
@@ -48,6 +67,10 @@ FAULTS = {
     "stale": ("by_hand", [(ZERO, "")], "stale_gradients", ""),
     "weights": ("by_hand", [(AVERAGE, ""), (CLIP, ""), (STEP, "    optimizer.step()\n    for p in model.parameters():\n        dist.all_reduce(p.data)  # here\n        p.data /= ranks\n")], "weights_averaged", ""),
     "twice": ("by_hand", [("        p.grad /= ranks\n", "        p.grad /= ranks**2\n"), (CLIP, "")], "averaged_twice", ""),
+    "loss_divided_and_averaged": ("by_hand", [("labels[batch])\n", "labels[batch]) / ranks\n"), ("dist.all_reduce(p.grad)", "dist.all_reduce(p.grad)  # here")], "averaged_twice", ""),
+    "examples_of_all_and_averaged": ("by_hand", [(LOSS, OF_ALL_EXAMPLES)], "averaged_twice", ""),
+    "divided_by_another_number": ("by_hand", [("        p.grad /= ranks\n", "        p.grad /= 3\n"), ("dist.all_reduce(p.grad)", "dist.all_reduce(p.grad)  # here")], "wrong_factor", ""),
+    "one_rank_stays_in_evaluation": ("by_hand", [(MODEL, WITH_DROPOUT), (STEP, "    optimizer.step()\n    if rank == 1:\n        model.eval()\n"), ("    loss.backward()", "    loss.backward()  # here")], "modes_differ", ""),
     "zeroed_each_micro_batch": ("by_hand", [(ZERO, ""), (LOSS, "    for part in batch.split(4):\n        optimizer.zero_grad()\n        loss = nn.functional.cross_entropy(model(data[part]), labels[part]) / 2\n        loss.backward()  # here\n")], "lost_micro_batches", ""),
     "one_rank_scales": ("by_hand", [(STEP, "    if rank == 1:\n        for p in model.parameters():\n            p.grad *= 0.5\n    optimizer.step()  # here\n")], "different_gradients", ""),
     "learning_rates": ("by_hand", [("lr=0.1", "lr=0.1 / (1 + rank)"), (STEP, "    optimizer.step()  # here\n")], "optimizers_differ", ""),
@@ -71,6 +94,7 @@ FAULTS = {
     "ddp_stale": ("ddp", [("        optimizer.zero_grad()\n", ""), ("        optimizer.step()\n", "        optimizer.step()  # here\n")], "stale_gradients", ""),
     "ddp_divided_again": ("ddp", [("        optimizer.step()\n", "        for p in model.parameters():\n            p.grad /= ranks\n        optimizer.step()\n")], "averaged_twice", ""),
     "ddp_never_in_sync": ("ddp", [(DDP_STEPS, DDP_STEPS.replace("        loss = nn.functional.cross_entropy(model(inputs), targets)\n        optimizer.zero_grad()\n        loss.backward()\n", "        optimizer.zero_grad()\n        with model.no_sync():\n            loss = nn.functional.cross_entropy(model(inputs), targets)\n            loss.backward()\n"))], "never_averaged", ""),
+    "ddp_last_micro_batch_not_in_sync": ("ddp", [(DDP_STEPS, "        optimizer.zero_grad()\n        (nn.functional.cross_entropy(model(inputs[:4]), targets[:4]) / 2).backward()\n        with model.no_sync():\n            loss = nn.functional.cross_entropy(model(inputs[4:]), targets[4:]) / 2\n            loss.backward()\n        optimizer.step()\n")], "forgotten_micro_batches", ""),
     "ddp_every_micro_batch": ("ddp", [(DDP_STEPS, "        optimizer.zero_grad()\n        for part, wanted in zip(inputs.split(4), targets.split(4)):\n            loss = nn.functional.cross_entropy(model(part), wanted) / 2\n            loss.backward()  # here\n        optimizer.step()\n")], "every_micro_batch_travels", ""),
     "ddp_dropout": ("ddp", [(MODEL, WITH_DROPOUT), ("torch.manual_seed(100 + rank)", "torch.manual_seed(100)")], "same_dropout", ""),
     "ddp_learning_rate": ("ddp", [("lr=0.01", "lr=0.01 * (1 + rank)")], "optimizers_differ", ""),
@@ -111,6 +135,11 @@ RIGHT = {
     "sum_of_a_divided_loss": ("by_hand", [("labels[batch])\n", "labels[batch]) / ranks\n"), ("        p.grad /= ranks\n", "")], ""),
     "accumulation": ("by_hand", [(LOSS, "    for part in batch.split(4):\n        loss = nn.functional.cross_entropy(model(data[part]), labels[part]) / 2\n        loss.backward()\n")], ""),
     "accumulation_undivided": ("by_hand", [(LOSS, "    for part in batch.split(4):\n        loss = nn.functional.cross_entropy(model(data[part]), labels[part])\n        loss.backward()\n")], ""),
+    "shares_weighted_and_summed": ("by_hand", [(SHARE, "[rank * 5 : rank * 5 + 5 + rank]"), ("labels[batch])\n", "labels[batch]) * len(batch) / 11\n"), ("        p.grad /= ranks\n", "")], ""),
+    "examples_of_all_and_summed": ("by_hand", [(LOSS, OF_ALL_EXAMPLES), ("        p.grad /= ranks\n", "")], ""),
+    "sharpness_aware": ("by_hand", [(LOSS, LOSS + ASCENT + LOSS + DESCENT)], ""),
+    "evaluation_mode_everywhere": ("by_hand", [(MODEL, WITH_DROPOUT), ("optimizer = torch", "model.eval()\noptimizer = torch"), ("torch.manual_seed(100 + rank)", "torch.manual_seed(100)")], ""),
+    "gan": ("gan", [], ""),
     "uneven_and_weighted": ("by_hand", [(SHARE, "[rank * 5 : rank * 5 + 5 + rank]"), ("labels[batch])\n", "labels[batch]) * (5 + rank) / 11 * ranks\n")], ""),
     "post_accumulate_hooks": ("by_hand", [(AVERAGE, ""), ("optimizer = torch", "def average(p):\n    dist.all_reduce(p.grad)\n    p.grad /= ranks\n\n\nfor p in model.parameters():\n    p.register_post_accumulate_grad_hook(average)\noptimizer = torch")], ""),
     "tensor_hooks": ("by_hand", [(AVERAGE, ""), ("optimizer = torch", "def average(grad):\n    grad = grad / ranks\n    dist.all_reduce(grad)\n    return grad\n\n\nfor p in model.parameters():\n    p.register_hook(average)\noptimizer = torch")], ""),

@@ -245,6 +245,40 @@ optimizer = torch.optim.Adam([part], lr=0.01)
 """,
 )
 
+# Two models and two optimizers, that step in turn.
+GAN = """
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import binary_cross_entropy_with_logits as entropy
+
+dist.init_process_group("gloo")
+rank, ranks = dist.get_rank(), dist.get_world_size()
+torch.manual_seed(1)
+data = torch.randn(120, 8)
+maker = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 8))
+judge = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+optimizers = {model: torch.optim.Adam(model.parameters(), lr=0.01) for model in (maker, judge)}
+torch.manual_seed(100 + rank)
+
+
+def step_by(model, loss):
+    model.zero_grad()
+    loss.backward()
+    for p in model.parameters():
+        dist.all_reduce(p.grad)
+        p.grad /= ranks
+    optimizers[model].step()
+
+
+for step in range(3):
+    real = data[16 * step : 16 * step + 16][rank::ranks]
+    made = maker(torch.randn(8, 4))
+    step_by(judge, entropy(judge(real), torch.ones(8, 1)) + entropy(judge(made.detach()), torch.zeros(8, 1)))
+    step_by(maker, entropy(judge(made), torch.ones(8, 1)))
+dist.destroy_process_group()
+"""
+
 STYLES = {
     "by_hand": BY_HAND,
     "ddp": DDP,
@@ -253,6 +287,7 @@ STYLES = {
     "fsdp1": FSDP1,
     "owners": OWNERS,
     "flat_parts": FLAT_PARTS,
+    "gan": GAN,
 }
 FLAGS = "--local_rank {rank} --world_size {world_size} --master_ip {master_ip} --master_port {master_port}"
 

@@ -16,6 +16,7 @@ from cos598d.attempt import attempt
 from cos598d.checkpoints import prune, saving, writer
 from cos598d.checkpoints.layout import step_name, steps
 from cos598d.checkpoints.restore import open_checkpoint
+from cos598d.comm.ledger import OF_TRAINING, STATE, SYNCHRONIZING
 from cos598d.config import RunConfig
 from cos598d.data.text.tokenization import load_encoder
 from cos598d.evaluate import Evaluation
@@ -23,6 +24,7 @@ from cos598d.measure.clock import IterationClock
 from cos598d.models.build import build_model, find_model, uses_every_parameter
 from cos598d.models.checkpoint import save_description
 from cos598d.plan import Plan
+from cos598d.records.conventions import WARM_UP
 from cos598d.resume import facts_of, find_checkpoint, open_record
 from cos598d.strategies import get_strategy
 from cos598d.strategies.replicas import digest
@@ -70,7 +72,7 @@ def live(comm, folder, values, fate=None, age=0.0):
             config, comm, model, strategy, train, evaluation, record, console,
             lambda place: save_description(place, model, encoder), facts, found, time.monotonic() - age,
         )  # fmt: skip
-        totals = record.share()["ledger"]
+        share = record.share()
         return {
             "from": found.iteration if found else 0,
             "stopped": outcome.stopped,
@@ -79,7 +81,11 @@ def live(comm, folder, values, fate=None, age=0.0):
             "losses": record.losses,
             "weights": {name: digest(tensor) for name, tensor in model.state_dict().items()},
             "epochs": [_without_times(row) for row in record.epochs],
-            "totals": totals,
+            "totals": share["ledger"],
+            "disagree": disagreements(Path(folder) / "live", comm.rank, share),
+            "sent": sum(
+                row["bytes_sent"] for row in rows_of(Path(folder) / "live" / f"iterations.rank{comm.rank}.jsonl")
+            ),
             "calls": calls_of(Path(folder), comm.rank),
             "lines": console.lines,
         }
@@ -98,11 +104,47 @@ class Lines(Console):
     warn = say
 
 
+def disagreements(live_folder, rank, share):
+    """Where a rank's rows of iterations, its log of calls and its sums do not have the same bytes; [] of nowhere.
+
+    State that a checkpoint collects is in an iteration's row, unless an evaluation has been before the checkpoint.
+    """
+    rows, calls = (rows_of(live_folder / f"{name}.rank{rank}.jsonl") for name in ("iterations", "communication"))
+
+    def sums(*purposes, **where):
+        own = [call for call in calls if call["purpose"] in purposes and where.items() <= call.items()]
+        return [len(own), sum(call["bytes_sent"] for call in own), sum(call["bytes_received"] for call in own)]
+
+    found = []
+    for row in rows:
+        iteration = {"iteration": row["iteration"]}
+        _, *moved = sums(*OF_TRAINING, **iteration)
+        _, *with_state = sums(*OF_TRAINING, STATE, **iteration)
+        synchronizing = [row["calls"], row["bytes_sent"], row["bytes_received"]]
+        predicted = [row["predicted_bytes_sent"], row["predicted_bytes_received"]]
+        if predicted not in (moved, with_state) or synchronizing != sums(*SYNCHRONIZING, **iteration):
+            found.append([row["iteration"], predicted, moved, synchronizing, sums(*SYNCHRONIZING, **iteration)])
+    for epoch, traffic in share["traffic"]["epochs"].items():
+        sent = sum(row["predicted_bytes_sent"] for row in rows if row["epoch"] == int(epoch))
+        if sent != traffic["predicted_bytes_sent"]:
+            found.append([f"epoch {epoch}", sent, traffic["predicted_bytes_sent"]])
+    for purpose, (count, _, sent, received) in share["ledger"]["by_purpose"].items():
+        if sums(purpose) != [count, sent, received]:
+            found.append([purpose, sums(purpose), [count, sent, received]])
+    counted = [row for row in rows if row["iteration"] > WARM_UP] or rows
+    mean = sum(row["bytes_sent"] for row in counted) / len(counted)
+    return found if mean == share["bytes_sent"] else [*found, ["mean", mean, share["bytes_sent"]]]
+
+
+def rows_of(file):
+    """The rows of a file of a record."""
+    return list(map(json.loads, file.read_text().splitlines()))
+
+
 def calls_of(folder, rank):
     """A digest of a rank's calls in `live/`, without their times, by iteration; how many rows each had."""
-    rows = (folder / "live" / f"communication.rank{rank}.jsonl").read_text().splitlines()
     by_iteration = {}
-    for row in map(json.loads, rows):
+    for row in rows_of(folder / "live" / f"communication.rank{rank}.jsonl"):
         by_iteration.setdefault(row["iteration"], []).append(_without_times(row))
     return {
         str(iteration): [len(calls), hashlib.sha256(json.dumps(calls).encode()).hexdigest()[:16]]
@@ -155,7 +197,7 @@ def _arrange(point, iteration, comm, folder):
             "manifest": (writer.Manifest, "text", lambda manifest: manifest.iteration == iteration),
             "rename": (writer, "take_name", lambda _, target, __: target.name == step_name(iteration)),
             "renamed": (writer, "prune", lambda _, manifest, *__: manifest.iteration == iteration),
-            "prune": (prune.shutil, "rmtree", lambda path, *_, **__: str(path).endswith("removed")),
+            "prune": (prune, "remove_known", lambda path, *_, **__: str(path).endswith("removed")),
         }[point]
         half = _half_written if point == "write" else None
         _before(place, name, is_it, lambda: _die(comm, folder, iteration), half)

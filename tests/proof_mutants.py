@@ -256,6 +256,9 @@ STEPPING = (
     "buffer",
     "uneven last batch",
     "all at once",
+    "many steps",
+    "going on",
+    "settled buffers",
 )
 MUTANTS = {
     "forgot to divide": Mutant(
@@ -271,10 +274,14 @@ MUTANTS = {
         ClipsByItsOwnNorm, ("clipping", "all at once", "bf16"), "one SGD step: the gradient"
     ),
     "stale shard": Mutant(TrainsOnStaleShards, (*STEPPING, "bf16"), "SGD: the weight"),
-    "optimizer state not sharded": Mutant(KeepsAllState, ("memory",), "the ranks together hold optimizer 2.00 times"),
+    "optimizer state not sharded": Mutant(
+        KeepsAllState, ("memory", "going on"), "the ranks together hold optimizer 2.00 times"
+    ),
     "gradients not sharded": Mutant(KeepsAllGradients, ("memory",), "the ranks together hold gradients 2.00 times"),
     "optimizer state not counted": Mutant(CountsNoState, ("memory",), "rank 0 counts 0 bytes of optimizer, and"),
-    "optimizer state not sharded, and half of it counted": Mutant(SaysItCutsState, ("memory",), "can be seen there"),
+    "optimizer state not sharded, and half of it counted": Mutant(
+        SaysItCutsState, ("memory", "going on"), "can be seen there"
+    ),
     "twice-used module counted once": Mutant(CountsOnce, ("module used twice", "all at once"), "the gradient"),
     "state kept from an overflow": Mutant(KeepsStateOfAnOverflow, ("fp16 overflow",), "after step 3"),
     "weight decay of unused weights": Mutant(

@@ -326,7 +326,8 @@ def test_the_autograder_in_gradescopes_layout(tmp_path, monkeypatch, capsys):
     assert "pytest" not in needed
     assert subprocess.run(["bash", "-n", str(root / "source" / "setup.sh")], check=False).returncode == 0
     program = root / "run_autograder"
-    program.write_bytes((root / "source" / "run_autograder").read_bytes())
+    script = (root / "source" / "run_autograder").read_text()
+    program.write_text(script.replace("cos598d grade ", "cos598d grade --as_root "))  # Python may be below /root here
     (root / "submission").mkdir()
     source = (
         "from cos598d.sync.all_reduce import AllReduce\nclass MySync(AllReduce):\n"

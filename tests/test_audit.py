@@ -14,6 +14,7 @@ from audits import audit
 from programs import ROOT, Program, free_port
 
 from cos598d.audit.book import read_book
+from cos598d.audit.card import card
 from cos598d.audit.exchange import Counter, read_books
 from cos598d.audit.judge import judge
 from cos598d.audit.judge.causes import CONSEQUENCES
@@ -21,7 +22,8 @@ from cos598d.audit.judge.fit import BY_MICRO, BY_RANK, INDISTINCT, MEAN, OWN, ST
 from cos598d.audit.judge.words import WORDS
 from cos598d.audit.sketch import SIZE, Sketcher, from_text, to_text
 from cos598d.audit.starter import filled
-from cos598d.audit.watch.loss import weight_of
+from cos598d.audit.watch.loss import divisors_of, scale_of
+from cos598d.audit.watch.source import literals
 from cos598d.audit.watch.traffic import moved
 from cos598d.commands.cli import main
 from cos598d.errors import UserError
@@ -67,12 +69,45 @@ def test_a_fit_names_how_gradients_were_combined():
 def test_how_much_a_loss_weighs_is_read_from_its_graph():
     inputs, wanted = torch.randn(6, 4, requires_grad=True), torch.tensor([0, 1, 2, 3, 0, 1])
     loss = torch.nn.functional.cross_entropy
-    assert weight_of(loss(inputs, wanted)) == 1
-    assert weight_of(loss(inputs, wanted) / 4) == pytest.approx(1 / 4)
-    assert weight_of((loss(inputs, wanted) + inputs.square().mean()) / 2 * 3) == pytest.approx(3)
-    assert weight_of(loss(inputs, wanted, reduction="sum")) is None
-    assert weight_of(inputs.exp().logsumexp((0, 1))) is None
-    assert weight_of(None) is None
+    weights = torch.ones(3, requires_grad=True)
+    decay = 0.1 * sum(each.pow(2).sum() for each in (weights, weights))
+    of_means = [
+        (loss(inputs, wanted), 1),
+        (loss(inputs, wanted) / 4, 1 / 4),
+        ((loss(inputs, wanted) + inputs.exp().mean()) / 2 * 3, 3),
+        ((inputs.exp() / 4).mean(), 1 / 4),
+        (torch.tensor(2.0) * loss(inputs, wanted) + decay + weights.norm() ** 2, 2),
+        (torch.stack([loss(inputs, wanted)] * 3).sum(), 3),
+    ]
+    for value, weight in of_means:
+        scale = scale_of(value)
+        assert (scale.weight, scale.counts) == (pytest.approx(weight), ())
+    wanted[3] = -100  # is ignored
+    for value in (loss(inputs, wanted, reduction="sum") / 5, loss(inputs, wanted, reduction="none").sum() / 5):
+        assert scale_of(value) == (pytest.approx(1 / 5), (5, 6), (), (5,))
+    assert scale_of(inputs.exp().logsumexp((0, 1))) is None
+    assert scale_of((inputs.exp() * wanted[:, None]).sum()) is None  # of a mask nobody knows how much it leaves
+    assert scale_of(None) is None
+    assert divisors_of(inputs.exp().logsumexp((0, 1)) / 3) == [3]
+
+
+def test_numbers_in_a_loss_are_read_from_the_text(tmp_path):
+    def found(*lines):
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.py"
+        path.write_text("\n".join(lines))
+        return literals(str(path))
+
+    assert found("loss = f(model(x * 3)) / ranks", "loss.backward()", "y = 7 * z") == (3,)
+    assert found("def half(a):", "    return 0.5 * a", "loss = half(x)", "scaler.scale(loss / 4).backward()") == (
+        0.5,
+        4,
+    )
+    assert (
+        found("model = Net(2 * width)", "batch = some[16 * step]", "loss = f(model(data[batch]))", "loss.backward()")
+        == ()
+    )
+    assert found("loss = model(x)", "loss /= 2", "accelerator.backward(loss)") == (2,)
+    assert found("print(2 * x)") is None
 
 
 def test_bytes_are_gloos_by_formula():
@@ -124,6 +159,7 @@ def test_a_fault_again_from_its_folder_strict_and_with_books_gone(start, tmp_pat
     assert main(["audit", "--strict", str(folder)]) == 3
     (folder / "books" / "rank1.json").unlink()
     assert main(["audit", str(folder)]) == 0
+    assert main(["audit", "--strict", str(folder)]) == 4
     out = capsys.readouterr().out
     assert "Rank 1 left no book" in out
     assert "one rank alone" in out
@@ -244,6 +280,107 @@ def test_a_verdict_is_data(finished):
     found = judge(finished).to_json()
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     assert (found["seen"]["judged"], found["seen"]["world_size"]) == (3, 2)
+
+
+def edited(books, applied=None, micro=None, steps=(1, 2, 3), **of_micro):
+    """Copies of two ranks' books. `applied` (rank, step, name, of all ranks' own gradients) gives what is applied;
+    `of_micro` is put into every backward pass, `micro` (rank, row of it) changes it."""
+    copies = json.loads(json.dumps(books))
+    local = [{step["iteration"]: step["local"] for step in book["steps"]} for book in books]
+    for rank, book in enumerate(copies):
+        book["ledger"] = [entry for entry in book["ledger"] if entry["kind"] != "weight"]
+        for step in book["steps"]:
+            number = step["iteration"]
+            step["events"] = [event for event in step["events"] if event["kind"] != "clip"]
+            for name in step["applied"]:
+                own = [from_text(of[number][name][0]) for of in local]
+                new = sum(own) / 2 if applied is None or number not in steps else applied(rank, number, name, own)
+                step["applied"][name] = to_text(new)
+            for each in step["micro"]:
+                each.update(of_micro)
+                if micro:
+                    micro(rank, each)
+    return copies
+
+
+def by_names(*names):
+    return lambda rank, step, name, own: sum(own) / (1 if name in names else 2)
+
+
+def in_modes(*counts):
+    return lambda rank, row: row.update(modes=[*counts[rank]])
+
+
+def summed(rank, step, name, own):
+    return sum(own)
+
+
+def bent(rank, step, name, own):
+    return np.abs(sum(own)) if name == "0.bias" else sum(own) / 2
+
+
+HALF = {"weight": 0.5, "divided": [2.0]}
+SCALED = HALF | {"weight": 2**15, "literals": [2.0]}  # by a gradient scaler, 2**16
+OF_ALL = {
+    "weight": 1 / 16,
+    "counts": [8, 8],
+    "divided": [16.0],
+    "literals": [],
+}  # a sum over the examples of both ranks
+JUDGED = {  # what is changed in the books of a right script -> the fault; "" for none, None where that cannot be told
+    "right": ({}, ""),
+    "sum": ({"applied": summed}, "summed"),
+    "sum_of_biases": ({"applied": by_names("0.bias", "2.bias")}, "summed"),
+    "a_wrong_number": ({"applied": lambda rank, step, name, own: sum(own) / 3}, "wrong_factor"),
+    "a_hundredth": ({"applied": lambda rank, step, name, own: sum(own) / 200}, "wrong_factor"),
+    "a_clip_by_hand": ({"applied": lambda rank, step, name, own: sum(own) / 2 * (1, 1, 0.7, 0.9)[step]}, ""),
+    "more_in_some_steps": ({"applied": lambda rank, step, name, own: sum(own) / 2 * (1, 1, 1.7, 0.9)[step]}, None),
+    "one_layer_by_less": ({"applied": lambda rank, step, name, own: sum(own) / (20 if name == "0.bias" else 2)}, None),
+    "one_tensor_changed": ({"applied": bent}, None),
+    "one_ranks_for_all": ({"applied": lambda rank, step, name, own: own[0]}, "partial_average"),
+    "not_in_one_step": ({"applied": lambda rank, step, name, own: own[rank], "steps": (2,)}, "different_gradients"),
+    "in_one_step": ({"applied": lambda rank, step, name, own: own[rank], "steps": (1, 3)}, "different_gradients"),
+    "nothing": ({"applied": lambda rank, step, name, own: 0 * own[0]}, "lost_micro_batches"),
+    "divided_by_a_variable": (HALF | {"literals": []}, "averaged_twice"),
+    "divided_by_two": (HALF | {"literals": [2.0]}, None),
+    "divided_in_no_text": (HALF | {"literals": None}, None),
+    "multiplied": ({"weight": 0.5, "multiplied": [0.5]}, None),
+    "a_divided_loss_summed": (HALF | {"applied": summed}, ""),
+    "a_sum_over_all": (OF_ALL | {"applied": summed}, ""),
+    "a_sum_over_all_averaged": (OF_ALL, "averaged_twice"),
+    "a_sum_over_its_own": ({"micro": lambda rank, row: row.update(weight=1 / (6 + rank), counts=[6 + rank, 8])}, ""),
+    "no_known_scale": ({"weight": None}, ""),
+    "no_known_scale_summed": ({"weight": None, "applied": summed}, None),
+    "no_known_scale_divided": ({"weight": None, "divided": [2.0], "literals": []}, None),
+    "one_in_evaluation": ({"micro": in_modes((2, 2, 0), (2, 1, 1))}, "modes_differ"),
+    "one_in_evaluation_without_dropout": ({"micro": in_modes((0, 0, 0), (0, 0, 5))}, None),
+    "all_in_evaluation": ({"micro": in_modes((2, 0, 5), (2, 0, 5))}, ""),
+    "dropout_on_one_rank": ({"micro": in_modes((0, 0, 0), (2, 2, 0))}, ""),
+    "half_an_error_under_a_scaler": (SCALED | {"applied": lambda rank, step, name, own: sum(own) / 2**17}, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", JUDGED)
+def test_what_is_applied_and_how_the_loss_is_scaled_name_the_fault(name, finished):
+    changes, expected = JUDGED[name]
+    verdict = judge(edited(finished, **changes))
+    faults = [each.name for each in verdict.of("fault")]
+    assert faults == ([expected] if expected else []), verdict
+    assert verdict.is_sure or expected != "", verdict.not_judged
+    assert not (expected is None and verdict.is_sure)
+    head = card(verdict, []).split("gradients judged in")[0]
+    assert ("No fault found" in head, "Cannot tell" in head) == (expected == "", expected is None)
+
+
+def test_less_than_half_of_the_steps_is_no_verdict(finished):
+    skipped = edited(finished)
+    for book in skipped:
+        book["steps"][0]["is_skipped"] = True
+    assert judge(skipped).is_sure  # a gradient scaler leaves the first one out
+    for book in skipped:
+        book["steps"][1]["is_skipped"] = True
+    assert not judge(skipped).is_sure
+    assert not judge(finished[:1]).is_sure
 
 
 def test_judging_again_loads_no_torch():

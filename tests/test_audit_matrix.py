@@ -51,6 +51,9 @@ def test_a_right_script_is_accused_of_nothing(name, start, tmp_path):
     if name not in ("lbfgs", "clip_value_after", "local_sgd", *NOT_JUDGED):
         assert verdict["seen"]["judged"] == 3, text
         assert not [each for each in verdict["not_judged"] if each.startswith("gradients")], text
+        assert "No fault found" in text
+    elif name != "local_sgd":
+        assert "Cannot tell" in text
 
 
 @pytest.mark.parametrize("name", OURS)

@@ -1,6 +1,7 @@
 """The bench: its statistics, its fit and prediction, the words for candidates, and whole runs on real ranks."""
 
 import json
+import re
 import statistics
 from dataclasses import asdict
 from pathlib import Path
@@ -401,7 +402,13 @@ def _profiled(comm, name, folder):
     ("name", "overlaps"), [("bucketed:bucket_mb=0.1", True), ("overlap", True), ("all_reduce", False), ("flat", False)]
 )
 def test_the_profiler_s_trace_shows_whether_calls_start_before_backward_ends(name, overlaps, tmp_path):
-    for end in run_world(2, _profiled, name, str(tmp_path), seconds=120):
+    mine, folder = tmp_path / "mine.txt", tmp_path / "traces"
+    mine.write_text("precious")
+    folder.mkdir()
+    links = [folder / f"{re.sub('[:]', '_', name)}.rank0.{ending}" for ending in ("partial", "json")]
+    for link in links:
+        link.symlink_to(mine)
+    for end in run_world(2, _profiled, name, str(folder), seconds=120):
         assert end.how == "returned", end
         events = [event for event in json.loads(Path(end.value).read_text())["traceEvents"] if "ts" in event]
         # Only the order of what happened is looked at, never how long it took.
@@ -409,4 +416,6 @@ def test_the_profiler_s_trace_shows_whether_calls_start_before_backward_ends(nam
         starts = [e["ts"] for e in events if e["name"] == "c10d::allreduce_" and e["ts"] > min(backward)]
         assert starts
         assert (min(starts) < max(backward)) == overlaps
-    assert len(list(tmp_path.iterdir())) == 2  # whole files, and no drafts
+    assert mine.read_text() == "precious"
+    links[0].unlink()
+    assert len(list(folder.iterdir())) == 2  # whole files, and no drafts

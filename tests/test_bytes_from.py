@@ -11,8 +11,9 @@ from cos598d.report.benches import load_bench
 from cos598d.report.blocks import Table
 from cos598d.report.load import load_run, load_run_as
 from cos598d.report.page import build_page
-from cos598d.report.strategies import Entry, strategies_rows
+from cos598d.report.strategies import Entry, sent_bytes, strategies_rows
 from cos598d.report.table import comparison, traffic_rows
+from cos598d.report.traffic import counted_traffic, epoch_rows
 
 
 def change(path, **changes):
@@ -20,7 +21,7 @@ def change(path, **changes):
 
 
 def write_runs(folder, **changes):
-    """A run that the ledger knows all of, and one of which only the kernel counted 5 x 2 MB on the shared loopback."""
+    """A run that the ledger knows all of, and one that only the kernel counted, on an interface of both ranks."""
     known = write_run(folder / "ring", sync="ring", wire_share=1.02, shared=2)
     silent = write_run(folder / "horovod", sync="horovod", wire_share=1.02, shared=2)
     nothing = {f"bytes_{way}_per_iteration": [0, 0] for way in ("sent", "received")}
@@ -35,6 +36,22 @@ def test_compare_has_the_word_and_no_formula_where_there_is_none(tmp_path):
     assert known[1:] == ["2", "2", "2.000", "2.000 x 2", "2.000 x 2", "4.080 (ranks 0, 1)", "ledger"]
     assert silent[1:] == ["-", "-", "-", "-", "-", "4.080 (ranks 0, 1)", "counters"]
     assert "Bytes from: the ledger" in comparison([load_run(tmp_path / "ring")])
+
+
+def test_what_was_counted_on_a_whole_host_s_loopback_is_in_no_table_of_a_run_s_bytes(tmp_path):
+    _, silent = write_runs(tmp_path)
+    wire = json.loads((silent / "summary.json").read_text())["wire"]
+    change(silent / "summary.json", wire=wire | {"interface": "lo"})
+    run = load_run_as(silent, "horovod")
+    assert traffic_rows([run.summary])[1][-2:] == ["-", "counters"]
+    assert counted_traffic([run]) == []
+    assert epoch_rows([run]) == []
+    assert sent_bytes(run.summary) is None
+    change(silent / "summary.json", wire=wire | {"interface": "own sockets", "ranks_by_interface": [[0], [1]]})
+    run = load_run_as(silent, "horovod")
+    assert traffic_rows([run.summary])[1][-2:] == ["4.080 x 2", "own sockets"]
+    assert sent_bytes(run.summary) == 4.08e6
+    assert not any(one.has_headers for one in counted_traffic([run]))
 
 
 def test_the_page_has_the_word_and_names_no_formula_for_it(tmp_path):

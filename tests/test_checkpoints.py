@@ -237,7 +237,7 @@ def test_what_killed_saves_left_goes_at_the_next_start_and_nothing_else_does(tmp
     token = "0123456789abcdef"
     for name in (f".step-00000007.{token}.partial", f".step-00000004.{token}.removed", f".probe-{token}"):
         (tmp_path / name / "model").mkdir(parents=True)
-        (tmp_path / name / "model" / "half").write_text("x")
+        (tmp_path / name / "model" / "config.json").write_text("x")
     outside = tmp_path.with_name(f"{tmp_path.name}-outside")
     outside.mkdir()
     (outside / "kept").write_text("x")

@@ -9,6 +9,9 @@ import pytest
 import torch
 from lives import live
 from programs import TINY
+from safetensors import safe_open
+from safetensors.torch import save_file
+from saved_states import SYNC, open_checkpoints, own_of
 from worlds import run_ranks
 
 from cos598d.checkpoints import Forms, find
@@ -239,3 +242,44 @@ def test_iterations_that_were_not_evaluated_yet_belong_to_an_epoch():
     position["epoch_iterations"] = 1
     assert fault(value, training_after(4)) is None
     assert fault(value, training_after(5)).startswith("its position.iteration is 4, where 5 is expected")
+
+
+def trained():
+    """A strategy whose model has made a step."""
+    strategy = get_strategy("none")(COMM, True, SyncOptions(), "fp32")
+    model = torch.nn.BatchNorm1d(3)
+    strategy.attach(model, lambda named: torch.optim.AdamW([p for _, p in named]))
+    model(torch.randn(4, 3)).sum().backward()
+    strategy.optimizer.step()
+    return strategy, model
+
+
+FORGED_TENSORS = [
+    ("model/model.safetensors", "weight", lambda tensor: tensor.long(), "has the weights of weight as int64"),
+    ("model/model.safetensors", "num_batches_tracked", lambda tensor: tensor.float(), "tracked as float32"),
+    ("model/model.safetensors", "bias", lambda tensor: tensor[:2].clone(), "of bias in the shape (2,)"),
+    ("optimizer.rank0.safetensors", "exp_avg/weight@0", lambda tensor: tensor.long(), "exp_avg of weight as int64"),
+    ("optimizer.rank0.safetensors", "exp_avg_sq/bias@0", lambda tensor: tensor.half(), "exp_avg_sq of bias as float16"),
+]
+
+
+@pytest.mark.parametrize(("name", "key", "change", "words"), FORGED_TENSORS)
+def test_a_tensor_of_another_dtype_or_shape_is_named_by_its_file(name, key, change, words, tmp_path):
+    with open_checkpoints(tmp_path / "checkpoints", COMM) as checkpoints:
+        checkpoints.save(trained()[0], 4, {}, lambda: own_of(COMM, 4))
+        assert checkpoints.close() == []
+    place = tmp_path / "checkpoints" / NEWEST
+    with safe_open(place / name, framework="pt") as file:
+        tensors, metadata = {one: file.get_tensor(one) for one in file.keys()}, file.metadata()  # noqa: SIM118
+    find(str(place), None, COMM).restore(trained()[0], COMM, SYNC)
+    save_file(tensors | {key: change(tensors[key])}, place / name, metadata)
+    vouch(tmp_path / "checkpoints", name)
+    found = find(str(place), None, COMM)
+    with pytest.raises(UserError) as error:
+        found.restore(trained()[0], COMM, SYNC)
+    assert str(error.value).startswith(f"{place / name} has the ")
+    assert words in str(error.value)
+    if name.startswith("model"):
+        with pytest.raises(UserError, match="does not fit this model") as error:
+            found.load_model(trained()[1], COMM)
+        assert str(error.value).startswith(f"{place / name} has the ")

@@ -18,6 +18,7 @@ from cos598d.cluster.plan import Cluster
 from cos598d.commands.cli import main
 from cos598d.errors import UsageError, UserError
 from cos598d.records.quantities import delay_words, parse_delay, parse_rate, rate_words
+from cos598d.report.traffic_table import HEADER_BYTES
 
 try:
     network.check_rights()
@@ -388,6 +389,26 @@ def test_a_training_on_hosts_has_the_losses_of_one_on_loopback(cluster, start, t
     assert losses[0] == losses[1]
     links = json.loads((tmp_path / "there" / "environment.json").read_text())["network"]
     assert links == {"hosts": 2, "rate": "1gbit", "delay": "0", "offload": "on"}
+
+
+@needs_cluster
+def test_what_the_hosts_counted_is_what_the_ledger_says_and_headers(cluster, tmp_path):
+    """Of averages that are under way for steps, of sums in trees, and of weights that are gathered, on 3 hosts."""
+    syncs = {"diloco": "--sync_every 2 --fragments 2", "local_sgd": "--sync_every 3", "tree": "", "zero3": ""}
+    train = f"{sys.executable} {script('task2b/run_glue.py')} {' '.join(TINY_TRAINING)} --do_eval --max_eval_examples 8"
+    train += " --max_steps 5 --eval_steps 2 --save_steps 3"
+    words = [f"{train} --sync {sync} {flags} --output_dir {tmp_path}/{sync}" for sync, flags in syncs.items()]
+    run = cluster("run", "--hosts", "3", "--", "sh", "-c", " && ".join(words))
+    assert run.wait() == 0, run.text
+    for sync in syncs:
+        packets = json.loads((tmp_path / sync / "summary.json").read_text())["wire"]["packets_sent_per_iteration"]
+        for rank in range(3):
+            lines = (tmp_path / sync / f"iterations.rank{rank}.jsonl").read_text().splitlines()
+            rows = [json.loads(line) for line in lines]
+            predicted, counted = (sum(row[f"{how}_bytes_sent"] for row in rows) for how in ("predicted", "counted"))
+            headers = HEADER_BYTES * packets[rank] * len(rows)
+            # What the ranks tell each other beside the calls, by rank 0's store, is some kB a step.
+            assert 0 < counted - predicted < 2 * headers + 10_000 * len(rows), (sync, rank, predicted, counted)
 
 
 @needs_cluster

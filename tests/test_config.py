@@ -58,6 +58,16 @@ def test_a_model_type_has_a_usual_model_where_none_is_named(words, model):
     assert config_from(parse(*words)).model_name_or_path == model
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("threads", 10**9), ("gradient_accumulation_steps", 2**62), ("num_train_epochs", 1e300)],
+)
+def test_a_value_that_no_host_can_work_with_is_refused_before_anything_is_done(name, value):
+    with pytest.raises(UsageError, match=rf"^--{name} .*(give a number|so give at most)"):
+        RunConfig(**{name: value}).check(1)
+    RunConfig(threads=64).check(1)
+
+
 def test_words_made_of_values_give_the_same_values_again():
     words = ["--dropout", "model", "--max_steps", "7", "--no_save_model", "--no_cuda", "--learning_rate", "3e-05"]
     assert parse(*to_words(parse(*words))) == parse(*words)
@@ -105,6 +115,7 @@ def test_one_line_makes_a_flag_its_help_its_check_and_its_words():
     [
         ({"least": 1}, 1, 0, "--x 0: give a number of at least 1."),
         ({"above": 0}, 0.1, 0.0, "--x 0: give a number above 0."),
+        ({"above": 0, "below": 9}, 0.1, 1e300, "--x 1e+300: give a number above 0 and below 9."),
         ({"least": 0, "below": 1}, 0.0, 1.0, "--x 1: give a number from 0 to below 1."),
         ({"least": 0, "below": 4, "kind": int}, 3, 4, "--x 4: give 0, 1, 2 or 3."),
         ({"least": 1, "below": 3, "kind": int}, 1, 0, "--x 0: give 1 or 2."),

@@ -1,17 +1,26 @@
 """Every registered gradient sync keeps every claim, at every world size; and each known mistake is caught and named."""
 
+import copy
+import tempfile
+from pathlib import Path
+
 import pytest
 from mutants import MUTANTS
+from mutants_drawn import DRAWN
 
 from cos598d.check import claims as conformance
 from cos598d.check import ranks
 from cos598d.check.causes import causes_of
-from cos598d.check.claims.base import Claim, World
+from cos598d.check.claims.base import Claim, OnRank, World
+from cos598d.check.evidence import Evidence
 from cos598d.check.judge import FAILED, PASSED, judge_claims
-from cos598d.check.spawn import run_world
-from cos598d.check.trace import trace_direct_calls
+from cos598d.check.spawn import CALLS, HANDED_IN, run_world
+from cos598d.check.trace import TracedCommunicator, trace_direct_calls
+from cos598d.comm.ledger import Ledger
 from cos598d.sync import SYNCS, get_sync
 
+RIGHT_FILE = Path(__file__).with_name("right_syncs.py")
+RIGHT = ("FlatViews", "InDouble", "RandomRoot", "GathersInNumpy", "OwnEverything", "FromHooks", "RunningMean")
 NONCE = 598  # in a check it is drawn anew each time
 
 
@@ -52,6 +61,42 @@ def test_mutant_is_caught_by_its_claim_and_its_cause_is_named(name):
     assert mutant.says in said, said
     (cause,) = causes_of([(mutant.claim, found)], "")
     assert mutant.cause in cause["cause"], cause["cause"]
+
+
+def try_drawn(comm, claim, nonce):
+    """On a rank: the claim for each of its mutants, one after the other in one world, under the mutant's name."""
+    folder = Path(tempfile.gettempdir())
+    traced, evidence = TracedCommunicator(comm, folder / f"{CALLS}{comm.rank}"), Evidence(comm.rank, nonce)
+    for name, mutant in DRAWN.items():
+        if mutant.claim == claim:
+            _claim(claim).observe(OnRank(name, mutant.make(), traced, evidence, folder))
+            traced.ledger = Ledger()
+    (folder / f"{HANDED_IN}{comm.rank}").write_bytes(evidence.to_bytes())
+
+
+@pytest.mark.parametrize("claim", dict.fromkeys(mutant.claim for mutant in DRAWN.values()))
+def test_what_is_drawn_catches_its_mutants_and_names_their_causes(claim):
+    ends = run_world(3, try_drawn, claim, NONCE, seconds=240)
+    for name in [name for name, mutant in DRAWN.items() if mutant.claim == claim]:
+        renamed = copy.copy(_claim(claim))
+        renamed.name = name
+        (found,) = judge_claims([renamed], ends, NONCE, "", 240)
+        said = " ".join(report["message"] for report in found.reports)
+        assert found.status == FAILED, name
+        assert DRAWN[name].says in said, (name, said)
+        (cause,) = causes_of([(claim, [found])], "")
+        assert DRAWN[name].cause in cause["cause"], (name, cause["cause"])
+
+
+def _claim(name):
+    return next(claim for claim in conformance.CLAIMS if claim.name == name)
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_an_unusual_but_right_sync_from_a_file_keeps_every_claim(name):
+    claims = [claim.name for claim in conformance.CLAIMS]
+    found = outcomes(3, ranks.observe_by_name, f"{RIGHT_FILE}:{name}", claims)
+    assert {claim: list(each.reports) for claim, each in found.items() if each.status != PASSED} == {}
 
 
 def test_on_one_rank_the_order_of_clipping_does_not_matter():

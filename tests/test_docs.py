@@ -172,6 +172,24 @@ def test_the_readme_stays_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
 
+def ratios_of_table(text, heading):
+    """The ratios to DDP in the first table below a heading: the third column, without its interval."""
+    rows = re.search(rf"^#+ {heading}$.*?\n((?:\|[^\n]*\n)+)", text, flags=re.DOTALL | re.MULTILINE)[1].splitlines()[2:]
+    ratios = [re.match(r"[\d.]+", row.split("|")[3].strip())[0] for row in rows]
+    return sorted(ratio for ratio in ratios if ratio != "1")  # DDP's own, which the figure leaves out
+
+
+def test_the_readme_figure_has_the_ratios_of_the_tables_that_it_names():
+    measured = (ROOT / "docs/measured.md").read_text(encoding="utf-8")
+    tables = [ratios_of_table(measured, heading) for heading in ("The ladder on one host", "What a link costs")]
+    figure = (ROOT / "benchmarks/ladder.svg").read_text(encoding="utf-8")
+    drawn = re.findall(r">(\d\.\d\d)<", figure)
+    one_host = len(tables[0])
+    assert [sorted(drawn[:one_host]), sorted(drawn[one_host:])] == tables
+    told = re.findall(r"\((\d\.\d\d)\)|takes (\d\.\d\d)", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert {one or other for one, other in told} <= set(drawn)
+
+
 def test_every_page_is_reached_from_the_readme():
     text = PAGES[0].read_text()
     assert [name(page) for page in PAGES[1:] if f"]({name(page)}" not in text] == []

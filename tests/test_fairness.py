@@ -158,6 +158,55 @@ def test_runs_of_other_lengths_are_meant_where_the_rest_is_alike(tmp_path):
     assert remark(folders[0], folders[3]) == "not the same work: steps 4 in ddp-4 and 8 in flat-8."
 
 
+@pytest.mark.parametrize("scheduler", ["linear", "constant"])
+def test_runs_of_other_lengths_are_compared_where_their_learning_rates_are_the_same(tmp_path, scheduler):
+    """Under a schedule that ends with the run, the same iteration has another learning rate, and so another loss."""
+    folders = [
+        run_like(
+            tmp_path / f"{sync}-e{epochs}",
+            {"num_train_epochs": epochs, "lr_scheduler": scheduler},
+            sync=sync,
+            losses=LATER if epochs == 5 else None,
+            seconds=[float(epochs)] * STEPS,
+        )
+        for epochs in (2, 5)
+        for sync in ("ddp", "flat")
+    ]
+    words = "its gradients are others"
+    assert (words in remark(*folders)) == (scheduler == "constant")
+    if scheduler == "linear":
+        table = comparison([load_run(folder) for folder in folders])
+        assert [line.split()[4] for line in table.splitlines() if line.startswith(("flat-e", "ddp-e"))][4:8] == [
+            "1.00"
+        ] * 4
+        odd = run_like(tmp_path / "odd", {"num_train_epochs": 5}, sync="ring")
+        assert "the losses of odd part from those of ddp-e5" in remark(*folders, odd)
+
+
+def test_a_run_s_speed_is_set_against_runs_of_its_own_length(tmp_path):
+    pytest.importorskip("matplotlib")
+    from cos598d.report.page import build_page
+
+    folders = [
+        run_like(tmp_path / f"{sync}-e{epochs}", {"num_train_epochs": epochs}, sync=sync, ranks=ranks)
+        for epochs in (2, 5)
+        for sync, ranks in (("none", 1), ("ddp", 2), ("flat", 2))
+    ]
+    page = build_page(*load_records(folders))
+    assert page.answer.cautions == []
+    assert "ddp-e5" not in page.answer.sentences[0]
+    (table,) = (section.blocks[0] for section in page.sections if section.title == "Scaling")
+    assert {row[1] for row in table.rows[1:] if row[0].endswith("-e5")} == {"none-e5"}
+
+
+def test_local_sgd_parts_on_purpose_and_lost_rows_are_not_compared(tmp_path):
+    ddp = run_like(tmp_path / "ddp", {"sync_every": 1}, sync="ddp")
+    far = run_like(tmp_path / "far", {"sync_every": 8}, sync="local_sgd", losses=LATER)
+    attempt = {"begun": "a", "ended": "b", "from_iteration": 0, "to_iteration": STEPS + 3, "lost_iterations": 0}
+    lost = run_like(tmp_path / "lost", summary={"attempts": [attempt | {"ranks": 2, "why": None}]}, losses=LATER)
+    assert remark(ddp, far) == remark(ddp, lost) == ""
+
+
 def test_the_floor_drifts_and_dropout_draws_other_masks(tmp_path):
     folders = [run_like(tmp_path / "ddp", sync="ddp"), run_like(tmp_path / "floor", sync="none", losses=LATER)]
     assert remark(*folders) == ""

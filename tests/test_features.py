@@ -249,6 +249,24 @@ def test_a_damaged_cache_file_is_built_anew(damage, folder, encoder, tmp_path):
     assert file.read_bytes() == content
 
 
+def test_a_cache_that_others_may_write_has_nothing_else_changed_and_keeps_nobody_waiting(folder, encoder, tmp_path):
+    task, mine = get_task("rte"), tmp_path / "mine.txt"
+    mine.write_text("precious")
+    task.load("train", folder, encoder, 16)
+    (file,) = cache_files(tmp_path)
+    file.unlink()
+    for make in (os.symlink, os.link):
+        file.with_suffix(".lock").unlink()
+        make(mine, file.with_suffix(".lock"))
+        with pytest.raises(UserError, match=r"Features cannot be kept in .*it is a (hard )?link.*set COS598D_CACHE"):
+            task.load("train", folder, encoder, 16)
+    file.with_suffix(".lock").unlink()
+    os.mkfifo(file)
+    with pytest.raises(UserError, match=r"Features cannot be kept in .*it is no plain file"):
+        task.load("train", folder, encoder, 16)
+    assert mine.read_text() == "precious"
+
+
 def test_overwrite_builds_anew_and_a_failed_build_leaves_the_old_file(folder, encoder, tmp_path, monkeypatch):
     task = get_task("rte")
     task.load("train", folder, encoder, 16)

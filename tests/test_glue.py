@@ -9,7 +9,7 @@ import pytest
 from glue_files import write_task
 
 from cos598d.data import get_task
-from cos598d.data.glue.metrics import compute_metrics
+from cos598d.data.glue.course import compute_metrics
 from cos598d.data.glue.read import FORMATS, read_rows
 from cos598d.data.text.tokenization import load_encoder
 from cos598d.errors import UserError

@@ -17,8 +17,9 @@ import pytest
 from programs import ROOT
 from test_assignment import RUNNER
 
+from cos598d.check.claims import CLAIMS
 from cos598d.commands.cli import main
-from cos598d.errors import UserError
+from cos598d.errors import UsageError, UserError
 from cos598d.grade import processes, submission
 from cos598d.grade.assignment import Assignment, Limits
 from cos598d.grade.folder import grade_class, submissions_in
@@ -110,7 +111,8 @@ def test_classroom_50s_recipe_imports_nothing_of_the_checkout(tmp_path):
     page = (ROOT / "docs" / "teaching.md").read_text()
     recipe = re.search(r"```python\n(.*?)```", page.partition("## Classroom 50")[2], flags=re.DOTALL)[1]
     (tmp_path / "teacher").mkdir()
-    (tmp_path / "teacher" / "autograder.py").write_text(recipe)
+    # Python may be below /root here.
+    (tmp_path / "teacher" / "autograder.py").write_text(recipe.replace('["grade", ', '["grade", "--as_root", '))
     (tmp_path / "teacher" / "lab1.toml").write_text('kind = "sync"\n')
     checkout = tmp_path / "checkout"
     write_traps(checkout)
@@ -119,7 +121,7 @@ def test_classroom_50s_recipe_imports_nothing_of_the_checkout(tmp_path):
     ended = subprocess.run(words, cwd=checkout, env=environ, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     result = json.loads((checkout / "result.json").read_text())
-    assert (result["score"], result["max-score"]) == (0, 14), ended.stdout
+    assert (result["score"], result["max-score"]) == (0, len(CLAIMS)), ended.stdout
     assert "the submission has no my_sync.py" in result["tests"][0]["output"]
 
 
@@ -142,7 +144,7 @@ def test_results_of_a_grader_that_was_ended_do_not_count(tmp_path, end, is_taken
 
 
 def test_the_grader_is_hidden_from_what_it_grades(mine):
-    with grading(assignment_by(lambda _: "")):
+    with grading(assignment_by(lambda _: ""), as_root=True):
         assert ctypes.CDLL(None).prctl(GET_DUMPABLE, 0, 0, 0, 0) == 0
 
 
@@ -199,9 +201,30 @@ def test_where_nobody_cannot_read_what_is_needed_the_grader_says_so():
             user, said = user_for([str(open_to_all), str(path)])
             assert user is None
             assert said == (
-                f"Submissions run as root, since nobody cannot read {path}: they can end the grader and change its "
-                "results."
+                f"Submissions run as root, since nobody cannot read {path}: they can end the grader, change its "
+                "results and read all files."
             )
+
+
+@as_root
+def test_where_nobody_cannot_read_what_is_needed_nothing_runs_unless_the_teacher_allows_it(mine, monkeypatch):
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o700)
+        monkeypatch.setattr(submission, "needed_by", lambda _: [folder])
+        words = "Submissions run as root, since nobody cannot read .* or give --as_root"
+        with pytest.raises(UsageError, match=words), grading(assignment_by(lambda _: "")):
+            pass
+        with grading(assignment_by(lambda _: ""), as_root=True) as grader:
+            assert grader.remark.startswith("Submissions run as root, since nobody cannot read")
+
+
+def test_answers_that_cannot_be_hidden_are_not_graded_beside(monkeypatch, tmp_path):
+    monkeypatch.setattr(submission, "what_stops", lambda _: "unshare is refused")
+    assignment = assignment_by(lambda _: "")
+    assignment.kind.hides = (tmp_path,)
+    words = "could read the answers in .*, since unshare is refused. Delete that folder"
+    with pytest.raises(UsageError, match=words), grading(assignment, as_root=True):
+        pass
 
 
 def test_a_user_takes_a_folder_and_follows_no_link(tmp_path, monkeypatch):
@@ -223,7 +246,7 @@ def leave_one_behind(_):
 def test_what_could_not_be_ended_is_ended_with_a_later_submission(mine, monkeypatch):
     monkeypatch.setattr(processes, "END_SECONDS", 0.3)
     judged = []
-    with grading(assignment_by(leave_one_behind)) as grader:
+    with grading(assignment_by(leave_one_behind), as_root=True) as grader:
         with monkeypatch.context() as patch:
             patch.setattr(psutil.Process, "kill", lambda _: None)
             end = grader.grade(mine, judged.append)
@@ -262,14 +285,14 @@ def test_each_submission_has_its_full_name_and_what_is_passed_over_is_said(tmp_p
     assert [path.name for path in found] == ["ann", "ann.py", "carl"]
     assert passed_over == [".DS_Store", "_dan", "_eve.py", "bob.zip", "link.py"]
     assignment = assignment_by(lambda _: "")
-    with grading(assignment) as grader:
+    with grading(assignment, as_root=True) as grader:
         grade_class(found, grader, assignment, tmp_path / "g.csv", lambda _: None)
     with (tmp_path / "g.csv").open() as table:
         rows = {row["submission"]: row["status"] for row in csv.DictReader(table)}
     assert rows == {"ann": "wrong", "ann.py": "passed", "carl": "wrong"}
     (tmp_path / "lab.toml").write_text('kind = "sync"\n')
     (tmp_path / "class" / "ann.py").unlink()
-    assert main(["grade", "class", "--assignment", "lab.toml", "--csv", "g.csv"]) == 0
+    assert main(["grade", "class", "--assignment", "lab.toml", "--csv", "g.csv", "--as_root"]) == 0
     assert ": .DS_Store, _dan, _eve.py, bob.zip, link.py\n" in capsys.readouterr().out
     (tmp_path / "zips").mkdir()
     (tmp_path / "zips" / "bob.zip").write_text("")

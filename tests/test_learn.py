@@ -144,6 +144,12 @@ def test_a_file_that_grades_itself_gets_what_it_deserves(tmp_path):
     assert 0 < len(result["printed"]) <= 10
 
 
+def test_what_shares_that_lose_examples_do_to_the_mean_is_told_once(tmp_path):
+    result, first = mark(tmp_path, 1, CASES[1].WRONG["the remainder is dropped"][0], (2,))
+    assert [claim["status"] for claim in result["claims"]] == ["passed", "failed", "failed"]
+    assert len(result["diagnosis"]) == 1, first  # and not that a weight of 0.9091 should be 0.9091
+
+
 def test_what_no_judgement_expects_is_a_failed_check_and_no_traceback(tmp_path):
     code = get_lesson(0).answer() + (
         "\n\nfrom cos598d.check.evidence import Evidence\n\nkeep = Evidence.report\n"

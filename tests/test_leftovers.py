@@ -63,7 +63,7 @@ def write(folder):
 WORDS = {
     "learn": ["learn", 3, "--check"],
     "check": ["check", "mine.py:Mine", "--no_speed", "--world_sizes", 2],
-    "grade": ["grade", "class", "--assignment", "lab.toml", "--csv", "grades.csv"],
+    "grade": ["grade", "class", "--assignment", "lab.toml", "--csv", "grades.csv", "--as_root"],
 }
 
 

@@ -31,6 +31,27 @@ def with_validation(folder, validation, losses=None, within=()):
     return folder
 
 
+def edit(folder, change):
+    path = folder / "summary.json"
+    summary = json.loads(path.read_text())
+    change(summary)
+    path.write_text(json.dumps(summary))
+
+
+def cut_short(summary, is_old):
+    """Make the last epoch one of a single step, which older records tell only by its length."""
+    for place, epoch in enumerate(summary["epochs"], start=1):
+        epoch["training"] = {"examples": 64, "wall_seconds": 2.0}
+        if place == len(summary["epochs"]):
+            epoch |= {
+                "iterations": 1,
+                "last_iteration": 9,
+                "loss": 0.1,
+                "training": {"examples": 1, "wall_seconds": 0.01},
+            }
+            epoch |= {} if is_old else {"is_cut": True}
+
+
 def said(folder):
     return overfitting_caption(courses([load_run_as(folder, "run")]))
 
@@ -56,6 +77,24 @@ def said(folder):
             "run: the validation loss turns after epoch 1: from 0.6000 it comes to 0.7000 after epoch 2; the training "
             "loss does not fall either, from 0.5000 to 0.7500.",
         ),
+        (
+            [0.7, 0.69, 0.690002],
+            None,
+            "run: the validation loss is lowest after epoch 2, 0.6900, and 0.6900 after epoch 3: a rise within its "
+            "noise, so no overfitting is shown.",
+        ),
+        (
+            [0.7, 0.75, 0.6, 0.64],
+            None,
+            "run: the validation loss is lowest after epoch 3, 0.6000, and 0.6400 after epoch 4: a rise within its "
+            "noise, so no overfitting is shown.",
+        ),
+        (
+            [0.6, 0.7],
+            [0.5] * 6 + [0.499] * 6,
+            "run: the validation loss turns after epoch 1: from 0.6000 it comes to 0.7000 after epoch 2; the training "
+            "loss hardly falls, from 0.5000 to 0.4990.",
+        ),
     ],
 )
 def test_the_epoch_where_validation_turns_is_named(validation, losses, words, tmp_path):
@@ -69,6 +108,36 @@ def test_an_evaluation_within_an_epoch_may_be_where_it_turns(tmp_path):
     assert [point.validation for point in course.points] == [0.7, 0.6, 0.55, 0.8]
     assert course.best.when == "after iteration 10 (epoch 3)"
     assert course.points[2].training == pytest.approx((0.6 + 0.55) / 2), "of the iterations since the evaluation before"
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_an_epoch_that_was_cut_is_marked_and_in_no_figure(tmp_path, is_old):
+    """40 steps of 39 an epoch: the second epoch has one step, and a loss and seconds of one step."""
+    pytest.importorskip("matplotlib")
+    from cos598d.report import learned
+    from cos598d.report.strategies import epoch_seconds, last_loss
+
+    folder = with_validation(tmp_path / "run", [0.7, 0.6, 0.8])
+    edit(folder, lambda summary: cut_short(summary, is_old))
+    run = load_run_as(folder, "run")
+    assert [point.iteration for point in courses([run])[0].points] == [4, 8]
+    assert "lowest at the end, 0.6000 after epoch 2" in said(folder)[0]
+    assert (epoch_seconds(run), last_loss(run)) == (2.0, 0.5)
+    table, figure = learned.metrics([run])
+    assert (table.rows[1:], "Cut: " in table.caption) == ([["run", "0.7000", "0.6000", "0.8000 (cut)"]], True)
+    assert figure.caption == ["run: validation_loss 0.8000 after epoch 3 (cut)."]
+    table, *others = learned.speeds([run])
+    assert [row[1] for row in table.rows] == ["epoch", "1", "2", "3 (cut)"]
+    assert others[0].caption == ["run: 2.00 seconds of training."]
+
+
+def test_an_evaluation_by_steps_counts_where_early_stopping_cut_the_epoch(tmp_path):
+    folder = with_validation(tmp_path / "run", [0.9], within=[(4, 0.6), (8, 0.7)])
+    (folder / "config.json").write_text(json.dumps({"eval_steps": 4}))
+    edit(folder, lambda summary: summary["epochs"][0].update(is_cut=True))
+    assert [point.when for point in courses([load_run_as(folder, "run")])[0].points] == [
+        f"after iteration {iteration} (epoch 1)" for iteration in (4, 8, 12)
+    ]
 
 
 @pytest.mark.parametrize("validation", [[None, None], [0.7, None], [0.7]])

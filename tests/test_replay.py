@@ -140,7 +140,7 @@ def test_a_file_s_name_is_printed_as_text(recorded, tmp_path):
         (b"[1]", "is no JSON object"),
         (b'{"learning_rate": NaN}', "is no JSON (NaN is not a JSON number)"),
         (b"[" * 100_000, "is no JSON"),
-        (b" " * (2 << 20), "is no JSON (it has more than 1048576 bytes)"),
+        (b" " * (2 << 20), "cannot be read: it has more than 1 MiB."),
     ],
 )
 def test_a_file_that_is_no_config_is_a_sentence(tmp_path, capsys, text, sentence):

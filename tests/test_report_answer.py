@@ -11,6 +11,8 @@ pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
 from cos598d.commands.report import load_records
 from cos598d.report.answer import MOST_SENTENCES, answer_of
+from cos598d.report.load import load_run
+from cos598d.report.table import comparison
 
 SOME = "gather_scatter,all_reduce,bucketed"
 
@@ -166,3 +168,71 @@ def test_tables_may_take_the_screen_s_width_and_prose_keeps_a_measure(tmp_path):
     style = report(tmp_path / "page.html", run(tmp_path, "a", 2.0)).read_text().partition("</style>")[0]
     assert "max-width" not in re.search(r"\nbody \{[^}]*\}", style)[0]
     assert re.search(r"\np \{ max-width: 4\drem; \}", style)
+
+
+def change(folder, name, **values):
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+    return folder
+
+
+def classes(*found):
+    """An evaluation's classes from (examples, precision, recall)."""
+    rows = [dict(zip(("examples", "precision", "recall"), one)) for one in found]
+    return [row | {"class": f"c{number}", "f1": 0.0} for number, row in enumerate(rows)]
+
+
+def test_a_model_that_predicts_one_class_is_said_to(tmp_path):
+    one, two = classes((30, 0.0, 0.0), (70, 0.7, 1.0)), classes((30, 1.0, 0.1), (70, 0.72, 1.0))
+    epoch = {"epoch": 1, "iterations": 5, "loss": 0.7, "acc": 0.7}
+    found = {}
+    for name, last, kept in (
+        ("a", one, None),
+        ("b", two, None),
+        ("c", two, one),
+        ("d", one, two),
+        ("e", one[1:], None),
+    ):
+        best = {"iteration": 3, "metric": "acc", "value": 0.7} | ({"evaluated": {"by_class": kept}} if kept else {})
+        folder = run(tmp_path, name, 2.0, sync=name)
+        found[name] = change(folder, "summary", best=best, epochs=[epoch | {"by_class": last}])
+    words = (
+        "only one class is predicted by a and c: every example is taken for c1, so the accuracy, 0.7000, is that class"
+    )
+    assert any(caution.startswith(words) for caution in answer(*found.values()).cautions)
+    assert words in comparison([load_run(folder) for folder in found.values()])
+    assert not answer(found["b"], found["d"], found["e"]).cautions
+
+
+def test_the_page_has_where_a_run_stopped_early_which_model_it_kept_and_where_its_ranks_were(tmp_path):
+    why = "stopped early: 2 evaluations in a row had no better acc than the best 0.5000 after iteration 3"
+    attempt = {"begun": "a", "ended": "b", "from_iteration": 0, "to_iteration": 5, "lost_iterations": 0, "ranks": 4}
+    best = {"iteration": 3, "metric": "acc", "value": 0.5}
+    folder = run(tmp_path, "a", 2.0)
+    places = [{"node": node, "device": "cpu", "gpu": None} for node in ("n1", "n1", "n1", "n2")]
+    change(folder, "environment", places=places)
+    change(folder, "summary", attempts=[attempt | {"why": why}], best=best | {"evaluated": {"acc": 0.5}})
+    text = report(tmp_path / "page.html", folder).read_text()
+    assert f"a ended after iteration 5, {why}. It kept the model of iteration 3: acc 0.5000." in text
+    assert "ranks 0-2 on n1 (cpu), rank 3 on n2 (cpu)" in text
+    assert "&#39;node&#39;" not in text
+    change(folder, "summary", best=best)
+    assert "The model of iteration 3 could not be kept" in report(tmp_path / "other.html", folder).read_text()
+
+
+def test_a_run_that_the_picture_has_no_room_for_is_named(tmp_path):
+    found = answer(*(run(tmp_path, f"r{number}", 2.0 + number, sync=f"s{number}") for number in range(6)))
+    assert found.sentences[0].startswith("r0 is the fastest of 6")
+    assert found.figure.caption[-1] == "There is no room for r4: the tables have all."
+
+
+def test_a_run_beside_the_floor_alone_has_no_other_to_compare_its_losses_with(tmp_path):
+    words = said(run(tmp_path, "ddp", 2.0, sync="ddp"), run(tmp_path, "floor", 1.0, sync="none"))
+    assert "in the last of 5; no other run's can be compared with it." in words
+
+
+def test_what_a_library_sends_is_not_said_to_be_nothing(tmp_path):
+    folder = change(run(tmp_path, "engine", 2.0, sync="none"), "summary", bytes_from="counters")
+    text = report(tmp_path / "page.html", folder).read_text()
+    assert "No gradient travels" not in text
+    assert "What travels is not in the record" in text

@@ -12,6 +12,7 @@ from cos598d.errors import UsageError, UserError
 pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
 from cos598d.commands.report import load_records
+from cos598d.report.load import load_run
 from cos598d.report.page import build_page
 
 
@@ -106,6 +107,15 @@ def pipe(path):
     os.mkfifo(path)
 
 
+def huge(path):
+    """A file that takes no room on the disk, and would take all of the memory."""
+    os.truncate(path, 4 << 30)
+
+
+def many_values(path):
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"more": []})[:-2] + "[]," * 5_000_000 + "[]]}\n")
+
+
 def folder_there(path):
     path.unlink()
     path.mkdir()
@@ -124,6 +134,9 @@ def folder_there(path):
         ("host.rank0.jsonl", cut),
         *[("wire.rank0.jsonl", damage) for damage in (cut, not_json, other_row)],
         ("summary.json", wrong_epoch),
+        ("summary.json", many_values),
+        *[(name, huge) for name in ("summary.json", "config.json", "environment.json")],
+        *[(f"{name}.rank0.jsonl", huge) for name in ("iterations", "communication", "host", "wire")],
     ],
 )
 def test_a_damaged_record_is_named_in_one_sentence(name, damage, tmp_path):
@@ -134,6 +147,11 @@ def test_a_damaged_record_is_named_in_one_sentence(name, damage, tmp_path):
     assert name in str(error.value)
     assert str(error.value).count(". ") == 0
     assert not (tmp_path / "report.html").exists()
+    if damage in (huge, many_values):
+        assert "MiB" in str(error.value) or "more than 4000000 values" in str(error.value)
+    if name == "summary.json":
+        with pytest.raises(UserError, match=name):
+            load_run(folder, unfinished=True)
 
 
 @pytest.mark.parametrize("package", ["jinja2", "matplotlib", "weasyprint"])

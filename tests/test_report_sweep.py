@@ -15,6 +15,7 @@ from cos598d.report.blocks import Figure
 from cos598d.report.figures.sweep import chart_figure
 from cos598d.report.render import as_html, as_markdown_page
 from cos598d.report.sweep_answer import cautions, sentences
+from cos598d.report.sweep_captions import chart_caption
 from cos598d.report.sweep_entries import SweepEntry, axes_of, combinations_of
 from cos598d.report.sweep_lines import EVEN, LINEAR, LOGARITHMIC, MOST_LINES, MOST_PANELS, chart_of
 from cos598d.report.sweep_measures import metric_measures, seconds_measure, speed_up
@@ -223,7 +224,8 @@ def test_the_usual_sections_follow_where_the_runs_are_few(grid, page):
 def test_the_answer_is_what_the_records_say(grid, page):
     words = " ".join(page.answer.sentences)
     assert (
-        "acc after the last epoch is highest with batch 4 and setup 1x1, 0.8610 (0.8600 to 0.8620 over 2 seeds)"
+        "acc after the last epoch is highest with 4 combinations alike (batch 4 and setup 1x1, batch 4 and setup 1x2, "
+        "batch 4, setup 2x1 and delay 0, batch 4, setup 2x1 and delay 10ms), 0.8610 (0.8600 to 0.8620 over 2 seeds)"
         in words
     )
     assert "the fewest seconds with batch 16 and setup 1x2, 2.62 s (2.50 to 2.75 s over 2 seeds)" in words
@@ -316,3 +318,20 @@ def test_a_task_without_metrics_still_has_its_losses(tmp_path):
     assert "validation_loss after the last epoch is lowest with batch 4, 0.5000, and highest with batch 8" in said(
         entries
     )
+
+
+def test_what_is_alike_is_neither_the_best_nor_a_change(tmp_path):
+    entries = [
+        entry(tmp_path, {"batch": batch, "optimizer": word, "learning_rate": rate}, acc=0.5 + float(rate))
+        for batch in ("4", "8")
+        for word in ("sgd", "adamw")
+        for rate in ("0.1", "0.2")
+    ]
+    found = combinations_of(entries)
+    (acc, _) = metric_measures(found)
+    assert (
+        chart_caption(chart_of(found, "batch", acc))[0] == "From batch 4 to 8, of 4 lines it is the same at both ends."
+    )
+    words = chart_caption(chart_of(found, "optimizer", acc))[0]
+    assert words.endswith("it is highest with optimizer sgd in 4 and with optimizer adamw in 4.")
+    assert "highest with 4 combinations alike (batch 4, optimizer sgd" in " ".join(sentences(found))

@@ -1,6 +1,8 @@
 """Whose folder it is in which a run goes on or begins anew: nothing of anybody else's goes, nor of the run's."""
 
+import itertools
 import json
+import os
 import shutil
 from dataclasses import asdict
 
@@ -18,7 +20,13 @@ from cos598d.commands.sbatch import _command
 from cos598d.commands.train import _words_again
 from cos598d.config import RunConfig
 from cos598d.errors import UsageError, UserError
+from cos598d.files import whole_folder
 from cos598d.measure.claim import claim_folder
+from cos598d.measure.record import RunRecord
+from cos598d.measure.refusals import told
+from cos598d.publish import publish_record
+from cos598d.records.conventions import PHASES
+from cos598d.records.live import MODEL_FILES
 from cos598d.resume import find_checkpoint, how_to_go_on, is_ours, open_record, say_if_finished
 
 COMM = Communicator(None, "gloo", torch.device("cpu"))
@@ -59,22 +67,125 @@ def test_a_folder_that_a_run_of_ours_has_left_is_ours_and_one_that_goes_on_from_
     assert not is_ours(tmp_path, config(resume=None))
 
 
-def test_a_run_that_begins_anew_takes_away_ours_alone_through_a_link_too(tmp_path):
-    scratch = tmp_path / "scratch"
-    save_all(scratch, COMM, 3, 5)
-    (scratch / "notes.txt").write_text("precious")
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / FOLDER).symlink_to(scratch)
+def test_a_run_that_begins_anew_takes_away_ours_alone(tmp_path):
+    checkpoints = tmp_path / "run" / FOLDER
+    save_all(checkpoints, COMM, 3, 5)
+    kept = ["notes.txt", f"{step_name(5)}/mine.txt", f"{step_name(5)}/model/mine.txt", f"{step_name(99)}/weights"]
+    for name in kept:
+        (checkpoints / name).parent.mkdir(exist_ok=True)
+        (checkpoints / name).write_text("precious")
     open_record(tmp_path / "run", config(resume=None, overwrite_output_dir=True), COMM, None)
-    assert [path.name for path in scratch.iterdir()] == ["notes.txt"]
+    assert files_in(checkpoints) == kept
+    save_all(checkpoints, COMM, 7, 9, keep=1)
+    assert [name for name in files_in(checkpoints) if not name.startswith(step_name(9))] == kept
+    (reason,) = save_all(checkpoints, COMM, 99)
+    assert f"{step_name(99)} there holds what no run has saved" in reason
+    assert set(kept) < set(files_in(checkpoints))
     remove_all(tmp_path / "nowhere")
-    for ending in ("", f".{TOKEN}.old"):
-        (scratch / f"{'.' if ending else ''}{step_name(5)}{ending}").mkdir()
+    scratch = tmp_path / "scratch"
+    for name in (f".{step_name(5)}.{TOKEN}.old", step_name(5)):
+        (scratch / name).mkdir(parents=True)
+    (scratch / f".{step_name(5)}.{TOKEN}.old" / "mine.txt").write_text("precious")
     remove_all(scratch)
-    assert [path.name for path in scratch.iterdir()] == ["notes.txt"], "no name is given back"
+    assert files_in(scratch) == [f".{step_name(5)}.{TOKEN}.old/mine.txt"]
     save_all(tmp_path / "own", COMM, 3)
     remove_all(tmp_path / "own")
     assert not (tmp_path / "own").exists()
+
+
+def files_in(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def whole_run(folder):
+    """All that a run does in a folder which it overwrites, but for the claim and the training."""
+    with open_record(folder, config(resume=None, overwrite_output_dir=True), COMM, None) as record:
+        record.describe({"config.json": {}}, {})
+        iterate(record, 1)
+        save_all(folder / FOLDER, COMM, 4, keep=1)
+        publish_record(record, COMM, {}, {"config.json": {}}, keeps_model=False)
+    with told(folder), whole_folder(folder / "model", MODEL_FILES) as model:
+        (model / "config.json").write_text("{}")
+
+
+def going_on(folder):
+    """A run that goes on after its first row, whose files somebody else has sent."""
+    with RunRecord(folder / "first", 0) as record:
+        iterate(record, 1)
+        position = record.position()
+    position["departed"] = {"5": dict(position)}
+    with RunRecord(folder, 0, resume=[position]) as record:  # to whose rows those in the folder do not fit
+        iterate(record, 2)
+        publish_record(record, COMM, {}, {}, keeps_model=False)
+
+
+def iterate(record, number):
+    facts = {"iteration": number, "epoch": 1, "loss": 0.5, "examples": 4}
+    record.iteration(facts, 0.1, dict.fromkeys(PHASES, 0.0))
+
+
+ROWS = "iterations.rank0.jsonl"
+STEP = step_name(99)
+# What is planted in the run's folder, in place of which of its entries; and where the user has that.
+LINKS = [
+    *[(f"live/{name}", "file") for name in (ROWS, "iterations.rank5.jsonl", "attempts.json", "wire.rank0.jsonl")],
+    *[(name, "folder") for name in ("live", FOLDER, "model", "tensorboard")],
+    *[
+        (f"{FOLDER}/{name}", "folder")
+        for name in (STEP, step_name(4), f".{STEP}.{TOKEN}.old", f".{STEP}.{TOKEN}.removed")
+    ],
+    *[(name, "file") for name in (ROWS, "summary.json", "config.json", "epochs.jsonl", "predictions.json")],
+    *[(f"{name}/mine.txt", "own") for name in ("live", FOLDER, "model", "tensorboard", f"{FOLDER}/{STEP}")],
+    *[(f"model/{name}", "file") for name in ("config.json", "mine.txt")],
+    *[(f"live/{name}", what) for name in (ROWS, "attempts.json", "iterations.rank5.jsonl") for what in ("pipe", "dir")],
+    *[(name, "pipe") for name in (ROWS, "summary.json", "live", f"{FOLDER}/{step_name(4)}/manifest.json")],
+]
+
+
+@pytest.mark.parametrize(("name", "kind"), LINKS)
+def test_nothing_that_is_not_the_run_s_is_changed(name, kind, tmp_path):
+    """Whatever is linked into a run's folder, or has a name there that no run gives: those who have not claimed it."""
+    outcomes = []
+    works, links = (whole_run, going_on), (os.symlink, os.link) if kind == "file" else (os.symlink,)
+    for number, (work, link) in enumerate(itertools.product(works, links)):
+        user, folder = tmp_path / f"user{number}", tmp_path / f"run{number}"
+        for mine in ("mine.txt", "setting.json", ROWS, "config.json", f"{STEP}/manifest.json", "events.out.tfevents.1"):
+            (user / mine).parent.mkdir(parents=True, exist_ok=True)
+            (user / mine).write_text('{"iteration": 1, "loss": 1.0, "seconds": 0.1}\n' * 99)
+        (folder / name).parent.mkdir(parents=True)
+        if kind == "own":
+            (folder / name).write_text("precious")
+        elif kind in ("pipe", "dir"):
+            (os.mkfifo if kind == "pipe" else os.mkdir)(folder / name)
+        else:
+            link(user / ROWS if kind == "file" else user, folder / name)
+        before = {path: path.read_bytes() for path in user.rglob("*") if path.is_file()}
+        try:
+            work(folder)
+            outcomes.append("done")
+        except UserError as error:
+            outcomes.append(str(error))
+        assert {path: path.read_bytes() for path in user.rglob("*") if path.is_file()} == before
+        if kind == "own":
+            assert (folder / name).read_text() == "precious"
+    assert not [outcome for outcome in outcomes if "\n" in outcome]
+    assert "done" in outcomes or name in ("live", f"live/{ROWS}") or kind == "dir", outcomes
+
+
+@pytest.mark.parametrize("name", ["live", FOLDER, "model", "tensorboard"])
+def test_a_run_s_folder_that_leads_elsewhere_is_refused_before_anything_is_done(name, tmp_path):
+    """The run's own folder may be a link."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "run").symlink_to(tmp_path / "real")
+    with claim_folder(tmp_path / "run", overwrite=True):
+        pass
+    (tmp_path / "real" / name).symlink_to(tmp_path)
+    with pytest.raises(UserError, match=rf"run/{name} is a link, and a run writes and deletes .*: remove it"):
+        claim_folder(tmp_path / "run", overwrite=True).__enter__()
+    (tmp_path / "real" / name).unlink()
+    (tmp_path / "real" / "summary.json").mkdir()
+    with pytest.raises(UserError, match=r"summary.json is a folder, and a run writes a file of that name: remove it"):
+        claim_folder(tmp_path / "run", overwrite=True).__enter__()
 
 
 def test_an_earlier_run_s_checkpoint_that_cannot_be_removed_is_told(tmp_path, monkeypatch):

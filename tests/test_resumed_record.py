@@ -238,7 +238,7 @@ def test_rows_that_are_gone_are_told_and_those_that_are_there_are_kept(damage, t
         assert record.remark == f"some rows of the first 5 iterations are gone from {tmp_path}."
         assert record.iterations == 5
         iterate(record, 6, 7)
-        expected = [1, 2, 3, 6, 7] if damage == "short" else [6, 7]
+        expected = [1, 2, 3, 5, 6, 7] if damage == "short" else [5, 6, 7]  # the checkpoint has row 5
         assert [row["iteration"] for row in rows_of(path)] == expected
         record.stage({}, [record.share()], {})
 
@@ -332,3 +332,28 @@ def test_rows_are_on_the_disk_before_a_checkpoint_that_speaks_of_them_is_whole(t
 )
 def test_why_an_attempt_ended_is_a_line_of_what_was_said(error, words):
     assert why(error) == words
+
+
+def test_what_travels_after_a_checkpoint_is_in_the_last_row_once_however_often_the_run_goes_on(tmp_path):
+    """A run stops before the average that settles its epoch, goes on twice from there, and once with fewer ranks."""
+    records = begin(tmp_path, 2)
+    for record in records:
+        iterate(record, 1, 5)
+    positions = positions_of(records)
+    left_alone(records)
+    rows = {rank: tmp_path / "live" / f"iterations.rank{rank}.jsonl" for rank in range(2)}
+    before = {rank: rows_of(rows[rank]) for rank in rows}
+    for _ in range(2):
+        records = begin(tmp_path, 2, positions)
+        for record in records:
+            assert record.remark is None
+            record.begin_training()
+            record.ledger.enter(Row(5, "gradients", "broadcast", "settled", (10,), "float32", 40, 3, 2, 0.1))
+            record.pause_training()
+            last = rows_of(rows[record.rank])[-1]
+            for name, more in {"calls": 1, "bytes_sent": 3, "predicted_bytes_received": 2}.items():
+                assert last[name] == before[record.rank][-1][name] + more
+        left_alone(records)
+    (record,) = begin(tmp_path, 1, positions)
+    assert rows_of(rows[1]) == before[1]
+    left_alone([record])

@@ -140,7 +140,8 @@ def test_ddp_is_entered_by_bucket_with_the_same_payload(lessons):
     assert {row["tensor"] for row in rows if row["iteration"] == 3 and row["purpose"] == "gradients"} == {"bucket 0"}
 
 
-def test_compare_prints_a_table_from_the_records(lessons):
+def test_compare_prints_a_table_from_the_records(lessons, monkeypatch):
+    monkeypatch.setattr("cos598d.report.disturbed.LEAST_SHARE", 2.0)  # other tests may keep the machine busy
     words = [sys.executable, "-m", "cos598d", "compare", *LESSONS]
     done = subprocess.run(
         words, cwd=lessons, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False

@@ -2,6 +2,7 @@
 
 import pytest
 from held import KINDS, SMALL, all_sent, cases_of
+from lives import live
 from worlds import run_ranks
 
 from cos598d.comm.communicator import Communicator
@@ -59,6 +60,33 @@ def test_every_strategy_states_it_or_says_why_not(name):
         found = strategy.expected_sent(Job(Uneven(), ranks, ranks - 1, 2, 4))
         sends = found.synchronizing > 0 or bool(found.unsaid) or name in SILENT
         assert sends == (ranks > 1) or name in SILENT
+
+
+RECORDED = {
+    **{name: ({},) for name in known_names() if name not in ("dp", "horovod", "deepspeed", "fabric")},
+    "diloco": ({"sync_every": 1, "fragments": 2}, {"sync_every": 2, "fragments": 2, "compress": "bf16"}),
+    "local_sgd": ({"sync_every": 3},),
+    "bucketed": ({}, {"compress": "topk:0.1"}, {"ledger": "every:1"}),
+    "ddp": ({"compress": "fp16"},),
+}
+
+
+def recorded(comm, folder):
+    """On a rank: under each strategy, where a run's rows, log and sums do not agree, and what it has sent."""
+    short = {"max_train_examples": 24, "max_steps": 5, "eval_steps": 2, "save_steps": 3, "dropout": 0.0}
+    found = {}
+    for name, several in RECORDED.items():
+        for place, own in enumerate(several):
+            run = live(comm, f"{folder}/{name}{place}", short | own | {"sync": name})
+            found[f"{name} {own}"] = [run["disagree"], run["sent"]]
+    return found
+
+
+def test_a_record_has_the_same_bytes_in_its_iterations_its_log_and_its_sums(tmp_path):
+    """With averages under way at a checkpoint, at an evaluation, at the end of an epoch and of the run."""
+    for rank in run_ranks(2, recorded, str(tmp_path)):
+        assert {case: disagree for case, (disagree, _) in rank.items() if disagree} == {}
+        assert {case.split()[0] for case, (_, sent) in rank.items() if not sent} <= set(SILENT)
 
 
 def test_a_hook_that_changes_the_algorithm_later_is_not_stated():

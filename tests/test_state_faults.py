@@ -62,6 +62,22 @@ def test_another_model_and_another_optimizer_are_refused(state):
     assert "keeps nothing" in refusal(alone("sgd"), state)
 
 
+@pytest.mark.parametrize("kind", ["weights", "buffers", "exp_avg", "step"])
+def test_another_dtype_or_shape_of_any_kind_is_refused(state, kind):
+    name = "scale" if kind == "buffers" else "large"
+    others = (torch.int64, torch.bool, torch.complex64, torch.float16, torch.float64)
+    for dtype in others if kind != "step" else (torch.bool, torch.complex64):
+        changed = [Whole(w.kind, w.name, w.tensor.to(dtype), "a/file") if w.kind == kind else w for w in state]
+        said = refusal(alone(), changed)
+        assert said.startswith(f"a/file has the {kind} of "), said
+        assert f" as {str(dtype).removeprefix('torch.')}, and this model has " in said
+    for shape in ((), (1,), (2, 2)):
+        wrong = torch.zeros(shape)
+        changed = [Whole(w.kind, w.name, wrong) if (w.kind, w.name) == (kind, name) else w for w in state]
+        if (kind, shape) not in (("step", ()), ("buffers", next(w for w in state if w.name == "scale").tensor.shape)):
+            assert f"has the {kind} of {name} in the shape {shape}, and this model has" in refusal(alone(), changed)
+
+
 def test_a_parameter_that_was_never_used_needs_no_state(state):
     names = {whole.name for whole in state if whole.kind == "exp_avg"}
     assert "never.weight" not in names

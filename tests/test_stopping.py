@@ -87,7 +87,7 @@ def test_all_ranks_stop_early_at_the_same_evaluation(start, tmp_path):
     assert [row["iteration"] for row in run["evaluations"]] == [3, 6]
     assert all({"acc", "validation_loss", "epoch"} <= row.keys() for row in run["evaluations"])
     (epoch,) = run["epochs"]
-    assert (epoch["iterations"], epoch["training"]["examples"]) == (9, 9 * 16)
+    assert (epoch["iterations"], epoch["training"]["examples"], epoch["is_cut"]) == (9, 9 * 16, True)
     assert "stopped early: 2 evaluations in a row had no better validation_loss than the best" in program.text
     assert "after iteration 6: acc " in program.text
     assert "iteration 8: loss" in program.text

@@ -49,6 +49,8 @@ def same_end(uninterrupted, tmp_path):
             assert one["losses"] == other["losses"]
             assert one["weights"] == other["weights"]
             assert travelled(one) == travelled(other)
+            assert one["disagree"] == other["disagree"] == []
+            assert one["sent"] == other["sent"]
         assert all_whole(tmp_path)
         return stopped, found
 
@@ -84,6 +86,8 @@ def test_all_ranks_end_after_the_step_in_which_one_was_asked(values, rank, same_
     ("point", "iteration", "values"),
     [
         ("asked", 7, {"sync": "bucketed"}),
+        ("asked", 7, {"sync": "diloco", "sync_every": 2, "fragments": 2, "compress": "bf16"}),
+        ("asked", 7, {"sync": "zero3"}),
         ("asked", 12, {"sync": "local_sgd", "sync_every": 3}),
         ("asked in the evaluation", 7, {"sync": "local_sgd", "sync_every": 3}),
         ("asked in the evaluation", 12, {"sync": "bucketed"}),

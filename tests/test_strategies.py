@@ -43,6 +43,7 @@ def again(finished, tmp_path, monkeypatch, capsys):
     The runs that it starts are not made: each copies the finished zero1's record, or fails with `code` and `last`.
     """
     monkeypatch.delenv("GLUE_DIR", raising=False)
+    monkeypatch.setattr("cos598d.report.disturbed.LEAST_SHARE", 2.0)  # other tests may keep the machine busy
     folder = shutil.copytree(finished, tmp_path / "runs")
     started = []
 
@@ -142,6 +143,20 @@ def test_a_record_that_lacks_what_the_table_needs_is_no_finished_run(finished, t
     DAMAGES[damage](folder)
     with pytest.raises(UserError, match=r"run again\.$|ended well\.$"):
         load_entry_run(folder, "zero1-e2", {})
+
+
+def test_a_folder_that_is_no_table_s_and_a_run_s_that_leads_elsewhere_are_refused(again, tmp_path):
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "thesis.txt").write_text("precious")
+    (again.folder / "zero2-e2").symlink_to(mine)
+    text, code, started = again("baseline,zero2")
+    assert (code, started) == (1, [])
+    assert "zero2-e2 is a link, where a run has a folder of its own: remove it" in text
+    text, code, started = again("baseline", "--runs_dir", str(mine))
+    assert (code, started) == (1, [])
+    assert "mine is not empty, and no table of strategies is in it: choose another folder." in text
+    assert [path.name for path in mine.iterdir()] == ["thesis.txt"]
 
 
 OTHER_RUNS = {

@@ -148,6 +148,7 @@ def test_checkpoints_of_a_run_that_was_finished_before_go_too(keeps, made, tmp_p
     made(found, keeps=keeps)
     place = tmp_path / found[0].label / "checkpoints" / "step-00000004"
     place.mkdir(parents=True)
+    (place / "manifest.json").write_text("{}")
     made(found, keeps=keeps)
     assert place.exists() == keeps
     assert json.loads((tmp_path / "sweep.json").read_text())["combinations"][found[0].label]["outcome"] == FINISHED
@@ -158,6 +159,7 @@ def test_checkpoints_that_lie_elsewhere_stay(made, tmp_path, tmp_path_factory):
     made(found)
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     (elsewhere / "step-00000004").mkdir()
+    (elsewhere / "step-00000004" / "manifest.json").write_text("{}")
     (tmp_path / found[0].label / "checkpoints").symlink_to(elsewhere)
     made(found)
     assert (elsewhere / "step-00000004").exists()

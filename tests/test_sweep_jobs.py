@@ -96,7 +96,7 @@ def test_what_is_raised_in_between_ends_them(tmp_path):
         os.kill(int(pids.read_text()), 0)
 
 
-@pytest.mark.parametrize("what", ["a pipe", "a link", "a link to the logs"])
+@pytest.mark.parametrize("what", ["a pipe", "a link", "a hard link", "a link to the logs"])
 def test_a_log_that_is_no_file_of_its_own_is_one_sentence(what, tmp_path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -106,7 +106,8 @@ def test_a_log_that_is_no_file_of_its_own_is_one_sentence(what, tmp_path):
         job.log.parent.symlink_to(elsewhere)
     else:
         job.log.parent.mkdir()
-        os.mkfifo(job.log) if what == "a pipe" else job.log.symlink_to(elsewhere / "job0.txt")
+        make = {"a pipe": lambda _, log: os.mkfifo(log), "a link": os.symlink, "a hard link": os.link}[what]
+        make(elsewhere / "job0.txt", job.log)
     with pytest.raises(UserError, match="is a link, or no file to write: remove it"):
         run_jobs([job], 1, lambda job: None, lambda job, ended: None)
     assert (elsewhere / "job0.txt").read_text() == "mine"

@@ -28,7 +28,7 @@ from cos598d.records.kinds import (
 from cos598d.records.run import RANK, RANKS
 from cos598d.records.schema import read
 
-FORMAT = "cos598d audit 1"
+FORMAT = "cos598d audit 2"
 BOOKS, BOOK = "books", "rank{rank}.json"
 RUNNING, ENDED = "running", "ended"
 REMEDY = "audit the script again"
@@ -60,7 +60,13 @@ MICRO = Fields(
         "size": COUNT,
         "samples": DIGESTS,
         "loss": OrNone(NUMBER),
+        # How the loss scales its examples (watch/loss.py), and the numbers in its text (watch/source.py).
         "weight": OrNone(NUMBER),
+        **dict.fromkeys(("counts", "multiplied", "divided"), ListOf(NUMBER)),
+        "literals": OrNone(ListOf(NUMBER)),
+        "weights": TEXT,  # a fingerprint of the model's, when the pass begins
+        "adds": FLAG,  # to gradients that an earlier pass of this step has left
+        "modes": ListOf(COUNT),  # modules by their mode (watch/replica.py)
         "rng": TEXT,
         "where": WHERE,
         "event": COUNT,
@@ -177,7 +183,7 @@ def read_book(path: Path, rank: int) -> Book:
     `open`."""
     if path.stat().st_size > MOST_BYTES:
         raise UserError(f"{path} has more than {MOST_BYTES >> 20} MB: it is no book of an audit, {REMEDY}.")
-    book = read(path, BOOK_KIND, REMEDY)
+    book = read(path, BOOK_KIND, REMEDY, MOST_BYTES)
     if book["rank"] != rank or rank >= book["world_size"]:
         raise UserError(f"{path} is the book of rank {book['rank']} of {book['world_size']}: it is damaged, {REMEDY}.")
     return book

@@ -37,7 +37,8 @@ def card(verdict: Verdict, books: Sequence[Book]) -> str:
 
 def _result(verdict: Verdict) -> str:
     faults, seen = len(verdict.of(FAULT)), verdict.seen
-    what = f"{faults} fault{'s' if faults > 1 else ''} found" if faults else "No fault found"
+    sure = "No fault found" if verdict.is_sure else "Cannot tell: no fault in what could be judged"
+    what = f"{faults} fault{'s' if faults > 1 else ''} found" if faults else sure
     judged = f"gradients judged in {seen.judged} of {seen.steps} steps"
     cost = f"the audit took {seen.own_seconds:.2f} s of {seen.seconds:.1f}"
     after = f", {seen.own_share_after:.1%} of the steps after those that it looked at closely"

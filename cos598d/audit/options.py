@@ -15,7 +15,9 @@ class AuditFlags:
     output_dir: str | None = flag(
         None, "where the books, the verdict and the record go (default: runs/audit-SCRIPT)", metavar="DIR"
     )
-    strict: bool = flag(False, "exit with 3 where a fault was found and the script itself ended well")
+    strict: bool = flag(
+        False, "exit with 3 where a fault was found, with 4 where the audit cannot tell; the script has to end well"
+    )
     world_size: int | None = flag(
         None,
         "start so many ranks here; {rank}, {world_size}, {master_ip} and {master_port} in the script's words are "

@@ -80,7 +80,7 @@ class BenchPlan:
             raise UsageError(f"--trace is of candidates: leave --sweep {self.sweep} out, or --trace.")
         if not self.largest_mb >= 2**-10:
             raise UsageError(f"--largest_mb {self.largest_mb:g}: give at least {2**-10:g} MiB, the smallest message.")
-        RunConfig(backend=self.backend, no_cuda=self.no_cuda).check(world_size)
+        RunConfig(backend=self.backend, no_cuda=self.no_cuda, threads=self.threads).check(world_size)
         self.candidates()
 
     def candidates(self) -> list[Candidate]:

@@ -1,5 +1,6 @@
 """One rank of a bench: from its plan to the record, which rank 0 hands over."""
 
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -18,7 +19,7 @@ from cos598d.bench.workload import TASK, Workload
 from cos598d.comm.communicator import Communicator
 from cos598d.errors import UsageError, flag_called
 from cos598d.measure.environment import describe_environment
-from cos598d.measure.host import peak_memory_bytes
+from cos598d.measure.host import HostGauges, peak_memory_bytes
 from cos598d.models.build import ModelSource, count_parameters, find_model
 from cos598d.rank import be_rank, take_station
 from cos598d.records.conventions import BY_LEDGER, DDP, FLOOR, WARM_UP
@@ -81,7 +82,10 @@ def _work(plan: BenchPlan, source: ModelSource | None, meeting: Meeting | None) 
         if plan.sweep:
             record["message_size"] = sweep_message_size(comm, plan.largest_mb, plan.rounds, plan.seed, bar.update)
         if candidates and source:
+            gauges, began = HostGauges(comm.device, lambda sentence: None), time.perf_counter()
+            gauges.start()
             record |= _measure(plan, source, candidates, comm, ranks_on_host, record, bar.update)
+            record["host"] = comm.collect({"seconds": time.perf_counter() - began, **gauges.read()})
     record["process_peak_memory_bytes"] = comm.collect(peak_memory_bytes())
     if comm.device.type == "cuda":
         # Of the tensors: what CUDA and the backend take for themselves is not in it.

@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,10 +45,8 @@ def trace_candidate(
     label = re.sub(r"[^A-Za-z0-9_.=+-]", "_", candidate.label)
     path = folder / f"{label}.rank{comm.rank}.json"
     folder.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(".partial")
-    try:
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".trace.") as place:  # the profiler would follow a link
+        draft = Path(place) / path.name
         profiler.export_chrome_trace(str(draft))
         write_whole(path, draft.read_bytes())
-    finally:
-        draft.unlink(missing_ok=True)
     return path

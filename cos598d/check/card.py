@@ -92,6 +92,8 @@ def verdict(result: dict[str, Any]) -> str:
     """How many claims hold, and which are not made."""
     held = sum(claim["status"] == "passed" for claim in result["claims"])
     lines = [f"\n{held} of {len(result['claims'])} claims hold."]
+    if held < len(result["claims"]):
+        lines.append(f"Models, data and steps were drawn by --nonce {result['nonce']}, which repeats them.")
     if result["not_claimed"] and not result["exact"]:
         lines.append(f"{result['class']} says that it is not exact, and does not claim {join(result['not_claimed'])}.")
     return "\n".join(lines)

@@ -1,8 +1,8 @@
 """Gradients that ranks handed in beside those that are right, tensor by tensor, up to rounding."""
 
 import functools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
@@ -33,22 +33,38 @@ class Local:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The gradients that were found at a moment beside those that are right. `run` and `step` tell moments apart."""
+    """The gradients that were found at a moment beside those that are right. `run` and `step` tell moments apart.
+
+    facts: what may tell this step from others of its run, each in words, and whether it holds.
+    """
 
     run: str
     step: int
     local: Local
     found: Sequence[Gradients]
     right: Gradients
+    facts: Mapping[str, bool] = field(default_factory=dict)
 
     @functools.cached_property
     def wrong(self) -> list[list[str]]:
         """For each rank the names of the tensors that are not right, in the model's order."""
-        scales = {name: self.scale(name) for name in self.right}
-        return [
-            [name for name, right in self.right.items() if not agrees(found[name], right, scales[name])]
-            for found in self.found
-        ]
+        return [[name for name in self.right if self._is_wrong(rank, name)] for rank in range(len(self.found))]
+
+    def off(self, rank: int, name: str) -> torch.Tensor:
+        """Whether each element of a tensor is wrong on a rank, (elements,), where there is one and should be."""
+        found, right = self.pair(rank, name)
+        return ~((found - right).abs() <= TOLERANCE * self.scale(name)).flatten()
+
+    def pair(self, rank: int, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """What was found of a tensor on a rank and what is right, in float64, where there is one and should be."""
+        found, right = self.found[rank][name], self.right[name]
+        if found is None or right is None:
+            raise ValueError(f"{name} is None")
+        return found.double(), right.double()
+
+    def _is_wrong(self, rank: int, name: str) -> bool:
+        found, right = self.found[rank][name], self.right[name]
+        return found is not right if found is None or right is None else bool(self.off(rank, name).any())
 
     def scale(self, name: str) -> float:
         """The largest element of any rank's own gradient."""

@@ -8,7 +8,6 @@ import multiprocessing
 import os
 import re
 import signal
-import stat
 import tempfile
 import threading
 import time
@@ -29,15 +28,14 @@ from cos598d.check.supervisor import (
     IsStuck,
     supervise,
 )
+from cos598d.files import open_plain
 from cos598d.program import own_python_path
 
 # Forked from a server that has torch loaded already: a rank starts in a blink, and from a clean process.
 _context = multiprocessing.get_context("forkserver")
 # The first that the server loads, and the variable by which it knows who started it, where that may not be survived.
 ENDS_WITH_STARTER, STARTER = "cos598d.check.server", "COS598D_STARTER"
-# What torch imports at an optimizer's first step: 2 s of processor, else of every rank of every world.
-OPTIMIZERS = "torch._dynamo"
-PRELOADED = [ENDS_WITH_STARTER, "cos598d.check.claims", "cos598d.run", OPTIMIZERS]
+PRELOADED = [ENDS_WITH_STARTER, "cos598d.check.claims", "cos598d.run"]
 _context.set_forkserver_preload(PRELOADED)
 
 RETURNED, RAISED, LATE, DIED = "returned", "raised", "did not end", "died"
@@ -142,11 +140,6 @@ def _endings(line: Connection, seconds: float) -> list[tuple[int | None, str]]:
     return []
 
 
-def load_no_optimizer() -> None:
-    """Let a server that is started from now on load less: no claim that is to be tried makes an optimizer's step."""
-    _context.set_forkserver_preload([name for name in PRELOADED if name != OPTIMIZERS])
-
-
 def preload(modules: Sequence[str]) -> None:
     """Start the server, unless it runs, with these modules in place of PRELOADED."""
     _context.set_forkserver_preload([ENDS_WITH_STARTER, *modules])
@@ -214,16 +207,11 @@ def _answered(data: bytes, end: RankEnd) -> RankEnd | None:
 def bytes_of(path: Path, most: int) -> bytes:
     """The end of a file's content; nothing where there is no plain file."""
     try:
-        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open_plain(path, "rb", follows=False) as content:
+            content.seek(max(0, os.fstat(content.fileno()).st_size - most))
+            return bytes(content.read(most))
     except OSError:
         return b""
-    about = os.fstat(file)
-    if not stat.S_ISREG(about.st_mode):
-        os.close(file)
-        return b""
-    with os.fdopen(file, "rb") as content:
-        content.seek(max(0, about.st_size - most))
-        return content.read(most)
 
 
 def _threads(dump: str) -> tuple[tuple[Frame, ...], ...]:

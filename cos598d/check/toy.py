@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from cos598d.check.nonce import seed_of
 from cos598d.data.text.features import Features
 from cos598d.data.text.layout import Layout
 
@@ -127,7 +128,7 @@ def toy_model(seed: int, shape: Shape = SMALL) -> ToyModel:
 
 def local_batch(rank: int, step: int, with_first_label: bool = True, seed: int = 0) -> dict[str, torch.Tensor]:
     """Four sentences that only this rank sees in this step; without label 0 they leave `sometimes` unused."""
-    batch = ToyFeatures(4, seed=(seed, step, rank)).collate(np.arange(4))
+    batch = ToyFeatures(4, seed=(seed_of(seed, rank), step, rank)).collate(np.arange(4))
     batch["labels"] = batch["labels"].clamp(min=0 if with_first_label else 1)
     if with_first_label:
         batch["labels"][0] = 0

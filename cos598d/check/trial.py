@@ -15,6 +15,7 @@ from cos598d.errors import UsageError
 from cos598d.sync import get_sync
 from cos598d.sync.from_file import is_own
 
+NONCE_BITS = 32
 # Of several statuses at several world sizes, the first is the claim's.
 WORST_FIRST = (CRASHED, DID_NOT_END, FAILED, PASSED)
 
@@ -23,15 +24,17 @@ class Trial:
     """One check of the sync called `name`: FILE.py:CLASS, or a registered one.
 
     A claim may take `seconds` at one number of ranks. The ranks' working directory is `folder`, by default this
-    process's. A class from a file must keep all claims, whatever it says of itself; a registered sync those that it
-    makes. Raises UsageError where the file cannot be loaded.
+    process's. `nonce` decides all that is drawn; by default it is new. A class from a file must keep all claims,
+    whatever it says of itself; a registered sync those that it makes.
+
+    Raises UsageError where the file cannot be loaded.
     """
 
-    def __init__(self, name: str, seconds: float, folder: Path | None = None):
+    def __init__(self, name: str, seconds: float, folder: Path | None = None, nonce: int | None = None):
         self.name, self.seconds, self._folder = name, seconds, None if folder is None else str(folder)
         self.about = self._describe()
         self.made: Sequence[Claim] = CLAIMS if is_own(name) else claims_of(get_sync(name))
-        self.nonce = secrets.randbits(32)
+        self.nonce = secrets.randbits(NONCE_BITS) if nonce is None else nonce
 
     @property
     def file(self) -> str:

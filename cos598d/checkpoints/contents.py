@@ -64,9 +64,9 @@ class Entry:
         """That of its elements."""
         return self.pieces[0].dtype
 
-    def facts(self) -> tuple[str, str, tuple[int, ...], str]:
-        """What another rank has to know to receive it."""
-        return self.kind, self.name, self.shape, dtype_name(self.dtype)
+    def facts(self) -> tuple[str, str, tuple[int, ...], str, str]:
+        """What another rank has to know to receive it; the last is its file, of several the first."""
+        return self.kind, self.name, self.shape, dtype_name(self.dtype), self.pieces[0].file
 
 
 class Contents:

@@ -10,11 +10,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from cos598d.files import parse_json
+from cos598d.files import open_plain, parse_json
+from cos598d.records.live import CHECKPOINTS
 from cos598d.terminal.printable import printable
 
 FORMAT = 1
-FOLDER = "checkpoints"  # in a run's output folder
+FOLDER = CHECKPOINTS  # in a run's output folder
 MANIFEST, TRAINING = "manifest.json", "training.json"
 MODEL_FOLDER, MODEL = "model", "model/model.safetensors"
 OPTIMIZER, OWN, RANK = "optimizer.rank{rank}.safetensors", "own.rank{rank}.safetensors", "rank{rank}.json"
@@ -167,18 +168,11 @@ def open_inside(folder: Path, name: str) -> IO[bytes]:
     try:
         if path.parent != folder and not stat.S_ISDIR(os.lstat(path.parent).st_mode):
             raise Damaged(f"{path.parent.name} is not a folder")
-        # Without waiting: a pipe that nobody writes to would block for ever.
-        flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
-        file = os.fdopen(os.open(path, flags), "rb", buffering=0)
+        return open_plain(path, "rb", follows=False)
     except FileNotFoundError:
         raise Damaged(f"{name} is missing") from None
     except OSError as error:
-        reason = "it is a link" if path.is_symlink() else error.strerror
-        raise Damaged(f"{name} cannot be opened: {reason}") from None
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise Damaged(f"{name} is not a plain file")
-    return file
+        raise Damaged(f"{name} cannot be opened: {error.strerror}") from None
 
 
 def _file_name(name: str) -> str:

@@ -12,7 +12,7 @@ from torch import nn
 
 from cos598d.checkpoints.contents import Contents, Forms, read_contents
 from cos598d.checkpoints.disks import transfer
-from cos598d.checkpoints.layout import FOLDER, MANIFEST, RANK, Damaged, check_digests, read_manifest, steps
+from cos598d.checkpoints.layout import FOLDER, MANIFEST, MODEL, RANK, Damaged, check_digests, read_manifest, steps
 from cos598d.checkpoints.prune import put_back
 from cos598d.checkpoints.snapshot import OF_STRATEGY, OF_TRAINING, Own
 from cos598d.checkpoints.tensors import as_bytes
@@ -87,10 +87,19 @@ class Checkpoint:
         return [facts[OF_TRAINING][name] for facts in broadcast_json(comm, every, name)]
 
     def load_model(self, model: nn.Module, comm: Communicator) -> None:
-        """Put weights and buffers alone into a model that is whole on every rank; every rank must call it."""
+        """Put weights and buffers alone into a model that is whole on every rank; every rank must call it.
+
+        Raises UserError, the same on every rank, where this is another model's.
+        """
+        missing = dict.fromkeys(name for name, _ in (*model.named_parameters(), *model.named_buffers()))
         for whole in self._wholes(comm, (WEIGHTS, BUFFERS)):
             put_into_model(model, whole)
+            missing.pop(whole.name, None)
         self._close()
+        if missing:
+            raise UsageError(
+                f"{self.path / MODEL} lacks {next(iter(missing))}, which this model has: remove {self.path}."
+            )
 
     def _close(self) -> None:
         if self.contents:
@@ -100,12 +109,12 @@ class Checkpoint:
         """Every tensor of the state, of some `kinds` or all, one after the other, on every rank."""
         here = self.contents
         entries = broadcast_json(comm, [entry.facts() for entry in here.entries] if here else None, "checkpoint")
-        for place, (kind, name, shape, dtype) in enumerate(entries):
+        for place, (kind, name, shape, dtype, file) in enumerate(entries):
             if kinds and kind not in kinds:
                 continue
             tensor = here.read(place) if here else torch.empty(shape, dtype=getattr(torch, dtype))
             _broadcast(comm, tensor, f"{kind}/{name}")
-            yield Whole(kind, name, tensor)
+            yield Whole(kind, name, tensor, str(self.path / file))
 
     def _own(self, comm: Communicator, with_strategy: bool) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """What this rank remembered; each rank's goes to it alone. Nothing where there was no such rank."""
@@ -216,7 +225,7 @@ def _newest(folder: Path | None, forms: Forms) -> Checkpoint | None:
     if folder is None or not folder.is_dir():
         return None
     with contextlib.suppress(OSError), locked(folder) as is_alone:  # one that cannot be changed is read as it is
-        if is_alone:
+        if is_alone and not folder.is_symlink():
             put_back(folder)
     remarks: list[str] = []
     for _, place in steps(folder):

@@ -14,7 +14,7 @@ from cos598d.checkpoints.snapshot import HostMemory, Own, Part, take
 from cos598d.checkpoints.writer import Place, Writing, wait_for_key
 from cos598d.comm.communicator import Communicator
 from cos598d.errors import UserError
-from cos598d.files import json_text
+from cos598d.files import json_text, own_folder
 from cos598d.locks import locked
 from cos598d.strategies.base import Strategy
 
@@ -62,7 +62,7 @@ class Checkpoints:
         with contextlib.ExitStack() as lock:
 
             def prepare() -> None:
-                folder.mkdir(parents=True, exist_ok=True)
+                own_folder(folder)
                 if not lock.enter_context(locked(folder)):
                     raise UserError(f"{folder} is in use by another run: choose another --output_dir.")
                 tidy(folder)

@@ -26,7 +26,7 @@ from pathlib import Path
 from torch.distributed import Store
 
 from cos598d.checkpoints.layout import MANIFEST, MODEL_FOLDER, Manifest, Written, beside_name, step_name
-from cos598d.checkpoints.prune import prune
+from cos598d.checkpoints.prune import check_replaceable, discard, prune
 from cos598d.checkpoints.snapshot import HostMemory, Part
 from cos598d.checkpoints.tensors import write_bytes, write_tensors
 from cos598d.errors import first_line
@@ -229,7 +229,8 @@ def wait_for_key(store: Store, key: str, is_given_up: threading.Event | None = N
 def take_name(partial: Path, target: Path, token: str) -> None:
     """Give a whole checkpoint its name, in place of one that has it; that one is back where this does not work."""
     old = target.with_name(beside_name(target.name, token, "old"))
-    if target.exists():
+    if os.path.lexists(target):
+        check_replaceable(target)
         target.rename(old)
     try:
         partial.rename(target)
@@ -238,4 +239,6 @@ def take_name(partial: Path, target: Path, token: str) -> None:
             old.rename(target)
         raise
     sync_folder(target.parent)
-    shutil.rmtree(old, ignore_errors=True)
+    if old.exists():
+        with contextlib.suppress(OSError):
+            discard(old)

@@ -2,6 +2,7 @@
 
 from typing import Any, Protocol
 
+import torch
 import torch.distributed as dist
 
 from cos598d.comm.ledger import Ledger
@@ -17,8 +18,18 @@ class Pending(Protocol):
 class Call:
     """A collective under way; `wait` blocks until the result is there, and enters the call in the ledger."""
 
-    def __init__(self, ledger: Ledger, work: dist.Work | None, row: dict[str, Any] | None, time: Time, started: Moment):
+    def __init__(
+        self,
+        ledger: Ledger,
+        work: "Pending | dist.Work | None",
+        row: dict[str, Any] | None,
+        time: Time,
+        started: Moment,
+        landing: tuple[torch.Tensor, torch.Tensor] | None = None,
+    ):
+        """`landing`: what travels, and the tensor into which it is copied when it is there; None: the tensor itself."""
         self._ledger, self._work, self._row, self._time, self._started = ledger, work, row, time, started
+        self._landing = landing
 
     @classmethod
     def done(cls) -> "Call":
@@ -40,5 +51,9 @@ class Call:
             return
         if self._work is not None:
             self._work.wait()
+        if self._landing is not None:
+            travelled, tensor = self._landing
+            tensor.copy_(travelled)
+            self._landing = None
         self._ledger.enter_call(self._row, self._time, self._started, self._time.now())
         self._row = None

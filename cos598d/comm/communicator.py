@@ -7,14 +7,14 @@ does not tell: its calls are taken to move what gloo's do. Collectives of a sync
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from cos598d.comm.calls import Call
+from cos598d.comm.calls import Call, Pending
 from cos598d.comm.gloo import all_reduce_bytes, broadcast_bytes, reduce_bytes, root_bytes
 from cos598d.comm.ledger import GRADIENTS, Ledger, Row, dtype_name, size_in_bytes
 from cos598d.comm.messages import Composed
@@ -34,6 +34,9 @@ class Communicator:
 
     With a world of one rank nothing travels: results are the rank's own tensors, and the ledger stays empty.
     `device` is where this rank's tensors live, `time` tells the moments of its work, `backend` is "gloo" or "nccl".
+
+    gloo reads a tensor's memory from its first element on, whatever its strides are, and takes few dtypes. So a tensor
+    that is not contiguous travels as a dense copy, and what is only moved travels as bytes.
     """
 
     def __init__(self, meeting: Meeting | None, backend: str, device: torch.device, ledger: Ledger | None = None):
@@ -98,20 +101,24 @@ class Communicator:
         """Put the sum (or `op`, a torch.distributed.ReduceOp) over all ranks into `tensor` of each; return the call."""
         payload = size_in_bytes(tensor)
         moved = all_reduce_bytes(payload, self.world_size)
+        dense = _dense(tensor)
         return self._start(
-            lambda: dist.all_reduce(tensor, op=op or dist.ReduceOp.SUM, group=self.group, async_op=True),
+            lambda: dist.all_reduce(dense, op=op or dist.ReduceOp.SUM, group=self.group, async_op=True),
             ("all_reduce", tensor, name, purpose, moved, moved),
             async_op,
+            dense,
         )
 
     def broadcast(self, tensor: torch.Tensor, name: str, *, root: int = 0, purpose: str = GRADIENTS) -> None:
         """Put the root's `tensor` into `tensor` of each rank."""
         distance = (self.rank - root) % self.world_size
         sent, received = broadcast_bytes(size_in_bytes(tensor), self.world_size, distance)
+        dense = _dense(tensor)
         self._start(
-            lambda: dist.broadcast(tensor, src=self.peer(root), group=self.group, async_op=True),
+            lambda: dist.broadcast(_as_bytes(dense), src=self.peer(root), group=self.group, async_op=True),
             ("broadcast", tensor, name, purpose, sent, received),
             False,
+            dense,
         )
 
     def gather(
@@ -123,14 +130,15 @@ class Communicator:
         is_root = self.rank == root
         payload = size_in_bytes(tensor)
         moved = root_bytes(payload, self.world_size, is_root)
-        started = self.time.now()
-        travelling = self.to_host(tensor)
+        travelling = self.to_host(_as_bytes(_dense(tensor)))
         parts = [torch.empty_like(travelling) for _ in range(self.world_size)] if is_root else None
         sent, received = (0, moved) if is_root else (moved, 0)
-        work = dist.gather(travelling, parts, dst=self.peer(root), group=self.group, async_op=True)
-        row = self.row("gather", tensor, name, purpose, sent, received)
-        Call(self.ledger, work, row, self.time, started).wait()
-        return None if parts is None else [part.to(tensor.device) for part in parts]
+        self._start(
+            lambda: dist.gather(travelling, parts, dst=self.peer(root), group=self.group, async_op=True),
+            ("gather", tensor, name, purpose, sent, received),
+            False,
+        )
+        return None if parts is None else [_from_bytes(part, tensor).to(tensor.device) for part in parts]
 
     def scatter(
         self,
@@ -147,23 +155,29 @@ class Communicator:
             return
         is_root = self.rank == root
         moved = root_bytes(size_in_bytes(tensor), self.world_size, is_root)
-        started = self.time.now()
-        landing = self.to_host(tensor)
-        sources = [self.to_host(part) for part in parts] if is_root and parts is not None else None
+        dense = _dense(tensor)
+        landing = self.to_host(_as_bytes(dense))
+        is_sent = is_root and parts is not None
+        sources = [self.to_host(_as_bytes(_dense(part))) for part in parts or ()] if is_sent else None
         sent, received = (moved, 0) if is_root else (0, moved)
-        work = dist.scatter(landing, sources, src=self.peer(root), group=self.group, async_op=True)
-        row = self.row("scatter", tensor, name, purpose, sent, received)
-        Call(self.ledger, work, row, self.time, started).wait()
-        if landing is not tensor:
-            tensor.copy_(landing)
+        self._start(
+            lambda: dist.scatter(landing, sources, src=self.peer(root), group=self.group, async_op=True),
+            ("scatter", tensor, name, purpose, sent, received),
+            False,
+        )
+        if landing.data_ptr() != tensor.data_ptr():
+            tensor.copy_(_from_bytes(landing, tensor))
 
     def reduce(self, tensor: torch.Tensor, name: str, *, root: int = 0, purpose: str = GRADIENTS) -> None:
         """Put the sum over all ranks into the root's `tensor`; what the others' hold afterwards is undefined."""
         sent, received = reduce_bytes(size_in_bytes(tensor), self.world_size, self.rank, self.rank == root)
+        dense = _dense(tensor)
+        real = torch.view_as_real(dense) if dense.is_complex() else dense
         self._start(
-            lambda: dist.reduce(tensor, dst=self.peer(root), group=self.group, async_op=True),
+            lambda: dist.reduce(real, dst=self.peer(root), group=self.group, async_op=True),
             ("reduce", tensor, name, purpose, sent, received),
             False,
+            dense,
         )
 
     def all_gather(
@@ -172,10 +186,11 @@ class Communicator:
         """The tensors of all ranks, of one shape, in order of rank, and the call to wait for before they are read."""
         if self.world_size == 1:
             return [tensor], Call.done()
-        parts = [torch.empty_like(tensor) for _ in range(self.world_size)]
+        dense = _dense(tensor)
+        parts = [torch.empty_like(dense) for _ in range(self.world_size)]
         moved = (self.world_size - 1) * size_in_bytes(tensor)
         call = self._start(
-            lambda: dist.all_gather(parts, tensor, group=self.group, async_op=True),
+            lambda: dist.all_gather(parts, dense, group=self.group, async_op=True),
             ("all_gather", tensor, name, purpose, moved, moved),
             async_op,
         )
@@ -210,19 +225,24 @@ class Communicator:
             Row(self.ledger.iteration, purpose, op, tensor, tuple(shape), dtype_name(dtype), payload, *moved, None)
         )
 
-    def _start(self, collective, entry: tuple, async_op: bool) -> Call:
+    def _start(self, collective, entry: tuple, async_op: bool, dense: torch.Tensor | None = None) -> Call:
+        """`dense`: what travels for the entry's tensor, and is copied into it where it is another."""
         if self.world_size == 1:
             return Call.done()
         started = self.time.now()
-        call = Call(self.ledger, collective(), self.row(*entry), self.time, started)
+        landing = None if dense is None or dense is entry[1] else (dense, entry[1])
+        call = Call(self.ledger, collective(), self.row(*entry), self.time, started, landing)
         if not async_op:
             call.wait()
         return call
 
+    def guard(self, start: Callable[[], Any], name: str) -> Pending:
+        """Start a message or a collective on the tensor of this name. Its errors are torch's."""
+        return start()
+
     def row(self, op: str, tensor: torch.Tensor, name: str, purpose: str, sent: int, received: int) -> dict[str, Any]:
-        """A row of the ledger for a call of this iteration, without its times."""
+        """A row of the ledger for a call, without its iteration and its times."""
         return {
-            "iteration": self.ledger.iteration,
             "purpose": purpose,
             "op": op,
             "tensor": name,
@@ -236,6 +256,21 @@ class Communicator:
     def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor, or a copy in the host's memory: gloo has no gather, scatter or messages for CUDA tensors."""
         return tensor.cpu() if self.backend == "gloo" else tensor
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself, or a contiguous copy of it; a sparse one travels as it is."""
+    return tensor.resolve_conj().resolve_neg().contiguous() if tensor.layout == torch.strided else tensor
+
+
+def _as_bytes(dense: torch.Tensor) -> torch.Tensor:
+    """A contiguous tensor's memory, (bytes,) uint8."""
+    return dense.view(-1).view(torch.uint8)
+
+
+def _from_bytes(part: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """What `_as_bytes` made of a tensor of this one's dtype and shape."""
+    return part.view(tensor.dtype).view(tensor.shape)
 
 
 def open_group(meeting: Meeting | None, backend: str) -> None:

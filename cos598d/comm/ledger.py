@@ -1,5 +1,6 @@
 """The ledger: one row for every collective call that a rank really made, with the bytes it moved."""
 
+import functools
 import json
 from collections import defaultdict
 from collections.abc import Iterable
@@ -25,14 +26,15 @@ OF_TRAINING = (GRADIENTS, PARAMETERS, AGREEMENT, LOSS, BUFFERS)
 class Row:
     """One collective call of one rank.
 
-    `iteration` counts from 1; 0 is before training. `payload_bytes` is the tensor's size; `bytes_sent` and
-    `bytes_received` are what the algorithm's formula says this rank's links carried, rounded to a byte;
+    `iteration` counts from 1; 0 is before training. A call is of the iteration in which it ended, or after which, up to
+    the next one's begin. `payload_bytes` is the tensor's size; `bytes_sent` and `bytes_received` are what the
+    algorithm's formula says this rank's links carried, rounded to a byte;
     `seconds` is from the call to its completion; for a call that ran beside other work, to when it was waited for; None
     where the library that made the call does not tell. On CUDA both are moments of the stream that computes: when it
     got to the call, and when it went on after waiting; `seconds` is None until the ledger's `settle`. `messages`
     is how many this rank sent, for a call that a sync composed of messages; None for the library's own collectives.
     `started` is in seconds since the iteration began; None before training, and where `seconds` is. It is below 0 for
-    a call that was begun after the step before, and waited for in this one.
+    a call that was begun in an earlier iteration, or after it.
     """
 
     iteration: int
@@ -88,8 +90,8 @@ class Ledger:
     """Rows in the order of the calls, written as JSON lines by `flush`, summed on the way.
 
     The training loop says when an iteration begins. Without `output` the rows of the iterations so far stay in `rows`.
-    With it only their sums are kept: those of an iteration until `take_totals`, and `by_purpose` those of all, also of
-    the rows that the `keeper` does not want written.
+    With it only their sums are kept: those since the last `take`, and `by_purpose` those of all, also of the rows that
+    the `keeper` does not want written.
     """
 
     def __init__(self, output: Output | None = None, keeper: Keeper | None = None):
@@ -100,6 +102,7 @@ class Ledger:
         self.entered = self.written = 0  # rows flushed so far, and those of them that were written
         self._output, self._keeper = output, keeper
         self._flushed: dict[int, Totals] = {}
+        self._moved = (0, 0)  # bytes sent and received by what was flushed since the last `take`
         self._began: Moment = None
         # Rows whose end the device may not have got to: place, time, the iteration's begin, the call's begin and end.
         self._unsettled: list[tuple[int, Time, Moment, Moment, Moment]] = []
@@ -113,12 +116,16 @@ class Ledger:
         self.rows.append(row)
 
     def enter_call(self, facts: dict[str, Any], time: Time, started: Moment, ended: Moment) -> None:
-        """Add a call by a row's fields but its times, which are those of two moments of `time`."""
+        """Add a call that has ended, by a row's fields except its iteration and its times.
+
+        Its iteration is the one under way now: that of its start may be over, and summed up. Its times are those of two
+        moments of `time`.
+        """
         if time.is_at_once:
-            self.rows.append(Row(**facts, **_times(time, self._began, started, ended)))
+            self.rows.append(Row(self.iteration, **facts, **_times(time, self._began, started, ended)))
             return
         self._unsettled.append((len(self.rows), time, self._began, started, ended))
-        self.rows.append(Row(**facts, seconds=None))
+        self.rows.append(Row(self.iteration, **facts, seconds=None))
 
     def settle(self) -> None:
         """Give all rows their seconds. The host waits until the device has got to the end of each call."""
@@ -146,13 +153,9 @@ class Ledger:
             calls, payload, sent, received = self.by_purpose.get(row.purpose, (0, 0, 0, 0))
             moved = (payload + row.payload_bytes, sent + row.bytes_sent, received + row.bytes_received)
             self.by_purpose[row.purpose] = (calls + 1, *moved)
+            self._moved = (self._moved[0] + row.bytes_sent, self._moved[1] + row.bytes_received)
         self._flushed = self.totals_by_iteration()
         self.rows = []
-
-    def moved(self, iteration: int) -> tuple[int, int]:
-        """Bytes sent and received by all of an iteration's calls since the last flush, evaluation's not among them."""
-        rows = [row for row in self.rows if row.iteration == iteration and row.purpose in OF_TRAINING]
-        return sum(row.bytes_sent for row in rows), sum(row.bytes_received for row in rows)
 
     def totals_by_iteration(self) -> dict[int, Totals]:
         """The synchronizing calls summed by iteration, those flushed and those not, which may be of the same one."""
@@ -161,10 +164,12 @@ class Ledger:
             found[iteration] = found.get(iteration, Totals()).plus(total)
         return found
 
-    def take_totals(self) -> dict[int, Totals]:
-        """As `totals_by_iteration`, of what was flushed since this was called last."""
-        found, self._flushed = self._flushed, {}
-        return found
+    def take(self) -> tuple[tuple[int, int], Totals]:
+        """Flush; of all rows since this was called last, the bytes sent and received, and the synchronizing calls."""
+        self.flush()
+        moved, found = self._moved, self._flushed
+        self._moved, self._flushed = (0, 0), {}
+        return moved, functools.reduce(Totals.plus, found.values(), Totals())
 
     def position(self) -> dict[str, Any]:
         """The sums of all rows so far (JSON), for `resume`."""
@@ -189,7 +194,7 @@ def _shortened(row: Row) -> dict[str, Any]:
 
 
 def _times(time: Time, began: Moment, started: Moment, ended: Moment) -> dict[str, Any]:
-    """A row's times, of a call in an iteration that `began` then (None: before the first)."""
+    """A row's times, of a call that ended in an iteration that `began` then (None: before the first)."""
     return {
         "seconds": time.seconds(started, ended),
         "started": None if began is None else time.seconds(began, started),

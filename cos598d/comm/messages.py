@@ -1,7 +1,8 @@
 """Messages between two ranks, of which a sync composes a collective of its own."""
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -20,7 +21,7 @@ class Messages:
 
     def __init__(
         self,
-        works: list[dist.Work],
+        works: list[Any],
         landings: list[tuple[torch.Tensor, torch.Tensor]],
         departures: list[torch.Tensor],
         deadlocks: DeadlockDetector,
@@ -96,7 +97,10 @@ class Composed:
             self.bytes_sent += size_in_bytes(tensor)
         group = self._comm.group
         if self._comm.messages_have_tags:
-            started = [operation(tensor, peer, group=group, tag=tag) for operation, tensor, peer in operations]
+            started: list[Any] = [
+                self._comm.guard(functools.partial(operation, tensor, peer, group=group, tag=tag), self._entry[2])
+                for operation, tensor, peer in operations
+            ]
         elif operations:  # nccl may wait for a message's other end, so it must know of all of them together
             started = [*dist.batch_isend_irecv([dist.P2POp(*each, group=group) for each in operations])]
         else:

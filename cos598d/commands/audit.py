@@ -24,7 +24,7 @@ from cos598d.grade.scored import NOT_JUDGED
 from cos598d.terminal.printable import printable
 from cos598d.terminal.signals import exits_on_sigterm
 
-FAULTS_FOUND = 3  # the exit code with --strict
+FAULTS_FOUND, CANNOT_TELL = 3, 4  # the exit codes with --strict
 Grader = Callable[[Verdict | None, str], int]  # of the verdict and how the script failed, to the exit code
 
 
@@ -96,7 +96,7 @@ def _again(folder: Path, words: Sequence[str], flags: AuditFlags, grade: Grader 
         failed = next((book for book in books if book["exit_code"]), None)
         end = f"rank {failed['rank']} ended with exit code {failed['exit_code']}" if failed else ""
         return grade(verdict, end)
-    return FAULTS_FOUND if flags.strict and verdict.of(FAULT) else 0
+    return _strict(verdict) if flags.strict else 0
 
 
 def _as_rank(told: Told, words: Sequence[str]) -> int:
@@ -139,7 +139,14 @@ def _judged(folder: Path, strict: bool, code: int, grade: Grader | None = None) 
     print(f"no record for compare and report: {without}." if without else f"record: {folder}", flush=True)
     if grade:
         return grade(verdict, end)
-    return FAULTS_FOUND if strict and not code and verdict.of(FAULT) else code
+    return _strict(verdict) if strict and not code else code
+
+
+def _strict(verdict: Verdict) -> int:
+    """The exit code with --strict, of a script that ended well."""
+    if verdict.of(FAULT):
+        return FAULTS_FOUND
+    return 0 if verdict.is_sure else CANNOT_TELL
 
 
 def _check_folder(folder: Path) -> None:

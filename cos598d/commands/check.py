@@ -18,12 +18,12 @@ from cos598d.check.claims.base import Claim
 from cos598d.check.cost import compare, is_cost
 from cos598d.check.judge import CRASHED, DID_NOT_END, PASSED, Outcome, judge
 from cos598d.check.spawn import RankEnd, longer_than, run_world
-from cos598d.check.trial import Trial, facts_of
+from cos598d.check.trial import NONCE_BITS, Trial, facts_of
 from cos598d.commands import learn
 from cos598d.commands.flags import check_output_file
 from cos598d.commands.result_flags import add_assignment, add_result_files, wants_files
 from cos598d.errors import UsageError, UserError
-from cos598d.files import write_json
+from cos598d.files import read_plain, write_json
 from cos598d.learn.lessons import get_lesson
 from cos598d.learn.student import number_of
 from cos598d.terminal.signals import exits_on_sigterm
@@ -45,6 +45,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--seconds", type=float, metavar="X", help="what a claim may take at one world size (default: 20)"
     )
     parser.add_argument("--claims", metavar="NAME,NAME", help="the claims to try (default: all)")
+    parser.add_argument("--nonce", type=int, metavar="N", help="repeat the draws of a card that printed this number")
     parser.add_argument("--no_speed", action="store_true", help="measure no seconds")
     parser.add_argument(
         "--json", metavar="FILE", help="write the card's result there as JSON too; -: print them instead of the card"
@@ -64,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
     if lesson is not None:
         if wants_files(options):
             raise UsageError(f"{options.sync} is a lesson's: grade it, with an assignment of the kind lesson.")
-        for name in ("world_sizes", "seconds", "claims", "no_speed"):
+        for name in ("world_sizes", "seconds", "claims", "nonce", "no_speed"):
             if getattr(options, name) not in (None, False):
                 raise UsageError(
                     f"--{name} is for a gradient sync, and {options.sync} is of lesson {lesson}: leave it out."
@@ -80,10 +81,12 @@ def run(options: argparse.Namespace) -> int:
     seconds = options.seconds if options.seconds is not None else results.seconds if results else SECONDS
     if not 0 < seconds < 10_000:
         raise UsageError(f"--seconds {seconds:g}: give the seconds that a claim may take, above 0 and below 10000.")
+    if options.nonce is not None and not 0 <= options.nonce < 1 << NONCE_BITS:
+        raise UsageError(f"--nonce {options.nonce}: give the number that a card printed.")
     say: Callable[[str], None] = (lambda _: None) if options.json == "-" else partial(print, flush=True)
     with exits_on_sigterm():
         try:
-            trial = Trial(options.sync, seconds)
+            trial = Trial(options.sync, seconds, nonce=options.nonce)
         except UsageError as error:
             if results:
                 results.refuse(str(error))
@@ -113,7 +116,7 @@ def _lesson_of(name: str) -> int | None:
     if not name.endswith(".py"):
         return None
     try:
-        return number_of(Path(name).read_bytes())
+        return number_of(read_plain(name))
     except OSError:
         return None
 

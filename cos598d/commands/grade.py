@@ -33,6 +33,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_needed_assignment(parser)
     parser.add_argument("--csv", type=Path, metavar="FILE", help="the class's table, written after each submission")
     add_result_files(parser)
+    parser.add_argument(
+        "--as_root",
+        action="store_true",
+        help="let submissions run as root where they cannot run as nobody (default: refuse)",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -68,8 +73,8 @@ def _one(options: argparse.Namespace, assignment: "Assignment") -> int:
     from cos598d.grade.result_files import ResultFiles
     from cos598d.grade.submission import grading
 
-    results = ResultFiles(assignment, options.gradescope, options.classroom50)
-    with grading(assignment) as grader:
+    with grading(assignment, options.as_root) as grader:
+        results = ResultFiles(assignment, options.gradescope, options.classroom50)
         if grader.remark:
             print(grader.remark)
         end = grader.grade(options.folder, results.add)
@@ -95,11 +100,12 @@ def _class(options: argparse.Namespace, assignment: "Assignment") -> int:
         line = f"{printable(graded.name, 40):24} {points:>12} {graded.status:11} {graded.seconds:6.1f} s  {words}"
         print(line.rstrip(), flush=True)
 
-    print(f"{assignment.title}: {number(sum(assignment.points.values()))} points for {len(assignment.points)} claims")
+    points = assignment.points
+    print(f"{printable(assignment.title, 200)}: {number(sum(points.values()))} points for {len(points)} claims")
     submissions, passed_over = submissions_in(options.folder)
     if passed_over:
         print(f"passed over, as submissions are folders and .py files, without . or _ in front: {names(passed_over)}")
-    with grading(assignment) as grader:
+    with grading(assignment, options.as_root) as grader:
         if grader.remark:
             print(grader.remark)
         graded = grade_class(submissions, grader, assignment, options.csv, say)

@@ -12,7 +12,7 @@ from cos598d.commands.run_flags import run_values
 from cos598d.config import RunConfig
 from cos598d.errors import UsageError
 from cos598d.fields import LARGEST
-from cos598d.files import parse_json
+from cos598d.files import parse_json, read_plain
 from cos598d.records.run import RANKS
 from cos598d.sync.from_file import is_own
 from cos598d.terminal.printable import printable
@@ -90,11 +90,7 @@ def read_config(path: Path) -> dict[str, Any]:
     Raises UsageError for a file that cannot be read, that is no config, or that is of another version.
     """
     try:
-        with path.open("rb") as file:
-            text = file.read(MOST_BYTES + 1)
-        if len(text) > MOST_BYTES:
-            raise ValueError(f"it has more than {MOST_BYTES} bytes")
-        values = parse_json(text.decode("utf-8"))
+        values = parse_json(read_plain(path, MOST_BYTES).decode("utf-8"))
     except OSError as error:
         raise UsageError(f"--config {path} cannot be read: {error.strerror}.") from None
     except (ValueError, RecursionError) as error:

@@ -153,6 +153,7 @@ def _number(word: str) -> float:
 
 def _is_made(folder: TableFolder, plan: Plan, values: Mapping[str, Any], head: str) -> bool:
     """Whether the plan's run is finished: before, or now."""
+    folder.check_own(plan.place)
     again = folder.said(plan.place)
     try:
         if folder.finished_run(plan):

@@ -53,8 +53,13 @@ class TableFolder(RunsFolder):
         self.damage = ""  # what is wrong with the state that an earlier call left
         try:
             self.rows = read(path / self.state_file, MapOf(ROW), REMEDY)
+        except FileNotFoundError:
+            if any(path.iterdir()):
+                raise UserError(
+                    f"--runs_dir {path} is not empty, and no table of strategies is in it: choose another folder."
+                ) from None
         except (UserError, OSError) as error:
-            self.damage = str(error) if isinstance(error, UserError) else ""
+            self.damage = str(error) if isinstance(error, UserError) else f"{error.filename}: {error.strerror}"
 
     def check_flags(self, plans: Iterable[Plan], values: Mapping[str, Any], ranks: int) -> None:
         """Raise UsageError where a finished run, of this call or of an earlier one, had other flags than are given now.

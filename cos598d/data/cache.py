@@ -2,13 +2,14 @@
 
 import contextlib
 import hashlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from cos598d.errors import UserError
-from cos598d.files import cache_folder, whole_file
+from cos598d.files import cache_folder, open_own, open_plain, whole_file
 
 Arrays = dict[str, np.ndarray]
 
@@ -32,7 +33,9 @@ def cached_arrays(
         return kept
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(file.with_suffix(".lock")):
+        lock = file.with_suffix(".lock")
+        os.close(open_own(lock))  # which the lock empties: never what a link there leads to
+        with FileLock(lock):
             # Whoever waited for the lock finds the file that another process wrote in the meantime.
             kept = _read(file) if _identity(file) != before else None
             if kept is None:
@@ -78,6 +81,7 @@ def _read(file: Path) -> Arrays | None:
     from safetensors import SafetensorError, safe_open
 
     try:
+        open_plain(file, "rb").close()  # the library would wait for whoever writes to a pipe
         with safe_open(file, framework="pt") as stored:  # as torch tensors, since only those stay in the file
             written = (stored.metadata() or {}).get("checksum")
             arrays = {name: stored.get_tensor(name).numpy() for name in stored.keys()}  # noqa: SIM118, no mapping

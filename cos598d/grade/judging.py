@@ -15,6 +15,7 @@ from typing import NoReturn
 from cos598d.check.supervisor import SET_PARENT_DEATH_SIGNAL, prctl
 from cos598d.errors import one_line
 from cos598d.grade.assignment import Assignment
+from cos598d.grade.hiding import hide
 from cos598d.grade.processes import hide_this_process, limit_this_process
 from cos598d.grade.scored import Judged
 from cos598d.grade.user import User
@@ -70,6 +71,8 @@ def _leave_the_grader(assignment: Assignment, scratch: Path, user: User | None, 
     """Become a process of its own: session, rights, streams, environment, folders and limits."""
     os.setsid()
     grader = os.getppid()
+    (scratch / "nothing").mkdir()
+    hide(assignment.kind.hides, scratch / "nothing")
     if user:  # first, since the kernel forgets the next one when a process becomes another user's
         user.become()
     # SIGTERM, so that what it has started is ended too.

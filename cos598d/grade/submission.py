@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from cos598d.errors import UserError
+from cos598d.errors import UsageError, UserError
 from cos598d.grade.assignment import Assignment
+from cos598d.grade.hiding import what_stops
 from cos598d.grade.judging import be_judge, heard, judged_of
 from cos598d.grade.processes import Tree, hide_this_process, megabytes_in, orphans_come_here, scratch_folder
 from cos598d.grade.scored import Judged
-from cos598d.grade.user import User, needed_by, user_for
+from cos598d.grade.user import NOBODY, User, needed_by, user_for
 from cos598d.terminal.printable import printable
 from cos598d.terminal.signals import signal_name
 
@@ -48,10 +49,21 @@ class Grader:
     Needs fork: Linux, or another Unix. Made by `grading`.
     """
 
-    def __init__(self, assignment: Assignment):
+    def __init__(self, assignment: Assignment, as_root: bool):
         self._assignment = assignment
         self._tree = Tree()
         self._user, self.remark = user_for(needed_by(assignment))
+        if self.remark and not as_root:
+            raise UsageError(
+                f"{self.remark} Let {NOBODY} read it, or give --as_root where a container has nothing to lose."
+            )
+        hidden = assignment.kind.hides
+        why = what_stops(hidden) if hidden else ""
+        if why:
+            raise UsageError(
+                f"Submissions could read the answers in {hidden[0]}, since {why}. "
+                "Delete that folder, which grading does not need, or grade where mount namespaces are allowed."
+            )
 
     def grade(self, source: Path, tell: Callable[[Judged], None]) -> End:
         """Grade the submission in `source`, a folder or a file; `tell` is called with each claim once it is judged.
@@ -70,11 +82,14 @@ class Grader:
 
 
 @contextlib.contextmanager
-def grading(assignment: Assignment) -> Iterator[Grader]:
-    """A `Grader`, to which all belongs that is started within the block. This process stays hidden afterwards."""
+def grading(assignment: Assignment, as_root: bool = False) -> Iterator[Grader]:
+    """A `Grader`, to which all belongs that is started within the block. This process stays hidden afterwards.
+
+    Raises UsageError where submissions would be root, unless `as_root` allows it, or could read a lesson's answers.
+    """
     hide_this_process()
     with orphans_come_here():
-        yield Grader(assignment)
+        yield Grader(assignment, as_root)
 
 
 def _copied(source: Path, target: Path, assignment: Assignment) -> Path:

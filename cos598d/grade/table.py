@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cos598d.errors import UsageError
+from cos598d.files import read_plain
 from cos598d.records.kinds import Kind, fault
 from cos598d.terminal.printable import printable
 
@@ -29,7 +30,7 @@ class Table:
     def read(cls, path: Path) -> "Table":
         """The table of a file. Raises UsageError where there is none, or none in TOML."""
         try:
-            data = path.read_bytes()
+            data = read_plain(path)
         except OSError as error:
             raise UsageError(f"{path} cannot be read ({error.strerror}): give an assignment's TOML file.") from None
         if len(data) > MOST_BYTES:

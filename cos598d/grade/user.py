@@ -70,7 +70,7 @@ def needed_by(assignment: Assignment) -> list[str]:
 
 
 def _sentence(why: str) -> str:
-    return f"Submissions run as root, since {why}: they can end the grader and change its results."
+    return f"Submissions run as root, since {why}: they can end the grader, change its results and read all files."
 
 
 def _what_stops(user: User, needed: Sequence[str]) -> str:

@@ -41,7 +41,8 @@ class OnLesson(OnRank):
 class Check:
     """A claim about a lesson's file, tried on worlds of these `sizes`.
 
-    `about` is the name in the lesson's contract that it is about; "" for the first.
+    `about` is the name in the lesson's contract that it is about; "" for the first. `only` are the kinds of calls that
+    the file may make in it; () for any.
     `words` are the lesson's own for a kind of wrong gradients (`cos598d/check/diagnosis/symptom.py` has the kinds).
     """
 
@@ -49,6 +50,7 @@ class Check:
     sizes: tuple[int, ...] = (2, 3)
     words: Mapping[str, str] = field(default_factory=dict)
     about: str = ""
+    only: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -84,11 +86,16 @@ def _no_sync(*_: Any, **__: Any) -> Any:
 
 
 def record_steps(
-    on: OnLesson, model: nn.Module, loss_of: Callable[[nn.Module, int], torch.Tensor], **options: Any
+    on: OnLesson,
+    model: nn.Module,
+    loss_of: Callable[[nn.Module, int], torch.Tensor],
+    after: Callable[[int], None] = lambda step: None,
+    **options: Any,
 ) -> None:
     """Record a step after a first one, with backward gradient by gradient, and report it.
 
-    `loss_of` is called with the module and the step; `options` are the sync's.
+    `loss_of` is called with the module and the step, `after` with the step once it is averaged. `options` are the
+    sync's.
     """
     handles = [
         p.register_post_accumulate_grad_hook(lambda _, name=name: on.comm.computed(f"backward of {name}", name))
@@ -106,6 +113,7 @@ def record_steps(
         loss.backward()
         on.comm.computed("backward")
         sync.finish()
+        after(step)
         model.zero_grad(set_to_none=True)
     for handle in handles:
         handle.remove()

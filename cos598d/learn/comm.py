@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -16,10 +16,7 @@ from cos598d.comm.calls import Call, Pending
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import dtype_name, size_in_bytes
 from cos598d.learn.events import CALL, COMPUTE, LONGEST_NAME, MOST_EVENTS, RECEIVE, SEND, WAIT, Event
-from cos598d.learn.notes import BEGIN, COLLECTIVES, END, MEET, MET, RAISED, THREADS, WAITS, Notes
-
-if TYPE_CHECKING:
-    from cos598d.learn.picture.probe import Probe
+from cos598d.learn.notes import BEGIN, CHANGED, COLLECTIVES, END, MEET, MET, RAISED, THREADS, WAITS, Notes
 
 NO_OPTIONS: Mapping[str, Any] = {}
 
@@ -47,7 +44,7 @@ class LessonCommunicator(TracedCommunicator):
         self.notes = Notes(self._notes)
         self.events: list[Event] = []
         self._file, self._number, self._collectives, self._since = file, 0, 0, 0.0
-        self.probe: Probe | None = None
+        self.probe: Any = None  # has `Probe`'s look and ended
         self._threads = 1 + (self.world_size > 1)  # this one, and the watchdog's
 
     def begin_record(self) -> None:
@@ -70,7 +67,7 @@ class LessonCommunicator(TracedCommunicator):
         with self._begun("all_reduce", tensor, name, None, options) as step:
             call = Communicator.all_reduce(self, tensor, step.tensor, **options)
             if call.is_under_way:
-                return self._keep_until_waited(call, step)
+                return self._keep_until_waited(call, step, tensor)
         return call
 
     def broadcast(self, tensor: torch.Tensor, name: str = "", *, root: int = 0, **options: Any) -> None:
@@ -98,7 +95,7 @@ class LessonCommunicator(TracedCommunicator):
         with self._begun("all_gather", tensor, name, None, options) as step:
             parts, call = Communicator.all_gather(self, tensor, step.tensor, **options)
             if call.is_under_way:
-                return parts, self._keep_until_waited(call, step)
+                return parts, self._keep_until_waited(call, step, tensor)
         return parts, call
 
     def isend(self, tensor: torch.Tensor, to: int, name: str = "") -> Pending:
@@ -142,9 +139,16 @@ class LessonCommunicator(TracedCommunicator):
             has = "gave no parts" if parts is None else "gave parts"
             raise ValueError(f"rank {self.rank} {has} to scatter: the root (rank {root}) gives them, the others None")
 
-    def _keep_until_waited(self, call: Call, step: "_Step") -> "_Recorded":
+    def _keep_until_waited(self, call: Call, step: "_Step", tensor: torch.Tensor) -> "_Recorded":
         self._started.append((f"{step.name} in line {step.line}", call))
-        return _Recorded(self, step, call.wait)
+        version = _version_of(tensor)
+
+        def wait() -> None:
+            if _version_of(tensor) != version:
+                self.notes.write(CHANGED, step.number, self._line())
+            call.wait()
+
+        return _Recorded(self, step, wait)
 
     @contextmanager
     def _begun(
@@ -213,6 +217,11 @@ class LessonCommunicator(TracedCommunicator):
         while frame is not None and frame.f_code.co_filename != self._file:
             frame = frame.f_back
         return frame.f_lineno if frame else 0
+
+
+def _version_of(tensor: torch.Tensor) -> int:
+    """How often the tensor was changed in place; -1 where that cannot be told, as of a view: it counts for its base."""
+    return -1 if tensor._is_view() or tensor.is_inference() else tensor._version
 
 
 class _Step:

@@ -13,15 +13,15 @@ from cos598d.check.claims.base import World
 from cos598d.check.diagnosis import symptom_of
 from cos598d.check.evidence import BadEvidence, Evidence
 from cos598d.check.judge import DID_NOT_END, FAILED, PASSED, judge
+from cos598d.check.nonce import Nonce
 from cos598d.check.spawn import RankEnd, longer_than, patience, run_world
-from cos598d.imports import leave_out_compiler
 from cos598d.learn import ranks, told
 from cos598d.learn.checking import Check
 from cos598d.learn.lesson import Lesson
-from cos598d.learn.notes import Book, read_notes, standstill, unlike
+from cos598d.learn.notes import Book, Unlike, misfit, read_notes, standstill, unlike
 from cos598d.learn.recorded import RECORD, Recorded, recorded
 from cos598d.learn.stuck import StuckRanks
-from cos598d.learn.student import Mistake, first_mistake, line_of
+from cos598d.learn.student import Mistake, first_mistake, line_of, rebound
 from cos598d.learn.words import Wrong, in_words
 from cos598d.terminal.printable import printable
 
@@ -63,7 +63,6 @@ class Marking:
         self.static = first_mistake(self.source, self.path, self.lesson.page())
         if self.static:
             return
-        leave_out_compiler()
         checks = self.lesson.load_checks()
         for size in checks.sizes if sizes is None else sizes:
             tried = [check for check in checks.checks if size in check.sizes]
@@ -89,13 +88,13 @@ class Marking:
             return None
 
     def _world(self, size: int, names: Sequence[str]) -> list[RankEnd]:
-        arguments = (str(self.path), self.lesson.number, names, self.nonce)
+        arguments = (str(self.path), self.lesson.number, names, [self.nonce])
         seconds = self.seconds = self._idle_seconds * patience()
         is_stuck, timeout = StuckRanks(STILL * seconds), longer_than(seconds)
         return run_world(size, ranks.observe, *arguments, seconds=seconds, timeout=timeout, is_stuck=is_stuck)
 
     def _evidence(self, ends: Sequence[RankEnd]) -> list[Evidence]:
-        return [Evidence.from_bytes(end.handed_in, end.rank, self.nonce) for end in ends]
+        return [Evidence.from_bytes(end.handed_in, end.rank, Nonce(self.nonce)) for end in ends]
 
     def _judge(self, tried: Sequence[Check], ends: Sequence[RankEnd]) -> list[Verdict]:
         status, reports = judge(ends, str(self.path), self.seconds)
@@ -115,7 +114,7 @@ class Marking:
         size = len(ends)
         verdict = Verdict(check, size, PASSED, lines=[self._line(book, check) for book in books])
         try:
-            world = World(check.name, self.nonce, self._evidence(ends))
+            world = World(check.name, Nonce(self.nonce), self._evidence(ends))
             check.claim.judge(world)
             direct = [each.reported("", "direct calls", list) for each in world.evidence]
             symptom = symptom_of(world.comparisons)
@@ -128,11 +127,22 @@ class Marking:
         if called and not self.lesson.load_checks().calls_torch:
             words = f"torch.distributed is called itself ({printable(called)}): every call goes through comm"
             verdict.mistakes.append(Mistake(words, _line_in(called)))
-        odd = unlike(books, check.name, self.name, is_over=True) if world.findings else None
+        odd = self._odd(books, check, is_over=True) if world.findings else None
         # Of several ranks the first says enough, and more than what comes of it in the gradients.
         other = next((finding for finding in world.findings if not finding.is_compared), None)
         left = next((call for book in books for call in book.of(check.name) if not call.is_over), None)
-        if left:
+        changed = next((c for book in books for c in book.of(check.name) if c.changed_before), None)
+        other_way = next(
+            (c for book in books for c in book.of(check.name) if check.only and c.op not in check.only), None
+        )
+        if other_way:
+            wanted = "messages" if "send" in check.only else " and ".join(f"comm.{op}" for op in check.only)
+            words = f"comm.{other_way.op} is called: the sum has to be made of {wanted}"
+            verdict.mistakes.append(Mistake(words, other_way.line))
+        elif changed:
+            words = f"the tensor of {changed.words(self.name)} was changed while the call was under way"
+            verdict.mistakes.append(Mistake(f"{words}: wait for the call first, then divide", changed.line))
+        elif left:
             words = f"{left.words(self.name)} is never waited for: keep what it returns, and call its wait()"
             verdict.mistakes.append(Mistake(words, left.line))
         elif odd:
@@ -149,7 +159,7 @@ class Marking:
     def _stopped(self, status: str, reports: Sequence[dict[str, Any]], books: Sequence[Book], check: Check) -> Mistake:
         """Why a world came to no good end."""
         report = reports[0]
-        odd = unlike(books, check.name, self.name, is_over=False)
+        odd = self._odd(books, check, is_over=False)
         if odd is None and status == DID_NOT_END:
             odd = standstill(books, self.name)
         if odd:
@@ -165,6 +175,10 @@ class Marking:
         words = f"{report['type']}: {message}" if report["type"] else message
         at = f", at `{printable(code)}`" if code else ""
         return Mistake(f"rank {report['rank']} {_ended(report['kind'])}{at}: {words}", line)
+
+    def _odd(self, books: Sequence[Book], check: Check, is_over: bool) -> Unlike | None:
+        """Where ranks do not meet in one call or message; None where they all do."""
+        return unlike(books, check.name, self.name, is_over) or misfit(books, check.name, self.name)
 
     def _line(self, book: Book, check: Check) -> int:
         """The line of the file that a mistake in what came of it is told beside: its last call, else its function."""
@@ -195,6 +209,12 @@ class Marking:
         if wrongs:
             rank, words, detail = in_words(wrongs, check.words)
             line = next(verdict for verdict in failed if verdict.wrong).lines[rank]
+            again = rebound(self.source, check.about or next(iter(self.lesson.contract)))
+            if again:
+                words = (
+                    f"{words.partition(':')[0]}: line {again[0]} computes a new tensor and calls it {again[1]}, which "
+                )
+                words += f"leaves the one that was given as it is; change that in place ({again[1]} /= ...)"
             mistakes = [*mistakes, Mistake(printable(words), line, printable(detail))]
         return mistakes
 

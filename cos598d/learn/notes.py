@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -10,7 +11,7 @@ from typing import Any
 from cos598d.check.trace import MOST_CALLS
 from cos598d.terminal.printable import printable
 
-BEGIN, END, WAITS, RAISED, CHECK = "begin", "end", "waits", "raised", "check"
+BEGIN, END, WAITS, RAISED, CHECK, CHANGED = "begin", "end", "waits", "raised", "check", "changed"
 MEET, MET, THREADS = "meet", "met", "threads"
 MOST_NOTES = 3 * MOST_CALLS
 COLLECTIVES = ("all_reduce", "broadcast", "gather", "scatter", "reduce", "all_gather")
@@ -44,6 +45,7 @@ class Noted:
     is_over: bool = False
     blocks: bool = False  # the rank waits for it from its begin
     waits_in: int = 0  # the line in which it is waited for, where that is another one
+    changed_before: int = 0  # the line in which it was waited for, where its tensor was changed before
     has_raised: bool = False  # to make it, or to wait for it, ended in an exception
 
     @property
@@ -90,11 +92,12 @@ class Book:
 
     @property
     def stuck_in(self) -> Noted | None:
-        """The call that the rank waits for, if any: the one last waited for, else the last that is not over."""
-        open_calls = [call for call in self.calls if not call.is_over]
-        waiting = [call for call in open_calls if call.is_waited_for]
-        most = waiting or open_calls
-        return most[-1] if most else None
+        """The call that the rank waits for, if any: the last one waited for that is not over.
+
+        A call that was only begun is no wait, and neither is one that ended in an exception.
+        """
+        waiting = [call for call in self.calls if call.is_waited_for and not (call.is_over or call.has_raised)]
+        return waiting[-1] if waiting else None
 
 
 def read_notes(data: bytes) -> Book:
@@ -121,6 +124,9 @@ def read_notes(data: bytes) -> Book:
             elif kind == END:
                 place = places[rest[0]]
                 book.calls[place] = replace(book.calls[place], is_over=True)
+            elif kind == CHANGED:
+                place = places[rest[0]]
+                book.calls[place] = replace(book.calls[place], changed_before=int(rest[1]) or 1)
             elif kind == RAISED:
                 place = places[rest[0]]
                 book.calls[place] = replace(book.calls[place], has_raised=True)
@@ -165,10 +171,34 @@ def unlike(books: Sequence[Book], check: str, file: str, is_over: bool) -> Unlik
     return None
 
 
+def misfit(books: Sequence[Book], check: str, file: str) -> Unlike | None:
+    """The first message of which its two ends have another length or dtype; None where all fit.
+
+    gloo ends the process that receives more than it has room for, and leaves the rest of a larger tensor as it is.
+    """
+    for rank, book in enumerate(books):
+        received: dict[int, list[Noted]] = {}
+        for call in book.of(check):
+            if call.op == "receive" and call.peer is not None and 0 <= call.peer < len(books):
+                received.setdefault(call.peer, []).append(call)
+        for peer, receives in received.items():
+            sends = [each for each in books[peer].of(check) if (each.op, each.peer) == ("send", rank)]
+            for come, out in zip(receives, sends):
+                if (come.dtype, math.prod(come.shape)) != (out.dtype, math.prod(out.shape)):
+                    words = f"rank {peer} is in {out.words(file)}, and rank {rank} receives it in {come.words(file)}"
+                    why = "what comes in must land in a tensor of the same dtype (torch.empty_like)"
+                    if come.dtype == out.dtype:
+                        why = "both ends of a message must have one length, so be of one part"
+                    return Unlike(rank, come.line, f"{words}: {why}")
+    return None
+
+
 def standstill(books: Sequence[Book], file: str) -> Unlike | None:
     """What each rank waits for where a world came to no end; None where nobody waits for a call."""
     stuck = [(rank, book.stuck_in) for rank, book in enumerate(books)]
     waiting = [(rank, call) for rank, call in stuck if call is not None]
+    if not waiting:
+        return None
     for rank, book in enumerate(books):
         sends = [call for call in book.calls if call.op == "send" and not (call.is_over or call.is_waited_for)]
         if len(sends) > 1:  # of one alone the rank may be about to wait
@@ -176,8 +206,6 @@ def standstill(books: Sequence[Book], file: str) -> Unlike | None:
             return Unlike(
                 rank, sends[0].line, f"{words}: what nobody waits for may never arrive, so keep it and wait()"
             )
-    if not waiting:
-        return None
     if len(waiting) < len(books):
         away = next(rank for rank, call in stuck if call is None)
         rank, call = waiting[0]

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from cos598d.errors import UserError
-from cos598d.files import read_json, write_json
+from cos598d.files import read_json, read_plain, write_json
 from cos598d.learn.lesson import Lesson
 
 PLACE = Path(".cos598d") / "lessons.json"
@@ -19,7 +19,7 @@ def status(folder: Path, lesson: Lesson) -> str:
     if not isinstance(name, str) or not isinstance(digest, str):
         return BEGUN if (folder / lesson.file_name).exists() else NOT_BEGUN
     try:
-        source = (folder / Path(name).name).read_bytes()
+        source = read_plain(folder / Path(name).name)
     except (OSError, ValueError):
         return PASSED  # the file went, what was learned stays
     return PASSED if digest_of(source) == digest else CHANGED

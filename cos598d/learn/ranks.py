@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cos598d.check.evidence import Evidence
+from cos598d.check.nonce import Nonce
 from cos598d.check.spawn import CALLS, HANDED_IN
 from cos598d.check.trace import trace_direct_calls
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import Ledger
-from cos598d.imports import leave_out_compiler
 from cos598d.learn import student
 from cos598d.learn.checking import OnLesson
 from cos598d.learn.comm import LessonCommunicator
@@ -21,9 +21,12 @@ from cos598d.learn.recorded import RECORD
 MOST_DIRECT_CALLS = 20
 
 
-def observe(comm: Communicator, path: str, number: int, names: Sequence[str], nonce: int) -> None:
-    """Drive the file at `path` for these checks of a lesson, and hand in, after each, what came of all so far."""
-    leave_out_compiler()
+def observe(comm: Communicator, path: str, number: int, names: Sequence[str], secret: list[int]) -> None:
+    """Drive the file at `path` for these checks of a lesson, and hand in, after each, what came of all so far.
+
+    `secret` has the trial's nonce. It is emptied, so that no frame above the file's has it.
+    """
+    nonce = Nonce(secret.pop(), comm.rank)
     gc.freeze()  # what is loaded: else each collection looks through it, and copies memory that ranks share
     direct: list[str] = []
     trace_direct_calls(direct.append)  # before the file is loaded, which may keep functions under names of its own
@@ -32,7 +35,7 @@ def observe(comm: Communicator, path: str, number: int, names: Sequence[str], no
     claims = {check.name: check.claim for check in checks.checks}
     if checks.record:
         claims[RECORD] = checks.record
-    module = student.load(path, lesson)
+    module = student.load(path, lesson, comm.rank)
     folder = Path(tempfile.gettempdir())
     own = LessonCommunicator(comm, folder / f"{CALLS}{comm.rank}", path)
     evidence = Evidence(comm.rank, nonce)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cos598d.learn.picture.steps import Steps
     from cos598d.learn.recorded import Recorded
 
-WARM = ["cos598d.learn.warm", "cos598d.learn.ranks"]  # what a rank has loaded when it is forked, before the checks
+WARM = ["torch._dynamo", "cos598d.learn.ranks"]  # what a rank has loaded when it is forked, before the checks
 RANKS = 4  # of a picture
 
 

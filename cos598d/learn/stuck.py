@@ -44,7 +44,7 @@ class StuckRanks:
 
 def all_wait(books: Sequence[Book], ended: Sequence[bool]) -> bool:
     """Whether every rank waits in a call or an exchange, but for those that have `ended`, and some rank does."""
-    waiting = [book.is_alone and book.is_whole and (book.is_meeting or waits_in(book) is not None) for book in books]
+    waiting = [book.is_alone and book.is_whole and (book.is_meeting or book.stuck_in is not None) for book in books]
     return not all(ended) and all(waits or over for waits, over in zip(waiting, ended, strict=True))
 
 
@@ -53,18 +53,12 @@ def never_go_on(books: Sequence[Book], ended: Sequence[bool]) -> bool:
     return all(over or _is_in_vain(rank, books) for rank, over in enumerate(ended))
 
 
-def waits_in(book: Book) -> Noted | None:
-    """The call in which the rank stands still; None where it computes."""
-    call = book.stuck_in
-    return call if call and call.is_waited_for and not call.has_raised else None
-
-
 def _is_in_vain(rank: int, books: Sequence[Book]) -> bool:
     """Whether what this rank waits for needs something that another rank has not begun."""
     book = books[rank]
     if book.is_meeting:
         return any(other.meetings < book.meetings for other in books)
-    call = waits_in(book)
+    call = book.stuck_in
     if call is None or 0 in call.shape:  # what is empty may be over without the others
         return False
     if call.op in OTHER_END:

@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from cos598d.errors import UsageError
+from cos598d.files import read_plain
 from cos598d.terminal.printable import printable
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class Mistake:
 def read_file(path: Path, lesson: "Lesson | None" = None) -> bytes:
     """The file's content. Raises UsageError where it cannot be read, is too large, or is another lesson's."""
     try:
-        source = path.read_bytes()
+        source = read_plain(path)
     except OSError as error:
         reason = "no such file" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
         fetch = f"python -m cos598d learn {lesson.number}" if lesson else "python -m cos598d learn"
@@ -82,11 +83,26 @@ def line_of(source: bytes, name: str) -> int:
     return next((n.lineno for n in ast.parse(source).body if isinstance(n, kinds) and n.name == name), 0)
 
 
-def load(path: str, lesson: "Lesson") -> ModuleType:
+def rebound(source: bytes, name: str) -> tuple[int, str] | None:
+    """The line where the function `name`, or a method of that class, gives a parameter's name a computed value, and the
+    parameter's name; None where none does."""
+    for node in ast.parse(source).body:
+        if getattr(node, "name", "") == name:
+            for function in (each for each in ast.walk(node) if isinstance(each, ast.FunctionDef)):
+                parameters = {each.arg for each in function.args.args}
+                for line in (each for each in ast.walk(function) if isinstance(each, ast.Assign)):
+                    first = line.targets[0]
+                    if isinstance(first, ast.Name) and first.id in parameters and isinstance(line.value, ast.BinOp):
+                        return line.lineno, first.id
+    return None
+
+
+def load(path: str, lesson: "Lesson", rank: int) -> ModuleType:
     """Run the file, on a rank. Raises UsageError where that fails, and where it lacks what the lesson asks for."""
+    from cos598d.learn.unshared import compiled_for
     from cos598d.sync.from_file import load_file
 
-    module = load_file(Path(path), Path(path).name)
+    module = load_file(Path(path), Path(path).name, compiled_for(rank))
     for name, form in lesson.contract.items():
         if not callable(getattr(module, name, None)):
             raise UsageError(f"{Path(path).name} has no {name}: the lesson asks for {form}.")

@@ -5,8 +5,32 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cos598d.errors import UserError
+from cos598d.files import is_named
 from cos598d.locks import locked
-from cos598d.measure.live import was_left
+from cos598d.measure.live import ALL_ROWS, FACTS, was_left
+from cos598d.measure.rank_files import PREDICTION_FILES
+from cos598d.records.live import CHECKPOINTS, LIVE, MODEL, TENSORBOARD
+
+
+def check_places(folder: Path) -> None:
+    """Raise UserError where a run would write through something in its `folder` that leads elsewhere.
+
+    Its subfolders must be no links, since it deletes in them; and no folder may have the name of one of its files. The
+    folder itself may be a link: who starts the run has named it.
+    """
+    for name in (LIVE, CHECKPOINTS, MODEL, TENSORBOARD):
+        place = folder / name
+        if place.is_symlink() or (place.exists() and not place.is_dir()):
+            what = "a link" if place.is_symlink() else "no folder"
+            raise UserError(
+                f"{place} is {what}, and a run writes and deletes in a folder of its own there: remove it, or choose "
+                "another --output_dir."
+            )
+    for place in folder.iterdir():
+        if place.is_dir() and is_named(place.name, ("summary.json", *FACTS, *ALL_ROWS, *PREDICTION_FILES)):
+            raise UserError(
+                f"{place} is a folder, and a run writes a file of that name: remove it, or choose another --output_dir."
+            )
 
 
 @contextlib.contextmanager
@@ -22,6 +46,8 @@ def claim_folder(folder: Path, overwrite: bool, locks: bool = True, flag: str = 
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{flag} {folder} cannot be made: {error.strerror}.") from None
+    if flag == "--output_dir":
+        check_places(folder)
     with contextlib.ExitStack() as claim:
         if locks and not claim.enter_context(locked(folder)):
             raise UserError(f"{flag} {folder} is in use by another run: choose another folder.")

@@ -29,10 +29,6 @@ class Earlier:
         """Bytes of this rank's files of rows, by name."""
         return self.own.get("files", {})
 
-    def departed_sizes(self) -> dict[int, Mapping[str, int]]:
-        """The same of those that are not there any more."""
-        return {rank: one["files"] for rank, one in self.departed.items()}
-
     def departed_traffic(self) -> list[dict[str, Any]]:
         """What they moved, as the traffic in a rank's share."""
         found = []

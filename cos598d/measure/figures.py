@@ -1,6 +1,5 @@
 """What a run comes to, for its summary: from every rank's share, and from rank 0's own rows, which are read back."""
 
-import json
 from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,17 +7,20 @@ from typing import Any
 
 from cos598d.measure.totals import wire_summary
 from cos598d.records.conventions import PHASES
+from cos598d.records.kinds import NUMBER, Fields
+from cos598d.records.run import read_table
 from cos598d.records.seconds import mean_of_known, summarize_seconds
 
 
 def read_back(rows: Path, *names: str) -> dict[str, array]:
-    """These numbers of all rows of a file of iterations, 8 bytes each: what a run need not keep while it goes on."""
+    """These numbers of all rows of a file of iterations, 8 bytes each: what a run need not keep while it goes on.
+
+    Raises UserError for a row that is damaged: the run goes on from rows that it has not written itself.
+    """
     found = {name: array("d") for name in names}
-    with rows.open(encoding="utf-8") as lines:
-        for line in lines:
-            row = json.loads(line)
-            for name, values in found.items():
-                values.append(row[name])
+    for row in read_table(rows, Fields(dict.fromkeys(names, NUMBER))):
+        for name, values in found.items():
+            values.append(row[name])
     return found
 
 

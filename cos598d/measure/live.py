@@ -2,28 +2,40 @@
 
 import contextlib
 import errno
-import fnmatch
 import os
-import shutil
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from cos598d.files import sync_to_disk, whole_file
-from cos598d.records.live import ATTEMPTS, EPOCHS, EVALUATIONS, LIVE, ROWS, SETTING
+from cos598d.files import is_named, open_own, open_plain, remove_known, sync_to_disk, whole_file
+from cos598d.records.live import (
+    ATTEMPTS,
+    CONFIG_FILE,
+    ENVIRONMENT_FILE,
+    EPOCHS,
+    EVALUATIONS,
+    LIVE,
+    ROWS,
+    SETTING,
+)
 
 # A disk that is full now may not be so soon, as when a checkpoint that did not fit is taken away again.
 FULL = (errno.ENOSPC, errno.EDQUOT)
 MOST_WAITING = 16 * 2**20  # bytes of rows that wait for room
+LONGEST_ROW = 16 * 2**20  # bytes
+# What a run writes into `live/`: of all its ranks, and what rank 0 writes beside rows.
+ALL_ROWS = (*(name.format(rank="[0-9]*") for name in ROWS), EPOCHS, EVALUATIONS)
+FACTS = (ATTEMPTS, SETTING, CONFIG_FILE, ENVIRONMENT_FILE)
 
 
 def clear(folder: Path) -> None:
-    """Take away what a run that did not end well left in `folder`.
+    """Take away what a run that did not end well left in `folder`, and nothing else.
 
     For a run that begins anew: each of its ranks calls it, before any of them makes its files.
     """
     if was_left(folder):
-        shutil.rmtree(folder / LIVE, ignore_errors=True)
+        with contextlib.suppress(OSError):  # what cannot be removed is overwritten
+            remove_known(folder / LIVE, (*ALL_ROWS, *FACTS))
 
 
 def was_left(folder: Path) -> bool:
@@ -32,16 +44,15 @@ def was_left(folder: Path) -> bool:
         names = os.listdir(folder / LIVE)
     except OSError:
         return False
-    known = [name.format(rank="*") for name in (*ROWS, ATTEMPTS, SETTING, EPOCHS, EVALUATIONS)]
-    return not names or any(fnmatch.fnmatchcase(name, one) for name in names for one in known)
+    return not names or any(is_named(name, (*ALL_ROWS, ATTEMPTS, SETTING)) for name in names)
 
 
 class LiveFile:
     """A text file of whole rows that grows: each write goes to the system at once, so that it outlives the process.
 
-    Opened, it keeps the first `begin` bytes of a file that is there. While the disk is full what is written waits in
-    memory, up to MOST_WAITING bytes; then, and in `complete`, that is an OSError. Every OSError names `path`. Threads
-    may share it.
+    Opened, it keeps the first `begin` bytes of a file that is there, which must be a plain one (see `open_own`). While
+    the disk is full what is written waits in memory, up to MOST_WAITING bytes; then, and in `complete`, that is an
+    OSError. Every OSError names `path`. Threads may share it.
     """
 
     def __init__(self, path: Path, begin: int = 0):
@@ -49,7 +60,7 @@ class LiveFile:
         self._lock = threading.Lock()
         self._waiting = b""
         with self._named():
-            self._descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o666)
+            self._descriptor = open_own(path)
             os.ftruncate(self._descriptor, begin)
             self._size = os.lseek(self._descriptor, 0, os.SEEK_END)
 
@@ -77,6 +88,16 @@ class LiveFile:
     def writelines(self, lines: Iterable[str]) -> None:
         """Add to its end."""
         self.write("".join(lines))
+
+    def replace_last(self, size: int, text: str) -> None:
+        """Put `text`, a whole row, in the place of the last row, of `size` bytes."""
+        with self._lock, self._named():
+            kept = max(0, len(self._waiting) - size)
+            self._size -= size - (len(self._waiting) - kept)
+            self._waiting = self._waiting[:kept]
+            os.ftruncate(self._descriptor, self._size)
+            os.lseek(self._descriptor, self._size, os.SEEK_SET)
+        self.write(text)
 
     def complete(self) -> None:
         """Bring all of it to the disk: one that is full raises here at the latest. Others may write meanwhile."""
@@ -125,26 +146,23 @@ def take_up(path: Path, size: int, others: Iterable[Path]) -> int:
     """Bring the first `size` bytes of a file of rows to `path`, and return how many bytes of them are there.
 
     They are what stands there already, else a copy from the first of `others` that has them. Where none has them all,
-    what whole rows `path` has; of a file of another run, that is found by its rows not ending there, none.
+    what whole rows `path` has; of a file of another run, that is found by its rows not ending there, none. Of a file
+    that has a name elsewhere too, `path` becomes a copy.
     """
-    if _has_rows(path, size):
-        return size
-    for other in others:
-        if _has_rows(other, size):
-            with other.open("rb") as source, whole_file(path, "wb") as target:
-                left = size
-                while part := source.read(min(left, 2**20)):
-                    target.write(part)
-                    left -= len(part)
-                target.flush()
-                sync_to_disk(target.fileno())
+    for place in (path, *others):
+        if _has_rows(place, size):
+            if place != path or place.stat().st_nlink > 1:
+                _copy(place, path, size)
             return size
-    return _whole_rows(path, size)
+    found = _whole_rows(path, size)
+    if path.is_file() and not path.is_symlink() and path.stat().st_nlink > 1:
+        _copy(path, path, found)
+    return found
 
 
 def last_row(path: Path, end: int) -> bytes:
-    """The row of a file that ends at byte `end`."""
-    with path.open("rb") as rows:
+    """The row of a file that ends at byte `end`. Raises OSError, also where it is longer than any row of ours."""
+    with open_plain(path, "rb", follows=False) as rows:
         size, found = 2**12, b""
         while True:
             begin = max(0, end - size)
@@ -153,14 +171,28 @@ def last_row(path: Path, end: int) -> bytes:
             place = found.rfind(b"\n", 0, len(found) - 1)
             if place >= 0 or begin == 0:
                 return found[place + 1 :]
+            if size > LONGEST_ROW:
+                raise OSError(errno.EFBIG, "it has a row of another program", str(path))
             size *= 4
+
+
+def _copy(source: Path, path: Path, size: int) -> None:
+    """Bring the first `size` bytes of a file of rows to the disk as a new file `path`."""
+    with open_plain(source, "rb", follows=False) as rows, whole_file(path, "wb") as target:
+        left = size
+        while part := rows.read(min(left, 2**20)):
+            target.write(part)
+            left -= len(part)
+        target.flush()
+        sync_to_disk(target.fileno())
 
 
 def _has_rows(path: Path, size: int) -> bool:
     """Whether a file has so many bytes, and a row ends there."""
     try:
-        if path.stat().st_size < size:
-            return False
+        with open_plain(path, "rb", follows=False) as rows:
+            if os.fstat(rows.fileno()).st_size < size:
+                return False
         return size == 0 or last_row(path, size).endswith(b"\n")
     except OSError:
         return False

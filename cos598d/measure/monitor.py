@@ -45,7 +45,7 @@ class Monitor:
     1. `begin` reads both and starts a thread, which reads both every `interval` seconds, and ever less often in a
        run of many hours.
     2. `end_iteration` reads the wire, off the iteration's clock and without a word to other ranks: what they have
-       still on their way counts with the next iteration.
+       still on their way counts with the next iteration. `read` does so between two iterations.
     3. `pause` reads both. From then on the thread reads the host alone, until the next `begin` with its row "resume".
     4. `stop` ends the thread.
 
@@ -98,6 +98,10 @@ class Monitor:
     def end_iteration(self, iteration: int) -> Counters | None:
         """What the interface has carried since the last iteration's end; None where it is not known."""
         return self._sample(lambda: self._on_iteration(iteration))
+
+    def read(self) -> Counters | None:
+        """What the interface has carried since the last iteration's end, for what travels between two of them."""
+        return self._sample(lambda: self._count("interval", self._iteration()))
 
     def pause(self) -> Counters | None:
         """Training ends, or stops to evaluate: what the interface has carried since the last iteration's end."""

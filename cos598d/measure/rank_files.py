@@ -1,14 +1,16 @@
 """One rank's files of rows in a run's `live/`: opened anew or taken up where a checkpoint knew them, and published."""
 
 import contextlib
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from cos598d.files import sync_folder
+from cos598d.files import own_folder, sync_folder
 from cos598d.measure.live import LiveFile, take_up
-from cos598d.records.live import EPOCHS, EVALUATIONS, LIVE, MONITOR_ROWS, ROWS
+from cos598d.records.live import EPOCHS, EVALUATIONS, ITERATIONS, LIVE, MONITOR_ROWS, ROWS
 
 Sizes = Mapping[str, int]
 PREDICTION_FILES = ("predictions.json", "nbest_predictions.json", "null_odds.json")
@@ -24,7 +26,7 @@ class RankFiles:
 
     def __init__(self, folder: Path, rank: int, sizes: Sizes, others: Sequence[Path]):
         self.folder, self.live = folder, folder / LIVE
-        self.live.mkdir(exist_ok=True)
+        own_folder(self.live)
         self._names = [name.format(rank=rank) for name in (*ROWS, *((EPOCHS, EVALUATIONS) if rank == 0 else ()))]
         self._may_be_none = {name.format(rank=rank) for name in MONITOR_ROWS} | {EVALUATIONS}
         self.by_name: dict[str, LiveFile] = {}
@@ -75,22 +77,35 @@ def bring(folder: Path, name: str, size: int, others: Sequence[Path]) -> int:
     return take_up(folder / LIVE / name, size, [place / name for place in places])
 
 
-def bring_departed(folder: Path, world_size: int, departed: Mapping[int, Sizes], others: Sequence[Path]) -> None:
+def row_text(row: Mapping[str, Any] | None) -> str:
+    """A row as a line of its file; "" of None."""
+    return "" if row is None else json.dumps(row) + "\n"
+
+
+def bring_departed(
+    folder: Path, world_size: int, departed: Mapping[int, Mapping[str, Any]], others: Sequence[Path]
+) -> None:
     """Rank 0: of ranks that this world has no more, cut off what came after the checkpoint, as their own would.
 
-    Where nothing is departed, what there is of such ranks is all of attempts whose work is lost.
+    `departed` are the positions that they left. Where there are none, what there is of such ranks is all of attempts
+    whose work is lost.
     """
     for path in _rows_of_others(folder / LIVE, world_size):
-        if not any(path.name in sizes for sizes in departed.values()):
+        if not any(path.name in position["files"] for position in departed.values()):
             path.unlink()
-    for rank, sizes in departed.items():
+    for rank, position in departed.items():
+        sizes = position["files"]
         # By the names that such a rank's files have: those in a checkpoint are anybody's, and could lead elsewhere.
         for name in (row.format(rank=int(rank)) for row in ROWS):
             found = bring(folder, name, sizes.get(name, 0), others)
             if found:
-                os.truncate(folder / LIVE / name, found)
+                LiveFile(folder / LIVE / name, found).close()
             else:
                 (folder / LIVE / name).unlink(missing_ok=True)
+        name = ITERATIONS.format(rank=int(rank))
+        if name in sizes and (last := row_text(position.get("row"))):
+            with (folder / LIVE / name).open("a") as rows:
+                rows.write(last)
 
 
 def publish_departed(folder: Path, world_size: int) -> None:

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -10,22 +9,35 @@ from types import TracebackType
 from typing import Any
 
 from cos598d.comm.ledger import Ledger, Totals
-from cos598d.files import json_text, write_json
+from cos598d.files import json_text, own_folder, remove_known, write_json
 from cos598d.measure.attempts import Attempts, find_earlier, why
 from cos598d.measure.earlier import Earlier, Position
 from cos598d.measure.figures import read_back, run_figures
 from cos598d.measure.host import peak_gpu_bytes, peak_memory_bytes
-from cos598d.measure.live import clear
+from cos598d.measure.live import FACTS, clear
 from cos598d.measure.monitor import Monitor
-from cos598d.measure.rank_files import RankFiles, bring_departed, publish_departed, remove_published
+from cos598d.measure.rank_files import RankFiles, bring_departed, publish_departed, remove_published, row_text
 from cos598d.measure.refusals import NOTHING_DONE, OLD_IS_GONE, told
 from cos598d.measure.staged import Staged
 from cos598d.measure.tally import Tally
-from cos598d.measure.tensorboard import FOLDER, Board
+from cos598d.measure.tensorboard import Board, remove_events
 from cos598d.measure.thinning import Detail
 from cos598d.measure.totals import epoch_traffic
+from cos598d.measure.wire import Counters
 from cos598d.records.ledger_rule import AUTO
-from cos598d.records.live import ATTEMPTS, COMMUNICATION, EPOCHS, EVALUATIONS, HOST, ITERATIONS, LIVE, SETTING, WIRE
+from cos598d.records.live import (
+    ATTEMPTS,
+    COMMUNICATION,
+    EPOCHS,
+    EVALUATIONS,
+    HOST,
+    ITERATIONS,
+    LIVE,
+    MODEL,
+    MODEL_FILES,
+    SETTING,
+    WIRE,
+)
 from cos598d.records.run import EVALUATION, read_table
 from cos598d.world.exit import tell_no_more, tell_of_the_end
 
@@ -76,14 +88,16 @@ class RunRecord:
         self._is_published = False
         with told(self.folder, NOTHING_DONE), self._cleared_if_it_fails():
             live = self.folder / LIVE
-            live.mkdir(parents=True, exist_ok=True)
+            own_folder(live)
             if self.rank == 0:
                 earlier = find_earlier([live, *(other / LIVE for other in self._others)], self._earlier.own)
                 self._attempts = Attempts(live / ATTEMPTS, earlier, self.iterations, self.world_size)
-                bring_departed(self.folder, self.world_size, self._earlier.departed_sizes(), self._others)
+                bring_departed(self.folder, self.world_size, self._earlier.departed, self._others)
             self._files = RankFiles(self.folder, self.rank, self._earlier.sizes, self._others)
         self._iterations = self._files.file(ITERATIONS)
+        self._last_row = ""  # of the last iteration, as it was written
         self.ledger = Ledger(self._files.file(COMMUNICATION), self._detail.calls)
+        self.ledger.iteration = self.iterations
         if self._monitor:
             wire, host = self._files.file(WIRE), self._files.file(HOST)
             self._monitor.open(wire, host, lambda: self.ledger.iteration, self._detail.wire)
@@ -127,11 +141,14 @@ class RunRecord:
 
     def position(self) -> Position:
         """Where this rank's record stands between two iterations (JSON), for `resume`."""
-        with told(self.folder):
-            self._flush()
+        self._catch_up()
+        sizes = self._files.sizes()
+        # To the last row is added what travels before the next step: the checkpoint has it, and the file those before.
+        sizes[self._iterations.path.name] -= len(self._last_row)
         found = {
             "iteration": self.iterations,
-            "files": self._files.sizes(),
+            "files": sizes,
+            "row": json.loads(self._last_row) if self._last_row else None,
             "tally": self._tally.position(),
             "ledger": self.ledger.position(),
             "detail": self._detail.position(),
@@ -148,6 +165,8 @@ class RunRecord:
         self._detail.resume(position["detail"])
         if self._monitor and position["monitor"]:
             self._monitor.resume(position["monitor"])
+        self._last_row = row_text(position.get("row"))
+        self._iterations.write(self._last_row)
         if self.rank == 0:
             self.epochs = [dict(row) for row in position["epochs"]]
             for row in self.epochs:
@@ -162,11 +181,12 @@ class RunRecord:
 
         Called when all that comes in its place is whole on the disk of every rank.
         """
-        remove_published(self.folder)
-        if not self._board:
-            shutil.rmtree(self.folder / FOLDER, ignore_errors=True)
-        if with_model:
-            shutil.rmtree(self.folder / "model", ignore_errors=True)
+        with told(self.folder):
+            remove_published(self.folder)
+            if not self._board:
+                remove_events(self.folder)
+            if with_model:
+                remove_known(self.folder / MODEL, MODEL_FILES)
 
     @property
     def losses(self) -> list[float]:
@@ -179,14 +199,14 @@ class RunRecord:
 
     def complete(self) -> None:
         """Bring this rank's rows whole to the disk. After this, when it went well on every rank, `publish` has room."""
+        self._catch_up()
         with told(self.folder):
-            self._flush()
             self._files.complete()
 
     def publish(self) -> None:
         """Give this rank's rows their names in the run's folder, in place of an earlier run's."""
+        self._catch_up()
         with told(self.folder, OLD_IS_GONE):
-            self._flush()
             self._files.publish()
         self._is_published = True
         if self.rank:
@@ -203,7 +223,8 @@ class RunRecord:
             raise
 
     def begin_training(self) -> None:
-        """What travels from now on is training's. Called before every iteration: it does something after a pause."""
+        """What travels from now on is training's. Called before every iteration, and before a sync settles."""
+        self._catch_up()
         if self._is_training:
             return
         self._is_training = True
@@ -213,9 +234,10 @@ class RunRecord:
 
     def pause_training(self) -> None:
         """What travels from now on is not training's. Called before every evaluation, when the replicas are equal."""
+        if self._is_training:
+            self._add_to_last(*self._take(), self._monitor.pause() if self._monitor else None)
+            self._tally.pause()
         self._is_training = False
-        counted = self._monitor.pause() if self._monitor else None
-        self._tally.pause(self.ledger.moved(self.ledger.iteration), counted)
 
     def iteration(
         self, facts: dict[str, Any], seconds: float, phases: dict[str, float], counts: Mapping[str, int] | None = None
@@ -226,22 +248,35 @@ class RunRecord:
         """
         self.iterations = facts["iteration"]
         counted = self._monitor.end_iteration(self.iterations) if self._monitor else None
-        row = facts | self._tally.iteration(
-            facts, seconds, phases, self.ledger.moved(self.iterations), counted, counts or {}
-        )
+        row = facts | self._tally.iteration(facts, seconds, phases, *self._take(), counted, counts or {})
+        written = self._detail.of_row(row)
+        self._last_row = row_text(written)
         with told(self.folder):
-            row |= asdict(self._flush().get(self.iterations, Totals()))
-            if (written := self._detail.of_row(row)) is not None:
-                self._iterations.write(json.dumps(written) + "\n")
+            self._iterations.write(self._last_row)
         if self._board:
             self._board.iteration(row)
 
-    def _flush(self) -> dict[int, Totals]:
-        """Write what calls there were; they are in the tally from here on."""
-        self.ledger.flush()
-        found = self.ledger.take_totals()
-        self._tally.calls(found)
-        return found
+    def _take(self) -> tuple[tuple[int, int], Totals]:
+        """Write what calls there were since this was called last, and return what they moved."""
+        with told(self.folder):
+            return self.ledger.take()
+
+    def _catch_up(self) -> None:
+        """Between two iterations: write what calls there were since the last one; in training they are that one's."""
+        moved, totals = self._take()
+        if self._is_training and any(moved):
+            self._add_to_last(moved, totals, self._monitor.read() if self._monitor else None)
+
+    def _add_to_last(self, moved: tuple[int, int], totals: Totals, counted: Counters | None) -> None:
+        """Add to the last iteration, and to its row, what has travelled since."""
+        bytes_now = self._tally.add_to_last(self.iterations, moved, totals, counted)
+        if not self._last_row:
+            return
+        row = json.loads(self._last_row)
+        row |= bytes_now | {name: row.get(name, 0) + more for name, more in asdict(totals).items()}
+        with told(self.folder):
+            self._iterations.replace_last(len(self._last_row), row_text(row))
+        self._last_row = row_text(row)
 
     def epoch(self, facts: dict[str, Any]) -> None:
         """Add one epoch: its number, iterations, mean loss, metrics and seconds of evaluation. Training's are added."""
@@ -267,10 +302,9 @@ class RunRecord:
 
         Training is over: this ends the sampling.
         """
+        self._catch_up()
         if self._monitor:
             self._monitor.stop()
-        with told(self.folder):
-            self._flush()
         return self._tally.share(self._monitor.interface if self._monitor else None) | {
             "ledger": self.ledger.position(),
             "memory": {"process_peak_bytes": peak_memory_bytes(), "gpu_peak_bytes": peak_gpu_bytes(), **self.memory},
@@ -304,6 +338,5 @@ class RunRecord:
     def _clear_up(self) -> None:
         """Take away this rank's part of `live/`: what was in it has a name of its own, or is worth none."""
         if self.rank == 0:
-            for old in (self.folder / LIVE).glob("*.json"):
-                old.unlink()
+            remove_known(self.folder / LIVE, FACTS)
         self._files.remove()

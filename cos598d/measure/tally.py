@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
-from cos598d.comm.ledger import BEFORE_TRAINING, Totals
+from cos598d.comm.ledger import Totals
 from cos598d.measure.sums import ExactMeans
 from cos598d.measure.totals import Traffic
 from cos598d.measure.wall import WallTime
@@ -25,9 +25,8 @@ class Tally:
         """Training begins, or goes on after a pause."""
         self._wall.begin()
 
-    def pause(self, moved: tuple[int, int], counted: Counters | None) -> None:
-        """Training pauses, after these bytes beyond the last iteration's."""
-        self.traffic.add_to_last(moved, counted)
+    def pause(self) -> None:
+        """Training pauses."""
         self._wall.end()
 
     def iteration(
@@ -36,26 +35,24 @@ class Tally:
         seconds: float,
         phases: Mapping[str, float],
         moved: tuple[int, int],
+        totals: Totals,
         counted: Counters | None,
         counts: Mapping[str, int],
     ) -> Row:
-        """Add an iteration and return what its row says of it beside `facts` and the calls' totals."""
+        """Add an iteration, with what its calls moved; return what its row says of it beside `facts`."""
         iteration = facts["iteration"]
         wall = self._wall.lap(seconds, facts["examples"], counts)
         timed = {"seconds": seconds, **{f"seconds_{phase}": phases[phase] for phase in PHASES}}
         nanoseconds = {name: round(1e9 * value) for name, value in timed.items()}
         self._means.count(iteration)
-        self._means.add(iteration, nanoseconds)
-        side_by_side = self.traffic.add(facts["epoch"], moved, counted)
-        return (
-            {name: value / 1e9 for name, value in nanoseconds.items()} | {"wall_seconds": round(wall, 9)} | side_by_side
-        )
+        self._means.add(iteration, nanoseconds | asdict(totals))
+        row = {name: value / 1e9 for name, value in nanoseconds.items()} | {"wall_seconds": round(wall, 9)}
+        return row | self.traffic.add(facts["epoch"], moved, counted) | asdict(totals)
 
-    def calls(self, totals: Mapping[int, Totals]) -> None:
-        """Add what calls moved, by iteration: what travelled before training is no iteration's."""
-        for iteration, found in totals.items():
-            if iteration != BEFORE_TRAINING:
-                self._means.add(iteration, asdict(found))
+    def add_to_last(self, iteration: int, moved: tuple[int, int], totals: Totals, counted: Counters | None) -> Row:
+        """Add to the last iteration what calls moved after its end; return its bytes as they are now."""
+        self._means.add(iteration, asdict(totals))
+        return self.traffic.add_to_last(moved, counted)
 
     def epoch(self, facts: Row, last_iteration: int) -> Row:
         """End an epoch; return its row: `facts`, up to which iteration it went, and its speed."""

@@ -3,14 +3,14 @@
 Unlike the other files of a record they appear while the run goes on, and those of a run that fails stay.
 """
 
-import shutil
 from pathlib import Path
 from typing import Any
 
 from cos598d.errors import UsageError
+from cos598d.files import remove_known
 from cos598d.records.conventions import COUNTED
+from cos598d.records.live import TENSORBOARD
 
-FOLDER = "tensorboard"
 FLUSH_SECONDS = 5  # somebody watches
 LOSSES = ("loss", "evaluation/validation_loss")
 
@@ -23,6 +23,11 @@ def check_tensorboard() -> None:
         raise UsageError(
             f"--tensorboard needs the package tensorboard ({error}): pip install '.[tensorboard]', or leave it out."
         ) from None
+
+
+def remove_events(record: Path) -> None:
+    """Remove what an earlier run has shown in the run's folder `record`. Raises OSError."""
+    remove_known(record / TENSORBOARD, ("events.out.tfevents.*",))
 
 
 class Board:
@@ -40,9 +45,9 @@ class Board:
         from torch.utils.tensorboard import SummaryWriter
 
         if not after:
-            shutil.rmtree(record / FOLDER, ignore_errors=True)
+            remove_events(record)
         purge = after + 1 if after else None
-        self._writer = SummaryWriter(str(record / FOLDER), purge_step=purge, flush_secs=FLUSH_SECONDS)
+        self._writer = SummaryWriter(str(record / TENSORBOARD), purge_step=purge, flush_secs=FLUSH_SECONDS)
         # In one chart, under "Custom scalars".
         self._writer.add_custom_scalars({"loss": {"training and validation": ["Multiline", list(LOSSES)]}})
 

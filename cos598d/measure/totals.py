@@ -1,11 +1,12 @@
 """Predicted beside counted bytes: an iteration's, an epoch's, and the means of a run.
 
-*Predicted* is what the ledger's formulas say this rank moved in an iteration, all of it: gradients, what the ranks
-agree on, the loss. (`bytes_sent_per_iteration` in the summary is the gradients alone.) *Counted* is what the kernel's
-counters say its interface moved meanwhile, with the headers of every packet. Neither has the evaluation. The average
-of weights with which a sync may settle an epoch is added to the epoch's last iteration, after that one's row.
+*Predicted* is what the ledger's formulas say this rank moved in an iteration and after it, up to the next one's begin.
+It is all of that: gradients, what the ranks agree on, the loss, state that a checkpoint collects.
+(`bytes_sent_per_iteration` in the summary is gradients and weights.) *Counted* is what the kernel counted meanwhile: on
+the interface, with the headers of every packet, or of own sockets. Neither has an evaluation, nor what follows it up to
+the next iteration. A sync settles an epoch's weights before its evaluation, and so in the epoch's last iteration.
 
-Where k ranks share an interface its counters are the sum of all k: set them beside the sum of the k predictions. The
+Where k ranks share an interface its counters are the sum of all k: set them next to the sum of the k predictions. The
 two are to be compared where every rank has a host of its own, or all share one: else neighbours also send each
 other what never reaches the interface between the hosts. What a GPU's own links carry is not there either.
 """
@@ -56,12 +57,14 @@ class Traffic:
         self._last = (epoch, predicted, counted)
         return _side_by_side(predicted, counted and counted[:2])
 
-    def add_to_last(self, predicted: tuple[int, int], counted: Counters | None) -> None:
-        """Add to the last iteration what travelled after its end, before the evaluation."""
+    def add_to_last(self, predicted: tuple[int, int], counted: Counters | None) -> dict[str, int | None]:
+        """Add to the last iteration what travelled after its end; return its figures as they are now."""
         if self._last is None:
-            return
+            return {}
         epoch, so_far, before = self._last
-        self._last = (epoch, _added(so_far, predicted), before and counted and before.plus(counted))
+        predicted, counted = _added(so_far, predicted), before and counted and before.plus(counted)
+        self._last = (epoch, predicted, counted)
+        return _side_by_side(predicted, counted and counted[:2])
 
     def share(self, interface: Interface | None) -> dict[str, Any]:
         """What rank 0 needs of this rank: by epoch the sums, and of the iterations after the first the means."""

@@ -1,28 +1,38 @@
-"""The kernel's counters of a network interface: what really travelled, beside what the ledger's formulas say."""
+"""The kernel's counters of an interface, or of own sockets: what really travelled, next to what formulas say."""
 
+import contextlib
 import os
+import socket
+import struct
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import psutil
 
 from cos598d.comm import Communicator
+from cos598d.records.conventions import OWN_SOCKETS
 from cos598d.world.meeting import Meeting
-from cos598d.world.network import INTERFACE_VARIABLE, interface_facing, interface_of, network_identity
+from cos598d.world.network import INTERFACE_VARIABLE, interface_facing, network_identity
 
 
 @dataclass(frozen=True)
 class Interface:
-    """A network interface of this rank's host, and the ranks whose traffic its counters see, in order of rank."""
+    """A network interface of this rank's host, and the ranks whose traffic its counters see, in order of rank.
+
+    Its name is OWN_SOCKETS where not an interface is counted, but this process's connections.
+    """
 
     name: str
     ranks: tuple[int, ...]
 
 
 class Counters(NamedTuple):
-    """What an interface carried: bytes with all headers, acknowledgements and repeats, and packets.
+    """What was carried: bytes and packets, repeats too.
 
-    On loopback each byte counts as sent and as received. Whatever else the host sends there counts too.
+    On an interface bytes are with all headers and acknowledgements, and whatever else the host sends there counts too.
+    Of a process's own sockets they are without headers, and nobody else's.
     """
 
     bytes_sent: int = 0
@@ -42,20 +52,21 @@ class Counters(NamedTuple):
 def find_interface(comm: Communicator, meeting: Meeting | None) -> Interface | None:
     """The interface that carries what this rank sends to the others, with the ranks that count on it.
 
-    Between ranks that share all interfaces it is the loopback one: there the kernel delivers whatever goes from one
-    address of a host to another, also where gloo was told another. Else it is the first in GLOO_SOCKET_IFNAME, or
-    the one that faces rank 0. None for a single rank, or where none is found. Every rank must call it.
+    Between ranks that share all interfaces the kernel delivers by loopback, whichever interface gloo was told. Its
+    counters are of all programs on the host, so each rank counts its own sockets. Else it is the first in
+    GLOO_SOCKET_IFNAME, or the one that faces rank 0. None for a single rank, or where none is found. Every rank must
+    call it.
     """
     if meeting is None:
         return None
     named = os.environ.get(INTERFACE_VARIABLE, "").split(",")[0] or interface_facing(meeting.identity.master_ip)
     found = comm.exchange([network_identity(), named])
-    networks = {network for network, _ in found}
-    name = interface_of("127.0.0.1") if len(networks) == 1 else named
-    if name is None or not has_counters(name):
-        return None
     mine = found[comm.rank]
-    return Interface(name, tuple(rank for rank, other in enumerate(found) if len(networks) == 1 or other == mine))
+    if all(network == mine[0] for network, _ in found):
+        return Interface(OWN_SOCKETS, (comm.rank,)) if OwnSockets.are_told() else None
+    if named is None or not has_counters(named):
+        return None
+    return Interface(named, tuple(rank for rank, other in enumerate(found) if other == mine))
 
 
 def has_counters(interface: str) -> bool:
@@ -76,11 +87,64 @@ def read_counters(interface: str) -> Counters:
     return Counters(found.bytes_sent, found.bytes_recv, found.packets_sent, found.packets_recv)
 
 
+class OwnSockets:
+    """What this process's TCP connections have carried, by the kernel's account of each (TCP_INFO; Linux).
+
+    What a connection carries between the last reading and its end is not seen.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[str, Counters] = {}  # by the kernel's number of the socket
+        self._ended = Counters()
+
+    @staticmethod
+    def are_told() -> bool:
+        """Whether the kernel tells it."""
+        if not FOLDER.exists() or not hasattr(socket, "TCP_INFO"):
+            return False
+        with socket.socket() as one:
+            return len(one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO)) >= _SENT + struct.calcsize("=Q")
+
+    def read(self) -> Counters:
+        """The sum so far, with connections that have ended."""
+        now = dict(_sockets())
+        for number in self._open.keys() - now.keys():
+            self._ended = self._ended.plus(self._open[number])
+        self._open = now
+        total = self._ended
+        for one in now.values():
+            total = total.plus(one)
+        return total
+
+
+FOLDER = Path("/proc/self/fd")
+# In the kernel's struct tcp_info: received, segments out and in, sent (Linux 4.19 and later).
+_INFO, _RECEIVED, _SEGMENTS, _SENT = 256, 128, 136, 200
+
+
+def _sockets() -> Iterator[tuple[str, Counters]]:
+    """Every TCP socket of this process, by its number."""
+    for entry in os.scandir(FOLDER):
+        with contextlib.suppress(OSError):  # closed meanwhile
+            number = os.readlink(entry.path)
+            if not number.startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(int(entry.name))) as own:
+                if own.family not in (socket.AF_INET, socket.AF_INET6) or own.type != socket.SOCK_STREAM:
+                    continue
+                info = own.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO)
+                (received,), (sent,) = (struct.unpack_from("=Q", info, place) for place in (_RECEIVED, _SENT))
+                yield number, Counters(sent, received, *struct.unpack_from("=II", info, _SEGMENTS))
+
+
 class WireCounter:
     """What an interface has carried between each `resume` and the next `pause`: `total`, as of the last reading."""
 
     def __init__(self, interface: Interface):
         self.interface = interface
+        self._now: Callable[[], Counters] = (
+            OwnSockets().read if interface.name == OWN_SOCKETS else lambda: read_counters(interface.name)
+        )
         self.total = Counters()
         self._last: Counters | None = None
 
@@ -91,7 +155,7 @@ class WireCounter:
 
     def resume(self) -> None:
         """Count from now on. Raises OSError as `read_counters`."""
-        self._last = read_counters(self.interface.name)
+        self._last = self._now()
 
     def pause(self) -> None:
         """Leave out what travels from now on."""
@@ -99,7 +163,7 @@ class WireCounter:
 
     def read(self) -> Counters:
         """The sum so far. Raises OSError when the interface is gone or was made anew."""
-        now = read_counters(self.interface.name)
+        now = self._now()
         moved = now.less(self._last or now)
         if min(moved) < 0:
             raise OSError(f"the counters of {self.interface.name} went back")

@@ -96,6 +96,10 @@ BENCH = Fields(
                 memory_of(ListOf(HELD, least=1), ListOf(OrNone(HELD)), ListOf(TEXT)),
             )
         ),
+        # Of each rank, over the time in which the candidates were measured.
+        "host": ListOf(
+            Fields(dict.fromkeys(("seconds", "process_cpu_seconds", "host_cpu_percent"), NOT_NEGATIVE)), least=1
+        ),
         "peak_memory_bytes": MapOf(ListOf(NOT_NEGATIVE, least=1)),
     },
 )

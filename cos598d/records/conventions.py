@@ -16,6 +16,8 @@ WARM_UP = 2
 # Who knows what a strategy sends: the ledger, which has an entry for every call, or the kernel's counters alone, where
 # a library tells nobody.
 BY_LEDGER, BY_COUNTERS = "ledger", "counters"
+# What counts instead of an interface, where all ranks share a host: a rank's own connections, without packet headers.
+OWN_SOCKETS = "own sockets"
 # Said of records whose bytes are another backend's by formula.
 ASSUMED_BYTES = "nccl chooses its own algorithms, and its calls are taken to move what gloo's do"
 # How one of several runs of a command ended: `left out` is one that cannot run here.
@@ -23,4 +25,4 @@ FINISHED, FAILED, BROKEN_OFF, LEFT_OUT = OUTCOMES = ("finished", "failed", "brok
 # What a task's examples come to, beside their number: a speed is told in these too.
 COUNTED = ("tokens", "images")
 # What an epoch's row has beside its metrics.
-NOT_METRICS = frozenset(("epoch", "iterations", "last_iteration", "loss", "seconds_evaluation"))
+NOT_METRICS = frozenset(("epoch", "is_cut", "iterations", "last_iteration", "loss", "seconds_evaluation"))

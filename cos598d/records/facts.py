@@ -50,6 +50,8 @@ ALSO_OF_WORK = (
     ("stride of windows", "doc_stride"),
     ("longest question", "max_query_length"),
 )
+# Of all that work what does not change the loss of an iteration.
+NOT_OF_A_STEP = frozenset(("steps", "threads a rank", "TF32", "examples an epoch", "gradient accumulation"))
 # What the seconds of two runs are of, beside their work.
 GROUND = ("processor", "cores", "device")
 # And by which code they were made, beside the versions of packages.

@@ -75,6 +75,7 @@ EPOCH = Fields(
     {
         **CLASSES,
         **dict.fromkeys(("iterations", "last_iteration"), COUNT),
+        "is_cut": FLAG,  # where it ended before its last iteration
         "loss": OrNone(NUMBER),
         "training": Fields(
             {},
@@ -157,6 +158,8 @@ SUMMARY = Fields(
         **OPTIONAL_SETTING,
         "epochs": ListOf(EPOCH),
         "evaluations": ListOf(EVALUATION),
+        # The best evaluation; and of the model that was kept for it, where that is not the last one.
+        "best": Fields({"iteration": COUNT, "metric": TEXT, "value": NUMBER}, {"evaluated": Fields({}, CLASSES)}),
         "wire": OrNone(WIRE),
         "memory": MEMORY,
         "wall": OrNone(Fields({}, dict.fromkeys(WALL, OrNone(NUMBER)))),
@@ -176,6 +179,8 @@ ENVIRONMENT = Fields(
         "python": TEXT,
         **dict.fromkeys(("cuda", "commit"), OrNone(TEXT)),
         "versions": MapOf(OrNone(TEXT)),
+        # Of each rank.
+        "places": OrNone(ListOf(Fields({}, {**dict.fromkeys(("node", "device"), TEXT), "gpu": OrNone(TEXT)}))),
     },
 )
 CONFIG = Fields(
@@ -195,6 +200,8 @@ CONFIG = Fields(
         "sync_every": SIZE,
         "label": TEXT,
         "do_train": FLAG,
+        "eval_steps": OrNone(SIZE),
+        "num_train_epochs": POSITIVE,
     },
 )
 ITERATION = Fields(
@@ -212,7 +219,7 @@ CALL = Fields(
 )
 HOST_ROW = Fields(
     {"iteration": COUNT, "process_cpu_seconds": NUMBER, "host_cpu_percent": NUMBER, "rss_bytes": NOT_NEGATIVE},
-    dict.fromkeys(("gpu_memory_bytes", "gpu_utilization_percent"), OrNone(NUMBER)),
+    {"seconds": NOT_NEGATIVE, **dict.fromkeys(("gpu_memory_bytes", "gpu_utilization_percent"), OrNone(NUMBER))},
 )
 WIRE_ROW = Fields(
     {"kind": TEXT, "seconds": NOT_NEGATIVE, "shared_by_ranks": SIZE}

@@ -18,7 +18,7 @@ from cos598d.records.kinds import (
     Row,
     Wrong,
 )
-from cos598d.records.run import ATTEMPT, EPOCH
+from cos598d.records.run import ATTEMPT, EPOCH, ITERATION
 
 # What the ranks know together of a strategy: see `Strategy.scalars`.
 SCALARS = Fields({}, {"loss_scale": Number("a number of at least 1", least=1), "good_steps": COUNT})
@@ -49,6 +49,9 @@ _THINNED = Row((COUNT, WHOLE, Number("0 or 1", is_whole=True, least=0, most=1)))
 _DETAIL = Fields(dict.fromkeys(("calls", "iterations", "spans", "wire"), _THINNED))
 _MONITOR = Fields({"seconds": NOT_NEGATIVE, "process_cpu_seconds": NUMBER, "total": _COUNTERS, "counted": _COUNTERS})
 
+# The row of the last iteration, to which is still added; older checkpoints have it in the file of rows.
+_ROW: dict[str, Kind] = {"row": OrNone(ITERATION)}
+
 
 def training_after(iteration: int) -> Kind:
     """What a training is that is saved after `iteration`, all ranks' part of it."""
@@ -59,9 +62,11 @@ def facts_after(iteration: int, rank: int) -> Kind:
     """What `rank` alone says then: where its part of the record stands, and on rank 0 what it has of others."""
     record = _record(_exactly(iteration))
     if rank == 0:
-        departed = MapOf(Fields(_record(_up_to(iteration))), "an object whose names are ranks", names=r"0|[1-9]\d{0,4}")
+        departed = MapOf(
+            Fields(_record(_up_to(iteration)), _ROW), "an object whose names are ranks", names=r"0|[1-9]\d{0,4}"
+        )
         record |= {"epochs": ListOf(EPOCH), "attempts": ListOf(ATTEMPT), "departed": departed}
-    return Fields({"record": Fields(record)})
+    return Fields({"record": Fields(record, _ROW)})
 
 
 def _record(iteration: Kind) -> dict[str, Kind]:

@@ -1,41 +1,24 @@
 """Reading JSON files of a record, held to kinds: the first place where one is damaged is told by file and field."""
 
-import errno
-import os
-import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from cos598d.errors import UserError
-from cos598d.files import parse_json
+from cos598d.files import MOST_BYTES, lines_of, open_plain, parse_json, read_plain
 from cos598d.records.kinds import DEEPEST, Kind, fault, is_too_deep
 from cos598d.terminal.printable import printable
 
-
-def open_plain(path: Path, mode: str = "r") -> IO[Any]:
-    """The file, opened as UTF-8 text or ("rb") bytes. Raises OSError, also for a pipe: to read it is to wait."""
-    encoding, newline = (None, None) if "b" in mode else ("utf-8", "\n")
-    return open(path, mode, encoding=encoding, newline=newline, opener=_plain)
+MOST_ROW = 16 << 20  # characters; an epoch's row of a thousand classes has some 5 million
 
 
-def _plain(path: str, flags: int) -> int:
-    descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
-    found = os.fstat(descriptor).st_mode
-    if not stat.S_ISREG(found) and not stat.S_ISDIR(found):  # a folder is refused by whoever opens it as a file
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is no plain file", path)
-    return descriptor
-
-
-def read(path: Path, kind: Kind, remedy: str) -> Any:
+def read(path: Path, kind: Kind, remedy: str, most: int = MOST_BYTES) -> Any:
     """The value of a JSON file, of this kind. Raises OSError as `open`, and UserError for a file that is damaged.
 
     Text in it is made printable: what no terminal and no page should get does not get further than here.
     """
     try:
-        with open_plain(path) as file:
-            return _checked(file.read(), kind, str(path), remedy)
+        return _checked(read_plain(path, most).decode("utf-8"), kind, str(path), remedy)
     except UnicodeDecodeError:
         raise UserError(f"{path} is not JSON, for it is no UTF-8: it is damaged, {remedy}.") from None
 
@@ -47,7 +30,9 @@ def read_rows(path: Path, kind: Kind, remedy: str, grows: bool = False) -> Itera
     """
     try:
         with open_plain(path) as lines:
-            for number, line in enumerate(lines, start=1):
+            for number, line in enumerate(lines_of(lines, MOST_ROW), start=1):
+                if len(line) == MOST_ROW:
+                    raise too_long(path, number, remedy)
                 if not line.endswith("\n"):
                     if grows:
                         return
@@ -60,6 +45,11 @@ def read_rows(path: Path, kind: Kind, remedy: str, grows: bool = False) -> Itera
 def not_whole(path: Path, line: int, remedy: str) -> UserError:
     """What to say of a last line that does not end."""
     return UserError(f"{path}, line {line} is not a whole JSON row: it is damaged, {remedy}.")
+
+
+def too_long(path: Path, line: int, remedy: str) -> UserError:
+    """What to say of a line that no row of ours has the length of."""
+    return UserError(f"{path}, line {line} has more than {MOST_ROW >> 20} MiB: it is damaged, {remedy}.")
 
 
 def parse_row(text: str, kind: Kind, path: Path, remedy: str, line: int) -> Any:

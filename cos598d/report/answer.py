@@ -9,10 +9,12 @@ from cos598d.report.benches import Bench
 from cos598d.report.blocks import Answer, Figure
 from cos598d.report.bytes_from import is_in_ledger
 from cos598d.report.captions import losses_apart, of_one_setting, phase_shares
+from cos598d.report.disturbed import DISTURBED, disturbance_remark, is_disturbed
 from cos598d.report.fairness import ground_remark, work_remark
 from cos598d.report.figures.answer import FEW_LANES, MOST_LANES, Lane, Panel, answer_figure, lanes_of, split_at_floor
 from cos598d.report.load import Run
-from cos598d.report.numbers import listed, more_or_less, names_of, number_of, percent, plain, plain_or_none, seconds
+from cos598d.report.numbers import listed, more_or_less, names_of, number_of, percent, plain, seconds
+from cos598d.report.one_class import one_class_remark
 from cos598d.report.references import exposed_seconds, is_floor, ratio_of_means
 from cos598d.report.repeats import in_groups, members, over_pairs
 from cos598d.report.settings import comparable
@@ -35,16 +37,25 @@ def answer_of(runs: Sequence[Run], benches: Sequence[Bench]) -> Answer:
     panels += [bench_answer.panel(bench, most) for bench in drawn]
     svg = answer_figure(panels)
     spreads = [word for word, is_there in (("the mean's 95 %", group), ("a bench's quartiles", drawn)) if is_there]
-    caption = (
-        f"The black line: {' and '.join(spreads)}. At the right: times the seconds of the fastest, and the megabytes "
-    )
-    caption += "that leave the rank that sends most."
+    caption = [
+        f"The black line: {' and '.join(spreads)}. At the right: times the seconds of the fastest, unless the run"
+    ]
+    caption[0] += " was disturbed, and the megabytes that leave the rank that sends most."
+    caption += [f"There is no room for {listed(names)}: the tables have all." for names in _not_drawn(group, panels)]
     summaries = [run.summary for run in runs]
-    cautions = unfinished_remarks(summaries) + list(filter(None, (work_remark(summaries), ground_remark(summaries))))
+    remarks = (disturbance_remark, work_remark, ground_remark, one_class_remark)
+    cautions = unfinished_remarks(summaries) + [said for remark in remarks if (said := remark(summaries))]
     cautions += [f"{bench.name}: {remark}." for bench in benches for remark in bench.remarks]
     if assumed := assumed_bytes(summaries, before=""):
         cautions.append(assumed)
-    return Answer(cautions, sentences, None if svg is None else Figure("answer", svg, [caption]))
+    return Answer(cautions, sentences, None if svg is None else Figure("answer", svg, caption))
+
+
+def _not_drawn(group: Sequence[Run], panels: Sequence[Panel]) -> list[list[str]]:
+    """The runs of the group that its panel, which is the first, has no lane for."""
+    shown = {lane.name for lane in panels[0].lanes} if group else set()
+    names = [run.name for run in group if run.name not in shown]
+    return [names] if names else []
 
 
 def main_group(runs: Sequence[Run]) -> list[Run]:
@@ -71,7 +82,9 @@ def _sentences(runs: Sequence[Run], group: Sequence[Run]) -> list[str]:
     if not group:
         return ["No run counted an iteration, so the records say nothing of speed.", *_losses(runs, runs[0])]
     ranked = _ranked(group)
-    found = [_who(ranked), _where(ranked, group), _travelled(ranked), *_losses(runs, ranked[0])]
+    quiet = [run for run in ranked if not is_disturbed(run.summary)]
+    found = [_who(ranked, quiet), _where(quiet, group), _travelled(ranked), *_losses(runs, ranked[0])]
+    found = [sentence for sentence in found if sentence]
     here = {name for run in group for name in (one["run"] for one in members(run.summary))}
     others = [run.name for run in runs if run.name not in here]
     if others:
@@ -80,12 +93,24 @@ def _sentences(runs: Sequence[Run], group: Sequence[Run]) -> list[str]:
 
 
 def _ranked(group: Sequence[Run]) -> list[Run]:
-    """From the fastest to the slowest, without the floor where there is anything else."""
+    """From the fastest to the slowest, disturbed ones last; the floor only where there is nothing else."""
     found = [run for run in group if not is_floor(run.summary)] or list(group)
-    return sorted(found, key=lambda run: run.seconds["mean"])
+    return sorted(found, key=lambda run: (is_disturbed(run.summary), run.seconds["mean"]))
 
 
-def _who(ranked: Sequence[Run]) -> str:
+def _who(ranked: Sequence[Run], quiet: Sequence[Run]) -> str:
+    """The fastest of the runs that were not disturbed."""
+    if len(ranked) == 1:
+        busy = "" if quiet else ", on a machine that was busy"
+        return f"{ranked[0].name} takes {_seconds(ranked[0])}{busy}."
+    if not quiet:
+        return "Which run is the fastest is not known, for the machine was busy during all of them."
+    disturbed = [run.name for run in ranked if run not in quiet]
+    left_out = f" Not compared, for the machine was busy: {names_of(disturbed, 'run')}." if disturbed else ""
+    return _who_of(quiet) + left_out
+
+
+def _who_of(ranked: Sequence[Run]) -> str:
     first, *others = ranked
     if not others:
         return f"{first.name} takes {_seconds(first)}."
@@ -95,8 +120,9 @@ def _who(ranked: Sequence[Run]) -> str:
         words = f"{first.name} is the fastest of {len(ranked)} with {_seconds(first)}"
     else:
         low, high = near[0], near[-1]
-        words = f"{names_of([run.name for run in near], 'run')} take {plain(low.seconds['mean'])} to "
-        words += f"{seconds(high.seconds['mean'])} an iteration {_ranks(first)}, which is within the spread: "
+        ends = dict.fromkeys([plain(low.seconds["mean"]), plain(high.seconds["mean"])])
+        words = f"{names_of([run.name for run in near], 'run')} take {' to '.join(ends)} s an iteration {_ranks(first)}"
+        words += f"{', which is within the spread' if len(ends) > 1 else ''}: "
         words += "none of them is shown to be the fastest"
     if slower:
         words += f"; {slower[0].name} takes {_times(slower[0], first)} the seconds of {first.name}"
@@ -125,6 +151,8 @@ def _times(run: Run, first: Run) -> str:
 
 def _where(ranked: Sequence[Run], group: Sequence[Run]) -> str:
     """The largest phases of the fastest and the slowest, and their exposed communication, if a floor was run."""
+    if not ranked:
+        return ""
     found: dict[str, list[str]] = {}
     for run in _ends(ranked):
         shares = [f"{phase} ({percent(share)})" for phase, share in list(phase_shares(run).items())[:2]]
@@ -135,6 +163,8 @@ def _where(ranked: Sequence[Run], group: Sequence[Run]) -> str:
     if ranked[0].summary["world_size"] == 1 or is_floor(ranked[0].summary):
         return f"{words}."
     floor = next((run for run in group if is_floor(run.summary)), None)
+    if floor is not None and is_disturbed(floor.summary):
+        return f"{words}."
     if floor is None:
         return f"{words}; what of it is exposed communication is not known, for no run beside it had sync {FLOOR}."
     shares = []
@@ -154,14 +184,12 @@ def _travelled(ranked: Sequence[Run]) -> str:
         return "On one rank nothing travels."
     most = {run.name: max(run.summary["bytes_sent_per_iteration"]) for run in ranked if is_in_ledger(run.summary)}
     words = bench_answer.travelled(most)
-    ratios = [
-        one.counted_sent / one.predicted_sent - 1
-        for one in counted_traffic(ranked)
-        if one.predicted_sent > 0 and not one.is_shared_in_part
-    ]
+    counted = [one for one in counted_traffic(ranked) if one.predicted_sent > 0 and not one.is_shared_in_part]
+    ratios = [one.counted_sent / one.predicted_sent - 1 for one in counted]
     if ratios:
         off = dict.fromkeys(more_or_less(share) for share in (min(ratios), max(ratios)))
-        words += f"; the interfaces counted {' to '.join(off)}"
+        where = "interfaces" if any(one.has_headers for one in counted) else "ranks' sockets"
+        words += f"; the {where} counted {' to '.join(off)}"
     return f"{words}."
 
 
@@ -178,7 +206,7 @@ def _losses(runs: Sequence[Run], like: Run) -> list[str]:
     losses = group[0].summary["losses"]
     words = f"The loss of {group[0].name} is {losses[0]:.4f} in the first iteration"
     words += f" and {losses[-1]:.4f} in the last of {len(losses)}" if len(losses) > 1 else ""
-    words += "" if len(trained) == 1 else "; no other run shares its data, batch and seed, so none is compared with it"
+    words += "" if len(trained) == 1 else "; no other run's can be compared with it"
     return [f"{words}."]
 
 
@@ -190,6 +218,7 @@ def _ends(ranked: Sequence[Run]) -> list[Run]:
 def _panel(group: Sequence[Run], most: int, is_split_at_floor: bool) -> Panel:
     ranked = _ranked(group)
     floor = next((run for run in group if is_floor(run.summary)), None)
+    fastest = next((run for run in ranked if not is_disturbed(run.summary)), None)
     lanes = []
     for run in dict.fromkeys([*lanes_of([one.name for one in ranked], most), *([floor.name] if floor else [])]):
         one = next(other for other in group if other.name == run)
@@ -197,7 +226,8 @@ def _panel(group: Sequence[Run], most: int, is_split_at_floor: bool) -> Panel:
         parts = [(phase, one.summary["phases"][f"seconds_{phase}"] or 0.0) for phase in PHASES]
         if is_split_at_floor or not phase_shares(one):
             parts = split_at_floor(mean, floor.seconds["mean"] if floor else None)
-        words = "the floor" if one is floor else f"{plain_or_none(mean / ranked[0].seconds['mean'])} x"
+        words = "the floor" if one is floor else f"{plain(mean / fastest.seconds['mean'])} x" if fastest else ""
+        words = DISTURBED if is_disturbed(one.summary) else words
         sent = max(one.summary["bytes_sent_per_iteration"], default=0)
         words += f", {sent / 1e6:,.1f} MB" if sent else ""
         lanes.append(Lane(one.name, parts, tuple(interval) if interval else None, words))

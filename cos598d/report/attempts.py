@@ -2,13 +2,40 @@
 
 from collections.abc import Sequence
 
+from cos598d.records.conventions import NOT_METRICS
+from cos598d.records.live import FINISHED
 from cos598d.report.blocks import Table
-from cos598d.report.load import Run
+from cos598d.report.load import Run, is_number
 
 NOTE = (
     "Attempts, UTC. Lost are iterations that a later attempt did again, from the checkpoint that it went on from; what "
     "the record says of an iteration is what its last attempt did."
 )
+
+
+def stopped_early(run: Run) -> bool:
+    """Whether --early_stopping ended a run that is finished."""
+    last = run.summary.get("attempts", [])[-1:]
+    return "unfinished" not in run.summary and any(one["why"] != FINISHED for one in last)
+
+
+def endings(runs: Sequence[Run]) -> list[str]:
+    """Of each run that stopped early, where it ended and which model it kept."""
+    found = []
+    for run in filter(stopped_early, runs):
+        why, iterations = run.summary["attempts"][-1]["why"], run.summary["iterations"]
+        words = f"{run.name} ended after iteration {iterations}, {why}."
+        best = run.summary.get("best")
+        if best:
+            is_last = best["iteration"] == iterations
+            evaluated = {name: value for name, value in best.get("evaluated", {}).items() if is_number(value)}
+            values = [f"{name} {value:.4f}" for name, value in evaluated.items() if name not in NOT_METRICS]
+            if values:
+                words += f" It kept the model of iteration {best['iteration']}: {', '.join(values)}."
+            elif not is_last:
+                words += f" The model of iteration {best['iteration']} could not be kept, so it has the last one."
+        found.append(words)
+    return found
 
 
 def attempts(runs: Sequence[Run]) -> list[Table]:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from cos598d.records.conventions import DDP, FLOOR, FLOORS
 from cos598d.report.bench_table import NORM_TOLERANCE
 from cos598d.report.benches import Bench, Candidate
+from cos598d.report.disturbed import DISTURBED
 from cos598d.report.figures.answer import Lane, Panel, lanes_of, split_at_floor
 from cos598d.report.numbers import listed, names_of, percent, plain, seconds
 from cos598d.report.spread import Interval, overlap
@@ -19,7 +20,10 @@ def sentences(benches: Sequence[Bench], most: int) -> list[str]:
         return ["No bench compared two candidates." if len(benches) > 1 else "The bench compared no candidates."]
     if len(found) > min(MOST_BENCHES, most):
         return [_who_in_all(found)]
-    rest = [_where(found), f"{travelled(_sent(found[0]))}.", *_averages(found)]
+    quiet = [bench for bench in found if not bench.is_disturbed]
+    sent = _sent(found[0])
+    travels = [f"{travelled(sent)}."] if all(_sent(bench) == sent for bench in found) else []
+    rest = [*([_where(quiet)] if quiet else []), *travels, *_averages(found)]
     return [*map(_who, found), *rest][:most]
 
 
@@ -50,6 +54,7 @@ def panel(bench: Bench, most: int) -> Panel:
         if one is None:
             continue
         words = "the floor" if one is floor or not fastest else f"{plain(one.seconds / fastest)} x"
+        words = DISTURBED if bench.is_disturbed else words
         words += f", {one.bytes_sent / 1e6:,.1f} MB" if one.bytes_sent else ""
         parts = split_at_floor(one.seconds, floor.seconds if floor else None)
         lanes.append(Lane(label, parts, one.quartiles, words))
@@ -68,6 +73,8 @@ def _sent(bench: Bench) -> dict[str, float]:
 
 def _who(bench: Bench) -> str:
     first, *others = _ranked(bench)
+    if bench.is_disturbed and others:
+        return f"Which candidate is the fastest in {bench.name} is not known, for the machine was busy."
     if not others:
         return f"In {bench.name}, {first.label} takes {seconds(first.seconds)} an iteration."
     near = [one for one in others if not _are_apart(one, first)]
@@ -91,8 +98,11 @@ def _who(bench: Bench) -> str:
 
 def _who_in_all(benches: Sequence[Bench]) -> str:
     """One sentence for many: each one's fastest, as far as its rounds show one."""
+    quiet = [bench for bench in benches if not bench.is_disturbed]
+    if not quiet:
+        return "Which candidates are the fastest is not known, for the machine was busy during all benches."
     found = []
-    for bench in benches:
+    for bench in quiet:
         first, *others = _ranked(bench)
         near = [one for one in others if not _are_apart(one, first)]
         words = f"{first.label} in {bench.name} ({seconds(first.seconds)})"

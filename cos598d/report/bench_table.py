@@ -6,7 +6,9 @@ from typing import Any
 from cos598d.records.conventions import ASSUMED_BYTES, DDP, FLOOR, FLOORS, SPARSE_FLOOR
 from cos598d.records.summary import SLOWEST
 from cos598d.report.bytes_from import is_in_ledger
+from cos598d.report.disturbed import LEAST_SECONDS, share_of_others
 from cos598d.report.memory import COUNTED_NOTE, HELD_HEAD, held_rows, unsaid
+from cos598d.report.numbers import percent
 from cos598d.tables import as_text
 from cos598d.terminal.printable import printable
 
@@ -41,7 +43,7 @@ def seconds_of(record: dict[str, Any]) -> str:
 
 def bench_table(record: dict[str, Any]) -> str:
     """All that was measured: the candidates, what the sweeps found, and what to be wary of."""
-    parts = [setting_words(record)]
+    parts = [setting_words(record), *filter(None, [disturbance(record)])]
     if "message_size" in record:
         found = record["message_size"]
         parts.append(f"{as_text(message_rows(found), numbers=True)}\n{message_fit(found)}")
@@ -51,7 +53,7 @@ def bench_table(record: dict[str, Any]) -> str:
         parts.append(f"{as_text(memory_rows(record), numbers=True)}\n{textwrap.fill(memory_note(record), 118)}")
     if "bucket_mb" in record:
         parts.append(f"{as_text(capacity_rows(record), numbers=True)}\n{best_capacity(record)}")
-    parts += remarks(record)
+    parts += [remark for remark in remarks(record) if remark not in parts]
     return "\n\n".join(parts)
 
 
@@ -154,10 +156,11 @@ def best_capacity(record: dict[str, Any]) -> str:
     """The capacities with the least exposed communication, in words."""
     found, measured = record["bucket_mb"], _exposed_by_capacity(record)
     best = min(measured, key=lambda capacity: measured[capacity])
-    return (
+    words = (
         f"backward takes {_seconds(found['backward_seconds'])} s; least exposed: {found['best_predicted_mb']:g} MiB "
-        f"predicted from overhead and bandwidth, {best:g} MiB measured"
     )
+    words += "predicted from overhead and bandwidth"
+    return words if disturbance(record) else f"{words}, {best:g} MiB measured by the medians"
 
 
 def _exposed_by_capacity(record: dict[str, Any]) -> dict[float, float]:
@@ -167,10 +170,29 @@ def _exposed_by_capacity(record: dict[str, Any]) -> dict[float, float]:
     }
 
 
+def disturbance(record: dict[str, Any]) -> str:
+    """A sentence on other programs that kept the machine busy meanwhile; "" where none are known."""
+    ranks = []
+    for row in record.get("host", []):
+        busy, passed = row["host_cpu_percent"] / 100, row["seconds"]
+        ranks.append((busy, row["process_cpu_seconds"] / passed) if passed >= LEAST_SECONDS else None)
+    if not ranks:
+        return ""
+    environment = record["environment"] | {"threads_per_rank": record["setting"].get("threads_per_rank")}
+    share = share_of_others(ranks, environment)
+    if not share:
+        return ""
+    return (
+        f"the machine was busy: other programs took {percent(share)} of its processors, so no candidate is the fastest "
+        "here. Measure again while nothing else runs"
+    )
+
+
 def remarks(record: dict[str, Any]) -> list[str]:
     """What to be wary of: bytes that nobody counted, what syncs say of this model, and candidates whose gradients are
     not DDP's average, so that their seconds are not those of the same work."""
-    found = [f"bytes are assumed: {ASSUMED_BYTES}"] if record.get("bytes_are_assumed") else []
+    found = [said] if (said := disturbance(record)) else []
+    found += [f"bytes are assumed: {ASSUMED_BYTES}"] if record.get("bytes_are_assumed") else []
     unseen = [candidate["label"] for candidate in record.get("candidates", []) if not is_in_ledger(candidate)]
     if unseen:
         found.append(f"not in the ledger, since a library tells nobody what it sends: the bytes of {', '.join(unseen)}")

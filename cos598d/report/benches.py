@@ -14,6 +14,7 @@ from cos598d.report.bench_table import (
     best_capacity,
     candidate_rows,
     capacity_rows,
+    disturbance,
     has_sparse_floor,
     memory_note,
     memory_rows,
@@ -54,6 +55,7 @@ class Bench:
     candidates: tuple[Candidate, ...]
     tables: tuple[tuple[str, list[list[str]]], ...]
     remarks: tuple[str, ...]
+    is_disturbed: bool  # by other programs on its machine
     has_norms: bool  # of the averaged gradients, so that they could be compared with DDP's
 
     def measured(self, label: str) -> Candidate:
@@ -101,6 +103,7 @@ def _bench(name: str, found: dict[str, Any]) -> Bench:
         tuple(_candidate(candidate, found) for candidate in candidates),
         tuple(tables),
         tuple(remarks(found)),
+        bool(disturbance(found)),
         other_averages(found) is not None,
     )
 

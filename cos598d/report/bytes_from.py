@@ -1,22 +1,44 @@
-"""Whose a record's numbers of bytes are: the ledger's, or the kernel's counters' alone."""
+"""Where a record's numbers of bytes come from: the ledger, or the kernel's counters alone."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
-from cos598d.records.conventions import BY_LEDGER
+from cos598d.records.conventions import BY_LEDGER, OWN_SOCKETS
+from cos598d.records.run import Summary
 
 BYTES_FROM = "bytes from"  # the column of every table of bytes
 BYTES_NOTE = (
     "Bytes from: the ledger, which has an entry for every call, by its formula; or the kernel's counters alone, where "
-    "a library tells nobody what it sends."
+    "a library tells nobody what it sends. Counters are of the interface that leads to the other hosts, with packet "
+    "headers. Where all ranks share a host they are of each rank's own sockets, without headers. A count of a whole "
+    "host's loopback, as older records have it, is left out: all programs of the host send there."
 )
 
 
 def bytes_from(record: Mapping[str, Any]) -> str:
-    """Who knows what travelled, of a run's summary or a bench's candidate; the ledger, where older ones do not say."""
-    return record.get("bytes_from", BY_LEDGER)
+    """Who knows what travelled, in a word, of a run's summary or a bench's candidate."""
+    if is_in_ledger(record):
+        return BY_LEDGER
+    return OWN_SOCKETS if is_by_sockets(counted_wire(record)) else record["bytes_from"]
 
 
 def is_in_ledger(record: Mapping[str, Any]) -> bool:
     """Whether the ledger has all that travelled: else its bytes are not what the record's run sent."""
-    return bytes_from(record) == BY_LEDGER
+    return record.get("bytes_from", BY_LEDGER) == BY_LEDGER  # older records do not tell
+
+
+def counted_wire(record: Mapping[str, Any]) -> Summary | None:
+    """What the kernel has counted of a run; None where it has not, or has only counted a whole host's loopback."""
+    wire = record.get("wire")
+    return None if wire is None or is_loopback(wire.get("interface", "")) else wire
+
+
+def is_loopback(interface: str) -> bool:
+    """Whether an interface of that name is loopback, on which all programs of a host send."""
+    return re.fullmatch(r"lo\d*", interface) is not None
+
+
+def is_by_sockets(wire: Mapping[str, Any] | None) -> bool:
+    """Whether each rank has counted its own sockets, which carry no headers."""
+    return wire is not None and wire.get("interface") == OWN_SOCKETS

@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 
 from cos598d.records.conventions import DDP, PHASES
+from cos598d.report.disturbed import is_disturbed
+from cos598d.report.epochs import number_in_words
 from cos598d.report.figures.learning import epoch_values, points_per_block
-from cos598d.report.load import Run
+from cos598d.report.load import Run, is_number
 from cos598d.report.numbers import listed, more_or_less, number_of, percent, plain, seconds
-from cos598d.report.references import exposed_seconds, floor_of, is_floor, same_setting
+from cos598d.report.references import drifts, exposed_seconds, floor_of, has_all_rows, is_floor, same_setting
 from cos598d.report.settings import comparable
 from cos598d.report.spread import are_apart, why_not_apart, with_interval
 from cos598d.report.timeline import Timeline
@@ -14,14 +16,18 @@ from cos598d.report.traffic import Traffic
 
 
 def metric_caption(runs: Sequence[Run], metric: str) -> list[str]:
-    """The metric after each run's last evaluation."""
-    found = {run.name: list(epoch_values(run, metric).items()) for run in runs}
-    last = {name: values[-1] for name, values in found.items() if values}
-    return _joined({name: f"{metric} {value:.4f} after epoch {epoch}" for name, (epoch, value) in last.items()})
+    """The metric after each run's last epoch."""
+    found = {}
+    for run in runs:
+        known = [epoch for epoch in run.summary["epochs"] if is_number(epoch.get(metric))]
+        if known:
+            words = number_in_words(known[-1], run.summary)
+            found[run.name] = f"{metric} {known[-1][metric]:.4f} after epoch {words}"
+    return _joined(found)
 
 
 def speed_caption(runs: Sequence[Run], speed: str) -> list[str]:
-    """Each run's epochs from the least to the most."""
+    """Each run's whole epochs from the least to the most."""
     found = {run.name: list(epoch_values(run, speed).values()) for run in runs}
     ends = {name: dict.fromkeys(map(plain, (min(values), max(values)))) for name, values in found.items() if values}
     return _joined({name: f"{' to '.join(words)} {speed}" for name, words in ends.items()})
@@ -57,10 +63,10 @@ def _apart_by(runs: Sequence[Run]) -> list[str]:
 
 
 def of_one_setting(runs: Sequence[Run]) -> list[list[Run]]:
-    """Runs whose losses can be compared; replicas that never agree are left out."""
+    """Runs whose losses can be compared; replicas that do not agree in every step are left out."""
     groups: list[list[Run]] = []
     for run in runs:
-        if is_floor(run.summary):
+        if drifts(run.summary) or not has_all_rows(run.summary):
             continue
         group = next((group for group in groups if same_setting(group[0].summary, run.summary)), None)
         groups.append([run]) if group is None else group.append(run)
@@ -78,11 +84,14 @@ def seconds_caption(runs: Sequence[Run]) -> list[str]:
     sentences = []
     for group in comparable(runs):
         floors = [run for run in group if is_floor(run.summary)]
-        ranked = sorted((run for run in group if run not in floors), key=lambda run: run.seconds["mean"])
+        disturbed = [run for run in group if run not in floors and is_disturbed(run.summary)]
+        others = [run for run in group if run not in (*floors, *disturbed)]
+        ranked = sorted(others, key=lambda run: run.seconds["mean"])
         if ranked:
             first, *others = ranked
             sentences.append(f"{first.name} takes {with_interval(first)} an iteration{_exposed(first, runs)}.")
             sentences += [_slower(run, first, runs) for run in others]
+        sentences += [f"{run.name} takes {with_interval(run)}, on a machine that was busy." for run in disturbed]
         for run in floors:
             sentences.append(f"{run.name}, which never agrees on its gradients, takes {with_interval(run)}: the floor.")
     return sentences
@@ -130,6 +139,8 @@ def timeline_caption(timeline: Timeline) -> list[str]:
         )
     if timeline.kept:
         sentences.append(f"Its calls are not in the record (--ledger {timeline.kept}).")
+    elif not timeline.is_told:
+        sentences.append("What travels is not in the record, for a library does not tell.")
     elif not timeline.calls and not timeline.untimed:
         sentences.append("No gradient travels.")
     return [" ".join(sentences)]
@@ -137,9 +148,9 @@ def timeline_caption(timeline: Timeline) -> list[str]:
 
 def traffic_caption(traffic: Sequence[Traffic]) -> list[str]:
     """How far the counted bytes are from the predicted ones, run by run."""
-    sentences = [
-        "Predicted are the gradient calls alone; counted is all that crossed the interface, with packet headers."
-    ]
+    has_headers = any(one.has_headers for one in traffic)
+    where = "crossed the interface, with packet headers" if has_headers else "a rank's own sockets carried"
+    sentences = [f"Predicted are the gradient calls alone; counted is all that {where}."]
     by_run: dict[str, list[Traffic]] = {}
     for one in traffic:
         by_run.setdefault(one.run, []).append(one)
@@ -216,7 +227,7 @@ def _exposed(run: Run, runs: Sequence[Run]) -> str:
     summaries = [other.summary for other in runs]
     floor = floor_of(summaries, run.summary)
     exposed = exposed_seconds(run.summary, floor)
-    if exposed is None:
+    if exposed is None or floor is None or is_disturbed(run.summary) or is_disturbed(floor):
         return ""
     base = next(other for other in runs if other.summary is floor)
     if not are_apart(run, base):

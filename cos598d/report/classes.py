@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from cos598d.records.run import Summary
 from cos598d.report.blocks import Block, Table, figures
+from cos598d.report.epochs import number_in_words
 from cos598d.report.figures.classes import classes_figure
 from cos598d.report.load import Run
 from cos598d.terminal.printable import printable
@@ -20,7 +21,7 @@ def classes(runs: Sequence[Run]) -> list[Block]:
         if not evaluated:
             continue
         last = evaluated[-1]
-        when = f"{run.name}, after epoch {last['epoch']}"
+        when = f"{run.name}, after epoch {number_in_words(last, run.summary)}"
         head = ["class", "examples", "precision", "recall", "F1"]
         rows = [
             [

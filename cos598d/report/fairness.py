@@ -6,7 +6,7 @@ from typing import Any
 
 from cos598d.records.run import Summary
 from cos598d.report.numbers import listed, names_of, plain, words_of
-from cos598d.report.references import is_floor
+from cos598d.report.references import drifts, has_all_rows
 
 BATCH, STEPS, THREADS = "examples a step", "steps", "threads a rank"
 # In how many iterations losses are compared, and how far they may be apart there, as a share of the loss.
@@ -92,13 +92,14 @@ def _without_sweep(runs: Sequence[Summary], words: Sequence[str]) -> list[Summar
 
 
 def _other_gradients(runs: Sequence[Summary]) -> list[str]:
-    """Runs whose losses part from the others' although data, batch and seed are the same: their gradients are others.
+    """Runs whose losses part from the others' although all that decides a step is the same: their gradients are others.
 
-    Without dropout alone, whose masks differ with the ranks; and without the floor, which is meant to drift.
+    Runs with dropout are left out, because its masks differ with the ranks; so are those that drift on purpose, and
+    those that have lost rows, because their losses do not begin with the first iteration.
     """
-    exact = [run for run in runs if run["dropout"] == 0 and not is_floor(run)]
+    exact = [run for run in runs if run["dropout"] == 0 and not drifts(run) and has_all_rows(run)]
     found = []
-    for group in _grouped(exact, lambda run: sorted((w, str(v)) for w, v in run.get("work", {}).items() if _counts(w))):
+    for group in _grouped(exact, lambda run: sorted((word, str(value)) for word, value in run["step"].items())):
         alone = [run for run in group if run["world_size"] == 1]
         # Where no run of one rank says what is right, most runs do.
         usual = (alone or sorted(group, key=lambda run: -sum(_parting(run, other) is None for other in group)))[0]
@@ -108,11 +109,6 @@ def _other_gradients(runs: Sequence[Summary]) -> list[str]:
                 words = f"the losses of {run['run']} part from those of {usual['run']}"
                 found.append(f"{words} (by {plain(apart[1])} in iteration {apart[0]}), so its gradients are others")
     return found
-
-
-def _counts(word: str) -> bool:
-    """Whether losses are compared among runs that are alike in this alone."""
-    return word not in (STEPS, THREADS, "TF32", "examples an epoch", "gradient accumulation")
 
 
 def _parting(run: Summary, other: Summary) -> tuple[int, float] | None:

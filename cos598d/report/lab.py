@@ -8,9 +8,12 @@ from cos598d.errors import UserError
 from cos598d.records.conventions import NOT_METRICS, PHASES
 from cos598d.records.live import ITERATIONS
 from cos598d.records.run import ITERATION, Summary, read_table
+from cos598d.report.disturbed import DISTURBED, disturbance_remark, is_disturbed
+from cos598d.report.epochs import number_in_words
 from cos598d.report.fairness import code_remark, ground_remark, work_remark
 from cos598d.report.load import is_number, load_run
 from cos598d.report.numbers import listed
+from cos598d.report.one_class import one_class_remark
 from cos598d.report.table import assumed_bytes, losses_rows, traffic_rows
 from cos598d.tables import as_markdown, markdown_text
 
@@ -48,7 +51,8 @@ def lab_page(folder: Path) -> str:
     """
     runs = find_runs(folder)
     summaries = [summary for _, summary in runs]
-    remarks = [remark(summaries) for remark in (work_remark, ground_remark, code_remark)]
+    about = (disturbance_remark, work_remark, ground_remark, code_remark, one_class_remark)
+    remarks = [remark(summaries) for remark in about]
     parts = [
         "# Lab report: four ways to share one step",
         "Name: ........................................ Date: ....................",
@@ -68,10 +72,12 @@ def lab_page(folder: Path) -> str:
         "## Bytes",
         as_markdown(traffic_rows(summaries)),
         "MB: 1,000,000 bytes. Payload is the size of all gradients; sent and received are by formula, and counted is "
-        "what the kernel saw leave by the interface, with headers and all else." + assumed_bytes(summaries, before=" "),
+        "what the kernel saw leave by the interface, with headers and all else; on one host by each rank's own "
+        "sockets, without headers." + assumed_bytes(summaries, before=" "),
         *_questions("bytes"),
         "## Accuracy",
         as_markdown(_metric_rows(summaries)),
+        "An epoch is marked as cut where the training ended within it: its loss is the mean of fewer steps.",
         *_questions("accuracy"),
         "## What you conclude",
         "In five sentences at most, for somebody who has to choose one of the four.",
@@ -113,11 +119,13 @@ def _setting_rows(runs: Sequence[Summary]) -> list[list[str]]:
 def _seconds_rows(runs: Sequence[tuple[Path, Summary]]) -> list[list[str]]:
     """Of each run the first iteration's seconds, the mean of the others', as a multiple of task 3's, and by phase."""
     figures = [_figures(folder) for folder, _ in runs]
-    last = next((mean for (_, run), (_, mean, _) in zip(runs, figures, strict=True) if run["label"] == TASKS[-1]), None)
+    pairs = [(run, mean) for (_, run), (_, mean, _) in zip(runs, figures, strict=True) if run["label"] == TASKS[-1]]
+    task3, last = pairs[0]
     rows = [["run", "iterations", "first s", "mean s of the others", f"times {TASKS[-1]}'s", *PHASES]]
     for (_, run), (first, mean, phases) in zip(runs, figures, strict=True):
-        ratio = mean / last if mean and last else None
-        cells = [_number(first, 3), _number(mean, 3), _number(ratio, 2), *(_number(each, 3) for each in phases)]
+        ratio = _number(mean / last if mean and last else None, 2)
+        ratio = DISTURBED if ratio != "-" and any(is_disturbed(one) for one in (run, task3)) else ratio
+        cells = [_number(first, 3), _number(mean, 3), ratio, *(_number(each, 3) for each in phases)]
         rows.append([run["run"], str(run["iterations"]), *cells])
     return rows
 
@@ -132,11 +140,12 @@ def _figures(folder: Path) -> tuple[float | None, float | None, list[float | Non
 
 def _metric_rows(runs: Sequence[Summary]) -> list[list[str]]:
     """After each epoch of each run the loss and every metric that some run has."""
-    epochs = [(run["run"], epoch) for run in runs for epoch in run.get("epochs", [])]
+    epochs = [(run, epoch) for run in runs for epoch in run.get("epochs", [])]
     names = list(dict.fromkeys(name for _, epoch in epochs for name in epoch if is_number(epoch[name])))
     names = ["loss", *(name for name in names if name not in NOT_METRICS)]
     rows = [["run", "epoch", *names]]
-    rows += [[run, str(epoch["epoch"]), *(_number(epoch.get(name), 4) for name in names)] for run, epoch in epochs]
+    for run, epoch in epochs:
+        rows.append([run["run"], number_in_words(epoch, run), *(_number(epoch.get(name), 4) for name in names)])
     return rows
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from cos598d.report import captions
 from cos598d.report.blocks import Block, Table, figures
+from cos598d.report.epochs import is_cut, number_in_words
 from cos598d.report.figures import learning
 from cos598d.report.figures.overfitting import overfitting_figure
 from cos598d.report.load import Run, is_number
@@ -23,11 +24,15 @@ def metrics(runs: Sequence[Run]) -> list[Block]:
         )
         rows = [["run", *(f"epoch {epoch}" for epoch in epochs)]]
         for run in runs:
-            values = {epoch["epoch"]: epoch.get(metric) for epoch in run.summary["epochs"]}
-            rows.append([run.name, *(f"{values[e]:.4f}" if is_number(values.get(e)) else "-" for e in epochs)])
+            cells = {
+                epoch["epoch"]: f"{epoch[metric]:.4f}{' (cut)' if is_cut(epoch, run.summary) else ''}"
+                for epoch in run.summary["epochs"]
+                if is_number(epoch.get(metric))
+            }
+            rows.append([run.name, *(cells.get(epoch, "-") for epoch in epochs)])
         name = f"metric{number}"
         svg = learning.metric_figure(runs, metric, name)
-        blocks.append(Table(f"{metric} after each epoch.", rows))
+        blocks.append(Table(f"{metric} after each epoch.{cut_note(runs)}", rows))
         blocks += figures((name, svg, captions.metric_caption(runs, metric)))
     return blocks
 
@@ -37,20 +42,27 @@ def speeds(runs: Sequence[Run]) -> list[Block]:
     blocks: list[Block] = []
     rows = [["run", "epoch", *learning.SPEEDS]]
     for run in runs:
-        values = [learning.epoch_values(run, speed) for speed in learning.SPEEDS]
+        values = [learning.epoch_values(run, speed, whole=False) for speed in learning.SPEEDS]
         for epoch in run.summary["epochs"]:
             cells = [plain(found[epoch["epoch"]]) if epoch["epoch"] in found else "-" for found in values]
             if any(cell != "-" for cell in cells):
-                rows.append([run.name, str(epoch["epoch"]), *cells])
+                rows.append([run.name, number_in_words(epoch, run.summary), *cells])
     used = [place for place in range(len(rows[0])) if any(row[place] != "-" for row in rows[1:])]
     if 1 < len(rows) <= MOST_EPOCHS:
-        note = "By the wall, evaluation apart from training; tokens are counted without padding."
+        note = f"By the wall, evaluation apart from training; tokens are counted without padding.{cut_note(runs)}"
         blocks.append(Table(note, [[row[place] for place in used] for row in rows]))
     for number, speed in enumerate(learning.SPEEDS):
         name = f"speed{number}"
         svg = learning.metric_figure(runs, speed, name, begins_at_zero=True)
         blocks += figures((name, svg, captions.speed_caption(runs, speed)))
     return blocks
+
+
+def cut_note(runs: Sequence[Run]) -> str:
+    """A sentence on epochs that were cut, with a blank before it; "" where all are whole."""
+    if not any(is_cut(epoch, run.summary) for run in runs for epoch in run.summary["epochs"]):
+        return ""
+    return " Cut: the training ended within that epoch, so figures leave it out."
 
 
 def first_losses(runs: Sequence[Run]) -> list[Table]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from cos598d.errors import UserError
 from cos598d.records.conventions import WARM_UP
-from cos598d.records.facts import ALSO_OF_WORK, CODE, GROUND, OF_RUNS, OF_WORK, collect
+from cos598d.records.facts import ALSO_OF_WORK, CODE, GROUND, NOT_OF_A_STEP, OF_RUNS, OF_WORK, collect
 from cos598d.records.kinds import NUMBER, Kind
 from cos598d.records.live import COMMUNICATION, HOST, ITERATIONS, LIVE, WIRE
 from cos598d.records.run import (
@@ -22,6 +22,7 @@ from cos598d.records.run import (
     read_table,
 )
 from cos598d.records.unfinished import live_folder, read_unfinished
+from cos598d.report.disturbed import busy_and_own, share_of_others
 from cos598d.report.repeats import what_was_asked
 from cos598d.report.series import Series, find_calls, read_calls
 from cos598d.terminal.printable import printable
@@ -83,7 +84,8 @@ def left_out(run: Summary) -> int:
 def load_run(folder: Path, unfinished: bool = False) -> Summary:
     """A run's summary, with its folder's name as "run", the emulated links as "network" (None without), what makes
     another run a repeat of it as "repeat_of" (None where its config is not there), and, by the page's words, what makes
-    another run's work the same as its as "work", what it ran on as "ground", and the versions of what it ran as "code".
+    another run's work the same as its as "work", what decides the loss of each of its iterations as "step", what it ran
+    on as "ground", the versions of what it ran as "code", and `share_of_others` as "taken_by_others".
 
     With `unfinished` a run that is going on or that died has one too, made of its rows so far, whose "unfinished" says
     so in words. Raises UserError when there is none that can be read.
@@ -135,17 +137,26 @@ def _load(folder: Path, unfinished: bool) -> tuple[Summary, dict[str, Any], dict
     config = read_object(place / "config.json", CONFIG)
     if not live:  # else one of them may be of an earlier start, just now
         _check_of_one_run(place, summary, config or {})
+    work = _work(summary, config or {}, environment)
     # One that has not ended well is no repeat of another.
     asked = config and "unfinished" not in summary and what_was_asked(summary, config, environment)
     summary = {"run": _name(folder)} | summary
     summary = summary | {
         "network": environment.get("network"),
         "repeat_of": asked or None,
-        "work": _work(summary, config or {}, environment),
+        "work": work,
+        "taken_by_others": _taken_by_others(place, summary, environment, live is not None),
+        "step": {word: value for word, value in work.items() if word not in NOT_OF_A_STEP}
+        | _schedule(summary, config or {}),
         "ground": {name: environment.get(name) for name in GROUND},
         "code": {word: environment.get(name) for word, name in CODE} | environment.get("versions", {}),
     }
     return summary, config or {}, environment
+
+
+def _taken_by_others(folder: Path, run: Summary, environment: dict[str, Any], grows: bool) -> float | None:
+    files = [folder / HOST.format(rank=rank) for rank in range(run["world_size"])]
+    return share_of_others([busy_and_own(read_table(file, HOST_ROW, False, grows)) for file in files], environment)
 
 
 def _check_of_one_run(folder: Path, summary: Summary, config: Mapping[str, Any]) -> None:
@@ -171,13 +182,24 @@ def _work(summary: Summary, config: dict[str, Any], environment: dict[str, Any])
     places = {"summary": summary | {"dropout": dropout}, "config": config, "environment": environment, "network": {}}
     found = {word: value for word, value in collect(OF_RUNS, places).items() if word in OF_WORK}
     epochs = summary.get("epochs", [])
-    # Steps may have ended within the last epoch: those before it are whole.
-    whole = epochs[0] if len(epochs) > 1 or (epochs and config.get("max_steps", 1) < 0) else {}
-    examples = whole.get("training", {}).get("examples")
+    # Steps may have ended within the last epoch, which older records do not say: those before it are whole.
+    is_whole = len(epochs) > 1 or (epochs and config.get("max_steps", 1) < 0 and not epochs[0].get("is_cut"))
+    examples = epochs[0].get("training", {}).get("examples") if is_whole else None
     found |= {word: config.get(name) for word, name in ALSO_OF_WORK}
     if config.get("max_train_examples", 1) is None:
         found["training examples"] = "all"
     return found | {"steps": summary["iterations"], "examples an epoch": examples}
+
+
+def _schedule(summary: Summary, config: dict[str, Any]) -> dict[str, Any]:
+    """What the learning rate of an iteration depends on beyond `work`: unless it is constant, the planned steps.
+
+    A record that does not have its plan is taken to have planned the steps that it took.
+    """
+    steps, epochs = config.get("max_steps", -1), config.get("num_train_epochs")
+    planned = f"{steps} steps" if steps > 0 else f"{epochs:g} epochs" if epochs else f"{summary['iterations']} steps"
+    planned_words = {} if config.get("lr_scheduler") == "constant" else {"planned": planned}
+    return planned_words | {"steps between averages": config.get("sync_every")}
 
 
 def is_number(value: Any) -> bool:

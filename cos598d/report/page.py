@@ -6,11 +6,12 @@ from typing import Any
 
 from cos598d.report import captions, learned, settings, side_by_side
 from cos598d.report.answer import answer_of
-from cos598d.report.attempts import attempts
+from cos598d.report.attempts import attempts, endings
 from cos598d.report.benches import Bench
 from cos598d.report.blocks import Block, Figure, Page, Section, Table, figures
 from cos598d.report.bytes_from import BYTES_NOTE
 from cos598d.report.classes import classes
+from cos598d.report.disturbed import DISTURBED, speed_up_words
 from cos598d.report.figures import learning, series, time
 from cos598d.report.figures.wire import wire_figure
 from cos598d.report.load import Run, is_number
@@ -39,11 +40,12 @@ LEAST_OF_SCALE = 0.25
 
 def build_page(runs: Sequence[Run], benches: Sequence[Bench] = ()) -> Page:
     """Everything that the records of these runs and benches have to show."""
+    quiet = [bench for bench in benches if not bench.is_disturbed]
     sections = [
-        Section("The runs", [*_runs(runs), *attempts(runs)]),
+        Section("The runs", [*_runs(runs), *endings(runs), *attempts(runs)]),
         Section("Side by side", side_by_side.blocks(benches)),
-        *(Section(f"Side by side: {word}", found) for word, found in side_by_side.sweep_blocks(benches).items()),
-        Section("Side by side: precision", precision_blocks(benches)),
+        *(Section(f"Side by side: {word}", found) for word, found in side_by_side.sweep_blocks(quiet).items()),
+        Section("Side by side: precision", precision_blocks(quiet)),
         Section("Environment", _environment([*runs, *benches])),
         Section("Evaluation by epoch", learned.metrics(runs)),
         Section("Seconds and speed by epoch", learned.speeds(runs)),
@@ -131,6 +133,8 @@ def _flat(environment: dict[str, Any], above: str = "") -> dict[str, str]:
     for name, value in environment.items():
         if isinstance(value, dict):
             found |= _flat(value, "" if name == "versions" else f"{name} ")
+        elif name == "places" and isinstance(value, list):
+            found[name] = settings.places_words(value)
         elif name.endswith("_bytes") and is_number(value):
             found[f"{above}{name.removesuffix('_bytes')} MB"] = f"{value / 1e6:,.0f}"
         else:
@@ -238,7 +242,7 @@ def _traffic(runs: Sequence[Run]) -> list[Block]:
         blocks.append(Table(PURPOSE_NOTE, purposes))
     counted = counted_traffic(trained)
     if not counted:
-        return [*blocks, "No run counted the bytes on its interface."]
+        return [*blocks, "The kernel counted no run's bytes."]
     rows = [["run", "whose", "sent predicted", "sent counted", "off", "received predicted", "received counted", "off"]]
     for one in counted:
         row = [one.run, one.whose]
@@ -246,9 +250,9 @@ def _traffic(runs: Sequence[Run]) -> list[Block]:
             row += [megabytes(predicted) if one.is_predicted else "-", megabytes(seen)]
             row += [f"{seen / predicted - 1:+.1%}" if predicted else "-"]
         rows.append(row)
-    blocks.append(Table("MB an iteration, predicted and counted by the kernel on the interface.", rows))
+    blocks.append(Table("MB an iteration, predicted and counted by the kernel.", rows))
     if epochs := epoch_rows(trained):
-        note = "MB sent in an epoch's training, all calls, predicted and counted, by interface."
+        note = "MB sent in an epoch's training, all calls, predicted and counted."
         blocks.append(Table(note, epochs))
     return [*blocks, *figures(("traffic", series.traffic_figure(counted), captions.traffic_caption(counted)))]
 
@@ -262,10 +266,13 @@ def _scaling(runs: Sequence[Run]) -> list[Block]:
     found = settings.scaling(runs)
     if not found:
         return []
-    rows = [["run", "against", "sync", "ranks", "s/it", "speed-up", "efficiency"]]
+    rows, quiet = [["run", "against", "sync", "ranks", "s/it", "speed-up", "efficiency"]], []
     for base, others in found:
         for run in others:
             ranks, ratio = run.summary["world_size"], base.seconds["mean"] / run.seconds["mean"]
+            words = speed_up_words(ratio, run.summary, base.summary, run.environment)
+            if words != DISTURBED:
+                quiet.append((base.name, run.name))
             rows.append(
                 [
                     run.name,
@@ -273,14 +280,16 @@ def _scaling(runs: Sequence[Run]) -> list[Block]:
                     run.summary["sync"],
                     str(ranks),
                     plain(run.seconds["mean"]),
-                    f"{ratio:.2f}",
-                    f"{ratio / ranks:.0%}",
+                    words,
+                    "-" if words == DISTURBED else f"{ratio / ranks:.0%}",
                 ]
             )
     note = (
         "Speed-up: the one-rank run's mean seconds over this run's, same global batch. Efficiency: it divided by ranks."
     )
-    return [Table(note, rows), *figures(("scaling", series.scaling_figure(found), captions.scaling_caption(found)))]
+    known = [(base, [run for run in others if (base.name, run.name) in quiet]) for base, others in found]
+    known = [(base, others) for base, others in known if others]
+    return [Table(note, rows), *figures(("scaling", series.scaling_figure(known), captions.scaling_caption(known)))]
 
 
 def _sweep(word: str, found: list[list[Run]]) -> list[Figure]:

@@ -11,8 +11,24 @@ SETTING = ("task", "model", "data", "total_train_batch_size", "max_seq_length", 
 
 
 def same_setting(run: Summary, other: Summary) -> bool:
-    """Whether a difference of the two runs' losses means anything."""
-    return all(run[name] == other[name] for name in SETTING)
+    """Whether the two runs were asked for the same loss in each iteration: data, batch, seed, learning rate and so on.
+
+    What a record does not have is unknown, and differs from nothing.
+    """
+    mine, theirs = run.get("step", {}), other.get("step", {})
+    known = [word for word in mine if mine[word] is not None and theirs.get(word) is not None]
+    return all(run[name] == other[name] for name in SETTING) and all(mine[word] == theirs[word] for word in known)
+
+
+def drifts(run: Summary) -> bool:
+    """Whether the run's ranks average their gradients, or their weights, not in every step: losses part on purpose."""
+    return is_floor(run) or (run["world_size"] > 1 and (run.get("step", {}).get("steps between averages") or 1) > 1)
+
+
+def has_all_rows(run: Summary) -> bool:
+    """Whether the run's losses begin with the first iteration; rows may be lost when a run goes on elsewhere."""
+    ends = [one["to_iteration"] for one in run.get("attempts", [])[-1:] if one["ended"]]
+    return all(end == run["iterations"] for end in ends)
 
 
 def alike(runs: Sequence[Summary], like: Summary, sync: str) -> Summary | None:

@@ -6,9 +6,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cos598d.errors import UserError
+from cos598d.files import MOST_BYTES, lines_of, open_plain
 from cos598d.records.conventions import WARM_UP
 from cos598d.records.run import CALL, ITERATION, REMEDY, read_table, reading
-from cos598d.records.schema import not_whole, open_plain, parse_row
+from cos598d.records.schema import MOST_ROW, not_whole, parse_row, too_long
 
 Row = Mapping[str, Any]
 _BEGIN, _END = b'{"iteration": ', b"}\n"  # of a row as a ledger writes it
@@ -75,10 +77,12 @@ def find_calls(path: Path, grows: bool = False) -> Calls:
     found: Calls = {}
     with reading(path, is_needed=not grows), open_plain(path, "rb") as lines:
         begin = 0
-        for number, line in enumerate(lines, start=1):
+        for number, line in enumerate(lines_of(lines, MOST_ROW), start=1):
+            if len(line) == MOST_ROW:
+                raise too_long(path, number, REMEDY)
             end = begin + len(line)
             digits = line[len(_BEGIN) : line.find(b",")]
-            if line.startswith(_BEGIN) and line.endswith(_END) and digits.isdigit():
+            if line.startswith(_BEGIN) and line.endswith(_END) and digits.isdigit() and len(digits) < 19:
                 iteration = int(digits)
             elif line.endswith(b"\n"):
                 iteration = parse_row(line.decode("utf-8", "replace"), CALL, path, REMEDY, number)["iteration"]
@@ -100,6 +104,11 @@ def read_calls(path: Path, stretches: Sequence[Stretch]) -> list[Row]:
     found = []
     with reading(path), open_plain(path, "rb") as rows:
         for stretch in stretches:
+            if stretch.end - stretch.begin > MOST_BYTES:
+                raise UserError(
+                    f"{path}, line {stretch.line} begins an iteration of more than {MOST_BYTES >> 20} MiB: "
+                    f"it is damaged, {REMEDY}."
+                )
             rows.seek(stretch.begin)
             text = rows.read(stretch.end - stretch.begin).decode("utf-8", "replace")
             for number, line in enumerate(text.splitlines(), start=stretch.line):

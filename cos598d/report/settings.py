@@ -1,11 +1,14 @@
 """What runs have in common, what they differ in, and which of them make a series."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any, Protocol, TypeVar
 
 from cos598d.records.conventions import FLOOR
 from cos598d.records.quantities import quantity
+from cos598d.report.disturbed import is_disturbed
 from cos598d.report.load import Run
+from cos598d.report.references import same_setting
 
 # What need not be alike in runs of other numbers of ranks: a rank alone has other threads, and no network.
 OF_THE_RANKS = frozenset(("ranks", "threads a rank", "ranks on a machine", "rate", "delay", "offload"))
@@ -38,12 +41,24 @@ def differences(records: Sequence[Record]) -> list[str]:
 def comparable(runs: Sequence[Run]) -> list[list[Run]]:
     """Runs with a mean, in groups that differ in nothing that the page knows of but the sync and its own options."""
     free = frozenset(("sync", "bucket MB", "compression", "bucket views", "steps between averages"))
-    return alike_but_for([run for run in runs if run.seconds["mean"]], free)
+    groups = alike_but_for([run for run in runs if run.seconds["mean"]], free)
+    # Runs of other lengths are other work.
+    planned = [[run.summary["step"].get("planned") for run in group] for group in groups]
+    return [
+        [run for run, own in zip(group, plans, strict=True) if own == plan]
+        for group, plans in zip(groups, planned, strict=True)
+        for plan in dict.fromkeys(plans)
+    ]
 
 
 def sweeps(runs: Sequence[Run]) -> dict[str, list[list[Run]]]:
-    """For each of SWEPT the series of runs that differ in it alone, by its value; each of two values or more."""
-    counted = [run for run in runs if run.seconds["mean"] and run.summary["world_size"] > 1]
+    """For each of SWEPT the series of runs that differ in it alone, by its value; each of two values or more.
+
+    Runs that were disturbed are left out.
+    """
+    counted = [
+        run for run in runs if run.seconds["mean"] and run.summary["world_size"] > 1 and not is_disturbed(run.summary)
+    ]
     found = {word: in_series(counted, word, frozenset()) for word in SWEPT}
     return {word: series for word, series in found.items() if series}
 
@@ -53,13 +68,13 @@ def scaling(runs: Sequence[Run]) -> list[tuple[Run, list[Run]]]:
     alone = [run for run in runs if run.summary["world_size"] == 1 and run.seconds["mean"]]
     found: dict[tuple, tuple[Run, list[Run]]] = {}
     for run in runs:
-        base = next(
-            (one for one in alone if _key(one, OF_THE_RANKS | {"sync"}) == _key(run, OF_THE_RANKS | {"sync"})), None
-        )
+        bases = [one for one in alone if _key(one, OF_THE_RANKS | {"sync"}) == _key(run, OF_THE_RANKS | {"sync"})]
+        # Of several the one of the same length.
+        base = next((one for one in bases if same_setting(run.summary, one.summary)), bases[0] if bases else None)
         if base is None or run.summary["world_size"] == 1 or not run.seconds["mean"] or run.summary["sync"] == FLOOR:
             continue
         # Runs over other links, or of another cast on the hosts, are series of their own.
-        key = _key(run, frozenset(("ranks", "threads a rank", "ranks on a machine")))
+        key = (base.name, *_key(run, frozenset(("ranks", "threads a rank", "ranks on a machine"))))
         found.setdefault(key, (base, []))[1].append(run)
     return [(base, sorted(series, key=lambda run: run.summary["world_size"])) for base, series in found.values()]
 
@@ -98,6 +113,18 @@ def series_name(series: Sequence[Run], all_series: Sequence[Sequence[Run]]) -> s
     varies = set(differences(series)) | {"sync", "ranks", "threads a rank", "ranks on a machine"}
     words = [word for word in own if word not in varies and any(one[word] != own[word] for one in found)]
     return ", ".join([own["sync"], *(f"{word} {own[word]}" for word in words if own[word] is not None)])
+
+
+def places_words(places: Sequence[Mapping[str, Any]]) -> str:
+    """ "ranks 0-1 on n1 (cpu), rank 2 on n2 (cpu)": neighbours that share a node."""
+    words, first = [], 0
+    for node, group in groupby(places, key=lambda place: place.get("node")):
+        devices = [str(place.get("device")) for place in group]
+        last = first + len(devices) - 1
+        ranks = f"rank {first}" if first == last else f"ranks {first}-{last}"
+        words.append(f"{ranks} on {node} ({', '.join(dict.fromkeys(devices))})")
+        first = last + 1
+    return ", ".join(words) or "-"
 
 
 def _key(record: Record, free: frozenset[str]) -> tuple:

@@ -42,6 +42,8 @@ def sweep_blocks(benches: Sequence[Bench]) -> dict[str, list[Figure]]:
 
 def bench_caption(bench: Bench) -> str:
     """From the slowest to the fastest, against DDP, and which of them the rounds do not tell from it."""
+    if bench.is_disturbed:
+        return f"{bench.name}: the machine was busy, so the table has the seconds, and nothing is made of them."
     ranked = sorted((one for one in bench.candidates if one.label not in FLOORS), key=lambda one: -one.seconds)
     words = f"{bench.name}, slowest first: {', '.join(map(_with_ratio, ranked))}." if ranked else f"{bench.name}:"
     ddp, floor = bench.candidate(DDP), bench.candidate(FLOOR)

@@ -1,5 +1,6 @@
 """Whether two runs' seconds are told apart by their spread, and the words for it."""
 
+from cos598d.report.disturbed import is_disturbed
 from cos598d.report.load import Run
 from cos598d.report.numbers import plain, seconds
 from cos598d.report.references import ratio_of_means
@@ -14,10 +15,12 @@ def overlap(one: Interval, other: Interval) -> bool:
 
 
 def are_apart(one: Run, other: Run) -> bool:
-    """Whether the 95 % intervals of the two means leave a gap; unknown counts as no.
+    """Whether the 95 % intervals of the two means leave a gap; unknown, and `is_disturbed`, count as no.
 
     Of runs that were repeated as often as each other: whether the interval of their ratio, repeat by repeat, leaves 1.
     """
+    if is_disturbed(one.summary) or is_disturbed(other.summary):
+        return False
     several = over_pairs(one.summary, other.summary, ratio_of_means)
     if several:
         return not overlap((several[1][0], several[1][1]), (1, 1))
@@ -27,6 +30,8 @@ def are_apart(one: Run, other: Run) -> bool:
 
 def why_not_apart(one: Run, other: Run) -> str:
     """Why `are_apart` says no."""
+    if is_disturbed(one.summary) or is_disturbed(other.summary):
+        return "the machine was busy with other programs, so this is no comparison"
     if one.seconds["interval_95"] and other.seconds["interval_95"]:
         return "the 95 % intervals overlap, so these iterations do not tell the two apart"
     return "too few iterations for an interval, so this may be chance"

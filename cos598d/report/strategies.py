@@ -12,10 +12,20 @@ from cos598d.records.conventions import BROKEN_OFF, FAILED, FINISHED, LEFT_OUT, 
 from cos598d.records.kinds import NUMBER, POSITIVE, SIZE, TEXT, Fields, ListOf, OrNone
 from cos598d.records.run import MEMORY, REMEDY
 from cos598d.records.schema import check, is_as_read
-from cos598d.report.bytes_from import BYTES_FROM, bytes_from, is_in_ledger
+from cos598d.report.bytes_from import BYTES_FROM, bytes_from, counted_wire, is_in_ledger
+from cos598d.report.disturbed import (
+    DISTURBED,
+    disturbance_remark,
+    impossible_remark,
+    is_disturbed,
+    most_speed_up,
+    speed_up_words,
+)
+from cos598d.report.epochs import number_in_words, whole_epochs
 from cos598d.report.fairness import ground_remark, work_remark
 from cos598d.report.load import Run, is_number, load_run_as
-from cos598d.report.numbers import plain
+from cos598d.report.numbers import names_of, plain
+from cos598d.report.one_class import one_class_remark
 from cos598d.terminal.printable import printable
 
 BASELINE = "baseline"
@@ -26,8 +36,9 @@ TABLE_NOTE = (
     "many times the baseline's processors were at hand: on CPUs the threads of all ranks, but no more than the cores "
     "of their machines; on GPUs one a rank. Peak MB: the most memory that a process has held, of the rank that held "
     "most, and summed over the ranks; libraries, evaluation and pages that ranks share are in it. Sent: by the rank "
-    "that sends most, from the ledger; or the mean over the ranks that the kernel's counters saw leave, headers and "
-    "all, where a library tells nobody what it sends. Losses, metrics: of the last epoch."
+    "that sends most, from the ledger; where a library tells nobody what it sends, the mean over the ranks by the "
+    "kernel's counters: of own sockets, which have no other program's bytes, or of an interface between hosts. "
+    "Training loss: of the last whole epoch. Validation loss and metrics: at the end."
 )
 # An epoch's seconds, by the wall, are no fewer than its iterations', by their clock, but for rounding.
 MOST_OF = 0.99
@@ -91,43 +102,66 @@ def strategies_rows(entries: Sequence[Entry]) -> list[list[str]]:
             rows.append([*what, entry.outcome, *["-"] * (len(head) - 4)])
             continue
         last, seconds = entry.run.summary["epochs"][-1], epoch_seconds(entry.run)
-        base = next((one.run for one in entries if one.label == BASELINE and one.epochs == entry.epochs), None)
+        base = _baseline(entry, entries)
         cells = [plain(_total(entry.run)), plain(seconds), plain(_examples(entry.run) / _training(entry.run))]
         ratio = epoch_seconds(base) / seconds if base else None
-        cells.append(f"{ratio:.2f}" if ratio else "-")
-        cells.append(_efficiency(ratio, base, entry.run) if ratio and base else "-")
+        words = speed_up_words(ratio, entry.run.summary, base.summary, entry.run.environment) if ratio and base else "-"
+        cells.append(words)
+        cells.append(_efficiency(ratio, base, entry.run) if ratio and base and words != DISTURBED else "-")
         peaks = entry.run.summary["memory"]["process_peak_bytes"]
         cells += [f"{peak / 1e6:,.0f}" for peak in (max(peaks), sum(peaks))]
         if has_gpu:
             peak = _gpu_peak(entry.run)
             cells.append("-" if peak is None else f"{peak / 1e6:,.0f}")
         cells += [_sent(entry.run.summary), bytes_from(entry.run.summary)]
-        cells.append(f"{last['loss']:.4f}")
+        cells.append(f"{last_loss(entry.run):.4f}")
         cells += [f"{last[name]:.4f}" if is_number(last.get(name)) else "-" for name in metrics]
         rows.append([*what, *cells])
     return rows
 
 
 def learning_rows(entries: Sequence[Entry]) -> list[list[str]]:
-    """A head and a row for each run's epoch: where the validation loss rises again, overfitting begins."""
+    """A head and a row for each run's epoch."""
     known = [(entry, entry.run) for entry in entries if entry.run]
     metrics = list(dict.fromkeys(name for _, run in known for name in metrics_of(run)))
     rows = [["strategy", "epochs", "epoch", "training loss", *metrics]]
     for entry, run in known:
         for epoch in run.summary["epochs"]:
             cells = [f"{epoch[name]:.4f}" if is_number(epoch.get(name)) else "-" for name in metrics]
-            rows.append([entry.label, f"{entry.epochs:g}", str(epoch["epoch"]), f"{epoch['loss']:.4f}", *cells])
+            number = number_in_words(epoch, run.summary)
+            rows.append([entry.label, f"{entry.epochs:g}", number, f"{epoch['loss']:.4f}", *cells])
     return rows
 
 
 def cautions(entries: Sequence[Entry]) -> list[str]:
     """What to read before the table: what was not the same work, and which strategies failed."""
-    found: list[str] = []
+    known = [(entry, entry.run) for entry in entries if entry.run]
+    pairs = [(base, run) for entry, run in known if (base := _baseline(entry, entries)) is not None]
+    found = [
+        disturbance_remark([run.summary for _, run in known]),
+        impossible_remark(
+            [
+                (
+                    run.name,
+                    base.name,
+                    epoch_seconds(base) / epoch_seconds(run),
+                    most_speed_up(run.summary, run.environment),
+                )
+                for base, run in pairs
+                if not is_disturbed(base.summary)
+            ]
+        ),
+    ]
     for epochs in dict.fromkeys(entry.epochs for entry in entries):
-        runs = [entry.run.summary for entry in entries if entry.run and entry.epochs == epochs]
-        found += filter(None, (work_remark(runs), ground_remark(runs)))
+        runs = [run.summary for entry, run in known if entry.epochs == epochs]
+        found += [work_remark(runs), ground_remark(runs)]
+    found += [cut_remark([run for _, run in known]), one_class_remark([run.summary for _, run in known])]
     failed = [entry for entry in entries if entry.outcome in (FAILED, BROKEN_OFF)]
-    return found + [f"{entry.label}, {entry.epochs:g} epochs: {entry.said}" for entry in failed]
+    return [*filter(None, found), *(f"{entry.label}, {entry.epochs:g} epochs: {entry.said}" for entry in failed)]
+
+
+def _baseline(entry: Entry, entries: Sequence[Entry]) -> Run | None:
+    return next((one.run for one in entries if one.label == BASELINE and one.epochs == entry.epochs), None)
 
 
 def left_out(entries: Sequence[Entry]) -> list[str]:
@@ -137,9 +171,25 @@ def left_out(entries: Sequence[Entry]) -> list[str]:
 
 
 def epoch_seconds(run: Run) -> float:
-    """The mean seconds of a whole epoch's training, by the wall: the last one may have been cut short."""
-    most = max(training["examples"] for training in _trainings(run))
-    return fmean(training["wall_seconds"] for training in _trainings(run) if training["examples"] == most)
+    """The mean wall seconds of a whole epoch's training; of a run without one (`cut_remark`), of the longest."""
+    whole = [epoch["training"] for epoch in whole_epochs(run.summary)] or _trainings(run)
+    most = max(training["examples"] for training in whole)
+    return fmean(training["wall_seconds"] for training in whole if training["examples"] == most)
+
+
+def cut_remark(runs: Sequence[Run]) -> str:
+    """A sentence that names the runs that have no whole epoch; "" where there are none."""
+    names = [run.name for run in runs if not whole_epochs(run.summary)]
+    if not names:
+        return ""
+    return (
+        f"no epoch is whole in {names_of(names, 'run')}: what is called an epoch's seconds there is of fewer examples."
+    )
+
+
+def last_loss(run: Run) -> float:
+    """The mean training loss of the last whole epoch; without one, of the last epoch."""
+    return [*run.summary["epochs"], *whole_epochs(run.summary)][-1]["loss"]
 
 
 def metrics_of(run: Run) -> list[str]:
@@ -154,7 +204,7 @@ def sent_bytes(summary: Mapping[str, Any]) -> float | None:
     leave, where no ledger has them. None where nobody knows."""
     if is_in_ledger(summary):
         return max(summary["bytes_sent_per_iteration"])
-    wire = summary.get("wire")
+    wire = counted_wire(summary)
     counted = [wire["bytes_sent_per_iteration"][ranks[0]] for ranks in wire["ranks_by_interface"]] if wire else []
     return sum(counted) / summary["world_size"] if counted and None not in counted else None
 

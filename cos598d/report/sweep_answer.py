@@ -5,15 +5,19 @@ from collections.abc import Mapping, Sequence
 
 from cos598d.records.conventions import BROKEN_OFF, FAILED, FINISHED, LEFT_OUT
 from cos598d.records.facts import ALSO_OF_WORK, OF_RUNS
+from cos598d.report.attempts import stopped_early
+from cos598d.report.disturbed import disturbance_remark, impossible_remark
 from cos598d.report.fairness import code_remark, ground_remark, work_remark
 from cos598d.report.load import Run
 from cos598d.report.numbers import listed, number_of, plain
+from cos598d.report.one_class import one_class_remark
+from cos598d.report.strategies import cut_remark
 from cos598d.report.sweep_captions import CHANCE
 from cos598d.report.sweep_entries import ALONE, BATCH, DELAY, SETUP, Combination, SweepEntry, axes_of, varying
 from cos598d.report.sweep_lines import chart_of
-from cos598d.report.sweep_measures import Measure, Spread, metric_measures, seconds_measure, speed_up
-from cos598d.report.sweep_table import stopped_early
+from cos598d.report.sweep_measures import Measure, Spread, metric_measures, seconds_measure, speed_up, speed_ups
 
+MOST_TIED = 4  # combinations of the same result that are named
 # What an axis changes beside the setting that it is.
 _SIZE, _EXAMPLES = ("examples a step",), ("training examples", "examples an epoch")
 ALSO_CHANGES = {
@@ -67,10 +71,14 @@ def unlike(combinations: Sequence[Combination]) -> list[str]:
     runs = [run for one in combinations for run in one.runs]
     summaries = [run.summary for run in runs]
     remarks = (
+        disturbance_remark(summaries),
+        impossible_remark([found for one in combinations for found in speed_ups(one, combinations).values()]),
         work_remark(summaries, _by_design(axes_of(combinations))),
         ground_remark(summaries),
         code_remark(summaries),
         _epochs_remark(runs),
+        cut_remark(runs),
+        one_class_remark(summaries),
         _parallel_remark([entry for one in combinations for entry in one.entries if entry.run]),
     )
     return [remark for remark in remarks if remark]
@@ -116,17 +124,23 @@ def _with_range(measure: Measure, spread: Spread) -> str:
 
 def _best(combinations: Sequence[Combination], axes: Sequence[str], measure: Measure) -> str:
     ranked = _ranked(combinations, measure)
-    (best, most), (worst, least) = ranked[0], ranked[-1]
+    (best, most), (_, least) = ranked[0], ranked[-1]
     if len(ranked) == 1:
-        return f"{measure.title} is {_with_range(measure, most)} after the last epoch."
+        where = f" with {best.words(axes)}" if axes else ""
+        return f"{measure.title} is {_with_range(measure, most)} after the last epoch{where}."
     if most.mean == least.mean:
         return f"{measure.title} is {measure.words(most.mean)} after the last epoch of all combinations."
     high, low = ("highest", "lowest") if measure.is_better_high else ("lowest", "highest")
-    words = (
-        f"{measure.title} after the last epoch is {high} with {best.words(axes)}, {_with_range(measure, most)}, and "
-    )
-    words += f"{low} with {worst.words(axes)}, {_with_range(measure, least)}"
+    words = f"{measure.title} after the last epoch is {high} with {_tied(ranked, most, axes)}"
+    words += f", {_with_range(measure, most)}, and {low} with {_tied(ranked, least, axes)}"
+    words += f", {_with_range(measure, least)}"
     return f"{words}{_as_good([spread for _, spread in ranked])}."
+
+
+def _tied(ranked: Sequence[tuple[Combination, Spread]], spread: Spread, axes: Sequence[str]) -> str:
+    """The combinations that come to the same."""
+    names = [one.words(axes) for one, other in ranked if other == spread]
+    return names[0] if len(names) == 1 else f"{len(names)} combinations alike ({', '.join(names[:MOST_TIED])})"
 
 
 def _as_good(spreads: Sequence[Spread]) -> str:
@@ -143,9 +157,12 @@ def _as_good(spreads: Sequence[Spread]) -> str:
 
 def _fastest(combinations: Sequence[Combination], axes: Sequence[str], measure: Measure) -> str:
     ranked = _ranked(combinations, measure)
+    if not ranked:
+        return "Which combination is the fastest is not known, for the machine was busy during all of them."
     (fast, few), (slow, many) = ranked[0], ranked[-1]
     if len(ranked) == 1:
-        return f"An epoch of training takes {_with_range(measure, few)}."
+        where = f" with {fast.words(axes)}" if axes else ""
+        return f"An epoch of training takes {_with_range(measure, few)}{where}."
     if few.mean == many.mean:
         return f"An epoch of training takes {measure.words(few.mean)} with all combinations."
     words = f"An epoch of training takes the fewest seconds with {fast.words(axes)}, {_with_range(measure, few)}, and "
@@ -173,8 +190,9 @@ def _delay(combinations: Sequence[Combination], seconds: Measure, metric: Measur
     lines = [line for line in chart.lines if len(line.points) > 1] if chart else []
     if not lines:
         return []
-    ratios = [last.mean / first.mean for first, last in (line.ends for line in lines)]
     begin, *_, end = lines[0].points
+    lines = [line for line in lines if (next(iter(line.points)), [*line.points][-1]) == (begin, end)]
+    ratios = [last.mean / first.mean for first, last in (line.ends for line in lines)]
     words = f"From {DELAY} {begin} to {end} an epoch comes to {_from_to(ratios)} times the seconds"
     known = chart_of(combinations, DELAY, metric) if metric else None
     ends = [line.ends for line in known.lines if len(line.points) > 1] if known else []

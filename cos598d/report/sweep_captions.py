@@ -73,6 +73,7 @@ def _together(chart: Chart, lines: Sequence[Line]) -> str:
         for verb, found in (("rises", rises), ("falls", falls))
         if found
     ]
+    words = words or ["is the same at both ends"]
     ends = {(list(line.points)[0], list(line.points)[-1]) for line in lines}
     begin, end = ends.pop() if len(ends) == 1 else ("its first value", "its last")
     near = sum(first.overlaps(last) for first, last in (line.ends for line in lines) if first.seeds > 1)
@@ -96,7 +97,8 @@ def _extremes(chart: Chart, line: Line) -> str:
 def _best(chart: Chart, lines: Sequence[Line]) -> str:
     """Of many lines over words: how often each word is the best of its line."""
     choose = max if chart.measure.is_better_high else min
-    best = Counter(choose(line.points, key=lambda word: line.points[word].mean) for line in lines)
+    means = [{word: spread.mean for word, spread in line.points.items()} for line in lines]
+    best = Counter(word for line in means for word in line if line[word] == choose(line.values()))
     places = [f"with {chart.axis.name} {word} in {count}" for word, count in best.most_common()]
     how = "highest" if chart.measure.is_better_high else "lowest"
     return f"Of {number_of(len(lines), 'line')} with all other values alike it is {how} {listed(places)}."

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import NamedTuple
 
+from cos598d.report.disturbed import TOLERANCE, is_disturbed, most_speed_up
 from cos598d.report.load import Run, is_number
 from cos598d.report.numbers import plain, seconds
-from cos598d.report.strategies import epoch_seconds, metrics_of
+from cos598d.report.strategies import epoch_seconds, last_loss, metrics_of
 from cos598d.report.sweep_entries import ALONE, LINKS, SETUP, Combination
 
 LOSS, SPEED_UP = "validation_loss", "speed-up"
@@ -53,15 +54,15 @@ def metric_measures(combinations: Sequence[Combination]) -> list[Measure]:
 
 
 def training_loss() -> Measure:
-    """Of the last epoch."""
-    return Measure("training loss", lambda one: _by_seed(one, _last("loss")), _four, is_better_high=False)
+    """Of the last whole epoch."""
+    return Measure("training loss", lambda one: _by_seed(one, last_loss), _four, is_better_high=False)
 
 
-def seconds_measure() -> Measure:
-    """Of a whole epoch's training."""
+def seconds_measure(with_disturbed: bool = False) -> Measure:
+    """Of a whole epoch's training; of runs that were disturbed only where asked."""
     return Measure(
         "seconds an epoch",
-        lambda one: _by_seed(one, epoch_seconds),
+        lambda one: _by_seed(one, epoch_seconds if with_disturbed else _own_seconds),
         seconds,
         is_better_high=False,
         begins_at_zero=True,
@@ -69,16 +70,36 @@ def seconds_measure() -> Measure:
 
 
 def speed_up(combinations: Sequence[Combination]) -> Measure:
-    """The seconds of set-up 1x1, with the same other settings and the same seed, over a combination's own."""
+    """The seconds of set-up 1x1, with the same other settings and the same seed, over a combination's own.
+
+    Ratios with a run that was disturbed are left out, and those that are more than there is to gain.
+    """
 
     def by_seed(one: Combination) -> Mapping[int, float]:
-        base = base_of(one, combinations)
-        if base is None or base is one:
-            return {}
-        own, alone = (_by_seed(found, epoch_seconds) for found in (one, base))
-        return {seed: alone[seed] / own[seed] for seed in own if seed in alone}
+        return {
+            seed: ratio
+            for seed, (_, _, ratio, most) in speed_ups(one, combinations).items()
+            if ratio <= TOLERANCE * most
+        }
 
     return Measure(SPEED_UP, by_seed, plain, begins_at_zero=True)
+
+
+def speed_ups(one: Combination, combinations: Sequence[Combination]) -> dict[int, tuple[str, str, float, float]]:
+    """By seed, as `impossible_remark` takes it, what `speed_up` is made of."""
+    base = base_of(one, combinations)
+    if base is None or base is one:
+        return {}
+    alone, bases = _by_seed(base, _own_seconds), {entry.seed: entry.run for entry in base.entries if entry.run}
+    own, runs = _by_seed(one, _own_seconds), {entry.seed: entry.run for entry in one.entries if entry.run}
+    return {
+        seed: (
+            *(runs[seed].name, bases[seed].name, alone[seed] / own[seed]),
+            most_speed_up(runs[seed].summary, runs[seed].environment),
+        )
+        for seed in own
+        if seed in alone
+    }
 
 
 def base_of(one: Combination, combinations: Sequence[Combination]) -> Combination | None:
@@ -106,6 +127,10 @@ def _last(name: str) -> Callable[[Run], float | None]:
 def _by_seed(one: Combination, read: Callable[[Run], float | None]) -> Mapping[int, float]:
     found = {entry.seed: read(entry.run) for entry in one.entries if entry.run}
     return {seed: value for seed, value in found.items() if value is not None}
+
+
+def _own_seconds(run: Run) -> float | None:
+    return None if is_disturbed(run.summary) else epoch_seconds(run)
 
 
 def _four(value: float) -> str:

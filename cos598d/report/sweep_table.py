@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from cos598d.records.conventions import BROKEN_OFF, FAILED, LEFT_OUT
-from cos598d.records.live import FINISHED as ENDED_WELL
+from cos598d.report.attempts import stopped_early
+from cos598d.report.epochs import is_cut, whole_epochs
 from cos598d.report.load import Run
 from cos598d.report.numbers import number_of
 from cos598d.report.strategies import sent_bytes
@@ -21,10 +22,10 @@ from cos598d.report.sweep_measures import (
 
 TABLE_NOTE = (
     "Figures are means over the seeds, the least and the most of them in brackets. Metrics and losses: of the last "
-    "epoch. s/epoch: a whole epoch's training by the wall, evaluation left out. Speed-up: the seconds of setup 1x1 "
-    "with the same other settings over these, seed by seed. Sent: by the rank that sends most, by the ledger; or the "
-    "mean over the ranks, by the kernel's counters, where a library tells nobody what it sends. Epochs: those that "
-    "were trained."
+    "epoch; training loss: of the last whole one. s/epoch: a whole epoch's training by the wall, evaluation left out. "
+    "Speed-up: the seconds of setup 1x1 with the same other settings over these, seed by seed. Sent: by the rank that "
+    "sends most, by the ledger; or the mean over the ranks, by the kernel's counters, where a library tells nobody "
+    "what it sends. Epochs: those that were trained."
 )
 
 
@@ -32,7 +33,7 @@ def sweep_rows(entries: Sequence[SweepEntry]) -> list[list[str]]:
     """A head and a row for each combination, those without a finished run too."""
     found = combinations_of(entries)
     axes, speed = list(axes_of(found)), speed_up(found)
-    measures = [*metric_measures(found), training_loss(), seconds_measure()]
+    measures = [*metric_measures(found), training_loss(), seconds_measure(with_disturbed=True)]
     heads = [*(measure.title for measure in measures[:-1]), "s/epoch"]
     if any(speed.by_seed(one) for one in found):
         measures, heads = [*measures, speed], [*heads, SPEED_UP]
@@ -44,11 +45,6 @@ def sweep_rows(entries: Sequence[SweepEntry]) -> list[list[str]]:
         settings = [one.settings.get(axis, "-") for axis in axes]
         rows.append([*settings, _seeds(one), *cells, _epochs(one.runs), "; ".join(_remarks(one))])
     return rows if any(row[-1] for row in rows[1:]) else [row[:-1] for row in rows]
-
-
-def stopped_early(run: Run) -> bool:
-    """Whether --early_stopping ended a run that is finished."""
-    return any(one["why"] != ENDED_WELL for one in run.summary.get("attempts", [])[-1:])
 
 
 def _cell(measure: Measure, spread: Spread | None) -> str:
@@ -64,8 +60,9 @@ def _seeds(one: Combination) -> str:
 
 
 def _epochs(runs: Sequence[Run]) -> str:
-    counts = sorted({len(run.summary["epochs"]) for run in runs})
-    return f"{counts[0]}-{counts[-1]}" if len(counts) > 1 else str(counts[0]) if counts else "-"
+    counts = sorted({len(whole_epochs(run.summary)) for run in runs})
+    words = f"{counts[0]}-{counts[-1]}" if len(counts) > 1 else str(counts[0]) if counts else "-"
+    return words + (" and a part" if any(is_cut(run.summary["epochs"][-1], run.summary) for run in runs) else "")
 
 
 def _remarks(one: Combination) -> list[str]:

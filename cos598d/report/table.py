@@ -6,17 +6,20 @@ from typing import Any
 
 from cos598d.records.conventions import ASSUMED_BYTES, PHASES, WARM_UP
 from cos598d.records.run import Summary
-from cos598d.report.bytes_from import BYTES_FROM, BYTES_NOTE, bytes_from, is_in_ledger
+from cos598d.report.bytes_from import BYTES_FROM, BYTES_NOTE, bytes_from, counted_wire, is_by_sockets, is_in_ledger
+from cos598d.report.disturbed import DISTURBED, disturbance_remark, is_disturbed
 from cos598d.report.fairness import ground_remark, work_remark
 from cos598d.report.load import left_out
 from cos598d.report.memory import memory_note, memory_rows
 from cos598d.report.numbers import plain_or_none
+from cos598d.report.one_class import one_class_remark
 from cos598d.report.references import (
     alone_of,
     ddp_of,
+    drifts,
     exposed_seconds,
     floor_of,
-    is_floor,
+    has_all_rows,
     largest_difference,
     ratio_of_means,
 )
@@ -42,7 +45,8 @@ def comparison(runs: Sequence[Summary], markdown: bool = False, each: bool = Fal
     runs = runs if each else in_groups(runs)
     parts = [losses_rows(runs), time_rows(runs), speed_rows(runs), traffic_rows(runs), memory_rows(runs)]
     text = "\n\n".join(as_markdown(part) if markdown else as_text(part) for part in parts if part)
-    remarks = [*unfinished_remarks(runs), *filter(None, (work_remark(runs), ground_remark(runs)))]
+    found = (disturbance_remark(runs), work_remark(runs), ground_remark(runs), one_class_remark(runs))
+    remarks = [*unfinished_remarks(runs), *filter(None, found)]
     said = "\n".join(markdown_text(remark) if markdown else remark for remark in remarks)
     return "\n\n".join(part for part in (_setting(runs), said, text, legend(runs)) if part)
 
@@ -103,7 +107,7 @@ def traffic_rows(runs: Sequence[Summary]) -> list[list[str]]:
         cells += [megabytes([run["payload_bytes_per_iteration"]])]
         cells += [megabytes(run["bytes_sent_per_iteration"]), megabytes(run["bytes_received_per_iteration"])]
         by_formula = cells if is_in_ledger(run) else ["-"] * len(cells)
-        rows.append([run["run"], *by_formula, _counted(run.get("wire")), bytes_from(run)])
+        rows.append([run["run"], *by_formula, _counted(counted_wire(run)), bytes_from(run)])
     return rows
 
 
@@ -121,7 +125,8 @@ def legend(runs: Sequence[Summary]) -> str:
         f"s/it: mean seconds an iteration without {warm_up_words(runs)}; phases: the mean over the ranks.\n"
         f"95 %: {' And '.join(intervals)}\n"
         "exposed s: median less that of sync none on as many ranks. MB: 1,000,000 bytes; sent, received: by formula.\n"
-        "counted: what the kernel saw leave by the interface, with headers and all else that the host sent there.\n"
+        "counted: what the kernel saw leave by the interface, with headers and all else that the host sent there;\n"
+        "where all ranks share a host, by each rank's own sockets, without headers.\n"
         + textwrap.fill(BYTES_NOTE, 118)
         + (f"\n{SPEED_NOTE}" if speed_rows(runs) else "")
         + (f"\n{textwrap.fill(memory_note(runs), 118)}" if memory_rows(runs) else "")
@@ -158,9 +163,9 @@ def _setting(runs: Sequence[Summary]) -> str:
 
 
 def _difference(run: Summary, alone: Summary | None) -> str:
-    if alone is None or run is alone:
+    if alone is None or run is alone or not (has_all_rows(run) and has_all_rows(alone)):
         return "-"
-    if is_floor(run):
+    if drifts(run):
         return "drifts"
     apart = largest_difference(run, alone)
     return "-" if apart is None else f"{apart:.1e}"
@@ -169,6 +174,8 @@ def _difference(run: Summary, alone: Summary | None) -> str:
 def _ratio(run: Summary, ddp: Summary | None) -> str:
     if ddp is None:
         return "-"
+    if is_disturbed(run) or is_disturbed(ddp):
+        return DISTURBED
     several = over_pairs(run, ddp, ratio_of_means) if run is not ddp else None
     if several:
         return f"{several[0]:.2f} ({several[1][0]:.2f}-{several[1][1]:.2f})"
@@ -180,6 +187,8 @@ def _exposed(run: Summary, floor: Summary | None) -> str:
     seconds = exposed_seconds(run, floor)
     if floor is None or seconds is None:
         return "-"
+    if is_disturbed(run) or is_disturbed(floor):
+        return DISTURBED
     words = f"{seconds:.3f} ({seconds / run['seconds_per_iteration']['median']:.0%})"
     several = over_pairs(run, floor, exposed_seconds)
     return f"{words}, 95 % {several[1][0]:.3f} to {several[1][1]:.3f}" if several else words
@@ -206,6 +215,8 @@ def _counted(wire: Summary | None) -> str:
     if not wire:
         return "-"
     by_rank, cells = wire["bytes_sent_per_iteration"], []
+    if is_by_sockets(wire):
+        return megabytes([sent for sent in by_rank if sent is not None])
     for ranks in wire["ranks_by_interface"]:
         # All read the same counters, each when its own iterations end.
         known = [by_rank[rank] for rank in ranks if by_rank[rank] is not None]

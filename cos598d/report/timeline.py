@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from cos598d.records.run import Summary
+from cos598d.report.bytes_from import is_in_ledger
 from cos598d.report.load import Run, is_number
 
 Span = tuple[str, float, float]
@@ -25,6 +26,7 @@ class Timeline:
     untimed: int
     backward_end: float
     kept: str | None = None
+    is_told: bool = True  # else the calls are a library's, which the ledger does not have
 
     @property
     def seconds_under_way(self) -> tuple[float, float]:
@@ -52,6 +54,7 @@ def timeline_of(run: Run) -> Timeline | None:
         untimed=len(gradients) - len(timed),
         backward_end=backward_end,
         kept=None if run.calls else rule_without_rows(run.summary),
+        is_told=is_in_ledger(run.summary),
     )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cos598d.report.bytes_from import is_in_ledger
+from cos598d.report.bytes_from import counted_wire, is_by_sockets, is_in_ledger
 from cos598d.report.load import Run
 from cos598d.report.table import megabytes as megabytes_by_rank
 
@@ -26,6 +26,7 @@ class Traffic:
     counted_received: float
     is_shared_in_part: bool  # some ranks, not all, share an interface: what they say to each other is not on it
     is_predicted: bool = True  # else only the counters know what travelled
+    has_headers: bool = True  # in what is counted
 
     @property
     def pairs(self) -> list[tuple[float, float]]:
@@ -37,7 +38,7 @@ def counted_traffic(runs: Sequence[Run]) -> list[Traffic]:
     """Predicted and counted, for the runs whose wire was counted."""
     found = []
     for run in runs:
-        wire = run.summary.get("wire")
+        wire = counted_wire(run.summary)
         if wire is None:
             continue
         ranks = run.summary["world_size"]
@@ -59,6 +60,7 @@ def counted_traffic(runs: Sequence[Run]) -> list[Traffic]:
                 Traffic(
                     *(run.name, whose, sent, wire_sent, received, wire_received, is_shared_in_part),
                     is_predicted=is_in_ledger(run.summary),
+                    has_headers=not is_by_sockets(wire),
                 )
             )
     return found
@@ -85,7 +87,7 @@ def epoch_rows(runs: Sequence[Run]) -> list[list[str]]:
     """A head and a row for each epoch whose traffic was counted: its iterations, predicted and counted; else none."""
     rows = []
     for run in runs:
-        wire = run.summary.get("wire")
+        wire = counted_wire(run.summary)
         if not wire:
             continue
         for epoch in run.summary["epochs"]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from cos598d.errors import UserError
 from cos598d.records.run import Summary
-from cos598d.report.bytes_from import BYTES_FROM, BYTES_NOTE, bytes_from, is_in_ledger
+from cos598d.report.bytes_from import BYTES_FROM, BYTES_NOTE, bytes_from, counted_wire, is_by_sockets, is_in_ledger
 from cos598d.report.table import assumed_bytes, megabytes
 from cos598d.tables import as_markdown, as_text
 
@@ -17,10 +17,10 @@ COLUMNS = (
 )
 LEGEND = (
     "MB: 1,000,000 bytes, sent in the first epoch's training by rank (equal neighbours once), evaluation left out.\n"
-    "predicted: the gradients' calls by the ledger's formulas. counted: the kernel's counters of the interface.\n"
+    "predicted: the gradients' calls by the ledger's formulas. counted: by the kernel.\n"
     "difference = counted - predicted = other calls (the loss, what ranks agree on)\n"
-    f"+ headers ({HEADER_BYTES} bytes a packet, acknowledgements too) + rest (the backend's own messages, repeats).\n"
-    + textwrap.fill(BYTES_NOTE, 118)
+    f"+ headers ({HEADER_BYTES} bytes a packet, acknowledgements too; own sockets carry none)\n"
+    "+ rest (the backend's own messages, repeats).\n" + textwrap.fill(BYTES_NOTE, 118)
 )
 
 
@@ -31,7 +31,7 @@ def traffic_table(runs: Sequence[Summary], markdown: bool = False) -> str:
 
 
 def _row(run: Summary) -> list[str]:
-    wire = run.get("wire")
+    wire = counted_wire(run)
     epoch = run["epochs"][0] if run.get("epochs") else {}
     iterations = epoch.get("iterations", 0)
     if (
@@ -50,7 +50,8 @@ def _row(run: Summary) -> list[str]:
         gradients.append(iterations * sum(run["bytes_sent_per_iteration"][rank] for rank in ranks))
         everything.append(sum(epoch["predicted_bytes_sent"][rank] for rank in ranks))
         counted.append(epoch["counted_bytes_sent"][ranks[0]])
-        headers.append(iterations * HEADER_BYTES * wire["packets_sent_per_iteration"][ranks[0]])
+        packets = 0 if is_by_sockets(wire) else wire["packets_sent_per_iteration"][ranks[0]]
+        headers.append(iterations * HEADER_BYTES * packets)
     if None in counted:
         raise UserError(f"{run['run']} stopped counting before its epoch's end: run it again.")
     rest = [c - e - h for c, e, h in zip(counted, everything, headers, strict=True)]

@@ -1,10 +1,11 @@
-"""The interface in time: what rank 0's samples say of the bits that passed between one and the next."""
+"""The wire in time: what rank 0's samples say of the bits that passed between one and the next."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isnan
 
 from cos598d.records.quantities import quantity
+from cos598d.report.bytes_from import is_by_sockets, is_loopback
 from cos598d.report.load import Row, Run
 from cos598d.report.numbers import number_of, percent, plain
 
@@ -17,7 +18,7 @@ GAP = float("nan")
 class Throughput:
     """Bits a second between the samples at `moments` (seconds of the run, one more than there are values).
 
-    A GAP is a pause, as for evaluation. `rate`: the link's, if it is known. `ranks`: how many count on the interface.
+    A GAP is a pause, as for evaluation. `rate`: the link's, if it is known. `whose` names what was counted.
     """
 
     run: str
@@ -25,7 +26,7 @@ class Throughput:
     sent: list[float]
     received: list[float]
     rate: float | None
-    ranks: int
+    whose: str
 
 
 def throughputs(runs: Sequence[Run]) -> list[Throughput]:
@@ -41,10 +42,13 @@ def _throughput(run: Run) -> Throughput | None:
         if not rows or row["kind"] == "resume" or row["seconds"] - rows[-1]["seconds"] >= LEAST_SECONDS:
             rows.append(row)
     sent, received = ([_rate(a, b, name) for a, b in zip(rows, rows[1:])] for name in ("bytes_sent", "bytes_received"))
-    if not known(sent):
+    if not known(sent) or is_loopback(rows[0].get("interface", "")):
         return None
     rate = quantity((run.summary["network"] or {}).get("rate"))
-    return Throughput(run.name, [row["seconds"] for row in rows], sent, received, rate, int(rows[0]["shared_by_ranks"]))
+    ranks = int(rows[0]["shared_by_ranks"])
+    whose = "rank 0's interface" if ranks == 1 else f"the interface that {ranks} ranks share"
+    whose = "rank 0's own sockets" if is_by_sockets(rows[0]) else whose
+    return Throughput(run.name, [row["seconds"] for row in rows], sent, received, rate, whose)
 
 
 def _rate(before: Row, after: Row, name: str) -> float:
@@ -66,7 +70,7 @@ def mean_rate(moments: Sequence[float], rates: Sequence[float]) -> float:
 
 
 def wire_caption(found: Sequence[Throughput]) -> list[str]:
-    """What each interface carried on average and in its busiest sample, and the share of the link's rate."""
+    """What each run's wire carried on average and in its busiest sample, and the share of the link's rate."""
     sentences = []
     for one in found:
         words = []
@@ -75,8 +79,7 @@ def wire_caption(found: Sequence[Throughput]) -> list[str]:
             words.append(f"{plain(mean / 1e6)} Mbit/s {way} on average, {plain(most / 1e6)} in its busiest sample")
             if one.rate:
                 words[-1] += f" ({percent(mean / one.rate)} and {percent(most / one.rate)} of the link's rate)"
-        whose = "rank 0's interface" if one.ranks == 1 else f"the interface that {one.ranks} ranks share"
-        sentences.append(f"{one.run}, {whose}: {'; '.join(words)}.")
+        sentences.append(f"{one.run}, {one.whose}: {'; '.join(words)}.")
         later = len(one.sent) - MOST_DRAWN
         if later > 0:
             sentences[-1] += f" Not drawn: {number_of(later, 'later sample')}."

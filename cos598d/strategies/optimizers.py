@@ -1,16 +1,17 @@
-"""The optimizers of a run, by the names of the parameters they are given, and the learning rate's schedule."""
+"""The optimizers of a run: one declaration each, their flags, and the learning rate's schedule."""
 
 import math
 import re
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
-if TYPE_CHECKING:  # which syncs and strategies there are is what a config asks, so it may import them and not they it
-    from cos598d.config import RunConfig
+from cos598d.fields import flag
 
+TRAINING = "training"  # where --help lists the flags below
 # By the share of the steps after the warm-up that is left, the factor of the peak learning rate.
 SCHEDULERS: dict[str, Callable[[float], float]] = {
     "linear": lambda left: left,
@@ -20,18 +21,73 @@ SCHEDULERS: dict[str, Callable[[float], float]] = {
 NO_WEIGHT_DECAY = re.compile(r"bias$|layer_?norm[^/]*weight$", re.IGNORECASE)
 
 
-def make_optimizer(named_parameters: Iterable[tuple[str, nn.Parameter]], config: "RunConfig") -> torch.optim.Optimizer:
-    """AdamW as BERT is fine-tuned, or SGD: with either, weight decay on all but biases and layer norms.
+@dataclass(frozen=True)
+class OptimizerKind:
+    """One value of --optimizer.
+
+    make                make(parameter groups, flags) -> the optimizer; it must step every element by itself, since
+                        sharded strategies give it parts of tensors
+    numbers_per_weight  numbers_per_weight(flags) -> how many numbers it keeps for every weight that it steps
+    bytes_per_tensor    what it keeps for every parameter besides, in bytes, such as a step counter
+    flags               the flags of OptimizerFlags that only this optimizer takes
+    """
+
+    make: Callable[[list[dict[str, Any]], "OptimizerFlags"], torch.optim.Optimizer]
+    numbers_per_weight: Callable[["OptimizerFlags"], int]
+    bytes_per_tensor: int
+    flags: tuple[str, ...] = ()
+
+
+OPTIMIZERS = {
+    "adamw": OptimizerKind(
+        # fused: one pass over the weights instead of several. On a CPU shared by the ranks that is time.
+        make=lambda groups, flags: torch.optim.AdamW(
+            groups, lr=flags.learning_rate, eps=flags.adam_epsilon, fused=True
+        ),
+        numbers_per_weight=lambda flags: 2,
+        bytes_per_tensor=4,
+        flags=("adam_epsilon",),
+    ),
+    "sgd": OptimizerKind(
+        # Not fused: torch's fused SGD fails where a parameter's first gradient comes later than the others'.
+        make=lambda groups, flags: torch.optim.SGD(groups, lr=flags.learning_rate, momentum=flags.momentum),
+        numbers_per_weight=lambda flags: int(flags.momentum > 0),
+        bytes_per_tensor=0,
+        flags=("momentum",),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class OptimizerFlags:
+    """The flags of the optimizer and of its learning rate."""
+
+    optimizer: str = flag("adamw", "one of {choices}", group=TRAINING, choices=tuple(OPTIMIZERS))
+    learning_rate: float = flag(5e-5, "the optimizer's peak learning rate", group=TRAINING, least=0)
+    weight_decay: float = flag(
+        0.0, "the optimizer's weight decay, on all but biases and layer norms", group=TRAINING, least=0
+    )
+    adam_epsilon: float = flag(1e-8, "AdamW's epsilon", group=TRAINING, least=0)
+    momentum: float = flag(0.0, "SGD's momentum", group=TRAINING, least=0, below=1)
+    warmup_steps: int = flag(0, "steps over which the learning rate rises from 0", group=TRAINING, least=0)
+    lr_scheduler: str = flag(
+        "linear",
+        "the learning rate after that, one of {choices}: down to 0, as it is, or down to 0 along half a cosine",
+        group=TRAINING,
+        choices=tuple(SCHEDULERS),
+    )
+
+
+def make_optimizer(
+    named_parameters: Iterable[tuple[str, nn.Parameter]], config: OptimizerFlags
+) -> torch.optim.Optimizer:
+    """The optimizer that the flags name, with weight decay on all but biases and layer norms.
 
     The names are the model's, so that a shard of a parameter decays as the whole would. Frozen ones are left out.
     """
     decayed, plain = decayed_and_plain(named_parameters)
     groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
-    if config.optimizer == "sgd":
-        # Not fused: torch's fused SGD fails where a parameter's first gradient comes later than the others'.
-        return torch.optim.SGD(groups, lr=config.learning_rate, momentum=config.momentum)
-    # fused: one pass over the weights instead of several; on a CPU shared by the ranks that is time.
-    return torch.optim.AdamW(groups, lr=config.learning_rate, eps=config.adam_epsilon, fused=True)
+    return OPTIMIZERS[config.optimizer].make(groups, config)
 
 
 def decayed_and_plain(named_parameters: Iterable[tuple[str, nn.Parameter]]) -> list[list[nn.Parameter]]:
@@ -43,14 +99,14 @@ def decayed_and_plain(named_parameters: Iterable[tuple[str, nn.Parameter]]) -> l
     return groups
 
 
-def states_per_weight(config: "RunConfig") -> int:
-    """How many numbers the optimizer remembers of every weight that it steps."""
-    return 2 if config.optimizer == "adamw" else int(config.momentum > 0)
+def states_per_weight(config: OptimizerFlags) -> int:
+    """How many numbers the optimizer keeps for every weight that it steps."""
+    return OPTIMIZERS[config.optimizer].numbers_per_weight(config)
 
 
-def counter_bytes(config: "RunConfig") -> int:
-    """How many bytes it remembers of every parameter beside them: AdamW counts the steps of each."""
-    return 4 if config.optimizer == "adamw" else 0
+def counter_bytes(config: OptimizerFlags) -> int:
+    """How many bytes it keeps for every parameter besides."""
+    return OPTIMIZERS[config.optimizer].bytes_per_tensor
 
 
 def schedule(kind: str, learning_rate: float, warmup_steps: int, steps: int) -> Callable[[int], float]:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from cos598d.comm.communicator import Communicator
+from cos598d.comm.ledger import dtype_name
 from cos598d.errors import UserError, first_line
 
 WEIGHTS, BUFFERS = "weights", "buffers"
@@ -40,11 +41,12 @@ class Piece:
 
 @dataclass(frozen=True)
 class Whole:
-    """A tensor of the state, whole and on the CPU; `kind` and `name` as a piece's."""
+    """A tensor of the state, whole and on the CPU; `kind` and `name` as a piece's. `source` is where it was saved."""
 
     kind: str
     name: str
     tensor: torch.Tensor
+    source: str = "the saved state"
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,12 @@ class OptimizerState:
             beside = group.get("fused") or group.get("capturable")
             state[whole.kind] = whole.tensor.detach().clone().to(local(each.parameter).device if beside else "cpu")
             return
-        values = torch.empty_like(each.parameter, dtype=whole.tensor.dtype, requires_grad=False)
+        if tuple(whole.tensor.shape) != each.shape or whole.tensor.dtype != each.parameter.dtype:
+            raise UserError(
+                f"{whole.source} has {_called(whole.kind, whole.name)} as {dtype_name(whole.tensor.dtype)} in the "
+                f"shape {tuple(whole.tensor.shape)}, which does not fit its weights: resume from another checkpoint."
+            )
+        values = torch.empty_like(each.parameter, requires_grad=False)
         local(values).copy_(each.part_of(whole.tensor))
         state[whole.kind] = values
 
@@ -129,15 +136,15 @@ class Contents:
         model: nn.Module,
         make_optimizer: Callable[[Iterable[tuple[str, nn.Parameter]]], torch.optim.Optimizer],
     ):
-        self._shapes = {
-            WEIGHTS: {name: tuple(p.shape) for name, p in model.named_parameters()},
-            BUFFERS: {name: tuple(buffer.shape) for name, buffer in model.named_buffers()},
+        self._forms = {
+            WEIGHTS: {name: (tuple(p.shape), p.dtype) for name, p in model.named_parameters()},
+            BUFFERS: {name: (tuple(buffer.shape), buffer.dtype) for name, buffer in model.named_buffers()},
         }
         self._trained = {name for name, p in model.named_parameters() if p.requires_grad}
         self._make_optimizer = make_optimizer
 
     def checked(self, wholes: Iterable[Whole]) -> Iterator[Whole]:
-        """The tensors as they come. Raises UserError for one that is too many, too few, or of another shape.
+        """The tensors as they come. Raises UserError for one too many or too few, or of another shape or dtype.
 
         The optimizer's may be absent for a parameter, which was never used then; else all that it remembers is there.
         """
@@ -146,10 +153,10 @@ class Contents:
         for whole in wholes:
             self._check(whole, kinds)
             if whole.name in found[whole.kind]:
-                raise UserError(f"the saved state has {_called(whole.kind, whole.name)} twice: take another one.")
+                raise UserError(f"{whole.source} has {_called(whole.kind, whole.name)} twice: take another one.")
             found[whole.kind].add(whole.name)
             yield whole
-        needed = [(kind, name) for kind in (WEIGHTS, BUFFERS) for name in self._shapes[kind]]
+        needed = [(kind, name) for kind in (WEIGHTS, BUFFERS) for name in self._forms[kind]]
         stepped = set(itertools.chain(*(found[kind] for kind in kinds)))
         needed += [(kind, name) for kind in kinds for name in self._trained if name in stepped]
         missing = [(kind, name) for kind, name in needed if name not in found[kind]]
@@ -160,32 +167,43 @@ class Contents:
                 "was saved with."
             )
 
-    def _check(self, whole: Whole, kinds: list[str]) -> None:
-        called, shape = _called(whole.kind, whole.name), tuple(whole.tensor.shape)
-        shapes = self._shapes[whole.kind if whole.kind in self._shapes else WEIGHTS]
-        is_of_optimizer = whole.kind not in self._shapes
+    def _check(self, whole: Whole, kinds: Mapping[str, bool]) -> None:
+        called, shape, dtype = _called(whole.kind, whole.name), tuple(whole.tensor.shape), whole.tensor.dtype
+        is_of_optimizer = whole.kind not in self._forms
         if is_of_optimizer and whole.kind not in kinds:
             raise UserError(
-                f"the saved state has {called}, and this run's optimizer keeps "
+                f"{whole.source} has {called}, and this run's optimizer keeps "
                 f"{' and '.join(kinds) or 'nothing'}: resume with the same --optimizer."
             )
-        if whole.name not in shapes or (is_of_optimizer and whole.name not in self._trained):
+        forms = self._forms[WEIGHTS if is_of_optimizer else whole.kind]
+        if whole.name not in forms or (is_of_optimizer and whole.name not in self._trained):
             raise UserError(
-                f"the saved state has {called}, which this model has not: resume with the model that it was saved from."
+                f"{whole.source} has {called}, which this model has not: resume with the model that it was saved from."
             )
-        if shape != shapes[whole.name] and not (is_of_optimizer and shape == ()):
+        is_number = is_of_optimizer and kinds[whole.kind]
+        wanted, expected = forms[whole.name]
+        if shape != (() if is_number else wanted):
             raise UserError(
-                f"the saved state has {called} in the shape {shape}, and this model has {shapes[whole.name]}: "
-                "resume with the model that it was saved from."
+                f"{whole.source} has {called} in the shape {shape}, and this model has "
+                f"{'one number' if is_number else wanted}: resume with the model that it was saved from."
+            )
+        # How often something was stepped is a number of any kind; all else must be what the kernels compute with.
+        if dtype.is_complex or dtype == torch.bool if is_number else dtype != expected:
+            raise UserError(
+                f"{whole.source} has {called} as {dtype_name(dtype)}, and this model has "
+                f"{'a number' if is_number else dtype_name(expected)}: resume with the model that it was saved from."
             )
 
-    def _kinds(self) -> list[str]:
-        """What the optimizer remembers, found by letting one step a single weight."""
+    def _kinds(self) -> dict[str, bool]:
+        """What the optimizer remembers, found by letting one step a single weight; whether each is one number."""
         probe = nn.Parameter(torch.zeros(1))
         optimizer = self._make_optimizer([("probe", probe)])
         probe.grad = torch.zeros(1)
         optimizer.step()
-        return [kind for kind, value in optimizer.state[probe].items() if value is not None]
+        each = Stepped("probe", (1,), 0, probe)
+        return {
+            kind: _is_number(kind, value, each) for kind, value in optimizer.state[probe].items() if value is not None
+        }
 
 
 def _called(kind: str, name: str) -> str:
@@ -211,10 +229,22 @@ def buffer_pieces(model: nn.Module) -> Iterator[Piece]:
 
 
 def put_into_model(model: nn.Module, whole: Whole) -> bool:
-    """Copy weights or a buffer into their place in a model that is whole; False for what is neither."""
+    """Copy weights or a buffer into their place in a model that is whole; False for what is neither.
+
+    Raises UserError where the model has no such place, or one of another shape or kind of number.
+    """
     if whole.kind not in (WEIGHTS, BUFFERS):
         return False
-    place = model.get_parameter(whole.name).data if whole.kind == WEIGHTS else model.get_buffer(whole.name)
+    try:
+        place = model.get_parameter(whole.name).data if whole.kind == WEIGHTS else model.get_buffer(whole.name)
+    except AttributeError:
+        place = None
+    given = whole.tensor
+    if place is None or place.shape != given.shape or place.is_floating_point() != given.is_floating_point():
+        raise UserError(
+            f"{whole.source} has {_called(whole.kind, whole.name)} as {dtype_name(given.dtype)} in the shape "
+            f"{tuple(given.shape)}, which does not fit this model: resume with the model that it was saved from."
+        )
     with torch.no_grad():
         place.copy_(whole.tensor)
     return True
@@ -238,6 +268,8 @@ def own_state_of(rank: int) -> Iterator[None]:
     """A context in which a rank goes on from what it remembered. Raises UserError where that cannot be."""
     try:
         yield
+    except UserError as error:
+        raise UserError(f"what rank {rank} remembered by itself does not fit this run: {error}") from None
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise UserError(
             f"what rank {rank} remembered by itself does not fit this run ({type(error).__name__}: "

@@ -16,6 +16,7 @@ from cos598d.terminal.printable import printable
 # What the state says of every run, beside what it is.
 ENDED: dict[str, Kind] = {"outcome": OneOf(OUTCOMES), "said": TEXT}
 LONGEST_SAID = 300
+OTHER_FOLDER = "or give another --runs_dir"
 
 
 @contextlib.contextmanager
@@ -50,6 +51,13 @@ class RunsFolder:
         """How an earlier start of this run ended, in words; "" where there was none, or it ended well."""
         row = self.rows.get(place, {})
         return row["said"] if row.get("outcome") in (FAILED, BROKEN_OFF) else ""
+
+    def check_own(self, place: str) -> None:
+        """Raise UserError where the folder of the run of that name leads elsewhere."""
+        if (self.path / place).is_symlink():
+            raise UserError(
+                f"{self.path / place} is a link, where a run has a folder of its own: remove it, {OTHER_FOLDER}."
+            )
 
     def finished(self, place: str, asked: Mapping[str, Any]) -> Run | None:
         """The run of that name, if its record is there. Raises UserError for one that is damaged, or that its config

@@ -1,8 +1,8 @@
 """Runs started one after the other, or some at once: what they print goes to files, and one line is shown of each."""
 
+import errno
 import os
 import shlex
-import stat
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import IO
 
 from cos598d.errors import UserError
+from cos598d.files import open_own, own_folder
 from cos598d.program import start
 from cos598d.sweep.child import LastWords, exit_code, signals_passed_on
 from cos598d.sweep.folder import writing
 
+# Of a link, a hard link, a pipe and a folder.
+NOT_OURS = (errno.ELOOP, errno.EMLINK, errno.EINVAL, errno.ENXIO, errno.EISDIR, errno.EEXIST, errno.ENOTDIR)
 LOOK_SECONDS = 0.05
 
 
@@ -64,12 +67,17 @@ def _open_log(path: Path) -> IO[str]:
     """Open a log to add to it. Raises UserError where it cannot be written, and for what is no file of its folder's
     own: a link leads elsewhere, and a pipe waits for a reader."""
     with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        for place, is_own in ((path.parent, stat.S_ISDIR), (path, stat.S_ISREG)):
-            if os.path.lexists(place) and not is_own(place.lstat().st_mode):
-                raise UserError(f"{place} is a link, or no file to write: remove it, and start the same words again.")
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        return os.fdopen(os.open(path, flags, 0o666), "a", encoding="utf-8")
+        if path.parent.is_file() and not path.parent.is_symlink():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path.parent))
+        try:
+            own_folder(path.parent)
+            return os.fdopen(open_own(path, os.O_APPEND), "a", encoding="utf-8")
+        except OSError as error:
+            if error.errno in NOT_OURS:
+                raise UserError(
+                    f"{error.filename} is a link, or no file to write: remove it, and start the same words again."
+                ) from None
+            raise
 
 
 def run_jobs(

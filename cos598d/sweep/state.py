@@ -12,13 +12,12 @@ from cos598d.records.schema import is_as_read, read
 from cos598d.report.load import Run
 from cos598d.report.strategies import AnotherRun
 from cos598d.report.sweep_entries import SweepEntry
-from cos598d.sweep.folder import ENDED, RunsFolder
+from cos598d.sweep.folder import ENDED, OTHER_FOLDER, RunsFolder
 from cos598d.sweep.ground import check_ground
 from cos598d.sweep.plan import Combination
 from cos598d.terminal.printable import printable
 
 STATE, LOGS = "sweep.json", "logs"
-OTHER_FOLDER = "or give another --runs_dir"
 REMEDY = "so give another --runs_dir"
 ROW = Fields(
     {"settings": MapOf(TEXT), "seed": COUNT, "seconds": OrNone(NOT_NEGATIVE), **ENDED}, {"parallel": OrNone(SIZE)}
@@ -85,9 +84,7 @@ class SweepFolder(RunsFolder):
 
         Raises UserError for a folder that leads elsewhere, and for a finished run that this sweep has not made.
         """
-        folder = self.path / one.label
-        if folder.is_symlink():
-            raise UserError(f"{folder} is a link, where a run has a folder of its own: remove it, {OTHER_FOLDER}.")
+        self.check_own(one.label)
         try:
             return self.run_of(one), ""
         except AnotherRun as error:

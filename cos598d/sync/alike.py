@@ -3,6 +3,7 @@
 import hashlib
 import json
 
+import torch
 from torch import nn
 
 from cos598d.comm.communicator import Communicator
@@ -11,19 +12,27 @@ from cos598d.errors import UserError
 
 
 def check_models(comm: Communicator, model: nn.Module) -> None:
-    """Compare the model's parameters and buffers with the other ranks': names, order, shapes, dtypes, what is frozen.
+    """Compare the model's parameters and buffers with the other ranks': names, order, shapes, dtypes, what is frozen
+    and what has sparse gradients.
 
-    Every rank calls it. Raises UserError, the same on every rank, naming the first tensor that differs from rank 0's.
+    Every rank calls it. Raises UserError, the same on every rank, naming the first tensor that differs from rank 0's,
+    or the first that cannot be sent on some rank.
     """
-    mine = [
-        [name, list(tensor.shape), dtype_name(tensor.dtype), tensor.requires_grad]
-        for name, tensor in (*model.named_parameters(), *model.named_buffers())
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    problem = next((f"{name} {why}" for name, tensor in tensors if (why := _why_not_sent(tensor))), "")
+    sparse = sparse_weights(model)
+    mine = problem or [
+        [name, list(tensor.shape), dtype_name(tensor.dtype), tensor.requires_grad, tensor in sparse]
+        for name, tensor in tensors
     ]
     digest = hashlib.sha256(json.dumps(mine).encode()).hexdigest()
     digests = comm.exchange(digest)
-    if len(set(digests)) == 1:
+    if len(set(digests)) == 1 and not problem:
         return
     models = comm.exchange(mine)
+    for rank, one in enumerate(models):
+        if isinstance(one, str):
+            raise UserError(f"rank {rank}'s {one}.")
     rank = next(r for r, other in enumerate(digests) if other != digests[0])
     theirs, first = models[rank], models[0]
     place = next((i for i, pair in enumerate(zip(theirs, first)) if pair[0] != pair[1]), min(len(theirs), len(first)))
@@ -31,10 +40,38 @@ def check_models(comm: Communicator, model: nn.Module) -> None:
     def describe(model: list) -> str:
         if place >= len(model):
             return f"only {len(model)} tensors"
-        name, shape, dtype, trainable = model[place]
-        return f"{name} {tuple(shape)} {dtype}{'' if trainable else ' frozen'}"
+        name, shape, dtype, trainable, is_sparse = model[place]
+        return f"{name} {tuple(shape)} {dtype}{'' if trainable else ' frozen'}{' sparse' if is_sparse else ''}"
 
     raise UserError(
         f"the ranks' models differ: rank {rank} has {describe(theirs)} where rank 0 has {describe(first)}; "
         f"start every rank with the same model."
     )
+
+
+def sparse_weights(model: nn.Module) -> set[torch.Tensor]:
+    """The trainable weights of which backward makes sparse gradients, as `nn.Embedding(..., sparse=True)` asks for."""
+    tables = (one for one in model.modules() if isinstance(one, nn.Embedding | nn.EmbeddingBag) and one.sparse)
+    return {table.weight for table in tables if table.weight.requires_grad}
+
+
+def _why_not_sent(tensor: torch.Tensor) -> str | None:
+    """Why a parameter or buffer cannot be made equal on all ranks, and what to do; None where it can."""
+    if nn.parameter.is_lazy(tensor):
+        return "has no shape yet. Call the model once with an example before it is wrapped"
+    if tensor.layout != torch.strided:
+        return f"has the layout {str(tensor.layout)[6:]}. Keep its parts as dense buffers"
+    return "has elements that share memory. Give it memory of its own by .clone()" if _overlaps(tensor) else None
+
+
+def _overlaps(tensor: torch.Tensor) -> bool:
+    """Whether two elements of a strided tensor are at one place in memory."""
+    reach, is_nested = 0, True  # the last place of the dimensions so far, the innermost first
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            is_nested &= stride > reach
+            reach += stride * (size - 1)
+    if is_nested or not tensor.numel():
+        return False
+    places = torch.arange(reach + 1).as_strided(tensor.shape, tensor.stride())
+    return len(places.unique()) < tensor.numel()

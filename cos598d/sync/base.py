@@ -12,7 +12,7 @@ from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import AGREEMENT, BUFFERS, STATE
 from cos598d.errors import UserError
 from cos598d.fields import flag
-from cos598d.sync.alike import check_models
+from cos598d.sync.alike import check_models, sparse_weights
 from cos598d.sync.cost import NOTHING, Cost, Sizes, Step, Tensor, Travel, cost_of
 from cos598d.sync.cost.memory import Buffers
 
@@ -89,12 +89,21 @@ class SyncOptions(SyncFlags):
 
     first_bucket_mb: capacity in MiB of the first bucket to be full, which is small so that the first call starts early
     (torch DDP's figure).
+    copies_gradients: whether averages are copied back into the gradients that autograd made, so that one that a script
+    keeps stays as it is. The training loop keeps none, and its gradients are views of the buckets.
+    broadcast_buffers: whether rank 0's buffers are sent at the start, and by torch's DDP before a step's first forward.
     """
 
     first_bucket_mb: float = 1.0
+    copies_gradients: bool = False
+    broadcast_buffers: bool = True
 
 
 DEFAULTS = SyncOptions()
+UNUSED = (
+    "{} got no gradient in this step, although find_unused_parameters is off: turn it on for a model that leaves "
+    "parameters unused."
+)
 
 
 class GradientSync:
@@ -123,18 +132,24 @@ class GradientSync:
 
     Buffers, such as BatchNorm's running statistics, follow each rank's own examples while it trains. Rank 0's count:
     `settle` gives them to all, so that the model that is evaluated and saved is the one that torch's DDP makes. DDP
-    itself sends rank 0's before every step as well, which only a buffer that training reads would notice.
+    itself sends rank 0's before every step as well, which only a buffer that training reads would notice: so does
+    `data_parallel`, by calling `settle` there.
 
     `replicas_equal`: whether all ranks hold the same weights now, between two steps, and can be held to it.
 
     `loss_scale`: what the losses of this step are multiplied by, and so its gradients; 1 but for fp16. The loop sets it
     before backward. It differs from step to step: what a sync keeps of a gradient it keeps divided by it.
 
+    `heeds_faults`: whether the ranks tell each other in every step whether one has a `fault`: words for why its
+    gradients do not count. Only in a script of one's own can a rank go on after that (`cos598d.parallel`).
+    `has_fault`: whether some rank has one, once they have agreed on it; None before.
+
     uses: the names of the SyncOptions that mean anything to it.
     overlaps: whether its calls begin while backward still runs.
     averages_weights: whether it averages weights after the optimizer's step in place of gradients before it.
     keeps_nothing: whether it keeps no memory from step to step.
     sends_buffers: whether rank 0's buffers are sent to all in every step.
+    takes_sparse: whether it averages the sparse gradients of `nn.Embedding(..., sparse=True)`.
     one_host: whether all ranks must be on one host. shares_memory: whether a host's ranks must be able to share memory.
     not_modelled: why the model of cost (`scale`) leaves it out, in words that follow "for"; None where it does not.
     exact: whether it keeps every claim of `cos598d.check.claims`; if not, `claims` names those that it keeps.
@@ -142,12 +157,16 @@ class GradientSync:
     """
 
     loss_scale = 1.0
+    heeds_faults = False
+    fault: str | None = None
+    has_fault: bool | None = None
     replicas_equal = True
     uses: tuple[str, ...] = ()
     overlaps = False
     averages_weights = False
     keeps_nothing = False
     sends_buffers = False
+    takes_sparse = True
     one_host = shares_memory = False
     not_modelled: str | None = None
     exact = True
@@ -160,6 +179,7 @@ class GradientSync:
         self.options = options
         self.parameters: list[tuple[str, nn.Parameter]] = []
         self._model: nn.Module | None = None
+        self._sparse: set[torch.Tensor] = set()
 
     @classmethod
     def check_options(cls, options: SyncOptions, backend: str) -> None:
@@ -212,11 +232,20 @@ class GradientSync:
         """Make every rank's model equal rank 0's and return the module to call in its place.
 
         Trainable parameters, frozen ones and buffers are sent; tied weights once. Raises UserError, the same on every
-        rank, when the ranks' parameters differ in name, order, shape, dtype or requires_grad.
+        rank, when the ranks' parameters differ in name, order, shape, dtype or requires_grad, when a tensor cannot be
+        sent, and when a gradient will be sparse that this sync cannot average.
         """
         check_models(self.comm, model)
+        self._sparse = sparse_weights(model)
+        if self._sparse and not self.takes_sparse:
+            name = next(name for name, p in model.named_parameters() if p in self._sparse)
+            raise UserError(
+                f"{name} has sparse gradients, which {type(self).__name__} does not average. Choose all_reduce, "
+                "overlap or ddp, or make the layer without sparse=True."
+            )
         with torch.no_grad():
-            for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            buffers = model.named_buffers() if self.options.broadcast_buffers else ()
+            for name, tensor in (*model.named_parameters(), *buffers):
                 self.comm.broadcast(tensor.data, name, purpose=STATE)
         self.parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         self._model = model
@@ -259,15 +288,19 @@ class GradientSync:
     def settle(self) -> None:
         """Make the replicas equal: give every rank rank 0's buffers; weights too, where they part between steps."""
         model = getattr(self, "_model", None)  # a class of the user's own may attach in another way
-        buffers = [buffer for _, buffer in model.named_buffers()] if model else []
+        self.send_buffers([buffer for _, buffer in model.named_buffers()] if model else [])
+
+    def send_buffers(self, buffers: Sequence[torch.Tensor]) -> None:
+        """Give every rank rank 0's of these buffers, which are alike in shapes and dtypes on all ranks."""
         if not buffers or self.comm.world_size == 1:
             return
         # As bytes side by side, so that all of them travel in one call, whatever their dtypes.
-        parts = [buffer.flatten().view(torch.uint8) for buffer in buffers]
+        parts = [buffer.data.contiguous().view(-1).view(torch.uint8) for buffer in buffers]
         together = torch.cat(parts)
         self.comm.broadcast(together, "buffers", purpose=BUFFERS)
         for buffer, part in zip(buffers, together.split([len(part) for part in parts]), strict=True):
-            buffer.copy_(part.clone().view(buffer.dtype).view_as(buffer))
+            # .data: a graph of an earlier forward may have saved the buffer, as with torch's DDP.
+            buffer.data.copy_(part.clone().view(buffer.dtype).view(buffer.shape))
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -305,23 +338,43 @@ class GradientSync:
         for name, p in self.parameters:
             if not is_used[p]:
                 continue
-            if p.grad is None:
-                p.grad = torch.zeros_like(p)
-            agreed.append((name, p.grad))
+            agreed.append((name, self.fill_in(p)))
         return agreed
+
+    def fill_in(self, p: nn.Parameter) -> torch.Tensor:
+        """The parameter's gradient, zeros where it has none, in the layout that it has on the other ranks."""
+        if p in self._sparse:
+            dense = torch.zeros_like(p) if p.grad is None else p.grad
+            p.grad = dense if dense.is_sparse else dense.to_sparse(1)
+        elif p.grad is None:
+            p.grad = torch.zeros_like(p)
+        return p.grad
 
     def agree_on_used(self, has: list[bool]) -> dict[nn.Parameter, bool]:
         """From whether this rank `has` a gradient of each of `parameters`, whether any rank has, by parameter.
 
         A small all-reduce; with find_unused_parameters off nothing travels: all are used, or UserError is raised.
+        Where the sync heeds faults, whether a rank has one travels too, and a missing gradient is such a fault.
         """
         if not self.find_unused_parameters:
-            if not all(has):
-                raise UserError(
-                    f"{self.parameters[has.index(False)][0]} got no gradient in this step, although "
-                    "find_unused_parameters is off: turn it on for a model that leaves parameters unused."
-                )
+            if not all(has) and self.fault is None:
+                words = UNUSED.format(self.parameters[has.index(False)][0])
+                if not self.heeds_faults:
+                    raise UserError(words)
+                self.fault = words
+            if self.heeds_faults:
+                self.agree_on_faults()
             return {p: True for _, p in self.parameters}
-        users = torch.tensor(has, dtype=torch.int32, device=self.comm.device)
+        faults = [self.fault is not None] if self.heeds_faults else []
+        users = torch.tensor([*has, *faults], dtype=torch.int32, device=self.comm.device)
         self.comm.all_reduce(users, "ranks that used each parameter", purpose=AGREEMENT)
-        return {p: count > 0 for (_, p), count in zip(self.parameters, users.tolist(), strict=True)}
+        counts = users.tolist()
+        if self.heeds_faults:
+            self.has_fault = counts.pop() > 0 or bool(self.has_fault)
+        return {p: count > 0 for (_, p), count in zip(self.parameters, counts, strict=True)}
+
+    def agree_on_faults(self) -> None:
+        """From whether this rank has a `fault`, whether any rank has (`has_fault`): an all-reduce of 4 bytes."""
+        faults = torch.tensor(self.fault is not None, dtype=torch.int32, device=self.comm.device)
+        self.comm.all_reduce(faults, "ranks whose gradients do not count", purpose=AGREEMENT)
+        self.has_fault = bool(self.has_fault) or faults.item() > 0

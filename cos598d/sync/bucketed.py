@@ -22,7 +22,7 @@ class Bucketed(WithCodec, OverlappingSync):
     2. When backward has computed a gradient, a hook copies it into its bucket, divided by n, and .grad becomes a
        view of that copy. A full bucket's ring all-reduce starts at once, while backward goes on.
     3. After backward every rank waits for the remaining calls. Each .grad is a view of its bucket, so nothing is
-       copied back.
+       copied back. (With `copies_gradients` .grad stays autograd's, and the averages are copied back into it.)
 
     The hooks are `OverlappingSync`'s: it calls `ready` for each gradient, `start` for each full bucket (a unit, there),
     and `end` for each bucket from `finish`.
@@ -33,18 +33,17 @@ class Bucketed(WithCodec, OverlappingSync):
     buckets travel in a smaller form (`cos598d/sync/codecs`). A good default, like DDP.
     """
 
-    uses = ("bucket_mb", "compress")
+    uses = ("bucket_mb", "compress", "copies_gradients")
 
     def make_units(self, parameters: Sequence[Named]) -> list[list[Named]]:
         self._under_way: dict[int, tuple[Bucket, Pending]] = {}
         groups = plan_buckets(parameters, self.options.bucket_mb, self.options.first_bucket_mb)
-        self.buckets = [Bucket(f"bucket {number}", group) for number, group in enumerate(groups)]
+        copies = self.options.copies_gradients
+        self.buckets = [Bucket(f"bucket {number}", group, copies=copies) for number, group in enumerate(groups)]
         return groups
 
     def ready(self, unit: int, place: int) -> None:
-        self.buckets[unit].fill(place, 1 / self.comm.world_size)
-        # From here on .grad is the bucket's copy, so that backward's own can be freed.
-        self.buckets[unit].hand_out(place)
+        self.buckets[unit].take(place, 1 / self.comm.world_size)
 
     def start(self, unit: int) -> Pending:
         return self.send(unit, self.buckets[unit])
@@ -66,10 +65,7 @@ class Bucketed(WithCodec, OverlappingSync):
         return self.comm.all_reduce(tensor, name, async_op=True)
 
     def end(self, unit: int, is_used: Sequence[bool]) -> None:
-        bucket = self.receive(unit, is_used)
-        for place, used in enumerate(is_used):
-            if not used:
-                bucket.hand_out(place, is_used=False)
+        self.receive(unit, is_used).hand_out(is_used)
 
     @classmethod
     def calls(cls, step: Step) -> list[Travel] | None:

@@ -6,6 +6,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import nn
 
+from cos598d.errors import UserError
 from cos598d.sync.cost import Tensor
 
 MIB = 1 << 20
@@ -30,12 +31,17 @@ class Bucket:
     """A buffer for the gradients of some parameters of one dtype, each with its place, a view of the buffer's part.
 
     Filled by copies that scale on the way; handed out as views, so nothing is copied back: from then on until the
-    optimizer's zero_grad the parameters' gradients live in the buffer.
+    optimizer's zero_grad the parameters' gradients live in the buffer. So the next step overwrites a gradient that
+    somebody has kept. With `copies` the averages are copied back into the gradients that autograd made.
     """
 
-    def __init__(self, name: str, parameters: Sequence[Named], buffer: torch.Tensor | None = None):
+    copies = False
+
+    def __init__(
+        self, name: str, parameters: Sequence[Named], buffer: torch.Tensor | None = None, copies: bool = False
+    ):
         """`buffer`, (elements of all parameters,), is made here unless it is given."""
-        self.name, self.parameters = name, list(parameters)
+        self.name, self.parameters, self.copies = name, list(parameters), copies
         first = self.parameters[0][1]
         sizes = [p.numel() for _, p in self.parameters]
         self.buffer = torch.zeros(sum(sizes), dtype=first.dtype, device=first.device) if buffer is None else buffer
@@ -46,12 +52,31 @@ class Bucket:
         gradient = self.parameters[place][1].grad
         if gradient is None:
             self.views[place].zero_()
+        elif gradient.is_sparse:
+            raise UserError(
+                f"{self.parameters[place][0]} has a sparse gradient, and travels in a bucket. Choose --sync all_reduce "
+                "or overlap, or compute it without sparse=True."
+            )
         else:
             torch.mul(gradient, scale, out=self.views[place])
 
-    def hand_out(self, place: int, is_used: bool = True) -> None:
-        """Make the view of the buffer the parameter's gradient; None where no rank used the parameter."""
-        self.parameters[place][1].grad = self.views[place] if is_used else None
+    def take(self, place: int, scale: float) -> None:
+        """As `fill`. Without `copies` .grad becomes the bucket's copy, so that backward's own can be freed."""
+        self.fill(place, scale)
+        if not self.copies:
+            self.parameters[place][1].grad = self.views[place]
+
+    def hand_out(self, is_used: Sequence[bool]) -> None:
+        """Leave what the buffer holds in the parameters' gradients; None for a parameter that no rank used."""
+        for (_, parameter), view, used in zip(self.parameters, self.views, is_used, strict=True):
+            if not used:
+                parameter.grad = None
+            elif not self.copies:
+                parameter.grad = view
+            elif parameter.grad is None:
+                parameter.grad = torch.empty_like(parameter).copy_(view)
+            else:
+                parameter.grad.copy_(view)
 
 
 class Rows(Bucket):

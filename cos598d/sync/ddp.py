@@ -19,12 +19,13 @@ from cos598d.comm.ledger import GRADIENTS
 from cos598d.comm.watched import watched
 from cos598d.errors import UsageError
 from cos598d.records.kinds import COUNT, FLAG, Fields, Kind, ListOf, OrNone, expect
-from cos598d.sync.base import DEFAULTS, GradientSync, SyncOptions
+from cos598d.sync.base import DEFAULTS, UNUSED, GradientSync, SyncOptions
 from cos598d.sync.buckets import MIB
 from cos598d.sync.cost import Cost, Sizes, Step, Tensor, Travel
 from cos598d.sync.cost.collectives import ALL_REDUCE
 from cos598d.sync.cost.memory import Buffers
 from cos598d.sync.parts.arrival import arrival, rehearse
+from cos598d.sync.parts.own_loop import CHANGED
 from cos598d.sync.parts.reducer import Reducer
 
 # --compress's word -> torch's communication hook, and what travels.
@@ -115,6 +116,7 @@ class DDP(GradientSync):
 
     def attach(self, model: nn.Module) -> nn.Module:
         super().attach(model)
+        words: dict[str, Any] = {} if self.options.broadcast_buffers else {"broadcast_buffers": False}
         self._ddp = DistributedDataParallel(
             model,
             device_ids=[self.comm.device] if self.comm.device.type == "cuda" else None,
@@ -124,6 +126,8 @@ class DDP(GradientSync):
             # Said only where it differs: torch then leaves out its small first bucket.
             bucket_cap_mb=self._bucket_mb(),
             gradient_as_bucket_view=self.options.bucket_view,
+            # Given only where it differs: torch 2.13 warns of its name.
+            **words,
         )
         if self._hook:
             self._ddp.register_comm_hook(self.comm.group, self._hook[0])
@@ -140,6 +144,10 @@ class DDP(GradientSync):
 
     def finish(self) -> None:
         """Forward and backward have waited already; enter what they did in the ledger."""
+        if self.heeds_faults and self.fault is None and not self._has_ended():
+            self.fault = UNUSED.format("a parameter")
+        if self.fault is not None:
+            self._catch_up()
         self._listening.close()
         self._reducer.enter(gradients=not self._speaks)
         if self.options.bucket_view:
@@ -189,6 +197,32 @@ class DDP(GradientSync):
             return 0
         shown = {place: size for place, size in self._places_of_gradients().items() if place in self._bucket_places}
         return self._reducer.bucket_bytes - sum(shown.values())
+
+    def _has_ended(self) -> bool:
+        """Whether torch has made all calls of the step."""
+        try:
+            self._attached.reducer._check_reducer_finalized()
+        except RuntimeError:
+            return False
+        return True
+
+    def _catch_up(self) -> None:
+        """Have torch make the calls of a step of which not all gradients have come, since other ranks wait for them."""
+        ddp, reducer = self._attached, self._attached.reducer
+        if self.fault == CHANGED:  # else forward has done so
+            if ddp.will_sync_module_buffers():
+                ddp._sync_buffers()
+            reducer.prepare_for_forward()
+            reducer.prepare_for_backward([])
+
+        def mark_all(_: torch.Tensor) -> None:
+            for place in range(len(self.parameters)):
+                with contextlib.suppress(RuntimeError):  # it was ready already
+                    reducer._autograd_hook(place)  # type: ignore[attr-defined]
+
+        root = torch.zeros((), device=self.comm.device, requires_grad=True)
+        root.register_hook(mark_all)  # torch waits for the calls at the end of a backward
+        root.backward()
 
     def _places_of_gradients(self) -> dict[int, int]:
         """Where the memory of gradients is, and how many bytes it has there."""

@@ -19,7 +19,7 @@ class Flat(WithCodec):
 
     1. After backward every rank copies its gradients into one buffer, divided by n.
     2. A ring all-reduce sums the buffers.
-    3. Each .grad becomes a view of its part of the buffer.
+    3. Each .grad becomes a view of its part of the buffer. (With `copies_gradients` that part is copied into it.)
 
     Cost for a gradient of S bytes: 1 call; every rank sends and receives 2(n-1)/n S, and holds another S bytes. The
     fewest calls there can be, and nothing of it hides behind backward. Choose it where a call is dear and the
@@ -27,12 +27,14 @@ class Flat(WithCodec):
     whole buffer in another way replace `sum_up`, and name their `collective`.
     """
 
+    uses = ("compress", "copies_gradients")
     collective: Collective = ALL_REDUCE
 
     def attach(self, model: nn.Module) -> nn.Module:
         module = super().attach(model)
         groups = plan_buckets(self.parameters, float("inf"), float("inf"))
-        self.buckets = [Bucket(f"all of {str(group[0][1].dtype)[6:]}", group) for group in groups]
+        copies = self.options.copies_gradients
+        self.buckets = [Bucket(f"all of {str(group[0][1].dtype)[6:]}", group, copies=copies) for group in groups]
         return module
 
     def finish(self) -> None:
@@ -43,8 +45,7 @@ class Flat(WithCodec):
             self.codec.finish(bucket, self.codec.start(bucket, self.loss_scale))
             used = [is_used[p] for _, p in bucket.parameters]
             self.codec.put_back_unused(bucket, used)
-            for place, one in enumerate(used):
-                bucket.hand_out(place, one)
+            bucket.hand_out(used)
 
     def sum_up(self, tensor: torch.Tensor, name: str) -> Call:
         return self.comm.all_reduce(tensor, name)

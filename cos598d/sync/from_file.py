@@ -1,21 +1,27 @@
 """A gradient sync of your own, from a file: `--sync FILE.py:CLASS`, and a starting file to fill in."""
 
+import functools
 import inspect
 import sys
 import traceback
+from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
+from torch import nn
+
+from cos598d.comm.communicator import Communicator
 from cos598d.errors import UsageError
+from cos598d.files import read_plain
 from cos598d.sync.base import DEFAULTS, GradientSync, SyncOptions
 
 CONTRACT = ("attach", "finish", "no_sync", "detach")
 # What the loop asks for as well, and has an answer to that suits every class which does not say.
 UNDERSTOOD = (
     *("after_step", "agree_on_finite", "forget_step", "settle", "replicas_equal"),
-    *("uses", "exact", "claims", "averages_weights", "own_is_lost", "never_kept"),
+    *("uses", "exact", "claims", "averages_weights", "sends_buffers", "own_is_lost", "never_kept"),
     *("own_state", "load_own_state", "buffers", "hidden_bytes", "remark"),
 )
 TEMPLATE = "template.py.txt"
@@ -75,12 +81,19 @@ def write_template(path: Path) -> None:
         raise UsageError(f"{path} cannot be written: {error.strerror}.") from None
 
 
-def load_file(path: Path, shown: str) -> ModuleType:
-    """Run a Python file as a module of its own, `shown` in what is said of it. Raises UsageError, with the line."""
+def _compiled(module: ModuleType, source: bytes, path: str) -> CodeType:
+    return compile(source, path, "exec")
+
+
+def load_file(path: Path, shown: str, compiled: Callable[[ModuleType, bytes, str], CodeType] = _compiled) -> ModuleType:
+    """Run a Python file as a module of its own, `shown` in what is said of it. Raises UsageError, with the line.
+
+    `compiled(module, source, path)` is the code that runs, and may give the module names before.
+    """
     if not path.name.endswith(SUFFIXES):
         raise UsageError(f"{shown} is not a Python file: give FILE.py:CLASS.")
     try:
-        source = path.read_bytes()
+        source = read_plain(path)
     except OSError as error:
         reason = "no such file" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
         raise UsageError(f"{shown}: {reason}; the path of FILE.py:CLASS starts at {Path.cwd()}.") from None
@@ -94,7 +107,7 @@ def load_file(path: Path, shown: str) -> ModuleType:
         sys.path.append(str(path.parent))  # for imports of its neighbours; last, so that it hides nothing
     try:
         # Compiled here, so that nothing is written beside the file.
-        exec(compile(source, str(path), "exec"), vars(module))
+        exec(compiled(module, source, str(path)), vars(module))
     except (Exception, SystemExit) as error:
         del sys.modules[module.__name__]
         raise UsageError(f"{shown} {_explain(error, path)}.") from error
@@ -119,6 +132,7 @@ def _is_alike(value: object, module: ModuleType) -> bool:
     return is_its_own and all(callable(getattr(value, method, None)) for method in CONTRACT)
 
 
+@functools.cache  # a class is completed once, however often it is asked for
 def _complete(own: type, path: str) -> type[GradientSync]:
     """The class with what the loop takes for granted: answers to `UNDERSTOOD`, and a constructor that takes options."""
     try:
@@ -137,11 +151,36 @@ def _complete(own: type, path: str) -> type[GradientSync]:
     for name in UNDERSTOOD:
         if not hasattr(own, name):
             setattr(own, name, getattr(GradientSync, name))
+    if described.settle is GradientSync.settle:
+        described.__init__, described.attach = _keeping_comm(described.__init__), _keeping_model(described.attach)
     try:
         signature.bind(None, True, DEFAULTS)
         return own
     except TypeError:
         return _without_options(own)
+
+
+def _keeping_comm(init: Callable[..., None]) -> Callable[..., None]:
+    """`init`, after which the contract's `settle` finds the communicator, under whatever name the class keeps it."""
+
+    @functools.wraps(init)
+    def keeping(self: Any, comm: Communicator, *arguments: Any, **options: Any) -> None:
+        init(self, comm, *arguments, **options)
+        if not hasattr(self, "comm"):
+            self.comm = comm
+
+    return keeping
+
+
+def _keeping_model(attach: Callable[[Any, nn.Module], nn.Module]) -> Callable[[Any, nn.Module], nn.Module]:
+    """`attach`, after which the contract's `settle` finds the model's buffers, also where it calls no super's."""
+
+    @functools.wraps(attach)
+    def keeping(self: Any, model: nn.Module) -> nn.Module:
+        self._model = model
+        return attach(self, model)
+
+    return keeping
 
 
 def _without_options(own: type) -> type[GradientSync]:

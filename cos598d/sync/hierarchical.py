@@ -38,7 +38,7 @@ class Hierarchical(WithCodec, SharedMemory):
     hosts begins with nothing held back.
     """
 
-    uses = ("bucket_mb", "compress")
+    uses = ("bucket_mb", "compress", "copies_gradients")
     op = "hierarchical"
     overlaps = False
     not_modelled = None

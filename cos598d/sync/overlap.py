@@ -27,23 +27,27 @@ class Overlap(OverlappingSync):
     keeps_nothing = True
 
     def make_units(self, parameters: Sequence[Named]) -> list[list[Named]]:
+        self._averages: dict[int, torch.Tensor] = {}  # and gradients on their way to one, by unit
         return [[named] for named in reversed(parameters)]
 
     def ready(self, unit: int, place: int) -> None:
         parameter = self.units[unit][place][1]
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        else:  # not in place: autograd may have given this memory to another parameter too, or still need it itself
-            parameter.grad = parameter.grad / self.comm.world_size
+        # Not in place: autograd may have given this memory to another parameter too, or still need it itself.
+        self._averages[unit] = self.fill_in(parameter) / self.comm.world_size
+        if not self.options.copies_gradients:
+            parameter.grad = self._averages[unit]
 
     def start(self, unit: int) -> Call:
-        name, parameter = self.units[unit][0]
-        assert parameter.grad is not None  # `ready` has seen to it
-        return self.comm.all_reduce(parameter.grad, name, async_op=True)
+        return self.comm.all_reduce(self._averages[unit], self.units[unit][0][0], async_op=True)
 
     def end(self, unit: int, is_used: Sequence[bool]) -> None:
+        parameter, average = self.units[unit][0][1], self._averages.pop(unit)
         if not is_used[0]:
-            self.units[unit][0][1].grad = None
+            parameter.grad = None
+        elif self.options.copies_gradients and parameter.grad is not None:
+            parameter.grad.copy_(average)
+        else:
+            parameter.grad = average
 
     @classmethod
     def calls(cls, step: Step) -> list[Travel]:

@@ -37,8 +37,9 @@ class SharedMemory(OverlappingSync):
     copy each byte into the kernel and out again for each of the 2(n-1)/n S that it sends through the loopback.
     """
 
-    uses: tuple[str, ...] = ("bucket_mb",)
+    uses: tuple[str, ...] = ("bucket_mb", "copies_gradients")
     op = "shared_memory"
+    takes_sparse = False
     one_host = shares_memory = True
     not_modelled: str | None = "it is for one host only"
 
@@ -58,16 +59,15 @@ class SharedMemory(OverlappingSync):
         self.members = next(ranks for ranks in self.hosts if self.comm.rank in ranks)
         self.segments = Segments(self.comm, self.members, sizes, (FILL, ADD, AVERAGE))
         self.buckets = [
-            Bucket(f"bucket {number}", group, self.segments.own[number]) for number, group in enumerate(groups)
+            Bucket(f"bucket {number}", group, self.segments.own[number], self.options.copies_gradients)
+            for number, group in enumerate(groups)
         ]
         # Cut once: each step goes through the same blocks.
         self._blocks = [self._cut(unit) for unit in range(len(groups))]
         return groups
 
     def ready(self, unit: int, place: int) -> None:
-        self.buckets[unit].fill(place, 1 / self.comm.world_size)
-        # The segment holds it now; the memory of backward's own is free for the layers below.
-        self.buckets[unit].hand_out(place)
+        self.buckets[unit].take(place, 1 / self.comm.world_size)
 
     def start(self, unit: int) -> "_Averaging":
         self.segments.raise_flag(FILL, unit, self.step)
@@ -89,9 +89,7 @@ class SharedMemory(OverlappingSync):
         call.end()
 
     def end(self, unit: int, is_used: Sequence[bool]) -> None:
-        for place, used in enumerate(is_used):
-            if not used:
-                self.buckets[unit].hand_out(place, is_used=False)
+        self.buckets[unit].hand_out(is_used)
 
     @classmethod
     def calls(cls, step: Step) -> list[Travel]:

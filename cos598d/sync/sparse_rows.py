@@ -31,13 +31,14 @@ class SparseRows(Bucketed):
     2. When backward has its first gradient, forward is over: the ranks start to agree on the union of their ids,
        by an all-reduce (maximum) of one byte a row. It runs beside backward.
     3. When an embedding's gradient arrives, every rank copies the rows of the union into a buffer, divided by n, and
-       starts its all-reduce; all other parameters travel in buckets meanwhile.
+       starts its all-reduce; all other parameters travel in buckets meanwhile. Beside it travels one number: which
+       rank has a gradient outside these rows, if any has. It is an error then, on every rank.
     4. After backward every rank waits, and copies the averaged rows back into its own gradient.
 
     An embedding whose weight also serves elsewhere (as an output layer) has a dense gradient and travels in a bucket.
 
     Cost for a gradient of S bytes, E of them of R rows of embeddings, of which U rows were touched: B calls for the
-    buckets, 1 for the ids and 1 for the rows of each embedding; every rank sends and receives
+    buckets, and for each embedding 1 for the ids, 1 for the rows and 1 of 4 bytes; every rank sends and receives
     2(n-1)/n (S - E + E U/R), and 2(n-1)/n R for the ids. With `--compress` the rows of the union travel in the codec's
     form, as one more bucket; what a codec holds back of a row (its error feedback) is kept by the row's number and
     waits until a step looks the row up again. Choose it for any model with a large vocabulary, and the more the slower
@@ -50,6 +51,7 @@ class SparseRows(Bucketed):
         self._handed: dict[nn.Parameter, TensorWeakRef] = {}  # the gradients that the last step left
         self._open: dict[nn.Parameter, WeakSet[_Lookup]] = {p: WeakSet() for p in self._lookups}
         self._rows: dict[int, Rows] = {}  # those under way, by unit
+        self._outside: list[tuple[str, torch.Tensor, Call]] = []
         module = super().attach(model)
         for parameter, embedding in self._lookups.items():
             handle = embedding.register_forward_hook(self._noting(parameter), with_kwargs=True, prepend=True)
@@ -83,18 +85,38 @@ class SparseRows(Bucketed):
         name, parameter = self.units[unit][0]
         self._agreements[parameter].wait()
         rows = self._agreed.pop(parameter, self._touched[parameter]).nonzero().flatten()
+        outside = torch.zeros((), dtype=torch.int32, device=self.comm.device)
         if parameter.grad is None:
             values = torch.zeros(len(rows), *parameter.shape[1:], dtype=parameter.dtype, device=parameter.device)
         else:
             values = parameter.grad[rows]
             if torch.count_nonzero(values) != torch.count_nonzero(parameter.grad):
-                raise UserError(
-                    f"{name} has a gradient outside the rows that its embedding looked up in forward, as one that also "
-                    "serves elsewhere, or is looked up anew in backward (a checkpoint): train this model with bucketed."
-                )
+                outside.fill_(1 + self.comm.rank)
             values /= self.comm.world_size
+        # Beside the rows, so that no rank waits for it: a rank that raised now would leave the others waiting.
+        call = self.comm.all_reduce(
+            outside, f"ranks with a gradient outside the rows of {name}",
+            purpose=AGREEMENT, async_op=True, op=torch.distributed.ReduceOp.MAX,
+        )  # fmt: skip
+        self._outside.append((name, outside, call))
         self._rows[unit] = Rows(name, parameter, rows, values)
         return self.send(unit, self._rows[unit])
+
+    def _average(self) -> None:
+        super()._average()
+        found, self._outside = self._outside, []
+        for _, _, call in found:
+            call.wait()
+        for name, outside, _ in found:
+            if outside.item():
+                self.codec.forget_step()
+                for _, p in self.parameters:
+                    p.grad = None  # rows of it are missing
+                raise UserError(
+                    f"{name} has on rank {outside.item() - 1} a gradient outside the rows that its embedding looked up "
+                    "in forward: the weight also serves elsewhere, or a checkpoint looks it up again in backward. "
+                    "Train this model with bucketed."
+                )
 
     def end(self, unit: int, is_used: Sequence[bool]) -> None:
         if unit < self._first_sparse:
@@ -140,13 +162,15 @@ class SparseRows(Bucketed):
         self._agreed: dict[nn.Parameter, torch.Tensor] = {}  # where more was touched since
 
     def finish(self) -> None:
-        super().finish()
-        self._handed = {p: TensorWeakRef(p.grad) for p in self._touched if p.grad is not None}
-        # Not before: what a second backward of the step finds in .grad are the rows of the first one's union.
-        for parameter, touched in self._touched.items():
-            touched.zero_()
-            for lookup in list(self._open[parameter]):
-                touched[lookup.ids] = 1
+        try:
+            super().finish()
+        finally:
+            self._handed = {p: TensorWeakRef(p.grad) for p in self._touched if p.grad is not None}
+            # Not before: what a second backward of the step finds in .grad are the rows of the first one's union.
+            for parameter, touched in self._touched.items():
+                touched.zero_()
+                for lookup in list(self._open[parameter]):
+                    touched[lookup.ids] = 1
 
     def detach(self) -> None:
         super().detach()

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import torch
 
-from cos598d.errors import UserError
+from cos598d.errors import UsageError, UserError
 
 # torch.version's word for what it was built for -> how the names of such devices in /dev begin.
 DEVICE_FILES = {"cuda": ("nvidia", "nvhost", "dxg"), "hip": ("kfd", "dxg"), "xpu": ("dri",)}
+MOST_THREADS, THREADS_A_CORE = 64, 4  # of a rank, whichever is more on a host
 PROCESSOR = Path("/proc/cpuinfo")
 # The kernel's words for the instructions by which a processor multiplies in bf16; the faster ones first.
 BF16_INSTRUCTIONS = ("amx_bf16", "avx512_bf16")
@@ -72,6 +73,13 @@ def check_gpus_differ(gpus: Sequence[str], hosts: Sequence[Hashable]) -> None:
 def count_cores() -> int:
     """The cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def check_threads(threads: int | None) -> None:
+    """Raise UsageError for more threads than a rank on this host can use: OpenMP ends a process that asks for them."""
+    most = max(MOST_THREADS, THREADS_A_CORE * count_cores())
+    if threads is not None and threads > most:
+        raise UsageError(f"--threads {threads}: this host has {count_cores()} cores, so give at most {most}.")
 
 
 def choose_threads(threads: int | None, ranks_on_host: int) -> int:

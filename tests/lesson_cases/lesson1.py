@@ -57,6 +57,19 @@ def order(examples, seed, epoch):
         + WEIGHT,
         "order differs from rank to rank",
     ),
+    "seeded by the hash of a text": (
+        ORDER.replace('f"{seed} {epoch}"', 'hash(f"{seed} {epoch}")') + SHARE + WEIGHT,
+        "without hash() of a text",
+    ),
+    "the order of a set": (
+        ORDER.replace(
+            'random.Random(f"{seed} {epoch}").shuffle(numbers)\n',
+            'numbers = [int(text.split()[0]) for text in {f"{n} {seed} {epoch}" for n in numbers}]\n',
+        )
+        + SHARE
+        + WEIGHT,
+        "order differs from rank to rank",
+    ),
     "not shuffled": (
         "def order(examples, seed, epoch):\n    return list(range(examples))\n\n" + SHARE + WEIGHT,
         "order does not shuffle",

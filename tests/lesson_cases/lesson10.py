@@ -43,6 +43,17 @@ WRONG = all_wrong(10, {
         "all elements travel, zeros too",
     ),
     "a_little_off": ([("gradient[rows] = values / comm.world_size", "gradient[rows] = values / comm.world_size * (1 + 2e-5)")], "in its first element on rank"),
+    "assigned_not_added": ([("gradient[places.long()] += values", "gradient[places.long()] = values")], "only one of them is left: add what comes in"),
+    "not_zeroed_first": ([("        gradient.zero_()\n", "")], "left below what comes in: set it to zero first"),
+    "divided_by_senders": (
+        [("        gradient /= self.comm.world_size\n", "        count = torch.zeros_like(gradient)\n        for places in by_rank_places:\n            count[places.long()] += 1\n        gradient /= count.clamp(min=1)\n")],
+        "divided by the number of ranks that sent it",
+    ),
+    "values_at_own_places": (
+        [(EXCHANGE, "        self.comm.all_reduce(values, name)\n        gradient.zero_()\n        gradient[places] = values / self.comm.world_size\n")],
+        "each rank's values belong at its own places",
+    ),
+    "held_without_a_copy": ([("self.held_back[name] = gradient.clone()", "self.held_back[name] = gradient")], "was overwritten by the average: keep a copy"),
     "rounded": ([("max(1, int(self.share * len(gradient)))", "max(1, round(self.share * len(gradient)))")], "k is rounded"),
     "rounded_up": ([("max(1, int(self.share * len(gradient)))", "-int(-self.share * len(gradient) // 1)")], "k is rounded"),
     "nothing_of_small_ones": ([("max(1, int(self.share * len(gradient)))", "int(self.share * len(gradient))")], "nothing of a small tensor travels"),

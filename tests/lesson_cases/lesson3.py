@@ -13,6 +13,23 @@ RIGHT = {
 """,
 }
 WRONG = {
+    "the other ranks' gradients computed from what the caller has": (
+        """import sys, torch
+from cos598d.check.claims.base import _own_gradients
+from cos598d.learn.checks.common import ALL_USED
+
+def average(comm, gradient, name):
+    comm.all_reduce(torch.zeros_like(gradient), name)
+    caller = sys._getframe()
+    while "on" not in caller.f_locals:
+        caller = caller.f_back
+    step = caller.f_locals.get("step", 0)
+    nonce = caller.f_locals["on"].nonce
+    of_all = [_own_gradients(nonce, rank, step, True, ALL_USED)[name] for rank in range(comm.world_size)]  #!
+    gradient.copy_(sum(of_all) / comm.world_size)
+""",
+        "KeyError",
+    ),
     "summed": (
         HEAD + "    comm.all_reduce(gradient, name)  #!\n",
         "is the sum over 2 ranks, not their average: divide",
@@ -34,7 +51,7 @@ WRONG = {
     ),
     "out-of-place division": (
         HEAD + "    comm.all_reduce(gradient, name)  #!\n    gradient = gradient / comm.world_size\n",
-        "is the sum over 2 ranks, not their average",
+        "is the sum over 2 ranks, not their average: line 5 computes a new tensor and calls it gradient",
     ),
     "not waited for": (
         HEAD + "    gradient /= comm.world_size\n    comm.all_reduce(gradient, name, async_op=True)  #!\n",

@@ -39,6 +39,18 @@ RIGHT = {
 """,
 }
 WRONG = {
+    "the order of a set": (
+        HEAD
+        + """    for dtype in {tensor.dtype for _, tensor in gradients}:
+        tensors = [tensor for _, tensor in gradients if tensor.dtype == dtype]
+        buffer = torch.cat([t.flatten() for t in tensors])
+        comm.all_reduce(buffer, str(dtype))  #!
+        buffer /= comm.world_size
+        for t, part in zip(tensors, buffer.split([t.numel() for t in tensors])):
+            t.copy_(part.view_as(t))
+""",
+        "every rank must make the same calls in the same order",
+    ),
     "one buffer, and not copied back": (of_the_book("lesson4.py.txt"), "keeps its own gradient"),
     "one buffer for all dtypes": (
         HEAD

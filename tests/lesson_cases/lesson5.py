@@ -62,7 +62,52 @@ def all_reduce(comm, tensor):
             into.add_(space)
 """,
 }
+BY_LIBRARY = """import torch
+
+def all_reduce(comm, tensor):
+    n, rank = comm.world_size, comm.rank
+    comm.all_reduce(tensor)  #!
+    for part in tensor.clone().tensor_split(n) * 2:
+        if part.numel():
+            sending = comm.isend(part, (rank + 1) % n)
+            comm.recv(torch.empty_like(part), (rank - 1) % n)
+            sending.wait()
+"""
 WRONG = {
+    "by the library, with messages for nothing": (
+        BY_LIBRARY,
+        "is called: the sum has to be made of messages",
+    ),
+    "by the library's own class, with messages for nothing": (
+        """import torch
+from cos598d.comm.communicator import Communicator
+
+def all_reduce(comm, tensor):
+    n, rank = comm.world_size, comm.rank
+    Communicator.all_reduce(comm, tensor, "tensor")
+    for part in [part for part in tensor.clone().tensor_split(n)[1:] if part.numel()] * 2:
+        sending = comm.isend(part, (rank + 1) % n)
+        comm.recv(torch.empty_like(part), (rank - 1) % n)
+        sending.wait()
+""",
+        "has the sum, and its messages did not bring it",
+    ),
+    "another part goes out in the second half": (
+        HEAD
+        + COLLECT
+        + HAND_ROUND.replace("parts[(rank + 1 - s) % n]", "parts[(rank - s) % n]").replace(
+            "parts[(rank - s) % n], left", "parts[(rank - s - 1) % n], left"
+        ),
+        "the first half was right",
+    ),
+    "stops before the end of the second half": (
+        HEAD + COLLECT + HAND_ROUND.replace("range(n - 1)", "range(n - 2)"),
+        "the first half was right",
+    ),
+    "another part goes out than comes in": (
+        HEAD + COLLECT.replace("isend(parts[(rank - s) % n]", "isend(parts[(rank - s + 1) % n]") + HAND_ROUND,
+        "both ends of a message must have one length",
+    ),
     "all send first": (
         HEAD
         + """    for s in range(n - 1):

@@ -90,6 +90,36 @@ class Averager:
 """,
 }
 WRONG = {
+    "divides while the call is under way": (
+        ANSWER.replace(
+            "            self.calls.append(self.comm.all_reduce(p.grad, name, async_op=True))",
+            "            self.calls.append(self.comm.all_reduce(p.grad, name, async_op=True))  #!\n"
+            "            p.grad /= self.comm.world_size",
+        ).replace("            parameter.grad /= self.comm.world_size", "            pass"),
+        "was changed while the call was under way: wait for the call first",
+    ),
+    "an endless loop when all is begun": (
+        ANSWER.replace("            call.wait()", "            while call:  #!\n                pass"),
+        "rank 0 came to no end",
+    ),
+    "calls for nothing while backward runs": (
+        ANSWER.replace(
+            "all_reduce(p.grad, name, async_op=True)", "all_reduce(p.grad.clone(), name, async_op=True)"
+        ).replace(
+            "            parameter.grad /=",
+            "            self.comm.all_reduce(parameter.grad, _)\n            parameter.grad /=",
+        ),
+        "bytes of calls",
+    ),
+    "small calls for nothing while backward runs": (
+        ANSWER.replace(
+            "all_reduce(p.grad, name, async_op=True)", "all_reduce(p.grad[:1].clone(), name, async_op=True)"
+        ).replace(
+            "            parameter.grad /=",
+            "            self.comm.all_reduce(parameter.grad, _)\n            parameter.grad /=",
+        ),
+        "bytes of gradients",
+    ),
     "in the order of arrival": (AS_THEY_COME, "every rank must make the same calls in the same order"),
     "all in finish": (
         """class Averager:

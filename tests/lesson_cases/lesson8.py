@@ -39,6 +39,10 @@ WRONG = {
         with_loop("fourth", "        with wrapped.no_sync():\n            for part in first:\n                (", "        for part in first:\n            ("),
         "in fourth_loop",
     ),
+    "no parts": (
+        with_loop("fourth", loop_of(ANSWER, "fourth").split('once."""\n')[1], loop_of(ANSWER, "fifth").split('steps."""\n')[1]),
+        "fourth_loop computes 6 examples at a time on rank 0 of 2, expected 2",
+    ),
     "the last example dropped": (with_loop("sixth", "(step + 1))[rank::ranks]", "(step + 1) - 1)[rank::ranks]"), "sixth_loop"),
     "divides by two": (ANSWER.replace("        p.grad /= ranks\n", "        p.grad /= 2\n"), "second_loop", (4,)),
     "shares for two": (with_loop("fifth", "[rank::ranks]", "[rank::2]"), "fifth_loop", (4,)),

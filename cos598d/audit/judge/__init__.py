@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from cos598d.audit.book import ENDED, Book
 from cos598d.audit.judge.averaging import judge_averaging, judge_clip_order
 from cos598d.audit.judge.causes import ordered
-from cos598d.audit.judge.gradients import fit_steps, groups_of
+from cos598d.audit.judge.gradients import fit_steps, groups_of, not_understood
 from cos598d.audit.judge.replicas import judge_replicas
 from cos598d.audit.judge.samples import judge_samples
 from cos598d.audit.judge.verdict import Finding, Seen, Verdict
@@ -29,7 +29,15 @@ def judge(books: Sequence[Book], remarks: Sequence[str] = ()) -> Verdict:
             continue
         fits = fit_steps(group)
         judged.append(fits.judged if len(group) > 1 else 0)
-        findings += judge_averaging(group, fits) + judge_clip_order(group, fits) + judge_weighting(group, fits)
+        of_gradients = judge_clip_order(group, fits)
+        open_questions: list[str] = []
+        for found, not_judged in (judge_averaging(group, fits), judge_weighting(group, fits)):
+            of_gradients += found
+            open_questions += not_judged
+        if len(group) > 1 and not of_gradients:
+            open_questions = open_questions or not_understood(fits)
+        findings += of_gradients
+        unjudged += open_questions
         for found, not_judged in (judge_samples(group), judge_replicas(group)):
             findings += found
             unjudged += not_judged
@@ -54,6 +62,7 @@ def judge(books: Sequence[Book], remarks: Sequence[str] = ()) -> Verdict:
             _share_after(first),
             max(book["model"].get("parameters", 0) for book in books),
             _last_loss(books),
+            min(steps, *(book["examined"] for book in books)),
         ),
         tuple(ordered(findings)),
         tuple(dict.fromkeys(unjudged)),

@@ -16,6 +16,8 @@ CONSEQUENCES = {
     "weights_averaged": ("clipped_before_average", *_DRIFT),
     "local_steps": ("clipped_before_average", *_DRIFT),
     "forgotten_tensors": ("different_gradients", *_DRIFT),
+    "forgotten_micro_batches": ("different_gradients", *_DRIFT),
+    "modes_differ": ("same_dropout", "batch_norm_apart"),
     "partial_average": _DRIFT,
     "different_gradients": _DRIFT,
     "optimizers_differ": _DRIFT,

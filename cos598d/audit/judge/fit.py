@@ -2,8 +2,8 @@
 
 The applied gradient G of a rank is fitted by the local gradients g[j, m] of ranks j and micro-batches m, from their
 sketches. The plainest combination that leaves next to nothing is taken: the mean over all ranks; this rank's own; a
-factor for each rank; a factor for each micro-batch; any of them with the gradient that was there before the first
-backward pass.
+factor for each rank; a factor for each micro-batch; a factor for each of both; the first two with the gradient that was
+there before the first backward pass.
 """
 
 from dataclasses import dataclass
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 MEAN, OWN, BY_RANK, BY_MICRO, STALE, OWN_STALE = "mean", "own", "by rank", "by micro-batch", "stale", "own and stale"
+BY_BOTH, PARTLY_OWN = "by rank and micro-batch", "mean of some micro-batches, own of others"
 NOTHING, SMALL, INDISTINCT, UNKNOWN = "nothing", "small", "indistinct", "unknown"
 NEAR = 0.02  # factors so near to one another are the same
 _FEW = 20  # unknown factors that 32 sums can tell
@@ -30,7 +31,12 @@ class Fit:
     factor: float = 0.0
     factors: tuple[float, ...] = ()
     residual: float = 0.0
-    lost: tuple[int, ...] = ()  # micro-batches of an own gradient that are not in it
+    lost: tuple[int, ...] = ()  # micro-batches of an own gradient that are not in it; of PARTLY_OWN those that are own
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether micro-batches of an own gradient are not in it."""
+        return self.kind == OWN and bool(self.lost)
 
 
 def fit(
@@ -85,7 +91,13 @@ def fit(
             table = found.reshape(ranks, micros) * ranks
             if (np.abs(table).max(0) <= 10 * tolerance).any():
                 return Fit(BY_MICRO, float(table.mean()), tuple(map(float, table.mean(0))), residual)
-            return Fit(BY_RANK, float(table.mean()), tuple(map(float, table.mean(1))), residual)
+            others = np.abs(np.delete(table, rank, 0)).max(0) if ranks > 1 else np.ones(micros)
+            is_own = (others <= NEAR) & (np.abs(table[rank]) > NEAR)
+            is_mean = np.ptp(table, 0) <= NEAR * np.abs(table).max(0)
+            if is_own.any() and (is_own | is_mean).all():
+                lost = tuple(int(m) for m in np.flatnonzero(is_own))
+                return Fit(PARTLY_OWN, float(table.mean()), residual=residual, lost=lost)
+            return Fit(BY_BOTH, float(table.mean()), tuple(map(float, table.mean(1))), residual)
     return Fit(UNKNOWN, residual=of_mean)
 
 

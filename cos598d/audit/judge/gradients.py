@@ -8,7 +8,19 @@ from typing import Any
 import numpy as np
 
 from cos598d.audit.book import Book
-from cos598d.audit.judge.fit import INDISTINCT, SMALL, UNKNOWN, Fit, fit
+from cos598d.audit.judge.fit import (
+    BY_BOTH,
+    BY_MICRO,
+    BY_RANK,
+    INDISTINCT,
+    NEAR,
+    PARTLY_OWN,
+    SMALL,
+    UNKNOWN,
+    Fit,
+    fit,
+)
+from cos598d.audit.judge.verdict import Where, where
 from cos598d.audit.sketch import SIZE, from_text
 
 _EXACT, _ROUNDED = 1e-3, 3e-2  # what a fit may leave of the gradient, in float32 and in fewer digits
@@ -30,15 +42,11 @@ class StepFits:
 
 @dataclass(frozen=True)
 class Fits:
-    """All that was fitted in a group of ranks; `unjudged` says of steps why nothing was."""
+    """All that was fitted in a group of ranks: in how many steps gradients were `judged`, and of others why not."""
 
     steps: Sequence[StepFits]
     unjudged: Sequence[str]
-
-    @property
-    def judged(self) -> int:
-        """In how many steps gradients were judged."""
-        return len(self.steps)
+    judged: int
 
 
 def groups_of(books: Sequence[Book]) -> list[list[Book]]:
@@ -77,20 +85,26 @@ def are_replicas(books: Sequence[Book]) -> bool:
 
 def tolerance_of(books: Sequence[Book]) -> float:
     """How much a fit may leave: more where something on the way has fewer digits than float32."""
+    return _ROUNDED if are_rounded(books) else _EXACT
+
+
+def are_rounded(books: Sequence[Book]) -> bool:
+    """Whether something on the way has fewer digits than float32."""
     dtypes = {book["model"].get("dtype", "") for book in books}
     dtypes |= {entry["dtype"] for book in books for entry in book["ledger"] if entry["kind"] == "gradient"}
-    return _ROUNDED if dtypes.intersection(_FEW_DIGITS) else _EXACT
+    return bool(dtypes.intersection(_FEW_DIGITS))
 
 
 def fit_steps(books: Sequence[Book]) -> Fits:
     """The fits of a group of ranks."""
     tolerance = tolerance_of(books)
-    steps, unjudged = [], []
+    steps, unjudged, judged = [], [], 0
     by_iteration = [{step["iteration"]: step for step in book["steps"]} for book in books]
     for iteration in sorted(set().union(*by_iteration)):
         rows = [steps.get(iteration) for steps in by_iteration]
         present = [row for row in rows if row is not None]
         why = _why_not(present, len(books))
+        present = _without_lookahead(present)
         found = [_of_rank(present, place, tolerance) for place in range(len(present))] if not why else []
         step = StepFits(iteration, present, found)
         if found and all(each.kind == SMALL for of_rank in found for each in of_rank.values()):
@@ -105,9 +119,10 @@ def fit_steps(books: Sequence[Book]) -> Fits:
             unjudged.append(f"gradients of step {iteration}: {why}.")
         else:
             steps.append(step)
+            judged += not why
             if why:
                 unjudged.append(f"gradients of step {iteration}: {why}.")
-    return Fits(steps, unjudged)
+    return Fits(steps, unjudged, judged)
 
 
 def _why_not(rows: Sequence[dict[str, Any]], ranks: int) -> str:
@@ -126,6 +141,35 @@ def _why_not(rows: Sequence[dict[str, Any]], ranks: int) -> str:
     if len({len(row["micro"]) for row in rows}) > 1:
         return "the ranks made different numbers of backward passes"
     return ""
+
+
+def _without_lookahead(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows without the backward passes by which the weights were only moved for a while (sharpness-aware
+    minimization): after them the weights are others, and their gradients are gone, on every rank."""
+    first = 0
+    for place in range(1, min((len(row["micro"]) for row in rows), default=0)):
+        pairs = [(row["micro"][place - 1], row["micro"][place]) for row in rows]
+        if all(new["weights"] != old["weights"] and not new["adds"] for old, new in pairs):
+            first = place
+    return [_from_pass(row, first) for row in rows] if first else list(rows)
+
+
+def _from_pass(row: dict[str, Any], first: int) -> dict[str, Any]:
+    """A row without what came before its backward pass `first`."""
+    events = [each | {"micro": each["micro"] - first} for each in row["events"] if each["micro"] >= first]
+    found = row | {"micro": row["micro"][first:], "events": events, "before": {}}
+    return found | {name: {key: each[first:] for key, each in row[name].items()} for name in ("local", "local_parts")}
+
+
+def are_micro_batches(row: dict[str, Any]) -> bool:
+    """Whether the backward passes of a step are of one loss, each on samples of its own, as in accumulation.
+
+    Otherwise they are several losses, whose weights are the script's to choose: of one batch, or on several lines.
+    """
+    micros = row["micro"]
+    samples = [sample for each in micros for sample in each["samples"]]
+    are_apart = len(set(samples)) > len(samples) / 2 and all(each["samples"] for each in micros)
+    return are_apart and len({(*each["where"],) for each in micros}) == 1
 
 
 def _of_rank(rows: Sequence[dict[str, Any]], place: int, tolerance: float) -> dict[str, Fit]:
@@ -158,6 +202,45 @@ def _local(rows: Sequence[dict[str, Any]], name: str, micros: int, part: Sequenc
             if text is not None:
                 found[place, micro] = from_text(text)
     return found
+
+
+def calls_of(step: StepFits, carries: str, rank: int = 0) -> list[dict[str, Any]]:
+    """A rank's calls in a step that carried this."""
+    return [each for each in step.rows[rank]["events"] if each["kind"] == "call" and each["carries"] == carries]
+
+
+def step_place(fits: Fits) -> Where:
+    """Where the optimizer steps; without it where the loss is."""
+    row = fits.steps[0].rows[0]
+    steps = [each for each in row["events"] if each["kind"] == "step"]
+    if steps:
+        return where(steps[0])
+    return where(row["micro"][0]) if row["micro"] else ("", 0, "")
+
+
+def named(names: Sequence[str]) -> str:
+    """The names, the first five of many."""
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def near(value: float, other: float) -> bool:
+    """Whether two factors are the same."""
+    return abs(value - other) <= NEAR * abs(other)
+
+
+def not_understood(fits: Fits) -> list[str]:
+    """A sentence on the tensors to which in most steps neither an average nor an own gradient is applied."""
+    of: dict[str, list[str]] = {}
+    for step in fits.steps:
+        for of_rank in step.fits:
+            for name, each in of_rank.items():
+                if each.kind != SMALL:
+                    of.setdefault(name, []).append(each.kind)
+    unclear = (UNKNOWN, BY_MICRO, BY_RANK, BY_BOTH, PARTLY_OWN)
+    names = [name for name, kinds in of.items() if sum(kind in unclear for kind in kinds) * 2 > len(kinds)]
+    if not names:
+        return []
+    return [f"gradients: to {len(names)} of {len(of)} tensors no multiple of the average is applied ({named(names)})."]
 
 
 def most_common(fits: Iterable[Fit]) -> str:

@@ -22,7 +22,7 @@ def judge_replicas(books: Sequence[Book]) -> tuple[list[Finding], list[str]]:
         return [], []
     if any(book["model"].get("sharded") for book in books):
         unjudged = ["weights that drift apart: they are cut over the ranks."]
-        return _parts(books) + _settings(books) + _dropout(books) + _uneven(books), unjudged
+        return _parts(books) + _settings(books) + _modes(books, unjudged) + _uneven(books), unjudged
     if not all(book["start"].get("weights") for book in books):
         unjudged.append("the weights: no module was seen to be trained on every rank.")
     alike = max(_ALIKE, tolerance_of(books) / 100)
@@ -37,7 +37,7 @@ def judge_replicas(books: Sequence[Book]) -> tuple[list[Finding], list[str]]:
             says = f"After {books[0]['iterations_seen']} steps {_told(weights, books[0]['end']['weights'])}."
             findings.append(Finding("weights_drift", (says,), place))
         findings += _batch_norm(books, alike, place)
-    return findings + _settings(books) + _states(books) + _dropout(books) + _uneven(books), unjudged
+    return findings + _settings(books) + _states(books) + _modes(books, unjudged) + _uneven(books), unjudged
 
 
 def _parts(books: Sequence[Book]) -> list[Finding]:
@@ -158,12 +158,33 @@ def _difference(first: Mapping, other: Mapping, rank: int) -> str:
     return f"rank 0 has {len(first['groups'])} groups of parameters, rank {rank} {len(other['groups'])}"
 
 
+def _modes(books: Sequence[Book], unjudged: list[str]) -> list[Finding]:
+    """Ranks that train in evaluation mode while others do not, and dropout that is the same on all."""
+    for steps in zip(*(book["steps"] for book in books), strict=False):
+        for micros in zip(*(step["micro"] for step in steps), strict=False):
+            modes = [micro["modes"] for micro in micros]
+            if all(modes) and len({each[2] for each in modes}) > 1:
+                says = f"Step {steps[0]['iteration']}: {', '.join(str(each[2]) for each in modes)} modules are in "
+                says += (
+                    f"evaluation mode, by rank; {max(each[0] for each in modes)} have dropout or running statistics."
+                )
+                if any(each[0] for each in modes):
+                    return [Finding("modes_differ", (says,), where(micros[0]))]
+                why = "none has dropout or running statistics that the audit can see"
+                unjudged.append(
+                    f"gradients: whether it matters that not all ranks' modules are in training mode; {why}."
+                )
+                return []
+    return _dropout(books)
+
+
 def _dropout(books: Sequence[Book]) -> list[Finding]:
     share = books[0]["model"].get("dropout", 0.0)
     micros = [[micro for step in book["steps"] for micro in step["micro"]] for book in books]
     count = min(map(len, micros))
     states = [[micro["rng"] for micro in each[:count]] for each in micros]
-    if not share or not count or not all(map(all, states)) or any(each != states[0] for each in states[1:]):
+    is_on = count and all(micro["modes"][1:2] != [0] for micro in micros[0][:count])
+    if not share or not is_on or not all(map(all, states)) or any(each != states[0] for each in states[1:]):
         return []
     says = f"In {count} of {count} examined forward passes all ranks have the same random state; dropout is {share:g}."
     file, line, function = micros[0][0]["where"]

@@ -67,6 +67,7 @@ class Seen:
     own_share_after: float  # of the seconds after the examined steps
     parameters: int = 0  # of the model, as a rank has it
     loss: float | None = None  # the mean over ranks of the last steps'; None where a step's was no number
+    examined: int = 0  # steps that were looked at closely
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,13 @@ class Verdict:
     findings: tuple[Finding, ...]
     not_judged: tuple[str, ...]
     remarks: tuple[str, ...] = field(default=())
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether gradients were judged in at least half of the examined steps, with nothing about them left open: only
+        then is no finding good news."""
+        are_open = any(each.startswith("gradients:") for each in self.not_judged)
+        return self.seen.judged > 0 and self.seen.examined <= 2 * self.seen.judged and not are_open
 
     def of(self, level: str) -> list[Finding]:
         """The findings of one level."""

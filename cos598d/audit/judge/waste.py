@@ -36,7 +36,7 @@ def _every_micro_batch(fits: Fits) -> list[Finding]:
         calls = [each for each in row["events"] if each["kind"] == "call" and each["carries"] == GRADIENT]
         early = [each for each in calls if each["micro"] < last]
         late = sum(each["elements"] for each in calls if each["micro"] == last)
-        if early and sum(each["elements"] for each in early) >= _HALF * last * late:
+        if early and late and sum(each["elements"] for each in early) >= _HALF * last * late:
             micros = len({each["micro"] for each in early}) + 1
             says = f"Step {step.iteration}: gradients travel after {micros} of {last + 1} backward passes."
             return [Finding("every_micro_batch_travels", (says,), where(early[0]))]

@@ -42,7 +42,7 @@ WORDS = {
     "never_averaged": Words(
         _F,
         "the gradients are never averaged",
-        "Each rank trains a model of its own on its own share of the data; only one of them is kept.",
+        "Each weight is trained on one rank's share of the data, and what the other ranks compute for it is lost.",
         "After backward() and before step(): dist.all_reduce(p.grad) and p.grad /= world_size for every parameter.",
     ),
     "result_dropped": Words(
@@ -70,6 +70,28 @@ WORDS = {
         "the gradients are divided by the number of ranks twice",
         "Every step is as many times too small as there are ranks.",
         "Divide once: DistributedDataParallel and ReduceOp.AVG have divided already.",
+    ),
+    "wrong_factor": Words(
+        _F,
+        "the gradients are scaled by a wrong factor",
+        "Every step is so many times too large or too small on any data: the learning rate is multiplied by it, and a "
+        "clip bites sooner or later.",
+        "Divide the sum over the ranks by their number, dist.get_world_size(), and by nothing else; put a factor that "
+        "is meant into the loss or the learning rate.",
+    ),
+    "forgotten_micro_batches": Words(
+        _F,
+        "some backward passes' gradients are not averaged",
+        "What is computed after the average is each rank's own, so the replicas drift apart.",
+        "Average after the last backward pass of a step: with DistributedDataParallel all but the last are under "
+        "model.no_sync().",
+    ),
+    "modes_differ": Words(
+        _F,
+        "some ranks train in evaluation mode",
+        "Dropout is off there, and batch norm uses its running statistics and leaves them as they are: these ranks "
+        "compute the gradients of another function.",
+        "Call model.train() on every rank before training, and again after each evaluation.",
     ),
     "forgotten_tensors": Words(
         _F,
@@ -107,7 +129,7 @@ WORDS = {
     "partial_average": Words(
         _F,
         "gradients are averaged over some of the ranks only",
-        "Replicas in different groups are trained on different data and drift apart.",
+        "What the other ranks compute is lost; replicas that are averaged apart drift apart.",
         "Call the collective on the group of all ranks that share the weights.",
     ),
     "unequal_micro_batches": Words(

@@ -55,7 +55,7 @@ class Calls:
         self.groups: set[tuple[int, ...]] = set()  # in which gradients travelled
         self.backend = ""
         self._pending: dict[int, tuple[Any, dict[str, Any], dict[str, Any], list[float]]] = {}
-        self._places: dict[int, tuple[str, str]] = {}
+        self._places: dict[int, tuple[str, str, torch.Tensor]] = {}
         self._are_fresh = False
         self._early: list[tuple[list[int], dict[str, Any], dict[str, Any]]] = []
         self._runs: tuple[int, set[int]] = (-1, set())
@@ -123,7 +123,7 @@ class Calls:
         for places, row, entry in self._early:
             known = [self._places[place] for place in places if place in self._places]
             if known:
-                found = {"kind": known[0][0], "names": [name for _, name in known][:_NAMES]}
+                found = {"kind": known[0][0], "names": [name for _, name, _ in known][:_NAMES]}
                 row.update(found)
                 entry.update(found)
         self._early.clear()
@@ -146,12 +146,14 @@ class Calls:
         if not self._are_fresh:
             self._places = self._by_place()
             self._are_fresh = True
-        found = [self._places.get(each.untyped_storage().data_ptr()) for each in call.tensors if _has_storage(each)]
-        known = [each for each in found if each is not None]
+        places = [each.untyped_storage().data_ptr() for each in call.tensors if _has_storage(each)]
+        if not all(self._is_still(place) for place in places):
+            self._places = self._by_place()
+        known = [self._places[place] for place in places if place in self._places]
         if known and not kind:
-            return known[0][0], [name for _, name in known]
+            return known[0][0], [name for _, name, _ in known]
         if kind:
-            return kind, [name for _, name in known]
+            return kind, [name for _, name, _ in known]
         if all(each.numel() <= 1 for each in call.tensors):
             return SCALAR, []
         is_float = all(each.is_floating_point() for each in call.tensors)
@@ -201,16 +203,25 @@ class Calls:
                 return [names.get(id(self._shards.home(tensor)), "") for tensor in taken]
         return []
 
-    def _by_place(self) -> dict[int, tuple[str, str]]:
-        found: dict[int, tuple[str, str]] = {}
+    def _is_still(self, place: int) -> bool:
+        """Whether the gradient that was at a place is still there: the script may have let it go, and made another
+        tensor there."""
+        known = self._places.get(place)
+        if known is None or known[0] != GRADIENT:
+            return True
+        gradient = known[2].grad
+        return gradient is not None and local(gradient).untyped_storage().data_ptr() == place
+
+    def _by_place(self) -> dict[int, tuple[str, str, torch.Tensor]]:
+        found: dict[int, tuple[str, str, torch.Tensor]] = {}
         known = self._known()
         for name, tensor in known["buffer"]:
             if _has_storage(tensor):
-                found[tensor.untyped_storage().data_ptr()] = (BUFFER, name)
+                found[tensor.untyped_storage().data_ptr()] = (BUFFER, name, tensor)
         for name, tensor in known["weight"]:
             for kind, each in ((WEIGHT, tensor), (GRADIENT, tensor.grad)):
                 if each is not None and _has_storage(local(each)):
-                    found[local(each).untyped_storage().data_ptr()] = (kind, name)
+                    found[local(each).untyped_storage().data_ptr()] = (kind, name, tensor)
         found.pop(0, None)
         return found
 

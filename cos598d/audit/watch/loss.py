@@ -1,44 +1,151 @@
-"""How much the mean loss of a micro-batch weighs in the tensor on which `backward` is called, read from its graph."""
+"""How much a micro-batch's examples weigh in the tensor on which `backward` is called, read from its graph."""
 
-from typing import Any
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
-# These are a mean over examples unless they say that they sum (torch's Reduction: 0 none, 1 mean, 2 sum).
-_MEAN = 1
+# What torch's losses do with the examples (torch's Reduction).
+_NONE, _MEAN, _SUM = 0, 1, 2
 _PASSING = ("ToCopyBackward0", "ViewBackward0", "UnsafeViewBackward0", "SqueezeBackward0", "SqueezeBackward1")
-_DEEPEST = 16
+_NORMS = ("LinalgVectorNormBackward0", "NormBackward0", "NormBackward1")
+_DEEPEST = 200  # a sum of many terms is as deep as it is long
 
 
-def weight_of(loss: Any) -> float | None:
-    """The factor f where the loss is f times a mean over examples; None where its graph does not tell.
+class Scale(NamedTuple):
+    """The loss is `weight` times a mean over examples; with `counts` it is `weight` times a sum over so many examples,
+    as they may be counted: with padding and without it."""
 
-    `loss / 4` has 1/4 of it, a sum of two means 2. What is a mean is known by torch's own losses and `mean`; a sum over
-    examples, or a loss of another making, is not.
+    weight: float
+    counts: tuple[float, ...] = ()
+    multiplied: tuple[float, ...] = ()  # by these numbers on the way: weights of terms
+    divided: tuple[float, ...] = ()  # by these
+
+    def times(self, factor: float) -> "Scale":
+        """The same with another weight."""
+        return self._replace(weight=self.weight * factor)
+
+
+def scale_of(loss: Any) -> Scale | None:
+    """How the examples are scaled; None where the graph does not tell.
+
+    `loss / 4` has 1/4 of a mean, a sum of two means 2. A term of weights only, such as a decay by hand, has
+    none. Means and sums are known by torch's own losses, and by `mean` and `sum` of them.
     """
     try:
-        return _weight(loss.grad_fn, _DEEPEST)
+        return _scale(loss.grad_fn, _DEEPEST)
     except (AttributeError, RuntimeError, TypeError, ValueError):  # saved tensors may be gone, or be none
         return None
 
 
-def _weight(node: Any, depth: int) -> float | None:
+def divisors_of(loss: Any) -> list[float]:
+    """The numbers by which the whole loss is divided, of a loss whose scale is not known, too."""
+    found, node = [], getattr(loss, "grad_fn", None)
+    while node is not None and type(node).__name__ in ("DivBackward0", "MulBackward0", *_PASSING):
+        by, below = _by_number(node)
+        if by and type(node).__name__ == "DivBackward0":
+            found.append(by)
+        node = below
+    return found
+
+
+def _scale(node: Any, depth: int) -> Scale | None:
     if node is None or not depth:
         return None
     name = type(node).__name__
     below = [each for each, _ in node.next_functions]
     if name in _PASSING:
-        return _weight(below[0], depth - 1)
+        return _scale(below[0], depth - 1)
+    if _is_of_weights(node):
+        return Scale(0.0)
     if name == "MeanBackward0":
-        return 1.0
-    if (reduction := getattr(node, "_saved_reduction", None)) is not None:
-        return 1.0 if reduction == _MEAN else None
+        return _mean(below[0], depth)
+    if name == "SumBackward0":
+        return _sum(below[0], depth)
+    if (reduction := getattr(node, "_saved_reduction", None)) in (_MEAN, _SUM):
+        return Scale(1.0) if reduction == _MEAN else Scale(1.0, _counts(node))
     if name == "NegBackward0":
-        return _weight(below[0], depth - 1)
-    if name == "AddBackward0":
-        found = [_weight(each, depth - 1) for each in below if each is not None]
-        return None if None in found or not found else sum(each for each in found if each is not None)
-    if name in ("DivBackward0", "MulBackward0") and [each is None for each in below[1:]] in ([True], []):
-        weight, factor = _weight(below[0], depth - 1), float(node._saved_other)
-        if weight is None or factor == 0:
-            return None
-        return weight / factor if name == "DivBackward0" else weight * factor
-    return None
+        return _scale(below[0], depth - 1)
+    if name in ("AddBackward0", "SubBackward0"):
+        return _added([_scale(each, depth - 1) for each in below if each is not None])
+    by, rest = _by_number(node)
+    found = _scale(rest, depth - 1) if by else None
+    return None if found is None else _changed(found, name, by)
+
+
+def _by_number(node: Any) -> tuple[float, Any]:
+    """The number by which a node multiplies or divides, and what; 0.0 where it does something else."""
+    name, below = type(node).__name__, [each for each, _ in node.next_functions]
+    if name in _PASSING:
+        return 0.0, below[0]
+    if name not in ("DivBackward0", "MulBackward0") or sum(each is not None for each in below) != 1:
+        return 0.0, None
+    other = node._saved_other if below[0] is not None else node._saved_self
+    if (below[0] is None and name == "DivBackward0") or getattr(other, "numel", lambda: 1)() != 1:
+        return 0.0, None
+    value = float(other)
+    return (value if math.isfinite(value) else 0.0), next(each for each in below if each is not None)
+
+
+def _changed(found: Scale, name: str, by: float) -> Scale:
+    if name == "DivBackward0":
+        return found.times(1 / by)._replace(divided=(*found.divided, by))
+    return found.times(by)._replace(multiplied=(*found.multiplied, by))
+
+
+def _mean(node: Any, depth: int) -> Scale:
+    """A mean of whatever it is, or of means that are stacked, or of examples that are all scaled by one number."""
+    name = type(node).__name__
+    if name == "StackBackward0":
+        found = _added([_scale(each, depth - 1) for each, _ in node.next_functions])
+        return found.times(1 / len(node.next_functions)) if found and not found.counts else Scale(1.0)
+    by, rest = _by_number(node) if node is not None else (0.0, None)
+    return _changed(_mean(rest, depth - 1), name, by) if by and depth else Scale(1.0)
+
+
+def _sum(node: Any, depth: int) -> Scale | None:
+    """A sum of losses of torch's by example, or of means that are stacked; of anything else it is not known."""
+    name = type(node).__name__
+    if name == "StackBackward0":
+        return _added([_scale(each, depth - 1) for each, _ in node.next_functions])
+    if getattr(node, "_saved_reduction", None) == _NONE:
+        return Scale(1.0, _counts(node))
+    by, rest = _by_number(node) if node is not None else (0.0, None)
+    found = _sum(rest, depth - 1) if (by or name in _PASSING) and rest is not None and depth else None
+    return found if found is None or not by else _changed(found, name, by)
+
+
+def _counts(node: Any) -> tuple[float, ...]:
+    """How many examples a loss of torch's is over: those that it does not ignore, and all."""
+    target = node._saved_target
+    if (ignored := getattr(node, "_saved_ignore_index", None)) is None:
+        return (float(target.numel()),)
+    ignored = ignored - 2**64 if ignored >= 2**63 else ignored  # torch gives it without its sign
+    return float((target != ignored).sum()), float(target.numel())
+
+
+def _added(terms: Sequence[Scale | None]) -> Scale | None:
+    """The scale of a sum of terms, where all are means, or all are sums over the same examples."""
+    known = [each for each in terms if each is not None]
+    known = [each for each in known if each.weight] or known[:1]
+    if not known or None in terms or any(each.counts != known[0].counts for each in known):
+        return None
+    multiplied = tuple(number for each in known for number in each.multiplied)
+    divided = tuple(number for each in known for number in each.divided)
+    return Scale(sum(each.weight for each in known), known[0].counts, multiplied, divided)
+
+
+def _is_of_weights(node: Any) -> bool:
+    """Whether it is a sum, a mean or a norm of one leaf's own values."""
+    name = type(node).__name__
+    if name == "PowBackward0":  # of a norm
+        below = node.next_functions[0][0]
+        return type(below).__name__ in _NORMS and _is_of_weights(below)
+    if name not in (*_NORMS, "SumBackward0", "MeanBackward0"):
+        return False
+    node = node.next_functions[0][0]
+    while type(node).__name__ in ("PowBackward0", "AbsBackward0", "MulBackward0"):
+        below = [each for each, _ in node.next_functions]
+        if any(each is not below[0] for each in below):
+            return False
+        node = below[0]
+    return type(node).__name__ == "AccumulateGrad"

@@ -16,7 +16,7 @@ from cos598d.audit.watch.calls import Calls
 from cos598d.audit.watch.data import Data
 from cos598d.audit.watch.forwards import Forwards
 from cos598d.audit.watch.places import here
-from cos598d.audit.watch.replica import Replica, random_state
+from cos598d.audit.watch.replica import Replica, modes, random_state
 from cos598d.audit.watch.samples import Samples
 from cos598d.audit.watch.shards import Shards, local
 from cos598d.audit.watch.steps import Steps
@@ -48,7 +48,8 @@ class Observer:
         self._phases = dict.fromkeys(("forward", "backward", "clip", "step"), 0.0)
         self._losses: list[Any] = []
         self._size = 0
-        self._batches: dict[int, list[torch.Tensor]] = {}
+        # Modules that were called with gradients since the last backward pass: with which batch, and in which mode.
+        self._batches: dict[int, tuple[torch.nn.Module, list[torch.Tensor], list[int]]] = {}
         self._rng, self._device = "", torch.device("cpu")
         self._probe: tuple[torch.Tensor, float] | None = None
         self._in_backward, self._is_evaluating = 0, False
@@ -136,7 +137,7 @@ class Observer:
     def _forward_begins(self, module: torch.nn.Module) -> None:
         if self._mark is None:
             self._mark = time.perf_counter()
-        if torch.is_grad_enabled() and module.training and self.shards.look(module):
+        if torch.is_grad_enabled() and _is_trainable(module) and self.shards.look(module):
             self.steps.call(self.shards.names)
             for flat in self.shards.flats:
                 self.steps.hook(flat)
@@ -159,31 +160,48 @@ class Observer:
         self._phases["forward"] += seconds
         if torch.is_grad_enabled() and module.training:
             self._is_evaluating = False
-            if self.replica.trained(module):
-                self.steps.call(self.replica.names)
-                for _, weight in self.replica.known()["weight"]:
-                    self.steps.hook(weight)  # of those that this rank does not step, too
-                self.calls.model_is_known()
-            self._batches[id(module)] = batch
+            self._trains(module)
+            self._called_with(module, batch)
         elif not torch.is_grad_enabled():
             if not self._is_evaluating:
                 self.samples.evaluation_begins()
             self._is_evaluating = True
             self.samples.evaluate(batch)
-        elif self._batches.get(id(module)) is None:
-            self._batches[id(module)] = batch  # a model that is trained as it is used
+        elif id(module) not in self._batches:
+            self._called_with(module, batch)  # trained as it is used, if a backward pass follows
+
+    def _called_with(self, module: torch.nn.Module, batch: list[torch.Tensor]) -> None:
+        is_examined = self.steps.iteration <= self.steps.examined
+        self._batches[id(module)] = module, batch, modes(module) if is_examined else [0, 0, 0]
+
+    def _trains(self, module: torch.nn.Module) -> None:
+        if self.replica.trained(module):
+            self.steps.call(self.replica.names)
+            for _, weight in self.replica.known()["weight"]:
+                self.steps.hook(weight)  # of those that this rank does not step, too
+            self.calls.model_is_known()
 
     def _backward_begins(self, losses: Any) -> None:
         self._open()
         begins = self.steps.is_over
         if begins and self.steps.iteration:
             self._end_iteration()
+        called = [*self._batches.values()]
+        for module, _, _ in called:
+            if _is_trainable(module):
+                self._trains(module)
         if not self.start:
             self.start = self.replica.sketches()
         self.counts["backward"] += 1
         self.data.backward()
-        batch = next(reversed(self._batches.values()), [])
-        self.steps.backward_begins(losses, begins, batch, self._rng)
+        # What one module makes for another is no batch.
+        batches = [each for _, each, _ in called if not any(tensor.grad_fn is not None for tensor in each)]
+        batch = (batches or [each for _, each, _ in called] or [[]])[-1]
+        seen = {
+            "rng": self._rng,
+            "modes": [sum(counts) for counts in zip(*(each for _, _, each in called), strict=True)],
+        }
+        self.steps.backward_begins(losses, begins, batch, seen, self.replica)
         self.samples.trained(batch, self.data.is_second_epoch())
         self._size += len(batch[0]) if batch and batch[0].dim() else 0
         self._batches = {}
@@ -244,3 +262,7 @@ class Observer:
         self._losses, self._size = [], 0
         if self.steps.iteration <= self.steps.examined:
             self._kept()
+
+
+def _is_trainable(module: torch.nn.Module) -> bool:
+    return any(each.requires_grad for each in module.parameters())

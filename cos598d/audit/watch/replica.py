@@ -3,27 +3,28 @@
 import hashlib
 import itertools
 import weakref
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from cos598d.audit.sketch import Sketcher, to_text
-from cos598d.audit.watch.shards import Shards, plain_name
+from cos598d.audit.watch.shards import Shards, is_plain, local, plain_name
 
 _MOST = 5000  # tensors of a model that are compared
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "DataParallel", "OptimizedModule")
 
 
 class Replica:
-    """The model that was trained last, and the leaves that its optimizers step. The tensors are kept alive, so that
-    they can be compared when the script is over; of models before it they are not."""
+    """The models that are trained, and their weights. The tensors are kept alive, so that they can be compared when the
+    script is over; those of a model that the script has let go before another is trained are not."""
 
     def __init__(self, sketch: Sketcher, shards: Shards):
         self._sketch, self._shards = sketch, shards
-        self._module: weakref.ref[torch.nn.Module] | None = None
+        self._modules: list[weakref.ref[torch.nn.Module]] = []
         self._weights: dict[str, torch.Tensor] = {}
         self._buffers: dict[str, torch.Tensor] = {}
-        self._ids: dict[int, str] = {}
         self.facts: dict[str, Any] = {}
 
     def known(self) -> dict[str, list[tuple[str, torch.Tensor]]]:
@@ -33,21 +34,45 @@ class Replica:
     @property
     def names(self) -> dict[int, str]:
         """What the model's parameters are called, by their ids."""
-        return self._ids
+        return {id(each): name for name, each in self._weights.items()}
 
     def trained(self, module: torch.nn.Module) -> bool:
         """`module` is trained; whether it is another one than before."""
-        if self._module is not None and self._module() is module:
+        alive = [each for each in (reference() for reference in self._modules) if each is not None]
+        if any(each is module for each in alive):
             return False
-        self._module = weakref.ref(module)
+        if not alive:
+            self._weights, self._buffers = {}, {}
+        self._modules = [*map(weakref.ref, [*alive, module])]
         named = [(plain_name(name), each) for name, each in itertools.islice(module.named_parameters(), _MOST)]
         # What is gathered just now is not what is stepped.
-        self._weights = {name: self._shards.holders.get(name, each) for name, each in named} | self._shards.holders
-        self._buffers = {plain_name(name): each for name, each in itertools.islice(module.named_buffers(), _MOST)}
-        self._ids = {id(each): name for name, each in self._weights.items()}
+        whole = [(name, self._shards.holders.get(name, each)) for name, each in named]
+        self._add(self._weights, [*whole, *self._shards.holders.items()])
+        self._add(self._buffers, [(plain_name(name), each) for name, each in module.named_buffers()])
         cut = sum(not self._shards.are_whole(each) for each in self._weights.values())
-        self.facts = describe(module) | {"sharded": cut, "cut_otherwise": self._shards.others}
+        self.facts = describe([*alive, module]) | {"sharded": cut, "cut_otherwise": self._shards.others}
         return True
+
+    def _add(self, known: dict[str, torch.Tensor], named: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Add the tensors that are not known yet; two models' weights of one name have two names."""
+        there = {id(each) for each in known.values()}
+        for name, each in itertools.islice(named, _MOST):
+            if id(each) not in there:
+                there.add(id(each))
+                known[f"model {len(self._modules)}: {name}" if name in known else name] = each
+
+    def fingerprint(self) -> str:
+        """A digest that another value of any whole weight changes."""
+        sums = [each.detach().sum(dtype=torch.float64) for each in self._weights.values() if _is_dense(each)]
+        return (
+            hashlib.blake2b(torch.stack([each.cpu() for each in sums]).numpy().tobytes(), digest_size=8).hexdigest()
+            if sums
+            else ""
+        )
+
+    def have_gradients(self) -> bool:
+        """Whether any weight has a gradient that is not 0."""
+        return any(each.grad is not None and bool(local(each.grad).to_dense().any()) for each in self._weights.values())
 
     def sketches(self) -> dict[str, dict[str, str]]:
         """What the rank holds now."""
@@ -71,23 +96,21 @@ class Replica:
         }
 
 
-def describe(module: torch.nn.Module) -> dict[str, Any]:
-    """Facts of a module: its class, its wrappers' and what in it needs more than averaged gradients."""
+def describe(trained: Sequence[torch.nn.Module]) -> dict[str, Any]:
+    """Facts of the models that are trained: the first one's class and wrappers, and what needs more than averaged
+    gradients."""
     wrappers: list[str] = []
-    inner: torch.nn.Module = module
+    inner: torch.nn.Module = trained[0]
     while type(inner).__name__ in _WRAPPERS:
         wrappers.append(type(inner).__name__)
         within = getattr(inner, "module", None) or getattr(inner, "_orig_mod", None)
         inner = within if isinstance(within, torch.nn.Module) else inner
         if len(wrappers) > len(_WRAPPERS):
             break
-    parameters = [*module.parameters()]
-    dropout = [float(each.p) for each in module.modules() if isinstance(each, torch.nn.modules.dropout._DropoutNd)]
-    normed = [
-        each
-        for each in module.modules()
-        if isinstance(each, torch.nn.modules.batchnorm._BatchNorm) and each.track_running_stats
-    ]
+    modules = {id(each): each for module in trained for each in module.modules()}.values()
+    parameters = [*{id(each): each for module in trained for each in module.parameters()}.values()]
+    dropout = [float(each.p) for each in modules if isinstance(each, torch.nn.modules.dropout._DropoutNd)]
+    normed = [each for each in modules if isinstance(each, _BatchNorm) and each.track_running_stats]
     return {
         "class": type(inner).__name__,
         "wrappers": wrappers,
@@ -98,6 +121,27 @@ def describe(module: torch.nn.Module) -> dict[str, Any]:
         "dtype": str(parameters[0].dtype).removeprefix("torch.") if parameters else "",
         "device": parameters[0].device.type if parameters else "cpu",
     }
+
+
+def modes(module: torch.nn.Module) -> list[int]:
+    """How many modules there are that train otherwise than they evaluate, as they are set, and how many of these are in
+    training mode; and how many modules of all are in evaluation mode."""
+    every = [*module.modules()]
+    known = [each for each in every if _has_modes(each)]
+    return [len(known), sum(each.training for each in known), sum(not each.training for each in every)]
+
+
+def _has_modes(module: torch.nn.Module) -> bool:
+    if isinstance(module, _BatchNorm | torch.nn.modules.instancenorm._InstanceNorm):
+        return module.track_running_stats
+    name = "p" if isinstance(module, torch.nn.modules.dropout._DropoutNd) else "dropout"
+    drops = getattr(module, name, getattr(module, "drop_prob", None))
+    return isinstance(drops, int | float) and drops > 0
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    is_there = tensor.layout is torch.strided and not tensor.is_meta
+    return is_there and tensor.is_floating_point() and is_plain(tensor)
 
 
 def random_state(device: torch.device) -> str:

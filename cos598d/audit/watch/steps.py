@@ -11,11 +11,13 @@ import torch
 
 from cos598d.audit.sketch import Sketcher, to_text
 from cos598d.audit.watch.batches import batch_size, sample_digests
-from cos598d.audit.watch.loss import weight_of
+from cos598d.audit.watch.loss import divisors_of, scale_of
 from cos598d.audit.watch.optimizers import Optimizers, settings_of
 from cos598d.audit.watch.places import NOWHERE, Place, here
+from cos598d.audit.watch.replica import Replica
 from cos598d.audit.watch.scattered import NAME, pieces_of
 from cos598d.audit.watch.shards import Shards, is_plain, local
+from cos598d.audit.watch.source import literals
 
 Guard = Callable[[Callable[..., None]], Callable[..., None]]
 
@@ -79,8 +81,11 @@ class Steps:
         self._names |= names
         self._of_model |= names
 
-    def backward_begins(self, losses: Any, begins: bool, batch: list[torch.Tensor], rng: str) -> None:
-        """A backward pass on `losses`; `begins` an iteration; `batch` are the inputs of the forward pass before it."""
+    def backward_begins(
+        self, losses: Any, begins: bool, batch: list[torch.Tensor], seen: dict[str, Any], replica: Replica
+    ) -> None:
+        """A backward pass on `losses`; `begins` an iteration; `batch` are the inputs of the forward pass before it, and
+        `seen` what else was seen of that; `replica` has the weights."""
         if begins:
             self._begin()
         self.arrived = []
@@ -90,13 +95,21 @@ class Steps:
         if self.is_examined:
             # Of a gradient that is computed within a step what is applied is not what is seen before it.
             self._row["has_closure"] |= self._depth > 0
+            # Of several losses at once the weights are not known.
+            scale = scale_of(loss) if not isinstance(losses, list | tuple) or len(losses) == 1 else None
             self._row["micro"].append(
-                {
+                seen
+                | {
                     "size": batch_size(batch),
                     "samples": sample_digests(batch),
                     "loss": _number(loss),
-                    "weight": weight_of(loss),
-                    "rng": rng,
+                    "weight": scale.weight if scale else None,
+                    "counts": [*scale.counts] if scale else [],
+                    "multiplied": [*scale.multiplied] if scale else [],
+                    "divided": [*scale.divided] if scale else divisors_of(loss),
+                    "literals": literals(self.backward_place.file),
+                    "weights": replica.fingerprint(),
+                    "adds": bool(self._row["micro"]) and (self._shards.are_there or replica.have_gradients()),
                     "where": [*self.backward_place],
                     "event": self._event(),
                 }

@@ -9,6 +9,12 @@ from cos598d.check.claims.accumulation import accumulates, accumulates_without_n
 from cos598d.check.claims.attaching import lets_go, refuses_different_models, starts_from_rank_0
 from cos598d.check.claims.base import Claim
 from cos598d.check.claims.calls import calls_in_one_order, goes_through_comm, waits_for_its_calls
+from cos598d.check.claims.drawn import (
+    averages_any_tensors,
+    averages_many_steps,
+    goes_on_from_its_state,
+    passes_overflow_on,
+)
 from cos598d.check.claims.gradients import (
     averages_gradients,
     averages_gradients_that_share_memory,
@@ -16,6 +22,7 @@ from cos598d.check.claims.gradients import (
     leaves_frozen_weights_alone,
     needs_no_agreement,
 )
+from cos598d.check.claims.holding import frees_memory, keeps_models_apart, settles_buffers
 from cos598d.check.claims.training import trains_like_one_process
 from cos598d.errors import UsageError
 from cos598d.sync.base import GradientSync
@@ -34,6 +41,13 @@ CLAIMS: tuple[Claim, ...] = (
     calls_in_one_order,
     refuses_different_models,
     lets_go,
+    averages_any_tensors,
+    averages_many_steps,
+    passes_overflow_on,
+    goes_on_from_its_state,
+    keeps_models_apart,
+    settles_buffers,
+    frees_memory,
     trains_like_one_process,
 )
 

@@ -23,8 +23,10 @@ def symptom_of(comparisons: Sequence[Comparison]) -> Symptom | None:
             symptoms.append((_of_moment(each, before), each))
     symptom, which = _plainest(symptoms)
     parts = [elements_of(which), tensors_of(which), steps_of(comparisons)]
-    if symptom.kind in ("missing", "filled", "shifted", "not sent back"):
+    if symptom.kind in ("missing", "filled", "shifted", "not sent back", "made finite"):
         parts = []
+    if symptom.kind == "left without":
+        parts = parts[1:2]
     if symptom.kind in HALF or symptom.kind == "steps":
         parts = parts[1:]
     return Symptom(symptom.kind, size, symptom.numbers, "; ".join(part for part in parts if part))
@@ -73,10 +75,12 @@ def _of_moment(comparison: Comparison, before: Comparison | None) -> Symptom:
 def _missing(comparison: Comparison) -> str:
     for rank, names in enumerate(comparison.wrong):
         for name in names:
-            if comparison.right[name] is None:
+            right = comparison.right[name]
+            if right is None:
                 return "filled"
             if comparison.found[rank][name] is None:
-                return "missing" if comparison.local.ranks[rank][name] is None else "left without"
+                is_unused = comparison.local.ranks[rank][name] is None
+                return "missing" if is_unused and right.any() else "left without"
     return ""
 
 

@@ -19,14 +19,21 @@ def symptom_on_rank(comparison: Comparison, before: Comparison | None, rank: int
     pick = _WrongElements(comparison, rank, names)
     found, right = pick(comparison.found[rank]), pick(comparison.right)
     own = [pick(each) for each in comparison.local.ranks]
+    if not torch.isfinite(right).all():
+        return Symptom("made finite", size)
     if not torch.isfinite(found).all():
         return Symptom("not finite", size)
     if not found.any():
         return Symptom("zero", size)
 
-    def holds(what: torch.Tensor) -> bool:
-        return bool((found - what).norm() <= CLOSE * found.norm())
+    kinds = {tensor.dtype for name in names if (tensor := comparison.found[rank][name]) is not None}
+    close = max([CLOSE, *(8 * torch.finfo(kind).eps for kind in kinds)])
 
+    def holds(what: torch.Tensor) -> bool:
+        return bool((found - what).norm() <= close * found.norm())
+
+    if holds(right):
+        return Symptom("nearly", size, {"error": ((found - right).norm() / right.norm()).item()})
     if holds(own[rank]):
         return Symptom("local", size)
     factor = (found @ right / (right @ right)).item()
@@ -78,8 +85,7 @@ class _WrongElements:
             found, right = comparison.found[rank][name], comparison.right[name]
             if found is None or right is None:
                 continue
-            off = (found - right).abs().flatten()
-            places = (~(off <= CLOSE / 10 * comparison.scale(name))).nonzero().flatten()
+            places = comparison.off(rank, name).nonzero().flatten()
             self._places[name] = places[:: -(-len(places) // MOST_ELEMENTS) or 1]
 
     def __call__(self, gradients: Gradients) -> torch.Tensor:

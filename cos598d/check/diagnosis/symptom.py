@@ -39,6 +39,9 @@ KINDS = {
     "integers": "whole numbers stand where the mean belongs: rounded on the way",
     "steps": "rounded to steps of about {step:.1g} on the way: whole numbers, or another fixed-point form",
     "not finite": "infinities or NaN stand where the mean belongs",
+    "nearly": "off by a relative {error:.0e}, more than the rounding of its dtype leaves: sent in a shorter dtype, or "
+    "drifting",
+    "made finite": "where a rank's gradient is infinite or NaN a number arrives, so that an overflow is not seen",
     "rescaled": "scaled after the average, by a factor that changes ({least:.3g} to {most:.3g}): clipped?",
     "left out": "rank {rank:.0f}'s gradient is not in the average",
     "neighbours": "each rank averages the gradients of some ranks only, and not of the same ones",

@@ -1,13 +1,15 @@
 """Where gradients are wrong: in which tensors, at which elements, in which steps, in words."""
 
+import functools
 from collections.abc import Callable, Sequence
 
 import torch
 
-from cos598d.check.comparison import TOLERANCE, Comparison
+from cos598d.check.comparison import Comparison
 
 MOST_NAMES = 4
 A_RUN = 8  # so many elements in a row are not right by chance
+KINDS = (torch.float64, torch.float16, torch.bfloat16)
 FEW_ELEMENTS = 64  # a remainder of cutting into chunks is no more
 
 
@@ -15,16 +17,24 @@ def tensors_of(comparison: Comparison) -> str:
     """Which tensors are wrong; nothing where all are."""
     right = {name: tensor for name, tensor in comparison.right.items() if tensor is not None}
     wrong = set().union(*comparison.wrong)
-    good = [name for name in right if name not in wrong]
+    # Zeros are their own mean: that they are right tells nothing.
+    good = [name for name, tensor in right.items() if name not in wrong and tensor.any()]
     bad = [name for name in right if name in wrong]
     if not good or not bad:
         return ""
+    if not any(right[name].any() for name in bad):
+        return "on those of which the gradient is zero"
     sizes = [right[name].numel() for name in bad], [right[name].numel() for name in good]
+
+    def is_of(name: str, kind: torch.dtype) -> bool:
+        found = comparison.found[0][name]
+        return (right[name] if found is None else found).dtype == kind
+
     tellings: dict[str, Callable[[str], bool]] = {
         "biases": lambda name: name.endswith("bias"),
         "all but biases": lambda name: not name.endswith("bias"),
-        "those of float64": lambda name: right[name].dtype == torch.float64,
-        "all but those of float64": lambda name: right[name].dtype != torch.float64,
+        **{f"those of {str(kind)[6:]}": functools.partial(is_of, kind=kind) for kind in KINDS},
+        "all but those of float64": lambda name: not is_of(name, torch.float64),
         "vectors": lambda name: right[name].dim() == 1,
         "matrices": lambda name: right[name].dim() > 1,
         f"those of {min(sizes[0])} elements and more": lambda name: right[name].numel() > max(sizes[1]),
@@ -50,8 +60,9 @@ def elements_of(comparison: Comparison) -> str:
             found, right = comparison.found[rank][name], comparison.right[name]
             if found is None or right is None or right.numel() <= 8:
                 continue
-            wrong = ~((found - right).abs() <= TOLERANCE * comparison.scale(name)).flatten()
-            said.append((_elements(name, wrong, len(comparison.found)), right.numel()))
+            wrong = comparison.off(rank, name)
+            is_all = bool((wrong | (right == 0).flatten()).all())
+            said.append(("" if is_all else _elements(name, wrong, len(comparison.found)), right.numel()))
     if not said or all(not words for words, _ in said):
         return ""
     # The longest tensor shows it best.
@@ -77,9 +88,18 @@ def _elements(name: str, wrong: torch.Tensor, ranks: int) -> str:
 
 def steps_of(comparisons: Sequence[Comparison]) -> str:
     """In which steps of a run it is wrong; nothing where in all."""
+    facts = [(each.facts, any(each.wrong)) for each in comparisons if each.facts]
+    for words in dict.fromkeys(words for told, _ in facts for words in told):
+        if len({is_wrong for _, is_wrong in facts}) == 2 and all(
+            told.get(words, False) == wrong for told, wrong in facts
+        ):
+            return f"wrong in steps {words} only"
     runs: dict[str, list[Comparison]] = {}
     for each in comparisons:
         runs.setdefault(each.run, []).append(each)
+    wrong_runs = [run for run, each in runs.items() if any(any(one.wrong) for one in each)]
+    if facts and len(wrong_runs) < len(runs):
+        return f"only with {' and '.join(wrong_runs)}"
     longest = max(runs.values(), key=len)
     wrong = [any(each.wrong) for each in longest]
     if len(wrong) < 3 or all(wrong) or not any(wrong):
@@ -89,6 +109,9 @@ def steps_of(comparisons: Sequence[Comparison]) -> str:
         return f"right for the first {first} step{'s' if first > 1 else ''} only, wrong from then on"
     if not any(wrong[wrong.index(False) :]):
         return f"wrong in the first {wrong.index(False)} steps only"
+    bad = [step for step, is_wrong in enumerate(wrong) if is_wrong]
+    if len(bad) > 1 and len({b - a for a, b in zip(bad, bad[1:])}) == 1 and bad[1] - bad[0] > 2:
+        return f"wrong in every {_nth(bad[1] - bad[0])} step only"
     right = [step for step, is_wrong in enumerate(wrong) if not is_wrong]
     gaps = {b - a for a, b in zip(right, right[1:])}
     if len(gaps) == 1 and len(right) < len(wrong):

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from cos598d.check.evidence import BadEvidence, Evidence
-from cos598d.check.proof.cases import MEMORY, OVERFLOW, START, Case, Training
+from cos598d.check.proof.cases import BUFFERS, MEMORY, OVERFLOW, START, Case, Training
+from cos598d.check.proof.model import proof_model
 from cos598d.check.proof.observe import CUT, FINISHED, HELD, REFUSAL, SEEN, UNCLAIMED
 from cos598d.check.proof.reference import Reference, Weights, reference
 from cos598d.terminal.printable import printable
@@ -100,10 +101,26 @@ def _judge_training(case: Case, training: Training, evidence: Sequence[Evidence]
     wrong = _wrong_losses(case, training, evidence, right.losses)
     start = right.weights[0] if training.gives_gradients else {}
     weights = _compared(case, training, "weights", start, evidence, training.steps)
-    wrong = wrong or _rounded_weights(case, training, evidence, right)
+    wrong = wrong or _rounded_weights(case, training, evidence, right) or _unsettled(case, training, evidence)
     if weights.status == WRONG or not wrong:
         return weights
     return Verdict(WRONG, wrong, weights.largest)
+
+
+def _unsettled(case: Case, training: Training, evidence: Sequence[Evidence]) -> str:
+    """Which buffers are not, after settle, what they were on rank 0 before it."""
+    if case.looks_at != BUFFERS:
+        return ""
+    like = dict(proof_model(evidence[0].nonce, case.parts).named_buffers())
+    right = evidence[0].get(case.name, f"{training.name}, before settle", like)
+    for each in evidence:
+        for name, found in each.get(case.name, f"{training.name}, after settle", like).items():
+            expected = right[name]
+            if expected is None or found is None or not torch.equal(found, expected):
+                first = [None if tensor is None else tensor.flatten()[0].item() for tensor in (expected, found)]
+                words = f"{training.name}: after settle the buffer {name} is not rank 0's on rank {each.rank}"
+                return f"{words}: its first element should be {first[0]:.6g}, and is {first[1]:.6g}"
+    return ""
 
 
 def _rounded_weights(case: Case, training: Training, evidence: Sequence[Evidence], right: Reference) -> str:

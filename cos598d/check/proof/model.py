@@ -17,7 +17,8 @@ class Parts:
     is_tied: the output's weight is the embedding's. is_used_twice: a layer that is called before and after the others.
     has_unused: a layer that is never called. has_rarely_used: one that is called for some examples alone.
     has_frozen: a layer between the others that does not train. has_small: parameters of one and of three elements.
-    has_buffer: a buffer that the forward reads, and that does not change.
+    has_buffer: a buffer that the forward reads, and that does not change. has_statistics: one that each rank's own
+    examples change. is_double: float64 throughout.
     """
 
     is_tied: bool = False
@@ -27,6 +28,8 @@ class Parts:
     has_frozen: bool = False
     has_small: bool = False
     has_buffer: bool = False
+    has_statistics: bool = False
+    is_double: bool = False
     width: int = 8
 
     @property
@@ -57,6 +60,7 @@ class ProofModel(nn.Module):
     """Classifies a sentence by the word that belongs to it. Every element of what is used has a gradient."""
 
     shift: torch.Tensor | None
+    seen: torch.Tensor | None
 
     def __init__(self, parts: Parts):
         super().__init__()
@@ -77,12 +81,17 @@ class ProofModel(nn.Module):
         if parts.is_tied:
             self.output.weight = self.embedding.weight
         self.register_buffer("shift", torch.randn(width) if parts.has_buffer else None)
+        self.register_buffer("seen", torch.zeros(width) if parts.has_statistics else None)
+        if parts.is_double:
+            self.double()
 
     def forward(
         self, input_ids: torch.Tensor, labels: torch.Tensor, is_rare: torch.Tensor, factors: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(batch, tokens) and three times (batch,): the mean of the examples' losses times their factors; logits."""
         state = self.embedding(input_ids)
+        if self.seen is not None:
+            self.seen += state.detach().mean(dim=(0, 1))
         if self.shift is not None:
             state = state + self.shift
         if self.frozen is not None:
@@ -99,7 +108,8 @@ class ProofModel(nn.Module):
         if self.rarely is not None and is_rare.any():
             state = torch.where(is_rare.unsqueeze(-1), state + torch.tanh(self.rarely(state)), state)
         logits = self.output(state)
-        losses = nn.functional.cross_entropy(logits.float(), labels, reduction="none")
+        precise = logits if logits.dtype == torch.float64 else logits.float()
+        losses = nn.functional.cross_entropy(precise, labels, reduction="none")
         return GAIN * (losses * factors).mean(), logits
 
 

@@ -2,6 +2,8 @@
 
 import contextlib
 import functools
+import json
+import math
 import signal
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,7 +13,7 @@ from typing import Any
 import torch
 
 from cos598d.check.evidence import Evidence
-from cos598d.check.proof.cases import CASES, MEMORY, OVERFLOW, START, Case, Training
+from cos598d.check.proof.cases import BUFFERS, CASES, MEMORY, OVERFLOW, START, TAKEN_OVER, Case, Training
 from cos598d.check.proof.model import ProofFeatures, proof_model
 from cos598d.check.spawn import HANDED_IN
 from cos598d.comm.communicator import Communicator
@@ -22,11 +24,12 @@ from cos598d.strategies import get_strategy
 from cos598d.strategies.base import Module, Strategy
 from cos598d.strategies.memory import count_memory, state_tensors
 from cos598d.strategies.optimizers import make_optimizer, set_learning_rate
-from cos598d.strategies.state import local
+from cos598d.strategies.state import Whole, local
 from cos598d.sync.base import SyncOptions
 from cos598d.train import step
 
 FINISHED, REFUSAL, UNCLAIMED, CUT, HELD, SEEN = "finished", "refusal", "not claimed", "cut", "held", "seen"
+TAKEN_OVER_AFTER = 2  # steps
 # Of a communicator, find_unused_parameters, SyncOptions and a precision.
 MakeStrategy = Callable[..., Strategy]
 
@@ -100,7 +103,8 @@ class _Trial:
         self._comm, self._case, self._training, self._evidence = comm, case, training, evidence
         self._features = ProofFeatures(case.batch_sizes, evidence.nonce, case.overflows_in)
         self._model = proof_model(evidence.nonce + comm.rank, case.parts).to(comm.device)
-        self._strategy = make_strategy(comm, case.parts.may_be_unused, options, case.precision)
+        self._make = functools.partial(make_strategy, comm, case.parts.may_be_unused, options, case.precision)
+        self._strategy = self._make()
         self._losses: list[list[float]] = []  # of each step, of its micro-batches
         self._weights: list[list[float]] = []
         self._counted: list[bool] = []
@@ -135,6 +139,8 @@ class _Trial:
             if case.looks_at == OVERFLOW:
                 with strategy.whole():
                     self._hand_in(f"step {number}")
+            if case.looks_at == TAKEN_OVER and number == TAKEN_OVER_AFTER:
+                module = self._take_over()
             if number < training.steps:
                 self._step(module, number)
         if case.looks_at == MEMORY:
@@ -148,8 +154,12 @@ class _Trial:
         if training.gives_gradients:
             with strategy.whole():
                 self._hand_in("weights")
-        strategy.settle()
-        strategy.detach()
+        if case.looks_at == BUFFERS:
+            self._hand_in_buffers("before settle")
+        self._strategy.settle()
+        if case.looks_at == BUFFERS:
+            self._hand_in_buffers("after settle")
+        self._strategy.detach()
         if not training.gives_gradients:
             self._hand_in("weights")
         losses = [
@@ -158,6 +168,29 @@ class _Trial:
         ]
         self._report("losses", losses)
         self._report("counted", self._counted)
+
+    def _take_over(self) -> Module:
+        """Hand the training to a new strategy with a model of other weights; return the module to call from now on."""
+        old, comm = self._strategy, self._comm
+        pieces = [(each, each.values.detach().cpu().clone()) for each in old.state()]
+        kept = [(e.kind, e.name, e.shape, e.begin, values) for e, values in pieces]
+        facts, tensors = old.own_state()
+        own = json.dumps([old.scalars(), facts]), {name: tensor.detach().clone() for name, tensor in tensors.items()}
+        old.detach()
+        folder = Path(tempfile.gettempdir())
+        torch.save(kept, folder / f"pieces{comm.rank}")
+        comm.exchange("saved")
+        self._model = proof_model(self._evidence.nonce + comm.world_size, self._case.parts).to(comm.device)
+        self._strategy = self._make()
+        config = self._case.config("none", self._training, {})
+        module = self._strategy.attach(self._model, functools.partial(make_optimizer, config=config))
+        self._model.train()
+        self._strategy.load_state(_wholes([torch.load(folder / f"pieces{rank}") for rank in range(comm.world_size)]))
+        scalars, facts = json.loads(own[0])
+        self._strategy.load_scalars(scalars)
+        self._strategy.load_own_state(facts, own[1])
+        comm.exchange("loaded")  # before the next trial writes there
+        return module
 
     @contextlib.contextmanager
     def _phase(self, name: str) -> Iterator[None]:
@@ -204,8 +237,26 @@ class _Trial:
         weights = {name: p.detach().cpu() for name, p in self._model.named_parameters()}
         self._evidence.put(self._case.name, f"{self._training.name}, {moment}", weights)
 
+    def _hand_in_buffers(self, moment: str) -> None:
+        buffers = {name: buffer.cpu() for name, buffer in self._model.named_buffers()}
+        self._evidence.put(self._case.name, f"{self._training.name}, {moment}", buffers)
+
     def _report(self, name: str, value: Any) -> None:
         self._evidence.report(self._case.name, f"{self._training.name}, {name}", value)
+
+
+def _wholes(by_rank: Sequence[Sequence[tuple]]) -> list[Whole]:
+    """The tensors of which the ranks' pieces are made."""
+    parts: dict[tuple, list[tuple[int, torch.Tensor]]] = {}
+    for kind, name, shape, begin, values in (piece for pieces in by_rank for piece in pieces):
+        parts.setdefault((kind, name, shape), []).append((begin, values.flatten()))
+    wholes = []
+    for (kind, name, shape), pieces in parts.items():
+        values = torch.cat([values for _, values in sorted(pieces, key=lambda piece: piece[0])])
+        if values.numel() != math.prod(shape):
+            raise RuntimeError(f"the state has {values.numel()} elements of {kind} of {name}, not {math.prod(shape)}")
+        wholes.append(Whole(kind, name, values.view(shape)))
+    return wholes
 
 
 def _hand_in(evidence: Evidence) -> None:

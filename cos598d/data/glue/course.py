@@ -6,9 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from cos598d.data.glue import metrics
 from cos598d.data.glue.read import FORMATS, Format, Row, read_lines, read_rows
 from cos598d.data.text.layout import Layout
 from cos598d.errors import UserError
+
+
+def compute_metrics(task_name: str, preds: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """The official metrics of a GLUE task ("mnli-mm" for MNLI's mismatched set).
+
+    preds, labels: (examples,), class ids, or scores for "sts-b".
+    Raises KeyError for an unknown task, ValueError if the two differ in length or are empty.
+    """
+    return metrics.score(FORMATS[task_name.removesuffix("-mm")].metric, preds, labels)
 
 
 @dataclass

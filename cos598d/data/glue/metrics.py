@@ -1,6 +1,17 @@
-"""GLUE's official metrics, each task's under the names that the course prints."""
+"""GLUE's official metrics, each task's under the names that the original assignment prints."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
+
+
+@dataclass(frozen=True)
+class Metric:
+    """names: the keys of what `compute(predictions, labels)` gives; the one that a task is ranked by comes first."""
+
+    names: tuple[str, ...]
+    compute: Callable[[np.ndarray, np.ndarray], dict[str, float]]
 
 
 def simple_accuracy(preds: np.ndarray, labels: np.ndarray) -> float:
@@ -44,28 +55,15 @@ def _accuracy(preds: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     return {"acc": simple_accuracy(preds, labels)}
 
 
-_METRICS = {"cola": matthews, "mrpc": acc_and_f1, "qqp": acc_and_f1, "sts-b": pearson_and_spearman}
-_METRICS |= dict.fromkeys(("sst-2", "mnli", "mnli-mm", "qnli", "rte", "wnli"), _accuracy)
-# The one number that a task is ranked by first.
-NAMES = {
-    matthews: ("mcc",),
-    acc_and_f1: ("acc_and_f1", "acc", "f1"),
-    pearson_and_spearman: ("corr", "pearson", "spearmanr"),
-    _accuracy: ("acc",),
-}
+ACCURACY = Metric(("acc",), _accuracy)
+ACCURACY_AND_F1 = Metric(("acc_and_f1", "acc", "f1"), acc_and_f1)
+MATTHEWS = Metric(("mcc",), matthews)
+CORRELATIONS = Metric(("corr", "pearson", "spearmanr"), pearson_and_spearman)
 
 
-def compute_metrics(task_name: str, preds: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """The official metrics of a GLUE task ("mnli-mm" for MNLI's mismatched set).
-
-    preds, labels: (examples,), class ids, or scores for "sts-b".
-    Raises KeyError for an unknown task, ValueError if the two differ in length or are empty.
-    """
+def score(metric: Metric, preds: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """A task's official metrics. preds, labels: (examples,), class ids or scores. Raises ValueError if they differ in
+    length or are empty."""
     if len(preds) != len(labels) or len(preds) == 0:
         raise ValueError(f"{len(preds)} predictions for {len(labels)} labels: there should be one for each.")
-    return _METRICS[task_name](preds, labels)
-
-
-def metric_names(task_name: str) -> tuple[str, ...]:
-    """The keys of what `compute_metrics` gives; the one that a task is ranked by comes first."""
-    return NAMES[_METRICS[task_name]]
+    return metric.compute(preds, labels)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from cos598d.data.glue.metrics import ACCURACY, ACCURACY_AND_F1, CORRELATIONS, MATTHEWS, Metric
 from cos598d.data.task import fetch_command
 from cos598d.errors import UserError
 from cos598d.terminal.printable import printable
@@ -33,8 +34,10 @@ class Format:
     one: `other_columns`.
     text_a, text_b, label, identity: columns, counted from 0; a label of -1 is in the last column; text_b None means
     single sentences; identity None means that rows are known by their place.
+    metric: its official metrics.
     labels: the classes in the order of their ids; empty for scores (regression).
     dev_parts: the names of the parts to evaluate on; a part's file is PART.tsv.
+    has_sample: whether a sample of it is bundled.
     broken_lines: the share of rows with too few columns that is passed over. QQP's training file holds about
     twenty questions cut in two by a line break (one line in 18,000), which every reader of GLUE skips.
     """
@@ -45,12 +48,14 @@ class Format:
     text_a: int
     text_b: int | None
     label: int
+    metric: Metric
     labels: tuple[str, ...] = ("0", "1")
     identity: int | None = 0
     has_header: bool = True
     dev_parts: tuple[str, ...] = ("dev",)
     broken_lines: float = 0.0
     other_columns: str | None = None
+    has_sample: bool = False
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -115,20 +120,22 @@ _MNLI_PARTS = ("dev_matched", "dev_mismatched")
 FORMATS = {
     item.name: item
     for item in (
-        Format("cola", "CoLA", "source,label,star,sentence", 3, None, 1, identity=None, has_header=False),
-        Format("sst-2", "SST-2", "sentence,label", 0, None, 1, identity=None),
-        Format("mrpc", "MRPC", "Quality,#1 ID,#2 ID,#1 String,#2 String", 3, 4, 0, identity=None),
-        Format("sts-b", "STS-B", _STSB, 7, 8, -1, labels=()),
-        Format("qqp", "QQP", "id,qid1,qid2,question1,question2,is_duplicate", 3, 4, 5, broken_lines=0.001),
+        Format("cola", "CoLA", "source,label,star,sentence", 3, None, 1, MATTHEWS, identity=None, has_header=False),
+        Format("sst-2", "SST-2", "sentence,label", 0, None, 1, ACCURACY, identity=None),
+        Format("mrpc", "MRPC", "Quality,#1 ID,#2 ID,#1 String,#2 String", 3, 4, 0, ACCURACY_AND_F1, identity=None),
+        Format("sts-b", "STS-B", _STSB, 7, 8, -1, CORRELATIONS, labels=()),
         Format(
-            *("mnli", "MNLI", _MNLI, 8, 9, -1),
+            "qqp", "QQP", "id,qid1,qid2,question1,question2,is_duplicate", 3, 4, 5, ACCURACY_AND_F1, broken_lines=0.001
+        ),
+        Format(
+            *("mnli", "MNLI", _MNLI, 8, 9, -1, ACCURACY),
             labels=_MNLI_LABELS,
             dev_parts=_MNLI_PARTS,
             other_columns=_MNLI_DEV,
         ),
-        Format("qnli", "QNLI", "index,question,sentence,label", 1, 2, -1, labels=_ENTAILMENT),
-        Format("rte", "RTE", _SENTENCES, 1, 2, -1, labels=_ENTAILMENT),
-        Format("wnli", "WNLI", _SENTENCES, 1, 2, -1),
+        Format("qnli", "QNLI", "index,question,sentence,label", 1, 2, -1, ACCURACY, labels=_ENTAILMENT),
+        Format("rte", "RTE", _SENTENCES, 1, 2, -1, ACCURACY, labels=_ENTAILMENT, has_sample=True),
+        Format("wnli", "WNLI", _SENTENCES, 1, 2, -1, ACCURACY),
     )
 }
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from cos598d.data.text.encoder import TextEncoder
     from cos598d.data.text.features import Features
 
-_SAMPLED = ("rte",)  # the tasks with a bundled sample
-
 
 class GlueTask(Task):
     """One of GLUE's nine: single sentences or pairs, with a class or a score each.
@@ -35,7 +33,7 @@ class GlueTask(Task):
         self.classes = form.labels
         self.num_labels = len(form.labels) or 1
         self.evaluation_parts = form.dev_parts
-        self.metrics = metrics.metric_names(form.name)
+        self.metrics = form.metric.names
 
     def locate(self, data_dir: str | None, environ: Mapping[str, str] = os.environ) -> tuple[Path | None, str]:
         """`data_dir` holds train.tsv, or is the folder above it; GLUE_DIR is always the one above."""
@@ -52,7 +50,7 @@ class GlueTask(Task):
             if not folder.is_dir():
                 raise UserError(f"GLUE_DIR is {glue_dir}, which has no folder {form.folder}: {self._how_to_get()}.")
             return folder, f"GLUE_DIR/{form.folder}"
-        if form.name in _SAMPLED:
+        if form.has_sample:
             return None, "the bundled sample"
         raise UserError(f"No data for {form.folder}: {self._how_to_get()}.")
 
@@ -109,7 +107,7 @@ class GlueTask(Task):
 
     def score(self, part: str, outputs: np.ndarray, features: "Features") -> Scores:
         predicted = outputs.argmax(axis=1) if self.form.labels else outputs.reshape(-1)
-        found = metrics.compute_metrics(self.name, predicted, features.labels)
+        found = metrics.score(self.form.metric, predicted, features.labels)
         if part == "dev_mismatched":
             found = {f"{key}_mismatched": value for key, value in found.items()}
         return Scores(found)
@@ -121,7 +119,7 @@ class GlueTask(Task):
         )
 
     def _refuse_without_sample(self) -> None:
-        if self.name not in _SAMPLED:
+        if not self.form.has_sample:
             raise UserError(f"{self.form.folder} has no bundled sample: {self._how_to_get()}.")
 
     def _sample_rows(self, part: str) -> Iterator[glue.Row]:

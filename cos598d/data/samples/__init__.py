@@ -1,8 +1,4 @@
-"""The bundled samples: RTE's and SQuAD's forms, told by a grammar of our own; `tools/make_samples.py` makes the files.
-
-What keeps them honest (balanced labels, answers that stand where they are said to) stands with the grammar, in
-`tools/sample_grammar`.
-"""
+"""The bundled samples, in the forms of RTE and SQuAD, for a first run without any data."""
 
 import functools
 import json

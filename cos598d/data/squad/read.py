@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cos598d.errors import UserError
+from cos598d.files import read_plain
 from cos598d.terminal.printable import printable
 
 _FORM = 'SQuAD files hold {"data": [{"paragraphs": [{"context": ..., "qas": [...]}]}]}'
@@ -43,6 +44,9 @@ class Squad:
         return any(question.impossible for question in self.questions)
 
 
+MOST_BYTES = 1 << 30  # SQuAD 2.0 has 42 million
+
+
 def read_squad(file: Path) -> Squad:
     """Read a file of SQuAD 1.1 or 2.0. Raises UserError naming the place of the first thing that is wrong."""
     return parse_squad(read_json(file, "one of SQuAD's files"), str(file))
@@ -51,7 +55,7 @@ def read_squad(file: Path) -> Squad:
 def read_json(file: Path, wanted: str) -> Any:
     """The JSON value in `file`; `wanted` says what it should be, for errors, raised as UserError."""
     try:
-        return json.loads(file.read_bytes())
+        return json.loads(read_plain(file, MOST_BYTES))
     except FileNotFoundError:
         raise UserError(f"There is no file {file}: give {wanted}.") from None
     except OSError as error:

@@ -16,10 +16,12 @@ class Kind(ABC):
 
     file  the file that a submission must have
     keys  the keys that this kind takes from an assignment's file
+    hides the folders of this package whose content submissions must not find
     """
 
     file: str
     keys: tuple[str, ...] = ()
+    hides: tuple[Path, ...] = ()
 
     @classmethod
     @abstractmethod

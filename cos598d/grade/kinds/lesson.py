@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import cos598d
 from cos598d.check.judge import PASSED
 from cos598d.errors import UsageError
 from cos598d.grade.kinds.kind import Kind, all_alike, take_file, take_seconds
@@ -27,6 +28,14 @@ class LessonKind(Kind):
     seconds: float
 
     keys = ("file", "lesson", "seconds")
+
+    @property
+    def hides(self) -> tuple[Path, ...]:  # type: ignore[override]
+        """The answers, where they are installed, and in a clone the files of its tests that pass too."""
+        package = Path(cos598d.__file__).parent
+        found = [package / "learn" / "answers"] if list(package.glob("learn/answers/*.txt")) else []
+        clone = [package.parent / "tests" / "lesson_cases", package.parent / ".git"]
+        return (*found, *(each for each in clone if each.is_dir()))
 
     @classmethod
     def read(cls, table: Table) -> "LessonKind":

@@ -124,7 +124,7 @@ def _of_faults(verdict: Verdict, name: str) -> Judged:
     found = [each for each in faults if name in (NO_FAULT, each.name, *each.consequences)]
     if found:
         return Judged(name, False, "\n".join(map(_in_words, found)))
-    if not verdict.seen.judged:
+    if not verdict.is_sure:
         why = " ".join(verdict.not_judged)
         return Judged(name, None, f"no fault was seen, but its gradients could not be judged: {why}")
     return Judged(name, True, f"not found in {verdict.seen.steps} steps, gradients judged in {verdict.seen.judged}")

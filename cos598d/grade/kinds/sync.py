@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cos598d.check.card import first_sentences
-from cos598d.check.claims import CLAIMS, trains_like_one_process
+from cos598d.check.claims import CLAIMS
 from cos598d.check.judge import PASSED
-from cos598d.check.spawn import load_no_optimizer
 from cos598d.check.trial import Trial, in_words
 from cos598d.errors import UsageError
 from cos598d.grade.kinds.kind import Kind, all_alike, take_file, take_seconds, take_sizes
@@ -45,8 +44,6 @@ class SyncKind(Kind):
 
     def judge(self, folder: Path, claims: Sequence[str]) -> Iterator[Judged]:
         """Try all claims in the same processes; where one fails, each in its own, on more and more ranks."""
-        if trains_like_one_process.name not in claims:
-            load_no_optimizer()
         try:
             trial = Trial(f"{folder / self.file}:{self.class_name}", self.seconds, folder)
         except UsageError as error:

@@ -25,6 +25,7 @@ EASIEST = ("never_averages", "sums")  # wrong syncs that are always tried: whoev
 DRAWN = 3  # of the right syncs that bear a wrong one's name
 # What a rank has loaded when it is forked: torch.testing, which most tests use, takes a second.
 WARM = [
+    "torch._dynamo",  # for an optimizer's first step
     "cos598d.grade.under_test.on_rank",
     *(f"cos598d.sync.{name}" for name in ("bucketed", "ddp", "ring")),
     "torch.testing",

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TypeGuard
 
 from cos598d.errors import UsageError
+from cos598d.files import read_plain
 from cos598d.terminal.printable import printable
 
 GIVEN = ("sync", "rank", "world_size")
@@ -25,7 +26,7 @@ class StudentTest:
 def read_tests(path: Path) -> list[StudentTest]:
     """The file's tests, in order. Raises UsageError, with the line, for what cannot be run as tests."""
     try:
-        source = path.read_bytes()
+        source = read_plain(path)
     except OSError as error:
         raise UsageError(f"{path.name} cannot be read: {error.strerror}.") from None
     if len(source) > MOST_BYTES:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from cos598d.check.claims.base import Claim, World
+from cos598d.check.nonce import seed_of
 from cos598d.learn.checking import OnLesson
 
 WORDS, WIDTH = 1200, 8
@@ -100,7 +101,7 @@ def _(world: World) -> None:
 def lookups(nonce: int, moment: int, rank: int, size: int) -> torch.Tensor:
     """The words that this rank's batch looks up, (any number,), with repeats: frequent ones and some of its own."""
     same = LOOKED_UP[moment] == "the same rows everywhere"
-    generator = torch.Generator().manual_seed(nonce + 1000 * moment + (0 if same else rank))
+    generator = torch.Generator().manual_seed((nonce if same else seed_of(nonce, rank)) + 1000 * moment)
     if LOOKED_UP[moment] == "nothing on the last rank" and rank == size - 1 and rank:
         return torch.zeros(0, dtype=torch.long)
     frequent = torch.randint(0, 40, (24,), generator=generator)
@@ -110,7 +111,7 @@ def lookups(nonce: int, moment: int, rank: int, size: int) -> torch.Tensor:
 
 def gradient_of(nonce: int, moment: int, rank: int, ids: torch.Tensor) -> torch.Tensor:
     """The embedding's gradient for these lookups, (WORDS, WIDTH)."""
-    generator = torch.Generator().manual_seed(nonce + 1000 * moment + rank + 500)
+    generator = torch.Generator().manual_seed(seed_of(nonce, rank) + 1000 * moment + 500)
     values = torch.randn(len(ids), WIDTH, generator=generator)
     return torch.zeros(WORDS, WIDTH).index_add_(0, ids, values)
 

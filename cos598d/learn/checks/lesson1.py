@@ -92,7 +92,8 @@ def _seeds(nonce: int) -> tuple[int, int]:
 
 def _alike(what: str) -> str:
     return (
-        f"{what}: the ranks then train on each other's examples; draw it from a generator made of seed and epoch alone"
+        f"{what}: the ranks then train on each other's examples; draw it from a generator made of seed and epoch "
+        "alone, without hash() of a text, which differs from process to process"
     )
 
 
@@ -107,25 +108,30 @@ def shares_make_the_batch(on: OnLesson) -> None:
 @shares_make_the_batch.judgement
 def _(world: World) -> None:
     for size in BATCHES:
-        batch, shares = _batch(world.nonce, size), [_list(each, size) for each in world.reported(str(size), list)]
-        taken = Counter(example for each in shares for example in each)
-        sizes = [len(each) for each in shares]
-        told = f"expected {size} examples in shares of {size // world.size} to {-(-size // world.size)}, got {sizes}"
-        lost = [example for example in batch if not taken[example]]
-        double = [example for example in batch if taken[example] > 1]
-        strange = _strange(batch, shares)
-        if strange:
-            world.find(0, strange, told)
-        elif double:
-            owners = [rank for rank, each in enumerate(shares) if double[0] in each]
-            words = f"an example of a batch of {size} is in the shares of ranks {owners[0]} and {owners[-1]}"
-            world.find(owners[-1], f"{words}: each belongs to one rank", told)
-        elif lost:
-            words = f"{len(lost)} of {size} examples are in no rank's share on {world.size} ranks"
-            world.find(0, f"{words}: the remainder is to be shared out too", told)
-        elif max(sizes) - min(sizes) > 1:
-            words = f"the shares of {size} examples on {world.size} ranks have sizes {sizes}"
-            world.find(0, f"{words}: they may differ by one at most, since all wait for the largest", told)
+        _judge_shares(world, size, [_list(each, size) for each in world.reported(str(size), list)])
+
+
+def _judge_shares(world: World, size: int, shares: list[list[int]]) -> None:
+    """That the shares of a batch of that size are the batch, without doubles, and differ by one at most."""
+    batch = _batch(world.nonce, size)
+    taken = Counter(example for each in shares for example in each)
+    sizes = [len(each) for each in shares]
+    told = f"expected {size} examples in shares of {size // world.size} to {-(-size // world.size)}, got {sizes}"
+    lost = [example for example in batch if not taken[example]]
+    double = [example for example in batch if taken[example] > 1]
+    strange = _strange(batch, shares)
+    if strange:
+        world.find(0, strange, told)
+    elif double:
+        owners = [rank for rank, each in enumerate(shares) if double[0] in each]
+        words = f"an example of a batch of {size} is in the shares of ranks {owners[0]} and {owners[-1]}"
+        world.find(owners[-1], f"{words}: each belongs to one rank", told)
+    elif lost:
+        words = f"{len(lost)} of {size} examples are in no rank's share on {world.size} ranks"
+        world.find(0, f"{words}: the remainder is to be shared out too", told)
+    elif max(sizes) - min(sizes) > 1:
+        words = f"the shares of {size} examples on {world.size} ranks have sizes {sizes}"
+        world.find(0, f"{words}: they may differ by one at most, since all wait for the largest", told)
 
 
 @Claim
@@ -157,10 +163,13 @@ def _(world: World) -> None:
         if (found - right).abs().max() <= 1e-6 * right.abs().max():
             continue
         wanted = [n * len(each) / size for each in shares]
+        if all(abs(w - right_one) < 1e-9 for w, right_one in zip(weights, wanted, strict=True)):
+            _judge_shares(world, size, shares)  # right weights of shares that are not the batch
+            continue
         rank = max(range(n), key=lambda r: abs(weights[r] - wanted[r]))
-        told = f"a share of {len(shares[rank])} of {size} examples on {n} ranks: expected {wanted[rank]:.4g}, got "
+        told = f"a share of {len(shares[rank])} of {size} examples on {n} ranks: expected {wanted[rank]:.6g}, got "
         world.find(
-            rank, f"rank {rank}'s weight is wrong: {_why(weights, shares, size, n)}", f"{told}{weights[rank]:.4g}"
+            rank, f"rank {rank}'s weight is wrong: {_why(weights, shares, size, n)}", f"{told}{weights[rank]:.6g}"
         )
 
 

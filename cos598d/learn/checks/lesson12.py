@@ -14,7 +14,7 @@ EVERY, STEPS = 3, 10  # three rounds, and a step of the next
 AVERAGE, MOMENTUM = "the plain average", "an outer step with momentum"
 SETTINGS = {MOMENTUM: (0.7, 0.9), AVERAGE: (1.0, 0.0)}  # outer rate and momentum
 LONG_EVERY, LONG_STEPS = 8, 64
-BAND = 0.5  # between averaging gradients in every step and never talking
+WITHIN = 0.01  # of the formula's loss: rounding, which grows over the steps
 
 
 def rounds(on: OnLesson, label: str, after: Callable[[int, nn.Module], None]) -> None:
@@ -83,7 +83,7 @@ def _(world: World) -> None:
 
 @Claim
 def trains(on: OnLesson) -> None:
-    """A network that is trained in rounds ends near the loss of averages in every step."""
+    """A network that is trained in rounds ends with the loss of the formula, within 1 %."""
     model = network(on.nonce)
     local = on.student.LocalSGD(on.comm, model, LONG_EVERY, *SETTINGS[MOMENTUM])
     for step in range(LONG_STEPS):
@@ -94,16 +94,18 @@ def trains(on: OnLesson) -> None:
 
 @trains.judgement
 def _(world: World) -> None:
-    loss = {}
-    for label, every in (("every step", 1), ("never", LONG_STEPS + 1)):
-        last = simulate(world.nonce, world.size, every, LONG_STEPS, SETTINGS[AVERAGE], RIGHT)[-1]
-        loss[label] = sum(loss_of(weights, world) for weights in last) / world.size
-    most = loss["every step"] + BAND * (loss["never"] - loss["every step"])
+    def mean_loss(every: int, label: str) -> float:
+        last = simulate(world.nonce, world.size, every, LONG_STEPS, SETTINGS[label], RIGHT)[-1]
+        return sum(loss_of(weights, world) for weights in last) / world.size
+
+    right = mean_loss(LONG_EVERY, MOMENTUM)
     for rank, weights in enumerate(world.handed_in("after training", dict(network(0).named_parameters()))):
         found = loss_of(weights, world)
-        words = f"after {LONG_STEPS} steps in {LONG_STEPS // LONG_EVERY} rounds rank {rank}'s loss is {found:.4f}, and "
-        words += f"should be at most {most:.4f}: averages in every step end at {loss['every step']:.4f}, ranks that "
-        world.require(found <= most, f"{words}never talk at {loss['never']:.4f}", rank)
+        if not abs(found - right) <= WITHIN * right:
+            words = f"after {LONG_STEPS} steps in {LONG_STEPS // LONG_EVERY} rounds rank {rank}'s loss is {found:.4f}, "
+            words += f"and the formula's is {right:.4f}: averages in every step end at {mean_loss(1, AVERAGE):.4f}, "
+            world.find(rank, f"{words}ranks that never talk at {mean_loss(LONG_STEPS + 1, AVERAGE):.4f}")
+            return
 
 
 def moment(label: str, step: int) -> str:

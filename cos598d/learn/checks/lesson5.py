@@ -1,5 +1,6 @@
 """Lesson 5: the sum of tensors of any length, by 2(n-1) messages from each rank to one neighbour."""
 
+from collections import Counter
 from types import ModuleType
 
 import torch
@@ -7,6 +8,7 @@ import torch
 from cos598d.check.claims.base import Claim, MakeSync, World
 from cos598d.check.comparison import Comparison, Local
 from cos598d.check.evidence import BadEvidence
+from cos598d.check.nonce import seed_of
 from cos598d.learn.checking import Check, Checks, OnLesson
 from cos598d.learn.checks.common import record
 from cos598d.learn.events import RECEIVE, SEND, from_rows
@@ -22,16 +24,49 @@ HALF = "a tensor of 12 elements of float16"
 
 def _tensor(nonce: int, rank: int, length: int) -> torch.Tensor:
     """What a rank begins with: between 0.5 and 1.5, so that nothing cancels."""
-    return torch.rand(length, generator=torch.Generator().manual_seed(nonce + 7919 * rank + length)) + 0.5
+    return torch.rand(length, generator=torch.Generator().manual_seed(seed_of(nonce, rank) + length)) + 0.5
+
+
+def _number(nonce: int, rank: int) -> float:
+    """What each element of a rank's tensor is where messages are counted: sums of a few are exact, and no two alike."""
+    return float(torch.randint(1, 1 << 20, (), generator=torch.Generator().manual_seed(seed_of(nonce, rank))))
 
 
 def _half(nonce: int, rank: int) -> torch.Tensor:
     """What a rank begins with of another dtype: whole numbers from 1 to 8, whose sums are exact."""
-    return torch.randint(1, 9, (12,), generator=torch.Generator().manual_seed(nonce + 7919 * rank)).half()
+    return torch.randint(1, 9, (12,), generator=torch.Generator().manual_seed(seed_of(nonce, rank))).half()
 
 
 def _name(length: int) -> str:
     return f"a tensor of {length} element{'s' if length > 1 else ''}"
+
+
+class _Watch:
+    """Sees a tensor when its second half of messages begins, if there is one, and all that comes in by messages."""
+
+    def __init__(self, tensor: torch.Tensor, ranks: int):
+        self.halfway: torch.Tensor | None = None
+        self.came: Counter[float] = Counter()
+        self._tensor, self._begun, self._half = tensor, 0, 2 * (ranks - 1)
+
+    def look(self) -> None:
+        """A message is about to begin."""
+        if self._begun == self._half:
+            self.halfway = self._tensor.clone()
+        self._begun += 1
+
+    def ended(self, is_sent: bool, peer: int, part: torch.Tensor, started: float) -> None:
+        """A message was waited for, which sent `part`, or has come in there."""
+        if not is_sent:
+            self.came.update(part.flatten().tolist())
+
+
+def _watched(on: OnLesson, tensor: torch.Tensor) -> _Watch:
+    """The student's all-reduce of the tensor, seen message by message."""
+    watch = on.comm.probe = _Watch(tensor, on.world_size)
+    on.student.all_reduce(on.comm, tensor)
+    on.comm.probe = None
+    return watch
 
 
 @Claim
@@ -40,7 +75,9 @@ def sums(on: OnLesson) -> None:
     found = {}
     for length in LENGTHS:
         found[_name(length)] = _tensor(on.nonce, on.rank, length)
-        on.student.all_reduce(on.comm, found[_name(length)])
+        watch = _watched(on, found[_name(length)])
+        if length == LONGEST:
+            on.hand_in("halfway", {"tensor": watch.halfway})
     found[HALF] = _half(on.nonce, on.rank)
     on.student.all_reduce(on.comm, found[HALF])
     on.hand_in("after", found)
@@ -53,7 +90,9 @@ def _(world: World) -> None:
     half = torch.stack([_half(world.nonce, rank) for rank in range(world.size)]).sum(dim=0)
     handed_in = world.handed_in("after", {**right, HALF: half})
     found = [{name: each[name] for name in right} for each in handed_in]
-    _judge_parts(world, [each[_name(LONGEST)] for each in own], [each[_name(LONGEST)] for each in found])
+    longest = [each[_name(LONGEST)] for each in own]
+    halfway = [each["tensor"] for each in world.handed_in("halfway", {"tensor": longest[0]})]
+    _judge_parts(world, longest, [each[_name(LONGEST)] for each in found], halfway)
     world.compare(Comparison("", 0, Local([[dict(each) for each in own]]), found, dict(right)))
     halves = [each[HALF] for each in handed_in]
     wrong = next((rank for rank, each in enumerate(halves) if each is None or not each.equal(half)), None)
@@ -63,10 +102,17 @@ def _(world: World) -> None:
         world.find(wrong, f"{words}: {why}", f"on {world.size} ranks, in {HALF}")
 
 
-def _judge_parts(world: World, own: list[torch.Tensor], found: list[torch.Tensor | None]) -> None:
-    """Find what the parts of the longest tensor hold where they are not the sum: whose numbers, and how often."""
+def _judge_parts(
+    world: World, own: list[torch.Tensor], found: list[torch.Tensor | None], halfway: list[torch.Tensor | None]
+) -> None:
+    """Find what the parts of the longest tensor hold where they are not the sum: whose numbers, and how often.
+
+    `halfway` are the tensors when each rank began its second half.
+    """
     n = world.size
-    holds = [[_held(each, own, part) for part in range(n)] for each in found]
+    holds, held_halfway = (
+        [[_held(each, own, part) for part in range(n)] for each in some] for some in (found, halfway)
+    )
     flat = [(rank, part, times) for rank, parts in enumerate(holds) for part, times in enumerate(parts)]
     wrong = [(rank, part, times) for rank, part, times in flat if times is not None and times != [1] * n]
     if not wrong or any(times is None for *_, times in flat):
@@ -75,12 +121,16 @@ def _judge_parts(world: World, own: list[torch.Tensor], found: list[torch.Tensor
     if all(times == [int(r == rank) for r in range(n)] for rank, _, times in flat):
         return  # nothing came in at all
     where = f"part {part} of rank {rank}'s tensor"
-    each_has_one = all(sum(times == [1] * n for times in parts) == 1 for parts in holds)
+    each_has_one = all(parts.count([1] * n) == 1 for parts in holds)
+    is_collected = {parts.index([1] * n) for parts in held_halfway if [1] * n in parts} == set(range(n))
     twice = next((f"rank {r}'s numbers {count} times" for r, count in enumerate(times) if count > 1), "")
     if twice:
         words = f"{where} has {twice}: in the second half what comes in replaces what stands there, and is not added"
     elif each_has_one:
         words = f"each rank has the sum of one part alone ({where} has none): the second half hands parts round"
+    elif is_collected:
+        words = f"{where} is not the sum, and the first half was right, which left each rank the sum of one part: in "
+        words += "the second half, which part goes out, and which comes in, at each step?"
     elif sum(times) == 1:
         words = f"{where} is rank {times.index(1)}'s own: in the first half what comes in is added to what stands there"
     else:
@@ -107,9 +157,12 @@ def _held(found: torch.Tensor | None, own: list[torch.Tensor], part: int) -> lis
 @Claim
 def neighbours_only(on: OnLesson) -> None:
     """Each rank sends 2(n-1) messages of S/n bytes, all of them to one rank, and receives as many from one."""
+    tensor = torch.full((WHOLE,), _number(on.nonce, on.rank))
     on.comm.begin_record()
-    on.student.all_reduce(on.comm, _tensor(on.nonce, on.rank, WHOLE))
+    came = _watched(on, tensor).came
     on.report_events()
+    on.report("came", list(came.items()))
+    on.hand_in("after", {"tensor": tensor})
 
 
 @neighbours_only.judgement
@@ -136,6 +189,33 @@ def _(world: World) -> None:
             world.require(
                 len(peers) <= 1 or not is_right, told.replace("from which all go", "they all come from"), rank
             )
+    if not world.findings:
+        _judge_what_came(world)
+
+
+def _judge_what_came(world: World) -> None:
+    """That the sums are made of what came in: of n-1 parts the whole sum, of one all but the rank's own number."""
+    n, like = world.size, torch.zeros(WHOLE)
+    own = [_number(world.nonce, rank) for rank in range(n)]
+    right = torch.full_like(like, sum(own))
+    for rank, after in enumerate(world.handed_in("after", {"tensor": like})):
+        found = after["tensor"]
+        came = Counter({float(value): int(times) for value, times in world.reported("came", list)[rank]})
+        has_come = came[sum(own)] >= (n - 1) * WHOLE // n and came[sum(own) - own[rank]] >= WHOLE // n
+        if found is not None and found.equal(right) and not has_come:
+            words = f"rank {rank} has the sum, and its messages did not bring it: {came[sum(own)]} of {WHOLE} elements "
+            words += f"came in as the whole sum on {n} ranks, expected {(n - 1) * WHOLE // n}"
+            world.find(rank, f"{words}: the sum has to be made of messages")
+        elif _has_summed(world) and not (found is not None and found.equal(right)):
+            world.find(rank, f"rank {rank} has no sum of the tensor whose messages are counted, and of others it has")
+
+
+def _has_summed(world: World) -> bool:
+    """Whether the ranks had the sum of the longest tensor, in the check before."""
+    name = _name(LONGEST)
+    right = torch.stack([_tensor(world.nonce, rank, LONGEST) for rank in range(world.size)]).sum(dim=0)
+    found = [each.get(sums.name, "after", {name: right})[name] for each in world.evidence]
+    return all(each is not None and torch.allclose(each, right) for each in found)
 
 
 def _why(messages: int, moved: int, n: int, size: int) -> str:
@@ -176,4 +256,7 @@ _OWN = {
     "twice": "rank {rank}'s result is the average over {n} ranks: an all-reduce is the sum, without a division",
     "local": "rank {rank} still has its own tensor: what comes in must be added into a view of `tensor`, in place",
 }
-CHECKS = Checks((Check(sums, (3, 2, 4), _OWN), Check(neighbours_only, (3, 4))), _ring, record_ring)
+_MESSAGES = ("send", "receive")
+CHECKS = Checks(
+    (Check(sums, (3, 2, 4), _OWN, only=_MESSAGES), Check(neighbours_only, (3, 4), only=_MESSAGES)), _ring, record_ring
+)

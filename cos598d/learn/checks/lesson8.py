@@ -24,11 +24,15 @@ NEAR = 1e-4  # of the largest weight: rounding grows over the steps
 
 @dataclass(frozen=True)
 class Loop:
-    """What a loop is meant to do: the examples of a step, and the norm that its gradient is clipped to (0: none)."""
+    """What a loop is meant to do: the examples of a step, and the norm that its gradient is clipped to (0: none).
+
+    A rank computes its share of them in so many `parts`.
+    """
 
     name: str
     batch: int = 12
     max_norm: float = 0.0
+    parts: int = 1
 
     @property
     def says(self) -> str:
@@ -42,7 +46,7 @@ LOOPS = (
     Loop("first_loop", max_norm=0.1),
     Loop("second_loop"),
     Loop("third_loop", max_norm=0.1),
-    Loop("fourth_loop"),
+    Loop("fourth_loop", parts=3),
     Loop("fifth_loop"),
     Loop("sixth_loop", batch=11),
 )
@@ -81,6 +85,8 @@ def claim_of(loop: Loop) -> Claim:
 
     def observe(on: OnLesson) -> None:
         model, data = network(on.nonce), examples(on.nonce)
+        computed: list[int] = []
+        model.register_forward_pre_hook(lambda _, inputs: computed.append(len(inputs[0])))
         began, observer = time.perf_counter(), Observer(STEPS, _nothing, _nothing)
         try:
             getattr(on.student, loop.name)(on.rank, on.world_size, model, *data)
@@ -88,6 +94,7 @@ def claim_of(loop: Loop) -> Claim:
             observer.close()
         about = {"run": loop.name, "rank": on.rank, "world_size": on.world_size, "host": "", "script": loop.name}
         on.report("book", book_of(observer, about, time.perf_counter() - began, 0))
+        on.report("largest", max(computed, default=0))
         on.hand_in("weights", dict(model.named_parameters()))
 
     observe.__name__, observe.__doc__ = loop.name, loop.says
@@ -111,6 +118,15 @@ def _judge(loop: Loop, world: World) -> None:
     if verdict.seen.steps != STEPS:
         steps = f"{loop.name} makes {number_of(verdict.seen.steps, 'step')} on a rank, expected {STEPS}"
         world.find(0, f"{steps}: mend what is wrong, and leave the rest as it is")
+        return
+    for rank, largest in enumerate(world.reported("largest", int)):
+        part = loop.batch // world.size // loop.parts
+        words = (
+            f"{loop.name} computes {number_of(largest, 'example')} at a time on rank {rank} of {world.size}, expected "
+        )
+        words += f"{part}: its share is to be computed in {loop.parts} parts"
+        world.require(loop.parts == 1 or largest == part, words, rank)
+    if world.findings:
         return
     right = one_process(loop, world.nonce)
     for rank, weights in enumerate(world.handed_in("weights", right)):

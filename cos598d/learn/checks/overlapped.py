@@ -8,12 +8,15 @@ from torch import nn
 from cos598d.check.claims.base import Claim, World, moment_of
 from cos598d.check.comparison import Comparison, Gradients, Local
 from cos598d.check.evidence import BadEvidence
+from cos598d.check.nonce import seed_of
 from cos598d.learn.checking import OnLesson, record_steps
 from cos598d.learn.events import CALL, COMPUTE, WAIT, Event, before, from_rows
 
 # All layers are of one size, so that to mix them up is no error; each is larger than a bucket of lesson 7.
 WIDTH, BRANCHES, STEPS = 24, 4, 2
 NARROW = 10  # of a chain of layers
+NEAR = 1e-3  # of the largest element
+MOST_MOVED = 1.25  # times the gradients: ranks may agree on what was used, too
 LATE = 3  # gradients that may come before a call is begun that could have been: buckets differ in how many they take
 
 
@@ -42,7 +45,7 @@ def _branches(nonce: int) -> Branches:
 
 
 def _loss(module: nn.Module, nonce: int, rank: int, step: int) -> torch.Tensor:
-    inputs = torch.randn(5, WIDTH, generator=torch.Generator().manual_seed(nonce + 7919 * rank + step))
+    inputs = torch.randn(5, WIDTH, generator=torch.Generator().manual_seed(seed_of(nonce, rank) + step))
     return module(inputs, [(place + rank + step) % BRANCHES for place in range(BRANCHES)])
 
 
@@ -112,13 +115,18 @@ def chain(nonce: int) -> Chain:
 
 def chain_inputs(nonce: int, rank: int, step: int) -> torch.Tensor:
     """What a rank sees in a step, (5, NARROW)."""
-    return torch.randn(5, NARROW, generator=torch.Generator().manual_seed(nonce + 7919 * rank + step))
+    return torch.randn(5, NARROW, generator=torch.Generator().manual_seed(seed_of(nonce, rank) + step))
 
 
 @Claim
 def begins_during_backward(on: OnLesson) -> None:
     """Each call begins soon after its gradients are there, while backward goes on; none is waited for before finish."""
-    record_steps(on, chain(on.nonce), lambda module, step: module(chain_inputs(on.nonce, on.rank, step)))
+    model = chain(on.nonce)
+
+    def keep(step: int) -> None:
+        on.hand_in_gradients(moment_of("", step), model)
+
+    record_steps(on, model, lambda module, step: module(chain_inputs(on.nonce, on.rank, step)), keep)
 
 
 @begins_during_backward.judgement
@@ -132,18 +140,50 @@ def _(world: World) -> None:
         if not ended:
             raise BadEvidence(f"rank {rank} did not report the end of backward")
         _judge_events(world, rank, events, ended[-1])
+    if not world.findings:
+        _judge_recorded(world)
+
+
+def _judge_recorded(world: World) -> None:
+    """That the steps of which calls are judged leave the averages, or what other checks see: a multiple of them."""
+    like = dict(chain(world.nonce).named_parameters())
+    for step in range(STEPS):
+        own = []
+        for rank in range(world.size):
+            model = chain(world.nonce)
+            gradients = torch.autograd.grad(model(chain_inputs(world.nonce, rank, step)), list(model.parameters()))
+            own.append(dict(zip(like, gradients, strict=True)))
+        right = {name: torch.stack([each[name] for each in own]).sum(dim=0) for name in like}
+        for rank, found in enumerate(world.handed_in(moment_of("", step), like)):
+            for name, total in right.items():
+                if not _is_multiple(found[name], total):
+                    words = f"rank {rank} has no average of {name} after the step whose calls are looked at"
+                    world.find(rank, f"{words}: what begins while backward runs must be what is averaged")
+                    return
+
+
+def _is_multiple(found: torch.Tensor | None, total: torch.Tensor) -> bool:
+    if found is None or not found.isfinite().all():
+        return False
+    factor = ((found * total).sum() / total.square().sum()).item()
+    return factor > 0 and bool((found - factor * total).abs().max() <= NEAR * factor * total.abs().max())
 
 
 def _judge_events(world: World, rank: int, events: Sequence[Event], ended: float) -> None:
     calls = [event for event in events if event.kind == CALL]
     arrived = [event.end for event in events if event.kind == COMPUTE and event.tensors]
-    early, count = before(calls, ended, CALL), len(list(chain(world.nonce).parameters()))
+    early, gradients = before(calls, ended, CALL), list(chain(world.nonce).parameters())
+    count, size = len(gradients), sum(each.nbytes for each in gradients)
     world.require(
         2 * len(early) >= len(calls) and bool(early),
         f"rank {rank} begins {len(early)} of {len(calls)} calls before backward ends, expected most of them: begin "
         f"each in the hook of its gradient (model of {count} gradients)",
         rank,
     )
+    moved, soon = (sum(event.bytes for event in events) for events in (calls, early))
+    words = f"rank {rank} makes {moved} bytes of calls for {size} bytes of gradients, of which {soon} are begun before "
+    words += "backward ends: expected most of them, and each gradient in one call"
+    world.require(moved <= MOST_MOVED * size and 2 * soon >= size, words, rank)
     waited = [event for event in events if event.kind in (CALL, WAIT) and event.end < ended]
     name = waited[0].name if waited else ""
     world.require(

@@ -1,5 +1,6 @@
 """Lesson 11: the optimizers that a student's file is given, and what is wrong with weights after a step, in words."""
 
+import gc
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
@@ -28,8 +29,10 @@ class Optimizers:
         return self.made[-1]
 
     def state_bytes(self) -> int:
-        """Of all of them; a counter of steps does not count."""
-        kept = [value for each in self.made for state in each.state.values() for value in state.values()]
+        """Of all optimizers of torch's that this process has, whoever made them; a counter of steps does not count."""
+        others = [each for each in gc.get_objects() if isinstance(each, torch.optim.Optimizer)]
+        every = {id(each): each for each in (*self.made, *others)}.values()
+        kept = [value for each in every for state in each.state.values() for value in state.values()]
         return sum(value.nbytes for value in kept if isinstance(value, torch.Tensor) and value.dim())
 
 

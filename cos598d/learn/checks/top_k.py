@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from cos598d.check.claims.base import Claim, World
+from cos598d.check.nonce import seed_of
 from cos598d.learn.checking import OnLesson
 from cos598d.learn.checks.embedding_rows import near
 from cos598d.learn.checks.top_k_ways import MISTAKES, RIGHT, Simulation, Variant, count_of
@@ -42,19 +43,19 @@ def takes_any_size(on: OnLesson) -> None:
 def _(world: World) -> None:
     for elements in ODD_SIZES:
         own = [_odd_gradient(world.nonce, elements, rank) for rank in range(world.size)]
-        right = Simulation(SHARE, RIGHT).average("any", own)
+        right = Simulation(SHARE, RIGHT).average("any", own)[0]
         for rank, each in enumerate(world.handed_in(_odd(elements), {"gradient": right})):
             found = each["gradient"]
             if found is None or not near(found, right):
-                world.find(rank, f"{_odd(elements)} on rank {rank}: {_why_odd(found, right, own)}")
+                world.find(rank, f"{_odd(elements)} on rank {rank}: {_why_odd(found, right, own, rank)}")
                 return
 
 
-def _why_odd(found: torch.Tensor | None, right: torch.Tensor, own: Sequence[torch.Tensor]) -> str:
+def _why_odd(found: torch.Tensor | None, right: torch.Tensor, own: Sequence[torch.Tensor], rank: int) -> str:
     if found is None:
         return "the gradient is gone"
     for way in MISTAKES:
-        if near(found, Simulation(SHARE, way).average("any", own)):
+        if near(found, Simulation(SHARE, way).average("any", own)[rank]):
             return way.words
     if len(right) > 1 << 15 and not found[1 << 15 :].any():
         return "nothing arrives at places above 32,767: send a place as int32, since it does not fit into 16 bits"
@@ -66,7 +67,7 @@ def _odd(elements: int) -> str:
 
 
 def _odd_gradient(nonce: int, elements: int, rank: int) -> torch.Tensor:
-    return torch.randn(elements, generator=torch.Generator().manual_seed(nonce + elements + rank))
+    return torch.randn(elements, generator=torch.Generator().manual_seed(seed_of(nonce, rank) + elements))
 
 
 @Claim
@@ -89,14 +90,16 @@ def step_gradient(nonce: int, step: int, name: str, rank: int) -> torch.Tensor:
     """A rank's gradient in a step, (ELEMENTS,): zero after the first few."""
     if step >= WITH_GRADIENTS:
         return torch.zeros(ELEMENTS)
-    generator = torch.Generator().manual_seed(nonce + 100 * step + 10 * NAMES.index(name) + rank)
+    generator = torch.Generator().manual_seed(seed_of(nonce, rank) + 100 * step + 10 * NAMES.index(name))
     return torch.randn(ELEMENTS, generator=generator)
 
 
-def simulate(gradients: Sequence[Sequence[Sequence[torch.Tensor]]], way: Variant) -> list[list[torch.Tensor]]:
-    """What `average` makes of gradients [step][name][rank]: results [step][name]."""
+def simulate(
+    gradients: Sequence[Sequence[Sequence[torch.Tensor]]], way: Variant, rank: int
+) -> list[list[torch.Tensor]]:
+    """What `average` makes of gradients [step][name][rank] on one rank: results [step][name]."""
     simulation = Simulation(SHARE, way)
-    return [[simulation.average(*each) for each in zip(NAMES, step, strict=True)] for step in gradients]
+    return [[simulation.average(*each)[rank] for each in zip(NAMES, step, strict=True)] for step in gradients]
 
 
 @feeds_back.judgement
@@ -121,7 +124,7 @@ def wrong_steps(
     found: Sequence[Sequence[torch.Tensor | None]], gradients: Sequence[Sequence[Sequence[torch.Tensor]]], rank: int
 ) -> str:
     """What is wrong with a rank's results [step][name], in words; "" if nothing is."""
-    right = simulate(gradients, RIGHT)
+    right = simulate(gradients, RIGHT, rank)
     first = next((place for place in _moments() if not _same(found, right, place)), None)
     if first is None:
         return ""
@@ -139,7 +142,7 @@ def wrong_steps(
         belong = count_of(SHARE, len(own), RIGHT)
         return f"{where}: the whole average arrived, and only {belong} elements of each rank's belong there"
     for mistake in MISTAKES:
-        made = simulate(gradients, mistake)
+        made = simulate(gradients, mistake, rank)
         if all(_same(found, made, place) for place in _moments()):
             return f"{where}: {mistake.words}"
     element = int((value - right[step][name]).abs().argmax())
@@ -207,7 +210,7 @@ def examples(nonce: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
     """A rank's inputs (64, 16), and what a teacher, the same for all ranks, says of them (64, 4)."""
     generator = torch.Generator().manual_seed(nonce + 7)
     one, two = torch.randn(16, 24, generator=generator) / 4, torch.randn(24, 4, generator=generator) / 4
-    generator.manual_seed(nonce + 70 + rank)
+    generator.manual_seed(seed_of(nonce, rank) + 70)
     inputs = torch.randn(64, 16, generator=generator)
     return inputs, torch.tanh(inputs @ one) @ two
 
@@ -236,7 +239,7 @@ def trained(nonce: int, size: int, share: float, way: Variant) -> dict[str, torc
         losses = [nn.functional.mse_loss(model(inputs), targets) for inputs, targets in data]
         by_rank = [torch.autograd.grad(loss, list(model.parameters())) for loss in losses]
         flats = [torch.cat([gradient.flatten() for gradient in gradients]) for gradients in by_rank]
-        step(model, simulation.average("all", flats))
+        step(model, simulation.average("all", flats)[0])
     return model.state_dict()
 
 

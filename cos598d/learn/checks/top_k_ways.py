@@ -18,6 +18,7 @@ class Variant:
     by_name: bool = True
     rounded_up: bool = False
     least: int = 1
+    joins: str = "adds"
 
 
 RIGHT = Variant("")
@@ -29,6 +30,22 @@ MISTAKES = (
     Variant("what earlier steps held back is lost: hold back the rest of gradient and held back together", held="new"),
     Variant("what arrived was taken off what is held back, and not what this rank sent", held="less the average"),
     Variant("all names share what is held back: keep it by name", by_name=False),
+    Variant(
+        "where two ranks sent an element only one of them is left: add what comes in, gradient[places] += values",
+        joins="replaces",
+    ),
+    Variant("the rank's own gradient is left below what comes in: set it to zero first", joins="on its own"),
+    Variant(
+        "an element is divided by the number of ranks that sent it: divide by n, since who did not send it counts as 0",
+        joins="by senders",
+    ),
+    Variant(
+        "values were put at this rank's places: each rank's values belong at its own places", joins="at its places"
+    ),
+    Variant(
+        "what is held back was overwritten by the average: keep a copy (clone) before `gradient` changes",
+        held="the result",
+    ),
     Variant("k is rounded, and is to be cut off: max(1, int(share * elements))", rounded_up=True),
     Variant("nothing of a small tensor travels: k is max(1, int(share * elements))", least=0),
 )
@@ -46,8 +63,8 @@ class Simulation:
         self._share, self._way = share, way
         self._held: dict[tuple[str, int], torch.Tensor] = {}
 
-    def average(self, name: str, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
-        """What every rank is left with, from each rank's own (elements,)."""
+    def average(self, name: str, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """What each rank is left with, from each rank's own (elements,)."""
         way, sent, wholes, places = self._way, [], [], []
         keys = [(name if way.by_name else "", rank) for rank in range(len(gradients))]
         for key, gradient in zip(keys, gradients, strict=True):
@@ -55,13 +72,33 @@ class Simulation:
             order = wholes[-1] if way.signed else wholes[-1].abs()
             places.append(order.topk(count_of(self._share, len(gradient), way)).indices)
             sent.append(torch.zeros_like(gradient).index_copy_(0, places[-1], wholes[-1][places[-1]]))
-        average = torch.stack(sent).sum(dim=0) / (len(gradients) if way.divides else 1)
+        averages = [self._joined(rank, sent, wholes, places) for rank in range(len(gradients))]
         for rank, key in enumerate(keys):
             self._held[key] = {
                 "the rest": wholes[rank] - sent[rank],
-                "nothing": torch.zeros_like(average),
+                "nothing": torch.zeros_like(wholes[rank]),
                 "all": wholes[rank],
                 "new": gradients[rank].clone().index_fill_(0, places[rank], 0),
-                "less the average": wholes[rank] - average,
+                "less the average": wholes[rank] - averages[rank],
+                "the result": averages[rank],
             }[way.held]
-        return average
+        return averages
+
+    def _joined(
+        self, rank: int, sent: Sequence[torch.Tensor], wholes: Sequence[torch.Tensor], places: Sequence[torch.Tensor]
+    ) -> torch.Tensor:
+        """What one rank makes of all that was sent."""
+        way = self._way
+        total = torch.stack(list(sent)).sum(dim=0)
+        if way.joins == "replaces":
+            for one, where in zip(sent, places, strict=True):
+                total[where] = one[where]
+        elif way.joins == "on its own":
+            total += wholes[rank]
+        elif way.joins == "at its places":
+            values = torch.stack([whole[where] for whole, where in zip(wholes, places, strict=True)]).sum(dim=0)
+            total = torch.zeros_like(total).index_copy_(0, places[rank], values)
+        elif way.joins == "by senders":
+            senders = torch.stack([torch.zeros_like(total).index_fill_(0, where, 1) for where in places]).sum(dim=0)
+            return total / senders.clamp(min=1)
+        return total / (len(sent) if way.divides else 1)

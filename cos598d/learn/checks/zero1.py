@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from cos598d.check.claims.base import Claim, World
+from cos598d.check.nonce import seed_of
 from cos598d.check.proof.model import Parts, ProofFeatures, ProofModel, proof_model
 from cos598d.learn.checking import OnLesson
 from cos598d.learn.checks.stepping import OPTIMIZERS, SPARE, Optimizers, judge_bytes, near, wrong_step
@@ -19,7 +20,7 @@ ADAMW = "AdamW"
 def train(on: OnLesson, kind: str, make: Optimizers, after) -> None:
     """Steps by a student's Zero1 with an optimizer of this kind; `after(step, model)` is called after each."""
     steps = OPTIMIZERS[kind][0]
-    model, data = proof_model(on.nonce, PARTS), features(on.nonce, steps)
+    model, data = proof_model(on.nonce, PARTS), features(on.nonce, on.rank, steps)
     zero = on.student.Zero1(on.comm, model, make)
     for step in range(steps):
         loss_of(model, data, step, on.rank, on.world_size).backward()
@@ -124,9 +125,9 @@ def trained_bytes() -> int:
     return sum(p.nbytes for p in proof_model(0, PARTS).parameters() if p.requires_grad)
 
 
-def features(nonce: int, steps: int) -> ProofFeatures:
-    """The global batches of so many steps, the same on every rank."""
-    return ProofFeatures((BATCH,) * steps, nonce)
+def features(nonce: int, rank: int, steps: int) -> ProofFeatures:
+    """The examples of so many steps, of which `rank` takes its share; other ranks have others."""
+    return ProofFeatures((BATCH,) * steps, seed_of(nonce, rank))
 
 
 def loss_of(model: nn.Module, data: ProofFeatures, step: int, rank: int, size: int) -> torch.Tensor:
@@ -137,12 +138,12 @@ def loss_of(model: nn.Module, data: ProofFeatures, step: int, rank: int, size: i
 def one_process(nonce: int, size: int, kind: str) -> list[dict[str, torch.Tensor]]:
     """The weights at the start and after each step of one process that has all ranks' examples."""
     steps, make = OPTIMIZERS[kind]
-    model, data = proof_model(nonce, PARTS), features(nonce, steps)
+    model, data = proof_model(nonce, PARTS), [features(nonce, rank, steps) for rank in range(size)]
     optimizer = make([p for p in model.parameters() if p.requires_grad])
     found = [_weights(model)]
     for step in range(steps):
         optimizer.zero_grad(set_to_none=True)
-        torch.stack([loss_of(model, data, step, rank, size) for rank in range(size)]).mean().backward()
+        torch.stack([loss_of(model, data[rank], step, rank, size) for rank in range(size)]).mean().backward()
         optimizer.step()
         found.append(_weights(model))
     return found
@@ -150,11 +151,11 @@ def one_process(nonce: int, size: int, kind: str) -> list[dict[str, torch.Tensor
 
 def own_gradients(nonce: int, size: int, weights: Mapping, step: int, steps: int) -> list[torch.Tensor]:
     """Each rank's gradient at these weights, of all that trains, flat."""
-    model, data = proof_model(nonce, PARTS), features(nonce, steps)
+    model, data = proof_model(nonce, PARTS), [features(nonce, rank, steps) for rank in range(size)]
     for name, p in model.named_parameters():
         p.data.copy_(weights[name])
     wanted = [p for p in model.parameters() if p.requires_grad]
-    gradients = (torch.autograd.grad(loss_of(model, data, step, rank, size), wanted) for rank in range(size))
+    gradients = (torch.autograd.grad(loss_of(model, data[rank], step, rank, size), wanted) for rank in range(size))
     return [torch.cat([g.flatten() for g in each]) for each in gradients]
 
 

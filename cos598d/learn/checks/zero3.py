@@ -1,15 +1,20 @@
 """Lesson 11, second part: layers whose weights are there while they compute, an n-th of everything between steps."""
 
 import gc
+import sys
 import time
+from array import array
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional
 
 from cos598d.check.claims.base import Claim, World
+from cos598d.check.nonce import seed_of
 from cos598d.learn.checking import OnLesson
 from cos598d.learn.checks.stepping import OPTIMIZERS, SPARE, Optimizers, judge_bytes, wrong_step
 
@@ -17,6 +22,8 @@ LAYERS = ((7, 48), (48, 48), (48, 48), (48, 5))  # inputs and outputs; not all o
 BATCH = 12
 ADAMW = "AdamW"
 SECONDS_TO_LET_GO = 1.5
+HOLDERS = (list, tuple, dict, set, deque)
+UNTRACKED = (np.ndarray, array, bytes, bytearray, float)
 
 
 @Claim
@@ -140,7 +147,7 @@ def run_layer(number: int, weights: torch.Tensor, inputs: torch.Tensor) -> torch
 
 def examples(nonce: int, step: int, rank: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
     """A rank's share of a step's batch, a `size`-th: inputs (share, 7) and targets (share, 5)."""
-    generator = torch.Generator().manual_seed(nonce + 11 + step)
+    generator = torch.Generator().manual_seed(seed_of(nonce, rank) + 11 + step)
     batch = (torch.randn(BATCH, width, generator=generator) for width in (LAYERS[0][0], LAYERS[-1][1]))
     inputs, targets = (each[rank::size].clone() for each in batch)
     return inputs, targets
@@ -214,8 +221,26 @@ def settled(count: Callable[[], int], most: float) -> int:
 
 
 def held_bytes() -> int:
-    """Of all tensors that this process has in Python, each memory once."""
+    """Of all numbers that this process has in Python: tensors, each memory once, arrays, and lists of numbers."""
     gc.collect()
-    tensors = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
-    places = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}
-    return sum(places.values())
+    tensors, places, seen = {}, {}, set()
+    left = gc.get_objects()
+    while left:
+        each = left.pop()
+        if issubclass(type(each), torch.Tensor):
+            tensors[each.untyped_storage().data_ptr()] = each.untyped_storage().nbytes()
+        # What Python does not keep track of is found where it is held; the rest is in the list.
+        for inner in gc.get_referents(each):
+            if not gc.is_tracked(inner) and id(inner) not in seen and isinstance(inner, (*UNTRACKED, *HOLDERS)):
+                seen.add(id(inner))
+                places[id(inner)] = _own_bytes(inner)
+                if isinstance(inner, HOLDERS):
+                    left.append(inner)
+    return sum(tensors.values()) + sum(places.values())
+
+
+def _own_bytes(value: Any) -> int:
+    """What an array, a text of bytes or a number takes by itself; nothing for what shares another one's memory."""
+    if isinstance(value, np.ndarray):
+        return value.nbytes if value.base is None else 0
+    return 0 if isinstance(value, HOLDERS) else sys.getsizeof(value)

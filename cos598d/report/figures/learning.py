@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import Any
 
 from cos598d.records.conventions import COUNTED, NOT_METRICS
+from cos598d.report.epochs import whole_epochs
 from cos598d.report.load import Run, is_number
 from cos598d.report.numbers import listed
 from cos598d.report.svg import draw, legend_below, line_style
@@ -30,19 +32,19 @@ def metric_names(runs: Sequence[Run]) -> list[str]:
     )
 
 
-def epoch_values(run: Run, metric: str) -> dict[int, float]:
-    """A metric, or one of SPEEDS, by epoch."""
+def epoch_values(run: Run, metric: str, whole: bool = True) -> dict[int, float]:
+    """A metric, or one of SPEEDS, by epoch; with `whole` without those that were cut."""
     place, key = SPEEDS.get(metric, ("", metric))
     found = {}
-    for epoch in run.summary["epochs"]:
-        value = epoch.get(place, {}).get(key) if place else epoch.get(key)
+    for epoch in whole_epochs(run.summary) if whole else run.summary["epochs"]:
+        value: Any = epoch.get(place, {}).get(key) if place else epoch.get(key)
         if is_number(value):
             found[epoch["epoch"]] = value
     return found
 
 
 def metric_figure(runs: Sequence[Run], metric: str, name: str, begins_at_zero: bool = False) -> str | None:
-    """A metric, or one of SPEEDS, after each epoch; None where no run has two epochs of it."""
+    """A metric, or one of SPEEDS, after each whole epoch; None where no run has two of them."""
     series = {run.name: list(epoch_values(run, metric).items()) for run in runs}
     if all(len(points) < 2 for points in series.values()):
         return None

@@ -1,4 +1,4 @@
-"""The figure of the interface in time: bits a second, sent and received, between the samples of a run."""
+"""The figure of the wire in time: bits a second, sent and received, between the samples of a run."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ FAR = 2  # a rate of more than as many times what was carried is not drawn
 
 
 def wire_figure(found: Sequence[Throughput]) -> str | None:
-    """A panel for each run, all on one scale: what rank 0's interface carried; None where nothing was sampled."""
+    """A panel for each run, all on one scale: what rank 0 counted; None where nothing was sampled."""
     if not found:
         return None
     most = max(max(known([*one.sent, *one.received])) for one in found) or 1.0
@@ -40,5 +40,5 @@ def wire_figure(found: Sequence[Throughput]) -> str | None:
         handles = [panels[0].plot([], [], color=colour, linestyle=style)[0] for colour, style in looks]
         legend_below(figure, handles, words)
 
-    label = f"bits a second on rank 0's interface of {listed([one.run for one in found])}"
+    label = f"bits a second of rank 0 of {listed([one.run for one in found])}"
     return draw("wire", label, 30 + 95 * len(found), paint)

@@ -101,13 +101,14 @@ class OverlappingSync(GradientSync):
         """A hook that is called just before something is added to the parameter's gradient."""
 
         def before(_: torch.Tensor) -> None:
-            if parameter not in self._waiting_for:
+            if parameter not in self._waiting_for and not self.has_fault:
                 self._average()
 
         return before
 
     def _on_gradient(self, parameter: nn.Parameter) -> None:
-        if not self._accumulating and parameter in self._waiting_for:
+        # After a fault no other rank makes the calls of what is left of this backward.
+        if not self._accumulating and not self.has_fault and parameter in self._waiting_for:
             self._mark(parameter)
 
     def _mark(self, parameter: nn.Parameter) -> None:

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from cos598d.comm.calls import Pending
+from cos598d.errors import UserError
 from cos598d.sync.base import GradientSync
 from cos598d.sync.codecs import make_codec
 
@@ -28,9 +29,16 @@ class WithCodec(GradientSync):
     """
 
     uses: tuple[str, ...] = ("compress",)
+    takes_sparse = False
 
     def attach(self, model: nn.Module) -> nn.Module:
         module = super().attach(model)
+        odd = next((name for name, p in self.parameters if p.is_complex()), None) if self.options.compress else None
+        if odd is not None:
+            raise UserError(
+                f"{odd} has complex numbers, which --compress {self.options.compress} has no form for. "
+                "Leave compress out for this model."
+            )
         self.codec = make_codec(self.options.compress, self.comm, self.sum_up, self.codec_ranks())
         return module
 
@@ -50,6 +58,11 @@ class WithCodec(GradientSync):
 
     def load_own_state(self, facts: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
         self.codec.load_own_state(tensors)
+
+    def detach(self) -> None:
+        # One that has kept nothing yet: what the old one feeds back is as large as the model.
+        self.codec = make_codec(self.options.compress, self.comm, self.sum_up, self.codec_ranks())
+        super().detach()
 
     @property
     def own_is_lost(self) -> str | None:

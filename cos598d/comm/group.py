@@ -1,0 +1,176 @@
+"""The collectives of a process group that a script opened: errors in words, and sums in place of a ledger's rows."""
+
+import contextlib
+import functools
+import json
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import count
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from cos598d.comm.calls import Call, Pending
+from cos598d.comm.communicator import Communicator
+from cos598d.comm.ledger import GRADIENTS, STATE, Ledger, Row
+from cos598d.comm.moments import Moment, Time
+from cos598d.errors import UserError, one_line
+
+# What ends a sentence about a rank that takes no part.
+AS_MANY_BATCHES = "Give every rank as many batches."
+# How often a rank that waits looks whether another has left.
+LOOK_EVERY = timedelta(seconds=2)
+# By the ranks of a group, the number of its next communicator, which is the same on every rank.
+_NUMBERS: dict[tuple[int, ...], Iterator[int]] = defaultdict(count)
+
+
+@dataclass
+class TensorTotals:
+    """What has travelled for one tensor or bucket: calls, and bytes by the ledger's formulas."""
+
+    calls: int = 0
+    payload_bytes: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+
+
+class TensorLedger(Ledger):
+    """A ledger that keeps sums by purpose and tensor and no rows, so that it does not grow with the steps."""
+
+    def __init__(self):
+        super().__init__()
+        self._totals: dict[tuple[str, str], TensorTotals] = {}
+
+    def enter(self, row: Row) -> None:
+        total = self._totals.setdefault((row.purpose, row.tensor), TensorTotals())
+        total.calls += 1
+        total.payload_bytes += row.payload_bytes
+        total.bytes_sent += row.bytes_sent
+        total.bytes_received += row.bytes_received
+
+    def enter_call(self, facts: dict[str, Any], time: Time, started: Moment, ended: Moment) -> None:
+        self.enter(Row(self.iteration, **facts, seconds=None))  # seconds are not kept, and no host waits for them
+
+    def totals(self, purpose: str = "gradients") -> dict[str, TensorTotals]:
+        """What travelled so far, by tensor.
+
+        `purpose`: "gradients", "state" (at the start), "agreement" or "buffers".
+        """
+        return {tensor: total for (its, tensor), total in self._totals.items() if its == purpose}
+
+
+class GroupCommunicator(Communicator):
+    """The collectives of a process group that somebody else opened (None: torch's default one)."""
+
+    ledger: TensorLedger
+
+    def __init__(self, group: dist.ProcessGroup | None, device: torch.device, seconds: float):
+        # One backend, or one for each kind of device: "cpu:gloo,cuda:nccl".
+        backends = dict(part.split(":") for part in dist.get_backend_config(group).split(",") if ":" in part)
+        super().__init__(None, backends.get(device.type, dist.get_backend(group)), device, TensorLedger())
+        self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
+        self.group = None if group is dist.group.WORLD else group  # one that is held stays open when it is destroyed
+        self._seconds = seconds
+        self.equal_already: set[str] = set()  # the parameters and buffers of which rank 0's are not sent
+        self.calls = 0  # collectives so far
+        ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+        self._key = f"cos598d/left/{'-'.join(map(str, ranks))}/{next(_NUMBERS[tuple(ranks)])}"
+        self._store = getattr(dist.distributed_c10d, "_get_default_store", lambda: None)()
+
+    def broadcast(self, tensor: torch.Tensor, name: str, *, root: int = 0, purpose: str = GRADIENTS) -> None:
+        if purpose != STATE or name not in self.equal_already:
+            super().broadcast(tensor, name, root=root, purpose=purpose)
+
+    @property
+    def timeout_seconds(self) -> float:
+        return self._seconds
+
+    def leave(self, calls: int) -> None:
+        """Tell the ranks that wait for this one in a collective that it takes part only in the first `calls`."""
+        if self._store is not None:
+            with contextlib.suppress(RuntimeError):  # the process that has the store may have ended
+                self._store.set(f"{self._key}/{self.rank}", str(calls))
+
+    def has_left(self, call: int) -> int | None:
+        """A rank that makes no such call, since it has left before; None where there is none."""
+        if self._store is None:
+            return None
+        with contextlib.suppress(RuntimeError):
+            for rank in self.others:
+                if self._store.check([f"{self._key}/{rank}"]) and int(self._store.get(f"{self._key}/{rank}")) < call:
+                    return rank
+        return None
+
+    def guard(self, start: Callable[[], Pending], name: str) -> Pending:
+        return _Guarded(self, start, name)
+
+    def _start(self, collective, entry: tuple, async_op: bool, dense: torch.Tensor | None = None) -> Call:
+        self.calls += 1  # as many on every rank
+        return super()._start(lambda: _Guarded(self, collective, entry[2], self.calls), entry, async_op, dense)
+
+    def exchange(self, value: Any) -> list[Any]:
+        """Every rank's `value`, in order of rank: its JSON's bytes, padded to the longest, by two all-gathers."""
+        mine = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).to(self.device)
+        lengths = self._gathered(torch.tensor([len(mine)], device=self.device))
+        padded = torch.cat([mine, mine.new_zeros(int(max(lengths)) - len(mine))])
+        parts = self._gathered(padded)
+        return [json.loads(bytes(part[: int(n)].tolist())) for part, n in zip(parts, lengths, strict=True)]
+
+    def _gathered(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        parts = [torch.empty_like(tensor) for _ in range(self.world_size)]
+        collective = functools.partial(dist.all_gather, parts, tensor, group=self.group, async_op=True)
+        self.guard(collective, "what the ranks tell each other at the start").wait()
+        return parts
+
+
+class _Guarded:
+    """A message or collective under way, whose `wait` ends in a sentence where another rank has left.
+
+    A collective is given its number: while it waits it looks now and then whether a rank has left before it.
+    """
+
+    def __init__(self, comm: GroupCommunicator, start: Callable[[], Any], name: str, number: int | None = None):
+        self._comm, self._name, self._number = comm, name, number
+        with self._explained():
+            self._work = start()
+
+    def wait(self) -> None:
+        with self._explained():
+            if self._number is None or self._comm.backend != "gloo":
+                self._work.wait()
+                return
+            while not self._is_over():
+                rank = self._comm.has_left(self._number)
+                if rank is not None:
+                    raise UserError(
+                        f"rank {rank} has called detach() or has lost a rank itself, and this rank waits for its part "
+                        f"of {self._name}. {AS_MANY_BATCHES}"
+                    )
+
+    def _is_over(self) -> bool:
+        """Wait for a while; whether the call has ended."""
+        try:
+            self._work.wait(LOOK_EVERY)
+        except RuntimeError:
+            if not self._work.is_completed():
+                return False
+            self._work.wait()  # it has ended meanwhile, maybe by an error of its own
+        return True
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            if not re.search("closed by peer|reset by peer|broken pipe|timed out|timeout", str(error), re.IGNORECASE):
+                raise
+            # Ranks further round a ring wait for this one, and their connections are whole.
+            self._comm.leave(self._comm.calls if self._number is None else self._number - 1)
+            raise UserError(
+                f"another rank took no part in {self._name}: {one_line(error)}. It failed, or it had fewer batches. "
+                f"{AS_MANY_BATCHES}"
+            ) from error

@@ -1,0 +1,162 @@
+"""What a script with a loop of its own may do, and our training loop never does: see `cos598d.parallel`."""
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import nn
+from torch.autograd.graph import get_gradient_edge
+from torch.utils import _pytree as pytree
+
+# Why a rank's gradients of a step do not count.
+CUT_SHORT = "its backward ended in an exception"
+CHANGED = "its model was given other parameters, or trains others, since the step before"
+
+
+def in_words(faults: Sequence[str | None], fault: str) -> str:
+    """The ranks that have this one of the `faults`, which are in order of rank: "rank 1", "ranks 0, 2"."""
+    ranks = [str(rank) for rank, other in enumerate(faults) if other == fault]
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}"
+
+
+class AtTheEnd:
+    """A callback for the end of this backward, of which autograd drops the last reference when an exception ends it."""
+
+    def __init__(self, ended: Callable[[], None], cut_short: Callable[[], None]):
+        self._ended, self._cut_short = ended, cut_short
+        self._queued, self._is_over = 0, False
+        self._queue()
+
+    def __call__(self) -> None:
+        if self._queued == 1:
+            self._queue()  # after the callbacks of torch's DDP, which backward has queued since
+            return
+        self._is_over = True
+        self._ended()
+
+    def __del__(self) -> None:
+        if not self._is_over:
+            self._cut_short()
+
+    def _queue(self) -> None:
+        self._queued += 1
+        torch.autograd.Variable._execution_engine.queue_callback(self)
+
+
+def will_get_gradients(parameters: Iterable[nn.Parameter]) -> bool:
+    """Whether the backward that runs now adds to the gradient of any of these; torch.autograd.grad does not."""
+    for parameter in parameters:
+        if not parameter.requires_grad:
+            continue
+        try:
+            if torch._C._will_engine_execute_node(get_gradient_edge(parameter).node):
+                return True
+        except RuntimeError:  # torch.autograd.grad asks for this very gradient
+            return False
+    return False
+
+
+class Layout:
+    """The parameters and buffers of a model at one moment, and which parameters it trains."""
+
+    def __init__(self, model: nn.Module):
+        self.model = model
+        self._marks = _marks(model)
+        self.trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.buffers = list(model.buffers())
+        # Held, so that no other tensor gets the same id.
+        self._tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+
+    def fits(self, model: nn.Module) -> bool:
+        """Whether this is still the model, with these parameters, of which it trains the same."""
+        return model is self.model and _marks(model) == self._marks
+
+    def names_of_same(self, model: nn.Module) -> set[str]:
+        """The names of the model's parameters and buffers that were in this one too."""
+        named = (*model.named_parameters(), *model.named_buffers())
+        return {name for name, tensor in named if id(tensor) in self._tensors}
+
+
+def _marks(model: nn.Module) -> list[tuple[int, bool]]:
+    return [(id(p), p.requires_grad) for p in model.parameters()]
+
+
+class _ScaledBackward:
+    """In `running` as long as autograd holds it: while a backward runs whose loss was multiplied by `scale`."""
+
+    running: "WeakSet[_ScaledBackward]" = WeakSet()
+
+    def __init__(self, scale: float):
+        self.scale = scale
+        self.running.add(self)
+        torch.autograd.Variable._execution_engine.queue_callback(self)
+
+    def __call__(self) -> None:
+        """Nothing to do: what counts is how long it lives."""
+
+
+def scale_of_this_backward(otherwise: float) -> float:
+    """By what a GradScaler has multiplied the loss of the backward that runs now; `otherwise` where none has.
+
+    Only the losses that were scaled after `watch_scalers` count.
+    """
+    return next((each.scale for each in _ScaledBackward.running), otherwise)
+
+
+def watch_scalers() -> None:
+    """From now on notice by what torch's GradScalers multiply a loss. May be called more than once."""
+    _watch_scaler(torch.amp.GradScaler)
+
+
+def _watch_scaler(scaler: type) -> None:
+    subclasses: list[type] = scaler.__subclasses__()
+    for subclass in subclasses:
+        _watch_scaler(subclass)
+    original = scaler.__dict__.get("scale")
+    if original is None or hasattr(original, "is_watched"):
+        return
+
+    @functools.wraps(original)
+    def scale(self: torch.amp.GradScaler, outputs: Any) -> Any:
+        scaled = original(self, outputs)
+        if self.is_enabled():
+            factor = self.get_scale()
+            for leaf in pytree.tree_leaves(scaled):
+                if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+                    leaf.register_hook(lambda _: _ScaledBackward(factor) and None)
+        return scaled
+
+    scale.is_watched = True  # type: ignore[attr-defined]
+    scaler.scale = scale  # type: ignore[attr-defined]
+
+
+class LoadsBothForms:
+    """Lets a wrapper, of which the model is `module`, load a state under the model's plain names or under DDP's.
+
+    torch looks for the model's entries under `module.`. What is missing or not expected is named as in the state.
+    """
+
+    def __init__(self, wrapper: nn.Module):
+        wrapper._register_load_state_dict_pre_hook(self._before, with_module=True)
+        wrapper.register_load_state_dict_post_hook(self._after)
+        self._renamed: str | None = None  # the prefix of a state that had plain names
+
+    def _before(self, wrapper: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+        plain = set(wrapper.state_dict())
+        keys = [key[len(prefix) :] for key in state if key.startswith(prefix)]
+        of_ddp = sum(key.removeprefix("module.") in plain for key in keys if key.startswith("module."))
+        self._renamed = None if of_ddp > sum(key in plain for key in keys) else prefix
+        if self._renamed is not None:
+            # All are taken out first: the model itself may have a part called "module".
+            entries = {key: state.pop(prefix + key) for key in keys}
+            state.update({f"{prefix}module.{key}": entry for key, entry in entries.items()})
+
+    def _after(self, wrapper: nn.Module, incompatible: Any) -> None:
+        prefix, self._renamed = self._renamed, None
+        if prefix is None:
+            return
+        inner = f"{prefix}module."
+        for names in (incompatible.missing_keys, incompatible.unexpected_keys):
+            names[:] = [prefix + name[len(inner) :] if name.startswith(inner) else name for name in names]

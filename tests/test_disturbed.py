@@ -1,0 +1,133 @@
+"""Where other programs kept the machine busy, seconds are shown and compared with nothing, and a warning is above."""
+
+import json
+
+import pytest
+from report_records import report, write_rows, write_run
+from scale_records import write_bench
+
+from cos598d.commands.report import load_records
+from cos598d.report.bench_table import bench_table
+from cos598d.report.disturbed import DISTURBED, share_of_others
+from cos598d.report.lab import lab_page
+from cos598d.report.load import load_run, load_run_as
+from cos598d.report.strategies import BASELINE, Entry, cautions, strategies_rows
+from cos598d.report.table import comparison
+
+CORES = 2
+
+
+def with_host(folder, busy, own, **changes):
+    """A run on 2 cores whose machine was busy to this share, and whose ranks used this share of it together."""
+    write_run(folder, **{"ranks": 2, "seconds": [9.0, 9.0, 2.0, 2.0, 2.0]} | changes)
+    path = folder / "environment.json"
+    found = json.loads(path.read_text()) | {"cores": CORES, "device": "cpu"}
+    path.write_text(json.dumps(found))
+    ranks = found["ranks_on_host"]
+    for rank in range(ranks):
+        rows = [
+            {"seconds": float(at), "iteration": at, "rss_bytes": 1, "host_cpu_percent": 100.0 * busy}
+            | {"process_cpu_seconds": at * own * CORES / ranks}
+            for at in range(6)
+        ]
+        write_rows(folder / f"host.rank{rank}.jsonl", rows)
+    return folder
+
+
+def train_twice(folder, seconds):
+    """Give a run the epochs that a table of strategies needs."""
+    path = folder / "summary.json"
+    found = json.loads(path.read_text())
+    for epoch in found["epochs"]:
+        epoch["training"] = {"examples": 80, "wall_seconds": seconds}
+    found["memory"] = {"process_peak_bytes": [1] * found["world_size"], "gpu_peak_bytes": [None] * found["world_size"]}
+    path.write_text(json.dumps(found))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("ranks", "facts", "share"),
+    [
+        ([(1.0, 0.34)], {}, 0.83),
+        ([(1.0, 0.9), (1.0, 0.9)], {}, 0.0),
+        ([(0.6, 0.2)], {"cores": 16, "threads_per_rank": 2}, 0.0),  # others have cores enough of their own
+        ([(0.6, 0.2)], {"cores": 16, "threads_per_rank": 16}, 0.5875),
+        ([(0.6, 0.2)], {"cores": 16, "threads_per_rank": 16, "device": "a GPU"}, 0.0),
+        ([(1.0, 2.0), (1.0, 0.5)], {"ranks_on_host": 1, "places": [{"node": "a"}, {"node": "b"}]}, 0.75),
+        ([(1.0, 2.0), (1.0, 0.5)], {"ranks_on_host": 1}, None),
+        ([(1.0, 1.0), None], {}, None),
+        ([(1.0, 1.0)], {"cores": None}, None),
+    ],
+)
+def test_what_others_took_is_what_was_busy_less_the_ranks_own(ranks, facts, share):
+    environment = {"cores": CORES, "ranks_on_host": 2, "threads_per_rank": 2} | facts
+    assert share_of_others(ranks, environment) == (share if share is None else pytest.approx(share))
+
+
+def test_a_run_on_a_busy_machine_is_named_above_and_ranked_nowhere(tmp_path):
+    pytest.importorskip("jinja2")
+    pytest.importorskip("matplotlib")
+    from cos598d.report.page import build_page
+
+    quiet = [
+        with_host(tmp_path / "ddp", 0.95, 0.9, sync="ddp"),
+        with_host(tmp_path / "flat", 0.95, 0.9, sync="flat", seconds=[9.0, 9.0, 3.0, 3.0, 3.0]),
+    ]
+    busy = with_host(tmp_path / "busy", 1.0, 0.17, sync="ring", seconds=[9.0, 9.0, 1.0, 1.0, 1.0])
+    alone = with_host(tmp_path / "alone", 1.0, 0.17, sync="none", ranks=1)
+    words = "the machine was busy: other programs took 83 % of its processors during busy and alone"
+    text = comparison([load_run(folder) for folder in (*quiet, busy, alone)])
+    assert text.index(words) < text.index("ratio to ddp")
+    assert [line.split()[-9] for line in text.splitlines() if line.startswith("busy  ") and "1.000" in line] == [
+        DISTURBED
+    ]
+    page = build_page(*load_records([*quiet, busy, alone]))
+    assert page.answer.cautions[0].startswith(words)
+    assert page.answer.sentences[0].startswith("ddp is the fastest of 2 with 2.00 s")
+    assert page.answer.sentences[0].endswith("Not compared, for the machine was busy: busy.")
+    scaling = next(section for section in page.sections if section.title == "Scaling").blocks
+    assert ({row[5] for row in scaling[0].rows[1:]}, len(scaling)) == ({DISTURBED}, 1)
+    only = build_page(*load_records([busy, with_host(tmp_path / "too", 1.0, 0.3, sync="flat")]))
+    assert (
+        only.answer.sentences[0]
+        == "Which run is the fastest is not known, for the machine was busy during all of them."
+    )
+    assert "fastest of" not in report(tmp_path / "page.html", busy, alone).read_text()
+
+
+def test_a_speed_up_that_no_machine_can_give_is_none(tmp_path):
+    """3.04 times on 2 ranks and 2 cores: something slowed the baseline, whatever the samples have."""
+    folders = [train_twice(with_host(tmp_path / BASELINE, 0.95, 0.9, ranks=1, sync="none"), 3.04)]
+    folders.append(train_twice(with_host(tmp_path / "ddp", 0.95, 0.9, sync="ddp"), 1.0))
+    runs = [load_run_as(folder, folder.name) for folder in folders]
+    entries = [Entry(run.name, run.summary["world_size"], 2, run=run) for run in runs]
+    head, _, row = strategies_rows(entries)
+    assert [row[head.index(name)] for name in ("speed-up", "efficiency")] == [DISTURBED, "-"]
+    (caution,) = cautions(entries)
+    assert caution.startswith("ddp is 3.04 times as fast as baseline, where at most 2.00 times is possible")
+    train_twice(folders[0], 1.5)
+    entries[0] = Entry(BASELINE, 1, 2, run=load_run_as(folders[0], BASELINE))
+    assert (strategies_rows(entries)[2][head.index("speed-up")], cautions(entries)) == ("1.50", [])
+
+
+def test_a_lab_s_ratios_and_a_bench_s_candidates_are_not_ranked_either(tmp_path):
+    pytest.importorskip("matplotlib")
+    from cos598d.report.answer import answer_of
+
+    for task, sync in (("task1", "none"), ("task2a", "gather_scatter"), ("task2b", "all_reduce"), ("task3", "ddp")):
+        folder = with_host(tmp_path / "lab" / task, 1.0, 0.2 if task == "task3" else 0.95, sync=sync)
+        found = json.loads((folder / "summary.json").read_text()) | {"label": task}
+        (folder / "summary.json").write_text(json.dumps(found))
+    text = lab_page(tmp_path / "lab")
+    assert "other programs took 80 % of its processors during task3" in text
+    assert text.count(f"| {DISTURBED} |") == 4
+    path = write_bench(tmp_path / "bench", syncs="gather_scatter,bucketed")
+    record = json.loads((path / "bench.json").read_text())
+    record["environment"] |= {"cores": CORES, "ranks_on_host": 4}
+    record["host"] = [{"seconds": 10.0, "process_cpu_seconds": 2.0, "host_cpu_percent": 100.0}] * 4
+    (path / "bench.json").write_text(json.dumps(record))
+    words = "the machine was busy: other programs took 60 % of its processors, so no candidate is the fastest here"
+    assert bench_table(record | {"setting": record["setting"] | {"rounds": 7, "attach": "once"}}).count(words) == 1
+    found = answer_of(*load_records([path]))
+    assert words in found.cautions[0]
+    assert found.sentences[0] == "Which candidate is the fastest in bench is not known, for the machine was busy."

@@ -1,1 +1,0 @@
-"""The grammar that the bundled samples are told by; `tools/make_samples.py` writes what it tells."""
