@@ -20,7 +20,7 @@ from cos598d.sync.base import DEFAULTS, GradientSync, SyncOptions
 CONTRACT = ("attach", "finish", "no_sync", "detach")
 # What the loop asks for as well, and has an answer to that suits every class which does not say.
 UNDERSTOOD = (
-    *("after_step", "agree_on_finite", "forget_step", "settle", "replicas_equal"),
+    *("after_step", "agree_on_finite", "forget_step", "settle", "send_buffers", "replicas_equal"),
     *("uses", "exact", "claims", "averages_weights", "sends_buffers", "own_is_lost", "never_kept"),
     *("own_state", "load_own_state", "buffers", "hidden_bytes", "remark"),
 )
