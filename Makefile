@@ -53,16 +53,16 @@ $(READY): setup.py constraints.txt
 
 engines: $(ENGINES)
 
-$(ENGINES): $(READY) setup.py constraints.txt constraints-engines.txt tools/install_horovod.py tools/cxx17
+$(ENGINES): $(READY) setup.py constraints.txt constraints-engines.txt scripts/install_horovod.py scripts/cxx17
 	@echo "== installing DeepSpeed and Lightning Fabric"
 	@DS_BUILD_OPS=0 $(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
 		--constraint constraints-engines.txt --no-build-isolation --editable '.[engines]'
-	@$(RUN) tools/install_horovod.py
+	@$(RUN) scripts/install_horovod.py
 	@touch $(ENGINES)
 
 book: $(BOOK)
 	@echo "== the book"
-	@$(RUN) tools/make_book.py
+	@$(RUN) scripts/make_book.py
 
 $(BOOK): $(READY) setup.py constraints.txt
 	@echo "== installing what renders the book"

@@ -27,7 +27,7 @@ from cos598d.data.text.tokenization import load_encoder
 from cos598d.models.build import build_model, find_model
 from cos598d.models.checkpoint import save_model
 from cos598d.records.conventions import PRECISIONS, WARM_UP
-from cos598d.report.repeats import mean_interval
+from cos598d.tools.report.repeats import mean_interval
 
 SYNCS = ("gather_scatter", "all_reduce", "ddp")
 SEED = 42

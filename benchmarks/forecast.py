@@ -24,7 +24,7 @@ from cos598d.errors import UserError
 from cos598d.files import write_json
 from cos598d.forecast import Forecast, Known, forecast
 from cos598d.program import own_environment
-from cos598d.report.load import load_run
+from cos598d.tools.report.load import load_run
 from cos598d.tables import as_text
 
 WORKS = {

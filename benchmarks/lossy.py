@@ -23,7 +23,7 @@ from statistics import fmean, stdev
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from cos598d.bench.candidates import parse_candidate, read_candidate
+from cos598d.tools.bench.candidates import parse_candidate, read_candidate
 from cos598d.comm.ledger import GRADIENTS
 from cos598d.commands.flags import to_words
 from cos598d.config import RunConfig
@@ -32,7 +32,7 @@ from cos598d.files import write_json
 from cos598d.program import own_environment
 from cos598d.records.live import COMMUNICATION
 from cos598d.records.run import CALL, read_table
-from cos598d.report.load import load_run
+from cos598d.tools.report.load import load_run
 from cos598d.tables import as_text
 
 EXACT, DDP, RANKS = "bucketed", "ddp", 4

@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT))
 
 import torch
 
-from cos598d.report.load import load_run
+from cos598d.tools.report.load import load_run
 
 LESSONS = ("task2a", "task2b", "task3")
 # What each makes of the flags of a run, and how its folders' names end.

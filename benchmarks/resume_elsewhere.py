@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from cos598d.report.load import load_run
+from cos598d.tools.report.load import load_run
 
 GOES_ON = 75
 # MiniLM on RTE, unless other flags say otherwise.

@@ -10,7 +10,7 @@ from unittest.mock import patch
 import pytest
 from programs import NOT_INHERITED, Program, assert_nothing_is_left, free_port, programs_end, script
 
-from cos598d.check.spawn import PRELOADED
+from cos598d.tools.check.spawn import PRELOADED
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # many small processes on few cores
 # The modules of tests import the first, and so each world of ranks that runs a function of theirs. Runs import the

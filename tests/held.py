@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from cos598d.bench.workload import Workload
+from cos598d.tools.bench.workload import Workload
 from cos598d.comm.ledger import SYNCHRONIZING, Ledger
 from cos598d.config import RunConfig
 from cos598d.models.build import find_model

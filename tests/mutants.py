@@ -1,6 +1,6 @@
 """Gradient syncs, each with one mistake that is made in practice: tests of the conformance suite.
 
-Those that a student's tests are tried on too are in `cos598d/grade/under_test/wrong.py`.
+Those that a student's tests are tried on too are in `cos598d/tools/grade/under_test/wrong.py`.
 """
 
 import inspect
@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from cos598d.data import sampler
-from cos598d.grade.under_test import wrong
+from cos598d.tools.grade.under_test import wrong
 from cos598d.sync.all_reduce import AllReduce
 from cos598d.sync.base import GradientSync
 from cos598d.sync.bucketed import Bucketed

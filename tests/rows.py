@@ -6,7 +6,7 @@ from test_shard import adamw, compare, layered, odd_steps, sgd, toy_steps, train
 from test_state import differences
 from worlds import run_ranks
 
-from cos598d.check.spawn import DIED, LATE, RETURNED, run_world
+from cos598d.tools.check.spawn import DIED, LATE, RETURNED, run_world
 
 KINDS = ((sgd, 4), (adamw, 1), (adamw, 3))
 

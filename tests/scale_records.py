@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cos598d.bench.candidates import parse_candidates, references
+from cos598d.tools.bench.candidates import parse_candidates, references
 from cos598d.records.bench import FILE_NAME
 from cos598d.records.quantities import delay_words, rate_words
 from cos598d.records.summary import summarize

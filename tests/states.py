@@ -10,7 +10,7 @@ import torch
 from test_engines import Model, a_part
 from torch import nn
 
-from cos598d.check.toy import local_batch, plain_model, toy_model
+from cos598d.tools.check.toy import local_batch, plain_model, toy_model
 from cos598d.comm.ledger import Ledger
 from cos598d.strategies import get_strategy
 from cos598d.strategies.state import Whole

@@ -4,8 +4,8 @@ import json
 
 from report_records import write_rows, write_run
 
-from cos598d.report.load import load_run_as
-from cos598d.report.sweep_entries import SweepEntry
+from cos598d.tools.report.load import load_run_as
+from cos598d.tools.report.sweep_entries import SweepEntry
 
 BYTES = 2_000_000
 

@@ -10,7 +10,7 @@ from cos598d.data.ag_news import read_items
 from cos598d.data.samples import vocabulary
 from cos598d.data.text.tokenization import load_encoder
 from cos598d.errors import UserError
-from cos598d.report.load import load_run
+from cos598d.tools.report.load import load_run
 
 
 def without_bytes(value):

@@ -11,17 +11,17 @@ import zipfile
 import pytest
 from programs import ROOT
 
-from cos598d.audit.judge.verdict import Finding, Seen, Verdict
-from cos598d.check.claims import CLAIMS
+from cos598d.tools.audit.judge.verdict import Finding, Seen, Verdict
+from cos598d.tools.check.claims import CLAIMS
 from cos598d.commands.cli import main
 from cos598d.errors import UsageError
-from cos598d.grade.assignment import Limits, assignment_of, read_assignment
-from cos598d.grade.gradescope import VISIBILITIES, gradescope
-from cos598d.grade.kinds.script import ScriptKind, score
-from cos598d.grade.result_files import ResultFiles
-from cos598d.grade.scored import Judged, Scored, exit_code
-from cos598d.grade.table import Table
-from cos598d.learn.lessons import NUMBERS
+from cos598d.tools.grade.assignment import Limits, assignment_of, read_assignment
+from cos598d.tools.grade.gradescope import VISIBILITIES, gradescope
+from cos598d.tools.grade.kinds.script import ScriptKind, score
+from cos598d.tools.grade.result_files import ResultFiles
+from cos598d.tools.grade.scored import Judged, Scored, exit_code
+from cos598d.tools.grade.table import Table
+from cos598d.tools.learn.lessons import NUMBERS
 
 # https://gradescope-autograders.readthedocs.io/en/latest/specs/#output-format: field -> type
 NUMBER, TEXT = (int, float), (str,)

@@ -13,18 +13,18 @@ from audit_scripts import BY_HAND, with_changes
 from audits import audit
 from programs import ROOT, Program, free_port
 
-from cos598d.audit.book import read_book
-from cos598d.audit.card import card
-from cos598d.audit.exchange import Counter, read_books
-from cos598d.audit.judge import judge
-from cos598d.audit.judge.causes import CONSEQUENCES
-from cos598d.audit.judge.fit import BY_MICRO, BY_RANK, INDISTINCT, MEAN, OWN, STALE, UNKNOWN, fit
-from cos598d.audit.judge.words import WORDS
-from cos598d.audit.sketch import SIZE, Sketcher, from_text, to_text
-from cos598d.audit.starter import filled
-from cos598d.audit.watch.loss import divisors_of, scale_of
-from cos598d.audit.watch.source import literals
-from cos598d.audit.watch.traffic import moved
+from cos598d.tools.audit.book import read_book
+from cos598d.tools.audit.card import card
+from cos598d.tools.audit.exchange import Counter, read_books
+from cos598d.tools.audit.judge import judge
+from cos598d.tools.audit.judge.causes import CONSEQUENCES
+from cos598d.tools.audit.judge.fit import BY_MICRO, BY_RANK, INDISTINCT, MEAN, OWN, STALE, UNKNOWN, fit
+from cos598d.tools.audit.judge.words import WORDS
+from cos598d.tools.audit.sketch import SIZE, Sketcher, from_text, to_text
+from cos598d.tools.audit.starter import filled
+from cos598d.tools.audit.watch.loss import divisors_of, scale_of
+from cos598d.tools.audit.watch.source import literals
+from cos598d.tools.audit.watch.traffic import moved
 from cos598d.commands.cli import main
 from cos598d.errors import UserError
 

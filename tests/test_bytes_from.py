@@ -7,13 +7,13 @@ from report_records import write_run
 from scale_records import write_bench
 
 from cos598d.errors import UserError
-from cos598d.report.benches import load_bench
-from cos598d.report.blocks import Table
-from cos598d.report.load import load_run, load_run_as
-from cos598d.report.page import build_page
-from cos598d.report.strategies import Entry, sent_bytes, strategies_rows
-from cos598d.report.table import comparison, traffic_rows
-from cos598d.report.traffic import counted_traffic, epoch_rows
+from cos598d.tools.report.benches import load_bench
+from cos598d.tools.report.blocks import Table
+from cos598d.tools.report.load import load_run, load_run_as
+from cos598d.tools.report.page import build_page
+from cos598d.tools.report.strategies import Entry, sent_bytes, strategies_rows
+from cos598d.tools.report.table import comparison, traffic_rows
+from cos598d.tools.report.traffic import counted_traffic, epoch_rows
 
 
 def change(path, **changes):

@@ -22,8 +22,8 @@ from cos598d.errors import UserError
 from cos598d.evaluate import Evaluation
 from cos598d.measure.tensorboard import Board
 from cos598d.models.build import build_model, find_model
-from cos598d.report.load import load_run
-from cos598d.report.page import build_page
+from cos598d.tools.report.load import load_run
+from cos598d.tools.report.page import build_page
 from cos598d.terminal.console import Console
 
 

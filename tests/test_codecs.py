@@ -4,7 +4,7 @@ import pytest
 import torch
 from worlds import run_ranks
 
-from cos598d.check.toy import local_batch, toy_model
+from cos598d.tools.check.toy import local_batch, toy_model
 from cos598d.comm.ledger import Ledger
 from cos598d.errors import UsageError
 from cos598d.sync import get_sync

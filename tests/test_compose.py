@@ -7,12 +7,12 @@ import torch
 from torch import nn
 from worlds import run_ranks
 
-from cos598d.check import claims as conformance
-from cos598d.check import ranks as on_ranks
-from cos598d.check.claims.base import MakeSync
-from cos598d.check.judge import PASSED, judge_claims
-from cos598d.check.spawn import run_world
-from cos598d.check.trace import trace_direct_calls
+from cos598d.tools.check import claims as conformance
+from cos598d.tools.check import ranks as on_ranks
+from cos598d.tools.check.claims.base import MakeSync
+from cos598d.tools.check.judge import PASSED, judge_claims
+from cos598d.tools.check.spawn import run_world
+from cos598d.tools.check.trace import trace_direct_calls
 from cos598d.comm import hosts
 from cos598d.comm.ledger import GRADIENTS, Ledger
 from cos598d.config import RunConfig

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from cos598d.audit.options import AuditFlags
+from cos598d.tools.audit.options import AuditFlags
 from cos598d.commands.flags import Parser, add_flags, given_flags
 from cos598d.commands.flags import to_words as flag_words
 from cos598d.commands.run_flags import add_run_options, run_values, to_words

@@ -8,14 +8,14 @@ import pytest
 from mutants import MUTANTS
 from mutants_drawn import DRAWN
 
-from cos598d.check import claims as conformance
-from cos598d.check import ranks
-from cos598d.check.causes import causes_of
-from cos598d.check.claims.base import Claim, OnRank, World
-from cos598d.check.evidence import Evidence
-from cos598d.check.judge import FAILED, PASSED, judge_claims
-from cos598d.check.spawn import CALLS, HANDED_IN, run_world
-from cos598d.check.trace import TracedCommunicator, trace_direct_calls
+from cos598d.tools.check import claims as conformance
+from cos598d.tools.check import ranks
+from cos598d.tools.check.causes import causes_of
+from cos598d.tools.check.claims.base import Claim, OnRank, World
+from cos598d.tools.check.evidence import Evidence
+from cos598d.tools.check.judge import FAILED, PASSED, judge_claims
+from cos598d.tools.check.spawn import CALLS, HANDED_IN, run_world
+from cos598d.tools.check.trace import TracedCommunicator, trace_direct_calls
 from cos598d.comm.ledger import Ledger
 from cos598d.sync import SYNCS, get_sync
 

@@ -3,7 +3,7 @@
 import torch
 from worlds import run_ranks
 
-from cos598d.check.toy import plain_loss, plain_model
+from cos598d.tools.check.toy import plain_loss, plain_model
 from cos598d.comm.ledger import GRADIENTS, Ledger
 from cos598d.errors import UsageError
 from cos598d.sync.base import SyncOptions

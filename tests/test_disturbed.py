@@ -7,12 +7,12 @@ from report_records import report, write_rows, write_run
 from scale_records import write_bench
 
 from cos598d.commands.report import load_records
-from cos598d.report.bench_table import bench_table
-from cos598d.report.disturbed import DISTURBED, share_of_others
-from cos598d.report.lab import lab_page
-from cos598d.report.load import load_run, load_run_as
-from cos598d.report.strategies import BASELINE, Entry, cautions, strategies_rows
-from cos598d.report.table import comparison
+from cos598d.tools.report.bench_table import bench_table
+from cos598d.tools.report.disturbed import DISTURBED, share_of_others
+from cos598d.tools.report.lab import lab_page
+from cos598d.tools.report.load import load_run, load_run_as
+from cos598d.tools.report.strategies import BASELINE, Entry, cautions, strategies_rows
+from cos598d.tools.report.table import comparison
 
 CORES = 2
 
@@ -67,7 +67,7 @@ def test_what_others_took_is_what_was_busy_less_the_ranks_own(ranks, facts, shar
 def test_a_run_on_a_busy_machine_is_named_above_and_ranked_nowhere(tmp_path):
     pytest.importorskip("jinja2")
     pytest.importorskip("matplotlib")
-    from cos598d.report.page import build_page
+    from cos598d.tools.report.page import build_page
 
     quiet = [
         with_host(tmp_path / "ddp", 0.95, 0.9, sync="ddp"),
@@ -112,7 +112,7 @@ def test_a_speed_up_that_no_machine_can_give_is_none(tmp_path):
 
 def test_a_lab_s_ratios_and_a_bench_s_candidates_are_not_ranked_either(tmp_path):
     pytest.importorskip("matplotlib")
-    from cos598d.report.answer import answer_of
+    from cos598d.tools.report.answer import answer_of
 
     for task, sync in (("task1", "none"), ("task2a", "gather_scatter"), ("task2b", "all_reduce"), ("task3", "ddp")):
         folder = with_host(tmp_path / "lab" / task, 1.0, 0.2 if task == "task3" else 0.95, sync=sync)

@@ -15,18 +15,18 @@ from torch.distributed.run import get_args_parser
 from cos598d.commands.cli import COMMANDS
 from cos598d.commands.flags import Parser
 from cos598d.commands.run_flags import add_run_options
-from cos598d.learn.lessons import NUMBERS
+from cos598d.tools.learn.lessons import NUMBERS
 
 ROOT = Path(__file__).resolve().parents[1]
 OUR_CODE = ROOT / "cos598d"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
 LESSONS = sorted((ROOT / "docs" / "lessons").glob("*.md"))
 OURS = re.compile(
-    r"(task\w+|benchmarks|tools|examples|tests|cos598d|docs|sync|check|scale|report|records|cluster)/[\w./-]*|[\w-]+\.py"
+    r"(task\w+|benchmarks|scripts|tools|examples|tests|cos598d|docs|sync|scale|records)/[\w./-]*|[\w-]+\.py"
 )
 PLACEHOLDERS = ("FILE.py", "my_sync.py", "my_rung.py", "TASK/run_glue.py")
 # Folders with the scripts of one kind: their flags are those that the parser in the file names.
-SCRIPTS = ("benchmarks", "tools")
+SCRIPTS = ("benchmarks", "scripts")
 RUNS = {"run_glue.py": frozenset(["SQuAD"]), "run_squad.py": frozenset(["task_name", "images"])}
 
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 from programs import ROOT
 
-TOOL = ROOT / "tools" / "install_horovod.py"
+TOOL = ROOT / "scripts" / "install_horovod.py"
 
 
 def a_program(folder, name, text):
@@ -42,5 +42,5 @@ def test_the_wrapper_compiles_as_c17_whatever_it_is_told(tmp_path):
     a_program(tmp_path, "g++", '#!/bin/sh\nfor word in "$@"; do echo "[$word]"; done\n')
     environ = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     words = ["-std=c++11", "-DNAME=a b", "-O3", "-std=gnu++14", "x.cc"]
-    said = subprocess.run([ROOT / "tools" / "cxx17", *words], env=environ, capture_output=True, text=True, check=True)
+    said = subprocess.run([ROOT / "scripts" / "cxx17", *words], env=environ, capture_output=True, text=True, check=True)
     assert said.stdout.splitlines() == ["[-std=c++17]", "[-DNAME=a b]", "[-O3]", "[-std=c++17]", "[x.cc]"]

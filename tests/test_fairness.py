@@ -7,9 +7,9 @@ from report_records import write_run
 
 from cos598d.commands.report import load_records
 from cos598d.errors import UserError
-from cos598d.report.fairness import ground_remark, work_remark
-from cos598d.report.load import load_run
-from cos598d.report.table import comparison
+from cos598d.tools.report.fairness import ground_remark, work_remark
+from cos598d.tools.report.load import load_run
+from cos598d.tools.report.table import comparison
 
 STEPS = 6
 
@@ -185,7 +185,7 @@ def test_runs_of_other_lengths_are_compared_where_their_learning_rates_are_the_s
 
 def test_a_run_s_speed_is_set_against_runs_of_its_own_length(tmp_path):
     pytest.importorskip("matplotlib")
-    from cos598d.report.page import build_page
+    from cos598d.tools.report.page import build_page
 
     folders = [
         run_like(tmp_path / f"{sync}-e{epochs}", {"num_train_epochs": epochs}, sync=sync, ranks=ranks)
@@ -227,7 +227,7 @@ def test_of_several_runs_the_odd_one_is_named(tmp_path):
 @pytest.mark.parametrize("markdown", [False, True])
 def test_it_stands_above_every_ratio_in_the_table_and_on_the_page(tmp_path, markdown):
     pytest.importorskip("matplotlib")
-    from cos598d.report.page import build_page
+    from cos598d.tools.report.page import build_page
 
     folders = [run_like(tmp_path / "a"), run_like(tmp_path / "b", sync="ddp", batch=32)]
     text = comparison([load_run(folder) for folder in folders], markdown)

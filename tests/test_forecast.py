@@ -14,7 +14,7 @@ from cos598d.errors import UserError
 from cos598d.forecast import Known, forecast, seconds
 from cos598d.forecast.costs import CallCosts, costs_of
 from cos598d.forecast.timed import Timed
-from cos598d.report.load import load_run
+from cos598d.tools.report.load import load_run
 from cos598d.scale.model import Costs
 from cos598d.strategies import known_names
 

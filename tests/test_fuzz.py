@@ -1,4 +1,4 @@
-"""A short round of damaged files over all commands that read some; `python tools/fuzz.py` has the long one."""
+"""A short round of damaged files over all commands that read some; `python scripts/fuzz.py` has the long one."""
 
 import pytest
 
@@ -9,7 +9,7 @@ import fuzz  # noqa: E402 - it makes records with the packages above
 
 def test_a_damaged_file_is_taken_or_told_in_one_sentence_by_every_command():
     found, summary = fuzz.play(200, seed=3)
-    assert not found, f"{summary}\npython tools/fuzz.py --seed 3 --only N: {found}"
+    assert not found, f"{summary}\npython scripts/fuzz.py --seed 3 --only N: {found}"
 
 
 def test_the_rounds_notice_what_is_no_sentence(monkeypatch):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-GOLDENS = ROOT / "tools" / "goldens.py"
+GOLDENS = ROOT / "scripts" / "goldens.py"
 
 
 def goldens(*words):

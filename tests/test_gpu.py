@@ -14,10 +14,10 @@ from gpu import CUDA, NEEDS_GPU, keep
 from saved_states import SYNC, Stateful, open_checkpoints
 from torch.profiler import ProfilerActivity, profile
 
-from cos598d.bench.candidates import parse_candidate
-from cos598d.bench.trace import MarkedClock
-from cos598d.bench.turns import Turn
-from cos598d.bench.workload import Stepper, Workload
+from cos598d.tools.bench.candidates import parse_candidate
+from cos598d.tools.bench.trace import MarkedClock
+from cos598d.tools.bench.turns import Turn
+from cos598d.tools.bench.workload import Stepper, Workload
 from cos598d.checkpoints import Own, find, load_random_states, random_states
 from cos598d.comm.communicator import Communicator, close_group, open_group
 from cos598d.comm.ledger import Ledger

@@ -13,10 +13,10 @@ from audit_scripts import BY_HAND, with_changes
 from programs import ROOT, wait_until
 
 from cos598d.commands.cli import main
-from cos598d.grade.assignment import assignment_of
-from cos598d.grade.folder import _cell
-from cos598d.grade.hiding import what_stops
-from cos598d.grade.processes import megabytes_in, scratch_folder
+from cos598d.tools.grade.assignment import assignment_of
+from cos598d.tools.grade.folder import _cell
+from cos598d.tools.grade.hiding import what_stops
+from cos598d.tools.grade.processes import megabytes_in, scratch_folder
 
 OPENING = """
 import json, os, signal, sys, tempfile, time
@@ -39,9 +39,9 @@ CLASS = {
     "crashes": "        os.kill(os.getpid(), signal.SIGSEGV)\n",
     # A forged answer, result and score; nothing that it is judged by is left as it was.
     "forges": """
-        import cos598d.check.judge, cos598d.check.evidence, torch
-        cos598d.check.judge.judge_claims = lambda *_: ["passed"]
-        cos598d.check.evidence.Evidence.to_bytes = lambda self: b"passed"
+        import cos598d.tools.check.judge, cos598d.tools.check.evidence, torch
+        cos598d.tools.check.judge.judge_claims = lambda *_: ["passed"]
+        cos598d.tools.check.evidence.Evidence.to_bytes = lambda self: b"passed"
         time.monotonic = lambda: 0.0
         torch.equal = lambda *_: True
         sys.modules.clear()
@@ -97,9 +97,9 @@ SCRIPTS = {
 READS_ANSWER = """import os
 from pathlib import Path
 import cos598d
-from cos598d.learn.lessons import get_lesson
+from cos598d.tools.learn.lessons import get_lesson
 
-for folder in ("cos598d/learn/answers", "tests/lesson_cases", ".git"):
+for folder in ("cos598d/tools/learn/answers", "tests/lesson_cases", ".git"):
     place = Path(cos598d.__file__).parents[1] / folder
     assert not place.is_dir() or not os.listdir(place), folder
 exec(get_lesson(3).answer())
@@ -207,7 +207,7 @@ def test_an_audits_points_at_once_and_from_its_folder(start, tmp_path, monkeypat
 
 
 def test_a_class_that_hands_in_a_lesson(start, tmp_path, scratch):
-    from cos598d.learn.lessons import get_lesson
+    from cos598d.tools.learn.lessons import get_lesson
 
     lesson = get_lesson(3)
     assignment = 'kind = "lesson"\nlesson = 3\nseconds = 60\ntitle = "a\\u001b[31mred lab"\n'

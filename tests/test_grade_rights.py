@@ -17,19 +17,19 @@ import pytest
 from programs import ROOT
 from test_assignment import RUNNER
 
-from cos598d.check.claims import CLAIMS
+from cos598d.tools.check.claims import CLAIMS
 from cos598d.commands.cli import main
 from cos598d.errors import UsageError, UserError
-from cos598d.grade import processes, submission
-from cos598d.grade.assignment import Assignment, Limits
-from cos598d.grade.folder import grade_class, submissions_in
-from cos598d.grade.kinds.kind import Kind
-from cos598d.grade.scored import Judged
-from cos598d.grade.submission import grading
-from cos598d.grade.user import User, user_for
-from cos598d.learn import lesson, session
-from cos598d.learn.lessons import get_lesson
-from cos598d.learn.recorded import Recorded
+from cos598d.tools.grade import processes, submission
+from cos598d.tools.grade.assignment import Assignment, Limits
+from cos598d.tools.grade.folder import grade_class, submissions_in
+from cos598d.tools.grade.kinds.kind import Kind
+from cos598d.tools.grade.scored import Judged
+from cos598d.tools.grade.submission import grading
+from cos598d.tools.grade.user import User, user_for
+from cos598d.tools.learn import lesson, session
+from cos598d.tools.learn.lessons import get_lesson
+from cos598d.tools.learn.recorded import Recorded
 
 GET_DUMPABLE, SET_DUMPABLE = 3, 4  # prctl(2)
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can take another user's rights")

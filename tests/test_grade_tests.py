@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 from programs import ROOT
 
-from cos598d.check import ranks
-from cos598d.check.claims import CLAIMS
-from cos598d.check.judge import CRASHED, DID_NOT_END, FAILED, PASSED, judge_claims
-from cos598d.check.spawn import RETURNED, RankEnd, run_world
+from cos598d.tools.check import ranks
+from cos598d.tools.check.claims import CLAIMS
+from cos598d.tools.check.judge import CRASHED, DID_NOT_END, FAILED, PASSED, judge_claims
+from cos598d.tools.check.spawn import RETURNED, RankEnd, run_world
 from cos598d.errors import UsageError
-from cos598d.grade.kinds import KINDS, tests
-from cos598d.grade.table import Table
-from cos598d.grade.under_test import MENDED, RIGHT, SUBJECTS, WRONG, on_rank
-from cos598d.grade.under_test.file import read_tests
-from cos598d.learn import marking
-from cos598d.learn.lessons import get_lesson
+from cos598d.tools.grade.kinds import KINDS, tests
+from cos598d.tools.grade.table import Table
+from cos598d.tools.grade.under_test import MENDED, RIGHT, SUBJECTS, WRONG, on_rank
+from cos598d.tools.grade.under_test.file import read_tests
+from cos598d.tools.learn import marking
+from cos598d.tools.learn.lessons import get_lesson
 
 NONCE = 598
 # What finds all that is wrong with any of them: uneven numbers of elements, other data on each rank and in each step.
@@ -113,12 +113,12 @@ def test_it(sync):
     "forges": """
 import json, os, sys, tempfile, types
 from pathlib import Path
-import cos598d.check.judge, cos598d.grade.kinds.tests
-from cos598d.grade.under_test import on_rank
+import cos598d.tools.check.judge, cos598d.tools.grade.kinds.tests
+from cos598d.tools.grade.under_test import on_rank
 
 sys.modules["pytest"] = types.ModuleType("pytest")
-cos598d.check.judge.judge = lambda *_: ("passed", [])
-cos598d.grade.kinds.tests.End.is_rejected = cos598d.grade.kinds.tests.End.is_accepted = True
+cos598d.tools.check.judge.judge = lambda *_: ("passed", [])
+cos598d.tools.grade.kinds.tests.End.is_rejected = cos598d.tools.grade.kinds.tests.End.is_accepted = True
 on_rank.run_tests = lambda *_: None
 
 def test_it(sync, rank):
@@ -253,7 +253,7 @@ def test_a_submission_has_more_time_on_a_busy_machine(monkeypatch, tmp_path, nam
     kind = KINDS[name].read(Table.of_text("lab.toml", "seconds = 5\n"))
     monkeypatch.setattr(os, "getloadavg", lambda: (load, 1.0, 1.0))
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    for module in (importlib.import_module(f"cos598d.grade.kinds.{name}"), marking):
+    for module in (importlib.import_module(f"cos598d.tools.grade.kinds.{name}"), marking):
         monkeypatch.setattr(module, "run_world", world, raising=False)
         for loads in ("warm_up", "preload"):
             monkeypatch.setattr(module, loads, lambda *_: None, raising=False)

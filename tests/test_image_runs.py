@@ -7,7 +7,7 @@ from programs import ROOT, Program
 
 from cos598d.data.images.encoder import ImageEncoder
 from cos598d.models.build import build_model, find_model
-from cos598d.report.load import load_run
+from cos598d.tools.report.load import load_run
 
 STEPS = 6
 # What each run is given beside the common flags, and on how many ranks it runs.

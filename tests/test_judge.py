@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from cos598d.check.claims.base import Claim
-from cos598d.check.evidence import BadEvidence, Evidence
-from cos598d.check.judge import CRASHED, FAILED, judge, judge_claims
-from cos598d.check.spawn import DIED, RAISED, RETURNED, Frame, RankEnd, run_world
+from cos598d.tools.check.claims.base import Claim
+from cos598d.tools.check.evidence import BadEvidence, Evidence
+from cos598d.tools.check.judge import CRASHED, FAILED, judge, judge_claims
+from cos598d.tools.check.spawn import DIED, RAISED, RETURNED, Frame, RankEnd, run_world
 
 NONCE = 598
 

@@ -6,7 +6,7 @@ import pytest
 from report_records import write_run
 
 from cos598d.commands.cli import main
-from cos598d.report.lab import BLANK, QUESTIONS
+from cos598d.tools.report.lab import BLANK, QUESTIONS
 
 SECONDS = {"task1": [9.0, 4.0, 4.0], "task2a": [8.0, 3.0, 3.5], "task2b": [6.0, 2.0, 2.2], "task3": [4.0, 1.0, 1.0]}
 SYNCS = {"task1": "none", "task2a": "gather_scatter", "task2b": "all_reduce", "task3": "ddp"}

@@ -11,11 +11,11 @@ from test_docs import wrong_in
 
 from cos598d.commands.cli import main
 from cos598d.errors import UsageError
-from cos598d.learn import progress, session, told
-from cos598d.learn.events import Event, from_rows, to_rows
-from cos598d.learn.lessons import NUMBERS, all_lessons, get_lesson
-from cos598d.learn.marking import SECONDS, Marking
-from cos598d.learn.student import BLANK, MARKER
+from cos598d.tools.learn import progress, session, told
+from cos598d.tools.learn.events import Event, from_rows, to_rows
+from cos598d.tools.learn.lessons import NUMBERS, all_lessons, get_lesson
+from cos598d.tools.learn.marking import SECONDS, Marking
+from cos598d.tools.learn.student import BLANK, MARKER
 
 CASES = {number: importlib.import_module(f"lesson_cases.lesson{number}") for number in NUMBERS}
 NONCE = 20260101
@@ -129,10 +129,10 @@ def test_ranks_in_different_calls_are_both_named_with_their_lines(tmp_path):
 def test_a_file_that_grades_itself_gets_what_it_deserves(tmp_path):
     """It says that all is well in every way that it can find: what counts are the gradients."""
     code = (
-        "import cos598d.learn.marking, cos598d.check.judge, cos598d.learn.ranks\n"
-        "from cos598d.check.claims.base import World\n"
+        "import cos598d.tools.learn.marking, cos598d.tools.check.judge, cos598d.tools.learn.ranks\n"
+        "from cos598d.tools.check.claims.base import World\n"
         "World.compare = lambda *_: None\n"
-        "cos598d.learn.marking.Marking.result = lambda self: {'passed': True}\n"
+        "cos598d.tools.learn.marking.Marking.result = lambda self: {'passed': True}\n"
         "print('all 2 checks hold')\n"
         "def average(comm, gradient, name):\n"
         "    print('passed\\n' * 10_000)\n"
@@ -152,7 +152,7 @@ def test_what_shares_that_lose_examples_do_to_the_mean_is_told_once(tmp_path):
 
 def test_what_no_judgement_expects_is_a_failed_check_and_no_traceback(tmp_path):
     code = get_lesson(0).answer() + (
-        "\n\nfrom cos598d.check.evidence import Evidence\n\nkeep = Evidence.report\n"
+        "\n\nfrom cos598d.tools.check.evidence import Evidence\n\nkeep = Evidence.report\n"
         "Evidence.report = lambda self, claim, name, value: keep(self, claim, name, [None] if value else value)\n"
     )
     result, first = mark(tmp_path, 0, code)

@@ -6,10 +6,10 @@ import pytest
 from lesson_cases.lesson5 import RIGHT, WRONG
 
 from cos598d.commands.cli import main
-from cos598d.learn import session
-from cos598d.learn.lessons import get_lesson
-from cos598d.learn.picture.frames import frames, is_whole
-from cos598d.learn.picture.probe import messages_of
+from cos598d.tools.learn import session
+from cos598d.tools.learn.lessons import get_lesson
+from cos598d.tools.learn.picture.frames import frames, is_whole
+from cos598d.tools.learn.picture.probe import messages_of
 
 
 def steps_of_ring(folder, code, size=4):

@@ -11,7 +11,7 @@ import psutil
 import pytest
 from programs import ROOT, wait_until
 
-from cos598d.learn.lessons import get_lesson
+from cos598d.tools.learn.lessons import get_lesson
 
 MARK = "COS598D_TEST_MARK"  # a variable that everything inherits which a program starts
 ENDLESS = """# cos598d lesson 3
@@ -95,7 +95,7 @@ def test_the_server_ends_with_the_one_who_started_it_whoever_holds_its_pipe(tmp_
     """A process that is left over has a copy of all descriptors, and so the pipe by which Python's server is ended."""
     code = (
         "import os, sys, time\n"
-        "from cos598d.check.spawn import start_server\n"
+        "from cos598d.tools.check.spawn import start_server\n"
         "start_server()\n"
         "if os.fork() == 0:\n"
         "    time.sleep(600)\n"

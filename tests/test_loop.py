@@ -9,7 +9,7 @@ import pytest
 import torch
 from worlds import run_ranks
 
-from cos598d.check.toy import ToyFeatures, toy_model
+from cos598d.tools.check.toy import ToyFeatures, toy_model
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import LOSS
 from cos598d.config import RunConfig

@@ -10,13 +10,13 @@ from report_records import write_run
 from torch import nn
 from worlds import run_ranks
 
-from cos598d.check.toy import ToyFeatures
+from cos598d.tools.check.toy import ToyFeatures
 from cos598d.comm.communicator import Communicator
 from cos598d.config import RunConfig
 from cos598d.errors import UserError
 from cos598d.measure.record import RunRecord
-from cos598d.report.load import load_run
-from cos598d.report.memory import memory_note, memory_rows
+from cos598d.tools.report.load import load_run
+from cos598d.tools.report.memory import memory_note, memory_rows
 from cos598d.strategies import get_strategy
 from cos598d.strategies.formula import Job
 from cos598d.strategies.memory import Peak, tensors_in

@@ -9,8 +9,8 @@ import torch
 from simulated_device import SimulatedDevice
 from torch import nn
 
-from cos598d.bench.arrivals import measure_arrivals
-from cos598d.bench.sweep import sweep_message_size
+from cos598d.tools.bench.arrivals import measure_arrivals
+from cos598d.tools.bench.sweep import sweep_message_size
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import Ledger
 from cos598d.measure.clock import IterationClock

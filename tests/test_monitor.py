@@ -25,8 +25,8 @@ from cos598d.measure.tensorboard import LOSSES, Board
 from cos598d.measure.totals import Traffic, epoch_traffic, wire_summary
 from cos598d.measure.wire import Counters, Interface, find_interface
 from cos598d.records.conventions import OWN_SOCKETS, PHASES
-from cos598d.report.load import load_run
-from cos598d.report.table import comparison
+from cos598d.tools.report.load import load_run
+from cos598d.tools.report.table import comparison
 from cos598d.stopping import Stopping
 from cos598d.world.network import interface_of, network_identity
 

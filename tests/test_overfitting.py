@@ -5,8 +5,8 @@ import json
 import pytest
 from report_records import report, write_run
 
-from cos598d.report.load import load_run_as
-from cos598d.report.overfitting import courses, overfitting_caption
+from cos598d.tools.report.load import load_run_as
+from cos598d.tools.report.overfitting import courses, overfitting_caption
 
 SECONDS = [1.0 + place / 100 for place in range(12)]
 
@@ -114,8 +114,8 @@ def test_an_evaluation_within_an_epoch_may_be_where_it_turns(tmp_path):
 def test_an_epoch_that_was_cut_is_marked_and_in_no_figure(tmp_path, is_old):
     """40 steps of 39 an epoch: the second epoch has one step, and a loss and seconds of one step."""
     pytest.importorskip("matplotlib")
-    from cos598d.report import learned
-    from cos598d.report.strategies import epoch_seconds, last_loss
+    from cos598d.tools.report import learned
+    from cos598d.tools.report.strategies import epoch_seconds, last_loss
 
     folder = with_validation(tmp_path / "run", [0.7, 0.6, 0.8])
     edit(folder, lambda summary: cut_short(summary, is_old))

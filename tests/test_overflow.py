@@ -8,7 +8,7 @@ import pytest
 import torch
 from worlds import run_ranks
 
-from cos598d.check.toy import ToyFeatures, ToyModel, plain_loss, plain_model, toy_model
+from cos598d.tools.check.toy import ToyFeatures, ToyModel, plain_loss, plain_model, toy_model
 from cos598d.comm import hosts
 from cos598d.comm.ledger import AGREEMENT, Ledger
 from cos598d.config import RunConfig

@@ -7,7 +7,7 @@ import torch
 from states import digest
 from worlds import run_ranks
 
-from cos598d.check.toy import local_batch, toy_model
+from cos598d.tools.check.toy import local_batch, toy_model
 from cos598d.comm import exchange
 from cos598d.comm.exchange import ReduceScatters
 from cos598d.comm.ledger import GRADIENTS, Ledger

@@ -5,13 +5,13 @@ from xml.etree import ElementTree
 
 import pytest
 
-from cos598d.learn.events import CALL, COMPUTE, RECEIVE, SEND, Event
-from cos598d.learn.picture.draw import draw
-from cos598d.learn.picture.frames import at_first, chunks_of, frames, is_whole
-from cos598d.learn.picture.lanes import CALLING, MESSAGE, WAITING, computed_beside, timeline
-from cos598d.learn.picture.messages import End, Message, join_ends
-from cos598d.learn.picture.steps import steps_of
-from cos598d.learn.picture.text import ASCII, BLOCKS, in_colour, letters_for
+from cos598d.tools.learn.events import CALL, COMPUTE, RECEIVE, SEND, Event
+from cos598d.tools.learn.picture.draw import draw
+from cos598d.tools.learn.picture.frames import at_first, chunks_of, frames, is_whole
+from cos598d.tools.learn.picture.lanes import CALLING, MESSAGE, WAITING, computed_beside, timeline
+from cos598d.tools.learn.picture.messages import End, Message, join_ends
+from cos598d.tools.learn.picture.steps import steps_of
+from cos598d.tools.learn.picture.text import ASCII, BLOCKS, in_colour, letters_for
 
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = '</text><script>alert(1)</script> & "x" \x1b[31m\u202e'

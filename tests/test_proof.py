@@ -13,13 +13,13 @@ from proof_mutants import (
 )
 from proof_mutants_silent import SILENT
 
-from cos598d.check.judge import DID_NOT_END, FAILED
-from cos598d.check.proof import card
-from cos598d.check.proof.cases import CASES, CLIP, TOO_HIGH
-from cos598d.check.proof.judge import KEPT, NOT_CLAIMED, REFUSED, WRONG, Verdict
-from cos598d.check.proof.observe import observe, observe_engine
-from cos598d.check.proof.prove import prove
-from cos598d.check.proof.reference import reference
+from cos598d.tools.check.judge import DID_NOT_END, FAILED
+from cos598d.tools.check.proof import card
+from cos598d.tools.check.proof.cases import CASES, CLIP, TOO_HIGH
+from cos598d.tools.check.proof.judge import KEPT, NOT_CLAIMED, REFUSED, WRONG, Verdict
+from cos598d.tools.check.proof.observe import observe, observe_engine
+from cos598d.tools.check.proof.prove import prove
+from cos598d.tools.check.proof.reference import reference
 from cos598d.commands import prove as prove_command
 from cos598d.commands.cli import main
 from cos598d.sync.base import DEFAULTS

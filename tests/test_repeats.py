@@ -7,10 +7,10 @@ import pytest
 from report_records import write_run
 
 from cos598d.commands import cli, demo
-from cos598d.report.load import load_run
-from cos598d.report.references import alike, exposed_seconds, floor_of
-from cos598d.report.repeats import in_groups, mean_interval
-from cos598d.report.table import comparison, losses_rows, time_rows
+from cos598d.tools.report.load import load_run
+from cos598d.tools.report.references import alike, exposed_seconds, floor_of
+from cos598d.tools.report.repeats import in_groups, mean_interval
+from cos598d.tools.report.table import comparison, losses_rows, time_rows
 
 T_OF_2 = 4.3027  # Student's t for 2 degrees of freedom, 97.5 %
 # By repeat: the seconds of the floor's iterations, and by how much the all-reduce's are longer.
@@ -122,7 +122,7 @@ def test_a_report_has_each_run_and_the_repeats_together(folders):
     pytest.importorskip("jinja2")
     pytest.importorskip("matplotlib")
     from cos598d.commands.report import load_records
-    from cos598d.report.page import build_page
+    from cos598d.tools.report.page import build_page
 
     page = build_page(*load_records(folders))
     tables = next(section for section in page.sections if section.title == "Seconds an iteration").blocks

@@ -6,7 +6,7 @@ import pytest
 from programs import TINY_TRAINING
 
 from cos598d.commands import cli
-from cos598d.report.equal import compare_equal
+from cos598d.tools.report.equal import compare_equal
 
 STEPS = ["--max_steps", 4, "--save_steps", 2]
 

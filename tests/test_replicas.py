@@ -9,7 +9,7 @@ import torch
 from programs import TINY_TRAINING, free_port, script
 from worlds import run_ranks
 
-from cos598d.check.toy import ToyFeatures, toy_model
+from cos598d.tools.check.toy import ToyFeatures, toy_model
 from cos598d.comm.ledger import Ledger
 from cos598d.config import RunConfig
 from cos598d.errors import UsageError, UserError

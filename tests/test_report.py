@@ -21,14 +21,14 @@ pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
 from cos598d.commands.report import load_records
 from cos598d.records.quantities import quantity
-from cos598d.report.numbers import percent
-from cos598d.report.numbers import seconds as seconds_words
-from cos598d.report.page import Figure, Table, build_page
-from cos598d.report.render import as_html, as_markdown_page
-from cos598d.report.wire import mean_rate, throughputs
+from cos598d.tools.report.numbers import percent
+from cos598d.tools.report.numbers import seconds as seconds_words
+from cos598d.tools.report.page import Figure, Table, build_page
+from cos598d.tools.report.render import as_html, as_markdown_page
+from cos598d.tools.report.wire import mean_rate, throughputs
 from cos598d.tables import markdown_text
 
-REPORT = Path(__file__).resolve().parents[1] / "cos598d" / "report"
+REPORT = Path(__file__).resolve().parents[1] / "cos598d" / "tools" / "report"
 EVIL = '<script>alert(1)<b> | `x` _y_ $z$ "q" &amp;'
 SECTIONS = (
     "The runs",
@@ -212,8 +212,8 @@ def test_a_report_needs_no_torch(runs):
         for name in ([node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])
     }
     assert "torch" not in imports
-    program = "import sys, cos598d.report.page, cos598d.commands.report; sys.exit('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], check=False, cwd=REPORT.parents[1])
+    program = "import sys, cos598d.tools.report.page, cos598d.commands.report; sys.exit('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], check=False, cwd=REPORT.parents[2])
     assert done.returncode == 0
 
 

@@ -10,9 +10,9 @@ from scale_records import write_bench
 pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
 from cos598d.commands.report import load_records
-from cos598d.report.answer import MOST_SENTENCES, answer_of
-from cos598d.report.load import load_run
-from cos598d.report.table import comparison
+from cos598d.tools.report.answer import MOST_SENTENCES, answer_of
+from cos598d.tools.report.load import load_run
+from cos598d.tools.report.table import comparison
 
 SOME = "gather_scatter,all_reduce,bucketed"
 

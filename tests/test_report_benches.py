@@ -10,8 +10,8 @@ from scale_records import GBIT, write_bench
 pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
 from cos598d.errors import UserError
-from cos598d.report.benches import load_bench
-from cos598d.report.page import Figure, Table, build_page
+from cos598d.tools.report.benches import load_bench
+from cos598d.tools.report.page import Figure, Table, build_page
 
 SOME = "gather_scatter,all_reduce,bucketed"
 

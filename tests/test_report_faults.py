@@ -12,8 +12,8 @@ from cos598d.errors import UsageError, UserError
 pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
 from cos598d.commands.report import load_records
-from cos598d.report.load import load_run
-from cos598d.report.page import build_page
+from cos598d.tools.report.load import load_run
+from cos598d.tools.report.page import build_page
 
 
 @pytest.fixture

@@ -11,16 +11,16 @@ from sweep_records import entry
 pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
 from cos598d.records.conventions import BROKEN_OFF, FAILED, LEFT_OUT
-from cos598d.report.blocks import Figure
-from cos598d.report.figures.sweep import chart_figure
-from cos598d.report.render import as_html, as_markdown_page
-from cos598d.report.sweep_answer import cautions, sentences
-from cos598d.report.sweep_captions import chart_caption
-from cos598d.report.sweep_entries import SweepEntry, axes_of, combinations_of
-from cos598d.report.sweep_lines import EVEN, LINEAR, LOGARITHMIC, MOST_LINES, MOST_PANELS, chart_of
-from cos598d.report.sweep_measures import metric_measures, seconds_measure, speed_up
-from cos598d.report.sweep_page import MOST_RUNS, sweep_page
-from cos598d.report.sweep_table import sweep_rows
+from cos598d.tools.report.blocks import Figure
+from cos598d.tools.report.figures.sweep import chart_figure
+from cos598d.tools.report.render import as_html, as_markdown_page
+from cos598d.tools.report.sweep_answer import cautions, sentences
+from cos598d.tools.report.sweep_captions import chart_caption
+from cos598d.tools.report.sweep_entries import SweepEntry, axes_of, combinations_of
+from cos598d.tools.report.sweep_lines import EVEN, LINEAR, LOGARITHMIC, MOST_LINES, MOST_PANELS, chart_of
+from cos598d.tools.report.sweep_measures import metric_measures, seconds_measure, speed_up
+from cos598d.tools.report.sweep_page import MOST_RUNS, sweep_page
+from cos598d.tools.report.sweep_table import sweep_rows
 
 EVIL = '<script>alert(1)</script> "x"'
 RANKS = {"1x1": 1, "1x2": 2, "2x1": 2}

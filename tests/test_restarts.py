@@ -8,7 +8,7 @@ from programs import ROOT, TINY_TRAINING, free_port, script
 from test_elastic import ranks_below
 
 from cos598d.commands.cli import main
-from cos598d.report.load import load_run
+from cos598d.tools.report.load import load_run
 
 # Two workers, of which the second ends as the word for its attempt says; each tells where it stands.
 SCRIPT = """

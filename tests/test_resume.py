@@ -6,7 +6,7 @@ import pytest
 from lives import checkpoints_in, kept, live
 from worlds import run_ranks
 
-from cos598d.check.spawn import DIED, run_world
+from cos598d.tools.check.spawn import DIED, run_world
 
 SAME = ("losses", "weights", "epochs", "totals")
 KILLED = ("forward", 6, 0)

@@ -6,7 +6,7 @@ import pytest
 from lives import checkpoints_in, live
 from worlds import RankFailure, run_ranks
 
-from cos598d.check.spawn import run_world
+from cos598d.tools.check.spawn import run_world
 
 PLAIN = {"dropout": 0.0, "gradient_accumulation_steps": 1, "save_steps": 3}
 

@@ -4,7 +4,7 @@ import pytest
 from lives import OF_A_SAVE, PHASES, all_whole, live
 from worlds import run_ranks
 
-from cos598d.check.spawn import DIED, run_world
+from cos598d.tools.check.spawn import DIED, run_world
 
 SYNCS = {"bucketed": {"sync": "bucketed", "keep": 1}, "zero1": {"sync": "zero1", "keep": 1}}
 SYNCS["diloco"] = {"sync": "diloco", "fragments": 2, "sync_every": 2, "keep": 1}

@@ -13,8 +13,8 @@ from programs import ROOT, TINY, TINY_TRAINING, Program, free_port, script
 
 from cos598d.commands.script import run_script
 from cos598d.data.glue.read import FORMATS
-from cos598d.report.load import load_run
-from cos598d.report.table import comparison
+from cos598d.tools.report.load import load_run
+from cos598d.tools.report.table import comparison
 
 METRICS = {
     "cola": {"mcc"},
@@ -141,7 +141,7 @@ def test_ddp_is_entered_by_bucket_with_the_same_payload(lessons):
 
 
 def test_compare_prints_a_table_from_the_records(lessons, monkeypatch):
-    monkeypatch.setattr("cos598d.report.disturbed.LEAST_SHARE", 2.0)  # other tests may keep the machine busy
+    monkeypatch.setattr("cos598d.tools.report.disturbed.LEAST_SHARE", 2.0)  # other tests may keep the machine busy
     words = [sys.executable, "-m", "cos598d", "compare", *LESSONS]
     done = subprocess.run(
         words, cwd=lessons, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False

@@ -13,8 +13,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from worlds import run_ranks
 
-from cos598d.check.spawn import DIED, LATE, RETURNED, run_world
-from cos598d.check.toy import local_batch, toy_model
+from cos598d.tools.check.spawn import DIED, LATE, RETURNED, run_world
+from cos598d.tools.check.toy import local_batch, toy_model
 from cos598d.comm.exchange import IN_FLIGHT
 from cos598d.comm.ledger import GRADIENTS, PARAMETERS, Ledger, Row
 from cos598d.shard.shared_weights import SharedWeights

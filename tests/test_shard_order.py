@@ -9,7 +9,7 @@ from test_shard import STAGES, distance, sgd
 from torch import nn
 from worlds import run_ranks
 
-from cos598d.check.spawn import LATE, run_world
+from cos598d.tools.check.spawn import LATE, run_world
 from cos598d.comm.ledger import PARAMETERS, Ledger
 from cos598d.errors import UserError
 from cos598d.sync.base import DEFAULTS, SyncOptions

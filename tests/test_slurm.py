@@ -14,7 +14,7 @@ import pytest
 from programs import ROOT, TINY_TRAINING, free_port, script
 from slurm import Job, Slurm, missing
 
-from cos598d.report.load import load_run
+from cos598d.tools.report.load import load_run
 
 pytestmark = pytest.mark.slurm
 needs_slurm = pytest.mark.skipif(bool(missing()), reason=missing())

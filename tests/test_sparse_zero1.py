@@ -15,10 +15,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from worlds import run_ranks
 
-from cos598d.check.proof.cases import CASES
-from cos598d.check.proof.judge import KEPT
-from cos598d.check.proof.observe import observe
-from cos598d.check.proof.prove import prove
+from cos598d.tools.check.proof.cases import CASES
+from cos598d.tools.check.proof.judge import KEPT
+from cos598d.tools.check.proof.observe import observe
+from cos598d.tools.check.proof.prove import prove
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import AGREEMENT, GRADIENTS, PARAMETERS, Ledger
 from cos598d.shard import row_gradients, table

@@ -9,7 +9,7 @@ from states import digest
 from torch import nn
 from worlds import run_ranks
 
-from cos598d.check.toy import ToyFeatures, toy_model
+from cos598d.tools.check.toy import ToyFeatures, toy_model
 from cos598d.config import RunConfig
 from cos598d.errors import UserError
 from cos598d.measure.record import RunRecord

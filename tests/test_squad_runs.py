@@ -10,7 +10,7 @@ from programs import ROOT, Program, free_port, script
 from squad_files import found_in, question, write_squad
 
 from cos598d.commands.cli import main
-from cos598d.report.load import load_run
+from cos598d.tools.report.load import load_run
 
 TINY = ("--model_name_or_path", "tiny", "--max_seq_length", "96", "--max_query_length", "24", "--doc_stride", "48")
 SHORT = (*TINY, "--max_train_examples", "40", "--max_eval_examples", "30")

@@ -8,7 +8,7 @@ from programs import TINY, script
 from cos598d.config import RunConfig
 from cos598d.errors import UsageError
 from cos598d.life import LOSS_METRIC
-from cos598d.report.load import load_run
+from cos598d.tools.report.load import load_run
 from cos598d.stopping import EarlyStopping
 
 

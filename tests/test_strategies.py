@@ -9,8 +9,8 @@ from programs import TINY, Program
 
 from cos598d.commands import cli
 from cos598d.errors import UserError
-from cos598d.report.strategies import load_entry_run
-from cos598d.sweep import child
+from cos598d.tools.report.strategies import load_entry_run
+from cos598d.tools.sweep import child
 
 pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
@@ -43,7 +43,7 @@ def again(finished, tmp_path, monkeypatch, capsys):
     The runs that it starts are not made: each copies the finished zero1's record, or fails with `code` and `last`.
     """
     monkeypatch.delenv("GLUE_DIR", raising=False)
-    monkeypatch.setattr("cos598d.report.disturbed.LEAST_SHARE", 2.0)  # other tests may keep the machine busy
+    monkeypatch.setattr("cos598d.tools.report.disturbed.LEAST_SHARE", 2.0)  # other tests may keep the machine busy
     folder = shutil.copytree(finished, tmp_path / "runs")
     started = []
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from cos598d.check.spawn import CALLS, LATE, RETURNED, run_world
-from cos598d.learn.comm import LessonCommunicator
-from cos598d.learn.notes import BEGIN, END, MEET, MET, MOST_NOTES, RAISED, THREADS, WAITS, read_notes
-from cos598d.learn.stuck import StuckRanks, all_wait, never_go_on
+from cos598d.tools.check.spawn import CALLS, LATE, RETURNED, run_world
+from cos598d.tools.learn.comm import LessonCommunicator
+from cos598d.tools.learn.notes import BEGIN, END, MEET, MET, MOST_NOTES, RAISED, THREADS, WAITS, read_notes
+from cos598d.tools.learn.stuck import StuckRanks, all_wait, never_go_on
 
 LONG = 60.0  # seconds, of which no test takes a part unless it fails
 

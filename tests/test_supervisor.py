@@ -10,8 +10,8 @@ import psutil
 import pytest
 from programs import PATIENCE, ROOT, wait_until
 
-from cos598d.check.spawn import DIED, LATE, RETURNED, run_world
-from cos598d.check.supervisor import MOST_FILE_BYTES, OUTPUT_BYTES
+from cos598d.tools.check.spawn import DIED, LATE, RETURNED, run_world
+from cos598d.tools.check.supervisor import MOST_FILE_BYTES, OUTPUT_BYTES
 
 AVERAGES = """
 import os, subprocess, sys, tempfile, time
@@ -40,7 +40,7 @@ runpy.run_module("cos598d", run_name="__main__", alter_sys=True)
 LEAVES_A_LOCK = """
 import multiprocessing, os
 from multiprocessing import forkserver, resource_tracker
-from cos598d.check.spawn import run_world
+from cos598d.tools.check.spawn import run_world
 
 def leave_a_lock(comm):
     lock = multiprocessing.Lock()

@@ -14,12 +14,12 @@ from cos598d.commands.flags import Parser
 from cos598d.errors import UsageError, UserError
 from cos598d.forecast import Known
 from cos598d.records.conventions import BROKEN_OFF, FINISHED, LEFT_OUT
-from cos598d.sweep.experiments import EXPERIMENTS, TASKS, ready_made
-from cos598d.sweep.grid import Setup, read_grid, read_value
-from cos598d.sweep.plan import collapsed, combine
-from cos598d.sweep.programs import check_launch, program
-from cos598d.sweep.progress import Progress, seconds_words
-from cos598d.sweep.state import SweepFolder
+from cos598d.tools.sweep.experiments import EXPERIMENTS, TASKS, ready_made
+from cos598d.tools.sweep.grid import Setup, read_grid, read_value
+from cos598d.tools.sweep.plan import collapsed, combine
+from cos598d.tools.sweep.programs import check_launch, program
+from cos598d.tools.sweep.progress import Progress, seconds_words
+from cos598d.tools.sweep.state import SweepFolder
 
 pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
@@ -258,7 +258,7 @@ def test_time_left_is_told_by_the_runs_that_are_most_alike():
 
 def test_a_dry_run_lists_what_each_run_will_come_to_and_makes_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("cos598d.sweep.forecasts.Known", lambda costs_from: Known(times=False))  # which takes seconds
+    monkeypatch.setattr("cos598d.tools.sweep.forecasts.Known", lambda costs_from: Known(times=False))  # which takes seconds
     words = ["--max_train_examples", "32", "--max_eval_examples", "8", "--num_train_epochs", "2", "--no_cuda"]
     grid = ["--grid", "setup=1x1,1x2", "--grid", "sync=none,all_reduce", "--seeds", "2"]
     assert main(["sweep", *grid, "--dry_run", "--", "train", "--task_name", "digits", *words]) == 0
@@ -341,7 +341,7 @@ def test_what_cannot_be_written_is_one_sentence(file, tmp_path, monkeypatch, cap
         (tmp_path / "runs" / "sweep.json").write_text(json.dumps(asked(axes={"batch": ["4"]}) | {"combinations": {}}))
         (tmp_path / "runs" / "logs").write_text("in the way")
     else:
-        monkeypatch.setattr("cos598d.sweep.folder.write_json", _full_disk)
+        monkeypatch.setattr("cos598d.tools.sweep.folder.write_json", _full_disk)
     assert main(["sweep", "--grid", "batch=4", "--runs_dir", "runs", "--", "train", "--task_name", "digits"]) == 1
     said = capsys.readouterr().err
     assert f"{file} cannot be written (" in said

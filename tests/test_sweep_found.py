@@ -9,11 +9,11 @@ pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
 from cos598d.errors import UserError
 from cos598d.records.conventions import FAILED, FINISHED
-from cos598d.sweep.grid import read_grid
-from cos598d.sweep.making import Making
-from cos598d.sweep.plan import combine
-from cos598d.sweep.runner import Ended
-from cos598d.sweep.state import SweepFolder
+from cos598d.tools.sweep.grid import read_grid
+from cos598d.tools.sweep.making import Making
+from cos598d.tools.sweep.plan import combine
+from cos598d.tools.sweep.runner import Ended
+from cos598d.tools.sweep.state import SweepFolder
 
 DIGITS = {"task_name": "digits"}
 LAUNCH = "env {command}"
@@ -50,7 +50,7 @@ def made(tmp_path, monkeypatch):
                     record(tmp_path, one, **changes)
                 end(job, Ended(code, "no room.", 5.0, False))
 
-        monkeypatch.setattr("cos598d.sweep.making.run_jobs", run_jobs)
+        monkeypatch.setattr("cos598d.tools.sweep.making.run_jobs", run_jobs)
         folder = sweep_of(tmp_path)
         folder.write()
         Making(folder, found, lambda one: [], None, parallel, keeps).run()

@@ -10,8 +10,8 @@ import pytest
 from programs import wait_until
 
 from cos598d.errors import UserError
-from cos598d.sweep.child import LastWords, Stopped
-from cos598d.sweep.runner import Job, run_jobs
+from cos598d.tools.sweep.child import LastWords, Stopped
+from cos598d.tools.sweep.runner import Job, run_jobs
 
 
 def jobs_of(folder, *scripts):

@@ -9,7 +9,7 @@ import pytest
 from programs import TINY, children_of, is_alive, wait_until
 from test_cluster import needs_cluster
 
-from cos598d.cluster import network
+from cos598d.tools.cluster import network
 
 pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")

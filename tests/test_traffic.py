@@ -5,7 +5,7 @@ from programs import TINY
 
 from cos598d.commands.cli import main
 from cos598d.errors import UserError
-from cos598d.report.traffic_table import HEADER_BYTES, traffic_table
+from cos598d.tools.report.traffic_table import HEADER_BYTES, traffic_table
 
 
 def record(ranks_by_interface=((0,), (1,)), **changes):

@@ -12,7 +12,7 @@ from cos598d.locks import is_locked, locked
 from cos598d.measure.claim import claim_folder
 from cos598d.measure.record import RunRecord
 from cos598d.records.conventions import PHASES
-from cos598d.report.load import load_run, load_run_as
+from cos598d.tools.report.load import load_run, load_run_as
 
 SETTING = {
     "task": "rte",

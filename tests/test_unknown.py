@@ -11,10 +11,10 @@ from test_traffic import record as counted_record
 from cos598d.comm.communicator import Communicator
 from cos598d.measure.tensorboard import Board
 from cos598d.records.conventions import ASSUMED_BYTES
-from cos598d.report.bench_table import remarks
-from cos598d.report.load import load_run
-from cos598d.report.table import comparison
-from cos598d.report.traffic_table import traffic_table
+from cos598d.tools.report.bench_table import remarks
+from cos598d.tools.report.load import load_run
+from cos598d.tools.report.table import comparison
+from cos598d.tools.report.traffic_table import traffic_table
 
 
 def edit(path, change):
@@ -47,7 +47,7 @@ def test_the_report_says_it_too_and_a_call_without_times_is_no_fault(runs):
     pytest.importorskip("jinja2")
     pytest.importorskip("matplotlib")
     from cos598d.commands.report import load_records
-    from cos598d.report.page import Table, build_page
+    from cos598d.tools.report.page import Table, build_page
 
     for folder in runs:
         edit(folder / "communication.rank0.jsonl", lambda row: row | {"seconds": None, "started": None})

@@ -17,8 +17,8 @@ import sys
 import tempfile
 from multiprocessing import util
 
-from cos598d.check.spawn import ENDS_WITH_STARTER, start_server
-from cos598d.check.supervisor import prctl
+from cos598d.tools.check.spawn import ENDS_WITH_STARTER, start_server
+from cos598d.tools.check.supervisor import prctl
 
 SET_DUMPABLE = 4  # prctl(2)
 _kept: dict[str, object] = {}

@@ -5,7 +5,7 @@ from typing import Any
 
 from programs import PATIENCE
 
-from cos598d.check.spawn import DIED, RAISED, RETURNED, RankEnd, run_world
+from cos598d.tools.check.spawn import DIED, RAISED, RETURNED, RankEnd, run_world
 
 
 class RankFailure(AssertionError):

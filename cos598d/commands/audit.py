@@ -6,21 +6,21 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from cos598d.audit import script
-from cos598d.audit.book import BOOKS
-from cos598d.audit.card import card
-from cos598d.audit.exchange import read_books, remove_books
-from cos598d.audit.judge import judge
-from cos598d.audit.judge.verdict import FAULT, Verdict
-from cos598d.audit.options import AuditFlags, Told
-from cos598d.audit.record import VERDICT, write_record
-from cos598d.audit.starter import run_of_starter, start_ranks
+from cos598d.tools.audit import script
+from cos598d.tools.audit.book import BOOKS
+from cos598d.tools.audit.card import card
+from cos598d.tools.audit.exchange import read_books, remove_books
+from cos598d.tools.audit.judge import judge
+from cos598d.tools.audit.judge.verdict import FAULT, Verdict
+from cos598d.tools.audit.options import AuditFlags, Told
+from cos598d.tools.audit.record import VERDICT, write_record
+from cos598d.tools.audit.starter import run_of_starter, start_ranks
 from cos598d.commands.flags import add_flags, given_flags
 from cos598d.commands.result_flags import add_assignment, add_result_files, wants_files
 from cos598d.errors import UsageError, UserError
 from cos598d.fields import check_flags
 from cos598d.files import write_json
-from cos598d.grade.scored import NOT_JUDGED
+from cos598d.tools.grade.scored import NOT_JUDGED
 from cos598d.terminal.printable import printable
 from cos598d.terminal.signals import exits_on_sigterm
 
@@ -101,7 +101,7 @@ def _again(folder: Path, words: Sequence[str], flags: AuditFlags, grade: Grader 
 
 def _as_rank(told: Told, words: Sequence[str]) -> int:
     """This process is a rank, as the launcher of the script would start it."""
-    from cos598d.audit.rank import Rank, audit_script
+    from cos598d.tools.audit.rank import Rank, audit_script
 
     def say(rank: Rank, code: int) -> int:
         if rank.trouble:

@@ -2,12 +2,12 @@
 
 import argparse
 
-from cos598d.audit.judge.verdict import Verdict
+from cos598d.tools.audit.judge.verdict import Verdict
 from cos598d.errors import UsageError
-from cos598d.grade.assignment import assignment_of
-from cos598d.grade.kinds.script import ScriptKind, score
-from cos598d.grade.result_files import ResultFiles
-from cos598d.grade.scored import Judged, exit_code
+from cos598d.tools.grade.assignment import assignment_of
+from cos598d.tools.grade.kinds.script import ScriptKind, score
+from cos598d.tools.grade.result_files import ResultFiles
+from cos598d.tools.grade.scored import Judged, exit_code
 
 
 class AuditResults:

@@ -10,14 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cos598d.bench.plan import HOW, BenchPlan, plan_from
+from cos598d.tools.bench.plan import HOW, BenchPlan, plan_from
 from cos598d.commands.flags import add_flags, check_output_file, to_words
 from cos598d.commands.rank_flags import RankFlags, identity_from
 from cos598d.errors import UsageError, UserError
 from cos598d.fields import flag
 from cos598d.files import write_json
 from cos598d.records.bench import FILE_NAME
-from cos598d.report.bench_table import bench_table
+from cos598d.tools.report.bench_table import bench_table
 from cos598d.world.identity import Identity
 from cos598d.world.launch import start_local_workers
 
@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(f"--output {folder} holds a {FILE_NAME} already: choose another folder.")
     deliver = partial(_deliver, folder=folder, json_file=options.json)
     if identity is not None:
-        from cos598d.bench.rank import be_bench_rank
+        from cos598d.tools.bench.rank import be_bench_rank
 
         return be_bench_rank(plan, identity, deliver)
     world_size = options.world_size or WORLD_SIZE

@@ -11,21 +11,21 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cos598d.check import card, ranks
-from cos598d.check.causes import causes_of
-from cos598d.check.claims import CLAIMS
-from cos598d.check.claims.base import Claim
-from cos598d.check.cost import compare, is_cost
-from cos598d.check.judge import CRASHED, DID_NOT_END, PASSED, Outcome, judge
-from cos598d.check.spawn import RankEnd, longer_than, run_world
-from cos598d.check.trial import NONCE_BITS, Trial, facts_of
+from cos598d.tools.check import card, ranks
+from cos598d.tools.check.causes import causes_of
+from cos598d.tools.check.claims import CLAIMS
+from cos598d.tools.check.claims.base import Claim
+from cos598d.tools.check.cost import compare, is_cost
+from cos598d.tools.check.judge import CRASHED, DID_NOT_END, PASSED, Outcome, judge
+from cos598d.tools.check.spawn import RankEnd, longer_than, run_world
+from cos598d.tools.check.trial import NONCE_BITS, Trial, facts_of
 from cos598d.commands import learn
 from cos598d.commands.flags import check_output_file
 from cos598d.commands.result_flags import add_assignment, add_result_files, wants_files
 from cos598d.errors import UsageError, UserError
 from cos598d.files import read_plain, write_json
-from cos598d.learn.lessons import get_lesson
-from cos598d.learn.student import number_of
+from cos598d.tools.learn.lessons import get_lesson
+from cos598d.tools.learn.student import number_of
 from cos598d.terminal.signals import exits_on_sigterm
 
 if TYPE_CHECKING:  # what grades loads much that a check does without

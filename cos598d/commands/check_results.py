@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from cos598d.check.claims.base import Claim
-from cos598d.check.judge import PASSED, Outcome
-from cos598d.check.trial import in_words
+from cos598d.tools.check.claims.base import Claim
+from cos598d.tools.check.judge import PASSED, Outcome
+from cos598d.tools.check.trial import in_words
 from cos598d.errors import UsageError
-from cos598d.grade.assignment import assignment_of
-from cos598d.grade.kinds.sync import SyncKind
-from cos598d.grade.result_files import ResultFiles
-from cos598d.grade.scored import Judged
+from cos598d.tools.grade.assignment import assignment_of
+from cos598d.tools.grade.kinds.sync import SyncKind
+from cos598d.tools.grade.result_files import ResultFiles
+from cos598d.tools.grade.scored import Judged
 
 
 class CheckResults:

@@ -5,9 +5,9 @@ import math
 from pathlib import Path
 
 from cos598d.errors import UsageError
-from cos598d.report.equal import PARTS, compare_equal
-from cos598d.report.load import load_run
-from cos598d.report.table import comparison
+from cos598d.tools.report.equal import PARTS, compare_equal
+from cos598d.tools.report.load import load_run
+from cos598d.tools.report.table import comparison
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -19,8 +19,8 @@ from cos598d.errors import UserError
 from cos598d.life import GROUP as LIFE
 from cos598d.measure.claim import claim_folder
 from cos598d.program import own_environment
-from cos598d.report.load import load_run
-from cos598d.report.table import comparison
+from cos598d.tools.report.load import load_run
+from cos598d.tools.report.table import comparison
 from cos598d.world.identity import Identity
 
 # label, sync, and whether it runs on all ranks

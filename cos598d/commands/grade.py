@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from cos598d.commands.flags import check_output_file
 from cos598d.commands.result_flags import add_needed_assignment, add_result_files
 from cos598d.errors import UsageError
-from cos598d.grade.scored import NOT_JUDGED, PASSED, exit_code, most, number, total
+from cos598d.tools.grade.scored import NOT_JUDGED, PASSED, exit_code, most, number, total
 from cos598d.terminal.printable import printable
 from cos598d.terminal.signals import exits_on_sigterm
 
 if TYPE_CHECKING:  # assignments need torch, which takes seconds, and flags that are refused do not
-    from cos598d.grade.assignment import Assignment
-    from cos598d.grade.folder import Graded
+    from cos598d.tools.grade.assignment import Assignment
+    from cos598d.tools.grade.folder import Graded
 
 WORDS_WIDTH = 90
 
@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
     if not options.folder.exists():
         raise UsageError(f"{options.folder} does not exist: give a class's folder, or a submission.")
     _check_imports(options.folder)
-    from cos598d.grade.assignment import assignment_of
+    from cos598d.tools.grade.assignment import assignment_of
 
     assignment = assignment_of(options.assignment)
     with exits_on_sigterm():
@@ -70,8 +70,8 @@ def _check_imports(folder: Path) -> None:
 
 
 def _one(options: argparse.Namespace, assignment: "Assignment") -> int:
-    from cos598d.grade.result_files import ResultFiles
-    from cos598d.grade.submission import grading
+    from cos598d.tools.grade.result_files import ResultFiles
+    from cos598d.tools.grade.submission import grading
 
     with grading(assignment, options.as_root) as grader:
         results = ResultFiles(assignment, options.gradescope, options.classroom50)
@@ -89,8 +89,8 @@ def _one(options: argparse.Namespace, assignment: "Assignment") -> int:
 
 
 def _class(options: argparse.Namespace, assignment: "Assignment") -> int:
-    from cos598d.grade.folder import grade_class, names, submissions_in
-    from cos598d.grade.submission import grading
+    from cos598d.tools.grade.folder import grade_class, names, submissions_in
+    from cos598d.tools.grade.submission import grading
 
     began = time.monotonic()
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from cos598d.commands.flags import check_output_file
 from cos598d.errors import UsageError, UserError
 from cos598d.files import write_json, write_together
-from cos598d.learn import session, told
-from cos598d.learn.lesson import Lesson
-from cos598d.learn.lessons import get_lesson
+from cos598d.tools.learn import session, told
+from cos598d.tools.learn.lesson import Lesson
+from cos598d.tools.learn.lessons import get_lesson
 from cos598d.terminal.signals import exits_on_sigterm
 
 NEXT, OWN = 0, Path()  # a flag that was given without its word
@@ -88,7 +88,7 @@ def _check_picture(output: Path) -> None:
 
 def _draw(lesson: Lesson, path: Path, output: Path) -> None:
     """Print the picture, and write it if `output` names a file."""
-    from cos598d.learn.picture.draw import letters_and_width
+    from cos598d.tools.learn.picture.draw import letters_and_width
 
     if lesson.has_picture and path.is_file():
         print(f"{path.name}: drawing a step on {session.RANKS} ranks, and the answer's", file=sys.stderr, flush=True)

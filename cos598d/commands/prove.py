@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from cos598d.bench.candidates import Candidate, parse_candidates
-from cos598d.check import card as check_card
-from cos598d.check.judge import CRASHED, DID_NOT_END, FAILED
-from cos598d.check.proof import card
-from cos598d.check.proof.cases import CASES, TOLERANCES, Case
-from cos598d.check.proof.judge import KEPT, NOT_CLAIMED, REFUSED, WRONG
-from cos598d.check.proof.observe import observe_engine
-from cos598d.check.proof.prove import prove
+from cos598d.tools.bench.candidates import Candidate, parse_candidates
+from cos598d.tools.check import card as check_card
+from cos598d.tools.check.judge import CRASHED, DID_NOT_END, FAILED
+from cos598d.tools.check.proof import card
+from cos598d.tools.check.proof.cases import CASES, TOLERANCES, Case
+from cos598d.tools.check.proof.judge import KEPT, NOT_CLAIMED, REFUSED, WRONG
+from cos598d.tools.check.proof.observe import observe_engine
+from cos598d.tools.check.proof.prove import prove
 from cos598d.commands.check import read_world_sizes
 from cos598d.commands.flags import check_output_file
 from cos598d.config import SYNC_FIELDS

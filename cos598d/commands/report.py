@@ -10,10 +10,10 @@ from cos598d.errors import UsageError, UserError
 from cos598d.files import write_together, write_whole
 from cos598d.records.bench import FILE_NAME
 from cos598d.records.unfinished import live_folder
-from cos598d.report.benches import Bench, load_bench
-from cos598d.report.lab import lab_page
-from cos598d.report.load import Run, load_run_as, own_names
-from cos598d.report.render import as_html, as_markdown_page, as_pdf, need
+from cos598d.tools.report.benches import Bench, load_bench
+from cos598d.tools.report.lab import lab_page
+from cos598d.tools.report.load import Run, load_run_as, own_names
+from cos598d.tools.report.render import as_html, as_markdown_page, as_pdf, need
 
 FORMS = (".html", ".pdf", ".md")
 
@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(f"-o {output}: its name must end in {', '.join(FORMS[:-1])} or {FORMS[-1]}.")
     check_output_file("-o", output)
     need("jinja2", "matplotlib", *(["weasyprint"] if output.suffix == ".pdf" else []))
-    from cos598d.report.page import build_page
+    from cos598d.tools.report.page import build_page
 
     page = build_page(*load_records(options.runs))
     try:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from cos598d.bench.candidates import read_candidate
+from cos598d.tools.bench.candidates import read_candidate
 from cos598d.commands.run_flags import add_run_options, run_values, to_words
 from cos598d.commands.strategies_folder import ONE_PROCESS, Plan, TableFolder
 from cos598d.config import SYNC_FIELDS, config_from
@@ -24,8 +24,8 @@ from cos598d.files import write_whole
 from cos598d.life import GROUP as LIFE
 from cos598d.measure.claim import claim_folder
 from cos598d.records.conventions import BROKEN_OFF, FAILED, FINISHED, LEFT_OUT
-from cos598d.report.render import as_html, need
-from cos598d.report.strategies import (
+from cos598d.tools.report.render import as_html, need
+from cos598d.tools.report.strategies import (
     ALL_GPUS,
     BASELINE,
     TABLE_NOTE,
@@ -36,7 +36,7 @@ from cos598d.report.strategies import (
     strategies_rows,
 )
 from cos598d.strategies import class_of
-from cos598d.sweep import child
+from cos598d.tools.sweep import child
 from cos598d.tables import as_markdown, as_text, markdown_text
 from cos598d.terminal.printable import printable
 from cos598d.world.identity import Identity
@@ -184,8 +184,8 @@ def _show(path: Path, entries: Sequence[Entry]) -> None:
     write_whole(path / TABLE, "\n\n".join(words) + "\n")
     runs = [entry.run for entry in entries if entry.run]
     if runs:
-        from cos598d.report.blocks import Block, Section, Table
-        from cos598d.report.page import build_page
+        from cos598d.tools.report.blocks import Block, Section, Table
+        from cos598d.tools.report.page import build_page
 
         page = build_page(runs)
         learning = Table("Losses and metrics after each epoch.", learning_rows(entries))

@@ -10,10 +10,10 @@ from cos598d.errors import UsageError, UserError
 from cos598d.records.kinds import POSITIVE, TEXT, Fields, MapOf
 from cos598d.records.run import CONFIG, RANKS, REMEDY, read_object
 from cos598d.records.schema import read
-from cos598d.report.load import Run
-from cos598d.report.repeats import PLACES
-from cos598d.report.strategies import ALL_GPUS, BASELINE, Entry
-from cos598d.sweep.folder import ENDED, RunsFolder
+from cos598d.tools.report.load import Run
+from cos598d.tools.report.repeats import PLACES
+from cos598d.tools.report.strategies import ALL_GPUS, BASELINE, Entry
+from cos598d.tools.sweep.folder import ENDED, RunsFolder
 from cos598d.terminal.printable import printable
 
 ONE_PROCESS = (BASELINE, ALL_GPUS)

@@ -8,10 +8,10 @@ from collections.abc import Callable, Collection, Sequence
 from cos598d.commands.flags import given_flags
 from cos598d.commands.sbatch import BatchFlags, add_job_options, check_plain, job_flags, script
 from cos598d.errors import UsageError, UserError
-from cos598d.report.sweep_entries import LINKS
-from cos598d.sweep.grid import Setup
-from cos598d.sweep.plan import Combination
-from cos598d.sweep.programs import OURS
+from cos598d.tools.report.sweep_entries import LINKS
+from cos598d.tools.sweep.grid import Setup
+from cos598d.tools.sweep.plan import Combination
+from cos598d.tools.sweep.programs import OURS
 
 OF_SETUPS = ("nodes", "ranks_per_node")  # which the axis `setup` says
 MOST_TASKS = 1000  # SLURM's own limit, where its administrators have not said another

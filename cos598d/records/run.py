@@ -31,7 +31,7 @@ from cos598d.records.schema import check, read, read_rows
 _OLD_PHASES = [f"seconds_{phase}" for phase in PHASES if phase != CHECKPOINT]
 _NEW_PHASE = f"seconds_{CHECKPOINT}"
 
-# A run's summary.json, as SUMMARY checks it, and what `report/load` adds to it.
+# A run's summary.json, as SUMMARY checks it, and what `tools/report/load` adds to it.
 Summary = dict[str, Any]
 REMEDY = "run again"
 

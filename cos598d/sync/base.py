@@ -152,7 +152,7 @@ class GradientSync:
     takes_sparse: whether it averages the sparse gradients of `nn.Embedding(..., sparse=True)`.
     one_host: whether all ranks must be on one host. shares_memory: whether a host's ranks must be able to share memory.
     not_modelled: why the model of cost (`scale`) leaves it out, in words that follow "for"; None where it does not.
-    exact: whether it keeps every claim of `cos598d.check.claims`; if not, `claims` names those that it keeps.
+    exact: whether it keeps every claim of `cos598d.tools.check.claims`; if not, `claims` names those that it keeps.
     never_kept: what begins afresh even where a run goes on with its `own_state`, in words; None where nothing does.
     """
 

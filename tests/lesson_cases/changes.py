@@ -5,7 +5,7 @@ And the wrong files that the book shows.
 
 from pathlib import Path
 
-from cos598d.learn.lessons import get_lesson
+from cos598d.tools.learn.lessons import get_lesson
 
 SHOWN = Path(__file__).resolve().parents[2] / "docs" / "lessons" / "wrong"
 

@@ -15,8 +15,8 @@ RIGHT = {
 WRONG = {
     "the other ranks' gradients computed from what the caller has": (
         """import sys, torch
-from cos598d.check.claims.base import _own_gradients
-from cos598d.learn.checks.common import ALL_USED
+from cos598d.tools.check.claims.base import _own_gradients
+from cos598d.tools.learn.checks.common import ALL_USED
 
 def average(comm, gradient, name):
     comm.all_reduce(torch.zeros_like(gradient), name)

@@ -1,6 +1,6 @@
 """Lesson 8 as students mend it: each loop left as it was, or mended wrongly, and mended in another right way."""
 
-from cos598d.learn.lessons import get_lesson
+from cos598d.tools.learn.lessons import get_lesson
 
 PAGE, ANSWER = get_lesson(8).page(), get_lesson(8).answer()
 PLACES = ("first", "second", "third", "fourth", "fifth", "sixth")

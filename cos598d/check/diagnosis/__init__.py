@@ -1,6 +1,0 @@
-"""From gradients that are not the mean to what probably made them so, and where they are wrong."""
-
-from cos598d.check.diagnosis.find import symptom_of
-from cos598d.check.diagnosis.symptom import UNKNOWN, Symptom, sentence
-
-__all__ = ["UNKNOWN", "Symptom", "sentence", "symptom_of"]

@@ -1,0 +1,1 @@
+"""The instruments built on the training library: it imports none of them."""

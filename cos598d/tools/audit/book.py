@@ -1,0 +1,189 @@
+"""A rank's book: all that was seen of a script on one rank, as JSON. Numbers and places, never a verdict."""
+
+import base64
+import binascii
+from pathlib import Path
+from typing import Any
+
+from cos598d.tools.audit.sketch import SIZE
+from cos598d.errors import UserError
+from cos598d.records.kinds import (
+    COUNT,
+    FLAG,
+    NOT_NEGATIVE,
+    NUMBER,
+    TEXT,
+    Fields,
+    Kind,
+    ListOf,
+    MapOf,
+    Number,
+    OneOf,
+    OrNone,
+    Row,
+)  # fmt: skip
+from cos598d.records.kinds import (
+    SIZE as AT_LEAST_ONE,
+)
+from cos598d.records.run import RANK, RANKS
+from cos598d.records.schema import read
+
+FORMAT = "cos598d audit 2"
+BOOKS, BOOK = "books", "rank{rank}.json"
+RUNNING, ENDED = "running", "ended"
+REMEDY = "audit the script again"
+MOST_BYTES = 256 << 20
+
+Book = dict[str, Any]
+
+
+class SketchText(Kind):
+    """The text of a sketch."""
+
+    @property
+    def wanted(self) -> str:
+        return f"a sketch of {SIZE} numbers"
+
+    def fits(self, value: Any) -> bool:
+        try:
+            return isinstance(value, str) and len(base64.b64decode(value, validate=True)) == 4 * SIZE
+        except (binascii.Error, ValueError):
+            return False
+
+
+SKETCH = SketchText()
+WHERE = Row((TEXT, COUNT, TEXT))
+EXIT_CODE = Number("an exit code", is_whole=True, least=-255, most=255)
+DIGESTS = ListOf(TEXT)
+MICRO = Fields(
+    {
+        "size": COUNT,
+        "samples": DIGESTS,
+        "loss": OrNone(NUMBER),
+        # How the loss scales its examples (watch/loss.py), and the numbers in its text (watch/source.py).
+        "weight": OrNone(NUMBER),
+        **dict.fromkeys(("counts", "multiplied", "divided"), ListOf(NUMBER)),
+        "literals": OrNone(ListOf(NUMBER)),
+        "weights": TEXT,  # a fingerprint of the model's, when the pass begins
+        "adds": FLAG,  # to gradients that an earlier pass of this step has left
+        "modes": ListOf(COUNT),  # modules by their mode (watch/replica.py)
+        "rng": TEXT,
+        "where": WHERE,
+        "event": COUNT,
+    }
+)
+OPTIMIZER = Fields({"class": TEXT, "groups": ListOf(MapOf(NUMBER))})
+EVENT = Fields(
+    {"kind": OneOf(("clip", "call", "step")), "event": COUNT, "micro": COUNT, "where": WHERE},
+    {
+        **dict.fromkeys(("how", "op", "dtype"), TEXT),
+        "limit": NUMBER,
+        **dict.fromkeys(("norm", "factor"), OrNone(NUMBER)),
+        "names": ListOf(TEXT),
+        **dict.fromkeys(("elements", "root"), COUNT),
+        "in_backward": FLAG,
+        "carries": TEXT,
+        "ranks": ListOf(RANK),
+    },
+)
+STEP = Fields(
+    {
+        "iteration": AT_LEAST_ONE,
+        "micro": ListOf(MICRO),
+        "local": MapOf(ListOf(OrNone(SKETCH))),
+        "local_parts": MapOf(ListOf(OrNone(ListOf(SKETCH)))),  # of what is cut over the ranks
+        "places": MapOf(Row((COUNT, COUNT))),  # of what is applied among the parts, and their number
+        **dict.fromkeys(("before", "state"), MapOf(SKETCH)),
+        "applied": MapOf(SKETCH),
+        "events": ListOf(EVENT),
+        "optimizers": ListOf(OPTIMIZER),
+        **dict.fromkeys(("has_closure", "is_skipped"), FLAG),
+        "seconds_after_gradients": NOT_NEGATIVE,
+    }
+)
+_MOVED = dict.fromkeys(("payload_bytes", "bytes_sent", "bytes_received"), COUNT)
+_CALL = {
+    **dict.fromkeys(("op", "kind", "dtype"), TEXT),
+    "names": ListOf(TEXT),
+    **dict.fromkeys(("tensors", "elements", "ranks", "calls"), COUNT),
+    **_MOVED,
+    "where": WHERE,
+    "in_backward": FLAG,
+    "seconds": NOT_NEGATIVE,
+}
+CALL = Fields(_CALL | {"iteration": COUNT})
+ENTRY = Fields(_CALL | {"first_iteration": COUNT})
+ITERATION = Fields(
+    {
+        "losses": ListOf(NUMBER),
+        "size": COUNT,
+        "seconds": Number("a number above 0", least=0, is_above=True),
+        "phases": MapOf(NOT_NEGATIVE),
+        "totals": MapOf(Row((COUNT, COUNT, COUNT, COUNT, NOT_NEGATIVE))),
+    }
+)
+STATE = Fields({}, dict.fromkeys(("weights", "parts", "buffers"), MapOf(SKETCH)))
+_LENGTHS = dict.fromkeys(("dataset_length", "times"), COUNT)
+LOADER = Fields(
+    {"sampler": TEXT, "sampler_length": COUNT, "is_distributed": FLAG, "trains": FLAG, "where": WHERE} | _LENGTHS
+)
+SAMPLER = Fields(
+    {
+        **dict.fromkeys(("replicas", "rank", "total_length"), COUNT),
+        **dict.fromkeys(("shuffles", "trains"), FLAG),
+        "epochs": ListOf(COUNT),
+        "where": WHERE,
+    }
+    | _LENGTHS
+)
+MODEL = Fields(
+    {},
+    {
+        **dict.fromkeys(("class", "dtype", "device"), TEXT),
+        "wrappers": ListOf(TEXT),
+        **dict.fromkeys(("parameters", "tensors", "batch_norms", "sharded", "cut_otherwise"), COUNT),
+        "dropout": NUMBER,
+    },
+)
+BOOK_KIND = Fields(
+    {
+        "format": OneOf((FORMAT,)),
+        **dict.fromkeys(("run", "host", "script", "error", "failed", "backend", "torch"), TEXT),
+        "rank": RANK,
+        "world_size": RANKS,
+        "pid": COUNT,
+        "state": OneOf((RUNNING, ENDED)),
+        "exit_code": OrNone(EXIT_CODE),
+        "examined": AT_LEAST_ONE,
+        **dict.fromkeys(("seconds", "own_seconds", "own_after"), NOT_NEGATIVE),
+        "iterations_seen": COUNT,
+        "model": MODEL,
+        "start": STATE,
+        "end": STATE,
+        "steps": ListOf(STEP),
+        "calls": ListOf(CALL),
+        "ledger": ListOf(ENTRY),
+        "groups": ListOf(ListOf(RANK, least=1)),
+        "iterations": ListOf(ITERATION),
+        "training_samples": DIGESTS,
+        "evaluation_samples": DIGESTS,
+        **dict.fromkeys(("evaluated", "evaluation_batches"), COUNT),
+        "loaders": ListOf(LOADER),
+        "samplers": ListOf(SAMPLER),
+        "counts": MapOf(COUNT),
+        "settings": ListOf(OPTIMIZER),  # at the last step
+        "seed": Number("a seed", is_whole=True, least=-(2**63), most=2**64),
+        "threads": AT_LEAST_ONE,
+    }
+)
+
+
+def read_book(path: Path, rank: int) -> Book:
+    """The book of `rank` in a file. Raises UserError for one that is damaged, forged or another rank's; OSError as
+    `open`."""
+    if path.stat().st_size > MOST_BYTES:
+        raise UserError(f"{path} has more than {MOST_BYTES >> 20} MB: it is no book of an audit, {REMEDY}.")
+    book = read(path, BOOK_KIND, REMEDY, MOST_BYTES)
+    if book["rank"] != rank or rank >= book["world_size"]:
+        raise UserError(f"{path} is the book of rank {book['rank']} of {book['world_size']}: it is damaged, {REMEDY}.")
+    return book

@@ -1,0 +1,108 @@
+"""What an audit prints: faults with their evidence, line and mend, what could not be judged, and the ledger."""
+
+import linecache
+import os
+import textwrap
+from collections.abc import Sequence
+
+from cos598d.tools.audit.book import Book
+from cos598d.tools.audit.contents import GRADIENT
+from cos598d.tools.audit.judge.verdict import FAULT, NOTE, WASTE, Finding, Verdict
+from cos598d.tools.audit.judge.words import WORDS
+from cos598d.tables import as_text
+from cos598d.terminal.printable import printable
+
+WIDTH = 118
+_HEADS = {FAULT: ("fault", "faults"), WASTE: ("waste", "wastes"), NOTE: ("note", "notes")}
+
+
+def card(verdict: Verdict, books: Sequence[Book]) -> str:
+    """The whole text."""
+    seen = verdict.seen
+    ranks = f"{seen.ranks} of {seen.world_size} ranks" if seen.ranks < seen.world_size else f"{seen.ranks} ranks"
+    lines = [
+        f"== audit of {printable(verdict.script)}: {ranks if seen.world_size > 1 else '1 rank'}, {seen.steps} steps"
+    ]
+    lines += [_filled(f"{remark[:1].upper()}{remark[1:]}") for remark in map(printable, verdict.remarks)]
+    for level in (FAULT, WASTE, NOTE):
+        found = verdict.of(level)
+        for number, each in enumerate(found, 1):
+            lines += ["", *_finding(each, number, len(found))]
+    lines += ["", _result(verdict)]
+    lines += [_filled(f"Not judged: {printable(each)}", "  ") for each in verdict.not_judged]
+    if table := ledger(books):
+        lines += ["", table, *exposed(books)]
+    return "\n".join(lines)
+
+
+def _result(verdict: Verdict) -> str:
+    faults, seen = len(verdict.of(FAULT)), verdict.seen
+    sure = "No fault found" if verdict.is_sure else "Cannot tell: no fault in what could be judged"
+    what = f"{faults} fault{'s' if faults > 1 else ''} found" if faults else sure
+    judged = f"gradients judged in {seen.judged} of {seen.steps} steps"
+    cost = f"the audit took {seen.own_seconds:.2f} s of {seen.seconds:.1f}"
+    after = f", {seen.own_share_after:.1%} of the steps after those that it looked at closely"
+    return _filled(f"{what}; {judged}; {cost}{after if seen.own_share_after else ''}.")
+
+
+def _finding(finding: Finding, number: int, of: int) -> list[str]:
+    words = WORDS[finding.name]
+    head = _HEADS[words.level][0].upper() + (f" {number} of {of}" if of > 1 else "")
+    lines = [f"{head}: {words.title} [{finding.name}]"]
+    lines += [_filled(printable(each), "  ") for each in finding.evidence]
+    file, line, function = finding.where
+    if file:
+        code = linecache.getline(file, line).strip()
+        shown = f"{os.path.basename(file)} line {line}, in {function}" + (f": {code}" if code else "")
+        lines.append(_filled(f"where: {printable(shown, 200)}", "  "))
+    lines += [_filled(f"why: {words.why}", "  "), _filled(f"mend: {words.mend}", "  ")]
+    if finding.consequences:
+        lines.append(_filled("so too: " + "; ".join(WORDS[name].title for name in finding.consequences) + ".", "  "))
+    return lines
+
+
+def _filled(text: str, indent: str = "") -> str:
+    return textwrap.fill(text, WIDTH, initial_indent=indent, subsequent_indent=indent + "  ", break_long_words=False)
+
+
+def ledger(books: Sequence[Book]) -> str:
+    """The calls of the lowest rank, by operation, what they carried and the line: calls, bytes by formula, seconds."""
+    if not books or not books[0]["ledger"]:
+        return ""
+    sums: dict[tuple, list[float]] = {}
+    for entry in books[0]["ledger"]:
+        file, line, _ = entry["where"]
+        place = f"{os.path.basename(file)}:{line}" if file else "-"
+        when = "start" if entry["first_iteration"] == 0 else "steps"
+        key = (when, entry["op"], entry["kind"], place, entry["in_backward"])
+        found = sums.setdefault(key, [0, 0, 0, 0, 0.0])
+        for number, name in enumerate(("calls", "payload_bytes", "bytes_sent", "bytes_received", "seconds")):
+            found[number] += entry[name]
+    rows = [["when", "call", "carries", "line", "calls", "payload MB", "sent MB", "received MB", "s"]]
+    for (when, op, kind, place, in_backward), values in sums.items():
+        calls, *moved, seconds = values
+        carries = kind + (f", {calls / max(books[0]['iterations_seen'], 1):.3g} a step" if in_backward else "")
+        took = "beside backward" if in_backward else f"{seconds:.3f}"
+        rows.append(
+            [when, op, carries, printable(place, 60), str(int(calls)), *(f"{e / 1e6:.3f}" for e in moved), took]
+        )
+    rank = books[0]["rank"]
+    return f"Calls of rank {rank}; sent and received by gloo's formulas:\n{as_text(rows, numbers=True)}"
+
+
+def exposed(books: Sequence[Book]) -> list[str]:
+    """How long gradients kept the lowest rank waiting in the examined steps after the first, in a line: their calls
+    after backward, and what backward took after its last gradient was there."""
+    book = books[0]
+    waited, whole = 0.0, 0.0
+    for step in book["steps"][1:]:
+        iteration = step["iteration"]
+        if iteration <= len(book["iterations"]):
+            rows = [row for row in book["calls"] if row["iteration"] == iteration and row["kind"] == GRADIENT]
+            waited += sum(row["seconds"] for row in rows if not row["in_backward"])
+            waited += step["seconds_after_gradients"] if any(row["in_backward"] for row in rows) else 0.0
+            whole += book["iterations"][iteration - 1]["seconds"]
+    if not whole or not waited:
+        return []
+    steps = f"steps 2 to {book['steps'][-1]['iteration']}"
+    return [f"Gradients travelled while nothing was computed for {waited:.4f} s of the {whole:.4f} s of {steps}."]

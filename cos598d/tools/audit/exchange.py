@@ -1,0 +1,152 @@
+"""How the books of all ranks come together: through a folder on one host, through the ranks' own store between hosts.
+
+No collective call is made for it: ranks that step unequally would hang in one. Nothing is unpickled: a book travels as
+JSON, in pieces, with its length and a digest.
+"""
+
+import contextlib
+import hashlib
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from cos598d.tools.audit.book import BOOK, BOOKS, ENDED, MOST_BYTES, Book, read_book
+from cos598d.errors import UserError, first_line
+from cos598d.files import parse_json, write_whole
+from cos598d.records.kinds import COUNT, TEXT, Fields, fault
+
+WAIT_SECONDS = 60.0  # for ranks that are still about to end
+_POLL_SECONDS = 0.05
+_PREFIX = "cos598d_audit"
+_PIECE = 512 << 10
+_SENT = Fields({"pieces": COUNT, "bytes": COUNT, "sha256": TEXT}, alone=True)
+
+
+def book_path(folder: Path, rank: int) -> Path:
+    """Where a rank's book is."""
+    return folder / BOOKS / BOOK.format(rank=rank)
+
+
+def _books(folder: Path) -> dict[int, Path]:
+    paths = (folder / BOOKS).glob("rank*.json")
+    return {int(path.stem[4:]): path for path in paths if path.stem[4:].isdigit() and len(path.stem) < 12}
+
+
+def remove_books(folder: Path, world_size: int = 0) -> None:
+    """Take away an earlier audit's books of the ranks from `world_size` on, whom this one's cannot overwrite."""
+    for rank, path in _books(folder).items():
+        if rank >= world_size:
+            path.unlink(missing_ok=True)
+
+
+class Counter:
+    """The store by which the script's ranks met, as far as the audit uses it: what was set is read, and none waits."""
+
+    def __init__(self, store: Any, rank: int):
+        self._store, self.rank = store, rank
+
+    def tell(self, name: str, value: str | bytes) -> None:
+        """Set a value for all ranks."""
+        self._store.set(f"{_PREFIX}/{name}", value)
+
+    def ask(self, name: str) -> bytes | None:
+        """A value that a rank has set; None where none has, or nobody serves the store any longer."""
+        try:
+            if self._store.check([f"{_PREFIX}/{name}"]):
+                return bytes(self._store.get(f"{_PREFIX}/{name}"))
+        except (RuntimeError, OSError):  # torch's own errors of a lost store are RuntimeErrors
+            pass
+        return None
+
+    def send(self, text: str) -> None:
+        """Send this rank's book to rank 0, whose host is another."""
+        data = text.encode()
+        pieces = [data[begin : begin + _PIECE] for begin in range(0, len(data), _PIECE)]
+        for number, piece in enumerate(pieces):
+            self.tell(f"book/{self.rank}/{number}", piece)
+        about = {"pieces": len(pieces), "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        self.tell(f"book/{self.rank}", json.dumps(about))
+
+    def receive(self, rank: int) -> bytes | None:
+        """The book that a rank has sent; None where it has not. Raises UserError for one that came in no good order."""
+        said = self.ask(f"book/{rank}")
+        if said is None:
+            return None
+        wrong = UserError(f"the book of rank {rank} did not come whole through the store: audit the script again.")
+        try:
+            about = parse_json(said.decode())
+        except ValueError:
+            raise wrong from None
+        if fault(about, _SENT) or about["bytes"] > MOST_BYTES or about["pieces"] > MOST_BYTES // _PIECE:
+            raise wrong
+        pieces = [self.ask(f"book/{rank}/{number}") for number in range(about["pieces"])]
+        data = b"".join(piece or b"" for piece in pieces)
+        if len(data) != about["bytes"] or hashlib.sha256(data).hexdigest() != about["sha256"]:
+            raise wrong
+        return data
+
+
+def collect(folder: Path, book: Book, counter: Counter | None) -> None:
+    """Rank 0: wait until the other ranks' books are in the folder, complete; for those of processes that are gone, or
+    that take more than WAIT_SECONDS, no longer."""
+    waiting = set(range(1, book["world_size"]))
+    deadline = time.monotonic() + WAIT_SECONDS
+    while waiting and time.monotonic() < deadline:
+        for rank in sorted(waiting):
+            if _is_there(folder, rank, book, counter):
+                waiting.discard(rank)
+        time.sleep(_POLL_SECONDS if waiting else 0)
+
+
+def _is_there(folder: Path, rank: int, own: Book, counter: Counter | None) -> bool:
+    path = book_path(folder, rank)
+    if path.exists():
+        with contextlib.suppress(UserError, OSError):
+            book = read_book(path, rank)
+            if book["run"] == own["run"]:
+                return book["state"] == ENDED or (book["host"] == own["host"] and not _runs(book["pid"]))
+    if counter is not None:
+        with contextlib.suppress(UserError):
+            data = counter.receive(rank)
+            if data is not None:
+                write_whole(path, data)
+                return True
+        return False
+    return False
+
+
+def _runs(pid: int) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def read_books(folder: Path) -> tuple[list[Book], list[str]]:
+    """The books of one run in a folder, by rank, and what is to be said of those that are missing or cannot be read.
+
+    The run is that of the lowest rank that left one. Raises UserError where there is none at all.
+    """
+    paths = _books(folder)
+    books: list[Book] = []
+    remarks: list[str] = []
+    for rank in sorted(paths):
+        try:
+            book = read_book(paths[rank], rank)
+        except UserError as error:
+            remarks.append(str(error))
+            continue
+        except OSError as error:
+            remarks.append(f"{paths[rank]} cannot be read: {first_line(error)}.")
+            continue
+        if books and (book["run"], book["world_size"]) != (books[0]["run"], books[0]["world_size"]):
+            remarks.append(f"{paths[rank]} is of another run of the script: it was left out.")
+            continue
+        books.append(book)
+    if not books:
+        if remarks:
+            raise UserError(remarks[0])
+        raise UserError(f"{folder} has no book of a rank: give the folder of an audit, or a script.")
+    return books, remarks

@@ -1,0 +1,109 @@
+"""What the books of all ranks say: faults with their evidence, waste, notes, and what could not be judged."""
+
+import math
+from collections.abc import Sequence
+
+from cos598d.tools.audit.book import ENDED, Book
+from cos598d.tools.audit.judge.averaging import judge_averaging, judge_clip_order
+from cos598d.tools.audit.judge.causes import ordered
+from cos598d.tools.audit.judge.gradients import fit_steps, groups_of, not_understood
+from cos598d.tools.audit.judge.replicas import judge_replicas
+from cos598d.tools.audit.judge.samples import judge_samples
+from cos598d.tools.audit.judge.verdict import Finding, Seen, Verdict
+from cos598d.tools.audit.judge.waste import judge_notes, judge_waste
+from cos598d.tools.audit.judge.weighting import judge_weighting
+
+LAST = 10  # steps, whose loss is that at the end
+
+
+def judge(books: Sequence[Book], remarks: Sequence[str] = ()) -> Verdict:
+    """The verdict on the books of one run, by rank. `remarks` are what else is to be said of the ranks."""
+    findings: list[Finding] = []
+    unjudged: list[str] = []
+    judged: list[int] = []
+    groups = groups_of(books)
+    for group in groups:
+        if any(book["model"].get("cut_otherwise") for book in group):
+            judged.append(0)
+            unjudged.append("ranks that share batches and have different weights by design (tensor parallelism).")
+            continue
+        fits = fit_steps(group)
+        judged.append(fits.judged if len(group) > 1 else 0)
+        of_gradients = judge_clip_order(group, fits)
+        open_questions: list[str] = []
+        for found, not_judged in (judge_averaging(group, fits), judge_weighting(group, fits)):
+            of_gradients += found
+            open_questions += not_judged
+        if len(group) > 1 and not of_gradients:
+            open_questions = open_questions or not_understood(fits)
+        findings += of_gradients
+        unjudged += open_questions
+        for found, not_judged in (judge_samples(group), judge_replicas(group)):
+            findings += found
+            unjudged += not_judged
+        findings += judge_waste(group, fits)
+        unjudged += fits.unjudged if len(group) > 1 else []
+    findings += judge_notes(books)
+    if len(books) == 1:
+        unjudged.append("anything between ranks: there is the book of one rank alone.")
+    first = books[0]
+    steps = min(book["iterations_seen"] for book in books)
+    if not steps:
+        unjudged.append("gradients: no step of an optimizer of torch.optim was seen on every rank.")
+    return Verdict(
+        first["script"],
+        Seen(
+            len(books),
+            first["world_size"],
+            steps,
+            min(judged, default=0),
+            max(book["seconds"] for book in books),
+            max(book["own_seconds"] for book in books),
+            _share_after(first),
+            max(book["model"].get("parameters", 0) for book in books),
+            _last_loss(books),
+            min(steps, *(book["examined"] for book in books)),
+        ),
+        tuple(ordered(findings)),
+        tuple(dict.fromkeys(unjudged)),
+        (*remarks, *_of_ranks(books)),
+    )
+
+
+def _share_after(book: Book) -> float:
+    """The audit's share of the seconds after the steps that it looks at closely."""
+    seconds = sum(each["seconds"] for each in book["iterations"][book["examined"] :])
+    return min(book["own_after"] / seconds, 1.0) if seconds else 0.0
+
+
+def _last_loss(books: Sequence[Book]) -> float | None:
+    """The mean of the loss over the ranks' last steps, LAST of each at most; None if one's was no number."""
+    rows = [each["losses"] for book in books for each in book["iterations"][-LAST:]]
+    if not rows or not all(rows):
+        return None
+    mean = sum(sum(row) / len(row) for row in rows) / len(rows)
+    return mean if math.isfinite(mean) else None
+
+
+def _of_ranks(books: Sequence[Book]) -> list[str]:
+    """Sentences on ranks that never came, were ended, or failed."""
+    found = []
+    missing = sorted(set(range(books[0]["world_size"])) - {book["rank"] for book in books})
+    if missing:
+        which = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
+        found.append(f"{which} left no book: never came, ended before a step, or ran without the audit.")
+    for book in books:
+        if book["state"] != ENDED:
+            found.append(
+                f"rank {book['rank']} was ended from outside, or still runs: what was seen of it until step "
+                f"{book['iterations_seen']} is judged."
+            )
+        elif book["error"] or book["exit_code"]:
+            why = f" ({book['error']})" if book["error"] else ""
+            steps = book["iterations_seen"]
+            found.append(f"rank {book['rank']} ended with exit code {book['exit_code']}{why} after {steps} steps.")
+        if book["failed"]:
+            found.append(
+                f"the audit of rank {book['rank']} ended early ({book['failed']}): what came before is judged."
+            )
+    return found

@@ -1,0 +1,299 @@
+"""Faults of averaging: what the fits' factors and the order of the calls say of how gradients were combined."""
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from cos598d.tools.audit.book import Book
+from cos598d.tools.audit.contents import BROADCAST, GATHER, GRADIENT, REDUCE, SCATTER, WEIGHT
+from cos598d.tools.audit.judge.fit import (
+    BY_BOTH,
+    BY_RANK,
+    INDISTINCT,
+    MEAN,
+    NEAR,
+    OWN,
+    OWN_STALE,
+    PARTLY_OWN,
+    STALE,
+    Fit,
+)
+from cos598d.tools.audit.judge.gradients import (
+    Fits,
+    StepFits,
+    are_micro_batches,
+    are_rounded,
+    calls_of,
+    most_common,
+    named,
+    step_place,
+)
+from cos598d.tools.audit.judge.scale import judge_scale
+from cos598d.tools.audit.judge.verdict import Finding, where
+
+
+def judge_averaging(books: Sequence[Book], fits: Fits) -> tuple[list[Finding], list[str]]:
+    """The faults of one group of ranks, only causes: of several that explain the same the first; and what could not be
+    judged."""
+    if len(books) < 2 or not fits.steps:
+        return [], []
+    by_tensor: dict[str, list[list[Fit]]] = {}  # by name: of every rank, in all steps
+    for step in fits.steps:
+        for place, of_rank in enumerate(step.fits):
+            for name, each in of_rank.items():
+                by_tensor.setdefault(name, [[] for _ in books])[place].append(each)
+    kinds = {name: [most_common(each) for each in ranks] for name, ranks in by_tensor.items()}
+    # A tensor that one rank alone steps is that rank's: the others need no average of it.
+    by_steppers = {name: [most_common(each) for each in ranks if each] for name, ranks in by_tensor.items()}
+    own = [name for name, each in by_steppers.items() if each and all(kind in (OWN, OWN_STALE) for kind in each)]
+    own = [name for name in own if not _is_apart_by_design(books, name)]
+    # What is averaged in some steps is another fault.
+    own = [name for name in own if not any(each.kind == MEAN for ranks in by_tensor[name] for each in ranks)]
+    at_root = [name for name in kinds if all(by_tensor[name]) and _is_at_root(kinds[name], _only_to_one(fits))]
+    told = [name for name, each in kinds.items() if any(kind not in ("small", "unknown") for kind in each)]
+    found: list[Finding] = []
+    if at_root and len(at_root) >= len(own):
+        found.append(_not_scattered(fits, at_root, kinds))
+    elif own and len(own) == len(told):
+        are_owned = all(len(by_steppers[name]) == 1 for name in own)
+        found.append(_alone(books, fits, len(own), are_owned))
+    elif own:
+        found.append(_forgotten(fits, own, len(told)))
+    left_out = {*own, *(at_root if found and found[0].name == "not_scattered" else ())}
+    rest = [name for name in by_tensor if name not in left_out]
+    found += _partly(fits, rest) or _mixed(books, fits, rest)
+    unjudged: list[str] = []
+    by_rank = _by_rank(fits, rest)
+    if not by_rank:
+        by_rank, unjudged = judge_scale(len(books), fits, rest, are_rounded(books))
+    return found + by_rank + _stale(
+        fits, [each for ranks in by_tensor.values() for of_rank in ranks for each in of_rank]
+    ), unjudged
+
+
+def judge_clip_order(books: Sequence[Book], fits: Fits) -> list[Finding]:
+    """Clips that come before the gradients travel, also where they did nothing in the steps that were seen."""
+    for step in fits.steps:
+        if most_common(step.known()) not in (MEAN, BY_RANK, BY_BOTH, INDISTINCT):
+            continue
+        places = [_clip_before(row) for row in step.rows]
+        clips = [each for each in places if each is not None]
+        if len(clips) < len(step.rows):
+            continue
+        factors = median_factors([each for each in step.known() if each.kind in (BY_RANK, BY_BOTH)])
+        said = [_norms(clips)]
+        if factors:
+            said.append(_combination(factors))
+        else:
+            said.append("It did nothing in this step, for every norm was under the limit: it will where one is above.")
+        return [Finding("clipped_before_average", (f"Step {step.iteration}: {said[0]}", *said[1:]), where(clips[0]))]
+    return []
+
+
+def _is_at_root(kinds: Sequence[str], to_one: bool) -> bool:
+    """Whether one rank alone has the average. A reduce leaves on the others what came by there."""
+    others = len(kinds) - kinds.count(MEAN) if to_one else kinds.count(OWN)
+    return kinds.count(MEAN) == 1 and others == len(kinds) - 1
+
+
+def _is_apart_by_design(books: Sequence[Book], name: str) -> bool:
+    """Whether a weight that is whole beside others that are cut differs between ranks from the start: a rank's own."""
+    begun = {book["start"].get("weights", {}).get(name) for book in books}
+    return len(begun) > 1 and any(book["model"].get("sharded") for book in books)
+
+
+def _only_to_one(fits: Fits) -> bool:
+    calls = calls_of(fits.steps[0], GRADIENT)
+    return bool(calls) and all(each["op"] in (GATHER, REDUCE) for each in calls)
+
+
+def _residual(fits: Sequence[Fit]) -> str:
+    return f"{max((each.residual for each in fits), default=0.0):.0e}"
+
+
+def _alone(books: Sequence[Book], fits: Fits, tensors: int, are_owned: bool) -> Finding:
+    """Every rank applies its own gradient: why. `are_owned`: each tensor is stepped on one rank."""
+    known = [each for step in fits.steps for each in step.known() if each.kind == OWN]
+    says = (
+        f"In {fits.judged} of {fits.judged} judged steps the gradient that {'its' if are_owned else 'each'} "
+        f"{'owner' if are_owned else 'rank'} applied to each of {tensors} tensors is {'the ' if are_owned else 'its '}"
+        f"{'owner' + chr(39) + 's ' if are_owned else ''}own (left over: {_residual(known)} of it)."
+    )
+    weights = [] if are_owned else _averaged_weights(books)
+    seen = books[0]["iterations_seen"]
+    if weights:
+        calls = sum(entry["calls"] for entry in weights)
+        most = max(entry["calls"] for entry in weights)
+        name = "weights_averaged" if most >= 0.9 * max(seen - 1, 1) else "local_steps"
+        travel = f"Weights travel instead, in {calls} calls of {seen} steps ({weights[0]['op']})."
+        return Finding(name, (says, travel), where(weights[0]))
+    calls = calls_of(fits.steps[0], GRADIENT)
+    if calls:
+        moved = f"{len(calls)} calls of {calls[0]['op']} carried gradients in step {fits.steps[0].iteration}."
+        return Finding("result_dropped", (says, moved), where(calls[-1]))
+    return Finding("never_averaged", (says, "No call carried a gradient."), step_place(fits))
+
+
+def _averaged_weights(books: Sequence[Book]) -> list[dict[str, Any]]:
+    """The calls in which weights of several ranks came together after the first step."""
+    if any(book["model"].get("sharded") for book in books):
+        return []  # they are gathered, and not averaged
+    entries = [entry for entry in books[0]["ledger"] if entry["kind"] == WEIGHT and entry["first_iteration"] >= 1]
+    return [entry for entry in entries if entry["op"] not in (BROADCAST, SCATTER)]
+
+
+def _partly(fits: Fits, names: Sequence[str]) -> list[Finding]:
+    """Backward passes of a step after which nothing travels."""
+    for step in fits.steps:
+        known = [of_rank[name] for of_rank in step.fits for name in names if name in of_rank]
+        partly = [each for each in known if each.kind == PARTLY_OWN]
+        if len(partly) * 2 > len(known):
+            passes = len(step.rows[0]["micro"])
+            calls = calls_of(step, GRADIENT)
+            says = f"Step {step.iteration}: of {passes} backward passes {len(partly[0].lost)} are in what each rank "
+            says += "applies by that rank's own gradient only."
+            return [Finding("forgotten_micro_batches", (says,), where(calls[-1]) if calls else step_place(fits))]
+    return []
+
+
+def _mixed(books: Sequence[Book], fits: Fits, names: Sequence[str]) -> list[Finding]:
+    """Ranks that apply their own gradient in some step, where others, or they in other steps, apply the average."""
+    alone: dict[int, list[int]] = {}
+    means = 0
+    for step in fits.steps:
+        for place, of_rank in enumerate(step.fits):
+            known = [of_rank[name] for name in names if name in of_rank]
+            is_given = any(other[name].kind == BY_RANK for other in step.fits for name in names if name in other)
+            if most_common(known) in (OWN, OWN_STALE) and not is_given:
+                alone.setdefault(step.iteration, []).append(place)
+            means += most_common(known) == MEAN
+    if not alone or not means:
+        return []
+    said = [f"in step {step} {_ranks(ranks)}" for step, ranks in alone.items()]
+    says = f"Where {means} times a rank applies the average, it is its own gradient {', '.join(said)}."
+    if weights := _averaged_weights(books):
+        return [Finding("local_steps", (says,), where(weights[0]))]
+    return [Finding("different_gradients", (says,), step_place(fits))]
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"on rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def _not_scattered(fits: Fits, names: Sequence[str], kinds: dict[str, list[str]]) -> Finding:
+    root = kinds[names[0]].index(MEAN)
+    others = [rank for rank in range(len(kinds[names[0]])) if rank != root]
+    says = (
+        f"On rank {root} the average of all ranks is applied to {len(names)} tensors, "
+        f"on rank{'s' if len(others) > 1 else ''} {', '.join(map(str, others))} it is not."
+    )
+    calls = [each for each in calls_of(fits.steps[0], GRADIENT) if each["op"] in (GATHER, REDUCE)]
+    calls = calls or calls_of(fits.steps[0], GRADIENT)
+    return Finding("not_scattered", (says,), where(calls[-1]) if calls else step_place(fits))
+
+
+def _forgotten(fits: Fits, names: Sequence[str], tensors: int) -> Finding:
+    says = f"{len(names)} of {tensors} tensors are stepped by a rank's own gradient: {named(names)}."
+    calls = calls_of(fits.steps[0], GRADIENT)
+    return Finding("forgotten_tensors", (says,), where(calls[-1]) if calls else step_place(fits))
+
+
+def median_factors(fits: Sequence[Fit]) -> tuple[float, ...]:
+    """The factors of several tensors as one."""
+    if not fits:
+        return ()
+    count = len(fits[0].factors)
+    alike = [each for each in fits if len(each.factors) == count]
+    return tuple(statistics.median(each.factors[place] for each in alike) for place in range(count))
+
+
+def _combination(factors: Sequence[float]) -> str:
+    ranks = len(factors)
+    parts = " + ".join(f"{factor / ranks:.3f} g{place}" for place, factor in enumerate(factors))
+    return f"The applied gradient is {parts}, where an average is {1 / ranks:.3f} of each."
+
+
+def _by_rank(fits: Fits, names: Sequence[str]) -> list[Finding]:
+    """What ranks' factors that differ come from."""
+    for step in fits.steps:
+        factors = _unequal_factors(step, names)
+        if not factors:
+            continue
+        sizes = [sum(micro["size"] for micro in row["micro"]) for row in step.rows]
+        if _are_shares(factors, sizes):
+            continue  # weighted by the ranks' shares of the batch, as it should be
+        says = f"Step {step.iteration}: {_combination(factors)[0].lower()}{_combination(factors)[1:]}"
+        clips = [_clip_before(row) for row in step.rows]
+        if all(each is not None for each in clips):
+            return []  # `judge_clip_order` tells more of it
+        calls = calls_of(step, GRADIENT)
+        place = where(calls[0]) if calls else step_place(fits)
+        absent = [rank for rank, factor in enumerate(factors) if abs(factor) <= NEAR]
+        if absent:
+            there = [rank for rank in range(len(factors)) if rank not in absent]
+            who = f"Of ranks {', '.join(map(str, absent))} nothing is in it, only of {', '.join(map(str, there))}."
+            return [Finding("partial_average", (says, who), place)]
+        if len(step.rows[0]["micro"]) > 1 and not are_micro_batches(step.rows[0]):
+            continue  # several losses of one batch may be combined by factors of their own
+        if all(0 < factor <= 1 + NEAR for factor in factors):
+            by_hand = "Each rank's part is scaled down by a factor of its own, as a clip by its own norm does."
+            return [Finding("clipped_before_average", (says, by_hand), place)]
+        return [Finding("unequal_weights", (says, f"Samples by rank: {', '.join(map(str, sizes))}."), place)]
+    return []
+
+
+def _unequal_factors(step: StepFits, names: Sequence[str]) -> tuple[float, ...]:
+    """The factors by rank of what one rank applied to most tensors, where they differ: another group's may be others.
+
+    Another rank's gradient is one of them, though that rank itself applies its own.
+    """
+    kinds = (BY_RANK, BY_BOTH)
+    tensors = [name for name in names if any(name in of_rank for of_rank in step.fits)]
+    uneven = [name for name in tensors if any(name in of and of[name].kind in kinds for of in step.fits)]
+    if len(uneven) * 2 <= len(tensors):
+        return ()
+    for of_rank in step.fits:
+        factors = median_factors([each for each in of_rank.values() if each.kind in kinds])
+        if factors and max(factors) - min(factors) > NEAR * max(map(abs, factors)):
+            return factors
+    return ()
+
+
+def _are_shares(factors: Sequence[float], sizes: Sequence[int]) -> bool:
+    if not all(sizes) or len(set(sizes)) < 2:
+        return False
+    ratios = [factor / size for factor, size in zip(factors, sizes, strict=True)]
+    return max(ratios) - min(ratios) <= NEAR * max(map(abs, ratios))
+
+
+def _clip_before(row: dict[str, Any]) -> dict[str, Any] | None:
+    """The clip of the last micro-batch that comes before most of the gradients have travelled, if there is one."""
+    last = len(row["micro"]) - 1
+    events = [each for each in row["events"] if each["micro"] == last]
+    calls = [each for each in events if each["kind"] == "call" and each["carries"] == GRADIENT]
+    for clip in (each for each in events if each["kind"] == "clip"):
+        before = sum(each["elements"] for each in calls if each["event"] < clip["event"])
+        after = sum(each["elements"] for each in calls if each["event"] > clip["event"])
+        if after > before:
+            return clip
+    return None
+
+
+def _norms(clips: Sequence[dict[str, Any]]) -> str:
+    norms = [f"rank {rank} {each['norm']:.3f}" for rank, each in enumerate(clips) if each["norm"] is not None]
+    own = f", their own norms being {', '.join(norms)}" if norms else ""
+    return f"the ranks clip to {clips[0]['limit']:g} before the gradients travel{own}."
+
+
+def _stale(fits: Fits, known: Sequence[Fit]) -> list[Finding]:
+    stale = [each for each in known if each.kind in (STALE, OWN_STALE)]
+    later = [step for step in fits.steps if any(row["before"] for row in step.rows)]
+    if not stale or not later:
+        return []
+    factor = statistics.median(each.factors[0] for each in stale)
+    tensors = max(len(row["before"]) for row in later[0].rows)
+    says = (
+        f"In {len(later)} of {fits.judged} judged steps {tensors} tensors had a gradient before the first backward "
+        f"pass, and what is applied has {factor:.2f} times it in it."
+    )
+    return [Finding("stale_gradients", (says,), step_place(fits))]

@@ -1,0 +1,249 @@
+"""From the books to fits: of every judged step what each rank applied to each tensor."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cos598d.tools.audit.book import Book
+from cos598d.tools.audit.judge.fit import (
+    BY_BOTH,
+    BY_MICRO,
+    BY_RANK,
+    INDISTINCT,
+    NEAR,
+    PARTLY_OWN,
+    SMALL,
+    UNKNOWN,
+    Fit,
+    fit,
+)
+from cos598d.tools.audit.judge.verdict import Where, where
+from cos598d.tools.audit.sketch import SIZE, from_text
+
+_EXACT, _ROUNDED = 1e-3, 3e-2  # what a fit may leave of the gradient, in float32 and in fewer digits
+_FEW_DIGITS = ("float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class StepFits:
+    """What the ranks of one group applied in one step: by rank, by tensor's name."""
+
+    iteration: int
+    rows: Sequence[dict[str, Any]]  # the books' rows of this step, by place in the group
+    fits: Sequence[dict[str, Fit]]
+
+    def known(self) -> list[Fit]:
+        """The fits that say something."""
+        return [each for of_rank in self.fits for each in of_rank.values() if each.kind not in (SMALL, UNKNOWN)]
+
+
+@dataclass(frozen=True)
+class Fits:
+    """All that was fitted in a group of ranks: in how many steps gradients were `judged`, and of others why not."""
+
+    steps: Sequence[StepFits]
+    unjudged: Sequence[str]
+    judged: int
+
+
+def groups_of(books: Sequence[Book]) -> list[list[Book]]:
+    """The books by the ranks among which gradients travelled; without any, all ranks are one group."""
+    parent = {book["rank"]: book["rank"] for book in books}
+
+    def top(rank: int) -> int:
+        while parent[rank] != rank:
+            rank = parent[rank]
+        return rank
+
+    groups = [ranks for book in books for ranks in book["groups"]]
+    if not any(len(ranks) > 1 for ranks in groups) or are_replicas(books):
+        return [list(books)]
+    for ranks in groups:
+        here = [rank for rank in ranks if rank in parent]
+        for rank in here[1:]:
+            parent[top(rank)] = top(here[0])
+    found: dict[int, list[Book]] = {}
+    for book in books:
+        found.setdefault(top(book["rank"]), []).append(book)
+    return list(found.values())
+
+
+def are_replicas(books: Sequence[Book]) -> bool:
+    """Whether all ranks begin with the same weights: each with all of them, or each part on several ranks."""
+    first = books[0]["start"].get("weights", {})
+    parts: dict[str, list[str]] = {}
+    for book in books:
+        for name, sketch in book["start"].get("parts", {}).items():
+            parts.setdefault(name, []).append(sketch)
+    if any(len(each) < 2 or len(set(each)) > 1 for each in parts.values()):
+        return False
+    return bool(first or parts) and all(book["start"].get("weights", {}) == first for book in books[1:])
+
+
+def tolerance_of(books: Sequence[Book]) -> float:
+    """How much a fit may leave: more where something on the way has fewer digits than float32."""
+    return _ROUNDED if are_rounded(books) else _EXACT
+
+
+def are_rounded(books: Sequence[Book]) -> bool:
+    """Whether something on the way has fewer digits than float32."""
+    dtypes = {book["model"].get("dtype", "") for book in books}
+    dtypes |= {entry["dtype"] for book in books for entry in book["ledger"] if entry["kind"] == "gradient"}
+    return bool(dtypes.intersection(_FEW_DIGITS))
+
+
+def fit_steps(books: Sequence[Book]) -> Fits:
+    """The fits of a group of ranks."""
+    tolerance = tolerance_of(books)
+    steps, unjudged, judged = [], [], 0
+    by_iteration = [{step["iteration"]: step for step in book["steps"]} for book in books]
+    for iteration in sorted(set().union(*by_iteration)):
+        rows = [steps.get(iteration) for steps in by_iteration]
+        present = [row for row in rows if row is not None]
+        why = _why_not(present, len(books))
+        present = _without_lookahead(present)
+        found = [_of_rank(present, place, tolerance) for place in range(len(present))] if not why else []
+        step = StepFits(iteration, present, found)
+        if found and all(each.kind == SMALL for of_rank in found for each in of_rank.values()):
+            why = "all of them are 0"
+        if not why and not step.known():
+            why = (
+                "what was applied is no combination of what the ranks computed (compressed, or changed by other means)"
+            )
+        if not why and all(each.kind == INDISTINCT for each in step.known()):
+            why = "the ranks computed the same gradient, so that an average of them cannot be told from one alone"
+        if why and not any(fits for fits in found):
+            unjudged.append(f"gradients of step {iteration}: {why}.")
+        else:
+            steps.append(step)
+            judged += not why
+            if why:
+                unjudged.append(f"gradients of step {iteration}: {why}.")
+    return Fits(steps, unjudged, judged)
+
+
+def _why_not(rows: Sequence[dict[str, Any]], ranks: int) -> str:
+    if len(rows) < ranks:
+        return "not every rank got there"
+    if any(row["has_closure"] for row in rows):
+        return "they are computed within the optimizer's step"
+    if any(row["is_skipped"] for row in rows):
+        return "the step was left out for an overflow"
+    if not all(row["applied"] for row in rows):
+        return "no optimizer of torch.optim applied any"
+    if not all(row["local"] or row["local_parts"] for row in rows):
+        return "no gradient of a weight was seen while it was computed"
+    if not any(row["applied"].keys() & {*row["local"], *row["local_parts"]} for row in rows):
+        return "what the optimizer steps are not the tensors whose gradients were computed"
+    if len({len(row["micro"]) for row in rows}) > 1:
+        return "the ranks made different numbers of backward passes"
+    return ""
+
+
+def _without_lookahead(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows without the backward passes by which the weights were only moved for a while (sharpness-aware
+    minimization): after them the weights are others, and their gradients are gone, on every rank."""
+    first = 0
+    for place in range(1, min((len(row["micro"]) for row in rows), default=0)):
+        pairs = [(row["micro"][place - 1], row["micro"][place]) for row in rows]
+        if all(new["weights"] != old["weights"] and not new["adds"] for old, new in pairs):
+            first = place
+    return [_from_pass(row, first) for row in rows] if first else list(rows)
+
+
+def _from_pass(row: dict[str, Any], first: int) -> dict[str, Any]:
+    """A row without what came before its backward pass `first`."""
+    events = [each | {"micro": each["micro"] - first} for each in row["events"] if each["micro"] >= first]
+    found = row | {"micro": row["micro"][first:], "events": events, "before": {}}
+    return found | {name: {key: each[first:] for key, each in row[name].items()} for name in ("local", "local_parts")}
+
+
+def are_micro_batches(row: dict[str, Any]) -> bool:
+    """Whether the backward passes of a step are of one loss, each on samples of its own, as in accumulation.
+
+    Otherwise they are several losses, whose weights are the script's to choose: of one batch, or on several lines.
+    """
+    micros = row["micro"]
+    samples = [sample for each in micros for sample in each["samples"]]
+    are_apart = len(set(samples)) > len(samples) / 2 and all(each["samples"] for each in micros)
+    return are_apart and len({(*each["where"],) for each in micros}) == 1
+
+
+def _of_rank(rows: Sequence[dict[str, Any]], place: int, tolerance: float) -> dict[str, Fit]:
+    micros = len(rows[0]["micro"])
+    names = dict.fromkeys(name for row in rows for name in (*row["local"], *row["local_parts"]))
+    own = rows[place]
+    local = {name: _local(rows, name, micros, own["places"].get(name)) for name in names if name in own["applied"]}
+    local = {name: each for name, each in local.items() if np.isfinite(each).all()}
+    largest = max((float(np.linalg.norm(each.sum(1), axis=1).max()) for each in local.values()), default=0.0)
+    found = {}
+    for name, each in local.items():
+        applied = from_text(own["applied"][name])
+        before = from_text(own["before"][name]) if name in own["before"] else None
+        if np.isfinite(applied).all() and (before is None or np.isfinite(before).all()):
+            found[name] = fit(applied, each, before, place, tolerance, largest)
+    return found
+
+
+def _local(rows: Sequence[dict[str, Any]], name: str, micros: int, part: Sequence[int] | None) -> np.ndarray:
+    """Sketches by rank and micro-batch; a rank that did not use the tensor counts as zero. Of a tensor that is cut it
+    is the `part`, (place, number of parts)."""
+    found = np.zeros((len(rows), micros, SIZE))
+    for place, row in enumerate(rows):
+        if part is None:
+            texts = row["local"].get(name, [])
+        else:
+            by_micro = row["local_parts"].get(name, [])
+            texts = [each[part[0]] if each and len(each) == part[1] > part[0] else None for each in by_micro]
+        for micro, text in enumerate(texts[:micros]):
+            if text is not None:
+                found[place, micro] = from_text(text)
+    return found
+
+
+def calls_of(step: StepFits, carries: str, rank: int = 0) -> list[dict[str, Any]]:
+    """A rank's calls in a step that carried this."""
+    return [each for each in step.rows[rank]["events"] if each["kind"] == "call" and each["carries"] == carries]
+
+
+def step_place(fits: Fits) -> Where:
+    """Where the optimizer steps; without it where the loss is."""
+    row = fits.steps[0].rows[0]
+    steps = [each for each in row["events"] if each["kind"] == "step"]
+    if steps:
+        return where(steps[0])
+    return where(row["micro"][0]) if row["micro"] else ("", 0, "")
+
+
+def named(names: Sequence[str]) -> str:
+    """The names, the first five of many."""
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def near(value: float, other: float) -> bool:
+    """Whether two factors are the same."""
+    return abs(value - other) <= NEAR * abs(other)
+
+
+def not_understood(fits: Fits) -> list[str]:
+    """A sentence on the tensors to which in most steps neither an average nor an own gradient is applied."""
+    of: dict[str, list[str]] = {}
+    for step in fits.steps:
+        for of_rank in step.fits:
+            for name, each in of_rank.items():
+                if each.kind != SMALL:
+                    of.setdefault(name, []).append(each.kind)
+    unclear = (UNKNOWN, BY_MICRO, BY_RANK, BY_BOTH, PARTLY_OWN)
+    names = [name for name, kinds in of.items() if sum(kind in unclear for kind in kinds) * 2 > len(kinds)]
+    if not names:
+        return []
+    return [f"gradients: to {len(names)} of {len(of)} tensors no multiple of the average is applied ({named(names)})."]
+
+
+def most_common(fits: Iterable[Fit]) -> str:
+    """The kind that most fits have, of those that say something."""
+    kinds = Counter(each.kind for each in fits if each.kind not in (SMALL, UNKNOWN))
+    return kinds.most_common(1)[0][0] if kinds else UNKNOWN

@@ -1,0 +1,234 @@
+"""Faults of the replicas: weights, buffers, settings and random states that should be alike on all ranks."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from cos598d.tools.audit.book import ENDED, Book
+from cos598d.tools.audit.contents import BUFFER, RECEIVE, SEND
+from cos598d.tools.audit.judge.gradients import tolerance_of
+from cos598d.tools.audit.judge.verdict import Finding, Where, where
+from cos598d.tools.audit.sketch import from_text
+
+_ALIKE = 1e-5  # relative differences of replicas that are the same but for rounding
+_STATES_ALIKE, _NEXT_TO_NOTHING = 1e-3, 1e-3
+
+
+def judge_replicas(books: Sequence[Book]) -> tuple[list[Finding], list[str]]:
+    """What is wrong with the replicas of one group of ranks, and what could not be judged of them."""
+    findings: list[Finding] = []
+    unjudged: list[str] = []
+    if len(books) < 2:
+        return [], []
+    if any(book["model"].get("sharded") for book in books):
+        unjudged = ["weights that drift apart: they are cut over the ranks."]
+        return _parts(books) + _settings(books) + _modes(books, unjudged) + _uneven(books), unjudged
+    if not all(book["start"].get("weights") for book in books):
+        unjudged.append("the weights: no module was seen to be trained on every rank.")
+    alike = max(_ALIKE, tolerance_of(books) / 100)
+    place = _place(books)
+    begun = _apart([book["start"].get("weights", {}) for book in books], alike)
+    if begun:
+        says = f"Before the first backward pass {_told(begun, books[0]['start']['weights'])}."
+        findings.append(Finding("different_start", (says,), place))
+    if all(book["state"] == ENDED for book in books):
+        weights = _apart([book["end"].get("weights", {}) for book in books], alike)
+        if weights:
+            says = f"After {books[0]['iterations_seen']} steps {_told(weights, books[0]['end']['weights'])}."
+            findings.append(Finding("weights_drift", (says,), place))
+        findings += _batch_norm(books, alike, place)
+    return findings + _settings(books) + _states(books) + _modes(books, unjudged) + _uneven(books), unjudged
+
+
+def _parts(books: Sequence[Book]) -> list[Finding]:
+    """Parts of the weights that several ranks hold, and that differ at the start."""
+    holders: dict[str, list[Mapping[str, str]]] = {}
+    for book in books:
+        for name in book["start"].get("parts", {}):
+            holders.setdefault(name, []).append(book["start"]["parts"])
+    apart: dict[str, float] = {}
+    for name, parts in holders.items():
+        apart |= _apart([{name: each[name]} for each in parts], _ALIKE)
+    if not apart:
+        return []
+    says = f"Before the first backward pass {_told(apart, holders)}, that several ranks hold."
+    return [Finding("different_start", (says,), _place(books))]
+
+
+def _apart(by_rank: Sequence[Mapping[str, str]], alike: float) -> dict[str, float]:
+    """The tensors that differ from rank 0's on some rank, with the relative difference."""
+    found = {}
+    for name, text in by_rank[0].items():
+        if not all(name in other for other in by_rank):
+            continue
+        if all(other[name] == text for other in by_rank[1:]):
+            continue
+        mine = from_text(text)
+        others = [from_text(other[name]) for other in by_rank[1:]]
+        size = max(float(np.linalg.norm(each)) for each in (mine, *others))
+        apart = max(float(np.linalg.norm(mine - each)) for each in others)
+        if not np.isfinite(size) or apart > alike * size:
+            found[name] = apart / size if np.isfinite(size) and size else float("inf")
+    return found
+
+
+def _told(apart: Mapping[str, float], among: Mapping[str, object]) -> str:
+    name = max(apart, key=lambda each: apart[each])
+    return f"{len(apart)} of {len(among)} tensors differ between ranks, most of all {name}, by {apart[name]:.1%}"
+
+
+def _place(books: Sequence[Book]) -> Where:
+    for step in books[0]["steps"]:
+        for micro in step["micro"]:
+            file, line, function = micro["where"]
+            return file, line, function
+    return "", 0, ""
+
+
+def _batch_norm(books: Sequence[Book], alike: float, place: Where) -> list[Finding]:
+    if not books[0]["model"].get("batch_norms") or any(each["kind"] == BUFFER for each in books[0]["ledger"]):
+        return []
+    buffers = [book["end"].get("buffers", {}) for book in books]
+    apart = {name: each for name, each in _apart(buffers, alike).items() if "running_" in name}
+    if not apart:
+        return []
+    return [Finding("batch_norm_apart", (f"At the end {_told(apart, buffers[0])}; no call carried a buffer.",), place)]
+
+
+def _settings(books: Sequence[Book]) -> list[Finding]:
+    for steps in zip(*(book["steps"] for book in books), strict=False):
+        for optimizers in zip(*(step["optimizers"] for step in steps), strict=False):
+            first = optimizers[0]
+            for rank, other in enumerate(optimizers):
+                if other == first or _are_shared_out(first, other, books[0], books[rank]):
+                    continue
+                says = f"Step {steps[0]['iteration']}: {_difference(first, other, rank)}."
+                return [Finding("optimizers_differ", (says,), _step_place(books))]
+    seen = books[0]["iterations_seen"]
+    if all(_ended_well(book) and book["iterations_seen"] == seen for book in books):
+        for rank, book in enumerate(books):
+            for first, other in zip(books[0]["settings"], book["settings"], strict=False):
+                if other != first and not _are_shared_out(first, other, books[0], book):
+                    says = f"After {seen} steps {_difference(first, other, rank)}."
+                    return [Finding("optimizers_differ", (says,), _step_place(books))]
+    return []
+
+
+def _are_shared_out(first: Mapping, other: Mapping, mine: Book, theirs: Book) -> bool:
+    """Whether two ranks' optimizers remember different tensors: then each may go by what is right for its own.
+
+    What remembers nothing, as SGD without momentum, cannot be told so.
+    """
+    here, there = ({name for step in book["steps"] for name in step["state"]} for book in (mine, theirs))
+    return first["class"] == other["class"] and bool(here and there) and here.isdisjoint(there)
+
+
+def _states(books: Sequence[Book]) -> list[Finding]:
+    """What optimizers remember after the last examined step. What is next to nothing may be rounding."""
+    alike = max(_STATES_ALIKE, tolerance_of(books))
+    for steps in zip(*(book["steps"] for book in books), strict=False):
+        states = [step["state"] for step in steps]
+        largest: dict[str, float] = {}
+        for name, text in states[0].items():
+            kind = name.partition(" of ")[0]
+            largest[kind] = max(largest.get(kind, 0.0), float(np.linalg.norm(from_text(text))))
+        apart = {
+            name: each
+            for name, each in _apart(states, alike).items()
+            if np.linalg.norm(from_text(states[0][name])) > _NEXT_TO_NOTHING * largest[name.partition(" of ")[0]]
+        }
+        if apart:
+            says = f"After step {steps[0]['iteration']} {_told(apart, states[0])}."
+            return [Finding("optimizer_states_differ", (says,), _step_place(books))]
+    return []
+
+
+def _step_place(books: Sequence[Book]) -> Where:
+    events = [each for step in books[0]["steps"] for each in step["events"] if each["kind"] == "step"]
+    return where(events[0]) if events else ("", 0, "")
+
+
+def _difference(first: Mapping, other: Mapping, rank: int) -> str:
+    if first["class"] != other["class"]:
+        return f"rank 0 steps by {first['class']}, rank {rank} by {other['class']}"
+    for place, (here, there) in enumerate(zip(first["groups"], other["groups"], strict=False)):
+        for name in here:
+            if here[name] != there.get(name):
+                return f"{name} of group {place} is {here[name]:g} on rank 0 and {there.get(name)} on rank {rank}"
+    return f"rank 0 has {len(first['groups'])} groups of parameters, rank {rank} {len(other['groups'])}"
+
+
+def _modes(books: Sequence[Book], unjudged: list[str]) -> list[Finding]:
+    """Ranks that train in evaluation mode while others do not, and dropout that is the same on all."""
+    for steps in zip(*(book["steps"] for book in books), strict=False):
+        for micros in zip(*(step["micro"] for step in steps), strict=False):
+            modes = [micro["modes"] for micro in micros]
+            if all(modes) and len({each[2] for each in modes}) > 1:
+                says = f"Step {steps[0]['iteration']}: {', '.join(str(each[2]) for each in modes)} modules are in "
+                says += (
+                    f"evaluation mode, by rank; {max(each[0] for each in modes)} have dropout or running statistics."
+                )
+                if any(each[0] for each in modes):
+                    return [Finding("modes_differ", (says,), where(micros[0]))]
+                why = "none has dropout or running statistics that the audit can see"
+                unjudged.append(
+                    f"gradients: whether it matters that not all ranks' modules are in training mode; {why}."
+                )
+                return []
+    return _dropout(books)
+
+
+def _dropout(books: Sequence[Book]) -> list[Finding]:
+    share = books[0]["model"].get("dropout", 0.0)
+    micros = [[micro for step in book["steps"] for micro in step["micro"]] for book in books]
+    count = min(map(len, micros))
+    states = [[micro["rng"] for micro in each[:count]] for each in micros]
+    is_on = count and all(micro["modes"][1:2] != [0] for micro in micros[0][:count])
+    if not share or not is_on or not all(map(all, states)) or any(each != states[0] for each in states[1:]):
+        return []
+    says = f"In {count} of {count} examined forward passes all ranks have the same random state; dropout is {share:g}."
+    file, line, function = micros[0][0]["where"]
+    return [Finding("same_dropout", (says,), (file, line, function))]
+
+
+def _uneven(books: Sequence[Book]) -> list[Finding]:
+    counts = [book["counts"].get("backward", 0) for book in books]
+    least = min(counts)
+    if any(book["failed"] for book in books):
+        return []
+    if max(counts) == least:
+        return _calls_apart(books)
+    # One that crashed, or was killed, made fewer for that.
+    if not any(book["counts"].get("backward", 0) == least for book in books if _ended_well(book)):
+        return []
+    says = f"Backward passes by rank: {', '.join(map(str, counts))}."
+    return [Finding("uneven_steps", (says,), _place(books))]
+
+
+def _calls_apart(books: Sequence[Book]) -> list[Finding]:
+    """Collectives of all ranks that some rank made more often than another, which ended well all the same."""
+    world = books[0]["world_size"]
+    well = [rank for rank, book in enumerate(books) if _ended_well(book)]
+    if len(books) < world or not well:
+        return []
+    by_op: dict[str, list[int]] = {}
+    by_line: dict[tuple, list[int]] = {}
+    for rank, book in enumerate(books):
+        for entry in book["ledger"]:
+            if entry["ranks"] == world and entry["op"] not in (SEND, RECEIVE):
+                for counts in (
+                    by_op.setdefault(entry["op"], [0] * world),
+                    by_line.setdefault((entry["op"], *entry["where"]), [0] * world),
+                ):
+                    counts[rank] += entry["calls"]
+    for op, counts in by_op.items():
+        if max(counts) > min(counts[rank] for rank in well):
+            says = f"Calls of {op} by rank: {', '.join(map(str, counts))}."
+            lines = [key for key in by_line if key[0] == op]
+            _, file, line, function = max(lines, key=lambda key: max(by_line[key]) - min(by_line[key]))
+            return [Finding("uneven_calls", (says,), (file, line, function))]
+    return []
+
+
+def _ended_well(book: Book) -> bool:
+    return book["state"] == ENDED and book["exit_code"] == 0 and not book["error"] and not book["failed"]

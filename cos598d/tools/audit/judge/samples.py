@@ -1,0 +1,102 @@
+"""Faults of the data: what the ranks trained on, by digests of the samples, and what their samplers drew."""
+
+import itertools
+from collections.abc import Sequence
+
+from cos598d.tools.audit.book import Book
+from cos598d.tools.audit.judge.verdict import Finding, Where
+
+_SAME = 0.999  # of a step's samples
+_EXPECTED = 3  # samples in common that chance alone would give, below which nothing can be said
+_LEAST = 0.02  # of a rank's samples in common: less may be padding
+_PLAIN = ("RandomSampler", "SequentialSampler")
+
+
+def judge_samples(books: Sequence[Book]) -> tuple[list[Finding], list[str]]:
+    """What is wrong with the data of one group of ranks, and what could not be judged of it."""
+    findings = _no_set_epoch(books)
+    if len(books) < 2:
+        return findings, []
+    found, unjudged = _overlap(books)
+    return found + findings, unjudged
+
+
+def _batches(books: Sequence[Book]) -> list[list[list[str]]]:
+    """By micro-batch that all ranks made in the examined steps: the samples of each rank."""
+    by_rank = [[micro["samples"] for step in book["steps"] for micro in step["micro"]] for book in books]
+    return [list(each) for each in zip(*by_rank, strict=False)]
+
+
+def _overlap(books: Sequence[Book]) -> tuple[list[Finding], list[str]]:
+    batches = [ranks for ranks in _batches(books) if all(ranks)]  # a second loss of one forward pass has none
+    seen = [book["training_samples"] for book in books]
+    if not batches or not all(seen):
+        return [], ["the batches: no module with weights was called with one before a backward pass."]
+    if len(set(itertools.chain.from_iterable(seen))) <= 2:
+        return [], ["the batches: all samples are alike."]
+    place = _place(books)
+    same = [len(set(ranks[0]).intersection(*ranks[1:])) / len(set(ranks[0])) for ranks in batches]
+    if min(same) >= _SAME:
+        count, size = len(same), len(batches[0][0])
+        says = f"In {count} of {count} examined batches all {len(books)} ranks had the same {size} samples."
+        return [Finding("same_batches", (says, *_loader_words(books)), place)], []
+    sets = [set(each) for each in seen]
+    pairs = list(itertools.combinations(range(len(books)), 2))
+    common, (one, other) = max((len(sets[a] & sets[b]), (a, b)) for a, b in pairs)
+    smaller = min(len(sets[one]), len(sets[other]))
+    repeated = max(len(each) - len(set(each)) for each in seen)
+    says = f"Of {len(sets[one])} and {len(sets[other])} samples of ranks {one} and {other} in their first epoch "
+    says += f"{common} are the same."
+    loaders = [next((each for each in book["loaders"] if each["trains"]), None) for book in books]
+    whole = [each for each in loaders if each and each["sampler"] in _PLAIN and not each["is_distributed"]]
+    lengths = {each["sampler_length"] for each in whole if each["sampler_length"] == each["dataset_length"]}
+    if len(whole) == len(books) and len(lengths) == 1:
+        length = lengths.pop()
+        by_chance = len(sets[one]) * len(sets[other]) / max(length, 1)
+        if common > max(len(books), by_chance / 4, 2 * repeated) and common > _LEAST * smaller:
+            return [Finding("all_data_everywhere", (says, *_loader_words(books)), place)], []
+        if by_chance < _EXPECTED:
+            return [], [
+                f"whether the ranks' samples are disjoint: each has a loader over {length}, and of {smaller} that were "
+                f"seen {common} are the same."
+            ]
+        return [], []
+    of_steps = [
+        max(len(set(ranks[a]) & set(ranks[b])) / max(len(set(ranks[a])), 1) for a, b in pairs) for ranks in batches
+    ]
+    is_padding = common <= max(len(books), _LEAST * smaller) or common <= 2 * repeated
+    if not is_padding and min(of_steps) >= 0.2 and len(of_steps) > 1:
+        share = f"Of each examined batch at least {min(of_steps):.0%} is in another rank's batch of the same step."
+        return [Finding("overlapping_batches", (says, share), place)], []
+    return [], []
+
+
+def _place(books: Sequence[Book]) -> Where:
+    """Where the loader that trains is iterated over; without one where the loss is."""
+    for loader in books[0]["loaders"]:
+        if loader["trains"]:
+            file, line, function = loader["where"]
+            return file, line, function
+    for step in books[0]["steps"]:
+        for micro in step["micro"]:
+            file, line, function = micro["where"]
+            return file, line, function
+    return "", 0, ""
+
+
+def _loader_words(books: Sequence[Book]) -> list[str]:
+    for loader in books[0]["loaders"]:
+        if loader["trains"] and loader["sampler_length"]:
+            says = f"Each rank's loader draws {loader['sampler_length']} of {loader['dataset_length']} samples by a "
+            return [says + f"{loader['sampler']}."]
+    return []
+
+
+def _no_set_epoch(books: Sequence[Book]) -> list[Finding]:
+    for sampler in books[0]["samplers"]:
+        epochs = sampler["epochs"]
+        if sampler["trains"] and sampler["shuffles"] and len(epochs) > 1 and len(set(epochs)) == 1:
+            file, line, function = sampler["where"]
+            says = f"DistributedSampler drew {len(epochs)} epochs, each as its epoch {epochs[0]}."
+            return [Finding("no_set_epoch", (says,), (file, line, function))]
+    return []

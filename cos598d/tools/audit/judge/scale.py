@@ -1,0 +1,246 @@
+"""Faults of scale: which multiple of the average is applied, by the factors of the fits and the losses' weights."""
+
+import math
+import operator
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from cos598d.tools.audit.contents import GRADIENT
+from cos598d.tools.audit.judge.fit import INDISTINCT, MEAN, NEAR, NOTHING
+from cos598d.tools.audit.judge.gradients import Fits, StepFits, calls_of, named, near, step_place
+from cos598d.tools.audit.judge.parts import judge_parts
+from cos598d.tools.audit.judge.verdict import Finding, where
+
+Judged = tuple[list[Finding], list[str]]
+_CONSTANT = 2e-3  # relative: factors of several steps that differ by less are one, and no clip's
+_CONSTANT_ROUNDED = 1e-2
+_FAR = 10**9
+
+
+@dataclass(frozen=True)
+class _Scaled:
+    """A step's factor: `factor` times the average is applied, without what torch's clip made of it.
+
+    `totals` are what the losses of all ranks weigh together, as multiples of one mean over all examples, by how these
+    may be counted; () where it is not known. `apart` are tensors with another factor, over the others'.
+    """
+
+    step: StepFits
+    factor: float
+    clip: float
+    totals: tuple[float, ...]
+    are_sums: bool
+    apart: Mapping[str, float]
+
+    @property
+    def micros(self) -> int:
+        """The backward passes of the step."""
+        return len(self.step.rows[0]["micro"])
+
+    def comes_to(self, value: float) -> bool:
+        """Whether what is applied is `value` times the gradient of the mean over all examples."""
+        return any(near(self.factor * total, value) for total in self.totals)
+
+    def comes_to_each(self, value: float) -> bool:
+        """The same where each micro-batch is to count as a whole."""
+        return self.micros > 1 and any(near(self.factor * total / self.micros, value) for total in self.totals)
+
+
+def judge_scale(ranks: int, fits: Fits, names: Sequence[str], is_rounded: bool) -> Judged:
+    """A sum where there should be a mean, a mean of a mean, another factor, and a common gradient that ranks scale
+    differently, of these tensors; and what could not be judged of it."""
+    steps: list[_Scaled] = []
+    for step in fits.steps:
+        by_rank = [_factors(of_rank, names) for of_rank in step.fits]
+        by_rank_usual = [_usual(each.values()) for each in by_rank if each]
+        if not by_rank_usual:
+            continue
+        usual = statistics.median(by_rank_usual)
+        if max(by_rank_usual) - min(by_rank_usual) > NEAR * abs(usual):
+            if any(row["places"] for row in step.rows):
+                return judge_parts(step, step_place(fits)), []
+            said = ", ".join(f"rank {rank} {_usual(each.values()):.3f}" for rank, each in enumerate(by_rank) if each)
+            says = f"Step {step.iteration}: all ranks have the average, and apply different multiples of it: {said}."
+            return [Finding("different_gradients", (says,), step_place(fits))], []
+        if usual:
+            steps.append(_scaled(step, ranks, usual, by_rank))
+    if not steps:
+        return [], []
+    steps = _counted_one_way(steps, ranks)
+    found, unjudged = _of_all(ranks, fits, steps, _CONSTANT_ROUNDED if is_rounded else _CONSTANT)
+    if found:
+        return found, []
+    found, more = _of_some(ranks, fits, steps, len(names))
+    return found, unjudged + more
+
+
+def _factors(of_rank: Mapping, names: Sequence[str]) -> dict[str, float]:
+    known = {name: of_rank[name] for name in names if name in of_rank}
+    found = {name: each.factor for name, each in known.items() if each.kind in (MEAN, INDISTINCT)}
+    return found | {name: 0.0 for name, each in known.items() if each.kind == NOTHING}
+
+
+def _usual(factors: Iterable[float]) -> float:
+    """The factor that most tensors have; of several the nearest to 1."""
+    groups: dict[int, list[float]] = {}
+    for each in factors:
+        groups.setdefault(round(math.log(each) / NEAR) if each > 0 else -_FAR, []).append(each)
+    place = max(groups, key=lambda key: (len(groups[key]), -abs(key)))
+    return statistics.median(groups[place])
+
+
+def _scaled(step: StepFits, ranks: int, usual: float, by_rank: Sequence[Mapping[str, float]]) -> _Scaled:
+    of_tensors: dict[str, list[float]] = {}
+    for each in by_rank:
+        for name, factor in each.items():
+            of_tensors.setdefault(name, []).append(factor)
+    ratios = {name: statistics.median(each) / usual for name, each in of_tensors.items()}
+    clip = _clip_factor(step)
+    micros = [micro for row in step.rows for micro in row["micro"]]
+    are_sums = bool(micros) and all(micro["counts"] for micro in micros)
+    weights = [micro["weight"] for micro in micros]
+    totals: tuple[float, ...] = ()
+    if None not in weights and (are_sums or not any(micro["counts"] for micro in micros)):
+        ways = [[1.0] * len(micros)]
+        if are_sums:
+            ways = [[micro["counts"][place] for micro in micros] for place in (0, -1)]
+            ways.append([micro["size"] for micro in micros])
+        sums = [sum(map(operator.mul, weights, counts)) / ranks for counts in ways]
+        totals = tuple(sums) if all(sums) else ()
+    apart = {name: ratio for name, ratio in ratios.items() if not near(ratio, 1)}
+    return _Scaled(step, usual / clip, clip, totals, are_sums, apart)
+
+
+def _counted_one_way(steps: list[_Scaled], ranks: int) -> list[_Scaled]:
+    """The steps with the one total by which all of them come to the same, if examples can be counted so: what one step
+    comes to in another way is chance."""
+    ways = min(len(each.totals) for each in steps)
+    for value in (1, 1 / ranks, ranks):
+        for way in range(ways):
+            if all(near(each.factor * each.totals[way], value) for each in steps):
+                return [replace(each, totals=(each.totals[way],)) for each in steps]
+    return steps
+
+
+def _of_all(ranks: int, fits: Fits, steps: Sequence[_Scaled], constant: float) -> Judged:
+    """What the factor of most tensors is."""
+    places = calls_of(steps[0].step, GRADIENT)
+    place = where(places[-1]) if places else step_place(fits)
+    of = f"times the average of {ranks} ranks"
+    for each in steps:
+        says = f"Step {each.step.iteration}: the applied gradient is {each.factor * each.clip:.4g} {of}."
+        if not each.totals or near(each.factor, 1) or each.comes_to(1):
+            continue
+        if each.comes_to(ranks) or (near(each.factor, ranks) and not each.are_sums):
+            if each.comes_to_each(1):
+                why = f"a loss divided by {ranks} may be meant for the ranks, or for the backward passes of a step"
+                return [], [f"gradients: whether their sum over the ranks is meant: {why}."]
+            return [Finding("summed", (says,), place)], []
+    if all(_is_divided(each, ranks) for each in steps):
+        first = steps[0]
+        says = f"Step {first.step.iteration}: the applied gradient is {first.factor * first.clip:.4g} {of}"
+        if near(first.factor, 1 / ranks) or any(near(total, 1) for total in first.totals):
+            return [Finding("averaged_twice", (f"{says}.",), place)], []
+        says += f", and their losses come to {1 / ranks:.4g} of a mean over all examples."
+        if not any(_may_be_meant(each.step, ranks) for each in steps):
+            return [Finding("averaged_twice", (says, _divided_by(first.step)), place)], []
+        why = f"its losses come to {1 / ranks:.4g} of a mean, which may be what they are meant to be"
+        return [], [f"gradients: whether they are divided by the number of ranks twice: {why}."]
+    return _other_factor(ranks, fits, steps, constant)
+
+
+def _other_factor(ranks: int, fits: Fits, steps: Sequence[_Scaled], constant: float) -> Judged:
+    factors = [each.factor for each in steps]
+    open_steps = [
+        each for each in steps if not near(each.factor, 1) and not (each.comes_to(1) or each.comes_to_each(1))
+    ]
+    said = ", ".join(f"{each.factor * each.clip:.4g}" for each in open_steps)
+    what = f"{said} times the average of {ranks} ranks is applied"
+    if not open_steps:
+        hidden = [each for each in steps if not each.totals and _is_divided_outside(each.step, ranks)]
+        why = f"the whole loss is divided by {ranks} or more, and its graph does not tell what it is a mean over"
+        return [], [f"gradients: whether they are divided by the number of ranks twice: {why}."] if hidden else []
+    is_constant = len(open_steps) == len(steps) and max(factors) - min(factors) <= constant * abs(max(factors, key=abs))
+    if is_constant and len(steps) > 1 and all(each.totals and not each.are_sums for each in steps):
+        calls = calls_of(steps[0].step, GRADIENT)
+        place = where(calls[-1]) if calls else step_place(fits)
+        says = (
+            f"In {len(steps)} of {fits.judged} judged steps the applied gradient is {factors[0]:.4g} times the average."
+        )
+        sum_of = f"That is the sum over {ranks} ranks, divided by {ranks / factors[0]:.4g}."
+        return [Finding("wrong_factor", (says, sum_of), place)], []
+    if is_constant:
+        why = "one step does not tell a clip from a factor" if len(steps) == 1 else "the losses' graph does not tell"
+        return [], [f"gradients: their scale: {what}; whether it is meant {why}."]
+    if max(factors) > 1 + NEAR:  # less in some steps than in others is a clip
+        return [], [f"gradients: their scale: {what}, which no clip makes."]
+    return [], []
+
+
+def _of_some(ranks: int, fits: Fits, steps: Sequence[_Scaled], count: int) -> Judged:
+    """Tensors with a factor of their own, where that of the others is right."""
+    names = dict.fromkeys(name for each in steps for name in each.apart)
+    ratios = {name: [each.apart.get(name, 1.0) for each in steps] for name in names}
+    summed = [name for name, each in ratios.items() if all(near(ratio, ranks) for ratio in each)]
+    if summed:
+        calls = calls_of(steps[0].step, GRADIENT)
+        says = (
+            f"To {len(summed)} of {count} tensors {ranks} times as much is applied as to the others: {named(summed)}."
+        )
+        return [Finding("summed", (says,), where(calls[-1]) if calls else step_place(fits))], []
+    odd = [name for name, each in ratios.items() if max(each) > 1 + NEAR or max(each) - min(each) <= NEAR]
+    if not odd:
+        return [], []  # clipped tensor by tensor
+    what = f"to {len(odd)} of {count} tensors {ratios[odd[0]][0]:.4g} times as much is applied as to the others"
+    return [], [f"gradients: {what}, which may be meant ({named(odd)})."]
+
+
+def _is_divided(each: _Scaled, ranks: int) -> bool:
+    part = 1 / ranks
+    if each.comes_to(1):
+        return False
+    is_part = each.comes_to(part) or each.comes_to_each(part)
+    return is_part or bool(each.totals and not each.are_sums and near(each.factor, part))
+
+
+def _may_be_meant(step: StepFits, ranks: int) -> bool:
+    """Whether the losses may be an n-th of a mean by themselves, as half a squared error is on two ranks."""
+    numbers = (ranks, 1 / ranks)
+    for micro in (micro for row in step.rows for micro in row["micro"]):
+        if micro["literals"] is None or not micro["divided"]:
+            return True
+        if any(near(number, value) for number in micro["literals"] for value in numbers):
+            return True
+        if any(near(number, 1 / ranks) for number in micro["multiplied"]):
+            return True
+    return False
+
+
+def _is_divided_outside(step: StepFits, ranks: int) -> bool:
+    """Whether a loss is divided by the ranks' number, or by a multiple, that is no number in the text."""
+    for micro in step.rows[0]["micro"]:
+        by = [number for number in micro["divided"] if number not in (micro["literals"] or ())]
+        if any(near(number, ranks * times) for number in by for times in {1, len(step.rows[0]["micro"])}):
+            return True
+    return False
+
+
+def _divided_by(step: StepFits) -> str:
+    numbers = step.rows[0]["micro"][0]["divided"]
+    return f"The loss of rank 0 is divided by {' and by '.join(f'{number:.4g}' for number in numbers)}."
+
+
+def _clip_factor(step: StepFits) -> float:
+    """What a clip by torch's function after the gradients had travelled made of them."""
+    row = step.rows[0]
+    calls = [each["event"] for each in calls_of(step, GRADIENT)]
+    factor = 1.0
+    for event in row["events"]:
+        if event["kind"] != "clip" or event["how"] != "norm" or event["event"] < max(calls, default=0):
+            continue
+        if event["factor"] is not None:
+            factor *= event["factor"]
+        elif event["norm"]:
+            factor *= min(1.0, event["limit"] / (event["norm"] + 1e-6))
+    return factor

@@ -1,0 +1,102 @@
+"""What an audit comes to, as data: findings with their evidence, what could not be judged, and how much was judged."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from cos598d.tools.audit.judge.words import WORDS
+
+FAULT, WASTE, NOTE = "fault", "waste", "note"
+Where = tuple[str, int, str]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One fault, waste or note by its name in WORDS. `evidence` are sentences with numbers; `where` is the file, the
+    line and the function of the script; `consequences` are the names of findings that are only its effects."""
+
+    name: str
+    evidence: tuple[str, ...]
+    where: Where = ("", 0, "")
+    consequences: tuple[str, ...] = ()
+
+    @property
+    def level(self) -> str:
+        """FAULT, WASTE or NOTE."""
+        return WORDS[self.name].level
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON, with what the words say of it."""
+        words = WORDS[self.name]
+        file, line, function = self.where
+        return {
+            "name": self.name,
+            "level": words.level,
+            "title": words.title,
+            "evidence": list(self.evidence),
+            "file": file,
+            "line": line,
+            "function": function,
+            "why": words.why,
+            "mend": words.mend,
+            "consequences": list(self.consequences),
+        }
+
+    def with_consequences(self, names: Sequence[str]) -> "Finding":
+        """The same, with these effects."""
+        return replace(self, consequences=tuple(names))
+
+
+def where(event: Mapping[str, Any]) -> Where:
+    """The place of an event of a book."""
+    file, line, function = event["where"]
+    return file, line, function
+
+
+@dataclass(frozen=True)
+class Seen:
+    """How much an audit rests on: ranks whose books are there, steps made, those in which gradients were judged, and
+    what was trained."""
+
+    ranks: int
+    world_size: int
+    steps: int
+    judged: int
+    seconds: float
+    own_seconds: float
+    own_share_after: float  # of the seconds after the examined steps
+    parameters: int = 0  # of the model, as a rank has it
+    loss: float | None = None  # the mean over ranks of the last steps'; None where a step's was no number
+    examined: int = 0  # steps that were looked at closely
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """An audit's result. `remarks` are sentences on the ranks: which never came, crashed or were killed."""
+
+    script: str
+    seen: Seen
+    findings: tuple[Finding, ...]
+    not_judged: tuple[str, ...]
+    remarks: tuple[str, ...] = field(default=())
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether gradients were judged in at least half of the examined steps, with nothing about them left open: only
+        then is no finding good news."""
+        are_open = any(each.startswith("gradients:") for each in self.not_judged)
+        return self.seen.judged > 0 and self.seen.examined <= 2 * self.seen.judged and not are_open
+
+    def of(self, level: str) -> list[Finding]:
+        """The findings of one level."""
+        return [each for each in self.findings if each.level == level]
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON, for audit.json."""
+        return {
+            "script": self.script,
+            "seen": asdict(self.seen),
+            **{f"{level}s": [each.to_json() for each in self.of(level)] for level in (FAULT, WASTE, NOTE)},
+            "not_judged": list(self.not_judged),
+            "remarks": list(self.remarks),
+        }

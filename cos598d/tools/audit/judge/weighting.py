@@ -1,0 +1,87 @@
+"""Faults of weighting: samples of one global batch that count unequally, and micro-batches that do not count at all."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from cos598d.tools.audit.book import Book
+from cos598d.tools.audit.judge.averaging import median_factors
+from cos598d.tools.audit.judge.fit import BY_MICRO, MEAN, NEAR, NOTHING, Fit
+from cos598d.tools.audit.judge.gradients import Fits, are_micro_batches, most_common, near
+from cos598d.tools.audit.judge.verdict import Finding, Where, where
+
+Judged = tuple[list[Finding], list[str]]
+_MEANT = "which may be meant: they are of one batch, or made on two lines"
+
+
+def judge_weighting(books: Sequence[Book], fits: Fits) -> Judged:
+    """The faults of one group of ranks, and what could not be judged."""
+    if len(books) < 2 or not fits.steps:
+        return [], []
+    known = [each for step in fits.steps for of_rank in step.fits for each in of_rank.values()]
+    found, unjudged = _micro_batches(fits, known)
+    return found + _weights(fits), unjudged
+
+
+def _micro_batches(fits: Fits, known: Sequence[Fit]) -> Judged:
+    micros = fits.steps[0].rows[0]["micro"]
+    place: Where = where(micros[0]) if micros else ("", 0, "")
+    if most_common(known) == NOTHING:
+        says = f"Of {len(micros)} backward passes of a step the gradients of {len(micros)} are not in what is applied."
+        return [Finding("lost_micro_batches", (says,), place)], []
+    lost = [each for each in known if (each.kind == BY_MICRO and min(map(abs, each.factors)) <= NEAR) or each.is_lost]
+    uneven = [each for each in known if each.kind == BY_MICRO and min(map(abs, each.factors)) > NEAR]
+    are_parts = all(are_micro_batches(row) for step in fits.steps for row in step.rows)
+    if len(lost) * 2 > len([each for each in known if each.kind not in ("small", "unknown")]):
+        number = len(lost[0].lost) or sum(abs(factor) <= NEAR for factor in lost[0].factors)
+        says = f"Of {len(micros)} backward passes of a step the gradients of {number} are not in what is applied."
+        if are_parts:
+            return [Finding("lost_micro_batches", (says,), place)], []
+        return [], [f"gradients: o{says[1:-1]}, {_MEANT}."]
+    if len(uneven) * 2 > len(known):
+        factors = ", ".join(f"{factor:.3f}" for factor in median_factors(uneven))
+        if are_parts:
+            return [Finding("unequal_micro_batches", (f"Their factors in what is applied: {factors}.",), place)], []
+        return [], [f"gradients: the factors of a step's backward passes in what is applied are {factors}, {_MEANT}."]
+    return [], []
+
+
+def _weights(fits: Fits) -> list[Finding]:
+    """Losses that are means of batches of different sizes and count alike, or of equal sizes and do not."""
+    for step in fits.steps:
+        if most_common(step.known()) != MEAN:
+            continue
+        micros = [row["micro"] for row in step.rows]
+        ways = [*zip(*(_of_a_sample(each) for each in micros), strict=False)]
+        if ways and not any(_are_alike(way) for way in ways):
+            known = ways[0]
+            sizes = ", ".join(str(sum(micro["size"] for micro in each)) for each in micros)
+            says = f"Step {step.iteration}: the ranks have {sizes} samples, and a sample of theirs counts "
+            says += f"{', '.join(f'{each / known[0]:.3f}' for each in known)} times one of rank 0."
+            return [Finding("unequal_weights", (says,), where(micros[0][0]))]
+        ways = [*zip(*(_of_a_sample([micro]) for micro in micros[0]), strict=False)]
+        if ways and are_micro_batches(step.rows[0]) and not any(_are_alike(way) for way in ways):
+            sizes = ", ".join(str(micro["size"]) for micro in micros[0])
+            says = f"Step {step.iteration}: losses of micro-batches of {sizes} samples are weighted by "
+            says += f"{', '.join(format(micro['weight'], '.3g') for micro in micros[0])}."
+            return [Finding("unequal_micro_batches", (says,), where(micros[0][0]))]
+    return []
+
+
+def _of_a_sample(micros: Sequence[dict[str, Any]]) -> tuple[float, ...]:
+    """How much a sample of these backward passes weighs, by how samples may be counted: as rows of the batch; of losses
+    that are sums, as what they are sums over. () where it is not known. Several losses of one batch are one loss of it.
+    """
+    weights = [micro["weight"] for micro in micros]
+    sizes = {(*micro["samples"],): micro["size"] for micro in micros if micro["size"]}
+    are_sums = [bool(micro["counts"]) for micro in micros]
+    if None in weights or not sizes or any(each != are_sums[0] for each in are_sums):
+        return ()
+    rows = sum(sizes.values())
+    if not are_sums[0]:
+        return (sum(weights) / rows,)
+    of_rows = [sum(micro["weight"] * micro["counts"][place] for micro in micros) / rows for place in (0, -1)]
+    return (sum(weights) / len(weights), *of_rows)
+
+
+def _are_alike(weights: Sequence[float]) -> bool:
+    return all(near(each, weights[0]) for each in weights)

@@ -1,0 +1,159 @@
+"""One rank's life under audit: its book is begun with its process group, kept up while it steps, and completed."""
+
+import contextlib
+import os
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from cos598d.tools.audit import carried, script
+from cos598d.tools.audit.book import Book
+from cos598d.tools.audit.exchange import Counter, book_path, collect, remove_books
+from cos598d.tools.audit.options import Told
+from cos598d.tools.audit.watch.observer import Observer
+from cos598d.tools.audit.watch.writing import book_of
+from cos598d.errors import one_line
+from cos598d.files import write_json
+from cos598d.world.network import network_identity
+
+_current: "Rank | None" = None
+_is_installed = False
+
+
+class Rank:
+    """This process as a rank of an audited script. A fork of it is none, unless it is `carried`."""
+
+    def __init__(self, told: Told):
+        import torch.distributed as dist
+
+        global _current, _is_installed  # noqa: PLW0603 - there is one script in a process
+        self._dist, self.told, self._pid = dist, told, os.getpid()
+        self._counter: Counter | None = None
+        self._run = told.run
+        self._place = (int(os.environ.get("RANK", "0") or 0), 1)
+        self.trouble = ""  # why the book could not be written
+        self.say: Callable[[Rank, int], int] | None = None
+        self._began = time.perf_counter()
+        self.observer = Observer(told.steps, self._opened, self._keep)
+        self.book: Book | None = None
+        if not _is_installed:
+            _is_installed = True
+            os.register_at_fork(after_in_child=_forget)
+            _leave_a_book_at_exit()
+        _current = self
+
+    @property
+    def number(self) -> int:
+        """This rank's."""
+        return self._place[0]
+
+    def end(self, exit_code: int, error: str) -> None:
+        """The script is over: complete the book."""
+        global _current  # noqa: PLW0603
+        if _current is not self:
+            return
+        _current = None
+        self.observer.close()
+        if self.observer.is_open:
+            self._write(exit_code, error)
+            self._send()
+
+    def collect(self) -> None:
+        """Rank 0, when its book is complete: wait for the others'."""
+        if self.book is not None:
+            collect(Path(self.told.folder), self.book, self._counter)
+
+    def has_started_others(self) -> bool:
+        """Whether the script has started processes that are audited as ranks."""
+        return carried.count() > 0
+
+    def _opened(self) -> None:
+        """There is a process group: who this is, and where rank 0's book will be."""
+        dist = self._dist
+        self._place = (dist.get_rank(), dist.get_world_size())
+        with contextlib.suppress(AttributeError, ValueError, RuntimeError):
+            self._counter = Counter(dist.distributed_c10d._get_default_store(), self.number)
+        if self.number == 0:
+            self._run = self._run or secrets.token_hex(8)
+        if self._counter is not None:
+            self._counter.tell(f"host/{self.number}", network_identity())
+            if self.number == 0:
+                self._counter.tell("run", self._run)
+        folder = Path(self.told.folder)
+        with contextlib.suppress(OSError):
+            book_path(folder, self.number).unlink(missing_ok=True)
+            if self.number == 0:  # an earlier world may have been larger
+                remove_books(folder, self._place[1])
+
+    def _keep(self) -> None:
+        """Leave a book of what was seen so far, for the case that the process is killed."""
+        if self.observer.is_open:
+            self._write()
+
+    def _write(self, exit_code: int | None = None, error: str = "") -> None:
+        if not self._run and self._counter is not None:
+            self._run = (self._counter.ask("run") or b"").decode("ascii", "replace")
+        about = {"run": self._run, "rank": self.number, "world_size": self._place[1], "host": network_identity()}
+        about |= {"script": os.path.basename(self.told.script)}
+        seconds = time.perf_counter() - self._began
+        try:
+            self.book = book_of(self.observer, about, seconds, exit_code, error)
+            write_json(book_path(Path(self.told.folder), self.number), self.book)
+        except (OSError, ValueError, RuntimeError) as wrong:
+            self.trouble = f"the book of rank {self.number} could not be written: {one_line(wrong)}."
+
+    def _send(self) -> None:
+        """Send the book to rank 0, where its host is another."""
+        if self.number == 0 or self._counter is None or self.book is None:
+            return
+        there = self._counter.ask("host/0")
+        if there is not None and there.decode("ascii", "replace") != self.book["host"]:
+            with contextlib.suppress(RuntimeError, OSError):
+                self._counter.send(book_path(Path(self.told.folder), self.number).read_text(encoding="utf-8"))
+
+
+def begin(told: Told) -> Callable[[int, str], None]:
+    """Make this process, which the script has started, a rank; what ends it is called with its exit code and error."""
+    return Rank(told).end
+
+
+def audit_script(told: Told, words: Sequence[str], say: Callable[[Rank, int], int]) -> int:
+    """Run the script under observation, as this rank, and return what `say` makes of its exit code."""
+    code = script.load(told.script)
+    rank = Rank(told)
+    rank.say = say
+    # The ranks that it starts by itself do not judge: this process does, when they have ended.
+    of_children = told if told.run else replace(told, run=secrets.token_hex(8))
+    carried.carry(of_children, begin)
+    exit_code, error = script.run(code, told.script, words)
+    rank.end(exit_code, error)
+    return say(rank, exit_code)
+
+
+def _forget() -> None:
+    """In a fork of the process: what it does is not this rank's."""
+    global _current  # noqa: PLW0603
+    if _current is not None:
+        _current.observer.failed = "a fork"
+        with contextlib.suppress(Exception):
+            _current.observer.close()
+    _current = None
+
+
+def _leave_a_book_at_exit() -> None:
+    """Let `os._exit`, which ends a process at once, complete the book first."""
+    system: Any = os
+    original = system._exit
+
+    def leave(status: int) -> None:
+        rank = _current
+        if rank is not None and rank._pid == os.getpid():
+            with contextlib.suppress(Exception):
+                rank.end(status, "")
+                status = rank.say(rank, status) if rank.say else status
+        original(status)
+
+    system._exit = leave

@@ -1,0 +1,71 @@
+"""A script of somebody's, run as `python script.py` would run it, in this process."""
+
+import linecache
+import os
+import sys
+import traceback
+import types
+from collections.abc import Sequence
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import CodeType
+
+from cos598d.errors import UsageError
+from cos598d.terminal.printable import printable
+
+_OURS = str(Path(__file__).resolve().parents[2]) + os.sep
+
+
+def load(path: str) -> CodeType:
+    """The code of a script. Raises UsageError where there is none, or none of Python."""
+    if not os.path.exists(path):
+        raise UsageError(f"{path} does not exist: give the script to audit, or the folder of an audit.")
+    if not os.path.isfile(path):
+        raise UsageError(f"{path} is no file: give the script to audit.")
+    try:
+        return compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read ({error.strerror}): give the script to audit.") from None
+    except (SyntaxError, ValueError) as error:
+        line = f" at line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+        said = error.msg if isinstance(error, SyntaxError) else str(error)
+        raise UsageError(f"{path} is no Python ({printable(said, 100)}{line}): give a script in Python.") from None
+
+
+def run(code: CodeType, path: str, words: Sequence[str]) -> tuple[int, str]:
+    """Run a script's code as the main program; return its exit code, and the error that ended it ("": none).
+
+    A traceback is printed as Python would print it, without the frames that led to the script.
+    """
+    main = types.ModuleType("__main__")
+    main.__dict__.update(__file__=path, __builtins__=__builtins__, __loader__=SourceFileLoader("__main__", path))
+    sys.modules["__main__"] = main
+    sys.argv = [path, *words]
+    sys.path[0] = os.path.dirname(os.path.abspath(path))
+    linecache.checkcache()
+    # The streams are the script's as they would be: what guards the program's own is not for it.
+    sys.stdout, sys.stderr = sys.__stdout__ or sys.stdout, sys.__stderr__ or sys.stderr
+    try:
+        exec(code, main.__dict__)
+    except SystemExit as asked:
+        return exit_code(asked.code), ""
+    except KeyboardInterrupt:
+        traceback.print_exc(limit=-3)
+        return 130, "interrupted (Ctrl-C)"
+    except BaseException as error:
+        frames = error.__traceback__
+        while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_OURS):
+            frames = frames.tb_next
+        sys.excepthook(type(error), error, frames)
+        return 1, f"{type(error).__name__}: {error}"
+    return 0, ""
+
+
+def exit_code(code: object) -> int:
+    """What a process ends with that raises SystemExit with this code; words are printed, as Python does."""
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code & 0xFF
+    print(code, file=sys.stderr)
+    return 1

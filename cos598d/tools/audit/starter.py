@@ -1,0 +1,105 @@
+"""`audit --world_size N -- script.py`: the ranks of a script started here, each under observation, and waited for."""
+
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+
+from cos598d.tools.audit.options import Told
+from cos598d.errors import UsageError
+from cos598d.program import ends_with_parent, own_environment, program
+from cos598d.world.network import DEFAULT_IP
+
+RUN = "COS598D_AUDIT_RUN"  # tells a rank that its starter judges, and the run's name
+_POLL_SECONDS = 0.05
+_FAILED_SECONDS = 10.0  # when a rank has failed, the others have so long to notice
+_STOP_SECONDS = 5.0
+
+
+def filled(words: Sequence[str], values: Mapping[str, object]) -> list[str]:
+    """The words with {rank} and the like in them filled in; other braces stay."""
+    found = list(words)
+    for name, value in values.items():
+        found = [word.replace("{" + name + "}", str(value)) for word in found]
+    return found
+
+
+class StillRunning(Exception):
+    """The script has not ended in its time, which the message says."""
+
+
+def start_ranks(
+    told: Told, words: Sequence[str], world_size: int, master_port: int | None, seconds: float = math.inf
+) -> int:
+    """Start the script once for each rank and wait for all; return the first failure's exit code, or 0.
+
+    When one fails the others are stopped, should they not end by themselves; when this process is killed, all are.
+    Raises UsageError for a port in use, and StillRunning, when all are stopped, for a script that takes more than
+    `seconds`.
+    """
+    port = _port(master_port)
+    ranks: list[subprocess.Popen] = []
+    try:
+        for rank in range(world_size):
+            place = {"rank": rank, "world_size": world_size, "master_ip": DEFAULT_IP, "master_port": port}
+            environ = own_environment() | {
+                **{name: str(world_size) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")},
+                **{name: str(rank) for name in ("RANK", "LOCAL_RANK")},
+                "MASTER_ADDR": DEFAULT_IP,
+                "MASTER_PORT": str(port),
+                RUN: told.run,
+            }
+            environ.setdefault("OMP_NUM_THREADS", "1")
+            own = ["audit", "--steps", str(told.steps), "--output_dir", told.folder, told.script]
+            command = [sys.executable, *program(), *own, *filled(words, place)]
+            ranks.append(subprocess.Popen(ends_with_parent(command), env=environ))
+        return _wait(ranks, seconds)
+    finally:
+        _stop(ranks)
+
+
+def _port(asked: int | None) -> int:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((DEFAULT_IP, asked or 0))
+        except OSError as error:
+            raise UsageError(f"--master_port {asked} cannot be used ({error.strerror}): give another.") from None
+        return probe.getsockname()[1]
+
+
+def _wait(ranks: Sequence[subprocess.Popen], seconds: float) -> int:
+    last, deadline = time.monotonic() + seconds, math.inf
+    while True:
+        codes = [rank.poll() for rank in ranks]
+        failed = [code for code in codes if code]
+        if None not in codes or time.monotonic() > deadline:
+            if failed:
+                first = min(failed)  # one that a signal ended is the cause of the others' errors
+                return first if first > 0 else 128 - first
+            return 0
+        if failed and deadline == math.inf:
+            deadline = time.monotonic() + _FAILED_SECONDS
+        if time.monotonic() > last:
+            raise StillRunning(f"it was still running after {seconds:g} s")
+        time.sleep(_POLL_SECONDS)
+
+
+def _stop(ranks: Sequence[subprocess.Popen]) -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        left = [rank for rank in ranks if rank.poll() is None]
+        for rank in left:
+            rank.send_signal(number)
+        deadline = time.monotonic() + _STOP_SECONDS
+        while any(rank.poll() is None for rank in left) and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+
+
+def run_of_starter() -> str:
+    """The run's name where a starter of ours has started this rank; taken out of the environment, which is the
+    script's."""
+    return os.environ.pop(RUN, "")

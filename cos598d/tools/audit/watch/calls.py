@@ -1,0 +1,230 @@
+"""The ledger of a script: of every collective what it carried, who called it, how often, and with how many bytes."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from cos598d.tools.audit.contents import (
+    ALL_GATHER,
+    BUFFER,
+    GRADIENT,
+    MOST_ENTRIES,
+    MOST_ROWS,
+    NOTHING,
+    OTHER,
+    REDUCE_SCATTER,
+    SCALAR,
+    WEIGHT,
+)
+from cos598d.tools.audit.watch.collectives import Call
+from cos598d.tools.audit.watch.places import Place, called_from, here
+from cos598d.tools.audit.watch.shards import Shards, local
+from cos598d.tools.audit.watch.traffic import moved
+
+# Functions of torch's that make calls of one kind.
+_BY_FUNCTION = {
+    "_sync_module_states": WEIGHT,
+    "_sync_buffers": BUFFER,
+    "_sync_module_buffers": BUFFER,
+    "_verify_param_shape_across_processes": OTHER,
+    "average_parameters": WEIGHT,
+    "_sync_params_and_buffers": WEIGHT,
+    "foreach_all_gather": WEIGHT,  # of FSDP in its second form, and in its first
+    "_all_gather_flat_param": WEIGHT,
+    "foreach_reduce": GRADIENT,
+    "_reduce_grad": GRADIENT,
+    "_reduce_grad_no_shard": GRADIENT,
+}
+_FUNCTIONS = frozenset(_BY_FUNCTION)
+_MOST_RUNS = 400  # tensors that are looked at for buckets by hand
+_NAMES = 4  # of a call that are noted
+
+
+class Calls:
+    """This rank's calls: the first ones row by row, all of them summed up by what they are.
+
+    `known` gives the model's tensors by kind: (name, tensor) of weights and of buffers; `shards` which are cut.
+    """
+
+    def __init__(self, known: Callable[[], Mapping[str, list[tuple[str, torch.Tensor]]]], shards: Shards):
+        self._known, self._shards = known, shards
+        self.rows: list[dict[str, Any]] = []
+        self.entries: dict[tuple[Any, ...], dict[str, Any]] = {}
+        self.totals: dict[str, list[float]] = {}  # of the iteration by kind: calls, payload, sent, received, seconds
+        self.groups: set[tuple[int, ...]] = set()  # in which gradients travelled
+        self.backend = ""
+        self._pending: dict[int, tuple[Any, dict[str, Any], dict[str, Any], list[float]]] = {}
+        self._places: dict[int, tuple[str, str, torch.Tensor]] = {}
+        self._are_fresh = False
+        self._early: list[tuple[list[int], dict[str, Any], dict[str, Any]]] = []
+        self._runs: tuple[int, set[int]] = (-1, set())
+
+    def enter(
+        self, call: Call, iteration: int, in_backward: bool, is_between: bool, place: Place, arrived: list[torch.Tensor]
+    ) -> dict[str, Any]:
+        """Note a call, and return its row. `is_between`: after a backward pass and before the step; `arrived` are the
+        leaves whose gradients are there and have not travelled; those that have are taken out."""
+        payload = sum(each.numel() * each.element_size() for each in call.tensors)
+        kind, names = self._what(call, in_backward, is_between, arrived)
+        sent, received = moved(call.op, payload, len(call.ranks), call.rank, call.root)
+        self.backend = self.backend or call.backend
+        if kind == GRADIENT:
+            self.groups.add(call.ranks)
+        where = here(place)
+        dtype = str(call.tensors[0].dtype).removeprefix("torch.") if call.tensors else ""
+        facts: dict[str, Any] = {
+            "op": call.op,
+            "kind": kind,
+            "names": names[:_NAMES],
+            "tensors": max(len(names), len(call.tensors)),
+        }
+        facts |= {"elements": sum(each.numel() for each in call.tensors), "dtype": dtype, "ranks": len(call.ranks)}
+        facts |= {"where": [*where], "in_backward": in_backward}
+        key: tuple[Any, ...] = (call.op, kind, tuple(facts["names"]), facts["elements"], where, in_backward, dtype)
+        if key not in self.entries and len(self.entries) >= MOST_ENTRIES:
+            key = (call.op, kind, dtype)
+            facts |= {"names": [], "where": ["", 0, ""]}
+        sums = {"calls": 0, "payload_bytes": 0, "bytes_sent": 0, "bytes_received": 0, "seconds": 0.0}
+        entry = self.entries.setdefault(key, facts | sums | {"first_iteration": iteration})
+        added = {"calls": 1, "payload_bytes": payload, "bytes_sent": sent, "bytes_received": received}
+        for name, value in added.items():
+            entry[name] += value
+        entry["seconds"] += call.seconds
+        row = facts | added | {"iteration": iteration, "seconds": call.seconds}
+        if len(self.rows) < MOST_ROWS:
+            self.rows.append(row)
+        total: list[float] = self.totals.setdefault(kind, [0, 0, 0, 0, 0.0])
+        for number, amount in enumerate((*added.values(), call.seconds)):
+            total[number] += amount
+        if kind == OTHER and not iteration and len(self._early) < MOST_ROWS:
+            places = [each.untyped_storage().data_ptr() for each in call.tensors if _has_storage(each)]
+            self._early.append((places, row, entry))
+        if call.work is not None and not in_backward:
+            self._pending[id(call.work)] = (call.work, row, entry, total)
+        return row
+
+    def waited(self, work: Any, seconds: float) -> None:
+        """So long a call was waited for."""
+        found = self._pending.pop(id(work), None)
+        if found is not None:
+            _, row, entry, total = found
+            row["seconds"] += seconds
+            entry["seconds"] += seconds
+            total[4] += seconds
+
+    def gradients_changed(self) -> None:
+        """A backward pass has given gradients new places."""
+        self._are_fresh = False
+
+    def model_is_known(self) -> None:
+        """There is a model now: what of it travelled before is told as such."""
+        self._places = self._by_place()
+        for places, row, entry in self._early:
+            known = [self._places[place] for place in places if place in self._places]
+            if known:
+                found = {"kind": known[0][0], "names": [name for _, name, _ in known][:_NAMES]}
+                row.update(found)
+                entry.update(found)
+        self._early.clear()
+
+    def take_totals(self) -> dict[str, list[float]]:
+        """The sums since this was called last. Calls that nobody has waited for are let go."""
+        found, self.totals = self.totals, {}
+        self._pending.clear()
+        return found
+
+    def _what(
+        self, call: Call, in_backward: bool, is_between: bool, arrived: list[torch.Tensor]
+    ) -> tuple[str, list[str]]:
+        """What a call carries, and the names of the model's tensors in it, as far as they can be known."""
+        if not call.tensors:
+            return NOTHING, []
+        kind = _BY_FUNCTION.get(called_from(_FUNCTIONS), "")
+        if in_backward and kind in ("", GRADIENT):
+            return GRADIENT, self._bucket(call, arrived)
+        if not self._are_fresh:
+            self._places = self._by_place()
+            self._are_fresh = True
+        places = [each.untyped_storage().data_ptr() for each in call.tensors if _has_storage(each)]
+        if not all(self._is_still(place) for place in places):
+            self._places = self._by_place()
+        known = [self._places[place] for place in places if place in self._places]
+        if known and not kind:
+            return known[0][0], [name for _, name, _ in known]
+        if kind:
+            return kind, [name for _, name, _ in known]
+        if all(each.numel() <= 1 for each in call.tensors):
+            return SCALAR, []
+        is_float = all(each.is_floating_point() for each in call.tensors)
+        elements = sum(each.numel() for each in call.tensors)
+        # What is cut over the ranks is filled up to equal parts.
+        filled = len(call.ranks) if call.op in (REDUCE_SCATTER, ALL_GATHER) else 1
+        elements *= len(call.ranks) if call.op == ALL_GATHER else 1
+        return self._by_size(elements, filled, is_float, is_between)
+
+    def _by_size(self, elements: int, filled: int, is_float: bool, is_between: bool) -> tuple[str, list[str]]:
+        """What a buffer is that no tensor of the model's shares: all gradients, or all weights, in one, and less than
+        `filled` more elements."""
+        if not is_float:
+            return OTHER, []
+        weights = [tensor for _, tensor in self._known()["weight"]]
+        sizes = (
+            sum(each.numel() for each in weights),
+            sum(each.numel() for each in weights if each.grad is not None),
+        )
+        are_all = any(0 <= elements - size < filled for size in sizes)
+        if is_between and (are_all or elements in self._runs_of(weights)):
+            return GRADIENT, []
+        return (WEIGHT if are_all and weights else OTHER), []
+
+    def _runs_of(self, weights: list[torch.Tensor]) -> set[int]:
+        """How many elements tensors that follow one another may have together: what buckets by hand are made of."""
+        if self._runs[0] != len(weights):
+            ends = [0]
+            for each in weights[:_MOST_RUNS]:
+                ends.append(ends[-1] + each.numel())
+            self._runs = (len(weights), {end - begin for place, end in enumerate(ends) for begin in ends[:place]})
+        return self._runs[1]
+
+    def _bucket(self, call: Call, arrived: list[torch.Tensor]) -> list[str]:
+        """The tensors in a bucket of DDP's, or in a unit of FSDP's: those that came first among them that none has yet
+        taken. What is to be cut is filled up to equal parts."""
+        elements = sum(each.numel() for each in call.tensors)
+        names = {id(tensor): name for name, tensor in self._known()["weight"]}
+        equal_parts = len(call.ranks) if call.op == REDUCE_SCATTER else 1
+        size = 0
+        for count, each in enumerate(arrived, 1):
+            rows = each.shape[0] if each.dim() else 1
+            size += each.numel() // max(rows, 1) * -(-rows // equal_parts) * equal_parts
+            if size == elements:
+                taken = arrived[:count]
+                del arrived[:count]
+                return [names.get(id(self._shards.home(tensor)), "") for tensor in taken]
+        return []
+
+    def _is_still(self, place: int) -> bool:
+        """Whether the gradient that was at a place is still there: the script may have let it go, and made another
+        tensor there."""
+        known = self._places.get(place)
+        if known is None or known[0] != GRADIENT:
+            return True
+        gradient = known[2].grad
+        return gradient is not None and local(gradient).untyped_storage().data_ptr() == place
+
+    def _by_place(self) -> dict[int, tuple[str, str, torch.Tensor]]:
+        found: dict[int, tuple[str, str, torch.Tensor]] = {}
+        known = self._known()
+        for name, tensor in known["buffer"]:
+            if _has_storage(tensor):
+                found[tensor.untyped_storage().data_ptr()] = (BUFFER, name, tensor)
+        for name, tensor in known["weight"]:
+            for kind, each in ((WEIGHT, tensor), (GRADIENT, tensor.grad)):
+                if each is not None and _has_storage(local(each)):
+                    found[local(each).untyped_storage().data_ptr()] = (kind, name, tensor)
+        found.pop(0, None)
+        return found
+
+
+def _has_storage(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not hasattr(tensor, "placements")

@@ -1,0 +1,155 @@
+"""Who hands out the samples: torch's loaders and distributed samplers, what each goes through, and its epochs."""
+
+import functools
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from torch.utils import data
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.data.distributed import DistributedSampler
+
+from cos598d.tools.audit.watch.places import Place, here
+
+_MOST = 64  # loaders, and epochs of a sampler, that are noted
+_listener: "Data | None" = None
+
+
+class Data:
+    """The loaders and samplers of this process, by the order in which they were first iterated over.
+
+    `backward` says that a batch was trained on: the loader that gave the last one had it, and its sampler; without a
+    loader the sampler that drew last.
+    """
+
+    def __init__(self) -> None:
+        global _listener  # noqa: PLW0603 - the classes below are this process's, too
+        self.loaders: dict[int, dict[str, Any]] = {}
+        self.samplers: dict[int, dict[str, Any]] = {}
+        self.seconds = 0.0
+        self._last: dict[str, dict[str, Any]] = {}
+        self._drawn: dict[int, int] = {}  # the epochs that samplers drew and that were not trained on yet
+        self._first: dict[int, int] = {}  # of each loader the time that it was first trained on
+        self._iterators: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # their loaders
+        self._alive: list[Any] = []  # so that no two have the same id
+        if _listener is None:
+            _install()
+        _listener = self
+
+    def close(self) -> None:
+        """Watch no longer."""
+        global _listener  # noqa: PLW0603
+        _listener = None
+
+    def backward(self) -> None:
+        """A batch has just been trained on."""
+        for each in self._last.values():
+            each["trains"] = True
+            self._first.setdefault(id(each), each["times"])
+        sampler = self._last.get("sampler")
+        epoch = self._drawn.pop(id(sampler), None)  # what is drawn for a look at a batch is no epoch
+        if sampler is not None and epoch is not None and len(sampler["epochs"]) < _MOST:
+            sampler["epochs"].append(epoch)
+
+    def is_second_epoch(self) -> bool:
+        """Whether a loader that is trained on has begun again."""
+        return any(each["times"] > self._first.get(id(each), each["times"]) for each in self.loaders.values())
+
+    def loader_began(self, loader: Any) -> None:
+        """An epoch of a loader begins."""
+        sampler = _sampler(loader)
+        self._began("loader", self.loaders, loader, {
+            "sampler": type(sampler).__name__,
+            "dataset_length": _length(loader.dataset),
+            "sampler_length": _length(sampler),
+            "is_distributed": isinstance(sampler, DistributedSampler) or hasattr(sampler, "num_replicas"),
+        })  # fmt: skip
+
+    def sampler_began(self, sampler: DistributedSampler) -> None:
+        """A distributed sampler draws an epoch."""
+        self._began("sampler", self.samplers, sampler, {
+            "replicas": int(sampler.num_replicas),
+            "rank": int(sampler.rank),
+            "dataset_length": _length(sampler.dataset),
+            "total_length": int(sampler.total_size),
+            "shuffles": bool(sampler.shuffle),
+            "seed": int(sampler.seed),
+            "epochs": [],
+        })  # fmt: skip
+        known = self.samplers.get(id(sampler))
+        if known is not None:
+            self._drawn[id(known)] = int(sampler.epoch)
+
+    def iterates(self, iterator: Any, loader: Any) -> None:
+        """The iterator is the loader's."""
+        self._iterators[iterator] = loader
+
+    def batch_came(self, iterator: Any) -> None:
+        """A loader has given a batch: one that evaluates between may have begun after it."""
+        loader = self._iterators.get(iterator)
+        for kind, known, what in (("loader", self.loaders, loader), ("sampler", self.samplers, _sampler(loader))):
+            if what is not None and id(what) in known:
+                self._last[kind] = known[id(what)]
+
+    def _began(self, kind: str, known: dict[int, dict[str, Any]], what: Any, facts: dict[str, Any]) -> None:
+        if id(what) not in known:
+            if len(known) >= _MOST:
+                return
+            place: Place = here()
+            known[id(what)] = facts | {"times": 0, "trains": False, "where": [*place]}
+            self._alive.append(what)
+        known[id(what)]["times"] += 1
+        self._last[kind] = known[id(what)]
+        if kind == "loader":  # which has a sampler of its own: another one's draws are not for it
+            self._last.pop("sampler", None)
+
+
+def _sampler(loader: Any) -> Any:
+    return getattr(loader, "sampler", None)
+
+
+def _length(what: Any) -> int:
+    """How long it is; 0 where it does not say."""
+    try:
+        return len(what)
+    except (TypeError, NotImplementedError):
+        return 0
+
+
+def _wrap(kind: type, name: str, around: Callable[..., Any]) -> None:
+    original = getattr(kind, name)
+
+    @functools.wraps(original)
+    def wrapped(self: Any, *arguments: Any, **options: Any) -> Any:
+        return around(original, self, *arguments, **options)
+
+    setattr(kind, name, wrapped)
+
+
+def _install() -> None:
+    def of_loader(original: Callable[..., Any], loader: Any) -> Any:
+        if _listener is not None:
+            _listener.loader_began(loader)
+        iterator = original(loader)
+        if _listener is not None:
+            _listener.iterates(iterator, loader)
+        return iterator
+
+    def of_sampler(original: Callable[..., Any], sampler: Any) -> Any:
+        if _listener is not None:
+            _listener.sampler_began(sampler)
+        return original(sampler)
+
+    def of_batch(original: Callable[..., Any], batches: Any) -> Any:
+        began = time.perf_counter()
+        try:
+            return original(batches)
+        finally:
+            if _listener is not None:
+                _listener.seconds += time.perf_counter() - began
+                _listener.batch_came(batches)
+
+    _wrap(data.DataLoader, "__iter__", of_loader)
+    _wrap(DistributedSampler, "__iter__", of_sampler)
+    _wrap(_BaseDataLoaderIter, "__next__", of_batch)

@@ -1,0 +1,268 @@
+"""One rank's observer: what torch tells at each moment, brought together into the book of this rank."""
+
+import contextlib
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from cos598d.tools.audit.contents import GRADIENT, MOST_ITERATIONS, REDUCE_SCATTER, SCALAR
+from cos598d.tools.audit.sketch import Sketcher
+from cos598d.tools.audit.watch import collectives, moments
+from cos598d.tools.audit.watch.calls import Calls
+from cos598d.tools.audit.watch.data import Data
+from cos598d.tools.audit.watch.forwards import Forwards
+from cos598d.tools.audit.watch.places import here
+from cos598d.tools.audit.watch.replica import Replica, modes, random_state
+from cos598d.tools.audit.watch.samples import Samples
+from cos598d.tools.audit.watch.shards import Shards, local
+from cos598d.tools.audit.watch.steps import Steps
+
+_NO_LIMIT = 1e30  # a clip by more is there to tell the norm
+
+
+class Observer:
+    """Watches this process from `__init__` to `close`. `opened` is called when a process group is there.
+
+    It computes nothing that the script could notice: its sums have a generator of their own, it makes no call to other
+    ranks, and what goes wrong in it ends the observation, with the reason in `failed`, and not the script.
+    """
+
+    def __init__(self, examined: int, opened: Callable[[], None], kept: Callable[[], None]):
+        self.failed = ""
+        self.own_seconds = self.own_after = 0.0
+        self.sketch = Sketcher()
+        self.shards, self.samples, self.data = Shards(), Samples(), Data()
+        self.steps = Steps(self.sketch, examined, self._guard, self.shards)
+        self.replica = Replica(self.sketch, self.shards)
+        self.calls = Calls(self.replica.known, self.shards)
+        self._opened, self._kept = opened, kept
+        self.began = time.perf_counter()
+        self.iterations: list[dict[str, Any]] = []
+        self.start: dict[str, Any] = {}
+        self.counts = {"forward": 0, "backward": 0, "step": 0, "clip": 0}
+        self.is_open = False
+        self._phases = dict.fromkeys(("forward", "backward", "clip", "step"), 0.0)
+        self._losses: list[Any] = []
+        self._size = 0
+        # Modules that were called with gradients since the last backward pass: with which batch, and in which mode.
+        self._batches: dict[int, tuple[torch.nn.Module, list[torch.Tensor], list[int]]] = {}
+        self._rng, self._device = "", torch.device("cpu")
+        self._probe: tuple[torch.Tensor, float] | None = None
+        self._in_backward, self._is_evaluating = 0, False
+        # When the last step began and ended, and the iteration before; what the loaders took until then.
+        self._step_began, self._ended, self._since_data = 0.0, 0.0, 0.0
+        self._mark: float | None = None
+        self._forwards = Forwards(
+            self._guard(self._forward_begins), self._guard(self._forward_ended), self._inner_ended
+        )
+        moments.listen(self)
+        collectives.listen(self._guard(self._called), self._guard(self.calls.waited))
+
+    def close(self) -> None:
+        """Watch no longer."""
+        moments.listen(None)
+        collectives.deafen()
+        self.data.close()
+        self._forwards.close()
+        with contextlib.suppress(RuntimeError):
+            self.steps.close()
+        if self.steps.iteration and self.steps.is_over and not self.failed:
+            self._end_iteration()
+
+    def _guard(self, function: Callable[..., None]) -> Callable[..., None]:
+        """The function, on the audit's clock, its own errors no error of the script."""
+
+        def guarded(*arguments: Any) -> None:
+            if self.failed:
+                return
+            began = time.perf_counter()
+            try:
+                function(*arguments)
+            except Exception as error:
+                self.failed = f"{type(error).__name__}: {error}"
+            seconds = time.perf_counter() - began
+            self.own_seconds += seconds
+            if not self.steps.is_examined and self.steps.iteration:
+                self.own_after += seconds
+
+        return guarded
+
+    def leaf(self, tensor: torch.Tensor) -> None:
+        self._guard(self.steps.hook)(tensor)
+
+    def backward_begins(self, losses: Any) -> None:
+        self._in_backward += 1
+        if self._in_backward == 1:
+            self._guard(self._backward_begins)(losses)
+
+    def backward_ended(self, seconds: float) -> None:
+        self._in_backward -= 1
+        if self._in_backward == 0:
+            self._phases["backward"] += seconds
+            self._guard(self.steps.backward_ended)()
+            self.calls.gradients_changed()
+
+    def clip_begins(self) -> None:
+        self._guard(self._clip_begins)()
+
+    def clipped(self, how: str, limit: Any, norm: Any, seconds: float) -> None:
+        self._phases["clip"] += seconds
+        self.counts["clip"] += 1
+        self._guard(self._clipped)(how, limit, norm)
+
+    def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
+        self._guard(self._open)()
+        self._guard(self.steps.step_begins)(optimizer)
+        self._step_began = time.perf_counter()
+
+    def step_ended(self, optimizer: torch.optim.Optimizer) -> None:
+        self._phases["step"] += time.perf_counter() - self._step_began
+        self.counts["step"] += 1
+        self._ended = time.perf_counter()
+        self._guard(self.steps.step_ended)(optimizer)
+
+    def step_skipped(self) -> None:
+        self._ended = time.perf_counter()
+        self._guard(self.steps.step_skipped)()
+
+    def _open(self) -> None:
+        if not self.is_open and dist.is_available() and dist.is_initialized():
+            self.is_open = True
+            self._opened()
+
+    def _forward_begins(self, module: torch.nn.Module) -> None:
+        if self._mark is None:
+            self._mark = time.perf_counter()
+        if torch.is_grad_enabled() and _is_trainable(module) and self.shards.look(module):
+            self.steps.call(self.shards.names)
+            for flat in self.shards.flats:
+                self.steps.hook(flat)
+        if torch.is_grad_enabled() and (self.steps.is_over or self.steps.is_examined):
+            parameter = next(module.parameters())
+            self._device = parameter.device
+            self._rng = random_state(parameter.device) if self.steps.iteration <= self.steps.examined else ""
+
+    def _inner_ended(self, module: torch.nn.Module) -> None:
+        """A module's forward pass is over, and what FSDP has gathered for it is still there."""
+        if self.shards.are_there and self.steps.iteration <= self.steps.examined:
+            self._guard(self._gathered)(module)
+
+    def _gathered(self, module: torch.nn.Module) -> None:
+        for leaf in self.shards.gathered(module):
+            self.steps.hook(leaf)
+
+    def _forward_ended(self, module: torch.nn.Module, batch: list[torch.Tensor], seconds: float) -> None:
+        self.counts["forward"] += 1
+        self._phases["forward"] += seconds
+        if torch.is_grad_enabled() and module.training:
+            self._is_evaluating = False
+            self._trains(module)
+            self._called_with(module, batch)
+        elif not torch.is_grad_enabled():
+            if not self._is_evaluating:
+                self.samples.evaluation_begins()
+            self._is_evaluating = True
+            self.samples.evaluate(batch)
+        elif id(module) not in self._batches:
+            self._called_with(module, batch)  # trained as it is used, if a backward pass follows
+
+    def _called_with(self, module: torch.nn.Module, batch: list[torch.Tensor]) -> None:
+        is_examined = self.steps.iteration <= self.steps.examined
+        self._batches[id(module)] = module, batch, modes(module) if is_examined else [0, 0, 0]
+
+    def _trains(self, module: torch.nn.Module) -> None:
+        if self.replica.trained(module):
+            self.steps.call(self.replica.names)
+            for _, weight in self.replica.known()["weight"]:
+                self.steps.hook(weight)  # of those that this rank does not step, too
+            self.calls.model_is_known()
+
+    def _backward_begins(self, losses: Any) -> None:
+        self._open()
+        begins = self.steps.is_over
+        if begins and self.steps.iteration:
+            self._end_iteration()
+        called = [*self._batches.values()]
+        for module, _, _ in called:
+            if _is_trainable(module):
+                self._trains(module)
+        if not self.start:
+            self.start = self.replica.sketches()
+        self.counts["backward"] += 1
+        self.data.backward()
+        # What one module makes for another is no batch.
+        batches = [each for _, each, _ in called if not any(tensor.grad_fn is not None for tensor in each)]
+        batch = (batches or [each for _, each, _ in called] or [[]])[-1]
+        seen = {
+            "rng": self._rng,
+            "modes": [sum(counts) for counts in zip(*(each for _, _, each in called), strict=True)],
+        }
+        self.steps.backward_begins(losses, begins, batch, seen, self.replica)
+        self.samples.trained(batch, self.data.is_second_epoch())
+        self._size += len(batch[0]) if batch and batch[0].dim() else 0
+        self._batches = {}
+        loss = losses[0] if isinstance(losses, list | tuple) and losses else losses
+        if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+            self._losses.append(loss.detach())
+
+    def _clip_begins(self) -> None:
+        """Of gradients that are cut the norm is no plain number: what a clip does is seen by one of them."""
+        self._probe = None
+        if self.steps.is_examined:
+            parts = [local(each.grad) for each in self.shards.holders.values() if each.grad is not None]
+            largest = max(parts, key=torch.Tensor.numel, default=None)
+            self._probe = None if largest is None or not largest.numel() else (largest, float(largest.norm()))
+
+    def _clipped(self, how: str, limit: Any, norm: Any) -> None:
+        limit = float(limit)
+        if self.steps.is_examined and limit < _NO_LIMIT:
+            is_number = isinstance(norm, int | float | torch.Tensor) and not hasattr(norm, "placements")
+            value = float(norm) if is_number else None
+            value = None if value is None or not math.isfinite(value) else value
+            factor = float(self._probe[0].norm()) / self._probe[1] if self._probe and self._probe[1] else None
+            self.steps.event("clip", how=how, limit=limit, norm=value, factor=factor, where=[*here()])
+
+    def _called(self, call: collectives.Call) -> None:
+        self._open()
+        is_between = not self.steps.is_over
+        in_backward = self._in_backward > 0
+        row = self.calls.enter(
+            call, self.steps.iteration, in_backward, is_between, self.steps.backward_place, self.steps.arrived
+        )
+        if row["kind"] == GRADIENT and in_backward and len(call.tensors) == 1 and call.tensors[0].numel() <= 1:
+            row["kind"] = SCALAR  # DDP asks in a scalar which parameters were used
+        if call.op == REDUCE_SCATTER and not in_backward:
+            self.steps.scattered(call.tensors, len(call.ranks), call.rank, self.replica.known()["weight"])
+        facts = {name: row[name] for name in ("op", "names", "elements", "dtype", "in_backward", "where")}
+        self.steps.event("call", **facts, carries=row["kind"], root=call.root, ranks=list(call.ranks))
+
+    def _end_iteration(self) -> None:
+        """Close the iteration that has stepped, for the record."""
+        totals = self.calls.take_totals()
+        ended, began = self._ended, self._mark if self._mark is not None else self._ended
+        self._mark = ended
+        if len(self.iterations) < MOST_ITERATIONS:
+            losses = [float(each) for each in self._losses]
+            data = self.data.seconds - self._since_data
+            self.iterations.append(
+                {
+                    "losses": [each for each in losses if math.isfinite(each)],
+                    "size": self._size,
+                    "seconds": max(ended - began, 1e-9),
+                    "phases": self._phases | {"data": data},
+                    "totals": {kind: [*sums] for kind, sums in totals.items()},
+                }
+            )
+        self._since_data = self.data.seconds
+        self._phases = dict.fromkeys(self._phases, 0.0)
+        self._losses, self._size = [], 0
+        if self.steps.iteration <= self.steps.examined:
+            self._kept()
+
+
+def _is_trainable(module: torch.nn.Module) -> bool:
+    return any(each.requires_grad for each in module.parameters())

@@ -1,0 +1,150 @@
+"""What one rank holds: the model that is trained, its weights and buffers as sketches, and its random state."""
+
+import hashlib
+import itertools
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from cos598d.tools.audit.sketch import Sketcher, to_text
+from cos598d.tools.audit.watch.shards import Shards, is_plain, local, plain_name
+
+_MOST = 5000  # tensors of a model that are compared
+_WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "DataParallel", "OptimizedModule")
+
+
+class Replica:
+    """The models that are trained, and their weights. The tensors are kept alive, so that they can be compared when the
+    script is over; those of a model that the script has let go before another is trained are not."""
+
+    def __init__(self, sketch: Sketcher, shards: Shards):
+        self._sketch, self._shards = sketch, shards
+        self._modules: list[weakref.ref[torch.nn.Module]] = []
+        self._weights: dict[str, torch.Tensor] = {}
+        self._buffers: dict[str, torch.Tensor] = {}
+        self.facts: dict[str, Any] = {}
+
+    def known(self) -> dict[str, list[tuple[str, torch.Tensor]]]:
+        """The tensors by kind, with their names."""
+        return {"weight": [*self._weights.items()], "buffer": [*self._buffers.items()]}
+
+    @property
+    def names(self) -> dict[int, str]:
+        """What the model's parameters are called, by their ids."""
+        return {id(each): name for name, each in self._weights.items()}
+
+    def trained(self, module: torch.nn.Module) -> bool:
+        """`module` is trained; whether it is another one than before."""
+        alive = [each for each in (reference() for reference in self._modules) if each is not None]
+        if any(each is module for each in alive):
+            return False
+        if not alive:
+            self._weights, self._buffers = {}, {}
+        self._modules = [*map(weakref.ref, [*alive, module])]
+        named = [(plain_name(name), each) for name, each in itertools.islice(module.named_parameters(), _MOST)]
+        # What is gathered just now is not what is stepped.
+        whole = [(name, self._shards.holders.get(name, each)) for name, each in named]
+        self._add(self._weights, [*whole, *self._shards.holders.items()])
+        self._add(self._buffers, [(plain_name(name), each) for name, each in module.named_buffers()])
+        cut = sum(not self._shards.are_whole(each) for each in self._weights.values())
+        self.facts = describe([*alive, module]) | {"sharded": cut, "cut_otherwise": self._shards.others}
+        return True
+
+    def _add(self, known: dict[str, torch.Tensor], named: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Add the tensors that are not known yet; two models' weights of one name have two names."""
+        there = {id(each) for each in known.values()}
+        for name, each in itertools.islice(named, _MOST):
+            if id(each) not in there:
+                there.add(id(each))
+                known[f"model {len(self._modules)}: {name}" if name in known else name] = each
+
+    def fingerprint(self) -> str:
+        """A digest that another value of any whole weight changes."""
+        sums = [each.detach().sum(dtype=torch.float64) for each in self._weights.values() if _is_dense(each)]
+        return (
+            hashlib.blake2b(torch.stack([each.cpu() for each in sums]).numpy().tobytes(), digest_size=8).hexdigest()
+            if sums
+            else ""
+        )
+
+    def have_gradients(self) -> bool:
+        """Whether any weight has a gradient that is not 0."""
+        return any(each.grad is not None and bool(local(each.grad).to_dense().any()) for each in self._weights.values())
+
+    def sketches(self) -> dict[str, dict[str, str]]:
+        """What the rank holds now."""
+        return {"weights": self.weights(), "parts": self.parts(), "buffers": self.buffers()}
+
+    def weights(self) -> dict[str, str]:
+        """A sketch of each weight that is whole on this rank."""
+        whole = {name: each for name, each in self._weights.items() if self._shards.are_whole(each)}
+        return {name: to_text(self._sketch(each)) for name, each in whole.items()}
+
+    def parts(self) -> dict[str, str]:
+        """A sketch of this rank's part of each weight that is cut, by name and place."""
+        return {name: to_text(self._sketch(each)) for name, each in self._shards.parts()}
+
+    def buffers(self) -> dict[str, str]:
+        """A sketch of each buffer of floating-point numbers."""
+        return {
+            name: to_text(self._sketch(each))
+            for name, each in self._buffers.items()
+            if each.is_floating_point() and self._shards.are_whole(each)
+        }
+
+
+def describe(trained: Sequence[torch.nn.Module]) -> dict[str, Any]:
+    """Facts of the models that are trained: the first one's class and wrappers, and what needs more than averaged
+    gradients."""
+    wrappers: list[str] = []
+    inner: torch.nn.Module = trained[0]
+    while type(inner).__name__ in _WRAPPERS:
+        wrappers.append(type(inner).__name__)
+        within = getattr(inner, "module", None) or getattr(inner, "_orig_mod", None)
+        inner = within if isinstance(within, torch.nn.Module) else inner
+        if len(wrappers) > len(_WRAPPERS):
+            break
+    modules = {id(each): each for module in trained for each in module.modules()}.values()
+    parameters = [*{id(each): each for module in trained for each in module.parameters()}.values()]
+    dropout = [float(each.p) for each in modules if isinstance(each, torch.nn.modules.dropout._DropoutNd)]
+    normed = [each for each in modules if isinstance(each, _BatchNorm) and each.track_running_stats]
+    return {
+        "class": type(inner).__name__,
+        "wrappers": wrappers,
+        "parameters": sum(each.numel() for each in parameters),
+        "tensors": len(parameters),
+        "dropout": max(dropout, default=0.0),
+        "batch_norms": sum(not isinstance(each, torch.nn.SyncBatchNorm) for each in normed),
+        "dtype": str(parameters[0].dtype).removeprefix("torch.") if parameters else "",
+        "device": parameters[0].device.type if parameters else "cpu",
+    }
+
+
+def modes(module: torch.nn.Module) -> list[int]:
+    """How many modules there are that train otherwise than they evaluate, as they are set, and how many of these are in
+    training mode; and how many modules of all are in evaluation mode."""
+    every = [*module.modules()]
+    known = [each for each in every if _has_modes(each)]
+    return [len(known), sum(each.training for each in known), sum(not each.training for each in every)]
+
+
+def _has_modes(module: torch.nn.Module) -> bool:
+    if isinstance(module, _BatchNorm | torch.nn.modules.instancenorm._InstanceNorm):
+        return module.track_running_stats
+    name = "p" if isinstance(module, torch.nn.modules.dropout._DropoutNd) else "dropout"
+    drops = getattr(module, name, getattr(module, "drop_prob", None))
+    return isinstance(drops, int | float) and drops > 0
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    is_there = tensor.layout is torch.strided and not tensor.is_meta
+    return is_there and tensor.is_floating_point() and is_plain(tensor)
+
+
+def random_state(device: torch.device) -> str:
+    """A digest of the random state by which a module on this device drops out."""
+    state = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.random.get_rng_state()
+    return hashlib.blake2b(state.numpy().tobytes(), digest_size=8).hexdigest()

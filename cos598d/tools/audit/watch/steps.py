@@ -1,0 +1,228 @@
+"""The examined steps of one rank: sketches of every micro-batch's local gradients, and of what was applied."""
+
+import math
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from cos598d.tools.audit.sketch import Sketcher, to_text
+from cos598d.tools.audit.watch.batches import batch_size, sample_digests
+from cos598d.tools.audit.watch.loss import divisors_of, scale_of
+from cos598d.tools.audit.watch.optimizers import Optimizers, settings_of
+from cos598d.tools.audit.watch.places import NOWHERE, Place, here
+from cos598d.tools.audit.watch.replica import Replica
+from cos598d.tools.audit.watch.scattered import NAME, pieces_of
+from cos598d.tools.audit.watch.shards import Shards, is_plain, local
+from cos598d.tools.audit.watch.source import literals
+
+Guard = Callable[[Callable[..., None]], Callable[..., None]]
+
+
+class Steps:
+    """One rank's iterations: an iteration is from a backward pass to the last optimizer's step before the next one.
+
+    The first `examined` ones are looked at closely: `rows` has what was seen of them. `guard` is what makes a function
+    one of the audit's own; of what `shards` know as cut the parts are sketched one by one.
+    """
+
+    def __init__(self, sketch: Sketcher, examined: int, guard: Guard, shards: Shards):
+        self._sketch, self.examined, self._guard, self._shards = sketch, examined, guard, shards
+        self.optimizers = Optimizers(sketch, shards)
+        self._last_local = 0.0
+        self.iteration = self.finished = self.backwards = 0
+        self.rows: list[dict[str, Any]] = []
+        self.backward_place = NOWHERE
+        self.arrived: list[torch.Tensor] = []  # whose gradients this backward pass has computed, in order
+        self._names: dict[int, str] = {}
+        self._of_model: dict[int, str] = {}
+        self._hooked: dict[int, tuple[Any, Any]] = {}
+        self._has_stepped, self._depth = False, 0
+        self._row: dict[str, Any] = {}
+        self._scattered = -1  # elements of this rank's part of the gradients in a row
+        self._events = 0
+
+    @property
+    def is_examined(self) -> bool:
+        """Whether what happens now is looked at closely."""
+        return 0 < self.iteration <= self.examined
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the next backward pass begins another iteration."""
+        return self._has_stepped or self.iteration == 0
+
+    @property
+    def micro(self) -> int:
+        """The micro-batch of the iteration, from 0."""
+        return max(len(self._row.get("micro", ())) - 1, 0)
+
+    def hook(self, tensor: torch.Tensor) -> None:
+        """See the gradients that are computed for this leaf, while steps are examined."""
+        known = self._hooked.get(id(tensor))
+        if (known and known[0]() is tensor) or self.iteration > self.examined or not self.examined:
+            return
+        if tensor.requires_grad and tensor.is_leaf:
+            reference = weakref.ref(tensor)
+            self._hooked[id(tensor)] = (reference, None)  # `register_hook` itself tells of leaves
+            local = self._guard(self._local)
+            handle = tensor.register_hook(lambda gradient: local(reference(), gradient))
+            self._hooked[id(tensor)] = (reference, handle)
+
+    def name(self, tensor: torch.Tensor) -> str:
+        """What a parameter is called: by its model, else by when it was first seen."""
+        return self._names.setdefault(id(tensor), f"parameter {len(self._names)}")
+
+    def call(self, names: dict[int, str]) -> None:
+        """Parameters are called so, by their ids."""
+        self._names |= names
+        self._of_model |= names
+
+    def backward_begins(
+        self, losses: Any, begins: bool, batch: list[torch.Tensor], seen: dict[str, Any], replica: Replica
+    ) -> None:
+        """A backward pass on `losses`; `begins` an iteration; `batch` are the inputs of the forward pass before it, and
+        `seen` what else was seen of that; `replica` has the weights."""
+        if begins:
+            self._begin()
+        self.arrived = []
+        self.backwards += 1
+        self.backward_place = here(self.backward_place)
+        loss = next((each for each in (losses if isinstance(losses, list | tuple) else [losses])), None)
+        if self.is_examined:
+            # Of a gradient that is computed within a step what is applied is not what is seen before it.
+            self._row["has_closure"] |= self._depth > 0
+            # Of several losses at once the weights are not known.
+            scale = scale_of(loss) if not isinstance(losses, list | tuple) or len(losses) == 1 else None
+            self._row["micro"].append(
+                seen
+                | {
+                    "size": batch_size(batch),
+                    "samples": sample_digests(batch),
+                    "loss": _number(loss),
+                    "weight": scale.weight if scale else None,
+                    "counts": [*scale.counts] if scale else [],
+                    "multiplied": [*scale.multiplied] if scale else [],
+                    "divided": [*scale.divided] if scale else divisors_of(loss),
+                    "literals": literals(self.backward_place.file),
+                    "weights": replica.fingerprint(),
+                    "adds": bool(self._row["micro"]) and (self._shards.are_there or replica.have_gradients()),
+                    "where": [*self.backward_place],
+                    "event": self._event(),
+                }
+            )
+
+    def scattered(
+        self, tensors: list[torch.Tensor], ranks: int, place: int, weights: list[tuple[str, torch.Tensor]]
+    ) -> None:
+        """This rank has given `tensors` to a reduce-scatter of so many ranks, and gets the part at `place`."""
+        if not self.is_examined or NAME in self._row["local_parts"]:
+            return
+        pieces = pieces_of(tensors, ranks, weights, self._row["local"], self._sketch)
+        if pieces is not None:
+            # Those of all micro-batches are in it already.
+            self._row["local_parts"][NAME] = [None] * self.micro + [pieces]
+            self._row["places"][NAME] = [place, ranks]
+            self._scattered = sum(each.numel() for each in tensors) // ranks
+
+    def backward_ended(self) -> None:
+        """The backward pass is over: what it took after its last gradient is communication that nothing hid."""
+        if self.is_examined and self._last_local:
+            self._row["seconds_after_gradients"] += time.perf_counter() - self._last_local
+            self._last_local = 0.0
+
+    def event(self, kind: str, **facts: Any) -> None:
+        """Something of the iteration whose place in the order of calls matters."""
+        if self.is_examined and len(self._row["events"]) < 10_000:
+            self._row["events"].append({"kind": kind, "event": self._event(), "micro": self.micro, **facts})
+
+    def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
+        """The gradients are about to be applied: sketch them."""
+        self._depth += 1
+        if self._depth == 1:
+            self.optimizers.stepped(optimizer)
+        if not self.is_examined or self._depth > 1:
+            return
+        self._row["optimizers"].append(settings_of(optimizer))
+        where: Place = here()
+        self.event("step", where=[*where])
+        stepped = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+        for tensor in [*stepped, *self._shards.flats]:
+            if tensor.grad is None:
+                continue
+            if cut := self._shards.cut(tensor):
+                self._row["places"][self.name(tensor)] = [cut.place, cut.pieces]
+            if id(tensor) not in self._of_model and tensor.grad.numel() == self._scattered:
+                self._row["applied"][NAME] = to_text(self._sketch(tensor.grad))
+            elif cut or self._shards.are_whole(tensor):
+                self._row["applied"][self.name(tensor)] = to_text(self._sketch(local(tensor.grad)))
+
+    def step_ended(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer has stepped."""
+        self._depth = max(self._depth - 1, 0)
+        if self.iteration == self.examined and not self._depth and self._row:
+            self._row["state"] |= self.optimizers.state(optimizer, self._of_model)
+        if self.iteration and not self._depth:
+            self._has_stepped = True
+            self.finished = self.iteration
+
+    def step_skipped(self) -> None:
+        """A gradient scaler has left the step out: the iteration is over, and there is nothing to judge."""
+        if self._row:
+            self._row["is_skipped"] = True
+        self._has_stepped, self.finished = True, self.iteration
+
+    def close(self) -> None:
+        """Take away the hooks."""
+        for _, handle in self._hooked.values():
+            if handle is not None:
+                handle.remove()
+        self._hooked = {
+            key: (reference, handle) for key, (reference, handle) in self._hooked.items() if reference() is not None
+        }
+
+    def _begin(self) -> None:
+        self.iteration += 1
+        self._has_stepped, self._events, self._scattered = False, 0, -1
+        if self.iteration == self.examined + 1:
+            self.close()
+        self._row = {}
+        if self.is_examined:
+            self._row = {"iteration": self.iteration, "micro": [], "local": {}, "before": {}, "applied": {}}
+            self._row |= {"events": [], "optimizers": [], "has_closure": False, "is_skipped": False}
+            self._row |= {"local_parts": {}, "places": {}, "state": {}, "seconds_after_gradients": 0.0}
+            self.rows.append(self._row)
+
+    def _local(self, tensor: torch.Tensor | None, gradient: torch.Tensor) -> None:
+        """A leaf's gradient of this micro-batch, before anybody has changed it."""
+        if tensor is None or not self.is_examined or not self._row.get("micro"):
+            return
+        self.arrived.append(tensor)
+        if not is_plain(gradient):  # of tensors that are cut by more than data parallelism; a sum could need a call
+            return
+        holder = self._shards.home(tensor)
+        name, cut = self.name(holder), self._shards.cut(holder)
+        found = self._row["local" if cut is None else "local_parts"].setdefault(name, [])
+        if not found and holder.grad is not None:
+            before = self._sketch(local(holder.grad))
+            if before.any():
+                self._row["before"][name] = to_text(before)
+        found += [None] * (self.micro + 1 - len(found))
+        sketch = self._sketch(gradient) if cut is None else np.stack([*map(self._sketch, cut.parts(gradient))])
+        # One leaf can get its gradient in parts.
+        found[self.micro] = sketch if found[self.micro] is None else found[self.micro] + sketch
+        self._last_local = time.perf_counter()
+
+    def _event(self) -> int:
+        self._events += 1
+        return self._events
+
+
+def _number(loss: Any) -> float | None:
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        return None
+    value = float(loss.detach())
+    return value if math.isfinite(value) else None

@@ -1,0 +1,107 @@
+"""What a bench is to do: one frozen record, checked once; its names are the command line's."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cos598d.tools.bench.candidates import Candidate, parse_candidates, references, sweep_candidates
+from cos598d.config import RunConfig
+from cos598d.errors import UsageError
+from cos598d.fields import check_flags, flag, flag_like, flags_of
+from cos598d.strategies import STRATEGIES
+
+# Where --help lists the flags below, beside the ranks' own.
+WHAT, HOW = "what", "how"
+
+
+@dataclass(frozen=True)
+class BenchPlan:
+    """What to measure, and how often; without `sync` and `sweep` every registered sync. Each field is a flag."""
+
+    sync: str | None = flag(
+        None,
+        "candidates, separated by commas: NAME, FILE.py:Class, NAME+CODEC, NAME:bucket_mb=5, ddp:bucket_view, "
+        "ddp+fp16 (default: every registered sync); none and ddp always run too",
+        group=WHAT,
+    )
+    sweep: str | None = flag(
+        None,
+        "instead of --sync, one of {choices} (bucket_mb: both, and its prediction)",
+        group=WHAT,
+        choices=("bucket_mb", "message_size"),
+    )
+    alone: bool = flag(False, "these candidates alone, without none and ddp", group=WHAT)
+    step: bool = flag(False, "an iteration includes clipping and AdamW (with learning rate 0)", group=WHAT)
+    model: str = flag(
+        "minilm",
+        "a folder, a hub name, minilm, or tiny and bert-base (shapes with random weights)",
+        group=WHAT,
+        metavar="MODEL",
+        is_local=True,
+    )
+    batch: int = flag(4, "examples on each rank in an iteration", group=WHAT, least=1)
+    precision: str = flag(
+        "fp32",
+        "one of {choices}: every candidate's forward and backward, the floor's too, as `train --precision` has them",
+        group=WHAT,
+        choices=("fp32", "bf16"),  # fp16's loss scale is no work of the bench's
+    )
+    tokens: int = flag(64, "tokens of every example: cut or padded to it", group=WHAT, least=8)
+    rounds: int = flag(10, "rounds, each with every candidate once", group=HOW, least=1)
+    attach: str = flag(
+        "auto",
+        "one of {choices}: candidates stay attached, or each for its turn, as memory allows",
+        group=HOW,
+        choices=("auto", "once", "turns"),
+    )
+    largest_mb: float = flag(256.0, "largest message of the sweep in MiB", group=HOW)
+    seed: int = flag(42, "for new weights and the order within rounds", group=HOW, least=0)
+    trace: str | None = flag(
+        None,
+        "then one iteration of each candidate under torch's profiler: traces of every rank go there",
+        group=HOW,
+        metavar="FOLDER",
+        is_local=True,
+    )
+    # What a run and a bench have in common is checked by the run's rules.
+    backend: str = flag_like(RunConfig, "backend")
+    no_cuda: bool = flag_like(RunConfig, "no_cuda")
+    threads: int | None = flag_like(RunConfig, "threads")
+    timeout: float = flag_like(RunConfig, "timeout")
+
+    def check(self, world_size: int) -> None:
+        """Raise UsageError for the first value that cannot work in a world of `world_size` ranks."""
+        check_flags(self)
+        if self.sweep and (self.sync or self.alone):
+            raise UsageError(f"--sweep {self.sweep} chooses its candidates itself: leave --sync and --alone out.")
+        if self.sweep and world_size < 2:
+            raise UsageError(f"--sweep {self.sweep} measures what travels: give --world_size 2 or more.")
+        if self.trace and self.sweep:
+            raise UsageError(f"--trace is of candidates: leave --sweep {self.sweep} out, or --trace.")
+        if not self.largest_mb >= 2**-10:
+            raise UsageError(f"--largest_mb {self.largest_mb:g}: give at least {2**-10:g} MiB, the smallest message.")
+        RunConfig(backend=self.backend, no_cuda=self.no_cuda, threads=self.threads).check(world_size)
+        self.candidates()
+
+    def candidates(self) -> list[Candidate]:
+        """The syncs to measure, in the order of the table. Raises UsageError for one that there is not."""
+        if self.sweep == "message_size":
+            return []
+        found = sweep_candidates() if self.sweep else parse_candidates(self.sync, self.backend)
+        for candidate in found:
+            if candidate.name in STRATEGIES and not self.step:
+                raise UsageError(
+                    f"--sync {candidate.label} makes the optimizer's step by itself: add --step, so that every "
+                    "candidate's step is measured."
+                )
+        return found if self.alone else references(found, self.step)
+
+    def facts(self) -> dict[str, Any]:
+        """What every rank must have been started with alike, as JSON values."""
+        return {name: getattr(self, name) for name, said in flags_of(BenchPlan).items() if not said.is_local}
+
+
+def plan_from(values: Mapping[str, Any]) -> BenchPlan:
+    """The plan of those `values` that it has a field for and that are not None."""
+    known = flags_of(BenchPlan)
+    return BenchPlan(**{name: value for name, value in values.items() if name in known and value is not None})

@@ -1,0 +1,149 @@
+"""One rank of a bench: from its plan to the record, which rank 0 hands over."""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from cos598d.tools.bench.arrivals import measure_arrivals
+from cos598d.tools.bench.candidates import Candidate
+from cos598d.tools.bench.plan import BenchPlan
+from cos598d.tools.bench.rounds import measure_rounds, stays_attached
+from cos598d.tools.bench.sweep import message_sizes, predict_capacities, sweep_message_size
+from cos598d.tools.bench.trace import trace_candidate
+from cos598d.tools.bench.workload import TASK, Workload
+from cos598d.comm.communicator import Communicator
+from cos598d.errors import UsageError, flag_called
+from cos598d.measure.environment import describe_environment
+from cos598d.measure.host import HostGauges, peak_memory_bytes
+from cos598d.models.build import ModelSource, count_parameters, find_model
+from cos598d.rank import be_rank, take_station
+from cos598d.records.conventions import BY_LEDGER, DDP, FLOOR, WARM_UP
+from cos598d.records.summary import summarize
+from cos598d.strategies import class_of
+from cos598d.strategies.base import Strategy
+from cos598d.world.identity import Identity
+from cos598d.world.meeting import Meeting
+
+
+def be_bench_rank(plan: BenchPlan, identity: Identity, deliver: Callable[[dict[str, Any]], None]) -> int:
+    """Be one rank and return the process's exit code. Rank 0 calls `deliver` with the record."""
+
+    def prepare() -> ModelSource | None:
+        plan.check(identity.world_size)
+        return _find_model(plan) if plan.sweep != "message_size" else None
+
+    def work(source: ModelSource | None, meeting: Meeting | None) -> int:
+        record = _work(plan, source, meeting)
+        if identity.rank == 0:
+            deliver(record)
+        return 0
+
+    return be_rank(identity, plan.timeout, plan.facts(), prepare, work)
+
+
+def _find_model(plan: BenchPlan) -> ModelSource:
+    with flag_called("--model", there="--model_name_or_path"):
+        source = find_model(plan.model)
+    if source.longest_sequence and plan.tokens > source.longest_sequence:
+        raise UsageError(
+            f"--tokens {plan.tokens} is more than this model's positions: give at most {source.longest_sequence}."
+        )
+    return source
+
+
+def _work(plan: BenchPlan, source: ModelSource | None, meeting: Meeting | None) -> dict[str, Any]:
+    comm, threads, ranks_on_host = take_station(meeting, plan.backend, plan.no_cuda, plan.threads)
+    candidates = plan.candidates()
+    record: dict[str, Any] = {
+        "setting": {
+            "model": source and source.description,
+            "world_size": comm.world_size,
+            "backend": plan.backend,
+            "device": comm.device.type,
+            "threads_per_rank": threads,
+            "rounds": plan.rounds,
+            "warm_up": WARM_UP,
+            "seed": plan.seed,
+        },
+        "environment": describe_environment(comm.device, plan.backend, threads, ranks_on_host)
+        | {"model_revisions": dict(source.revisions) if source else {}},
+        "candidates": [_describe(candidate) for candidate in candidates],
+        "bytes_are_assumed": comm.bytes_are_assumed,
+    }
+    sizes = len(message_sizes(plan.largest_mb)) * (plan.rounds + 1) if plan.sweep else 0
+    # On standard error, and only where somebody watches: standard output may be the record.
+    turns = sizes + len(candidates) * plan.rounds
+    with tqdm(total=turns, unit="turn", disable=None if comm.rank == 0 else True, leave=False) as bar:
+        if plan.sweep:
+            record["message_size"] = sweep_message_size(comm, plan.largest_mb, plan.rounds, plan.seed, bar.update)
+        if candidates and source:
+            gauges, began = HostGauges(comm.device, lambda sentence: None), time.perf_counter()
+            gauges.start()
+            record |= _measure(plan, source, candidates, comm, ranks_on_host, record, bar.update)
+            record["host"] = comm.collect({"seconds": time.perf_counter() - began, **gauges.read()})
+    record["process_peak_memory_bytes"] = comm.collect(peak_memory_bytes())
+    if comm.device.type == "cuda":
+        # Of the tensors: what CUDA and the backend take for themselves is not in it.
+        record["gpu_peak_memory_bytes"] = comm.collect(torch.cuda.max_memory_allocated(comm.device))
+    return record
+
+
+def _measure(
+    plan: BenchPlan,
+    source: ModelSource,
+    candidates: list[Candidate],
+    comm: Communicator,
+    ranks_on_host: int,
+    record: dict[str, Any],
+    progress: Callable[[], Any],
+) -> dict[str, Any]:
+    """The candidates' part of the record."""
+    workload = Workload(source, comm.device, plan.batch, plan.tokens, plan.seed, plan.precision)
+    stay = stays_attached(workload, candidates, comm, ranks_on_host, plan.attach)
+    found = measure_rounds(workload, candidates, comm, plan.rounds, plan.seed, stay, plan.step, progress)
+    seconds = {
+        candidate.label: [s["seconds"] for s in found["samples"] if s["candidate"] == candidate.label]
+        for candidate in candidates
+    }
+    if plan.trace:
+        for candidate in candidates:
+            trace_candidate(Path(plan.trace), candidate, workload, comm, plan.step)
+    found["summary"] = summarize(seconds, FLOOR, DDP)
+    found["setting"] = record["setting"] | {
+        "seconds_of": found.pop("seconds_of"),
+        "task": TASK.name,
+        "data": "the bundled sample",
+        "parameters": count_parameters(workload.model),
+        "gradient_bytes": workload.gradient_bytes,
+        "batch": plan.batch,
+        "tokens": plan.tokens,
+        "step": plan.step,
+        "precision": plan.precision,
+        "attach": "once" if stay else "turns",
+    }
+    if comm.world_size > 1:
+        found["remarks"] = _remarks(candidates, workload)
+    if FLOOR in seconds:  # the pass without a sync that they belong to
+        found["arrivals"] = measure_arrivals(workload, comm)
+    if plan.sweep == "bucket_mb":
+        found["bucket_mb"] = predict_capacities(workload, found["arrivals"], record["message_size"]["fit"])
+    return found
+
+
+def _remarks(candidates: list[Candidate], workload: Workload) -> list[str]:
+    """What is to be known of the gradient syncs with this model, each sentence once."""
+    kinds = [class_of(candidate.name) for candidate in candidates]
+    said = [kind.remark(workload.model) for kind in kinds if not issubclass(kind, Strategy)]
+    return [line for line in dict.fromkeys(said) if line]
+
+
+def _describe(candidate: Candidate) -> dict[str, Any]:
+    kind = class_of(candidate.name)
+    bytes_from = kind.bytes_from if issubclass(kind, Strategy) else BY_LEDGER
+    named = {"label": candidate.label, "sync": candidate.name, "options": asdict(candidate.options)}
+    return named | {"bytes_from": bytes_from}

@@ -1,0 +1,137 @@
+"""The measuring on a rank: every candidate once a round, on the same batch, from a common start."""
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import psutil
+import torch
+
+from cos598d.tools.bench.candidates import Candidate
+from cos598d.tools.bench.turns import PHASES, StrategyTurn, Turn, make_turn
+from cos598d.tools.bench.workload import Stepper, Workload
+from cos598d.comm.communicator import Communicator
+from cos598d.comm.hosts import host_groups
+from cos598d.comm.ledger import Totals
+from cos598d.records.summary import LAST_TO_LAST, SLOWEST, world_seconds
+from cos598d.strategies import STRATEGIES
+from cos598d.world.devices import gpu_of
+
+# Of the memory that is free, this much may be taken by candidates that stay attached. Each keeps up to S bytes of
+# buckets between its turns, one that steps by itself also weights and AdamW's state, and the one at work needs some S
+# more.
+MEMORY_FRACTION, WORKING_GRADIENTS, OWN_STATE = 0.6, 4, 3
+
+
+def order_of_round(count: int, number: int, seed: int) -> list[int]:
+    """The places of the candidates in round `number`: shuffled, the same on every rank, so that none always follows
+    the same other one."""
+    places = list(range(count))
+    random.Random(f"{seed} {number}").shuffle(places)
+    return places
+
+
+def stays_attached(
+    workload: Workload, candidates: Sequence[Candidate], comm: Communicator, ranks_on_host: int, choice: str
+) -> bool:
+    """Whether every candidate stays attached to its replica from the first round to the last.
+
+    Else each is attached for its turn and warmed up anew, which takes longer but only one candidate's memory. With
+    `choice` "auto" the memory that is free decides: of each host, and of each GPU, for the ranks that share it.
+    """
+    if choice != "auto":
+        return choice == "once"
+    gpu = gpu_of(comm.device)
+    free = psutil.virtual_memory().available if gpu is None else torch.cuda.mem_get_info(comm.device)[0]
+    kept = len(candidates) + OWN_STATE * sum(candidate.name in STRATEGIES for candidate in candidates)
+    return fits(comm.exchange([gpu, ranks_on_host, free]), workload.gradient_bytes * (kept + WORKING_GRADIENTS))
+
+
+def fits(memories: Sequence[tuple[str | None, int, int]], needed: int) -> bool:
+    """Whether every rank can have `needed` bytes where its tensors lie, and leave enough.
+
+    `memories` has for each rank its GPU (None: the host's memory), the ranks on its host, and the bytes that are free.
+    """
+    on_gpu = Counter(gpu for gpu, _, _ in memories)
+    return all(
+        (ranks_on_host if gpu is None else on_gpu[gpu]) * needed < MEMORY_FRACTION * free
+        for gpu, ranks_on_host, free in memories
+    )
+
+
+def measure_rounds(
+    workload: Workload,
+    candidates: Sequence[Candidate],
+    comm: Communicator,
+    rounds: int,
+    seed: int,
+    stay: bool,
+    step: bool,
+    progress: Callable[[], None],
+) -> dict[str, Any]:
+    """Measure every candidate once in each of `rounds` rounds; return the record's part, whole on every rank.
+
+    seconds_of       what the samples' seconds are: LAST_TO_LAST where all ranks are on one host, else SLOWEST
+    samples          one for each candidate and round: round, place in it, candidate, seconds (`world_seconds`), and
+                     by rank the seconds of the iteration and of its phases, and on one host how long after the first
+                     of them it started
+    traffic          for each candidate the calls and bytes of its last iteration, by rank
+    gradient_norm    for each candidate the norm of the averaged gradient of the first batch, by rank
+    memory           of a candidate that is alone and stays attached: the bytes held between steps and at a step's
+                     peak, by rank and category
+
+    Communication before a turn (the weights from rank 0, the warm-up) and the start line are not in them.
+    `progress` is called after every turn.
+    """
+    stepper = Stepper(workload.model) if step else None
+
+    def attach(candidate: Candidate) -> Turn | StrategyTurn:
+        return make_turn(candidate, workload, comm, stepper)
+
+    attached = [attach(candidate) if stay else None for candidate in candidates]
+    rows: list[list[Any]] = []
+    traffic, norms = {}, {}
+    for number in range(rounds):
+        inputs = workload.inputs(number, comm.rank, comm.world_size)
+        for place, index in enumerate(order_of_round(len(candidates), number, seed)):
+            label = candidates[index].label
+            turn = attached[index] or attach(candidates[index])
+            rows.append([number, place, label, *turn.iterate(inputs)])
+            totals = comm.ledger.totals_by_iteration().get(comm.ledger.iteration, Totals())
+            traffic[label] = [totals.calls, totals.payload_bytes, totals.bytes_sent, totals.bytes_received]
+            norms[label] = turn.gradient_norm
+            if not stay:
+                turn.detach()
+            del turn
+            progress()
+    # Of a candidate alone: beside others it would share the weights with them.
+    (only,) = attached if len(attached) == 1 else (None,)
+    held = only.held(workload.inputs(0, comm.rank, comm.world_size)) if only else None
+    for stayed in attached:
+        if stayed:
+            stayed.detach()
+    everyone = comm.exchange([[row[3:] for row in rows], traffic, norms, held])
+    seconds, counts, found, held_by_rank = zip(*everyone, strict=True)
+    one_clock = len(host_groups(comm)) == 1
+    samples = []
+    for position, (number, place, label, *_) in enumerate(rows):
+        by_rank = [list(values) for values in zip(*(rank[position] for rank in seconds), strict=True)]
+        mine, *phases, started, stopped = by_rank
+        together = world_seconds(mine, started, stopped, one_clock)
+        sample = {"round": number, "place": place, "candidate": label, "seconds": together, "seconds_by_rank": mine}
+        if one_clock:
+            sample["started_by_rank"] = [moment - min(started) for moment in started]
+        sample |= {f"seconds_{phase}_by_rank": values for phase, values in zip(PHASES, phases, strict=True)}
+        samples.append(sample)
+    names = ("calls", "payload_bytes", "bytes_sent", "bytes_received")
+    labels = [candidate.label for candidate in candidates]
+    return {
+        "seconds_of": LAST_TO_LAST if one_clock else SLOWEST,
+        "samples": samples,
+        "traffic": {
+            label: {name: [rank[label][i] for rank in counts] for i, name in enumerate(names)} for label in labels
+        },
+        "gradient_norm": {label: [rank[label] for rank in found] for label in labels},
+        **({"memory": {labels[0]: {when: [rank[when] for rank in held_by_rank] for when in held}}} if held else {}),
+    }

@@ -1,0 +1,52 @@
+"""One iteration of a candidate under torch's profiler, as a trace that a timeline viewer opens."""
+
+import contextlib
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from cos598d.tools.bench.candidates import Candidate
+from cos598d.tools.bench.turns import make_turn
+from cos598d.tools.bench.workload import Stepper, Workload
+from cos598d.comm.communicator import Communicator
+from cos598d.files import write_whole
+from cos598d.measure.clock import IterationClock
+
+
+class MarkedClock(IterationClock):
+    """A clock whose phases stand in the profiler's trace, under their names."""
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        with record_function(name), super().phase(name):
+            yield
+
+
+def trace_candidate(
+    folder: Path, candidate: Candidate, workload: Workload, comm: Communicator, step: bool = False
+) -> Path:
+    """Write one iteration of `candidate`, after its warm-up, to `folder` and return the file: LABEL.rankR.json.
+
+    The form is Chrome's trace events; https://ui.perfetto.dev and chrome://tracing show it. Forward, backward and sync
+    are marked, backward's functions are events of the thread that computes them, and a collective call is an event
+    c10d::... where it was started, and gloo:... from there to its end. The profiler costs time of its own, so lengths
+    are longer than a bench's; what the trace shows is the order.
+    """
+    turn = make_turn(candidate, workload, comm, Stepper(workload.model) if step else None)
+    turn.clock = MarkedClock(comm.device)
+    inputs = workload.inputs(0, comm.rank, comm.world_size)
+    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if comm.device.type == "cuda" else [])
+    with profile(activities=activities) as profiler:
+        turn.iterate(inputs)
+    turn.detach()
+    label = re.sub(r"[^A-Za-z0-9_.=+-]", "_", candidate.label)
+    path = folder / f"{label}.rank{comm.rank}.json"
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".trace.") as place:  # the profiler would follow a link
+        draft = Path(place) / path.name
+        profiler.export_chrome_trace(str(draft))
+        write_whole(path, draft.read_bytes())
+    return path

@@ -1,0 +1,56 @@
+"""From what became of every claim to the causes, each once, with the claims that fail for it."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from cos598d.tools.check import card
+from cos598d.tools.check.diagnosis import UNKNOWN, Symptom, sentence
+from cos598d.tools.check.judge import PASSED, Outcome
+
+TRAINS = "trains_like_one_process"
+
+
+def causes_of(by_claim: Sequence[tuple[str, Sequence[Outcome]]], own_file: str) -> list[dict[str, Any]]:
+    """`cause` in words and the names of the `claims` that fail for it; first what most claims fail for."""
+    causes: dict[Any, dict[str, Any]] = {}
+    vague: list[tuple[str, str]] = []  # claims whose numbers say nothing, and what to say if nothing else does
+    for claim, outcomes in by_claim:
+        failed = [outcome for outcome in outcomes if outcome.status != PASSED]
+        if not failed:
+            continue
+        key, words = _cause(failed, own_file)
+        # Replicas that drift apart in training stop it with a sentence.
+        if key is None or (key[0], key[2:3]) == ("raised", ("UserError",)) and claim == TRAINS and causes:
+            vague.append((claim, words))
+            continue
+        causes.setdefault(key, {"cause": words, "claims": []})["claims"].append(claim)
+    ordered = sorted(causes.values(), key=lambda cause: -len(cause["claims"]))
+    # What is wrong in training, or for no known reason, is most likely what is wrong with the gradients.
+    of_gradients = next((causes[key] for key in causes if key[0] in ("symptom", "calls", "raised")), None)
+    for claim, words in vague:
+        if of_gradients is None:
+            of_gradients = {"cause": words, "claims": []}
+            ordered.append(of_gradients)
+        of_gradients["claims"].append(claim)
+    return ordered
+
+
+def _cause(failed: Sequence[Outcome], own_file: str) -> tuple[Any, str]:
+    """A key that is equal for the same cause (None for one unknown), and the cause in words."""
+    told = next((outcome for outcome in failed if outcome.cause), None)
+    symptoms = [outcome.symptom for outcome in failed if outcome.symptom and outcome.symptom.kind != UNKNOWN]
+    if told:
+        is_call = " called " in told.cause
+        return ("calls",) if is_call else ("told", told.cause), told.cause
+    bad = next((outcome for outcome in failed if outcome.reports and outcome.reports[0]["kind"] != "claim"), None)
+    if bad:
+        report = bad.reports[0]
+        key = ("raised", report["kind"], report["type"], report.get("file"), report.get("line"))
+        return key, card.report(report, own_file, with_rank=False)
+    if symptoms:
+        kind = Counter(symptom.kind for symptom in symptoms).most_common(1)[0][0]
+        alike = [symptom for symptom in symptoms if symptom.kind == kind]
+        bare = [Symptom(symptom.kind, symptom.world_size, symptom.numbers) for symptom in alike]
+        return ("symptom", kind, sentence(bare) if kind == "scaled" else ""), sentence(alike)
+    return None, failed[0].reports[0]["message"] if failed[0].reports else failed[0].status

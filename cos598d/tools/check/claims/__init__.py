@@ -1,0 +1,62 @@
+"""What every gradient sync must keep, as claims that run on real ranks; each is there for a mistake made in practice.
+
+A claim has two sides. On every rank the first drives the sync and hands in what came of it: gradients, weights, counts.
+The second runs in the grader's own process, where no student's code does: it computes by itself what is right, from
+the trial's nonce, and says what was expected and found. So a sync passes by its values, not by its word.
+"""
+
+from cos598d.tools.check.claims.accumulation import accumulates, accumulates_without_no_sync
+from cos598d.tools.check.claims.attaching import lets_go, refuses_different_models, starts_from_rank_0
+from cos598d.tools.check.claims.base import Claim
+from cos598d.tools.check.claims.calls import calls_in_one_order, goes_through_comm, waits_for_its_calls
+from cos598d.tools.check.claims.drawn import (
+    averages_any_tensors,
+    averages_many_steps,
+    goes_on_from_its_state,
+    passes_overflow_on,
+)
+from cos598d.tools.check.claims.gradients import (
+    averages_gradients,
+    averages_gradients_that_share_memory,
+    handles_unused_parameters,
+    leaves_frozen_weights_alone,
+    needs_no_agreement,
+)
+from cos598d.tools.check.claims.holding import frees_memory, keeps_models_apart, settles_buffers
+from cos598d.tools.check.claims.training import trains_like_one_process
+from cos598d.errors import UsageError
+from cos598d.sync.base import GradientSync
+
+CLAIMS: tuple[Claim, ...] = (
+    starts_from_rank_0,
+    averages_gradients,
+    handles_unused_parameters,
+    needs_no_agreement,
+    leaves_frozen_weights_alone,
+    averages_gradients_that_share_memory,
+    accumulates,
+    accumulates_without_no_sync,
+    waits_for_its_calls,
+    goes_through_comm,
+    calls_in_one_order,
+    refuses_different_models,
+    lets_go,
+    averages_any_tensors,
+    averages_many_steps,
+    passes_overflow_on,
+    goes_on_from_its_state,
+    keeps_models_apart,
+    settles_buffers,
+    frees_memory,
+    trains_like_one_process,
+)
+
+
+def claims_of(sync: type[GradientSync]) -> tuple[Claim, ...]:
+    """The claims that a registered sync makes: all, or where it says `exact = False` those that its `claims` names."""
+    if sync.exact:
+        return CLAIMS
+    unknown = set(sync.claims) - {claim.name for claim in CLAIMS}
+    if unknown:
+        raise UsageError(f"{sync.__name__} claims {min(unknown)}, and there is no such claim in cos598d.tools.check.claims.")
+    return tuple(claim for claim in CLAIMS if claim.name in sync.claims)

@@ -1,0 +1,148 @@
+"""Claims about what `finish` leaves in .grad: the mean, of whatever was used, and of nothing else."""
+
+from cos598d.tools.check.claims.base import FEW_STEPS, Claim, OnRank, World, moment_of
+from cos598d.tools.check.toy import LARGE, SMALL, Shape
+from cos598d.comm.ledger import AGREEMENT, GRADIENTS
+
+MORE_STEPS = 9
+ALL_USED = Shape(all_used=True)
+MORE_FROZEN = Shape(is_tied=False, more_frozen=1_013)
+SHARING = Shape(shares_gradients=True)
+
+
+@Claim
+def averages_gradients(on: OnRank) -> None:
+    """After finish .grad is the mean of all ranks' gradients on every rank, step after step; no weight has changed."""
+    for label, options in on.buckets():
+        for run, shape, steps in _runs(label):
+            model = on.model(shape, differs=True)
+            sync, module = on.attached(model, options=options)
+            for step in range(steps):
+                module(**on.batch(step))[0].backward()
+                sync.finish()
+                on.hand_in_gradients(moment_of(run, step), model)
+                model.zero_grad(set_to_none=True)
+            on.hand_in(f"weights, {run}", dict(model.named_parameters()))
+
+
+@averages_gradients.judgement
+def _(world: World) -> None:
+    for label in world.labels():
+        for run, shape, steps in _runs(label):
+            weights = dict(world.model(shape).named_parameters())
+            sentence = "finish changed the weight {name}: only .grad may change"
+            world.equals(f"weights, {run}", weights, sentence, "finish changed weights: only .grad may change")
+            for step in range(steps):
+                local = world.local([step], shape=shape)
+                world.gradients_are(moment_of(run, step), local, run=run, step=step, shape=shape)
+
+
+@Claim
+def handles_unused_parameters(on: OnRank) -> None:
+    """A parameter that no rank used keeps .grad None; one that some used gets the mean, the others counting as 0."""
+    for label, options in on.buckets():
+        model = on.model()
+        sync, module = on.attached(model, options=options)
+        for step, users in enumerate(_users(on.world_size)):
+            module(**on.batch(step, on.rank in users))[0].backward()
+            sync.finish()
+            on.hand_in_gradients(_used(label, step, users), model)
+            model.zero_grad(set_to_none=True)
+
+
+@handles_unused_parameters.judgement
+def _(world: World) -> None:
+    for label in world.labels():
+        for step, users in enumerate(_users(world.size)):
+            world.gradients_are(_used(label, step, users), world.local([step], users), run=label, step=step)
+
+
+@Claim
+def needs_no_agreement(on: OnRank) -> None:
+    """Made with find_unused_parameters=False it averages all the same, and makes no call to agree on what was used."""
+    model = on.model(ALL_USED)
+    sync, module = on.attached(model, find_unused_parameters=False)
+    ledger = on.fresh_ledger()
+    for step in range(FEW_STEPS):
+        module(**on.batch(step))[0].backward()
+        sync.finish()
+        on.hand_in_gradients(moment_of("", step), model)
+        model.zero_grad(set_to_none=True)
+    on.report("calls to agree", len([row for row in ledger.rows if row.purpose == AGREEMENT]))
+
+
+@needs_no_agreement.judgement
+def _(world: World) -> None:
+    for step in range(FEW_STEPS):
+        world.gradients_are(moment_of("", step), world.local([step], shape=ALL_USED), step=step, shape=ALL_USED)
+    for rank, calls in enumerate(world.reported("calls to agree", int)):
+        world.require(calls == 0, f"{calls} calls to agree on what is known", rank)
+
+
+@Claim
+def leaves_frozen_weights_alone(on: OnRank) -> None:
+    """A frozen weight gets no gradient and does not travel; a weight used in two places travels once."""
+    # The same tensors are to be trained in both; only one ties them, and only the other has much that is frozen.
+    for name, shape in (("tied", SMALL), ("with more frozen", MORE_FROZEN)):
+        model = on.model(shape)
+        sync, module = on.attached(model)
+        ledger = on.fresh_ledger()
+        module(**on.batch(0))[0].backward()
+        sync.finish()
+        on.report(f"payload, {name}", sum(row.payload_bytes for row in ledger.rows if row.purpose == GRADIENTS))
+        on.hand_in(name, {n: p.grad for n, p in model.named_parameters() if not p.requires_grad})
+
+
+@leaves_frozen_weights_alone.judgement
+def _(world: World) -> None:
+    for moment, shape in (("tied", SMALL), ("with more frozen", MORE_FROZEN)):
+        frozen = {name: p for name, p in world.model(shape).named_parameters() if not p.requires_grad}
+        for rank, found in enumerate(world.handed_in(moment, frozen)):
+            for name, gradient in found.items():
+                world.require(gradient is None, f"the frozen {name} has a gradient", rank)
+    tied, more = (world.reported(f"payload, {name}", int) for name in ("tied", "with more frozen"))
+    for rank, (once, other) in enumerate(zip(tied, more, strict=True)):
+        why = "frozen weights travel" if other > once else "a weight that is used in two places travels twice"
+        world.require(
+            once == other,
+            f"{once} bytes travelled of a model with a tied weight, {other} of one with the same to train and more "
+            f"that is frozen: {why}",
+            rank,
+            why,
+        )
+
+
+@Claim
+def averages_gradients_that_share_memory(on: OnRank) -> None:
+    """Where autograd keeps the gradients of two parameters in one memory, and needs it further down, each is right."""
+    for label, options in on.buckets():
+        model = on.model(SHARING)
+        sync, module = on.attached(model, options=options)
+        for step in range(FEW_STEPS):
+            module(**on.batch(step))[0].backward()
+            sync.finish()
+            on.hand_in_gradients(moment_of(label, step), model)
+            model.zero_grad(set_to_none=True)
+
+
+@averages_gradients_that_share_memory.judgement
+def _(world: World) -> None:
+    for label in world.labels():
+        for step in range(FEW_STEPS):
+            local = world.local([step], shape=SHARING)
+            world.gradients_are(moment_of(label, step), local, run=label, step=step, shape=SHARING)
+
+
+def _runs(label: str) -> tuple[tuple[str, Shape, int], ...]:
+    """Names, shapes, steps. Long tensors once, many steps once: mistakes in cutting show at once, a warm-up's late."""
+    if label:
+        return ((label, SMALL, FEW_STEPS),)
+    return ("long tensors", LARGE, FEW_STEPS), ("", SMALL, MORE_STEPS)
+
+
+def _users(world_size: int) -> tuple[set[int], ...]:
+    return {0}, {world_size - 1}, set()
+
+
+def _used(label: str, step: int, users: set[int]) -> str:
+    return f"{moment_of(label, step)}, `sometimes` used on ranks {sorted(users)}"

@@ -1,0 +1,6 @@
+"""From gradients that are not the mean to what probably made them so, and where they are wrong."""
+
+from cos598d.tools.check.diagnosis.find import symptom_of
+from cos598d.tools.check.diagnosis.symptom import UNKNOWN, Symptom, sentence
+
+__all__ = ["UNKNOWN", "Symptom", "sentence", "symptom_of"]

@@ -1,0 +1,217 @@
+"""From how the ranks of a world ended to the outcome: its status, and which rank is to blame at which line."""
+
+import itertools
+import json
+import linecache
+import os
+import sysconfig
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cos598d.tools.check.claims.base import Claim, NotAsAgreed, World
+from cos598d.tools.check.diagnosis import Symptom, symptom_of
+from cos598d.tools.check.evidence import BadEvidence, Evidence
+from cos598d.tools.check.spawn import DIED, LATE, RAISED, RETURNED, Frame, RankEnd
+from cos598d.rank import BROKEN_COLLECTIVE
+from cos598d.terminal.printable import printable
+from cos598d.terminal.signals import signal_name
+from cos598d.world.exit import LOST_RANK
+
+PASSED, FAILED, DID_NOT_END, CRASHED = "passed", "failed", "did not end", "crashed"
+# What a rank says when it ends only because another one did.
+CONSEQUENCES = (LOST_RANK.split("{")[0], "stopped because rank", "no word from rank", "is gone.")
+LAST_LINES = 3
+# Where Python, packages and this program are: lines of their files may be shown.
+INSTALLED = (
+    *(os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    os.path.realpath(Path(__file__).parents[2]) + os.sep,
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a claim at one world size. `reports` are `judge`'s, one for each rank that is to blame.
+
+    `cause` says why in words; where only the numbers can tell it is empty, and `symptom` is what they show.
+    """
+
+    world_size: int
+    status: str
+    reports: Sequence[dict[str, Any]] = ()
+    cause: str = ""
+    symptom: Symptom | None = None
+
+    @classmethod
+    def not_made(cls, world_size: int, class_name: str) -> "Outcome":
+        """Of a claim that was asked for, and which the sync does not make."""
+        message = f"{class_name} says that it is not exact, and does not make this claim"
+        return cls(world_size, FAILED, [_claim_report(0, message)], message)
+
+
+def judge_claims(
+    claims: Sequence[Claim], ends: Sequence[RankEnd], nonce: int, own_file: str, seconds: float
+) -> list[Outcome]:
+    """What became of each claim on the world that ended so: by how it ended, then by what its ranks handed in."""
+    size = len(ends)
+    status, reports = judge(ends, own_file, seconds)
+    unlike = unlike_calls(ends, is_over=status == PASSED)
+    if status != PASSED:
+        if unlike:
+            rank, words = unlike
+            return [Outcome(size, status, [_claim_report(rank, words)], words)] * len(claims)
+        return [Outcome(size, status, reports)] * len(claims)
+    try:
+        evidence = [Evidence.from_bytes(end.handed_in, end.rank, nonce) for end in ends]
+    except BadEvidence as error:
+        return [_not_handed_in(size, error)] * len(claims)
+    return [_judge(claim, World(claim.name, nonce, evidence), unlike) for claim in claims]
+
+
+def _judge(claim: Claim, world: World, unlike: tuple[int, str] | None) -> Outcome:
+    """What became of a claim on a world that ended well; `unlike` is the first call in which a rank differed."""
+    try:
+        claim.judge(world)
+        symptom = symptom_of(world.comparisons)
+    except BadEvidence as error:
+        return _not_handed_in(world.size, error)
+    except Exception as error:  # whatever stands in what a rank handed in is no fault of the grader
+        why = f"{type(error).__name__}: {printable(str(error), 100)}"
+        return _failed(world.size, f"what the ranks handed in cannot be judged ({why})")
+    if not world.findings:
+        return Outcome(world.size, PASSED)
+    first: dict[int, dict[str, Any]] = {}
+    for finding in world.findings:
+        first.setdefault(finding.rank, _claim_report(finding.rank, printable(finding.message)))
+    cause = next((finding.cause for finding in world.findings if finding.cause), "")
+    if unlike:
+        cause = unlike[1]
+    return Outcome(world.size, FAILED, [first[rank] for rank in sorted(first)], cause, symptom)
+
+
+def _not_handed_in(size: int, error: BadEvidence) -> Outcome:
+    return _failed(size, printable(error), "a rank did not hand in what it was asked for")
+
+
+def _failed(size: int, message: str, cause: str = "") -> Outcome:
+    return Outcome(size, FAILED, [_claim_report(0, message)], cause or message)
+
+
+def unlike_calls(ends: Sequence[RankEnd], is_over: bool) -> tuple[int, str] | None:
+    """The first call in which a rank differs from rank 0, and that rank; None where all made the same.
+
+    A call that others did not come to make counts only where `is_over`: else the world was ended before.
+    """
+    traces = [_trace(end.calls) for end in ends]
+    for calls in itertools.zip_longest(*traces):
+        for rank, here in enumerate(calls):
+            there = calls[0]
+            if here == there:
+                continue
+            if here and there:
+                return rank, f"rank {rank} called {_call(here)} where rank 0 called {_call(there)}"
+            if here and is_over:
+                return rank, f"rank {rank} called {_call(here)}, which rank 0 never did"
+            if there and is_over:
+                return rank, f"rank 0 called {_call(there)}, which rank {rank} never did"
+    return None
+
+
+def _trace(calls: bytes) -> list[list]:
+    """The calls that a rank noted, up to where it was cut off."""
+    trace = []
+    for line in calls.splitlines():
+        try:
+            call = json.loads(line)
+        except (ValueError, RecursionError):
+            break
+        if not isinstance(call, list) or len(call) != 5:
+            break
+        trace.append(call)
+    return trace
+
+
+def _call(call: Sequence[Any]) -> str:
+    op, name, shape, dtype, root = call
+    to = f", root {root}" if root else ""
+    return printable(f"{op} of {name} ({'x'.join(map(str, shape)) if isinstance(shape, list) else shape} {dtype}{to})")
+
+
+def _claim_report(rank: int, message: str) -> dict[str, Any]:
+    return {"rank": rank, "kind": "claim", "type": "", "message": message}
+
+
+def judge(ends: Sequence[RankEnd], own_file: str, seconds: float) -> tuple[str, list[dict[str, Any]]]:
+    """The status of a world, and a report of each rank that is a cause of it.
+
+    A report has rank, kind (claim, exception, time or crash), type and message, and the file, line, function and code
+    of the innermost frame in `own_file`, else of the innermost of all.
+    """
+    ended_badly = [end for end in ends if end.how != RETURNED]
+    causes = [end for end in ended_badly if not _is_consequence(end)] or ended_badly
+    hows = {end.how for end in causes}
+    status = CRASHED if DIED in hows else DID_NOT_END if LATE in hows else FAILED if hows else PASSED
+    return status, [_report(end, own_file, seconds) for end in causes]
+
+
+def _is_consequence(end: RankEnd) -> bool:
+    """Whether this rank ended only because another one did."""
+    if end.how == RAISED:
+        if end.type == "UserError":
+            return _tells_of_others(end.message)
+        is_broken = any(words in end.message for words in BROKEN_COLLECTIVE)
+        return is_broken and "Timed out" not in end.message
+    return end.how == DIED and any(map(_tells_of_others, _last_lines(end.output, LAST_LINES)))
+
+
+def _tells_of_others(words: str) -> bool:
+    """Whether a rank says with these words that it ends because another one did."""
+    return any(each in words for each in CONSEQUENCES)
+
+
+def _report(end: RankEnd, own_file: str, seconds: float) -> dict[str, Any]:
+    where: dict[str, Any] = {}
+    if frame := _frame(end, own_file):
+        where = {"file": frame.file, "line": frame.line, "function": frame.function}
+        where["code"] = _code(frame, own_file)
+    about: dict[str, Any] = {"rank": end.rank}
+    if end.how == RAISED:
+        if end.type == NotAsAgreed.__name__:
+            return _claim_report(end.rank, end.message)
+        return about | {"kind": "exception", "type": end.type, "message": end.message} | where
+    if end.how == LATE:
+        return about | {"kind": "time", "type": "", "message": f"still running after {seconds:g} s"} | where
+    message = end.message or _exit_words(end.exit_code)
+    lines = _last_lines(end.output, LAST_LINES)
+    own = [f'"{line}"' for line in lines if not _tells_of_others(line)]
+    message += f"; it printed {', '.join(own)}" if own else "".join(f"; {line}" for line in lines)
+    return about | {"kind": "crash", "type": "", "message": message} | where
+
+
+def _frame(end: RankEnd, own_file: str) -> Frame | None:
+    """The innermost frame in the student's file, on any thread; else the innermost of all."""
+    # faulthandler writes other characters than ASCII as Python does in its escapes.
+    names = (own_file, own_file.encode("ascii", "backslashreplace").decode())
+    for thread in reversed(end.threads):
+        for frame in reversed(thread):
+            if frame.file in names:
+                return Frame(own_file, frame.line, frame.function)
+    return end.frames[-1] if end.frames else None
+
+
+def _code(frame: Frame, own_file: str) -> str:
+    """The line of code, of the file under trial or of an installed one: a rank may name any file that is there."""
+    file = os.path.realpath(frame.file)
+    is_code = file.endswith(".py") and file.startswith(INSTALLED)
+    return linecache.getline(frame.file, frame.line).strip() if is_code or frame.file == own_file else ""
+
+
+def _exit_words(exit_code: int | None) -> str:
+    if exit_code is None or exit_code >= 0:
+        return f"the process left with exit code {exit_code}"
+    return f"the process was ended by {signal_name(-exit_code)}"
+
+
+def _last_lines(text: str, count: int) -> list[str]:
+    return [line.strip() for line in text.splitlines() if line.strip()][-count:]

@@ -1,0 +1,80 @@
+"""The card of a proof as text, from its result alone."""
+
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+from cos598d.tools.check.card import WIDTH
+from cos598d.tools.check.card import join as joined
+from cos598d.tools.check.proof.judge import KEPT, NOT_CLAIMED, REFUSED
+from cos598d.tables import as_text
+
+HOW = (
+    "A number is the largest difference from one process on the whole batch, of its tensor's largest value. Gradients "
+    "are (w0 - w1) / learning rate of one plain SGD step, so that of an engine that hides or shards them all of it is "
+    "compared; then come weights and losses after three steps of SGD and of AdamW. Up to {tolerances} counts as equal."
+)
+
+
+def engine_card(result: dict[str, Any]) -> str:
+    """Case by case and number of ranks by number of ranks; then what is wrong, and what is refused, by name."""
+    sizes = result["world_sizes"]
+    rows = [["case", *(f"{size} rank{'s' if size > 1 else ''}" for size in sizes)]]
+    for case in result["cases"]:
+        rows.append([case["case"], *(_cell(each) for each in case["outcomes"])])
+    lines = [f"{result['engine']} beside one process on the whole batch\n", as_text(rows), ""]
+    return "\n".join([*lines, *_troubles(result["cases"]), summary(result)])
+
+
+def summary(result: dict[str, Any]) -> str:
+    """How many claims hold, and the names of the others."""
+    by_status: dict[str, list[str]] = {}
+    for case in result["cases"]:
+        by_status.setdefault(case["status"], []).append(case["case"])
+    made = len(result["cases"]) - len(by_status.pop(NOT_CLAIMED, []))
+    held = len(by_status.pop(KEPT, []))
+    words = [f"{result['engine']}: {held} of {made} claims hold"]
+    words += [f"{status}: {_named(names, result['cases'])}" for status, names in by_status.items()]
+    return "; ".join(words) + "."
+
+
+def how(tolerances: dict[str, float]) -> str:
+    """What the numbers are."""
+    words = ", ".join(f"{value:g} in {precision}" for precision, value in tolerances.items())
+    return textwrap.fill(HOW.format(tolerances=words), WIDTH)
+
+
+def _cell(outcome: dict[str, Any]) -> str:
+    status, largest = outcome["status"], outcome["largest"]
+    if status == KEPT:
+        return f"{largest:.0e}" if largest else "kept" if outcome["says"] else "equal"
+    if status in (NOT_CLAIMED, REFUSED):
+        return status
+    return f"{status.upper()} {largest:.0e}" if largest else status.upper()
+
+
+def _troubles(cases: Sequence[dict[str, Any]]) -> list[str]:
+    """What is to be said beyond the rows: of each case and status by the smallest number of ranks. A refusal that
+    several cases have in common, such as one of this number of ranks, is said once."""
+    shared: dict[tuple[str, str, tuple[int, ...]], list[dict[str, Any]]] = {}
+    for case in cases:
+        said: dict[str, tuple[str, list[int]]] = {}
+        for outcome in case["outcomes"]:
+            if outcome["says"] and outcome["status"] != KEPT:
+                said.setdefault(outcome["status"], (outcome["says"], []))[1].append(outcome["world_size"])
+        for status, (words, sizes) in said.items():
+            shared.setdefault((status, words, tuple(sizes)), []).append(case)
+    lines = []
+    for (status, words, on), those in shared.items():
+        ranks = f"on {joined(on)} rank{'' if on == (1,) else 's'}"
+        mark = status if status in (REFUSED, NOT_CLAIMED) else status.upper()
+        one = f"{those[0]['case']} ({those[0]['says']})"
+        head = f"{mark} {ranks}: {_named([case['case'] for case in those], cases) if len(those) > 1 else one}"
+        lines.append(textwrap.fill(head, WIDTH, subsequent_indent="  ") if len(those) > 1 else head)
+        lines.append(textwrap.fill(words, WIDTH, initial_indent="  ", subsequent_indent="  "))
+    return lines
+
+
+def _named(names: Sequence[str], cases: Sequence[dict[str, Any]]) -> str:
+    """Cases by name; all of them in a word."""
+    return f"all {len(names)} cases" if len(names) == len(cases) > 1 else ", ".join(names)

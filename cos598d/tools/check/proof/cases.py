@@ -1,0 +1,188 @@
+"""What an engine is held to, case by case: each has one thing in it that engines get wrong."""
+
+from dataclasses import dataclass, replace
+
+from cos598d.tools.check.proof.model import Parts
+from cos598d.config import RunConfig
+
+BATCHES = (16, 16, 16)
+SGD, ADAMW = "sgd", "adamw"
+# Of a tensor's largest value: rounding differs with the order of summation, and a mistake of substance is orders of
+# magnitude larger. Half precision rounds to 8 bits (bf16) and 11 bits (fp16), and so does what is computed from it.
+DOUBLE = "float64"
+TOLERANCES = {"fp32": 1e-5, "bf16": 4e-2, "fp16": 1e-2, DOUBLE: 1e-10}
+# What a case looks at: the weights after training; those at its start; the bytes held; a step that is left out; the
+# weights after a training that another strategy object took over; the buffers after settle.
+WEIGHTS, START, MEMORY, OVERFLOW, TAKEN_OVER, BUFFERS = (
+    "weights",
+    "start",
+    "memory",
+    "overflow",
+    "taken over",
+    "buffers",
+)
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a model is trained: `steps` of the case's batches by this optimizer."""
+
+    name: str
+    optimizer: str
+    steps: int
+    learning_rate: float
+    weight_decay: float
+
+    @property
+    def gives_gradients(self) -> bool:
+        """Whether what it changes the weights by is the gradient."""
+        return self.steps == 1
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step: a schedule, so that an engine that keeps a rate of its own is noticed."""
+        return self.learning_rate / (1 + step)
+
+
+# Without weight decay a step is the gradient itself: (w0 - w1) / lr. It is long, so that what of it is lost in rounding
+# the weights is little.
+ONE_SGD_STEP = Training("one SGD step", SGD, 1, 64.0, 0.0)
+# Of a wide model the weights are no smaller, and the gradients are.
+LONG_SGD_STEP = replace(ONE_SGD_STEP, learning_rate=4096.0)
+SGD_STEPS = Training("SGD", SGD, len(BATCHES), 0.2, 0.1)
+MANY_STEPS = Training("many SGD steps", SGD, 37, 0.2, 0.1)
+ADAMW_STEPS = Training("AdamW", ADAMW, len(BATCHES), 0.02, 0.1)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One claim about an engine: `says` is what it is, for the card."""
+
+    name: str
+    says: str
+    parts: Parts = Parts()
+    trainings: tuple[Training, ...] = (ONE_SGD_STEP, SGD_STEPS, ADAMW_STEPS)
+    batch_sizes: tuple[int, ...] = BATCHES
+    accumulation: int = 1
+    max_grad_norm: float = 0.0
+    precision: str = "fp32"
+    overflows_in: int | None = None
+    looks_at: str = WEIGHTS
+
+    @property
+    def tolerance(self) -> float:
+        """Of a tensor's largest value."""
+        return TOLERANCES[DOUBLE if self.parts.is_double else self.precision]
+
+    def config(self, sync: str, training: Training, values: dict) -> RunConfig:
+        """The run that this training of the case is a small one of; `values` are the options of the sync."""
+        return RunConfig(
+            sync=sync,
+            do_train=True,
+            total_train_batch_size=self.batch_sizes[0],
+            gradient_accumulation_steps=self.accumulation,
+            optimizer=training.optimizer,
+            learning_rate=training.learning_rate,
+            weight_decay=training.weight_decay,
+            # With a small one Adam turns rounding noise in near-zero gradients into whole steps.
+            adam_epsilon=3e-2 if training.optimizer == ADAMW else RunConfig.adam_epsilon,
+            max_grad_norm=self.max_grad_norm,
+            precision=self.precision,
+            **values,
+        )
+
+
+CLIP = 0.2  # the norms here are above 1
+TOO_HIGH = 1e4  # and below this
+ALL_PARTS = Parts(is_tied=True, is_used_twice=True, has_unused=True, has_frozen=True, has_small=True, has_buffer=True)
+CASES = (
+    Case(
+        "same start",
+        "every rank trains on from rank 0's weights, though its own were others",
+        trainings=(ONE_SGD_STEP,),
+        looks_at=START,
+    ),
+    Case(
+        "gradients",
+        "the gradient of every weight is the whole batch's",
+        trainings=(ONE_SGD_STEP,),
+    ),
+    Case("steps", "three steps with a falling learning rate and weight decay", trainings=(SGD_STEPS, ADAMW_STEPS)),
+    Case("accumulation", "every step's batch in 4 parts", accumulation=4),
+    Case("clipping", "the whole gradient's norm is cut down to a sixth or less", max_grad_norm=CLIP),
+    Case("no need to clip", "a norm below the limit leaves the gradient as it is", max_grad_norm=TOO_HIGH),
+    Case("tied weights", "the output's weight is the embedding's", Parts(is_tied=True)),
+    Case("module used twice", "one layer is called twice in a forward", Parts(is_used_twice=True)),
+    Case(
+        "unused parameter",
+        "a layer that no rank uses stays as it is, whatever the weight decay",
+        Parts(has_unused=True),
+    ),
+    Case(
+        "used on one rank",
+        "a layer that only some ranks use gets the mean over all of them",
+        Parts(has_rarely_used=True),
+    ),
+    Case(
+        "frozen parameter", "a frozen layer stays as it is, and what is below it still trains", Parts(has_frozen=True)
+    ),
+    Case("small parameters", "parameters of one and of three elements, fewer than ranks", Parts(has_small=True)),
+    Case("buffer", "what the forward reads of a buffer is rank 0's", Parts(has_buffer=True)),
+    Case("uneven last batch", "batches of 16, 7 and 3 examples, so that a rank may have none", batch_sizes=(16, 7, 3)),
+    Case(
+        "all at once",
+        "all of the above but a layer that only some ranks use",
+        ALL_PARTS,
+        batch_sizes=(16, 7, 3),
+        accumulation=4,
+        max_grad_norm=CLIP,
+    ),
+    Case(
+        "bf16",
+        "accumulation, clipping and tied weights under bf16",
+        Parts(is_tied=True),
+        accumulation=4,
+        max_grad_norm=CLIP,
+        precision="bf16",
+    ),
+    Case(
+        "fp16 overflow",
+        "a step that overflows in fp16 on one rank is left out on all, and leaves no trace in the next",
+        trainings=(ADAMW_STEPS,),
+        precision="fp16",
+        overflows_in=1,
+        looks_at=OVERFLOW,
+    ),
+    Case(
+        "many steps",
+        "37 steps in float64: none is left out, nothing travels in fewer bits, and nothing drifts",
+        Parts(is_double=True),
+        trainings=(MANY_STEPS,),
+        batch_sizes=(16,) * MANY_STEPS.steps,
+    ),
+    Case(
+        "going on",
+        "after two steps a new engine goes on with the state, as when a run is resumed",
+        trainings=(SGD_STEPS, ADAMW_STEPS),
+        looks_at=TAKEN_OVER,
+    ),
+    Case(
+        "settled buffers",
+        "after settle every rank has rank 0's buffers, which each rank's own examples had changed",
+        Parts(has_statistics=True),
+        trainings=(SGD_STEPS,),
+        looks_at=BUFFERS,
+    ),
+    Case(
+        "memory",
+        "what an engine cuts over the ranks is held once by all of them together",
+        Parts(width=32),
+        trainings=(ADAMW_STEPS,),
+        looks_at=MEMORY,
+    ),
+    Case(
+        "large tensors",
+        "weights of 15 MB, some of them larger than a first bucket",
+        Parts(width=512),
+        trainings=(LONG_SGD_STEP,),
+    ),
+)

@@ -1,0 +1,63 @@
+"""Worlds of ranks for the cases of a proof: one after the other in one world, and a new one where a case ended it."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cos598d.tools.check import card
+from cos598d.tools.check.evidence import BadEvidence, Evidence
+from cos598d.tools.check.judge import FAILED, PASSED, judge
+from cos598d.tools.check.proof.cases import Case
+from cos598d.tools.check.proof.judge import WRONG, Verdict, finished, judge_case
+from cos598d.tools.check.spawn import RankEnd, run_world
+from cos598d.terminal.printable import printable
+
+
+def prove(
+    world_size: int,
+    cases: Sequence[Case],
+    nonce: int,
+    seconds: float,
+    function: Callable,
+    *arguments: Any,
+) -> dict[str, Verdict]:
+    """What becomes of each case on `world_size` ranks, by its name; a case may take `seconds`.
+
+    `function(comm, *arguments, names, nonce, seconds)` is called on every rank, names being those of cases.
+    """
+    verdicts: dict[str, Verdict] = {}
+    left = list(cases)
+    while left:
+        names = [case.name for case in left]
+        most = seconds * (1 + len(left))
+        ends = run_world(world_size, function, *arguments, names, nonce, seconds, seconds=most, timeout=seconds)
+        status, reports = judge(ends, "", seconds)
+        evidence = _evidence(ends, nonce)
+        done = min((finished(each) for each in evidence), key=len, default=[])
+        for case in left[: len(done)]:
+            verdicts[case.name] = _judged(case, evidence)
+        left = left[len(done) :]
+        if left:  # the first of these is what ended the world
+            words = card.report(reports[0], "") if reports else "the ranks ended without a word"
+            verdicts[left[0].name] = Verdict(status if status != PASSED else FAILED, words)
+            left = left[1:]
+        elif status != PASSED:
+            verdicts[names[-1]] = Verdict(status, f"afterwards {card.report(reports[0], '')}")
+    return verdicts
+
+
+def _evidence(ends: Sequence[RankEnd], nonce: int) -> list[Evidence]:
+    """What all ranks have handed in; nothing, where one has not, or something else."""
+    try:
+        found = [Evidence.from_bytes(end.handed_in, end.rank, nonce) for end in ends]
+        for each in found:
+            finished(each)
+    except BadEvidence:
+        return []
+    return found
+
+
+def _judged(case: Case, evidence: Sequence[Evidence]) -> Verdict:
+    try:
+        return judge_case(case, evidence)
+    except BadEvidence as error:
+        return Verdict(WRONG, printable(error))

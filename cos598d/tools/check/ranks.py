@@ -1,0 +1,122 @@
+"""What a check does on each rank: a student's code runs there, and never in the check's own process."""
+
+import inspect
+import math
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cos598d.tools.check.claims import CLAIMS
+from cos598d.tools.check.claims.base import MakeSync, OnRank
+from cos598d.tools.check.evidence import Evidence
+from cos598d.tools.check.spawn import CALLS, HANDED_IN
+from cos598d.tools.check.toy import plain_loss, plain_model
+from cos598d.tools.check.trace import TracedCommunicator, trace_direct_calls
+from cos598d.comm.communicator import Communicator
+from cos598d.comm.ledger import AGREEMENT, GRADIENTS, Ledger
+from cos598d.sync import get_sync
+
+WARM_UP_ROUNDS = 3
+MOST_DIRECT_CALLS = 20
+
+
+def describe(comm: Communicator, name: str, folder: str | None = None) -> dict[str, Any]:
+    """What the class called `name` is: its name, its file, and whether it says that it is exact.
+
+    `folder` becomes the working directory before its file is loaded.
+    """
+    if folder is not None:
+        os.chdir(folder)
+    sync = get_sync(name)
+    return {"class": sync.__name__, "file": inspect.getfile(sync), "exact": bool(sync.exact)}
+
+
+def is_description(value: Any) -> bool:
+    """Whether that is what `describe` returns."""
+    kinds = {"class": str, "file": str, "exact": bool}
+    return isinstance(value, dict) and {key: type(each) for key, each in value.items()} == kinds
+
+
+def observe_by_name(
+    comm: Communicator, name: str, claims: Sequence[str], nonce: int, folder: str | None = None
+) -> None:
+    """Drive the sync called `name` for these claims, and hand in what came of it. `folder` is as in `describe`."""
+    if folder is not None:
+        os.chdir(folder)
+    direct: list[str] = []
+    trace_direct_calls(direct.append)  # before the file is loaded, which may keep functions under names of its own
+    observe(comm, get_sync(name), claims, nonce, direct)
+
+
+def observe(
+    comm: Communicator, make_sync: MakeSync, claims: Sequence[str], nonce: int, direct: Sequence[str] = ()
+) -> None:
+    """As `observe_by_name`, for what makes the sync; `direct` are calls that went round the communicator."""
+    folder = Path(tempfile.gettempdir())
+    traced = TracedCommunicator(comm, folder / f"{CALLS}{comm.rank}")
+    evidence = Evidence(comm.rank, nonce)
+    for claim in CLAIMS:
+        if claim.name in claims:
+            with tempfile.TemporaryDirectory() as own:
+                claim.observe(OnRank(claim.name, make_sync, traced, evidence, Path(own)))
+            traced.ledger = Ledger()
+    evidence.report("", "direct calls", list(direct)[:MOST_DIRECT_CALLS])
+    (folder / f"{HANDED_IN}{comm.rank}").write_bytes(evidence.to_bytes())
+
+
+def cost_of_step(comm: Communicator, name: str) -> dict[str, int]:
+    """Calls and bytes of this rank in one step of `plain_model`."""
+    sync = get_sync(name)(comm, find_unused_parameters=False)
+    module = sync.attach(plain_model())
+    for step in range(2):  # torch's DDP arranges its buckets anew after the first
+        comm.ledger = Ledger()
+        plain_loss(module, comm.rank, step).backward()
+        sync.finish()
+        module.zero_grad(set_to_none=True)
+    rows = [row for row in comm.ledger.rows if row.purpose == GRADIENTS]
+    sync.detach()
+    return {
+        "calls": len(rows),
+        "bytes_sent": sum(row.bytes_sent for row in rows),
+        "bytes_received": sum(row.bytes_received for row in rows),
+    }
+
+
+def are_samples(value: Any, names: Sequence[str], rounds: int) -> bool:
+    """Whether that is what `seconds_of_steps` returns."""
+    if not isinstance(value, dict) or list(value) != list(names):
+        return False
+    seconds = [each for times in value.values() if isinstance(times, list) for each in times]
+    return len(seconds) == len(names) * rounds and all(type(s) is float and 0 < s < math.inf for s in seconds)
+
+
+def seconds_of_steps(comm: Communicator, names: Sequence[str], rounds: int) -> dict[str, list[float]]:
+    """The seconds of a step of `plain_model` under each sync, by round: the slowest rank's.
+
+    A round is one step under each, in an order that turns from round to round; all ranks start a step together.
+    """
+    syncs = [get_sync(name)(comm, find_unused_parameters=False) for name in names]
+    modules = [sync.attach(plain_model()) for sync in syncs]
+    seconds: list[list[float]] = [[] for _ in names]
+    for turn in range(WARM_UP_ROUNDS + rounds):
+        for place in range(len(names)):
+            which = (turn + place) % len(names)
+            sync, module = syncs[which], modules[which]
+            comm.all_reduce(torch.zeros(1), "all are here", purpose=AGREEMENT)
+            started = time.perf_counter()
+            plain_loss(module, comm.rank, turn).backward()
+            sync.finish()
+            seconds[which].append(time.perf_counter() - started)
+            module.zero_grad(set_to_none=True)
+    for sync in syncs:
+        sync.detach()
+    by_rank = comm.exchange([each[WARM_UP_ROUNDS:] for each in seconds])
+    return {
+        name: [max(times) for times in zip(*(ranks[which] for ranks in by_rank), strict=True)]
+        for which, name in enumerate(names)
+    }

@@ -1,0 +1,149 @@
+"""Small models and batches for the claims about gradient syncs, and for a first look at a sync's cost and speed."""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from cos598d.tools.check.nonce import seed_of
+from cos598d.data.text.features import Features
+from cos598d.data.text.layout import Layout
+
+WORDS, WIDTH = 41, 7
+Seed = int | Sequence[int]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a toy model is made of.
+
+    large, larger: elements of its two long tensors, primes so that no chunking divides them.
+    is_tied: whether the output layer's weight is the embedding's; else it is one of its own, and frozen.
+    more_frozen: elements of one more frozen tensor. all_used: whether nothing that can be left unused is trainable.
+    shares_gradients: whether autograd gives the gradients of two tensors one memory, and needs it for a third one's.
+    """
+
+    large: int = 1_009
+    larger: int = 2_003
+    is_tied: bool = True
+    more_frozen: int = 0
+    all_used: bool = False
+    shares_gradients: bool = False
+
+
+SMALL = Shape()
+# Of more than 1 MiB, DDP's first bucket, and of more than 2 MiB, what is sent at a time by gloo and by our messages.
+LARGE = Shape(large=300_007, larger=600_011)
+
+
+class ToyModel(nn.Module):
+    """Small, and awkward in every way that real models are.
+
+    A frozen layer; a weight tied into two places; a buffer that matters; a layer that nothing uses; one that only
+    some examples use; a parameter of another dtype; two long ones. Of what is used every element has a gradient other
+    than zero, and another one for every example.
+    """
+
+    def __init__(self, shape: Shape = SMALL):
+        super().__init__()
+        # Registered first, so expected last: a sync that overlaps has started all else when it finds this one missing.
+        self.never = nn.Linear(WIDTH, WIDTH)
+        self.embedding = nn.Embedding(WORDS, WIDTH)
+        self.frozen = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
+        self.hidden = nn.Linear(WIDTH, WIDTH)
+        self.large = nn.Parameter(torch.randn(shape.large) * 0.01)
+        self.sometimes = nn.Linear(WIDTH, WIDTH)
+        self.precise = nn.Parameter(torch.randn(WIDTH, dtype=torch.float64))
+        self.larger = nn.Parameter(torch.randn(shape.larger) * 0.01)
+        if shape.shares_gradients:
+            self.twin, self.below = (nn.Parameter(torch.randn(shape.large) * 0.01) for _ in range(2))
+        self.shares_gradients = shape.shares_gradients
+        self.last = nn.Linear(WIDTH, WIDTH)
+        self.output = nn.Linear(WIDTH, WORDS, bias=False)
+        if shape.is_tied:
+            self.output.weight = self.embedding.weight
+        else:
+            self.output.weight.requires_grad_(False)
+        if shape.more_frozen:
+            self.more_frozen = nn.Parameter(torch.randn(shape.more_frozen), requires_grad=False)
+        if shape.all_used:
+            self.never.requires_grad_(False)
+            self.sometimes.requires_grad_(False)
+        self.register_buffer("scale", torch.rand(WIDTH) + 0.5)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, labels: torch.Tensor) -> tuple:
+        """Word ids and mask (batch, sequence), labels (batch): the mean loss and the logits (batch, words)."""
+        words = self.embedding(input_ids) * attention_mask.unsqueeze(-1)
+        state = words.sum(dim=1) / attention_mask.sum(dim=1, keepdim=True)
+        state = torch.tanh(self.hidden(self.frozen(state)) * self.scale + self.precise.float())
+        chosen = labels == 0
+        if chosen.any():
+            state = torch.where(chosen.unsqueeze(-1), torch.tanh(self.sometimes(state)), state)
+        logits = self.output(self.last(state))
+        loss = nn.functional.cross_entropy(logits, labels)
+        places = torch.arange(1, input_ids.shape[1] + 1)
+        keys = (input_ids * attention_mask * places).sum(dim=1).tolist()
+        large: torch.Tensor = self.large
+        if self.shares_gradients:  # a sum hands its own gradient on, and a view of that is another tensor in its memory
+            large = (torch.tanh(self.below).view(-1, 1) + large.view(-1, 1) + self.twin.view(-1, 1)).view(-1)
+        for tensor in (large, self.larger):
+            loss = loss + 0.1 * (tensor * _pattern(tensor.numel(), keys)).sum()
+        return loss, logits
+
+
+def _pattern(elements: int, keys: Sequence[int]) -> torch.Tensor:
+    """Numbers between 0.5 and 1.5, (elements,): the mean over the examples, each of which has its own by its key."""
+    numbers = _numbers(elements)
+    starts = [key * 7919 % elements for key in keys]
+    return torch.stack([numbers[start : start + elements] for start in starts]).mean(dim=0)
+
+
+@functools.lru_cache(maxsize=8)
+def _numbers(elements: int) -> torch.Tensor:
+    """`elements` random numbers between 0.5 and 1.5, twice in a row, the same in every process."""
+    return (torch.rand(elements, generator=torch.Generator().manual_seed(0)) + 0.5).repeat(2)
+
+
+class ToyFeatures(Features):
+    """Random sentences of random length; the same on every rank."""
+
+    def __init__(self, examples: int, seed: Seed = 0):
+        generator = np.random.default_rng(seed)
+        lengths = generator.integers(2, 9, examples)
+        labels = generator.integers(0, WORDS // 3, examples)
+        words = generator.integers(0, WORDS, lengths.sum()).astype(np.int32)
+        layout = Layout(uses_segments=False)
+        super().__init__(words, np.append(0, np.cumsum(lengths)), lengths, {"labels": labels}, layout, pad_id=0)
+
+
+def toy_model(seed: int, shape: Shape = SMALL) -> ToyModel:
+    """A toy model with weights drawn from `seed`, the global generator left as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return ToyModel(shape)
+
+
+def local_batch(rank: int, step: int, with_first_label: bool = True, seed: int = 0) -> dict[str, torch.Tensor]:
+    """Four sentences that only this rank sees in this step; without label 0 they leave `sometimes` unused."""
+    batch = ToyFeatures(4, seed=(seed_of(seed, rank), step, rank)).collate(np.arange(4))
+    batch["labels"] = batch["labels"].clamp(min=0 if with_first_label else 1)
+    if with_first_label:
+        batch["labels"][0] = 0
+    return batch
+
+
+def plain_model(seed: int = 0) -> nn.Sequential:
+    """Eight layers, 0.5 million parameters of one dtype, all of them used in every step."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        layers = [layer for _ in range(7) for layer in (nn.Linear(256, 256), nn.Tanh())]
+        return nn.Sequential(*layers, nn.Linear(256, 251))
+
+
+def plain_loss(module: nn.Module, rank: int, step: int) -> torch.Tensor:
+    """The loss of `plain_model` on 16 random examples that only this rank sees in this step."""
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    return module(torch.randn(16, 256, generator=generator)).square().mean()

@@ -1,0 +1,172 @@
+"""Programs on the hosts of an emulated cluster: started together, their output told apart, ended together."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import IO, Any
+
+from cos598d.tools.cluster.network import Network, end_processes
+from cos598d.tools.cluster.plan import INTERFACE, Cluster, address
+from cos598d.tools.cluster.switch import READY
+from cos598d.errors import UserError
+from cos598d.records.quantities import delay_words, rate_words
+from cos598d.world.network import DEFAULT_PORT
+from cos598d.world.secret import SECRET_VARIABLE, new_secret
+
+NETWORK_FACTS = "COS598D_NETWORK"  # what the hosts' links are, for the record of a run
+# Lets the kernel end a program when this process is gone, however it went.
+END_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL")
+# When one program has failed, the others learn it from each other; how long they may take to say so.
+GRACE_SECONDS = 15.0
+
+
+def environment(cluster: Cluster) -> dict[str, str]:
+    """The variables of a program on a host: this process's, the interface for gloo, and what the links are."""
+    links = {
+        "hosts": cluster.hosts,
+        "rate": rate_words(cluster.rate),
+        "delay": delay_words(cluster.delay),
+        "offload": "on" if cluster.offload else "off",
+    }
+    own = {"GLOO_SOCKET_IFNAME": INTERFACE, NETWORK_FACTS: json.dumps(links), "PYTHONUNBUFFERED": "1"}
+    # Else torch warns on every rank that the hosts' addresses have no names.
+    return {"TORCH_CPP_LOG_LEVEL": "ERROR"} | dict(os.environ) | own
+
+
+def rank_environment(cluster: Cluster, host: int, index: int, ranks_per_host: int) -> dict[str, str]:
+    """The variables that tell a rank its place, by the names that torchrun gives them.
+
+    Ranks are numbered host by host. Every rank gets its share of this machine's cores, which the hosts only seem to
+    have for themselves.
+    """
+    ranks = cluster.hosts * ranks_per_host
+    threads = max(1, len(os.sched_getaffinity(0)) // ranks)
+    return {
+        "RANK": str((host - 1) * ranks_per_host + index),
+        "LOCAL_RANK": str(index),
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks_per_host),
+        "MASTER_ADDR": address(1),
+        "MASTER_PORT": str(DEFAULT_PORT),  # free in every cluster: each has ports of its own
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
+    }
+
+
+def on_host(cluster: Cluster, host: int, words: Sequence[str]) -> list[str]:
+    """The command that runs `words` in a host's namespace, in place of itself."""
+    return ["ip", "netns", "exec", cluster.namespace(host), *words]
+
+
+def start_switch(network: Network, stays: bool) -> subprocess.Popen | None:
+    """Start our own switch where this cluster needs one, and wait until it carries packets.
+
+    It ends with this process, or (`stays`) when its namespace is removed by `Network.remove`.
+    """
+    cluster = network.cluster
+    if not network.needs_own_switch:
+        return None
+    words = ["-m", "cos598d.tools.cluster.switch", str(cluster.delay), *(cluster.port(host) for host in cluster.numbers)]
+    switch = subprocess.Popen(
+        [*(() if stays else END_WITH_PARENT), "ip", "netns", "exec", cluster.switch, sys.executable, *words],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert switch.stdout is not None  # a pipe, as asked for above
+    with switch.stdout as output:
+        if output.readline().strip() != READY:
+            raise UserError("the switch that delays packets did not start; the reason stands above.")
+    return switch
+
+
+def run_on_hosts(cluster: Cluster, words: Sequence[str], ranks_per_host: int, output: IO[str] = sys.stdout) -> int:
+    """Run `words` as every rank of the cluster, print their lines with the host before them, return the exit code.
+
+    In the words, {rank}, {host}, {address}, {world_size}, {master_ip} and {master_port} stand for their values. When
+    one program fails, the others get seconds to end by themselves. The code is that of the one which failed first.
+    """
+    programs: list[subprocess.Popen] = []
+    readers: list[threading.Thread] = []
+    lock = threading.Lock()
+    # One for all ranks, and in nobody's arguments.
+    secret = {SECRET_VARIABLE: os.environ.get(SECRET_VARIABLE) or new_secret()}
+    try:
+        for host in cluster.numbers:
+            for index in range(ranks_per_host):
+                variables = rank_environment(cluster, host, index, ranks_per_host)
+                program = subprocess.Popen(
+                    [*END_WITH_PARENT, *on_host(cluster, host, [_filled(word, host, variables) for word in words])],
+                    env=environment(cluster) | variables | secret,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                    errors="replace",
+                    start_new_session=True,
+                )
+                programs.append(program)
+                prefix = f"host{host}" if ranks_per_host == 1 else f"host{host} rank{variables['RANK']}"
+                reader = threading.Thread(target=_relay, args=(program.stdout, prefix, output, lock), daemon=True)
+                reader.start()
+                readers.append(reader)
+        exit_code = _wait(programs)
+    except BaseException as stopped:
+        number = signal.SIGINT if isinstance(stopped, KeyboardInterrupt) else signal.SIGTERM
+        for program in programs:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(program.pid, number)  # each leads a group of its own
+        _wait_for_all(programs, GRACE_SECONDS / 3)
+        raise
+    finally:
+        end_processes([program.pid for program in programs if program.poll() is None])
+        for program in programs:
+            program.wait()
+        for reader in readers:
+            reader.join(2)
+    return exit_code
+
+
+def _wait(programs: Sequence[subprocess.Popen]) -> int:
+    """Wait until all have ended, or one has failed and its seconds of grace are over; return the exit code."""
+    while True:
+        codes = [program.poll() for program in programs]
+        failed = next((code for code in codes if code), None)
+        if failed is not None:
+            _wait_for_all(programs, GRACE_SECONDS)
+            return failed if failed > 0 else 128 - failed
+        if all(code == 0 for code in codes):
+            return 0
+        time.sleep(0.05)
+
+
+def _wait_for_all(programs: Sequence[subprocess.Popen], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while any(program.poll() is None for program in programs) and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def _relay(lines: IO[str], prefix: str, output: IO[str], lock: Any) -> None:
+    for line in lines:
+        with lock:
+            print(f"{prefix}| {line.rstrip()}", file=output, flush=True)
+
+
+def _filled(word: str, host: int, variables: Mapping[str, str]) -> str:
+    values = {
+        "rank": variables["RANK"],
+        "host": str(host),
+        "address": address(host),
+        "world_size": variables["WORLD_SIZE"],
+        "master_ip": variables["MASTER_ADDR"],
+        "master_port": variables["MASTER_PORT"],
+    }
+    for name, value in values.items():  # not str.format: a word may hold other braces
+        word = word.replace(f"{{{name}}}", value)
+    return word

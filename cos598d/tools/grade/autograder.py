@@ -1,0 +1,56 @@
+"""Gradescope's autograder.zip: the assignment, this package's sources without the answers of its course, setup.sh and
+run_autograder."""
+
+import io
+import zipfile
+from importlib.metadata import PackageNotFoundError, requires
+from importlib.resources import files
+from pathlib import Path
+
+import cos598d
+from cos598d.errors import UserError
+from cos598d.tools.grade.assignment import assignment_of
+from cos598d.tools.grade.kinds import KINDS
+
+PACKAGE = Path(cos598d.__file__).parent
+PROGRAMS = {"setup.sh": "setup.sh.txt", "run_autograder": "run_autograder.sh.txt"}
+ANSWERS = "tools/learn/answers/*.txt"  # which submissions could read
+EPOCH = (1980, 1, 1, 0, 0, 0)  # the same zip for the same content
+PLAIN, PROGRAM = 0o100644, 0o100755
+
+
+def autograder(word: str) -> bytes:
+    """The zip that grades the assignment in a file, or the plain one of a kind that `word` names.
+
+    Raises UsageError for an assignment that cannot work, UserError where the package's requirements are not known.
+    """
+    assignment_of(word)
+    text = f'kind = "{word}"\n' if word in KINDS else Path(word).read_text(encoding="utf-8")
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, template in PROGRAMS.items():
+            _put(archive, name, (files("cos598d.tools.grade") / template).read_bytes(), PROGRAM)
+        _put(archive, "assignment.toml", text.encode())
+        _put(archive, "requirements.txt", "".join(f"{each}\n" for each in requirements()).encode())
+        for path in sorted(PACKAGE.rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts and not path.match(ANSWERS):
+                _put(archive, str(Path("cos598d") / path.relative_to(PACKAGE)), path.read_bytes())
+    return content.getvalue()
+
+
+def requirements() -> list[str]:
+    """What the package needs, as it is installed here, without the extras. Raises UserError where it is not."""
+    try:
+        found = requires("cos598d")
+    except PackageNotFoundError:
+        found = None
+    if not found:
+        raise UserError("what this package needs is known where it is installed: pip install -e . in its clone.")
+    return [each for each in found if "extra ==" not in each]
+
+
+def _put(archive: zipfile.ZipFile, name: str, data: bytes, mode: int = PLAIN) -> None:
+    about = zipfile.ZipInfo(name, EPOCH)
+    about.external_attr = mode << 16
+    about.compress_type = zipfile.ZIP_DEFLATED
+    archive.writestr(about, data)

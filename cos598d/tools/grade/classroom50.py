@@ -1,0 +1,86 @@
+"""Classroom 50's result.json, "classroom50/result/v1": schemas/result-v1.schema.json of foundation50/classroom50.
+
+Whose submission it is stands in variables that its runner sets; points are whole numbers there.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+from cos598d.errors import UsageError
+from cos598d.tools.grade.scored import Scored, number
+from cos598d.terminal.printable import printable
+
+SCHEMA = "classroom50/result/v1"
+TYPES = ("individual", "group", "team")
+LONGEST = 2000  # characters of a test's output
+# Field -> the variables that may have it, the first one first.
+VARIABLES = {
+    "classroom": ("CLASSROOM",),
+    "assignment": ("ASSIGNMENT",),
+    "owner": ("OWNER", "USERNAME"),
+    "submission": ("SUBMISSION_TAG",),
+    "commit": ("COMMIT_URL",),
+    "release": ("RELEASE_URL",),
+    "review": ("REVIEW_URL", "COMMIT_URL"),
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which submission of which classroom a result is of."""
+
+    fields: dict[str, str]
+
+    @classmethod
+    def here(cls, points: Sequence[float]) -> "Place":
+        """As Classroom 50's runner says. Raises UsageError where it does not, and for `points` that it cannot take."""
+        fields = {
+            field: next((value for name in names if (value := os.environ.get(name))), "")
+            for field, names in VARIABLES.items()
+        }
+        missing = [VARIABLES[field][0] for field, value in fields.items() if not value]
+        if missing:
+            raise UsageError(
+                f"--classroom50 needs the variables that Classroom 50's runner sets, and {', '.join(missing)} "
+                f"{'is' if len(missing) == 1 else 'are'} not set: let its autograder.py call this."
+            )
+        if not fields["submission"].startswith("submit/"):
+            raise UsageError(
+                f"SUBMISSION_TAG is {printable(fields['submission'], 60)}: Classroom 50's begin with submit/."
+            )
+        kind = os.environ.get("ASSIGNMENT_TYPE") or TYPES[0]
+        if kind not in TYPES:
+            raise UsageError(f"ASSIGNMENT_TYPE is {printable(kind, 60)}, where one of {', '.join(TYPES)} belongs.")
+        broken = next((each for each in points if each != int(each)), None)
+        if broken is not None:
+            raise UsageError(f"Classroom 50 takes whole points, and a claim gives {number(broken)}: make it whole.")
+        return cls(fields | {"assignment_type": kind})
+
+
+def classroom50(scored: Sequence[Scored], place: Place) -> dict[str, Any]:
+    """The result of one submission, as the value of result.json."""
+    tests = [
+        {
+            "test-name": each.name,
+            "passed": bool(each.passed),
+            "score": int(each.points),
+            "max-score": int(each.most),
+            "output": printable(each.words, LONGEST, keep="\n"),
+            "verdict": each.status,
+        }
+        for each in scored
+    ]
+    # When it was handed in its runner knows, and puts in its place.
+    now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {
+        "schema": SCHEMA,
+        **place.fields,
+        "datetime": now,
+        "graded_at": now,
+        "score": sum(int(each.points) for each in scored),
+        "max-score": sum(int(each.most) for each in scored),
+        "tests": tests,
+    }

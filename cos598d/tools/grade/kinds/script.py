@@ -1,0 +1,138 @@
+"""Assignments whose submissions are training scripts: `audit` runs them, unchanged, and its faults cost points."""
+
+import os
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cos598d.tools.audit import script
+from cos598d.tools.audit.exchange import read_books
+from cos598d.tools.audit.judge import judge
+from cos598d.tools.audit.judge.verdict import FAULT, Finding, Verdict
+from cos598d.tools.audit.judge.words import WORDS
+from cos598d.tools.audit.options import Told
+from cos598d.tools.audit.starter import StillRunning, start_ranks
+from cos598d.errors import UserError
+from cos598d.tools.grade.kinds.kind import Kind, all_alike, take_file, take_seconds
+from cos598d.tools.grade.scored import Judged
+from cos598d.tools.grade.table import Table
+from cos598d.records.kinds import COUNT, NUMBER, TEXT, ListOf, Number
+
+ENDS_WELL, TRAINS, NO_FAULT = "ends_well", "trains", "no_fault"
+FAULTS = tuple(name for name, words in WORDS.items() if words.level == FAULT)
+
+
+@dataclass(frozen=True)
+class ScriptKind(Kind):
+    """A script that all ranks run with these `words`; it may take `seconds`. It trains if all ranks make `steps` steps
+    with a model of at least `parameters_least` parameters, and the loss ends below `loss_below` (None: wherever).
+    """
+
+    file: str = "train.py"
+    words: tuple[str, ...] = ()
+    world_size: int = 2
+    steps: int = 3
+    seconds: float = 300.0
+    parameters_least: int = 0
+    loss_below: float | None = None
+
+    keys = ("file", "words", "world_size", "steps", "seconds", "parameters_least", "loss_below")
+
+    @classmethod
+    def read(cls, table: Table) -> "ScriptKind":
+        """Take this kind's keys. Raises UsageError."""
+        steps = Number("a whole number from 1 to 1000", least=1, most=1000, is_whole=True)
+        sizes = Number("a whole number from 2 to 64", least=2, most=64, is_whole=True)
+        loss = table.take("loss_below", NUMBER)
+        return cls(
+            take_file(table, cls.file),
+            tuple(table.take("words", ListOf(TEXT), [])),
+            table.take("world_size", sizes, cls.world_size),
+            table.take("steps", steps, cls.steps),
+            take_seconds(table, cls.seconds, most=86_400),
+            table.take("parameters_least", COUNT, cls.parameters_least),
+            None if loss is None else float(loss),
+        )
+
+    def claims(self) -> Mapping[str, bool]:
+        """That it ends well, that it trains, that no fault is found; and each fault by its name, where it is named."""
+        return {ENDS_WELL: True, TRAINS: True, NO_FAULT: True, **dict.fromkeys(FAULTS, False)}
+
+    def judge(self, folder: Path, claims: Sequence[str]) -> Iterator[Judged]:
+        """Run it under audit, then judge what the ranks' books say."""
+        path, books = folder / self.file, Path.cwd() / "audit"
+        end = ""
+        try:
+            script.load(str(path))
+            os.chdir(folder)
+            told = Told(str(books), str(path), self.steps, secrets.token_hex(8))
+            code = start_ranks(told, self.words, self.world_size, None, self.seconds)
+            end = f"it ended with exit code {code}" if code else ""
+        except StillRunning as error:
+            end = str(error)
+        except UserError as error:
+            yield from all_alike(claims, False, str(error))
+            return
+        try:
+            verdict = judge(*read_books(books))
+        except UserError:
+            verdict = None
+        yield from score(verdict, claims, end, self, self.world_size)
+
+
+def score(
+    verdict: Verdict | None, claims: Sequence[str], end: str, kind: ScriptKind, world_size: int | None = None
+) -> Iterator[Judged]:
+    """What an audit's verdict means for these claims. `end` is how the script failed, "" where it ended well; without
+    a verdict no rank left a book. All ranks, `world_size` of them if that is known, must train as `kind` asks."""
+    trouble = _trouble(verdict, kind, world_size)
+    for name in claims:
+        if name == ENDS_WELL:
+            yield Judged(name, not end, end or "all ranks ended with exit code 0")
+        elif name == TRAINS:
+            yield Judged(name, not trouble, trouble or f"every rank made at least {kind.steps} steps")
+        elif verdict is None or trouble:
+            yield Judged(name, False, trouble)
+        else:
+            yield _of_faults(verdict, name)
+
+
+def _trouble(verdict: Verdict | None, kind: ScriptKind, world_size: int | None) -> str:
+    """Why it did not train as it should; "" where it did."""
+    if verdict is None:
+        return "nothing was seen of it: it opened no process group, or was over before its first step"
+    seen = verdict.seen
+    asked = world_size or seen.world_size
+    if (seen.ranks, seen.world_size) != (asked, asked):
+        return f"{seen.ranks} of {asked} ranks were seen to train, in a world of {seen.world_size}"
+    if seen.steps < kind.steps:
+        why = f"it made {seen.steps} steps on every rank, and should make {kind.steps}"
+    elif seen.parameters < kind.parameters_least:
+        why = f"its model has {seen.parameters} parameters, and should have {kind.parameters_least}"
+    elif kind.loss_below is not None and (seen.loss is None or seen.loss >= kind.loss_below):
+        found = "is not known" if seen.loss is None else f"is {seen.loss:.4g}"
+        why = f"its loss {found} at the end, and should be below {kind.loss_below:g}"
+    else:
+        return ""
+    return f"{why}: nothing can be said of its faults"
+
+
+def _of_faults(verdict: Verdict, name: str) -> Judged:
+    """Of one fault, or of NO_FAULT."""
+    faults = verdict.of(FAULT)
+    found = [each for each in faults if name in (NO_FAULT, each.name, *each.consequences)]
+    if found:
+        return Judged(name, False, "\n".join(map(_in_words, found)))
+    if not verdict.is_sure:
+        why = " ".join(verdict.not_judged)
+        return Judged(name, None, f"no fault was seen, but its gradients could not be judged: {why}")
+    return Judged(name, True, f"not found in {verdict.seen.steps} steps, gradients judged in {verdict.seen.judged}")
+
+
+def _in_words(finding: Finding) -> str:
+    words = WORDS[finding.name]
+    file, line, function = finding.where
+    where = f"\nwhere: {os.path.basename(file)} line {line}, in {function}" if file else ""
+    evidence = "\n".join(finding.evidence)
+    return f"{words.title} [{finding.name}]\n{evidence}{where}\nwhy: {words.why}\nmend: {words.mend}"

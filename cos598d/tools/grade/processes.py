@@ -1,0 +1,148 @@
+"""What a submission's processes may use up, and their end: of all of them, also where they left group, session or
+parent."""
+
+import contextlib
+import os
+import resource
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from cos598d.tools.check.supervisor import SET_CHILD_SUBREAPER, prctl
+from cos598d.tools.grade.assignment import Limits
+
+END_SECONDS = 10.0
+THREADS_EACH = 16  # that one process may have, on average
+LONGEST_BASE = 40  # characters: sockets are made below it, whose paths have at most 107
+MOST_LOOKED_AT = 200_000  # files, when a folder's size is added up
+SET_DUMPABLE = 4  # prctl(2)
+
+
+@contextlib.contextmanager
+def orphans_come_here() -> Iterator[None]:
+    """Within it, processes below this one whose parent ends become its children (Linux), so that none is lost."""
+    prctl(SET_CHILD_SUBREAPER, 1)
+    try:
+        yield
+    finally:
+        prctl(SET_CHILD_SUBREAPER, 0)
+
+
+def hide_this_process() -> None:
+    """From now on no process but root's looks into this one's memory, variables or descriptors (Linux)."""
+    prctl(SET_DUMPABLE, 0)
+
+
+def scratch_base() -> str:
+    """Where scratch folders are made."""
+    base = tempfile.gettempdir()
+    return base if len(base) <= LONGEST_BASE else "/tmp"
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A new folder that is gone afterwards, whatever a submission has put there."""
+    path = Path(tempfile.mkdtemp(prefix="grade-", dir=scratch_base())).resolve()
+    try:
+        yield path
+    finally:
+        # Python's own removal stops at folders that are nested deeply, or may not be read.
+        for command in (["chmod", "-R", "u+rwx"], ["rm", "-rf"]):
+            with contextlib.suppress(OSError):
+                subprocess.run([*command, "--", path], stderr=subprocess.DEVNULL, check=False)
+        shutil.rmtree(path, ignore_errors=True)
+
+
+class Tree:
+    """The processes below this one that are started from now on, by one submission after the other.
+
+    Processes are told apart by number and birth. What a submission leaves that cannot be ended is tried again.
+    """
+
+    def __init__(self) -> None:
+        self._before = set(psutil.Process().children(recursive=True))
+        self._left: set[psutil.Process] = set()
+        self.exit_codes: dict[int, int] = {}  # of this process's own children, as far as they are reaped
+
+    def begin(self) -> None:
+        """The next submission begins: end what is left of earlier ones, and count none of it as this one's."""
+        self.end()
+        self._left = set(self.processes())
+        self.exit_codes.clear()
+
+    def processes(self) -> list[psutil.Process]:
+        """Those that there are now, of all submissions."""
+        with contextlib.suppress(psutil.Error):
+            return [each for each in psutil.Process().children(recursive=True) if each not in self._before]
+        return []
+
+    def own(self, processes: list[psutil.Process]) -> list[psutil.Process]:
+        """Those among them that the present submission started."""
+        return [each for each in processes if each not in self._left]
+
+    def end(self) -> bool:
+        """End them all; whether none is left."""
+        deadline = time.monotonic() + END_SECONDS
+        while left := self.processes():
+            for process in left:
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+            self.reap(left)
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.01)
+        return True
+
+    def reap(self, processes: list[psutil.Process]) -> None:
+        """Collect those that are this process's children and have ended."""
+        for process in processes:
+            with contextlib.suppress(ChildProcessError):
+                pid, status = os.waitpid(process.pid, os.WNOHANG)
+                if pid:
+                    self.exit_codes[pid] = os.waitstatus_to_exitcode(status)
+
+
+def limit_this_process(limits: Limits) -> None:
+    """From now on, and for all that it starts: how much memory, how large files, how many processes and how long."""
+    seconds = int(2 * limits.seconds_in_all) + 60  # of processor; the clock on the wall is the grader's to look at
+    _set(resource.RLIMIT_CPU, seconds)
+    _set(resource.RLIMIT_CORE, 0)
+    _set(resource.RLIMIT_FSIZE, limits.file_mb << 20)
+    _set(resource.RLIMIT_AS, limits.memory_mb << 20)
+    if os.getuid() != 0:  # the kernel counts all of a user's, and does not hold root to it
+        _set(resource.RLIMIT_NPROC, _tasks_of_user() + THREADS_EACH * limits.processes)
+
+
+def _set(which: int, most: int) -> None:
+    hard = resource.getrlimit(which)[1]
+    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(which, (most, most))
+
+
+def _tasks_of_user() -> int:
+    found = 0
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            found += process.num_threads() if process.uids().real == os.getuid() else 0
+    return found
+
+
+def megabytes_in(folder: Path) -> float:
+    """What a folder takes on the disk, in MB; infinite where it has more files than anybody needs."""
+    found, files, folders = 0, 0, [folder]
+    while folders:
+        with contextlib.suppress(OSError), os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                files += 1
+                with contextlib.suppress(OSError):
+                    found += entry.stat(follow_symlinks=False).st_blocks * 512
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(Path(entry.path))
+                if files > MOST_LOOKED_AT:
+                    return float("inf")
+    return found / (1 << 20)

@@ -1,0 +1,261 @@
+"""One submission, graded in processes of its own, on a copy of its files, within its limits, and none of them left."""
+
+import contextlib
+import os
+import select
+import shutil
+import socket
+import stat
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from cos598d.errors import UsageError, UserError
+from cos598d.tools.grade.assignment import Assignment
+from cos598d.tools.grade.hiding import what_stops
+from cos598d.tools.grade.judging import be_judge, heard, judged_of
+from cos598d.tools.grade.processes import Tree, hide_this_process, megabytes_in, orphans_come_here, scratch_folder
+from cos598d.tools.grade.scored import Judged
+from cos598d.tools.grade.user import NOBODY, User, needed_by, user_for
+from cos598d.terminal.printable import printable
+from cos598d.terminal.signals import signal_name
+
+POLL_SECONDS = 0.1
+LOOK_SECONDS = 0.3  # how often its processes are counted
+WEIGH_SECONDS = 1.5  # how often its files are
+OUTPUT_BYTES = 20_000  # of what it prints, the end is kept
+MOST_LINE_BYTES = 1 << 20
+MOST_FILES = 10_000
+LAST_LINES = 8
+NOT_COPIED = (".git", "__pycache__", ".venv")
+
+
+@dataclass(frozen=True)
+class End:
+    """How grading a submission ended: `otherwise` is what that means for claims that were not judged, and `remark`
+    ("": nothing) what there is to say of it. `printed` is the end of what the submission printed."""
+
+    otherwise: Judged
+    remark: str = ""
+    printed: str = ""
+
+
+class Grader:
+    """Grades the submissions of an assignment, one after the other. `remark` says in a sentence ("": nothing) why they
+    have more rights than they should have.
+
+    Needs fork: Linux, or another Unix. Made by `grading`.
+    """
+
+    def __init__(self, assignment: Assignment, as_root: bool):
+        self._assignment = assignment
+        self._tree = Tree()
+        self._user, self.remark = user_for(needed_by(assignment))
+        if self.remark and not as_root:
+            raise UsageError(
+                f"{self.remark} Let {NOBODY} read it, or give --as_root where a container has nothing to lose."
+            )
+        hidden = assignment.kind.hides
+        why = what_stops(hidden) if hidden else ""
+        if why:
+            raise UsageError(
+                f"Submissions could read the answers in {hidden[0]}, since {why}. "
+                "Delete that folder, which grading does not need, or grade where mount namespaces are allowed."
+            )
+
+    def grade(self, source: Path, tell: Callable[[Judged], None]) -> End:
+        """Grade the submission in `source`, a folder or a file; `tell` is called with each claim once it is judged.
+
+        Raises UserError where this machine cannot do it.
+        """
+        self._tree.begin()
+        with scratch_folder() as scratch:
+            try:
+                folder = _copied(source, scratch / "submission", self._assignment)
+            except UserError as error:
+                return End(Judged("", False, str(error)), str(error))
+            if self._user:
+                self._user.take(scratch)
+            return _Judgement(self._assignment, folder, scratch, self._user, self._tree, tell).end()
+
+
+@contextlib.contextmanager
+def grading(assignment: Assignment, as_root: bool = False) -> Iterator[Grader]:
+    """A `Grader`, to which all belongs that is started within the block. This process stays hidden afterwards.
+
+    Raises UsageError where submissions would be root, unless `as_root` allows it, or could read a lesson's answers.
+    """
+    hide_this_process()
+    with orphans_come_here():
+        yield Grader(assignment, as_root)
+
+
+def _copied(source: Path, target: Path, assignment: Assignment) -> Path:
+    """Copy the submission, and return the folder of the copy that the assignment's file is in. Raises UserError."""
+    wanted = assignment.kind.file
+    try:
+        if source.is_file():
+            (target / wanted).parent.mkdir(parents=True)
+            _check_size([source], assignment)
+            shutil.copyfile(source, target / wanted)
+            return target
+        files = list(_files(source))
+        _check_size(files, assignment)
+        for file in files:
+            place = target / file.relative_to(source)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, place)
+    except OSError as error:
+        raise UserError(f"the submission cannot be read: {error.strerror}.") from None
+    if (target / wanted).is_file():
+        return target
+    found = sorted(
+        folder
+        for folder in {target, *(target / file.relative_to(source).parent for file in files)}
+        if (folder / wanted).is_file()
+    )
+    if len(found) == 1:
+        return found[0]
+    if found:
+        where = ", ".join(printable(folder.relative_to(target), 60) for folder in found[:3])
+        raise UserError(f"the submission has {wanted} in several folders ({where}): hand in one.")
+    there = sorted(printable(file.name, 60) for file in files if file.suffix == ".py")[:5]
+    raise UserError(
+        f"the submission has no {wanted}: " + (f"it has {', '.join(there)}." if there else "it has no Python file.")
+    )
+
+
+def _files(source: Path) -> Iterator[Path]:
+    """The plain files of a folder, without links."""
+    folders = [source]
+    while folders:
+        for entry in sorted(os.scandir(folders.pop()), key=lambda each: each.name):
+            if entry.is_dir(follow_symlinks=False):
+                if entry.name not in NOT_COPIED:
+                    folders.append(Path(entry.path))
+            elif stat.S_ISREG(entry.stat(follow_symlinks=False).st_mode):
+                yield Path(entry.path)
+
+
+def _check_size(files: list[Path], assignment: Assignment) -> None:
+    most = assignment.limits.disk_mb // 2
+    megabytes = sum(file.stat().st_size for file in files) / (1 << 20)
+    if len(files) > MOST_FILES or megabytes > most:
+        raise UserError(
+            f"the submission has {len(files)} files of {megabytes:.0f} MB: at most {MOST_FILES} of {most} MB are taken."
+        )
+
+
+class _Judgement:
+    """A submission's judge at work, as the grader sees it."""
+
+    def __init__(
+        self,
+        assignment: Assignment,
+        folder: Path,
+        scratch: Path,
+        user: User | None,
+        tree: Tree,
+        tell: Callable[[Judged], None],
+    ):
+        self._assignment, self._limits = assignment, assignment.limits
+        self._folder, self._scratch, self._user, self._tree, self._tell = folder, scratch, user, tree, tell
+        self._is_over = False
+        self._error = ""
+        self._said, self._heard = b"", b""
+
+    def end(self) -> End:
+        """Start the judge, wait for its end or the submission's, and end whatever is left."""
+        ours, its = socket.socketpair()
+        reads, writes = os.pipe()
+        os.set_blocking(reads, False)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        tree = self._tree
+        pid = os.fork()
+        if pid == 0:
+            be_judge(self._assignment, self._folder, self._scratch, self._user, its, writes)
+        its.close()
+        os.close(writes)
+        try:
+            stopped = self._watch(ours, reads)
+        finally:
+            is_clean = tree.end()
+            with contextlib.suppress(ChildProcessError):  # tree.end may have come first
+                tree.exit_codes.setdefault(pid, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+            self._drain(reads)
+            ours.close()
+            os.close(reads)
+        printed = "\n".join(self._said.decode(errors="replace").splitlines()[-LAST_LINES:])
+        remark = stopped or self._how_it_failed(tree.exit_codes.get(pid))
+        left = Judged("", False if stopped else None, remark)
+        if not is_clean:
+            remark = f"{remark} Some processes could not be ended.".strip()
+        return End(left, remark, printable(printed, OUTPUT_BYTES, keep="\n"))
+
+    def _watch(self, line: socket.socket, output: int) -> str:
+        """Hear the judge until it has ended, or the submission has used up its limits: why it has to end, in words."""
+        began = looked = weighed = time.monotonic()
+        streams: list[int] = [line.fileno(), output]
+        while line.fileno() in streams:
+            ready, _, _ = select.select(streams, [], [], POLL_SECONDS)
+            if output in ready and not self._drain(output):
+                streams.remove(output)
+            if line.fileno() in ready and not self._hear(_received(line)):
+                return ""
+            now = time.monotonic()
+            if now - began > self._limits.seconds_in_all:
+                return f"Its time, {self._limits.seconds_in_all:g} s, was over: what was left gives no points."
+            if now - looked > LOOK_SECONDS:
+                processes = self._tree.processes()
+                self._tree.reap(processes)
+                looked = time.monotonic()
+                if len(self._tree.own(processes)) > self._limits.processes:
+                    most = self._limits.processes
+                    return f"It started more than {most} processes: it was ended, and what was left gives no points."
+            if now - weighed > WEIGH_SECONDS:
+                megabytes, most = megabytes_in(self._scratch), self._limits.disk_mb
+                weighed = time.monotonic()
+                if megabytes > most:
+                    return f"It wrote more than {most} MB: it was ended, and what was left gives no points."
+        return ""
+
+    def _hear(self, data: bytes) -> bool:
+        """Take what the judge says; whether there may be more."""
+        self._heard += data
+        *lines, self._heard = self._heard.split(b"\n")
+        for said in map(heard, lines):
+            self._is_over = self._is_over or said.get("over") is True
+            self._error = self._error or str(said.get("error") or "")
+            if "name" in said:
+                self._tell(judged_of(said))
+        return bool(data) and len(self._heard) < MOST_LINE_BYTES
+
+    def _drain(self, output: int) -> bool:
+        """Read what the submission has printed, and keep its end; whether there may be more."""
+        with contextlib.suppress(BlockingIOError):
+            data = os.read(output, 1 << 16)
+            self._said = (self._said + data)[-OUTPUT_BYTES:]
+            return bool(data)
+        return True
+
+    def _how_it_failed(self, exit_code: int | None) -> str:
+        """In words; "" where the judge has said all that there is to say."""
+        if self._is_over:
+            return ""
+        if self._error:
+            return f"The grader itself failed ({printable(self._error, 300)}): what was left could not be judged."
+        how = f"exit code {exit_code}" if exit_code is None or exit_code >= 0 else signal_name(-exit_code)
+        return (
+            f"The process that judged it was ended ({how}), by the submission or for want of memory: what was left "
+            f"could not be judged, and gives no points."
+        )
+
+
+def _received(line: socket.socket) -> bytes:
+    try:
+        return line.recv(1 << 16)
+    except ConnectionError:  # a judge that is killed takes what it had not read with it
+        return b""

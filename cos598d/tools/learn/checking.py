@@ -1,0 +1,120 @@
+"""What a lesson's checks are made of: a claim, the numbers of ranks that it is tried on, and the lesson's own words."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from cos598d.tools.check.claims.base import Claim, MakeSync, OnRank
+from cos598d.tools.check.evidence import Evidence
+from cos598d.tools.learn.comm import LessonCommunicator
+from cos598d.tools.learn.events import to_rows
+
+
+class OnLesson(OnRank):
+    """One rank's side of one check: as a claim's, with the student's module, and with a record of what it does."""
+
+    comm: LessonCommunicator
+
+    def __init__(
+        self,
+        claim: str,
+        student: ModuleType,
+        make_sync: MakeSync,
+        comm: LessonCommunicator,
+        evidence: Evidence,
+        folder: Path,
+    ):
+        super().__init__(claim, make_sync, comm, evidence, folder)
+        self.student = student
+
+    def report_events(self, name: str = "events") -> None:
+        """Let the grader know what this rank did since `begin_record`."""
+        self.report(name, to_rows(self.comm.events))
+
+
+@dataclass(frozen=True)
+class Check:
+    """A claim about a lesson's file, tried on worlds of these `sizes`.
+
+    `about` is the name in the lesson's contract that it is about; "" for the first. `only` are the kinds of calls that
+    the file may make in it; () for any.
+    `words` are the lesson's own for a kind of wrong gradients (`cos598d/tools/check/diagnosis/symptom.py` has the kinds).
+    """
+
+    claim: Claim
+    sizes: tuple[int, ...] = (2, 3)
+    words: Mapping[str, str] = field(default_factory=dict)
+    about: str = ""
+    only: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The claim's name."""
+        return self.claim.name
+
+
+@dataclass(frozen=True)
+class Checks:
+    """All checks of a lesson, in the order in which they are told; and what makes a sync of the student's module.
+
+    `record` is what a picture is drawn of: it runs on every rank, and reports events. `calls_torch`: the file may
+    call torch.distributed itself, as scripts do.
+    """
+
+    checks: tuple[Check, ...]
+    make_sync: Callable[[ModuleType], MakeSync] | None = None
+    record: Claim | None = None
+    calls_torch: bool = False
+
+    @property
+    def sizes(self) -> list[int]:
+        """The numbers of ranks that anything is tried on, the first first."""
+        return list(dict.fromkeys(size for check in self.checks for size in check.sizes))
+
+    def sync_of(self, student: ModuleType) -> MakeSync:
+        """What makes a sync of the student's module; for lessons without one, what says so."""
+        return self.make_sync(student) if self.make_sync else _no_sync
+
+
+def _no_sync(*_: Any, **__: Any) -> Any:
+    raise NotImplementedError("this lesson's file is no gradient sync")
+
+
+def record_steps(
+    on: OnLesson,
+    model: nn.Module,
+    loss_of: Callable[[nn.Module, int], torch.Tensor],
+    after: Callable[[int], None] = lambda step: None,
+    **options: Any,
+) -> None:
+    """Record a step after a first one, with backward gradient by gradient, and report it.
+
+    `loss_of` is called with the module and the step, `after` with the step once it is averaged. `options` are the
+    sync's.
+    """
+    handles = [
+        p.register_post_accumulate_grad_hook(lambda _, name=name: on.comm.computed(f"backward of {name}", name))
+        for name, p in model.named_parameters()
+        if p.requires_grad
+    ]
+    # Hooks of its own, which a sync registers from here on, find the computing of their gradient recorded.
+    sync, module = on.attached(model, **options)
+    for step in range(2):
+        # All begin together, so that the picture shows who waits for whom within the step.
+        on.comm.exchange(step)
+        on.comm.begin_record()
+        loss = loss_of(module, step)
+        on.comm.computed("forward")
+        loss.backward()
+        on.comm.computed("backward")
+        sync.finish()
+        after(step)
+        model.zero_grad(set_to_none=True)
+    for handle in handles:
+        handle.remove()
+    on.report_events()

@@ -1,0 +1,291 @@
+"""Grades a lesson's file: worlds of ranks drive it, and what they hand in is judged here, where it never runs."""
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cos598d.tools.check.claims.base import World
+from cos598d.tools.check.diagnosis import symptom_of
+from cos598d.tools.check.evidence import BadEvidence, Evidence
+from cos598d.tools.check.judge import DID_NOT_END, FAILED, PASSED, judge
+from cos598d.tools.check.nonce import Nonce
+from cos598d.tools.check.spawn import RankEnd, longer_than, patience, run_world
+from cos598d.tools.learn import ranks, told
+from cos598d.tools.learn.checking import Check
+from cos598d.tools.learn.lesson import Lesson
+from cos598d.tools.learn.notes import Book, Unlike, misfit, read_notes, standstill, unlike
+from cos598d.tools.learn.recorded import RECORD, Recorded, recorded
+from cos598d.tools.learn.stuck import StuckRanks
+from cos598d.tools.learn.student import Mistake, first_mistake, line_of, rebound
+from cos598d.tools.learn.words import Wrong, in_words
+from cos598d.terminal.printable import printable
+
+SECONDS = 8.0  # what all checks of one world may take together, on a machine with nothing else to do: most take one
+STILL = 1 / 3  # of that time: so long may all ranks stand still in calls, where it is not known that none can go on
+NOT_TRIED = "not tried"
+MOST_LINES = 5  # of what a rank printed
+
+
+@dataclass
+class Verdict:
+    """What became of one check on one world: `status` is a claim's, or not tried."""
+
+    check: Check
+    size: int
+    status: str
+    mistakes: list[Mistake] = field(default_factory=list)
+    wrong: Wrong | None = None
+    lines: list[int] = field(default_factory=list)  # of the file, by rank: beside which what came of it is told
+
+
+class Marking:
+    """One lesson's file under trial."""
+
+    def __init__(self, lesson: Lesson, path: Path, source: bytes, nonce: int, seconds: float = SECONDS):
+        """`seconds` are what one world may take where the machine has nothing else to do; on a busy one it is more."""
+        self.lesson, self.path, self.source, self.nonce = lesson, path.resolve(), source, nonce
+        self._idle_seconds, self.seconds = seconds, seconds
+        self.name = path.name
+        self.verdicts: list[Verdict] = []
+        self.static: Mistake | None = None
+        self.printed: list[str] = []
+
+    def run(self, say: Callable[[str], None], sizes: Sequence[int] | None = None) -> None:
+        """Try everything, or on these numbers of ranks alone; `say` is told of each world when it is over.
+
+        A world that comes to no end is the last.
+        """
+        self.static = first_mistake(self.source, self.path, self.lesson.page())
+        if self.static:
+            return
+        checks = self.lesson.load_checks()
+        for size in checks.sizes if sizes is None else sizes:
+            tried = [check for check in checks.checks if size in check.sizes]
+            ends = self._world(size, [check.name for check in tried])
+            with _one_thread():
+                verdicts = self._judge(tried, ends)
+            self.verdicts += verdicts
+            held = sum(verdict.status == PASSED for verdict in verdicts)
+            left_out = {check.name: check.sizes for check in checks.checks if size not in check.sizes}
+            say(told.world(size, held, len(verdicts), left_out))
+            if held < len(verdicts) and not self.printed:
+                self.printed = _printed(ends)
+            if any(verdict.status not in (PASSED, FAILED) for verdict in verdicts):
+                break
+
+    def record(self, size: int) -> Recorded | None:
+        """What the file does in one step on `size` ranks, of a lesson that has one; None if it does not end well."""
+        if first_mistake(self.source, self.path, self.lesson.page()):
+            return None
+        try:
+            return recorded(self._evidence(self._world(size, [RECORD])))
+        except (BadEvidence, ValueError):
+            return None
+
+    def _world(self, size: int, names: Sequence[str]) -> list[RankEnd]:
+        arguments = (str(self.path), self.lesson.number, names, [self.nonce])
+        seconds = self.seconds = self._idle_seconds * patience()
+        is_stuck, timeout = StuckRanks(STILL * seconds), longer_than(seconds)
+        return run_world(size, ranks.observe, *arguments, seconds=seconds, timeout=timeout, is_stuck=is_stuck)
+
+    def _evidence(self, ends: Sequence[RankEnd]) -> list[Evidence]:
+        return [Evidence.from_bytes(end.handed_in, end.rank, Nonce(self.nonce)) for end in ends]
+
+    def _judge(self, tried: Sequence[Check], ends: Sequence[RankEnd]) -> list[Verdict]:
+        status, reports = judge(ends, str(self.path), self.seconds)
+        books = [read_notes(end.calls) for end in ends]
+        names = [check.name for check in tried]
+        # Where a rank did not get to the end: the check that it was in, or the first if it did not load the file.
+        places = [names.index(book.check) if book.check in names else 0 for book in books]
+        stopped = len(names) if status == PASSED else min(places)
+        verdicts = [self._judge_check(check, ends, books) for check in tried[:stopped]]
+        if stopped < len(names):
+            mistake = self._stopped(status, reports, books, tried[stopped])
+            verdicts.append(Verdict(tried[stopped], len(ends), status, [mistake]))
+            verdicts += [Verdict(check, len(ends), NOT_TRIED) for check in tried[stopped + 1 :]]
+        return verdicts
+
+    def _judge_check(self, check: Check, ends: Sequence[RankEnd], books: Sequence[Book]) -> Verdict:
+        size = len(ends)
+        verdict = Verdict(check, size, PASSED, lines=[self._line(book, check) for book in books])
+        try:
+            world = World(check.name, Nonce(self.nonce), self._evidence(ends))
+            check.claim.judge(world)
+            direct = [each.reported("", "direct calls", list) for each in world.evidence]
+            symptom = symptom_of(world.comparisons)
+        except BadEvidence as error:
+            return Verdict(check, size, FAILED, [Mistake(printable(error))])
+        except Exception as error:  # whatever stands in what a student's process handed in is no fault of the grader
+            words = f"what the file gave back cannot be judged ({type(error).__name__}: {printable(str(error), 100)})"
+            return Verdict(check, size, FAILED, [Mistake(words, self._begins(check))])
+        called = next((str(calls[0]) for calls in direct if calls), "")
+        if called and not self.lesson.load_checks().calls_torch:
+            words = f"torch.distributed is called itself ({printable(called)}): every call goes through comm"
+            verdict.mistakes.append(Mistake(words, _line_in(called)))
+        odd = self._odd(books, check, is_over=True) if world.findings else None
+        # Of several ranks the first says enough, and more than what comes of it in the gradients.
+        other = next((finding for finding in world.findings if not finding.is_compared), None)
+        left = next((call for book in books for call in book.of(check.name) if not call.is_over), None)
+        changed = next((c for book in books for c in book.of(check.name) if c.changed_before), None)
+        other_way = next(
+            (c for book in books for c in book.of(check.name) if check.only and c.op not in check.only), None
+        )
+        if other_way:
+            wanted = "messages" if "send" in check.only else " and ".join(f"comm.{op}" for op in check.only)
+            words = f"comm.{other_way.op} is called: the sum has to be made of {wanted}"
+            verdict.mistakes.append(Mistake(words, other_way.line))
+        elif changed:
+            words = f"the tensor of {changed.words(self.name)} was changed while the call was under way"
+            verdict.mistakes.append(Mistake(f"{words}: wait for the call first, then divide", changed.line))
+        elif left:
+            words = f"{left.words(self.name)} is never waited for: keep what it returns, and call its wait()"
+            verdict.mistakes.append(Mistake(words, left.line))
+        elif odd:
+            verdict.mistakes.append(Mistake(odd.words, odd.line))
+        elif other:
+            line = other.line or verdict.lines[other.rank]
+            verdict.mistakes.append(Mistake(printable(other.message), line, printable(other.cause)))
+        elif symptom:
+            verdict.wrong = Wrong(symptom, world.comparisons)
+        if verdict.mistakes or verdict.wrong:
+            verdict.status = FAILED
+        return verdict
+
+    def _stopped(self, status: str, reports: Sequence[dict[str, Any]], books: Sequence[Book], check: Check) -> Mistake:
+        """Why a world came to no good end."""
+        report = reports[0]
+        odd = self._odd(books, check, is_over=False)
+        if odd is None and status == DID_NOT_END:
+            odd = standstill(books, self.name)
+        if odd:
+            return Mistake(odd.words, odd.line)
+        is_here = report.get("file") == str(self.path)
+        # What happens outside the file happens in what the check calls of it: with other arguments than it takes, say.
+        line, code = (report["line"], report.get("code", "")) if is_here else (self._begins(check), "")
+        message = printable(" ".join(report["message"].split()))
+        if report["kind"] == "claim":  # it gave back what cannot be gone on with
+            return Mistake(message, self._begins(check))
+        if report["type"] == "UsageError":  # the file could not be loaded
+            return Mistake(message, _line_in(message))
+        words = f"{report['type']}: {message}" if report["type"] else message
+        at = f", at `{printable(code)}`" if code else ""
+        return Mistake(f"rank {report['rank']} {_ended(report['kind'])}{at}: {words}", line)
+
+    def _odd(self, books: Sequence[Book], check: Check, is_over: bool) -> Unlike | None:
+        """Where ranks do not meet in one call or message; None where they all do."""
+        return unlike(books, check.name, self.name, is_over) or misfit(books, check.name, self.name)
+
+    def _line(self, book: Book, check: Check) -> int:
+        """The line of the file that a mistake in what came of it is told beside: its last call, else its function."""
+        lines = [call.line for call in book.of(check.name) if call.line]
+        return lines[-1] if lines else self._begins(check)
+
+    def _begins(self, check: Check) -> int:
+        """The line of what the check is about."""
+        return line_of(self.source, check.about or next(iter(self.lesson.contract)))
+
+    def mistakes(self) -> list[tuple[Mistake, list[str]]]:
+        """All that is wrong, each once, with the names of the checks that fail for it; what stops everything first."""
+        checks = self.lesson.load_checks().checks
+        if self.static:
+            return [(self.static, [check.name for check in checks])]
+        found: dict[str, tuple[Mistake, list[str]]] = {}
+        order = sorted(checks, key=lambda check: not any(v.check is check and _stops(v) for v in self.verdicts))
+        for check in order:
+            failed = [verdict for verdict in self.verdicts if verdict.check is check and _fails(verdict)]
+            for mistake in self._of_check(check, failed):
+                found.setdefault(mistake.words, (mistake, []))[1].append(check.name)
+        return [(mistake, list(dict.fromkeys(names))) for mistake, names in found.values()]
+
+    def _of_check(self, check: Check, failed: Sequence[Verdict]) -> list[Mistake]:
+        """What is wrong for one check: the first world that tells says enough, but numbers are told from all."""
+        mistakes = next((verdict.mistakes for verdict in failed if verdict.mistakes), [])
+        wrongs = [verdict.wrong for verdict in failed if verdict.wrong]
+        if wrongs:
+            rank, words, detail = in_words(wrongs, check.words)
+            line = next(verdict for verdict in failed if verdict.wrong).lines[rank]
+            again = rebound(self.source, check.about or next(iter(self.lesson.contract)))
+            if again:
+                words = (
+                    f"{words.partition(':')[0]}: line {again[0]} computes a new tensor and calls it {again[1]}, which "
+                )
+                words += f"leaves the one that was given as it is; change that in place ({again[1]} /= ...)"
+            mistakes = [*mistakes, Mistake(printable(words), line, printable(detail))]
+        return mistakes
+
+    def result(self) -> dict[str, Any]:
+        """All of it as JSON, in the form of `cos598d check`'s."""
+        checks = self.lesson.load_checks().checks
+        mistakes = self.mistakes()
+        return {
+            "lesson": self.lesson.number,
+            "title": self.lesson.title,
+            "file": self.name,
+            "nonce": self.nonce,
+            "passed": not mistakes and all(v.status == PASSED for v in self.verdicts) and bool(self.verdicts),
+            "world_sizes": sorted({verdict.size for verdict in self.verdicts}),
+            "diagnosis": [{**vars(m), "cause": said(m, self.name), "claims": names} for m, names in mistakes],
+            "claims": [self._claim(check, mistakes) for check in checks],
+            "printed": self.printed,
+        }
+
+    def _claim(self, check: Check, mistakes: Sequence[tuple[Mistake, list[str]]]) -> dict[str, Any]:
+        own = [verdict for verdict in self.verdicts if verdict.check is check]
+        statuses = [verdict.status for verdict in own] or [NOT_TRIED]
+        words = [said(mistake, self.name) for mistake, names in mistakes if check.name in names]
+        return {
+            "claim": check.name,
+            "says": " ".join(check.claim.says.split()),
+            "status": next((status for status in statuses if status != PASSED), PASSED),
+            "outcomes": [
+                {"world_size": v.size, "status": v.status, "reports": words if _fails(v) else []} for v in own
+            ],
+        }
+
+
+def said(mistake: Mistake, name: str) -> str:
+    """ "lesson3.py line 12: ...", as the first line of what is printed."""
+    return f"{name} line {mistake.line}: {mistake.words}" if mistake.line else f"{name}: {mistake.words}"
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let torch compute by one thread: what is judged is small, and threads wait for each other on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _fails(verdict: Verdict) -> bool:
+    return verdict.status not in (PASSED, NOT_TRIED)
+
+
+def _stops(verdict: Verdict) -> bool:
+    return verdict.status not in (PASSED, FAILED, NOT_TRIED)
+
+
+def _ended(kind: str) -> str:
+    return {"time": "came to no end", "crash": "ended early", "exception": "raised an exception"}[kind]
+
+
+def _line_in(words: str) -> int:
+    """The line that a sentence names; 0 for none."""
+    line = re.search(r"\bline (\d+)", words)
+    return int(line[1]) if line else 0
+
+
+def _printed(ends: Sequence[RankEnd]) -> list[str]:
+    """The last lines that the file printed, by rank."""
+    told = []
+    for end in ends:
+        lines = [printable(line) for line in end.output.splitlines() if line.strip()]
+        told += [f"rank {end.rank} printed: {line}" for line in lines[-MOST_LINES:]]
+    return told[: 2 * MOST_LINES]

@@ -1,0 +1,66 @@
+"""The events of a run's typical iteration, from its record."""
+
+from pathlib import Path
+
+from cos598d.errors import UserError
+from cos598d.tools.learn.events import CALL, COMPUTE, LONGEST_NAME, Event
+from cos598d.tools.learn.picture.lanes import MOST_RANKS
+from cos598d.records.live import COMMUNICATION, ITERATIONS
+from cos598d.records.run import ITERATION, read_table
+from cos598d.tools.report.load import Row, is_number, load_run_as
+from cos598d.tools.report.numbers import number_of
+from cos598d.tools.report.series import find_calls, read_calls
+
+TRAVELS = ("gradients", "parameters")
+NOT_COMPUTED = ("sync",)
+
+
+def events_of_run(folder: Path) -> tuple[list[Event], str]:
+    """The events of every rank in the run's typical iteration, and what is to be said of them.
+
+    A record tells a rank's moments from its own beginning of the iteration. Raises UserError where it tells none.
+    """
+    run = load_run_as(folder, folder.resolve().name)
+    if run.typical is None or not run.typical.get("spans_seconds"):
+        raise UserError(f"{folder} does not say when the phases of an iteration began: give the record of a newer run.")
+    iteration, ranks = run.typical["iteration"], run.summary["world_size"]
+    events: list[Event] = []
+    untimed = 0
+    for rank in range(min(ranks, MOST_RANKS)):
+        events += _computed(rank, _row(folder / ITERATIONS.format(rank=rank), iteration))
+        path = folder / COMMUNICATION.format(rank=rank)
+        for call in read_calls(path, find_calls(path).get(iteration, [])):
+            if call["purpose"] not in TRAVELS:
+                continue
+            if is_number(call.get("started")) and is_number(call.get("seconds")):
+                events.append(_call(rank, call))
+            else:
+                untimed += rank == 0
+    note = f"Iteration {iteration}; each rank's time begins with its own part of it."
+    if untimed:
+        note += f" A library made {number_of(untimed, 'call')} of each rank without telling when."
+    if ranks > MOST_RANKS:
+        note += f" Not drawn: {number_of(ranks - MOST_RANKS, 'rank')} more."
+    return events, note
+
+
+def _row(path: Path, iteration: int) -> Row:
+    for row in read_table(path, ITERATION):
+        if row["iteration"] == iteration:
+            return row
+    raise UserError(f"{path} has no iteration {iteration}, which rank 0 has: these files are not of one run.")
+
+
+def _computed(rank: int, row: Row) -> list[Event]:
+    return [
+        Event(rank, COMPUTE, phase, float(start), float(start + max(0.0, length)), 0, None, ())
+        for phase, start, length in row.get("spans_seconds", ())
+        if phase not in NOT_COMPUTED
+    ]
+
+
+def _call(rank: int, call: Row) -> Event:
+    start, payload = float(call["started"]), call.get("payload_bytes")
+    name, tensor = f"{call['op']} of {call['tensor']}"[:LONGEST_NAME], call["tensor"][:LONGEST_NAME]
+    count = payload if type(payload) is int and payload >= 0 else int(call["bytes_sent"])
+    return Event(rank, CALL, name, start, start + max(0.0, float(call["seconds"])), count, None, (tensor,))

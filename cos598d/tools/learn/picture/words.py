@@ -1,0 +1,161 @@
+"""What a picture says: sizes and times in few letters, and in a sentence how one timeline differs from another."""
+
+from collections.abc import Callable, Sequence
+
+from cos598d.tools.learn.picture.lanes import MESSAGE, MOST_ROWS, Meeting, Timeline, computed_beside
+from cos598d.tools.report.numbers import listed, number_of, plain
+from cos598d.tools.report.svg import shortened
+from cos598d.terminal.printable import printable
+
+LONGEST_NAME = 40
+
+
+def size(count: int) -> str:
+    """Bytes as "12 B", "98.4 kB", "1.57 MB", in thousands."""
+    for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
+        if count >= unit:
+            return f"{plain(count / unit)} {name}"
+    return f"{count} B"
+
+
+def time(seconds: float) -> str:
+    """Seconds as "0.24 ms", "12.3 ms", "2.56 s"."""
+    return f"{plain(seconds)} s" if seconds >= 1 else f"{plain(1e3 * seconds)} ms"
+
+
+def name_of(text: str, letters: int = LONGEST_NAME) -> str:
+    """A tensor's or a call's name, which may be hostile, as one short piece of text."""
+    return shortened(printable(text, 10 * letters), letters)
+
+
+def ranks_named(ranks: Sequence[int]) -> str:
+    """ "rank 1", "ranks 0, 2 and 3"."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {listed([str(rank) for rank in ranks])}"
+
+
+def of_meeting(meeting: Meeting) -> str:
+    """A call in a line: its bytes, and who waited for whom."""
+    words = f"{name_of(meeting.name)}, {size(meeting.bytes)}"
+    if meeting.missing:
+        here = ranks_named(sorted(meeting.entered))
+        return f"{words}: {here} waited, and {ranks_named(meeting.missing)} never came"
+    if not meeting.longest_wait:
+        return words
+    return f"{words}: rank {meeting.last} came last, {time(meeting.longest_wait)} after rank {meeting.first}"
+
+
+def left_out(line: Timeline) -> list[str]:
+    """What of a timeline cannot be seen in its lanes, a line each."""
+    words = [f"{number_of(line.left_out, 'rank')} more not drawn"] if line.left_out else []
+    if any(lane.is_crowded for lane in line.lanes):
+        words.append(f"a rank's last row has all that is beyond {MOST_ROWS} at once")
+    return words
+
+
+def reading(parts: Sequence[Timeline]) -> str:
+    """How lanes are read: what a rank's rows are, what empty space means, and what the numbers on calls are."""
+    numbered = any(line.meetings for line in parts)
+    others = any(
+        bar.kind == MESSAGE or not bar.number
+        for line in parts
+        for lane in line.lanes
+        for row in lane.rows
+        for bar in row
+    )
+    words = "The first row of a rank is what it computes"
+    if numbered or others:
+        kinds = " and ".join(
+            [*(["the calls that it is in"] if numbered else []), *(["its messages"] if others else [])]
+        )
+        words += f"; below are {kinds}, one row more for each that is under way at once"
+    words += ". Empty is where it does none of this."
+    if numbered:
+        words += " A number in a call is its number in the list."
+    return f"{words} A picture is of one occasion, and no measurement."
+
+
+def differences(own: Timeline, other: Timeline, mine: str = "yours", its: str = "the reference") -> str:
+    """What differs in what the ranks did: calls that some never made, how many there are, bytes, messages, whether they
+    run beside computing, and in one order. Nothing of seconds: those of one occasion say nothing."""
+    sentences = [
+        f"In {name_of(mine)} {ranks_named(meeting.missing)} never made the call {name_of(meeting.name)}, "
+        f"in which {ranks_named(sorted(meeting.entered))} waited."
+        for meeting in own.meetings
+        if meeting.missing
+    ][:1]
+    compared: list[tuple[str, Callable[[Timeline], list[int]], Callable[[int], str]]] = [
+        ("{who} makes {value}", _calls, lambda count: number_of(count, "call")),
+        ("{who} gives its calls {value}", _payload, size),
+        ("{who} sends {value}", _messages, lambda count: number_of(count, "message")),
+        ("{who} sends {value} in messages", _sent, size),
+        ("{who} has up to {value} under way at once", _at_once, lambda count: number_of(count, "call")),
+        ("{who} computes while {value} under way", _beside, lambda is_any: "calls are" if is_any else "no call is"),
+    ]
+    clauses = []
+    for template, values_of, words in compared:
+        values, others = values_of(own), values_of(other)
+        if words is size and not (any(values) and any(others)):
+            continue  # of what only one of them has, the number is said
+        most, its_most = (max(each, default=0) for each in (values, others))
+        who, its_who = (
+            _who([words(value) for value in each], each, line) for each, line in ((values, own), (others, other))
+        )
+        if (who, words(most)) != (its_who, words(its_most)):
+            of_whom = "" if who == its_who else f"{its_who} "
+            clauses.append(
+                f"{template.format(who=who, value=words(most))} (in {name_of(its)} {of_whom}{words(its_most)})"
+            )
+    if clauses:
+        sentences.append(f"In {name_of(mine)} {'; '.join(clauses)}.")
+    sentences += [
+        f"In {name_of(whose)} not all ranks make their calls in one order."
+        for line, whose in ((own, mine), (other, its))
+        if not _is_one_order(line)
+    ]
+    if not sentences:
+        sentences.append(
+            f"In {name_of(mine)} and in {name_of(its)} the ranks make as many calls with as many bytes, "
+            "and as many of them beside computing."
+        )
+    return " ".join(sentences)
+
+
+def _who(said: Sequence[str], values: Sequence[int], line: Timeline) -> str:
+    """Whose value is the largest: every rank's, where all are said alike, or that rank's."""
+    return "each rank" if len(set(said)) <= 1 else f"rank {line.ranks[values.index(max(values))]}"
+
+
+def _calls(line: Timeline) -> list[int]:
+    return [sum(rank in meeting.entered for meeting in line.meetings) for rank in line.ranks]
+
+
+def _payload(line: Timeline) -> list[int]:
+    return [sum(meeting.bytes for meeting in line.meetings if rank in meeting.entered) for rank in line.ranks]
+
+
+def _messages(line: Timeline) -> list[int]:
+    return [sum(arrow.sender == rank for arrow in line.arrows) for rank in line.ranks]
+
+
+def _sent(line: Timeline) -> list[int]:
+    return [sum(arrow.bytes for arrow in line.arrows if arrow.sender == rank) for rank in line.ranks]
+
+
+def _at_once(line: Timeline) -> list[int]:
+    return [sum(any(bar.number for bar in row) for row in lane.rows) for lane in line.lanes]
+
+
+def _beside(line: Timeline) -> list[int]:
+    """Whether there is computing beside calls: beside how many is a matter of chance."""
+    return [int(any(computed_beside(lane) for lane in line.lanes))] * len(line.lanes)
+
+
+def _is_one_order(line: Timeline) -> bool:
+    """Whether the calls that two ranks have both made are in one order on both."""
+    if any(meeting.missing for meeting in line.meetings):
+        return True  # that is the graver fault, and is told by itself
+    orders = {
+        tuple(meeting.number for meeting in sorted(line.meetings, key=lambda meeting: meeting.entered[rank]))
+        for rank in line.ranks
+    }
+    return len(orders) <= 1

@@ -1,0 +1,136 @@
+"""What `learn` does for a student: lists lessons, hands out a page, tells a hint, checks a file. Torch comes late."""
+
+import secrets
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cos598d.errors import UsageError, UserError
+from cos598d.tools.learn import progress, told
+from cos598d.tools.learn.lesson import Lesson
+from cos598d.tools.learn.lessons import all_lessons
+from cos598d.tools.learn.student import first_mistake, read_file
+from cos598d.tables import as_text
+
+if TYPE_CHECKING:
+    from cos598d.tools.learn.picture import Picture
+    from cos598d.tools.learn.picture.steps import Steps
+    from cos598d.tools.learn.recorded import Recorded
+
+WARM = ["torch._dynamo", "cos598d.tools.learn.ranks"]  # what a rank has loaded when it is forked, before the checks
+RANKS = 4  # of a picture
+
+
+def overview(folder: Path) -> str:
+    """The lessons in a table, with what is done in this folder and what comes next."""
+    lessons = all_lessons()
+    states = [progress.status(folder, lesson) for lesson in lessons]
+    rows = [["", "lesson", "minutes", ""]]
+    rows += [
+        [str(lesson.number), lesson.title, str(lesson.minutes), state]
+        for lesson, state in zip(lessons, states, strict=True)
+    ]
+    following = next((each for each, state in zip(lessons, states) if not state.startswith(progress.PASSED)), None)
+    if following is None:
+        return f"{as_text(rows)}\n\nAll lessons are done."
+    return f"{as_text(rows)}\n\nNext: python -m cos598d learn {following.number}"
+
+
+def question(lesson: Lesson) -> str:
+    """What the lesson asks, and how to go on."""
+    command = f"python -m cos598d learn {lesson.number}"
+    wanted = "\n".join(f"    {form}" for form in lesson.contract.values())
+    picture = f"\n{command} --picture    draws a step of it on 4 ranks, beside the answer" if lesson.has_picture else ""
+    return (
+        f"Lesson {lesson.number}: {lesson.title} (about {lesson.minutes} minutes)\n\n{lesson.question}\n\n"
+        f"Your file has to define\n{wanted}\n\n"
+        f"{command} --check      checks it\n{command} --hint       tells a hint, one more each time{picture}"
+    )
+
+
+def write_page(path: Path, lesson: Lesson) -> bool:
+    """Write the lesson's page; False, and nothing is touched, where a file is there. Raises UsageError if it cannot."""
+    try:
+        with path.open("x", encoding="utf-8") as output:
+            output.write(lesson.page())
+    except FileExistsError:
+        return False
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}.") from None
+    return True
+
+
+def hint(folder: Path, lesson: Lesson, number: int | None) -> str:
+    """The hint of that number, from 1; None: the one after the last that was told in this folder."""
+    most = len(lesson.hints)
+    if number is not None and not 1 <= number <= most:
+        raise UsageError(f"--hint {number}: lesson {lesson.number} has {most} hints, 1 to {most}.")
+    number = number or min(progress.hints_told(folder, lesson) + 1, most)
+    progress.keep_hint(folder, lesson, number)
+    rest = f" ({most - number} more)" if number < most else " (the last)"
+    return f"Hint {number} of {most}{rest}: {lesson.hints[number - 1]}"
+
+
+def check_file(lesson: Lesson, path: Path, say: Callable[[str], None], nonce: int | None = None) -> dict[str, Any]:
+    """Check the file, telling `say` of each step; the result (JSON), as `Marking.result`.
+
+    Raises UsageError where the file cannot be read or is another lesson's. The file runs in processes of its own.
+    """
+    source = read_file(path, lesson)
+    if first_mistake(source, path, lesson.page()) is None:
+        say(told.begins(path.name, lesson.ranks))
+        warm_up(lesson)
+    from cos598d.tools.learn.marking import Marking
+
+    marking = Marking(lesson, path, source, secrets.randbits(32) if nonce is None else nonce)
+    marking.run(say)
+    result = marking.result()
+    if result["passed"]:
+        progress.keep_passed(path, lesson, source)
+    return result
+
+
+def picture_of(lesson: Lesson, path: Path) -> "tuple[Picture, Steps | None]":
+    """What the file does in one step on 4 ranks, beside what the answer does; and the steps of its messages, if any.
+
+    Raises UsageError for a lesson in which nothing is to be seen, and UserError where the file comes to no end, or the
+    answer is left out.
+    """
+    from cos598d.tools.learn.picture import draw
+    from cos598d.tools.learn.picture.steps import steps_of
+    from cos598d.tools.learn.picture.words import name_of
+
+    own = record_file(lesson, path)
+    if not own or not own.events:
+        raise UserError(f"{path} cannot be drawn, since it comes to no good end: --check says why.")
+    with tempfile.TemporaryDirectory() as folder:
+        answer = Path(folder) / "answer.py"
+        answer.write_text(lesson.answer(), encoding="utf-8")
+        reference = record_file(lesson, answer)
+    note = f"No steps are drawn: {name_of(own.unsaid, 200)}." if own.unsaid else ""
+    steps = None
+    if own.messages:
+        try:
+            steps = steps_of(own.messages, f"{name_of(path.name)} on {RANKS} ranks, step by step")
+        except ValueError as error:
+            note = f"No steps are drawn: {error}."
+    beside = reference.events if reference else []
+    return draw(own.events, beside, title=path.name, reference_title="the answer", note=note), steps
+
+
+def record_file(lesson: Lesson, path: Path, size: int = RANKS) -> "Recorded | None":
+    """What the file does in one step on `size` ranks; None where it comes to no good end. Raises UsageError."""
+    source = read_file(path, lesson)
+    from cos598d.tools.learn.marking import Marking
+
+    if lesson.load_checks().record is None:
+        raise UsageError(f"--picture: in lesson {lesson.number} nothing passes between ranks that could be drawn.")
+    return Marking(lesson, path, source, secrets.randbits(32)).record(size)
+
+
+def warm_up(lesson: Lesson) -> None:
+    """Start the server that ranks are forked from; it loads what the lesson needs while this process does."""
+    from cos598d.tools.check.spawn import preload
+
+    preload([*WARM, lesson.checks_module])

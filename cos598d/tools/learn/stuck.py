@@ -1,0 +1,114 @@
+"""Whether ranks wait for each other for ever: told from their notes while they run, so that nobody has to wait too."""
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from cos598d.tools.check.spawn import CALLS, RETURNED, bytes_of
+from cos598d.tools.check.supervisor import MOST_FILE_BYTES
+from cos598d.tools.learn.notes import COLLECTIVES, Book, Noted, read_notes
+
+OTHER_END = {"send": "receive", "receive": "send"}
+
+
+class StuckRanks:
+    """Looks at a world's notes whenever it is called, and says whether its ranks will never go on.
+
+    They never will where each waits for what another one has not begun, or has ended: a rank that waits begins nothing,
+    and what it begins it notes before. That is proof, however slow the machine is. Where every rank waits, and it is
+    not known that none can go on, they are given `seconds` without a note; a message takes a millisecond.
+    """
+
+    def __init__(self, seconds: float):
+        self._seconds = seconds
+        self._seen: tuple[object, ...] = ()
+        self._since, self._all_wait, self._is_judged = 0.0, False, False
+
+    def __call__(self, folder: Path, world_size: int) -> bool:
+        """Whether the ranks whose files are in `folder` are stuck."""
+        files = [folder / f"{CALLS}{rank}" for rank in range(world_size)]
+        answers = [folder / f"answer{rank}.json" for rank in range(world_size)]
+        seen = tuple(_size(file) for file in (*files, *answers))
+        if seen != self._seen:  # they go on
+            self._seen, self._since, self._is_judged = seen, time.monotonic(), False
+            return False
+        if not self._is_judged:
+            books = [read_notes(bytes_of(file, MOST_FILE_BYTES)) for file in files]
+            ended = [_has_returned(answer) for answer in answers]
+            self._is_judged, self._all_wait = True, all_wait(books, ended)
+            if self._all_wait and never_go_on(books, ended):
+                return True
+        return self._all_wait and time.monotonic() > self._since + self._seconds
+
+
+def all_wait(books: Sequence[Book], ended: Sequence[bool]) -> bool:
+    """Whether every rank waits in a call or an exchange, but for those that have `ended`, and some rank does."""
+    waiting = [book.is_alone and book.is_whole and (book.is_meeting or book.stuck_in is not None) for book in books]
+    return not all(ended) and all(waits or over for waits, over in zip(waiting, ended, strict=True))
+
+
+def never_go_on(books: Sequence[Book], ended: Sequence[bool]) -> bool:
+    """Whether each of these ranks, all of which wait or have `ended`, waits for what another one has not begun."""
+    return all(over or _is_in_vain(rank, books) for rank, over in enumerate(ended))
+
+
+def _is_in_vain(rank: int, books: Sequence[Book]) -> bool:
+    """Whether what this rank waits for needs something that another rank has not begun."""
+    book = books[rank]
+    if book.is_meeting:
+        return any(other.meetings < book.meetings for other in books)
+    call = book.stuck_in
+    if call is None or 0 in call.shape:  # what is empty may be over without the others
+        return False
+    if call.op in OTHER_END:
+        return _is_message_in_vain(rank, call, books)
+    own = _collectives(book)
+    place = next(place for place, each in enumerate(own) if each is call)
+    return any(not _meets(call, _collectives(books[other])[place:]) for other in _needed(call, rank, len(books)))
+
+
+def _is_message_in_vain(rank: int, call: Noted, books: Sequence[Book]) -> bool:
+    """Whether the rank at the message's other end has begun fewer than this one has: they meet in their order."""
+    own = [each for each in books[rank].calls if (each.op, each.peer) == (call.op, call.peer)]
+    number = 1 + next(place for place, each in enumerate(own) if each is call)
+    if call.peer is None or not 0 <= call.peer < len(books):
+        return False
+    theirs = [each for each in books[call.peer].calls if (each.op, each.peer) == (OTHER_END[call.op], rank)]
+    return len(theirs) < number
+
+
+def _collectives(book: Book) -> list[Noted]:
+    return [call for call in book.calls if call.op in COLLECTIVES]
+
+
+def _meets(call: Noted, theirs: Sequence[Noted]) -> bool:
+    """Whether another rank has begun a collective of the same place and kind."""
+    return bool(theirs) and (theirs[0].op, theirs[0].peer) == (call.op, call.peer)
+
+
+def _needed(call: Noted, rank: int, size: int) -> list[int]:
+    """The ranks without which gloo's algorithm for this call does not end on this one."""
+    others = [other for other in range(size) if other != rank]
+    if call.op in ("broadcast", "gather", "scatter") and rank != call.peer:
+        return [other for other in others if other == call.peer]
+    if call.op == "reduce" and rank != call.peer:  # what it sends may be gone before the others have come
+        return []
+    if call.op == "broadcast":  # down a binomial tree: the root waits for its own children alone
+        return [other for other in others if ((other - rank) % size).bit_count() == 1]
+    return others
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.lstat().st_size
+    except OSError:
+        return -1
+
+
+def _has_returned(answer: Path) -> bool:
+    """Whether a rank has come to a good end, by its own answer."""
+    try:
+        return bool(json.loads(bytes_of(answer, MOST_FILE_BYTES))["how"] == RETURNED)
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return False

@@ -1,0 +1,109 @@
+"""A student's file: which lesson it is of, what can be told of it without running it, and its functions on a rank."""
+
+import ast
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from cos598d.errors import UsageError
+from cos598d.files import read_plain
+from cos598d.terminal.printable import printable
+
+if TYPE_CHECKING:
+    from cos598d.tools.learn.lesson import Lesson
+
+MARKER = re.compile(rb"^# cos598d lesson (\d{1,3})\b", flags=re.MULTILINE)
+BLANK = re.compile(r"\.\.\.\s*#\s*your turn")
+MOST_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """What is wrong, in one sentence. `line` of the student's file is 0 where none is known.
+
+    `detail` says what was expected and got where the sentence does not.
+    """
+
+    words: str
+    line: int = 0
+    detail: str = ""
+
+
+def read_file(path: Path, lesson: "Lesson | None" = None) -> bytes:
+    """The file's content. Raises UsageError where it cannot be read, is too large, or is another lesson's."""
+    try:
+        source = read_plain(path)
+    except OSError as error:
+        reason = "no such file" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
+        fetch = f"python -m cos598d learn {lesson.number}" if lesson else "python -m cos598d learn"
+        raise UsageError(
+            f"{path}: {reason}; name your file behind --check if it is elsewhere, or have a fresh one from `{fetch}`."
+        ) from None
+    if len(source) > MOST_BYTES:
+        raise UsageError(f"{path} has {len(source)} bytes, and a lesson's file has at most {MOST_BYTES}.")
+    found = number_of(source)
+    if lesson and found is not None and found != lesson.number:
+        raise UsageError(
+            f"{path} says that it is of lesson {found}, and lesson {lesson.number} was asked for: "
+            f"`python -m cos598d learn {found} --check {path}` checks it."
+        )
+    return source
+
+
+def number_of(source: bytes) -> int | None:
+    """The lesson whose marker stands in the file; None where there is none."""
+    marker = MARKER.search(source)
+    return int(marker[1]) if marker else None
+
+
+def first_mistake(source: bytes, path: Path, page: str) -> Mistake | None:
+    """What is wrong with a file, as far as it tells unrun: it is no Python, or blanks of its `page` are left."""
+    try:
+        ast.parse(source, str(path))
+    except SyntaxError as error:
+        text = f": `{printable(error.text.strip())}`" if error.text and error.text.strip() else ""
+        return Mistake(f"this is not Python ({error.msg}){text}", error.lineno or 0)
+    except (ValueError, RecursionError, MemoryError) as error:
+        return Mistake(f"this is not Python ({error or 'nested too deeply'})")
+    lines = enumerate(source.decode(errors="replace").splitlines(), 1)
+    blanks = [line for line, text in lines if BLANK.search(text)]
+    if not blanks:
+        return None
+    is_untouched = len(blanks) >= len(BLANK.findall(page))
+    what = "nothing is filled in yet" if is_untouched else "this blank is still to be filled in"
+    more = f"; {len(blanks)} blanks are left" if len(blanks) > 1 else ""
+    return Mistake(f"{what}: write your code in the place of `...`{more}", blanks[0])
+
+
+def line_of(source: bytes, name: str) -> int:
+    """Where the file defines `name`; 0 if it does not do so itself."""
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    return next((n.lineno for n in ast.parse(source).body if isinstance(n, kinds) and n.name == name), 0)
+
+
+def rebound(source: bytes, name: str) -> tuple[int, str] | None:
+    """The line where the function `name`, or a method of that class, gives a parameter's name a computed value, and the
+    parameter's name; None where none does."""
+    for node in ast.parse(source).body:
+        if getattr(node, "name", "") == name:
+            for function in (each for each in ast.walk(node) if isinstance(each, ast.FunctionDef)):
+                parameters = {each.arg for each in function.args.args}
+                for line in (each for each in ast.walk(function) if isinstance(each, ast.Assign)):
+                    first = line.targets[0]
+                    if isinstance(first, ast.Name) and first.id in parameters and isinstance(line.value, ast.BinOp):
+                        return line.lineno, first.id
+    return None
+
+
+def load(path: str, lesson: "Lesson", rank: int) -> ModuleType:
+    """Run the file, on a rank. Raises UsageError where that fails, and where it lacks what the lesson asks for."""
+    from cos598d.tools.learn.unshared import compiled_for
+    from cos598d.sync.from_file import load_file
+
+    module = load_file(Path(path), Path(path).name, compiled_for(rank))
+    for name, form in lesson.contract.items():
+        if not callable(getattr(module, name, None)):
+            raise UsageError(f"{Path(path).name} has no {name}: the lesson asks for {form}.")
+    return module

@@ -1,0 +1,74 @@
+"""A lesson's result as text: what is wrong, with its line, first; then check by check, and what to do next."""
+
+import textwrap
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cos598d.tools.check.card import join
+from cos598d.tools.learn.lesson import Lesson
+
+WIDTH = 118
+STATUS_WIDTH = 13
+
+
+def begins(name: str, sizes: Sequence[int]) -> str:
+    """What is said at once: the file, and the numbers of ranks that it is checked on, in their order."""
+    return f"{name}: checking {'in one process' if tuple(sizes) == (1,) else f'on {_ranks(sizes)}'}"
+
+
+def world(size: int, held: int, tried: int, left_out: Mapping[str, Sequence[int]]) -> str:
+    """How many checks hold on `size` ranks; and how many that are `left_out` there are tried on others."""
+    others = Counter(_ranks(sorted(sizes)) for sizes in left_out.values())
+    elsewhere = (
+        f"; {number} other check{'s are' if number > 1 else ' is'} tried only on {on}" for on, number in others.items()
+    )
+    return f"{_ranks([size])}: {_hold(held, tried)}{''.join(elsewhere)}"
+
+
+def verdict(result: dict[str, Any], lesson: Lesson) -> str:
+    """The whole of what a student reads after a check."""
+    title = f"lesson {lesson.number}, {lesson.title}"
+    causes = result["diagnosis"]
+    if result["passed"]:
+        claims = "\n".join(_claim(each) for each in result["claims"])
+        return f"{title}: {_hold(len(result['claims']), len(result['claims']))}.\n\n{claims}\n\n{after(lesson)}"
+    lines = []
+    for cause in causes:
+        lines.append(textwrap.fill(cause["cause"], WIDTH, subsequent_indent="  ", break_long_words=False))
+        if cause["detail"]:
+            lines.append(textwrap.fill(cause["detail"], WIDTH, initial_indent="  ", subsequent_indent="  "))
+    lines += ["", f"{title}: {_held(result)}", *(_claim(each) for each in result["claims"])]
+    if result["printed"]:
+        lines += ["", *result["printed"]]
+    return "\n".join(lines)
+
+
+def after(lesson: Lesson) -> str:
+    """What to read and to measure when a lesson is done."""
+    return f"Read:    {lesson.read}\nMeasure: {lesson.measure}"
+
+
+def _ranks(sizes: Sequence[int]) -> str:
+    return f"{join(sizes)} rank{'' if sizes == [1] else 's'}"
+
+
+def _held(result: dict[str, Any]) -> str:
+    statuses = [claim["status"] for claim in result["claims"]]
+    if set(statuses) == {"not tried"}:
+        return "nothing was tried."
+    return f"{_hold(statuses.count('passed'), len(statuses))}."
+
+
+def _hold(held: int, tried: int) -> str:
+    """ "the check holds", "all 3 checks hold", "1 of 3 checks holds"."""
+    if tried == 1:
+        return "the check holds" if held else "the check does not hold"
+    return f"{'all' if held == tried else f'{held} of'} {tried} checks {'holds' if held == 1 else 'hold'}"
+
+
+def _claim(claim: dict[str, Any]) -> str:
+    status = claim["status"] if claim["status"] in ("passed", "not tried") else claim["status"].upper()
+    return textwrap.fill(
+        claim["says"], WIDTH, initial_indent=f"{status:{STATUS_WIDTH}}", subsequent_indent=" " * STATUS_WIDTH
+    )

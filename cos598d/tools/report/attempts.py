@@ -1,0 +1,61 @@
+"""The attempts of runs that were interrupted and went on: when, from where, on how many ranks, and what was lost."""
+
+from collections.abc import Sequence
+
+from cos598d.records.conventions import NOT_METRICS
+from cos598d.records.live import FINISHED
+from cos598d.tools.report.blocks import Table
+from cos598d.tools.report.load import Run, is_number
+
+NOTE = (
+    "Attempts, UTC. Lost are iterations that a later attempt did again, from the checkpoint that it went on from; what "
+    "the record says of an iteration is what its last attempt did."
+)
+
+
+def stopped_early(run: Run) -> bool:
+    """Whether --early_stopping ended a run that is finished."""
+    last = run.summary.get("attempts", [])[-1:]
+    return "unfinished" not in run.summary and any(one["why"] != FINISHED for one in last)
+
+
+def endings(runs: Sequence[Run]) -> list[str]:
+    """Of each run that stopped early, where it ended and which model it kept."""
+    found = []
+    for run in filter(stopped_early, runs):
+        why, iterations = run.summary["attempts"][-1]["why"], run.summary["iterations"]
+        words = f"{run.name} ended after iteration {iterations}, {why}."
+        best = run.summary.get("best")
+        if best:
+            is_last = best["iteration"] == iterations
+            evaluated = {name: value for name, value in best.get("evaluated", {}).items() if is_number(value)}
+            values = [f"{name} {value:.4f}" for name, value in evaluated.items() if name not in NOT_METRICS]
+            if values:
+                words += f" It kept the model of iteration {best['iteration']}: {', '.join(values)}."
+            elif not is_last:
+                words += f" The model of iteration {best['iteration']} could not be kept, so it has the last one."
+        found.append(words)
+    return found
+
+
+def attempts(runs: Sequence[Run]) -> list[Table]:
+    """A table of the runs that took more than one attempt, or whose only one has not finished; else none."""
+    rows = [["run", "begun", "ended", "from iteration", "to", "lost", "ranks", "why it ended"]]
+    for run in runs:
+        found = run.summary.get("attempts", [])
+        if len(found) > 1 or "unfinished" in run.summary:
+            rows += [
+                [
+                    run.name,
+                    one["begun"],
+                    one["ended"] or "-",
+                    str(one["from_iteration"]),
+                    # Of one that goes on, or died without a word, the rows know more than what it wrote at its begin.
+                    str(run.summary["iterations"] if one["ended"] is None else one["to_iteration"]),
+                    str(one["lost_iterations"]),
+                    str(one["ranks"]),
+                    one["why"] or "-",
+                ]
+                for one in found
+            ]
+    return [Table(NOTE, rows)] if len(rows) > 1 else []

@@ -1,0 +1,130 @@
+"""Did runs that stand side by side do the same work? Said in one line before any ratio, from their records alone."""
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from cos598d.records.run import Summary
+from cos598d.tools.report.numbers import listed, names_of, plain, words_of
+from cos598d.tools.report.references import drifts, has_all_rows
+
+BATCH, STEPS, THREADS = "examples a step", "steps", "threads a rank"
+# In how many iterations losses are compared, and how far they may be apart there, as a share of the loss.
+COMPARED = 20
+LOSSES_APART = {"fp32": 1e-3, "bf16": 2e-2, "fp16": 2e-2}
+
+
+def work_remark(runs: Sequence[Summary], by_design: Collection[str] = ()) -> str:
+    """ "not the same work: ..." with all in which the runs' work differs, a line; "" where nothing is known to.
+
+    What a record does not say is unknown, and differs from nothing. Threads are compared among as many ranks: a rank
+    alone has the whole machine. A batch, or a number of steps, that differs is meant to where a run of the same sync,
+    ranks and other settings has the others' (a sweep); steps are then compared among runs of one batch. Words that
+    are to differ, `by_design`, are not told.
+    """
+    trained = [run for run in runs if run["losses"]]
+    if len(trained) < 2:
+        return ""
+    found = []
+    for word in trained[0].get("work", {}):
+        if word in by_design:
+            continue
+        if word == BATCH:
+            groups = [_without_sweep(trained, (BATCH, STEPS))]
+        elif word == STEPS:
+            is_swept = len(_without_sweep(trained, (BATCH, STEPS))) < len(trained)
+            groups = _grouped(trained, lambda run: _work(run, BATCH)) if is_swept else [trained]
+            groups = [_without_sweep(group, (STEPS,)) for group in groups]
+        elif word == THREADS:
+            groups = _grouped(trained, lambda run: run["world_size"])
+        else:
+            groups = [trained]
+        found += [words for group in groups if (words := _difference(group, word))]
+    found += _other_gradients(trained)
+    return f"not the same work: {'; '.join(found)}." if found else ""
+
+
+def ground_remark(runs: Sequence[Summary]) -> str:
+    """ "not on the same ground: ..." with the processors, cores and devices in which the runs' hosts differ; or ""."""
+    return _remark(runs, "ground", "not on the same ground")
+
+
+def code_remark(runs: Sequence[Summary]) -> str:
+    """ "not by the same code: ..." with the commits and the versions of packages in which the runs differ; or ""."""
+    return _remark(runs, "code", "not by the same code")
+
+
+def _remark(runs: Sequence[Summary], where: str, title: str) -> str:
+    trained = [run for run in runs if run["losses"]]
+    words = dict.fromkeys(word for run in trained for word in run.get(where, {}))
+    found = [said for word in words if (said := _difference(trained, word, where))]
+    return f"{title}: {'; '.join(found)}." if found else ""
+
+
+def _work(run: Summary, word: str) -> Any:
+    return run.get("work", {}).get(word)
+
+
+def _difference(runs: Sequence[Summary], word: str, where: str = "work") -> str:
+    """ "steps 10 in a and 20 in b", or "" where those that say it are alike."""
+    names: dict[Any, list[str]] = {}
+    for run in runs:
+        value = run.get(where, {}).get(word)
+        if value is not None:
+            names.setdefault(value, []).append(run["run"])
+    if len(names) < 2:
+        return ""
+    places = [f"{words_of(value)} in {names_of(of, 'run')}" for value, of in names.items()]
+    return f"{word} {listed(places)}"
+
+
+def _without_sweep(runs: Sequence[Summary], words: Sequence[str]) -> list[Summary]:
+    """The runs but for those that differ from a run of the commonest value in the first of `words`, and so in the
+    others of them, alone."""
+
+    def rest(run: Summary) -> list[Any]:
+        work = {word: value for word, value in run.get("work", {}).items() if word not in words}
+        return [run["sync"], run["world_size"], work]
+
+    ((usual, _),) = Counter(_work(run, words[0]) for run in runs).most_common(1)
+    like = [rest(run) for run in runs if _work(run, words[0]) == usual]
+    return [run for run in runs if _work(run, words[0]) == usual or rest(run) not in like]
+
+
+def _other_gradients(runs: Sequence[Summary]) -> list[str]:
+    """Runs whose losses part from the others' although all that decides a step is the same: their gradients are others.
+
+    Runs with dropout are left out, because its masks differ with the ranks; so are those that drift on purpose, and
+    those that have lost rows, because their losses do not begin with the first iteration.
+    """
+    exact = [run for run in runs if run["dropout"] == 0 and not drifts(run) and has_all_rows(run)]
+    found = []
+    for group in _grouped(exact, lambda run: sorted((word, str(value)) for word, value in run["step"].items())):
+        alone = [run for run in group if run["world_size"] == 1]
+        # Where no run of one rank says what is right, most runs do.
+        usual = (alone or sorted(group, key=lambda run: -sum(_parting(run, other) is None for other in group)))[0]
+        for run in group:
+            apart = _parting(run, usual)
+            if apart:
+                words = f"the losses of {run['run']} part from those of {usual['run']}"
+                found.append(f"{words} (by {plain(apart[1])} in iteration {apart[0]}), so its gradients are others")
+    return found
+
+
+def _parting(run: Summary, other: Summary) -> tuple[int, float] | None:
+    """The first iteration in which the losses are too far apart, and by how much."""
+    most = LOSSES_APART.get(run["precision"], max(LOSSES_APART.values()))
+    pairs = list(zip(run["losses"], other["losses"]))[:COMPARED]
+    for number, (mine, theirs) in enumerate(pairs, start=1):
+        if abs(mine - theirs) > most * max(abs(theirs), 1e-3):
+            return number, abs(mine - theirs)
+    return None
+
+
+def _grouped(runs: Sequence[Summary], key: Any) -> list[list[Summary]]:
+    groups: list[tuple[Any, list[Summary]]] = []
+    for run in runs:
+        own = key(run)
+        group = next((found for other, found in groups if other == own), None)
+        groups.append((own, [run])) if group is None else group.append(run)
+    return [group for _, group in groups]

@@ -1,0 +1,161 @@
+"""A lab's report to fill in: the four tasks' figures from their records alone, and blanks for the reading."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+
+from cos598d.errors import UserError
+from cos598d.records.conventions import NOT_METRICS, PHASES
+from cos598d.records.live import ITERATIONS
+from cos598d.records.run import ITERATION, Summary, read_table
+from cos598d.tools.report.disturbed import DISTURBED, disturbance_remark, is_disturbed
+from cos598d.tools.report.epochs import number_in_words
+from cos598d.tools.report.fairness import code_remark, ground_remark, work_remark
+from cos598d.tools.report.load import is_number, load_run
+from cos598d.tools.report.numbers import listed
+from cos598d.tools.report.one_class import one_class_remark
+from cos598d.tools.report.table import assumed_bytes, losses_rows, traffic_rows
+from cos598d.tables import as_markdown, markdown_text
+
+# What a task's script calls its run, in the record.
+TASKS = ("task1", "task2a", "task2b", "task3")
+DEEPEST = 2  # folders between that of the lab and a run's
+SUMMARY_FILE = "summary.json"
+BLANK = "> *Your answer:*"
+# Where the answers to each section's questions go, and what is asked.
+QUESTIONS = {
+    "losses": (
+        "By how much do the losses of tasks 2(a), 2(b) and 3 differ from those of task 1, and why by no more, and no "
+        "less?",
+    ),
+    "seconds": (
+        "Which task is the fastest, by how much, and in which phase does it gain that time?",
+        "Why is the first iteration left out? Would you leave out more?",
+        "How many times as fast as task 1 is each of the others, and why is it not as many times as there are ranks?",
+    ),
+    "bytes": (
+        "S is the gradient's size (payload), n the number of ranks. Write down, for each task, the bytes that rank 0 "
+        "sends in an iteration, and the others, as formulas of n and S. Do they agree with the table?",
+        "Two tasks may send as much as each other and take another time. What else costs time?",
+        "What would change with eight ranks? With links of a tenth of the rate?",
+    ),
+    "accuracy": ("Should the tasks come to the same accuracy? Do they? What would you look at if one did not?",),
+}
+
+
+def lab_page(folder: Path) -> str:
+    """The report, in Markdown, of the runs in `folder`, whose records say which task they are of.
+
+    Seconds leave out the first iteration alone, as the lab asks. Raises UserError where a task has no record there, or
+    one that cannot be read.
+    """
+    runs = find_runs(folder)
+    summaries = [summary for _, summary in runs]
+    about = (disturbance_remark, work_remark, ground_remark, code_remark, one_class_remark)
+    remarks = [remark(summaries) for remark in about]
+    parts = [
+        "# Lab report: four ways to share one step",
+        "Name: ........................................ Date: ....................",
+        "The tables are made from the runs' records. Write below each question.",
+        "## The runs",
+        as_markdown(_setting_rows(summaries)),
+        *(markdown_text(remark) for remark in remarks if remark),
+        "> *Your hosts, and how they are joined:*",
+        "## Losses",
+        as_markdown(losses_rows(summaries)),
+        *_questions("losses"),
+        "## Seconds an iteration",
+        as_markdown(_seconds_rows(runs)),
+        "The first iteration stands apart; the other figures are means over the rest, on rank 0. DDP's calls run "
+        "beside backward, and have no phase of their own.",
+        *_questions("seconds"),
+        "## Bytes",
+        as_markdown(traffic_rows(summaries)),
+        "MB: 1,000,000 bytes. Payload is the size of all gradients; sent and received are by formula, and counted is "
+        "what the kernel saw leave by the interface, with headers and all else; on one host by each rank's own "
+        "sockets, without headers." + assumed_bytes(summaries, before=" "),
+        *_questions("bytes"),
+        "## Accuracy",
+        as_markdown(_metric_rows(summaries)),
+        "An epoch is marked as cut where the training ended within it: its loss is the mean of fewer steps.",
+        *_questions("accuracy"),
+        "## What you conclude",
+        "In five sentences at most, for somebody who has to choose one of the four.",
+        BLANK,
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def find_runs(folder: Path) -> list[tuple[Path, Summary]]:
+    """The folders of the four tasks' runs in `folder`, with their summaries, in the tasks' order. Raises UserError."""
+    if not folder.is_dir():
+        raise UserError(f"{folder} is no folder: give the one that the four tasks' runs are in.")
+    patterns = ["/".join(["*"] * depth + [SUMMARY_FILE]) for depth in range(1, DEEPEST + 1)]
+    places = sorted(place for pattern in patterns for place in folder.glob(pattern))
+    found = [(place.parent, load_run(place.parent)) for place in places]
+    found = [
+        (place, run | {"run": str(place.relative_to(folder))}) for place, run in found if run.get("label") in TASKS
+    ]
+    missing = [task for task in TASKS if task not in {run["label"] for _, run in found}]
+    if missing:
+        raise UserError(
+            f"{folder} has no whole run of {listed(missing)}: run the task's script with --output_dir "
+            f"{folder / missing[0]}."
+        )
+    return sorted(found, key=lambda pair: TASKS.index(pair[1]["label"]))
+
+
+def _setting_rows(runs: Sequence[Summary]) -> list[list[str]]:
+    rows = [["run", "sync", "ranks", "task", "model", "examples a step", "precision", "link", "processor"]]
+    for run in runs:
+        network = run["network"] or {}
+        link = ", ".join(str(network[name]) for name in ("rate", "delay") if network.get(name)) or "-"
+        what = [run["run"], run["sync"], str(run["world_size"]), run["task"], run["model"]]
+        what += [str(run["total_train_batch_size"]), run["precision"], link]
+        rows.append([*what, str(run["ground"].get("processor") or "-")])
+    return rows
+
+
+def _seconds_rows(runs: Sequence[tuple[Path, Summary]]) -> list[list[str]]:
+    """Of each run the first iteration's seconds, the mean of the others', as a multiple of task 3's, and by phase."""
+    figures = [_figures(folder) for folder, _ in runs]
+    pairs = [(run, mean) for (_, run), (_, mean, _) in zip(runs, figures, strict=True) if run["label"] == TASKS[-1]]
+    task3, last = pairs[0]
+    rows = [["run", "iterations", "first s", "mean s of the others", f"times {TASKS[-1]}'s", *PHASES]]
+    for (_, run), (first, mean, phases) in zip(runs, figures, strict=True):
+        ratio = _number(mean / last if mean and last else None, 2)
+        ratio = DISTURBED if ratio != "-" and any(is_disturbed(one) for one in (run, task3)) else ratio
+        cells = [_number(first, 3), _number(mean, 3), ratio, *(_number(each, 3) for each in phases)]
+        rows.append([run["run"], str(run["iterations"]), *cells])
+    return rows
+
+
+def _figures(folder: Path) -> tuple[float | None, float | None, list[float | None]]:
+    """Rank 0's seconds of the first iteration, the mean of the others', and the means of their phases."""
+    rows = list(read_table(folder / ITERATIONS.format(rank=0), ITERATION))
+    first, others = rows[0]["seconds"] if rows else None, rows[1:]
+    phases = [_mean([row.get(f"seconds_{phase}", 0.0) for row in others]) for phase in PHASES]
+    return first, _mean([row["seconds"] for row in others]), phases
+
+
+def _metric_rows(runs: Sequence[Summary]) -> list[list[str]]:
+    """After each epoch of each run the loss and every metric that some run has."""
+    epochs = [(run, epoch) for run in runs for epoch in run.get("epochs", [])]
+    names = list(dict.fromkeys(name for _, epoch in epochs for name in epoch if is_number(epoch[name])))
+    names = ["loss", *(name for name in names if name not in NOT_METRICS)]
+    rows = [["run", "epoch", *names]]
+    for run, epoch in epochs:
+        rows.append([run["run"], number_in_words(epoch, run), *(_number(epoch.get(name), 4) for name in names)])
+    return rows
+
+
+def _questions(section: str) -> list[str]:
+    return [part for question in QUESTIONS[section] for part in (question, BLANK)]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return fmean(values) if values else None
+
+
+def _number(value: float | None, digits: int) -> str:
+    return f"{value:.{digits}f}" if is_number(value) else "-"

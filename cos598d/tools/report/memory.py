@@ -1,0 +1,81 @@
+"""What a rank holds between steps and at the peak of one, by category: counted, by formula, and how far apart."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cos598d.records.run import EXPECTED, MOMENTS, UNSAID, Summary
+from cos598d.tools.report.numbers import megabytes
+
+CATEGORIES = ("parameters", "gradients", "optimizer", "buckets")
+WORDS = {"between_steps": "between steps", "peak": "at a step's peak"}
+HELD_HEAD = ("held", *CATEGORIES, "in all", "counted is")
+COUNTED_NOTE = (
+    "Held: MB of tensors on the rank that holds most, in one step of the warm-up. By formula: what its strategy says "
+    "of that rank beforehand, for steps that use every parameter. Counted is so much more or less, in all."
+)
+
+
+def memory_rows(runs: Sequence[Summary]) -> list[list[str]]:
+    """A head and, for each run whose record says it, the rows of `held_rows`; nothing where none does, as older ones do
+    not."""
+    known = [run for run in runs if set(MOMENTS) <= set(run.get("memory") or {})]
+    has_gpu = any(None not in run["memory"]["gpu_peak_bytes"] for run in known)
+    rows = []
+    for run in known:
+        found = run["memory"]
+        peaks = [megabytes(max(found["process_peak_bytes"]))]
+        if has_gpu:
+            peaks.append(megabytes(max((peak or 0 for peak in found["gpu_peak_bytes"]), default=0)))
+        for cells in held_rows(found):
+            ends = peaks if cells[0] == WORDS["peak"] else ["-"] * len(peaks)
+            rows.append([run["run"], *cells, *ends])
+    head = ["run", *HELD_HEAD, "process's peak", *(["GPU's peak"] if has_gpu else [])]
+    return [head, *rows] if rows else []
+
+
+def memory_note(runs: Sequence[Summary]) -> str:
+    """What those rows say, and why a formula is missing."""
+    reasons = unsaid({run["run"]: run["memory"] for run in runs if run.get("memory")})
+    sentences = [COUNTED_NOTE, "What a library keeps to itself is in the process's peak alone."]
+    return " ".join([*sentences, *(f"{reason}." for reason in reasons)])
+
+
+def held_rows(found: Mapping[str, Any]) -> list[list[str]]:
+    """The columns of HELD_HEAD, for each moment what is counted and what a formula says; none where nothing is."""
+    rows = []
+    for moment, words in WORDS.items():
+        rank = fullest(found[moment])
+        held = found[moment][rank]
+        if not held:
+            continue
+        expected = (found.get(EXPECTED[moment]) or {rank: None})[rank]
+        rows.append([words, *_cells(held), _apart(held, expected)])
+        rows.append(["by formula", *(_cells(expected) if expected else ["-"] * (len(CATEGORIES) + 1)), ""])
+    return rows
+
+
+def unsaid(records: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """For the memories of records by name: why some formula is missing, each reason once."""
+    names: dict[str, list[str]] = {}
+    for name, found in records.items():
+        for reason in dict.fromkeys(found.get(UNSAID, ())):
+            if reason:
+                names.setdefault(reason, []).append(name)
+    return [f"-: {', '.join(those)}: {reason}" for reason, those in names.items()]
+
+
+def fullest(by_rank: Sequence[Mapping[str, int]]) -> int:
+    """The rank that holds most."""
+    return max(range(len(by_rank)), key=lambda rank: sum(by_rank[rank].values()))
+
+
+def _cells(held: Mapping[str, int]) -> list[str]:
+    return [*(megabytes(held[name]) if name in held else "-" for name in CATEGORIES), megabytes(sum(held.values()))]
+
+
+def _apart(held: Mapping[str, int], expected: Mapping[str, int] | None) -> str:
+    """By how much more is counted than expected, of what the formula states."""
+    if not expected or not sum(expected.values()):
+        return "-"
+    more = round(sum(held[name] for name in expected if name in held) / sum(expected.values()) - 1, 3)
+    return f"{more:+.1%}" if more else "0.0%"

@@ -1,0 +1,91 @@
+"""What a run is measured against: DDP, the floor, one rank; and what two runs must share for it."""
+
+from collections.abc import Sequence
+
+from cos598d.records.conventions import DDP, FLOOR
+from cos598d.records.run import Summary
+from cos598d.tools.report.repeats import is_repeat, members
+
+# What two runs must share for a difference of their losses to mean anything.
+SETTING = ("task", "model", "data", "total_train_batch_size", "max_seq_length", "dropout", "precision", "seed")
+
+
+def same_setting(run: Summary, other: Summary) -> bool:
+    """Whether the two runs were asked for the same loss in each iteration: data, batch, seed, learning rate and so on.
+
+    What a record does not have is unknown, and differs from nothing.
+    """
+    mine, theirs = run.get("step", {}), other.get("step", {})
+    known = [word for word in mine if mine[word] is not None and theirs.get(word) is not None]
+    return all(run[name] == other[name] for name in SETTING) and all(mine[word] == theirs[word] for word in known)
+
+
+def drifts(run: Summary) -> bool:
+    """Whether the run's ranks average their gradients, or their weights, not in every step: losses part on purpose."""
+    return is_floor(run) or (run["world_size"] > 1 and (run.get("step", {}).get("steps between averages") or 1) > 1)
+
+
+def has_all_rows(run: Summary) -> bool:
+    """Whether the run's losses begin with the first iteration; rows may be lost when a run goes on elsewhere."""
+    ends = [one["to_iteration"] for one in run.get("attempts", [])[-1:] if one["ended"]]
+    return all(end == run["iterations"] for end in ends)
+
+
+def alike(runs: Sequence[Summary], like: Summary, sync: str) -> Summary | None:
+    """The first run with this sync, as many ranks as `like`, its setting and its network.
+
+    Where that has repeats among `runs`, and `like` is the k-th of its own, the k-th of them.
+    """
+    found = [
+        run
+        for run in runs
+        if run["sync"] == sync
+        and run["world_size"] == like["world_size"]
+        and run["network"] == like["network"]
+        and same_setting(run, like)
+    ]
+    if not found:
+        return None
+    repeats = [run for run in found if run is found[0] or is_repeat(run, found[0])]
+    place = sum(is_repeat(run, like) for run in runs[: next((i for i, run in enumerate(runs) if run is like), 0)])
+    return repeats[place] if place < len(repeats) else repeats[0]
+
+
+def alone_of(runs: Sequence[Summary], run: Summary) -> Summary | None:
+    """The run of one rank that a run's losses are compared with."""
+    return next((other for other in runs if other["world_size"] == 1 and same_setting(run, other)), None)
+
+
+def ddp_of(runs: Sequence[Summary], run: Summary) -> Summary | None:
+    """The run with torch's DDP that a run's seconds are compared with."""
+    return alike(runs, run, DDP)
+
+
+def floor_of(runs: Sequence[Summary], run: Summary) -> Summary | None:
+    """The run without any sync that a run's exposed communication is measured against."""
+    return alike(runs, run, FLOOR) if run["world_size"] > 1 else None
+
+
+def is_floor(run: Summary) -> bool:
+    """Whether the run's replicas never agree on their gradients."""
+    return run["sync"] == FLOOR and run["world_size"] > 1
+
+
+def exposed_seconds(run: Summary, floor: Summary | None) -> float | None:
+    """The run's median less its floor's, seconds; None where either is missing, and for the floor itself."""
+    if floor is None or run is floor:
+        return None
+    median, base = run["seconds_per_iteration"]["median"], floor["seconds_per_iteration"]["median"]
+    return None if median is None or base is None else median - base
+
+
+def ratio_of_means(run: Summary, base: Summary) -> float | None:
+    """The run's mean seconds over the other's; None where either has none."""
+    mean, other = run["seconds_per_iteration"]["mean"], base["seconds_per_iteration"]["mean"]
+    return mean / other if mean and other else None
+
+
+def largest_difference(run: Summary, alone: Summary) -> float | None:
+    """The largest difference of the two runs' losses in one iteration, over all repeats; None without iterations."""
+    pairs = [pair for member in members(run) for pair in zip(member["losses"], alone["losses"])]
+    return max(abs(a - b) for a, b in pairs) if pairs else None

@@ -1,0 +1,89 @@
+"""A page as HTML, as Markdown with its plots beside it, and as PDF."""
+
+import importlib
+import os
+from typing import Any
+from urllib.parse import quote
+
+from cos598d.errors import UserError
+from cos598d.tools.report.blocks import Block, Figure, Page, Section, Table
+from cos598d.tools.report.svg import inline
+from cos598d.tables import as_markdown, markdown_text
+
+DATE = "SOURCE_DATE_EPOCH"  # what programs that build files take for the time
+
+
+def need(*packages: str) -> None:
+    """Raise UserError when a package that a report is made with is missing, or what it needs of the system is."""
+    for package in packages:
+        try:
+            importlib.import_module(package)
+        except ImportError:
+            raise UserError(
+                f"a report needs {package}, which is not installed: pip install -e '.[report]' in the project's folder."
+            ) from None
+        except OSError:  # weasyprint loads pango when it is imported
+            raise UserError(
+                "a PDF needs the pango library, which is not installed: apt-get install libpango-1.0-0 "
+                "libpangoft2-1.0-0, or write HTML and print it."
+            ) from None
+
+
+def as_html(page: Page) -> str:
+    """One HTML file with everything in it: no script, no network, values escaped."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("cos598d.tools.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["inline"] = inline
+    environment.tests |= {"table": _is(Table), "figure": _is(Figure)}
+    return environment.get_template("report.html.jinja").render(page=page)
+
+
+def as_pdf(html: str) -> bytes:
+    """The page as printed. It fetches nothing, and has no date: fonts that are cut to what is used would bear one."""
+    import weasyprint
+
+    before = os.environ.get(DATE)
+    os.environ[DATE] = "0"
+    try:
+        return weasyprint.HTML(string=html, url_fetcher=_refuse).write_pdf(pdf_identifier=b"cos598d")
+    finally:
+        if before is None:
+            del os.environ[DATE]
+        else:
+            os.environ[DATE] = before
+
+
+def as_markdown_page(page: Page, folder: str) -> tuple[str, dict[str, str]]:
+    """The page's Markdown, and the plots by their names in `folder`, which is to stand beside it."""
+    parts, files = [f"# {markdown_text(page.title)}", markdown_text(page.lead)], {}
+    answer = page.answer
+    head: list[Block] = [*answer.cautions, " ".join(answer.sentences), *([answer.figure] if answer.figure else [])]
+    for section in (Section("In short", head), *page.sections):
+        parts.append(f"## {markdown_text(section.title)}")
+        for block in section.blocks:
+            if isinstance(block, Table):
+                parts += [markdown_text(block.caption), as_markdown(block.rows)]
+            elif isinstance(block, Figure):
+                files[f"{block.name}.svg"] = block.svg
+                parts += [
+                    f"![{markdown_text(section.title)}]({quote(folder)}/{block.name}.svg)",
+                    *map(markdown_text, block.caption),
+                ]
+            else:
+                parts.append(markdown_text(block))
+    return "\n\n".join(parts) + "\n", files
+
+
+def _is(kind: type) -> Any:
+    return lambda block: isinstance(block, kind)
+
+
+def _refuse(url: str, *_: Any, **__: Any) -> None:
+    raise ValueError(f"a report fetches nothing, and {url} was asked for")

@@ -1,0 +1,248 @@
+"""The table of strategies at equal total batch: their seconds and speed-up, memory, losses and metrics."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from cos598d.errors import UserError
+from cos598d.records.conventions import BROKEN_OFF, FAILED, FINISHED, LEFT_OUT, NOT_METRICS
+from cos598d.records.kinds import NUMBER, POSITIVE, SIZE, TEXT, Fields, ListOf, OrNone
+from cos598d.records.run import MEMORY, REMEDY
+from cos598d.records.schema import check, is_as_read
+from cos598d.tools.report.bytes_from import BYTES_FROM, bytes_from, counted_wire, is_in_ledger
+from cos598d.tools.report.disturbed import (
+    DISTURBED,
+    disturbance_remark,
+    impossible_remark,
+    is_disturbed,
+    most_speed_up,
+    speed_up_words,
+)
+from cos598d.tools.report.epochs import number_in_words, whole_epochs
+from cos598d.tools.report.fairness import ground_remark, work_remark
+from cos598d.tools.report.load import Run, is_number, load_run_as
+from cos598d.tools.report.numbers import names_of, plain
+from cos598d.tools.report.one_class import one_class_remark
+from cos598d.terminal.printable import printable
+
+BASELINE = "baseline"
+ALL_GPUS = "dp"  # the strategy of one process that computes on all of them
+TABLE_NOTE = (
+    "Seconds: training and evaluation of all epochs, by the wall; start, data and model are not in them. s/epoch and "
+    "examples/s: training alone. Speed-up: the baseline's s/epoch over this one's. Efficiency: speed-up divided by how "
+    "many times the baseline's processors were at hand: on CPUs the threads of all ranks, but no more than the cores "
+    "of their machines; on GPUs one a rank. Peak MB: the most memory that a process has held, of the rank that held "
+    "most, and summed over the ranks; libraries, evaluation and pages that ranks share are in it. Sent: by the rank "
+    "that sends most, from the ledger; where a library tells nobody what it sends, the mean over the ranks by the "
+    "kernel's counters: of own sockets, which have no other program's bytes, or of an interface between hosts. "
+    "Training loss: of the last whole epoch. Validation loss and metrics: at the end."
+)
+# An epoch's seconds, by the wall, are no fewer than its iterations', by their clock, but for rounding.
+MOST_OF = 0.99
+# What the table needs of a run, beyond what every record has.
+TRAINING = Fields({"examples": SIZE, "wall_seconds": POSITIVE})
+SUMMARY = Fields({"epochs": ListOf(Fields({"loss": NUMBER, "training": TRAINING}), least=1), "memory": MEMORY})
+ENVIRONMENT = Fields({"device": TEXT, "cores": OrNone(SIZE), "threads_per_rank": SIZE, "ranks_on_host": SIZE})
+
+
+class AnotherRun(UserError):
+    """A finished record is whole, and of another run than was asked for; `what` says so without what to do."""
+
+    def __init__(self, what: str):
+        super().__init__(f"{what}; {REMEDY}.")
+        self.what = what
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One strategy for so many epochs: how it ended, one of OUTCOMES; its run if it is finished, else why it is not."""
+
+    label: str
+    ranks: int
+    epochs: float
+    outcome: str = FINISHED
+    said: str = ""
+    run: Run | None = None
+
+
+def load_entry_run(folder: Path, name: str, asked: Mapping[str, Any]) -> Run:
+    """The run in a folder, under this name. Raises UserError naming what cannot be read, what the table lacks, and
+    seconds that cannot be those of its rows; AnotherRun naming the flag in which it is another than was `asked` for."""
+    run = load_run_as(folder, name)
+    check(run.summary, SUMMARY, folder / "summary.json", REMEDY)
+    check(run.environment, ENVIRONMENT, folder / "environment.json", REMEDY)
+    for flag, value in asked.items():
+        if not is_as_read(run.config.get(flag), value):
+            raise AnotherRun(
+                f"{folder} is another run: its {flag} is {printable(run.config.get(flag), 60)} and should be "
+                f"{printable(value, 60)}"
+            )
+    if _training(run) < MOST_OF * math.fsum(run.series.seconds):
+        raise UserError(
+            f"{folder} has epochs of {plain(_training(run))} s in summary.json and iterations of "
+            f"{plain(math.fsum(run.series.seconds))} s beside it: these files are not of one run; {REMEDY}."
+        )
+    return run
+
+
+def strategies_rows(entries: Sequence[Entry]) -> list[list[str]]:
+    """A head and a row for each entry, those without a run too."""
+    metrics = list(dict.fromkeys(name for entry in entries if entry.run for name in metrics_of(entry.run)))
+    has_gpu = any(_gpu_peak(entry.run) is not None for entry in entries if entry.run)
+    head = ["strategy", "ranks", "epochs", "seconds", "s/epoch", "examples/s", "speed-up", "efficiency"]
+    head += ["peak MB", "all ranks' MB", *(["GPU's peak MB"] if has_gpu else [])]
+    head += ["sent MB/it", BYTES_FROM, "training loss", *metrics]
+    rows = [head]
+    for entry in entries:
+        what = [entry.label, str(entry.ranks), f"{entry.epochs:g}"]
+        if entry.run is None:
+            rows.append([*what, entry.outcome, *["-"] * (len(head) - 4)])
+            continue
+        last, seconds = entry.run.summary["epochs"][-1], epoch_seconds(entry.run)
+        base = _baseline(entry, entries)
+        cells = [plain(_total(entry.run)), plain(seconds), plain(_examples(entry.run) / _training(entry.run))]
+        ratio = epoch_seconds(base) / seconds if base else None
+        words = speed_up_words(ratio, entry.run.summary, base.summary, entry.run.environment) if ratio and base else "-"
+        cells.append(words)
+        cells.append(_efficiency(ratio, base, entry.run) if ratio and base and words != DISTURBED else "-")
+        peaks = entry.run.summary["memory"]["process_peak_bytes"]
+        cells += [f"{peak / 1e6:,.0f}" for peak in (max(peaks), sum(peaks))]
+        if has_gpu:
+            peak = _gpu_peak(entry.run)
+            cells.append("-" if peak is None else f"{peak / 1e6:,.0f}")
+        cells += [_sent(entry.run.summary), bytes_from(entry.run.summary)]
+        cells.append(f"{last_loss(entry.run):.4f}")
+        cells += [f"{last[name]:.4f}" if is_number(last.get(name)) else "-" for name in metrics]
+        rows.append([*what, *cells])
+    return rows
+
+
+def learning_rows(entries: Sequence[Entry]) -> list[list[str]]:
+    """A head and a row for each run's epoch."""
+    known = [(entry, entry.run) for entry in entries if entry.run]
+    metrics = list(dict.fromkeys(name for _, run in known for name in metrics_of(run)))
+    rows = [["strategy", "epochs", "epoch", "training loss", *metrics]]
+    for entry, run in known:
+        for epoch in run.summary["epochs"]:
+            cells = [f"{epoch[name]:.4f}" if is_number(epoch.get(name)) else "-" for name in metrics]
+            number = number_in_words(epoch, run.summary)
+            rows.append([entry.label, f"{entry.epochs:g}", number, f"{epoch['loss']:.4f}", *cells])
+    return rows
+
+
+def cautions(entries: Sequence[Entry]) -> list[str]:
+    """What to read before the table: what was not the same work, and which strategies failed."""
+    known = [(entry, entry.run) for entry in entries if entry.run]
+    pairs = [(base, run) for entry, run in known if (base := _baseline(entry, entries)) is not None]
+    found = [
+        disturbance_remark([run.summary for _, run in known]),
+        impossible_remark(
+            [
+                (
+                    run.name,
+                    base.name,
+                    epoch_seconds(base) / epoch_seconds(run),
+                    most_speed_up(run.summary, run.environment),
+                )
+                for base, run in pairs
+                if not is_disturbed(base.summary)
+            ]
+        ),
+    ]
+    for epochs in dict.fromkeys(entry.epochs for entry in entries):
+        runs = [run.summary for entry, run in known if entry.epochs == epochs]
+        found += [work_remark(runs), ground_remark(runs)]
+    found += [cut_remark([run for _, run in known]), one_class_remark([run.summary for _, run in known])]
+    failed = [entry for entry in entries if entry.outcome in (FAILED, BROKEN_OFF)]
+    return [*filter(None, found), *(f"{entry.label}, {entry.epochs:g} epochs: {entry.said}" for entry in failed)]
+
+
+def _baseline(entry: Entry, entries: Sequence[Entry]) -> Run | None:
+    return next((one.run for one in entries if one.label == BASELINE and one.epochs == entry.epochs), None)
+
+
+def left_out(entries: Sequence[Entry]) -> list[str]:
+    """Why there is no number for a strategy that cannot run here, a sentence each."""
+    sentences = [f"{entry.label} is left out: {entry.said}" for entry in entries if entry.outcome == LEFT_OUT]
+    return list(dict.fromkeys(sentences))
+
+
+def epoch_seconds(run: Run) -> float:
+    """The mean wall seconds of a whole epoch's training; of a run without one (`cut_remark`), of the longest."""
+    whole = [epoch["training"] for epoch in whole_epochs(run.summary)] or _trainings(run)
+    most = max(training["examples"] for training in whole)
+    return fmean(training["wall_seconds"] for training in whole if training["examples"] == most)
+
+
+def cut_remark(runs: Sequence[Run]) -> str:
+    """A sentence that names the runs that have no whole epoch; "" where there are none."""
+    names = [run.name for run in runs if not whole_epochs(run.summary)]
+    if not names:
+        return ""
+    return (
+        f"no epoch is whole in {names_of(names, 'run')}: what is called an epoch's seconds there is of fewer examples."
+    )
+
+
+def last_loss(run: Run) -> float:
+    """The mean training loss of the last whole epoch; without one, of the last epoch."""
+    return [*run.summary["epochs"], *whole_epochs(run.summary)][-1]["loss"]
+
+
+def metrics_of(run: Run) -> list[str]:
+    """The losses and metrics of an evaluation, without those of parts of the data and of other thresholds."""
+    last = run.summary["epochs"][-1]
+    names = [name for name in last if is_number(last[name]) and name not in {*NOT_METRICS, "total"}]
+    return sorted((n for n in names if n.islower() and not n.startswith("best_")), key=lambda n: n != "validation_loss")
+
+
+def sent_bytes(summary: Mapping[str, Any]) -> float | None:
+    """Bytes of an iteration, of the rank that sends most; or the mean over the ranks that the kernel's counters saw
+    leave, where no ledger has them. None where nobody knows."""
+    if is_in_ledger(summary):
+        return max(summary["bytes_sent_per_iteration"])
+    wire = counted_wire(summary)
+    counted = [wire["bytes_sent_per_iteration"][ranks[0]] for ranks in wire["ranks_by_interface"]] if wire else []
+    return sum(counted) / summary["world_size"] if counted and None not in counted else None
+
+
+def processors(run: Run) -> int | None:
+    """With how many cores a run computed, or on how many GPUs; None of a process with several, which no record says."""
+    environment, ranks = run.environment, run.summary["world_size"]
+    if environment["device"] != "cpu":
+        return None if run.summary["sync"] == ALL_GPUS else ranks
+    machines = -(-ranks // environment["ranks_on_host"])
+    return min(ranks * environment["threads_per_rank"], machines * (environment["cores"] or 1))
+
+
+def _efficiency(speed_up: float, base: Run, run: Run) -> str:
+    mine, theirs = processors(run), processors(base)
+    return f"{speed_up * theirs / mine:.0%}" if mine and theirs else "-"
+
+
+def _trainings(run: Run) -> list[Mapping[str, Any]]:
+    return [epoch["training"] for epoch in run.summary["epochs"]]
+
+
+def _training(run: Run) -> float:
+    return sum(training["wall_seconds"] for training in _trainings(run))
+
+
+def _examples(run: Run) -> int:
+    return sum(training["examples"] for training in _trainings(run))
+
+
+def _total(run: Run) -> float:
+    return _training(run) + sum(epoch.get("seconds_evaluation", 0.0) for epoch in run.summary["epochs"])
+
+
+def _sent(summary: Mapping[str, Any]) -> str:
+    sent = sent_bytes(summary)
+    return "-" if sent is None else f"{sent / 1e6:,.1f}"
+
+
+def _gpu_peak(run: Run) -> float | None:
+    return max((peak for peak in run.summary["memory"]["gpu_peak_bytes"] if peak is not None), default=None)

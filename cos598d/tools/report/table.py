@@ -1,0 +1,225 @@
+"""The comparison of runs as tables for the screen or in Markdown, from their records alone."""
+
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+from cos598d.records.conventions import ASSUMED_BYTES, PHASES, WARM_UP
+from cos598d.records.run import Summary
+from cos598d.tools.report.bytes_from import BYTES_FROM, BYTES_NOTE, bytes_from, counted_wire, is_by_sockets, is_in_ledger
+from cos598d.tools.report.disturbed import DISTURBED, disturbance_remark, is_disturbed
+from cos598d.tools.report.fairness import ground_remark, work_remark
+from cos598d.tools.report.load import left_out
+from cos598d.tools.report.memory import memory_note, memory_rows
+from cos598d.tools.report.numbers import plain_or_none
+from cos598d.tools.report.one_class import one_class_remark
+from cos598d.tools.report.references import (
+    alone_of,
+    ddp_of,
+    drifts,
+    exposed_seconds,
+    floor_of,
+    has_all_rows,
+    largest_difference,
+    ratio_of_means,
+)
+from cos598d.tools.report.repeats import in_groups, members, over_pairs
+from cos598d.tools.report.speed import SPEED_NOTE, phases_of, speed_rows
+from cos598d.tables import as_markdown, as_text, markdown_text, with_columns
+from cos598d.terminal.printable import printable
+
+FIRST_LOSSES = 3
+# The columns of `time_cells`. The last ones of a table are the phases.
+SPREAD, AGAINST = ("s/it", "95 %", "median"), ("ratio to ddp", "exposed s")
+SLOW_ONES = ("90th percentile", "first")
+
+
+def comparison(runs: Sequence[Summary], markdown: bool = False, each: bool = False) -> str:
+    """Tables and a legend: losses, where the time goes, how fast that is, and what travels. Above them stands a line
+    that says in what the runs were not the same work, if they were not.
+
+    Runs of the same settings are one row, unless `each` is to have its own. Differences and ratios are given against
+    the first run of one rank, the first `ddp` run of the same number of ranks, and (exposed communication) the first
+    run of the same number of ranks with sync `none`.
+    """
+    runs = runs if each else in_groups(runs)
+    parts = [losses_rows(runs), time_rows(runs), speed_rows(runs), traffic_rows(runs), memory_rows(runs)]
+    text = "\n\n".join(as_markdown(part) if markdown else as_text(part) for part in parts if part)
+    found = (disturbance_remark(runs), work_remark(runs), ground_remark(runs), one_class_remark(runs))
+    remarks = [*unfinished_remarks(runs), *filter(None, found)]
+    said = "\n".join(markdown_text(remark) if markdown else remark for remark in remarks)
+    return "\n\n".join(part for part in (_setting(runs), said, text, legend(runs)) if part)
+
+
+def unfinished_remarks(runs: Sequence[Summary]) -> list[str]:
+    """A sentence for each run that has not ended well."""
+    found = [member for run in runs for member in members(run) if "unfinished" in member]
+    return [f"{run['run']} {run['unfinished'].rstrip('.')}. Its figures are of those." for run in found]
+
+
+def losses_rows(runs: Sequence[Summary]) -> list[list[str]]:
+    """A head and a row for each run: what it is, its first losses, and how far they are from those of one rank."""
+    rows = [["run", "sync", "ranks", "its", "first losses", "largest difference to one rank"]]
+    for run in runs:
+        losses = " ".join(f"{loss:.6f}" for loss in run["losses"][:FIRST_LOSSES])
+        what = [run["run"], run["sync"], str(run["world_size"]), str(run["iterations"])]
+        rows.append([*what, losses, _difference(run, alone_of(runs, run))])
+    return rows
+
+
+def time_cells(runs: Sequence[Summary]) -> list[dict[str, str]]:
+    """For each run the cells of SPREAD, SLOW_ONES, AGAINST and PHASES, by column: seconds an iteration with their
+    spread, how they compare, and what the phases take.
+
+    Ratios and exposed seconds have an interval where there are repeats of the run and of what it is compared with.
+    """
+    cells = []
+    for run in runs:
+        seconds, interval = run["seconds_per_iteration"], run["seconds_per_iteration"]["interval_95"]
+        cells.append(
+            {
+                "run": run["run"],
+                "s/it": _seconds(seconds["mean"]),
+                "95 %": f"{interval[0]:.3f}-{interval[1]:.3f}" if interval else "-",
+                "median": _seconds(seconds["median"]),
+                "90th percentile": plain_or_none(seconds["p90"]),
+                "first": plain_or_none(seconds["first"]),
+                "ratio to ddp": _ratio(run, ddp_of(runs, run)),
+                "exposed s": _exposed(run, floor_of(runs, run)),
+            }
+            | {phase: _seconds(run["phases"][f"seconds_{phase}"]) for phase in PHASES}
+        )
+    return cells
+
+
+def time_rows(runs: Sequence[Summary]) -> list[list[str]]:
+    """A head and a row for each run, of `time_cells`."""
+    return with_columns(time_cells(runs), ["run", *SPREAD, *AGAINST, *phases_of(runs)])
+
+
+def traffic_rows(runs: Sequence[Summary]) -> list[list[str]]:
+    """A head and a row for each run: calls, tensors and bytes of an iteration, by the formulas; nothing by them where
+    only the kernel knows what travelled."""
+    rows = [["run", "calls/it", "tensors/it", "payload MB/it", "sent MB/it by rank", "received MB/it by rank"]]
+    rows[0] += ["counted MB/it", BYTES_FROM]
+    for run in runs:
+        cells = [str(run["calls_per_iteration"]), str(run["tensors_per_iteration"])]
+        cells += [megabytes([run["payload_bytes_per_iteration"]])]
+        cells += [megabytes(run["bytes_sent_per_iteration"]), megabytes(run["bytes_received_per_iteration"])]
+        by_formula = cells if is_in_ledger(run) else ["-"] * len(cells)
+        rows.append([run["run"], *by_formula, _counted(counted_wire(run)), bytes_from(run)])
+    return rows
+
+
+def legend(runs: Sequence[Summary]) -> str:
+    """What the columns say."""
+    intervals = []
+    if any("repeats" not in run for run in runs):
+        intervals.append("of that mean, from the spread of one run's iterations; another run may lie outside it.")
+    if any("repeats" in run for run in runs):
+        intervals.append(
+            "where there are several runs of the same settings, from run to run (Student's t): of the mean of their\n"
+            "means, and of ratios and exposed seconds taken within each repeat."
+        )
+    return (
+        f"s/it: mean seconds an iteration without {warm_up_words(runs)}; phases: the mean over the ranks.\n"
+        f"95 %: {' And '.join(intervals)}\n"
+        "exposed s: median less that of sync none on as many ranks. MB: 1,000,000 bytes; sent, received: by formula.\n"
+        "counted: what the kernel saw leave by the interface, with headers and all else that the host sent there;\n"
+        "where all ranks share a host, by each rank's own sockets, without headers.\n"
+        + textwrap.fill(BYTES_NOTE, 118)
+        + (f"\n{SPEED_NOTE}" if speed_rows(runs) else "")
+        + (f"\n{textwrap.fill(memory_note(runs), 118)}" if memory_rows(runs) else "")
+        + assumed_bytes(runs, before="\n")
+    )
+
+
+def assumed_bytes(runs: Sequence[Summary], before: str) -> str:
+    """`before` and a sentence that names the runs whose bytes are assumed; "" where there are none."""
+    names = [run["run"] for run in runs if run.get("bytes_are_assumed")]
+    return f"{before}Bytes of {', '.join(names)} are assumed: {ASSUMED_BYTES}." if names else ""
+
+
+def warm_up_words(runs: Sequence[Summary]) -> str:
+    """ "the first 2", as far as these runs' records say so."""
+    found = sorted({left_out(run) for run in runs if run["seconds_per_iteration"].get("counted")} or {WARM_UP})
+    return f"the first {' or '.join(map(str, found))}"
+
+
+def _setting(runs: Sequence[Summary]) -> str:
+    """What the runs have in common, in a line."""
+    words = []
+    for name, unit in (
+        ("task", ""),
+        ("model", ""),
+        ("data", ""),
+        ("total_train_batch_size", " examples a step"),
+        ("dropout", " dropout"),
+        ("precision", ""),
+    ):
+        values = dict.fromkeys(printable(run[name]) for run in runs)
+        words.append(" / ".join(values) + unit)
+    return ", ".join(words)
+
+
+def _difference(run: Summary, alone: Summary | None) -> str:
+    if alone is None or run is alone or not (has_all_rows(run) and has_all_rows(alone)):
+        return "-"
+    if drifts(run):
+        return "drifts"
+    apart = largest_difference(run, alone)
+    return "-" if apart is None else f"{apart:.1e}"
+
+
+def _ratio(run: Summary, ddp: Summary | None) -> str:
+    if ddp is None:
+        return "-"
+    if is_disturbed(run) or is_disturbed(ddp):
+        return DISTURBED
+    several = over_pairs(run, ddp, ratio_of_means) if run is not ddp else None
+    if several:
+        return f"{several[0]:.2f} ({several[1][0]:.2f}-{several[1][1]:.2f})"
+    ratio = ratio_of_means(run, ddp)
+    return f"{ratio:.2f}" if ratio else "-"
+
+
+def _exposed(run: Summary, floor: Summary | None) -> str:
+    seconds = exposed_seconds(run, floor)
+    if floor is None or seconds is None:
+        return "-"
+    if is_disturbed(run) or is_disturbed(floor):
+        return DISTURBED
+    words = f"{seconds:.3f} ({seconds / run['seconds_per_iteration']['median']:.0%})"
+    several = over_pairs(run, floor, exposed_seconds)
+    return f"{words}, 95 % {several[1][0]:.3f} to {several[1][1]:.3f}" if several else words
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def megabytes(values: Sequence[float], digits: int = 3) -> str:
+    """Bytes by rank in megabytes; neighbours that look the same once: "272.568, 90.856 x 3"."""
+    groups: list[list[Any]] = []
+    for value in values:
+        words = f"{value / 1e6:.{digits}f}"
+        if groups and groups[-1][0] == words:
+            groups[-1][1] += 1
+        else:
+            groups.append([words, 1])
+    return ", ".join(words + (f" x {count}" if count > 1 else "") for words, count in groups)
+
+
+def _counted(wire: Summary | None) -> str:
+    """Counted bytes sent in megabytes, by interface; where ranks share one, those of all of them together."""
+    if not wire:
+        return "-"
+    by_rank, cells = wire["bytes_sent_per_iteration"], []
+    if is_by_sockets(wire):
+        return megabytes([sent for sent in by_rank if sent is not None])
+    for ranks in wire["ranks_by_interface"]:
+        # All read the same counters, each when its own iterations end.
+        known = [by_rank[rank] for rank in ranks if by_rank[rank] is not None]
+        together = f" (ranks {', '.join(map(str, ranks))})" if len(ranks) > 1 else ""
+        cells.append(f"{sum(known) / len(known) / 1e6:.3f}{together}")
+    return ", ".join(cells)

@@ -1,0 +1,69 @@
+"""What travelled in an epoch, predicted and counted, as a table made from run records alone."""
+
+import textwrap
+from collections.abc import Sequence
+
+from cos598d.errors import UserError
+from cos598d.records.run import Summary
+from cos598d.tools.report.bytes_from import BYTES_FROM, BYTES_NOTE, bytes_from, counted_wire, is_by_sockets, is_in_ledger
+from cos598d.tools.report.table import assumed_bytes, megabytes
+from cos598d.tables import as_markdown, as_text
+
+# Ethernet 14, IPv4 20, TCP 20 and its timestamps 12 bytes: of every packet, acknowledgements too.
+HEADER_BYTES = 66
+COLUMNS = (
+    *("run", "batch", "precision", "tensors", "gradient MB", "its/epoch", "calls/it"),
+    *("predicted MB", "counted MB", "difference", "other calls MB", "headers MB", "rest MB", BYTES_FROM),
+)
+LEGEND = (
+    "MB: 1,000,000 bytes, sent in the first epoch's training by rank (equal neighbours once), evaluation left out.\n"
+    "predicted: the gradients' calls by the ledger's formulas. counted: by the kernel.\n"
+    "difference = counted - predicted = other calls (the loss, what ranks agree on)\n"
+    f"+ headers ({HEADER_BYTES} bytes a packet, acknowledgements too; own sockets carry none)\n"
+    "+ rest (the backend's own messages, repeats).\n" + textwrap.fill(BYTES_NOTE, 118)
+)
+
+
+def traffic_table(runs: Sequence[Summary], markdown: bool = False) -> str:
+    """The table of runs as `load_run` returns them. Raises UserError for one whose traffic was not counted."""
+    rows = [list(COLUMNS), *(_row(run) for run in runs)]
+    return f"{(as_markdown if markdown else as_text)(rows)}\n\n{LEGEND}" + assumed_bytes(runs, before="\n")
+
+
+def _row(run: Summary) -> list[str]:
+    wire = counted_wire(run)
+    epoch = run["epochs"][0] if run.get("epochs") else {}
+    iterations = epoch.get("iterations", 0)
+    if (
+        not wire
+        or not wire.get("packets_sent_per_iteration")
+        or not iterations
+        or not all(epoch.get(f"{how}_bytes_sent") for how in ("predicted", "counted"))
+    ):
+        raise UserError(
+            f"{run['run']} has not counted what travelled: run it on 2 ranks or more, with a --monitor_interval over 0."
+        )
+    if None in [wire["packets_sent_per_iteration"][ranks[0]] for ranks in wire["ranks_by_interface"]]:
+        raise UserError(f"{run['run']} does not say how many packets an interface carried: run it again.")
+    gradients, everything, counted, headers = [], [], [], []
+    for ranks in wire["ranks_by_interface"]:  # those of one interface are counted together
+        gradients.append(iterations * sum(run["bytes_sent_per_iteration"][rank] for rank in ranks))
+        everything.append(sum(epoch["predicted_bytes_sent"][rank] for rank in ranks))
+        counted.append(epoch["counted_bytes_sent"][ranks[0]])
+        packets = 0 if is_by_sockets(wire) else wire["packets_sent_per_iteration"][ranks[0]]
+        headers.append(iterations * HEADER_BYTES * packets)
+    if None in counted:
+        raise UserError(f"{run['run']} stopped counting before its epoch's end: run it again.")
+    rest = [c - e - h for c, e, h in zip(counted, everything, headers, strict=True)]
+    other = [e - g for e, g in zip(everything, gradients, strict=True)]
+    difference = sum(counted) / sum(gradients) - 1 if sum(gradients) else None
+    setting = [run["run"], str(run["total_train_batch_size"]), run["precision"]]
+    if not is_in_ledger(run):  # what travels between those calls that it has is not known by kind
+        known = ["-", "-", str(iterations), "-", "-", megabytes(counted, 1), "-", "-", megabytes(headers), "-"]
+        return [*setting, *known, bytes_from(run)]
+    return [
+        *(*setting, str(run["tensors_per_iteration"])),
+        *(f"{run['payload_bytes_per_iteration'] / 1e6:.3f}", str(iterations), f"{run['calls_per_iteration']:g}"),
+        *(megabytes(gradients, 1), megabytes(counted, 1), "-" if difference is None else f"{difference:+.2%}"),
+        *(megabytes(other), megabytes(headers), megabytes(rest), bytes_from(run)),
+    ]

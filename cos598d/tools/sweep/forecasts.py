@@ -1,0 +1,59 @@
+"""What the runs of a sweep will come to, before any of them is started: a table with a row for each combination."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from cos598d.config import config_from
+from cos598d.errors import UserError
+from cos598d.forecast import Forecast, Known, forecast
+from cos598d.tools.sweep.plan import Combination
+from cos598d.tools.sweep.progress import seconds_words
+from cos598d.tables import as_text
+from cos598d.terminal.printable import printable
+
+HEAD = ["run", "seeds", "ranks", "iterations", "sent MB/it", "peak MB", "s/it", "seconds"]
+
+
+def forecast_words(combinations: Sequence[Combination], parallel: int, costs_from: tuple[Path, ...] = ()) -> str:
+    """The table of what each combination will send, hold and take, for the first of its seeds, and what it rests on.
+
+    Sent is by the rank that sends most, peak what the rank that holds most holds of model, gradients and optimizer,
+    seconds those of training alone. A combination of which nothing can be told has a sentence in its place.
+    """
+    known, rows, notes, total = Known(costs_from), [HEAD], list[str](), 0.0
+    basis: dict[tuple[int, bool], str] = {}  # one sentence for each number of ranks: they differ in details alone
+    seeds = list(dict.fromkeys(one.seed for one in combinations))
+    for one in combinations:
+        if one.seed != seeds[0] or one.refused:
+            continue
+        try:
+            found = forecast(config_from(one.values), one.setup.world_size, one.setup.hosts, one.rate, one.delay, known)
+        except UserError as error:
+            notes.append(f"{one.name}: {error}")
+            continue
+        rows.append([one.name, str(len(seeds)), str(one.setup.world_size), *_cells(found)])
+        total += (found.seconds or 0.0) * len(seeds)
+        notes += filter(None, [found.bytes_unsaid, found.memory_unsaid])
+        ranks = one.setup.world_size
+        basis.setdefault(
+            (ranks, found.seconds is None), f"Seconds of {ranks} rank{'s'[: ranks - 1]}, {found.seconds_from}."
+        )
+    notes = list(dict.fromkeys([*notes, *basis.values()]))
+    if total:
+        at_a_time = f", {parallel} at a time if the cores are there for each" if parallel > 1 else ""
+        notes.append(
+            f"About {seconds_words(total / parallel)} of training in all{at_a_time}, without start and evaluation."
+        )
+    return "\n\n".join([as_text(rows, numbers=True), *map(printable, notes)])
+
+
+def _cells(found: Forecast) -> list[str]:
+    sent = max(found.bytes_sent_per_iteration, default=None)
+    step, seconds = found.seconds_per_iteration, found.seconds
+    return [
+        str(found.iterations),
+        "-" if sent is None else f"{sent / 1e6:,.2f}",
+        f"{found.peak_bytes / 1e6:,.1f}" if found.peak else "-",
+        "-" if step is None else f"{step:.3g}",
+        "-" if seconds is None else f"{seconds:.3g}",
+    ]

@@ -1,0 +1,127 @@
+"""The axes of a sweep and their values, each checked: flags of a run, its set-up, and the links between its hosts."""
+
+import difflib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cos598d.config import RunConfig
+from cos598d.errors import UsageError, flag_called
+from cos598d.fields import Flag, flags_of
+from cos598d.records.quantities import parse_delay, parse_rate
+from cos598d.tools.report.sweep_entries import BATCH, DELAY, LINKS, RATE, SETUP
+from cos598d.terminal.printable import printable
+
+# The flag that this axis is another word for.
+BATCH_FLAG = "per_gpu_train_batch_size"
+BY_ITSELF = "the sweep sets it itself"
+OF_TRAININGS = "every run of a sweep trains; give --do_train behind --, for all runs, to leave the evaluations out"
+# Flags that a sweep sets, and what is there in their place.
+INSTEAD = {
+    "seed": "give --seeds N, and the first of them as --seed behind --",
+    "world_size": f"{SETUP} is the axis for it, as {SETUP}=1x1,1x4,2x2",
+    BATCH_FLAG: f"{BATCH} is the axis for it, as {BATCH}=1,4,16",
+    "do_train": OF_TRAININGS,
+    "do_eval": OF_TRAININGS,
+} | dict.fromkeys(("label", "output_dir", "overwrite_output_dir", "save_model", "resume", "resume_anyway"), BY_ITSELF)
+SWITCH = {"on": True, "off": False}
+
+
+@dataclass(frozen=True)
+class Setup:
+    """On how many hosts a run has how many ranks each: "2x2"."""
+
+    hosts: int
+    ranks_per_host: int
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in all."""
+        return self.hosts * self.ranks_per_host
+
+    def __str__(self) -> str:
+        return f"{self.hosts}x{self.ranks_per_host}"
+
+    @classmethod
+    def parse(cls, word: str) -> "Setup":
+        """Raises UsageError for what is no HOSTSxRANKS."""
+        found = re.fullmatch(r"([1-9]\d{0,3})x([1-9]\d{0,3})", word, re.ASCII)
+        if not found:
+            raise UsageError(
+                f"--grid {SETUP}={printable(word, 40)}: give hosts and the ranks on each, as 1x4 (four ranks of this "
+                "host) or 2x2 (two ranks on each of two hosts)."
+            )
+        return cls(int(found[1]), int(found[2]))
+
+
+def read_grid(given: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """The axes in the order given, each with its values in the user's words, from words such as "batch=1,4,16".
+
+    Raises UsageError for an axis that is none, one given twice, and a value that is none or given twice.
+    """
+    grid: dict[str, tuple[str, ...]] = {}
+    for words in given:
+        name, equals, values = words.partition("=")
+        name = name.strip().replace("-", "_")
+        if not equals:
+            raise UsageError(f"--grid {printable(words, 100)}: write an axis and its values, as {BATCH}=1,4,16.")
+        _check_name(name)
+        if name in grid:
+            raise UsageError(f"--grid {name} is given twice: write all of its values behind one.")
+        grid[name] = tuple(word.strip() for word in values.split(","))
+        if "" in grid[name]:
+            raise UsageError(
+                f"--grid {printable(words, 100)}: an empty value is none; write one or more, separated by commas."
+            )
+        read: list[Any] = []
+        for word in grid[name]:
+            value = read_value(name, word)
+            if value in read:
+                raise UsageError(f"--grid {printable(words, 100)}: {word} is there twice, so leave one out.")
+            read.append(value)
+    return grid
+
+
+def read_value(name: str, word: str) -> Any:
+    """The value that a word of this axis stands for: a Setup, seconds, bits a second, or what the flag takes.
+
+    Raises UsageError for a word that is none.
+    """
+    if name == SETUP:
+        return Setup.parse(word)
+    if name in LINKS:
+        with flag_called(f"--grid {name}=", there=f"--{name} "):
+            return parse_delay(word) if name == DELAY else parse_rate(word)
+    flag = BATCH_FLAG if name == BATCH else name
+    with flag_called(f"--grid {name}=", there=f"--{flag} "):
+        return _of_flag(flag, flags_of(RunConfig)[flag], word)
+
+
+def _of_flag(name: str, said: Flag, word: str) -> Any:
+    if said.kind is bool:
+        if word not in SWITCH:
+            raise UsageError(f"--{name} {printable(word, 40)}: it is a switch, so give {' or '.join(SWITCH)}.")
+        return SWITCH[word]
+    if said.none is not None and word == said.none:
+        return None
+    try:
+        value = said.kind(word)
+    except ValueError:
+        kind = "a whole number" if said.kind is int else "a number"
+        raise UsageError(f"--{name} {printable(word, 40)}: give {kind}.") from None
+    said.check(name, value)
+    return value
+
+
+def _check_name(name: str) -> None:
+    if name in INSTEAD:
+        raise UsageError(f"--grid {name} is no axis: {INSTEAD[name]}.")
+    known = [BATCH, SETUP, *LINKS, *flags_of(RunConfig)]
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        meant = f"; {near[0]} is one" if near else ""
+        raise UsageError(
+            f"--grid {printable(name, 60)}: there is no such axis{meant}. Give a flag of train by its name, or "
+            f"{BATCH}, {SETUP}, {DELAY} or {RATE}."
+        )

@@ -1,0 +1,138 @@
+"""The combinations of a sweep: which values each has, on which hosts and links, and which of them cannot run."""
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from cos598d.config import config_from
+from cos598d.errors import UsageError, UserError
+from cos598d.tools.report.sweep_entries import ALONE, BATCH, DELAY, LINKS, RATE, SETUP
+from cos598d.tools.sweep.grid import BATCH_FLAG, Setup, read_value
+
+LONGEST_LABEL = 90  # of the 100 characters that a run's label may have
+DEFAULT_SETUP, NO_DELAY = ALONE, "0"
+
+
+@dataclass(frozen=True)
+class Combination:
+    """One run of a sweep.
+
+    settings    the axes' values in the user's words, in the axes' order; of links none where there is one host
+    values      RunConfig's, those of all runs among them
+    delay       seconds from host to host; `rate`: bits a second of each link, None without a limit
+    refused     why it cannot run, in a sentence; "" where it can
+    """
+
+    label: str
+    settings: Mapping[str, str]
+    seed: int
+    setup: Setup
+    values: Mapping[str, Any]
+    delay: float = 0.0
+    rate: float | None = None
+    refused: str = ""
+
+    @property
+    def name(self) -> str:
+        """The label without the seed."""
+        return _label(self.settings.items())
+
+
+def combine(
+    grid: Mapping[str, Sequence[str]], flags: Mapping[str, Any], seeds: Sequence[int], rate: str
+) -> list[Combination]:
+    """Every combination of the grid's values for each seed, beside the `flags` that all share: seed by seed, so that
+    one seed's table is whole before the next begins.
+
+    Delays and rates mean nothing to one host: there combinations that differ in them alone are one. Raises UsageError
+    where an axis changes nothing, and where a value can run with none of the others.
+    """
+    _check_links(grid)
+    _check_once(grid, flags)
+    found: dict[str, Combination] = {}
+    for seed in seeds:
+        for words in product(*grid.values()):
+            one = _combination(dict(zip(grid, words)), flags, seed, rate)
+            found.setdefault(one.label, one)
+    _check_refused(grid, list(found.values()))
+    return list(found.values())
+
+
+def collapsed(grid: Mapping[str, Sequence[str]]) -> str:
+    """What is to be said of set-ups of one host beside axes of links; "" where there is nothing to say."""
+    axes = [name for name in LINKS if name in grid]
+    single = [word for word in grid.get(SETUP, ()) if Setup.parse(word).hosts == 1]
+    if not axes or not single:
+        return ""
+    means = "mean" if len(axes) > 1 else "means"
+    have = "which has one host: it is" if len(single) == 1 else "which have one host: each is"
+    all_of = "all of them" if len(axes) > 1 else "all of its values"
+    return f"{' and '.join(axes)} {means} nothing to {', '.join(single)}, {have} run once for {all_of}."
+
+
+def _combination(settings: dict[str, str], flags: Mapping[str, Any], seed: int, rate: str) -> Combination:
+    setup = Setup.parse(settings.get(SETUP, DEFAULT_SETUP))
+    if setup.hosts == 1:
+        settings = {name: word for name, word in settings.items() if name not in LINKS}
+    own = {
+        BATCH_FLAG if name == BATCH else name: read_value(name, word)
+        for name, word in settings.items()
+        if name not in (SETUP, *LINKS)
+    }
+    values = {**flags, **own, "seed": seed}
+    refused = ""
+    try:
+        config_from(values).check(setup.world_size)
+    except UserError as error:
+        refused = str(error)
+    return Combination(
+        _label([*settings.items(), ("seed", str(seed))]),
+        settings,
+        seed,
+        setup,
+        values,
+        read_value(DELAY, settings.get(DELAY, NO_DELAY)),
+        None if setup.hosts == 1 else read_value(RATE, settings.get(RATE, rate)),
+        refused,
+    )
+
+
+def _label(words: Iterable[tuple[str, str]]) -> str:
+    """The run's name, which is its folder's too: what cannot stand in one is replaced, and told apart by a digest."""
+    text = "-".join(name + word for name, word in words)
+    label = re.sub(r"[^\w.+=@-]", "_", text)
+    if label != text or len(label) > LONGEST_LABEL:
+        label = f"{label[: LONGEST_LABEL - 9]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    return label
+
+
+def _check_links(grid: Mapping[str, Sequence[str]]) -> None:
+    for name in LINKS:
+        if name in grid and all(Setup.parse(word).hosts == 1 for word in grid.get(SETUP, (DEFAULT_SETUP,))):
+            raise UsageError(
+                f"--grid {name}={','.join(grid[name])} would change nothing: no set-up has several hosts; add one, as "
+                f"--grid {SETUP}=2x2, or leave {name} out."
+            )
+
+
+def _check_once(grid: Mapping[str, Sequence[str]], flags: Mapping[str, Any]) -> None:
+    """Raise UsageError for a flag that is an axis and given to all runs, too."""
+    for name in grid:
+        others = (BATCH_FLAG, "total_train_batch_size") if name == BATCH else (name,)
+        for flag in others:
+            if flag in flags:
+                raise UsageError(f"--{flag} is given behind -- and by --grid {name}: leave one of them out.")
+
+
+def _check_refused(grid: Mapping[str, Sequence[str]], combinations: Sequence[Combination]) -> None:
+    """Raise UsageError where nothing can run, or no combination that has a certain value."""
+    if all(one.refused for one in combinations):
+        raise UsageError(combinations[0].refused)
+    for name, words in grid.items():
+        for word in words:
+            mine = [one for one in combinations if one.settings.get(name) == word]
+            if mine and all(one.refused for one in mine):
+                raise UsageError(f"--grid {name}={word} can run with nothing else here: {mine[0].refused}")

@@ -1,0 +1,59 @@
+"""What a sweep shows: a line when a run has ended, and at the end the table and the page of all."""
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from cos598d.data import get_task
+from cos598d.files import write_whole
+from cos598d.life import LOSS_METRIC
+from cos598d.records.conventions import BROKEN_OFF, FAILED, LEFT_OUT
+from cos598d.tools.report.load import Run, is_number
+from cos598d.tools.report.render import as_html
+from cos598d.tools.report.strategies import epoch_seconds
+from cos598d.tools.report.sweep_answer import unlike
+from cos598d.tools.report.sweep_entries import SweepEntry, combinations_of
+from cos598d.tools.report.sweep_page import sweep_page
+from cos598d.tools.report.sweep_table import TABLE_NOTE, sweep_rows
+from cos598d.tools.sweep.folder import writing
+from cos598d.tables import as_markdown, as_text, markdown_text
+from cos598d.terminal.printable import printable
+
+PAGE, TABLE = "report.html", "table.md"
+
+
+def result_words(run: Run) -> str:
+    """What a finished run came to: the task's metrics and the losses of its last epoch, and the seconds of one."""
+    last = run.summary["epochs"][-1]
+    names = [*get_task(run.config["task_name"]).metrics, LOSS_METRIC, "loss"]
+    shown = [f"{name} {last[name]:.4f}" for name in names if is_number(last.get(name))]
+    return ", ".join([*shown, f"{epoch_seconds(run):.3g} s an epoch"])
+
+
+def settings_words(settings: Mapping[str, str]) -> str:
+    """ "batch 4, setup 2x2"."""
+    return ", ".join(f"{axis} {word}" for axis, word in settings.items())
+
+
+def show(path: Path, entries: Sequence[SweepEntry], title: str, remarks: Sequence[str]) -> None:
+    """Print the table; write it in Markdown, and the page, which begins with what the runs say."""
+    absent = list(dict.fromkeys(_why_not(entry) for entry in entries if entry.run is None))
+    if not any(entry.run for entry in entries):
+        print("", *map(printable, absent), sep="\n")
+        return
+    rows = sweep_rows(entries)
+    notes = [*remarks, *unlike(combinations_of(entries)), *absent]
+    parts = [as_text(rows, numbers=True), textwrap.fill(TABLE_NOTE, 118), *map(printable, notes)]
+    print("", "\n\n".join(parts), "", sep="\n")
+    words = [as_markdown(rows), *map(markdown_text, [TABLE_NOTE, *notes])]
+    page = as_html(sweep_page(entries, title))
+    with writing(path):
+        write_whole(path / TABLE, "\n\n".join(words) + "\n")
+        write_whole(path / PAGE, page)
+    print(f"page: {path / PAGE}")
+
+
+def _why_not(entry: SweepEntry) -> str:
+    how = {FAILED: "failed", BROKEN_OFF: "is not finished", LEFT_OUT: "is left out"}[entry.outcome]
+    seed = "" if entry.outcome == LEFT_OUT else f", seed {entry.seed}"
+    return f"{settings_words(entry.settings)}{seed} {how}: {entry.said}"

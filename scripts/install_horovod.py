@@ -1,0 +1,105 @@
+"""Install Horovod, built against the torch that is here; the wheel is kept, so that a second call takes seconds.
+
+    python scripts/install_horovod.py      # `make engines` calls it
+
+The wheel lies in the cache (COS598D_CACHE, else ~/.cache/cos598d), in a folder for this Python, torch and processor.
+Building takes about 6 minutes on 2 cores. It needs Debian's packages g++, make and, for a Python from Debian,
+python3-dev; cmake and the setuptools that Horovod was written for come from pip, into a folder that goes afterwards.
+"""
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from cos598d.errors import UserError  # noqa: E402
+from cos598d.files import cache_folder  # noqa: E402
+
+VERSION = "0.28.1"
+# Horovod's CMake files are too old for cmake 4, and its setup.py imports pkg_resources, which setuptools 81 dropped.
+BUILD_TOOLS = ("cmake==3.31.10", "setuptools==80.10.2", "wheel==0.48.0", "packaging==26.3")
+# PyTorch and gloo alone: without MPI, TensorFlow and MXNet nothing of theirs is looked for.
+FEATURES = {
+    "HOROVOD_WITH_PYTORCH": "1",
+    "HOROVOD_WITH_GLOO": "1",
+    "HOROVOD_WITHOUT_MPI": "1",
+    "HOROVOD_WITHOUT_TENSORFLOW": "1",
+    "HOROVOD_WITHOUT_MXNET": "1",
+    "HOROVOD_CPU_OPERATIONS": "GLOO",
+}
+PIP = (sys.executable, "-m", "pip")
+QUIET = ("--quiet", "--disable-pip-version-check")
+
+
+def main() -> None:
+    folder = cache_folder() / "horovod" / f"torch{version('torch')}-{sys.implementation.cache_tag}-{platform.machine()}"
+    wheel = next(folder.glob(f"horovod-{VERSION}-*.whl"), None)
+    if wheel is None:
+        check_compiler()
+        print(f"== building Horovod {VERSION} (once, about 6 minutes on 2 cores)", flush=True)
+        wheel = build(folder)
+    subprocess.run([*PIP, "install", *QUIET, "--no-deps", "--force-reinstall", str(wheel)], check=True)
+
+
+def check_compiler() -> None:
+    """Raise UserError, with the Debian package to install, where a wheel cannot be built."""
+    for program in ("g++", "make"):
+        if shutil.which(program) is None:
+            raise UserError(
+                f"Horovod has to be compiled, and there is no {program} here: install Debian's package {program} "
+                f"(apt-get install {program}), then make engines again."
+            )
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        raise UserError(
+            "Horovod has to be compiled, and Python's headers are not here: install Debian's package python3-dev "
+            "(apt-get install python3-dev), then make engines again."
+        )
+
+
+def build(folder: Path) -> Path:
+    """Build the wheel and put it into `folder`; return where it is."""
+    with tempfile.TemporaryDirectory(prefix="horovod-") as name:
+        place = Path(name)
+        subprocess.run([*PIP, "install", *QUIET, "--target", str(place / "tools"), *BUILD_TOOLS], check=True)
+        environ = os.environ | FEATURES
+        environ |= {
+            "CXX": str(ROOT / "scripts" / "cxx17"),
+            "MAKEFLAGS": f"-j{len(os.sched_getaffinity(0))}",
+            "PATH": f"{place / 'tools' / 'bin'}:{os.environ['PATH']}",
+            "PYTHONPATH": str(place / "tools"),  # before what is installed here
+        }
+        words = ("wheel", "--disable-pip-version-check", "--no-build-isolation", "--no-deps", "--no-binary", "horovod")
+        with (place / "log").open("w+", encoding="utf-8") as log:
+            done = subprocess.run(
+                [*PIP, *words, "--wheel-dir", str(place), f"horovod=={VERSION}"],
+                check=False,
+                env=environ,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+            if done.returncode:
+                log.seek(0)
+                print(log.read()[-4000:], file=sys.stderr)
+                raise UserError(f"Horovod {VERSION} could not be built: the end of the compiler's words is above.")
+        (built,) = place.glob("horovod-*.whl")
+        folder.mkdir(parents=True, exist_ok=True)
+        beside = folder / f".{built.name}.{os.getpid()}"
+        shutil.copyfile(built, beside)
+        return beside.rename(folder / built.name)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except UserError as error:
+        sys.exit(str(error))
+    except (subprocess.CalledProcessError, PackageNotFoundError) as error:
+        sys.exit(f"Horovod is not installed: {error}.")

@@ -1,0 +1,90 @@
+"""Build the book, a static site that needs no server and fetches nothing: `python scripts/make_book.py [FOLDER]`.
+
+FOLDER is `site` unless it is given. Its front page is the README, and each other document has a page at its own
+path. A link or an anchor that leads nowhere fails the build, and leaves an older book as it is. It needs the extra
+`book`.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
+
+from book_site.links import leading_nowhere, read_pages, taken_from_elsewhere  # noqa: E402
+from book_site.pages import assemble, configuration  # noqa: E402
+
+from cos598d.errors import UserError  # noqa: E402
+from cos598d.files import whole_folder  # noqa: E402
+
+HERE = ROOT / "scripts" / "book_site"
+OURS = ("book.css", "iframe-worker.js")
+# Made for a server, which this site has not.
+FOR_SERVERS = ("404.html", "sitemap.xml", "sitemap.xml.gz")
+
+
+def build(site: Path, root: Path = ROOT) -> tuple[int, int]:
+    """Build the book of the repository at `root` into the folder `site`, in place of an older book.
+
+    Returns the number of documents and of listings of source files. Raises UserError for a folder with something else
+    in it, a link that leads nowhere, and a page that takes something from elsewhere; `site` is then as it was.
+    """
+    if importlib.util.find_spec("material") is None:
+        raise UserError("mkdocs-material is not installed: `make book` installs it.")
+    site = site.absolute()
+    if site.exists() and not (site / "assets" / OURS[0]).is_file() and (not site.is_dir() or any(site.iterdir())):
+        raise UserError(f"{site} is there and is no book: name another folder.")
+    with tempfile.TemporaryDirectory() as place, whole_folder(site) as fresh:
+        source = Path(place, "pages")
+        pages, listings = assemble(root.resolve(), source)
+        for name in OURS:
+            (source / "assets").mkdir(exist_ok=True)
+            (source / "assets" / name).write_bytes((HERE / name).read_bytes())
+        settings = Path(place, "mkdocs.yml")
+        settings.write_text(json.dumps(configuration(HERE / "mkdocs.yml", source, pages, listings)))
+        render(settings, fresh)
+        for name in FOR_SERVERS:
+            (fresh / name).unlink(missing_ok=True)
+        read = read_pages(fresh)
+        for words, found in (
+            ("leads nowhere", leading_nowhere(fresh, read)),
+            ("is not in the book", taken_from_elsewhere(fresh, read)),
+        ):
+            if found:
+                raise UserError(f"what these pages name {words}: {'; '.join(found)}.")
+    return len(pages), len(listings)
+
+
+def render(settings: Path, site: Path) -> None:
+    """Have the site generator make `site`. Raises UserError with its warnings, none of which it may have."""
+    words = ["build", "--strict", "--config-file", settings, "--site-dir", site]
+    # Else both print advertisements for what is to follow them.
+    quiet = {"NO_MKDOCS_2_WARNING": "1", "DISABLE_MKDOCS_2_WARNING": "true"}
+    ended = subprocess.run(
+        [sys.executable, "-m", "mkdocs", *words], env=os.environ | quiet, capture_output=True, text=True, check=False
+    )
+    if ended.returncode:
+        lines = [line for line in ended.stderr.splitlines() if line.strip() and not line.startswith("INFO")]
+        raise UserError("mkdocs: " + " ".join(lines or ["it ended without a word"]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "site", metavar="FOLDER")
+    site = parser.parse_args().folder
+    try:
+        pages, listings = build(site)
+    except UserError as error:
+        sys.exit(f"make_book.py: {error}")
+    size = sum(path.stat().st_size for path in site.rglob("*") if path.is_file())
+    print(f"{site / 'index.html'}: {pages} pages, {listings} listings of source files, {size / 1e6:.1f} MB")
+
+
+if __name__ == "__main__":
+    main()
