@@ -27,7 +27,7 @@ import torch.distributed.checkpoint as dcp
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from cos598d.checkpoints import Checkpoints, Own, random_states
+from cos598d.checkpoints import Checkpoints, RankState, random_states
 from cos598d.comm import communicator
 from cos598d.comm.communicator import Communicator
 from cos598d.config import RunConfig
@@ -80,7 +80,9 @@ def ours(training: Training, folder: Path) -> Iterator[Save]:
 
         def save(_: int) -> Callable[[], bool]:
             iteration = training.iteration
-            checkpoints.save(training.strategy, iteration, {}, lambda: Own({}, random_states(training.comm.device)))
+            checkpoints.save(
+                training.strategy, iteration, {}, lambda: RankState({}, random_states(training.comm.device))
+            )
 
             def is_written() -> bool:
                 for sentence in checkpoints.poll():

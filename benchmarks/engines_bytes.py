@@ -22,7 +22,6 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from cos598d.tools.bench.candidates import read_candidate
 from cos598d.commands.flags import to_words
 from cos598d.config import RunConfig
 from cos598d.engines.torch_fsdp import layers
@@ -33,12 +32,13 @@ from cos598d.models.build import build_model, find_model
 from cos598d.program import own_environment
 from cos598d.records.live import COMMUNICATION, WIRE
 from cos598d.records.run import CALL, WIRE_ROW, read_table
-from cos598d.tools.report.load import load_run
 from cos598d.shard.low_bytes import packed_bytes
 from cos598d.shard.row_gradients import row_embeddings
 from cos598d.shard.units import looked_up
 from cos598d.shard.zero3 import layer_units
 from cos598d.tables import as_text
+from cos598d.tools.bench.candidates import read_candidate
+from cos598d.tools.report.load import load_run
 
 KNOWN = flags_of(RunConfig)
 FEW = {"max_steps": "6", "total_train_batch_size": "16", "max_seq_length": "64"}

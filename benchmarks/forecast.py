@@ -24,8 +24,8 @@ from cos598d.errors import UserError
 from cos598d.files import write_json
 from cos598d.forecast import Forecast, Known, forecast
 from cos598d.program import own_environment
-from cos598d.tools.report.load import load_run
 from cos598d.tables import as_text
+from cos598d.tools.report.load import load_run
 
 WORKS = {
     "digits": {"task_name": "digits", "model_name_or_path": "vit-tiny", "model_type": "vit"},

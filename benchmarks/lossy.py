@@ -23,7 +23,6 @@ from statistics import fmean, stdev
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from cos598d.tools.bench.candidates import parse_candidate, read_candidate
 from cos598d.comm.ledger import GRADIENTS
 from cos598d.commands.flags import to_words
 from cos598d.config import RunConfig
@@ -32,8 +31,9 @@ from cos598d.files import write_json
 from cos598d.program import own_environment
 from cos598d.records.live import COMMUNICATION
 from cos598d.records.run import CALL, read_table
-from cos598d.tools.report.load import load_run
 from cos598d.tables import as_text
+from cos598d.tools.bench.candidates import parse_candidate, read_candidate
+from cos598d.tools.report.load import load_run
 
 EXACT, DDP, RANKS = "bucketed", "ddp", 4
 SYNCS = (

@@ -107,7 +107,7 @@ def load() -> Callable[..., int]:
     from cos598d.comm import communicator
     from cos598d.commands import cli
     from cos598d.commands import train as command
-    from cos598d.strategies.observed import Observed
+    from cos598d.strategies.observed import TimedStrategy
     from cos598d.world import launch
     from cos598d.world.channel import Frames
     from cos598d.world.store import StoreClient
@@ -119,7 +119,7 @@ def load() -> Callable[..., int]:
     timed(rank, "meet", "meeting")
     timed(Watchdog, "__init__", "lifeline")
     timed(communicator, "open_group", "group")
-    timed(Observed, "attach", "attaching")
+    timed(TimedStrategy, "attach", "attaching")
     timed(train, "step", "step", first="first step")
     timed(run, "publish_record", "record")
     timed(Watchdog, "close", "leaving")

@@ -20,7 +20,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from cos598d.data.squad.read import Squad, read_squad
-from cos598d.data.squad.windows import Finding, WindowOptions, build_windows
+from cos598d.data.squad.windows import AnswerStatus, WindowOptions, build_windows
 from cos598d.data.text.tokenization import load_encoder
 
 
@@ -50,11 +50,13 @@ def measure(file: Path, options: argparse.Namespace) -> None:
         f"{file.name}: {len(squad.questions):,} questions, {len(features):,} windows, {len(features.tokens):,} tokens"
     )
     print(f"  read in {reading:.2f} s, built in {building:.2f} s, peak memory {peak_mb():.0f} MB ({before:.0f} before)")
-    counts = np.bincount(features.extra["finding"], minlength=len(Finding))
-    answerable = counts.sum() - counts[Finding.IMPOSSIBLE]
-    print("  " + ", ".join(f"{finding.name.lower()} {counts[finding]:,}" for finding in Finding if counts[finding]))
-    within = answerable - counts[Finding.NO_WINDOW]
-    exact = counts[Finding.EXACT] + counts[Finding.MOVED]
+    counts = np.bincount(features.extra["finding"], minlength=len(AnswerStatus))
+    answerable = counts.sum() - counts[AnswerStatus.IMPOSSIBLE]
+    print(
+        "  " + ", ".join(f"{finding.name.lower()} {counts[finding]:,}" for finding in AnswerStatus if counts[finding])
+    )
+    within = answerable - counts[AnswerStatus.NO_WINDOW]
+    exact = counts[AnswerStatus.EXACT] + counts[AnswerStatus.MOVED]
     print(f"  tokens give the answer's text: {exact:,} of {within:,} answers that a window holds, {exact / within:.2%}")
     if options.python:
         compare(squad, encoder, options.vocabulary)

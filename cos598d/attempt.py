@@ -12,7 +12,7 @@ from cos598d.comm.communicator import Communicator
 from cos598d.config import RunConfig
 from cos598d.data.examples import Examples
 from cos598d.evaluate import Evaluation
-from cos598d.keeper import Keeper
+from cos598d.keeper import TrainingControl
 from cos598d.measure.record import RunRecord
 from cos598d.saving import Saving
 from cos598d.stopping import EarlyStopping, Stopping
@@ -23,7 +23,7 @@ from cos598d.train import train
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrainResult:
     """How an attempt ended, the same on every rank.
 
     stopped: why it was stopped before its work was done; None where it is done. saved: the iteration of the newest
@@ -48,7 +48,7 @@ def attempt(
     facts: Mapping[str, Any],
     found: Checkpoint | None,
     began: float,
-) -> Outcome:
+) -> TrainResult:
     """Train `model` until the work is done, or until a signal or --max_seconds ask for the end. Every rank calls it.
 
     Meanwhile the signals of `terminal/signals.ENDING` are only noted. `describe` writes the model's configuration and
@@ -58,7 +58,7 @@ def attempt(
     """
     with Requests() as requests, Saving(config, comm, console, record, describe, facts, found) as saving:
         stopping = Stopping(config, comm, requests, began)
-        keeper = Keeper(config, stopping, saving)
+        keeper = TrainingControl(config, stopping, saving)
         train(
             model,
             strategy,
@@ -74,11 +74,11 @@ def attempt(
         if keeper.stopped:
             requests.is_met = True
             record.ends(keeper.stopped)
-            return Outcome(keeper.stopped, saved, None)
+            return TrainResult(keeper.stopped, saved, None)
         if keeper.early.is_over:
             console.say(keeper.early.sentence())
             record.ends(keeper.early.sentence())
-        return Outcome(
+        return TrainResult(
             None, saved, _end_with_the_best(config, keeper.early, saving, record, evaluation, model, console)
         )
 

@@ -15,7 +15,7 @@ from cos598d.data.squad.options import SquadOptions
 from cos598d.data.tasks import TaskOptions
 from cos598d.errors import UsageError
 from cos598d.fields import check_flags, defaults_of, flag, flags_of, given
-from cos598d.life import LifeFlags
+from cos598d.life import CheckpointFlags
 from cos598d.models.architectures import ARCHITECTURES, IMAGE_TYPES, TEXT_TYPES
 from cos598d.models.build import MODEL_TYPES
 from cos598d.records.conventions import PRECISIONS
@@ -38,7 +38,7 @@ RANKS, DATA, MODEL, RECORD = "ranks", "task and data", "model", "record"
 
 
 @dataclass(frozen=True)
-class RunConfig(TaskOptions, SyncFlags, OptimizerFlags, LifeFlags):
+class RunConfig(TaskOptions, SyncFlags, OptimizerFlags, CheckpointFlags):
     """What a run is to do. Each field is the flag of its name; `check` says in a sentence what cannot work.
 
     A flag is one line here, or among those that it inherits: the parser, --help, the check of its range and what

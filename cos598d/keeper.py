@@ -11,7 +11,7 @@ from cos598d.stopping import EarlyStopping, Stopping
 from cos598d.strategies.base import Strategy
 
 
-class Keeper:
+class TrainingControl:
     """Decides between two steps, the same on every rank, whether a training is saved and whether it goes on.
 
     `stopping` is who may ask for the end, and `saving` where checkpoints go; None: nobody does, and nowhere. `stopped`

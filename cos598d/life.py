@@ -10,7 +10,7 @@ LOSS_METRIC = "validation_loss"
 
 
 @dataclass(frozen=True)
-class LifeFlags:
+class CheckpointFlags:
     """What may happen between two steps of a training."""
 
     save_steps: int | None = flag(
@@ -81,7 +81,7 @@ class LifeFlags:
         """Raise UsageError for flags that cannot work; `metrics` are the task's."""
         self.patience()
         if not do_train:
-            for name in given(self, flags_of(LifeFlags)):
+            for name in given(self, flags_of(CheckpointFlags)):
                 raise UsageError(f"--{name} is for training: leave it out, or add --do_train.")
         if self.resume == "auto" and output_dir is None:
             raise UsageError("--resume auto looks in the run's folder: name it with --output_dir.")

@@ -37,7 +37,7 @@ class _Held:
     comm: GroupCommunicator
     call: nn.Module
     quiet: contextlib.ExitStack  # the sync's no_sync, where it is entered
-    layout: own_loop.Layout | None = None  # what the sync is attached to
+    layout: own_loop.GradientLayout | None = None  # what the sync is attached to
 
 
 class DataParallel(nn.Module):
@@ -184,7 +184,7 @@ class DataParallel(nn.Module):
         """The sync is attached to the model as it is now, and `call` is what to call in its place."""
         for handle in self._handles:
             handle.remove()
-        self._held.call, self._held.layout = call, own_loop.Layout(self.module)
+        self._held.call, self._held.layout = call, own_loop.GradientLayout(self.module)
         self._handles = [p.register_post_accumulate_grad_hook(self._on_gradient) for p in self._trained.values()]
 
     def _be_quiet(self, is_quiet: bool) -> None:

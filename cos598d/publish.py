@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from cos598d.attempt import Outcome
+from cos598d.attempt import TrainResult
 from cos598d.comm.communicator import Communicator
 from cos598d.config import RunConfig
 from cos598d.errors import UserError
@@ -56,7 +56,7 @@ def save_run_model(output: Path, model: torch.nn.Module, encoder: Any) -> None:
         ) from error
 
 
-def leave(outcome: Outcome, output: Path, config: RunConfig, iteration: int, console: Console) -> int:
+def leave(outcome: TrainResult, output: Path, config: RunConfig, iteration: int, console: Console) -> int:
     """Say why a run stops before its work is done, and how it goes on; return the exit code.
 
     Raises UserError, the same on every rank, where it cannot go on: nothing is saved.

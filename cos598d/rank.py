@@ -28,7 +28,7 @@ BROKEN_COLLECTIVE = ("gloo", "Connection closed", "Connection reset", "Timed out
 Prepared = TypeVar("Prepared")
 
 
-class Stopped(BaseException):
+class StoppedBySignal(BaseException):
     """A scheduler's signal arrived. Not an Exception, so that nothing takes it for an error to recover from."""
 
     def __init__(self, number: int):
@@ -36,7 +36,7 @@ class Stopped(BaseException):
         self.number = signal.Signals(number)
 
 
-class Station(NamedTuple):
+class RankContext(NamedTuple):
     """Where a rank works: its collectives, its threads, and how many ranks its host has."""
 
     comm: communication.Communicator
@@ -44,7 +44,7 @@ class Station(NamedTuple):
     ranks_on_host: int
 
 
-def take_station(meeting: Meeting | None, backend: str, no_cuda: bool, threads: int | None) -> Station:
+def take_station(meeting: Meeting | None, backend: str, no_cuda: bool, threads: int | None) -> RankContext:
     """Choose this rank's device and threads, and open the process group of those that met (None: a single rank)."""
     use_cuda = torch.cuda.is_available() and not no_cuda
     device = choose_device(use_cuda, meeting.index_on_host if meeting else 0)
@@ -54,7 +54,7 @@ def take_station(meeting: Meeting | None, backend: str, no_cuda: bool, threads: 
     threads = choose_threads(threads, ranks_on_host)
     keep_freed_memory()
     communication.open_group(meeting, backend)
-    return Station(communication.Communicator(meeting, backend, device), threads, ranks_on_host)
+    return RankContext(communication.Communicator(meeting, backend, device), threads, ranks_on_host)
 
 
 def be_rank(
@@ -124,7 +124,7 @@ def _explain(error: BaseException, watchdog: Watchdog | None) -> tuple[str, int]
         return str(error), error.exit_code
     if isinstance(error, KeyboardInterrupt):
         return "interrupted (Ctrl-C).", 128 + signal.SIGINT
-    if isinstance(error, Stopped):
+    if isinstance(error, StoppedBySignal):
         return f"stopped by {error.number.name}.", 128 + error.number
     if isinstance(error, RuntimeError) and any(word in str(error) for word in BROKEN_COLLECTIVE):
         late = re.search(r"Timed out waiting (\d+)ms", str(error))
@@ -145,4 +145,4 @@ def _explain(error: BaseException, watchdog: Watchdog | None) -> tuple[str, int]
 
 
 def _stop(number: int, _: Any) -> None:
-    raise Stopped(number)
+    raise StoppedBySignal(number)

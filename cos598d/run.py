@@ -44,7 +44,7 @@ IN_BF16 = 0.80  # of fp32's seconds a step, as measured for ddp (docs/measured.m
 
 
 @dataclass(frozen=True)
-class Found:
+class RunInputs:
     """What a run's flags name, the same for all ranks of a host. `location` is as the task's `locate` says."""
 
     task: Task
@@ -53,7 +53,7 @@ class Found:
     source: ModelSource
 
 
-def find(config: RunConfig, between: Callable[[], None] = lambda: None) -> Found:
+def find(config: RunConfig, between: Callable[[], None] = lambda: None) -> RunInputs:
     """Find and check a run's data and its model, which may be downloaded from the hub; between the two call `between`.
 
     Raises UserError for whatever cannot work.
@@ -65,7 +65,7 @@ def find(config: RunConfig, between: Callable[[], None] = lambda: None) -> Found
     location, words = task.locate(config.data_dir)
     task.check(location, (["train"] if config.do_train else []) + list(task.evaluation_parts if config.do_eval else ()))
     between()
-    return Found(task, location, words, find_source(config, task))
+    return RunInputs(task, location, words, find_source(config, task))
 
 
 def find_source(config: RunConfig, task: Task) -> ModelSource:
@@ -87,7 +87,7 @@ def find_source(config: RunConfig, task: Task) -> ModelSource:
     return source
 
 
-def run(config: RunConfig, identity: Identity, found: Found | None = None) -> int:
+def run(config: RunConfig, identity: Identity, found: RunInputs | None = None) -> int:
     """Be one rank of a run and return the process's exit code; `be_rank` says how it ends when something fails.
 
     `found` is what `find` says, where somebody has asked it already. GOES_ON is the code of one that was asked to stop
@@ -97,7 +97,7 @@ def run(config: RunConfig, identity: Identity, found: Found | None = None) -> in
 
     with contextlib.ExitStack() as claims:
 
-        def prepare() -> Found:
+        def prepare() -> RunInputs:
             """What a rank can do alone, before anybody waits for it."""
             config.check(identity.world_size)
             if found is None:
@@ -105,7 +105,7 @@ def run(config: RunConfig, identity: Identity, found: Found | None = None) -> in
             _claim(config, identity, claims)
             return found
 
-        def work(prepared: Found, meeting: Meeting | None) -> int:
+        def work(prepared: RunInputs, meeting: Meeting | None) -> int:
             return _work(config, prepared, meeting, _console(identity), launcher_facts(identity), claims, began)
 
         return be_rank(identity, config.timeout, config.facts(), prepare, work)
@@ -126,7 +126,7 @@ def _console(identity: Identity) -> Console:
 
 def _work(
     config: RunConfig,
-    prepared: Found,
+    prepared: RunInputs,
     meeting: Meeting | None,
     console: Console,
     launcher: dict[str, Any],
@@ -231,7 +231,7 @@ def _monitor(config: RunConfig, comm: Communicator, meeting: Meeting | None, con
     return Monitor(config.monitor_interval, interface, comm.device, lambda sentence: console.warn(f"{who}{sentence}"))
 
 
-def _announce(config: RunConfig, prepared: Found, comm: Communicator, threads: int, console: Console) -> None:
+def _announce(config: RunConfig, prepared: RunInputs, comm: Communicator, threads: int, console: Console) -> None:
     ranks = f"{comm.world_size} rank{'s' if comm.world_size > 1 else ''}"
     each = f"{threads} thread{'s' if threads > 1 else ''}{' each' if comm.world_size > 1 else ''}"
     console.say(
@@ -258,7 +258,9 @@ def bf16_remark(config: RunConfig, device: torch.device) -> str | None:
     )
 
 
-def _facts(config: RunConfig, prepared: Found, comm: Communicator, parameters: int, bytes_from: str) -> dict[str, Any]:
+def _facts(
+    config: RunConfig, prepared: RunInputs, comm: Communicator, parameters: int, bytes_from: str
+) -> dict[str, Any]:
     return {
         "task": prepared.task.name,
         "label": config.label,

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from cos598d.checkpoints import FOLDER, Checkpoint, Checkpoints, Own, load_random_states, random_states
+from cos598d.checkpoints import FOLDER, Checkpoint, Checkpoints, RankState, load_random_states, random_states
 from cos598d.comm.communicator import Communicator
 from cos598d.config import RunConfig
 from cos598d.measure.record import RunRecord
@@ -77,8 +77,8 @@ class Saving:
         training = {"position": asdict(at), "early_stopping": early.position(), "facts": self._facts}
         self.open().save(strategy, at.iteration, training, self._own, is_best)
 
-    def _own(self) -> Own:
-        return Own({RECORD: self._record.position()}, random_states(self._comm.device), self._record.to_disk)
+    def _own(self) -> RankState:
+        return RankState({RECORD: self._record.position()}, random_states(self._comm.device), self._record.to_disk)
 
     def load_best(self, model: nn.Module, iteration: int) -> bool:
         """Give `model`, whole on every rank, the weights that were best, after `iteration`; whether they are there."""

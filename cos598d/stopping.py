@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cos598d.comm.communicator import Communicator
-from cos598d.life import LOSS_METRIC, LifeFlags
+from cos598d.life import LOSS_METRIC, CheckpointFlags
 from cos598d.terminal.signals import ENDING, Requests
 
 _SIGNALS = tuple(number.name for number in ENDING)
@@ -31,7 +31,7 @@ class Stopping:
 
     def __init__(
         self,
-        flags: LifeFlags,
+        flags: CheckpointFlags,
         comm: Communicator,
         requests: Requests,
         began: float,

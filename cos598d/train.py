@@ -19,7 +19,7 @@ from cos598d.data.examples import Examples
 from cos598d.data.loader import Ready, load_batches
 from cos598d.data.sampler import MicroBatch
 from cos598d.errors import UserError
-from cos598d.keeper import Keeper
+from cos598d.keeper import TrainingControl
 from cos598d.measure.clock import IterationClock
 from cos598d.measure.record import RunRecord
 from cos598d.models.checkpoint import all_finite
@@ -27,8 +27,8 @@ from cos598d.models.padding import cuts_by_length
 from cos598d.plan import Plan
 from cos598d.records.conventions import WARM_UP
 from cos598d.strategies.base import Module, Strategy
-from cos598d.strategies.formula import Job, without_values
-from cos598d.strategies.observed import Observed
+from cos598d.strategies.formula import TrainingSpec, without_values
+from cos598d.strategies.observed import TimedStrategy
 from cos598d.strategies.optimizers import counter_bytes, make_optimizer, set_learning_rate, states_per_weight
 from cos598d.strategies.replicas import check_replicas
 from cos598d.terminal.console import Console
@@ -67,7 +67,7 @@ def train(
     record: RunRecord,
     console: Console,
     evaluate: Callable[[], dict[str, Any] | None],
-    keeper: Keeper | None = None,
+    keeper: TrainingControl | None = None,
 ) -> None:
     """Train `model` in place on `features` as `config` says: every rank calls it with the same arguments.
 
@@ -79,11 +79,13 @@ def train(
     finite, when the replicas have diverged, and when fp16's loss scale would fall below 1.
     """
     plan = Plan(config, len(features), comm.world_size)
-    keeper = keeper or Keeper(config)
+    keeper = keeper or TrainingControl(config)
     clock = IterationClock(comm.device)
-    job = Job(without_values(model), comm.world_size, comm.rank, states_per_weight(config), counter_bytes(config))
+    job = TrainingSpec(
+        without_values(model), comm.world_size, comm.rank, states_per_weight(config), counter_bytes(config)
+    )
     # The strategy's methods, timed; it knows the global batch's loss and what is held too.
-    observed = Observed(strategy, clock, comm, keeper.votes)
+    observed = TimedStrategy(strategy, clock, comm, keeper.votes)
     module = observed.attach(model, functools.partial(make_optimizer, config=config))
     model.train()
     at = keeper.begin(observed, plan)  # the beginning, or where an earlier start of this run was saved

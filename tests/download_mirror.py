@@ -10,7 +10,7 @@ import threading
 import zipfile
 from dataclasses import dataclass, field
 
-from cos598d.data.fetch.catalogue import Dataset, Part, Source
+from cos598d.data.fetch.catalogue import Dataset, DatasetFile, Download
 from cos598d.data.fetch.download import obtain
 
 
@@ -90,8 +90,12 @@ TINY = {"train.tsv": table(600, 1), "dev.tsv": table(50, 2), "test.tsv": table(7
 TINY_SET = Dataset(
     "Tiny",
     "Tiny",
-    (Source("http://nowhere.invalid/Tiny-clean.zip"),),
-    (Part("train.tsv", (599, 600)), Part("dev.tsv", (50,)), Part("test.tsv", (70,), optional=True)),
+    (Download("http://nowhere.invalid/Tiny-clean.zip"),),
+    (
+        DatasetFile("train.tsv", (599, 600)),
+        DatasetFile("dev.tsv", (50,)),
+        DatasetFile("test.tsv", (70,), optional=True),
+    ),
 )
 
 

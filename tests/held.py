@@ -8,16 +8,16 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from cos598d.tools.bench.workload import Workload
 from cos598d.comm.ledger import SYNCHRONIZING, Ledger
 from cos598d.config import RunConfig
 from cos598d.models.build import find_model
 from cos598d.shard.low_bytes import SHORTEST
 from cos598d.strategies import get_strategy
-from cos598d.strategies.formula import Job, without_values
+from cos598d.strategies.formula import TrainingSpec, without_values
 from cos598d.strategies.memory import Peak
 from cos598d.strategies.optimizers import counter_bytes, make_optimizer, states_per_weight
 from cos598d.sync.base import SyncOptions
+from cos598d.tools.bench.workload import Workload
 
 STEPS = 3  # the last is watched
 SMALL = {"bucket_mb": 0.01}  # of the toy's 45 kB several buckets, and some parameters larger than one
@@ -84,7 +84,7 @@ class Steps:
         options = SyncOptions(**case.options, first_bucket_mb=first_bucket)
         self.strategy = get_strategy(case.sync)(comm, may_be_unused, options, "fp32")
         states = states_per_weight(config), counter_bytes(config)
-        self.job = Job(without_values(model), comm.world_size, comm.rank, *states, passes=case.passes)
+        self.job = TrainingSpec(without_values(model), comm.world_size, comm.rank, *states, passes=case.passes)
         self.module = self.strategy.attach(model, lambda named: make_optimizer(named, config))
         for packed in getattr(self.strategy, "_packed", {}).values():
             packed.forms = [SHORTEST] * comm.world_size  # as after a first step

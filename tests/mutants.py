@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 
 from cos598d.data import sampler
-from cos598d.tools.grade.under_test import wrong
 from cos598d.sync.all_reduce import AllReduce
 from cos598d.sync.base import GradientSync
 from cos598d.sync.bucketed import Bucketed
+from cos598d.tools.grade.under_test import wrong
 
 
 class NoBroadcastOfFrozenWeights(AllReduce):

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import torch
 
-from cos598d.checkpoints import Checkpoints, Own
+from cos598d.checkpoints import Checkpoints, RankState
 from cos598d.files import write_json
 from cos598d.strategies.base import Strategy
-from cos598d.strategies.state import BUFFERS, STEP, WEIGHTS, Piece
+from cos598d.strategies.state import BUFFERS, STEP, WEIGHTS, ShardSlice
 
 SYNC = {"sync": "fake", "bucket_mb": 25}
 SHAPES = {"embedding.weight": (7, 3), "layer.bias": (5,), "layer.scale": (), "head.weight": (4, 2, 2), "empty": (0, 3)}
@@ -39,12 +39,12 @@ class Stateful(Strategy):
         for (kind, name), whole in self.wholes.items():
             if kind in (WEIGHTS, BUFFERS, STEP):
                 if self.comm.rank == 0:
-                    yield Piece.of_whole(kind, name, whole)
+                    yield ShardSlice.of_whole(kind, name, whole)
                 continue
             begin = 0
             for rank, part in enumerate(whole.reshape(-1).tensor_split(self.comm.world_size)):
                 if rank == self.comm.rank and part.numel():
-                    yield Piece(kind, name, tuple(whole.shape), begin, part)
+                    yield ShardSlice(kind, name, tuple(whole.shape), begin, part)
                 begin += part.numel()
 
     def load_state(self, wholes):
@@ -80,7 +80,7 @@ def describe(folder: Path) -> None:
 
 def own_of(comm, seed):
     """What a rank remembers of a training."""
-    return Own({"row": seed * 100 + comm.rank}, {"random": torch.arange(4) + comm.rank + seed})
+    return RankState({"row": seed * 100 + comm.rank}, {"random": torch.arange(4) + comm.rank + seed})
 
 
 def open_checkpoints(folder, comm, keep=2, resumed=None):

@@ -10,11 +10,11 @@ import torch
 from test_engines import Model, a_part
 from torch import nn
 
-from cos598d.tools.check.toy import local_batch, plain_model, toy_model
 from cos598d.comm.ledger import Ledger
 from cos598d.strategies import get_strategy
-from cos598d.strategies.state import Whole
+from cos598d.strategies.state import FullTensor
 from cos598d.sync.base import SyncOptions
+from cos598d.tools.check.toy import local_batch, plain_model, toy_model
 
 MICROS, MAX_NORM = 2, 0.5
 BUCKETS = {"bucket_mb": 0.004, "first_bucket_mb": 0.001}  # several of them in a toy
@@ -173,7 +173,7 @@ def wholes(folder):
         ends = [begin + len(values) for begin, values in pieces]
         assert begins == [0, *ends[:-1]], (kind, name, begins, ends)
         assert ends[-1] == torch.Size(shape).numel(), (kind, name)
-        found.append(Whole(kind, name, torch.cat([values for _, values in pieces]).view(shape)))
+        found.append(FullTensor(kind, name, torch.cat([values for _, values in pieces]).view(shape)))
     return found
 
 

@@ -11,16 +11,16 @@ import zipfile
 import pytest
 from programs import ROOT
 
-from cos598d.tools.audit.judge.verdict import Finding, Seen, Verdict
-from cos598d.tools.check.claims import CLAIMS
 from cos598d.commands.cli import main
 from cos598d.errors import UsageError
+from cos598d.tools.audit.judge.verdict import AuditFinding, AuditVerdict, Coverage
+from cos598d.tools.check.claims import CLAIMS
 from cos598d.tools.grade.assignment import Limits, assignment_of, read_assignment
 from cos598d.tools.grade.gradescope import VISIBILITIES, gradescope
 from cos598d.tools.grade.kinds.script import ScriptKind, score
 from cos598d.tools.grade.result_files import ResultFiles
 from cos598d.tools.grade.scored import Judged, Scored, exit_code
-from cos598d.tools.grade.table import Table
+from cos598d.tools.grade.table import TomlTable
 from cos598d.tools.learn.lessons import NUMBERS
 
 # https://gradescope-autograders.readthedocs.io/en/latest/specs/#output-format: field -> type
@@ -79,7 +79,7 @@ ONE = 'kind = "sync"\n[points]\ndefault = 0\naverages_gradients = 4\nlets_go = 1
 
 
 def assignment(source):
-    return read_assignment(Table.of_text("lab.toml", source))
+    return read_assignment(TomlTable.of_text("lab.toml", source))
 
 
 def is_gradescopes(results):
@@ -244,10 +244,10 @@ def test_an_audits_verdict_as_points():
         return [judged.passed for judged in score(verdict, claims, end, ScriptKind(**asked))]
 
     def verdict(findings=(), ranks=2, steps=5, judged=3, loss=0.5):
-        seen = Seen(ranks, 2, steps, judged, 1.0, 0.1, 0.0, parameters=60, loss=loss)
-        return Verdict("train.py", seen, tuple(findings), ("closures",))
+        seen = Coverage(ranks, 2, steps, judged, 1.0, 0.1, 0.0, parameters=60, loss=loss)
+        return AuditVerdict("train.py", seen, tuple(findings), ("closures",))
 
-    summed = Finding("summed", ("2 times the mean",), ("train.py", 7, "step"), ("weights_drift",))
+    summed = AuditFinding("summed", ("2 times the mean",), ("train.py", 7, "step"), ("weights_drift",))
     assert passed(verdict()) == [True] * 6
     assert passed(verdict([summed])) == [True, True, False, False, False, True]
     assert passed(verdict(judged=0)) == [True, True, None, None, None, None]

@@ -13,6 +13,8 @@ from audit_scripts import BY_HAND, with_changes
 from audits import audit
 from programs import ROOT, Program, free_port
 
+from cos598d.commands.cli import main
+from cos598d.errors import UserError
 from cos598d.tools.audit.book import read_book
 from cos598d.tools.audit.card import card
 from cos598d.tools.audit.exchange import Counter, read_books
@@ -25,8 +27,6 @@ from cos598d.tools.audit.starter import filled
 from cos598d.tools.audit.watch.loss import divisors_of, scale_of
 from cos598d.tools.audit.watch.source import literals
 from cos598d.tools.audit.watch.traffic import moved
-from cos598d.commands.cli import main
-from cos598d.errors import UserError
 
 RIGHT = BY_HAND.lstrip()
 NEVER = with_changes("by_hand", [(AVERAGE, "")])

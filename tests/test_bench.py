@@ -11,6 +11,12 @@ import pytest
 import torch
 from programs import ROOT
 
+from cos598d.commands.flags import to_words
+from cos598d.errors import UsageError
+from cos598d.models.build import find_model
+from cos598d.records.fit import CallCost, bandwidths, best_capacity, fit_call_cost, predict_exposed
+from cos598d.records.summary import LAST_TO_LAST, median_interval, paired_ratio, summarize, world_seconds
+from cos598d.sync.parts import embeddings
 from cos598d.tools.bench.candidates import CAPACITIES_MB, parse_candidate, parse_candidates, references
 from cos598d.tools.bench.plan import BenchPlan, plan_from
 from cos598d.tools.bench.rounds import order_of_round
@@ -18,13 +24,7 @@ from cos598d.tools.bench.sweep import message_sizes
 from cos598d.tools.bench.trace import trace_candidate
 from cos598d.tools.bench.workload import Stepper, Workload, values_of
 from cos598d.tools.check.spawn import run_world
-from cos598d.commands.flags import to_words
-from cos598d.errors import UsageError
-from cos598d.models.build import find_model
-from cos598d.records.fit import CallCost, bandwidths, best_capacity, fit_call_cost, predict_exposed
-from cos598d.records.summary import LAST_TO_LAST, median_interval, paired_ratio, summarize, world_seconds
 from cos598d.tools.report.bench_table import memory_rows
-from cos598d.sync.parts import embeddings
 
 SIZES = [1 << power for power in range(10, 29, 2)]
 TINY_BENCH = ["-m", "cos598d", "bench", "--model", "tiny", "--world_size", 2, "--batch", 2, "--tokens", 16]

@@ -11,7 +11,7 @@ from cos598d.tools.report.benches import load_bench
 from cos598d.tools.report.blocks import Table
 from cos598d.tools.report.load import load_run, load_run_as
 from cos598d.tools.report.page import build_page
-from cos598d.tools.report.strategies import Entry, sent_bytes, strategies_rows
+from cos598d.tools.report.strategies import StrategyResult, sent_bytes, strategies_rows
 from cos598d.tools.report.table import comparison, traffic_rows
 from cos598d.tools.report.traffic import counted_traffic, epoch_rows
 
@@ -79,11 +79,13 @@ def test_the_table_of_strategies_has_what_a_rank_sends_and_the_word(tmp_path):
     for folder in folders:
         summary = json.loads((folder / "summary.json").read_text())
         change(folder / "summary.json", memory=memory, epochs=[epoch | training for epoch in summary["epochs"]])
-    rows = strategies_rows([Entry(folder.name, 2, 2, run=load_run_as(folder, folder.name)) for folder in folders])
+    rows = strategies_rows(
+        [StrategyResult(folder.name, 2, 2, run=load_run_as(folder, folder.name)) for folder in folders]
+    )
     places = [rows[0].index(name) for name in ("sent MB/it", "bytes from")]
     assert [[row[place] for place in places] for row in rows[1:]] == [["2.0", "ledger"], ["2.0", "counters"]]
     change(folders[1] / "summary.json", wire=None)
-    rows = strategies_rows([Entry("horovod", 2, 2, run=load_run_as(folders[1], "horovod"))])
+    rows = strategies_rows([StrategyResult("horovod", 2, 2, run=load_run_as(folders[1], "horovod"))])
     assert [rows[1][place] for place in places] == ["-", "counters"]
 
 

@@ -9,7 +9,7 @@ from worlds import run_ranks
 from cos598d.models.linear import Linear
 from cos598d.shard.cast_weights import linear_layers
 from cos598d.shard.shared_weights import SharedWeights
-from cos598d.strategies.formula import Job, without_values
+from cos598d.strategies.formula import TrainingSpec, without_values
 from cos598d.strategies.memory import Peak
 
 
@@ -62,7 +62,7 @@ def test_every_bit_is_autocast_s_with_accumulation_a_layer_used_twice_and_tied_w
 def bytes_cast(comm):
     """On a rank: what is held between two steps and at a step's peak, and what the formula says."""
     model = Uneven()
-    job = Job(without_values(model), comm.world_size, comm.rank, 2, 4)
+    job = TrainingSpec(without_values(model), comm.world_size, comm.rank, 2, 4)
     strategy = SharedWeights(comm, False, SMALL_BUCKETS, "bf16")
     module, peak = strategy.attach(model, adamw), Peak(strategy.memory)
     inputs = {"input_ids": torch.arange(12).view(3, 4)}

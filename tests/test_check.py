@@ -8,11 +8,11 @@ import psutil
 import pytest
 from programs import ROOT, TINY_TRAINING, wait_until
 
-from cos598d.tools.check.card import claim as card_of
-from cos598d.tools.check.claims import CLAIMS
 from cos598d.commands.cli import main
 from cos598d.errors import UsageError
 from cos598d.sync import get_sync
+from cos598d.tools.check.card import claim as card_of
+from cos598d.tools.check.claims import CLAIMS
 
 OPENING = """
 import os, sys, time

@@ -22,9 +22,9 @@ from cos598d.errors import UserError
 from cos598d.evaluate import Evaluation
 from cos598d.measure.tensorboard import Board
 from cos598d.models.build import build_model, find_model
+from cos598d.terminal.console import Console
 from cos598d.tools.report.load import load_run
 from cos598d.tools.report.page import build_page
-from cos598d.terminal.console import Console
 
 
 @pytest.mark.parametrize(("count", "examples"), [(2, 50), (5, 200), (10, 12), (25, 300), (3, 1)])

@@ -7,17 +7,11 @@ import torch
 from torch import nn
 from worlds import run_ranks
 
-from cos598d.tools.check import claims as conformance
-from cos598d.tools.check import ranks as on_ranks
-from cos598d.tools.check.claims.base import MakeSync
-from cos598d.tools.check.judge import PASSED, judge_claims
-from cos598d.tools.check.spawn import run_world
-from cos598d.tools.check.trace import trace_direct_calls
 from cos598d.comm import hosts
 from cos598d.comm.ledger import GRADIENTS, Ledger
 from cos598d.config import RunConfig
 from cos598d.errors import UsageError
-from cos598d.strategies.formula import Job
+from cos598d.strategies.formula import TrainingSpec
 from cos598d.strategies.replicas import digest
 from cos598d.strategies.sent import sent_in_call
 from cos598d.sync import SYNCS, get_sync
@@ -25,6 +19,12 @@ from cos598d.sync.base import DEFAULTS, SyncOptions
 from cos598d.sync.cost import Step
 from cos598d.sync.parts import embeddings
 from cos598d.sync.parts.with_codec import WithCodec
+from cos598d.tools.check import claims as conformance
+from cos598d.tools.check import ranks as on_ranks
+from cos598d.tools.check.claims.base import MakeSync
+from cos598d.tools.check.judge import PASSED, judge_claims
+from cos598d.tools.check.spawn import run_world
+from cos598d.tools.check.trace import trace_direct_calls
 
 TAKERS = [name for name in SYNCS if issubclass(get_sync(name), WithCodec)]
 WHOLE = ("topk:1", "powersgd:1000")  # forms in which nothing is left out
@@ -142,7 +142,7 @@ def average(comm, name, word):
             error = (found - wanted).norm() / wanted.norm()
         model.zero_grad(set_to_none=step % 2 == 0)
     sent = [row.bytes_sent for row in comm.ledger.rows if row.purpose == GRADIENTS]
-    job = Job(model, comm.world_size, comm.rank, 2, hosts=HOSTS[comm.world_size])
+    job = TrainingSpec(model, comm.world_size, comm.rank, 2, hosts=HOSTS[comm.world_size])
     step = Step(job.tensors, options, job.hosts, job.tensors[::-1], touched(comm.world_size))
     stated = [one for travel in sync.calls(step) for one in sent_in_call(travel, job, options)]
     sync.detach()

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 import pytest
 
-from cos598d.tools.audit.options import AuditFlags
 from cos598d.commands.flags import Parser, add_flags, given_flags
 from cos598d.commands.flags import to_words as flag_words
 from cos598d.commands.run_flags import add_run_options, run_values, to_words
 from cos598d.config import RunConfig, config_from, folder_name
 from cos598d.errors import UsageError
 from cos598d.fields import Flag, check_flags, flag, flags_of
+from cos598d.tools.audit.options import AuditFlags
 
 
 def parse(*words):

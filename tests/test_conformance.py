@@ -8,6 +8,8 @@ import pytest
 from mutants import MUTANTS
 from mutants_drawn import DRAWN
 
+from cos598d.comm.ledger import Ledger
+from cos598d.sync import SYNCS, get_sync
 from cos598d.tools.check import claims as conformance
 from cos598d.tools.check import ranks
 from cos598d.tools.check.causes import causes_of
@@ -16,8 +18,6 @@ from cos598d.tools.check.evidence import Evidence
 from cos598d.tools.check.judge import FAILED, PASSED, judge_claims
 from cos598d.tools.check.spawn import CALLS, HANDED_IN, run_world
 from cos598d.tools.check.trace import TracedCommunicator, trace_direct_calls
-from cos598d.comm.ledger import Ledger
-from cos598d.sync import SYNCS, get_sync
 
 RIGHT_FILE = Path(__file__).with_name("right_syncs.py")
 RIGHT = ("FlatViews", "InDouble", "RandomRoot", "GathersInNumpy", "OwnEverything", "FromHooks", "RunningMean")

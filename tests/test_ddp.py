@@ -3,11 +3,11 @@
 import torch
 from worlds import run_ranks
 
-from cos598d.tools.check.toy import plain_loss, plain_model
 from cos598d.comm.ledger import GRADIENTS, Ledger
 from cos598d.errors import UsageError
 from cos598d.sync.base import SyncOptions
 from cos598d.sync.ddp import DDP, PLAIN_STEPS
+from cos598d.tools.check.toy import plain_loss, plain_model
 
 
 def buckets_by_step(comm):

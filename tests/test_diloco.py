@@ -6,7 +6,7 @@ from torch import nn
 from worlds import run_ranks
 
 from cos598d.comm.ledger import GRADIENTS, Ledger
-from cos598d.strategies.formula import Job
+from cos598d.strategies.formula import TrainingSpec
 from cos598d.strategies.replicas import digest
 from cos598d.strategies.sent import sent_by_replicas
 from cos598d.sync.base import SyncOptions
@@ -157,7 +157,7 @@ def bytes_of_rounds(comm, options):
     rounds = 2 * options["fragments"] * options.get("sync_every", 1)
     go_on(comm, sync, module, model, range(rounds))
     sync.own_state()  # waits for what is under way
-    stated = sent_by_replicas(Job(model, comm.world_size, comm.rank, 0), sync)
+    stated = sent_by_replicas(TrainingSpec(model, comm.world_size, comm.rank, 0), sync)
     rows = [row for row in comm.ledger.rows if row.purpose == GRADIENTS]
     calls = len({row.tensor for row in rows})
     comm.ledger = Ledger()

@@ -11,7 +11,7 @@ from cos598d.tools.report.bench_table import bench_table
 from cos598d.tools.report.disturbed import DISTURBED, share_of_others
 from cos598d.tools.report.lab import lab_page
 from cos598d.tools.report.load import load_run, load_run_as
-from cos598d.tools.report.strategies import BASELINE, Entry, cautions, strategies_rows
+from cos598d.tools.report.strategies import BASELINE, StrategyResult, cautions, strategies_rows
 from cos598d.tools.report.table import comparison
 
 CORES = 2
@@ -100,13 +100,13 @@ def test_a_speed_up_that_no_machine_can_give_is_none(tmp_path):
     folders = [train_twice(with_host(tmp_path / BASELINE, 0.95, 0.9, ranks=1, sync="none"), 3.04)]
     folders.append(train_twice(with_host(tmp_path / "ddp", 0.95, 0.9, sync="ddp"), 1.0))
     runs = [load_run_as(folder, folder.name) for folder in folders]
-    entries = [Entry(run.name, run.summary["world_size"], 2, run=run) for run in runs]
+    entries = [StrategyResult(run.name, run.summary["world_size"], 2, run=run) for run in runs]
     head, _, row = strategies_rows(entries)
     assert [row[head.index(name)] for name in ("speed-up", "efficiency")] == [DISTURBED, "-"]
     (caution,) = cautions(entries)
     assert caution.startswith("ddp is 3.04 times as fast as baseline, where at most 2.00 times is possible")
     train_twice(folders[0], 1.5)
-    entries[0] = Entry(BASELINE, 1, 2, run=load_run_as(folders[0], BASELINE))
+    entries[0] = StrategyResult(BASELINE, 1, 2, run=load_run_as(folders[0], BASELINE))
     assert (strategies_rows(entries)[2][head.index("speed-up")], cautions(entries)) == ("1.50", [])
 
 

@@ -11,7 +11,7 @@ import pytest
 from download_mirror import ARCHIVE, TINY, TINY_SET, assert_is_tiny, driver, get, left_in, serving, squad, zipped
 from programs import PATIENCE
 
-from cos598d.data.fetch.catalogue import CATALOGUE, Dataset, Part, Source, choose
+from cos598d.data.fetch.catalogue import CATALOGUE, Dataset, DatasetFile, Download, choose
 from cos598d.data.fetch.check import count_rows, look_at
 from cos598d.data.fetch.download import main, obtain
 from cos598d.data.fetch.transfer import fetch
@@ -147,7 +147,7 @@ def test_mrpc_is_split_by_the_list_of_dev_pairs(mirror, tmp_path):
     mirror.files["msr_paraphrase_train.txt"] = ("\ufeff" + "\r\n".join([header, *pairs]) + "\r\n").encode()
     mirror.files["msr_paraphrase_test.txt"] = "\n".join([header, *pairs[:3]]).encode()
     mirror.files["mrpc_dev_ids.tsv"] = b"4\t104\n7\t107"
-    parts = (Part("train.tsv", (8,)), Part("dev.tsv", (2,)), Part("test.tsv", (3,)))
+    parts = (DatasetFile("train.tsv", (8,)), DatasetFile("dev.tsv", (2,)), DatasetFile("test.tsv", (3,)))
     get(mirror, tmp_path, replace(CATALOGUE["MRPC"], parts=parts))
     assert (tmp_path / "MRPC/dev.tsv").read_text() == "\n".join([header, pairs[4], pairs[7]]) + "\n"
     assert (tmp_path / "MRPC/train.tsv").read_text().count("\n") == 9
@@ -160,8 +160,8 @@ def test_mrpc_is_split_by_the_list_of_dev_pairs(mirror, tmp_path):
 
 def test_a_glue_file_with_other_columns_does_not_check(tmp_path):
     header = "index\tquestion\tsentence\tlabel"
-    parts = (Part("train.tsv", (2,)), Part("dev.tsv", (2,)))
-    qnli = Dataset("QNLI", "QNLI", (Source("http://nowhere.invalid/QNLI.zip"),), parts)
+    parts = (DatasetFile("train.tsv", (2,)), DatasetFile("dev.tsv", (2,)))
+    qnli = Dataset("QNLI", "QNLI", (Download("http://nowhere.invalid/QNLI.zip"),), parts)
     for name, columns in (("train.tsv", header), ("dev.tsv", "index\tsentence\tquestion\tlabel")):
         (tmp_path / name).write_text(f"{columns}\n0\ta\tb\tentailment\n1\ta\tb\tentailment\n")
     assert look_at(qnli, tmp_path).problems == {
@@ -171,7 +171,7 @@ def test_a_glue_file_with_other_columns_does_not_check(tmp_path):
 
 
 def test_of_squad_only_the_missing_file_is_fetched_and_the_other_left_alone(mirror, tmp_path):
-    parts = (Part("train-v1.1.json", (30,)), Part("dev-v1.1.json", (20,)))
+    parts = (DatasetFile("train-v1.1.json", (30,)), DatasetFile("dev-v1.1.json", (20,)))
     dataset = replace(CATALOGUE["SQuAD1.1"], parts=parts)
     assert dataset.unpack is copy_files
     (tmp_path / "SQuAD").mkdir()

@@ -17,7 +17,7 @@ import pytest
 from download_mirror import ARCHIVE, TINY, TINY_SET, assert_is_tiny, driver, get, left_in, serving, squad, table, zipped
 from programs import PATIENCE, wait_until
 
-from cos598d.data.fetch.catalogue import Dataset, Part, Source
+from cos598d.data.fetch.catalogue import Dataset, DatasetFile, Download
 from cos598d.data.fetch.download import main
 from cos598d.data.fetch.transfer import fetch
 from cos598d.data.fetch.unpack import copy_files
@@ -91,11 +91,11 @@ def sha256(content):
 
 def test_a_wrong_hash_is_refused_unless_the_archive_is_the_published_one(mirror, tmp_path):
     mirror.files["Tiny-clean.zip"] = ARCHIVE
-    right = Part("train.tsv", (600,), sha256=sha256(TINY["train.tsv"]))
-    wrong = Part("dev.tsv", (50,), sha256=sha256(TINY["train.tsv"]))
+    right = DatasetFile("train.tsv", (600,), sha256=sha256(TINY["train.tsv"]))
+    wrong = DatasetFile("dev.tsv", (50,), sha256=sha256(TINY["train.tsv"]))
     dataset = replace(TINY_SET, parts=(right, wrong))
     refused(mirror, tmp_path, "dev.tsv has the sha256", dataset)
-    published = replace(dataset, sources=(Source(TINY_SET.sources[0].url, sha256(ARCHIVE)),))
+    published = replace(dataset, sources=(Download(TINY_SET.sources[0].url, sha256(ARCHIVE)),))
     said = get(mirror, tmp_path, published)
     assert "dev.tsv has the sha256" in said[-1]
     assert "though the archive is the published one" in said[-1]
@@ -183,9 +183,9 @@ def test_a_disk_that_refuses_a_member_keeps_the_part_for_the_next_try(mirror, tm
 
 @pytest.mark.parametrize("content", [squad(19), squad(20)[:-9], b"[1]", b'{"data": [{}]}', b"<html>"])
 def test_a_squad_file_that_is_not_whole_is_refused(mirror, tmp_path, content):
-    source = Source("http://nowhere.invalid/dev.json")
+    source = Download("http://nowhere.invalid/dev.json")
     mirror.files["dev.json"] = content
-    dataset = Dataset("S", "SQuAD", (source,), (Part("dev.json", (20,)),), copy_files, "SQUAD_DIR")
+    dataset = Dataset("S", "SQuAD", (source,), (DatasetFile("dev.json", (20,)),), copy_files, "SQUAD_DIR")
     refused(mirror, tmp_path, "dev.json (has 19 rows|cannot be read)", dataset)
 
 

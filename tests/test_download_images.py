@@ -14,7 +14,7 @@ from download_mirror import get, left_in, serving
 from test_image_files import batch_of, idx
 
 from cos598d.data import get_task
-from cos598d.data.fetch.catalogue import CATALOGUE, Dataset, Part, choose
+from cos598d.data.fetch.catalogue import CATALOGUE, Dataset, DatasetFile, choose
 from cos598d.data.fetch.check import digest_of
 from cos598d.data.fetch.download import main
 from cos598d.data.fetch.unpack import unpack_tar
@@ -39,14 +39,14 @@ def small_mnist() -> tuple[Dataset, dict[str, bytes]]:
         is_images = "images" in part.name
         values = np.random.default_rng(1).integers(0, 256, (40, 28, 28)) if is_images else np.arange(40) % 10
         files[part.name] = gzip.compress(idx(values))
-        parts.append(Part(part.name, (40,), sha256=hashlib.sha256(files[part.name]).hexdigest()))
+        parts.append(DatasetFile(part.name, (40,), sha256=hashlib.sha256(files[part.name]).hexdigest()))
     return replace(CATALOGUE["MNIST"], parts=tuple(parts)), files
 
 
 def small_cifar() -> Dataset:
     """CIFAR-10 with 20 images in each batch."""
     md5 = {name: hashlib.md5(content).hexdigest() for name, content in BATCHES.items()}
-    parts = tuple(Part(name, (20,), size=len(content), md5=md5[name]) for name, content in BATCHES.items())
+    parts = tuple(DatasetFile(name, (20,), size=len(content), md5=md5[name]) for name, content in BATCHES.items())
     return replace(CATALOGUE["CIFAR10"], parts=parts)
 
 

@@ -17,9 +17,9 @@ from meetings import all_exchange, identities
 from programs import PATIENCE, TINY_TRAINING, free_port, script, wait_until
 from torch.distributed import HashStore
 
+from cos598d.errors import UserError
 from cos598d.tools.cluster import network
 from cos598d.tools.cluster.plan import Cluster, address
-from cos598d.errors import UserError
 from cos598d.tools.report.load import load_run
 from cos598d.world import endpoint, identity, rendezvous
 

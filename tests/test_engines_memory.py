@@ -9,7 +9,7 @@ from worlds import run_ranks
 
 from cos598d.comm.communicator import Communicator
 from cos598d.strategies import get_strategy
-from cos598d.strategies.formula import Job
+from cos598d.strategies.formula import TrainingSpec
 from cos598d.sync.base import SyncOptions
 
 SMALL = {"bucket_mb": 0.01}  # of the toy's 45 kB several buckets, and some parameters larger than one
@@ -63,6 +63,6 @@ def test_the_formula_is_the_textbook_s(engine):
     for ranks in (1, 2, 8):
         comm = Communicator(None, "gloo", torch.device("cpu"))
         strategy = get_strategy(name)(comm, False, SyncOptions(**options), "fp32")
-        found = strategy.expected_memory(Job(model, ranks, 0, states=2)).between_steps
+        found = strategy.expected_memory(TrainingSpec(model, ranks, 0, states=2)).between_steps
         expected = [share * 8 * 4 * 16 * 16 for share in TEXTBOOK[engine](ranks)]
         assert [found[category] for category in STATES] == expected, ranks

@@ -14,9 +14,9 @@ from cos598d.errors import UserError
 from cos598d.forecast import Known, forecast, seconds
 from cos598d.forecast.costs import CallCosts, costs_of
 from cos598d.forecast.timed import Timed
-from cos598d.tools.report.load import load_run
 from cos598d.scale.model import Costs
 from cos598d.strategies import known_names
+from cos598d.tools.report.load import load_run
 
 DIGITS = {"task_name": "digits", "max_train_examples": 150, "max_eval_examples": 90, "total_train_batch_size": 30}
 DIGITS |= {"num_train_epochs": 2.0, "no_cuda": True}

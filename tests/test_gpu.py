@@ -14,17 +14,17 @@ from gpu import CUDA, NEEDS_GPU, keep
 from saved_states import SYNC, Stateful, open_checkpoints
 from torch.profiler import ProfilerActivity, profile
 
-from cos598d.tools.bench.candidates import parse_candidate
-from cos598d.tools.bench.trace import MarkedClock
-from cos598d.tools.bench.turns import Turn
-from cos598d.tools.bench.workload import Stepper, Workload
-from cos598d.checkpoints import Own, find, load_random_states, random_states
+from cos598d.checkpoints import RankState, find, load_random_states, random_states
 from cos598d.comm.communicator import Communicator, close_group, open_group
 from cos598d.comm.ledger import Ledger
 from cos598d.measure.clock import IterationClock
 from cos598d.models.build import find_model
 from cos598d.parallel import data_parallel
 from cos598d.records.conventions import PHASES
+from cos598d.tools.bench.candidates import parse_candidate
+from cos598d.tools.bench.trace import MarkedClock
+from cos598d.tools.bench.turns import Turn
+from cos598d.tools.bench.workload import Stepper, Workload
 from cos598d.world.network import INTERFACE_VARIABLE
 
 pytestmark = NEEDS_GPU
@@ -173,12 +173,12 @@ def test_a_save_s_copy_waits_its_turn_on_the_device_and_the_host_does_not(tmp_pa
     strategy.wholes = {name: tensor.to(CUDA) for name, tensor in strategy.wholes.items()}
     with open_checkpoints(tmp_path, comm) as checkpoints:
         # The first one asks for the memory of the copy, for which the host waits.
-        checkpoints.save(strategy, 1, {}, lambda: Own({}, random_states(CUDA)))
+        checkpoints.save(strategy, 1, {}, lambda: RankState({}, random_states(CUDA)))
         assert checkpoints.close() == []
         torch.cuda._sleep(2_000_000_000)
         for tensor in strategy.wholes.values():
             tensor.add_(1)
-        checkpoints.save(strategy, 2, {}, lambda: Own({}, random_states(CUDA)))
+        checkpoints.save(strategy, 2, {}, lambda: RankState({}, random_states(CUDA)))
         assert not torch.cuda.current_stream().query(), "the device is not there yet"
         drawn = torch.rand(3, device=CUDA)
         saved = {name: tensor.clone() for name, tensor in strategy.wholes.items()}

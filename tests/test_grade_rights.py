@@ -17,13 +17,13 @@ import pytest
 from programs import ROOT
 from test_assignment import RUNNER
 
-from cos598d.tools.check.claims import CLAIMS
 from cos598d.commands.cli import main
 from cos598d.errors import UsageError, UserError
+from cos598d.tools.check.claims import CLAIMS
 from cos598d.tools.grade import processes, submission
 from cos598d.tools.grade.assignment import Assignment, Limits
 from cos598d.tools.grade.folder import grade_class, submissions_in
-from cos598d.tools.grade.kinds.kind import Kind
+from cos598d.tools.grade.kinds.kind import AssignmentKind
 from cos598d.tools.grade.scored import Judged
 from cos598d.tools.grade.submission import grading
 from cos598d.tools.grade.user import User, user_for
@@ -36,7 +36,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can take anoth
 FORGED = {"score": 100, "output": "full points", "tests": []}
 
 
-class Judging(Kind):
+class Judging(AssignmentKind):
     """A kind whose `judge` is `function(folder)`, which returns words."""
 
     file = "mine.py"
@@ -260,7 +260,7 @@ def test_what_could_not_be_ended_is_ended_with_a_later_submission(mine, monkeypa
 
 def test_what_an_earlier_submission_left_is_not_counted_as_the_next_ones(monkeypatch):
     monkeypatch.setattr(processes, "END_SECONDS", 0.1)
-    tree = processes.Tree()
+    tree = processes.ProcessTree()
     sleeper = subprocess.Popen(["sleep", "100"])
     try:
         assert [each.pid for each in tree.own(tree.processes())] == [sleeper.pid]

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from programs import ROOT
 
+from cos598d.errors import UsageError
 from cos598d.tools.check import ranks
 from cos598d.tools.check.claims import CLAIMS
 from cos598d.tools.check.judge import CRASHED, DID_NOT_END, FAILED, PASSED, judge_claims
 from cos598d.tools.check.spawn import RETURNED, RankEnd, run_world
-from cos598d.errors import UsageError
 from cos598d.tools.grade.kinds import KINDS, tests
-from cos598d.tools.grade.table import Table
+from cos598d.tools.grade.table import TomlTable
 from cos598d.tools.grade.under_test import MENDED, RIGHT, SUBJECTS, WRONG, on_rank
 from cos598d.tools.grade.under_test.file import read_tests
 from cos598d.tools.learn import marking
@@ -118,7 +118,7 @@ from cos598d.tools.grade.under_test import on_rank
 
 sys.modules["pytest"] = types.ModuleType("pytest")
 cos598d.tools.check.judge.judge = lambda *_: ("passed", [])
-cos598d.tools.grade.kinds.tests.End.is_rejected = cos598d.tools.grade.kinds.tests.End.is_accepted = True
+cos598d.tools.grade.kinds.tests.TestRunEnd.is_rejected = cos598d.tools.grade.kinds.tests.TestRunEnd.is_accepted = True
 on_rank.run_tests = lambda *_: None
 
 def test_it(sync, rank):
@@ -172,7 +172,7 @@ def graded(start, folder, scratch, submissions, assignment):
 
 def kind_of(**keys):
     source = "".join(f"{key} = {value}\n" for key, value in keys.items())
-    return KINDS["tests"].read(Table.of_text("lab.toml", source))
+    return KINDS["tests"].read(TomlTable.of_text("lab.toml", source))
 
 
 def test_good_tests_accept_every_right_sync_and_reject_every_wrong_one(start, tmp_path, scratch):
@@ -233,7 +233,7 @@ def judged(kind, monkeypatch, folder, end_of):
 
     def end(_, path, found, subject):
         order.append(subject.name)
-        return tests.End(end_of(subject), "on 2 ranks, words")
+        return tests.TestRunEnd(end_of(subject), "on 2 ranks, words")
 
     monkeypatch.setattr(tests.TestsKind, "_end", end)
     monkeypatch.setattr(tests, "preload", lambda _: None)
@@ -250,7 +250,7 @@ def test_a_submission_has_more_time_on_a_busy_machine(monkeypatch, tmp_path, nam
         given.append(seconds)
         return [RankEnd(rank, RETURNED) for rank in range(size)]
 
-    kind = KINDS[name].read(Table.of_text("lab.toml", "seconds = 5\n"))
+    kind = KINDS[name].read(TomlTable.of_text("lab.toml", "seconds = 5\n"))
     monkeypatch.setattr(os, "getloadavg", lambda: (load, 1.0, 1.0))
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     for module in (importlib.import_module(f"cos598d.tools.grade.kinds.{name}"), marking):

@@ -11,7 +11,7 @@ from cos598d.data.images.augment import augment
 from cos598d.data.images.encoder import ImageEncoder
 from cos598d.data.images.images import Images
 from cos598d.data.images.options import ImageOptions
-from cos598d.data.images.source import InMemory
+from cos598d.data.images.source import ImagesInMemory
 from cos598d.data.parts import split
 from cos598d.data.tasks import TaskOptions
 from cos598d.errors import UsageError, UserError
@@ -141,7 +141,7 @@ def test_a_limit_takes_the_same_images_whatever_else_is_asked_and_the_cache_tell
 
 
 def test_images_in_memory_are_brought_to_size_block_by_block():
-    source = InMemory(pixels_of(600, 4, 1), np.zeros(600))
+    source = ImagesInMemory(pixels_of(600, 4, 1), np.zeros(600))
     places = np.arange(599, -1, -1)
     assert np.array_equal(source.pixels(places, ImageEncoder(4, 1)), pixels_of(600, 4, 1)[::-1])
 

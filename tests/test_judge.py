@@ -11,7 +11,7 @@ import torch
 from cos598d.tools.check.claims.base import Claim
 from cos598d.tools.check.evidence import BadEvidence, Evidence
 from cos598d.tools.check.judge import CRASHED, FAILED, judge, judge_claims
-from cos598d.tools.check.spawn import DIED, RAISED, RETURNED, Frame, RankEnd, run_world
+from cos598d.tools.check.spawn import DIED, RAISED, RETURNED, RankEnd, StackFrame, run_world
 
 NONCE = 598
 
@@ -78,7 +78,7 @@ def test_no_line_of_a_file_that_is_not_code_under_trial_is_shown(tmp_path):
     own.write_text("gradient += 1\n")
     shown = []
     for file in (private, own, Path(os.__file__)):
-        end = RankEnd(0, RAISED, type="KeyError", message="x", frames=(Frame(str(file), 1, "f"),))
+        end = RankEnd(0, RAISED, type="KeyError", message="x", frames=(StackFrame(str(file), 1, "f"),))
         _, reports = judge([end], str(own), 5)
         shown.append(reports[0]["code"])
     assert shown[:2] == ["", "gradient += 1"]

@@ -14,7 +14,7 @@ from squad_files import found_in, question, squad_of
 
 from cos598d.data.glue import read as glue
 from cos598d.data.squad import metrics, windows
-from cos598d.data.squad.windows import Finding, WindowOptions, build_windows
+from cos598d.data.squad.windows import AnswerStatus, WindowOptions, build_windows
 from cos598d.data.text import characters, pieces, rust_encoder
 from cos598d.data.text.features import build_features
 from cos598d.data.text.tokenization import load_encoder
@@ -177,7 +177,7 @@ def test_an_answer_inside_words_is_not_looked_for_without_end(encoder, monkeypat
     )
     features = build_windows(squad, [0, 1], encoder, WindowOptions(), False)
     # The one at the end stands whole, and only from near enough it is found.
-    assert features.extra["finding"].tolist() == [Finding.INSIDE_TOKEN, Finding.MOVED]
+    assert features.extra["finding"].tolist() == [AnswerStatus.INSIDE_TOKEN, AnswerStatus.MOVED]
     assert len(looked) <= 2 * (windows._PLACES + 1)
 
 

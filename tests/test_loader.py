@@ -7,10 +7,10 @@ import pytest
 import torch
 from programs import wait_until
 
-from cos598d.tools.check.toy import ToyFeatures
 from cos598d.data.examples import Examples
 from cos598d.data.loader import AHEAD, load_batches
 from cos598d.data.sampler import MicroBatch
+from cos598d.tools.check.toy import ToyFeatures
 
 
 class Slow(Examples):

@@ -9,7 +9,6 @@ import pytest
 import torch
 from worlds import run_ranks
 
-from cos598d.tools.check.toy import ToyFeatures, toy_model
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import LOSS
 from cos598d.config import RunConfig
@@ -17,11 +16,12 @@ from cos598d.data.sampler import micro_batches
 from cos598d.measure.clock import IterationClock
 from cos598d.measure.record import RunRecord
 from cos598d.strategies.base import Strategy
-from cos598d.strategies.observed import Observed
+from cos598d.strategies.observed import TimedStrategy
 from cos598d.strategies.optimizers import SCHEDULERS, make_optimizer, schedule
 from cos598d.strategies.replicated import Replicated
 from cos598d.sync import get_sync
 from cos598d.terminal.console import Console
+from cos598d.tools.check.toy import ToyFeatures, toy_model
 from cos598d.train import step, train
 
 STEPS = 5
@@ -238,7 +238,7 @@ def votes_of(comm):
     strategy = Replicated(get_sync("all_reduce")(comm))
     clock = IterationClock(comm.device)
     numbers = iter(range(3))
-    observed = Observed(strategy, clock, comm, lambda: (comm.rank, next(numbers)))
+    observed = TimedStrategy(strategy, clock, comm, lambda: (comm.rank, next(numbers)))
     module = observed.attach(toy_model(0), lambda named: make_optimizer(named, RunConfig(learning_rate=0.0)))
     features, found = ToyFeatures(8), []
     for number in range(1, 4):

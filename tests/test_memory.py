@@ -10,20 +10,20 @@ from report_records import write_run
 from torch import nn
 from worlds import run_ranks
 
-from cos598d.tools.check.toy import ToyFeatures
 from cos598d.comm.communicator import Communicator
 from cos598d.config import RunConfig
 from cos598d.errors import UserError
 from cos598d.measure.record import RunRecord
-from cos598d.tools.report.load import load_run
-from cos598d.tools.report.memory import memory_note, memory_rows
 from cos598d.strategies import get_strategy
-from cos598d.strategies.formula import Job
+from cos598d.strategies.formula import TrainingSpec
 from cos598d.strategies.memory import Peak, tensors_in
 from cos598d.strategies.optimizers import OPTIMIZERS, counter_bytes, make_optimizer, states_per_weight
 from cos598d.strategies.replicated import Replicated
 from cos598d.sync import get_sync
 from cos598d.terminal.console import Console
+from cos598d.tools.check.toy import ToyFeatures
+from cos598d.tools.report.load import load_run
+from cos598d.tools.report.memory import memory_note, memory_rows
 from cos598d.train import train
 
 WIDTH, LAYERS, STEPS = 32, 4, 3
@@ -158,7 +158,7 @@ def test_every_optimizer_declares_the_memory_that_it_keeps(values):
     strategy.backward(module(input_ids=torch.arange(6).view(2, 3))[0])
     strategy.finish()
     strategy.step()
-    job = Job(model, 1, 0, states_per_weight(config), counter_bytes(config))
+    job = TrainingSpec(model, 1, 0, states_per_weight(config), counter_bytes(config))
     expected = strategy.expected_memory(job).between_steps["optimizer"]
     assert expected == strategy.memory()["optimizer"], "see numbers_per_weight and bytes_per_tensor of OPTIMIZERS"
 

@@ -7,7 +7,7 @@ from worlds import run_ranks
 
 from cos598d.comm.communicator import Communicator
 from cos598d.strategies import STRATEGIES, get_strategy, known_names
-from cos598d.strategies.formula import Job
+from cos598d.strategies.formula import TrainingSpec
 from cos598d.sync.base import SyncOptions
 
 OPTIONS = {
@@ -44,7 +44,7 @@ def test_every_strategy_states_both_or_says_why_not(name):
     options = SyncOptions(zero_stage=int(stage or 1))
     strategy = get_strategy(name)(Communicator(None, "gloo", torch.device("cpu")), False, options, "fp32")
     for ranks in (1, 3, 64):
-        found = strategy.expected_memory(Job(Uneven(), ranks, ranks - 1, 2, 4))
+        found = strategy.expected_memory(TrainingSpec(Uneven(), ranks, ranks - 1, 2, 4))
         assert bool(found.unsaid) == (found.peak is None or "buckets" not in found.peak)
         if name in STRATEGIES:
             assert found.between_steps
@@ -56,7 +56,7 @@ def test_zero_divides_by_the_ranks_what_its_stages_cut():
 
     def held(name, ranks):
         strategy = get_strategy(name)(Communicator(None, "gloo", torch.device("cpu")), False, SyncOptions(), "fp32")
-        return strategy.expected_memory(Job(Uneven(), ranks, 0, 2)).between_steps
+        return strategy.expected_memory(TrainingSpec(Uneven(), ranks, 0, 2)).between_steps
 
     for name, cut in (("zero1", ["optimizer"]), ("zero2", ["optimizer"]), ("zero3", ["optimizer", "parameters"])):
         one, many = held(name, 1), held(name, 8)

@@ -22,12 +22,12 @@ from cos598d.measure import wire
 from cos598d.measure.monitor import Monitor
 from cos598d.measure.record import RunRecord
 from cos598d.measure.tensorboard import LOSSES, Board
-from cos598d.measure.totals import Traffic, epoch_traffic, wire_summary
+from cos598d.measure.totals import EpochTraffic, epoch_traffic, wire_summary
 from cos598d.measure.wire import Counters, Interface, find_interface
 from cos598d.records.conventions import OWN_SOCKETS, PHASES
+from cos598d.stopping import Stopping
 from cos598d.tools.report.load import load_run
 from cos598d.tools.report.table import comparison
-from cos598d.stopping import Stopping
 from cos598d.world.network import interface_of, network_identity
 
 ITERATIONS = 4  # two in each epoch
@@ -317,7 +317,7 @@ def test_a_gauge_that_hangs_does_not_hold_up_the_end(kernel, monkeypatch):
 def test_ranks_without_a_count_are_none_in_the_summary():
     shares = []
     for rank in range(3):
-        traffic = Traffic()
+        traffic = EpochTraffic()
         for epoch in (1, 1, 2):
             traffic.add(epoch, (10, 20), Counters(100 + rank, 200, 1, 2) if rank else None)
         interface = Interface("eth0", (0,)) if rank == 0 else Interface("ens3", (1, 2))

@@ -8,7 +8,6 @@ import pytest
 import torch
 from worlds import run_ranks
 
-from cos598d.tools.check.toy import ToyFeatures, ToyModel, plain_loss, plain_model, toy_model
 from cos598d.comm import hosts
 from cos598d.comm.ledger import AGREEMENT, Ledger
 from cos598d.config import RunConfig
@@ -20,6 +19,7 @@ from cos598d.sync import SYNCS, get_sync
 from cos598d.sync.base import SyncOptions
 from cos598d.sync.codecs import CODECS
 from cos598d.terminal.console import Console
+from cos598d.tools.check.toy import ToyFeatures, ToyModel, plain_loss, plain_model, toy_model
 from cos598d.train import train
 
 RANKS = 2

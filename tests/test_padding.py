@@ -9,7 +9,7 @@ from test_models import ANSWER, CLASSIFY, batch, small_source
 
 from cos598d.config import RunConfig
 from cos598d.data.examples import Examples
-from cos598d.forecast.steps import Steps
+from cos598d.forecast.steps import PlannedSteps
 from cos598d.models.build import build_model
 from cos598d.models.padding import Packing, leaves_out_padding
 
@@ -129,7 +129,7 @@ def test_a_share_is_cut_by_length_only_where_padding_costs(model_type, passes, c
     model = build_model(small_source(model_type), CLASSIFY, 2, 0.0, seed=1)
     assert leaves_out_padding(model) == (model_type == "bert")
     config = RunConfig(do_train=True, total_train_batch_size=8, no_cuda=True)
-    steps = Steps(config, Lengths([10, 490] * 4), 2, equal_passes=False, model=model)
+    steps = PlannedSteps(config, Lengths([10, 490] * 4), 2, equal_passes=False, model=model)
     (batch,) = steps.first(1)
     # Sorted, so that each rank has two short ones and two long ones.
     batch = np.array([0, 2, 1, 3, 4, 6, 5, 7])

@@ -9,7 +9,7 @@ from cos598d.tools.learn.events import CALL, COMPUTE, RECEIVE, SEND, Event
 from cos598d.tools.learn.picture.draw import draw
 from cos598d.tools.learn.picture.frames import at_first, chunks_of, frames, is_whole
 from cos598d.tools.learn.picture.lanes import CALLING, MESSAGE, WAITING, computed_beside, timeline
-from cos598d.tools.learn.picture.messages import End, Message, join_ends
+from cos598d.tools.learn.picture.messages import Message, MessageEnd, join_ends
 from cos598d.tools.learn.picture.steps import steps_of
 from cos598d.tools.learn.picture.text import ASCII, BLOCKS, in_colour, letters_for
 
@@ -282,7 +282,7 @@ def test_before_any_message_every_rank_has_its_own():
 
 
 def end(rank, peer, is_sent, begin=0, elements=4, tag=0):
-    return End(rank, peer, "a", is_sent, begin, elements, 4 * elements, tag, 0.0, 1.0)
+    return MessageEnd(rank, peer, "a", is_sent, begin, elements, 4 * elements, tag, 0.0, 1.0)
 
 
 def test_the_ends_of_messages_are_joined_in_their_order_by_tag():

@@ -5,9 +5,9 @@ import json
 import pytest
 from report_records import write_rows, write_run
 
+from cos598d.records.conventions import PHASES
 from cos598d.tools.learn.events import CALL, COMPUTE
 from cos598d.tools.learn.picture.record import events_of_run
-from cos598d.records.conventions import PHASES
 
 COMMAND = "cos598d/__main__.py"
 

@@ -13,16 +13,16 @@ from proof_mutants import (
 )
 from proof_mutants_silent import SILENT
 
-from cos598d.tools.check.judge import DID_NOT_END, FAILED
-from cos598d.tools.check.proof import card
-from cos598d.tools.check.proof.cases import CASES, CLIP, TOO_HIGH
-from cos598d.tools.check.proof.judge import KEPT, NOT_CLAIMED, REFUSED, WRONG, Verdict
-from cos598d.tools.check.proof.observe import observe, observe_engine
-from cos598d.tools.check.proof.prove import prove
-from cos598d.tools.check.proof.reference import reference
 from cos598d.commands import prove as prove_command
 from cos598d.commands.cli import main
 from cos598d.sync.base import DEFAULTS
+from cos598d.tools.check.judge import DID_NOT_END, FAILED
+from cos598d.tools.check.proof import card
+from cos598d.tools.check.proof.cases import CASES, CLIP, TOO_HIGH
+from cos598d.tools.check.proof.judge import KEPT, NOT_CLAIMED, REFUSED, WRONG, CaseVerdict
+from cos598d.tools.check.proof.observe import observe, observe_engine
+from cos598d.tools.check.proof.prove import prove
+from cos598d.tools.check.proof.reference import reference
 
 NONCE, SECONDS = 598, 60
 # Others have a word for what they do not claim.
@@ -122,7 +122,7 @@ def test_card_and_exit_code(tmp_path, capsys):
 @pytest.mark.parametrize("other", [NOT_CLAIMED, REFUSED, WRONG, FAILED])
 def test_a_claim_is_kept_where_it_is_kept_on_every_number_of_ranks(other, monkeypatch, capsys):
     def on(size, tried, *_):
-        return {case.name: Verdict(KEPT if size == 1 else other, "so it is") for case in tried}
+        return {case.name: CaseVerdict(KEPT if size == 1 else other, "so it is") for case in tried}
 
     monkeypatch.setattr(prove_command, "prove", on)
     assert main(["prove", "ddp", "--world_sizes", "1,2", "--cases", "gradients", "--short"]) == 1

@@ -9,7 +9,6 @@ import torch
 from programs import TINY_TRAINING, free_port, script
 from worlds import run_ranks
 
-from cos598d.tools.check.toy import ToyFeatures, toy_model
 from cos598d.comm.ledger import Ledger
 from cos598d.config import RunConfig
 from cos598d.errors import UsageError, UserError
@@ -21,6 +20,7 @@ from cos598d.sync.all_reduce import AllReduce
 from cos598d.sync.base import SyncOptions
 from cos598d.sync.codecs import CODECS
 from cos598d.terminal.console import Console
+from cos598d.tools.check.toy import ToyFeatures, toy_model
 from cos598d.train import train
 
 

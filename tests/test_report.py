@@ -21,12 +21,12 @@ pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
 from cos598d.commands.report import load_records
 from cos598d.records.quantities import quantity
+from cos598d.tables import markdown_text
 from cos598d.tools.report.numbers import percent
 from cos598d.tools.report.numbers import seconds as seconds_words
 from cos598d.tools.report.page import Figure, Table, build_page
 from cos598d.tools.report.render import as_html, as_markdown_page
 from cos598d.tools.report.wire import mean_rate, throughputs
-from cos598d.tables import markdown_text
 
 REPORT = Path(__file__).resolve().parents[1] / "cos598d" / "tools" / "report"
 EVIL = '<script>alert(1)<b> | `x` _y_ $z$ "q" &amp;'

@@ -16,7 +16,7 @@ from cos598d.scale.fit import EFFICIENCY, fit
 from cos598d.scale.model import Costs, arrange, beside_backward, computes_by_batch, iteration_seconds
 from cos598d.scale.predict import host_counts, misses, scale_points
 from cos598d.scale.records import Compute, Link, load_record, load_records
-from cos598d.scale.rungs import Call, plan_calls
+from cos598d.scale.rungs import ModelledCall, plan_calls
 from cos598d.sync import get_sync
 from cos598d.sync.base import SyncOptions
 from cos598d.sync.cost.collectives import GATHER, SCATTER
@@ -197,7 +197,7 @@ def test_work_beside_backward_delays_it_on_a_processor():
 
 def test_the_busiest_rank_counts_where_it_has_more_to_do_than_its_share_of_the_cores():
     loads = [collective.load(100, 16) for collective in (GATHER, SCATTER)]
-    compute, calls = Compute(0, 1, 0, {"a": 1.0}), [Call(**vars(load), tensors=("a",)) for load in loads]
+    compute, calls = Compute(0, 1, 0, {"a": 1.0}), [ModelledCall(**vars(load), tensors=("a",)) for load in loads]
     assert arrange(calls, compute, crowd=1000).moved_bytes == pytest.approx([2 * 15 / 16 * 100] * 2)
     assert arrange(calls, compute, crowd=1).moved_bytes == pytest.approx([15 * 100] * 2)
 

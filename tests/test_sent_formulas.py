@@ -7,7 +7,7 @@ from worlds import run_ranks
 
 from cos598d.comm.communicator import Communicator
 from cos598d.strategies import get_strategy, known_names
-from cos598d.strategies.formula import Job
+from cos598d.strategies.formula import TrainingSpec
 from cos598d.sync import SYNCS
 from cos598d.sync.base import SyncOptions
 
@@ -57,7 +57,7 @@ def test_every_strategy_states_it_or_says_why_not(name):
 
     strategy = get_strategy(name)(Communicator(None, "gloo", torch.device("cpu")), False, SyncOptions(), "fp32")
     for ranks in (1, 3, 64):
-        found = strategy.expected_sent(Job(Uneven(), ranks, ranks - 1, 2, 4))
+        found = strategy.expected_sent(TrainingSpec(Uneven(), ranks, ranks - 1, 2, 4))
         sends = found.synchronizing > 0 or bool(found.unsaid) or name in SILENT
         assert sends == (ranks > 1) or name in SILENT
 
@@ -96,4 +96,4 @@ def test_a_hook_that_changes_the_algorithm_later_is_not_stated():
     for hook in ("powersgd", "post_localsgd"):
         alone = Communicator(None, "gloo", torch.device("cpu"))
         strategy = get_strategy("ddp")(alone, False, SyncOptions(ddp_hook=hook), "fp32")
-        assert "only the step tells" in strategy.expected_sent(Job(Uneven(), 2, 0, 2)).unsaid
+        assert "only the step tells" in strategy.expected_sent(TrainingSpec(Uneven(), 2, 0, 2)).unsaid

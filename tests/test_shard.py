@@ -13,8 +13,6 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from worlds import run_ranks
 
-from cos598d.tools.check.spawn import DIED, LATE, RETURNED, run_world
-from cos598d.tools.check.toy import local_batch, toy_model
 from cos598d.comm.exchange import IN_FLIGHT
 from cos598d.comm.ledger import GRADIENTS, PARAMETERS, Ledger, Row
 from cos598d.shard.shared_weights import SharedWeights
@@ -24,6 +22,8 @@ from cos598d.shard.zero1 import Zero1
 from cos598d.shard.zero2 import Zero2
 from cos598d.shard.zero3 import Zero3
 from cos598d.sync.base import SyncOptions
+from cos598d.tools.check.spawn import DIED, LATE, RETURNED, run_world
+from cos598d.tools.check.toy import local_batch, toy_model
 
 STAGES = {"zero1": Zero1, "zero2": Zero2, "zero3": Zero3}
 SHARDED = {**STAGES, "shared_weights": SharedWeights, "sparse_zero1": SparseZero1}

@@ -9,10 +9,10 @@ from test_shard import STAGES, distance, sgd
 from torch import nn
 from worlds import run_ranks
 
-from cos598d.tools.check.spawn import LATE, run_world
 from cos598d.comm.ledger import PARAMETERS, Ledger
 from cos598d.errors import UserError
 from cos598d.sync.base import DEFAULTS, SyncOptions
+from cos598d.tools.check.spawn import LATE, run_world
 
 WIDTH, LAYERS, STEPS = 8, 12, 2
 ONE_EACH = SyncOptions(bucket_mb=16 / 2**20, first_bucket_mb=16 / 2**20)  # a bucket for each weight

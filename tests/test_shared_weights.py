@@ -19,7 +19,7 @@ from cos598d.comm.ledger import GRADIENTS, Ledger
 from cos598d.errors import UserError
 from cos598d.shard.shared_gradients import SharedGradients
 from cos598d.shard.shared_weights import SharedWeights
-from cos598d.strategies.formula import Job
+from cos598d.strategies.formula import TrainingSpec
 from cos598d.sync.parts import embeddings
 
 
@@ -248,7 +248,7 @@ def held_with_rows(comm):
     with_rows()
     model = layered()
     model.order = (0, 1, 2)
-    job = Job(layered(), comm.world_size, comm.rank, 2, 4)
+    job = TrainingSpec(layered(), comm.world_size, comm.rank, 2, 4)
     strategy = SharedWeights(comm, True, SMALL_BUCKETS)
     module = strategy.attach(model, adamw)
     model.never.weight.grad = None

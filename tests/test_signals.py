@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from torch.distributed import HashStore
 
-from cos598d.life import LifeFlags
+from cos598d.life import CheckpointFlags
 from cos598d.stopping import Stopping
 from cos598d.terminal.signals import ENDING, Requests, is_noted
 
@@ -97,7 +97,7 @@ def votes_by_name(stopping):
 
 
 def test_a_rank_votes_for_what_it_was_asked_and_the_first_rank_for_what_its_clock_says():
-    flags, now = LifeFlags(max_seconds=60.0, save_seconds=20.0), [100.0]
+    flags, now = CheckpointFlags(max_seconds=60.0, save_seconds=20.0), [100.0]
     with Requests() as requests:
         first, second = (Stopping(flags, comm, requests, 100.0, lambda: now[0]) for comm in two_ranks())
         assert votes_by_name(first) == votes_by_name(second) == set()
@@ -114,14 +114,14 @@ def test_a_rank_votes_for_what_it_was_asked_and_the_first_rank_for_what_its_cloc
 def test_a_rank_that_is_asked_tells_the_others_also_while_no_loss_travels():
     now = [100.0]
     first, second = (
-        Stopping(LifeFlags(max_seconds=60.0), comm, Requests(), 100.0, lambda: now[0]) for comm in two_ranks()
+        Stopping(CheckpointFlags(max_seconds=60.0), comm, Requests(), 100.0, lambda: now[0]) for comm in two_ranks()
     )
     now[0] = 159.0
     assert (first.is_asked(), second.is_asked()) == (False, False)
     now[0] = 160.0
     assert first.is_asked()
     assert second.is_asked(), "it looks again after a while"
-    third = Stopping(LifeFlags(), two_ranks()[1], Requests(), 100.0, lambda: now[0])
+    third = Stopping(CheckpointFlags(), two_ranks()[1], Requests(), 100.0, lambda: now[0])
     assert not third.is_asked()
 
 
@@ -135,7 +135,7 @@ def test_a_rank_that_is_asked_tells_the_others_also_while_no_loss_travels():
     ],
 )
 def test_one_vote_of_any_rank_is_enough_and_all_know_why(name, reason):
-    stopping = Stopping(LifeFlags(max_seconds=9.0), two_ranks()[1], Requests(), 0.0)
+    stopping = Stopping(CheckpointFlags(max_seconds=9.0), two_ranks()[1], Requests(), 0.0)
     stopping.count(QUIET)
     assert (stopping.reason, stopping.wants_save) == (None, False)
     stopping.count([float(name == one) for one in Stopping.VOTES])
@@ -144,7 +144,7 @@ def test_one_vote_of_any_rank_is_enough_and_all_know_why(name, reason):
 
 def test_a_clock_that_is_set_back_or_forth_changes_no_deadline(monkeypatch):
     with Requests() as requests:
-        flags = LifeFlags(max_seconds=1000.0, save_seconds=1000.0)
+        flags = CheckpointFlags(max_seconds=1000.0, save_seconds=1000.0)
         stopping = Stopping(flags, two_ranks()[0], requests, time.monotonic())
         for hours in (-1e6, 1e6):
             monkeypatch.setattr(time, "time", lambda hours=hours: hours * 3600)

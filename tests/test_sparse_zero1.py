@@ -15,20 +15,20 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from worlds import run_ranks
 
-from cos598d.tools.check.proof.cases import CASES
-from cos598d.tools.check.proof.judge import KEPT
-from cos598d.tools.check.proof.observe import observe
-from cos598d.tools.check.proof.prove import prove
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import AGREEMENT, GRADIENTS, PARAMETERS, Ledger
 from cos598d.shard import row_gradients, table
 from cos598d.shard.row_gradients import RowGradients
 from cos598d.shard.sparse_zero1 import SparseZero1
-from cos598d.shard.table import Table
-from cos598d.shard.units import Replica
+from cos598d.shard.table import EmbeddingRows
+from cos598d.shard.units import ReplicatedUnit
 from cos598d.shard.zero1 import Zero1
-from cos598d.strategies.formula import Job
+from cos598d.strategies.formula import TrainingSpec
 from cos598d.sync.base import DEFAULTS, SyncOptions
+from cos598d.tools.check.proof.cases import CASES
+from cos598d.tools.check.proof.judge import KEPT
+from cos598d.tools.check.proof.observe import observe
+from cos598d.tools.check.proof.prove import prove
 
 NAME = "sparse_zero1"
 
@@ -105,7 +105,7 @@ def count_bytes(comm, steps):
     strategy = SparseZero1(comm, True, SMALL_BUCKETS)
     module = strategy.attach(model, make_sgd)
     units = strategy._gradients.units
-    dense = [unit for unit in units if not isinstance(unit, Replica)]
+    dense = [unit for unit in units if not isinstance(unit, ReplicatedUnit)]
     for step in range(steps):
         ledger = comm.ledger = Ledger()
         strategy.backward(module(ids_of(comm.rank, step)) / comm.world_size)
@@ -346,12 +346,12 @@ def held_with_rows(comm):
     with_rows()
     model = layered()
     model.order = (0, 1, 2)
-    job = Job(layered(), comm.world_size, comm.rank, 2, 4)
+    job = TrainingSpec(layered(), comm.world_size, comm.rank, 2, 4)
     strategy = SparseZero1(comm, True, SMALL_BUCKETS)
     module = strategy.attach(model, adamw)
     train_sharded(strategy, module, comm, 2, 1, 0.3)
     held, expected = strategy.memory(), strategy.expected_memory(job)
-    units = [unit for unit in strategy._gradients.units if isinstance(unit, Replica)]
+    units = [unit for unit in strategy._gradients.units if isinstance(unit, ReplicatedUnit)]
     never = 2 * 4 * sum(piece.end - piece.begin for unit in strategy._gradients.units
                         for piece in unit.pieces(comm.rank) if piece.name.startswith("never"))  # fmt: skip
     counters = 4 * len([name for name, *_ in strategy._pieces if name.startswith("never")])
@@ -372,16 +372,16 @@ def test_a_model_without_rows_to_leave_out_is_remarked_on():
     assert "has none to leave out: this model trains none" in str(strategy.remark(NoWords()))
     renorming = nn.Sequential(nn.Embedding(4000, 64, max_norm=1.0))
     assert "this model's has max_norm or scale_grad_by_freq" in str(strategy.remark(renorming))
-    assert strategy.expected_sent(Job(nn.Sequential(nn.Embedding(4000, 64)), 2, 0, 2)).unsaid
+    assert strategy.expected_sent(TrainingSpec(nn.Sequential(nn.Embedding(4000, 64)), 2, 0, 2)).unsaid
 
 
 POINTS = {
     "tell": (RowGradients, "begin_backward"),
-    "send rows": (Table, "start"),
-    "add up": (Table, "end"),
+    "send rows": (EmbeddingRows, "start"),
+    "add up": (EmbeddingRows, "end"),
     "norm": (SparseZero1, "sum_over_ranks"),
     "gather": (SparseZero1, "stepped"),
-    "forget": (Table, "forget"),
+    "forget": (EmbeddingRows, "forget"),
 }
 
 

@@ -9,7 +9,6 @@ from states import digest
 from torch import nn
 from worlds import run_ranks
 
-from cos598d.tools.check.toy import ToyFeatures, toy_model
 from cos598d.config import RunConfig
 from cos598d.errors import UserError
 from cos598d.measure.record import RunRecord
@@ -18,6 +17,7 @@ from cos598d.shard.sparse_zero1 import SparseZero1
 from cos598d.strategies import get_strategy
 from cos598d.sync.base import SyncOptions
 from cos598d.terminal.console import Console
+from cos598d.tools.check.toy import ToyFeatures, toy_model
 from cos598d.train import train
 
 ROWS, WIDTH = 2400, 64  # an embedding of which rows travel

@@ -10,11 +10,11 @@ from cos598d.data.squad.metrics import (
     score_version_1,
     score_version_2,
 )
-from cos598d.data.squad.read import Answer, Question
+from cos598d.data.squad.read import GoldAnswer, Question
 
 
 def asked(identity, *golds, impossible=False):
-    return Question(identity, 0, "?", tuple(Answer(text, 0) for text in golds), impossible)
+    return Question(identity, 0, "?", tuple(GoldAnswer(text, 0) for text in golds), impossible)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from squad_files import found_in, question, squad_of
 
 from cos598d.data.examples import spread
-from cos598d.data.squad.windows import Finding, WindowOptions, _spans, build_windows
+from cos598d.data.squad.windows import AnswerStatus, WindowOptions, _spans, build_windows
 from cos598d.data.text.tokenization import load_encoder
 from cos598d.errors import UserError
 
@@ -92,7 +92,7 @@ def test_a_short_context_is_one_window_of_question_and_context(encoder):
     assert (features.targets["start_positions"].tolist(), features.targets["end_positions"].tolist()) == ([7], [7])
     batch = features.collate([0])
     assert batch["token_type_ids"].tolist() == [[0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1]]
-    assert features.extra["finding"].tolist() == [Finding.EXACT]
+    assert features.extra["finding"].tolist() == [AnswerStatus.EXACT]
 
 
 def test_a_long_context_is_cut_into_windows_and_every_whole_answer_is_labelled(encoder):
@@ -143,7 +143,7 @@ def test_answers_that_cannot_be_exact_are_counted_by_cause(encoder):
         question("impossible", "what", [found_in(context, "16")], is_impossible=True),
     ]
     features = built(encoder, (context, asked))
-    assert [Finding(value).name for value in features.extra["finding"]] == [
+    assert [AnswerStatus(value).name for value in features.extra["finding"]] == [
         "EXACT", "MOVED", "INSIDE_TOKEN", "WRONG_OFFSET", "WRONG_OFFSET", "NO_ANSWER", "IMPOSSIBLE"
     ]  # fmt: skip
     found = [text_of_labels(features, window, context) for window in range(7)]
@@ -157,7 +157,7 @@ def test_an_answer_longer_than_every_window_is_said_so(encoder):
     context = " ".join(LETTERS)
     asked = [question("q", "who", [found_in(context, context)])]
     features = built(encoder, (context, asked), max_seq_length=16, max_query_length=4, doc_stride=4)
-    assert features.extra["finding"].tolist() == [Finding.NO_WINDOW]
+    assert features.extra["finding"].tolist() == [AnswerStatus.NO_WINDOW]
     assert not features.targets["end_positions"].any()
 
 

@@ -9,7 +9,7 @@ from states import Case, Training
 from cos598d.comm.communicator import Communicator
 from cos598d.errors import UserError
 from cos598d.strategies.loss_scale import LossScale
-from cos598d.strategies.state import Whole
+from cos598d.strategies.state import FullTensor
 
 
 def alone(optimizer="adamw", **changes):
@@ -20,7 +20,7 @@ def alone(optimizer="adamw", **changes):
 def state():
     """The state of a training of one rank after a step."""
     training = alone().steps(0, 1)
-    return [Whole(kind, name, values.view(shape)) for kind, name, shape, _, values in training.pieces()]
+    return [FullTensor(kind, name, values.view(shape)) for kind, name, shape, _, values in training.pieces()]
 
 
 def without(state, kind, name):
@@ -45,16 +45,16 @@ def test_tensors_that_are_missing_are_named(state):
 
 def test_tensors_that_are_too_many_are_named(state):
     assert "has the weights of other, which this model has not" in refusal(
-        alone(), [*state, Whole("weights", "other", torch.zeros(2))]
+        alone(), [*state, FullTensor("weights", "other", torch.zeros(2))]
     )
     assert "has the weights of large twice" in refusal(alone(), [*state, *state])
     assert "has the exp_avg of frozen.weight, which" in refusal(
-        alone(), [*state, Whole("exp_avg", "frozen.weight", torch.zeros(7, 7))]
+        alone(), [*state, FullTensor("exp_avg", "frozen.weight", torch.zeros(7, 7))]
     )
 
 
 def test_another_model_and_another_optimizer_are_refused(state):
-    longer = [Whole(w.kind, w.name, torch.zeros(9)) if w.name == "large" else w for w in state]
+    longer = [FullTensor(w.kind, w.name, torch.zeros(9)) if w.name == "large" else w for w in state]
     assert "in the shape (9,), and this model has (1009,)" in refusal(alone(), longer)
     assert "this run's optimizer keeps momentum_buffer: resume with the same --optimizer" in refusal(
         alone("momentum"), state
@@ -67,13 +67,13 @@ def test_another_dtype_or_shape_of_any_kind_is_refused(state, kind):
     name = "scale" if kind == "buffers" else "large"
     others = (torch.int64, torch.bool, torch.complex64, torch.float16, torch.float64)
     for dtype in others if kind != "step" else (torch.bool, torch.complex64):
-        changed = [Whole(w.kind, w.name, w.tensor.to(dtype), "a/file") if w.kind == kind else w for w in state]
+        changed = [FullTensor(w.kind, w.name, w.tensor.to(dtype), "a/file") if w.kind == kind else w for w in state]
         said = refusal(alone(), changed)
         assert said.startswith(f"a/file has the {kind} of "), said
         assert f" as {str(dtype).removeprefix('torch.')}, and this model has " in said
     for shape in ((), (1,), (2, 2)):
         wrong = torch.zeros(shape)
-        changed = [Whole(w.kind, w.name, wrong) if (w.kind, w.name) == (kind, name) else w for w in state]
+        changed = [FullTensor(w.kind, w.name, wrong) if (w.kind, w.name) == (kind, name) else w for w in state]
         if (kind, shape) not in (("step", ()), ("buffers", next(w for w in state if w.name == "scale").tensor.shape)):
             assert f"has the {kind} of {name} in the shape {shape}, and this model has" in refusal(alone(), changed)
 

@@ -7,7 +7,7 @@ from worlds import run_ranks
 from cos598d.strategies import replicated, state
 from cos598d.strategies.loss_scale import LossScale
 from cos598d.strategies.replicated import Replicated
-from cos598d.strategies.state import OptimizerState, Whole
+from cos598d.strategies.state import FullTensor, OptimizerState
 from cos598d.sync import ddp
 from cos598d.sync.codecs.base import Kept
 from cos598d.sync.codecs.int8 import Int8
@@ -21,7 +21,7 @@ def forget_step(self, whole, put=OptimizerState.put):
 
 
 def count_one_less(self, whole, put=OptimizerState.put):
-    put(self, Whole(whole.kind, whole.name, whole.tensor - 1) if whole.kind == "step" else whole)
+    put(self, FullTensor(whole.kind, whole.name, whole.tensor - 1) if whole.kind == "step" else whole)
 
 
 def take_another_part(self, whole):

@@ -8,8 +8,8 @@ from programs import TINY, script
 from cos598d.config import RunConfig
 from cos598d.errors import UsageError
 from cos598d.life import LOSS_METRIC
-from cos598d.tools.report.load import load_run
 from cos598d.stopping import EarlyStopping
+from cos598d.tools.report.load import load_run
 
 
 def seen(early, values, name=LOSS_METRIC):

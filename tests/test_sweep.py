@@ -258,7 +258,9 @@ def test_time_left_is_told_by_the_runs_that_are_most_alike():
 
 def test_a_dry_run_lists_what_each_run_will_come_to_and_makes_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("cos598d.tools.sweep.forecasts.Known", lambda costs_from: Known(times=False))  # which takes seconds
+    monkeypatch.setattr(
+        "cos598d.tools.sweep.forecasts.Known", lambda costs_from: Known(times=False)
+    )  # which takes seconds
     words = ["--max_train_examples", "32", "--max_eval_examples", "8", "--num_train_epochs", "2", "--no_cuda"]
     grid = ["--grid", "setup=1x1,1x2", "--grid", "sync=none,all_reduce", "--seeds", "2"]
     assert main(["sweep", *grid, "--dry_run", "--", "train", "--task_name", "digits", *words]) == 0

@@ -10,13 +10,13 @@ import pytest
 from programs import wait_until
 
 from cos598d.errors import UserError
-from cos598d.tools.sweep.child import LastWords, Stopped
-from cos598d.tools.sweep.runner import Job, run_jobs
+from cos598d.tools.sweep.child import LastWords, SweepStopped
+from cos598d.tools.sweep.runner import LoggedProgram, run_jobs
 
 
 def jobs_of(folder, *scripts):
     return [
-        Job(f"job{place}", [sys.executable, "-c", script], folder / "logs" / f"job{place}.txt")
+        LoggedProgram(f"job{place}", [sys.executable, "-c", script], folder / "logs" / f"job{place}.txt")
         for place, script in enumerate(scripts)
     ]
 
@@ -34,7 +34,9 @@ def test_what_they_print_goes_to_their_files_and_how_they_end_is_told(tmp_path):
     assert jobs[0].log.read_text().splitlines()[1:] == ["one"]
     # Another start of one is added, and only its words are its own.
     told.clear()
-    run_jobs([Job("job0", ["true"], jobs[0].log)], 1, lambda job: None, lambda job, ended: told.append(ended.last))
+    run_jobs(
+        [LoggedProgram("job0", ["true"], jobs[0].log)], 1, lambda job: None, lambda job, ended: told.append(ended.last)
+    )
     assert told == [""]
     assert [line.split()[0] for line in jobs[0].log.read_text().splitlines()] == ["$", "one", "$"]
 
@@ -52,7 +54,7 @@ def test_as_many_run_at_a_time_as_are_asked_for(tmp_path):
     assert running == set()
 
 
-@pytest.mark.parametrize(("number", "error"), [(signal.SIGTERM, Stopped), (signal.SIGINT, KeyboardInterrupt)])
+@pytest.mark.parametrize(("number", "error"), [(signal.SIGTERM, SweepStopped), (signal.SIGINT, KeyboardInterrupt)])
 def test_a_signal_reaches_all_that_run_and_no_more_are_started(number, error, tmp_path):
     script = (
         "import signal, sys, time\n"
@@ -79,7 +81,7 @@ def test_a_signal_reaches_all_that_run_and_no_more_are_started(number, error, tm
 def test_what_is_raised_in_between_ends_them(tmp_path):
     jobs = jobs_of(tmp_path, "", "import time; time.sleep(60)")
     pids = tmp_path / "pid"
-    jobs[1] = Job(
+    jobs[1] = LoggedProgram(
         "job1",
         [sys.executable, "-c", f"import os, time; open({str(pids)!r}, 'w').write(str(os.getpid())); time.sleep(60)"],
         jobs[1].log,

@@ -5,8 +5,8 @@ from pathlib import Path
 import torch
 from worlds import run_ranks
 
-from cos598d.tools.check.trace import trace_direct_calls
 from cos598d.sync.from_file import load_file
+from cos598d.tools.check.trace import trace_direct_calls
 
 CODE = """import torch
 import torch.distributed as dist

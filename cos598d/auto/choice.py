@@ -19,9 +19,9 @@ from cos598d.records.conventions import DDP, FLOOR
 from cos598d.scale.model import arrange, iteration_seconds
 from cos598d.scale.planned import planned_calls
 from cos598d.scale.records import Compute
-from cos598d.scale.rungs import Call
+from cos598d.scale.rungs import ModelledCall
 from cos598d.strategies import get_strategy
-from cos598d.strategies.formula import Job, Sent, without_values
+from cos598d.strategies.formula import Sent, TrainingSpec, without_values
 from cos598d.strategies.optimizers import counter_bytes, states_per_weight
 from cos598d.strategies.replicated import Replicated
 from cos598d.sync.parts.shared_buffers import Segments
@@ -108,12 +108,12 @@ def predict(
     """Seconds an iteration of each candidate, and of those about which nothing can be said the reason."""
     states, ranks = (states_per_weight(config), counter_bytes(config)), sum(map(len, hosts))
     clips, touched = bool(config.max_grad_norm), computed.touched
-    job = Job(without_values(model), ranks, 0, *states, clips=clips, hosts=hosts, touched=touched)
+    job = TrainingSpec(without_values(model), ranks, 0, *states, clips=clips, hosts=hosts, touched=touched)
     tensors = {tensor.name: tensor for tensor in job.tensors}
     arrival = [tensors[name] for name in computed.arrival]
     alone = Communicator(None, "gloo", torch.device("cpu"))  # nothing travels while formulas are asked
 
-    def seconds(name: str, calls: Sequence[Call], spread: float, compute: Compute, overlaps: bool) -> float:
+    def seconds(name: str, calls: Sequence[ModelledCall], spread: float, compute: Compute, overlaps: bool) -> float:
         calls = [replace(call, link_bytes=call.link_bytes * spread) for call in calls]
         return iteration_seconds(name, arrange(calls, compute, crowd), compute, probe.link, probe.costs, overlaps)
 

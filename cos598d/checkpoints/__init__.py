@@ -6,7 +6,7 @@ from cos598d.checkpoints.prune import has_checkpoints, remove_all, whole_in
 from cos598d.checkpoints.randomness import load_random_states, random_states
 from cos598d.checkpoints.restore import AUTO, Checkpoint, Restored, find
 from cos598d.checkpoints.saving import Checkpoints
-from cos598d.checkpoints.snapshot import Own
+from cos598d.checkpoints.snapshot import RankState
 
 __all__ = [
     "AUTO",
@@ -14,7 +14,7 @@ __all__ = [
     "Checkpoint",
     "Checkpoints",
     "Forms",
-    "Own",
+    "RankState",
     "Restored",
     "find",
     "has_checkpoints",

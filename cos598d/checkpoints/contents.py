@@ -17,7 +17,7 @@ from cos598d.checkpoints.tensors import DTYPES
 from cos598d.comm.ledger import dtype_name
 from cos598d.errors import UserError, first_line
 from cos598d.files import parse_json
-from cos598d.records.kinds import COUNT, DEEPEST, TEXT, Fields, Kind, OrNone, fault, is_too_deep
+from cos598d.records.kinds import COUNT, DEEPEST, TEXT, Fields, OrNone, ValueKind, fault, is_too_deep
 from cos598d.records.saved import SCALARS
 from cos598d.strategies.state import BUFFERS, WEIGHTS
 from cos598d.terminal.printable import printable
@@ -35,8 +35,8 @@ class Forms:
     that of each rank's `Own.facts`.
     """
 
-    training: Callable[[int], Kind] = lambda _: ANYTHING
-    facts: Callable[[int, int], Kind] = lambda *_: ANYTHING
+    training: Callable[[int], ValueKind] = lambda _: ANYTHING
+    facts: Callable[[int, int], ValueKind] = lambda *_: ANYTHING
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Stored:
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorEntry:
     """A tensor of the state, and the pieces that make it whole, in order."""
 
     kind: str
@@ -69,14 +69,14 @@ class Entry:
         return self.kind, self.name, self.shape, dtype_name(self.dtype), self.pieces[0].file
 
 
-class Contents:
+class OpenCheckpoint:
     """An open checkpoint. `entries` are the state's tensors, weights first; `training` is training.json's value."""
 
     def __init__(
         self,
         folder: Path,
         training: dict[str, Any],
-        entries: Sequence[Entry],
+        entries: Sequence[TensorEntry],
         ranks: Sequence[dict[str, Any]],
         own_keys: Mapping[str, Sequence[str]],
     ):
@@ -112,7 +112,7 @@ class Contents:
             ) from None
 
 
-def read_contents(folder: Path, manifest: Manifest, forms: Forms) -> Contents:
+def read_contents(folder: Path, manifest: Manifest, forms: Forms) -> OpenCheckpoint:
     """What the files of a checkpoint say, held to each other and to `forms`. Raises Damaged."""
     iteration = manifest.iteration
     common = {"iteration": COUNT, "world_size": COUNT, "sync": ANYTHING, "scalars": SCALARS}
@@ -137,18 +137,18 @@ def read_contents(folder: Path, manifest: Manifest, forms: Forms) -> Contents:
                 own_keys[name] = _keys(file)
                 for key in own_keys[name]:
                     _stored(file, name, key, 0)
-    return Contents(folder, training, entries, ranks, own_keys)
+    return OpenCheckpoint(folder, training, entries, ranks, own_keys)
 
 
-def _model_entries(folder: Path) -> Iterator[Entry]:
+def _model_entries(folder: Path) -> Iterator[TensorEntry]:
     with _opened(folder, MODEL) as file:
         buffers = _metadata(file, MODEL, "buffers", list)
         for key in sorted(_keys(file), key=lambda key: (key in buffers, key)):
             shape = _shape(MODEL, file.get_slice(key).get_shape())
-            yield Entry(BUFFERS if key in buffers else WEIGHTS, key, shape, [_stored(file, MODEL, key, 0)])
+            yield TensorEntry(BUFFERS if key in buffers else WEIGHTS, key, shape, [_stored(file, MODEL, key, 0)])
 
 
-def _optimizer_entries(folder: Path, manifest: Manifest) -> Iterator[Entry]:
+def _optimizer_entries(folder: Path, manifest: Manifest) -> Iterator[TensorEntry]:
     """The optimizer's tensors, each of pieces that lie side by side, whichever ranks they come from."""
     shapes: dict[str, tuple[int, ...]] = {}
     pieces: dict[str, list[Stored]] = defaultdict(list)
@@ -177,7 +177,7 @@ def _optimizer_entries(folder: Path, manifest: Manifest) -> Iterator[Entry]:
             raise Damaged(f"the pieces of {printable(whole, 200)} are not all there")
         if kind in (WEIGHTS, BUFFERS):
             raise Damaged(f"{printable(whole, 200)} is among the optimizer's tensors")
-        yield Entry(kind, called, shape, ordered)
+        yield TensorEntry(kind, called, shape, ordered)
 
 
 @contextmanager
@@ -222,7 +222,7 @@ def _shape(name: str, value: Any) -> tuple[int, ...]:
     return tuple(value)
 
 
-def _object(folder: Path, name: str, form: Kind) -> dict[str, Any]:
+def _object(folder: Path, name: str, form: ValueKind) -> dict[str, Any]:
     """The JSON object in a file, which has this form."""
     value = read_json_inside(folder, name)
     if is_too_deep(value):

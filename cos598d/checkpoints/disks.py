@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from cos598d.checkpoints.layout import probe_name
-from cos598d.checkpoints.snapshot import HostMemory, Part
+from cos598d.checkpoints.snapshot import CheckpointPart, HostMemory
 from cos598d.checkpoints.tensors import as_bytes
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import STATE, dtype_name
@@ -48,7 +48,7 @@ def find_far_ranks(folder: Path, comm: Communicator, prepare: Callable[[], None]
     return first["token"], comm.exchange(far)[0]
 
 
-def send_parts(part: Part, far: list[int], comm: Communicator, memory: HostMemory) -> list[Part]:
+def send_parts(part: CheckpointPart, far: list[int], comm: Communicator, memory: HostMemory) -> list[CheckpointPart]:
     """On rank 0 the parts of the `far` ranks, which send theirs to it; nothing elsewhere. Every rank must call it.
 
     The tensors land in `memory`, and are overwritten by the next ones.
@@ -58,7 +58,7 @@ def send_parts(part: Part, far: list[int], comm: Communicator, memory: HostMemor
     found = []
     for rank in far:
         if comm.rank == 0:
-            theirs = Part(metadata=contents[rank]["metadata"], texts=contents[rank]["texts"])
+            theirs = CheckpointPart(metadata=contents[rank]["metadata"], texts=contents[rank]["texts"])
             for file, tensors in contents[rank]["tensors"].items():
                 theirs.tensors[file] = {
                     name: memory.empty(f"{rank}/{name}", tuple(shape), getattr(torch, dtype))
@@ -87,7 +87,7 @@ def transfer(comm: Communicator, files: Mapping[str, Mapping[str, torch.Tensor]]
                 host.copy_(travelling)
 
 
-def _describe(part: Part) -> dict[str, Any]:
+def _describe(part: CheckpointPart) -> dict[str, Any]:
     tensors = {
         file: {name: (dtype_name(tensor.dtype), tuple(tensor.shape)) for name, tensor in named.items()}
         for file, named in part.tensors.items()

@@ -10,18 +10,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from cos598d.checkpoints.contents import Contents, Forms, read_contents
+from cos598d.checkpoints.contents import Forms, OpenCheckpoint, read_contents
 from cos598d.checkpoints.disks import transfer
 from cos598d.checkpoints.layout import FOLDER, MANIFEST, MODEL, RANK, Damaged, check_digests, read_manifest, steps
 from cos598d.checkpoints.prune import put_back
-from cos598d.checkpoints.snapshot import OF_STRATEGY, OF_TRAINING, Own
+from cos598d.checkpoints.snapshot import OF_STRATEGY, OF_TRAINING, RankState
 from cos598d.checkpoints.tensors import as_bytes
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import STATE, dtype_name
 from cos598d.errors import UsageError, UserError
 from cos598d.locks import locked
 from cos598d.strategies.base import Strategy
-from cos598d.strategies.state import BUFFERS, WEIGHTS, Whole, put_into_model
+from cos598d.strategies.state import BUFFERS, WEIGHTS, FullTensor, put_into_model
 
 AUTO = "auto"
 AS_GIVEN = Forms()
@@ -36,7 +36,7 @@ class Restored:
     because it is not, in words of the strategy that was saved; None where that is nothing to be missed.
     """
 
-    own: Own | None
+    own: RankState | None
     is_same_world: bool
     lost: str | None
 
@@ -58,7 +58,7 @@ class Checkpoint:
     scalars: dict[str, Any]
     own_is_lost: str | None  # the saved strategy's words
     remarks: list[str] = field(default_factory=list)
-    contents: Contents | None = field(default=None, repr=False)  # on rank 0
+    contents: OpenCheckpoint | None = field(default=None, repr=False)  # on rank 0
 
     def restore(self, strategy: Strategy, comm: Communicator, sync: Mapping[str, Any]) -> Restored:
         """Load `strategy`, attached and not stepped yet, on every rank; return what this rank remembered beside it.
@@ -77,7 +77,7 @@ class Checkpoint:
                 strategy.load_own_state(*_of(OF_STRATEGY, facts, tensors))
             except UserError as error:
                 raise UsageError(f"{self.path / RANK.format(rank=comm.rank)}: {error}") from error
-        own = Own(*_of(OF_TRAINING, facts, tensors)) if comm.rank < self.world_size else None
+        own = RankState(*_of(OF_TRAINING, facts, tensors)) if comm.rank < self.world_size else None
         return Restored(own, is_same_world, None if is_same_world else self.own_is_lost)
 
     def facts_of_ranks(self, name: str, comm: Communicator) -> list[Any]:
@@ -105,7 +105,7 @@ class Checkpoint:
         if self.contents:
             self.contents.close()
 
-    def _wholes(self, comm: Communicator, kinds: Sequence[str] = ()) -> Iterator[Whole]:
+    def _wholes(self, comm: Communicator, kinds: Sequence[str] = ()) -> Iterator[FullTensor]:
         """Every tensor of the state, of some `kinds` or all, one after the other, on every rank."""
         here = self.contents
         entries = broadcast_json(comm, [entry.facts() for entry in here.entries] if here else None, "checkpoint")
@@ -114,7 +114,7 @@ class Checkpoint:
                 continue
             tensor = here.read(place) if here else torch.empty(shape, dtype=getattr(torch, dtype))
             _broadcast(comm, tensor, f"{kind}/{name}")
-            yield Whole(kind, name, tensor, str(self.path / file))
+            yield FullTensor(kind, name, tensor, str(self.path / file))
 
     def _own(self, comm: Communicator, with_strategy: bool) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """What this rank remembered; each rank's goes to it alone. Nothing where there was no such rank."""

@@ -10,8 +10,8 @@ from cos598d.checkpoints.disks import find_far_ranks, send_parts
 from cos598d.checkpoints.layout import TRAINING, Manifest
 from cos598d.checkpoints.prune import tidy
 from cos598d.checkpoints.restore import Checkpoint, find_best
-from cos598d.checkpoints.snapshot import HostMemory, Own, Part, take
-from cos598d.checkpoints.writer import Place, Writing, wait_for_key
+from cos598d.checkpoints.snapshot import CheckpointPart, HostMemory, RankState, take
+from cos598d.checkpoints.writer import CheckpointFolder, Writing, wait_for_key
 from cos598d.comm.communicator import Communicator
 from cos598d.errors import UserError
 from cos598d.files import json_text, own_folder
@@ -71,7 +71,7 @@ class Checkpoints:
             self._lock = lock.pop_all()
         self._near = [rank for rank in range(1, comm.world_size) if rank not in self._far]
         self._run = resumed.run if resumed else comm.exchange(secrets.token_hex(8))[0]
-        self._place = Place(folder, keep, token, describe)
+        self._place = CheckpointFolder(folder, keep, token, describe)
         self._folders = [folder] + ([resumed.path.parent] if resumed else [])
         self._writing: Writing | None = None
         self._saves = 0
@@ -93,7 +93,7 @@ class Checkpoints:
         strategy: Strategy,
         iteration: int,
         training: Mapping[str, Any],
-        own: Callable[[], Own],
+        own: Callable[[], RankState],
         is_best: bool = False,
     ) -> None:
         """Copy the state of the training after `iteration`, and have it written.
@@ -117,7 +117,7 @@ class Checkpoints:
                     "training": training,
                 }
             )
-        parts: list[Part] = [part]
+        parts: list[CheckpointPart] = [part]
         if self._far:
             parts += send_parts(part, self._far, comm, self._memory)
         manifest = Manifest(self._run, iteration, comm.world_size, is_best, {})
@@ -131,7 +131,7 @@ class Checkpoints:
         )
         self._writing.start()
 
-    def _complete(self, part: Part) -> None:
+    def _complete(self, part: CheckpointPart) -> None:
         """On a rank that does not see rank 0's folder: bring what its part speaks of to this host's disk."""
         with contextlib.suppress(OSError):  # the record is this host's, and says so itself when it has to be whole
             part.complete()

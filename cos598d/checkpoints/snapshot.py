@@ -22,7 +22,7 @@ def _nothing() -> None:
 
 
 @dataclass(frozen=True)
-class Own:
+class RankState:
     """What one rank alone remembers, beside its strategy: facts as JSON, and named tensors (random states).
 
     complete: brings what the facts speak of, such as rows of a record, to the disk; called on the thread that writes,
@@ -35,7 +35,7 @@ class Own:
 
 
 @dataclass
-class Part:
+class CheckpointPart:
     """What of a checkpoint comes from one rank: files of named tensors with their metadata, and texts, by file.
 
     complete: `Own`'s, of a rank that is here.
@@ -99,7 +99,7 @@ class HostMemory:
         return torch.empty(size, dtype=torch.uint8, pin_memory=self._is_pinned)
 
 
-def take(strategy: Strategy, rank: int, own: Callable[[], Own], memory: HostMemory) -> Part:
+def take(strategy: Strategy, rank: int, own: Callable[[], RankState], memory: HostMemory) -> CheckpointPart:
     """Copy what this rank contributes. Every rank calls it between two steps, since the strategy may communicate."""
     model: dict[str, torch.Tensor] = {}
     buffers: list[str] = []
@@ -125,7 +125,7 @@ def take(strategy: Strategy, rank: int, own: Callable[[], Own], memory: HostMemo
     memory.mark()
 
     text = json_text({OF_TRAINING: mine.facts, OF_STRATEGY: facts})
-    part = Part(texts={RANK.format(rank=rank): text}, complete=mine.complete)
+    part = CheckpointPart(texts={RANK.format(rank=rank): text}, complete=mine.complete)
     if rank == 0:
         _add(part, MODEL, model, {"buffers": json.dumps(buffers)})
     if optimizer:
@@ -135,6 +135,6 @@ def take(strategy: Strategy, rank: int, own: Callable[[], Own], memory: HostMemo
     return part
 
 
-def _add(part: Part, name: str, tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
+def _add(part: CheckpointPart, name: str, tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
     # Readers of models ask for "format", which says whose shapes and dtypes these are.
     part.tensors[name], part.metadata[name] = tensors, {"format": "pt", **metadata}

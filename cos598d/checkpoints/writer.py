@@ -27,7 +27,7 @@ from torch.distributed import Store
 
 from cos598d.checkpoints.layout import MANIFEST, MODEL_FOLDER, Manifest, Written, beside_name, step_name
 from cos598d.checkpoints.prune import check_replaceable, discard, prune
-from cos598d.checkpoints.snapshot import HostMemory, Part
+from cos598d.checkpoints.snapshot import CheckpointPart, HostMemory
 from cos598d.checkpoints.tensors import write_bytes, write_tensors
 from cos598d.errors import first_line
 from cos598d.files import sync_folder, sync_to_disk, unfinished
@@ -40,7 +40,7 @@ NICENESS = 10  # the training's threads go first
 
 
 @dataclass(frozen=True)
-class Place:
+class CheckpointFolder:
     """Where a run's checkpoints are written: the folder, how many are kept, and the token of this start of the run.
 
     describe: writes what a model's folder needs beside the weights (configuration, vocabulary) into the folder that it
@@ -74,9 +74,9 @@ class Writing(threading.Thread):
 
     def __init__(
         self,
-        place: Place,
+        place: CheckpointFolder,
         manifest: Manifest,
-        parts: Sequence[Part],
+        parts: Sequence[CheckpointPart],
         memory: HostMemory,
         store: Store,
         rank: int,

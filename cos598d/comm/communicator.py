@@ -17,7 +17,7 @@ import torch.distributed as dist
 from cos598d.comm.calls import Call, Pending
 from cos598d.comm.gloo import all_reduce_bytes, broadcast_bytes, reduce_bytes, root_bytes
 from cos598d.comm.ledger import GRADIENTS, Ledger, Row, dtype_name, size_in_bytes
-from cos598d.comm.messages import Composed
+from cos598d.comm.messages import PointToPointCollective
 from cos598d.comm.moments import time_of
 from cos598d.world.deadlock import DeadlockDetector
 from cos598d.world.meeting import Meeting
@@ -196,12 +196,14 @@ class Communicator:
         )
         return parts, call
 
-    def compose(self, op: str, tensor: torch.Tensor, name: str, *, purpose: str = GRADIENTS) -> Composed:
+    def compose(self, op: str, tensor: torch.Tensor, name: str, *, purpose: str = GRADIENTS) -> PointToPointCollective:
         """A collective `op` on `tensor` that the caller makes of messages, and ends."""
-        return Composed(self, op, tensor, name, purpose)
+        return PointToPointCollective(self, op, tensor, name, purpose)
 
     @contextlib.contextmanager
-    def composed(self, op: str, tensor: torch.Tensor, name: str, *, purpose: str = GRADIENTS) -> Iterator[Composed]:
+    def composed(
+        self, op: str, tensor: torch.Tensor, name: str, *, purpose: str = GRADIENTS
+    ) -> Iterator[PointToPointCollective]:
         """As `compose`, ended with the context."""
         call = self.compose(op, tensor, name, purpose=purpose)
         yield call

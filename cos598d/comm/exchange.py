@@ -9,7 +9,7 @@ import torch
 
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import PARAMETERS
-from cos598d.comm.messages import Composed, Expected, Messages, Places
+from cos598d.comm.messages import Messages, Places, PointToPointCollective, PostedReceives
 
 # What is added may still be in the processor's cache, and a rank that is ahead need not wait for its neighbours.
 SEGMENT_BYTES, IN_FLIGHT = 2 << 20, 4
@@ -22,7 +22,7 @@ class Segment:
     `pieces` are what the others get of it.
     """
 
-    call: Composed
+    call: PointToPointCollective
     messages: Messages
     pieces: Places
     own: torch.Tensor
@@ -37,7 +37,7 @@ class _Coming(NamedTuple):
     """What others will send of a segment: `landings`, (ranks - 1, elements) in `scratch`, are ready for it."""
 
     tag: int
-    expected: Expected
+    expected: PostedReceives
     landings: list[torch.Tensor]
     scratch: torch.Tensor
 
@@ -153,7 +153,9 @@ class ReduceScatters:
         while self._expected and len(self._under_way) + len(self._coming) < IN_FLIGHT:
             like, longest, own, tag = self._expected.popleft()
             landings, scratch = self.land(like, longest, own)
-            self._coming.append(_Coming(tag, Expected(self._comm, self._receives(landings), tag), landings, scratch))
+            self._coming.append(
+                _Coming(tag, PostedReceives(self._comm, self._receives(landings), tag), landings, scratch)
+            )
 
     def _receives(self, landings: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, int]]:
         rank = self._comm.rank
@@ -195,7 +197,7 @@ def _add_up(segment: Segment, others: Sequence[torch.Tensor], rank: int) -> None
         into.copy_(total)
 
 
-class Gather:
+class WeightGather:
     """An all-gather of weights: every rank's part, in place, in `flat` of each.
 
     Every rank sends its part to the n-1 others straight from the tensor and receives theirs into it: nothing is copied.
@@ -205,13 +207,13 @@ class Gather:
         """`flat`, (elements,), is the weights; lengths: the elements of each rank's part."""
         self._comm, self._name, self._flat, self._tag = comm, name, flat, tag
         self._parts = flat.split(list(lengths))
-        self._expected: Expected | None = None
-        self._call: Composed | None = None
+        self._expected: PostedReceives | None = None
+        self._call: PointToPointCollective | None = None
 
     def expect(self) -> None:
         """The others' parts may come from now on: nobody reads the weights until they have."""
         if self._expected is None and self._comm.messages_have_tags:
-            self._expected = Expected(self._comm, self._coming(), self._tag)
+            self._expected = PostedReceives(self._comm, self._coming(), self._tag)
 
     @property
     def is_expected(self) -> bool:

@@ -76,7 +76,7 @@ class Output(Protocol):
         """Add to its end."""
 
 
-class Keeper(Protocol):
+class RowFilter(Protocol):
     """Says of which iterations the rows are written."""
 
     def keeps(self, iteration: int, /) -> bool:
@@ -94,7 +94,7 @@ class Ledger:
     the `keeper` does not want written.
     """
 
-    def __init__(self, output: Output | None = None, keeper: Keeper | None = None):
+    def __init__(self, output: Output | None = None, keeper: RowFilter | None = None):
         self.iteration = BEFORE_TRAINING
         self.rows: list[Row] = []
         # Of every purpose: calls, bytes of payload, bytes sent, bytes received.

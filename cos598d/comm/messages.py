@@ -43,7 +43,7 @@ class Messages:
         self._works, self._landings, self._departures = [], [], []
 
 
-class Expected:
+class PostedReceives:
     """Messages that may come from now on, before this rank sends its own of the same exchange.
 
     One that is on its way already when its receiver says that it is ready has waited for that word: on a link with a
@@ -59,7 +59,7 @@ class Expected:
         ]
 
 
-class Composed:
+class PointToPointCollective:
     """A collective that a sync makes of messages; counts what this rank really sends. `end` enters its row."""
 
     def __init__(self, comm: "Communicator", op: str, tensor: torch.Tensor, name: str, purpose: str):
@@ -71,7 +71,7 @@ class Composed:
         sends: Places = (),
         receives: Places = (),
         tag: int = 0,
-        expected: Expected | None = None,
+        expected: PostedReceives | None = None,
         among_all: bool = True,
     ) -> Messages:
         """Start sending tensors to ranks, and receiving tensors from ranks; all contiguous.

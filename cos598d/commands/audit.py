@@ -6,26 +6,26 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from cos598d.tools.audit import script
-from cos598d.tools.audit.book import BOOKS
-from cos598d.tools.audit.card import card
-from cos598d.tools.audit.exchange import read_books, remove_books
-from cos598d.tools.audit.judge import judge
-from cos598d.tools.audit.judge.verdict import FAULT, Verdict
-from cos598d.tools.audit.options import AuditFlags, Told
-from cos598d.tools.audit.record import VERDICT, write_record
-from cos598d.tools.audit.starter import run_of_starter, start_ranks
 from cos598d.commands.flags import add_flags, given_flags
 from cos598d.commands.result_flags import add_assignment, add_result_files, wants_files
 from cos598d.errors import UsageError, UserError
 from cos598d.fields import check_flags
 from cos598d.files import write_json
-from cos598d.tools.grade.scored import NOT_JUDGED
 from cos598d.terminal.printable import printable
 from cos598d.terminal.signals import exits_on_sigterm
+from cos598d.tools.audit import script
+from cos598d.tools.audit.book import BOOKS
+from cos598d.tools.audit.card import card
+from cos598d.tools.audit.exchange import read_books, remove_books
+from cos598d.tools.audit.judge import judge
+from cos598d.tools.audit.judge.verdict import FAULT, AuditVerdict
+from cos598d.tools.audit.options import AuditFlags, Told
+from cos598d.tools.audit.record import VERDICT, write_record
+from cos598d.tools.audit.starter import run_of_starter, start_ranks
+from cos598d.tools.grade.scored import NOT_JUDGED
 
 FAULTS_FOUND, CANNOT_TELL = 3, 4  # the exit codes with --strict
-Grader = Callable[[Verdict | None, str], int]  # of the verdict and how the script failed, to the exit code
+Grader = Callable[[AuditVerdict | None, str], int]  # of the verdict and how the script failed, to the exit code
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -142,7 +142,7 @@ def _judged(folder: Path, strict: bool, code: int, grade: Grader | None = None) 
     return _strict(verdict) if strict and not code else code
 
 
-def _strict(verdict: Verdict) -> int:
+def _strict(verdict: AuditVerdict) -> int:
     """The exit code with --strict, of a script that ended well."""
     if verdict.of(FAULT):
         return FAULTS_FOUND

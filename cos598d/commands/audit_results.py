@@ -2,8 +2,8 @@
 
 import argparse
 
-from cos598d.tools.audit.judge.verdict import Verdict
 from cos598d.errors import UsageError
+from cos598d.tools.audit.judge.verdict import AuditVerdict
 from cos598d.tools.grade.assignment import assignment_of
 from cos598d.tools.grade.kinds.script import ScriptKind, score
 from cos598d.tools.grade.result_files import ResultFiles
@@ -20,7 +20,7 @@ class AuditResults:
         self.kind = assignment.kind
         self._files = ResultFiles(assignment, options.gradescope, options.classroom50)
 
-    def finish(self, verdict: Verdict | None, end: str) -> int:
+    def finish(self, verdict: AuditVerdict | None, end: str) -> int:
         """Write what an audit comes to, and return the exit code. `end` is how the script failed ("": it did not)."""
         claims = list(self._files.assignment.points)
         for judged in score(verdict, claims, end, self.kind):

@@ -10,13 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cos598d.tools.bench.plan import HOW, BenchPlan, plan_from
 from cos598d.commands.flags import add_flags, check_output_file, to_words
 from cos598d.commands.rank_flags import RankFlags, identity_from
 from cos598d.errors import UsageError, UserError
 from cos598d.fields import flag
 from cos598d.files import write_json
 from cos598d.records.bench import FILE_NAME
+from cos598d.tools.bench.plan import HOW, BenchPlan, plan_from
 from cos598d.tools.report.bench_table import bench_table
 from cos598d.world.identity import Identity
 from cos598d.world.launch import start_local_workers

@@ -11,22 +11,22 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cos598d.tools.check import card, ranks
-from cos598d.tools.check.causes import causes_of
-from cos598d.tools.check.claims import CLAIMS
-from cos598d.tools.check.claims.base import Claim
-from cos598d.tools.check.cost import compare, is_cost
-from cos598d.tools.check.judge import CRASHED, DID_NOT_END, PASSED, Outcome, judge
-from cos598d.tools.check.spawn import RankEnd, longer_than, run_world
-from cos598d.tools.check.trial import NONCE_BITS, Trial, facts_of
 from cos598d.commands import learn
 from cos598d.commands.flags import check_output_file
 from cos598d.commands.result_flags import add_assignment, add_result_files, wants_files
 from cos598d.errors import UsageError, UserError
 from cos598d.files import read_plain, write_json
+from cos598d.terminal.signals import exits_on_sigterm
+from cos598d.tools.check import card, ranks
+from cos598d.tools.check.causes import causes_of
+from cos598d.tools.check.claims import CLAIMS
+from cos598d.tools.check.claims.base import Claim
+from cos598d.tools.check.cost import compare, is_cost
+from cos598d.tools.check.judge import CRASHED, DID_NOT_END, PASSED, ClaimOutcome, judge
+from cos598d.tools.check.spawn import RankEnd, longer_than, run_world
+from cos598d.tools.check.trial import NONCE_BITS, Trial, facts_of
 from cos598d.tools.learn.lessons import get_lesson
 from cos598d.tools.learn.student import number_of
-from cos598d.terminal.signals import exits_on_sigterm
 
 if TYPE_CHECKING:  # what grades loads much that a check does without
     from cos598d.commands.check_results import CheckResults
@@ -159,7 +159,7 @@ def _check(
         "nonce": trial.nonce,
     }
     say(card.head(name, sizes))
-    by_claim: list[tuple[Claim, list[Outcome]]] = []
+    by_claim: list[tuple[Claim, list[ClaimOutcome]]] = []
     for place, claim in enumerate(tried):
         card.progress(f"claim {place + 1} of {len(tried)}: {claim.name}")
         by_claim.append((claim, trial.outcomes(claim, sizes)))

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from cos598d.tools.check.claims.base import Claim
-from cos598d.tools.check.judge import PASSED, Outcome
-from cos598d.tools.check.trial import in_words
 from cos598d.errors import UsageError
+from cos598d.tools.check.claims.base import Claim
+from cos598d.tools.check.judge import PASSED, ClaimOutcome
+from cos598d.tools.check.trial import in_words
 from cos598d.tools.grade.assignment import assignment_of
 from cos598d.tools.grade.kinds.sync import SyncKind
 from cos598d.tools.grade.result_files import ResultFiles
@@ -40,7 +40,7 @@ class CheckResults:
         """The file cannot be loaded."""
         self._files.finish(Judged("", False, words))
 
-    def add(self, claim: Claim, outcomes: Sequence[Outcome], own_file: str) -> None:
+    def add(self, claim: Claim, outcomes: Sequence[ClaimOutcome], own_file: str) -> None:
         """One more claim has been tried."""
         if claim.name in self._files.assignment.points:
             passed = all(outcome.status == PASSED for outcome in outcomes)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from cos598d.commands.flags import check_output_file
 from cos598d.commands.result_flags import add_needed_assignment, add_result_files
 from cos598d.errors import UsageError
-from cos598d.tools.grade.scored import NOT_JUDGED, PASSED, exit_code, most, number, total
 from cos598d.terminal.printable import printable
 from cos598d.terminal.signals import exits_on_sigterm
+from cos598d.tools.grade.scored import NOT_JUDGED, PASSED, exit_code, most, number, total
 
 if TYPE_CHECKING:  # assignments need torch, which takes seconds, and flags that are refused do not
     from cos598d.tools.grade.assignment import Assignment

@@ -10,10 +10,10 @@ from pathlib import Path
 from cos598d.commands.flags import check_output_file
 from cos598d.errors import UsageError, UserError
 from cos598d.files import write_json, write_together
+from cos598d.terminal.signals import exits_on_sigterm
 from cos598d.tools.learn import session, told
 from cos598d.tools.learn.lesson import Lesson
 from cos598d.tools.learn.lessons import get_lesson
-from cos598d.terminal.signals import exits_on_sigterm
 
 NEXT, OWN = 0, Path()  # a flag that was given without its word
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from cos598d.commands.flags import check_output_file
 from cos598d.errors import UsageError, UserError
 from cos598d.files import write_whole
+from cos598d.terminal.signals import exits_on_sigterm
 from cos598d.tools.learn.picture.draw import Picture, draw, letters_and_width
 from cos598d.tools.learn.picture.record import events_of_run
-from cos598d.tools.learn.picture.steps import Steps
-from cos598d.terminal.signals import exits_on_sigterm
+from cos598d.tools.learn.picture.steps import StepFrames
 
 FORM = ".svg"
 
@@ -64,7 +64,7 @@ def _check(options: argparse.Namespace) -> None:
     check_output_file("-o", options.output)
 
 
-def _pictures(options: argparse.Namespace) -> tuple[Picture, Steps | None]:
+def _pictures(options: argparse.Namespace) -> tuple[Picture, StepFrames | None]:
     if options.record is not None:
         events, note = events_of_run(options.record)
         return draw(events, title=options.record.resolve().name, note=note), None

@@ -10,6 +10,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from cos598d.commands.check import read_world_sizes
+from cos598d.commands.flags import check_output_file
+from cos598d.config import SYNC_FIELDS
+from cos598d.errors import UsageError, UserError
+from cos598d.fields import given
+from cos598d.files import write_json
+from cos598d.terminal.signals import exits_on_sigterm
 from cos598d.tools.bench.candidates import Candidate, parse_candidates
 from cos598d.tools.check import card as check_card
 from cos598d.tools.check.judge import CRASHED, DID_NOT_END, FAILED
@@ -18,13 +25,6 @@ from cos598d.tools.check.proof.cases import CASES, TOLERANCES, Case
 from cos598d.tools.check.proof.judge import KEPT, NOT_CLAIMED, REFUSED, WRONG
 from cos598d.tools.check.proof.observe import observe_engine
 from cos598d.tools.check.proof.prove import prove
-from cos598d.commands.check import read_world_sizes
-from cos598d.commands.flags import check_output_file
-from cos598d.config import SYNC_FIELDS
-from cos598d.errors import UsageError, UserError
-from cos598d.fields import given
-from cos598d.files import write_json
-from cos598d.terminal.signals import exits_on_sigterm
 
 # Of several outcomes on several numbers of ranks, the first is the case's: kept is what is kept on all of them.
 WORST_FIRST = (CRASHED, DID_NOT_END, FAILED, WRONG, REFUSED, NOT_CLAIMED, KEPT)

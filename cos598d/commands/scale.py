@@ -11,7 +11,7 @@ from cos598d.errors import UsageError, UserError
 from cos598d.files import write_json
 from cos598d.records.bench import FILE_NAME
 from cos598d.records.quantities import parse_delay, parse_rate
-from cos598d.scale.records import Link, Record, load_records
+from cos598d.scale.records import BenchSeconds, Link, load_records
 
 LARGEST, MOST_HOSTS = 64, 65536
 
@@ -130,7 +130,7 @@ def _predict_records(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
 
 
 def _facts(fitted: Any) -> dict[str, Any]:
-    def describe(record: Record) -> dict[str, Any]:
+    def describe(record: BenchSeconds) -> dict[str, Any]:
         return {"name": record.name, "hosts": record.ranks, "link": asdict(record.link), "batch": record.batch}
 
     return {

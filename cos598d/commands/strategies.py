@@ -15,30 +15,30 @@ from typing import Any
 
 import torch
 
-from cos598d.tools.bench.candidates import read_candidate
 from cos598d.commands.run_flags import add_run_options, run_values, to_words
-from cos598d.commands.strategies_folder import ONE_PROCESS, Plan, TableFolder
+from cos598d.commands.strategies_folder import ONE_PROCESS, PlannedRun, TableFolder
 from cos598d.config import SYNC_FIELDS, config_from
 from cos598d.errors import UsageError, UserError
 from cos598d.files import write_whole
 from cos598d.life import GROUP as LIFE
 from cos598d.measure.claim import claim_folder
 from cos598d.records.conventions import BROKEN_OFF, FAILED, FINISHED, LEFT_OUT
+from cos598d.strategies import class_of
+from cos598d.tables import as_markdown, as_text, markdown_text
+from cos598d.terminal.printable import printable
+from cos598d.tools.bench.candidates import read_candidate
 from cos598d.tools.report.render import as_html, need
 from cos598d.tools.report.strategies import (
     ALL_GPUS,
     BASELINE,
     TABLE_NOTE,
-    Entry,
+    StrategyResult,
     cautions,
     learning_rows,
     left_out,
     strategies_rows,
 )
-from cos598d.strategies import class_of
 from cos598d.tools.sweep import child
-from cos598d.tables import as_markdown, as_text, markdown_text
-from cos598d.terminal.printable import printable
 from cos598d.world.identity import Identity
 
 WORLD_SIZE = 4
@@ -103,7 +103,7 @@ def run(options: argparse.Namespace) -> int:
     return int(failed > 0)
 
 
-def _plans(words: str, epochs: Sequence[float], values: Mapping[str, Any], world_size: int) -> list[Plan]:
+def _plans(words: str, epochs: Sequence[float], values: Mapping[str, Any], world_size: int) -> list[PlannedRun]:
     """What the words of --strategies stand for, for each number of epochs; with what cannot run here, and why.
 
     Raises UsageError for a name or an option that there is not, and UserError where nothing can run.
@@ -111,7 +111,7 @@ def _plans(words: str, epochs: Sequence[float], values: Mapping[str, Any], world
     names = list(dict.fromkeys(word.strip() for word in words.split(",") if word.strip()))
     if not names:
         raise UsageError(f"--strategies {words!r} names none: give one or more, separated by commas.")
-    found: dict[str, Plan] = {}
+    found: dict[str, PlannedRun] = {}
     for name in names:
         sync, options = ("none", {}) if name == BASELINE else read_candidate(name)
         class_of(sync)  # which there must be
@@ -120,7 +120,7 @@ def _plans(words: str, epochs: Sequence[float], values: Mapping[str, Any], world
             raise UsageError(f"--strategies {name} would have the same folder as another one, {label}: leave one out.")
         ranks = 1 if label in ONE_PROCESS else world_size
         own: dict[str, Any] = {"sync": sync, **options}
-        found[label] = Plan(label, ranks, 0, own, _refusal(sync, {**values, **own}, ranks))
+        found[label] = PlannedRun(label, ranks, 0, own, _refusal(sync, {**values, **own}, ranks))
     if all(plan.refused for plan in found.values()):
         raise UserError(f"no strategy is left to run: {' '.join(plan.refused for plan in found.values())}")
     return [
@@ -151,7 +151,7 @@ def _number(word: str) -> float:
     return epochs
 
 
-def _is_made(folder: TableFolder, plan: Plan, values: Mapping[str, Any], head: str) -> bool:
+def _is_made(folder: TableFolder, plan: PlannedRun, values: Mapping[str, Any], head: str) -> bool:
     """Whether the plan's run is finished: before, or now."""
     folder.check_own(plan.place)
     again = folder.said(plan.place)
@@ -175,7 +175,7 @@ def _is_made(folder: TableFolder, plan: Plan, values: Mapping[str, Any], head: s
     return True
 
 
-def _show(path: Path, entries: Sequence[Entry]) -> None:
+def _show(path: Path, entries: Sequence[StrategyResult]) -> None:
     """Print the table; write it in Markdown, and the page of all runs, which begins with it."""
     rows, remarks, absent = strategies_rows(entries), cautions(entries), left_out(entries)
     parts = [*map(printable, remarks), as_text(rows, numbers=True), textwrap.fill(TABLE_NOTE, 118)]

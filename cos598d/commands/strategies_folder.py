@@ -10,11 +10,11 @@ from cos598d.errors import UsageError, UserError
 from cos598d.records.kinds import POSITIVE, TEXT, Fields, MapOf
 from cos598d.records.run import CONFIG, RANKS, REMEDY, read_object
 from cos598d.records.schema import read
+from cos598d.terminal.printable import printable
 from cos598d.tools.report.load import Run
 from cos598d.tools.report.repeats import PLACES
-from cos598d.tools.report.strategies import ALL_GPUS, BASELINE, Entry
+from cos598d.tools.report.strategies import ALL_GPUS, BASELINE, StrategyResult
 from cos598d.tools.sweep.folder import ENDED, RunsFolder
-from cos598d.terminal.printable import printable
 
 ONE_PROCESS = (BASELINE, ALL_GPUS)
 ROW = Fields({"label": TEXT, "ranks": RANKS, "epochs": POSITIVE, **ENDED})
@@ -23,7 +23,7 @@ OWN = PLACES | {"label", "sync", "num_train_epochs", "save_model", "save_epochs"
 
 
 @dataclass(frozen=True)
-class Plan:
+class PlannedRun:
     """One run of the table: its ranks, and the flags that are its own; in `refused` why it cannot run here."""
 
     label: str
@@ -61,7 +61,7 @@ class TableFolder(RunsFolder):
         except (UserError, OSError) as error:
             self.damage = str(error) if isinstance(error, UserError) else f"{error.filename}: {error.strerror}"
 
-    def check_flags(self, plans: Iterable[Plan], values: Mapping[str, Any], ranks: int) -> None:
+    def check_flags(self, plans: Iterable[PlannedRun], values: Mapping[str, Any], ranks: int) -> None:
         """Raise UsageError where a finished run, of this call or of an earlier one, had other flags than are given now.
 
         What cannot be read is not finished, and differs in nothing.
@@ -80,18 +80,18 @@ class TableFolder(RunsFolder):
                         "is asked for now: give the same flags again, or another --runs_dir."
                     )
 
-    def finished_run(self, plan: Plan) -> Run | None:
+    def finished_run(self, plan: PlannedRun) -> Run | None:
         """The plan's run, if there is one. Raises UserError for one whose record is damaged."""
         return self.finished(plan.place, {**plan.values, **_asked(plan.label, plan.ranks, plan.epochs)})
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[StrategyResult]:
         """All that the table has to show, by epochs and in the order of the calls, the baseline first."""
         found = [self._entry(place, row) for place, row in self.rows.items()]
         return sorted(found, key=lambda entry: (entry.epochs, entry.label != BASELINE))
 
-    def _entry(self, place: str, row: Mapping[str, Any]) -> Entry:
+    def _entry(self, place: str, row: Mapping[str, Any]) -> StrategyResult:
         about = (row["label"], row["ranks"], row["epochs"])
-        return Entry(*about, *self.outcome(place, _asked(*about)))
+        return StrategyResult(*about, *self.outcome(place, _asked(*about)))
 
 
 def _asked(label: str, ranks: int, epochs: float) -> dict[str, Any]:

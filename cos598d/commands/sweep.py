@@ -11,7 +11,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from cos598d.tools.cluster.network import check_rights
 from cos598d.commands import sweep_array, train
 from cos598d.commands.dry_run import add_dry_run, check_dry_run
 from cos598d.commands.flags import Parser, check_at_least_one
@@ -22,6 +21,8 @@ from cos598d.errors import UsageError
 from cos598d.fields import flags_of
 from cos598d.measure.claim import claim_folder
 from cos598d.records.quantities import parse_rate
+from cos598d.terminal.printable import printable
+from cos598d.tools.cluster.network import check_rights
 from cos598d.tools.report.render import need
 from cos598d.tools.sweep.experiments import EXPERIMENTS, TASKS, ready_made
 from cos598d.tools.sweep.forecasts import forecast_words
@@ -31,7 +32,6 @@ from cos598d.tools.sweep.plan import Combination, collapsed, combine
 from cos598d.tools.sweep.programs import check_launch
 from cos598d.tools.sweep.results import settings_words, show
 from cos598d.tools.sweep.state import SweepFolder
-from cos598d.terminal.printable import printable
 
 DEFAULT_RATE, MODEL = "1gbit", "bert"
 NAME = re.compile(r"[\w+=@][\w.+=@-]{0,99}")

@@ -16,13 +16,13 @@ from cos598d.engines.deepspeed_memory import held_by_deepspeed, sizes
 from cos598d.engines.deepspeed_state import FlatState, fragments, put_weights
 from cos598d.engines.engine import Apart, Engine, need
 from cos598d.strategies.base import MakeOptimizer, Module
-from cos598d.strategies.formula import Expected, Job
+from cos598d.strategies.formula import MemoryEstimate, TrainingSpec
 from cos598d.strategies.memory import count_memory, tensors_in
 from cos598d.strategies.state import (
     WEIGHTS,
+    FullTensor,
     OptimizerState,
-    Piece,
-    Whole,
+    ShardSlice,
     buffer_pieces,
     put_into_model,
     stepped_whole,
@@ -144,14 +144,14 @@ class DeepSpeed(Engine):
         super().settle()
         self._fill()
 
-    def state(self) -> Iterator[Piece]:
+    def state(self) -> Iterator[ShardSlice]:
         yield from weight_pieces(self._whole_weights())
         if self.comm.rank == 0:
             yield from buffer_pieces(self._apart.model)
         if self.comm.rank == 0 or self.options.zero_stage:
             yield from self._remembered().pieces()
 
-    def load_state(self, wholes: Iterable[Whole]) -> None:
+    def load_state(self, wholes: Iterable[FullTensor]) -> None:
         remembered = self._remembered()
         masters = remembered.parts if isinstance(remembered, FlatState) else {}
         for whole in self.contents.checked(wholes):
@@ -208,7 +208,7 @@ class DeepSpeed(Engine):
             ],
         )
 
-    def expected_memory(self, job: Job) -> Expected:
+    def expected_memory(self, job: TrainingSpec) -> MemoryEstimate:
         return held_by_deepspeed(job, self.options.zero_stage, sizes(job.model, self.options.bucket_mb))
 
     def _alias(self) -> None:

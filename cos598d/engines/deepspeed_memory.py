@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from cos598d.strategies.formula import Expected, Held, Job
+from cos598d.strategies.formula import Held, MemoryEstimate, TrainingSpec
 from cos598d.strategies.optimizers import decayed_and_plain
 
 SMALL = 100_000  # elements: DeepSpeed's own threshold, up to which stage 3 leaves parameters whole
@@ -29,7 +29,7 @@ def sizes(model: nn.Module, bucket_mb: float) -> dict[str, int]:
     }
 
 
-def held_by_deepspeed(job: Job, stage: int, settings: Mapping[str, int]) -> Expected:
+def held_by_deepspeed(job: TrainingSpec, stage: int, settings: Mapping[str, int]) -> MemoryEstimate:
     """Between two steps, of float32 weights, with these `sizes`.
 
     0      all weights and their state
@@ -53,9 +53,9 @@ def held_by_deepspeed(job: Job, stage: int, settings: Mapping[str, int]) -> Expe
     return _expected(parameters, job.state(own, len(groups)), gradients=own, buckets=bucket)
 
 
-def _expected(parameters: int, optimizer: int, gradients: int = 0, buckets: int = 0) -> Expected:
+def _expected(parameters: int, optimizer: int, gradients: int = 0, buckets: int = 0) -> MemoryEstimate:
     held: Held = {"parameters": parameters, "gradients": gradients, "optimizer": optimizer, "buckets": buckets}
-    return Expected(between_steps=held, unsaid=UNSAID)
+    return MemoryEstimate(between_steps=held, unsaid=UNSAID)
 
 
 def _persistent(model: nn.Module, settings: Mapping[str, int]) -> list[nn.Parameter]:

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from cos598d.strategies.state import STEP, Piece, Whole
+from cos598d.strategies.state import STEP, FullTensor, ShardSlice
 
 
 @dataclass(frozen=True)
-class Fragment:
+class DeepSpeedShard:
     """This rank's part of a trainable parameter: its elements from `begin`, at `offset` of a flat tensor in fp32.
 
     `flat` is what DeepSpeed's inner optimizer steps.
@@ -33,29 +33,29 @@ class Fragment:
         return whole.reshape(-1)[self.begin : self.begin + self.elements]
 
 
-def fragments(model: nn.Module, optimizer: Any, stage: int, rank: int) -> list[Fragment]:
+def fragments(model: nn.Module, optimizer: Any, stage: int, rank: int) -> list[DeepSpeedShard]:
     """The parts of this rank's, of a model that DeepSpeed's `optimizer` of stage 1, 2 or 3 has cut."""
     found = _of_stage_3(model, optimizer, rank) if stage == 3 else _of_stages_1_and_2(model, optimizer)
     return [fragment for fragment in found if fragment.elements > 0]
 
 
-def _of_stages_1_and_2(model: nn.Module, optimizer: Any) -> Iterator[Fragment]:
+def _of_stages_1_and_2(model: nn.Module, optimizer: Any) -> Iterator[DeepSpeedShard]:
     for name, parameter in model.named_parameters():
         mapping: Any = getattr(parameter, "_hp_mapping", None)
         if mapping is not None:
             here, there = mapping.lp_fragment_address, mapping.hp_fragment_address
             flat = optimizer.single_partition_of_fp32_groups[mapping.param_group_index]
-            yield Fragment(name, tuple(parameter.shape), here.start, here.numel, flat, there.start)
+            yield DeepSpeedShard(name, tuple(parameter.shape), here.start, here.numel, flat, there.start)
 
 
-def _of_stage_3(model: nn.Module, optimizer: Any, rank: int) -> Iterator[Fragment]:
+def _of_stage_3(model: nn.Module, optimizer: Any, rank: int) -> Iterator[DeepSpeedShard]:
     for name, parameter in model.named_parameters():
         cut: Any = parameter
         if parameter.requires_grad:
             group, offset, length = optimizer.grad_position[optimizer.get_param_id(parameter)]
             elements = min(length, cut.ds_numel - rank * length)  # the last part is padded
             flat = optimizer.fp32_partitioned_groups_flat[group]
-            yield Fragment(name, tuple(cut.ds_shape), rank * length, elements, flat, offset)
+            yield DeepSpeedShard(name, tuple(cut.ds_shape), rank * length, elements, flat, offset)
 
 
 def put_weights(parameter: nn.Parameter, rank: int, whole: torch.Tensor) -> None:
@@ -78,20 +78,20 @@ class FlatState:
     and zeros for what was never stepped.
     """
 
-    def __init__(self, inner: torch.optim.Optimizer, parts: list[Fragment]):
+    def __init__(self, inner: torch.optim.Optimizer, parts: list[DeepSpeedShard]):
         self._inner, self.parts = inner, {part.name: part for part in parts}
         self._flats = list({id(part.flat): part.flat for part in parts}.values())
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> Iterator[ShardSlice]:
         """What there is so far."""
         for part in self.parts.values():
             for kind, value in self._inner.state.get(part.flat, {}).items():
                 if isinstance(value, torch.Tensor) and value.shape == part.flat.shape:
-                    yield Piece(kind, part.name, part.shape, part.begin, part.of(value))
+                    yield ShardSlice(kind, part.name, part.shape, part.begin, part.of(value))
                 elif value is not None and part.begin == 0:
-                    yield Piece.of_whole(kind, part.name, torch.as_tensor(value))
+                    yield ShardSlice.of_whole(kind, part.name, torch.as_tensor(value))
 
-    def put(self, whole: Whole) -> None:
+    def put(self, whole: FullTensor) -> None:
         """Remember this rank's part of a whole tensor, and of every STEP whether it is the largest."""
         if whole.kind == STEP:
             for flat in self._flats:

@@ -14,15 +14,15 @@ from cos598d.comm.ledger import STATE
 from cos598d.comm.watched import watched
 from cos598d.errors import UsageError, UserError, first_line
 from cos598d.strategies.base import MakeOptimizer, Module, Strategy
-from cos598d.strategies.formula import Job, Sent
+from cos598d.strategies.formula import Sent, TrainingSpec
 from cos598d.strategies.loss_scale import LossScale
 from cos598d.strategies.memory import count_memory, state_tensors
 from cos598d.strategies.precision import autocast
 from cos598d.strategies.state import (
-    Contents,
+    FullTensor,
     OptimizerState,
-    Piece,
-    Whole,
+    ShardSlice,
+    StateLayout,
     load_own_buffers,
     own_buffers,
     own_state_of,
@@ -81,7 +81,7 @@ class Engine(Strategy):
         return self.scale.value
 
     def attach(self, model: nn.Module, make_optimizer: MakeOptimizer) -> Module:
-        self.model, self.contents = model, Contents(model, make_optimizer)
+        self.model, self.contents = model, StateLayout(model, make_optimizer)
         self.replica.attach(model)
         try:
             with watched(self.comm, STATE):
@@ -134,7 +134,7 @@ class Engine(Strategy):
             optimizer=state_tensors(self.inner_optimizer()),
         )
 
-    def expected_sent(self, job: Job) -> Sent:
+    def expected_sent(self, job: TrainingSpec) -> Sent:
         if job.ranks == 1:
             return Sent()
         return Sent(unsaid=f"{type(self).__name__} sends by itself and tells nobody: only the kernel counts its bytes")
@@ -148,11 +148,11 @@ class Engine(Strategy):
             self.optimizer.zero_grad()  # which sets them to None
         return self.is_finite
 
-    def state(self) -> Iterator[Piece]:
+    def state(self) -> Iterator[ShardSlice]:
         """As the contract says, of an engine that leaves the model whole on every rank."""
         return replica_pieces(self.comm, self.model, self.remembered())
 
-    def load_state(self, wholes: Iterable[Whole]) -> None:
+    def load_state(self, wholes: Iterable[FullTensor]) -> None:
         remembered = self.remembered()
         for whole in self.contents.checked(wholes):
             if not put_into_model(self.model, whole):

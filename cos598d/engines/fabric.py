@@ -15,10 +15,10 @@ from cos598d.engines.torch_fsdp import TorchFSDP, check_parameters, fully_sharde
 from cos598d.errors import UsageError
 from cos598d.records.kinds import COUNT, Fields, ListOf, expect
 from cos598d.strategies.base import MakeOptimizer, Module
-from cos598d.strategies.formula import Expected, Job, Sent
+from cos598d.strategies.formula import MemoryEstimate, Sent, TrainingSpec
 from cos598d.strategies.replicated import replicated_memory
 from cos598d.strategies.sent import sent_by_replicas
-from cos598d.strategies.state import OptimizerState, Piece, Whole, own_state_of
+from cos598d.strategies.state import FullTensor, OptimizerState, ShardSlice, own_state_of
 from cos598d.sync.base import DEFAULTS
 from cos598d.sync.ddp import DDP
 from cos598d.sync.parts.arrival import arrival, rehearse
@@ -129,20 +129,20 @@ class Fabric(TorchFSDP):
     def memory(self) -> dict[str, int]:
         return super().memory() if self.is_cut else Engine.memory(self) | {"buckets": self._reducer.bucket_bytes}
 
-    def expected_memory(self, job: Job) -> Expected:
+    def expected_memory(self, job: TrainingSpec) -> MemoryEstimate:
         return (
             super().expected_memory(job) if self.is_cut else replicated_memory(job, DDP.buffers(job.tensors, DEFAULTS))
         )
 
-    def expected_sent(self, job: Job) -> Sent:
+    def expected_sent(self, job: TrainingSpec) -> Sent:
         if self.is_cut:
             return super().expected_sent(job)
         return sent_by_replicas(job, DDP(self.comm, self.find_unused_parameters))
 
-    def state(self) -> Iterator[Piece]:
+    def state(self) -> Iterator[ShardSlice]:
         return super().state() if self.is_cut else Engine.state(self)
 
-    def load_state(self, wholes: Iterable[Whole]) -> None:
+    def load_state(self, wholes: Iterable[FullTensor]) -> None:
         if self.is_cut:
             super().load_state(wholes)
         else:

@@ -7,11 +7,11 @@ from torch import nn
 from cos598d.comm.exchange import IN_FLIGHT, SEGMENT_BYTES
 from cos598d.comm.gloo import all_reduce_bytes
 from cos598d.comm.ledger import size_in_bytes
-from cos598d.strategies.formula import Expected, Held, Job, Sent, largest
+from cos598d.strategies.formula import Held, MemoryEstimate, Sent, TrainingSpec, largest
 from cos598d.strategies.sent import agreement, settled
 
 
-def held_by_fsdp(job: Job, layers: Sequence[nn.Module], reshard: bool, ours: bool) -> Expected:
+def held_by_fsdp(job: TrainingSpec, layers: Sequence[nn.Module], reshard: bool, ours: bool) -> MemoryEstimate:
     """A rank's rows of all parameters, frozen ones too; within a step those that are gathered, and their gradients.
 
     1. Gathered are the root's from forward to the end of backward, and a layer's while it computes; without `reshard`
@@ -54,10 +54,12 @@ def held_by_fsdp(job: Job, layers: Sequence[nn.Module], reshard: bool, ours: boo
             moments.append(held(gathered, sum(whole.values()) + cut + size_in_bytes(p)))
             whole[number] += 0 if number_of_pass else size_in_bytes(p)
             before = number
-    return Expected(held(()), largest(moments))
+    return MemoryEstimate(held(()), largest(moments))
 
 
-def sent_by_fsdp(job: Job, layers: Sequence[nn.Module], reshard: bool, halves: bool, may_be_unused: bool) -> Sent:
+def sent_by_fsdp(
+    job: TrainingSpec, layers: Sequence[nn.Module], reshard: bool, halves: bool, may_be_unused: bool
+) -> Sent:
     """Rows of all parameters to every other rank: the root's once in a micro-batch, a layer's once more for backward
     with `reshard`. Gradients in a step's last one alone, by a reduce-scatter, or, unless it `halves` it, a ring of the
     whole. Before an evaluation all rows once more."""
@@ -84,7 +86,7 @@ def _padded(parameters: Iterable[nn.Parameter], ranks: int) -> int:
     return sum(-(-p.shape[0] // ranks) * _row_bytes(p) for p in parameters)
 
 
-def _rows_of(p: nn.Parameter, job: Job) -> int:
+def _rows_of(p: nn.Parameter, job: TrainingSpec) -> int:
     """How many rows of the parameter the rank really has."""
     most = -(-p.shape[0] // job.ranks)
     return max(0, min(most, p.shape[0] - job.rank * most))

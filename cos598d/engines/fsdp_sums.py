@@ -8,7 +8,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllocMi
 from cos598d.comm.exchange import ReduceScatters
 
 
-class ByMessages(DefaultAllocMixin, ReduceScatter):
+class ReduceScatterByMessages(DefaultAllocMixin, ReduceScatter):
     """A layer's gradients summed by messages: (n-1)/n of them are sent, and gloo's own sends twice that."""
 
     def __init__(self, sums: ReduceScatters, ranks: int):

@@ -18,7 +18,7 @@ from cos598d.engines.engine import Engine, need
 from cos598d.errors import UsageError, UserError
 from cos598d.records.conventions import BY_COUNTERS
 from cos598d.strategies.base import MakeOptimizer, Module
-from cos598d.strategies.formula import Expected, Held, Job
+from cos598d.strategies.formula import Held, MemoryEstimate, TrainingSpec
 from cos598d.strategies.replicated import replicated_memory
 from cos598d.sync.cost.memory import Buffers
 from cos598d.world.network import INTERFACE_VARIABLE, interface_of, is_loopback, network_identity
@@ -95,13 +95,13 @@ class Horovod(Engine):
         except HorovodInternalError as error:  # a rank is gone, and the watchdog will say which
             raise RuntimeError(f"Connection closed: {str(error).split('. ')[0]}") from None
 
-    def expected_memory(self, job: Job) -> Expected:
+    def expected_memory(self, job: TrainingSpec) -> MemoryEstimate:
         def seen(held: Held | None) -> Held | None:
             return held and {name: size for name, size in held.items() if name != "buckets"}
 
         found = replicated_memory(job, Buffers())
         unsaid = "Horovod's thread keeps its buffer of up to 128 MiB to itself"
-        return Expected(seen(found.between_steps), seen(found.peak), unsaid)
+        return MemoryEstimate(seen(found.between_steps), seen(found.peak), unsaid)
 
     def step(self) -> bool:
         with self.optimizer.skip_synchronize():

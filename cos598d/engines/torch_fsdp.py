@@ -16,14 +16,14 @@ from cos598d.engines.engine import Apart, Engine, need
 from cos598d.engines.fsdp_formulas import held_by_fsdp, longest_part, sent_by_fsdp
 from cos598d.errors import UserError
 from cos598d.strategies.base import MakeOptimizer, Module
-from cos598d.strategies.formula import Expected, Job, Sent
+from cos598d.strategies.formula import MemoryEstimate, Sent, TrainingSpec
 from cos598d.strategies.memory import count_memory, state_tensors
 from cos598d.strategies.state import (
     WEIGHTS,
+    FullTensor,
     OptimizerState,
-    Piece,
+    ShardSlice,
     Stepped,
-    Whole,
     buffer_pieces,
     local,
     put_into_model,
@@ -96,11 +96,11 @@ class TorchFSDP(Engine):
         longest = longest_part(module, layers(module), self.comm.world_size)
         self._units = fully_sharded(module, mesh, self.options.reshard == "yes")
         if self.takes_ours and self.comm.world_size > 1:
-            from cos598d.engines.fsdp_sums import ByMessages
+            from cos598d.engines.fsdp_sums import ReduceScatterByMessages
 
             dtype = next(module.parameters()).dtype
             self._sums = ReduceScatters(self.comm, {dtype: longest // dtype.itemsize})
-            by_messages = ByMessages(self._sums, self.comm.world_size)
+            by_messages = ReduceScatterByMessages(self._sums, self.comm.world_size)
             for unit in self._units:
                 unit.set_custom_reduce_scatter(by_messages)
         self.begin(module)
@@ -171,13 +171,13 @@ class TorchFSDP(Engine):
                 unit.reshard()
         self._apart.is_whole = True
 
-    def state(self) -> Iterator[Piece]:
+    def state(self) -> Iterator[ShardSlice]:
         yield from weight_pieces(self._whole_weights())
         if self.comm.rank == 0:
             yield from buffer_pieces(self.model)
         yield from self.remembered().pieces()
 
-    def load_state(self, wholes: Iterable[Whole]) -> None:
+    def load_state(self, wholes: Iterable[FullTensor]) -> None:
         if self._apart.is_whole:
             self._apart.empty()
         remembered, pieces = self.remembered(), {piece.name: piece for piece in self._pieces()}
@@ -224,10 +224,10 @@ class TorchFSDP(Engine):
             buckets=self._sums.tensors() if self._sums else (),
         )
 
-    def expected_memory(self, job: Job) -> Expected:
+    def expected_memory(self, job: TrainingSpec) -> MemoryEstimate:
         return held_by_fsdp(job, layers(job.model), self.options.reshard == "yes", self.takes_ours)
 
-    def expected_sent(self, job: Job) -> Sent:
+    def expected_sent(self, job: TrainingSpec) -> Sent:
         halves = self.takes_ours or self.comm.bytes_are_assumed
         return sent_by_fsdp(job, layers(job.model), self.options.reshard == "yes", halves, self.find_unused_parameters)
 

@@ -14,11 +14,11 @@ from cos598d.comm.gloo import broadcast_bytes
 from cos598d.comm.ledger import size_in_bytes
 from cos598d.comm.watched import watched
 from cos598d.strategies.base import MakeOptimizer, Module
-from cos598d.strategies.formula import Expected, Job, Sent
+from cos598d.strategies.formula import MemoryEstimate, Sent, TrainingSpec
 from cos598d.strategies.memory import count_memory, state_tensors
 from cos598d.strategies.optimizers import decayed_and_plain
 from cos598d.strategies.replicated import Replicated, replicated_memory
-from cos598d.strategies.state import Contents, OptimizerState, stepped_whole
+from cos598d.strategies.state import OptimizerState, StateLayout, stepped_whole
 from cos598d.sync.base import DEFAULTS, SyncOptions
 from cos598d.sync.ddp import DDP
 
@@ -57,19 +57,19 @@ class TorchZero1(Replicated):
 
     def attach(self, model: nn.Module, make_optimizer: MakeOptimizer) -> Module:
         module = super().attach(model, lambda named: _in_shards(make_optimizer(named)))
-        self._contents = Contents(model, make_optimizer)
+        self._contents = StateLayout(model, make_optimizer)
         return module
 
     def memory(self) -> dict[str, int]:
         # ZeroRedundancyOptimizer itself remembers nothing: it has an optimizer of what this rank steps.
         return super().memory() | count_memory(optimizer=state_tensors(self.optimizer.optim))
 
-    def expected_memory(self, job: Job) -> Expected:
+    def expected_memory(self, job: TrainingSpec) -> MemoryEstimate:
         mine = dealt_out(decayed_and_plain(job.trainable), job.ranks)[job.rank]
         state = job.state(sum(map(size_in_bytes, mine)), len(mine))
         return replicated_memory(job, self.sync.buffers(job.tensors, self.sync.options), state)
 
-    def expected_sent(self, job: Job) -> Sent:
+    def expected_sent(self, job: TrainingSpec) -> Sent:
         sent = super().expected_sent(job)
         if sent.unsaid or job.ranks == 1:
             return sent

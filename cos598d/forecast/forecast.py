@@ -11,13 +11,13 @@ from cos598d.errors import UsageError
 from cos598d.forecast.facts import Forecast
 from cos598d.forecast.known import Known
 from cos598d.forecast.seconds import predict_seconds
-from cos598d.forecast.steps import Steps
+from cos598d.forecast.steps import PlannedSteps
 from cos598d.forecast.writes import writes
 from cos598d.models.build import count_parameters
 from cos598d.scale.records import Link
 from cos598d.stopping import Stopping
 from cos598d.strategies import AUTO_SYNC, get_strategy
-from cos598d.strategies.formula import Expected, Job, Sent
+from cos598d.strategies.formula import MemoryEstimate, Sent, TrainingSpec
 from cos598d.strategies.optimizers import counter_bytes, states_per_weight
 
 LOOKED_AT = 16  # so many ranks' memory: of more, those at both ends, since shares only differ by a rounding
@@ -49,11 +49,11 @@ def forecast(
     work = known.work(config)
     alone = Communicator(None, "gloo", torch.device("cpu"))
     strategy = get_strategy(config.sync)(alone, work.may_be_unused, config.sync_options(), config.precision)
-    steps = Steps(config, work.examples, world_size, strategy.equal_passes, work.model)
+    steps = PlannedSteps(config, work.examples, world_size, strategy.equal_passes, work.model)
     layout = [range(host * world_size // hosts, (host + 1) * world_size // hosts) for host in range(hosts)]
 
-    def job(rank: int) -> Job:
-        return Job(
+    def job(rank: int) -> TrainingSpec:
+        return TrainingSpec(
             work.model,
             world_size,
             rank,
@@ -86,7 +86,7 @@ def forecast(
     )
 
 
-def _of_an_epoch(sent: Sent, steps: Steps) -> int:
+def _of_an_epoch(sent: Sent, steps: PlannedSteps) -> int:
     """With the loss and the votes that travel with it in every step."""
     loss = all_reduce_bytes(LOSS_BYTES * (1 + len(Stopping.VOTES)), steps.ranks)
     iterations = min(steps.plan.epoch_steps, steps.plan.steps)
@@ -98,6 +98,6 @@ def _looked_at(ranks: int) -> Sequence[int]:
     return range(ranks) if ranks <= LOOKED_AT else (0, ranks - 1)
 
 
-def _most(found: Sequence[Expected]) -> Expected:
+def _most(found: Sequence[MemoryEstimate]) -> MemoryEstimate:
     """Of the rank that holds most at the peak."""
     return max(found, key=lambda each: sum((each.peak or each.between_steps or {}).values()))

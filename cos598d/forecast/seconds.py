@@ -10,13 +10,13 @@ from cos598d.config import RunConfig
 from cos598d.forecast.costs import costs_of
 from cos598d.forecast.known import Known
 from cos598d.forecast.programs import answer_of
-from cos598d.forecast.steps import Steps
-from cos598d.forecast.timed import Question, Timed
+from cos598d.forecast.steps import PlannedSteps
+from cos598d.forecast.timed import Timed, TimingRequest
 from cos598d.scale.model import arrange, iteration_seconds
 from cos598d.scale.planned import planned_calls
 from cos598d.scale.records import Compute, Link
 from cos598d.strategies.base import Strategy
-from cos598d.strategies.formula import Job, Sent
+from cos598d.strategies.formula import Sent, TrainingSpec
 from cos598d.world.devices import count_cores
 
 TIMED_SECONDS = 3.0
@@ -40,7 +40,7 @@ class Seconds:
 
 
 def predict_seconds(
-    config: RunConfig, strategy: Strategy, job: Job, steps: Steps, sent: Sent, link: Link, known: Known
+    config: RunConfig, strategy: Strategy, job: TrainingSpec, steps: PlannedSteps, sent: Sent, link: Link, known: Known
 ) -> Seconds:
     """What an iteration of rank `job.rank` takes, in the mean over the batches of an epoch."""
     if not known.times:
@@ -75,11 +75,11 @@ def predict_seconds(
     return _of_all(seconds, steps, f"{said}, and {_count(len(calls), 'call')} are added; {costs.words}")
 
 
-def _of_all(seconds: float, steps: Steps, words: str) -> Seconds:
+def _of_all(seconds: float, steps: PlannedSteps, words: str) -> Seconds:
     return Seconds(seconds, seconds * min(steps.plan.epoch_steps, steps.plan.steps), words)
 
 
-def _compute(timed: Timed, steps: Steps, job: Job, crowding: float) -> Compute:
+def _compute(timed: Timed, steps: PlannedSteps, job: TrainingSpec, crowding: float) -> Compute:
     """That of the epoch's mean batch; `crowding`: how many times as many processes there will be."""
     batches = steps.first(min(MOST_BATCHES, steps.plan.epoch_steps, steps.plan.steps))
     factor = statistics.fmean(steps.costs(batches)) / timed.cost * crowding
@@ -91,7 +91,7 @@ def _compute(timed: Timed, steps: Steps, job: Job, crowding: float) -> Compute:
 
 def _time(config: RunConfig, strategy: Strategy, ranks: int) -> Timed:
     """What `timed` answers. Raises UserError where it cannot."""
-    question = Question(
+    question = TimingRequest(
         asdict(replace(config, no_cuda=True)),
         ranks,
         min(ranks, MOST_PROCESSES),

@@ -18,7 +18,7 @@ from cos598d.records.conventions import WARM_UP
 
 
 @dataclass(frozen=True)
-class Steps:
+class PlannedSteps:
     """A run's steps on so many ranks. `equal_passes` is the strategy's, `model` as the run builds it."""
 
     config: RunConfig

@@ -27,7 +27,7 @@ from torch import nn
 
 from cos598d.config import RunConfig
 from cos598d.forecast.known import Known, Work
-from cos598d.forecast.steps import Steps
+from cos598d.forecast.steps import PlannedSteps
 from cos598d.models.build import build_model
 from cos598d.strategies.optimizers import make_optimizer
 from cos598d.strategies.precision import autocast
@@ -39,7 +39,7 @@ WAIT_SECONDS = 120  # after which one that waits for the others knows that one o
 
 
 @dataclass(frozen=True)
-class Question:
+class TimingRequest:
     """What to time: a run's flags, on so many ranks, of which so many processes stand for all. seconds: how long to go
     on, about. sharded: whether each rank steps and clips an n-th of the weights alone; equal_passes: the strategy's."""
 
@@ -73,7 +73,7 @@ class Timed:
         return self.before + self.backward + self.after
 
 
-def answer(question: Question) -> Timed:
+def answer(question: TimingRequest) -> Timed:
     """Fork the ranks, and return what rank 0 has seen. Raises RuntimeError where one of them did not end well."""
     torch.set_num_threads(1)  # no pool of threads before the fork
     keep_freed_memory()  # as ranks do
@@ -102,7 +102,7 @@ def answer(question: Question) -> Timed:
 
 
 def _be_rank(
-    question: Question,
+    question: TimingRequest,
     config: RunConfig,
     work: Work,
     model: nn.Module,
@@ -114,7 +114,7 @@ def _be_rank(
     """One rank's iterations. Rank 0 decides how many there are, and sends what it has seen through `outlet`."""
     threads = choose_threads(config.threads, question.ranks)
     torch.manual_seed(config.seed + rank)
-    steps = Steps(config, work.examples, question.ranks, question.equal_passes, model)
+    steps = PlannedSteps(config, work.examples, question.ranks, question.equal_passes, model)
     backward = wall = processor = 0.0
     batches = steps.first(min(WARM_UP + MOST, steps.plan.steps))
     named = list(model.named_parameters())
@@ -195,7 +195,7 @@ def _end(number: int, _: object) -> None:
 def main(words: Sequence[str] = ()) -> int:
     """Answer the question on standard input; SIGTERM ends the ranks as well."""
     signal.signal(signal.SIGTERM, _end)
-    question = Question(**json.load(sys.stdin))
+    question = TimingRequest(**json.load(sys.stdin))
     print(json.dumps(asdict(answer(question))))
     return 0
 

@@ -6,12 +6,12 @@ from pathlib import Path
 from cos598d.checkpoints import FOLDER
 from cos598d.config import RunConfig, folder_name
 from cos598d.forecast.known import Work
-from cos598d.forecast.steps import Steps
+from cos598d.forecast.steps import PlannedSteps
 from cos598d.measure.thinning import MOST_CALLS, MOST_ROWS
 from cos598d.plan import epochs_between_checkpoints
 from cos598d.records.ledger_rule import ALL, AUTO, LedgerRule
 from cos598d.resume import named_folder
-from cos598d.strategies.formula import Job
+from cos598d.strategies.formula import TrainingSpec
 from cos598d.strategies.optimizers import counter_bytes, states_per_weight
 
 # Bytes of a row, as rows of real runs have them: of an iteration, of a call, and of what is sampled every second.
@@ -21,14 +21,16 @@ LOSS_BYTES = 22
 TENSOR_BYTES = 300  # what a file of weights says of each tensor beside its values
 
 
-def writes(config: RunConfig, work: Work, steps: Steps, calls: int, seconds: float | None) -> list[tuple[Path, int]]:
+def writes(
+    config: RunConfig, work: Work, steps: PlannedSteps, calls: int, seconds: float | None
+) -> list[tuple[Path, int]]:
     """Path and bytes of the record, of the model and of the checkpoints (the most that lie there at a time).
 
     calls: a rank's in a step. seconds: of the whole run, where they are known, by which the interface is sampled.
     """
     folder = named_folder(config) or folder_name(config, steps.ranks, "WHEN")
     tensors = len(list(work.model.named_parameters()))
-    job = Job(work.model, steps.ranks, 0, states_per_weight(config), counter_bytes(config))
+    job = TrainingSpec(work.model, steps.ranks, 0, states_per_weight(config), counter_bytes(config))
     weights = job.weights + job.frozen + TENSOR_BYTES * tensors
     state = job.state(job.weights, len(job.trainable)) + TENSOR_BYTES * job.states * len(job.trainable)
     found = [(folder, _record(config, steps, calls, seconds))]
@@ -40,7 +42,7 @@ def writes(config: RunConfig, work: Work, steps: Steps, calls: int, seconds: flo
     return found
 
 
-def checkpoints_kept(config: RunConfig, steps: Steps) -> int:
+def checkpoints_kept(config: RunConfig, steps: PlannedSteps) -> int:
     """How many checkpoints lie on the disk at the end, at most: the newest ones, and the best one beside them."""
     if not steps.plan.has_checkpoints:
         return 0
@@ -52,7 +54,7 @@ def checkpoints_kept(config: RunConfig, steps: Steps) -> int:
     return min(made, config.keep) + int(config.do_eval)
 
 
-def _record(config: RunConfig, steps: Steps, calls: int, seconds: float | None) -> int:
+def _record(config: RunConfig, steps: PlannedSteps, calls: int, seconds: float | None) -> int:
     iterations, ranks = steps.plan.steps, steps.ranks
     rule = LedgerRule.parse(config.ledger)
     all_rows = iterations * ranks

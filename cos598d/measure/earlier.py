@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cos598d.measure.totals import Traffic
+from cos598d.measure.totals import EpochTraffic
 
 Position = dict[str, Any]
 
@@ -33,7 +33,7 @@ class Earlier:
         """What they moved, as the traffic in a rank's share."""
         found = []
         for one in self.departed.values():
-            traffic = Traffic()
+            traffic = EpochTraffic()
             traffic.resume(one["tally"]["traffic"])
             found.append(traffic.share(None))
         return found

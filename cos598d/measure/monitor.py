@@ -21,7 +21,7 @@ Sample = TypeVar("Sample")
 SPACING = 1 / 2000
 
 
-class Rows(Protocol):
+class RowSink(Protocol):
     """Where rows go: a text file, as far as a monitor asks."""
 
     def write(self, text: str, /) -> Any:
@@ -67,7 +67,7 @@ class Monitor:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="monitor", daemon=True)
 
-    def open(self, wire: Rows, host: Rows, iteration: Callable[[], int], keeper: Keeper | None = None) -> None:
+    def open(self, wire: RowSink, host: RowSink, iteration: Callable[[], int], keeper: Keeper | None = None) -> None:
         """Where the rows go, which iteration is under way (or has just ended), and of which the wire's are kept."""
         self._wire, self._host, self._iteration, self._keeper = wire, host, iteration, keeper
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from cos598d.comm.ledger import Totals
 from cos598d.measure.sums import ExactMeans
-from cos598d.measure.totals import Traffic
+from cos598d.measure.totals import EpochTraffic
 from cos598d.measure.wall import WallTime
 from cos598d.measure.wire import Counters, Interface
 from cos598d.records.conventions import PHASES
@@ -18,7 +18,7 @@ class Tally:
     """Seconds by phase (whole nanoseconds), calls, bytes, and wall time."""
 
     def __init__(self) -> None:
-        self.traffic = Traffic()
+        self.traffic = EpochTraffic()
         self._means, self._wall = ExactMeans(), WallTime()
 
     def begin(self) -> None:

@@ -43,7 +43,7 @@ class _Sums:
         return cls(saved["iterations"], (sent, received), saved["known"], Counters(*saved["counted"]))
 
 
-class Traffic:
+class EpochTraffic:
     """One rank's predicted and counted traffic, summed by epoch; of single iterations only the last is kept."""
 
     def __init__(self) -> None:

@@ -110,7 +110,7 @@ class Block(nn.Module):
         return tokens + self.dropout(self.output["dense"](inner))
 
 
-class Encoder(nn.Module):
+class VitEncoder(nn.Module):
     """One block after the other."""
 
     def __init__(self, config: ViTConfig):
@@ -128,7 +128,7 @@ class ViT(nn.Module):
 
     def __init__(self, config: ViTConfig):
         super().__init__()
-        self.embeddings, self.encoder = Embeddings(config), Encoder(config)
+        self.embeddings, self.encoder = Embeddings(config), VitEncoder(config)
         self.layernorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:

@@ -15,20 +15,20 @@ DEEPEST = 32  # of one value in another; no record of ours has more than 5
 _MISSING = object()
 
 
-class Wrong(Exception):
+class WrongValue(Exception):
     """A value that is not `expected`; `place` is put together while it is passed on from the inside to the outside."""
 
     def __init__(self, value: Any, expected: str, place: str = ""):
         self.value, self.expected, self.place = value, expected, place
 
-    def inside(self, outer: str) -> "Wrong":
+    def inside(self, outer: str) -> "WrongValue":
         """The same, seen from one value further out."""
         between = "." if self.place and not self.place.startswith("[") else ""
         self.place = f"{outer}{between}{self.place}"
         return self
 
 
-class Kind:
+class ValueKind:
     """What a value must be."""
 
     @property
@@ -39,14 +39,14 @@ class Kind:
     def check(self, value: Any) -> None:
         """Raise Wrong where `value`, or a part of it, is something else."""
         if not self.fits(value):
-            raise Wrong(value, self.wanted)
+            raise WrongValue(value, self.wanted)
 
     def fits(self, value: Any) -> bool:
         """Whether the value itself, without its parts, is of this kind."""
         raise NotImplementedError
 
 
-class _InWords(Kind):
+class _InWords(ValueKind):
     """A kind that says in `words` what a value must be."""
 
     words: str
@@ -84,7 +84,7 @@ class Of(_InWords):
 
 
 @dataclass(frozen=True)
-class OneOf(Kind):
+class OneOf(ValueKind):
     """One of some words."""
 
     known: tuple[str, ...]
@@ -98,10 +98,10 @@ class OneOf(Kind):
 
 
 @dataclass(frozen=True)
-class OrNone(Kind):
+class OrNone(ValueKind):
     """Another kind, or None: null in JSON."""
 
-    kind: Kind
+    kind: ValueKind
 
     @property
     def wanted(self) -> str:
@@ -110,15 +110,15 @@ class OrNone(Kind):
     def check(self, value: Any) -> None:
         if value is not None:
             if not self.kind.fits(value):
-                raise Wrong(value, self.wanted)
+                raise WrongValue(value, self.wanted)
             self.kind.check(value)
 
 
 @dataclass(frozen=True)
-class ListOf(Kind):
+class ListOf(ValueKind):
     """A list of values of one kind, of `count` of them or of at least `least`."""
 
-    kind: Kind
+    kind: ValueKind
     count: int | None = None
     least: int = 0
 
@@ -136,15 +136,15 @@ class ListOf(Kind):
         for number, part in enumerate(value):
             try:
                 self.kind.check(part)
-            except Wrong as wrong:
+            except WrongValue as wrong:
                 raise wrong.inside(f"[{number}]") from None
 
 
 @dataclass(frozen=True)
-class Row(Kind):
+class FixedList(ValueKind):
     """A list whose values each have a kind of their own."""
 
-    kinds: tuple[Kind, ...]
+    kinds: tuple[ValueKind, ...]
 
     @property
     def wanted(self) -> str:
@@ -158,7 +158,7 @@ class Row(Kind):
         for number, (kind, part) in enumerate(zip(self.kinds, value, strict=True)):
             try:
                 kind.check(part)
-            except Wrong as wrong:
+            except WrongValue as wrong:
                 raise wrong.inside(f"[{number}]") from None
 
 
@@ -166,7 +166,7 @@ class Row(Kind):
 class MapOf(_InWords):
     """An object whose values are all of one kind, whatever their names, or with `names` of this form (a pattern)."""
 
-    kind: Kind
+    kind: ValueKind
     words: str = "an object"
     names: str | None = None
 
@@ -177,10 +177,10 @@ class MapOf(_InWords):
         super().check(value)
         for name, part in value.items():
             if self.names is not None and not re.fullmatch(self.names, name, re.ASCII):
-                raise Wrong(name, self.words)
+                raise WrongValue(name, self.words)
             try:
                 self.kind.check(part)
-            except Wrong as wrong:
+            except WrongValue as wrong:
                 raise wrong.inside(name) from None
 
 
@@ -189,8 +189,8 @@ class Fields(_InWords):
     """An object with fields of these names: `needed` ones, and `optional` ones. What else it has is not looked at,
     unless it must have these `alone`."""
 
-    needed: Mapping[str, Kind] = field(default_factory=dict)
-    optional: Mapping[str, Kind] = field(default_factory=dict)
+    needed: Mapping[str, ValueKind] = field(default_factory=dict)
+    optional: Mapping[str, ValueKind] = field(default_factory=dict)
     words: str = "an object"
     alone: bool = False
 
@@ -203,15 +203,15 @@ class Fields(_InWords):
         try:
             for name, kind in self.needed.items():
                 if name not in value:
-                    raise Wrong(_MISSING, kind.wanted)
+                    raise WrongValue(_MISSING, kind.wanted)
                 kind.check(value[name])
             for name, kind in self.optional.items():
                 if name in value:
                     kind.check(value[name])
-        except Wrong as wrong:
+        except WrongValue as wrong:
             raise wrong.inside(name) from None
         if self.alone and (others := value.keys() - self.needed.keys() - self.optional.keys()):
-            raise Wrong(value[min(others)], "no such field", min(others))
+            raise WrongValue(value[min(others)], "no such field", min(others))
 
 
 NUMBER = Number()
@@ -224,11 +224,11 @@ TEXT = Of("text", (str,))
 FLAG = Of("true or false", (bool,))
 
 
-def fault(value: Any, kind: Kind) -> str | None:
+def fault(value: Any, kind: ValueKind) -> str | None:
     """Where a value is not of this kind, in words that follow the name of its file; None where it is."""
     try:
         kind.check(value)
-    except Wrong as wrong:
+    except WrongValue as wrong:
         name = printable(wrong.place, 100)
         if wrong.value is _MISSING:
             says = f"it has no {name}"
@@ -240,7 +240,7 @@ def fault(value: Any, kind: Kind) -> str | None:
     return None
 
 
-def expect(value: Any, kind: Kind) -> None:
+def expect(value: Any, kind: ValueKind) -> None:
     """Raise ValueError, with `fault`'s words, where a value is not of this kind."""
     if (wrong := fault(value, kind)) is not None:
         raise ValueError(wrong)

@@ -17,13 +17,13 @@ from cos598d.records.kinds import (
     TEXT,
     WHOLE,
     Fields,
-    Kind,
+    FixedList,
     ListOf,
     MapOf,
     Number,
     OneOf,
     OrNone,
-    Row,
+    ValueKind,
 )
 from cos598d.records.schema import check, read, read_rows
 
@@ -98,7 +98,7 @@ MOMENTS = ("between_steps", "peak")
 EXPECTED, UNSAID = {moment: f"expected_{moment}" for moment in MOMENTS}, "expected_unsaid"
 
 
-def memory_of(held: Kind, expected: Kind, unsaid: Kind) -> dict[str, Kind]:
+def memory_of(held: ValueKind, expected: ValueKind, unsaid: ValueKind) -> dict[str, ValueKind]:
     """What may be said of the memory of ranks, by name."""
     return dict.fromkeys(MOMENTS, held) | dict.fromkeys(EXPECTED.values(), expected) | {UNSAID: unsaid}
 
@@ -209,7 +209,7 @@ ITERATION = Fields(
     {
         _NEW_PHASE: NUMBER,
         "learning_rate": NUMBER,
-        "spans_seconds": ListOf(Row((OneOf(PHASES), NUMBER, NUMBER))),
+        "spans_seconds": ListOf(FixedList((OneOf(PHASES), NUMBER, NUMBER))),
         **dict.fromkeys(("calls", "tensors", "payload_bytes", "bytes_sent", "bytes_received"), NOT_NEGATIVE),
     },
 )
@@ -239,7 +239,7 @@ def read_summary(folder: Path) -> Summary:
     return summary
 
 
-def read_object(path: Path, kind: Kind) -> dict[str, Any] | None:
+def read_object(path: Path, kind: ValueKind) -> dict[str, Any] | None:
     """The object in a JSON file of the record; None where there is no such file. Raises UserError for a damaged one."""
     try:
         return read(path, kind, REMEDY)
@@ -249,7 +249,7 @@ def read_object(path: Path, kind: Kind) -> dict[str, Any] | None:
         raise UserError(f"{path} cannot be read: {error.strerror}.") from None
 
 
-def read_table(path: Path, kind: Kind, is_needed: bool = True, grows: bool = False) -> Iterator[Mapping[str, Any]]:
+def read_table(path: Path, kind: ValueKind, is_needed: bool = True, grows: bool = False) -> Iterator[Mapping[str, Any]]:
     """The rows of a file of the record. One that is not needed may be missing: then there are none. Of one that `grows`
     the last row may be there in part."""
     with reading(path, is_needed):
@@ -268,7 +268,7 @@ def reading(path: Path, is_needed: bool = True) -> Iterator[None]:
         raise UserError(f"{path} cannot be read: {error.strerror}.") from None
 
 
-def _of_ranks(world_size: int) -> Kind:
+def _of_ranks(world_size: int) -> ValueKind:
     """What a summary of so many ranks says of each of them."""
     values, or_none = ListOf(NOT_NEGATIVE, count=world_size), ListOf(OrNone(NOT_NEGATIVE), count=world_size)
     ways = ("sent", "received")

@@ -6,13 +6,13 @@ from typing import Any
 
 from cos598d.errors import UserError
 from cos598d.files import MOST_BYTES, lines_of, open_plain, parse_json, read_plain
-from cos598d.records.kinds import DEEPEST, Kind, fault, is_too_deep
+from cos598d.records.kinds import DEEPEST, ValueKind, fault, is_too_deep
 from cos598d.terminal.printable import printable
 
 MOST_ROW = 16 << 20  # characters; an epoch's row of a thousand classes has some 5 million
 
 
-def read(path: Path, kind: Kind, remedy: str, most: int = MOST_BYTES) -> Any:
+def read(path: Path, kind: ValueKind, remedy: str, most: int = MOST_BYTES) -> Any:
     """The value of a JSON file, of this kind. Raises OSError as `open`, and UserError for a file that is damaged.
 
     Text in it is made printable: what no terminal and no page should get does not get further than here.
@@ -23,7 +23,7 @@ def read(path: Path, kind: Kind, remedy: str, most: int = MOST_BYTES) -> Any:
         raise UserError(f"{path} is not JSON, for it is no UTF-8: it is damaged, {remedy}.") from None
 
 
-def read_rows(path: Path, kind: Kind, remedy: str, grows: bool = False) -> Iterator[Any]:
+def read_rows(path: Path, kind: ValueKind, remedy: str, grows: bool = False) -> Iterator[Any]:
     """The values of a JSON-lines file, one by one, each of this kind. Raises as `read`.
 
     Of a file that `grows`, or whose writer was killed, the last row may be there in part: that is left out.
@@ -52,12 +52,12 @@ def too_long(path: Path, line: int, remedy: str) -> UserError:
     return UserError(f"{path}, line {line} has more than {MOST_ROW >> 20} MiB: it is damaged, {remedy}.")
 
 
-def parse_row(text: str, kind: Kind, path: Path, remedy: str, line: int) -> Any:
+def parse_row(text: str, kind: ValueKind, path: Path, remedy: str, line: int) -> Any:
     """The value of a line of a file, of this kind. Raises UserError as `read`."""
     return _checked(text, kind, f"{path}, line {line}", remedy)
 
 
-def check(value: Any, kind: Kind, where: str | Path, remedy: str) -> None:
+def check(value: Any, kind: ValueKind, where: str | Path, remedy: str) -> None:
     """Raise UserError where a value of the file `where` is not of this kind."""
     if (wrong := fault(value, kind)) is not None:
         raise UserError(f"{printable(where)} is damaged: {wrong}; {remedy}.")
@@ -68,7 +68,7 @@ def is_as_read(found: Any, value: Any) -> bool:
     return found == value or found == _shown(value)
 
 
-def _checked(text: str, kind: Kind, where: str, remedy: str) -> Any:
+def _checked(text: str, kind: ValueKind, where: str, remedy: str) -> Any:
     try:
         value = parse_json(text)
     except ValueError as error:

@@ -11,8 +11,8 @@ from scipy.optimize import least_squares
 from cos598d.errors import UserError
 from cos598d.records.conventions import FLOOR
 from cos598d.records.fit import TOLERATED_RESIDUAL
-from cos598d.scale.model import Calls, Costs, arrange, computes_by_batch, iteration_seconds
-from cos598d.scale.records import Compute, Link, Record, Rung
+from cos598d.scale.model import CallArrays, Costs, arrange, computes_by_batch, iteration_seconds
+from cos598d.scale.records import BenchSeconds, Compute, Link, Rung
 from cos598d.scale.rungs import overlaps, plan_calls, reason_left_out
 
 # Where the fit begins, and what it keeps where the records say nothing: TCP's headers leave some 95 % to the payload.
@@ -26,9 +26,9 @@ LOG_WIDTH, EFFICIENCY_WIDTH, CODEC_WIDTH = 300.0, 16.0, 8.0
 class Observation(NamedTuple):
     """A rung in a record."""
 
-    record: Record
+    record: BenchSeconds
     rung: Rung
-    calls: Calls
+    calls: CallArrays
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,13 @@ class Fitted:
     """The costs, what they were fitted to, and what was left as it is for want of records that tell."""
 
     costs: Costs
-    records: tuple[Record, ...]
-    rungs: dict[str, tuple[Rung, Record]]  # by label, with the record that it is taken from
+    records: tuple[BenchSeconds, ...]
+    rungs: dict[str, tuple[Rung, BenchSeconds]]  # by label, with the record that it is taken from
     left_out: dict[str, str]
     remarks: tuple[str, ...]
 
     @property
-    def base(self) -> list[Record]:
+    def base(self) -> list[BenchSeconds]:
         """The records whose floor is the hosts' compute: those of the most ranks, since ranks may share a machine."""
         most = max(record.ranks for record in self.records)
         return [record for record in self.records if record.ranks == most]
@@ -59,7 +59,7 @@ class Fitted:
             of_batch.setdefault(record.batch, []).append(record.compute)
         return computes_by_batch({size: _typical(found) for size, found in of_batch.items()}, batch)
 
-    def predict(self, label: str, hosts: int, link: Link, batch: int, on: Record | None = None) -> float:
+    def predict(self, label: str, hosts: int, link: Link, batch: int, on: BenchSeconds | None = None) -> float:
         """Seconds an iteration of the rung `label`; `on`: with the compute of that record and as many ranks a core."""
         rung, record = self.rungs[label]
         compute, crowd = (on.compute, on.crowd) if on else (self.compute(batch)[0], self.base[0].crowd)
@@ -67,13 +67,13 @@ class Fitted:
         return iteration_seconds(label, calls, compute, link, costs, overlaps(rung), self.steals)
 
 
-def fit(records: Sequence[Record]) -> Fitted:
+def fit(records: Sequence[BenchSeconds]) -> Fitted:
     """Robust least squares (soft L1) over the relative residuals of all rungs in all records.
 
     The costs are fitted as logarithms, and shared by all rungs; the link's efficiency needs two rates. A codec's
     seconds are its own. Raises UserError where no record has a rung that sends anything.
     """
-    rungs: dict[str, tuple[Rung, Record]] = {}
+    rungs: dict[str, tuple[Rung, BenchSeconds]] = {}
     left_out: dict[str, str] = {}
     seen: list[Observation] = []
     for record in records:
@@ -137,7 +137,7 @@ def _typical(found: Sequence[Compute]) -> Compute:
     return nearest.scaled(wanted / nearest.seconds)
 
 
-def _remarks(records: Sequence[Record], rates: set[float | None]) -> list[str]:
+def _remarks(records: Sequence[BenchSeconds], rates: set[float | None]) -> list[str]:
     remarks = []
     if len(rates) < 2:
         remarks.append(f"one rate only: the link's efficiency is taken as {EFFICIENCY:.0%}, not fitted")

@@ -39,7 +39,7 @@ import numpy as np
 
 from cos598d.scale.concurrent import run_together
 from cos598d.scale.records import Compute, Link
-from cos598d.scale.rungs import Call
+from cos598d.scale.rungs import ModelledCall
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Costs:
         )
 
 
-class Calls(NamedTuple):
+class CallArrays(NamedTuple):
     """An iteration's calls, each field an array over the calls; `ready` is in seconds from backward's begin."""
 
     ready: np.ndarray
@@ -78,9 +78,9 @@ class Calls(NamedTuple):
     copied_bytes: np.ndarray
 
 
-def arrange(calls: Sequence[Call], compute: Compute, crowd: float) -> Calls:
+def arrange(calls: Sequence[ModelledCall], compute: Compute, crowd: float) -> CallArrays:
     """The calls as arrays, with the moments at which their gradients are there."""
-    return Calls(
+    return CallArrays(
         np.array([max(compute.arrivals[name] for name in call.tensors) for call in calls], dtype=float),
         np.array([call.steps for call in calls], dtype=float),
         np.array([call.link_bytes for call in calls], dtype=float),
@@ -92,7 +92,7 @@ def arrange(calls: Sequence[Call], compute: Compute, crowd: float) -> Calls:
 
 
 def iteration_seconds(
-    label: str, calls: Calls, compute: Compute, link: Link, costs: Costs, overlaps: bool, steals: bool = True
+    label: str, calls: CallArrays, compute: Compute, link: Link, costs: Costs, overlaps: bool, steals: bool = True
 ) -> float:
     """Seconds of an iteration of the rung `label`; `steals`: its work takes the processor that computes.
 

@@ -2,20 +2,20 @@
 
 from collections.abc import Sequence
 
-from cos598d.scale.rungs import Call, agreements, calls_of
+from cos598d.scale.rungs import ModelledCall, agreements, calls_of
 from cos598d.strategies.base import Strategy
-from cos598d.strategies.formula import Job, Sent
+from cos598d.strategies.formula import Sent, TrainingSpec
 from cos598d.strategies.replicated import Replicated
-from cos598d.sync.cost import Step, Tensor, Travel
+from cos598d.sync.cost import CollectiveCall, Step, Tensor
 
 
 def planned_calls(
     strategy: Strategy,
-    job: Job,
+    job: TrainingSpec,
     sent: Sent,
     arrival: Sequence[Tensor] | None = None,
     touched: float | None = None,
-) -> tuple[list[Call], bool]:
+) -> tuple[list[ModelledCall], bool]:
     """A step's calls, and whether they begin beside backward.
 
     Of what is no gradient sync only their number and bytes are known: they are taken for equal ones, spread over
@@ -23,7 +23,7 @@ def planned_calls(
     share of a large embedding's rows that some rank looks up, without which `sparse_rows` states nothing.
     """
     # It is there when the last backward begins.
-    loss = Call(2 * (job.ranks - 1), 0.0, 0.0, 0.0, 2, tensors=(job.tensors[-1].name,))
+    loss = ModelledCall(2 * (job.ranks - 1), 0.0, 0.0, 0.0, 2, tensors=(job.tensors[-1].name,))
     if isinstance(strategy, Replicated):
         sync = strategy.sync
         hosts = job.hosts or [range(job.ranks)]
@@ -37,13 +37,17 @@ def planned_calls(
     return [
         loss,
         *(
-            Call(steps, each, 2 * each, 2 * each, copied_bytes=copied, tensors=(names[place * len(names) // count],))
+            ModelledCall(
+                steps, each, 2 * each, 2 * each, copied_bytes=copied, tensors=(names[place * len(names) // count],)
+            )
             for place in range(count)
         ),
     ], True
 
 
-def _of_travel(travel: Travel, word: str | None, ranks: int) -> list[Call]:
+def _of_travel(travel: CollectiveCall, word: str | None, ranks: int) -> list[ModelledCall]:
     calls = calls_of(travel, word, ranks if travel.members is None else len(travel.members))
     names = tuple(tensor.name for tensor in travel.tensors)
-    return [*calls, Call(0, 0.0, 0.0, 0.0, copied_bytes=travel.copied, tensors=names)] if travel.copied else calls
+    return (
+        [*calls, ModelledCall(0, 0.0, 0.0, 0.0, copied_bytes=travel.copied, tensors=names)] if travel.copied else calls
+    )

@@ -7,13 +7,13 @@ from cos598d.colours import SERIES
 from cos598d.errors import UserError
 from cos598d.files import whole_file
 from cos598d.records.conventions import FLOOR
-from cos598d.scale.predict import Point
+from cos598d.scale.predict import Prediction
 
 MARKERS = "osD^vP*"
 DASHES = ("--", ":", "-.")
 
 
-def draw(points: Sequence[Point], path: Path, title: str) -> None:
+def draw(points: Sequence[Prediction], path: Path, title: str) -> None:
     """Write two panels with a line for each rung: markers where it was measured, broken lines where extrapolated.
 
     Raises UserError without matplotlib, or where the file cannot be written.

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from cos598d.records.conventions import FLOOR
 from cos598d.scale.fit import Fitted
-from cos598d.scale.records import Link, Record
+from cos598d.scale.records import BenchSeconds, Link
 
 
 @dataclass(frozen=True)
-class Point:
+class Prediction:
     """A rung on some hosts; `measured_seconds`, and the speed-up by it, are None where it is extrapolated.
 
     speed_up     examples a second of all hosts over those of one host alone: n t(1) / t(n), each host with a batch of
@@ -46,7 +46,7 @@ def host_counts(largest: int, measured: Sequence[int]) -> list[int]:
     return sorted({*powers, largest, *(ranks for ranks in measured if ranks <= largest)})
 
 
-def scale_points(fitted: Fitted, largest: int, link: Link, batch: int) -> list[Point]:
+def scale_points(fitted: Fitted, largest: int, link: Link, batch: int) -> list[Prediction]:
     """Every rung on 1 to `largest` hosts with this link and batch, in the order of the records."""
     alone = fitted.compute(batch)[0].seconds
     points = []
@@ -61,16 +61,16 @@ def scale_points(fitted: Fitted, largest: int, link: Link, batch: int) -> list[P
                 if rung.label == label
             ]
             found = [statistics.median(values) for values in zip(*measured, strict=True)] or [None, None]
-            points.append(Point(label, hosts, seconds, hosts * alone / seconds, alone / seconds, *found))
+            points.append(Prediction(label, hosts, seconds, hosts * alone / seconds, alone / seconds, *found))
     return points
 
 
-def is_crowded_otherwise(fitted: Fitted, record: Record) -> bool:
+def is_crowded_otherwise(fitted: Fitted, record: BenchSeconds) -> bool:
     """Whether a core has another number of the record's ranks than of those fitted, and so another speed for each."""
     return record.crowd != fitted.base[0].crowd
 
 
-def misses(fitted: Fitted, record: Record) -> list[Miss]:
+def misses(fitted: Fitted, record: BenchSeconds) -> list[Miss]:
     """What `fitted` says of a record's rungs, of those that it knows.
 
     Where its ranks are crowded otherwise they take the record's own compute: then the communication alone is predicted,

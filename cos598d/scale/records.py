@@ -67,7 +67,7 @@ class Rung:
 
 
 @dataclass(frozen=True)
-class Record:
+class BenchSeconds:
     """A bench's record. `crowd`: ranks for each core of the machine that they share, at least 1.
 
     `offload`: "on" or "off" for an emulated cluster that says so, else None.
@@ -90,7 +90,7 @@ class Record:
         return f"{self.ranks} rank{'s' if self.ranks > 1 else ''}, links of {self.link.words}, batch {self.batch}"
 
 
-def load_records(paths: Sequence[Path]) -> list[Record]:
+def load_records(paths: Sequence[Path]) -> list[BenchSeconds]:
     """The records in these folders (or files). Raises UserError for one that cannot be used beside the first."""
     records = [load_record(path) for path in paths]
     for record in records:
@@ -108,7 +108,7 @@ def load_records(paths: Sequence[Path]) -> list[Record]:
     return records
 
 
-def load_record(path: Path) -> Record:
+def load_record(path: Path) -> BenchSeconds:
     """The record in a folder of the bench, or in a JSON file. Raises UserError where there is none to be used."""
     file, found = read_record(path)
     if not found["candidates"]:
@@ -124,7 +124,7 @@ def load_record(path: Path) -> Record:
         raise UserError(f"{file} is damaged ({type(error).__name__} {error}): measure again.") from None
 
 
-def _record(name: str, found: dict[str, Any]) -> Record:
+def _record(name: str, found: dict[str, Any]) -> BenchSeconds:
     # Before there were others, a bench computed in fp32.
     setting, environment = {"precision": "fp32"} | found["setting"], found["environment"]
     ranks, network = setting["world_size"], environment["network"]
@@ -149,7 +149,7 @@ def _record(name: str, found: dict[str, Any]) -> Record:
                 statistics.fmean(traffic["bytes_sent"]),
             )
         )
-    return Record(
+    return BenchSeconds(
         name=name,
         work={key: setting[key] for key in SAME_WORK},
         ranks=ranks,

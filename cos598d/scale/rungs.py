@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
-from cos598d.scale.records import Record, Rung
+from cos598d.scale.records import BenchSeconds, Rung
 from cos598d.sync import SYNCS, get_sync
 from cos598d.sync.base import GradientSync, SyncOptions
 from cos598d.sync.codecs import CODECS, in_code
-from cos598d.sync.cost import Load, Step, Travel
+from cos598d.sync.cost import CollectiveCall, Load, Step
 
 
 @dataclass(frozen=True)
-class Call(Load):
+class ModelledCall(Load):
     """A collective call among ranks; it can begin when `tensors`, by their names, have their gradients."""
 
     tensors: tuple[str, ...] = ()
@@ -32,7 +32,7 @@ def overlaps(rung: Rung) -> bool:
     return get_sync(rung.sync).overlaps
 
 
-def plan_calls(rung: Rung, record: Record, n: int, batch: int) -> list[Call]:
+def plan_calls(rung: Rung, record: BenchSeconds, n: int, batch: int) -> list[ModelledCall]:
     """The calls of an iteration of `rung` on `n` hosts, in order; `record` is the one that has measured it.
 
     `batch`: examples on each host, on which it depends how many rows of an embedding are used.
@@ -45,19 +45,19 @@ def plan_calls(rung: Rung, record: Record, n: int, batch: int) -> list[Call]:
     return calls if record.work["backend"] == "gloo" else [replace(call, segments=0) for call in calls]
 
 
-def agreements(travels: Sequence[Travel], n: int) -> list[Call]:
+def agreements(travels: Sequence[CollectiveCall], n: int) -> list[ModelledCall]:
     """The calls, of all `n` ranks, by which they agree on what of the `travels` travels: begun with the first gradient.
 
     It is the first tensor's of the first call.
     """
     return [
-        Call(**vars(travel.collective.load(travel.agreed, n)), tensors=(travels[0].tensors[0].name,))
+        ModelledCall(**vars(travel.collective.load(travel.agreed, n)), tensors=(travels[0].tensors[0].name,))
         for travel in travels
         if travel.agreed
     ]
 
 
-def calls_of(travel: Travel, word: str | None, n: int) -> list[Call]:
+def calls_of(travel: CollectiveCall, word: str | None, n: int) -> list[ModelledCall]:
     """The call of some gradients among `n` ranks, or those that the codec which `word` names makes of it."""
     if n == 1:
         return []
@@ -65,10 +65,10 @@ def calls_of(travel: Travel, word: str | None, n: int) -> list[Call]:
     if word is not None:
         loads = [each.collective.load(each.bytes, n) for each in in_code(travel, word, n)]
     names = tuple(tensor.name for tensor in travel.tensors)
-    return [Call(**vars(load), tensors=names) for load in loads]
+    return [ModelledCall(**vars(load), tensors=names) for load in loads]
 
 
-def _travels(rung: Rung, record: Record, n: int, lookups: float) -> list[Travel]:
+def _travels(rung: Rung, record: BenchSeconds, n: int, lookups: float) -> list[CollectiveCall]:
     """What the rung's sync states of a step of the record's model on `n` hosts of one rank each.
 
     `lookups` times as many tokens as in the record look up rows, most of them the same ones again.

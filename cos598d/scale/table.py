@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from cos598d.scale.fit import Fitted
-from cos598d.scale.predict import Miss, Point
+from cos598d.scale.predict import Miss, Prediction
 from cos598d.scale.records import Link
 from cos598d.tables import as_text
 
@@ -36,7 +36,7 @@ def describe_fit(fitted: Fitted) -> str:
     return "\n".join(lines)
 
 
-def scale_table(points: Sequence[Point], link: Link, batch: int) -> str:
+def scale_table(points: Sequence[Prediction], link: Link, batch: int) -> str:
     """Seconds, speed-up and efficiency of every rung by the number of hosts, and what the words mean."""
     parts = [f"hosts with links of {link.words}, batch {batch} on each"]
     for title, cell in (
@@ -83,7 +83,7 @@ def grid_table(found: Mapping[str, Sequence[Miss]]) -> str:
     return as_text(rows, numbers=True)
 
 
-def _by_hosts(points: Sequence[Point], cell: Callable[[Point], str]) -> str:
+def _by_hosts(points: Sequence[Prediction], cell: Callable[[Prediction], str]) -> str:
     counts = sorted({point.hosts for point in points})
     rows = [["sync", *map(str, counts)]]
     for label in dict.fromkeys(point.sync for point in points):
@@ -92,7 +92,7 @@ def _by_hosts(points: Sequence[Point], cell: Callable[[Point], str]) -> str:
     return as_text(rows, numbers=True)
 
 
-def _share(point: Point) -> float | None:
+def _share(point: Prediction) -> float | None:
     return None if point.measured_speed_up is None else point.measured_speed_up / point.hosts
 
 

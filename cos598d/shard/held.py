@@ -10,15 +10,15 @@ from cos598d.comm.ledger import size_in_bytes
 from cos598d.shard.low_bytes import LONGEST, changed_in_forward, is_packed, packed_bytes
 from cos598d.shard.packed_sums import row_bytes
 from cos598d.shard.short_exponents import is_packable
-from cos598d.shard.units import Replica, Unit, longest_parts
-from cos598d.strategies.formula import Expected, Held, Job, largest
+from cos598d.shard.units import ReplicatedUnit, Unit, longest_parts
+from cos598d.strategies.formula import Held, MemoryEstimate, TrainingSpec, largest
 
 FREED = 4  # bytes of the number that stands in a freed parameter's place
 NUMBER = 8  # bytes of a rank's squares of the gradient
 HALF = 2  # bytes of a number in half precision
 
 
-def held_by_zero1(job: Job, units: Sequence[Unit], packs: bool = False) -> Expected:
+def held_by_zero1(job: TrainingSpec, units: Sequence[Unit], packs: bool = False) -> MemoryEstimate:
     """All weights, all gradients, the state of a rank's parts; scratch, for packed gradients if it `packs` them.
 
     Of a unit of one parameter the gradient goes when it is reduced, and the rank's part of it with the step.
@@ -33,10 +33,10 @@ def held_by_zero1(job: Job, units: Sequence[Unit], packs: bool = False) -> Expec
         backward = flats.backward(accumulates=number < passes - 1)
         moments += [rest | {"gradients": kept + flats.gradients + gradient} for *_, gradient in backward]
         moments.append(rest | {"gradients": kept + flats.gradients})
-    return Expected(rest | {"gradients": kept}, largest(moments))
+    return MemoryEstimate(rest | {"gradients": kept}, largest(moments))
 
 
-def held_by_zero2(job: Job, units: Sequence[Unit]) -> Expected:
+def held_by_zero2(job: TrainingSpec, units: Sequence[Unit]) -> MemoryEstimate:
     """All weights, and the state of a rank's parts; scratch, and the flat tensors under way. From backward to the step
     the gradients of its parts."""
     rest = {"parameters": job.weights + job.frozen, "optimizer": _state(job, units)}
@@ -49,12 +49,12 @@ def held_by_zero2(job: Job, units: Sequence[Unit]) -> Expected:
     for _ in range(min(job.passes, 2)):
         moments += [held(flats.gradients + gradient) for *_, gradient in flats.backward()]
         moments.append(held(flats.gradients))
-    return Expected(between, largest(moments))
+    return MemoryEstimate(between, largest(moments))
 
 
 def held_by_zero3(
-    job: Job, layers: Sequence[Sequence[Unit]], shared: Sequence[Unit], embeddings: Collection[nn.Parameter]
-) -> Expected:
+    job: TrainingSpec, layers: Sequence[Sequence[Unit]], shared: Sequence[Unit], embeddings: Collection[nn.Parameter]
+) -> MemoryEstimate:
     """The weights and state of a rank's parts, and from backward to the step their gradients; scratch, the flat tensors
     under way, and gathered weights: `shared` ones from forward until their gradients are there, and of `layers` (the
     last one's units first) two. Units of nothing but `embeddings` are not gathered for backward.
@@ -84,12 +84,12 @@ def held_by_zero3(
             if place == len(unit.parameters) - 1:
                 done.add(unit)
         moments.append(held())
-    return Expected(between, largest(moments))
+    return MemoryEstimate(between, largest(moments))
 
 
 def held_by_shared_weights(
-    job: Job, units: Sequence[Unit], embeddings: Collection[nn.Parameter], halves: Collection[nn.Parameter]
-) -> Expected:
+    job: TrainingSpec, units: Sequence[Unit], embeddings: Collection[nn.Parameter], halves: Collection[nn.Parameter]
+) -> MemoryEstimate:
     """Of what the ranks share a rank's parts of the weights, and its segment: all gradients, a mark for each row of the
     `embeddings`, and a number. The state of its parts; at the peak the largest gradient that is not sparse: how many
     rows a sparse one has only a batch tells. Units that have some of `halves` lie in half precision, too, and these
@@ -108,15 +108,15 @@ def held_by_shared_weights(
         for _, p in unit.parameters
         if p not in embeddings
     ]
-    return Expected(rest | {"gradients": kept}, rest | {"gradients": kept + max(dense, default=0)})
+    return MemoryEstimate(rest | {"gradients": kept}, rest | {"gradients": kept + max(dense, default=0)})
 
 
-def held_by_sparse_zero1(job: Job, units: Sequence[Unit], packs: bool = False) -> Expected:
+def held_by_sparse_zero1(job: TrainingSpec, units: Sequence[Unit], packs: bool = False) -> MemoryEstimate:
     """As `held_by_zero1` has it for what is cut; of every replica its gradient too, zeros but for some rows, its whole
     state, and a mark for each row; of all ranks' weights the lower bits in the longest form, and the rank's own as they
     were. At the peak without the rows under way: how many they are only a batch tells.
     """
-    replicas = [unit for unit in units if isinstance(unit, Replica)]
+    replicas = [unit for unit in units if isinstance(unit, ReplicatedUnit)]
     dense = [unit for unit in units if unit not in replicas]
     expected = held_by_zero1(job, dense, packs)
     changing = changed_in_forward(job.model)
@@ -134,7 +134,7 @@ def held_by_sparse_zero1(job: Job, units: Sequence[Unit], packs: bool = False) -
     def with_more(held: Held | None) -> Held:
         return {category: number + more.get(category, 0) for category, number in (held or {}).items()}
 
-    return Expected(with_more(expected.between_steps), with_more(expected.peak))
+    return MemoryEstimate(with_more(expected.between_steps), with_more(expected.peak))
 
 
 class _Flats:
@@ -208,16 +208,16 @@ def _segments(unit: Unit) -> int:
     return segment_count(unit.lengths[0], unit.dtype.itemsize)
 
 
-def _own(job: Job, units: Sequence[Unit]) -> int:
+def _own(job: TrainingSpec, units: Sequence[Unit]) -> int:
     """The bytes of a rank's parts of all units."""
     return sum(unit.lengths[job.rank] * unit.dtype.itemsize for unit in units)
 
 
-def _state(job: Job, units: Sequence[Unit]) -> int:
+def _state(job: TrainingSpec, units: Sequence[Unit]) -> int:
     return job.state(_own(job, units), sum(1 for unit in units for _ in unit.pieces(job.rank)))
 
 
-def _scratch(job: Job, units: Sequence[Unit], packs: bool = False) -> int:
+def _scratch(job: TrainingSpec, units: Sequence[Unit], packs: bool = False) -> int:
     """As many pieces as segments are ever under way, each for one segment of every other rank. Packed, a piece is for
     what is sent too, and one segment is unpacked at a time."""
     held = 0

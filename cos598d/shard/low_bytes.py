@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from cos598d.comm.communicator import Communicator
-from cos598d.comm.exchange import Gather
+from cos598d.comm.exchange import WeightGather
 from cos598d.shard.units import Unit
 
 LEAST_ELEMENTS = 4096  # of a part that is worth the trouble
@@ -21,7 +21,7 @@ OVERFLOW = -1  # in place of a count: more have
 HEAD_BYTES = 8  # the count, and the next step's form
 
 
-class LowBytes(Gather):
+class LowBytes(WeightGather):
     """All-gathers of one unit's float32 weights, (elements,), after each step; every rank has those of before it.
 
     Of the bits of a float32, read as an integer, the lower b say what it is now, if it has moved by less than

@@ -10,7 +10,7 @@ from cos598d.comm.exchange import ReduceScatters
 from cos598d.comm.ledger import AGREEMENT
 from cos598d.shard.gradients import ShardedGradients
 from cos598d.shard.packed_sums import PackedReduceScatters
-from cos598d.shard.table import Table
+from cos598d.shard.table import EmbeddingRows
 from cos598d.shard.units import Unit, longest_parts
 from cos598d.sync.parts.embeddings import large_embeddings, make_sparse
 
@@ -50,11 +50,11 @@ class RowGradients(ShardedGradients):
         dense = [unit for unit in self.units if unit.parameters[0][1] not in self.embeddings]
         kind = PackedReduceScatters if self.options.pack_gradients else ReduceScatters
         self._sums = kind(self.comm, longest_parts(dense))
-        self.tables = {unit: Table(self.comm, unit) for unit in self.units if unit not in dense}
+        self.tables = {unit: EmbeddingRows(self.comm, unit) for unit in self.units if unit not in dense}
         self._lengths = [len(table.sums) for table in self.tables.values()]
         self._noted = torch.zeros(-(-sum(self._lengths) // 8) * 8, dtype=torch.bool, device=self.comm.device)
         self._told: _Told | None = None  # of this backward
-        self._started: list[Table] = []
+        self._started: list[EmbeddingRows] = []
 
     def begin_backward(self) -> None:
         if self.tables:

@@ -10,27 +10,27 @@ from cos598d.comm.gloo import all_reduce_bytes
 from cos598d.shard.low_bytes import changed_in_forward, is_packed, packed_bytes
 from cos598d.shard.packed_sums import sent_bytes
 from cos598d.shard.short_exponents import is_packable
-from cos598d.shard.units import Replica, Unit
-from cos598d.strategies.formula import Job, Sent
+from cos598d.shard.units import ReplicatedUnit, Unit
+from cos598d.strategies.formula import Sent, TrainingSpec
 from cos598d.strategies.sent import agreement, settled
 
 NORM_BYTES = 8  # the sum of squares by which a gradient's norm is known
 
 
-def sent_by_zero1(job: Job, units: Sequence[Unit], may_be_unused: bool) -> Sent:
+def sent_by_zero1(job: TrainingSpec, units: Sequence[Unit], may_be_unused: bool) -> Sent:
     """Gradients reduced, and weights gathered, once a step."""
     gathered = _gathered(job, units)
     sent = _sent(job, _reduced(job, units) + gathered, 2 * len(units), may_be_unused)
     return replace(sent, gathered=gathered)
 
 
-def sent_by_sparse_zero1(job: Job, units: Sequence[Unit], may_be_unused: bool, packs: bool = False) -> Sent:
+def sent_by_sparse_zero1(job: TrainingSpec, units: Sequence[Unit], may_be_unused: bool, packs: bool = False) -> Sent:
     """As by zero1, but weights by their lower bits, where steps are short enough for the shortest form; and every rank
     tells every other its part of the norm. Of replicas only the step tells: with `job.touched` the rows are what it
     comes to if all ranks look up equally many. `packs`: gradients travel packed, and all have room."""
     if job.ranks == 1:
         return Sent()
-    replicas = [unit for unit in units if isinstance(unit, Replica)]
+    replicas = [unit for unit in units if isinstance(unit, ReplicatedUnit)]
     if replicas and job.touched is None:
         return Sent(unsaid="how many rows travel only a batch tells")
     changing = changed_in_forward(job.model)
@@ -47,7 +47,7 @@ def sent_by_sparse_zero1(job: Job, units: Sequence[Unit], may_be_unused: bool, p
     return replace(sent, others=sent.others + norm, gathered=gathered)
 
 
-def sent_by_zero2(job: Job, units: Sequence[Unit], may_be_unused: bool) -> Sent:
+def sent_by_zero2(job: TrainingSpec, units: Sequence[Unit], may_be_unused: bool) -> Sent:
     """Gradients reduced after every micro-batch, weights gathered once a step."""
     calls = (job.passes + 1) * len(units)
     gathered = _gathered(job, units)
@@ -56,7 +56,7 @@ def sent_by_zero2(job: Job, units: Sequence[Unit], may_be_unused: bool) -> Sent:
 
 
 def sent_by_zero3(
-    job: Job,
+    job: TrainingSpec,
     layers: Iterable[Sequence[Unit]],
     shared: Sequence[Unit],
     embeddings: Collection[nn.Parameter],
@@ -72,7 +72,7 @@ def sent_by_zero3(
     return _sent(job, job.passes * of_a_pass, calls, may_be_unused, _gathered(job, units))
 
 
-def sent_by_shared_weights(job: Job, units: Sequence[Unit], may_be_unused: bool) -> Sent:
+def sent_by_shared_weights(job: TrainingSpec, units: Sequence[Unit], may_be_unused: bool) -> Sent:
     """Nothing but what the ranks agree on; a call, of which the ledger has the seconds, for each sum. What is copied is
     S and S of the gradients, and S and S/n to add them up."""
     if job.ranks == 1:
@@ -81,7 +81,7 @@ def sent_by_shared_weights(job: Job, units: Sequence[Unit], may_be_unused: bool)
     return Sent(0, agreement(job) if may_be_unused else 0, settled(job), len(units), copied=copied)
 
 
-def _sent(job: Job, synchronizing: int, calls: int, may_be_unused: bool, before_evaluation: int = 0) -> Sent:
+def _sent(job: TrainingSpec, synchronizing: int, calls: int, may_be_unused: bool, before_evaluation: int = 0) -> Sent:
     if job.ranks == 1:
         return Sent()
     norm = all_reduce_bytes(NORM_BYTES, job.ranks) if job.clips else 0
@@ -89,12 +89,12 @@ def _sent(job: Job, synchronizing: int, calls: int, may_be_unused: bool, before_
     return Sent(synchronizing, norm + agreed, before_evaluation + settled(job), calls)
 
 
-def _reduced(job: Job, units: Iterable[Unit]) -> int:
+def _reduced(job: TrainingSpec, units: Iterable[Unit]) -> int:
     """By reduce-scatters: every other rank's part."""
     return sum((unit.elements - unit.lengths[job.rank]) * unit.dtype.itemsize for unit in units)
 
 
-def _reduced_packed(job: Job, units: Iterable[Unit]) -> int:
+def _reduced_packed(job: TrainingSpec, units: Iterable[Unit]) -> int:
     """The same in the form of `short_exponents`."""
     units = list(units)
     packed = [unit for unit in units if is_packable(unit.dtype)]
@@ -103,6 +103,6 @@ def _reduced_packed(job: Job, units: Iterable[Unit]) -> int:
     return short + _reduced(job, [unit for unit in units if unit not in packed])
 
 
-def _gathered(job: Job, units: Iterable[Unit]) -> int:
+def _gathered(job: TrainingSpec, units: Iterable[Unit]) -> int:
     """By all-gathers: the own part, to every other rank."""
     return (job.ranks - 1) * sum(unit.lengths[job.rank] * unit.dtype.itemsize for unit in units)

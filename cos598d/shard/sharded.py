@@ -21,11 +21,11 @@ from cos598d.strategies.memory import count_memory, state_tensors
 from cos598d.strategies.precision import computing_in
 from cos598d.strategies.state import (
     WEIGHTS,
-    Contents,
+    FullTensor,
     OptimizerState,
-    Piece,
+    ShardSlice,
+    StateLayout,
     Stepped,
-    Whole,
     buffer_pieces,
     load_own_buffers,
     own_buffers,
@@ -117,7 +117,7 @@ class Sharded(Strategy):
 
     def attach(self, model: nn.Module, make_optimizer: MakeOptimizer) -> Module:
         self._model = model
-        self._contents = Contents(model, make_optimizer)
+        self._contents = StateLayout(model, make_optimizer)
         self._gradients.attach(model)  # rank 0's state for all
         self._pieces: list[tuple[str, nn.Parameter, nn.Parameter, Unit, slice]] = []
         self.held: dict[str, Stepped] = {}  # this rank's pieces, by name
@@ -194,13 +194,13 @@ class Sharded(Strategy):
     def settle(self) -> None:
         self._gradients.settle()
 
-    def state(self) -> Iterator[Piece]:
+    def state(self) -> Iterator[ShardSlice]:
         yield from weight_pieces(self.whole_weights())
         if self.comm.rank == 0:
             yield from buffer_pieces(self._model)
         yield from self._remembered().pieces()
 
-    def load_state(self, wholes: Iterable[Whole]) -> None:
+    def load_state(self, wholes: Iterable[FullTensor]) -> None:
         remembered = self._remembered()
         for whole in self._contents.checked(wholes):
             if whole.kind == WEIGHTS:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from cos598d.comm.messages import Composed
+from cos598d.comm.messages import PointToPointCollective
 from cos598d.errors import UserError
 from cos598d.shard.cast_weights import linear_layers
 from cos598d.shard.gradients import ShardedGradients
@@ -70,7 +70,9 @@ class SharedGradients(ShardedGradients):
         for unit in self.units:
             self.lay(unit, self.segments.own[unit.number])
         self._round, self._is_open = 1, True
-        self._under_way: deque[tuple[Unit, bool, Composed]] = deque()  # unit, whether it adds, row of the ledger
+        self._under_way: deque[tuple[Unit, bool, PointToPointCollective]] = (
+            deque()
+        )  # unit, whether it adds, row of the ledger
 
     def start_sum(self, unit: Unit, flat: torch.Tensor, adds: bool) -> None:
         self.segments.raise_flag(FILL, unit.number, self._round)

@@ -13,10 +13,10 @@ from cos598d.shard.shared_gradients import COME, END, SharedGradients
 from cos598d.shard.units import Unit
 from cos598d.shard.zero1 import bucket_units
 from cos598d.strategies.base import MakeOptimizer, Module
-from cos598d.strategies.formula import Expected, Job, Sent
+from cos598d.strategies.formula import MemoryEstimate, Sent, TrainingSpec
 from cos598d.strategies.memory import count_memory, state_tensors
 from cos598d.strategies.precision import DTYPES
-from cos598d.strategies.state import Whole
+from cos598d.strategies.state import FullTensor
 from cos598d.sync.base import SyncOptions
 from cos598d.sync.buckets import Named
 from cos598d.sync.parts.embeddings import large_embeddings
@@ -65,12 +65,12 @@ class SharedWeights(Sharded):
     def make_units(self, parameters: Sequence[Named]) -> list[Unit]:
         return shared_units(self._model, parameters, self.options, self.comm.world_size)
 
-    def expected_memory(self, job: Job) -> Expected:
+    def expected_memory(self, job: TrainingSpec) -> MemoryEstimate:
         units = shared_units(job.model, job.trainable, self.options, job.ranks)
         halves = linear_layers(job.model) if DTYPES[self._precision] else {}
         return held_by_shared_weights(job, units, large_embeddings(job.model), halves)
 
-    def expected_sent(self, job: Job) -> Sent:
+    def expected_sent(self, job: TrainingSpec) -> Sent:
         units = shared_units(job.model, job.trainable, self.options, job.ranks)
         return sent_by_shared_weights(job, units, self.may_be_unused)
 
@@ -121,7 +121,7 @@ class SharedWeights(Sharded):
     def put_weights(self, name: str, whole: torch.Tensor) -> None:
         self._model.get_parameter(name).data.copy_(whole)  # every rank writes the same
 
-    def load_state(self, wholes: Iterable[Whole]) -> None:
+    def load_state(self, wholes: Iterable[FullTensor]) -> None:
         self._meet(COME)
         super().load_state(wholes)
         self._cast()

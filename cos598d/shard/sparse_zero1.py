@@ -7,18 +7,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from cos598d.comm.exchange import Gather
+from cos598d.comm.exchange import WeightGather
 from cos598d.comm.ledger import AGREEMENT
 from cos598d.errors import UsageError
 from cos598d.shard.held import held_by_sparse_zero1
 from cos598d.shard.low_bytes import LowBytes, changed_in_forward, is_packed
 from cos598d.shard.row_gradients import LEAST_BYTES, RowGradients, row_embeddings
 from cos598d.shard.sent import sent_by_sparse_zero1
-from cos598d.shard.units import Replica, Unit
+from cos598d.shard.units import ReplicatedUnit, Unit
 from cos598d.shard.zero1 import Zero1, bucket_units
 from cos598d.strategies.base import MakeOptimizer, Module
-from cos598d.strategies.formula import Expected, Job, Sent
-from cos598d.strategies.state import BUFFERS, WEIGHTS, Piece, own_state_of
+from cos598d.strategies.formula import MemoryEstimate, Sent, TrainingSpec
+from cos598d.strategies.state import BUFFERS, WEIGHTS, ShardSlice, own_state_of
 from cos598d.sync.base import SyncOptions
 from cos598d.sync.buckets import Named
 from cos598d.sync.parts.embeddings import why_no_rows
@@ -77,11 +77,11 @@ class SparseZero1(Zero1):
     def make_units(self, parameters: Sequence[Named]) -> list[Unit]:
         return row_units(self._model, parameters, self.options, self.comm.world_size)
 
-    def expected_memory(self, job: Job) -> Expected:
+    def expected_memory(self, job: TrainingSpec) -> MemoryEstimate:
         units = row_units(job.model, job.trainable, self.options, job.ranks)
         return held_by_sparse_zero1(job, units, self.options.pack_gradients)
 
-    def expected_sent(self, job: Job) -> Sent:
+    def expected_sent(self, job: TrainingSpec) -> Sent:
         units = row_units(job.model, job.trainable, self.options, job.ranks)
         return sent_by_sparse_zero1(job, units, self.may_be_unused, self.options.pack_gradients)
 
@@ -97,11 +97,11 @@ class SparseZero1(Zero1):
         self._changing = changed_in_forward(model)
         module = super().attach(model, make_optimizer)
         # Whole on every rank: the optimizer's own words for the embeddings.
-        self._tables = {name: part for name, part, _, unit, _ in self._pieces if isinstance(unit, Replica)}
+        self._tables = {name: part for name, part, _, unit, _ in self._pieces if isinstance(unit, ReplicatedUnit)}
         return module
 
     def hold(self, unit: Unit) -> torch.Tensor:
-        if not isinstance(unit, Replica):
+        if not isinstance(unit, ReplicatedUnit):
             return super().hold(unit)
         ((_, p),) = unit.parameters
         p.data = p.data.contiguous()
@@ -147,7 +147,7 @@ class SparseZero1(Zero1):
                 self.optimizer.zero_grad(set_to_none=True)
         return is_good
 
-    def make_gather(self, unit: Unit, weights: torch.Tensor) -> Gather:
+    def make_gather(self, unit: Unit, weights: torch.Tensor) -> WeightGather:
         if not is_packed(unit, self._changing):
             return super().make_gather(unit, weights)
         self._packed[unit] = LowBytes(self.comm, unit.name, weights, unit.lengths, unit.weights_tag)
@@ -168,7 +168,7 @@ class SparseZero1(Zero1):
             for unit, packed in self._packed.items():
                 packed.forms = facts["forms"][unit.name]
 
-    def state(self) -> Iterator[Piece]:
+    def state(self) -> Iterator[ShardSlice]:
         """As every sharded one's; what every rank remembers of an embedding is rank 0's to tell."""
         for piece in super().state():
             if self.comm.rank == 0 or piece.kind in (WEIGHTS, BUFFERS) or piece.name not in self._tables:
@@ -186,4 +186,6 @@ def row_units(model: nn.Module, parameters: Sequence[Named], options: SyncOption
     dense = [named for named in parameters if named[1] not in embeddings]
     looked_up = [(name, p) for name, p in reversed(parameters) if p in embeddings]
     small = replace(options, bucket_mb=min(options.bucket_mb, MOST_MB))
-    return bucket_units(model, dense, small, ranks) + [Replica(name, [(name, p)], ranks) for name, p in looked_up]
+    return bucket_units(model, dense, small, ranks) + [
+        ReplicatedUnit(name, [(name, p)], ranks) for name, p in looked_up
+    ]

@@ -7,12 +7,12 @@ import torch
 
 from cos598d.comm.calls import Pending
 from cos598d.comm.communicator import Communicator
-from cos598d.comm.messages import Composed, Messages
+from cos598d.comm.messages import Messages, PointToPointCollective
 from cos598d.shard.units import Unit
 from cos598d.sync.buckets import MIB
 
 
-class Table:
+class EmbeddingRows:
     """An embedding's gradient, (rows, width).
 
     1. `add` keeps this rank's own gradient of a backward, sparse as torch computes it, each row once.
@@ -131,7 +131,7 @@ class Table:
 class _Exchange:
     """Rows under way to all ranks; `wait` blocks until all have come, and enters them in the ledger."""
 
-    def __init__(self, call: Composed, messages: Messages):
+    def __init__(self, call: PointToPointCollective, messages: Messages):
         self._call, self._messages = call, messages
 
     def wait(self) -> None:

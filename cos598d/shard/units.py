@@ -12,7 +12,7 @@ MOST_NODES = 200  # of a graph that is looked through
 
 
 @dataclass(frozen=True)
-class Piece:
+class ParameterSlice:
     """What of a parameter lies in one rank's part: elements [begin, end) of the part.
 
     They begin at element `offset` of the flattened parameter.
@@ -70,7 +70,7 @@ class Unit:
         """The parameters' places in (elements,), as views of their shapes."""
         return [part.view(p.shape) for part, (_, p) in zip(flat.split(self.sizes), self.parameters, strict=True)]
 
-    def pieces(self, rank: int) -> Iterator[Piece]:
+    def pieces(self, rank: int) -> Iterator[ParameterSlice]:
         """What lies in that rank's part, in order; a parameter that has nothing there is left out."""
         first = sum(self.lengths[:rank])
         last = first + self.lengths[rank]
@@ -78,16 +78,16 @@ class Unit:
         for (name, p), size in zip(self.parameters, self.sizes, strict=True):
             if max(begin, first) < min(begin + size, last):
                 mine = max(begin, first)
-                yield Piece(name, p, mine - first, min(begin + size, last) - first, mine - begin)
+                yield ParameterSlice(name, p, mine - first, min(begin + size, last) - first, mine - begin)
             begin += size
 
 
-class Replica(Unit):
+class ReplicatedUnit(Unit):
     """A parameter that is not cut: every rank steps all of it."""
 
-    def pieces(self, rank: int) -> Iterator[Piece]:
+    def pieces(self, rank: int) -> Iterator[ParameterSlice]:
         ((name, p),) = self.parameters
-        yield Piece(name, p, 0, self.elements, 0)
+        yield ParameterSlice(name, p, 0, self.elements, 0)
 
 
 def longest_parts(units: Iterable[Unit]) -> dict[torch.dtype, int]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from cos598d.comm.communicator import Communicator
-from cos598d.comm.exchange import Gather
+from cos598d.comm.exchange import WeightGather
 from cos598d.comm.ledger import AGREEMENT, STATE
 from cos598d.errors import UserError
 from cos598d.shard.units import Unit
@@ -25,7 +25,7 @@ class ShardedWeights:
         self._flats: dict[Unit, torch.Tensor] = {}
         self._views: dict[Unit, list[torch.Tensor]] = {}
         self._absent: dict[Unit, list[torch.Tensor]] = {}  # what stands in the parameters' places when they are freed
-        self._gathers: dict[Unit, Gather] = {}  # of which the flat tensor has memory
+        self._gathers: dict[Unit, WeightGather] = {}  # of which the flat tensor has memory
         self._order = 0  # a digest of all calls so far
 
     def take(self, unit: Unit) -> torch.Tensor:
@@ -48,7 +48,7 @@ class ShardedWeights:
                 flat.untyped_storage().resize_(flat.nbytes)
                 unit.parts(flat)[self._comm.rank].copy_(self.shards[unit])
                 self._order = zlib.crc32(unit.number.to_bytes(4, "little"), self._order)
-                self._gathers[unit] = Gather(self._comm, unit.name, flat, unit.lengths, unit.weights_tag).start()
+                self._gathers[unit] = WeightGather(self._comm, unit.name, flat, unit.lengths, unit.weights_tag).start()
 
     def wait(self, units: Iterable[Unit]) -> None:
         """Block until these units' weights, which are on their way, are there, and put them in their places."""

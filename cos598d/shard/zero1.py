@@ -7,14 +7,14 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from cos598d.comm.exchange import Gather
+from cos598d.comm.exchange import WeightGather
 from cos598d.errors import UserError
 from cos598d.shard.held import held_by_zero1
 from cos598d.shard.sent import sent_by_zero1
 from cos598d.shard.sharded import Sharded
 from cos598d.shard.units import Unit, layers, owners
 from cos598d.strategies.base import MakeOptimizer, Module
-from cos598d.strategies.formula import Expected, Job, Sent
+from cos598d.strategies.formula import MemoryEstimate, Sent, TrainingSpec
 from cos598d.sync.base import SyncOptions
 from cos598d.sync.buckets import Named, plan_buckets
 
@@ -56,10 +56,10 @@ class Zero1(Sharded):
     def make_units(self, parameters: Sequence[Named]) -> list[Unit]:
         return bucket_units(self._model, parameters, self.options, self.comm.world_size)
 
-    def expected_memory(self, job: Job) -> Expected:
+    def expected_memory(self, job: TrainingSpec) -> MemoryEstimate:
         return held_by_zero1(job, bucket_units(job.model, job.trainable, self.options, job.ranks))
 
-    def expected_sent(self, job: Job) -> Sent:
+    def expected_sent(self, job: TrainingSpec) -> Sent:
         return sent_by_zero1(job, bucket_units(job.model, job.trainable, self.options, job.ranks), self.may_be_unused)
 
     def hold(self, unit: Unit) -> torch.Tensor:
@@ -70,8 +70,8 @@ class Zero1(Sharded):
         return unit.parts(weights)[self.comm.rank]
 
     def attach(self, model: nn.Module, make_optimizer: MakeOptimizer) -> Module:
-        self._gathers: dict[Unit, Gather] = {}
-        self._under_way: dict[Unit, Gather] = {}  # of those
+        self._gathers: dict[Unit, WeightGather] = {}
+        self._under_way: dict[Unit, WeightGather] = {}  # of those
         module = super().attach(model, make_optimizer)
         unit_of = {p: unit for unit in self._gathers for _, p in unit.parameters}
         in_layers: set[nn.Parameter] = set()
@@ -100,9 +100,9 @@ class Zero1(Sharded):
         # Buckets are in the order of backward: the next forward needs the last one first.
         self._under_way = {unit: self._gathers[unit].start() for unit in reversed(self._gathers)}
 
-    def make_gather(self, unit: Unit, weights: torch.Tensor) -> Gather:
+    def make_gather(self, unit: Unit, weights: torch.Tensor) -> WeightGather:
         """What gathers the unit's weights, (its elements,), after each step."""
-        return Gather(self.comm, unit.name, weights, unit.lengths, unit.weights_tag)
+        return WeightGather(self.comm, unit.name, weights, unit.lengths, unit.weights_tag)
 
     def whole_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         self._wait(list(self._under_way))

@@ -3,7 +3,7 @@
 from cos598d.shard.held import held_by_zero2
 from cos598d.shard.sent import sent_by_zero2
 from cos598d.shard.zero1 import Zero1, bucket_units
-from cos598d.strategies.formula import Expected, Job, Sent
+from cos598d.strategies.formula import MemoryEstimate, Sent, TrainingSpec
 
 
 class Zero2(Zero1):
@@ -28,8 +28,8 @@ class Zero2(Zero1):
     equal_passes = True
     shards = ("optimizer", "gradients")
 
-    def expected_memory(self, job: Job) -> Expected:
+    def expected_memory(self, job: TrainingSpec) -> MemoryEstimate:
         return held_by_zero2(job, bucket_units(job.model, job.trainable, self.options, job.ranks))
 
-    def expected_sent(self, job: Job) -> Sent:
+    def expected_sent(self, job: TrainingSpec) -> Sent:
         return sent_by_zero2(job, bucket_units(job.model, job.trainable, self.options, job.ranks), self.may_be_unused)

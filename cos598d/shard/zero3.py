@@ -17,7 +17,7 @@ from cos598d.shard.sharded import Sharded
 from cos598d.shard.units import Unit, layers, looked_up, owners, read_in_backward
 from cos598d.shard.weights import ShardedWeights
 from cos598d.strategies.base import MakeOptimizer, Module
-from cos598d.strategies.formula import Expected, Job, Sent
+from cos598d.strategies.formula import MemoryEstimate, Sent, TrainingSpec
 from cos598d.strategies.state import own_state_of
 from cos598d.sync.base import SyncOptions
 from cos598d.sync.buckets import MIB, Named
@@ -81,11 +81,11 @@ class Zero3(Sharded):
         self._units = layer_units(self._model, parameters, self.options, self.comm.world_size)
         return [unit for units in self._units.values() for unit in units]
 
-    def expected_memory(self, job: Job) -> Expected:
+    def expected_memory(self, job: TrainingSpec) -> MemoryEstimate:
         *of_layers, shared = layer_units(job.model, job.trainable, self.options, job.ranks).values()
         return held_by_zero3(job, of_layers, shared, looked_up(job.model))
 
-    def expected_sent(self, job: Job) -> Sent:
+    def expected_sent(self, job: TrainingSpec) -> Sent:
         *of_layers, shared = layer_units(job.model, job.trainable, self.options, job.ranks).values()
         return sent_by_zero3(job, of_layers, shared, looked_up(job.model), self.may_be_unused)
 

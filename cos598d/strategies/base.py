@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from cos598d.records.conventions import BY_LEDGER
-from cos598d.strategies.formula import Expected, Job, Sent
-from cos598d.strategies.state import Piece, Whole
+from cos598d.strategies.formula import MemoryEstimate, Sent, TrainingSpec
+from cos598d.strategies.state import FullTensor, ShardSlice
 
 # From the parameters that a rank is to step, or its shards of them, under the model's plain names.
 MakeOptimizer = Callable[[Iterable[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
@@ -128,17 +128,17 @@ class Strategy:
         """
         return {}
 
-    def expected_memory(self, job: Job) -> Expected:
+    def expected_memory(self, job: TrainingSpec) -> MemoryEstimate:
         """What `memory` should come to by formula on `job.rank` of `job.ranks`, with this strategy's options, from the
         second step on and with every parameter used. May be asked without `attach`."""
-        return Expected(unsaid="this strategy does not say what it holds")
+        return MemoryEstimate(unsaid="this strategy does not say what it holds")
 
-    def expected_sent(self, job: Job) -> Sent:
+    def expected_sent(self, job: TrainingSpec) -> Sent:
         """What `job.rank` of `job.ranks` should send in a step by formula, with this strategy's options, from the
         second step on and with every parameter used. May be asked without `attach`."""
         return Sent() if job.ranks == 1 else Sent(unsaid="this strategy does not say what it sends")
 
-    def state(self) -> Iterator[Piece]:
+    def state(self) -> Iterator[ShardSlice]:
         """What any strategy on any number of ranks can go on from: weights, buffers, and what the optimizer remembers.
 
         Called on every rank between two steps, and taken to its end there, since it may communicate. The pieces of all
@@ -149,7 +149,7 @@ class Strategy:
         """
         raise NotImplementedError
 
-    def load_state(self, wholes: Iterable[Whole]) -> None:
+    def load_state(self, wholes: Iterable[FullTensor]) -> None:
         """Take what this rank holds from a state; called after `attach`, before the first step.
 
         Every rank is given the same tensors in the same order, in whichever: `state`'s of any strategy. Raises

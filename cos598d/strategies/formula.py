@@ -16,7 +16,7 @@ Held = Mapping[str, int]  # bytes by category
 
 
 @dataclass(frozen=True)
-class Expected:
+class MemoryEstimate:
     """What a rank should hold, in the categories of `Strategy.memory`: between two steps, and when it is most.
 
     None is what cannot be stated, and `unsaid` says why. A category that is missing is one that is not stated.
@@ -57,7 +57,7 @@ class Sent:
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainingSpec:
     """A model, and what is done with it, as far as formulas ask.
 
     model      whole, as it is before a strategy has it; only shapes and dtypes are asked, so `without_values` will do

@@ -13,10 +13,10 @@ from cos598d.comm.ledger import LOSS
 from cos598d.measure.clock import IterationClock
 from cos598d.strategies.base import MakeOptimizer, Module, Strategy
 from cos598d.strategies.memory import Peak
-from cos598d.strategies.state import Piece, Whole
+from cos598d.strategies.state import FullTensor, ShardSlice
 
 
-class Observed(Strategy):
+class TimedStrategy(Strategy):
     """For the loop the strategy itself: its methods, timed.
 
     1. `iteration` encloses a step: it begins the clock and the ledger's iteration, and ends the clock.
@@ -139,10 +139,10 @@ class Observed(Strategy):
     def memory(self) -> dict[str, int]:
         return self._strategy.memory()
 
-    def state(self) -> Iterator[Piece]:
+    def state(self) -> Iterator[ShardSlice]:
         return self._strategy.state()
 
-    def load_state(self, wholes: Iterable[Whole]) -> None:
+    def load_state(self, wholes: Iterable[FullTensor]) -> None:
         self._strategy.load_state(wholes)
 
     def scalars(self) -> dict[str, Any]:

@@ -10,17 +10,17 @@ from torch import nn
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import STATE
 from cos598d.strategies.base import MakeOptimizer, Module, Strategy
-from cos598d.strategies.formula import Expected, Held, Job, Sent, largest
+from cos598d.strategies.formula import Held, MemoryEstimate, Sent, TrainingSpec, largest
 from cos598d.strategies.loss_scale import LossScale
 from cos598d.strategies.memory import count_memory, state_tensors, tensors_in
 from cos598d.strategies.precision import computing_in
 from cos598d.strategies.sent import sent_by_replicas
 from cos598d.strategies.state import (
     WEIGHTS,
-    Contents,
+    FullTensor,
     OptimizerState,
-    Piece,
-    Whole,
+    ShardSlice,
+    StateLayout,
     buffer_pieces,
     load_own_buffers,
     own_buffers,
@@ -69,7 +69,7 @@ class Replicated(Strategy):
 
     def attach(self, model: nn.Module, make_optimizer: MakeOptimizer) -> Module:
         self._parameters, self._model = list(model.parameters()), model
-        self._contents = Contents(model, make_optimizer)
+        self._contents = StateLayout(model, make_optimizer)
         self.optimizer = make_optimizer(model.named_parameters())
         return computing_in(self._precision, self._comm.device, self.sync.attach(model))
 
@@ -120,23 +120,23 @@ class Replicated(Strategy):
         )
         return held | {"buckets": held["buckets"] + self.sync.hidden_bytes()}
 
-    def expected_memory(self, job: Job) -> Expected:
+    def expected_memory(self, job: TrainingSpec) -> MemoryEstimate:
         return replicated_memory(job, self.sync.buffers(job.tensors, getattr(self.sync, "options", DEFAULTS)))
 
-    def expected_sent(self, job: Job) -> Sent:
+    def expected_sent(self, job: TrainingSpec) -> Sent:
         return sent_by_replicas(job, self.sync, self._precision)
 
-    def state(self) -> Iterator[Piece]:
+    def state(self) -> Iterator[ShardSlice]:
         for name, parameter in self._model.named_parameters():
             weights = self._as_one_model(name, parameter)
             if self._comm.rank == 0:
-                yield Piece.of_whole(WEIGHTS, name, weights)
+                yield ShardSlice.of_whole(WEIGHTS, name, weights)
         if self._comm.rank == 0:
             yield from buffer_pieces(self._model)
         if self._comm.rank == 0 or "optimizer" in self.shards:
             yield from self.remembered().pieces()
 
-    def load_state(self, wholes: Iterable[Whole]) -> None:
+    def load_state(self, wholes: Iterable[FullTensor]) -> None:
         remembered = self.remembered()
         for whole in self._contents.checked(wholes):
             if not put_into_model(self._model, whole):
@@ -170,10 +170,10 @@ class Replicated(Strategy):
             for key, tensor in tensors.items():
                 part, _, name = key.partition("/")
                 if part == WEIGHTS:
-                    put_into_model(self._model, Whole(WEIGHTS, name, tensor))
+                    put_into_model(self._model, FullTensor(WEIGHTS, name, tensor))
                 elif part == "optimizer":
                     kind, _, name = name.partition("/")
-                    remembered.put(Whole(kind, name, tensor))
+                    remembered.put(FullTensor(kind, name, tensor))
             kept = {key.removeprefix("sync/"): tensor for key, tensor in tensors.items() if key.startswith("sync/")}
             self.sync.load_own_state(facts["sync"], kept)
 
@@ -224,11 +224,11 @@ def separate_gradients(parameters: Iterable[nn.Parameter]) -> None:
         end = max(end, begin + size)
 
 
-def replicated_memory(job: Job, buffers: Buffers, state: int | None = None) -> Expected:
+def replicated_memory(job: TrainingSpec, buffers: Buffers, state: int | None = None) -> MemoryEstimate:
     """What whole replicas hold: all weights and their state (or so many bytes of it), gradients until the step is made,
     and these buffers."""
     if buffers.unsaid:
-        return Expected(unsaid=buffers.unsaid)
+        return MemoryEstimate(unsaid=buffers.unsaid)
     state = job.state(job.weights, len(job.trainable)) if state is None else state
     states = {"parameters": job.weights + job.frozen, "optimizer": state}
 
@@ -249,4 +249,4 @@ def replicated_memory(job: Job, buffers: Buffers, state: int | None = None) -> E
             waiting -= tensor.bytes if job.passes > 1 else 0
             touched[group_of[tensor]] = sizes[group_of[tensor]]
         moments.append(held(sum(touched.values()), sum(touched.values())))
-    return Expected(held(0), largest(moments))
+    return MemoryEstimate(held(0), largest(moments))

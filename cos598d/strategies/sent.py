@@ -4,17 +4,17 @@ from dataclasses import replace
 
 from cos598d.comm.gloo import all_reduce_bytes, broadcast_bytes
 from cos598d.comm.ledger import size_in_bytes
-from cos598d.strategies.formula import Job, Sent
+from cos598d.strategies.formula import Sent, TrainingSpec
 from cos598d.sync.base import DEFAULTS, GradientSync, SyncOptions
 from cos598d.sync.codecs import in_code
-from cos598d.sync.cost import Step, Travel
+from cos598d.sync.cost import CollectiveCall, Step
 from cos598d.sync.local_sgd import LocalSGD
 
 # torch's hooks that make the calls of other algorithms after some steps.
 OTHERS_LATER = ("powersgd", "post_localsgd")
 
 
-def sent_by_replicas(job: Job, sync: GradientSync, precision: str = "fp32") -> Sent:
+def sent_by_replicas(job: TrainingSpec, sync: GradientSync, precision: str = "fp32") -> Sent:
     """What whole replicas send which average by `sync`; it need not be attached."""
     if job.ranks == 1:
         return Sent()
@@ -33,7 +33,7 @@ def sent_by_replicas(job: Job, sync: GradientSync, precision: str = "fp32") -> S
     return Sent(sum(moved), agreed + buffers, settled(job), len(moved))
 
 
-def _sent_by_averages(job: Job, sync: GradientSync, step: Step, precision: str) -> Sent:
+def _sent_by_averages(job: TrainingSpec, sync: GradientSync, step: Step, precision: str) -> Sent:
     """Of a sync that averages weights: in the mean of the steps in which all of them are averaged once."""
     whole, sent, steps = all_reduce_bytes(job.weights, job.ranks), None, step.options.sync_every
     if isinstance(sync, LocalSGD):
@@ -44,23 +44,23 @@ def _sent_by_averages(job: Job, sync: GradientSync, step: Step, precision: str) 
     return Sent(round((whole if sent is None else sent) / steps), overflows, rest + settled(job), calls=1)
 
 
-def _calls_whatever_is_touched(sync: GradientSync, step: Step) -> list[Travel] | None:
+def _calls_whatever_is_touched(sync: GradientSync, step: Step) -> list[CollectiveCall] | None:
     """The calls of a step, where no large embedding is in it of which only some rows would travel."""
     none, every = (sync.calls(replace(step, touched=share)) for share in (0.0, 1.0))
     return every if none == every else None
 
 
-def agreement(job: Job) -> int:
+def agreement(job: TrainingSpec) -> int:
     """What it takes to agree on which parameters some rank has used: an all-reduce of 4 bytes for each."""
     return all_reduce_bytes(4 * len(job.trainable), job.ranks)
 
 
-def settled(job: Job) -> int:
+def settled(job: TrainingSpec) -> int:
     """What it takes to give all ranks rank 0's buffers."""
     return broadcast_bytes(sum(map(size_in_bytes, job.model.buffers())), job.ranks, job.rank)[0]
 
 
-def sent_in_call(travel: Travel, job: Job, options: SyncOptions) -> list[int]:
+def sent_in_call(travel: CollectiveCall, job: TrainingSpec, options: SyncOptions) -> list[int]:
     """What `job.rank` sends in one call, or in each of those that a codec makes of it."""
     members = range(job.ranks) if travel.members is None else travel.members
     word = "fp16" if options.ddp_hook == "fp16" else options.compress

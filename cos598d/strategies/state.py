@@ -18,7 +18,7 @@ STEP = "step"  # torch's word for how often an optimizer has stepped a parameter
 
 
 @dataclass(frozen=True)
-class Piece:
+class ShardSlice:
     """Some consecutive elements of one named tensor, held by this rank.
 
     kind: WEIGHTS, BUFFERS, or the optimizer's own word, as "exp_avg", "momentum_buffer" and STEP. name: the model's
@@ -34,13 +34,13 @@ class Piece:
     values: torch.Tensor
 
     @classmethod
-    def of_whole(cls, kind: str, name: str, tensor: torch.Tensor) -> "Piece":
+    def of_whole(cls, kind: str, name: str, tensor: torch.Tensor) -> "ShardSlice":
         """All of a tensor."""
         return cls(kind, name, tuple(tensor.shape), 0, tensor.detach().contiguous())
 
 
 @dataclass(frozen=True)
-class Whole:
+class FullTensor:
     """A tensor of the state, whole and on the CPU; `kind` and `name` as a piece's. `source` is where it was saved."""
 
     kind: str
@@ -83,7 +83,7 @@ class OptimizerState:
         self._stepped = {each.name: each for each in stepped}
         self._groups = {p: group for group in optimizer.param_groups for p in group["params"]}
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> Iterator[ShardSlice]:
         """What there is so far: a parameter that was never used has nothing. A number comes with the first element."""
         for each in self._stepped.values():
             for kind, value in self._optimizer.state.get(each.parameter, {}).items():
@@ -91,11 +91,11 @@ class OptimizerState:
                     continue
                 if _is_number(kind, value, each):
                     if each.begin == 0:
-                        yield Piece.of_whole(kind, each.name, torch.as_tensor(value))
+                        yield ShardSlice.of_whole(kind, each.name, torch.as_tensor(value))
                 else:
-                    yield Piece(kind, each.name, each.shape, each.begin, local(value).detach().contiguous())
+                    yield ShardSlice(kind, each.name, each.shape, each.begin, local(value).detach().contiguous())
 
-    def put(self, whole: Whole) -> None:
+    def put(self, whole: FullTensor) -> None:
         """Remember what this rank steps of a whole tensor; nothing, if it steps nothing of it."""
         each = self._stepped.get(whole.name)
         if each is None:
@@ -125,7 +125,7 @@ def _is_number(kind: str, value: object, each: Stepped) -> bool:
     return kind == STEP or not isinstance(value, torch.Tensor) or (value.dim() == 0 and each.shape != ())
 
 
-class Contents:
+class StateLayout:
     """What the state of a training has to contain: the model's weights and buffers, and what its optimizer remembers.
 
     Made before the model is cut.
@@ -143,7 +143,7 @@ class Contents:
         self._trained = {name for name, p in model.named_parameters() if p.requires_grad}
         self._make_optimizer = make_optimizer
 
-    def checked(self, wholes: Iterable[Whole]) -> Iterator[Whole]:
+    def checked(self, wholes: Iterable[FullTensor]) -> Iterator[FullTensor]:
         """The tensors as they come. Raises UserError for one too many or too few, or of another shape or dtype.
 
         The optimizer's may be absent for a parameter, which was never used then; else all that it remembers is there.
@@ -167,7 +167,7 @@ class Contents:
                 "was saved with."
             )
 
-    def _check(self, whole: Whole, kinds: Mapping[str, bool]) -> None:
+    def _check(self, whole: FullTensor, kinds: Mapping[str, bool]) -> None:
         called, shape, dtype = _called(whole.kind, whole.name), tuple(whole.tensor.shape), whole.tensor.dtype
         is_of_optimizer = whole.kind not in self._forms
         if is_of_optimizer and whole.kind not in kinds:
@@ -210,7 +210,7 @@ def _called(kind: str, name: str) -> str:
     return f"the {kind} of {name}"
 
 
-def replica_pieces(comm: Communicator, model: nn.Module, optimizer: OptimizerState) -> Iterator[Piece]:
+def replica_pieces(comm: Communicator, model: nn.Module, optimizer: OptimizerState) -> Iterator[ShardSlice]:
     """The state where every rank holds all of it: rank 0's."""
     if comm.rank == 0:
         yield from weight_pieces(model.named_parameters())
@@ -218,17 +218,17 @@ def replica_pieces(comm: Communicator, model: nn.Module, optimizer: OptimizerSta
         yield from optimizer.pieces()
 
 
-def weight_pieces(named: Iterable[tuple[str, torch.Tensor]]) -> Iterator[Piece]:
+def weight_pieces(named: Iterable[tuple[str, torch.Tensor]]) -> Iterator[ShardSlice]:
     """Weights that are here, whole."""
-    return (Piece.of_whole(WEIGHTS, name, tensor) for name, tensor in named)
+    return (ShardSlice.of_whole(WEIGHTS, name, tensor) for name, tensor in named)
 
 
-def buffer_pieces(model: nn.Module) -> Iterator[Piece]:
+def buffer_pieces(model: nn.Module) -> Iterator[ShardSlice]:
     """A model's buffers, those among them that its `state_dict` leaves out too."""
-    return (Piece.of_whole(BUFFERS, name, buffer) for name, buffer in model.named_buffers())
+    return (ShardSlice.of_whole(BUFFERS, name, buffer) for name, buffer in model.named_buffers())
 
 
-def put_into_model(model: nn.Module, whole: Whole) -> bool:
+def put_into_model(model: nn.Module, whole: FullTensor) -> bool:
     """Copy weights or a buffer into their place in a model that is whole; False for what is neither.
 
     Raises UserError where the model has no such place, or one of another shape or kind of number.

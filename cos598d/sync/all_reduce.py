@@ -3,7 +3,7 @@
 import torch
 
 from cos598d.sync.base import GradientSync
-from cos598d.sync.cost import Step, Travel
+from cos598d.sync.cost import CollectiveCall, Step
 from cos598d.sync.cost.collectives import ALL_REDUCE
 
 
@@ -27,5 +27,5 @@ class AllReduce(GradientSync):
         gradient /= self.comm.world_size
 
     @classmethod
-    def calls(cls, step: Step) -> list[Travel]:
-        return [Travel(ALL_REDUCE, [tensor]) for tensor in step.tensors]
+    def calls(cls, step: Step) -> list[CollectiveCall]:
+        return [CollectiveCall(ALL_REDUCE, [tensor]) for tensor in step.tensors]

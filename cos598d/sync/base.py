@@ -13,7 +13,7 @@ from cos598d.comm.ledger import AGREEMENT, BUFFERS, STATE
 from cos598d.errors import UserError
 from cos598d.fields import flag
 from cos598d.sync.alike import check_models, sparse_weights
-from cos598d.sync.cost import NOTHING, Cost, Sizes, Step, Tensor, Travel, cost_of
+from cos598d.sync.cost import NOTHING, CollectiveCall, Cost, Sizes, Step, Tensor, cost_of
 from cos598d.sync.cost.memory import Buffers
 
 SYNC_GROUP = "gradient sync"  # where --help lists the flags below
@@ -186,7 +186,7 @@ class GradientSync:
         """Raise UsageError for options that `uses` names and that this sync cannot take all the same."""
 
     @classmethod
-    def calls(cls, step: Step) -> list[Travel] | None:
+    def calls(cls, step: Step) -> list[CollectiveCall] | None:
         """The gradients' calls of one step among several ranks, in order; None where nothing states them beforehand.
 
         What a step costs follows from them, here and in the model of cost: see `cos598d/sync/cost`.

@@ -7,7 +7,7 @@ import torch
 from cos598d.comm.calls import Call, Pending
 from cos598d.sync.base import SyncOptions
 from cos598d.sync.buckets import Bucket, Named, in_buckets, plan_buckets
-from cos598d.sync.cost import Step, Tensor, Travel
+from cos598d.sync.cost import CollectiveCall, Step, Tensor
 from cos598d.sync.cost.collectives import ALL_REDUCE
 from cos598d.sync.cost.memory import Buffers
 from cos598d.sync.parts.overlapping import OverlappingSync
@@ -68,9 +68,9 @@ class Bucketed(WithCodec, OverlappingSync):
         self.receive(unit, is_used).hand_out(is_used)
 
     @classmethod
-    def calls(cls, step: Step) -> list[Travel] | None:
+    def calls(cls, step: Step) -> list[CollectiveCall] | None:
         return [
-            Travel(ALL_REDUCE, bucket)
+            CollectiveCall(ALL_REDUCE, bucket)
             for bucket in in_buckets(step.tensors, step.options.bucket_mb, step.options.first_bucket_mb)
         ]
 

@@ -79,7 +79,7 @@ class Bucket:
                 parameter.grad.copy_(view)
 
 
-class Rows(Bucket):
+class RowBucket(Bucket):
     """Some rows of one parameter's gradient, side by side, as they travel in one step; which rows they are differs
     from step to step, and is the same on every rank."""
 

@@ -18,10 +18,10 @@ from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import GRADIENTS
 from cos598d.comm.watched import watched
 from cos598d.errors import UsageError
-from cos598d.records.kinds import COUNT, FLAG, Fields, Kind, ListOf, OrNone, expect
+from cos598d.records.kinds import COUNT, FLAG, Fields, ListOf, OrNone, ValueKind, expect
 from cos598d.sync.base import DEFAULTS, UNUSED, GradientSync, SyncOptions
 from cos598d.sync.buckets import MIB
-from cos598d.sync.cost import Cost, Sizes, Step, Tensor, Travel
+from cos598d.sync.cost import CollectiveCall, Cost, Sizes, Step, Tensor
 from cos598d.sync.cost.collectives import ALL_REDUCE
 from cos598d.sync.cost.memory import Buffers
 from cos598d.sync.parts.arrival import arrival, rehearse
@@ -37,7 +37,7 @@ POWERSGD = ("error_dict", "p_memory_dict", "q_memory_dict")
 # Steps of plain averages before powersgd and post_localsgd begin: torch lays its buckets anew after the first.
 PLAIN_STEPS = 10
 # What `own_state` says beside the hook's steps.
-OWN: dict[str, Kind] = {
+OWN: dict[str, ValueKind] = {
     "arrival": OrNone(ListOf(COUNT)),
     **dict.fromkeys(("steps", "steps_made"), COUNT),
     "replicas_equal": FLAG,
@@ -154,7 +154,7 @@ class DDP(GradientSync):
             self._bucket_places = set(self._places_of_gradients())
 
     @classmethod
-    def calls(cls, step: Step) -> list[Travel]:
+    def calls(cls, step: Step) -> list[CollectiveCall]:
         """torch's buckets: in the order of arrival, each closed by the tensor that fills it (the first by 1 MiB)."""
         options = step.options
         limit = options.first_bucket_mb if options.bucket_mb == DEFAULTS.bucket_mb else options.bucket_mb
@@ -162,9 +162,9 @@ class DDP(GradientSync):
         for tensor in step.arrival:
             bucket.append(tensor)
             if sum(each.bytes for each in bucket) >= limit * MIB:
-                travels.append(Travel(ALL_REDUCE, bucket))
+                travels.append(CollectiveCall(ALL_REDUCE, bucket))
                 bucket, limit = [], options.bucket_mb
-        return [*travels, Travel(ALL_REDUCE, bucket)] if bucket else travels
+        return [*travels, CollectiveCall(ALL_REDUCE, bucket)] if bucket else travels
 
     @classmethod
     def expected(

@@ -10,7 +10,7 @@ from torch import nn
 from cos598d.comm.calls import Call
 from cos598d.sync.base import SyncOptions
 from cos598d.sync.codecs import make_codec
-from cos598d.sync.cost import Step, Tensor, Travel
+from cos598d.sync.cost import CollectiveCall, Step, Tensor
 from cos598d.sync.cost.collectives import ALL_REDUCE
 from cos598d.sync.cost.memory import Buffers
 from cos598d.sync.local_sgd import LocalSGD
@@ -97,9 +97,9 @@ class DiLoCo(LocalSGD):
         return options.fragments * options.sync_every
 
     @classmethod
-    def averages(cls, step: Step) -> list[Travel]:
+    def averages(cls, step: Step) -> list[CollectiveCall]:
         return [
-            Travel(ALL_REDUCE, [tensors[cut.place].of_rows(cut.rows) for cut in cuts])
+            CollectiveCall(ALL_REDUCE, [tensors[cut.place].of_rows(cut.rows) for cut in cuts])
             for tensors in by_dtype(step.tensors)
             for cuts in cut_in_rows(tensors, [rows_of(tensor.shape) for tensor in tensors], step.options.fragments)
         ]

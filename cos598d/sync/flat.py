@@ -8,7 +8,7 @@ from torch import nn
 from cos598d.comm.calls import Call
 from cos598d.sync.base import SyncOptions
 from cos598d.sync.buckets import Bucket, in_buckets, plan_buckets
-from cos598d.sync.cost import Collective, Step, Tensor, Travel
+from cos598d.sync.cost import Collective, CollectiveCall, Step, Tensor
 from cos598d.sync.cost.collectives import ALL_REDUCE
 from cos598d.sync.cost.memory import Buffers
 from cos598d.sync.parts.with_codec import WithCodec
@@ -51,8 +51,8 @@ class Flat(WithCodec):
         return self.comm.all_reduce(tensor, name)
 
     @classmethod
-    def calls(cls, step: Step) -> list[Travel]:
-        return [Travel(cls.collective, group) for group in in_buckets(step.tensors, float("inf"), float("inf"))]
+    def calls(cls, step: Step) -> list[CollectiveCall]:
+        return [CollectiveCall(cls.collective, group) for group in in_buckets(step.tensors, float("inf"), float("inf"))]
 
     @classmethod
     def buffers(cls, tensors: Sequence[Tensor], options: SyncOptions) -> Buffers:

@@ -3,7 +3,7 @@
 import torch
 
 from cos598d.sync.base import GradientSync
-from cos598d.sync.cost import Step, Travel
+from cos598d.sync.cost import CollectiveCall, Step
 from cos598d.sync.cost.collectives import GATHER, SCATTER
 
 
@@ -35,5 +35,5 @@ class GatherScatter(GradientSync):
         self.comm.scatter(gradient, parts, name)
 
     @classmethod
-    def calls(cls, step: Step) -> list[Travel]:
-        return [Travel(collective, [tensor]) for tensor in step.tensors for collective in (GATHER, SCATTER)]
+    def calls(cls, step: Step) -> list[CollectiveCall]:
+        return [CollectiveCall(collective, [tensor]) for tensor in step.tensors for collective in (GATHER, SCATTER)]

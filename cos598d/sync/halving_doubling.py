@@ -2,7 +2,7 @@
 
 import torch
 
-from cos598d.comm.messages import Composed
+from cos598d.comm.messages import PointToPointCollective
 from cos598d.sync.cost import Collective, Load
 from cos598d.sync.flat import Flat
 from cos598d.sync.parts.segmented import ByMessages, move
@@ -56,7 +56,7 @@ class HalvingDoubling(ByMessages, Flat):
     op = "halving_doubling"
     collective = HalvedAndDoubled()
 
-    def sum_over_ranks(self, call: Composed, buffer: torch.Tensor, scratch: torch.Tensor) -> None:
+    def sum_over_ranks(self, call: PointToPointCollective, buffer: torch.Tensor, scratch: torch.Tensor) -> None:
         halving_doubling_all_reduce(call, buffer, self.comm.world_size, self.comm.rank, scratch)
 
 
@@ -66,7 +66,7 @@ def largest_power_of_two(ranks: int) -> int:
 
 
 def halving_doubling_all_reduce(
-    call: Composed, buffer: torch.Tensor, ranks: int, me: int, scratch: torch.Tensor
+    call: PointToPointCollective, buffer: torch.Tensor, ranks: int, me: int, scratch: torch.Tensor
 ) -> None:
     """Put the sum over ranks 0 to `ranks`-1 into `buffer` (elements,) of each; scratch: of `messages.make_scratch`."""
     core = largest_power_of_two(ranks)

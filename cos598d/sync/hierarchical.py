@@ -7,9 +7,9 @@ from torch import nn
 
 from cos598d.comm import hosts
 from cos598d.comm.calls import Call
-from cos598d.comm.messages import Composed
+from cos598d.comm.messages import PointToPointCollective
 from cos598d.sync.buckets import Bucket, in_buckets
-from cos598d.sync.cost import Step, Travel
+from cos598d.sync.cost import CollectiveCall, Step
 from cos598d.sync.cost.collectives import copied_by
 from cos598d.sync.parts.ring import RING, ring_all_reduce
 from cos598d.sync.parts.segmented import ByMessages, make_scratch
@@ -58,7 +58,7 @@ class Hierarchical(WithCodec, SharedMemory):
     def codec_ranks(self) -> Sequence[int]:
         return [ranks[0] for ranks in self.hosts]
 
-    def wait_for_result(self, unit: int, call: Composed) -> None:
+    def wait_for_result(self, unit: int, call: PointToPointCollective) -> None:
         if self.comm.rank in self.codec_ranks():
             self.segments.wait(ADD, unit, self.step)
             self.codec.finish(self._sums[unit], self.codec.start(self._sums[unit], self.loss_scale))
@@ -79,13 +79,13 @@ class Hierarchical(WithCodec, SharedMemory):
         super().end(unit, is_used)
 
     @classmethod
-    def calls(cls, step: Step) -> list[Travel]:
+    def calls(cls, step: Step) -> list[CollectiveCall]:
         firsts = [members[0] for members in step.hosts]
         buckets = in_buckets(step.tensors, step.options.bucket_mb, step.options.first_bucket_mb)
         largest = max(map(len, step.hosts))
         sizes = [sum(tensor.bytes for tensor in bucket) for bucket in buckets]
         return [
-            Travel(RING, bucket, firsts, copied=copied_by(size, largest))
+            CollectiveCall(RING, bucket, firsts, copied=copied_by(size, largest))
             for bucket, size in zip(buckets, sizes, strict=True)
         ]
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from cos598d.records.kinds import COUNT, FLAG, Fields, expect
 from cos598d.sync.base import GradientSync, SyncOptions
-from cos598d.sync.cost import Step, Travel
+from cos598d.sync.cost import CollectiveCall, Step
 from cos598d.sync.cost.collectives import ALL_REDUCE
 from cos598d.sync.parts.fragments import by_dtype
 
@@ -82,9 +82,9 @@ class LocalSGD(GradientSync):
         return options.sync_every
 
     @classmethod
-    def averages(cls, step: Step) -> list[Travel]:
+    def averages(cls, step: Step) -> list[CollectiveCall]:
         """The calls that average all weights once, as `calls` states a gradient's."""
-        return [Travel(ALL_REDUCE, tensors) for tensors in by_dtype(step.tensors)]
+        return [CollectiveCall(ALL_REDUCE, tensors) for tensors in by_dtype(step.tensors)]
 
     def _average_weights(self) -> None:
         self.replicas_equal = True

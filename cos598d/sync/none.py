@@ -2,7 +2,7 @@
 
 from cos598d.comm.communicator import Communicator
 from cos598d.sync.base import DEFAULTS, GradientSync, SyncOptions
-from cos598d.sync.cost import Step, Travel
+from cos598d.sync.cost import CollectiveCall, Step
 
 
 class NoSync(GradientSync):
@@ -29,5 +29,5 @@ class NoSync(GradientSync):
         """Nothing to do: the local gradients are the result."""
 
     @classmethod
-    def calls(cls, step: Step) -> list[Travel]:
+    def calls(cls, step: Step) -> list[CollectiveCall]:
         return []

@@ -6,7 +6,7 @@ import torch
 
 from cos598d.comm.calls import Call
 from cos598d.sync.buckets import Named
-from cos598d.sync.cost import Step, Travel
+from cos598d.sync.cost import CollectiveCall, Step
 from cos598d.sync.cost.collectives import ALL_REDUCE
 from cos598d.sync.parts.overlapping import OverlappingSync
 
@@ -50,5 +50,5 @@ class Overlap(OverlappingSync):
             parameter.grad = average
 
     @classmethod
-    def calls(cls, step: Step) -> list[Travel]:
-        return [Travel(ALL_REDUCE, [tensor]) for tensor in reversed(step.tensors)]
+    def calls(cls, step: Step) -> list[CollectiveCall]:
+        return [CollectiveCall(ALL_REDUCE, [tensor]) for tensor in reversed(step.tensors)]

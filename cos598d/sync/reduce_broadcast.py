@@ -3,7 +3,7 @@
 import torch
 
 from cos598d.sync.base import GradientSync
-from cos598d.sync.cost import Step, Travel
+from cos598d.sync.cost import CollectiveCall, Step
 from cos598d.sync.cost.collectives import BROADCAST, REDUCE
 
 
@@ -33,5 +33,5 @@ class ReduceBroadcast(GradientSync):
         self.comm.broadcast(gradient, name)
 
     @classmethod
-    def calls(cls, step: Step) -> list[Travel]:
-        return [Travel(collective, [tensor]) for tensor in step.tensors for collective in (REDUCE, BROADCAST)]
+    def calls(cls, step: Step) -> list[CollectiveCall]:
+        return [CollectiveCall(collective, [tensor]) for tensor in step.tensors for collective in (REDUCE, BROADCAST)]

@@ -2,7 +2,7 @@
 
 import torch
 
-from cos598d.comm.messages import Composed
+from cos598d.comm.messages import PointToPointCollective
 from cos598d.sync.flat import Flat
 from cos598d.sync.parts.ring import RING, ring_all_reduce
 from cos598d.sync.parts.segmented import ByMessages
@@ -28,5 +28,5 @@ class Ring(ByMessages, Flat):
     op = "ring"
     collective = RING
 
-    def sum_over_ranks(self, call: Composed, buffer: torch.Tensor, scratch: torch.Tensor) -> None:
+    def sum_over_ranks(self, call: PointToPointCollective, buffer: torch.Tensor, scratch: torch.Tensor) -> None:
         ring_all_reduce(call, buffer, range(self.comm.world_size), self.comm.rank, scratch)

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from cos598d.comm.messages import Composed
+from cos598d.comm.messages import PointToPointCollective
 from cos598d.sync.base import SyncOptions
 from cos598d.sync.buckets import Bucket, Named, in_buckets, plan_buckets
-from cos598d.sync.cost import Step, Tensor, Travel
+from cos598d.sync.cost import CollectiveCall, Step, Tensor
 from cos598d.sync.cost.collectives import IN_MEMORY
 from cos598d.sync.cost.memory import Buffers
 from cos598d.sync.parts.overlapping import OverlappingSync
@@ -75,7 +75,7 @@ class SharedMemory(OverlappingSync):
         bucket = self.buckets[unit]
         return _Averaging(self, unit, self.comm.compose(self.op, bucket.buffer, bucket.name))
 
-    def average_bucket(self, unit: int, call: Composed) -> None:
+    def average_bucket(self, unit: int, call: PointToPointCollective) -> None:
         """Wait until the bucket's average is in the result, and copy it into this rank's segment."""
         self._add_up(len(self.buckets), waits=True)  # all of them first: others wait for this rank's part
         self.wait_for_result(unit, call)
@@ -83,7 +83,7 @@ class SharedMemory(OverlappingSync):
         if result is not own:
             own.copy_(result)
 
-    def wait_for_result(self, unit: int, call: Composed) -> None:
+    def wait_for_result(self, unit: int, call: PointToPointCollective) -> None:
         """Block until the average over all ranks is in the bucket's result, and end the call."""
         self.segments.wait(ADD, unit, self.step)
         call.end()
@@ -92,9 +92,9 @@ class SharedMemory(OverlappingSync):
         self.buckets[unit].hand_out(is_used)
 
     @classmethod
-    def calls(cls, step: Step) -> list[Travel]:
+    def calls(cls, step: Step) -> list[CollectiveCall]:
         return [
-            Travel(IN_MEMORY, bucket)
+            CollectiveCall(IN_MEMORY, bucket)
             for bucket in in_buckets(step.tensors, step.options.bucket_mb, step.options.first_bucket_mb)
         ]
 
@@ -142,7 +142,7 @@ class SharedMemory(OverlappingSync):
 class _Averaging:
     """A bucket on its way; `wait` blocks until its average is in this rank's segment, and enters it in the ledger."""
 
-    def __init__(self, sync: SharedMemory, unit: int, call: Composed):
+    def __init__(self, sync: SharedMemory, unit: int, call: PointToPointCollective):
         self._sync, self._unit, self._call = sync, unit, call
 
     def wait(self) -> None:

@@ -13,8 +13,8 @@ from cos598d.comm.ledger import AGREEMENT
 from cos598d.errors import UserError
 from cos598d.sync.base import SyncOptions
 from cos598d.sync.bucketed import Bucketed
-from cos598d.sync.buckets import Named, Rows, in_buckets
-from cos598d.sync.cost import Step, Tensor, Travel
+from cos598d.sync.buckets import Named, RowBucket, in_buckets
+from cos598d.sync.cost import CollectiveCall, Step, Tensor
 from cos598d.sync.cost.collectives import ALL_REDUCE
 from cos598d.sync.cost.memory import Buffers
 from cos598d.sync.parts.embeddings import LEAST_BYTES, large_embeddings, why_no_rows
@@ -50,7 +50,7 @@ class SparseRows(Bucketed):
         self._touched = {p: torch.zeros(len(p), dtype=torch.uint8, device=p.device) for p in self._lookups}
         self._handed: dict[nn.Parameter, TensorWeakRef] = {}  # the gradients that the last step left
         self._open: dict[nn.Parameter, WeakSet[_Lookup]] = {p: WeakSet() for p in self._lookups}
-        self._rows: dict[int, Rows] = {}  # those under way, by unit
+        self._rows: dict[int, RowBucket] = {}  # those under way, by unit
         self._outside: list[tuple[str, torch.Tensor, Call]] = []
         module = super().attach(model)
         for parameter, embedding in self._lookups.items():
@@ -99,7 +99,7 @@ class SparseRows(Bucketed):
             purpose=AGREEMENT, async_op=True, op=torch.distributed.ReduceOp.MAX,
         )  # fmt: skip
         self._outside.append((name, outside, call))
-        self._rows[unit] = Rows(name, parameter, rows, values)
+        self._rows[unit] = RowBucket(name, parameter, rows, values)
         return self.send(unit, self._rows[unit])
 
     def _average(self) -> None:
@@ -133,7 +133,7 @@ class SparseRows(Bucketed):
         parameter.grad[bucket.rows] = bucket.views[0]
 
     @classmethod
-    def calls(cls, step: Step) -> list[Travel] | None:
+    def calls(cls, step: Step) -> list[CollectiveCall] | None:
         """Known only after a step, which tells how many rows its batch touched."""
         if step.touched is None:
             return None
@@ -141,8 +141,8 @@ class SparseRows(Bucketed):
         dense = [tensor for tensor in step.tensors if tensor not in large]
         buckets = in_buckets(dense, step.options.bucket_mb, step.options.first_bucket_mb)
         # One byte a row says which rows are touched; it travels beside backward, and is waited for with the rows.
-        rows = [Travel(ALL_REDUCE, [t], share=step.touched, agreed=t.shape[0]) for t in reversed(large)]
-        return [*(Travel(ALL_REDUCE, bucket) for bucket in buckets), *rows]
+        rows = [CollectiveCall(ALL_REDUCE, [t], share=step.touched, agreed=t.shape[0]) for t in reversed(large)]
+        return [*(CollectiveCall(ALL_REDUCE, bucket) for bucket in buckets), *rows]
 
     @classmethod
     def buffers(cls, tensors: Sequence[Tensor], options: SyncOptions) -> Buffers:

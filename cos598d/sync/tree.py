@@ -2,7 +2,7 @@
 
 import torch
 
-from cos598d.comm.messages import Composed
+from cos598d.comm.messages import PointToPointCollective
 from cos598d.sync.cost import Collective, Load
 from cos598d.sync.flat import Flat
 from cos598d.sync.parts.segmented import ByMessages, move
@@ -41,7 +41,7 @@ class Tree(ByMessages, Flat):
     op = "tree"
     collective = BinomialTree()
 
-    def sum_over_ranks(self, call: Composed, buffer: torch.Tensor, scratch: torch.Tensor) -> None:
+    def sum_over_ranks(self, call: PointToPointCollective, buffer: torch.Tensor, scratch: torch.Tensor) -> None:
         tree_all_reduce(call, buffer, self.comm.world_size, self.comm.rank, scratch)
 
 
@@ -55,7 +55,9 @@ def relatives(rank: int, ranks: int) -> tuple[int | None, list[int]]:
     return rank - bit if rank else None, children
 
 
-def tree_all_reduce(call: Composed, buffer: torch.Tensor, ranks: int, me: int, scratch: torch.Tensor) -> None:
+def tree_all_reduce(
+    call: PointToPointCollective, buffer: torch.Tensor, ranks: int, me: int, scratch: torch.Tensor
+) -> None:
     """Put the sum over ranks 0 to `ranks`-1 into `buffer` (elements,) of each; scratch: of `messages.make_scratch`."""
     parent, children = relatives(me, ranks)
     for child in children:

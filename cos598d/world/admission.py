@@ -16,7 +16,7 @@ from cos598d.world.server import LATER, Connection, StoreServer
 POLL_SECONDS = 0.02
 
 
-class Verdict(NamedTuple):
+class Admission(NamedTuple):
     """What every rank hears at the end of the rendezvous: why there is no run, or where each rank is.
 
     `hosts[r]` is the number of rank r's host, in the order in which hosts have their first ranks: numbers, since every
@@ -55,7 +55,7 @@ class AdmissionServer(StoreServer):
         self._lost: set[int] = set()
         self._asked: list[tuple[Connection, int]] = []
         self._told: set[int] = set()
-        self._verdict: Verdict | None = None
+        self._verdict: Admission | None = None
 
     def missing(self) -> list[int]:
         """The ranks that have not come yet. When all have come but one was lost again, that is an objection."""
@@ -64,15 +64,15 @@ class AdmissionServer(StoreServer):
             self.objection = LOST_RANK.format(rank=", ".join(map(str, sorted(self._lost))))
         return missing
 
-    def verdict(self, run_key: str) -> Verdict:
+    def verdict(self, run_key: str) -> Admission:
         """The verdict that all may begin."""
         arrivals = [self._arrived[rank] for rank in range(self.world_size)]
         mine = arrivals[0].facts["network"]
         elsewhere = (arrival.address for arrival in arrivals if arrival.facts["network"] != mine)
         _, hosts = numbered([arrival.facts["host"] for arrival in arrivals])
-        return Verdict("", hosts, next(elsewhere, ""), run_key)
+        return Admission("", hosts, next(elsewhere, ""), run_key)
 
-    def begin(self, verdict: Verdict) -> None:
+    def begin(self, verdict: Admission) -> None:
         """Let all begin. From now on whoever comes must know the run's key, or hears that it is too late."""
 
         def begin() -> None:
@@ -85,7 +85,7 @@ class AdmissionServer(StoreServer):
 
         self.call(begin)
 
-    def close_with(self, verdict: Verdict, expected: Collection[int], deadline: float) -> None:
+    def close_with(self, verdict: Admission, expected: Collection[int], deadline: float) -> None:
         """Tell those who came, and those of `expected` who come before `deadline`, why there is no run."""
         self.call(lambda: self._give(verdict))
         while not self._told.issuperset(expected) and time.monotonic() < deadline:
@@ -97,7 +97,7 @@ class AdmissionServer(StoreServer):
         rank = connection.rank
         if self._verdict:
             self._told.add(rank)
-            return self._verdict if self._verdict.sentence else Verdict(self._too_late(rank), is_late=True)
+            return self._verdict if self._verdict.sentence else Admission(self._too_late(rank), is_late=True)
         difference = _difference(rank, facts, self._arrived[0].facts)
         before = self._arrived.get(rank)
         self._asked.append((connection, number))
@@ -133,7 +133,7 @@ class AdmissionServer(StoreServer):
         arrival = self._arrived.get(connection.rank)
         return arrival is not None and arrival.connection is connection
 
-    def _give(self, verdict: Verdict) -> None:
+    def _give(self, verdict: Admission) -> None:
         self._verdict = verdict
         self.answer_all(self._asked, json.dumps(verdict))
         self._told.update(connection.rank for connection, _ in self._asked)

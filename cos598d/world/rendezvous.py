@@ -10,7 +10,7 @@ from torch.distributed import DistError
 
 from cos598d.errors import UserError
 from cos598d.terminal.printable import printable
-from cos598d.world.admission import AdmissionServer, Verdict
+from cos598d.world.admission import Admission, AdmissionServer
 from cos598d.world.channel import make_key
 from cos598d.world.endpoint import TELL_SECONDS, find_rank_0, open_listener
 from cos598d.world.identity import Identity, check_launcher
@@ -58,13 +58,13 @@ def tell_failure(identity: Identity, sentence: str) -> None:
         if identity.rank == 0:
             server = AdmissionServer(identity, open_listener(identity), {})
             server.start()
-            server.close_with(Verdict(sentence), range(1, identity.world_size), deadline)
+            server.close_with(Admission(sentence), range(1, identity.world_size), deadline)
         else:
             store = find_rank_0(identity, LINGER_SECONDS, deadline, lambda sentence: None)
             store.request("object", sentence)
 
 
-def _admit_all(identity: Identity, seconds: float, deadline: float, mine: dict) -> tuple[StoreClient, Verdict]:
+def _admit_all(identity: Identity, seconds: float, deadline: float, mine: dict) -> tuple[StoreClient, Admission]:
     """Rank 0: serve, wait until all have come or something is wrong, and give the verdict."""
     _warn_of_strangers(identity)
     server = AdmissionServer(identity, open_listener(identity), mine)
@@ -72,10 +72,10 @@ def _admit_all(identity: Identity, seconds: float, deadline: float, mine: dict) 
     try:
         missing = _wait_for_all(identity, server, seconds, deadline)
     except BaseException as error:  # those who have come should hear it
-        server.close_with(Verdict(f"rank 0 left before the run began: {str(error) or 'it was stopped.'}"), (), 0.0)
+        server.close_with(Admission(f"rank 0 left before the run began: {str(error) or 'it was stopped.'}"), (), 0.0)
         raise
     if server.objection:
-        verdict = Verdict(server.objection)
+        verdict = Admission(server.objection)
         # The others may be on their way; those that are missing after all this time are not.
         expected = [rank for rank in range(1, identity.world_size) if rank not in missing]
         server.close_with(verdict, expected, time.monotonic() + LINGER_SECONDS)
@@ -109,7 +109,7 @@ def _wait_for_all(identity: Identity, server: AdmissionServer, seconds: float, d
     return []
 
 
-def _arrive(identity: Identity, seconds: float, deadline: float, mine: dict) -> tuple[StoreClient, Verdict]:
+def _arrive(identity: Identity, seconds: float, deadline: float, mine: dict) -> tuple[StoreClient, Admission]:
     """Any rank but 0: find rank 0, and wait for its verdict."""
     while True:
         store, verdict = _ask(identity, seconds, deadline, mine)
@@ -121,7 +121,7 @@ def _arrive(identity: Identity, seconds: float, deadline: float, mine: dict) -> 
         time.sleep(POLL_SECONDS)
 
 
-def _ask(identity: Identity, seconds: float, deadline: float, mine: dict) -> tuple[StoreClient, Verdict]:
+def _ask(identity: Identity, seconds: float, deadline: float, mine: dict) -> tuple[StoreClient, Admission]:
     """Find rank 0, tell it what this rank was started with, and return its verdict."""
     store = find_rank_0(identity, seconds, deadline, lambda sentence: _say(identity, sentence))
     try:
@@ -133,7 +133,7 @@ def _ask(identity: Identity, seconds: float, deadline: float, mine: dict) -> tup
         with contextlib.suppress(DistError):  # so that this rank may be started again
             store.request("leave", seconds=1)
         raise
-    return store, Verdict(*answer)
+    return store, Admission(*answer)
 
 
 def _own_address(local: str, elsewhere: str) -> str:

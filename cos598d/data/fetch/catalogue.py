@@ -23,7 +23,7 @@ _CIFAR = "https://www.cs.toronto.edu/~kriz/"
 
 
 @dataclass(frozen=True)
-class Source:
+class Download:
     """One file to fetch: its address, its sha256 where the published one is known ("" otherwise), and its bytes where
     it is worth saying that they are many (0 otherwise)."""
 
@@ -37,7 +37,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Part:
+class DatasetFile:
     """One file of a data set: a TSV file; a SQuAD JSON file where a row is a question; or one where it is an image, or
     an image's label.
 
@@ -67,8 +67,8 @@ class Dataset:
 
     name: str
     folder: str
-    sources: tuple[Source, ...]
-    parts: tuple[Part, ...]
+    sources: tuple[Download, ...]
+    parts: tuple[DatasetFile, ...]
     unpack: Callable[[Mapping[str, Path], Path], None] = unpack_zip
     variable: str = "GLUE_DIR"
 
@@ -77,18 +77,18 @@ def _glue(name: str, archive: str, sha256: str, train: int | tuple[int, ...], de
     """One of the eight tasks that come as a zip of train.tsv, dev.tsv and test.tsv."""
     headers = name != "CoLA"  # CoLA's labelled files start with an example; its test file does have a header
     parts = (
-        Part("train.tsv", train if isinstance(train, tuple) else (train,), headers),
-        Part("dev.tsv", (dev,), headers),
-        Part("test.tsv", (test,), optional=True),
+        DatasetFile("train.tsv", train if isinstance(train, tuple) else (train,), headers),
+        DatasetFile("dev.tsv", (dev,), headers),
+        DatasetFile("test.tsv", (test,), optional=True),
     )
-    return Dataset(name, name, (Source(_GLUE + archive, sha256),), parts)
+    return Dataset(name, name, (Download(_GLUE + archive, sha256),), parts)
 
 
 def _mnist(sha256_of: Mapping[str, str]) -> Dataset:
     """MNIST, from the sha256 of its four files."""
-    sources = tuple(Source(_MNIST + name, sha256) for name, sha256 in sha256_of.items())
+    sources = tuple(Download(_MNIST + name, sha256) for name, sha256 in sha256_of.items())
     parts = tuple(
-        Part(name, (60_000 if name.startswith("train") else 10_000,), sha256=sha256)
+        DatasetFile(name, (60_000 if name.startswith("train") else 10_000,), sha256=sha256)
         for name, sha256 in sha256_of.items()
     )
     return Dataset("MNIST", "MNIST", sources, parts, copy_files, "IMAGE_DIR")
@@ -97,8 +97,8 @@ def _mnist(sha256_of: Mapping[str, str]) -> Dataset:
 def _squad(version: str, train: tuple[int, str], dev: tuple[int, str]) -> Dataset:
     """One version of SQuAD, from the questions and the sha256 of each of its two files."""
     files = {f"train-v{version}.json": train, f"dev-v{version}.json": dev}
-    sources = tuple(Source(_SQUAD + name, sha256) for name, (_, sha256) in files.items())
-    parts = tuple(Part(name, (questions,)) for name, (questions, _) in files.items())
+    sources = tuple(Download(_SQUAD + name, sha256) for name, (_, sha256) in files.items())
+    parts = tuple(DatasetFile(name, (questions,)) for name, (questions, _) in files.items())
     return Dataset(f"SQuAD{version}", "SQuAD", sources, parts, copy_files, "SQUAD_DIR")
 
 
@@ -109,15 +109,19 @@ _DATASETS = (
         "MRPC",
         "MRPC",
         (
-            Source(
+            Download(
                 _MRPC + "msr_paraphrase_train.txt", "60a9b09084528f0673eedee2b69cb941920f0b8cd0eeccefc464a98768457f89"
             ),
-            Source(
+            Download(
                 _MRPC + "msr_paraphrase_test.txt", "a04e271090879aaba6423d65b94950c089298587d9c084bf9cd7439bd785f784"
             ),
-            Source(_GLUE + "mrpc_dev_ids.tsv", "971d7767d81b997fd9060ade0ec23c4fc31cbb226a55d1bd4a1bac474eb81dc7"),
+            Download(_GLUE + "mrpc_dev_ids.tsv", "971d7767d81b997fd9060ade0ec23c4fc31cbb226a55d1bd4a1bac474eb81dc7"),
         ),
-        (Part("train.tsv", (3668,)), Part("dev.tsv", (408,)), Part("test.tsv", (1725,), optional=True)),
+        (
+            DatasetFile("train.tsv", (3668,)),
+            DatasetFile("dev.tsv", (408,)),
+            DatasetFile("test.tsv", (1725,), optional=True),
+        ),
         split_mrpc,
     ),
     _glue("STS-B", "STS-B.zip", "e60a6393de5a8b5b9bac5020a1554b54e3691f9d600b775bd131e613ac179c85", 5749, 1500, 1379),
@@ -133,24 +137,26 @@ _DATASETS = (
     Dataset(
         "MNLI",
         "MNLI",
-        (Source(_GLUE + "MNLI.zip", "e7c1d896d26ed6caf700110645df426cc2d8ebf02a5ab743d5a5c68ac1c83633"),),
+        (Download(_GLUE + "MNLI.zip", "e7c1d896d26ed6caf700110645df426cc2d8ebf02a5ab743d5a5c68ac1c83633"),),
         (
-            Part("train.tsv", (392702,)),
-            Part("dev_matched.tsv", (9815,)),
-            Part("dev_mismatched.tsv", (9832,)),
-            Part("test_matched.tsv", (9796,), optional=True),
-            Part("test_mismatched.tsv", (9847,), optional=True),
+            DatasetFile("train.tsv", (392702,)),
+            DatasetFile("dev_matched.tsv", (9815,)),
+            DatasetFile("dev_mismatched.tsv", (9832,)),
+            DatasetFile("test_matched.tsv", (9796,), optional=True),
+            DatasetFile("test_mismatched.tsv", (9847,), optional=True),
         ),
     ),
     _glue("QNLI", "QNLIv2.zip", "e634e78627a29adaecd4f955359b22bf5e70f2cbd93b493f2d624138a0c0e5f5", 104743, 5463, 5463),
     Dataset(
         "RTE",
         "RTE",
-        (Source(_GLUE + "RTE.zip", "6bf86de103ecd335f3441bd43574d23fef87ecc695977a63b82d5efb206556ee"),),
+        (Download(_GLUE + "RTE.zip", "6bf86de103ecd335f3441bd43574d23fef87ecc695977a63b82d5efb206556ee"),),
         (
-            Part("train.tsv", (2490,), sha256="41e3a9b063433392343fad9e962cf2f58b681c78d8f71592f4186f0837246c5c"),
-            Part("dev.tsv", (277,), sha256="80230dfa1347282e7b532b06a1004a76a710087541189bf874223ddf0e3819fb"),
-            Part(
+            DatasetFile(
+                "train.tsv", (2490,), sha256="41e3a9b063433392343fad9e962cf2f58b681c78d8f71592f4186f0837246c5c"
+            ),
+            DatasetFile("dev.tsv", (277,), sha256="80230dfa1347282e7b532b06a1004a76a710087541189bf874223ddf0e3819fb"),
+            DatasetFile(
                 "test.tsv",
                 (3000,),
                 sha256="6e33f09b5c2bfd5fd5fde217070f3dd49e484e33b9752b5864cf36fc421a213f",
@@ -162,8 +168,8 @@ _DATASETS = (
     Dataset(
         "diagnostic",
         "diagnostic",
-        (Source(_GLUE + "AX.tsv", "0e13510b1bb14436ff7e2ee82338f0efb0133ecf2e73507a697dc210db3f05fd"),),
-        (Part("AX.tsv", (1104,)),),
+        (Download(_GLUE + "AX.tsv", "0e13510b1bb14436ff7e2ee82338f0efb0133ecf2e73507a697dc210db3f05fd"),),
+        (DatasetFile("AX.tsv", (1104,)),),
         copy_files,
     ),
     _squad(
@@ -188,19 +194,19 @@ _DATASETS = (
         "CIFAR10",
         "cifar-10-batches-py",
         (
-            Source(
+            Download(
                 _CIFAR + "cifar-10-python.tar.gz",
                 "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
                 170_498_071,
             ),
         ),
         (
-            Part("data_batch_1", (10_000,), size=31_035_704, md5="c99cafc152244af753f735de768cd75f"),
-            Part("data_batch_2", (10_000,), size=31_035_320, md5="d4bba439e000b95fd0a9bffe97cbabec"),
-            Part("data_batch_3", (10_000,), size=31_035_999, md5="54ebc095f3ab1f0389bbae665268c751"),
-            Part("data_batch_4", (10_000,), size=31_035_696, md5="634d18415352ddfa80567beed471001a"),
-            Part("data_batch_5", (10_000,), size=31_035_623, md5="482c414d41f54cd18b22e5b47cb7c3cb"),
-            Part("test_batch", (10_000,), size=31_035_526, md5="40351d587109b95175f43aff81a1287e"),
+            DatasetFile("data_batch_1", (10_000,), size=31_035_704, md5="c99cafc152244af753f735de768cd75f"),
+            DatasetFile("data_batch_2", (10_000,), size=31_035_320, md5="d4bba439e000b95fd0a9bffe97cbabec"),
+            DatasetFile("data_batch_3", (10_000,), size=31_035_999, md5="54ebc095f3ab1f0389bbae665268c751"),
+            DatasetFile("data_batch_4", (10_000,), size=31_035_696, md5="634d18415352ddfa80567beed471001a"),
+            DatasetFile("data_batch_5", (10_000,), size=31_035_623, md5="482c414d41f54cd18b22e5b47cb7c3cb"),
+            DatasetFile("test_batch", (10_000,), size=31_035_526, md5="40351d587109b95175f43aff81a1287e"),
         ),
         unpack_tar,
         "IMAGE_DIR",

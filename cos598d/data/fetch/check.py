@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cos598d.data.fetch.catalogue import Dataset, Part
+from cos598d.data.fetch.catalogue import Dataset, DatasetFile
 from cos598d.data.glue.read import FORMATS
 from cos598d.data.images.cifar import parse_batch
 from cos598d.data.images.idx import parse_idx
@@ -92,7 +92,7 @@ def count_rows(path: Path, header: bool = True) -> int:
     return complete if header or empty else complete + 1
 
 
-def _recorded(part: Part) -> tuple[str, str] | None:
+def _recorded(part: DatasetFile) -> tuple[str, str] | None:
     """The kind of the part's digest and the digest: sha256 where it is known, else md5, else nothing."""
     if part.sha256:
         return "sha256", part.sha256

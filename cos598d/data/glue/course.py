@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from cos598d.data.glue import metrics
-from cos598d.data.glue.read import FORMATS, Format, Row, read_lines, read_rows
+from cos598d.data.glue.read import FORMATS, Format, GlueRow, read_lines, read_rows
 from cos598d.data.text.layout import Layout
 from cos598d.errors import UserError
 
@@ -101,7 +101,7 @@ class _GlueProcessor(DataProcessor):
         return examples
 
 
-def _example(row: Row, set_type: str) -> InputExample:
+def _example(row: GlueRow, set_type: str) -> InputExample:
     return InputExample(f"{set_type}-{row.identity}", row.text_a, row.text_b, row.label)
 
 

@@ -16,7 +16,7 @@ MOST_LINE_BYTES = 1 << 22  # a line is one example: more is no TSV file
 _SHOWN = 200  # characters of a file's that are printed at most
 
 
-class Row(NamedTuple):
+class GlueRow(NamedTuple):
     """One example as it stands in the file: `line` counts from 1, `identity` names it within its file."""
 
     line: int
@@ -80,15 +80,15 @@ class Format:
         names = min(known, key=lambda names: abs(len(names) - len(found)))
         return f"the columns are {printable(', '.join(cells), _SHOWN)} where {self.folder} has {', '.join(names)}"
 
-    def row(self, cells: Sequence[str], line: int, columns: int | None = None) -> Row | None:
+    def row(self, cells: Sequence[str], line: int, columns: int | None = None) -> GlueRow | None:
         """One row from its cells, or None if they are fewer than the task's (or than `columns`, if given)."""
         if len(cells) < (columns or self.width):
             return None
         identity = str(line - 1) if self.identity is None else cells[self.identity]
         text_b = None if self.text_b is None else cells[self.text_b]
-        return Row(line, identity, cells[self.text_a], text_b, cells[self.label])
+        return GlueRow(line, identity, cells[self.text_a], text_b, cells[self.label])
 
-    def label_value(self, row: Row, file: Path | str) -> int | float:
+    def label_value(self, row: GlueRow, file: Path | str) -> int | float:
         """The row's class id, or its score. Raises UserError naming file and line if the label is neither."""
         if self.labels:
             if row.label in self.labels:
@@ -168,7 +168,7 @@ def read_lines(file: Path | str) -> Iterator[tuple[int, str]]:
         raise UserError(f"{file} cannot be read ({error.strerror}): give the folder that holds it.") from error
 
 
-def read_rows(file: Path | str, task: Format) -> Iterator[Row]:
+def read_rows(file: Path | str, task: Format) -> Iterator[GlueRow]:
     """The rows of one part, read without quoting; empty lines are passed over, columns after the last are ignored.
 
     Raises UserError naming file and line for a header that is not the task's and for a row with too few columns, and

@@ -122,14 +122,14 @@ class GlueTask(Task):
         if not self.form.has_sample:
             raise UserError(f"{self.form.folder} has no bundled sample: {self._how_to_get()}.")
 
-    def _sample_rows(self, part: str) -> Iterator[glue.Row]:
+    def _sample_rows(self, part: str) -> Iterator[glue.GlueRow]:
         from cos598d.data.samples import rte_sample
 
         for line, (first, second, label) in enumerate(rte_sample(part), start=1):
-            yield glue.Row(line, str(line - 1), first, second, label)
+            yield glue.GlueRow(line, str(line - 1), first, second, label)
 
 
-def _digest_rows(rows: Iterator[glue.Row]) -> tuple[str, int]:
+def _digest_rows(rows: Iterator[glue.GlueRow]) -> tuple[str, int]:
     digest, count = hashlib.sha256(), 0
     for row in rows:
         digest.update(repr(row).encode())

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from cos598d.data.images.cifar import read_batch
-from cos598d.data.images.folder import Found, ImageFolderTask, find_classes
+from cos598d.data.images.folder import FoundImages, ImageFolderTask, find_classes
 from cos598d.data.images.locate import VARIABLE, candidates
 from cos598d.data.images.places import open_place
-from cos598d.data.images.source import InMemory, Source
+from cos598d.data.images.source import ImagesInMemory, ImageSource
 from cos598d.data.task import fetch_command
 from cos598d.errors import UserError
 from cos598d.terminal.printable import printable
@@ -30,7 +30,7 @@ class Cifar10Task(ImageFolderTask):
     size, channels = 32, 3
     classes = CLASSES
 
-    def locate(self, data_dir: str | None, environ: Mapping[str, str] = os.environ) -> tuple[Path | Found, str]:
+    def locate(self, data_dir: str | None, environ: Mapping[str, str] = os.environ) -> tuple[Path | FoundImages, str]:
         self.num_labels = len(CLASSES)
         names = ["", "cifar-10-batches-py", "cifar10", "CIFAR10", "CIFAR10/cifar-10-batches-py"]
         named = data_dir or environ.get(VARIABLE)
@@ -47,21 +47,21 @@ class Cifar10Task(ImageFolderTask):
             f"fetch it with {fetch_command('CIFAR10')}."
         )
 
-    def source(self, part: str, location: Path | Found) -> Source:
-        if isinstance(location, Found):
+    def source(self, part: str, location: Path | FoundImages) -> ImageSource:
+        if isinstance(location, FoundImages):
             return super().source(part, location)
         batches = [read_batch(_there(location / name)) for name in _BATCHES[part]]
         images, labels = (np.concatenate(each) for each in zip(*batches, strict=True))
-        return InMemory(images, labels)
+        return ImagesInMemory(images, labels)
 
-    def _found(self, path: Path) -> Found:
+    def _found(self, path: Path) -> FoundImages:
         found = find_classes(open_place(path))
         if unknown := set(found.classes) - set(CLASSES):
             raise UserError(
                 f"{path} has a class {printable(min(unknown), 100)}, which CIFAR-10 has not: give its images, or "
                 "--task_name image_folder."
             )
-        return Found(found.place, CLASSES, found.parts)
+        return FoundImages(found.place, CLASSES, found.parts)
 
 
 def _there(file: Path) -> Path:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from cos598d.data.images.source import InMemory
+from cos598d.data.images.source import ImagesInMemory
 from cos598d.data.images.task import ImageTask
 from cos598d.data.parts import split
 from cos598d.errors import UserError
@@ -34,10 +34,10 @@ class DigitsTask(ImageTask):
             raise UserError(f"The digits are scikit-learn's own, not in {data_dir}: leave --data_dir out.")
         return None, "scikit-learn's digits"
 
-    def source(self, part: str, location: None) -> InMemory:
+    def source(self, part: str, location: None) -> ImagesInMemory:
         from sklearn.datasets import load_digits
 
         found = load_digits()
         places = split(found.target, part)
         images = np.rint(found.images[places] * (255 / _MOST)).astype(np.uint8)
-        return InMemory(images[..., None], found.target[places])
+        return ImagesInMemory(images[..., None], found.target[places])

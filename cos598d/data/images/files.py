@@ -10,8 +10,8 @@ import numpy as np
 
 from cos598d.data.images.decode import Refused, check_pillow, decode
 from cos598d.data.images.encoder import ImageEncoder
-from cos598d.data.images.places import Place
-from cos598d.data.images.source import Source
+from cos598d.data.images.places import ImageStore
+from cos598d.data.images.source import ImageSource
 from cos598d.errors import UserError
 from cos598d.terminal.printable import printable
 
@@ -20,10 +20,10 @@ _AHEAD = 4  # files that a thread has before it, so that few of the decoded ones
 _NAMED = 3  # refused files that a sentence names
 
 
-class Files(Source):
+class Files(ImageSource):
     """`files` of a place and the number of each one's class."""
 
-    def __init__(self, place: Place, files: Sequence[str], labels: Sequence[int] | np.ndarray, words: str):
+    def __init__(self, place: ImageStore, files: Sequence[str], labels: Sequence[int] | np.ndarray, words: str):
         """`words` say which part this is, for a bar while it is decoded."""
         check_pillow()
         self.labels = np.asarray(labels, dtype=np.int64)

@@ -11,8 +11,8 @@ import numpy as np
 from cos598d.data.images.files import Files
 from cos598d.data.images.locate import VARIABLE, candidates
 from cos598d.data.images.options import ImageOptions
-from cos598d.data.images.places import Place, open_place
-from cos598d.data.images.source import Source
+from cos598d.data.images.places import ImageStore, open_place
+from cos598d.data.images.source import ImageSource
 from cos598d.data.images.task import ImageTask
 from cos598d.data.parts import split
 from cos598d.errors import UserError
@@ -24,13 +24,13 @@ MOST_CLASSES = 100_000
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundImages:
     """What a place holds: the classes in order of their names, and of each part its files by class.
 
     parts: "all" alone where the images are not divided into parts, else "train" and "dev".
     """
 
-    place: Place
+    place: ImageStore
     classes: tuple[str, ...]
     parts: Mapping[str, Mapping[str, list[str]]]
 
@@ -60,7 +60,7 @@ class ImageFolderTask(ImageTask):
             "for each class."
         )
 
-    def source(self, part: str, location: Any) -> Source:
+    def source(self, part: str, location: Any) -> ImageSource:
         divided = location.parts.get(part)
         by_class = location.parts["all"] if divided is None else divided
         numbers = {name: number for number, name in enumerate(location.classes)}
@@ -70,7 +70,7 @@ class ImageFolderTask(ImageTask):
         return Files(location.place, [pairs[place][0] for place in places], labels[places], f"{self.name} {part}")
 
 
-def find_classes(place: Place) -> Found:
+def find_classes(place: ImageStore) -> FoundImages:
     """The classes and parts that the folders of `place` say. Raises UserError where they say none, or contradict."""
     files = place.files
     inside = _common_folders(files)
@@ -104,7 +104,7 @@ def find_classes(place: Place) -> Found:
             f"{printable(place.name, 200)}: the class {printable(only[0], 100)} has images to evaluate on and none to "
             "train on: put some there."
         )
-    return Found(place, tuple(names), {part: dict(found) for part, found in by_part.items()})
+    return FoundImages(place, tuple(names), {part: dict(found) for part, found in by_part.items()})
 
 
 def _common_folders(files: list[str]) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 
 from cos598d.data.images.idx import read_idx
 from cos598d.data.images.locate import VARIABLE, candidates
-from cos598d.data.images.source import InMemory
+from cos598d.data.images.source import ImagesInMemory
 from cos598d.data.images.task import ImageTask
 from cos598d.data.parts import split
 from cos598d.data.task import fetch_command
@@ -41,7 +41,7 @@ class MnistTask(ImageTask):
             f"them with {fetch_command('MNIST')}."
         )
 
-    def source(self, part: str, location: Path) -> InMemory:
+    def source(self, part: str, location: Path) -> ImagesInMemory:
         has_both = _file(location, _PARTS["train"], "images") is not None
         stem = _PARTS[part] if has_both else _PARTS["dev"]
         found = {kind: _read(location, stem, kind) for kind in _KINDS}
@@ -50,7 +50,7 @@ class MnistTask(ImageTask):
             problem = "one is above 9" if len(images) == len(labels) else f"{len(labels)} for {len(images)} images"
             raise UserError(f"The labels of {stem} in {location} do not fit ({problem}): fetch both files again.")
         places = np.arange(len(labels)) if has_both else split(labels, part)
-        return InMemory(images[places][..., None], labels[places])
+        return ImagesInMemory(images[places][..., None], labels[places])
 
 
 def _file(folder: Path, stem: str, kind: str) -> Path | None:

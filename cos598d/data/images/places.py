@@ -15,7 +15,7 @@ from cos598d.terminal.printable import printable
 MOST_FILES = 5_000_000
 
 
-class Place(ABC):
+class ImageStore(ABC):
     """name: for sentences. files: the paths of all images in it, sorted, "/" between their parts."""
 
     name: str
@@ -30,7 +30,7 @@ class Place(ABC):
         """What changes when the file does, without reading it."""
 
 
-class Folder(Place):
+class Folder(ImageStore):
     """A folder on disk. A link that leads out of it is refused, hidden files are passed over."""
 
     def __init__(self, path: Path):
@@ -67,7 +67,7 @@ class Folder(Place):
         return f"{file} {found.st_size} {found.st_mtime_ns}"
 
 
-class Archive(Place):
+class Archive(ImageStore):
     """A zip archive, of which nothing is unpacked onto the disk."""
 
     def __init__(self, path: Path):
@@ -110,7 +110,7 @@ class Archive(Place):
         return f"{file} {member.file_size} {member.CRC}"
 
 
-def open_place(path: Path) -> Place:
+def open_place(path: Path) -> ImageStore:
     """The folder or the archive at `path`."""
     return Folder(path) if path.is_dir() else Archive(path)
 

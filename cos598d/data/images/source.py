@@ -10,7 +10,7 @@ from cos598d.data.images.encoder import ImageEncoder
 _BLOCK = 256  # images that are brought to the model's size at a time
 
 
-class Source(ABC):
+class ImageSource(ABC):
     """labels: int64 (images,), the number of each one's class. digest: over the images and their classes."""
 
     labels: np.ndarray
@@ -21,7 +21,7 @@ class Source(ABC):
         """The images at `places` as `encoder.fit` makes them. Raises UserError for one that is refused."""
 
 
-class InMemory(Source):
+class ImagesInMemory(ImageSource):
     """Images of one size, uint8 (images, height, width, channels)."""
 
     def __init__(self, images: np.ndarray, labels: np.ndarray):

@@ -12,7 +12,7 @@ from cos598d.data.form import ImageForm
 from cos598d.data.images.encoder import ImageEncoder
 from cos598d.data.images.images import Images
 from cos598d.data.images.options import ImageOptions
-from cos598d.data.images.source import Source
+from cos598d.data.images.source import ImageSource
 from cos598d.data.task import Scores, Task
 
 FORMAT = 1  # counted up when what is stored changes its meaning, so that old files are no longer found
@@ -39,7 +39,7 @@ class ImageTask(Task):
         self.image_form = ImageForm(asked or self.size, self.channels, is_asked_for=asked is not None)
 
     @abstractmethod
-    def source(self, part: str, location: Any) -> Source:
+    def source(self, part: str, location: Any) -> ImageSource:
         """The images of a part. Raises UserError naming the file of what cannot be read."""
 
     def check(self, location: Any, parts: Sequence[str] | None = None) -> None:

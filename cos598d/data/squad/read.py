@@ -13,7 +13,7 @@ from cos598d.terminal.printable import printable
 _FORM = 'SQuAD files hold {"data": [{"paragraphs": [{"context": ..., "qas": [...]}]}]}'
 
 
-class Answer(NamedTuple):
+class GoldAnswer(NamedTuple):
     """A gold answer, and the character of the context where it begins, from 0."""
 
     text: str
@@ -26,7 +26,7 @@ class Question(NamedTuple):
     identity: str
     context: int
     text: str
-    answers: tuple[Answer, ...]
+    answers: tuple[GoldAnswer, ...]
     impossible: bool
 
 
@@ -106,7 +106,9 @@ def _question(item: Any, context: int, where: str, name: str) -> Question:
     answers = []
     for number, answer in enumerate(given):
         place = f"{where}.answers[{number}]"
-        answers.append(Answer(_get(answer, "text", str, place, name), _get(answer, "answer_start", int, place, name)))
+        answers.append(
+            GoldAnswer(_get(answer, "text", str, place, name), _get(answer, "answer_start", int, place, name))
+        )
     return Question(identity, context, text, () if impossible else tuple(answers), impossible)
 
 

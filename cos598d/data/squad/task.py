@@ -135,23 +135,23 @@ class SquadTask(Task):
         return features
 
     def remarks(self, part: str, features: "Features") -> list[str]:
-        from cos598d.data.squad.windows import Finding
+        from cos598d.data.squad.windows import AnswerStatus
 
         chosen = self._chosen[part]
         findings = features.extra["finding"]
-        counts = np.bincount(findings, minlength=len(Finding))
+        counts = np.bincount(findings, minlength=len(AnswerStatus))
         lines = [f"{part}: {len(chosen):,} questions in {len(features):,} windows"]
-        if counts[Finding.IMPOSSIBLE]:
-            lines[0] += f", {counts[Finding.IMPOSSIBLE]:,} without an answer"
+        if counts[AnswerStatus.IMPOSSIBLE]:
+            lines[0] += f", {counts[AnswerStatus.IMPOSSIBLE]:,} without an answer"
         skipped = " (left out)" if part == "train" else ""
         for name, words in _CAUSES.items():
-            if counts[Finding[name]]:
-                lines.append(f"{part}: {counts[Finding[name]]:,} answers {words.format(skipped=skipped)}")
+            if counts[AnswerStatus[name]]:
+                lines.append(f"{part}: {counts[AnswerStatus[name]]:,} answers {words.format(skipped=skipped)}")
         if self.options.verbose_logging:
-            for number in np.flatnonzero(findings >= Finding.MOVED):
+            for number in np.flatnonzero(findings >= AnswerStatus.MOVED):
                 question = self._squads[part].questions[chosen[number]]
                 answer = repr(question.answers[0].text) if question.answers else "none"
-                words = Finding(findings[number]).name.lower().replace("_", " ")
+                words = AnswerStatus(findings[number]).name.lower().replace("_", " ")
                 lines.append(f"{part}: question {question.identity}: {words}, answer {answer}")
         return lines
 

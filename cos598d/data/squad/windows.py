@@ -28,7 +28,7 @@ _PACKED = 1 << 22  # tokens that may lie about in small arrays
 _AWAY, _PLACES, _LONGEST_MOVED = 16_384, 100, 1_000
 
 
-class Finding(IntEnum):
+class AnswerStatus(IntEnum):
     """What became of a question's first gold answer when its tokens were looked for."""
 
     EXACT = 0  # the text of its tokens is the answer's, after the official normalization
@@ -41,7 +41,7 @@ class Finding(IntEnum):
 
 
 # Without a true place in its context a question teaches nothing.
-UNUSABLE = (Finding.WRONG_OFFSET, Finding.NO_ANSWER)
+UNUSABLE = (AnswerStatus.WRONG_OFFSET, AnswerStatus.NO_ANSWER)
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class _Builder:
         if answer:
             held = (firsts <= answer[0]) & (answer[1] < firsts + lengths)
             if not held.any():
-                finding = Finding.NO_WINDOW
+                finding = AnswerStatus.NO_WINDOW
         number = len(self._findings)
         self._findings.append(finding)
         self._context_of.append(len(self._contexts) - 1)
@@ -200,27 +200,27 @@ def _check_room(options: WindowOptions) -> None:
         )
 
 
-def _find_answer(question: Question, context: str, encoded: Encoded) -> tuple[Finding, tuple[int, int] | None]:
+def _find_answer(question: Question, context: str, encoded: Encoded) -> tuple[AnswerStatus, tuple[int, int] | None]:
     """What there is to say of the first gold answer, and its first and last token in the context."""
     if question.impossible:
-        return Finding.IMPOSSIBLE, None
+        return AnswerStatus.IMPOSSIBLE, None
     if not question.answers:
-        return Finding.NO_ANSWER, None
+        return AnswerStatus.NO_ANSWER, None
     text, begin = question.answers[0]
     if begin < 0 or not text or not context.startswith(text, begin):
-        return Finding.WRONG_OFFSET, None
+        return AnswerStatus.WRONG_OFFSET, None
     tokens, is_exact = _tokens_of(text, begin, context, encoded)
     if tokens is None:  # nothing but white space or characters that the vocabulary does not see
-        return Finding.WRONG_OFFSET, None
+        return AnswerStatus.WRONG_OFFSET, None
     if is_exact:
-        return Finding.EXACT, tokens
+        return AnswerStatus.EXACT, tokens
     # Whoever marked an answer marked whole words: "six" is not in "the sixth" if "six" stands elsewhere.
     places = sorted(_occurrences(text, begin, context), key=lambda place: abs(place - begin))
     for place in places[:_PLACES]:
         elsewhere, is_exact = _tokens_of(text, place, context, encoded)
         if is_exact:
-            return Finding.MOVED, elsewhere
-    return Finding.INSIDE_TOKEN, tokens
+            return AnswerStatus.MOVED, elsewhere
+    return AnswerStatus.INSIDE_TOKEN, tokens
 
 
 def _tokens_of(text: str, begin: int, context: str, encoded: Encoded) -> tuple[tuple[int, int] | None, bool]:

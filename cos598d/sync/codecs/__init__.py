@@ -8,7 +8,7 @@ from cos598d.comm.communicator import Communicator
 from cos598d.errors import UsageError
 from cos598d.sync.codecs.base import AllReduce, Codec
 from cos598d.sync.codecs.none import AsTheyAre
-from cos598d.sync.cost import Collective, Travel
+from cos598d.sync.cost import Collective, CollectiveCall
 
 # name on the command line -> module and class
 CODECS = {
@@ -74,7 +74,7 @@ class Payload(NamedTuple):
         return self.collective.moved(self.bytes, self.element_bytes, ranks, rank)
 
 
-def in_code(travel: Travel, word: str, ranks: int) -> list[Payload]:
+def in_code(travel: CollectiveCall, word: str, ranks: int) -> list[Payload]:
     """What becomes of a call of a sync among so many ranks, more than one, in the codec that `word` names."""
     codec, number = get_codec(word)
     collective = codec.collective or travel.collective

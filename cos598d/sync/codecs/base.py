@@ -7,8 +7,8 @@ import torch
 
 from cos598d.comm.calls import Pending
 from cos598d.comm.communicator import Communicator
-from cos598d.comm.messages import Composed, Messages
-from cos598d.sync.buckets import Bucket, Rows
+from cos598d.comm.messages import Messages, PointToPointCollective
+from cos598d.sync.buckets import Bucket, RowBucket
 from cos598d.sync.cost import Collective, Tensor
 
 AllReduce = Callable[[torch.Tensor, str], Pending]
@@ -28,7 +28,7 @@ class Coded(NamedTuple):
 class _Gathering:
     """An all-gather among some ranks under way, made of messages."""
 
-    def __init__(self, messages: Messages, call: Composed):
+    def __init__(self, messages: Messages, call: PointToPointCollective):
         self._messages, self._call = messages, call
 
     def wait(self) -> None:
@@ -186,7 +186,7 @@ class Feedback(Kept):
 
         To be left there: the buffer as it is now, less what of it is sent, divided by `scale`.
         """
-        if isinstance(bucket, Rows):
+        if isinstance(bucket, RowBucket):
             self._begin_rows(bucket)
         error, new = self.begin(bucket.name, lambda: torch.zeros_like(bucket.buffer))
         bucket.buffer.add_(error, alpha=scale)
@@ -203,7 +203,7 @@ class Feedback(Kept):
         self._of_rows = {name: tensor.to(device, copy=True) for name, tensor in of_rows.items()}
         self._places = {}
 
-    def _begin_rows(self, bucket: Rows) -> None:
+    def _begin_rows(self, bucket: RowBucket) -> None:
         name, parameter = bucket.parameters[0]
         if name not in self._of_rows:
             self._of_rows[name] = torch.zeros_like(parameter)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from cos598d.comm.communicator import Communicator
-from cos598d.comm.messages import Composed, Messages
+from cos598d.comm.messages import Messages, PointToPointCollective
 from cos598d.sync.buckets import Bucket
 from cos598d.sync.codecs.base import AllReduce, Codec
 from cos598d.sync.cost import Even, Tensor
@@ -69,7 +69,7 @@ class _Exchange:
         blocks = _blocks(bucket.buffer.numel(), count)
         # Stands in for the bucket's encoded parts, whose size the ledger asks for before they are made.
         coded = torch.empty(count * blocks * (BLOCK + SCALE_BYTES), dtype=torch.uint8, device="meta")
-        self._call: Composed = comm.compose("int8_all_reduce", coded, bucket.name)
+        self._call: PointToPointCollective = comm.compose("int8_all_reduce", coded, bucket.name)
         padded = torch.zeros(count * blocks * BLOCK, dtype=torch.float32, device=bucket.buffer.device)
         padded[: bucket.buffer.numel()] = bucket.buffer
         self._generator = codec.generator

@@ -143,7 +143,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Travel:
+class CollectiveCall:
     """One call of a step, as a rung states it.
 
     collective   how it moves
@@ -187,7 +187,7 @@ class Travel:
         return self.collective.moved(round(self.gradient_bytes), element_bytes, len(members), members.index(rank))
 
 
-def cost_of(travels: Sequence[Travel], ranks: int, rank: int) -> Cost:
+def cost_of(travels: Sequence[CollectiveCall], ranks: int, rank: int) -> Cost:
     """The cost of all calls of a step on one of several ranks."""
     moved = [travel.moved(ranks, rank) for travel in travels]
     return Cost(len(moved), sum(sent for sent, _ in moved), sum(received for _, received in moved))

@@ -77,7 +77,7 @@ def copied_by(payload: float, ranks: int) -> float:
     return (5 + 1 / ranks) * payload if ranks > 1 else 0.0
 
 
-class InMemory(Collective):
+class SharedMemoryCollective(Collective):
     """Through memory that the ranks of one host share: nothing is sent. `shared_memory.py` says what is copied."""
 
     def moved(self, payload: int, element_bytes: int, ranks: int, rank: int) -> tuple[int, int]:
@@ -87,4 +87,4 @@ class InMemory(Collective):
         return Load(0, 0.0, 0.0, 0.0, copied_bytes=copied_by(payload, ranks))
 
 
-GATHER, SCATTER, REDUCE, BROADCAST, IN_MEMORY = Gather(), Scatter(), Reduce(), Broadcast(), InMemory()
+GATHER, SCATTER, REDUCE, BROADCAST, IN_MEMORY = Gather(), Scatter(), Reduce(), Broadcast(), SharedMemoryCollective()

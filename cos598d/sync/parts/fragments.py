@@ -12,7 +12,7 @@ from cos598d.sync.buckets import Bucket, Named, Sized, T
 from cos598d.sync.codecs import Codec
 
 
-class Cut(NamedTuple):
+class RowRange(NamedTuple):
     """Some rows of the tensor at `place`, from `first` to before `end`."""
 
     place: int
@@ -35,13 +35,13 @@ def rows_of(shape: Sequence[int]) -> int:
     return shape[0] if shape else 1
 
 
-def cut_in_rows(tensors: Sequence[Sized], rows: Sequence[int], count: int) -> list[list[Cut]]:
+def cut_in_rows(tensors: Sequence[Sized], rows: Sequence[int], count: int) -> list[list[RowRange]]:
     """All rows of the tensors, in order, in at most `count` fragments that differ by about a row of elements.
 
     rows: how many each tensor has; one without elements is in no fragment.
     """
     total = sum(tensor.numel() for tensor in tensors)
-    fragments: list[list[Cut]] = [[] for _ in range(count)]
+    fragments: list[list[RowRange]] = [[] for _ in range(count)]
     begin = 0  # of the tensor, in elements
     for place, (tensor, height) in enumerate(zip(tensors, rows, strict=True)):
         first, width = 0, tensor.numel() // max(1, height)
@@ -49,7 +49,7 @@ def cut_in_rows(tensors: Sequence[Sized], rows: Sequence[int], count: int) -> li
             fragment = (begin + first * width) * count // total
             limit = -(-(fragment + 1) * total // count)  # where the next one begins
             end = min(height, max(first + 1, -(-(limit - begin) // width)))
-            fragments[fragment].append(Cut(place, first, end))
+            fragments[fragment].append(RowRange(place, first, end))
             first = end
         begin += tensor.numel()
     return [fragment for fragment in fragments if fragment]
@@ -62,7 +62,7 @@ class Fragment:
     momentum   of the steps by which it moves
     """
 
-    def __init__(self, name: str, parameters: Sequence[Named], cuts: Sequence[Cut], codec: Codec):
+    def __init__(self, name: str, parameters: Sequence[Named], cuts: Sequence[RowRange], codec: Codec):
         weights = [(f"{parameters[cut.place][0]}[{cut.first}:{cut.end}]", _rows(parameters, cut)) for cut in cuts]
         self._weights = [weight for _, weight in weights]
         self._bucket, self.codec = Bucket(name, weights), codec
@@ -128,7 +128,7 @@ class Fragment:
         return torch.cat([weight.detach().flatten() for weight in self._weights])
 
 
-def _rows(parameters: Sequence[Named], cut: Cut) -> nn.Parameter:
+def _rows(parameters: Sequence[Named], cut: RowRange) -> nn.Parameter:
     """The rows in the parameter's own memory."""
     weights = parameters[cut.place][1].data
     return nn.Parameter(weights[cut.first : cut.end] if weights.dim() else weights.view(1), requires_grad=False)

@@ -58,7 +58,7 @@ def will_get_gradients(parameters: Iterable[nn.Parameter]) -> bool:
     return False
 
 
-class Layout:
+class GradientLayout:
     """The parameters and buffers of a model at one moment, and which parameters it trains."""
 
     def __init__(self, model: nn.Module):

@@ -5,7 +5,7 @@ from itertools import chain
 
 import torch
 
-from cos598d.comm.messages import Composed
+from cos598d.comm.messages import PointToPointCollective
 from cos598d.sync.cost import Even
 from cos598d.sync.cost.collectives import both_ways, ring_steps
 from cos598d.sync.parts.segmented import Exchange, pipeline, segment_count
@@ -29,7 +29,7 @@ RING = _Ring(ring_steps, both_ways)
 
 
 def ring_all_reduce(
-    call: Composed, buffer: torch.Tensor, members: Sequence[int], me: int, scratch: torch.Tensor
+    call: PointToPointCollective, buffer: torch.Tensor, members: Sequence[int], me: int, scratch: torch.Tensor
 ) -> None:
     """Put the sum over the ranks `members` into `buffer` of each; every member calls this, others do not.
 

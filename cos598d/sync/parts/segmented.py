@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from cos598d.comm.calls import Call
-from cos598d.comm.messages import Composed
+from cos598d.comm.messages import PointToPointCollective
 from cos598d.sync.base import GradientSync, SyncOptions
 from cos598d.sync.cost import Tensor
 from cos598d.sync.cost.memory import Buffers
@@ -48,7 +48,7 @@ class ByMessages(GradientSync):
             self.sum_over_ranks(call, tensor, self._scratch[key])
         return Call.done()
 
-    def sum_over_ranks(self, call: Composed, buffer: torch.Tensor, scratch: torch.Tensor) -> None:
+    def sum_over_ranks(self, call: PointToPointCollective, buffer: torch.Tensor, scratch: torch.Tensor) -> None:
         """Replace `buffer` by its sum over the ranks."""
         raise NotImplementedError(f"{type(self).__name__} has no sum_over_ranks()")
 
@@ -89,7 +89,7 @@ class Exchange:
     adds: bool = False
 
 
-def pipeline(call: Composed, exchanges: Iterable[Exchange], scratch: torch.Tensor) -> None:
+def pipeline(call: PointToPointCollective, exchanges: Iterable[Exchange], scratch: torch.Tensor) -> None:
     """Make the exchanges in order, `len(scratch)` of them under way at any moment, and wait for the last.
 
     One starts when the one `len(scratch)` places before it is done: what it sends must be final by then.
@@ -117,7 +117,7 @@ def pipeline(call: Composed, exchanges: Iterable[Exchange], scratch: torch.Tenso
 
 
 def move(
-    call: Composed,
+    call: PointToPointCollective,
     scratch: torch.Tensor,
     outgoing: Place | None = None,
     incoming: Place | None = None,

@@ -5,7 +5,6 @@ import binascii
 from pathlib import Path
 from typing import Any
 
-from cos598d.tools.audit.sketch import SIZE
 from cos598d.errors import UserError
 from cos598d.records.kinds import (
     COUNT,
@@ -14,19 +13,20 @@ from cos598d.records.kinds import (
     NUMBER,
     TEXT,
     Fields,
-    Kind,
+    FixedList,
     ListOf,
     MapOf,
     Number,
     OneOf,
     OrNone,
-    Row,
+    ValueKind,
 )  # fmt: skip
 from cos598d.records.kinds import (
     SIZE as AT_LEAST_ONE,
 )
 from cos598d.records.run import RANK, RANKS
 from cos598d.records.schema import read
+from cos598d.tools.audit.sketch import SIZE
 
 FORMAT = "cos598d audit 2"
 BOOKS, BOOK = "books", "rank{rank}.json"
@@ -37,7 +37,7 @@ MOST_BYTES = 256 << 20
 Book = dict[str, Any]
 
 
-class SketchText(Kind):
+class SketchText(ValueKind):
     """The text of a sketch."""
 
     @property
@@ -52,7 +52,7 @@ class SketchText(Kind):
 
 
 SKETCH = SketchText()
-WHERE = Row((TEXT, COUNT, TEXT))
+WHERE = FixedList((TEXT, COUNT, TEXT))
 EXIT_CODE = Number("an exit code", is_whole=True, least=-255, most=255)
 DIGESTS = ListOf(TEXT)
 MICRO = Fields(
@@ -92,7 +92,7 @@ STEP = Fields(
         "micro": ListOf(MICRO),
         "local": MapOf(ListOf(OrNone(SKETCH))),
         "local_parts": MapOf(ListOf(OrNone(ListOf(SKETCH)))),  # of what is cut over the ranks
-        "places": MapOf(Row((COUNT, COUNT))),  # of what is applied among the parts, and their number
+        "places": MapOf(FixedList((COUNT, COUNT))),  # of what is applied among the parts, and their number
         **dict.fromkeys(("before", "state"), MapOf(SKETCH)),
         "applied": MapOf(SKETCH),
         "events": ListOf(EVENT),
@@ -119,7 +119,7 @@ ITERATION = Fields(
         "size": COUNT,
         "seconds": Number("a number above 0", least=0, is_above=True),
         "phases": MapOf(NOT_NEGATIVE),
-        "totals": MapOf(Row((COUNT, COUNT, COUNT, COUNT, NOT_NEGATIVE))),
+        "totals": MapOf(FixedList((COUNT, COUNT, COUNT, COUNT, NOT_NEGATIVE))),
     }
 )
 STATE = Fields({}, dict.fromkeys(("weights", "parts", "buffers"), MapOf(SKETCH)))

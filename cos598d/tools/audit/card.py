@@ -5,18 +5,18 @@ import os
 import textwrap
 from collections.abc import Sequence
 
-from cos598d.tools.audit.book import Book
-from cos598d.tools.audit.contents import GRADIENT
-from cos598d.tools.audit.judge.verdict import FAULT, NOTE, WASTE, Finding, Verdict
-from cos598d.tools.audit.judge.words import WORDS
 from cos598d.tables import as_text
 from cos598d.terminal.printable import printable
+from cos598d.tools.audit.book import Book
+from cos598d.tools.audit.contents import GRADIENT
+from cos598d.tools.audit.judge.verdict import FAULT, NOTE, WASTE, AuditFinding, AuditVerdict
+from cos598d.tools.audit.judge.words import WORDS
 
 WIDTH = 118
 _HEADS = {FAULT: ("fault", "faults"), WASTE: ("waste", "wastes"), NOTE: ("note", "notes")}
 
 
-def card(verdict: Verdict, books: Sequence[Book]) -> str:
+def card(verdict: AuditVerdict, books: Sequence[Book]) -> str:
     """The whole text."""
     seen = verdict.seen
     ranks = f"{seen.ranks} of {seen.world_size} ranks" if seen.ranks < seen.world_size else f"{seen.ranks} ranks"
@@ -35,7 +35,7 @@ def card(verdict: Verdict, books: Sequence[Book]) -> str:
     return "\n".join(lines)
 
 
-def _result(verdict: Verdict) -> str:
+def _result(verdict: AuditVerdict) -> str:
     faults, seen = len(verdict.of(FAULT)), verdict.seen
     sure = "No fault found" if verdict.is_sure else "Cannot tell: no fault in what could be judged"
     what = f"{faults} fault{'s' if faults > 1 else ''} found" if faults else sure
@@ -45,7 +45,7 @@ def _result(verdict: Verdict) -> str:
     return _filled(f"{what}; {judged}; {cost}{after if seen.own_share_after else ''}.")
 
 
-def _finding(finding: Finding, number: int, of: int) -> list[str]:
+def _finding(finding: AuditFinding, number: int, of: int) -> list[str]:
     words = WORDS[finding.name]
     head = _HEADS[words.level][0].upper() + (f" {number} of {of}" if of > 1 else "")
     lines = [f"{head}: {words.title} [{finding.name}]"]

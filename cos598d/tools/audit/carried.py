@@ -11,8 +11,8 @@ from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from cos598d.tools.audit.options import Told
 from cos598d.program import own_python_path
+from cos598d.tools.audit.options import Told
 
 _LEFT_ALONE = ("torch.utils.data", "multiprocessing", "concurrent", "torch._inductor")
 # Makes this process a rank, and gives what is to be called at its end with the exit code and the error.

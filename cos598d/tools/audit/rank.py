@@ -9,14 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from cos598d.errors import one_line
+from cos598d.files import write_json
 from cos598d.tools.audit import carried, script
 from cos598d.tools.audit.book import Book
 from cos598d.tools.audit.exchange import Counter, book_path, collect, remove_books
 from cos598d.tools.audit.options import Told
 from cos598d.tools.audit.watch.observer import Observer
 from cos598d.tools.audit.watch.writing import book_of
-from cos598d.errors import one_line
-from cos598d.files import write_json
 from cos598d.world.network import network_identity
 
 _current: "Rank | None" = None

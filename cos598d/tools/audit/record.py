@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cos598d.tools.audit.book import Book
-from cos598d.tools.audit.contents import BUFFER, GRADIENT, MOST_ROWS, OTHER, SCALAR, WEIGHT
 from cos598d.errors import UserError
 from cos598d.files import json_text, write_together
 from cos598d.records.conventions import CHECKPOINT, DDP, FLOOR, PHASES, WARM_UP
 from cos598d.records.live import COMMUNICATION, EPOCHS, ITERATIONS
 from cos598d.records.seconds import summarize_seconds
+from cos598d.tools.audit.book import Book
+from cos598d.tools.audit.contents import BUFFER, GRADIENT, MOST_ROWS, OTHER, SCALAR, WEIGHT
 
 VERDICT = "audit.json"
 _PURPOSES = {GRADIENT: "gradients", WEIGHT: "parameters", BUFFER: "buffers", SCALAR: "loss", OTHER: "agreement"}

@@ -4,12 +4,12 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-from cos598d.tools.bench.turns import start_line
-from cos598d.tools.bench.workload import Workload
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import dtype_name, size_in_bytes
 from cos598d.comm.moments import Moment
 from cos598d.records.conventions import WARM_UP
+from cos598d.tools.bench.turns import start_line
+from cos598d.tools.bench.workload import Workload
 
 ARRIVALS = 5  # backward passes from which the gradients' times of arrival are taken
 

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cos598d.tools.bench.candidates import Candidate, parse_candidates, references, sweep_candidates
 from cos598d.config import RunConfig
 from cos598d.errors import UsageError
 from cos598d.fields import check_flags, flag, flag_like, flags_of
 from cos598d.strategies import STRATEGIES
+from cos598d.tools.bench.candidates import Candidate, parse_candidates, references, sweep_candidates
 
 # Where --help lists the flags below, beside the ranks' own.
 WHAT, HOW = "what", "how"

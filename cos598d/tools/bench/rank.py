@@ -9,13 +9,6 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from cos598d.tools.bench.arrivals import measure_arrivals
-from cos598d.tools.bench.candidates import Candidate
-from cos598d.tools.bench.plan import BenchPlan
-from cos598d.tools.bench.rounds import measure_rounds, stays_attached
-from cos598d.tools.bench.sweep import message_sizes, predict_capacities, sweep_message_size
-from cos598d.tools.bench.trace import trace_candidate
-from cos598d.tools.bench.workload import TASK, Workload
 from cos598d.comm.communicator import Communicator
 from cos598d.errors import UsageError, flag_called
 from cos598d.measure.environment import describe_environment
@@ -26,6 +19,13 @@ from cos598d.records.conventions import BY_LEDGER, DDP, FLOOR, WARM_UP
 from cos598d.records.summary import summarize
 from cos598d.strategies import class_of
 from cos598d.strategies.base import Strategy
+from cos598d.tools.bench.arrivals import measure_arrivals
+from cos598d.tools.bench.candidates import Candidate
+from cos598d.tools.bench.plan import BenchPlan
+from cos598d.tools.bench.rounds import measure_rounds, stays_attached
+from cos598d.tools.bench.sweep import message_sizes, predict_capacities, sweep_message_size
+from cos598d.tools.bench.trace import trace_candidate
+from cos598d.tools.bench.workload import TASK, Workload
 from cos598d.world.identity import Identity
 from cos598d.world.meeting import Meeting
 

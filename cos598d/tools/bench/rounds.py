@@ -8,14 +8,14 @@ from typing import Any
 import psutil
 import torch
 
-from cos598d.tools.bench.candidates import Candidate
-from cos598d.tools.bench.turns import PHASES, StrategyTurn, Turn, make_turn
-from cos598d.tools.bench.workload import Stepper, Workload
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.hosts import host_groups
 from cos598d.comm.ledger import Totals
 from cos598d.records.summary import LAST_TO_LAST, SLOWEST, world_seconds
 from cos598d.strategies import STRATEGIES
+from cos598d.tools.bench.candidates import Candidate
+from cos598d.tools.bench.turns import PHASES, StrategyTurn, Turn, make_turn
+from cos598d.tools.bench.workload import Stepper, Workload
 from cos598d.world.devices import gpu_of
 
 # Of the memory that is free, this much may be taken by candidates that stay attached. Each keeps up to S bytes of

@@ -7,10 +7,6 @@ from typing import Any
 
 import torch
 
-from cos598d.tools.bench.candidates import CAPACITIES_MB
-from cos598d.tools.bench.rounds import order_of_round
-from cos598d.tools.bench.turns import start_line
-from cos598d.tools.bench.workload import Workload
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.hosts import host_groups
 from cos598d.comm.ledger import size_in_bytes
@@ -18,6 +14,10 @@ from cos598d.records.conventions import FLOOR
 from cos598d.records.fit import CallCost, bandwidths, best_capacity, fit_call_cost, most_exposed, predict_exposed
 from cos598d.records.summary import world_seconds
 from cos598d.sync.buckets import MIB, plan_buckets
+from cos598d.tools.bench.candidates import CAPACITIES_MB
+from cos598d.tools.bench.rounds import order_of_round
+from cos598d.tools.bench.turns import start_line
+from cos598d.tools.bench.workload import Workload
 
 SMALLEST_BYTES, FACTOR = 1 << 10, 4
 # A small message's call is repeated within a sample, until so much has travelled or so often.

@@ -7,19 +7,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from cos598d.tools.bench.candidates import Candidate
-from cos598d.tools.bench.workload import Stepper, Workload, values_of
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import AGREEMENT, Ledger
 from cos598d.config import RunConfig
 from cos598d.measure.clock import IterationClock
 from cos598d.records.conventions import WARM_UP
 from cos598d.strategies import STRATEGIES, get_strategy
-from cos598d.strategies.formula import Expected, Job, without_values
+from cos598d.strategies.formula import MemoryEstimate, TrainingSpec, without_values
 from cos598d.strategies.memory import Peak, count_memory, tensors_in
 from cos598d.strategies.optimizers import counter_bytes, make_optimizer, states_per_weight
 from cos598d.strategies.replicated import Replicated
 from cos598d.sync import get_sync
+from cos598d.tools.bench.candidates import Candidate
+from cos598d.tools.bench.workload import Stepper, Workload, values_of
 
 PHASES = ("forward", "backward", "sync")
 
@@ -83,7 +83,7 @@ class Turn:
         self._model.zero_grad(set_to_none=True)
         expected = Replicated(self._sync, comm=self._comm).expected_memory(self._job)
         if self._is_sparse:
-            expected = Expected(unsaid="how many rows a sparse gradient has only a batch tells")
+            expected = MemoryEstimate(unsaid="how many rows a sparse gradient has only a batch tells")
         return {"between_steps": self._memory(), "peak": peak.held, **expected.as_record()}
 
     def _memory(self) -> dict[str, int]:
@@ -185,11 +185,11 @@ class StrategyTurn:
         return math.nan if norm is None else float(norm)
 
 
-def job_of(workload: Workload, comm: Communicator, with_state: bool = True) -> Job:
+def job_of(workload: Workload, comm: Communicator, with_state: bool = True) -> TrainingSpec:
     """What formulas of memory ask of the workload: a micro-batch a step, and the optimizer's state if there is one."""
     config = RunConfig()
     states = (states_per_weight(config), counter_bytes(config)) if with_state else (0, 0)
-    return Job(without_values(workload.model), comm.world_size, comm.rank, *states)
+    return TrainingSpec(without_values(workload.model), comm.world_size, comm.rank, *states)
 
 
 def make_turn(

@@ -6,12 +6,12 @@ from typing import Any
 
 from cos598d.tools.check import card
 from cos598d.tools.check.diagnosis import UNKNOWN, Symptom, sentence
-from cos598d.tools.check.judge import PASSED, Outcome
+from cos598d.tools.check.judge import PASSED, ClaimOutcome
 
 TRAINS = "trains_like_one_process"
 
 
-def causes_of(by_claim: Sequence[tuple[str, Sequence[Outcome]]], own_file: str) -> list[dict[str, Any]]:
+def causes_of(by_claim: Sequence[tuple[str, Sequence[ClaimOutcome]]], own_file: str) -> list[dict[str, Any]]:
     """`cause` in words and the names of the `claims` that fail for it; first what most claims fail for."""
     causes: dict[Any, dict[str, Any]] = {}
     vague: list[tuple[str, str]] = []  # claims whose numbers say nothing, and what to say if nothing else does
@@ -36,7 +36,7 @@ def causes_of(by_claim: Sequence[tuple[str, Sequence[Outcome]]], own_file: str) 
     return ordered
 
 
-def _cause(failed: Sequence[Outcome], own_file: str) -> tuple[Any, str]:
+def _cause(failed: Sequence[ClaimOutcome], own_file: str) -> tuple[Any, str]:
     """A key that is equal for the same cause (None for one unknown), and the cause in words."""
     told = next((outcome for outcome in failed if outcome.cause), None)
     symptoms = [outcome.symptom for outcome in failed if outcome.symptom and outcome.symptom.kind != UNKNOWN]

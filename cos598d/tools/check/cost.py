@@ -4,9 +4,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from cos598d.tools.check.toy import plain_model
 from cos598d.sync import SYNCS, get_sync
 from cos598d.sync.cost import Cost
+from cos598d.tools.check.toy import plain_model
 
 
 def compare(name: str, made: Sequence[dict[str, int]]) -> dict[str, Any]:

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cos598d.tools.check.claims.base import Claim, NotAsAgreed, World
-from cos598d.tools.check.diagnosis import Symptom, symptom_of
-from cos598d.tools.check.evidence import BadEvidence, Evidence
-from cos598d.tools.check.spawn import DIED, LATE, RAISED, RETURNED, Frame, RankEnd
 from cos598d.rank import BROKEN_COLLECTIVE
 from cos598d.terminal.printable import printable
 from cos598d.terminal.signals import signal_name
+from cos598d.tools.check.claims.base import Claim, NotAsAgreed, World
+from cos598d.tools.check.diagnosis import Symptom, symptom_of
+from cos598d.tools.check.evidence import BadEvidence, Evidence
+from cos598d.tools.check.spawn import DIED, LATE, RAISED, RETURNED, RankEnd, StackFrame
 from cos598d.world.exit import LOST_RANK
 
 PASSED, FAILED, DID_NOT_END, CRASHED = "passed", "failed", "did not end", "crashed"
@@ -31,7 +31,7 @@ INSTALLED = (
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ClaimOutcome:
     """What became of a claim at one world size. `reports` are `judge`'s, one for each rank that is to blame.
 
     `cause` says why in words; where only the numbers can tell it is empty, and `symptom` is what they show.
@@ -44,7 +44,7 @@ class Outcome:
     symptom: Symptom | None = None
 
     @classmethod
-    def not_made(cls, world_size: int, class_name: str) -> "Outcome":
+    def not_made(cls, world_size: int, class_name: str) -> "ClaimOutcome":
         """Of a claim that was asked for, and which the sync does not make."""
         message = f"{class_name} says that it is not exact, and does not make this claim"
         return cls(world_size, FAILED, [_claim_report(0, message)], message)
@@ -52,7 +52,7 @@ class Outcome:
 
 def judge_claims(
     claims: Sequence[Claim], ends: Sequence[RankEnd], nonce: int, own_file: str, seconds: float
-) -> list[Outcome]:
+) -> list[ClaimOutcome]:
     """What became of each claim on the world that ended so: by how it ended, then by what its ranks handed in."""
     size = len(ends)
     status, reports = judge(ends, own_file, seconds)
@@ -60,8 +60,8 @@ def judge_claims(
     if status != PASSED:
         if unlike:
             rank, words = unlike
-            return [Outcome(size, status, [_claim_report(rank, words)], words)] * len(claims)
-        return [Outcome(size, status, reports)] * len(claims)
+            return [ClaimOutcome(size, status, [_claim_report(rank, words)], words)] * len(claims)
+        return [ClaimOutcome(size, status, reports)] * len(claims)
     try:
         evidence = [Evidence.from_bytes(end.handed_in, end.rank, nonce) for end in ends]
     except BadEvidence as error:
@@ -69,7 +69,7 @@ def judge_claims(
     return [_judge(claim, World(claim.name, nonce, evidence), unlike) for claim in claims]
 
 
-def _judge(claim: Claim, world: World, unlike: tuple[int, str] | None) -> Outcome:
+def _judge(claim: Claim, world: World, unlike: tuple[int, str] | None) -> ClaimOutcome:
     """What became of a claim on a world that ended well; `unlike` is the first call in which a rank differed."""
     try:
         claim.judge(world)
@@ -80,22 +80,22 @@ def _judge(claim: Claim, world: World, unlike: tuple[int, str] | None) -> Outcom
         why = f"{type(error).__name__}: {printable(str(error), 100)}"
         return _failed(world.size, f"what the ranks handed in cannot be judged ({why})")
     if not world.findings:
-        return Outcome(world.size, PASSED)
+        return ClaimOutcome(world.size, PASSED)
     first: dict[int, dict[str, Any]] = {}
     for finding in world.findings:
         first.setdefault(finding.rank, _claim_report(finding.rank, printable(finding.message)))
     cause = next((finding.cause for finding in world.findings if finding.cause), "")
     if unlike:
         cause = unlike[1]
-    return Outcome(world.size, FAILED, [first[rank] for rank in sorted(first)], cause, symptom)
+    return ClaimOutcome(world.size, FAILED, [first[rank] for rank in sorted(first)], cause, symptom)
 
 
-def _not_handed_in(size: int, error: BadEvidence) -> Outcome:
+def _not_handed_in(size: int, error: BadEvidence) -> ClaimOutcome:
     return _failed(size, printable(error), "a rank did not hand in what it was asked for")
 
 
-def _failed(size: int, message: str, cause: str = "") -> Outcome:
-    return Outcome(size, FAILED, [_claim_report(0, message)], cause or message)
+def _failed(size: int, message: str, cause: str = "") -> ClaimOutcome:
+    return ClaimOutcome(size, FAILED, [_claim_report(0, message)], cause or message)
 
 
 def unlike_calls(ends: Sequence[RankEnd], is_over: bool) -> tuple[int, str] | None:
@@ -189,18 +189,18 @@ def _report(end: RankEnd, own_file: str, seconds: float) -> dict[str, Any]:
     return about | {"kind": "crash", "type": "", "message": message} | where
 
 
-def _frame(end: RankEnd, own_file: str) -> Frame | None:
+def _frame(end: RankEnd, own_file: str) -> StackFrame | None:
     """The innermost frame in the student's file, on any thread; else the innermost of all."""
     # faulthandler writes other characters than ASCII as Python does in its escapes.
     names = (own_file, own_file.encode("ascii", "backslashreplace").decode())
     for thread in reversed(end.threads):
         for frame in reversed(thread):
             if frame.file in names:
-                return Frame(own_file, frame.line, frame.function)
+                return StackFrame(own_file, frame.line, frame.function)
     return end.frames[-1] if end.frames else None
 
 
-def _code(frame: Frame, own_file: str) -> str:
+def _code(frame: StackFrame, own_file: str) -> str:
     """The line of code, of the file under trial or of an installed one: a rank may name any file that is there."""
     file = os.path.realpath(frame.file)
     is_code = file.endswith(".py") and file.startswith(INSTALLED)

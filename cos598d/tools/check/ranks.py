@@ -11,15 +11,15 @@ from typing import Any
 
 import torch
 
+from cos598d.comm.communicator import Communicator
+from cos598d.comm.ledger import AGREEMENT, GRADIENTS, Ledger
+from cos598d.sync import get_sync
 from cos598d.tools.check.claims import CLAIMS
 from cos598d.tools.check.claims.base import MakeSync, OnRank
 from cos598d.tools.check.evidence import Evidence
 from cos598d.tools.check.spawn import CALLS, HANDED_IN
 from cos598d.tools.check.toy import plain_loss, plain_model
 from cos598d.tools.check.trace import TracedCommunicator, trace_direct_calls
-from cos598d.comm.communicator import Communicator
-from cos598d.comm.ledger import AGREEMENT, GRADIENTS, Ledger
-from cos598d.sync import get_sync
 
 WARM_UP_ROUNDS = 3
 MOST_DIRECT_CALLS = 20

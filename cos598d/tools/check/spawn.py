@@ -19,6 +19,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from cos598d.files import open_plain
+from cos598d.program import own_python_path
 from cos598d.tools.check.supervisor import (
     END_SECONDS,
     LEAVE_SECONDS,
@@ -28,8 +30,6 @@ from cos598d.tools.check.supervisor import (
     IsStuck,
     supervise,
 )
-from cos598d.files import open_plain
-from cos598d.program import own_python_path
 
 # Forked from a server that has torch loaded already: a rank starts in a blink, and from a clean process.
 _context = multiprocessing.get_context("forkserver")
@@ -48,7 +48,7 @@ ENDINGS = ("where", "crash")  # what faulthandler writes when the time is up, an
 
 
 @dataclass(frozen=True)
-class Frame:
+class StackFrame:
     """A line of code in a rank's call stack."""
 
     file: str
@@ -72,8 +72,8 @@ class RankEnd:
     message: str = ""
     traceback: str = ""
     exit_code: int | None = None
-    frames: tuple[Frame, ...] = ()
-    threads: tuple[tuple[Frame, ...], ...] = field(default=(), repr=False)
+    frames: tuple[StackFrame, ...] = ()
+    threads: tuple[tuple[StackFrame, ...], ...] = field(default=(), repr=False)
     output: str = ""
     handed_in: bytes = field(default=b"", repr=False)
     calls: bytes = field(default=b"", repr=False)
@@ -191,7 +191,9 @@ def _answered(data: bytes, end: RankEnd) -> RankEnd | None:
     try:
         answer = json.loads(data)
         kind, message, stack = (str(answer.get(name, "")) for name in ("type", "message", "traceback"))
-        frames = tuple(Frame(str(file), int(line), str(function)) for file, line, function in answer.get("frames", ()))
+        frames = tuple(
+            StackFrame(str(file), int(line), str(function)) for file, line, function in answer.get("frames", ())
+        )
         if (
             answer["how"] not in (RETURNED, RAISED)
             or answer["rank"] != end.rank
@@ -214,12 +216,12 @@ def bytes_of(path: Path, most: int) -> bytes:
         return b""
 
 
-def _threads(dump: str) -> tuple[tuple[Frame, ...], ...]:
+def _threads(dump: str) -> tuple[tuple[StackFrame, ...], ...]:
     """The frames of each thread in what faulthandler wrote, the innermost last."""
     threads = []
     for part in re.split(r"^(?:Current thread|Thread) .*\n", dump, flags=re.MULTILINE)[1:]:
         frames = re.findall(r'^  File "(.*)", line (\d+) in (.*)$', part, flags=re.MULTILINE)
-        threads.append(tuple(Frame(file, int(line), function) for file, line, function in reversed(frames)))
+        threads.append(tuple(StackFrame(file, int(line), function) for file, line, function in reversed(frames)))
     return tuple(threads)
 
 

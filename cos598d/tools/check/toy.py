@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from cos598d.tools.check.nonce import seed_of
 from cos598d.data.text.features import Features
 from cos598d.data.text.layout import Layout
+from cos598d.tools.check.nonce import seed_of
 
 WORDS, WIDTH = 41, 7
 Seed = int | Sequence[int]

@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import Backend
 from cos598d.comm.calls import Call
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import dtype_name
-from cos598d.comm.messages import Composed
+from cos598d.comm.messages import PointToPointCollective
 
 MOST_CALLS = 20_000  # of which notes are kept
 DIRECT = (
@@ -81,7 +81,7 @@ class TracedCommunicator(Communicator):
         parts, call = super().all_gather(tensor, name, **options)
         return parts, self._keep(f"all_gather of {name}", call)
 
-    def compose(self, op: str, tensor: torch.Tensor, name: str, **options: Any) -> Composed:
+    def compose(self, op: str, tensor: torch.Tensor, name: str, **options: Any) -> PointToPointCollective:
         self._note(op, tensor, name)
         return super().compose(op, tensor, name, **options)
 

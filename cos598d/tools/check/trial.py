@@ -5,15 +5,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from cos598d.errors import UsageError
+from cos598d.sync import get_sync
+from cos598d.sync.from_file import is_own
 from cos598d.tools.check import card, ranks
 from cos598d.tools.check.causes import causes_of
 from cos598d.tools.check.claims import CLAIMS, claims_of
 from cos598d.tools.check.claims.base import Claim
-from cos598d.tools.check.judge import CRASHED, DID_NOT_END, FAILED, PASSED, Outcome, judge, judge_claims
+from cos598d.tools.check.judge import CRASHED, DID_NOT_END, FAILED, PASSED, ClaimOutcome, judge, judge_claims
 from cos598d.tools.check.spawn import RETURNED, RankEnd, longer_than, run_world
-from cos598d.errors import UsageError
-from cos598d.sync import get_sync
-from cos598d.sync.from_file import is_own
 
 NONCE_BITS = 32
 # Of several statuses at several world sizes, the first is the claim's.
@@ -52,18 +52,18 @@ class Trial:
                 return False
         return True
 
-    def outcomes(self, claim: Claim, sizes: Sequence[int], in_full: bool = True) -> list[Outcome]:
+    def outcomes(self, claim: Claim, sizes: Sequence[int], in_full: bool = True) -> list[ClaimOutcome]:
         """What becomes of a claim on each of these numbers of ranks; unless `in_full`, up to the first that fails."""
-        found: list[Outcome] = []
+        found: list[ClaimOutcome] = []
         for size in sizes:
             found.append(self._outcome(claim, size))
             if not in_full and found[-1].status != PASSED:
                 break
         return found
 
-    def _outcome(self, claim: Claim, size: int) -> Outcome:
+    def _outcome(self, claim: Claim, size: int) -> ClaimOutcome:
         if claim not in self.made:
-            return Outcome.not_made(size, self.about["class"])
+            return ClaimOutcome.not_made(size, self.about["class"])
         (found,) = judge_claims([claim], self._world([claim], size), self.nonce, self.file, self.seconds)
         return found
 
@@ -86,7 +86,7 @@ class Trial:
         raise UsageError(f"{path} cannot be imported: {said}.")
 
 
-def facts_of(claim: Claim, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def facts_of(claim: Claim, outcomes: Sequence[ClaimOutcome]) -> dict[str, Any]:
     """What became of a claim, as the card and its JSON have it."""
     return {
         "claim": claim.name,
@@ -96,7 +96,7 @@ def facts_of(claim: Claim, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     }
 
 
-def in_words(claim: Claim, outcomes: Sequence[Outcome], own_file: str) -> str:
+def in_words(claim: Claim, outcomes: Sequence[ClaimOutcome], own_file: str) -> str:
     """What a claim says, where it holds; else why it does not, and what each rank found."""
     facts = facts_of(claim, outcomes)
     if facts["status"] == PASSED:

@@ -11,11 +11,11 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
+from cos598d.errors import UserError
+from cos598d.records.quantities import delay_words, rate_words
 from cos598d.tools.cluster.network import Network, end_processes
 from cos598d.tools.cluster.plan import INTERFACE, Cluster, address
 from cos598d.tools.cluster.switch import READY
-from cos598d.errors import UserError
-from cos598d.records.quantities import delay_words, rate_words
 from cos598d.world.network import DEFAULT_PORT
 from cos598d.world.secret import SECRET_VARIABLE, new_secret
 
@@ -71,7 +71,12 @@ def start_switch(network: Network, stays: bool) -> subprocess.Popen | None:
     cluster = network.cluster
     if not network.needs_own_switch:
         return None
-    words = ["-m", "cos598d.tools.cluster.switch", str(cluster.delay), *(cluster.port(host) for host in cluster.numbers)]
+    words = [
+        "-m",
+        "cos598d.tools.cluster.switch",
+        str(cluster.delay),
+        *(cluster.port(host) for host in cluster.numbers),
+    ]
     switch = subprocess.Popen(
         [*(() if stays else END_WITH_PARENT), "ip", "netns", "exec", cluster.switch, sys.executable, *words],
         stdin=subprocess.DEVNULL,

@@ -6,11 +6,11 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from cos598d.errors import UserError
+from cos598d.records.quantities import delay_words, rate_words
 from cos598d.tools.cluster.hosts import start_switch
 from cos598d.tools.cluster.network import Network
 from cos598d.tools.cluster.plan import Cluster, address
-from cos598d.errors import UserError
-from cos598d.records.quantities import delay_words, rate_words
 
 OWN_SWITCH = (
     "this kernel has no netem: a program of ours carries the packets with that delay, and takes processor time for it"
@@ -18,7 +18,7 @@ OWN_SWITCH = (
 ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
-class Stopped(UserError):
+class ClusterStopped(UserError):
     """A signal has ended what ran in the cluster."""
 
     def __init__(self, number: int):
@@ -62,4 +62,4 @@ def describe(cluster: Cluster, own_switch: bool) -> str:
 
 
 def _stop(number: int, *_: Any) -> None:
-    raise Stopped(number)
+    raise ClusterStopped(number)

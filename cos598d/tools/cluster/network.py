@@ -21,10 +21,10 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from cos598d.tools.cluster.plan import INTERFACE, MOST_HOSTS, Cluster, address, hardware_address
 from cos598d.errors import UsageError, UserError
 from cos598d.records.quantities import rate_words
 from cos598d.terminal.printable import printable
+from cos598d.tools.cluster.plan import INTERFACE, MOST_HOSTS, Cluster, address, hardware_address
 
 # A packet that the kernel has not cut yet holds up to 64 KiB: a smaller bucket would make the filter cut it, and the
 # links' counters would show another number of packets (and headers) than a machine with offloads.

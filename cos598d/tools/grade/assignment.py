@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cos598d.errors import UsageError
+from cos598d.records.kinds import TEXT, ListOf, Number, OneOf
 from cos598d.tools.grade.gradescope import VISIBILITIES
 from cos598d.tools.grade.kinds import KINDS
-from cos598d.tools.grade.kinds.kind import Kind
+from cos598d.tools.grade.kinds.kind import AssignmentKind
 from cos598d.tools.grade.scored import Judged, Scored
-from cos598d.tools.grade.table import Table
-from cos598d.records.kinds import TEXT, ListOf, Number, OneOf
+from cos598d.tools.grade.table import TomlTable
 
 DEFAULT = "default"
 POINTS = Number("a number of points from 0 to 1000000", least=0, most=1e6)
@@ -34,7 +34,7 @@ class Assignment:
 
     title: str
     kind_name: str
-    kind: Kind
+    kind: AssignmentKind
     points: dict[str, float]
     visibility: str
     environment: tuple[str, ...]
@@ -50,11 +50,11 @@ class Assignment:
 def assignment_of(word: str) -> Assignment:
     """The assignment in a file, or the plain one of a kind that `word` names. Raises UsageError."""
     if word in KINDS:
-        return read_assignment(Table.of_text(word, f'kind = "{word}"\n'))
-    return read_assignment(Table.read(Path(word)))
+        return read_assignment(TomlTable.of_text(word, f'kind = "{word}"\n'))
+    return read_assignment(TomlTable.read(Path(word)))
 
 
-def read_assignment(table: Table) -> Assignment:
+def read_assignment(table: TomlTable) -> Assignment:
     """The assignment in a TOML table. Raises UsageError, with the line, for what cannot work."""
     name = table.take("kind", OneOf(tuple(KINDS)))
     if name is None:
@@ -69,7 +69,7 @@ def read_assignment(table: Table) -> Assignment:
     return Assignment(title, name, kind, points, visibility, environment, limits)
 
 
-def _points(table: Table, kind: Kind) -> dict[str, float]:
+def _points(table: TomlTable, kind: AssignmentKind) -> dict[str, float]:
     """The points of each claim that is scored: those that are named, and what the kind scores anyway."""
     default = table.take(DEFAULT, POINTS, 1)
     known = kind.claims()
@@ -85,7 +85,7 @@ def _points(table: Table, kind: Kind) -> dict[str, float]:
     return points
 
 
-def _limits(table: Table) -> Limits:
+def _limits(table: TomlTable) -> Limits:
     defaults = Limits()
     seconds = Number("a number of seconds above 0", least=0, most=1e6, is_above=True)
     above = Number("a whole number above 0", least=1, most=1e9, is_whole=True)

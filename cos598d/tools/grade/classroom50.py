@@ -10,8 +10,8 @@ from datetime import datetime, timezone
 from typing import Any
 
 from cos598d.errors import UsageError
-from cos598d.tools.grade.scored import Scored, number
 from cos598d.terminal.printable import printable
+from cos598d.tools.grade.scored import Scored, number
 
 SCHEMA = "classroom50/result/v1"
 TYPES = ("individual", "group", "team")
@@ -29,13 +29,13 @@ VARIABLES = {
 
 
 @dataclass(frozen=True)
-class Place:
+class SubmissionRef:
     """Which submission of which classroom a result is of."""
 
     fields: dict[str, str]
 
     @classmethod
-    def here(cls, points: Sequence[float]) -> "Place":
+    def here(cls, points: Sequence[float]) -> "SubmissionRef":
         """As Classroom 50's runner says. Raises UsageError where it does not, and for `points` that it cannot take."""
         fields = {
             field: next((value for name in names if (value := os.environ.get(name))), "")
@@ -60,7 +60,7 @@ class Place:
         return cls(fields | {"assignment_type": kind})
 
 
-def classroom50(scored: Sequence[Scored], place: Place) -> dict[str, Any]:
+def classroom50(scored: Sequence[Scored], place: SubmissionRef) -> dict[str, Any]:
     """The result of one submission, as the value of result.json."""
     tests = [
         {

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from cos598d.errors import UsageError, UserError
 from cos598d.files import write_whole
+from cos598d.terminal.printable import printable
 from cos598d.tools.grade.assignment import Assignment
 from cos598d.tools.grade.scored import Judged, Scored, exit_code, most, number, total
-from cos598d.tools.grade.submission import End, Grader
-from cos598d.terminal.printable import printable
+from cos598d.tools.grade.submission import Grader, SubmissionEnd
 
 STATUS = {0: "passed", 1: "wrong", 2: "not judged"}
 LONGEST = 1000  # characters of what the table says of a submission
@@ -26,7 +26,7 @@ class Graded:
     name: str
     scored: tuple[Scored, ...]
     seconds: float
-    end: End
+    end: SubmissionEnd
 
     @property
     def status(self) -> str:

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from cos598d.tools.grade.scored import Scored, total
 from cos598d.terminal.printable import printable
+from cos598d.tools.grade.scored import Scored, total
 
 VISIBILITIES = ("visible", "hidden", "after_due_date", "after_published")
 LONGEST = 20_000  # characters of one test's output

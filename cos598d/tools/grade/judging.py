@@ -12,15 +12,15 @@ import traceback
 from pathlib import Path
 from typing import NoReturn
 
-from cos598d.tools.check.supervisor import SET_PARENT_DEATH_SIGNAL, prctl
 from cos598d.errors import one_line
+from cos598d.program import own_python_path
+from cos598d.terminal.signals import exits_on_sigterm
+from cos598d.tools.check.supervisor import SET_PARENT_DEATH_SIGNAL, prctl
 from cos598d.tools.grade.assignment import Assignment
 from cos598d.tools.grade.hiding import hide
 from cos598d.tools.grade.processes import hide_this_process, limit_this_process
 from cos598d.tools.grade.scored import Judged
 from cos598d.tools.grade.user import User
-from cos598d.program import own_python_path
-from cos598d.terminal.signals import exits_on_sigterm
 
 LONGEST = 20_000  # characters of what is said of one claim
 # Of this process's environment a submission gets these, and what its assignment names.

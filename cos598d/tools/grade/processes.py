@@ -58,7 +58,7 @@ def scratch_folder() -> Iterator[Path]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-class Tree:
+class ProcessTree:
     """The processes below this one that are started from now on, by one submission after the other.
 
     Processes are told apart by number and birth. What a submission leaves that cannot be ended is tried again.

@@ -8,7 +8,7 @@ from pathlib import Path
 from cos598d.errors import UserError
 from cos598d.files import write_json
 from cos598d.tools.grade.assignment import Assignment
-from cos598d.tools.grade.classroom50 import Place, classroom50
+from cos598d.tools.grade.classroom50 import SubmissionRef, classroom50
 from cos598d.tools.grade.gradescope import gradescope
 from cos598d.tools.grade.scored import Judged, Scored, most, number, total
 
@@ -21,7 +21,7 @@ class ResultFiles:
     def __init__(self, assignment: Assignment, gradescope_file: Path | None, classroom50_file: Path | None):
         self.assignment = assignment
         self._gradescope, self._classroom50 = gradescope_file, classroom50_file
-        self._place = Place.here(list(assignment.points.values())) if classroom50_file else None
+        self._place = SubmissionRef.here(list(assignment.points.values())) if classroom50_file else None
         self._judged: list[Judged] = []
         self._began = time.monotonic()
         self.finish(NOT_YET)

@@ -13,14 +13,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cos598d.errors import UsageError, UserError
+from cos598d.terminal.printable import printable
+from cos598d.terminal.signals import signal_name
 from cos598d.tools.grade.assignment import Assignment
 from cos598d.tools.grade.hiding import what_stops
 from cos598d.tools.grade.judging import be_judge, heard, judged_of
-from cos598d.tools.grade.processes import Tree, hide_this_process, megabytes_in, orphans_come_here, scratch_folder
+from cos598d.tools.grade.processes import (
+    ProcessTree,
+    hide_this_process,
+    megabytes_in,
+    orphans_come_here,
+    scratch_folder,
+)
 from cos598d.tools.grade.scored import Judged
 from cos598d.tools.grade.user import NOBODY, User, needed_by, user_for
-from cos598d.terminal.printable import printable
-from cos598d.terminal.signals import signal_name
 
 POLL_SECONDS = 0.1
 LOOK_SECONDS = 0.3  # how often its processes are counted
@@ -33,7 +39,7 @@ NOT_COPIED = (".git", "__pycache__", ".venv")
 
 
 @dataclass(frozen=True)
-class End:
+class SubmissionEnd:
     """How grading a submission ended: `otherwise` is what that means for claims that were not judged, and `remark`
     ("": nothing) what there is to say of it. `printed` is the end of what the submission printed."""
 
@@ -51,7 +57,7 @@ class Grader:
 
     def __init__(self, assignment: Assignment, as_root: bool):
         self._assignment = assignment
-        self._tree = Tree()
+        self._tree = ProcessTree()
         self._user, self.remark = user_for(needed_by(assignment))
         if self.remark and not as_root:
             raise UsageError(
@@ -65,7 +71,7 @@ class Grader:
                 "Delete that folder, which grading does not need, or grade where mount namespaces are allowed."
             )
 
-    def grade(self, source: Path, tell: Callable[[Judged], None]) -> End:
+    def grade(self, source: Path, tell: Callable[[Judged], None]) -> SubmissionEnd:
         """Grade the submission in `source`, a folder or a file; `tell` is called with each claim once it is judged.
 
         Raises UserError where this machine cannot do it.
@@ -75,7 +81,7 @@ class Grader:
             try:
                 folder = _copied(source, scratch / "submission", self._assignment)
             except UserError as error:
-                return End(Judged("", False, str(error)), str(error))
+                return SubmissionEnd(Judged("", False, str(error)), str(error))
             if self._user:
                 self._user.take(scratch)
             return _Judgement(self._assignment, folder, scratch, self._user, self._tree, tell).end()
@@ -157,7 +163,7 @@ class _Judgement:
         folder: Path,
         scratch: Path,
         user: User | None,
-        tree: Tree,
+        tree: ProcessTree,
         tell: Callable[[Judged], None],
     ):
         self._assignment, self._limits = assignment, assignment.limits
@@ -166,7 +172,7 @@ class _Judgement:
         self._error = ""
         self._said, self._heard = b"", b""
 
-    def end(self) -> End:
+    def end(self) -> SubmissionEnd:
         """Start the judge, wait for its end or the submission's, and end whatever is left."""
         ours, its = socket.socketpair()
         reads, writes = os.pipe()
@@ -193,7 +199,7 @@ class _Judgement:
         left = Judged("", False if stopped else None, remark)
         if not is_clean:
             remark = f"{remark} Some processes could not be ended.".strip()
-        return End(left, remark, printable(printed, OUTPUT_BYTES, keep="\n"))
+        return SubmissionEnd(left, remark, printable(printed, OUTPUT_BYTES, keep="\n"))
 
     def _watch(self, line: socket.socket, output: int) -> str:
         """Hear the judge until it has ended, or the submission has used up its limits: why it has to end, in words."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from cos598d.errors import UsageError
 from cos598d.files import read_plain
-from cos598d.records.kinds import Kind, fault
+from cos598d.records.kinds import ValueKind, fault
 from cos598d.terminal.printable import printable
 
 if sys.version_info >= (3, 11):
@@ -19,7 +19,7 @@ else:
 MOST_BYTES = 1 << 20
 
 
-class Table:
+class TomlTable:
     """The keys of a TOML file, or of one table in it, called `within`."""
 
     def __init__(self, path: str, source: str, values: dict[str, Any], within: str = ""):
@@ -27,7 +27,7 @@ class Table:
         self._source, self._left = source, dict(values)
 
     @classmethod
-    def read(cls, path: Path) -> "Table":
+    def read(cls, path: Path) -> "TomlTable":
         """The table of a file. Raises UsageError where there is none, or none in TOML."""
         try:
             data = read_plain(path)
@@ -41,7 +41,7 @@ class Table:
             raise UsageError(f"{path} is no text in UTF-8: give an assignment's TOML file.") from None
 
     @classmethod
-    def of_text(cls, path: str, source: str) -> "Table":
+    def of_text(cls, path: str, source: str) -> "TomlTable":
         """The table of a text that came from `path`. Raises UsageError where it is no TOML."""
         try:
             return cls(path, source, tomllib.loads(source))
@@ -50,7 +50,7 @@ class Table:
         except RecursionError:
             raise UsageError(f"{path} is nested too deeply: give an assignment's TOML file.") from None
 
-    def take(self, key: str, kind: Kind, default: Any = None) -> Any:
+    def take(self, key: str, kind: ValueKind, default: Any = None) -> Any:
         """The value of `key`, which must be of that kind; where it is not given, `default`. Raises UsageError."""
         if key not in self._left:
             return default
@@ -63,12 +63,12 @@ class Table:
             raise self.error(key, f"{key}: {wrong}")
         return value
 
-    def table(self, key: str) -> "Table":
+    def table(self, key: str) -> "TomlTable":
         """The table called `key`; an empty one where there is none. Raises UsageError for what is no table."""
         values = self._left.pop(key, {})
         if not isinstance(values, dict):
             raise self.error(key, f"{key} is no table: write [{key}] and its keys below it")
-        return Table(self.path, self._source, values, key)
+        return TomlTable(self.path, self._source, values, key)
 
     def keys(self) -> list[str]:
         """The keys that nobody has taken yet."""

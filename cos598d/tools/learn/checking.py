@@ -43,7 +43,7 @@ class Check:
 
     `about` is the name in the lesson's contract that it is about; "" for the first. `only` are the kinds of calls that
     the file may make in it; () for any.
-    `words` are the lesson's own for a kind of wrong gradients (`cos598d/tools/check/diagnosis/symptom.py` has the kinds).
+    `words` are the lesson's own for a kind of wrong gradients (the kinds: `cos598d/tools/check/diagnosis/symptom.py`).
     """
 
     claim: Claim

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from cos598d.tools.check.trace import TracedCommunicator
 from cos598d.comm.calls import Call, Pending
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import dtype_name, size_in_bytes
+from cos598d.tools.check.trace import TracedCommunicator
 from cos598d.tools.learn.events import CALL, COMPUTE, LONGEST_NAME, MOST_EVENTS, RECEIVE, SEND, WAIT, Event
 from cos598d.tools.learn.notes import BEGIN, CHANGED, COLLECTIVES, END, MEET, MET, RAISED, THREADS, WAITS, Notes
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from cos598d.terminal.printable import printable
 from cos598d.tools.check.claims.base import World
 from cos598d.tools.check.diagnosis import symptom_of
 from cos598d.tools.check.evidence import BadEvidence, Evidence
@@ -22,8 +23,7 @@ from cos598d.tools.learn.notes import Book, Unlike, misfit, read_notes, standsti
 from cos598d.tools.learn.recorded import RECORD, Recorded, recorded
 from cos598d.tools.learn.stuck import StuckRanks
 from cos598d.tools.learn.student import Mistake, first_mistake, line_of, rebound
-from cos598d.tools.learn.words import Wrong, in_words
-from cos598d.terminal.printable import printable
+from cos598d.tools.learn.words import WrongGradients, in_words
 
 SECONDS = 8.0  # what all checks of one world may take together, on a machine with nothing else to do: most take one
 STILL = 1 / 3  # of that time: so long may all ranks stand still in calls, where it is not known that none can go on
@@ -32,14 +32,14 @@ MOST_LINES = 5  # of what a rank printed
 
 
 @dataclass
-class Verdict:
+class CheckVerdict:
     """What became of one check on one world: `status` is a claim's, or not tried."""
 
     check: Check
     size: int
     status: str
     mistakes: list[Mistake] = field(default_factory=list)
-    wrong: Wrong | None = None
+    wrong: WrongGradients | None = None
     lines: list[int] = field(default_factory=list)  # of the file, by rank: beside which what came of it is told
 
 
@@ -51,7 +51,7 @@ class Marking:
         self.lesson, self.path, self.source, self.nonce = lesson, path.resolve(), source, nonce
         self._idle_seconds, self.seconds = seconds, seconds
         self.name = path.name
-        self.verdicts: list[Verdict] = []
+        self.verdicts: list[CheckVerdict] = []
         self.static: Mistake | None = None
         self.printed: list[str] = []
 
@@ -96,7 +96,7 @@ class Marking:
     def _evidence(self, ends: Sequence[RankEnd]) -> list[Evidence]:
         return [Evidence.from_bytes(end.handed_in, end.rank, Nonce(self.nonce)) for end in ends]
 
-    def _judge(self, tried: Sequence[Check], ends: Sequence[RankEnd]) -> list[Verdict]:
+    def _judge(self, tried: Sequence[Check], ends: Sequence[RankEnd]) -> list[CheckVerdict]:
         status, reports = judge(ends, str(self.path), self.seconds)
         books = [read_notes(end.calls) for end in ends]
         names = [check.name for check in tried]
@@ -106,23 +106,23 @@ class Marking:
         verdicts = [self._judge_check(check, ends, books) for check in tried[:stopped]]
         if stopped < len(names):
             mistake = self._stopped(status, reports, books, tried[stopped])
-            verdicts.append(Verdict(tried[stopped], len(ends), status, [mistake]))
-            verdicts += [Verdict(check, len(ends), NOT_TRIED) for check in tried[stopped + 1 :]]
+            verdicts.append(CheckVerdict(tried[stopped], len(ends), status, [mistake]))
+            verdicts += [CheckVerdict(check, len(ends), NOT_TRIED) for check in tried[stopped + 1 :]]
         return verdicts
 
-    def _judge_check(self, check: Check, ends: Sequence[RankEnd], books: Sequence[Book]) -> Verdict:
+    def _judge_check(self, check: Check, ends: Sequence[RankEnd], books: Sequence[Book]) -> CheckVerdict:
         size = len(ends)
-        verdict = Verdict(check, size, PASSED, lines=[self._line(book, check) for book in books])
+        verdict = CheckVerdict(check, size, PASSED, lines=[self._line(book, check) for book in books])
         try:
             world = World(check.name, Nonce(self.nonce), self._evidence(ends))
             check.claim.judge(world)
             direct = [each.reported("", "direct calls", list) for each in world.evidence]
             symptom = symptom_of(world.comparisons)
         except BadEvidence as error:
-            return Verdict(check, size, FAILED, [Mistake(printable(error))])
+            return CheckVerdict(check, size, FAILED, [Mistake(printable(error))])
         except Exception as error:  # whatever stands in what a student's process handed in is no fault of the grader
             words = f"what the file gave back cannot be judged ({type(error).__name__}: {printable(str(error), 100)})"
-            return Verdict(check, size, FAILED, [Mistake(words, self._begins(check))])
+            return CheckVerdict(check, size, FAILED, [Mistake(words, self._begins(check))])
         called = next((str(calls[0]) for calls in direct if calls), "")
         if called and not self.lesson.load_checks().calls_torch:
             words = f"torch.distributed is called itself ({printable(called)}): every call goes through comm"
@@ -151,7 +151,7 @@ class Marking:
             line = other.line or verdict.lines[other.rank]
             verdict.mistakes.append(Mistake(printable(other.message), line, printable(other.cause)))
         elif symptom:
-            verdict.wrong = Wrong(symptom, world.comparisons)
+            verdict.wrong = WrongGradients(symptom, world.comparisons)
         if verdict.mistakes or verdict.wrong:
             verdict.status = FAILED
         return verdict
@@ -202,7 +202,7 @@ class Marking:
                 found.setdefault(mistake.words, (mistake, []))[1].append(check.name)
         return [(mistake, list(dict.fromkeys(names))) for mistake, names in found.values()]
 
-    def _of_check(self, check: Check, failed: Sequence[Verdict]) -> list[Mistake]:
+    def _of_check(self, check: Check, failed: Sequence[CheckVerdict]) -> list[Mistake]:
         """What is wrong for one check: the first world that tells says enough, but numbers are told from all."""
         mistakes = next((verdict.mistakes for verdict in failed if verdict.mistakes), [])
         wrongs = [verdict.wrong for verdict in failed if verdict.wrong]
@@ -264,11 +264,11 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _fails(verdict: Verdict) -> bool:
+def _fails(verdict: CheckVerdict) -> bool:
     return verdict.status not in (PASSED, NOT_TRIED)
 
 
-def _stops(verdict: Verdict) -> bool:
+def _stops(verdict: CheckVerdict) -> bool:
     return verdict.status not in (PASSED, FAILED, NOT_TRIED)
 
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cos598d.tools.check.trace import MOST_CALLS
 from cos598d.terminal.printable import printable
+from cos598d.tools.check.trace import MOST_CALLS
 
 BEGIN, END, WAITS, RAISED, CHECK, CHANGED = "begin", "end", "waits", "raised", "check", "changed"
 MEET, MET, THREADS = "meet", "met", "threads"

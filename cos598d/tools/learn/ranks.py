@@ -5,12 +5,12 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from cos598d.comm.communicator import Communicator
+from cos598d.comm.ledger import Ledger
 from cos598d.tools.check.evidence import Evidence
 from cos598d.tools.check.nonce import Nonce
 from cos598d.tools.check.spawn import CALLS, HANDED_IN
 from cos598d.tools.check.trace import trace_direct_calls
-from cos598d.comm.communicator import Communicator
-from cos598d.comm.ledger import Ledger
 from cos598d.tools.learn import student
 from cos598d.tools.learn.checking import OnLesson
 from cos598d.tools.learn.comm import LessonCommunicator

@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cos598d.errors import UsageError, UserError
+from cos598d.tables import as_text
 from cos598d.tools.learn import progress, told
 from cos598d.tools.learn.lesson import Lesson
 from cos598d.tools.learn.lessons import all_lessons
 from cos598d.tools.learn.student import first_mistake, read_file
-from cos598d.tables import as_text
 
 if TYPE_CHECKING:
     from cos598d.tools.learn.picture import Picture
-    from cos598d.tools.learn.picture.steps import Steps
+    from cos598d.tools.learn.picture.steps import StepFrames
     from cos598d.tools.learn.recorded import Recorded
 
 WARM = ["torch._dynamo", "cos598d.tools.learn.ranks"]  # what a rank has loaded when it is forked, before the checks
@@ -91,7 +91,7 @@ def check_file(lesson: Lesson, path: Path, say: Callable[[str], None], nonce: in
     return result
 
 
-def picture_of(lesson: Lesson, path: Path) -> "tuple[Picture, Steps | None]":
+def picture_of(lesson: Lesson, path: Path) -> "tuple[Picture, StepFrames | None]":
     """What the file does in one step on 4 ranks, beside what the answer does; and the steps of its messages, if any.
 
     Raises UsageError for a lesson in which nothing is to be seen, and UserError where the file comes to no end, or the

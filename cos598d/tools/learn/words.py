@@ -25,14 +25,14 @@ PLAIN = {
 
 
 @dataclass(frozen=True)
-class Wrong:
+class WrongGradients:
     """One world's wrong gradients: what they show, and the comparisons that show it."""
 
     symptom: Symptom
     comparisons: Sequence[Comparison]
 
 
-def in_words(wrongs: Sequence[Wrong], own: Mapping[str, str]) -> tuple[int, str, str]:
+def in_words(wrongs: Sequence[WrongGradients], own: Mapping[str, str]) -> tuple[int, str, str]:
     """A rank, what is wrong there in a sentence, and what was expected and got.
 
     `own` are a lesson's words by kind of symptom.
@@ -49,7 +49,7 @@ def in_words(wrongs: Sequence[Wrong], own: Mapping[str, str]) -> tuple[int, str,
     return rank, said, _numbers_of(comparison, rank, name)
 
 
-def _plain_kind(alike: Sequence[Wrong]) -> str:
+def _plain_kind(alike: Sequence[WrongGradients]) -> str:
     """The kind of symptom; of a wrong factor, whether it is n or 1/n on any number of ranks."""
     symptoms = [wrong.symptom for wrong in alike]
     if symptoms[0].kind != "scaled":

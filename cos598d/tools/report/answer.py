@@ -6,12 +6,20 @@ from dataclasses import replace
 from cos598d.records.conventions import FLOOR, PHASES
 from cos598d.tools.report import bench_answer
 from cos598d.tools.report.benches import Bench
-from cos598d.tools.report.blocks import Answer, Figure
+from cos598d.tools.report.blocks import Figure, Headline
 from cos598d.tools.report.bytes_from import is_in_ledger
 from cos598d.tools.report.captions import losses_apart, of_one_setting, phase_shares
 from cos598d.tools.report.disturbed import DISTURBED, disturbance_remark, is_disturbed
 from cos598d.tools.report.fairness import ground_remark, work_remark
-from cos598d.tools.report.figures.answer import FEW_LANES, MOST_LANES, Lane, Panel, answer_figure, lanes_of, split_at_floor
+from cos598d.tools.report.figures.answer import (
+    FEW_LANES,
+    MOST_LANES,
+    LabelledBar,
+    Panel,
+    answer_figure,
+    lanes_of,
+    split_at_floor,
+)
 from cos598d.tools.report.load import Run
 from cos598d.tools.report.numbers import listed, more_or_less, names_of, number_of, percent, plain, seconds
 from cos598d.tools.report.one_class import one_class_remark
@@ -25,7 +33,7 @@ from cos598d.tools.report.traffic import counted_traffic
 MOST_SENTENCES, MOST_PANELS = 5, 3
 
 
-def answer_of(runs: Sequence[Run], benches: Sequence[Bench]) -> Answer:
+def answer_of(runs: Sequence[Run], benches: Sequence[Bench]) -> Headline:
     """Three to five sentences and a picture, of nothing but what these records support."""
     group = main_group(runs)
     sentences = _sentences(runs, group) if runs else []
@@ -48,7 +56,7 @@ def answer_of(runs: Sequence[Run], benches: Sequence[Bench]) -> Answer:
     cautions += [f"{bench.name}: {remark}." for bench in benches for remark in bench.remarks]
     if assumed := assumed_bytes(summaries, before=""):
         cautions.append(assumed)
-    return Answer(cautions, sentences, None if svg is None else Figure("answer", svg, caption))
+    return Headline(cautions, sentences, None if svg is None else Figure("answer", svg, caption))
 
 
 def _not_drawn(group: Sequence[Run], panels: Sequence[Panel]) -> list[list[str]]:
@@ -230,5 +238,5 @@ def _panel(group: Sequence[Run], most: int, is_split_at_floor: bool) -> Panel:
         words = DISTURBED if is_disturbed(one.summary) else words
         sent = max(one.summary["bytes_sent_per_iteration"], default=0)
         words += f", {sent / 1e6:,.1f} MB" if sent else ""
-        lanes.append(Lane(one.name, parts, tuple(interval) if interval else None, words))
+        lanes.append(LabelledBar(one.name, parts, tuple(interval) if interval else None, words))
     return Panel("", lanes)

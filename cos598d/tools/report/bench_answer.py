@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 
 from cos598d.records.conventions import DDP, FLOOR, FLOORS
 from cos598d.tools.report.bench_table import NORM_TOLERANCE
-from cos598d.tools.report.benches import Bench, Candidate
+from cos598d.tools.report.benches import Bench, CandidateSeconds
 from cos598d.tools.report.disturbed import DISTURBED
-from cos598d.tools.report.figures.answer import Lane, Panel, lanes_of, split_at_floor
+from cos598d.tools.report.figures.answer import LabelledBar, Panel, lanes_of, split_at_floor
 from cos598d.tools.report.numbers import listed, names_of, percent, plain, seconds
 from cos598d.tools.report.spread import Interval, overlap
 
@@ -57,11 +57,11 @@ def panel(bench: Bench, most: int) -> Panel:
         words = DISTURBED if bench.is_disturbed else words
         words += f", {one.bytes_sent / 1e6:,.1f} MB" if one.bytes_sent else ""
         parts = split_at_floor(one.seconds, floor.seconds if floor else None)
-        lanes.append(Lane(label, parts, one.quartiles, words))
+        lanes.append(LabelledBar(label, parts, one.quartiles, words))
     return Panel(bench.name, lanes)
 
 
-def _ranked(bench: Bench) -> list[Candidate]:
+def _ranked(bench: Bench) -> list[CandidateSeconds]:
     """From the fastest to the slowest, without the floor and what does other work."""
     found = [one for one in bench.candidates if one.label not in FLOORS and one.is_same_work]
     return sorted(found, key=lambda one: one.seconds)
@@ -112,19 +112,19 @@ def _who_in_all(benches: Sequence[Bench]) -> str:
     return f"By the medians the fastest are {listed(found)}."
 
 
-def _interval(one: Candidate) -> str:
+def _interval(one: CandidateSeconds) -> str:
     if one.interval is None:
         return " (by the median: too few rounds for an interval)"
     return f" (95 % {plain(one.interval[0])} to {plain(one.interval[1])})"
 
 
-def _are_apart(one: Candidate, other: Candidate) -> bool:
+def _are_apart(one: CandidateSeconds, other: CandidateSeconds) -> bool:
     """Whether the intervals of their ratios to DDP, or where there are none their quartiles, leave a gap."""
     first, second = _ratios(one), _ratios(other)
     return first is not None and second is not None and not overlap(first, second)
 
 
-def _ratios(one: Candidate) -> Interval | None:
+def _ratios(one: CandidateSeconds) -> Interval | None:
     return (1.0, 1.0) if one.label == DDP else one.interval
 
 

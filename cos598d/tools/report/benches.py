@@ -9,6 +9,7 @@ from cos598d.errors import UserError
 from cos598d.records.bench import read_record
 from cos598d.records.conventions import DDP, FLOOR, FLOORS
 from cos598d.records.facts import OF_BENCHES, collect
+from cos598d.terminal.printable import printable
 from cos598d.tools.report.bench_table import (
     SPARSE_FLOOR_NOTE,
     best_capacity,
@@ -26,13 +27,12 @@ from cos598d.tools.report.bench_table import (
 )
 from cos598d.tools.report.bytes_from import is_in_ledger
 from cos598d.tools.report.settings import in_series
-from cos598d.terminal.printable import printable
 
 SWEPT = ("examples on each rank", "rate", "delay")
 
 
 @dataclass(frozen=True)
-class Candidate:
+class CandidateSeconds:
     """A candidate's seconds: the median and its quartiles, those not hidden, and the ratio to DDP with its interval."""
 
     label: str
@@ -52,17 +52,17 @@ class Bench:
     name: str
     facts: dict[str, Any]
     environment: dict[str, Any]
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[CandidateSeconds, ...]
     tables: tuple[tuple[str, list[list[str]]], ...]
     remarks: tuple[str, ...]
     is_disturbed: bool  # by other programs on its machine
     has_norms: bool  # of the averaged gradients, so that they could be compared with DDP's
 
-    def measured(self, label: str) -> Candidate:
+    def measured(self, label: str) -> CandidateSeconds:
         """The candidate of this label, which was measured."""
         return next(one for one in self.candidates if one.label == label)
 
-    def candidate(self, label: str) -> Candidate | None:
+    def candidate(self, label: str) -> CandidateSeconds | None:
         """The candidate of this label, if it was measured."""
         return next((one for one in self.candidates if one.label == label), None)
 
@@ -108,7 +108,7 @@ def _bench(name: str, found: dict[str, Any]) -> Bench:
     )
 
 
-def _candidate(candidate: dict[str, Any], found: dict[str, Any]) -> Candidate:
+def _candidate(candidate: dict[str, Any], found: dict[str, Any]) -> CandidateSeconds:
     label = candidate["label"]
     summary, labels = found["summary"][label], {candidate["label"] for candidate in found["candidates"]}
     for figure, reference in (("seconds_exposed", FLOOR), ("ratio_to_ddp", DDP)):
@@ -117,7 +117,7 @@ def _candidate(candidate: dict[str, Any], found: dict[str, Any]) -> Candidate:
     ratio = summary["ratio_to_ddp"] or {"median": None, "interval_95": None}
     interval = ratio["interval_95"]
     low, high = summary["seconds_quartiles"]
-    return Candidate(
+    return CandidateSeconds(
         printable(label),
         summary["seconds_median"],
         (low, high),

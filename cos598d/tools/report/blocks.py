@@ -33,7 +33,7 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Headline:
     """What the records come to: some sentences and a picture. `cautions` tell, before any of it is read, what is not
     the same work, and what was not counted."""
 
@@ -48,7 +48,7 @@ class Page:
 
     title: str
     lead: str
-    answer: Answer
+    answer: Headline
     sections: list[Section]
 
 

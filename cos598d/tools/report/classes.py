@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 
 from cos598d.records.run import Summary
+from cos598d.terminal.printable import printable
 from cos598d.tools.report.blocks import Block, Table, figures
 from cos598d.tools.report.epochs import number_in_words
 from cos598d.tools.report.figures.classes import classes_figure
 from cos598d.tools.report.load import Run
-from cos598d.terminal.printable import printable
 
 MOST_CLASSES = 100  # a page with more rows is read by nobody: the record has them all
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from cos598d.records.conventions import NOT_METRICS
+from cos598d.terminal.printable import printable
 from cos598d.tools.report.bytes_from import is_in_ledger
 from cos598d.tools.report.load import Run, load_run_as, own_names
 from cos598d.tools.report.repeats import PLACES
-from cos598d.terminal.printable import printable
 
 LOSSES, METRICS, TOTALS = PARTS = ("losses", "metrics", "totals")
 # What of an epoch's row is no metric, and no seconds of a clock either.
@@ -21,14 +21,14 @@ ABSENT = object()
 
 
 @dataclass(frozen=True)
-class Verdict:
+class EqualityVerdict:
     """Whether two records are equal, and one sentence that says so, or where they first differ."""
 
     is_equal: bool
     sentence: str
 
 
-def compare_equal(folders: Sequence[Path], within: float = 0.0, parts: Sequence[str] = PARTS) -> Verdict:
+def compare_equal(folders: Sequence[Path], within: float = 0.0, parts: Sequence[str] = PARTS) -> EqualityVerdict:
     """Compare two runs' records, of those PARTS that are asked for, in their order.
 
     losses: of every iteration. metrics: of every epoch, of the evaluations within it, and its mean loss. totals: the
@@ -47,10 +47,10 @@ def compare_equal(folders: Sequence[Path], within: float = 0.0, parts: Sequence[
             place, mine, theirs = found
             apart = f", {abs(mine - theirs):.3g} apart" if _are_numbers(mine, theirs) else ""
             said = f"{place} {_shown(mine)} in {first.name} and {_shown(theirs)} in {second.name}{apart}"
-            return Verdict(False, f"not equal: {said}{others}.")
+            return EqualityVerdict(False, f"not equal: {said}{others}.")
     how = f"within {within:g}" if within else "to the last bit"
     compared = ", ".join(_compared(first, second, part) for part in parts)
-    return Verdict(True, f"{first.name} and {second.name} are equal {how}: {compared}{others}.")
+    return EqualityVerdict(True, f"{first.name} and {second.name} are equal {how}: {compared}{others}.")
 
 
 def differences(mine: Any, theirs: Any, place: str = "", within: float = 0.0) -> Iterator[tuple[str, Any, Any]]:

@@ -8,7 +8,7 @@ from typing import Any
 from cos598d.errors import UserError
 from cos598d.records.conventions import WARM_UP
 from cos598d.records.facts import ALSO_OF_WORK, CODE, GROUND, NOT_OF_A_STEP, OF_RUNS, OF_WORK, collect
-from cos598d.records.kinds import NUMBER, Kind
+from cos598d.records.kinds import NUMBER, ValueKind
 from cos598d.records.live import COMMUNICATION, HOST, ITERATIONS, LIVE, WIRE
 from cos598d.records.run import (
     CONFIG,
@@ -22,10 +22,10 @@ from cos598d.records.run import (
     read_table,
 )
 from cos598d.records.unfinished import live_folder, read_unfinished
+from cos598d.terminal.printable import printable
 from cos598d.tools.report.disturbed import busy_and_own, share_of_others
 from cos598d.tools.report.repeats import what_was_asked
 from cos598d.tools.report.series import Series, find_calls, read_calls
-from cos598d.terminal.printable import printable
 
 Row = Mapping[str, Any]
 # What a run's summary, or setting, says as its config does.
@@ -102,7 +102,7 @@ def load_run_as(folder: Path, name: str, unfinished: bool = False) -> Run:
     grows = "unfinished" in summary
     folder = (live_folder(folder) if grows else None) or folder
 
-    def rows(file: str, kind: Kind, rank: int = 0, is_needed: bool = False) -> Iterator[Row]:
+    def rows(file: str, kind: ValueKind, rank: int = 0, is_needed: bool = False) -> Iterator[Row]:
         return read_table(folder / file.format(rank=rank), kind, is_needed and not grows, grows)
 
     calls = find_calls(folder / COMMUNICATION.format(rank=0), grows)

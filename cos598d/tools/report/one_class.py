@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cos598d.records.run import Summary
+from cos598d.terminal.printable import printable
 from cos598d.tools.report.numbers import names_of
 from cos598d.tools.report.repeats import members
-from cos598d.terminal.printable import printable
 
 MOST_NAMES = 8
 

@@ -14,7 +14,7 @@ LEAST_CHANGE = 0.01
 
 
 @dataclass(frozen=True)
-class Point:
+class EvaluationPoint:
     """An evaluation: after which iteration and in which epoch, the validation loss, and the training loss around it.
 
     `training` is the mean of the iterations since the evaluation before, None where there are none.
@@ -37,10 +37,10 @@ class Course:
     """A run's evaluations in their order, of which `best` has the lowest validation loss."""
 
     run: Run
-    points: list[Point]
+    points: list[EvaluationPoint]
 
     @property
-    def best(self) -> Point:
+    def best(self) -> EvaluationPoint:
         """The evaluation with the lowest validation loss, the first of several."""
         return min(self.points, key=lambda point: point.validation)
 
@@ -92,7 +92,7 @@ def _words(course: Course) -> str:
     return f"{words}; the training loss does not fall either, {change}"
 
 
-def _points(run: Run) -> list[Point]:
+def _points(run: Run) -> list[EvaluationPoint]:
     """The evaluations in the order of their iterations; of epochs that do not say where they ended, by their length."""
     ends, done, steps = [], 0, run.config.get("eval_steps")
     for epoch in run.summary["epochs"]:
@@ -113,6 +113,6 @@ def _points(run: Run) -> list[Point]:
         # Iterations stand in their order.
         first, last = (bisect_right(run.series.iterations, bound) for bound in (before, iteration))
         losses = run.series.losses[first:last]
-        found.append(Point(iteration, epoch, is_end, loss, sum(losses) / len(losses) if losses else None))
+        found.append(EvaluationPoint(iteration, epoch, is_end, loss, sum(losses) / len(losses) if losses else None))
         before = iteration
     return found

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
+from cos598d.tables import with_columns
 from cos598d.tools.report import captions, learned, settings, side_by_side
 from cos598d.tools.report.answer import answer_of
 from cos598d.tools.report.attempts import attempts, endings
@@ -32,7 +33,6 @@ from cos598d.tools.report.table import (
 from cos598d.tools.report.timeline import timeline_of
 from cos598d.tools.report.traffic import PURPOSE_NOTE, counted_traffic, epoch_rows, purpose_rows
 from cos598d.tools.report.wire import throughputs, wire_caption
-from cos598d.tables import with_columns
 
 # A timeline is drawn on the scale of the longest, unless that would make it too small to read.
 LEAST_OF_SCALE = 0.25

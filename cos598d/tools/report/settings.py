@@ -21,10 +21,10 @@ UNITS = {
     "delay": ("delay in ms", 1e-3),
 }
 
-AnyRecord = TypeVar("AnyRecord", bound="Record")
+AnyRecord = TypeVar("AnyRecord", bound="HasSetting")
 
 
-class Record(Protocol):
+class HasSetting(Protocol):
     """A run's or a bench's, as far as its setting goes."""
 
     @property
@@ -32,7 +32,7 @@ class Record(Protocol):
         """Its setting by the page's words."""
 
 
-def differences(records: Sequence[Record]) -> list[str]:
+def differences(records: Sequence[HasSetting]) -> list[str]:
     """The words of the setting in which the records are not all alike."""
     found = [record.facts for record in records]
     return [word for word in found[0] if any(one[word] != found[0][word] for one in found)]
@@ -79,12 +79,12 @@ def scaling(runs: Sequence[Run]) -> list[tuple[Run, list[Run]]]:
     return [(base, sorted(series, key=lambda run: run.summary["world_size"])) for base, series in found.values()]
 
 
-def value_in(record: Record, word: str) -> float:
+def value_in(record: HasSetting, word: str) -> float:
     """The setting of a record of a sweep, in what its axis counts."""
     return (swept_value(record, word) or 0.0) / UNITS[word][1]
 
 
-def swept_value(record: Record, word: str) -> float | None:
+def swept_value(record: HasSetting, word: str) -> float | None:
     """The number behind a setting: examples, bits a second, seconds."""
     return quantity(record.facts[word])
 
@@ -127,5 +127,5 @@ def places_words(places: Sequence[Mapping[str, Any]]) -> str:
     return ", ".join(words) or "-"
 
 
-def _key(record: Record, free: frozenset[str]) -> tuple:
+def _key(record: HasSetting, free: frozenset[str]) -> tuple:
     return tuple(str(value) for word, value in record.facts.items() if word not in free)

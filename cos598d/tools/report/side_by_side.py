@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from cos598d.records.conventions import DDP, FLOOR, FLOORS
-from cos598d.tools.report.benches import Bench, Candidate, common_labels, sweeps
+from cos598d.tools.report.benches import Bench, CandidateSeconds, common_labels, sweeps
 from cos598d.tools.report.blocks import Figure, Table, figures
 from cos598d.tools.report.figures.ladder import ladder_figure, sweep_figure
 from cos598d.tools.report.numbers import listed, percent, plain, plain_or_none, seconds, words_of
@@ -78,11 +78,11 @@ def sweep_caption(word: str, series: Sequence[Bench]) -> list[str]:
     return [*sentences, f"Ratios to {DDP}, {ends}: {', '.join(changes)}."] if changes else sentences
 
 
-def _with_ratio(one: Candidate) -> str:
+def _with_ratio(one: CandidateSeconds) -> str:
     return f"{one.label} {seconds(one.seconds)}" + (f" ({plain(one.ratio)} x {DDP})" if one.ratio is not None else "")
 
 
-def _ends(ranked: Sequence[Candidate]) -> list[Candidate]:
+def _ends(ranked: Sequence[CandidateSeconds]) -> list[CandidateSeconds]:
     """The slowest and the fastest."""
     return list(ranked[:1]) + list(ranked[1:][-1:])
 

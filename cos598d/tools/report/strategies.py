@@ -12,6 +12,7 @@ from cos598d.records.conventions import BROKEN_OFF, FAILED, FINISHED, LEFT_OUT, 
 from cos598d.records.kinds import NUMBER, POSITIVE, SIZE, TEXT, Fields, ListOf, OrNone
 from cos598d.records.run import MEMORY, REMEDY
 from cos598d.records.schema import check, is_as_read
+from cos598d.terminal.printable import printable
 from cos598d.tools.report.bytes_from import BYTES_FROM, bytes_from, counted_wire, is_in_ledger
 from cos598d.tools.report.disturbed import (
     DISTURBED,
@@ -26,7 +27,6 @@ from cos598d.tools.report.fairness import ground_remark, work_remark
 from cos598d.tools.report.load import Run, is_number, load_run_as
 from cos598d.tools.report.numbers import names_of, plain
 from cos598d.tools.report.one_class import one_class_remark
-from cos598d.terminal.printable import printable
 
 BASELINE = "baseline"
 ALL_GPUS = "dp"  # the strategy of one process that computes on all of them
@@ -57,7 +57,7 @@ class AnotherRun(UserError):
 
 
 @dataclass(frozen=True)
-class Entry:
+class StrategyResult:
     """One strategy for so many epochs: how it ended, one of OUTCOMES; its run if it is finished, else why it is not."""
 
     label: str
@@ -88,7 +88,7 @@ def load_entry_run(folder: Path, name: str, asked: Mapping[str, Any]) -> Run:
     return run
 
 
-def strategies_rows(entries: Sequence[Entry]) -> list[list[str]]:
+def strategies_rows(entries: Sequence[StrategyResult]) -> list[list[str]]:
     """A head and a row for each entry, those without a run too."""
     metrics = list(dict.fromkeys(name for entry in entries if entry.run for name in metrics_of(entry.run)))
     has_gpu = any(_gpu_peak(entry.run) is not None for entry in entries if entry.run)
@@ -120,7 +120,7 @@ def strategies_rows(entries: Sequence[Entry]) -> list[list[str]]:
     return rows
 
 
-def learning_rows(entries: Sequence[Entry]) -> list[list[str]]:
+def learning_rows(entries: Sequence[StrategyResult]) -> list[list[str]]:
     """A head and a row for each run's epoch."""
     known = [(entry, entry.run) for entry in entries if entry.run]
     metrics = list(dict.fromkeys(name for _, run in known for name in metrics_of(run)))
@@ -133,7 +133,7 @@ def learning_rows(entries: Sequence[Entry]) -> list[list[str]]:
     return rows
 
 
-def cautions(entries: Sequence[Entry]) -> list[str]:
+def cautions(entries: Sequence[StrategyResult]) -> list[str]:
     """What to read before the table: what was not the same work, and which strategies failed."""
     known = [(entry, entry.run) for entry in entries if entry.run]
     pairs = [(base, run) for entry, run in known if (base := _baseline(entry, entries)) is not None]
@@ -160,11 +160,11 @@ def cautions(entries: Sequence[Entry]) -> list[str]:
     return [*filter(None, found), *(f"{entry.label}, {entry.epochs:g} epochs: {entry.said}" for entry in failed)]
 
 
-def _baseline(entry: Entry, entries: Sequence[Entry]) -> Run | None:
+def _baseline(entry: StrategyResult, entries: Sequence[StrategyResult]) -> Run | None:
     return next((one.run for one in entries if one.label == BASELINE and one.epochs == entry.epochs), None)
 
 
-def left_out(entries: Sequence[Entry]) -> list[str]:
+def left_out(entries: Sequence[StrategyResult]) -> list[str]:
     """Why there is no number for a strategy that cannot run here, a sentence each."""
     sentences = [f"{entry.label} is left out: {entry.said}" for entry in entries if entry.outcome == LEFT_OUT]
     return list(dict.fromkeys(sentences))

@@ -13,7 +13,7 @@ from cos598d.tools.report.numbers import listed, number_of, plain
 from cos598d.tools.report.one_class import one_class_remark
 from cos598d.tools.report.strategies import cut_remark
 from cos598d.tools.report.sweep_captions import CHANCE
-from cos598d.tools.report.sweep_entries import ALONE, BATCH, DELAY, SETUP, Combination, SweepEntry, axes_of, varying
+from cos598d.tools.report.sweep_entries import ALONE, BATCH, DELAY, SETUP, SeedGroup, SweepEntry, axes_of, varying
 from cos598d.tools.report.sweep_lines import chart_of
 from cos598d.tools.report.sweep_measures import Measure, Spread, metric_measures, seconds_measure, speed_up, speed_ups
 
@@ -34,7 +34,7 @@ ALSO_CHANGES = {
 ALWAYS = frozenset(("seed", "steps"))
 
 
-def lead(entries: Sequence[SweepEntry], combinations: Sequence[Combination]) -> str:
+def lead(entries: Sequence[SweepEntry], combinations: Sequence[SeedGroup]) -> str:
     """What was swept, and how many runs there are."""
     axes = [f"{axis} ({', '.join(words)})" for axis, words in axes_of(combinations).items()]
     seeds = len({entry.seed for entry in entries})
@@ -54,7 +54,7 @@ def lead(entries: Sequence[SweepEntry], combinations: Sequence[Combination]) -> 
     return f"A sweep of {listed(axes)} with {number_of(seeds, 'seed')}: {runs}{done}. From their records alone."
 
 
-def cautions(entries: Sequence[SweepEntry], combinations: Sequence[Combination]) -> list[str]:
+def cautions(entries: Sequence[SweepEntry], combinations: Sequence[SeedGroup]) -> list[str]:
     """What to read before anything else: runs that are missing, and in what the others do not compare."""
     found = [
         f"{', '.join(f'{axis} {word}' for axis, word in entry.settings.items())}, seed {entry.seed}, "
@@ -65,7 +65,7 @@ def cautions(entries: Sequence[SweepEntry], combinations: Sequence[Combination])
     return found + unlike(combinations)
 
 
-def unlike(combinations: Sequence[Combination]) -> list[str]:
+def unlike(combinations: Sequence[SeedGroup]) -> list[str]:
     """In what the runs were not the same work although the axes do not ask for it, nor by the same code on the same
     ground, and whether they shared it; a sentence each."""
     runs = [run for one in combinations for run in one.runs]
@@ -94,7 +94,7 @@ def left_out(entries: Sequence[SweepEntry]) -> list[str]:
     return list(dict.fromkeys(sentences))
 
 
-def sentences(combinations: Sequence[Combination]) -> list[str]:
+def sentences(combinations: Sequence[SeedGroup]) -> list[str]:
     """The best, the fastest, the speed-up, and what the delay does, as far as the records show it."""
     if not any(one.runs for one in combinations):
         return ["No run has finished, so there is nothing to compare."]
@@ -107,7 +107,7 @@ def sentences(combinations: Sequence[Combination]) -> list[str]:
     return [*filter(None, found), *_early(combinations)]
 
 
-def _ranked(combinations: Sequence[Combination], measure: Measure) -> list[tuple[Combination, Spread]]:
+def _ranked(combinations: Sequence[SeedGroup], measure: Measure) -> list[tuple[SeedGroup, Spread]]:
     """The best first."""
     known = [(one, spread) for one in combinations if (spread := measure.spread(one))]
     return sorted(known, key=lambda pair: pair[1].mean, reverse=measure.is_better_high)
@@ -122,7 +122,7 @@ def _with_range(measure: Measure, spread: Spread) -> str:
     return f"{measure.words(spread.mean)} ({least} to {most} over {spread.seeds} seeds)"
 
 
-def _best(combinations: Sequence[Combination], axes: Sequence[str], measure: Measure) -> str:
+def _best(combinations: Sequence[SeedGroup], axes: Sequence[str], measure: Measure) -> str:
     ranked = _ranked(combinations, measure)
     (best, most), (_, least) = ranked[0], ranked[-1]
     if len(ranked) == 1:
@@ -137,7 +137,7 @@ def _best(combinations: Sequence[Combination], axes: Sequence[str], measure: Mea
     return f"{words}{_as_good([spread for _, spread in ranked])}."
 
 
-def _tied(ranked: Sequence[tuple[Combination, Spread]], spread: Spread, axes: Sequence[str]) -> str:
+def _tied(ranked: Sequence[tuple[SeedGroup, Spread]], spread: Spread, axes: Sequence[str]) -> str:
     """The combinations that come to the same."""
     names = [one.words(axes) for one, other in ranked if other == spread]
     return names[0] if len(names) == 1 else f"{len(names)} combinations alike ({', '.join(names[:MOST_TIED])})"
@@ -155,7 +155,7 @@ def _as_good(spreads: Sequence[Spread]) -> str:
     return f"; the ranges of {near} other combinations overlap the best one's" if near else ""
 
 
-def _fastest(combinations: Sequence[Combination], axes: Sequence[str], measure: Measure) -> str:
+def _fastest(combinations: Sequence[SeedGroup], axes: Sequence[str], measure: Measure) -> str:
     ranked = _ranked(combinations, measure)
     if not ranked:
         return "Which combination is the fastest is not known, for the machine was busy during all of them."
@@ -172,7 +172,7 @@ def _fastest(combinations: Sequence[Combination], axes: Sequence[str], measure: 
     return f"{words}{_as_good([spread for _, spread in ranked])}."
 
 
-def _speed_up(combinations: Sequence[Combination]) -> str:
+def _speed_up(combinations: Sequence[SeedGroup]) -> str:
     measure = speed_up(combinations)
     found: dict[str, list[float]] = {}
     for one in combinations:
@@ -184,7 +184,7 @@ def _speed_up(combinations: Sequence[Combination]) -> str:
     return f"Against {SETUP} {ALONE} with the same other settings, an epoch is {listed(places)}."
 
 
-def _delay(combinations: Sequence[Combination], seconds: Measure, metric: Measure | None) -> list[str]:
+def _delay(combinations: Sequence[SeedGroup], seconds: Measure, metric: Measure | None) -> list[str]:
     """From the shortest delay to the longest, along each line."""
     chart = chart_of(combinations, DELAY, seconds)
     lines = [line for line in chart.lines if len(line.points) > 1] if chart else []
@@ -205,7 +205,7 @@ def _delay(combinations: Sequence[Combination], seconds: Measure, metric: Measur
     return [f"{words}."]
 
 
-def _early(combinations: Sequence[Combination]) -> list[str]:
+def _early(combinations: Sequence[SeedGroup]) -> list[str]:
     runs = [run for one in combinations for run in one.runs]
     early, again = (
         sum(map(stopped_early, runs)),

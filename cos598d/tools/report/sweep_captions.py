@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from cos598d.tools.report.numbers import listed, number_of
-from cos598d.tools.report.sweep_entries import Combination
+from cos598d.tools.report.sweep_entries import SeedGroup
 from cos598d.tools.report.sweep_lines import Chart, Line
 from cos598d.tools.report.sweep_measures import Measure, Spread
 
@@ -30,7 +30,7 @@ def chart_caption(chart: Chart) -> list[str]:
     return [*found, seeds_words(spreads)]
 
 
-def overview_caption(combinations: Sequence[Combination], across: Measure, up: Measure) -> list[str]:
+def overview_caption(combinations: Sequence[SeedGroup], across: Measure, up: Measure) -> list[str]:
     """Where in the figure to look."""
     spreads = [spread for one in combinations if (spread := up.spread(one)) and across.spread(one)]
     side = "top" if up.is_better_high else "bottom"

@@ -32,7 +32,7 @@ class SweepEntry:
 
 
 @dataclass(frozen=True)
-class Combination:
+class SeedGroup:
     """The entries that differ in their seeds alone."""
 
     settings: Mapping[str, str]
@@ -48,15 +48,15 @@ class Combination:
         return listed([f"{axis} {self.settings[axis]}" for axis in axes if axis in self.settings])
 
 
-def combinations_of(entries: Sequence[SweepEntry]) -> list[Combination]:
+def combinations_of(entries: Sequence[SweepEntry]) -> list[SeedGroup]:
     """The entries by their settings, in the order of the first of each."""
     found: dict[tuple, list[SweepEntry]] = {}
     for entry in entries:
         found.setdefault(tuple(entry.settings.items()), []).append(entry)
-    return [Combination(group[0].settings, group) for group in found.values()]
+    return [SeedGroup(group[0].settings, group) for group in found.values()]
 
 
-def axes_of(combinations: Sequence[Combination]) -> dict[str, list[str]]:
+def axes_of(combinations: Sequence[SeedGroup]) -> dict[str, list[str]]:
     """The values of each axis: numbers in their order, words in the user's."""
     found: dict[str, list[str]] = {}
     for one in combinations:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations as choices
 
-from cos598d.tools.report.sweep_entries import LINKS, SETUP, Combination, axes_of, number_behind, varying
+from cos598d.tools.report.sweep_entries import LINKS, SETUP, SeedGroup, axes_of, number_behind, varying
 from cos598d.tools.report.sweep_measures import Measure, Spread
 
 MOST_LINES, MOST_PANELS = 7, 6
@@ -67,7 +67,7 @@ class Chart:
         return sum(map(len, self.panels.values())) == len(self.lines)
 
 
-def chart_of(combinations: Sequence[Combination], axis: str, measure: Measure) -> Chart | None:
+def chart_of(combinations: Sequence[SeedGroup], axis: str, measure: Measure) -> Chart | None:
     """The measure against the axis; None where no line of it has two points."""
     axes = axes_of(combinations)
     others = [name for name in varying(axes) if name != axis]

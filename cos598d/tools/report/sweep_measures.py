@@ -9,7 +9,7 @@ from cos598d.tools.report.disturbed import TOLERANCE, is_disturbed, most_speed_u
 from cos598d.tools.report.load import Run, is_number
 from cos598d.tools.report.numbers import plain, seconds
 from cos598d.tools.report.strategies import epoch_seconds, last_loss, metrics_of
-from cos598d.tools.report.sweep_entries import ALONE, LINKS, SETUP, Combination
+from cos598d.tools.report.sweep_entries import ALONE, LINKS, SETUP, SeedGroup
 
 LOSS, SPEED_UP = "validation_loss", "speed-up"
 
@@ -32,12 +32,12 @@ class Measure:
     """One figure of a run. `by_seed` gives a combination's by seed, of those that have it; `words` writes one."""
 
     title: str
-    by_seed: Callable[[Combination], Mapping[int, float]]
+    by_seed: Callable[[SeedGroup], Mapping[int, float]]
     words: Callable[[float], str]
     is_better_high: bool = True
     begins_at_zero: bool = False
 
-    def spread(self, one: Combination) -> Spread | None:
+    def spread(self, one: SeedGroup) -> Spread | None:
         """Over the combination's seeds; None where none of them has it."""
         return spread_of(list(self.by_seed(one).values()))
 
@@ -47,7 +47,7 @@ def spread_of(values: Sequence[float]) -> Spread | None:
     return Spread(fmean(values), min(values), max(values), len(values)) if values else None
 
 
-def metric_measures(combinations: Sequence[Combination]) -> list[Measure]:
+def metric_measures(combinations: Sequence[SeedGroup]) -> list[Measure]:
     """Of the last epoch: the task's metrics, the first of them the one that it is known by, and the validation loss."""
     names = dict.fromkeys(name for one in combinations for run in one.runs for name in metrics_of(run))
     return [_metric(name) for name in sorted(names, key=lambda name: name.startswith(LOSS))]
@@ -69,13 +69,13 @@ def seconds_measure(with_disturbed: bool = False) -> Measure:
     )
 
 
-def speed_up(combinations: Sequence[Combination]) -> Measure:
+def speed_up(combinations: Sequence[SeedGroup]) -> Measure:
     """The seconds of set-up 1x1, with the same other settings and the same seed, over a combination's own.
 
     Ratios with a run that was disturbed are left out, and those that are more than there is to gain.
     """
 
-    def by_seed(one: Combination) -> Mapping[int, float]:
+    def by_seed(one: SeedGroup) -> Mapping[int, float]:
         return {
             seed: ratio
             for seed, (_, _, ratio, most) in speed_ups(one, combinations).items()
@@ -85,7 +85,7 @@ def speed_up(combinations: Sequence[Combination]) -> Measure:
     return Measure(SPEED_UP, by_seed, plain, begins_at_zero=True)
 
 
-def speed_ups(one: Combination, combinations: Sequence[Combination]) -> dict[int, tuple[str, str, float, float]]:
+def speed_ups(one: SeedGroup, combinations: Sequence[SeedGroup]) -> dict[int, tuple[str, str, float, float]]:
     """By seed, as `impossible_remark` takes it, what `speed_up` is made of."""
     base = base_of(one, combinations)
     if base is None or base is one:
@@ -102,7 +102,7 @@ def speed_ups(one: Combination, combinations: Sequence[Combination]) -> dict[int
     }
 
 
-def base_of(one: Combination, combinations: Sequence[Combination]) -> Combination | None:
+def base_of(one: SeedGroup, combinations: Sequence[SeedGroup]) -> SeedGroup | None:
     """The combination of set-up 1x1 that has this one's other settings, but for the links that it has none of."""
 
     def others(settings: Mapping[str, str]) -> dict[str, str]:
@@ -124,7 +124,7 @@ def _last(name: str) -> Callable[[Run], float | None]:
     return read
 
 
-def _by_seed(one: Combination, read: Callable[[Run], float | None]) -> Mapping[int, float]:
+def _by_seed(one: SeedGroup, read: Callable[[Run], float | None]) -> Mapping[int, float]:
     found = {entry.seed: read(entry.run) for entry in one.entries if entry.run}
     return {seed: value for seed, value in found.items() if value is not None}
 

@@ -3,11 +3,20 @@
 from collections.abc import Sequence
 
 from cos598d.tools.report import sweep_answer
-from cos598d.tools.report.blocks import Answer, Block, Figure, Page, Section, Table
+from cos598d.tools.report.blocks import Block, Figure, Headline, Page, Section, Table
 from cos598d.tools.report.figures.sweep import chart_figure, overview_figure
 from cos598d.tools.report.page import build_page
 from cos598d.tools.report.sweep_captions import chart_caption, overview_caption
-from cos598d.tools.report.sweep_entries import BATCH, DELAY, SETUP, Combination, SweepEntry, axes_of, combinations_of, varying
+from cos598d.tools.report.sweep_entries import (
+    BATCH,
+    DELAY,
+    SETUP,
+    SeedGroup,
+    SweepEntry,
+    axes_of,
+    combinations_of,
+    varying,
+)
 from cos598d.tools.report.sweep_lines import chart_of
 from cos598d.tools.report.sweep_measures import Measure, metric_measures, seconds_measure, speed_up
 from cos598d.tools.report.sweep_table import TABLE_NOTE, sweep_rows
@@ -53,7 +62,7 @@ def sweep_page(entries: Sequence[SweepEntry], title: str) -> Page:
     return Page(
         title,
         sweep_answer.lead(entries, found),
-        Answer(
+        Headline(
             sweep_answer.cautions(entries, found),
             sweep_answer.sentences(found),
             Figure("answer", overview, overview_caption(found, seconds, metrics[0])) if overview else None,
@@ -62,14 +71,14 @@ def sweep_page(entries: Sequence[SweepEntry], title: str) -> Page:
     )
 
 
-def _charts(combinations: Sequence[Combination], axes: Sequence[str], measure: Measure, prefix: str) -> list[Figure]:
+def _charts(combinations: Sequence[SeedGroup], axes: Sequence[str], measure: Measure, prefix: str) -> list[Figure]:
     """A figure of the measure against each of the axes that change it; their names begin with `prefix`."""
     charts = [chart for axis in axes if (chart := chart_of(combinations, axis, measure))]
     names = [f"{prefix}-{number}" for number in range(len(charts))]
     return [Figure(name, chart_figure(chart, name), chart_caption(chart)) for name, chart in zip(names, charts)]
 
 
-def _speed_up(combinations: Sequence[Combination], axes: Sequence[str]) -> list[Block]:
+def _speed_up(combinations: Sequence[SeedGroup], axes: Sequence[str]) -> list[Block]:
     blocks = _charts(combinations, axes, speed_up(combinations), "sweep-speed-up")
     if not blocks:
         return []

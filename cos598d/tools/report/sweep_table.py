@@ -8,7 +8,7 @@ from cos598d.tools.report.epochs import is_cut, whole_epochs
 from cos598d.tools.report.load import Run
 from cos598d.tools.report.numbers import number_of
 from cos598d.tools.report.strategies import sent_bytes
-from cos598d.tools.report.sweep_entries import Combination, SweepEntry, axes_of, combinations_of
+from cos598d.tools.report.sweep_entries import SeedGroup, SweepEntry, axes_of, combinations_of
 from cos598d.tools.report.sweep_measures import (
     SPEED_UP,
     Measure,
@@ -54,7 +54,7 @@ def _cell(measure: Measure, spread: Spread | None) -> str:
     return mean if spread.seeds == 1 else f"{mean} ({least}-{most})"
 
 
-def _seeds(one: Combination) -> str:
+def _seeds(one: SeedGroup) -> str:
     done, asked = len(one.runs), len(one.entries)
     return str(done) if done == asked else f"{done} of {asked}"
 
@@ -65,7 +65,7 @@ def _epochs(runs: Sequence[Run]) -> str:
     return words + (" and a part" if any(is_cut(run.summary["epochs"][-1], run.summary) for run in runs) else "")
 
 
-def _remarks(one: Combination) -> list[str]:
+def _remarks(one: SeedGroup) -> list[str]:
     """What happened on the way, seed by seed."""
     found = []
     for entry in one.entries:

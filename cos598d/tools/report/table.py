@@ -6,7 +6,16 @@ from typing import Any
 
 from cos598d.records.conventions import ASSUMED_BYTES, PHASES, WARM_UP
 from cos598d.records.run import Summary
-from cos598d.tools.report.bytes_from import BYTES_FROM, BYTES_NOTE, bytes_from, counted_wire, is_by_sockets, is_in_ledger
+from cos598d.tables import as_markdown, as_text, markdown_text, with_columns
+from cos598d.terminal.printable import printable
+from cos598d.tools.report.bytes_from import (
+    BYTES_FROM,
+    BYTES_NOTE,
+    bytes_from,
+    counted_wire,
+    is_by_sockets,
+    is_in_ledger,
+)
 from cos598d.tools.report.disturbed import DISTURBED, disturbance_remark, is_disturbed
 from cos598d.tools.report.fairness import ground_remark, work_remark
 from cos598d.tools.report.load import left_out
@@ -25,8 +34,6 @@ from cos598d.tools.report.references import (
 )
 from cos598d.tools.report.repeats import in_groups, members, over_pairs
 from cos598d.tools.report.speed import SPEED_NOTE, phases_of, speed_rows
-from cos598d.tables import as_markdown, as_text, markdown_text, with_columns
-from cos598d.terminal.printable import printable
 
 FIRST_LOSSES = 3
 # The columns of `time_cells`. The last ones of a table are the phases.

@@ -5,9 +5,16 @@ from collections.abc import Sequence
 
 from cos598d.errors import UserError
 from cos598d.records.run import Summary
-from cos598d.tools.report.bytes_from import BYTES_FROM, BYTES_NOTE, bytes_from, counted_wire, is_by_sockets, is_in_ledger
-from cos598d.tools.report.table import assumed_bytes, megabytes
 from cos598d.tables import as_markdown, as_text
+from cos598d.tools.report.bytes_from import (
+    BYTES_FROM,
+    BYTES_NOTE,
+    bytes_from,
+    counted_wire,
+    is_by_sockets,
+    is_in_ledger,
+)
+from cos598d.tools.report.table import assumed_bytes, megabytes
 
 # Ethernet 14, IPv4 20, TCP 20 and its timestamps 12 bytes: of every packet, acknowledgements too.
 HEADER_BYTES = 66

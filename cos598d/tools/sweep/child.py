@@ -18,7 +18,7 @@ _HOST = re.compile(r"^host\d+(?: rank\d+)?\| ")
 _RANK = re.compile(r"^rank \d+")
 
 
-class Stopped(UserError):
+class SweepStopped(UserError):
     """A signal has asked this program to end."""
 
     def __init__(self, number: int):
@@ -68,7 +68,7 @@ class LastWords:
             self.words = line
 
 
-class Asked:
+class PassedSignals:
     """The signals that came, which go to all children that are told of here, as soon as there are some."""
 
     def __init__(self) -> None:
@@ -88,9 +88,9 @@ class Asked:
 
 
 @contextlib.contextmanager
-def signals_passed_on() -> Iterator[Asked]:
+def signals_passed_on() -> Iterator[PassedSignals]:
     """Within it signals are noted and passed on; after it they are raised, and this program's own again."""
-    asked = Asked()
+    asked = PassedSignals()
     before = {number: signal.getsignal(number) for number in SIGNALS}
     for number, handler in before.items():
         if handler is not signal.SIG_IGN:  # else our starter wants us to go on: nohup, or `&`
@@ -103,4 +103,4 @@ def signals_passed_on() -> Iterator[Asked]:
     if signal.SIGINT in asked.numbers:
         raise KeyboardInterrupt
     if asked.numbers:
-        raise Stopped(asked.numbers[0])
+        raise SweepStopped(asked.numbers[0])

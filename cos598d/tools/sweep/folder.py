@@ -8,13 +8,13 @@ from typing import Any
 from cos598d.errors import UserError
 from cos598d.files import write_json
 from cos598d.records.conventions import BROKEN_OFF, FAILED, FINISHED, OUTCOMES
-from cos598d.records.kinds import TEXT, Kind, OneOf
+from cos598d.records.kinds import TEXT, OneOf, ValueKind
+from cos598d.terminal.printable import printable
 from cos598d.tools.report.load import Run
 from cos598d.tools.report.strategies import load_entry_run
-from cos598d.terminal.printable import printable
 
 # What the state says of every run, beside what it is.
-ENDED: dict[str, Kind] = {"outcome": OneOf(OUTCOMES), "said": TEXT}
+ENDED: dict[str, ValueKind] = {"outcome": OneOf(OUTCOMES), "said": TEXT}
 LONGEST_SAID = 300
 OTHER_FOLDER = "or give another --runs_dir"
 

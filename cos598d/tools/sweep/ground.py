@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from cos598d.records.quantities import delay_words, rate_words
+from cos598d.terminal.printable import printable
 from cos598d.tools.report.load import Run
 from cos598d.tools.report.strategies import AnotherRun
 from cos598d.tools.report.sweep_entries import DELAY, RATE
 from cos598d.tools.sweep.plan import Combination
-from cos598d.terminal.printable import printable
 
 
 def check_ground(run: Run, one: Combination, folder: Path, is_launched: bool) -> None:

@@ -10,14 +10,14 @@ from cos598d.checkpoints import remove_all
 from cos598d.errors import UserError
 from cos598d.locks import is_locked
 from cos598d.records.conventions import BROKEN_OFF, FAILED, FINISHED, LEFT_OUT
+from cos598d.terminal.printable import printable
+from cos598d.terminal.signals import GOES_ON
 from cos598d.tools.sweep.plan import Combination
 from cos598d.tools.sweep.programs import program
 from cos598d.tools.sweep.progress import Progress, seconds_words
 from cos598d.tools.sweep.results import result_words
-from cos598d.tools.sweep.runner import Ended, Job, run_jobs
+from cos598d.tools.sweep.runner import Ended, LoggedProgram, run_jobs
 from cos598d.tools.sweep.state import LOGS, SweepFolder
-from cos598d.terminal.printable import printable
-from cos598d.terminal.signals import GOES_ON
 
 # How long a run of a call that was killed may take to end, until one of this call takes its folder.
 ENDING_SECONDS = 20.0
@@ -58,7 +58,7 @@ class Making:
         self._at_a_time = min(self._parallel, len(jobs))
         run_jobs(jobs, self._parallel, self._begin, self._end)
 
-    def _job(self, one: Combination) -> Job | None:
+    def _job(self, one: Combination) -> LoggedProgram | None:
         """What makes the run; None where it is finished."""
         found, damage = self._folder.look(one)
         if found:
@@ -74,9 +74,9 @@ class Making:
             print(f"{self._head(one)} run again, since {printable(again)}", flush=True)
         words = [*self._words_of(one), *(["--overwrite_output_dir"] if damage else ["--resume", "auto"])]
         command = program(one, words, self._launch, f"sweep{os.getpid()}x{self._places[one.label]}")
-        return Job(one.label, command, self._folder.path / LOGS / f"{one.label}.txt")
+        return LoggedProgram(one.label, command, self._folder.path / LOGS / f"{one.label}.txt")
 
-    def _begin(self, job: Job) -> None:
+    def _begin(self, job: LoggedProgram) -> None:
         one = self._waiting[job.label]
         deadline = time.monotonic() + ENDING_SECONDS
         while is_locked(self._folder.path / one.label) and time.monotonic() < deadline:
@@ -85,7 +85,7 @@ class Making:
         if self._parallel == 1:
             print(f"{self._head(one)} ", end="", flush=True)
 
-    def _end(self, job: Job, ended: Ended) -> None:
+    def _end(self, job: LoggedProgram, ended: Ended) -> None:
         one = self._waiting.pop(job.label)
         head = "" if self._parallel == 1 else f"{self._head(one)} "
         words = self._words_of_end(one, ended)

@@ -8,6 +8,8 @@ from cos598d.data import get_task
 from cos598d.files import write_whole
 from cos598d.life import LOSS_METRIC
 from cos598d.records.conventions import BROKEN_OFF, FAILED, LEFT_OUT
+from cos598d.tables import as_markdown, as_text, markdown_text
+from cos598d.terminal.printable import printable
 from cos598d.tools.report.load import Run, is_number
 from cos598d.tools.report.render import as_html
 from cos598d.tools.report.strategies import epoch_seconds
@@ -16,8 +18,6 @@ from cos598d.tools.report.sweep_entries import SweepEntry, combinations_of
 from cos598d.tools.report.sweep_page import sweep_page
 from cos598d.tools.report.sweep_table import TABLE_NOTE, sweep_rows
 from cos598d.tools.sweep.folder import writing
-from cos598d.tables import as_markdown, as_text, markdown_text
-from cos598d.terminal.printable import printable
 
 PAGE, TABLE = "report.html", "table.md"
 

@@ -22,7 +22,7 @@ LOOK_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
-class Job:
+class LoggedProgram:
     """A program, and the file to which what it prints is added."""
 
     label: str
@@ -43,7 +43,7 @@ class Ended:
 class _Running:
     """A job's program while it runs."""
 
-    def __init__(self, job: Job):
+    def __init__(self, job: LoggedProgram):
         self.job = job
         with _open_log(job.log) as log:
             with writing(job.log):
@@ -81,7 +81,10 @@ def _open_log(path: Path) -> IO[str]:
 
 
 def run_jobs(
-    jobs: Sequence[Job], parallel: int, begin: Callable[[Job], None], end: Callable[[Job, Ended], None]
+    jobs: Sequence[LoggedProgram],
+    parallel: int,
+    begin: Callable[[LoggedProgram], None],
+    end: Callable[[LoggedProgram, Ended], None],
 ) -> None:
     """Run the jobs in their order, `parallel` at a time: `begin` is told of each before it starts, `end` after it.
 

@@ -9,13 +9,13 @@ from cos598d.errors import UsageError, UserError
 from cos598d.records.conventions import BROKEN_OFF, FAILED, FINISHED, LEFT_OUT
 from cos598d.records.kinds import COUNT, NOT_NEGATIVE, SIZE, TEXT, Fields, ListOf, MapOf, Of, OrNone
 from cos598d.records.schema import is_as_read, read
+from cos598d.terminal.printable import printable
 from cos598d.tools.report.load import Run
 from cos598d.tools.report.strategies import AnotherRun
 from cos598d.tools.report.sweep_entries import SweepEntry
 from cos598d.tools.sweep.folder import ENDED, OTHER_FOLDER, RunsFolder
 from cos598d.tools.sweep.ground import check_ground
 from cos598d.tools.sweep.plan import Combination
-from cos598d.terminal.printable import printable
 
 STATE, LOGS = "sweep.json", "logs"
 REMEDY = "so give another --runs_dir"

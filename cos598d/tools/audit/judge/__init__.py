@@ -9,16 +9,16 @@ from cos598d.tools.audit.judge.causes import ordered
 from cos598d.tools.audit.judge.gradients import fit_steps, groups_of, not_understood
 from cos598d.tools.audit.judge.replicas import judge_replicas
 from cos598d.tools.audit.judge.samples import judge_samples
-from cos598d.tools.audit.judge.verdict import Finding, Seen, Verdict
+from cos598d.tools.audit.judge.verdict import AuditFinding, AuditVerdict, Coverage
 from cos598d.tools.audit.judge.waste import judge_notes, judge_waste
 from cos598d.tools.audit.judge.weighting import judge_weighting
 
 LAST = 10  # steps, whose loss is that at the end
 
 
-def judge(books: Sequence[Book], remarks: Sequence[str] = ()) -> Verdict:
+def judge(books: Sequence[Book], remarks: Sequence[str] = ()) -> AuditVerdict:
     """The verdict on the books of one run, by rank. `remarks` are what else is to be said of the ranks."""
-    findings: list[Finding] = []
+    findings: list[AuditFinding] = []
     unjudged: list[str] = []
     judged: list[int] = []
     groups = groups_of(books)
@@ -50,9 +50,9 @@ def judge(books: Sequence[Book], remarks: Sequence[str] = ()) -> Verdict:
     steps = min(book["iterations_seen"] for book in books)
     if not steps:
         unjudged.append("gradients: no step of an optimizer of torch.optim was seen on every rank.")
-    return Verdict(
+    return AuditVerdict(
         first["script"],
-        Seen(
+        Coverage(
             len(books),
             first["world_size"],
             steps,

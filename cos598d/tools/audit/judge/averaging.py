@@ -29,10 +29,10 @@ from cos598d.tools.audit.judge.gradients import (
     step_place,
 )
 from cos598d.tools.audit.judge.scale import judge_scale
-from cos598d.tools.audit.judge.verdict import Finding, where
+from cos598d.tools.audit.judge.verdict import AuditFinding, where
 
 
-def judge_averaging(books: Sequence[Book], fits: Fits) -> tuple[list[Finding], list[str]]:
+def judge_averaging(books: Sequence[Book], fits: Fits) -> tuple[list[AuditFinding], list[str]]:
     """The faults of one group of ranks, only causes: of several that explain the same the first; and what could not be
     judged."""
     if len(books) < 2 or not fits.steps:
@@ -51,7 +51,7 @@ def judge_averaging(books: Sequence[Book], fits: Fits) -> tuple[list[Finding], l
     own = [name for name in own if not any(each.kind == MEAN for ranks in by_tensor[name] for each in ranks)]
     at_root = [name for name in kinds if all(by_tensor[name]) and _is_at_root(kinds[name], _only_to_one(fits))]
     told = [name for name, each in kinds.items() if any(kind not in ("small", "unknown") for kind in each)]
-    found: list[Finding] = []
+    found: list[AuditFinding] = []
     if at_root and len(at_root) >= len(own):
         found.append(_not_scattered(fits, at_root, kinds))
     elif own and len(own) == len(told):
@@ -71,7 +71,7 @@ def judge_averaging(books: Sequence[Book], fits: Fits) -> tuple[list[Finding], l
     ), unjudged
 
 
-def judge_clip_order(books: Sequence[Book], fits: Fits) -> list[Finding]:
+def judge_clip_order(books: Sequence[Book], fits: Fits) -> list[AuditFinding]:
     """Clips that come before the gradients travel, also where they did nothing in the steps that were seen."""
     for step in fits.steps:
         if most_common(step.known()) not in (MEAN, BY_RANK, BY_BOTH, INDISTINCT):
@@ -86,7 +86,9 @@ def judge_clip_order(books: Sequence[Book], fits: Fits) -> list[Finding]:
             said.append(_combination(factors))
         else:
             said.append("It did nothing in this step, for every norm was under the limit: it will where one is above.")
-        return [Finding("clipped_before_average", (f"Step {step.iteration}: {said[0]}", *said[1:]), where(clips[0]))]
+        return [
+            AuditFinding("clipped_before_average", (f"Step {step.iteration}: {said[0]}", *said[1:]), where(clips[0]))
+        ]
     return []
 
 
@@ -111,7 +113,7 @@ def _residual(fits: Sequence[Fit]) -> str:
     return f"{max((each.residual for each in fits), default=0.0):.0e}"
 
 
-def _alone(books: Sequence[Book], fits: Fits, tensors: int, are_owned: bool) -> Finding:
+def _alone(books: Sequence[Book], fits: Fits, tensors: int, are_owned: bool) -> AuditFinding:
     """Every rank applies its own gradient: why. `are_owned`: each tensor is stepped on one rank."""
     known = [each for step in fits.steps for each in step.known() if each.kind == OWN]
     says = (
@@ -126,12 +128,12 @@ def _alone(books: Sequence[Book], fits: Fits, tensors: int, are_owned: bool) -> 
         most = max(entry["calls"] for entry in weights)
         name = "weights_averaged" if most >= 0.9 * max(seen - 1, 1) else "local_steps"
         travel = f"Weights travel instead, in {calls} calls of {seen} steps ({weights[0]['op']})."
-        return Finding(name, (says, travel), where(weights[0]))
+        return AuditFinding(name, (says, travel), where(weights[0]))
     calls = calls_of(fits.steps[0], GRADIENT)
     if calls:
         moved = f"{len(calls)} calls of {calls[0]['op']} carried gradients in step {fits.steps[0].iteration}."
-        return Finding("result_dropped", (says, moved), where(calls[-1]))
-    return Finding("never_averaged", (says, "No call carried a gradient."), step_place(fits))
+        return AuditFinding("result_dropped", (says, moved), where(calls[-1]))
+    return AuditFinding("never_averaged", (says, "No call carried a gradient."), step_place(fits))
 
 
 def _averaged_weights(books: Sequence[Book]) -> list[dict[str, Any]]:
@@ -142,7 +144,7 @@ def _averaged_weights(books: Sequence[Book]) -> list[dict[str, Any]]:
     return [entry for entry in entries if entry["op"] not in (BROADCAST, SCATTER)]
 
 
-def _partly(fits: Fits, names: Sequence[str]) -> list[Finding]:
+def _partly(fits: Fits, names: Sequence[str]) -> list[AuditFinding]:
     """Backward passes of a step after which nothing travels."""
     for step in fits.steps:
         known = [of_rank[name] for of_rank in step.fits for name in names if name in of_rank]
@@ -152,11 +154,11 @@ def _partly(fits: Fits, names: Sequence[str]) -> list[Finding]:
             calls = calls_of(step, GRADIENT)
             says = f"Step {step.iteration}: of {passes} backward passes {len(partly[0].lost)} are in what each rank "
             says += "applies by that rank's own gradient only."
-            return [Finding("forgotten_micro_batches", (says,), where(calls[-1]) if calls else step_place(fits))]
+            return [AuditFinding("forgotten_micro_batches", (says,), where(calls[-1]) if calls else step_place(fits))]
     return []
 
 
-def _mixed(books: Sequence[Book], fits: Fits, names: Sequence[str]) -> list[Finding]:
+def _mixed(books: Sequence[Book], fits: Fits, names: Sequence[str]) -> list[AuditFinding]:
     """Ranks that apply their own gradient in some step, where others, or they in other steps, apply the average."""
     alone: dict[int, list[int]] = {}
     means = 0
@@ -172,15 +174,15 @@ def _mixed(books: Sequence[Book], fits: Fits, names: Sequence[str]) -> list[Find
     said = [f"in step {step} {_ranks(ranks)}" for step, ranks in alone.items()]
     says = f"Where {means} times a rank applies the average, it is its own gradient {', '.join(said)}."
     if weights := _averaged_weights(books):
-        return [Finding("local_steps", (says,), where(weights[0]))]
-    return [Finding("different_gradients", (says,), step_place(fits))]
+        return [AuditFinding("local_steps", (says,), where(weights[0]))]
+    return [AuditFinding("different_gradients", (says,), step_place(fits))]
 
 
 def _ranks(ranks: Sequence[int]) -> str:
     return f"on rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
-def _not_scattered(fits: Fits, names: Sequence[str], kinds: dict[str, list[str]]) -> Finding:
+def _not_scattered(fits: Fits, names: Sequence[str], kinds: dict[str, list[str]]) -> AuditFinding:
     root = kinds[names[0]].index(MEAN)
     others = [rank for rank in range(len(kinds[names[0]])) if rank != root]
     says = (
@@ -189,13 +191,13 @@ def _not_scattered(fits: Fits, names: Sequence[str], kinds: dict[str, list[str]]
     )
     calls = [each for each in calls_of(fits.steps[0], GRADIENT) if each["op"] in (GATHER, REDUCE)]
     calls = calls or calls_of(fits.steps[0], GRADIENT)
-    return Finding("not_scattered", (says,), where(calls[-1]) if calls else step_place(fits))
+    return AuditFinding("not_scattered", (says,), where(calls[-1]) if calls else step_place(fits))
 
 
-def _forgotten(fits: Fits, names: Sequence[str], tensors: int) -> Finding:
+def _forgotten(fits: Fits, names: Sequence[str], tensors: int) -> AuditFinding:
     says = f"{len(names)} of {tensors} tensors are stepped by a rank's own gradient: {named(names)}."
     calls = calls_of(fits.steps[0], GRADIENT)
-    return Finding("forgotten_tensors", (says,), where(calls[-1]) if calls else step_place(fits))
+    return AuditFinding("forgotten_tensors", (says,), where(calls[-1]) if calls else step_place(fits))
 
 
 def median_factors(fits: Sequence[Fit]) -> tuple[float, ...]:
@@ -213,7 +215,7 @@ def _combination(factors: Sequence[float]) -> str:
     return f"The applied gradient is {parts}, where an average is {1 / ranks:.3f} of each."
 
 
-def _by_rank(fits: Fits, names: Sequence[str]) -> list[Finding]:
+def _by_rank(fits: Fits, names: Sequence[str]) -> list[AuditFinding]:
     """What ranks' factors that differ come from."""
     for step in fits.steps:
         factors = _unequal_factors(step, names)
@@ -232,13 +234,13 @@ def _by_rank(fits: Fits, names: Sequence[str]) -> list[Finding]:
         if absent:
             there = [rank for rank in range(len(factors)) if rank not in absent]
             who = f"Of ranks {', '.join(map(str, absent))} nothing is in it, only of {', '.join(map(str, there))}."
-            return [Finding("partial_average", (says, who), place)]
+            return [AuditFinding("partial_average", (says, who), place)]
         if len(step.rows[0]["micro"]) > 1 and not are_micro_batches(step.rows[0]):
             continue  # several losses of one batch may be combined by factors of their own
         if all(0 < factor <= 1 + NEAR for factor in factors):
             by_hand = "Each rank's part is scaled down by a factor of its own, as a clip by its own norm does."
-            return [Finding("clipped_before_average", (says, by_hand), place)]
-        return [Finding("unequal_weights", (says, f"Samples by rank: {', '.join(map(str, sizes))}."), place)]
+            return [AuditFinding("clipped_before_average", (says, by_hand), place)]
+        return [AuditFinding("unequal_weights", (says, f"Samples by rank: {', '.join(map(str, sizes))}."), place)]
     return []
 
 
@@ -285,7 +287,7 @@ def _norms(clips: Sequence[dict[str, Any]]) -> str:
     return f"the ranks clip to {clips[0]['limit']:g} before the gradients travel{own}."
 
 
-def _stale(fits: Fits, known: Sequence[Fit]) -> list[Finding]:
+def _stale(fits: Fits, known: Sequence[Fit]) -> list[AuditFinding]:
     stale = [each for each in known if each.kind in (STALE, OWN_STALE)]
     later = [step for step in fits.steps if any(row["before"] for row in step.rows)]
     if not stale or not later:
@@ -296,4 +298,4 @@ def _stale(fits: Fits, known: Sequence[Fit]) -> list[Finding]:
         f"In {len(later)} of {fits.judged} judged steps {tensors} tensors had a gradient before the first backward "
         f"pass, and what is applied has {factor:.2f} times it in it."
     )
-    return [Finding("stale_gradients", (says,), step_place(fits))]
+    return [AuditFinding("stale_gradients", (says,), step_place(fits))]

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from cos598d.tools.audit.judge.verdict import Finding
+from cos598d.tools.audit.judge.verdict import AuditFinding
 
 _DRIFT = ("optimizer_states_differ", "weights_drift")
 # What each fault brings about by itself, in the order in which causes are told.
@@ -27,9 +27,9 @@ CONSEQUENCES = {
 }
 
 
-def ordered(findings: Sequence[Finding]) -> list[Finding]:
+def ordered(findings: Sequence[AuditFinding]) -> list[AuditFinding]:
     """The findings without those that others bring about, each of which names its own; one of a name is enough."""
-    by_name: dict[str, Finding] = {}
+    by_name: dict[str, AuditFinding] = {}
     for each in findings:
         by_name.setdefault(each.name, each)
     effects = {name for cause in by_name for name in CONSEQUENCES.get(cause, ()) if name in by_name}

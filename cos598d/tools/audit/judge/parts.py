@@ -5,12 +5,12 @@ from typing import Any
 
 from cos598d.tools.audit.judge.fit import INDISTINCT, MEAN, NEAR
 from cos598d.tools.audit.judge.gradients import StepFits
-from cos598d.tools.audit.judge.verdict import Finding, Where, where
+from cos598d.tools.audit.judge.verdict import AuditFinding, Where, where
 
 _FLAT = "flat_param"  # of FSDP's first form: its parts have different weights in them
 
 
-def judge_parts(step: StepFits, place: Where) -> list[Finding]:
+def judge_parts(step: StepFits, place: Where) -> list[AuditFinding]:
     """What it means that the ranks apply different multiples of the average, each to its own parts of the weights.
 
     Only parts of the same weights are compared: weights of their own may be scaled by factors of their own. A flat
@@ -32,10 +32,10 @@ def judge_parts(step: StepFits, place: Where) -> list[Finding]:
     says = f"Step {step.iteration}: of one average the ranks apply different multiples to their own parts: {said}."
     if by_own_norm:
         told = f"They clip to {clips[0]['limit']:g} by norms of {', '.join(f'{norm:.3f}' for norm in norms)}, by rank."
-        return [Finding("clipped_by_part", (says, told), where(clips[0]))]
+        return [AuditFinding("clipped_by_part", (says, told), where(clips[0]))]
     if all(0 < factor <= 1 + NEAR for factor in factors):
-        return [Finding("clipped_by_part", (says,), place)]
-    return [Finding("different_gradients", (says,), place)]
+        return [AuditFinding("clipped_by_part", (says,), place)]
+    return [AuditFinding("different_gradients", (says,), place)]
 
 
 def _clip(row: dict[str, Any]) -> dict[str, Any] | None:

@@ -7,16 +7,16 @@ import numpy as np
 from cos598d.tools.audit.book import ENDED, Book
 from cos598d.tools.audit.contents import BUFFER, RECEIVE, SEND
 from cos598d.tools.audit.judge.gradients import tolerance_of
-from cos598d.tools.audit.judge.verdict import Finding, Where, where
+from cos598d.tools.audit.judge.verdict import AuditFinding, Where, where
 from cos598d.tools.audit.sketch import from_text
 
 _ALIKE = 1e-5  # relative differences of replicas that are the same but for rounding
 _STATES_ALIKE, _NEXT_TO_NOTHING = 1e-3, 1e-3
 
 
-def judge_replicas(books: Sequence[Book]) -> tuple[list[Finding], list[str]]:
+def judge_replicas(books: Sequence[Book]) -> tuple[list[AuditFinding], list[str]]:
     """What is wrong with the replicas of one group of ranks, and what could not be judged of them."""
-    findings: list[Finding] = []
+    findings: list[AuditFinding] = []
     unjudged: list[str] = []
     if len(books) < 2:
         return [], []
@@ -30,17 +30,17 @@ def judge_replicas(books: Sequence[Book]) -> tuple[list[Finding], list[str]]:
     begun = _apart([book["start"].get("weights", {}) for book in books], alike)
     if begun:
         says = f"Before the first backward pass {_told(begun, books[0]['start']['weights'])}."
-        findings.append(Finding("different_start", (says,), place))
+        findings.append(AuditFinding("different_start", (says,), place))
     if all(book["state"] == ENDED for book in books):
         weights = _apart([book["end"].get("weights", {}) for book in books], alike)
         if weights:
             says = f"After {books[0]['iterations_seen']} steps {_told(weights, books[0]['end']['weights'])}."
-            findings.append(Finding("weights_drift", (says,), place))
+            findings.append(AuditFinding("weights_drift", (says,), place))
         findings += _batch_norm(books, alike, place)
     return findings + _settings(books) + _states(books) + _modes(books, unjudged) + _uneven(books), unjudged
 
 
-def _parts(books: Sequence[Book]) -> list[Finding]:
+def _parts(books: Sequence[Book]) -> list[AuditFinding]:
     """Parts of the weights that several ranks hold, and that differ at the start."""
     holders: dict[str, list[Mapping[str, str]]] = {}
     for book in books:
@@ -52,7 +52,7 @@ def _parts(books: Sequence[Book]) -> list[Finding]:
     if not apart:
         return []
     says = f"Before the first backward pass {_told(apart, holders)}, that several ranks hold."
-    return [Finding("different_start", (says,), _place(books))]
+    return [AuditFinding("different_start", (says,), _place(books))]
 
 
 def _apart(by_rank: Sequence[Mapping[str, str]], alike: float) -> dict[str, float]:
@@ -85,17 +85,19 @@ def _place(books: Sequence[Book]) -> Where:
     return "", 0, ""
 
 
-def _batch_norm(books: Sequence[Book], alike: float, place: Where) -> list[Finding]:
+def _batch_norm(books: Sequence[Book], alike: float, place: Where) -> list[AuditFinding]:
     if not books[0]["model"].get("batch_norms") or any(each["kind"] == BUFFER for each in books[0]["ledger"]):
         return []
     buffers = [book["end"].get("buffers", {}) for book in books]
     apart = {name: each for name, each in _apart(buffers, alike).items() if "running_" in name}
     if not apart:
         return []
-    return [Finding("batch_norm_apart", (f"At the end {_told(apart, buffers[0])}; no call carried a buffer.",), place)]
+    return [
+        AuditFinding("batch_norm_apart", (f"At the end {_told(apart, buffers[0])}; no call carried a buffer.",), place)
+    ]
 
 
-def _settings(books: Sequence[Book]) -> list[Finding]:
+def _settings(books: Sequence[Book]) -> list[AuditFinding]:
     for steps in zip(*(book["steps"] for book in books), strict=False):
         for optimizers in zip(*(step["optimizers"] for step in steps), strict=False):
             first = optimizers[0]
@@ -103,14 +105,14 @@ def _settings(books: Sequence[Book]) -> list[Finding]:
                 if other == first or _are_shared_out(first, other, books[0], books[rank]):
                     continue
                 says = f"Step {steps[0]['iteration']}: {_difference(first, other, rank)}."
-                return [Finding("optimizers_differ", (says,), _step_place(books))]
+                return [AuditFinding("optimizers_differ", (says,), _step_place(books))]
     seen = books[0]["iterations_seen"]
     if all(_ended_well(book) and book["iterations_seen"] == seen for book in books):
         for rank, book in enumerate(books):
             for first, other in zip(books[0]["settings"], book["settings"], strict=False):
                 if other != first and not _are_shared_out(first, other, books[0], book):
                     says = f"After {seen} steps {_difference(first, other, rank)}."
-                    return [Finding("optimizers_differ", (says,), _step_place(books))]
+                    return [AuditFinding("optimizers_differ", (says,), _step_place(books))]
     return []
 
 
@@ -123,7 +125,7 @@ def _are_shared_out(first: Mapping, other: Mapping, mine: Book, theirs: Book) ->
     return first["class"] == other["class"] and bool(here and there) and here.isdisjoint(there)
 
 
-def _states(books: Sequence[Book]) -> list[Finding]:
+def _states(books: Sequence[Book]) -> list[AuditFinding]:
     """What optimizers remember after the last examined step. What is next to nothing may be rounding."""
     alike = max(_STATES_ALIKE, tolerance_of(books))
     for steps in zip(*(book["steps"] for book in books), strict=False):
@@ -139,7 +141,7 @@ def _states(books: Sequence[Book]) -> list[Finding]:
         }
         if apart:
             says = f"After step {steps[0]['iteration']} {_told(apart, states[0])}."
-            return [Finding("optimizer_states_differ", (says,), _step_place(books))]
+            return [AuditFinding("optimizer_states_differ", (says,), _step_place(books))]
     return []
 
 
@@ -158,7 +160,7 @@ def _difference(first: Mapping, other: Mapping, rank: int) -> str:
     return f"rank 0 has {len(first['groups'])} groups of parameters, rank {rank} {len(other['groups'])}"
 
 
-def _modes(books: Sequence[Book], unjudged: list[str]) -> list[Finding]:
+def _modes(books: Sequence[Book], unjudged: list[str]) -> list[AuditFinding]:
     """Ranks that train in evaluation mode while others do not, and dropout that is the same on all."""
     for steps in zip(*(book["steps"] for book in books), strict=False):
         for micros in zip(*(step["micro"] for step in steps), strict=False):
@@ -169,7 +171,7 @@ def _modes(books: Sequence[Book], unjudged: list[str]) -> list[Finding]:
                     f"evaluation mode, by rank; {max(each[0] for each in modes)} have dropout or running statistics."
                 )
                 if any(each[0] for each in modes):
-                    return [Finding("modes_differ", (says,), where(micros[0]))]
+                    return [AuditFinding("modes_differ", (says,), where(micros[0]))]
                 why = "none has dropout or running statistics that the audit can see"
                 unjudged.append(
                     f"gradients: whether it matters that not all ranks' modules are in training mode; {why}."
@@ -178,7 +180,7 @@ def _modes(books: Sequence[Book], unjudged: list[str]) -> list[Finding]:
     return _dropout(books)
 
 
-def _dropout(books: Sequence[Book]) -> list[Finding]:
+def _dropout(books: Sequence[Book]) -> list[AuditFinding]:
     share = books[0]["model"].get("dropout", 0.0)
     micros = [[micro for step in book["steps"] for micro in step["micro"]] for book in books]
     count = min(map(len, micros))
@@ -188,10 +190,10 @@ def _dropout(books: Sequence[Book]) -> list[Finding]:
         return []
     says = f"In {count} of {count} examined forward passes all ranks have the same random state; dropout is {share:g}."
     file, line, function = micros[0][0]["where"]
-    return [Finding("same_dropout", (says,), (file, line, function))]
+    return [AuditFinding("same_dropout", (says,), (file, line, function))]
 
 
-def _uneven(books: Sequence[Book]) -> list[Finding]:
+def _uneven(books: Sequence[Book]) -> list[AuditFinding]:
     counts = [book["counts"].get("backward", 0) for book in books]
     least = min(counts)
     if any(book["failed"] for book in books):
@@ -202,10 +204,10 @@ def _uneven(books: Sequence[Book]) -> list[Finding]:
     if not any(book["counts"].get("backward", 0) == least for book in books if _ended_well(book)):
         return []
     says = f"Backward passes by rank: {', '.join(map(str, counts))}."
-    return [Finding("uneven_steps", (says,), _place(books))]
+    return [AuditFinding("uneven_steps", (says,), _place(books))]
 
 
-def _calls_apart(books: Sequence[Book]) -> list[Finding]:
+def _calls_apart(books: Sequence[Book]) -> list[AuditFinding]:
     """Collectives of all ranks that some rank made more often than another, which ended well all the same."""
     world = books[0]["world_size"]
     well = [rank for rank, book in enumerate(books) if _ended_well(book)]
@@ -226,7 +228,7 @@ def _calls_apart(books: Sequence[Book]) -> list[Finding]:
             says = f"Calls of {op} by rank: {', '.join(map(str, counts))}."
             lines = [key for key in by_line if key[0] == op]
             _, file, line, function = max(lines, key=lambda key: max(by_line[key]) - min(by_line[key]))
-            return [Finding("uneven_calls", (says,), (file, line, function))]
+            return [AuditFinding("uneven_calls", (says,), (file, line, function))]
     return []
 
 

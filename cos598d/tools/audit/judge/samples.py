@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Sequence
 
 from cos598d.tools.audit.book import Book
-from cos598d.tools.audit.judge.verdict import Finding, Where
+from cos598d.tools.audit.judge.verdict import AuditFinding, Where
 
 _SAME = 0.999  # of a step's samples
 _EXPECTED = 3  # samples in common that chance alone would give, below which nothing can be said
@@ -12,7 +12,7 @@ _LEAST = 0.02  # of a rank's samples in common: less may be padding
 _PLAIN = ("RandomSampler", "SequentialSampler")
 
 
-def judge_samples(books: Sequence[Book]) -> tuple[list[Finding], list[str]]:
+def judge_samples(books: Sequence[Book]) -> tuple[list[AuditFinding], list[str]]:
     """What is wrong with the data of one group of ranks, and what could not be judged of it."""
     findings = _no_set_epoch(books)
     if len(books) < 2:
@@ -27,7 +27,7 @@ def _batches(books: Sequence[Book]) -> list[list[list[str]]]:
     return [list(each) for each in zip(*by_rank, strict=False)]
 
 
-def _overlap(books: Sequence[Book]) -> tuple[list[Finding], list[str]]:
+def _overlap(books: Sequence[Book]) -> tuple[list[AuditFinding], list[str]]:
     batches = [ranks for ranks in _batches(books) if all(ranks)]  # a second loss of one forward pass has none
     seen = [book["training_samples"] for book in books]
     if not batches or not all(seen):
@@ -39,7 +39,7 @@ def _overlap(books: Sequence[Book]) -> tuple[list[Finding], list[str]]:
     if min(same) >= _SAME:
         count, size = len(same), len(batches[0][0])
         says = f"In {count} of {count} examined batches all {len(books)} ranks had the same {size} samples."
-        return [Finding("same_batches", (says, *_loader_words(books)), place)], []
+        return [AuditFinding("same_batches", (says, *_loader_words(books)), place)], []
     sets = [set(each) for each in seen]
     pairs = list(itertools.combinations(range(len(books)), 2))
     common, (one, other) = max((len(sets[a] & sets[b]), (a, b)) for a, b in pairs)
@@ -54,7 +54,7 @@ def _overlap(books: Sequence[Book]) -> tuple[list[Finding], list[str]]:
         length = lengths.pop()
         by_chance = len(sets[one]) * len(sets[other]) / max(length, 1)
         if common > max(len(books), by_chance / 4, 2 * repeated) and common > _LEAST * smaller:
-            return [Finding("all_data_everywhere", (says, *_loader_words(books)), place)], []
+            return [AuditFinding("all_data_everywhere", (says, *_loader_words(books)), place)], []
         if by_chance < _EXPECTED:
             return [], [
                 f"whether the ranks' samples are disjoint: each has a loader over {length}, and of {smaller} that were "
@@ -67,7 +67,7 @@ def _overlap(books: Sequence[Book]) -> tuple[list[Finding], list[str]]:
     is_padding = common <= max(len(books), _LEAST * smaller) or common <= 2 * repeated
     if not is_padding and min(of_steps) >= 0.2 and len(of_steps) > 1:
         share = f"Of each examined batch at least {min(of_steps):.0%} is in another rank's batch of the same step."
-        return [Finding("overlapping_batches", (says, share), place)], []
+        return [AuditFinding("overlapping_batches", (says, share), place)], []
     return [], []
 
 
@@ -92,11 +92,11 @@ def _loader_words(books: Sequence[Book]) -> list[str]:
     return []
 
 
-def _no_set_epoch(books: Sequence[Book]) -> list[Finding]:
+def _no_set_epoch(books: Sequence[Book]) -> list[AuditFinding]:
     for sampler in books[0]["samplers"]:
         epochs = sampler["epochs"]
         if sampler["trains"] and sampler["shuffles"] and len(epochs) > 1 and len(set(epochs)) == 1:
             file, line, function = sampler["where"]
             says = f"DistributedSampler drew {len(epochs)} epochs, each as its epoch {epochs[0]}."
-            return [Finding("no_set_epoch", (says,), (file, line, function))]
+            return [AuditFinding("no_set_epoch", (says,), (file, line, function))]
     return []

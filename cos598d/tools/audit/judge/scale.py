@@ -10,9 +10,9 @@ from cos598d.tools.audit.contents import GRADIENT
 from cos598d.tools.audit.judge.fit import INDISTINCT, MEAN, NEAR, NOTHING
 from cos598d.tools.audit.judge.gradients import Fits, StepFits, calls_of, named, near, step_place
 from cos598d.tools.audit.judge.parts import judge_parts
-from cos598d.tools.audit.judge.verdict import Finding, where
+from cos598d.tools.audit.judge.verdict import AuditFinding, where
 
-Judged = tuple[list[Finding], list[str]]
+Judged = tuple[list[AuditFinding], list[str]]
 _CONSTANT = 2e-3  # relative: factors of several steps that differ by less are one, and no clip's
 _CONSTANT_ROUNDED = 1e-2
 _FAR = 10**9
@@ -62,7 +62,7 @@ def judge_scale(ranks: int, fits: Fits, names: Sequence[str], is_rounded: bool) 
                 return judge_parts(step, step_place(fits)), []
             said = ", ".join(f"rank {rank} {_usual(each.values()):.3f}" for rank, each in enumerate(by_rank) if each)
             says = f"Step {step.iteration}: all ranks have the average, and apply different multiples of it: {said}."
-            return [Finding("different_gradients", (says,), step_place(fits))], []
+            return [AuditFinding("different_gradients", (says,), step_place(fits))], []
         if usual:
             steps.append(_scaled(step, ranks, usual, by_rank))
     if not steps:
@@ -136,15 +136,15 @@ def _of_all(ranks: int, fits: Fits, steps: Sequence[_Scaled], constant: float) -
             if each.comes_to_each(1):
                 why = f"a loss divided by {ranks} may be meant for the ranks, or for the backward passes of a step"
                 return [], [f"gradients: whether their sum over the ranks is meant: {why}."]
-            return [Finding("summed", (says,), place)], []
+            return [AuditFinding("summed", (says,), place)], []
     if all(_is_divided(each, ranks) for each in steps):
         first = steps[0]
         says = f"Step {first.step.iteration}: the applied gradient is {first.factor * first.clip:.4g} {of}"
         if near(first.factor, 1 / ranks) or any(near(total, 1) for total in first.totals):
-            return [Finding("averaged_twice", (f"{says}.",), place)], []
+            return [AuditFinding("averaged_twice", (f"{says}.",), place)], []
         says += f", and their losses come to {1 / ranks:.4g} of a mean over all examples."
         if not any(_may_be_meant(each.step, ranks) for each in steps):
-            return [Finding("averaged_twice", (says, _divided_by(first.step)), place)], []
+            return [AuditFinding("averaged_twice", (says, _divided_by(first.step)), place)], []
         why = f"its losses come to {1 / ranks:.4g} of a mean, which may be what they are meant to be"
         return [], [f"gradients: whether they are divided by the number of ranks twice: {why}."]
     return _other_factor(ranks, fits, steps, constant)
@@ -169,7 +169,7 @@ def _other_factor(ranks: int, fits: Fits, steps: Sequence[_Scaled], constant: fl
             f"In {len(steps)} of {fits.judged} judged steps the applied gradient is {factors[0]:.4g} times the average."
         )
         sum_of = f"That is the sum over {ranks} ranks, divided by {ranks / factors[0]:.4g}."
-        return [Finding("wrong_factor", (says, sum_of), place)], []
+        return [AuditFinding("wrong_factor", (says, sum_of), place)], []
     if is_constant:
         why = "one step does not tell a clip from a factor" if len(steps) == 1 else "the losses' graph does not tell"
         return [], [f"gradients: their scale: {what}; whether it is meant {why}."]
@@ -188,7 +188,7 @@ def _of_some(ranks: int, fits: Fits, steps: Sequence[_Scaled], count: int) -> Ju
         says = (
             f"To {len(summed)} of {count} tensors {ranks} times as much is applied as to the others: {named(summed)}."
         )
-        return [Finding("summed", (says,), where(calls[-1]) if calls else step_place(fits))], []
+        return [AuditFinding("summed", (says,), where(calls[-1]) if calls else step_place(fits))], []
     odd = [name for name, each in ratios.items() if max(each) > 1 + NEAR or max(each) - min(each) <= NEAR]
     if not odd:
         return [], []  # clipped tensor by tensor

@@ -11,7 +11,7 @@ Where = tuple[str, int, str]
 
 
 @dataclass(frozen=True)
-class Finding:
+class AuditFinding:
     """One fault, waste or note by its name in WORDS. `evidence` are sentences with numbers; `where` is the file, the
     line and the function of the script; `consequences` are the names of findings that are only its effects."""
 
@@ -42,7 +42,7 @@ class Finding:
             "consequences": list(self.consequences),
         }
 
-    def with_consequences(self, names: Sequence[str]) -> "Finding":
+    def with_consequences(self, names: Sequence[str]) -> "AuditFinding":
         """The same, with these effects."""
         return replace(self, consequences=tuple(names))
 
@@ -54,7 +54,7 @@ def where(event: Mapping[str, Any]) -> Where:
 
 
 @dataclass(frozen=True)
-class Seen:
+class Coverage:
     """How much an audit rests on: ranks whose books are there, steps made, those in which gradients were judged, and
     what was trained."""
 
@@ -71,12 +71,12 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class AuditVerdict:
     """An audit's result. `remarks` are sentences on the ranks: which never came, crashed or were killed."""
 
     script: str
-    seen: Seen
-    findings: tuple[Finding, ...]
+    seen: Coverage
+    findings: tuple[AuditFinding, ...]
     not_judged: tuple[str, ...]
     remarks: tuple[str, ...] = field(default=())
 
@@ -87,7 +87,7 @@ class Verdict:
         are_open = any(each.startswith("gradients:") for each in self.not_judged)
         return self.seen.judged > 0 and self.seen.examined <= 2 * self.seen.judged and not are_open
 
-    def of(self, level: str) -> list[Finding]:
+    def of(self, level: str) -> list[AuditFinding]:
         """The findings of one level."""
         return [each for each in self.findings if each.level == level]
 

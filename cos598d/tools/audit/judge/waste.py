@@ -5,29 +5,29 @@ from collections.abc import Sequence
 from cos598d.tools.audit.book import Book
 from cos598d.tools.audit.contents import BARRIER, GRADIENT, OTHER, SCALAR
 from cos598d.tools.audit.judge.gradients import Fits
-from cos598d.tools.audit.judge.verdict import Finding, where
+from cos598d.tools.audit.judge.verdict import AuditFinding, where
 
 _LEAST_EVALUATED = 64  # samples of an evaluation that is worth a word
 _HALF = 0.5
 
 
-def judge_waste(books: Sequence[Book], fits: Fits) -> list[Finding]:
+def judge_waste(books: Sequence[Book], fits: Fits) -> list[AuditFinding]:
     """What costs without need in one group of ranks."""
     if len(books) < 2:
         return []
     return _every_micro_batch(fits) + _evaluation(books) + _barriers(books) + _padded(books)
 
 
-def judge_notes(books: Sequence[Book]) -> list[Finding]:
+def judge_notes(books: Sequence[Book]) -> list[AuditFinding]:
     """What is no fault, and good to know."""
     kinds = {entry["kind"] for book in books for entry in book["ledger"]}
     if len(books) > 1 and books[0]["iterations_seen"] and not kinds.intersection((SCALAR, OTHER)):
         calls = sum(entry["calls"] for entry in books[0]["ledger"])
-        return [Finding("local_loss", (f"None of {calls} calls carried a single number.",))]
+        return [AuditFinding("local_loss", (f"None of {calls} calls carried a single number.",))]
     return []
 
 
-def _every_micro_batch(fits: Fits) -> list[Finding]:
+def _every_micro_batch(fits: Fits) -> list[AuditFinding]:
     for step in fits.steps:
         row = step.rows[0]
         if row["places"]:  # what is cut travels after every pass so that nobody has to hold the whole
@@ -39,11 +39,11 @@ def _every_micro_batch(fits: Fits) -> list[Finding]:
         if early and late and sum(each["elements"] for each in early) >= _HALF * last * late:
             micros = len({each["micro"] for each in early}) + 1
             says = f"Step {step.iteration}: gradients travel after {micros} of {last + 1} backward passes."
-            return [Finding("every_micro_batch_travels", (says,), where(early[0]))]
+            return [AuditFinding("every_micro_batch_travels", (says,), where(early[0]))]
     return []
 
 
-def _evaluation(books: Sequence[Book]) -> list[Finding]:
+def _evaluation(books: Sequence[Book]) -> list[AuditFinding]:
     sets = [set(book["evaluation_samples"]) for book in books]
     smallest = min(map(len, sets))
     if smallest < _LEAST_EVALUATED or min(book["evaluation_batches"] for book in books) < 2:
@@ -52,23 +52,23 @@ def _evaluation(books: Sequence[Book]) -> list[Finding]:
     if common < 0.9 * smallest:
         return []
     says = f"{common} of {smallest} samples went through the model on all {len(books)} ranks, without gradients."
-    return [Finding("evaluation_repeated", (says,))]
+    return [AuditFinding("evaluation_repeated", (says,))]
 
 
-def _barriers(books: Sequence[Book]) -> list[Finding]:
+def _barriers(books: Sequence[Book]) -> list[AuditFinding]:
     steps = books[0]["iterations_seen"]
     found = [entry for entry in books[0]["ledger"] if entry["op"] == BARRIER and entry["calls"] >= steps > 2]
     if not found:
         return []
     calls, seconds = sum(entry["calls"] for entry in found), sum(entry["seconds"] for entry in found)
     says = f"{calls} barriers in {steps} steps, {seconds:.3f} s in all."
-    return [Finding("barrier_each_step", (says,), where(max(found, key=lambda entry: entry["calls"])))]
+    return [AuditFinding("barrier_each_step", (says,), where(max(found, key=lambda entry: entry["calls"])))]
 
 
-def _padded(books: Sequence[Book]) -> list[Finding]:
+def _padded(books: Sequence[Book]) -> list[AuditFinding]:
     for sampler in books[0]["samplers"]:
         if not sampler["trains"] and sampler["total_length"] > sampler["dataset_length"]:
             file, line, function = sampler["where"]
             says = f"{sampler['total_length']} samples are drawn of {sampler['dataset_length']}."
-            return [Finding("padded_duplicates", (says,), (file, line, function))]
+            return [AuditFinding("padded_duplicates", (says,), (file, line, function))]
     return []

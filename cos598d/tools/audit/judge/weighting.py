@@ -7,9 +7,9 @@ from cos598d.tools.audit.book import Book
 from cos598d.tools.audit.judge.averaging import median_factors
 from cos598d.tools.audit.judge.fit import BY_MICRO, MEAN, NEAR, NOTHING, Fit
 from cos598d.tools.audit.judge.gradients import Fits, are_micro_batches, most_common, near
-from cos598d.tools.audit.judge.verdict import Finding, Where, where
+from cos598d.tools.audit.judge.verdict import AuditFinding, Where, where
 
-Judged = tuple[list[Finding], list[str]]
+Judged = tuple[list[AuditFinding], list[str]]
 _MEANT = "which may be meant: they are of one batch, or made on two lines"
 
 
@@ -27,7 +27,7 @@ def _micro_batches(fits: Fits, known: Sequence[Fit]) -> Judged:
     place: Where = where(micros[0]) if micros else ("", 0, "")
     if most_common(known) == NOTHING:
         says = f"Of {len(micros)} backward passes of a step the gradients of {len(micros)} are not in what is applied."
-        return [Finding("lost_micro_batches", (says,), place)], []
+        return [AuditFinding("lost_micro_batches", (says,), place)], []
     lost = [each for each in known if (each.kind == BY_MICRO and min(map(abs, each.factors)) <= NEAR) or each.is_lost]
     uneven = [each for each in known if each.kind == BY_MICRO and min(map(abs, each.factors)) > NEAR]
     are_parts = all(are_micro_batches(row) for step in fits.steps for row in step.rows)
@@ -35,17 +35,19 @@ def _micro_batches(fits: Fits, known: Sequence[Fit]) -> Judged:
         number = len(lost[0].lost) or sum(abs(factor) <= NEAR for factor in lost[0].factors)
         says = f"Of {len(micros)} backward passes of a step the gradients of {number} are not in what is applied."
         if are_parts:
-            return [Finding("lost_micro_batches", (says,), place)], []
+            return [AuditFinding("lost_micro_batches", (says,), place)], []
         return [], [f"gradients: o{says[1:-1]}, {_MEANT}."]
     if len(uneven) * 2 > len(known):
         factors = ", ".join(f"{factor:.3f}" for factor in median_factors(uneven))
         if are_parts:
-            return [Finding("unequal_micro_batches", (f"Their factors in what is applied: {factors}.",), place)], []
+            return [
+                AuditFinding("unequal_micro_batches", (f"Their factors in what is applied: {factors}.",), place)
+            ], []
         return [], [f"gradients: the factors of a step's backward passes in what is applied are {factors}, {_MEANT}."]
     return [], []
 
 
-def _weights(fits: Fits) -> list[Finding]:
+def _weights(fits: Fits) -> list[AuditFinding]:
     """Losses that are means of batches of different sizes and count alike, or of equal sizes and do not."""
     for step in fits.steps:
         if most_common(step.known()) != MEAN:
@@ -57,13 +59,13 @@ def _weights(fits: Fits) -> list[Finding]:
             sizes = ", ".join(str(sum(micro["size"] for micro in each)) for each in micros)
             says = f"Step {step.iteration}: the ranks have {sizes} samples, and a sample of theirs counts "
             says += f"{', '.join(f'{each / known[0]:.3f}' for each in known)} times one of rank 0."
-            return [Finding("unequal_weights", (says,), where(micros[0][0]))]
+            return [AuditFinding("unequal_weights", (says,), where(micros[0][0]))]
         ways = [*zip(*(_of_a_sample([micro]) for micro in micros[0]), strict=False)]
         if ways and are_micro_batches(step.rows[0]) and not any(_are_alike(way) for way in ways):
             sizes = ", ".join(str(micro["size"]) for micro in micros[0])
             says = f"Step {step.iteration}: losses of micro-batches of {sizes} samples are weighted by "
             says += f"{', '.join(format(micro['weight'], '.3g') for micro in micros[0])}."
-            return [Finding("unequal_micro_batches", (says,), where(micros[0][0]))]
+            return [AuditFinding("unequal_micro_batches", (says,), where(micros[0][0]))]
     return []
 
 

@@ -17,8 +17,8 @@ from cos598d.tools.audit.contents import (
     SCALAR,
     WEIGHT,
 )
-from cos598d.tools.audit.watch.collectives import Call
-from cos598d.tools.audit.watch.places import Place, called_from, here
+from cos598d.tools.audit.watch.collectives import WatchedCall
+from cos598d.tools.audit.watch.places import ScriptLine, called_from, here
 from cos598d.tools.audit.watch.shards import Shards, local
 from cos598d.tools.audit.watch.traffic import moved
 
@@ -41,7 +41,7 @@ _MOST_RUNS = 400  # tensors that are looked at for buckets by hand
 _NAMES = 4  # of a call that are noted
 
 
-class Calls:
+class CallLog:
     """This rank's calls: the first ones row by row, all of them summed up by what they are.
 
     `known` gives the model's tensors by kind: (name, tensor) of weights and of buffers; `shards` which are cut.
@@ -61,7 +61,13 @@ class Calls:
         self._runs: tuple[int, set[int]] = (-1, set())
 
     def enter(
-        self, call: Call, iteration: int, in_backward: bool, is_between: bool, place: Place, arrived: list[torch.Tensor]
+        self,
+        call: WatchedCall,
+        iteration: int,
+        in_backward: bool,
+        is_between: bool,
+        place: ScriptLine,
+        arrived: list[torch.Tensor],
     ) -> dict[str, Any]:
         """Note a call, and return its row. `is_between`: after a backward pass and before the step; `arrived` are the
         leaves whose gradients are there and have not travelled; those that have are taken out."""
@@ -135,7 +141,7 @@ class Calls:
         return found
 
     def _what(
-        self, call: Call, in_backward: bool, is_between: bool, arrived: list[torch.Tensor]
+        self, call: WatchedCall, in_backward: bool, is_between: bool, arrived: list[torch.Tensor]
     ) -> tuple[str, list[str]]:
         """What a call carries, and the names of the model's tensors in it, as far as they can be known."""
         if not call.tensors:
@@ -187,7 +193,7 @@ class Calls:
             self._runs = (len(weights), {end - begin for place, end in enumerate(ends) for begin in ends[:place]})
         return self._runs[1]
 
-    def _bucket(self, call: Call, arrived: list[torch.Tensor]) -> list[str]:
+    def _bucket(self, call: WatchedCall, arrived: list[torch.Tensor]) -> list[str]:
         """The tensors in a bucket of DDP's, or in a unit of FSDP's: those that came first among them that none has yet
         taken. What is to be cut is filled up to equal parts."""
         elements = sum(each.numel() for each in call.tensors)

@@ -16,11 +16,11 @@ from cos598d.tools.audit.contents import BARRIER
 from cos598d.tools.audit.watch.traffic import OPERATORS, Operator
 
 _libraries: list[torch.library.Library] = []
-_seen: Callable[["Call"], None] | None = None
+_seen: Callable[["WatchedCall"], None] | None = None
 _waited: Callable[[Any, float], None] | None = None
 
 
-class Call(NamedTuple):
+class WatchedCall(NamedTuple):
     """One call of this rank. `ranks` are the group's, by their global numbers, `rank` this one's place there."""
 
     op: str
@@ -34,7 +34,7 @@ class Call(NamedTuple):
     seconds: float
 
 
-def listen(seen: Callable[[Call], None], waited: Callable[[Any, float], None]) -> None:
+def listen(seen: Callable[[WatchedCall], None], waited: Callable[[Any, float], None]) -> None:
     """From here on call `seen` after every call that this process makes, and `waited` with a call's work and the
     seconds that were waited for it."""
     global _seen, _waited  # noqa: PLW0603 - the dispatcher is this process's, too
@@ -81,7 +81,9 @@ def _kernel(overload: Any, below: Any, name: str, operator: Operator, keyset: An
         group = dist.ProcessGroup.unbox(arguments[operator.group])
         tensors = [] if operator.op == BARRIER else list(_flat(arguments[operator.payload]))
         root = 0 if operator.root is None else int(arguments[operator.root])
-        call = Call(operator.op, name, tensors, _ranks(group), group.rank(), root, group.name(), _work(result), seconds)
+        call = WatchedCall(
+            operator.op, name, tensors, _ranks(group), group.rank(), root, group.name(), _work(result), seconds
+        )
         _seen(call)
     return result
 

@@ -10,7 +10,7 @@ from torch.utils import data
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.data.distributed import DistributedSampler
 
-from cos598d.tools.audit.watch.places import Place, here
+from cos598d.tools.audit.watch.places import ScriptLine, here
 
 _MOST = 64  # loaders, and epochs of a sampler, that are noted
 _listener: "Data | None" = None
@@ -96,7 +96,7 @@ class Data:
         if id(what) not in known:
             if len(known) >= _MOST:
                 return
-            place: Place = here()
+            place: ScriptLine = here()
             known[id(what)] = facts | {"times": 0, "trains": False, "where": [*place]}
             self._alive.append(what)
         known[id(what)]["times"] += 1

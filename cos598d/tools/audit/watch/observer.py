@@ -12,14 +12,14 @@ import torch.distributed as dist
 from cos598d.tools.audit.contents import GRADIENT, MOST_ITERATIONS, REDUCE_SCATTER, SCALAR
 from cos598d.tools.audit.sketch import Sketcher
 from cos598d.tools.audit.watch import collectives, moments
-from cos598d.tools.audit.watch.calls import Calls
+from cos598d.tools.audit.watch.calls import CallLog
 from cos598d.tools.audit.watch.data import Data
 from cos598d.tools.audit.watch.forwards import Forwards
 from cos598d.tools.audit.watch.places import here
-from cos598d.tools.audit.watch.replica import Replica, modes, random_state
+from cos598d.tools.audit.watch.replica import TrainedModel, modes, random_state
 from cos598d.tools.audit.watch.samples import Samples
 from cos598d.tools.audit.watch.shards import Shards, local
-from cos598d.tools.audit.watch.steps import Steps
+from cos598d.tools.audit.watch.steps import RankSteps
 
 _NO_LIMIT = 1e30  # a clip by more is there to tell the norm
 
@@ -36,9 +36,9 @@ class Observer:
         self.own_seconds = self.own_after = 0.0
         self.sketch = Sketcher()
         self.shards, self.samples, self.data = Shards(), Samples(), Data()
-        self.steps = Steps(self.sketch, examined, self._guard, self.shards)
-        self.replica = Replica(self.sketch, self.shards)
-        self.calls = Calls(self.replica.known, self.shards)
+        self.steps = RankSteps(self.sketch, examined, self._guard, self.shards)
+        self.replica = TrainedModel(self.sketch, self.shards)
+        self.calls = CallLog(self.replica.known, self.shards)
         self._opened, self._kept = opened, kept
         self.began = time.perf_counter()
         self.iterations: list[dict[str, Any]] = []
@@ -226,7 +226,7 @@ class Observer:
             factor = float(self._probe[0].norm()) / self._probe[1] if self._probe and self._probe[1] else None
             self.steps.event("clip", how=how, limit=limit, norm=value, factor=factor, where=[*here()])
 
-    def _called(self, call: collectives.Call) -> None:
+    def _called(self, call: collectives.WatchedCall) -> None:
         self._open()
         is_between = not self.steps.is_over
         in_backward = self._in_backward > 0

@@ -12,7 +12,7 @@ from cos598d.tools.audit.watch.shards import Shards, is_plain
 _GROUPS = 8  # of an optimizer that are noted
 
 
-class Optimizers:
+class SteppedOptimizers:
     """The optimizers that have stepped, in their order. They are not kept alive."""
 
     def __init__(self, sketch: Sketcher, shards: Shards):

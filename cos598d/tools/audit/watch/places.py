@@ -13,7 +13,7 @@ _OURS = str(Path(__file__).resolve().parents[3])
 _DEEPEST = 200
 
 
-class Place(NamedTuple):
+class ScriptLine(NamedTuple):
     """A line of the script; `file` is "" where none of its frames is on the stack."""
 
     file: str
@@ -21,7 +21,7 @@ class Place(NamedTuple):
     function: str
 
 
-NOWHERE = Place("", 0, "")
+NOWHERE = ScriptLine("", 0, "")
 
 
 def _libraries() -> tuple[str, ...]:
@@ -51,11 +51,11 @@ def frames() -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def here(otherwise: Place = NOWHERE) -> Place:
+def here(otherwise: ScriptLine = NOWHERE) -> ScriptLine:
     """The script's innermost frame; `otherwise` where there is none, as on autograd's own threads."""
     for frame in frames():
         if not is_library(frame.f_code.co_filename):
-            return Place(os.path.abspath(frame.f_code.co_filename), frame.f_lineno, frame.f_code.co_name)
+            return ScriptLine(os.path.abspath(frame.f_code.co_filename), frame.f_lineno, frame.f_code.co_name)
     return otherwise
 
 

@@ -16,7 +16,7 @@ _MOST = 5000  # tensors of a model that are compared
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "DataParallel", "OptimizedModule")
 
 
-class Replica:
+class TrainedModel:
     """The models that are trained, and their weights. The tensors are kept alive, so that they can be compared when the
     script is over; those of a model that the script has let go before another is trained are not."""
 

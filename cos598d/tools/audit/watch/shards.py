@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 
-class Cut(NamedTuple):
+class TensorCut(NamedTuple):
     """A tensor in `pieces` parts along `dim`, as `torch.chunk` makes them; this rank keeps the one at `place`."""
 
     pieces: int
@@ -30,7 +30,7 @@ class Shards:
     def __init__(self) -> None:
         self.others = 0  # tensors that are cut in another way: tensor parallelism
         self.names: dict[int, str] = {}  # of what holds a part, by its id
-        self._cuts: dict[int, Cut] = {}
+        self._cuts: dict[int, TensorCut] = {}
         self._holders: dict[str, torch.Tensor] = {}
         self._by_module: dict[int, dict[str, torch.Tensor]] = {}
         self._homes: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # gathered leaf and what holds its part
@@ -59,12 +59,12 @@ class Shards:
             handle = getattr(child, "_handle", None)
             flat = getattr(handle, "flat_param", None)
             if handle is not None and isinstance(flat, torch.Tensor):
-                cut = Cut(handle.world_size, handle.rank) if handle.uses_sharded_strategy else Cut(1, 0)
+                cut = TensorCut(handle.world_size, handle.rank) if handle.uses_sharded_strategy else TensorCut(1, 0)
                 self._add(plain_name(f"{path}.{FLAT}"), flat, cut)
                 self._views |= {id(each): each for each in getattr(flat, "_params", None) or ()}
         return True
 
-    def _add(self, name: str, holder: torch.Tensor, cut: Cut) -> None:
+    def _add(self, name: str, holder: torch.Tensor, cut: TensorCut) -> None:
         self._holders[name], self._cuts[id(holder)], self.names[id(holder)] = holder, cut, name
 
     @property
@@ -95,7 +95,7 @@ class Shards:
         """What holds this rank's part of a gathered leaf; the tensor itself where it is none."""
         return self._homes.get(id(leaf), (leaf, leaf))[1]
 
-    def cut(self, holder: torch.Tensor) -> Cut | None:
+    def cut(self, holder: torch.Tensor) -> TensorCut | None:
         """How the tensor is cut of which `holder` has a part; None where it is whole."""
         return self._cuts.get(id(holder))
 
@@ -132,7 +132,7 @@ def plain_name(name: str) -> str:
     return name.removeprefix(".").removeprefix("module.")
 
 
-def _cut_of(parameter: torch.Tensor | None) -> Cut | None:
+def _cut_of(parameter: torch.Tensor | None) -> TensorCut | None:
     """How a distributed tensor is cut: along one dimension of its mesh, and whole along the others; else None."""
     placements = getattr(parameter, "placements", None)
     if parameter is None or placements is None:
@@ -142,4 +142,4 @@ def _cut_of(parameter: torch.Tensor | None) -> Cut | None:
         return None
     distributed: Any = parameter
     mesh = distributed.device_mesh
-    return Cut(mesh.size(cuts[0]), mesh.get_local_rank(cuts[0]), placements[cuts[0]].dim)
+    return TensorCut(mesh.size(cuts[0]), mesh.get_local_rank(cuts[0]), placements[cuts[0]].dim)

@@ -12,9 +12,9 @@ import torch
 from cos598d.tools.audit.sketch import Sketcher, to_text
 from cos598d.tools.audit.watch.batches import batch_size, sample_digests
 from cos598d.tools.audit.watch.loss import divisors_of, scale_of
-from cos598d.tools.audit.watch.optimizers import Optimizers, settings_of
-from cos598d.tools.audit.watch.places import NOWHERE, Place, here
-from cos598d.tools.audit.watch.replica import Replica
+from cos598d.tools.audit.watch.optimizers import SteppedOptimizers, settings_of
+from cos598d.tools.audit.watch.places import NOWHERE, ScriptLine, here
+from cos598d.tools.audit.watch.replica import TrainedModel
 from cos598d.tools.audit.watch.scattered import NAME, pieces_of
 from cos598d.tools.audit.watch.shards import Shards, is_plain, local
 from cos598d.tools.audit.watch.source import literals
@@ -22,7 +22,7 @@ from cos598d.tools.audit.watch.source import literals
 Guard = Callable[[Callable[..., None]], Callable[..., None]]
 
 
-class Steps:
+class RankSteps:
     """One rank's iterations: an iteration is from a backward pass to the last optimizer's step before the next one.
 
     The first `examined` ones are looked at closely: `rows` has what was seen of them. `guard` is what makes a function
@@ -31,7 +31,7 @@ class Steps:
 
     def __init__(self, sketch: Sketcher, examined: int, guard: Guard, shards: Shards):
         self._sketch, self.examined, self._guard, self._shards = sketch, examined, guard, shards
-        self.optimizers = Optimizers(sketch, shards)
+        self.optimizers = SteppedOptimizers(sketch, shards)
         self._last_local = 0.0
         self.iteration = self.finished = self.backwards = 0
         self.rows: list[dict[str, Any]] = []
@@ -82,7 +82,7 @@ class Steps:
         self._of_model |= names
 
     def backward_begins(
-        self, losses: Any, begins: bool, batch: list[torch.Tensor], seen: dict[str, Any], replica: Replica
+        self, losses: Any, begins: bool, batch: list[torch.Tensor], seen: dict[str, Any], replica: TrainedModel
     ) -> None:
         """A backward pass on `losses`; `begins` an iteration; `batch` are the inputs of the forward pass before it, and
         `seen` what else was seen of that; `replica` has the weights."""
@@ -147,7 +147,7 @@ class Steps:
         if not self.is_examined or self._depth > 1:
             return
         self._row["optimizers"].append(settings_of(optimizer))
-        where: Place = here()
+        where: ScriptLine = here()
         self.event("step", where=[*where])
         stepped = [tensor for group in optimizer.param_groups for tensor in group["params"]]
         for tensor in [*stepped, *self._shards.flats]:

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from cos598d.comm.gloo import all_reduce_bytes, broadcast_bytes, reduce_bytes, root_bytes
 from cos598d.tools.audit.contents import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -15,7 +16,6 @@ from cos598d.tools.audit.contents import (
     SCATTER,
     SEND,
 )
-from cos598d.comm.gloo import all_reduce_bytes, broadcast_bytes, reduce_bytes, root_bytes
 
 
 class Operator(NamedTuple):

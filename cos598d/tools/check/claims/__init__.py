@@ -5,6 +5,8 @@ The second runs in the grader's own process, where no student's code does: it co
 the trial's nonce, and says what was expected and found. So a sync passes by its values, not by its word.
 """
 
+from cos598d.errors import UsageError
+from cos598d.sync.base import GradientSync
 from cos598d.tools.check.claims.accumulation import accumulates, accumulates_without_no_sync
 from cos598d.tools.check.claims.attaching import lets_go, refuses_different_models, starts_from_rank_0
 from cos598d.tools.check.claims.base import Claim
@@ -24,8 +26,6 @@ from cos598d.tools.check.claims.gradients import (
 )
 from cos598d.tools.check.claims.holding import frees_memory, keeps_models_apart, settles_buffers
 from cos598d.tools.check.claims.training import trains_like_one_process
-from cos598d.errors import UsageError
-from cos598d.sync.base import GradientSync
 
 CLAIMS: tuple[Claim, ...] = (
     starts_from_rank_0,
@@ -58,5 +58,7 @@ def claims_of(sync: type[GradientSync]) -> tuple[Claim, ...]:
         return CLAIMS
     unknown = set(sync.claims) - {claim.name for claim in CLAIMS}
     if unknown:
-        raise UsageError(f"{sync.__name__} claims {min(unknown)}, and there is no such claim in cos598d.tools.check.claims.")
+        raise UsageError(
+            f"{sync.__name__} claims {min(unknown)}, and there is no such claim in cos598d.tools.check.claims."
+        )
     return tuple(claim for claim in CLAIMS if claim.name in sync.claims)

@@ -2,10 +2,10 @@
 
 from torch import nn
 
+from cos598d.errors import UserError
 from cos598d.tools.check.claims.base import Claim, OnRank, World, first_few
 from cos598d.tools.check.comparison import agrees
 from cos598d.tools.check.toy import WIDTH
-from cos598d.errors import UserError
 
 
 @Claim

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from cos598d.comm.ledger import Ledger
+from cos598d.sync.base import DEFAULTS, GradientSync, SyncOptions
 from cos598d.tools.check.comparison import Comparison, Gradients, Local, difference
 from cos598d.tools.check.evidence import BadEvidence, Evidence, Tensors
 from cos598d.tools.check.toy import SMALL, Shape, ToyModel, local_batch, toy_model
 from cos598d.tools.check.trace import TracedCommunicator
-from cos598d.comm.ledger import Ledger
-from cos598d.sync.base import DEFAULTS, GradientSync, SyncOptions
 
 MakeSync = Callable[..., GradientSync]  # of a communicator and, if need be, find_unused_parameters and options
 

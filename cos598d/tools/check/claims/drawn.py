@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from torch import nn
 
+from cos598d.sync.base import DEFAULTS, GradientSync, SyncOptions
 from cos598d.tools.check.claims.base import BUCKETS, Claim, Finding, OnRank, World
 from cos598d.tools.check.comparison import Gradients
 from cos598d.tools.check.drawn import Draw, DrawnComparison, DrawnStep, models, random_of, training
-from cos598d.sync.base import DEFAULTS, GradientSync, SyncOptions
 
 # Of float32 sums of random numbers, off in one direction on the whole: a rounded 1/n is off by half an eps, 6e-8.
 MOST_DRIFT = 8e-8

@@ -1,8 +1,8 @@
 """Claims about what `finish` leaves in .grad: the mean, of whatever was used, and of nothing else."""
 
+from cos598d.comm.ledger import AGREEMENT, GRADIENTS
 from cos598d.tools.check.claims.base import FEW_STEPS, Claim, OnRank, World, moment_of
 from cos598d.tools.check.toy import LARGE, SMALL, Shape
-from cos598d.comm.ledger import AGREEMENT, GRADIENTS
 
 MORE_STEPS = 9
 ALL_USED = Shape(all_used=True)

@@ -8,12 +8,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from cos598d.tools.check.claims.base import Claim, OnRank, World
-from cos598d.tools.check.toy import ToyFeatures, toy_model
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import Ledger
 from cos598d.sync.base import GradientSync
 from cos598d.sync.none import NoSync
+from cos598d.tools.check.claims.base import Claim, OnRank, World
+from cos598d.tools.check.toy import ToyFeatures, toy_model
 
 # Of losses and weights after training, relative to the largest.
 TRAINING_TOLERANCE = 1e-5

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, replace
 
-from cos598d.tools.check.proof.model import Parts
 from cos598d.config import RunConfig
+from cos598d.tools.check.proof.model import Parts
 
 BATCHES = (16, 16, 16)
 SGD, ADAMW = "sgd", "adamw"

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import torch
 
+from cos598d.terminal.printable import printable
 from cos598d.tools.check.evidence import BadEvidence, Evidence
 from cos598d.tools.check.proof.cases import BUFFERS, MEMORY, OVERFLOW, START, Case, Training
 from cos598d.tools.check.proof.model import proof_model
 from cos598d.tools.check.proof.observe import CUT, FINISHED, HELD, REFUSAL, SEEN, UNCLAIMED
 from cos598d.tools.check.proof.reference import Reference, Weights, reference
-from cos598d.terminal.printable import printable
 
 KEPT, WRONG, REFUSED, NOT_CLAIMED = "kept", "wrong", "refused", "not claimed"
 # Of what one process holds: what all ranks together may hold of something that is cut over them. Parts are cut to whole
@@ -24,7 +24,7 @@ HALF, FEW = {"bf16": torch.bfloat16, "fp16": torch.float16}, 4
 
 
 @dataclass(frozen=True)
-class Verdict:
+class CaseVerdict:
     """What became of a case on a number of ranks. `largest`: the largest difference, of its tensor's largest value."""
 
     status: str
@@ -42,23 +42,23 @@ class _Difference:
     factor: float
 
 
-def judge_case(case: Case, evidence: Sequence[Evidence]) -> Verdict:
+def judge_case(case: Case, evidence: Sequence[Evidence]) -> CaseVerdict:
     """What became of the case. Raises BadEvidence where a rank has not handed in what the case asks for."""
     refusals = [each.reported(case.name, REFUSAL, str) for each in evidence]
     if all(refusals):
-        return _judge_before_refusal(case, evidence) or Verdict(REFUSED, printable(refusals[0]))
+        return _judge_before_refusal(case, evidence) or CaseVerdict(REFUSED, printable(refusals[0]))
     if any(refusals):
         rank = next(rank for rank, sentence in enumerate(refusals) if sentence)
-        return Verdict(WRONG, f"only some ranks refuse, such as rank {rank}: {printable(refusals[rank])}")
+        return CaseVerdict(WRONG, f"only some ranks refuse, such as rank {rank}: {printable(refusals[rank])}")
     unclaimed = [each.reported(case.name, UNCLAIMED, str) for each in evidence]
     if all(unclaimed):
-        return Verdict(NOT_CLAIMED, printable(unclaimed[0]))
+        return CaseVerdict(NOT_CLAIMED, printable(unclaimed[0]))
     if case.looks_at == MEMORY:
         return _judge_memory(case, evidence)
     return _judge_trainings(case, case.trainings, evidence)
 
 
-def _judge_before_refusal(case: Case, evidence: Sequence[Evidence]) -> Verdict | None:
+def _judge_before_refusal(case: Case, evidence: Sequence[Evidence]) -> CaseVerdict | None:
     """What is wrong with the trainings that came before one that is refused, such as those by another optimizer."""
     before = [training for training in case.trainings if all(_has_finished(each, case, training) for each in evidence)]
     if not before or case.looks_at == MEMORY or any(each.reported(case.name, UNCLAIMED, str) for each in evidence):
@@ -74,7 +74,7 @@ def _has_finished(evidence: Evidence, case: Case, training: Training) -> bool:
         return False
 
 
-def _judge_trainings(case: Case, trainings: Sequence[Training], evidence: Sequence[Evidence]) -> Verdict:
+def _judge_trainings(case: Case, trainings: Sequence[Training], evidence: Sequence[Evidence]) -> CaseVerdict:
     found = []
     for training in trainings:
         if case.looks_at == START:
@@ -86,9 +86,9 @@ def _judge_trainings(case: Case, trainings: Sequence[Training], evidence: Sequen
     largest = max(each.largest for each in found)
     wrong = [(training, each) for training, each in zip(trainings, found, strict=True) if each.status == WRONG]
     if not wrong:
-        return Verdict(KEPT, "", largest)
+        return CaseVerdict(KEPT, "", largest)
     also = " and ".join(training.name for training, _ in wrong[1:])
-    return Verdict(WRONG, wrong[0][1].says + (f"; wrong too: {also}" if also else ""), largest)
+    return CaseVerdict(WRONG, wrong[0][1].says + (f"; wrong too: {also}" if also else ""), largest)
 
 
 def finished(evidence: Evidence) -> list[str]:
@@ -96,7 +96,7 @@ def finished(evidence: Evidence) -> list[str]:
     return [str(name) for name in evidence.reported("", FINISHED, list)]
 
 
-def _judge_training(case: Case, training: Training, evidence: Sequence[Evidence]) -> Verdict:
+def _judge_training(case: Case, training: Training, evidence: Sequence[Evidence]) -> CaseVerdict:
     right = reference(case, training, evidence[0].nonce)
     wrong = _wrong_losses(case, training, evidence, right.losses)
     start = right.weights[0] if training.gives_gradients else {}
@@ -104,7 +104,7 @@ def _judge_training(case: Case, training: Training, evidence: Sequence[Evidence]
     wrong = wrong or _rounded_weights(case, training, evidence, right) or _unsettled(case, training, evidence)
     if weights.status == WRONG or not wrong:
         return weights
-    return Verdict(WRONG, wrong, weights.largest)
+    return CaseVerdict(WRONG, wrong, weights.largest)
 
 
 def _unsettled(case: Case, training: Training, evidence: Sequence[Evidence]) -> str:
@@ -160,7 +160,7 @@ def _wrong_losses(case: Case, training: Training, evidence: Sequence[Evidence], 
 
 def _compared(
     case: Case, training: Training, moment: str, start: Weights, evidence: Sequence[Evidence], step: int
-) -> Verdict:
+) -> CaseVerdict:
     """Weights, or with `start` by how much they changed since, beside those of one process after `step` steps."""
     after = reference(case, training, evidence[0].nonce).weights[step]
     differences = []
@@ -176,7 +176,7 @@ def _compared(
         differences += _differences(each.rank, found, right)
     worst = max(differences, key=lambda difference: difference.size)
     if worst.size <= case.tolerance:
-        return Verdict(KEPT, "", worst.size)
+        return CaseVerdict(KEPT, "", worst.size)
     what = "gradient" if start else "weight"
     off = [d for d in differences if d.rank == worst.rank and d.size > case.tolerance]
     words = f"{training.name}: the {what} {worst.name} is off by {_share(worst.size)} of its largest element"
@@ -187,7 +187,7 @@ def _compared(
         words += f": it is {times}" if len(off) == 1 else f": it and {len(off) - 1} more are {times}"
     elif len(off) > 1:
         words += f", and {len(off) - 1} more of {len(after)} are wrong"
-    return Verdict(WRONG, words, worst.size)
+    return CaseVerdict(WRONG, words, worst.size)
 
 
 def _differences(rank: int, found: Weights, right: Weights) -> list[_Difference]:
@@ -205,21 +205,21 @@ def _differences(rank: int, found: Weights, right: Weights) -> list[_Difference]
     return differences
 
 
-def _judge_overflow(case: Case, training: Training, evidence: Sequence[Evidence]) -> Verdict:
+def _judge_overflow(case: Case, training: Training, evidence: Sequence[Evidence]) -> CaseVerdict:
     for each in evidence:
         counted = each.reported(case.name, f"{training.name}, counted", list)
         expected = [number != case.overflows_in for number in range(training.steps)]
         if counted != expected:
             words = f"{training.name}: on rank {each.rank} the steps that count are {json.dumps(counted)}"
-            return Verdict(WRONG, f"{words}, and should be {json.dumps(expected)}")
+            return CaseVerdict(WRONG, f"{words}, and should be {json.dumps(expected)}")
     steps = [_compared(case, training, f"step {n}", {}, evidence, n) for n in range(1, training.steps + 1)]
     for number, step in enumerate(steps, 1):
         if step.status == WRONG:
-            return Verdict(WRONG, f"after step {number}, {step.says}", step.largest)
-    return Verdict(KEPT, "", max(step.largest for step in steps))
+            return CaseVerdict(WRONG, f"after step {number}, {step.says}", step.largest)
+    return CaseVerdict(KEPT, "", max(step.largest for step in steps))
 
 
-def _judge_memory(case: Case, evidence: Sequence[Evidence]) -> Verdict:
+def _judge_memory(case: Case, evidence: Sequence[Evidence]) -> CaseVerdict:
     (training,) = case.trainings
     right = reference(case, training, evidence[0].nonce)
     weights = sum(tensor.nbytes for tensor in right.weights[0].values())
@@ -236,19 +236,19 @@ def _judge_memory(case: Case, evidence: Sequence[Evidence]) -> Verdict:
                 raise BadEvidence(f"rank {each.rank} did not report how many bytes it holds of {category}")
             seen = dict(each.reported(case.name, f"{training.name}, {SEEN}", list)).get(category, 0)
             if seen > mine:
-                return Verdict(
+                return CaseVerdict(
                     WRONG, f"rank {each.rank} counts {mine} bytes of {category}, and {seen} can be seen there"
                 )
             held += mine
         largest = max(largest, held / whole[category])
         if held > SHARED_ONCE * (whole[category] + spare.get(category, 0)):
             times = f"{held / whole[category]:.2f} times"
-            return Verdict(WRONG, f"the ranks together hold {category} {times}, {held} bytes for {whole[category]}")
+            return CaseVerdict(WRONG, f"the ranks together hold {category} {times}, {held} bytes for {whole[category]}")
         if held < HELD_ONCE * whole[category]:
-            return Verdict(
+            return CaseVerdict(
                 WRONG, f"the ranks count {held} bytes of {category} together, and {whole[category]} are needed"
             )
-    return Verdict(KEPT, f"{', '.join(cut)} held {largest:.2f} times by all ranks together")
+    return CaseVerdict(KEPT, f"{', '.join(cut)} held {largest:.2f} times by all ranks together")
 
 
 def _share(size: float) -> str:

@@ -38,7 +38,7 @@ class Parts:
         return self.has_unused or self.has_rarely_used
 
 
-class Block(nn.Module):
+class TransformerLayer(nn.Module):
     """A layer of a transformer: attention, then two linear layers, each added to what came in."""
 
     def __init__(self, width: int):
@@ -71,7 +71,7 @@ class ProofModel(nn.Module):
         nn.init.normal_(self.embedding.weight, std=0.3)  # as an output's weight a larger one makes training diverge
         self.frozen = nn.Linear(width, width).requires_grad_(False) if parts.has_frozen else None
         self.twice = nn.Linear(width, width) if parts.is_used_twice else None
-        self.layers = nn.ModuleList(Block(width) for _ in range(2))
+        self.layers = nn.ModuleList(TransformerLayer(width) for _ in range(2))
         if parts.has_small:
             self.one = nn.Parameter(torch.rand(1) + 0.5)
             self.three = nn.Parameter(torch.rand(3))

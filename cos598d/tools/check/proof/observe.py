@@ -12,10 +12,6 @@ from typing import Any
 
 import torch
 
-from cos598d.tools.check.evidence import Evidence
-from cos598d.tools.check.proof.cases import BUFFERS, CASES, MEMORY, OVERFLOW, START, TAKEN_OVER, Case, Training
-from cos598d.tools.check.proof.model import ProofFeatures, proof_model
-from cos598d.tools.check.spawn import HANDED_IN
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import Ledger
 from cos598d.data.sampler import MicroBatch, micro_batches
@@ -24,8 +20,12 @@ from cos598d.strategies import get_strategy
 from cos598d.strategies.base import Module, Strategy
 from cos598d.strategies.memory import count_memory, state_tensors
 from cos598d.strategies.optimizers import make_optimizer, set_learning_rate
-from cos598d.strategies.state import Whole, local
+from cos598d.strategies.state import FullTensor, local
 from cos598d.sync.base import SyncOptions
+from cos598d.tools.check.evidence import Evidence
+from cos598d.tools.check.proof.cases import BUFFERS, CASES, MEMORY, OVERFLOW, START, TAKEN_OVER, Case, Training
+from cos598d.tools.check.proof.model import ProofFeatures, proof_model
+from cos598d.tools.check.spawn import HANDED_IN
 from cos598d.train import step
 
 FINISHED, REFUSAL, UNCLAIMED, CUT, HELD, SEEN = "finished", "refusal", "not claimed", "cut", "held", "seen"
@@ -245,7 +245,7 @@ class _Trial:
         self._evidence.report(self._case.name, f"{self._training.name}, {name}", value)
 
 
-def _wholes(by_rank: Sequence[Sequence[tuple]]) -> list[Whole]:
+def _wholes(by_rank: Sequence[Sequence[tuple]]) -> list[FullTensor]:
     """The tensors of which the ranks' pieces are made."""
     parts: dict[tuple, list[tuple[int, torch.Tensor]]] = {}
     for kind, name, shape, begin, values in (piece for pieces in by_rank for piece in pieces):
@@ -255,7 +255,7 @@ def _wholes(by_rank: Sequence[Sequence[tuple]]) -> list[Whole]:
         values = torch.cat([values for _, values in sorted(pieces, key=lambda piece: piece[0])])
         if values.numel() != math.prod(shape):
             raise RuntimeError(f"the state has {values.numel()} elements of {kind} of {name}, not {math.prod(shape)}")
-        wholes.append(Whole(kind, name, values.view(shape)))
+        wholes.append(FullTensor(kind, name, values.view(shape)))
     return wholes
 
 

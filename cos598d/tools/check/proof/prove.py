@@ -3,13 +3,13 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from cos598d.terminal.printable import printable
 from cos598d.tools.check import card
 from cos598d.tools.check.evidence import BadEvidence, Evidence
 from cos598d.tools.check.judge import FAILED, PASSED, judge
 from cos598d.tools.check.proof.cases import Case
-from cos598d.tools.check.proof.judge import WRONG, Verdict, finished, judge_case
+from cos598d.tools.check.proof.judge import WRONG, CaseVerdict, finished, judge_case
 from cos598d.tools.check.spawn import RankEnd, run_world
-from cos598d.terminal.printable import printable
 
 
 def prove(
@@ -19,12 +19,12 @@ def prove(
     seconds: float,
     function: Callable,
     *arguments: Any,
-) -> dict[str, Verdict]:
+) -> dict[str, CaseVerdict]:
     """What becomes of each case on `world_size` ranks, by its name; a case may take `seconds`.
 
     `function(comm, *arguments, names, nonce, seconds)` is called on every rank, names being those of cases.
     """
-    verdicts: dict[str, Verdict] = {}
+    verdicts: dict[str, CaseVerdict] = {}
     left = list(cases)
     while left:
         names = [case.name for case in left]
@@ -38,10 +38,10 @@ def prove(
         left = left[len(done) :]
         if left:  # the first of these is what ended the world
             words = card.report(reports[0], "") if reports else "the ranks ended without a word"
-            verdicts[left[0].name] = Verdict(status if status != PASSED else FAILED, words)
+            verdicts[left[0].name] = CaseVerdict(status if status != PASSED else FAILED, words)
             left = left[1:]
         elif status != PASSED:
-            verdicts[names[-1]] = Verdict(status, f"afterwards {card.report(reports[0], '')}")
+            verdicts[names[-1]] = CaseVerdict(status, f"afterwards {card.report(reports[0], '')}")
     return verdicts
 
 
@@ -56,8 +56,8 @@ def _evidence(ends: Sequence[RankEnd], nonce: int) -> list[Evidence]:
     return found
 
 
-def _judged(case: Case, evidence: Sequence[Evidence]) -> Verdict:
+def _judged(case: Case, evidence: Sequence[Evidence]) -> CaseVerdict:
     try:
         return judge_case(case, evidence)
     except BadEvidence as error:
-        return Verdict(WRONG, printable(error))
+        return CaseVerdict(WRONG, printable(error))

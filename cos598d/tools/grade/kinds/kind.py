@@ -4,14 +4,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
-from cos598d.tools.grade.scored import Judged
-from cos598d.tools.grade.table import Table
 from cos598d.records.kinds import TEXT, ListOf, Number
+from cos598d.tools.grade.scored import Judged
+from cos598d.tools.grade.table import TomlTable
 
 MOST_RANKS = 16
 
 
-class Kind(ABC):
+class AssignmentKind(ABC):
     """One kind of assignment, with the values of its keys.
 
     file  the file that a submission must have
@@ -25,7 +25,7 @@ class Kind(ABC):
 
     @classmethod
     @abstractmethod
-    def read(cls, table: Table) -> "Kind":
+    def read(cls, table: TomlTable) -> "AssignmentKind":
         """Take this kind's keys. Raises UsageError for a value that cannot work."""
 
     @abstractmethod
@@ -40,7 +40,7 @@ class Kind(ABC):
         """
 
 
-def take_file(table: Table, default: str) -> str:
+def take_file(table: TomlTable, default: str) -> str:
     """The key `file`: a Python file's name, or its path in the submission. Raises UsageError."""
     name = table.take("file", TEXT, default)
     path = PurePosixPath(name)
@@ -49,13 +49,13 @@ def take_file(table: Table, default: str) -> str:
     return str(path)
 
 
-def take_sizes(table: Table, default: list[int], least: int) -> tuple[int, ...]:
+def take_sizes(table: TomlTable, default: list[int], least: int) -> tuple[int, ...]:
     """The key `world_sizes`: numbers of ranks from `least`, each once, in order. Raises UsageError."""
     rank_number = Number(f"a number of ranks from {least} to {MOST_RANKS}", least=least, most=MOST_RANKS, is_whole=True)
     return tuple(sorted(set(table.take("world_sizes", ListOf(rank_number, least=1), default))))
 
 
-def take_seconds(table: Table, default: float, most: float = 9999) -> float:
+def take_seconds(table: TomlTable, default: float, most: float = 9999) -> float:
     """The key `seconds`: above 0, and at most so many. Raises UsageError."""
     return float(table.take("seconds", Number("a number above 0", least=0, most=most, is_above=True), default))
 

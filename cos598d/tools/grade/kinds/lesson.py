@@ -6,21 +6,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import cos598d
-from cos598d.tools.check.judge import PASSED
 from cos598d.errors import UsageError
-from cos598d.tools.grade.kinds.kind import Kind, all_alike, take_file, take_seconds
+from cos598d.records.kinds import COUNT
+from cos598d.tools.check.judge import PASSED
+from cos598d.tools.grade.kinds.kind import AssignmentKind, all_alike, take_file, take_seconds
 from cos598d.tools.grade.scored import Judged
-from cos598d.tools.grade.table import Table
+from cos598d.tools.grade.table import TomlTable
 from cos598d.tools.learn.lesson import Lesson
 from cos598d.tools.learn.lessons import get_lesson
 from cos598d.tools.learn.marking import SECONDS, Marking
 from cos598d.tools.learn.session import warm_up
 from cos598d.tools.learn.student import read_file
-from cos598d.records.kinds import COUNT
 
 
 @dataclass(frozen=True)
-class LessonKind(Kind):
+class LessonKind(AssignmentKind):
     """A lesson's file. `seconds` is what all its checks may take on one number of ranks of an idle machine."""
 
     file: str
@@ -38,7 +38,7 @@ class LessonKind(Kind):
         return (*found, *(each for each in clone if each.is_dir()))
 
     @classmethod
-    def read(cls, table: Table) -> "LessonKind":
+    def read(cls, table: TomlTable) -> "LessonKind":
         """Take this kind's keys. Raises UsageError."""
         number = table.take("lesson", COUNT, 0)
         try:

@@ -6,25 +6,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from cos598d.errors import UserError
+from cos598d.records.kinds import COUNT, NUMBER, TEXT, ListOf, Number
 from cos598d.tools.audit import script
 from cos598d.tools.audit.exchange import read_books
 from cos598d.tools.audit.judge import judge
-from cos598d.tools.audit.judge.verdict import FAULT, Finding, Verdict
+from cos598d.tools.audit.judge.verdict import FAULT, AuditFinding, AuditVerdict
 from cos598d.tools.audit.judge.words import WORDS
 from cos598d.tools.audit.options import Told
 from cos598d.tools.audit.starter import StillRunning, start_ranks
-from cos598d.errors import UserError
-from cos598d.tools.grade.kinds.kind import Kind, all_alike, take_file, take_seconds
+from cos598d.tools.grade.kinds.kind import AssignmentKind, all_alike, take_file, take_seconds
 from cos598d.tools.grade.scored import Judged
-from cos598d.tools.grade.table import Table
-from cos598d.records.kinds import COUNT, NUMBER, TEXT, ListOf, Number
+from cos598d.tools.grade.table import TomlTable
 
 ENDS_WELL, TRAINS, NO_FAULT = "ends_well", "trains", "no_fault"
 FAULTS = tuple(name for name, words in WORDS.items() if words.level == FAULT)
 
 
 @dataclass(frozen=True)
-class ScriptKind(Kind):
+class ScriptKind(AssignmentKind):
     """A script that all ranks run with these `words`; it may take `seconds`. It trains if all ranks make `steps` steps
     with a model of at least `parameters_least` parameters, and the loss ends below `loss_below` (None: wherever).
     """
@@ -40,7 +40,7 @@ class ScriptKind(Kind):
     keys = ("file", "words", "world_size", "steps", "seconds", "parameters_least", "loss_below")
 
     @classmethod
-    def read(cls, table: Table) -> "ScriptKind":
+    def read(cls, table: TomlTable) -> "ScriptKind":
         """Take this kind's keys. Raises UsageError."""
         steps = Number("a whole number from 1 to 1000", least=1, most=1000, is_whole=True)
         sizes = Number("a whole number from 2 to 64", least=2, most=64, is_whole=True)
@@ -82,7 +82,7 @@ class ScriptKind(Kind):
 
 
 def score(
-    verdict: Verdict | None, claims: Sequence[str], end: str, kind: ScriptKind, world_size: int | None = None
+    verdict: AuditVerdict | None, claims: Sequence[str], end: str, kind: ScriptKind, world_size: int | None = None
 ) -> Iterator[Judged]:
     """What an audit's verdict means for these claims. `end` is how the script failed, "" where it ended well; without
     a verdict no rank left a book. All ranks, `world_size` of them if that is known, must train as `kind` asks."""
@@ -98,7 +98,7 @@ def score(
             yield _of_faults(verdict, name)
 
 
-def _trouble(verdict: Verdict | None, kind: ScriptKind, world_size: int | None) -> str:
+def _trouble(verdict: AuditVerdict | None, kind: ScriptKind, world_size: int | None) -> str:
     """Why it did not train as it should; "" where it did."""
     if verdict is None:
         return "nothing was seen of it: it opened no process group, or was over before its first step"
@@ -118,7 +118,7 @@ def _trouble(verdict: Verdict | None, kind: ScriptKind, world_size: int | None) 
     return f"{why}: nothing can be said of its faults"
 
 
-def _of_faults(verdict: Verdict, name: str) -> Judged:
+def _of_faults(verdict: AuditVerdict, name: str) -> Judged:
     """Of one fault, or of NO_FAULT."""
     faults = verdict.of(FAULT)
     found = [each for each in faults if name in (NO_FAULT, each.name, *each.consequences)]
@@ -130,7 +130,7 @@ def _of_faults(verdict: Verdict, name: str) -> Judged:
     return Judged(name, True, f"not found in {verdict.seen.steps} steps, gradients judged in {verdict.seen.judged}")
 
 
-def _in_words(finding: Finding) -> str:
+def _in_words(finding: AuditFinding) -> str:
     words = WORDS[finding.name]
     file, line, function = finding.where
     where = f"\nwhere: {os.path.basename(file)} line {line}, in {function}" if file else ""

@@ -6,19 +6,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from cos598d.errors import UsageError
+from cos598d.records.kinds import TEXT
 from cos598d.tools.check.card import first_sentences
 from cos598d.tools.check.claims import CLAIMS
 from cos598d.tools.check.judge import PASSED
 from cos598d.tools.check.trial import Trial, in_words
-from cos598d.errors import UsageError
-from cos598d.tools.grade.kinds.kind import Kind, all_alike, take_file, take_seconds, take_sizes
+from cos598d.tools.grade.kinds.kind import AssignmentKind, all_alike, take_file, take_seconds, take_sizes
 from cos598d.tools.grade.scored import Judged
-from cos598d.tools.grade.table import Table
-from cos598d.records.kinds import TEXT
+from cos598d.tools.grade.table import TomlTable
 
 
 @dataclass(frozen=True)
-class SyncKind(Kind):
+class SyncKind(AssignmentKind):
     """A class in a file. `seconds` is what a claim may take on one number of ranks."""
 
     file: str
@@ -29,7 +29,7 @@ class SyncKind(Kind):
     keys = ("file", "class", "world_sizes", "seconds")
 
     @classmethod
-    def read(cls, table: Table) -> "SyncKind":
+    def read(cls, table: TomlTable) -> "SyncKind":
         """Take this kind's keys. Raises UsageError."""
         file = take_file(table, "my_sync.py")
         name = table.take("class", TEXT, "MySync")

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from cos598d.errors import UsageError
 from cos598d.tools.check.card import join, report
 from cos598d.tools.check.judge import FAILED, PASSED, judge
 from cos598d.tools.check.spawn import longer_than, patience, preload, run_world
-from cos598d.errors import UsageError
-from cos598d.tools.grade.kinds.kind import Kind, all_alike, take_file, take_seconds, take_sizes
+from cos598d.tools.grade.kinds.kind import AssignmentKind, all_alike, take_file, take_seconds, take_sizes
 from cos598d.tools.grade.scored import Judged
-from cos598d.tools.grade.table import Table
+from cos598d.tools.grade.table import TomlTable
 from cos598d.tools.grade.under_test import MENDED, RIGHT, WRONG, Subject, on_rank
 from cos598d.tools.grade.under_test.file import StudentTest, read_tests
 
@@ -33,7 +33,7 @@ WARM = [
 
 
 @dataclass(frozen=True)
-class TestsKind(Kind):
+class TestsKind(AssignmentKind):
     """A file of tests. `seconds` is what all of them may take together, on one sync and one number of ranks of
     an idle machine."""
 
@@ -44,7 +44,7 @@ class TestsKind(Kind):
     keys = ("file", "world_sizes", "seconds")
 
     @classmethod
-    def read(cls, table: Table) -> "TestsKind":
+    def read(cls, table: TomlTable) -> "TestsKind":
         """Take this kind's keys. Raises UsageError."""
         file = take_file(table, "test_sync.py")
         sizes = take_sizes(table, [2, 3], least=2)
@@ -69,7 +69,7 @@ class TestsKind(Kind):
         right = [*RIGHT.values(), *draw.sample(list(MENDED.values()), DRAWN)]
         subjects = [*right, *(WRONG[name] for name in wrong)]
         draw.shuffle(subjects)
-        ends: dict[str, End] = {}
+        ends: dict[str, TestRunEnd] = {}
         for subject in subjects:
             end = ends[subject.name] = self._end(path, tests, subject)
             if subject in right and not end.is_accepted:
@@ -88,7 +88,7 @@ class TestsKind(Kind):
             return f"no test fails on any sync, right or wrong, on {sizes}: tests that reject nothing accept nothing"
         return f"all tests pass on {len(RIGHT) + DRAWN} right syncs, on {sizes}"
 
-    def _end(self, path: Path, tests: Sequence[StudentTest], subject: Subject) -> "End":
+    def _end(self, path: Path, tests: Sequence[StudentTest], subject: Subject) -> "TestRunEnd":
         """How the tests end on this sync: on more and more ranks, up to the first number on which not all pass."""
         seconds = self.seconds * patience()
         asked = [(test.name, test.arguments) for test in tests]
@@ -100,12 +100,12 @@ class TestsKind(Kind):
             )
             status, reports = judge(ranks, str(path), seconds)
             if status != PASSED:
-                return End(status, f"on {size} ranks, {report(reports[0], str(path))}")
-        return End(PASSED)
+                return TestRunEnd(status, f"on {size} ranks, {report(reports[0], str(path))}")
+        return TestRunEnd(PASSED)
 
 
 @dataclass(frozen=True)
-class End:
+class TestRunEnd:
     """How the tests ended on a sync: `judge`'s status, and where they did not pass, in words."""
 
     status: str
@@ -122,7 +122,7 @@ class End:
         return self.status == FAILED
 
 
-def _of_wrongly_rejected(claims: Sequence[str], subject: Subject, end: End) -> Iterator[Judged]:
+def _of_wrongly_rejected(claims: Sequence[str], subject: Subject, end: TestRunEnd) -> Iterator[Judged]:
     """Of tests that do not pass on a right sync: none of the claims holds."""
     why = f"the tests do not pass on a right sync, which {subject.words}"
     for name in claims:
@@ -132,7 +132,7 @@ def _of_wrongly_rejected(claims: Sequence[str], subject: Subject, end: End) -> I
             yield Judged(name, False, f"{why}: so it says nothing that they fail on a wrong one")
 
 
-def _of_wrong(subject: Subject, end: End) -> str:
+def _of_wrong(subject: Subject, end: TestRunEnd) -> str:
     if end.is_rejected:
         return f"rejected: {end.words}"
     if end.is_accepted:

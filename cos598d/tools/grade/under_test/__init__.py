@@ -3,10 +3,10 @@ each with one mistake, which they must reject."""
 
 from dataclasses import dataclass
 
-from cos598d.tools.grade.under_test import right, wrong
-from cos598d.tools.grade.under_test.mended import mended
 from cos598d.sync import get_sync
 from cos598d.sync.base import GradientSync
+from cos598d.tools.grade.under_test import right, wrong
+from cos598d.tools.grade.under_test.mended import mended
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from cos598d.comm.ledger import Row
 from cos598d.tools.check.claims.base import Claim, World, moment_of
 from cos598d.tools.check.toy import Shape
-from cos598d.comm.ledger import Row
 from cos598d.tools.learn.checking import OnLesson, record_steps
 
 ALL_USED = Shape(all_used=True)

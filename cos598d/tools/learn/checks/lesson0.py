@@ -4,11 +4,11 @@ from typing import Any
 
 import torch
 
+from cos598d.terminal.printable import printable
 from cos598d.tools.check.claims.base import Claim, NotAsAgreed, World
 from cos598d.tools.check.toy import local_batch
 from cos598d.tools.learn.checking import Check, Checks, OnLesson
 from cos598d.tools.learn.checks.common import ALL_USED
-from cos598d.terminal.printable import printable
 
 STEPS = 8
 SMALLER, LARGER = 0.3, 20.0  # the toy's gradients have norms between

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from cos598d.terminal.printable import printable
 from cos598d.tools.check.claims.base import Claim, NotAsAgreed, World
 from cos598d.tools.check.evidence import BadEvidence
 from cos598d.tools.learn.checking import Check, Checks, OnLesson
-from cos598d.terminal.printable import printable
 
 EXAMPLES = 53
 BATCHES = (12, 11, 7, 5, 2)  # of the last one, on 3 and 4 ranks, some have nothing

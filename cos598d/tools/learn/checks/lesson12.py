@@ -7,7 +7,17 @@ from torch import nn
 
 from cos598d.tools.check.claims.base import Claim, World
 from cos598d.tools.learn.checking import Check, Checks, OnLesson
-from cos598d.tools.learn.checks.outer_step import MISTAKES, RIGHT, Weights, batch, near, network, same, simulate, train_step
+from cos598d.tools.learn.checks.outer_step import (
+    MISTAKES,
+    RIGHT,
+    Weights,
+    batch,
+    near,
+    network,
+    same,
+    simulate,
+    train_step,
+)
 from cos598d.tools.report.numbers import number_of
 
 EVERY, STEPS = 3, 10  # three rounds, and a step of the next

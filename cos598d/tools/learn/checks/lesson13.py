@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cos598d.records.conventions import DDP, FLOOR
+from cos598d.records.summary import median_interval, paired_difference, paired_ratio
 from cos598d.tools.check.claims.base import Claim, World
 from cos598d.tools.learn.checking import Check, Checks, OnLesson
 from cos598d.tools.learn.given import given
-from cos598d.records.conventions import DDP, FLOOR
-from cos598d.records.summary import median_interval, paired_difference, paired_ratio
 from cos598d.tools.report.numbers import number_of
 
 HOLDS, NOT = "holds", "does not hold"
@@ -29,7 +29,7 @@ NEAR = 1e-6
 
 
 @dataclass(frozen=True)
-class Asked:
+class RecordQuestion:
     """A claim about a record: the median of a figure's values is below (or above) `bound`.
 
     figure: "ratio" of `one` to `other`, or the seconds of `one` that are "exposed". beside: the record that it is
@@ -47,18 +47,18 @@ class Asked:
 
 
 ASKED = {
-    1: Asked("zero1 takes less time than ddp", "one_host", "ratio", "zero1"),
-    2: Asked("bucketed takes less time than ddp", "one_host", "ratio", "bucketed"),
-    3: Asked("zero2 hides all of its communication", "one_host", "exposed", "zero2", bound=0.0),
-    4: Asked("sparse_zero1 takes more time", "slow_link", "ratio", "sparse_zero1", "sparse_rows", below=False),
-    5: Asked("at least half of ddp's time is exposed", "two_alone", "exposed", DDP, below=False),
-    6: Asked("shared_memory exposes less than 0.06 s", "half", "exposed", "shared_memory", bound=0.06),
-    7: Asked("shared_memory takes 0.085 s less", "half", "ratio", "shared_memory", beside="single"),
-    8: Asked("ddp has become twice as slow", "busy", "ratio", DDP, beside="half"),
+    1: RecordQuestion("zero1 takes less time than ddp", "one_host", "ratio", "zero1"),
+    2: RecordQuestion("bucketed takes less time than ddp", "one_host", "ratio", "bucketed"),
+    3: RecordQuestion("zero2 hides all of its communication", "one_host", "exposed", "zero2", bound=0.0),
+    4: RecordQuestion("sparse_zero1 takes more time", "slow_link", "ratio", "sparse_zero1", "sparse_rows", below=False),
+    5: RecordQuestion("at least half of ddp's time is exposed", "two_alone", "exposed", DDP, below=False),
+    6: RecordQuestion("shared_memory exposes less than 0.06 s", "half", "exposed", "shared_memory", bound=0.06),
+    7: RecordQuestion("shared_memory takes 0.085 s less", "half", "ratio", "shared_memory", beside="single"),
+    8: RecordQuestion("ddp has become twice as slow", "busy", "ratio", DDP, beside="half"),
 }
 
 
-def verdict_of(asked: Asked) -> tuple[str, str]:
+def verdict_of(asked: RecordQuestion) -> tuple[str, str]:
     """What a record says of a claim, and why, in words."""
     record = given(asked.record)
     if asked.beside:

@@ -5,6 +5,7 @@ from types import ModuleType
 
 import torch
 
+from cos598d.sync.base import GradientSync
 from cos598d.tools.check.claims.base import Claim, MakeSync, World
 from cos598d.tools.check.comparison import Comparison, Local
 from cos598d.tools.check.evidence import BadEvidence
@@ -12,9 +13,8 @@ from cos598d.tools.check.nonce import seed_of
 from cos598d.tools.learn.checking import Check, Checks, OnLesson
 from cos598d.tools.learn.checks.common import record
 from cos598d.tools.learn.events import RECEIVE, SEND, from_rows
-from cos598d.tools.learn.picture.probe import Probe
+from cos598d.tools.learn.picture.probe import MessageProbe
 from cos598d.tools.report.numbers import number_of
-from cos598d.sync.base import GradientSync
 
 LENGTHS = (12, 10, 1009, 7, 2, 1)
 LONGEST = max(LENGTHS)
@@ -244,7 +244,7 @@ def _ring(student: ModuleType) -> MakeSync:
 def record_ring(on: OnLesson) -> None:
     """A step after a first one, recorded; then an all-reduce whose messages can be seen to do what they do."""
     record.observe(on)
-    probe = on.comm.probe = Probe(on.rank)
+    probe = on.comm.probe = MessageProbe(on.rank)
     probe.look()
     on.student.all_reduce(on.comm, probe.tensor)
     probe.look()

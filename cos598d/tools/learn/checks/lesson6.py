@@ -4,11 +4,11 @@ from types import ModuleType
 
 from torch import nn
 
+from cos598d.sync.base import GradientSync
 from cos598d.tools.check.claims.base import MakeSync
 from cos598d.tools.learn.checking import Check, Checks
 from cos598d.tools.learn.checks.common import averages, record
 from cos598d.tools.learn.checks.overlapped import begins_during_backward, one_order
-from cos598d.sync.base import GradientSync
 
 
 def _by_hooks(student: ModuleType) -> MakeSync:

@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from cos598d.tools.check.claims.base import Claim, World
-from cos598d.tools.learn.checking import Check, Checks, OnLesson
 from cos598d.scale.model import beside_backward
 from cos598d.sync.cost import Collective, Even
 from cos598d.sync.cost.collectives import GATHER, SCATTER, both_ways, ring_steps
+from cos598d.tools.check.claims.base import Claim, World
+from cos598d.tools.learn.checking import Check, Checks, OnLesson
 
 WITHIN = 0.1
 SETTINGS = 10

@@ -14,7 +14,7 @@ NEAR = 1e-5
 Weights = dict[str, torch.Tensor]
 
 
-class Network(nn.Module):
+class TwoLayers(nn.Module):
     """Two layers, and one between them that does not train."""
 
     def __init__(self) -> None:
@@ -27,11 +27,11 @@ class Network(nn.Module):
         return self.last(torch.tanh(self.frozen(torch.tanh(self.first(inputs)))))
 
 
-def network(nonce: int) -> Network:
+def network(nonce: int) -> TwoLayers:
     """Its weights drawn from the nonce."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(nonce)
-        return Network()
+        return TwoLayers()
 
 
 def batch(nonce: int, rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -55,7 +55,7 @@ def train_step(model: nn.Module, nonce: int, rank: int, step: int) -> None:
 
 
 @dataclass(frozen=True)
-class Variant:
+class OuterStepVariant:
     """A way to do the outer step, right or wrong; `words` say what is wrong with it."""
 
     words: str
@@ -66,25 +66,33 @@ class Variant:
     put_back: bool = True
 
 
-RIGHT = Variant("")
+RIGHT = OuterStepVariant("")
 MISTAKES = (
-    Variant("the weights are the sum over the ranks and should be their average: divide by n", average="sum"),
-    Variant("the weights were not averaged over the ranks: each rank steps by how far it moved itself", average="own"),
-    Variant("the outer step goes the wrong way: moved is agreed - average, and is taken off", sign=1.0),
-    Variant(
+    OuterStepVariant("the weights are the sum over the ranks and should be their average: divide by n", average="sum"),
+    OuterStepVariant(
+        "the weights were not averaged over the ranks: each rank steps by how far it moved itself", average="own"
+    ),
+    OuterStepVariant("the outer step goes the wrong way: moved is agreed - average, and is taken off", sign=1.0),
+    OuterStepVariant(
         "momentum is not looked ahead: step by moved + outer_momentum * momentum, not by momentum alone",
         momentum="heavy",
     ),
-    Variant("momentum does not build up: it is outer_momentum * (what it was) + moved", momentum="forgotten"),
-    Variant("the outer step has no momentum", momentum="none"),
-    Variant("what was agreed on stays what it was at the start: keep the weights after each round", agreed="stays"),
-    Variant("the average replaces what was agreed on: keep the weights after the outer step", agreed="average"),
-    Variant("a round leaves the ranks' own weights: put what was agreed on back into the model", put_back=False),
+    OuterStepVariant("momentum does not build up: it is outer_momentum * (what it was) + moved", momentum="forgotten"),
+    OuterStepVariant("the outer step has no momentum", momentum="none"),
+    OuterStepVariant(
+        "what was agreed on stays what it was at the start: keep the weights after each round", agreed="stays"
+    ),
+    OuterStepVariant(
+        "the average replaces what was agreed on: keep the weights after the outer step", agreed="average"
+    ),
+    OuterStepVariant(
+        "a round leaves the ranks' own weights: put what was agreed on back into the model", put_back=False
+    ),
 )
 
 
 def simulate(
-    nonce: int, size: int, every: int, steps: int, outer: tuple[float, float], way: Variant
+    nonce: int, size: int, every: int, steps: int, outer: tuple[float, float], way: OuterStepVariant
 ) -> list[list[Weights]]:
     """The weights by name after each step: [step][rank]."""
     rate, mu = outer

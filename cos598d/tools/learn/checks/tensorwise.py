@@ -4,8 +4,8 @@ from types import ModuleType
 
 import torch
 
-from cos598d.tools.check.claims.base import MakeSync
 from cos598d.sync.base import GradientSync
+from cos598d.tools.check.claims.base import MakeSync
 
 
 def tensorwise(student: ModuleType) -> MakeSync:

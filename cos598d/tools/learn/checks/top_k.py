@@ -9,7 +9,7 @@ from cos598d.tools.check.claims.base import Claim, World
 from cos598d.tools.check.nonce import seed_of
 from cos598d.tools.learn.checking import OnLesson
 from cos598d.tools.learn.checks.embedding_rows import near
-from cos598d.tools.learn.checks.top_k_ways import MISTAKES, RIGHT, Simulation, Variant, count_of
+from cos598d.tools.learn.checks.top_k_ways import MISTAKES, RIGHT, Simulation, TopKVariant, count_of
 
 ELEMENTS, SHARE = 254, 1 / 8  # 31 elements and three quarters
 ODD_SIZES = (5, 40_001)  # of the one less than an element would travel; the other has more places than 16 bits tell
@@ -95,7 +95,7 @@ def step_gradient(nonce: int, step: int, name: str, rank: int) -> torch.Tensor:
 
 
 def simulate(
-    gradients: Sequence[Sequence[Sequence[torch.Tensor]]], way: Variant, rank: int
+    gradients: Sequence[Sequence[Sequence[torch.Tensor]]], way: TopKVariant, rank: int
 ) -> list[list[torch.Tensor]]:
     """What `average` makes of gradients [step][name][rank] on one rank: results [step][name]."""
     simulation = Simulation(SHARE, way)
@@ -231,7 +231,7 @@ def _(world: World) -> None:
         )
 
 
-def trained(nonce: int, size: int, share: float, way: Variant) -> dict[str, torch.Tensor]:
+def trained(nonce: int, size: int, share: float, way: TopKVariant) -> dict[str, torch.Tensor]:
     """The weights after training on `size` ranks, simulated in one process."""
     model, data = network(nonce), [examples(nonce, rank) for rank in range(size)]
     simulation = Simulation(share, way)

@@ -8,7 +8,7 @@ import torch
 
 
 @dataclass(frozen=True)
-class Variant:
+class TopKVariant:
     """A way to do it, right or wrong. `held` is what a step leaves to the next; `words` say what is wrong with it."""
 
     words: str
@@ -21,37 +21,39 @@ class Variant:
     joins: str = "adds"
 
 
-RIGHT = Variant("")
+RIGHT = TopKVariant("")
 MISTAKES = (
-    Variant("what was held back never comes: add it to the next step's gradient of this name", held="nothing"),
-    Variant("it is the sum over the ranks and should be their average: divide by n", divides=False),
-    Variant("the largest were taken with their sign: take the largest absolute values", signed=True),
-    Variant("what was sent is held back as well, and comes again: set it to zero in what is held back", held="all"),
-    Variant("what earlier steps held back is lost: hold back the rest of gradient and held back together", held="new"),
-    Variant("what arrived was taken off what is held back, and not what this rank sent", held="less the average"),
-    Variant("all names share what is held back: keep it by name", by_name=False),
-    Variant(
+    TopKVariant("what was held back never comes: add it to the next step's gradient of this name", held="nothing"),
+    TopKVariant("it is the sum over the ranks and should be their average: divide by n", divides=False),
+    TopKVariant("the largest were taken with their sign: take the largest absolute values", signed=True),
+    TopKVariant("what was sent is held back as well, and comes again: set it to zero in what is held back", held="all"),
+    TopKVariant(
+        "what earlier steps held back is lost: hold back the rest of gradient and held back together", held="new"
+    ),
+    TopKVariant("what arrived was taken off what is held back, and not what this rank sent", held="less the average"),
+    TopKVariant("all names share what is held back: keep it by name", by_name=False),
+    TopKVariant(
         "where two ranks sent an element only one of them is left: add what comes in, gradient[places] += values",
         joins="replaces",
     ),
-    Variant("the rank's own gradient is left below what comes in: set it to zero first", joins="on its own"),
-    Variant(
+    TopKVariant("the rank's own gradient is left below what comes in: set it to zero first", joins="on its own"),
+    TopKVariant(
         "an element is divided by the number of ranks that sent it: divide by n, since who did not send it counts as 0",
         joins="by senders",
     ),
-    Variant(
+    TopKVariant(
         "values were put at this rank's places: each rank's values belong at its own places", joins="at its places"
     ),
-    Variant(
+    TopKVariant(
         "what is held back was overwritten by the average: keep a copy (clone) before `gradient` changes",
         held="the result",
     ),
-    Variant("k is rounded, and is to be cut off: max(1, int(share * elements))", rounded_up=True),
-    Variant("nothing of a small tensor travels: k is max(1, int(share * elements))", least=0),
+    TopKVariant("k is rounded, and is to be cut off: max(1, int(share * elements))", rounded_up=True),
+    TopKVariant("nothing of a small tensor travels: k is max(1, int(share * elements))", least=0),
 )
 
 
-def count_of(share: float, elements: int, way: Variant) -> int:
+def count_of(share: float, elements: int, way: TopKVariant) -> int:
     """How many of a tensor's elements travel."""
     return max(way.least, math.ceil(share * elements) if way.rounded_up else int(share * elements))
 
@@ -59,7 +61,7 @@ def count_of(share: float, elements: int, way: Variant) -> int:
 class Simulation:
     """`average` on all ranks at once, in one process, as one way of doing it has it."""
 
-    def __init__(self, share: float, way: Variant):
+    def __init__(self, share: float, way: TopKVariant):
         self._share, self._way = share, way
         self._held: dict[tuple[str, int], torch.Tensor] = {}
 

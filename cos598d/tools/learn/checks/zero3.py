@@ -70,11 +70,11 @@ def zero3_holds(on: OnLesson) -> None:
     """Between steps a rank holds an n-th of weights and state; forward leaves no layer's whole weights for backward."""
     before = held_bytes()
     layers = start_weights(on.nonce)
-    given = Whole(layers)
+    given = GatheredLayers(layers)
     zero = on.student.Zero3(on.comm, layers, Optimizers(ADAMW))
     del layers
     on.report("kept of what was given", settled(given.bytes_left, 0))
-    whole = Whole()
+    whole = GatheredLayers()
 
     def run(number: int, weights: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
         whole.note(weights)
@@ -184,7 +184,7 @@ def gradient(weights: Sequence[torch.Tensor], nonce: int, step: int, rank: int, 
     return torch.cat(torch.autograd.grad(functional.mse_loss(state, targets), list(weights)))
 
 
-class Whole:
+class GatheredLayers:
     """Layers' whole weights, each noted once, and how much of them is still somewhere in memory."""
 
     def __init__(self, tensors: Sequence[torch.Tensor] = ()):

@@ -5,7 +5,7 @@ import importlib
 from cos598d.errors import UsageError
 from cos598d.tools.learn.lesson import Lesson
 
-# A lesson is `lessonN.py` here with its page `lessonN.py.txt`, its checks, and its answer in `cos598d/tools/learn/answers`.
+# A lesson is `lessonN.py` here, its page `lessonN.py.txt`, its checks, and its answer in `cos598d/tools/learn/answers`.
 NUMBERS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13)
 
 

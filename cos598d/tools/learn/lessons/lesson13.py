@@ -24,7 +24,7 @@ LESSON = Lesson(
         "Are there 6 rounds? On which side of 1, of 0, or of the claim's number do both ends of the interval lie?",
     ),
     checks="lesson13",
-    read="cos598d/records/summary.py, cos598d/tools/report/fairness.py and docs/report.md. `report` makes a page of a bench.",
+    read="cos598d/records/summary.py, cos598d/tools/report/fairness.py and docs/report.md. `report` shows a bench.",
     measure="python -m cos598d bench --sync bucketed --model tiny --rounds 15 --output runs/mine",
     ranks=(1,),
 )

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from cos598d.tools.learn.events import Event
-from cos598d.tools.learn.picture.lanes import Timeline, timeline
-from cos598d.tools.learn.picture.lanes_svg import Part, lanes_svg
+from cos598d.tools.learn.picture.lanes import RankTimelines, timeline
+from cos598d.tools.learn.picture.lanes_svg import TimelinePart, lanes_svg
 from cos598d.tools.learn.picture.text import BLOCKS, Letters, in_colour, lanes_text, letters_for
 from cos598d.tools.learn.picture.words import differences, reading
 
@@ -18,8 +18,8 @@ from cos598d.tools.learn.picture.words import differences, reading
 class Picture:
     """Lanes in time of one's own ranks, and of the `reference`'s on the same scale, where there is one."""
 
-    own: Timeline
-    reference: Timeline | None
+    own: RankTimelines
+    reference: RankTimelines | None
     title: str
     reference_title: str
     note: str = ""
@@ -47,9 +47,9 @@ class Picture:
 
     def svg(self, name: str = "lanes") -> str:
         """As one SVG file; `name`, of letters and hyphens, begins its ids and classes."""
-        parts = [Part(self.own, self.title, self.note)]
+        parts = [TimelinePart(self.own, self.title, self.note)]
         if self.reference is not None:
-            parts.append(Part(self.reference, self.reference_title))
+            parts.append(TimelinePart(self.reference, self.reference_title))
         return lanes_svg(name, parts, self.sentence)
 
 

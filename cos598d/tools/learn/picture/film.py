@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cos598d.tools.learn.picture.film_time import Clock
-from cos598d.tools.learn.picture.frames import Counts, Frame, Held, Move, is_whole
+from cos598d.tools.learn.picture.frames import Counts, Held, Move, StepFrame, is_whole
 from cos598d.tools.learn.picture.svg import (
     COLOURS,
     HEAD_LETTERS,
@@ -105,7 +105,9 @@ class Grid:
         )
 
 
-def film(name: str, title: str, first: Held, frames: Sequence[Frame], note: str = "", medium: str = "message") -> str:
+def film(
+    name: str, title: str, first: Held, frames: Sequence[StepFrame], note: str = "", medium: str = "message"
+) -> str:
     """The frames one after the other, over and over, with the messages moving; below it each frame by itself.
 
     name: of letters and hyphens, begins ids and classes; first: what is held before; medium: what a message is called.
@@ -132,7 +134,7 @@ def film(name: str, title: str, first: Held, frames: Sequence[Frame], note: str 
     return document(name, y, title, description, STYLE.format(n=name) + clock.style(), [*body, *drawn])
 
 
-def caption(frame: Frame, steps: int, medium: str = "message") -> str:
+def caption(frame: StepFrame, steps: int, medium: str = "message") -> str:
     """A step in words."""
     sizes = {move.bytes for move in frame.moves}
     each = f"of {size(max(sizes))}" if len({size(each) for each in sizes}) == 1 else f"of up to {size(max(sizes))}"
@@ -141,7 +143,7 @@ def caption(frame: Frame, steps: int, medium: str = "message") -> str:
     return f"Step {frame.step} of {steps}: {number_of(len(frame.moves), medium)} {each}, {done}."
 
 
-def ending(first: Held, frames: Sequence[Frame], medium: str = "message") -> str:
+def ending(first: Held, frames: Sequence[StepFrame], medium: str = "message") -> str:
     """What the ranks have at the end, and what each has sent."""
     held = frames[-1].held if frames else first
     unlike = [
@@ -167,7 +169,7 @@ def counted(counts: Counts) -> str:
     return "rank " + " + ".join(str(rank) for rank, count in enumerate(counts) for _ in range(count))
 
 
-def _stage(grid: Grid, clock: Clock, first: Held, frames: Sequence[Frame], medium: str) -> list[str]:
+def _stage(grid: Grid, clock: Clock, first: Held, frames: Sequence[StepFrame], medium: str) -> list[str]:
     """The moving part: cells that fill, blocks that move, and a caption under them."""
     body = [tag("text", f"rank {rank}", x=MARGIN, y=grid.top(rank) + 14) for rank in range(grid.ranks)]
     body += [
@@ -248,7 +250,7 @@ def _labels(grid: Grid, held: Held) -> list[str]:
     return found
 
 
-def _stills(name: str, first: Held, frames: Sequence[Frame], y: float, medium: str) -> tuple[list[str], float]:
+def _stills(name: str, first: Held, frames: Sequence[StepFrame], y: float, medium: str) -> tuple[list[str], float]:
     """Each frame by itself, two in a row: its messages as arrows over what is held after them."""
     body, ranks = [], len(first)
     width, height = (WIDTH - 3 * MARGIN) / 2, ranks * SMALL_STEP + LINE + 6

@@ -26,7 +26,7 @@ class Move:
 
 
 @dataclass(frozen=True)
-class Frame:
+class StepFrame:
     """One step, counted from 1: its messages, and what every rank holds after them."""
 
     step: int
@@ -55,7 +55,7 @@ def is_whole(counts: Counts) -> bool:
     return all(count == 1 for count in counts)
 
 
-def frames(messages: Sequence[Message]) -> list[Frame]:
+def frames(messages: Sequence[Message]) -> list[StepFrame]:
     """The messages of one tensor's all-reduce, however it is made, as steps; each message is in one of them.
 
     A message is in the step after those that its sender had waited for before it began, and after those that its
@@ -84,7 +84,7 @@ def frames(messages: Sequence[Message]) -> list[Frame]:
             for m in sorted(by_step[step], key=lambda m: (m.begin, m.sender, m.receiver))
         )
         held = _after(held, moves)
-        found.append(Frame(step, moves, held))
+        found.append(StepFrame(step, moves, held))
     return found
 
 

@@ -33,7 +33,7 @@ class Bar:
 
 
 @dataclass(frozen=True)
-class Lane:
+class RankLane:
     """One rank's time: what it computed, and its calls in as many rows as are under way at once, at most MOST_ROWS:
     then the last one `is_crowded` by all that found no other."""
 
@@ -44,7 +44,7 @@ class Lane:
 
 
 @dataclass(frozen=True)
-class Meeting:
+class DrawnCollective:
     """A collective of all ranks: when each entered, by rank, and `began`, when the last one did; None where ranks are
     `missing`: then it never began."""
 
@@ -86,13 +86,13 @@ class Arrow:
 
 
 @dataclass(frozen=True)
-class Timeline:
+class RankTimelines:
     """What all ranks did. `alone`: ends of messages of which the other end is not recorded. `left_out`: ranks beyond
     the first MOST_RANKS, which have no lane."""
 
     seconds: float
-    lanes: tuple[Lane, ...]
-    meetings: tuple[Meeting, ...]
+    lanes: tuple[RankLane, ...]
+    meetings: tuple[DrawnCollective, ...]
     arrows: tuple[Arrow, ...]
     alone: int = 0
     left_out: int = 0
@@ -102,7 +102,7 @@ class Timeline:
         return [lane.rank for lane in self.lanes]
 
 
-def timeline(events: Sequence[Event]) -> Timeline:
+def timeline(events: Sequence[Event]) -> RankTimelines:
     """The lanes of these events, whatever their order.
 
     A call of one name is taken to meet the other ranks' calls of that name, the first the first and so on; it begins
@@ -118,10 +118,10 @@ def timeline(events: Sequence[Event]) -> Timeline:
     meetings, number_of = _meetings(events, drawn, first)
     arrows, alone, ready = _arrows(events, first)
     lanes = tuple(_lane(rank, events, meetings, number_of, ready, first) for rank in drawn)
-    return Timeline(max(last - first, 1e-9), lanes, meetings, arrows, alone, len(ranks) - len(drawn))
+    return RankTimelines(max(last - first, 1e-9), lanes, meetings, arrows, alone, len(ranks) - len(drawn))
 
 
-def computed_beside(lane: Lane) -> int:
+def computed_beside(lane: RankLane) -> int:
     """How many calls of a lane its rank computed beside, for LEAST_BESIDE of the call's time or longer."""
     begins: list[float] = []
     ends: list[float] = []
@@ -147,7 +147,7 @@ def computed_beside(lane: Lane) -> int:
 
 def _meetings(
     events: Sequence[Event], ranks: Sequence[int], first: float
-) -> tuple[tuple[Meeting, ...], dict[int, int]]:
+) -> tuple[tuple[DrawnCollective, ...], dict[int, int]]:
     """The calls that ranks made together, and the number of the call that each event is part of, by its identity."""
     count: dict[tuple[int, str], int] = defaultdict(int)
     calls: dict[tuple[str, int], list[Event]] = {}
@@ -156,12 +156,12 @@ def _meetings(
             place = count[event.rank, event.name]
             count[event.rank, event.name] += 1
             calls.setdefault((event.name, place), []).append(event)
-    meetings: list[Meeting] = []
+    meetings: list[DrawnCollective] = []
     number_of: dict[int, int] = {}
     for number, ((name, _), made) in enumerate(calls.items(), start=1):
         entered = {event.rank: event.start - first for event in made}
         missing = tuple(rank for rank in ranks if rank not in entered)
-        meetings.append(Meeting(number, name, max(event.bytes for event in made), entered, missing))
+        meetings.append(DrawnCollective(number, name, max(event.bytes for event in made), entered, missing))
         number_of.update((id(event), number) for event in made)
     return tuple(meetings), number_of
 
@@ -189,11 +189,11 @@ def _arrows(events: Sequence[Event], first: float) -> tuple[tuple[Arrow, ...], i
 def _lane(
     rank: int,
     events: Sequence[Event],
-    meetings: Sequence[Meeting],
+    meetings: Sequence[DrawnCollective],
     number_of: dict[int, int],
     ready: dict[int, float],
     first: float,
-) -> Lane:
+) -> RankLane:
     mine = [event for event in events if event.rank == rank]
     computed = tuple(
         Bar(COMPUTING, event.name, event.start - first, event.end - first) for event in mine if event.kind == COMPUTE
@@ -217,7 +217,7 @@ def _lane(
             pieces = ((WAITING, start, both), (MESSAGE, both, end))
             bars = [Bar(kind, event.name, a, b, event.bytes) for kind, a, b in pieces if b > a]
             stretches.append((start, end, bars))
-    return Lane(rank, computed, *_in_rows(stretches))
+    return RankLane(rank, computed, *_in_rows(stretches))
 
 
 def _in_rows(stretches: list[tuple[float, float, list[Bar]]]) -> tuple[tuple[tuple[Bar, ...], ...], bool]:

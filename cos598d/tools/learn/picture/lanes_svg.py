@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cos598d.colours import BLUE, ORANGE, PURPLE, VERMILLION
-from cos598d.tools.learn.picture.lanes import CALLING, COMPUTING, MESSAGE, WAITING, Bar, Lane, Timeline
+from cos598d.tools.learn.picture.lanes import CALLING, COMPUTING, MESSAGE, WAITING, Bar, RankLane, RankTimelines
 from cos598d.tools.learn.picture.svg import (
     HEAD_LETTERS,
     LINE,
@@ -44,15 +44,15 @@ STYLE = f"""
 
 
 @dataclass(frozen=True)
-class Part:
+class TimelinePart:
     """One timeline of the drawing, with its title and a line about it."""
 
-    line: Timeline
+    line: RankTimelines
     title: str
     note: str = ""
 
 
-def lanes_svg(name: str, parts: Sequence[Part], sentence: str = "") -> str:
+def lanes_svg(name: str, parts: Sequence[TimelinePart], sentence: str = "") -> str:
     """The timelines below each other on the same scale, and `sentence` about them. `name` begins ids and classes."""
     seconds = max(part.line.seconds for part in parts)
     body = [arrowhead(name), _hatch(name)]
@@ -70,7 +70,7 @@ def lanes_svg(name: str, parts: Sequence[Part], sentence: str = "") -> str:
     return document(name, y, title, description, STYLE.format(n=name), body)
 
 
-def _part(name: str, part: Part, seconds: float, y: float) -> tuple[list[str], float]:
+def _part(name: str, part: TimelinePart, seconds: float, y: float) -> tuple[list[str], float]:
     """A timeline from baseline `y` on, and the next baseline below it."""
     line, scale = part.line, PLOT / seconds
     head = f"{name_of(part.title, 60)}: {number_of(len(line.lanes), 'rank')}"
@@ -112,7 +112,7 @@ def _part(name: str, part: Part, seconds: float, y: float) -> tuple[list[str], f
     return body, y + 2 * LINE
 
 
-def _lane(lane: Lane, scale: float, y: float) -> tuple[list[str], float]:
+def _lane(lane: RankLane, scale: float, y: float) -> tuple[list[str], float]:
     """A rank's rows below each other, and where the next rank's begin."""
     body = [tag("text", f"rank {lane.rank}", x=MARGIN, y=y + 9)]
     for row in (lane.computed, *lane.rows):
@@ -152,7 +152,7 @@ def _axis(seconds: float, scale: float, top: float, bottom: float) -> list[str]:
     return body
 
 
-def _legend(parts: Sequence[Part], y: float) -> tuple[list[str], float]:
+def _legend(parts: Sequence[TimelinePart], y: float) -> tuple[list[str], float]:
     """What the colours mean that are in the drawing, a line each, and how lanes are read."""
     used = {
         bar.kind for part in parts for lane in part.line.lanes for row in (lane.computed, *lane.rows) for bar in row
@@ -167,7 +167,7 @@ def _legend(parts: Sequence[Part], y: float) -> tuple[list[str], float]:
     return [*body, *said], y
 
 
-def _described(part: Part) -> str:
+def _described(part: TimelinePart) -> str:
     calls = " ".join(f"{meeting.number}: {of_meeting(meeting)}." for meeting in part.line.meetings[:MOST_CALLS])
     return f"{name_of(part.title, 60)}: {number_of(len(part.line.lanes), 'rank')}. {calls}"
 

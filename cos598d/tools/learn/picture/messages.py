@@ -9,7 +9,7 @@ NETWORK, MEMORY = "network", "memory"
 
 
 @dataclass(frozen=True)
-class End:
+class MessageEnd:
     """One end of a message, as its rank saw it. Moments are seconds on one clock that all ranks of a host share.
 
     begin       the first element of the collective's tensor that is sent, or that is written over by what comes; None
@@ -59,13 +59,13 @@ class Message:
         return self.begin < other.end and other.begin < self.end
 
 
-def join_ends(ends: Iterable[End]) -> list[Message]:
+def join_ends(ends: Iterable[MessageEnd]) -> list[Message]:
     """The messages of which these are the ends, in order of sending.
 
     Raises ValueError where an end is alone, or lands elsewhere than where it comes from: that is no all-reduce.
     """
-    sent: dict[tuple, list[End]] = defaultdict(list)
-    received: dict[tuple, list[End]] = defaultdict(list)
+    sent: dict[tuple, list[MessageEnd]] = defaultdict(list)
+    received: dict[tuple, list[MessageEnd]] = defaultdict(list)
     for end in ends:
         sender, receiver = (end.rank, end.peer) if end.is_sent else (end.peer, end.rank)
         (sent if end.is_sent else received)[end.tensor, end.tag, sender, receiver].append(end)
@@ -81,7 +81,7 @@ def join_ends(ends: Iterable[End]) -> list[Message]:
     return sorted(messages, key=lambda message: (message.sent, message.sender, message.receiver))
 
 
-def _message(out: End, come: End) -> Message:
+def _message(out: MessageEnd, come: MessageEnd) -> Message:
     if out.begin is None or out.elements != come.elements or come.begin not in (None, out.begin):
         raise ValueError(
             f"what rank {out.rank} sent of {out.tensor} to rank {come.rank} is not what stands in that place there"
@@ -135,6 +135,6 @@ def join_shared(notes: Sequence[Shared]) -> list[Message]:
     return sorted(messages, key=lambda message: (not message.adds, message.sender, message.receiver))
 
 
-def to_json(notes: Iterable[End | Shared]) -> list[dict[str, Any]]:
+def to_json(notes: Iterable[MessageEnd | Shared]) -> list[dict[str, Any]]:
     """The notes of a rank as JSON."""
     return [asdict(note) for note in notes]

@@ -1,18 +1,18 @@
 """The pictures of a sync: of one recorded step on real ranks, in lanes and in the steps of its messages."""
 
+from cos598d.strategies import STRATEGIES
 from cos598d.tools.learn.picture.draw import Picture, draw
-from cos598d.tools.learn.picture.steps import Steps, steps_of
-from cos598d.tools.learn.picture.trial import Trial, run_trial
+from cos598d.tools.learn.picture.steps import StepFrames, steps_of
+from cos598d.tools.learn.picture.trial import PictureTrial, run_trial
 from cos598d.tools.learn.picture.words import name_of, size
 from cos598d.tools.report.numbers import number_of
-from cos598d.strategies import STRATEGIES
 
 OF_SHARDS = (
     "First gradients are added up, each part at the rank that steps it; then the weights that come of it go to all."
 )
 
 
-def draw_sync(name: str, world_size: int, beside: str | None = None) -> tuple[Picture, Steps | None]:
+def draw_sync(name: str, world_size: int, beside: str | None = None) -> tuple[Picture, StepFrames | None]:
     """Pictures of `--sync name`, and beside its lanes those of another; its steps, where it is made of messages.
 
     Raises as `run_trial` does.
@@ -39,7 +39,7 @@ def draw_sync(name: str, world_size: int, beside: str | None = None) -> tuple[Pi
     return picture, steps
 
 
-def _note(trial: Trial) -> str:
+def _note(trial: PictureTrial) -> str:
     """What the lanes do not show: the bytes of the ledger, and calls of which nobody knows when they were."""
     least, most = size(min(trial.sent)), size(max(trial.sent))
     sent = most if least == most else f"{least} to {most}"

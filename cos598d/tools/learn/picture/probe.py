@@ -13,18 +13,18 @@ from typing import Any
 import torch
 
 from cos598d.comm.ledger import size_in_bytes
-from cos598d.tools.learn.picture.messages import End, Message, join_ends
+from cos598d.tools.learn.picture.messages import Message, MessageEnd, join_ends
 
 BASE, ELEMENTS = 16.0, 48  # which 2, 3 and 4 ranks divide
 TENSOR = "the tensor"
 
 
-class Probe:
+class MessageProbe:
     """One rank's side: both ends of its messages, and looks at its tensor before and after each of them."""
 
     def __init__(self, rank: int):
         self.rank, self.tensor = rank, torch.full((ELEMENTS,), BASE**rank)
-        self._ends: list[End] = []
+        self._ends: list[MessageEnd] = []
         self._looks: list[tuple[float, list[float]]] = []
 
     def look(self) -> None:
@@ -36,7 +36,7 @@ class Probe:
         place = (part.data_ptr() - self.tensor.data_ptr()) // self.tensor.element_size()
         begin = place if 0 <= place < ELEMENTS else None
         about = (begin, part.numel(), size_in_bytes(part), 0, started, time.perf_counter())
-        self._ends.append(End(self.rank, peer, TENSOR, is_sent, *about))
+        self._ends.append(MessageEnd(self.rank, peer, TENSOR, is_sent, *about))
         self.look()
 
     def to_json(self) -> dict[str, Any]:
@@ -45,7 +45,7 @@ class Probe:
 
 
 @dataclass(frozen=True)
-class Seen:
+class Looks:
     """A rank's looks: their moments, in order, and what the tensor held at each."""
 
     moments: Sequence[float]
@@ -67,18 +67,18 @@ def messages_of(notes: Sequence[Any]) -> list[Message]:
     process wrote it.
     """
     try:
-        ends = [End(**end) for each in notes for end in each["ends"]]
+        ends = [MessageEnd(**end) for each in notes for end in each["ends"]]
         seen = [_seen(each["looks"]) for each in notes]
         return [_as_seen(message, seen) for message in join_ends(ends)]
     except (TypeError, KeyError, IndexError, AttributeError, OverflowError):
         raise ValueError("a rank told something other than its messages") from None
 
 
-def _seen(looks: Sequence[Any]) -> Seen:
-    return Seen([float(look[0]) for look in looks], [list(map(float, look[1])) for look in looks])
+def _seen(looks: Sequence[Any]) -> Looks:
+    return Looks([float(look[0]) for look in looks], [list(map(float, look[1])) for look in looks])
 
 
-def _as_seen(message: Message, seen: Sequence[Seen]) -> Message:
+def _as_seen(message: Message, seen: Sequence[Looks]) -> Message:
     """The message with what its receiver did with it."""
     part = slice(message.begin, message.end)
     came = seen[message.sender].before(message.sent)[part]

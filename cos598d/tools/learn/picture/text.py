@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from cos598d.colours import BLUE, ORANGE, VERMILLION
-from cos598d.tools.learn.picture.frames import Frame, Held, is_whole
-from cos598d.tools.learn.picture.lanes import CALLING, COMPUTING, MESSAGE, WAITING, Bar, Timeline
+from cos598d.tools.learn.picture.frames import Held, StepFrame, is_whole
+from cos598d.tools.learn.picture.lanes import CALLING, COMPUTING, MESSAGE, WAITING, Bar, RankTimelines
 from cos598d.tools.learn.picture.words import left_out, name_of, of_meeting, size, time
 from cos598d.tools.report.numbers import number_of
 
@@ -52,7 +52,7 @@ def letters_for(encoding: str | None) -> Letters:
     return BLOCKS
 
 
-def lanes_text(line: Timeline, title: str, seconds: float, width: int, letters: Letters, note: str = "") -> str:
+def lanes_text(line: RankTimelines, title: str, seconds: float, width: int, letters: Letters, note: str = "") -> str:
     """The lanes over so many `seconds`, `note` above them and the calls by number below, `width` letters wide."""
     width = max(width, LEAST_WIDTH)
     label = max((len(f"rank {rank}") for rank in line.ranks), default=6) + 2
@@ -77,7 +77,7 @@ def lanes_text(line: Timeline, title: str, seconds: float, width: int, letters: 
     return "\n".join(_coloured(row, letters) for row in rows)
 
 
-def legend(line: Timeline, letters: Letters) -> str:
+def legend(line: RankTimelines, letters: Letters) -> str:
     """What the letters mean that these lanes have."""
     words = {
         COMPUTING: "computes",
@@ -89,7 +89,7 @@ def legend(line: Timeline, letters: Letters) -> str:
     return ", ".join(f"{letters.of(kind)} {meaning}" for kind, meaning in words.items() if kind in used)
 
 
-def steps_text(frames: Sequence[Frame], first: Held, width: int, letters: Letters, unit: str = "message") -> str:
+def steps_text(frames: Sequence[StepFrame], first: Held, width: int, letters: Letters, unit: str = "message") -> str:
     """The steps one by one: what is sent, and the sum of whose gradients each rank then has, chunk by chunk."""
     width = max(width, LEAST_WIDTH)
     rows = [*_held(first, "at first", width)]
@@ -144,7 +144,7 @@ def _row(bars: Sequence[Bar], seconds: float, columns: int, letters: Letters) ->
     return "".join(cells)
 
 
-def _pairs(line: Timeline, letters: Letters) -> str:
+def _pairs(line: RankTimelines, letters: Letters) -> str:
     """The messages from rank to rank, added up."""
     found: dict[tuple[int, int], list[int]] = {}
     for arrow in line.arrows:

@@ -11,21 +11,21 @@ from typing import Any
 import torch
 from torch import nn
 
-from cos598d.tools.check import card
-from cos598d.tools.check.judge import judge
-from cos598d.tools.check.spawn import RETURNED, RankEnd, run_world
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import AGREEMENT, OF_TRAINING, Ledger
 from cos598d.errors import UsageError, UserError
-from cos598d.tools.learn.events import CALL, COMPUTE, LONGEST_NAME, RECEIVE, SEND, Event, from_rows, to_rows
-from cos598d.tools.learn.picture.messages import End, Message, Shared, join_ends, join_shared, to_json
-from cos598d.tools.learn.picture.watch import WatchedCommunicator, WatchedSharedMemory
 from cos598d.strategies import AUTO_SYNC, STRATEGIES, get_strategy, is_our_own
 from cos598d.strategies.base import Strategy
 from cos598d.strategies.replicated import Replicated
 from cos598d.sync import SYNCS
 from cos598d.sync.base import SyncOptions
 from cos598d.sync.from_file import is_own
+from cos598d.tools.check import card
+from cos598d.tools.check.judge import judge
+from cos598d.tools.check.spawn import RETURNED, RankEnd, run_world
+from cos598d.tools.learn.events import CALL, COMPUTE, LONGEST_NAME, RECEIVE, SEND, Event, from_rows, to_rows
+from cos598d.tools.learn.picture.messages import Message, MessageEnd, Shared, join_ends, join_shared, to_json
+from cos598d.tools.learn.picture.watch import WatchedCommunicator, WatchedSharedMemory
 
 MOST_RANKS, WARM_UP, SECONDS = 8, 2, 30.0
 EXAMPLES, WIDTH, LAST_WIDTH, LAYERS = 128, 256, 251, 6
@@ -35,7 +35,7 @@ SHARED_MEMORY = "shared_memory"
 
 
 @dataclass(frozen=True)
-class Trial:
+class PictureTrial:
     """What the ranks did in one step under `--sync name`: events of all, the messages of the tensor that moved most.
 
     sent: bytes that each rank sent by its ledger; untimed: calls of rank 0 that a library made without telling when;
@@ -56,7 +56,7 @@ class Trial:
         return self.messages[0].tensor if self.messages else ""
 
 
-def run_trial(name: str, world_size: int) -> Trial:
+def run_trial(name: str, world_size: int) -> PictureTrial:
     """Train a small model for a few steps under `--sync name` on so many ranks, and record the last one.
 
     Raises UsageError for a sync that cannot be drawn, and UserError with what went wrong on a rank.
@@ -70,7 +70,7 @@ def run_trial(name: str, world_size: int) -> Trial:
     return _trial(name, [_answer(name, ends, end) for end in ends])
 
 
-def _trial(name: str, answers: list[dict[str, Any]]) -> Trial:
+def _trial(name: str, answers: list[dict[str, Any]]) -> PictureTrial:
     """What the answers of the ranks, in order of rank, come to."""
     try:
         events = [event for answer in answers for event in from_rows(answer["events"])]
@@ -79,13 +79,13 @@ def _trial(name: str, answers: list[dict[str, Any]]) -> Trial:
         untimed = int(answers[0]["untimed"])
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise UserError(f"{name} cannot be drawn: a rank answered with something other than its record.") from error
-    return Trial(name, len(answers), events, messages, sent, untimed, unsaid)
+    return PictureTrial(name, len(answers), events, messages, sent, untimed, unsaid)
 
 
 def _messages(answers: list[dict[str, Any]]) -> tuple[list[Message], str]:
     """The messages of the tensor that moved most; else none, and why."""
     try:
-        messages = join_ends(End(**end) for answer in answers for end in answer["ends"])
+        messages = join_ends(MessageEnd(**end) for answer in answers for end in answer["ends"])
     except ValueError as error:
         return [], str(error)
     messages = messages or join_shared([Shared(**note) for answer in answers for note in answer["shared"]])
@@ -186,5 +186,5 @@ def _sgd(named: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD([parameter for _, parameter in named], lr=0.01)
 
 
-def _when(end: End) -> tuple[float, float]:
+def _when(end: MessageEnd) -> tuple[float, float]:
     return end.started, end.ended

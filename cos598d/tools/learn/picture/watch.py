@@ -7,9 +7,9 @@ import torch
 
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import GRADIENTS, SYNCHRONIZING, size_in_bytes
-from cos598d.comm.messages import Composed, Expected, Messages, Places
-from cos598d.tools.learn.picture.messages import End, Shared
+from cos598d.comm.messages import Messages, Places, PointToPointCollective, PostedReceives
 from cos598d.sync.shared_memory import SharedMemory
+from cos598d.tools.learn.picture.messages import MessageEnd, Shared
 
 
 class WatchedCommunicator(Communicator):
@@ -21,9 +21,9 @@ class WatchedCommunicator(Communicator):
 
     def __init__(self, comm: Communicator):
         vars(self).update(vars(comm))
-        self.ends: list[End] = []
+        self.ends: list[MessageEnd] = []
 
-    def compose(self, op: str, tensor: torch.Tensor, name: str, *, purpose: str = GRADIENTS) -> Composed:
+    def compose(self, op: str, tensor: torch.Tensor, name: str, *, purpose: str = GRADIENTS) -> PointToPointCollective:
         return _WatchedCall(self, op, tensor, name, purpose)
 
     def is_noted(self, purpose: str, name: str) -> bool:
@@ -31,7 +31,7 @@ class WatchedCommunicator(Communicator):
         return purpose == GRADIENTS or (purpose in SYNCHRONIZING and any(end.tensor == name for end in self.ends))
 
 
-class _WatchedCall(Composed):
+class _WatchedCall(PointToPointCollective):
     """A call whose messages are noted when they have been waited for."""
 
     def __init__(self, comm: WatchedCommunicator, op: str, tensor: torch.Tensor, name: str, purpose: str):
@@ -43,7 +43,7 @@ class _WatchedCall(Composed):
         sends: Places = (),
         receives: Places = (),
         tag: int = 0,
-        expected: Expected | None = None,
+        expected: PostedReceives | None = None,
         among_all: bool = True,
     ) -> Messages:
         now = time.perf_counter()
@@ -72,7 +72,7 @@ class _WatchedCall(Composed):
 class _WatchedMessages(Messages):
     """Messages under way that are noted, once, when they have been waited for."""
 
-    def __init__(self, begun: Messages, ends: list[dict[str, Any]], noted: list[End]):
+    def __init__(self, begun: Messages, ends: list[dict[str, Any]], noted: list[MessageEnd]):
         vars(self).update(vars(begun))
         self._ends, self._noted = ends, noted
 
@@ -80,7 +80,7 @@ class _WatchedMessages(Messages):
         super().wait()
         ends, self._ends = self._ends, []
         now = time.perf_counter()
-        self._noted.extend(End(**end, ended=now) for end in ends)
+        self._noted.extend(MessageEnd(**end, ended=now) for end in ends)
 
 
 class WatchedSharedMemory(SharedMemory):
@@ -103,7 +103,7 @@ class WatchedSharedMemory(SharedMemory):
             if self._added > unit:
                 self._added_at[unit] = time.perf_counter()
 
-    def average_bucket(self, unit: int, call: Composed) -> None:
+    def average_bucket(self, unit: int, call: PointToPointCollective) -> None:
         super().average_bucket(unit, call)
         result = self.segments.result[unit]
         own = [total for total, *_ in self._blocks[unit]]

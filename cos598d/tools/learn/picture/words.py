@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Sequence
 
-from cos598d.tools.learn.picture.lanes import MESSAGE, MOST_ROWS, Meeting, Timeline, computed_beside
+from cos598d.terminal.printable import printable
+from cos598d.tools.learn.picture.lanes import MESSAGE, MOST_ROWS, DrawnCollective, RankTimelines, computed_beside
 from cos598d.tools.report.numbers import listed, number_of, plain
 from cos598d.tools.report.svg import shortened
-from cos598d.terminal.printable import printable
 
 LONGEST_NAME = 40
 
@@ -33,7 +33,7 @@ def ranks_named(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {listed([str(rank) for rank in ranks])}"
 
 
-def of_meeting(meeting: Meeting) -> str:
+def of_meeting(meeting: DrawnCollective) -> str:
     """A call in a line: its bytes, and who waited for whom."""
     words = f"{name_of(meeting.name)}, {size(meeting.bytes)}"
     if meeting.missing:
@@ -44,7 +44,7 @@ def of_meeting(meeting: Meeting) -> str:
     return f"{words}: rank {meeting.last} came last, {time(meeting.longest_wait)} after rank {meeting.first}"
 
 
-def left_out(line: Timeline) -> list[str]:
+def left_out(line: RankTimelines) -> list[str]:
     """What of a timeline cannot be seen in its lanes, a line each."""
     words = [f"{number_of(line.left_out, 'rank')} more not drawn"] if line.left_out else []
     if any(lane.is_crowded for lane in line.lanes):
@@ -52,7 +52,7 @@ def left_out(line: Timeline) -> list[str]:
     return words
 
 
-def reading(parts: Sequence[Timeline]) -> str:
+def reading(parts: Sequence[RankTimelines]) -> str:
     """How lanes are read: what a rank's rows are, what empty space means, and what the numbers on calls are."""
     numbered = any(line.meetings for line in parts)
     others = any(
@@ -74,7 +74,7 @@ def reading(parts: Sequence[Timeline]) -> str:
     return f"{words} A picture is of one occasion, and no measurement."
 
 
-def differences(own: Timeline, other: Timeline, mine: str = "yours", its: str = "the reference") -> str:
+def differences(own: RankTimelines, other: RankTimelines, mine: str = "yours", its: str = "the reference") -> str:
     """What differs in what the ranks did: calls that some never made, how many there are, bytes, messages, whether they
     run beside computing, and in one order. Nothing of seconds: those of one occasion say nothing."""
     sentences = [
@@ -83,7 +83,7 @@ def differences(own: Timeline, other: Timeline, mine: str = "yours", its: str = 
         for meeting in own.meetings
         if meeting.missing
     ][:1]
-    compared: list[tuple[str, Callable[[Timeline], list[int]], Callable[[int], str]]] = [
+    compared: list[tuple[str, Callable[[RankTimelines], list[int]], Callable[[int], str]]] = [
         ("{who} makes {value}", _calls, lambda count: number_of(count, "call")),
         ("{who} gives its calls {value}", _payload, size),
         ("{who} sends {value}", _messages, lambda count: number_of(count, "message")),
@@ -120,37 +120,37 @@ def differences(own: Timeline, other: Timeline, mine: str = "yours", its: str = 
     return " ".join(sentences)
 
 
-def _who(said: Sequence[str], values: Sequence[int], line: Timeline) -> str:
+def _who(said: Sequence[str], values: Sequence[int], line: RankTimelines) -> str:
     """Whose value is the largest: every rank's, where all are said alike, or that rank's."""
     return "each rank" if len(set(said)) <= 1 else f"rank {line.ranks[values.index(max(values))]}"
 
 
-def _calls(line: Timeline) -> list[int]:
+def _calls(line: RankTimelines) -> list[int]:
     return [sum(rank in meeting.entered for meeting in line.meetings) for rank in line.ranks]
 
 
-def _payload(line: Timeline) -> list[int]:
+def _payload(line: RankTimelines) -> list[int]:
     return [sum(meeting.bytes for meeting in line.meetings if rank in meeting.entered) for rank in line.ranks]
 
 
-def _messages(line: Timeline) -> list[int]:
+def _messages(line: RankTimelines) -> list[int]:
     return [sum(arrow.sender == rank for arrow in line.arrows) for rank in line.ranks]
 
 
-def _sent(line: Timeline) -> list[int]:
+def _sent(line: RankTimelines) -> list[int]:
     return [sum(arrow.bytes for arrow in line.arrows if arrow.sender == rank) for rank in line.ranks]
 
 
-def _at_once(line: Timeline) -> list[int]:
+def _at_once(line: RankTimelines) -> list[int]:
     return [sum(any(bar.number for bar in row) for row in lane.rows) for lane in line.lanes]
 
 
-def _beside(line: Timeline) -> list[int]:
+def _beside(line: RankTimelines) -> list[int]:
     """Whether there is computing beside calls: beside how many is a matter of chance."""
     return [int(any(computed_beside(lane) for lane in line.lanes))] * len(line.lanes)
 
 
-def _is_one_order(line: Timeline) -> bool:
+def _is_one_order(line: RankTimelines) -> bool:
     """Whether the calls that two ranks have both made are in one order on both."""
     if any(meeting.missing for meeting in line.meetings):
         return True  # that is the graver fault, and is told by itself

@@ -15,7 +15,7 @@ WITHOUT, EXPOSED, WHOLE = SPLIT_LOOKS
 ALL_LOOKS = PHASE_LOOKS | {word: (colour, "") for word, colour in SPLIT_LOOKS.items()}
 
 
-class Lane(NamedTuple):
+class LabelledBar(NamedTuple):
     """A bar: its parts from left to right by their names in the legend, in seconds; its end's spread; words beside."""
 
     name: str
@@ -28,7 +28,7 @@ class Panel(NamedTuple):
     """Bars on one scale."""
 
     title: str
-    lanes: Sequence[Lane]
+    lanes: Sequence[LabelledBar]
 
 
 def split_at_floor(seconds: float, floor: float | None) -> list[tuple[str, float]]:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from cos598d.colours import BLACK, DARK_GREY, SERIES
 from cos598d.tools.report.svg import MARKERS, draw, legend_below, line_style, shortened
-from cos598d.tools.report.sweep_entries import BATCH, SETUP, Combination, axes_of, varying
+from cos598d.tools.report.sweep_entries import BATCH, SETUP, SeedGroup, axes_of, varying
 from cos598d.tools.report.sweep_lines import EVEN, Axis, Chart, Line
 from cos598d.tools.report.sweep_measures import SPEED_UP, Measure
 
@@ -45,7 +45,7 @@ def chart_figure(chart: Chart, name: str) -> str:
     return draw(name, f"{chart.measure.title} against {chart.axis.name}", 50 + 150 * len(panels), paint)
 
 
-def overview_figure(combinations: Sequence[Combination], across: Measure, up: Measure) -> str | None:
+def overview_figure(combinations: Sequence[SeedGroup], across: Measure, up: Measure) -> str | None:
     """Each combination at its seconds and its metric: the colour tells the first axis' value, the marker the second's.
 
     None where fewer than two combinations have both.
@@ -56,7 +56,7 @@ def overview_figure(combinations: Sequence[Combination], across: Measure, up: Me
     axes_words = axes_of([one for one, *_ in points])
     shown = varying(axes_words)[:2]
 
-    def look(one: Combination, place: int) -> int:
+    def look(one: SeedGroup, place: int) -> int:
         word = one.settings.get(shown[place]) if len(shown) > place else None
         return axes_words[shown[place]].index(word) if word is not None else 0
 
