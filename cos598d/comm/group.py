@@ -106,11 +106,11 @@ class GroupCommunicator(Communicator):
         return None
 
     def guard(self, start: Callable[[], Pending], name: str) -> Pending:
-        return _Guarded(self, start, name)
+        return _GuardedCall(self, start, name)
 
     def _start(self, collective, entry: tuple, async_op: bool, dense: torch.Tensor | None = None) -> Call:
         self.calls += 1  # as many on every rank
-        return super()._start(lambda: _Guarded(self, collective, entry[2], self.calls), entry, async_op, dense)
+        return super()._start(lambda: _GuardedCall(self, collective, entry[2], self.calls), entry, async_op, dense)
 
     def exchange(self, value: Any) -> list[Any]:
         """Every rank's `value`, in order of rank: its JSON's bytes, padded to the longest, by two all-gathers."""
@@ -127,7 +127,7 @@ class GroupCommunicator(Communicator):
         return parts
 
 
-class _Guarded:
+class _GuardedCall:
     """A message or collective under way, whose `wait` ends in a sentence where another rank has left.
 
     A collective is given its number: while it waits it looks now and then whether a rank has left before it.

@@ -21,7 +21,7 @@ WAYS = ("sent", "received")
 
 
 @dataclass
-class _Sums:
+class _EpochSums:
     """What some iterations moved in all. `known`: how many of them were counted, whose counters' sum is `counted`."""
 
     iterations: int = 0
@@ -37,7 +37,7 @@ class _Sums:
             self.counted = self.counted.plus(counted)
 
     @classmethod
-    def of(cls, saved: dict[str, Any]) -> "_Sums":
+    def of(cls, saved: dict[str, Any]) -> "_EpochSums":
         """From what `asdict` gave, by way of JSON."""
         sent, received = saved["predicted"]
         return cls(saved["iterations"], (sent, received), saved["known"], Counters(*saved["counted"]))
@@ -47,8 +47,8 @@ class EpochTraffic:
     """One rank's predicted and counted traffic, summed by epoch; of single iterations only the last is kept."""
 
     def __init__(self) -> None:
-        self._epochs: dict[int, _Sums] = {}
-        self._first, self._later = _Sums(), _Sums()
+        self._epochs: dict[int, _EpochSums] = {}
+        self._first, self._later = _EpochSums(), _EpochSums()
         self._last: tuple[int, tuple[int, int], Counters | None] | None = None
 
     def add(self, epoch: int, predicted: tuple[int, int], counted: Counters | None) -> dict[str, int | None]:
@@ -89,8 +89,8 @@ class EpochTraffic:
 
     def resume(self, position: dict[str, Any]) -> None:
         """Go on from there."""
-        self._epochs = {int(epoch): _Sums.of(sums) for epoch, sums in position["epochs"].items()}
-        self._first, self._later = _Sums.of(position["first"]), _Sums.of(position["later"])
+        self._epochs = {int(epoch): _EpochSums.of(sums) for epoch, sums in position["epochs"].items()}
+        self._first, self._later = _EpochSums.of(position["first"]), _EpochSums.of(position["later"])
         self._last = None
         if position["last"] is not None:
             epoch, (sent, received), counted = position["last"]
@@ -102,11 +102,11 @@ class EpochTraffic:
             return
         epoch, predicted, counted = self._last
         self._last = None
-        for sums in (self._epochs.setdefault(epoch, _Sums()), self._later if self._first.iterations else self._first):
+        for sums in (self._epochs.setdefault(epoch, _EpochSums()), self._later if self._first.iterations else self._first):
             sums.add(predicted, counted)
 
 
-def _of_epoch(sums: _Sums) -> dict[str, int | None]:
+def _of_epoch(sums: _EpochSums) -> dict[str, int | None]:
     is_known = sums.known == sums.iterations
     return _side_by_side(sums.predicted, sums.counted[: len(WAYS)] if is_known else None)
 

@@ -15,7 +15,7 @@ class WallTime:
         self._last = 0.0
         self._iterations = 0
         # Of the epoch so far, and of the run after its warm-up.
-        self._epoch, self._run = _Sums(), _Sums()
+        self._epoch, self._run = _WallSums(), _WallSums()
 
     def begin(self) -> None:
         """Training begins, or goes on after an evaluation."""
@@ -41,7 +41,7 @@ class WallTime:
     def epoch(self) -> dict[str, float | None]:
         """End an epoch: its examples, its seconds by the clocks of its iterations and by the wall, and both rates; and
         what the examples came to, with the rate by the wall, where all of its iterations have told it."""
-        ended, self._epoch = self._epoch, _Sums()
+        ended, self._epoch = self._epoch, _WallSums()
         seconds = {"clock_seconds": ended.clock, "wall_seconds": ended.wall}
         return {"examples": ended.examples} | seconds | ended.rates() | ended.counted()
 
@@ -57,11 +57,11 @@ class WallTime:
         """Go on from there."""
         self._iterations = position["iterations"]
         # Of a checkpoint that does not know the counts they stay unknown, until the epoch is over.
-        self._epoch, self._run = (_Sums(**{"counts": None} | position[name]) for name in ("epoch", "run"))
+        self._epoch, self._run = (_WallSums(**{"counts": None} | position[name]) for name in ("epoch", "run"))
 
 
 @dataclass
-class _Sums:
+class _WallSums:
     """Seconds by the wall and by the clock, examples, and what these come to; None where that is not known."""
 
     wall: float = 0.0

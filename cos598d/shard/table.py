@@ -66,7 +66,7 @@ class EmbeddingRows:
         messages = call.start(
             [(own, other) for other in others], [(self._terms[other][1], other) for other in others], self._tag
         )
-        self._under_way = _Exchange(call, messages)
+        self._under_way = _RowExchange(call, messages)
 
     def end(self) -> None:
         """Block until the sum over all ranks of what was started is in `sums`, beside what is there of this step."""
@@ -128,7 +128,7 @@ class EmbeddingRows:
         return whole if self._own is None else whole.add_(self._own)
 
 
-class _Exchange:
+class _RowExchange:
     """Rows under way to all ranks; `wait` blocks until all have come, and enters them in the ledger."""
 
     def __init__(self, call: PointToPointCollective, messages: Messages):

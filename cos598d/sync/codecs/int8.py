@@ -16,7 +16,7 @@ SCALE_BYTES = 4
 DRAWN = 16  # blocks for which random numbers are drawn
 
 
-class Int8(Codec["_Exchange"]):
+class Int8(Codec["_ChunkExchange"]):
     """Scaled 8-bit numbers, summed in 32 bits by the rank that owns the part.
 
     1. Every rank cuts its bucket into n parts, and encodes each: in blocks of 1,024 elements, x becomes
@@ -45,10 +45,10 @@ class Int8(Codec["_Exchange"]):
     def payloads(cls, bucket: Sequence[Tensor], ranks: int, number: float | None) -> list[tuple[int, int]]:
         return [(ranks * _blocks(sum(tensor.numel() for tensor in bucket), ranks) * (BLOCK + SCALE_BYTES), 1)]
 
-    def start(self, bucket: Bucket, scale: float = 1.0) -> "_Exchange":
-        return _Exchange(self, bucket)
+    def start(self, bucket: Bucket, scale: float = 1.0) -> "_ChunkExchange":
+        return _ChunkExchange(self, bucket)
 
-    def finish(self, bucket: Bucket, pending: "_Exchange") -> None:
+    def finish(self, bucket: Bucket, pending: "_ChunkExchange") -> None:
         bucket.buffer.copy_(pending.result(bucket))
 
     def own_state(self) -> dict[str, torch.Tensor]:
@@ -59,7 +59,7 @@ class Int8(Codec["_Exchange"]):
             self.generator.set_state(tensors["generator"])
 
 
-class _Exchange:
+class _ChunkExchange:
     """One bucket on its way: the parts to their owners first, then the sums to everybody."""
 
     def __init__(self, codec: Int8, bucket: Bucket):
