@@ -26,8 +26,8 @@ sys.path.insert(0, str(ROOT))
 
 from beside_student import environment, prepare
 
-from cos598d.files import write_json
-from cos598d.tables import as_text
+from cos598d.terminal.files import write_json
+from cos598d.terminal.tables import as_text
 
 EXAMINED = 3
 PLAIN, AUDITED = "plain", "audited"

@@ -21,12 +21,12 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from cos598d.errors import UserError
-from cos598d.files import write_json
-from cos598d.program import own_environment
 from cos598d.records.bench import read_record
 from cos598d.records.conventions import FLOORS
 from cos598d.records.run import read_summary
-from cos598d.tables import as_text
+from cos598d.terminal.files import write_json
+from cos598d.terminal.program import own_environment
+from cos598d.terminal.tables import as_text
 
 # Rate and delay of the links between hosts; None: one host.
 PLACES: dict[str, tuple[str, str] | None] = {

@@ -24,7 +24,7 @@ from book_blocks import make, typed
 from book_pages import BENCH, FIGURES, PICTURE, Block, page_text, read_page
 
 from cos598d.errors import UserError
-from cos598d.files import write_together
+from cos598d.terminal.files import write_together
 from cos598d.tools.cluster.network import check_rights
 
 Parts = Sequence[str | Block]

@@ -24,12 +24,12 @@ from typing import Any
 from book_pages import BENCH, FIGURES, OUTPUT, PICTURE, PROGRAM, Block, named
 
 from cos598d.errors import UserError
-from cos598d.program import END_WITH_PARENT, own_environment
 from cos598d.records.bench import read_record
 from cos598d.records.conventions import DDP, FLOOR, FLOORS
 from cos598d.records.summary import paired_ratio
-from cos598d.tables import as_markdown, markdown_text
 from cos598d.terminal.printable import printable
+from cos598d.terminal.program import END_WITH_PARENT, own_environment
+from cos598d.terminal.tables import as_markdown, markdown_text
 from cos598d.tools.cluster.plan import DEFAULT_NAME
 from cos598d.tools.report.bench_table import (
     best_capacity,

@@ -34,7 +34,7 @@ from cos598d.config import RunConfig
 from cos598d.models.build import build_model, find_model
 from cos598d.strategies import get_strategy
 from cos598d.strategies.optimizers import make_optimizer
-from cos598d.tables import as_text
+from cos598d.terminal.tables import as_text
 
 STEPS_BEFORE = 5  # that a round's steps under way are compared with
 

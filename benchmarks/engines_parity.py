@@ -21,9 +21,9 @@ from parity import loss_difference, weight_differences
 from cos598d.commands.flags import to_words
 from cos598d.config import RunConfig
 from cos598d.errors import UserError
-from cos598d.files import write_json
-from cos598d.program import own_environment
-from cos598d.tables import as_text
+from cos598d.terminal.files import write_json
+from cos598d.terminal.program import own_environment
+from cos598d.terminal.tables import as_text
 from cos598d.tools.bench.candidates import read_candidate
 from cos598d.tools.report.fairness import work_remark
 from cos598d.tools.report.load import load_run

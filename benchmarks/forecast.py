@@ -21,10 +21,10 @@ sys.path.insert(0, str(ROOT))
 from cos598d.commands.flags import to_words
 from cos598d.config import RunConfig, config_from
 from cos598d.errors import UserError
-from cos598d.files import write_json
 from cos598d.forecast import Forecast, Known, forecast
-from cos598d.program import own_environment
-from cos598d.tables import as_text
+from cos598d.terminal.files import write_json
+from cos598d.terminal.program import own_environment
+from cos598d.terminal.tables import as_text
 from cos598d.tools.report.load import load_run
 
 WORKS = {

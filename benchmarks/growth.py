@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from cos598d.colours import SERIES
-from cos598d.files import whole_file
+from cos598d.terminal.colours import SERIES
+from cos598d.terminal.files import whole_file
 
 FROM = 16  # ranks: below it what does not grow at all hides what does
 FEWEST = 3  # points of a fit

@@ -20,9 +20,9 @@ sys.path.insert(0, str(ROOT))
 
 from cos598d.comm.ledger import GRADIENTS, LOSS, Row
 from cos598d.measure.record import RunRecord
-from cos598d.program import own_environment
 from cos598d.records.conventions import PHASES
 from cos598d.records.ledger_rule import AUTO
+from cos598d.terminal.program import own_environment
 
 EPOCHS = 20
 SECONDS = 0.25  # of a simulated iteration, about

@@ -27,11 +27,11 @@ from cos598d.comm.ledger import GRADIENTS
 from cos598d.commands.flags import to_words
 from cos598d.config import RunConfig
 from cos598d.errors import UserError
-from cos598d.files import write_json
-from cos598d.program import own_environment
 from cos598d.records.live import COMMUNICATION
 from cos598d.records.run import CALL, read_table
-from cos598d.tables import as_text
+from cos598d.terminal.files import write_json
+from cos598d.terminal.program import own_environment
+from cos598d.terminal.tables import as_text
 from cos598d.tools.bench.candidates import parse_candidate, read_candidate
 from cos598d.tools.report.load import load_run
 

@@ -51,7 +51,7 @@ class Marks:
 
     def write(self, name: str) -> None:
         """Leave all in a file."""
-        from cos598d.files import write_json
+        from cos598d.terminal.files import write_json
 
         write_json(FOLDER / f"{name}.json", vars(self))
 

@@ -33,8 +33,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from growth import draw, in_words
 
 from cos598d.errors import UserError
-from cos598d.files import write_json
-from cos598d.tables import as_text
+from cos598d.terminal.files import write_json
+from cos598d.terminal.tables import as_text
 from cos598d.world.channel import Frames
 from cos598d.world.endpoint import listen
 from cos598d.world.identity import Identity

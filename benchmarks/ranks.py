@@ -32,9 +32,9 @@ sys.path.insert(0, str(ROOT))
 from growth import draw, in_words
 
 from cos598d.errors import UserError
-from cos598d.files import write_json
-from cos598d.program import own_environment
-from cos598d.tables import as_text
+from cos598d.terminal.files import write_json
+from cos598d.terminal.program import own_environment
+from cos598d.terminal.tables import as_text
 
 FLAGS = "--do_train --model_name_or_path tiny --threads 1 --per_gpu_train_batch_size 1 --no_save_model --save_epochs 0"
 # Phases of a rank's life, in order. A step is one of the later ones.

@@ -8,14 +8,14 @@ from typing import Any
 from torch import nn
 
 from cos598d.checkpoints import Checkpoint
+from cos598d.checkpoints.control import TrainingControl
+from cos598d.checkpoints.saver import Saving
+from cos598d.checkpoints.stopping import EarlyStopping, Stopping
 from cos598d.comm.communicator import Communicator
 from cos598d.config import RunConfig
 from cos598d.data.examples import Examples
 from cos598d.evaluate import Evaluation
-from cos598d.keeper import TrainingControl
 from cos598d.measure.record import RunRecord
-from cos598d.saving import Saving
-from cos598d.stopping import EarlyStopping, Stopping
 from cos598d.strategies.base import Strategy
 from cos598d.terminal.console import Console
 from cos598d.terminal.signals import Requests

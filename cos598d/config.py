@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from cos598d.checkpoint_flags import CheckpointFlags
 from cos598d.data import TASK_NAMES, Task, get_task
 from cos598d.data.classes import MACRO
 from cos598d.data.images.options import ImageOptions
@@ -15,7 +16,6 @@ from cos598d.data.squad.options import SquadOptions
 from cos598d.data.tasks import TaskOptions
 from cos598d.errors import UsageError
 from cos598d.fields import check_flags, defaults_of, flag, flags_of, given
-from cos598d.life import CheckpointFlags
 from cos598d.models.architectures import ARCHITECTURES, IMAGE_TYPES, TEXT_TYPES
 from cos598d.models.build import MODEL_TYPES
 from cos598d.records.conventions import PRECISIONS

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import nn
 
+from cos598d.checkpoint_flags import LOSS_METRIC
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import EVALUATION
 from cos598d.data import Task
 from cos598d.data.classes import class_scores
 from cos598d.data.examples import Examples
 from cos598d.data.sampler import evaluation_batches
-from cos598d.life import LOSS_METRIC
 from cos598d.strategies.precision import autocast
 
 

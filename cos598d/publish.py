@@ -7,15 +7,15 @@ from typing import Any
 import torch
 
 from cos598d.attempt import TrainResult
+from cos598d.checkpoints.resume import how_to_go_on
 from cos598d.comm.communicator import Communicator
 from cos598d.config import RunConfig
 from cos598d.errors import UserError
-from cos598d.files import whole_folder
 from cos598d.measure.record import RunRecord
 from cos598d.models.checkpoint import CannotSave, save_model
 from cos598d.records.live import MODEL, MODEL_FILES
-from cos598d.resume import how_to_go_on
 from cos598d.terminal.console import Console
+from cos598d.terminal.files import whole_folder
 from cos598d.terminal.signals import GOES_ON
 
 

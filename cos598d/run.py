@@ -14,13 +14,13 @@ import torch
 from cos598d.attempt import attempt
 from cos598d.auto import Choice, choose
 from cos598d.checkpoints import Checkpoint
+from cos598d.checkpoints.resume import facts_of, find_checkpoint, is_ours, named_folder, open_record, say_if_finished
 from cos598d.comm.communicator import Communicator
 from cos598d.config import RunConfig, folder_name
 from cos598d.data import Task
 from cos598d.data.examples import Examples
 from cos598d.errors import UsageError, UserError
 from cos598d.evaluate import Evaluation
-from cos598d.locks import locked
 from cos598d.measure.claim import claim_folder
 from cos598d.measure.environment import describe_environment, network_facts
 from cos598d.measure.monitor import Monitor
@@ -32,9 +32,9 @@ from cos598d.plan import Plan
 from cos598d.publish import leave, publish_record, save_run_model
 from cos598d.rank import be_rank, take_station
 from cos598d.records.conventions import BY_LEDGER
-from cos598d.resume import facts_of, find_checkpoint, is_ours, named_folder, open_record, say_if_finished
 from cos598d.strategies import AUTO_SYNC, get_strategy
 from cos598d.terminal.console import Console
+from cos598d.terminal.locks import locked
 from cos598d.world.devices import bf16_instructions
 from cos598d.world.identity import Identity
 from cos598d.world.meeting import Meeting

@@ -12,6 +12,7 @@ import torch
 import torch._dynamo  # an optimizer loads it at its first step; loaded here, forked ranks share it
 from torch import nn
 
+from cos598d.checkpoints.control import TrainingControl
 from cos598d.comm.communicator import Communicator
 from cos598d.config import RunConfig
 from cos598d.data import sampler
@@ -19,7 +20,6 @@ from cos598d.data.examples import Examples
 from cos598d.data.loader import Ready, load_batches
 from cos598d.data.sampler import MicroBatch
 from cos598d.errors import UserError
-from cos598d.keeper import TrainingControl
 from cos598d.measure.clock import IterationClock
 from cos598d.measure.record import RunRecord
 from cos598d.models.checkpoint import all_finite

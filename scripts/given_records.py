@@ -9,8 +9,8 @@ import argparse
 import json
 from pathlib import Path
 
-from cos598d.files import write_whole
 from cos598d.records.bench import read_record
+from cos598d.terminal.files import write_whole
 
 SETTING = ("model", "precision", "world_size", "rounds", "batch", "tokens", "step")
 FOLDER = Path(__file__).resolve().parents[1] / "cos598d" / "tools" / "learn" / "given"

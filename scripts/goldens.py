@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT))
 
 from cos598d.commands.flags import Parser, check_output_file  # noqa: E402
 from cos598d.errors import UsageError, UserError  # noqa: E402
-from cos598d.files import read_json, write_json  # noqa: E402
+from cos598d.terminal.files import read_json, write_json  # noqa: E402
 from cos598d.terminal.printable import printable  # noqa: E402
 
 STEPS = 6

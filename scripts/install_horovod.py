@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from cos598d.errors import UserError  # noqa: E402
-from cos598d.files import cache_folder  # noqa: E402
+from cos598d.terminal.files import cache_folder  # noqa: E402
 
 VERSION = "0.28.1"
 # Horovod's CMake files are too old for cmake 4, and its setup.py imports pkg_resources, which setuptools 81 dropped.

@@ -21,7 +21,7 @@ from book_site.links import leading_nowhere, read_pages, taken_from_elsewhere  #
 from book_site.pages import assemble, configuration  # noqa: E402
 
 from cos598d.errors import UserError  # noqa: E402
-from cos598d.files import whole_folder  # noqa: E402
+from cos598d.terminal.files import whole_folder  # noqa: E402
 
 HERE = ROOT / "scripts" / "book_site"
 OURS = ("book.css", "iframe-worker.js")

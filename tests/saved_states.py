@@ -5,9 +5,9 @@ from pathlib import Path
 import torch
 
 from cos598d.checkpoints import Checkpoints, RankState
-from cos598d.files import write_json
 from cos598d.strategies.base import Strategy
 from cos598d.strategies.state import BUFFERS, STEP, WEIGHTS, ShardSlice
+from cos598d.terminal.files import write_json
 
 SYNC = {"sync": "fake", "bucket_mb": 25}
 SHAPES = {"embedding.weight": (7, 3), "layer.bias": (5,), "layer.scale": (), "head.weight": (4, 2, 2), "empty": (0, 3)}

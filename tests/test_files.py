@@ -2,8 +2,8 @@
 
 import pytest
 
-from cos598d import files
-from cos598d.files import remove_unfinished, whole_folder
+from cos598d.terminal import files
+from cos598d.terminal.files import remove_unfinished, whole_folder
 
 
 def end_meanwhile(folder):

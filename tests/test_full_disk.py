@@ -93,7 +93,7 @@ def test_a_bench_whose_record_does_not_fit_is_printed_all_the_same(tmp_path, mon
     record = json.loads((write_bench(tmp_path / "bench", syncs="flat") / "bench.json").read_text())
     record["setting"] |= {"attach": "once"}
     # As a full disk refuses it.
-    monkeypatch.setattr("cos598d.files.os.replace", no_room)
+    monkeypatch.setattr("cos598d.terminal.files.os.replace", no_room)
     with pytest.raises(UserError, match=r"to .*out/bench.json \(No space left on device\): it was printed instead"):
         _deliver(record, tmp_path / "out", None)
     assert "ratio to ddp" in capsys.readouterr().out

@@ -12,9 +12,9 @@ import torch
 from gpu import NEEDS_GPU, RECORDS
 from programs import TINY_TRAINING
 
-from cos598d.program import own_python_path
 from cos598d.sync import SYNCS
 from cos598d.sync.codecs import CODECS
+from cos598d.terminal.program import own_python_path
 
 pytestmark = NEEDS_GPU
 IN_HOST_MEMORY = ("shared_memory", "hierarchical")

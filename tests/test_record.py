@@ -11,11 +11,11 @@ import pytest
 
 from cos598d.comm.ledger import Row
 from cos598d.errors import UserError
-from cos598d.files import GrowingFile, whole_file, whole_folder, write_whole
 from cos598d.measure.claim import claim_folder
 from cos598d.measure.record import RunRecord
 from cos598d.records.conventions import PHASES, WARM_UP
 from cos598d.records.seconds import summarize_seconds
+from cos598d.terminal.files import GrowingFile, whole_file, whole_folder, write_whole
 
 
 def iterate(record, first, last, calls=3):
@@ -141,7 +141,7 @@ def test_an_old_folder_stands_until_the_new_one_is_whole(tmp_path):
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 def test_an_error_of_the_disk_names_the_file_that_the_user_knows(tmp_path, monkeypatch):
-    monkeypatch.setattr("cos598d.files._create", lambda name: os.open("/dev/full", os.O_WRONLY))
+    monkeypatch.setattr("cos598d.terminal.files._create", lambda name: os.open("/dev/full", os.O_WRONLY))
     with pytest.raises(OSError, match="No space left") as error, whole_file(tmp_path / "summary.json") as handle:
         handle.write("x")
     assert error.value.filename == str(tmp_path / "summary.json")

@@ -21,7 +21,7 @@ pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
 from cos598d.commands.report import load_records
 from cos598d.records.quantities import quantity
-from cos598d.tables import markdown_text
+from cos598d.terminal.tables import markdown_text
 from cos598d.tools.report.numbers import percent
 from cos598d.tools.report.numbers import seconds as seconds_words
 from cos598d.tools.report.page import Figure, Table, build_page

@@ -15,19 +15,19 @@ from worlds import run_ranks
 
 from cos598d.checkpoints import FOLDER, find, has_checkpoints, remove_all, whole_in
 from cos598d.checkpoints.layout import step_name
+from cos598d.checkpoints.resume import find_checkpoint, how_to_go_on, is_ours, open_record, say_if_finished
 from cos598d.comm.communicator import Communicator
 from cos598d.commands.sbatch import _command
 from cos598d.commands.train import _words_again
 from cos598d.config import RunConfig
 from cos598d.errors import UsageError, UserError
-from cos598d.files import whole_folder
 from cos598d.measure.claim import claim_folder
 from cos598d.measure.record import RunRecord
 from cos598d.measure.refusals import told
 from cos598d.publish import publish_record
 from cos598d.records.conventions import PHASES
 from cos598d.records.live import MODEL_FILES
-from cos598d.resume import find_checkpoint, how_to_go_on, is_ours, open_record, say_if_finished
+from cos598d.terminal.files import whole_folder
 
 COMM = Communicator(None, "gloo", torch.device("cpu"))
 TOKEN = "0123456789abcdef"

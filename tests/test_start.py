@@ -46,7 +46,8 @@ def test_every_command_is_a_file_of_the_same_shape():
 
 def test_what_is_imported_later_is_there_when_it_is_used():
     code = (
-        "import cos598d.library, sys, sacremoses, boto3; from pytorch_transformers import tokenization_xlm as xlm\n"
+        "import cos598d.data.library, sys, sacremoses, boto3\n"
+        "from pytorch_transformers import tokenization_xlm as xlm\n"
         "print(sacremoses.MosesTokenizer(lang='en').tokenize('one two')[1], xlm.sm.MosesTokenizer.__name__)\n"
         "print(boto3.session.Session.__name__)"
     )

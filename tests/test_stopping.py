@@ -5,10 +5,10 @@ import json
 import pytest
 from programs import TINY, script
 
+from cos598d.checkpoint_flags import LOSS_METRIC
+from cos598d.checkpoints.stopping import EarlyStopping
 from cos598d.config import RunConfig
 from cos598d.errors import UsageError
-from cos598d.life import LOSS_METRIC
-from cos598d.stopping import EarlyStopping
 from cos598d.tools.report.load import load_run
 
 

@@ -12,8 +12,8 @@ from report_records import write_run
 
 from cos598d.config import RunConfig
 from cos598d.errors import UserError
-from cos598d.files import cache_folder
 from cos598d.measure.environment import network_facts
+from cos598d.terminal.files import cache_folder
 
 needs_full = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 LOST = "what is printed cannot be written (No space left on device): make room there, or print elsewhere.\n"

@@ -8,10 +8,10 @@ from report_records import report, write_run
 
 from cos598d.commands.cli import main
 from cos598d.errors import UserError
-from cos598d.locks import is_locked, locked
 from cos598d.measure.claim import claim_folder
 from cos598d.measure.record import RunRecord
 from cos598d.records.conventions import PHASES
+from cos598d.terminal.locks import is_locked, locked
 from cos598d.tools.report.load import load_run, load_run_as
 
 SETTING = {

@@ -16,10 +16,10 @@ from cos598d.checkpoints.snapshot import OF_STRATEGY, OF_TRAINING
 from cos598d.checkpoints.tensors import DTYPES
 from cos598d.comm.ledger import dtype_name
 from cos598d.errors import UserError, first_line
-from cos598d.files import parse_json
 from cos598d.records.kinds import COUNT, DEEPEST, TEXT, Fields, OrNone, ValueKind, fault, is_too_deep
 from cos598d.records.saved import SCALARS
 from cos598d.strategies.state import BUFFERS, WEIGHTS
+from cos598d.terminal.files import parse_json
 from cos598d.terminal.printable import printable
 
 _BY_NAME = {name: dtype for dtype, name in DTYPES.items()}

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from cos598d.files import open_plain, parse_json
 from cos598d.records.live import CHECKPOINTS
+from cos598d.terminal.files import open_plain, parse_json
 from cos598d.terminal.printable import printable
 
 FORMAT = 1

@@ -21,8 +21,8 @@ from cos598d.checkpoints.layout import (
     read_manifest,
     steps,
 )
-from cos598d.files import is_named, own_folder, remove_known
 from cos598d.records.live import MODEL_FILES
+from cos598d.terminal.files import is_named, own_folder, remove_known
 
 # What a save writes; its manifest names the same.
 FILES = (TRAINING, *(name.format(rank="[0-9]*") for name in (RANK, OWN, OPTIMIZER)))

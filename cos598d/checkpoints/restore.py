@@ -19,9 +19,9 @@ from cos598d.checkpoints.tensors import as_bytes
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import STATE, dtype_name
 from cos598d.errors import UsageError, UserError
-from cos598d.locks import locked
 from cos598d.strategies.base import Strategy
 from cos598d.strategies.state import BUFFERS, WEIGHTS, FullTensor, put_into_model
+from cos598d.terminal.locks import locked
 
 AUTO = "auto"
 AS_GIVEN = Forms()

@@ -14,9 +14,9 @@ from cos598d.checkpoints.snapshot import CheckpointPart, HostMemory, RankState, 
 from cos598d.checkpoints.writer import CheckpointFolder, Writing, wait_for_key
 from cos598d.comm.communicator import Communicator
 from cos598d.errors import UserError
-from cos598d.files import json_text, own_folder
-from cos598d.locks import locked
 from cos598d.strategies.base import Strategy
+from cos598d.terminal.files import json_text, own_folder
+from cos598d.terminal.locks import locked
 
 LONG_SECONDS = 60.0  # to wait for a disk without a word
 

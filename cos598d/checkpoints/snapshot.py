@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from cos598d.checkpoints.layout import MODEL, OPTIMIZER, OWN, RANK
-from cos598d.files import json_text
 from cos598d.strategies.base import Strategy
 from cos598d.strategies.state import BUFFERS, WEIGHTS
+from cos598d.terminal.files import json_text
 
 SLAB_BYTES = 256 << 20
 ALIGNED_TO = 64

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from cos598d.checkpoints.layout import CHUNK_BYTES, Written
-from cos598d.files import sync_to_disk
+from cos598d.terminal.files import sync_to_disk
 
 Check = Callable[[], None]
 DTYPES = {

@@ -30,7 +30,7 @@ from cos598d.checkpoints.prune import check_replaceable, discard, prune
 from cos598d.checkpoints.snapshot import CheckpointPart, HostMemory
 from cos598d.checkpoints.tensors import write_bytes, write_tensors
 from cos598d.errors import first_line
-from cos598d.files import sync_folder, sync_to_disk, unfinished
+from cos598d.terminal.files import sync_folder, sync_to_disk, unfinished
 
 SPARE_BYTES = 1 << 20  # what a checkpoint leaves free on the disk, for the run's record
 SHORTEST_POLL, LONGEST_POLL = 0.005, 0.1  # seconds between two looks for the other ranks' word

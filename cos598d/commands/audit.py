@@ -10,7 +10,7 @@ from cos598d.commands.flags import add_flags, given_flags
 from cos598d.commands.result_flags import add_assignment, add_result_files, wants_files
 from cos598d.errors import UsageError, UserError
 from cos598d.fields import check_flags
-from cos598d.files import write_json
+from cos598d.terminal.files import write_json
 from cos598d.terminal.printable import printable
 from cos598d.terminal.signals import exits_on_sigterm
 from cos598d.tools.audit import script

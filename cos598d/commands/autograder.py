@@ -6,7 +6,7 @@ from pathlib import Path
 from cos598d.commands.flags import check_output_file
 from cos598d.commands.result_flags import add_needed_assignment
 from cos598d.errors import UserError
-from cos598d.files import write_whole
+from cos598d.terminal.files import write_whole
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

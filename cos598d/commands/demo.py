@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
+from cos598d.checkpoint_flags import GROUP as LIFE
 from cos598d.commands.flags import check_at_least_one
 from cos598d.commands.run_flags import add_run_options, run_values, to_words
 from cos598d.config import config_from
 from cos598d.errors import UserError
-from cos598d.life import GROUP as LIFE
 from cos598d.measure.claim import claim_folder
-from cos598d.program import own_environment
+from cos598d.terminal.program import own_environment
 from cos598d.tools.report.load import load_run
 from cos598d.tools.report.table import comparison
 from cos598d.world.identity import Identity

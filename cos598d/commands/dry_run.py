@@ -3,9 +3,9 @@
 import argparse
 from pathlib import Path
 
+from cos598d.checkpoints.resume import is_ours, named_folder
 from cos598d.config import RunConfig
 from cos598d.errors import UsageError
-from cos598d.resume import is_ours, named_folder
 from cos598d.terminal.printable import printable
 from cos598d.world.identity import Identity
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cos598d.commands.flags import check_output_file
 from cos598d.errors import UsageError, UserError
-from cos598d.files import write_json, write_together
+from cos598d.terminal.files import write_json, write_together
 from cos598d.terminal.signals import exits_on_sigterm
 from cos598d.tools.learn import session, told
 from cos598d.tools.learn.lesson import Lesson

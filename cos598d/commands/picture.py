@@ -6,7 +6,7 @@ from pathlib import Path
 
 from cos598d.commands.flags import check_output_file
 from cos598d.errors import UsageError, UserError
-from cos598d.files import write_whole
+from cos598d.terminal.files import write_whole
 from cos598d.terminal.signals import exits_on_sigterm
 from cos598d.tools.learn.picture.draw import Picture, draw, letters_and_width
 from cos598d.tools.learn.picture.record import events_of_run

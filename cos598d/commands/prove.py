@@ -15,7 +15,7 @@ from cos598d.commands.flags import check_output_file
 from cos598d.config import SYNC_FIELDS
 from cos598d.errors import UsageError, UserError
 from cos598d.fields import given
-from cos598d.files import write_json
+from cos598d.terminal.files import write_json
 from cos598d.terminal.signals import exits_on_sigterm
 from cos598d.tools.bench.candidates import Candidate, parse_candidates
 from cos598d.tools.check import card as check_card

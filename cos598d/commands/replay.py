@@ -12,9 +12,9 @@ from cos598d.commands.run_flags import run_values
 from cos598d.config import RunConfig
 from cos598d.errors import UsageError
 from cos598d.fields import LARGEST
-from cos598d.files import parse_json, read_plain
 from cos598d.records.run import RANKS
 from cos598d.sync.from_file import is_own
+from cos598d.terminal.files import parse_json, read_plain
 from cos598d.terminal.printable import printable
 
 # What belongs to the earlier run's folder, or to where it went on, and to no repetition of it.

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from cos598d.commands.flags import check_output_file
 from cos598d.errors import UsageError, UserError
-from cos598d.files import write_together, write_whole
 from cos598d.records.bench import FILE_NAME
 from cos598d.records.unfinished import live_folder
+from cos598d.terminal.files import write_together, write_whole
 from cos598d.tools.report.benches import Bench, load_bench
 from cos598d.tools.report.lab import lab_page
 from cos598d.tools.report.load import Run, load_run_as, own_names

@@ -18,8 +18,8 @@ from cos598d.commands.replay import values_of
 from cos598d.config import config_from
 from cos598d.errors import UsageError
 from cos598d.fields import check_flags, flag
-from cos598d.program import own_python_path
 from cos598d.terminal.printable import printable
+from cos598d.terminal.program import own_python_path
 
 JOB, LIFE = "the job", "its end"
 # What sbatch reads in an #SBATCH line as one word, whatever stands in it.

@@ -8,10 +8,10 @@ from typing import Any
 
 from cos598d.commands.flags import check_at_least_one, check_output_file
 from cos598d.errors import UsageError, UserError
-from cos598d.files import write_json
 from cos598d.records.bench import FILE_NAME
 from cos598d.records.quantities import parse_delay, parse_rate
 from cos598d.scale.records import BenchSeconds, Link, load_records
+from cos598d.terminal.files import write_json
 
 LARGEST, MOST_HOSTS = 64, 65536
 

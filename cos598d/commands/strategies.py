@@ -15,17 +15,17 @@ from typing import Any
 
 import torch
 
+from cos598d.checkpoint_flags import GROUP as LIFE
 from cos598d.commands.run_flags import add_run_options, run_values, to_words
 from cos598d.commands.strategies_folder import ONE_PROCESS, PlannedRun, TableFolder
 from cos598d.config import SYNC_FIELDS, config_from
 from cos598d.errors import UsageError, UserError
-from cos598d.files import write_whole
-from cos598d.life import GROUP as LIFE
 from cos598d.measure.claim import claim_folder
 from cos598d.records.conventions import BROKEN_OFF, FAILED, FINISHED, LEFT_OUT
 from cos598d.strategies import class_of
-from cos598d.tables import as_markdown, as_text, markdown_text
+from cos598d.terminal.files import write_whole
 from cos598d.terminal.printable import printable
+from cos598d.terminal.tables import as_markdown, as_text, markdown_text
 from cos598d.tools.bench.candidates import read_candidate
 from cos598d.tools.report.render import as_html, need
 from cos598d.tools.report.strategies import (

@@ -11,14 +11,14 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from cos598d.checkpoint_flags import GROUP as LIFE
 from cos598d.commands.cluster import add_link_flags, add_name_flags, cluster_from
 from cos598d.commands.run_flags import add_run_options, run_values, to_words
 from cos598d.config import RunConfig
 from cos598d.errors import UsageError, UserError, flag_called
-from cos598d.life import GROUP as LIFE
 from cos598d.measure.claim import claim_folder
-from cos598d.program import own_environment, own_python_path
 from cos598d.records.conventions import PRECISIONS
+from cos598d.terminal.program import own_environment, own_python_path
 from cos598d.tools.cluster.hosts import run_on_hosts
 from cos598d.tools.cluster.live import live_cluster
 from cos598d.tools.report.load import load_run

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from cos598d.checkpoints import AUTO, FOLDER, whole_in
+from cos598d.checkpoints.resume import named_folder
 from cos598d.commands.dry_run import add_dry_run, check_dry_run, print_forecast
 from cos598d.commands.rank_flags import identity_from, restarts_from
 from cos598d.commands.replay import add_replay, replay_words, take_world_size, values_of
@@ -18,7 +19,6 @@ from cos598d.commands.start import ended, guarded
 from cos598d.config import RunConfig, config_from, folder_name
 from cos598d.data import get_task
 from cos598d.errors import UsageError
-from cos598d.resume import named_folder
 from cos598d.run import find
 from cos598d.run import run as be_one_rank
 from cos598d.strategies import is_our_own

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
+from cos598d.checkpoints.stopping import Stopping
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.gloo import all_reduce_bytes
 from cos598d.config import RunConfig
@@ -15,7 +16,6 @@ from cos598d.forecast.steps import PlannedSteps
 from cos598d.forecast.writes import writes
 from cos598d.models.build import count_parameters
 from cos598d.scale.records import Link
-from cos598d.stopping import Stopping
 from cos598d.strategies import AUTO_SYNC, get_strategy
 from cos598d.strategies.formula import MemoryEstimate, Sent, TrainingSpec
 from cos598d.strategies.optimizers import counter_bytes, states_per_weight

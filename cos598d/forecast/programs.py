@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from cos598d.errors import UserError
-from cos598d.program import start
+from cos598d.terminal.program import start
 
 MOST_SECONDS = 300  # after which one has gone wrong
 

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cos598d.errors import UserError
-from cos598d.files import is_named
-from cos598d.locks import locked
 from cos598d.measure.live import ALL_ROWS, FACTS, was_left
 from cos598d.measure.rank_files import PREDICTION_FILES
 from cos598d.records.live import CHECKPOINTS, LIVE, MODEL, TENSORBOARD
+from cos598d.terminal.files import is_named
+from cos598d.terminal.locks import locked
 
 
 def check_places(folder: Path) -> None:

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from cos598d.files import is_named, open_own, open_plain, remove_known, sync_to_disk, whole_file
 from cos598d.records.live import (
     ATTEMPTS,
     CONFIG_FILE,
@@ -18,6 +17,7 @@ from cos598d.records.live import (
     ROWS,
     SETTING,
 )
+from cos598d.terminal.files import is_named, open_own, open_plain, remove_known, sync_to_disk, whole_file
 
 # A disk that is full now may not be so soon, as when a checkpoint that did not fit is taken away again.
 FULL = (errno.ENOSPC, errno.EDQUOT)

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cos598d.files import own_folder, sync_folder
 from cos598d.measure.live import LiveFile, take_up
 from cos598d.records.live import EPOCHS, EVALUATIONS, ITERATIONS, LIVE, MONITOR_ROWS, ROWS
+from cos598d.terminal.files import own_folder, sync_folder
 
 Sizes = Mapping[str, int]
 PREDICTION_FILES = ("predictions.json", "nbest_predictions.json", "null_odds.json")

@@ -9,7 +9,6 @@ from types import TracebackType
 from typing import Any
 
 from cos598d.comm.ledger import Ledger, Totals
-from cos598d.files import json_text, own_folder, remove_known, write_json
 from cos598d.measure.attempts import Attempts, find_earlier, why
 from cos598d.measure.earlier import Earlier, Position
 from cos598d.measure.figures import read_back, run_figures
@@ -39,6 +38,7 @@ from cos598d.records.live import (
     WIRE,
 )
 from cos598d.records.run import EVALUATION, read_table
+from cos598d.terminal.files import json_text, own_folder, remove_known, write_json
 from cos598d.world.exit import tell_no_more, tell_of_the_end
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from cos598d.files import GrowingFile
+from cos598d.terminal.files import GrowingFile
 
 
 class Staged:

@@ -102,7 +102,10 @@ class EpochTraffic:
             return
         epoch, predicted, counted = self._last
         self._last = None
-        for sums in (self._epochs.setdefault(epoch, _EpochSums()), self._later if self._first.iterations else self._first):
+        for sums in (
+            self._epochs.setdefault(epoch, _EpochSums()),
+            self._later if self._first.iterations else self._first,
+        ):
             sums.add(predicted, counted)
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
+from cos598d.data.library import pytorch_transformers
 from cos598d.errors import UserError
-from cos598d.files import read_json
-from cos598d.library import pytorch_transformers
 from cos598d.models import vit, vit_config
+from cos598d.terminal.files import read_json
 from cos598d.terminal.printable import printable
 
 # Its remarks (RoBERTa's on every batch without its special tokens) are not for the user of a training run.

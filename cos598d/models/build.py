@@ -17,9 +17,9 @@ from torch.overrides import TorchFunctionMode
 from cos598d.data.encoder import Encoder
 from cos598d.data.form import ImageForm
 from cos598d.data.images.encoder import ImageEncoder
+from cos598d.data.library import modeling_bert, modeling_distilbert, modeling_xlm, modeling_xlnet
 from cos598d.data.text.tokenization import load_encoder
 from cos598d.errors import UserError, first_line
-from cos598d.library import modeling_bert, modeling_distilbert, modeling_xlm, modeling_xlnet
 from cos598d.models.architectures import (
     ARCHITECTURES,
     IMAGE_TYPES,

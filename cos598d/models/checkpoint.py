@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from cos598d.data.encoder import Encoder
 from cos598d.errors import UserError, first_line
-from cos598d.files import whole_file, write_json
+from cos598d.terminal.files import whole_file, write_json
 
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 _OLD_ENDINGS = {".gamma": ".weight", ".beta": ".bias"}  # what the first BERT checkpoints called LayerNorm's two

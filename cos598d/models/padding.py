@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from cos598d.library import modeling_bert
+from cos598d.data.library import modeling_bert
 
 # oneDNN prepares a product for each number of rows that it has not seen, for 1 to 4 ms.
 MULTIPLE = 32

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from cos598d.errors import UserError
-from cos598d.locks import is_locked
 from cos598d.records.conventions import PHASES, WARM_UP
 from cos598d.records.live import ATTEMPTS, EPOCHS, EVALUATIONS, ITERATIONS, LIVE, SETTING
 from cos598d.records.run import (
@@ -20,6 +19,7 @@ from cos598d.records.run import (
     read_table,
 )
 from cos598d.records.seconds import mean_of_known, summarize_seconds
+from cos598d.terminal.locks import is_locked
 
 TOTALS = ("calls", "tensors", "payload_bytes", "bytes_sent", "bytes_received")
 

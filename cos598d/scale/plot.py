@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from cos598d.colours import SERIES
 from cos598d.errors import UserError
-from cos598d.files import whole_file
 from cos598d.records.conventions import FLOOR
 from cos598d.scale.predict import Prediction
+from cos598d.terminal.colours import SERIES
+from cos598d.terminal.files import whole_file
 
 MARKERS = "osD^vP*"
 DASHES = ("--", ":", "-.")

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from cos598d.scale.fit import Fitted
 from cos598d.scale.predict import Miss, Prediction
 from cos598d.scale.records import Link
-from cos598d.tables import as_text
+from cos598d.terminal.tables import as_text
 
 GOAL = 0.15  # a miss beyond this is stated
 

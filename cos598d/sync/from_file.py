@@ -14,8 +14,8 @@ from torch import nn
 
 from cos598d.comm.communicator import Communicator
 from cos598d.errors import UsageError
-from cos598d.files import read_plain
 from cos598d.sync.base import DEFAULTS, GradientSync, SyncOptions
+from cos598d.terminal.files import read_plain
 
 CONTRACT = ("attach", "finish", "no_sync", "detach")
 # What the loop asks for as well, and has an answer to that suits every class which does not say.

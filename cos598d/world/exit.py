@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
-from cos598d.files import remove_unfinished
+from cos598d.terminal.files import remove_unfinished
 
 LOST_RANK = "lost rank {rank}, which ended without a word (killed, or its host is gone)."
 STAY_SECONDS = 2.0  # how long the first process with a sentence keeps it, for those that fail a little later

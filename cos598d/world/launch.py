@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 
 from cos598d.errors import UsageError, UserError
-from cos598d.program import program
+from cos598d.terminal.program import program
 from cos598d.terminal.signals import ENDING, GOES_ON, signal_name
 from cos598d.world.endpoint import listen
 from cos598d.world.identity import LAUNCHER_PID, LISTENER

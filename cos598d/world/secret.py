@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cos598d.errors import UsageError, UserError
-from cos598d.files import cache_folder
+from cos598d.terminal.files import cache_folder
 
 SECRET_VARIABLE = "COS598D_SECRET"
 SHORTEST, LARGEST = 16, 4096

@@ -16,7 +16,7 @@ from typing import IO, NoReturn
 
 from cos598d.data.fetch.members import Member, allowed_bytes, files_of
 from cos598d.errors import UserError
-from cos598d.files import write_whole
+from cos598d.terminal.files import write_whole
 from cos598d.terminal.printable import printable
 
 _BLOCK = 1024 * 1024

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cos598d.data.encoder import Encoder
-from cos598d.files import write_json
+from cos598d.terminal.files import write_json
 
 if TYPE_CHECKING:
     import torch

@@ -6,7 +6,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from cos598d.files import write_whole
+from cos598d.terminal.files import write_whole
 
 PARTS = ("train", "dev")
 Pair = tuple[str, str, str]

@@ -10,7 +10,7 @@ from cos598d.data.text.layout import Layout
 from cos598d.data.text.rust_encoder import RustEncoder
 from cos598d.data.text.vocabulary import FILES, parse_vocabulary, read_text
 from cos598d.errors import UserError
-from cos598d.files import write_whole
+from cos598d.terminal.files import write_whole
 
 SPECIALS = ("<unk>", "</s>", "<pad>", "<s>", "<mask>")
 # How GPT-2 and RoBERTa cut text before merging bytes (Radford et al. 2019): a word takes the space before it along.

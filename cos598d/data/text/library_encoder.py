@@ -18,7 +18,7 @@ class LibraryEncoder(TextEncoder):
     """pytorch-transformers' own tokenizer, for XLNet and XLM, and for vocabularies with added tokens."""
 
     def __init__(self, model_type: str, source: Path, lower_case: bool, layout: Layout):
-        from cos598d.library import pytorch_transformers  # slow to import, and only these model types need it
+        from cos598d.data.library import pytorch_transformers  # slow to import, and only these model types need it
 
         names = {"bert": "Bert", "distilbert": "DistilBert", "roberta": "Roberta", "xlm": "XLM", "xlnet": "XLNet"}
         tokenizer_class = getattr(pytorch_transformers, f"{names[model_type]}Tokenizer")

@@ -13,7 +13,7 @@ from cos598d.data.text.pieces import batches, pieces
 from cos598d.data.text.rust_encoder import RustEncoder
 from cos598d.data.text.vocabulary import read_text
 from cos598d.errors import UserError
-from cos598d.files import write_json, write_whole
+from cos598d.terminal.files import write_json, write_whole
 
 SPECIALS = ("[UNK]", "[SEP]", "[PAD]", "[CLS]", "[MASK]")
 

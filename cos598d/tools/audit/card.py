@@ -5,8 +5,8 @@ import os
 import textwrap
 from collections.abc import Sequence
 
-from cos598d.tables import as_text
 from cos598d.terminal.printable import printable
+from cos598d.terminal.tables import as_text
 from cos598d.tools.audit.book import Book
 from cos598d.tools.audit.contents import GRADIENT
 from cos598d.tools.audit.judge.verdict import FAULT, NOTE, WASTE, AuditFinding, AuditVerdict

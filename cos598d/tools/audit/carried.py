@@ -11,7 +11,7 @@ from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from cos598d.program import own_python_path
+from cos598d.terminal.program import own_python_path
 from cos598d.tools.audit.options import Told
 
 _LEFT_ALONE = ("torch.utils.data", "multiprocessing", "concurrent", "torch._inductor")

@@ -14,8 +14,8 @@ from typing import Any
 import psutil
 
 from cos598d.errors import UserError, first_line
-from cos598d.files import parse_json, write_whole
 from cos598d.records.kinds import COUNT, TEXT, Fields, fault
+from cos598d.terminal.files import parse_json, write_whole
 from cos598d.tools.audit.book import BOOK, BOOKS, ENDED, MOST_BYTES, Book, read_book
 
 WAIT_SECONDS = 60.0  # for ranks that are still about to end

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cos598d.errors import one_line
-from cos598d.files import write_json
+from cos598d.terminal.files import write_json
 from cos598d.tools.audit import carried, script
 from cos598d.tools.audit.book import Book
 from cos598d.tools.audit.exchange import Counter, book_path, collect, remove_books

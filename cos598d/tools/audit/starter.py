@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from cos598d.errors import UsageError
-from cos598d.program import ends_with_parent, own_environment, program
+from cos598d.terminal.program import ends_with_parent, own_environment, program
 from cos598d.tools.audit.options import Told
 from cos598d.world.network import DEFAULT_IP
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from cos598d.comm.communicator import Communicator
-from cos598d.files import write_whole
 from cos598d.measure.clock import IterationClock
+from cos598d.terminal.files import write_whole
 from cos598d.tools.bench.candidates import Candidate
 from cos598d.tools.bench.turns import make_turn
 from cos598d.tools.bench.workload import Stepper, Workload

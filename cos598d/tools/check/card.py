@@ -6,8 +6,8 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from cos598d.tables import as_text
 from cos598d.terminal.printable import printable
+from cos598d.terminal.tables import as_text
 
 WIDTH = 118
 STATUS_WIDTH = 13

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cos598d.errors import UsageError, UserError
-from cos598d.files import write_whole
+from cos598d.terminal.files import write_whole
 from cos598d.terminal.printable import printable
 from cos598d.tools.grade.assignment import Assignment
 from cos598d.tools.grade.scored import Judged, Scored, exit_code, most, number, total

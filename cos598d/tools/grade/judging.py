@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from cos598d.errors import one_line
-from cos598d.program import own_python_path
+from cos598d.terminal.program import own_python_path
 from cos598d.terminal.signals import exits_on_sigterm
 from cos598d.tools.check.supervisor import SET_PARENT_DEATH_SIGNAL, prctl
 from cos598d.tools.grade.assignment import Assignment

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cos598d.errors import UserError
-from cos598d.files import write_json
+from cos598d.terminal.files import write_json
 from cos598d.tools.grade.assignment import Assignment
 from cos598d.tools.grade.classroom50 import SubmissionRef, classroom50
 from cos598d.tools.grade.gradescope import gradescope

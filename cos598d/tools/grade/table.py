@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from cos598d.errors import UsageError
-from cos598d.files import read_plain
 from cos598d.records.kinds import ValueKind, fault
+from cos598d.terminal.files import read_plain
 from cos598d.terminal.printable import printable
 
 if sys.version_info >= (3, 11):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cos598d.errors import UsageError, UserError
-from cos598d.tables import as_text
+from cos598d.terminal.tables import as_text
 from cos598d.tools.learn import progress, told
 from cos598d.tools.learn.lesson import Lesson
 from cos598d.tools.learn.lessons import all_lessons

@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from cos598d.errors import UsageError
-from cos598d.files import read_plain
+from cos598d.terminal.files import read_plain
 from cos598d.terminal.printable import printable
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from typing import Any
 
 from cos598d.records.conventions import ASSUMED_BYTES, DDP, FLOOR, FLOORS, SPARSE_FLOOR
 from cos598d.records.summary import SLOWEST
-from cos598d.tables import as_text
 from cos598d.terminal.printable import printable
+from cos598d.terminal.tables import as_text
 from cos598d.tools.report.bytes_from import is_in_ledger
 from cos598d.tools.report.disturbed import LEAST_SECONDS, share_of_others
 from cos598d.tools.report.memory import COUNTED_NOTE, HELD_HEAD, held_rows, unsaid

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from cos598d.tables import with_columns
+from cos598d.terminal.tables import with_columns
 from cos598d.tools.report import captions, learned, settings, side_by_side
 from cos598d.tools.report.answer import answer_of
 from cos598d.tools.report.attempts import attempts, endings

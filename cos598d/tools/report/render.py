@@ -6,7 +6,7 @@ from typing import Any
 from urllib.parse import quote
 
 from cos598d.errors import UserError
-from cos598d.tables import as_markdown, markdown_text
+from cos598d.terminal.tables import as_markdown, markdown_text
 from cos598d.tools.report.blocks import Block, Figure, Page, Section, Table
 from cos598d.tools.report.svg import inline
 

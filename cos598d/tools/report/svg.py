@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
-from cos598d.colours import SERIES
+from cos598d.terminal.colours import SERIES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

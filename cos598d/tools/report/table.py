@@ -6,8 +6,8 @@ from typing import Any
 
 from cos598d.records.conventions import ASSUMED_BYTES, PHASES, WARM_UP
 from cos598d.records.run import Summary
-from cos598d.tables import as_markdown, as_text, markdown_text, with_columns
 from cos598d.terminal.printable import printable
+from cos598d.terminal.tables import as_markdown, as_text, markdown_text, with_columns
 from cos598d.tools.report.bytes_from import (
     BYTES_FROM,
     BYTES_NOTE,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from cos598d.errors import UserError
 from cos598d.records.run import Summary
-from cos598d.tables import as_markdown, as_text
+from cos598d.terminal.tables import as_markdown, as_text
 from cos598d.tools.report.bytes_from import (
     BYTES_FROM,
     BYTES_NOTE,

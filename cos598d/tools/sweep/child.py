@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 
 from cos598d.errors import UserError
-from cos598d.program import start
 from cos598d.terminal.printable import printable
+from cos598d.terminal.program import start
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # What stands before the words of a rank on an emulated host.

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from cos598d.errors import UserError
-from cos598d.files import write_json
 from cos598d.records.conventions import BROKEN_OFF, FAILED, FINISHED, OUTCOMES
 from cos598d.records.kinds import TEXT, OneOf, ValueKind
+from cos598d.terminal.files import write_json
 from cos598d.terminal.printable import printable
 from cos598d.tools.report.load import Run
 from cos598d.tools.report.strategies import load_entry_run

@@ -6,8 +6,8 @@ from pathlib import Path
 from cos598d.config import config_from
 from cos598d.errors import UserError
 from cos598d.forecast import Forecast, Known, forecast
-from cos598d.tables import as_text
 from cos598d.terminal.printable import printable
+from cos598d.terminal.tables import as_text
 from cos598d.tools.sweep.plan import Combination
 from cos598d.tools.sweep.progress import seconds_words
 

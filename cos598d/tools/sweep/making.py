@@ -8,8 +8,8 @@ from pathlib import Path
 from cos598d.checkpoints import FOLDER as CHECKPOINTS
 from cos598d.checkpoints import remove_all
 from cos598d.errors import UserError
-from cos598d.locks import is_locked
 from cos598d.records.conventions import BROKEN_OFF, FAILED, FINISHED, LEFT_OUT
+from cos598d.terminal.locks import is_locked
 from cos598d.terminal.printable import printable
 from cos598d.terminal.signals import GOES_ON
 from cos598d.tools.sweep.plan import Combination

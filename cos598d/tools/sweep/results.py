@@ -4,12 +4,12 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from cos598d.checkpoint_flags import LOSS_METRIC
 from cos598d.data import get_task
-from cos598d.files import write_whole
-from cos598d.life import LOSS_METRIC
 from cos598d.records.conventions import BROKEN_OFF, FAILED, LEFT_OUT
-from cos598d.tables import as_markdown, as_text, markdown_text
+from cos598d.terminal.files import write_whole
 from cos598d.terminal.printable import printable
+from cos598d.terminal.tables import as_markdown, as_text, markdown_text
 from cos598d.tools.report.load import Run, is_number
 from cos598d.tools.report.render import as_html
 from cos598d.tools.report.strategies import epoch_seconds

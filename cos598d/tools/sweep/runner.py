@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import IO
 
 from cos598d.errors import UserError
-from cos598d.files import open_own, own_folder
-from cos598d.program import start
+from cos598d.terminal.files import open_own, own_folder
+from cos598d.terminal.program import start
 from cos598d.tools.sweep.child import LastWords, exit_code, signals_passed_on
 from cos598d.tools.sweep.folder import writing
 

@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from cos598d.tables import as_text
+from cos598d.terminal.tables import as_text
 from cos598d.tools.check.card import WIDTH
 from cos598d.tools.check.card import join as joined
 from cos598d.tools.check.proof.judge import KEPT, NOT_CLAIMED, REFUSED

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TypeGuard
 
 from cos598d.errors import UsageError
-from cos598d.files import read_plain
+from cos598d.terminal.files import read_plain
 from cos598d.terminal.printable import printable
 
 GIVEN = ("sync", "rank", "world_size")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cos598d.colours import BLUE, ORANGE, PURPLE, VERMILLION
+from cos598d.terminal.colours import BLUE, ORANGE, PURPLE, VERMILLION
 from cos598d.tools.learn.picture.lanes import CALLING, COMPUTING, MESSAGE, WAITING, Bar, RankLane, RankTimelines
 from cos598d.tools.learn.picture.svg import (
     HEAD_LETTERS,

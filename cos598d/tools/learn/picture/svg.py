@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from xml.sax.saxutils import escape, quoteattr
 
-from cos598d.colours import BLACK, SERIES, YELLOW
+from cos598d.terminal.colours import BLACK, SERIES, YELLOW
 from cos598d.terminal.printable import printable
 
 # Units of the drawing: on a phone of 360 pixels a unit is a pixel, and on a wide page it grows to WIDEST pixels.

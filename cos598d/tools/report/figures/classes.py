@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from cos598d.colours import BLUE, SKY, VERMILLION
 from cos598d.records.run import Summary
+from cos598d.terminal.colours import BLUE, SKY, VERMILLION
 from cos598d.tools.report.svg import draw, legend_below, shortened
 
 MOST_DRAWN = 20  # classes of a panel; of more the table tells

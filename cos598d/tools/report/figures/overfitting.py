@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from cos598d.colours import BLUE, DARK_GREY, GREY, VERMILLION
+from cos598d.terminal.colours import BLUE, DARK_GREY, GREY, VERMILLION
 from cos598d.tools.report.figures.learning import block_means, points_per_block
 from cos598d.tools.report.numbers import listed
 from cos598d.tools.report.overfitting import Course

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from statistics import fmean
 
-from cos598d.colours import BLUE, DARK_GREY, SKY
+from cos598d.terminal.colours import BLUE, DARK_GREY, SKY
 from cos598d.tools.report.load import Run
 from cos598d.tools.report.numbers import listed
 from cos598d.tools.report.settings import UNITS, series_name, value_in

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from cos598d.colours import BLACK, DARK_GREY, SERIES
+from cos598d.terminal.colours import BLACK, DARK_GREY, SERIES
 from cos598d.tools.report.svg import MARKERS, draw, legend_below, line_style, shortened
 from cos598d.tools.report.sweep_entries import BATCH, SETUP, SeedGroup, axes_of, varying
 from cos598d.tools.report.sweep_lines import EVEN, Axis, Chart, Line

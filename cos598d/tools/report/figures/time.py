@@ -4,8 +4,8 @@ import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from cos598d.colours import BLUE, DARK_GREY, GREEN, GREY, PURPLE, SERIES, SKY, VERMILLION, YELLOW
 from cos598d.records.conventions import PHASES
+from cos598d.terminal.colours import BLUE, DARK_GREY, GREEN, GREY, PURPLE, SERIES, SKY, VERMILLION, YELLOW
 from cos598d.tools.report.load import Run
 from cos598d.tools.report.numbers import listed, number_of, seconds
 from cos598d.tools.report.speed import phases_of

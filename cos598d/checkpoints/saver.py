@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from cos598d.checkpoints import FOLDER, Checkpoint, Checkpoints, RankState, load_random_states, random_states
+from cos598d.checkpoints.stopping import EarlyStopping
 from cos598d.comm.communicator import Communicator
 from cos598d.config import RunConfig
 from cos598d.measure.record import RunRecord
 from cos598d.plan import Position
-from cos598d.stopping import EarlyStopping
 from cos598d.strategies.base import Strategy
 from cos598d.terminal.console import Console
 from cos598d.terminal.printable import printable

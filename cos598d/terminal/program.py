@@ -14,7 +14,7 @@ END_WITH_PARENT = ("setpriv", "--pdeathsig", "TERM")
 
 def own_python_path() -> str:
     """The PYTHONPATH with which a program started from here runs this same code, installed or not."""
-    code = str(Path(__file__).resolve().parents[1])
+    code = str(Path(__file__).resolve().parents[2])
     return os.pathsep.join(part for part in (code, os.environ.get("PYTHONPATH")) if part)
 
 

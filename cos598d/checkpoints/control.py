@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from cos598d.checkpoints.saver import Saving
+from cos598d.checkpoints.stopping import EarlyStopping, Stopping
 from cos598d.config import RunConfig
 from cos598d.plan import Plan, Position
-from cos598d.saving import Saving
-from cos598d.stopping import EarlyStopping, Stopping
 from cos598d.strategies.base import Strategy
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from cos598d.checkpoints import AUTO, FOLDER, Checkpoint, Forms, find, has_checkpoints, remove_all
+from cos598d.checkpoints.saver import RECORD
 from cos598d.comm.communicator import Communicator
 from cos598d.config import RunConfig
 from cos598d.data.examples import Examples
@@ -19,7 +20,6 @@ from cos598d.plan import Plan
 from cos598d.records.live import ITERATIONS
 from cos598d.records.run import CONFIG, read_object, read_summary
 from cos598d.records.saved import facts_after, training_after
-from cos598d.saving import RECORD
 from cos598d.terminal.console import Console
 from cos598d.terminal.printable import printable
 

@@ -1,4 +1,4 @@
-"""Packages that are imported when something of them is asked for: they take seconds, for what is rarely used."""
+"""pytorch-transformers, imported without two packages that it needs for what nobody here uses."""
 
 import importlib
 import importlib.util
@@ -23,3 +23,20 @@ def import_later(name: str) -> None:
         sys.modules[name] = Later(name)
         sys.modules[name].__spec__ = spec
         sys.modules[name].__file__ = spec.origin  # which inspect.getmodule reads of all modules there are
+
+
+# Its download from Amazon's storage, and the tokenizer of XLM.
+RARELY_USED = ("boto3", "sacremoses")
+
+for _name in RARELY_USED:
+    import_later(_name)
+
+import pytorch_transformers  # noqa: E402
+from pytorch_transformers import (  # noqa: E402
+    modeling_bert,
+    modeling_distilbert,
+    modeling_xlm,
+    modeling_xlnet,
+)
+
+__all__ = ["modeling_bert", "modeling_distilbert", "modeling_xlm", "modeling_xlnet", "pytorch_transformers"]

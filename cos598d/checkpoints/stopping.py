@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from cos598d.checkpoint_flags import LOSS_METRIC, CheckpointFlags
 from cos598d.comm.communicator import Communicator
-from cos598d.life import LOSS_METRIC, CheckpointFlags
 from cos598d.terminal.signals import ENDING, Requests
 
 _SIGNALS = tuple(number.name for number in ENDING)
