@@ -3,6 +3,9 @@
 import torch
 from proof_mutants import Averaging, Mutant
 
+from cos598d.strategies.replicated import Replicated
+from cos598d.sync.all_reduce import AllReduce
+
 
 class SettlesNothing(Averaging):
     def settle(self):
@@ -17,10 +20,13 @@ class MakesInfinityFinite(Averaging):
         return super().clip(max_norm)
 
 
-class LeavesOutEvery12th(Averaging):
-    """Averages no gradient of every twelfth step."""
+class LeavesOutEvery12th(Replicated):
+    """Averages no gradient of every twelfth step. Its sync starts in `finish`; until then gradients are the rank's."""
 
     steps = 0
+
+    def __init__(self, comm, find_unused_parameters, options, precision):
+        super().__init__(AllReduce(comm, find_unused_parameters, options), precision)
 
     def finish(self):
         self.steps += 1
