@@ -28,7 +28,7 @@ import torch.distributed.checkpoint as dcp
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from cos598d.checkpoints import Checkpoints, RankState, random_states
-from cos598d.comm import communicator
+from cos598d.comm import process_group
 from cos598d.comm.communicator import Communicator
 from cos598d.config import RunConfig
 from cos598d.models.build import build_model, find_model
@@ -158,7 +158,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64, help="tokens an example (default: 64)")
     parser.add_argument("--folder", type=Path, help="a folder on the disk to try (default: that of temporary files)")
     options = parser.parse_args()
-    communicator.open_group(None, "gloo")
+    process_group.open_group(None, "gloo")
     training = Training(options.model, options.batch, options.tokens)
     training.step()
     saved = sum(t.nbytes for part in training.state().values() for t in tensors_in(part))
@@ -175,7 +175,7 @@ def main() -> None:
             print(f"round {number} of {options.rounds}", file=sys.stderr, flush=True)
     print("\nthe first:\n" + table(rounds[:1]))
     print(f"\nthe {options.rounds} after it, median (least to most):\n" + table(rounds[1:]))
-    communicator.close_group()
+    process_group.close_group()
 
 
 def one_save(training: Training, save: Save, number: int) -> dict[str, float]:

@@ -18,9 +18,9 @@ import psutil
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from cos598d.comm.ledger import GRADIENTS, LOSS, Row
+from cos598d.comm.ledger import Row
 from cos598d.measure.record import RunRecord
-from cos598d.records.conventions import PHASES
+from cos598d.records.conventions import GRADIENTS, LOSS, PHASES
 from cos598d.records.ledger_rule import AUTO
 from cos598d.terminal.program import own_environment
 

@@ -104,7 +104,7 @@ def load() -> Callable[..., int]:
     """Import all that a run needs, wrap its phases, and return the program."""
     began = time.process_time()
     from cos598d import rank, run, train
-    from cos598d.comm import communicator
+    from cos598d.comm import process_group
     from cos598d.commands import cli
     from cos598d.commands import train as command
     from cos598d.strategies.observed import TimedStrategy
@@ -118,12 +118,12 @@ def load() -> Callable[..., int]:
     timed(launch, "_start", "forking")
     timed(rank, "meet", "meeting")
     timed(Watchdog, "__init__", "lifeline")
-    timed(communicator, "open_group", "group")
+    timed(process_group, "open_group", "group")
     timed(TimedStrategy, "attach", "attaching")
     timed(train, "step", "step", first="first step")
     timed(run, "publish_record", "record")
     timed(Watchdog, "close", "leaving")
-    timed(communicator, "close_group", "leaving the group")
+    timed(process_group, "close_group", "leaving the group")
     before(run, "publish_record", lambda *_, **__: marks.held.update(held()))
     before(launch, "_wait", lambda *_, **__: marks.write("starter"))
     before(StoreClient, "request", lambda _, operation, *__, **___: marks.requests.update([operation]))

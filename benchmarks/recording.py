@@ -16,11 +16,11 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from cos598d.comm.ledger import GRADIENTS, Row
+from cos598d.comm.ledger import Row
 from cos598d.measure.monitor import Monitor
 from cos598d.measure.record import RunRecord
 from cos598d.measure.wire import Interface
-from cos598d.records.conventions import PHASES
+from cos598d.records.conventions import GRADIENTS, PHASES
 from cos598d.world.network import interface_of
 
 

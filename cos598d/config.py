@@ -23,9 +23,9 @@ from cos598d.records.ledger_rule import AUTO, FORMS, LedgerRule
 from cos598d.strategies import AUTO_SYNC, class_of, known_names
 from cos598d.strategies.optimizers import OPTIMIZERS, TRAINING, OptimizerFlags
 from cos598d.sync import or_choose
-from cos598d.sync.base import SYNC_GROUP, SyncFlags, SyncOptions
 from cos598d.sync.codecs import CODECS, get_codec
 from cos598d.sync.from_file import label_of
+from cos598d.sync.options import SYNC_GROUP, SyncFlags, SyncOptions
 from cos598d.terminal.printable import printable
 from cos598d.world.devices import check_threads
 

@@ -12,11 +12,11 @@ from torch import nn
 
 from cos598d.checkpoint_flags import LOSS_METRIC
 from cos598d.comm.communicator import Communicator
-from cos598d.comm.ledger import EVALUATION
 from cos598d.data import Task
 from cos598d.data.classes import class_scores
 from cos598d.data.examples import Examples
 from cos598d.data.sampler import evaluation_batches
+from cos598d.records.conventions import EVALUATION
 from cos598d.strategies.precision import autocast
 
 

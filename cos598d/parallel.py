@@ -17,8 +17,9 @@ from cos598d.comm.group import GroupCommunicator, TensorLedger
 from cos598d.errors import UsageError, UserError
 from cos598d.sync import get_sync, or_choose
 from cos598d.sync.alike import check_models
-from cos598d.sync.base import GradientSync, SyncOptions
+from cos598d.sync.base import GradientSync
 from cos598d.sync.codecs import get_codec
+from cos598d.sync.options import SyncOptions
 from cos598d.sync.parts import own_loop
 
 # What a script calls on torch's DDP and not here, and what takes its place.

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from cos598d.comm import communicator as communication
+from cos598d.comm import process_group
+from cos598d.comm.communicator import Communicator
 from cos598d.errors import UserError, one_line
 from cos598d.terminal.signals import ENDING, GOES_ON
 from cos598d.world.devices import check_gpus_differ, choose_device, choose_threads, gpu_of
@@ -39,7 +40,7 @@ class StoppedBySignal(BaseException):
 class RankContext(NamedTuple):
     """Where a rank works: its collectives, its threads, and how many ranks its host has."""
 
-    comm: communication.Communicator
+    comm: Communicator
     threads: int
     ranks_on_host: int
 
@@ -53,8 +54,8 @@ def take_station(meeting: Meeting | None, backend: str, no_cuda: bool, threads: 
     ranks_on_host = meeting.ranks_on_host if meeting else 1
     threads = choose_threads(threads, ranks_on_host)
     keep_freed_memory()
-    communication.open_group(meeting, backend)
-    return RankContext(communication.Communicator(meeting, backend, device), threads, ranks_on_host)
+    process_group.open_group(meeting, backend)
+    return RankContext(Communicator(meeting, backend, device), threads, ranks_on_host)
 
 
 def be_rank(
@@ -88,7 +89,7 @@ def be_rank(
         exit_code = work(prepared, meeting)
         if watchdog:
             watchdog.close()
-        communication.close_group()
+        process_group.close_group()
         for number, handler in before.items():
             if exit_code != GOES_ON or number == signal.SIGINT:  # schedulers repeat their signals to the very end
                 signal.signal(number, handler)
@@ -102,7 +103,7 @@ def be_rank(
     if watchdog:
         watchdog.fail(sentence, exit_code)
         exit_now(identity.rank, sentence, exit_code)
-    communication.close_group()
+    process_group.close_group()
     who = identity.rank if identity.world_size > 1 else None
     if not failed_alone or who is None:
         print_last_words(who, sentence)

@@ -17,7 +17,6 @@ from cos598d.checkpoints import prune, saving, writer
 from cos598d.checkpoints.layout import step_name, steps
 from cos598d.checkpoints.restore import open_checkpoint
 from cos598d.checkpoints.resume import facts_of, find_checkpoint, open_record
-from cos598d.comm.ledger import OF_TRAINING, STATE, SYNCHRONIZING
 from cos598d.config import RunConfig
 from cos598d.data.text.tokenization import load_encoder
 from cos598d.evaluate import Evaluation
@@ -25,7 +24,7 @@ from cos598d.measure.clock import IterationClock
 from cos598d.models.build import build_model, find_model, uses_every_parameter
 from cos598d.models.checkpoint import save_description
 from cos598d.plan import Plan
-from cos598d.records.conventions import WARM_UP
+from cos598d.records.conventions import OF_TRAINING, STATE, SYNCHRONIZING, WARM_UP
 from cos598d.strategies import get_strategy
 from cos598d.strategies.replicas import digest
 from cos598d.terminal.console import Console

@@ -13,7 +13,7 @@ from torch import nn
 from cos598d.comm.ledger import Ledger
 from cos598d.strategies import get_strategy
 from cos598d.strategies.state import FullTensor
-from cos598d.sync.base import SyncOptions
+from cos598d.sync.options import SyncOptions
 from cos598d.tools.check.toy import local_batch, plain_model, toy_model
 
 MICROS, MAX_NORM = 2, 0.5

@@ -6,9 +6,10 @@ from torch import nn
 from worlds import run_ranks
 
 import cos598d
-from cos598d.comm.ledger import BUFFERS, Ledger
+from cos598d.comm.ledger import Ledger
+from cos598d.records.conventions import BUFFERS
 from cos598d.sync import SYNCS, get_sync
-from cos598d.sync.base import SyncOptions
+from cos598d.sync.options import SyncOptions
 
 STEPS = 3
 

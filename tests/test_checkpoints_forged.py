@@ -21,7 +21,7 @@ from cos598d.measure.record import RunRecord
 from cos598d.records.kinds import fault
 from cos598d.records.saved import facts_after, training_after
 from cos598d.strategies import get_strategy
-from cos598d.sync.base import SyncOptions
+from cos598d.sync.options import SyncOptions
 
 COMM = Communicator(None, "gloo", torch.device("cpu"))
 FORMS = Forms(training_after, facts_after)

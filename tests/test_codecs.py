@@ -7,10 +7,10 @@ from worlds import run_ranks
 from cos598d.comm.ledger import Ledger
 from cos598d.errors import UsageError
 from cos598d.sync import get_sync
-from cos598d.sync.base import SyncOptions
 from cos598d.sync.buckets import Bucket
 from cos598d.sync.codecs import CODECS, get_codec, make_codec
 from cos598d.sync.codecs.int8 import decode, encode
+from cos598d.sync.options import SyncOptions
 from cos598d.tools.check.toy import local_batch, toy_model
 
 RANKS, ROWS, COLUMNS, REST = 3, 60, 40, 100

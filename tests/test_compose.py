@@ -8,15 +8,16 @@ from torch import nn
 from worlds import run_ranks
 
 from cos598d.comm import hosts
-from cos598d.comm.ledger import GRADIENTS, Ledger
+from cos598d.comm.ledger import Ledger
 from cos598d.config import RunConfig
 from cos598d.errors import UsageError
+from cos598d.records.conventions import GRADIENTS
 from cos598d.strategies.formula import TrainingSpec
 from cos598d.strategies.replicas import digest
 from cos598d.strategies.sent import sent_in_call
 from cos598d.sync import SYNCS, get_sync
-from cos598d.sync.base import DEFAULTS, SyncOptions
 from cos598d.sync.cost import Step
+from cos598d.sync.options import DEFAULTS, SyncOptions
 from cos598d.sync.parts import embeddings
 from cos598d.sync.parts.with_codec import WithCodec
 from cos598d.tools.check import claims as conformance

@@ -5,11 +5,13 @@ import torch
 from torch import nn
 from worlds import run_ranks
 
-from cos598d.comm.ledger import GRADIENTS, Ledger
+from cos598d.comm.ledger import Ledger
+from cos598d.records.conventions import GRADIENTS
 from cos598d.sync import SYNCS, get_sync
-from cos598d.sync.base import GradientSync, SyncOptions
+from cos598d.sync.base import GradientSync
 from cos598d.sync.cost import Step, Tensor
 from cos598d.sync.halving_doubling import halving_doubling_all_reduce
+from cos598d.sync.options import SyncOptions
 from cos598d.sync.parts.ring import all_gather, cut_for_ring, reduce_scatter, ring_all_reduce
 from cos598d.sync.parts.segmented import make_scratch, pipeline
 from cos598d.sync.tree import relatives, tree_all_reduce

@@ -3,10 +3,11 @@
 import torch
 from worlds import run_ranks
 
-from cos598d.comm.ledger import GRADIENTS, Ledger
+from cos598d.comm.ledger import Ledger
 from cos598d.errors import UsageError
-from cos598d.sync.base import SyncOptions
+from cos598d.records.conventions import GRADIENTS
 from cos598d.sync.ddp import DDP, PLAIN_STEPS
+from cos598d.sync.options import SyncOptions
 from cos598d.tools.check.toy import plain_loss, plain_model
 
 

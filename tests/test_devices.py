@@ -6,7 +6,7 @@ import pytest
 import torch
 from worlds import run_ranks
 
-from cos598d.comm import communicator as communication
+from cos598d.comm import process_group
 from cos598d.commands.bench import peaks
 from cos598d.config import RunConfig
 from cos598d.errors import UserError
@@ -24,7 +24,7 @@ def stations_on(comm, gpus_by_rank):
     """On a rank: for each world of GPUs, as nccl's rank the index of the device taken, or why not."""
     torch.cuda.is_available = lambda: True
     torch.cuda.set_device = lambda device: None
-    communication.open_group = lambda meeting, backend: None
+    process_group.open_group = lambda meeting, backend: None
     found = []
     for gpus in gpus_by_rank:
         seen = gpus[comm.rank]

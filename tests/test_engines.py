@@ -8,9 +8,10 @@ import torch
 from torch import nn
 from worlds import run_ranks
 
-from cos598d.comm.ledger import AGREEMENT, BUFFERS, GRADIENTS, Ledger
+from cos598d.comm.ledger import Ledger
+from cos598d.records.conventions import AGREEMENT, BUFFERS, GRADIENTS
 from cos598d.strategies import get_strategy
-from cos598d.sync.base import SyncOptions
+from cos598d.sync.options import SyncOptions
 
 STEPS, RATE = 4, {"sgd": 0.5, "adamw": 0.01}
 # optimizer, micro-batches of a step, norm to clip to: the second bites

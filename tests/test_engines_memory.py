@@ -10,7 +10,7 @@ from worlds import run_ranks
 from cos598d.comm.communicator import Communicator
 from cos598d.strategies import get_strategy
 from cos598d.strategies.formula import TrainingSpec
-from cos598d.sync.base import SyncOptions
+from cos598d.sync.options import SyncOptions
 
 SMALL = {"bucket_mb": 0.01}  # of the toy's 45 kB several buckets, and some parameters larger than one
 # The engine, the package that it needs, its options, and the categories whose peak its formula states.

@@ -4,7 +4,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import pytest
 
-from cos598d.sync.base import SyncOptions
+from cos598d.sync.options import SyncOptions
 from cos598d.tools.check.judge import CRASHED
 from cos598d.tools.check.proof.cases import CASES
 from cos598d.tools.check.proof.judge import KEPT, REFUSED, WRONG

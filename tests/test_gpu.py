@@ -15,8 +15,9 @@ from saved_states import SYNC, Stateful, open_checkpoints
 from torch.profiler import ProfilerActivity, profile
 
 from cos598d.checkpoints import RankState, find, load_random_states, random_states
-from cos598d.comm.communicator import Communicator, close_group, open_group
+from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import Ledger
+from cos598d.comm.process_group import close_group, open_group
 from cos598d.measure.clock import IterationClock
 from cos598d.models.build import find_model
 from cos598d.parallel import data_parallel

@@ -10,11 +10,11 @@ import torch
 from worlds import run_ranks
 
 from cos598d.comm.communicator import Communicator
-from cos598d.comm.ledger import LOSS
 from cos598d.config import RunConfig
 from cos598d.data.sampler import micro_batches
 from cos598d.measure.clock import IterationClock
 from cos598d.measure.record import RunRecord
+from cos598d.records.conventions import LOSS
 from cos598d.strategies.base import Strategy
 from cos598d.strategies.observed import TimedStrategy
 from cos598d.strategies.optimizers import SCHEDULERS, make_optimizer, schedule

@@ -6,7 +6,8 @@ from test_shard import adamw, distance
 from torch import nn
 from worlds import run_ranks
 
-from cos598d.comm.ledger import PARAMETERS, Ledger
+from cos598d.comm.ledger import Ledger
+from cos598d.records.conventions import PARAMETERS
 from cos598d.shard.low_bytes import SHORTEST, WHOLE, LowBytes, changed_in_forward, is_packed, packed_bytes
 from cos598d.shard.sparse_zero1 import SparseZero1
 from cos598d.shard.units import Unit

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from meetings import all_exchange, identities, met
 from programs import script
 
-from cos598d.comm import communicator
+from cos598d.comm import process_group
 from cos598d.errors import UserError
 from cos598d.world.channel import numbered
 from cos598d.world.meeting import Meeting
@@ -89,10 +89,10 @@ def test_the_ranks_of_a_group_ask_as_often_however_many_they_are(traffic, monkey
     def keep(backend, store, rank, world_size, timeout):
         made.group = dist.ProcessGroupGloo(store, rank, world_size, timeout)
 
-    monkeypatch.setattr(communicator.dist, "init_process_group", keep)
+    monkeypatch.setattr(process_group.dist, "init_process_group", keep)
 
     def sum_of_ranks(meeting):
-        communicator.open_group(meeting, "gloo")
+        process_group.open_group(meeting, "gloo")
         tensor = torch.tensor([float(meeting.identity.rank)])
         made.group.allreduce([tensor]).wait(timedelta(seconds=30))
         meeting.exchange("all have the sum")

@@ -8,7 +8,7 @@ from worlds import run_ranks
 from cos598d.comm.communicator import Communicator
 from cos598d.strategies import STRATEGIES, get_strategy, known_names
 from cos598d.strategies.formula import TrainingSpec
-from cos598d.sync.base import SyncOptions
+from cos598d.sync.options import SyncOptions
 
 OPTIONS = {
     **dict.fromkeys(("none", "all_reduce", "overlap", "flat", "ring", "tree", "torch_zero1", "torch_fsdp"), ({},)),

@@ -16,7 +16,6 @@ import torch
 from programs import PATIENCE, TINY, TINY_TRAINING, script, wait_until
 
 from cos598d.checkpoints.stopping import Stopping
-from cos598d.comm.ledger import OF_TRAINING
 from cos598d.commands.script import run_script
 from cos598d.config import RunConfig
 from cos598d.measure import wire
@@ -25,7 +24,7 @@ from cos598d.measure.record import RunRecord
 from cos598d.measure.tensorboard import LOSSES, Board
 from cos598d.measure.totals import EpochTraffic, epoch_traffic, wire_summary
 from cos598d.measure.wire import Counters, Interface, find_interface
-from cos598d.records.conventions import OWN_SOCKETS, PHASES
+from cos598d.records.conventions import OF_TRAINING, OWN_SOCKETS, PHASES
 from cos598d.tools.report.load import load_run
 from cos598d.tools.report.table import comparison
 from cos598d.world.network import interface_of, network_identity

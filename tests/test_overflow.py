@@ -9,15 +9,16 @@ import torch
 from worlds import run_ranks
 
 from cos598d.comm import hosts
-from cos598d.comm.ledger import AGREEMENT, Ledger
+from cos598d.comm.ledger import Ledger
 from cos598d.config import RunConfig
 from cos598d.errors import UserError
 from cos598d.measure.record import RunRecord
+from cos598d.records.conventions import AGREEMENT
 from cos598d.strategies.loss_scale import FIRST, LossScale
 from cos598d.strategies.replicated import Replicated
 from cos598d.sync import SYNCS, get_sync
-from cos598d.sync.base import SyncOptions
 from cos598d.sync.codecs import CODECS
+from cos598d.sync.options import SyncOptions
 from cos598d.terminal.console import Console
 from cos598d.tools.check.toy import ToyFeatures, ToyModel, plain_loss, plain_model, toy_model
 from cos598d.train import train

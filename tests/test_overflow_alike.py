@@ -6,7 +6,7 @@ from torch import nn
 from worlds import run_ranks
 
 from cos598d.strategies import get_strategy
-from cos598d.sync.base import SyncOptions
+from cos598d.sync.options import SyncOptions
 
 NAMES = ("ddp", "bucketed", "zero1", "sparse_zero1", "zero2", "zero3", "shared_weights")
 

@@ -15,7 +15,7 @@ from proof_mutants_silent import SILENT
 
 from cos598d.commands import prove as prove_command
 from cos598d.commands.cli import main
-from cos598d.sync.base import DEFAULTS
+from cos598d.sync.options import DEFAULTS
 from cos598d.tools.check.judge import DID_NOT_END, FAILED
 from cos598d.tools.check.proof import card
 from cos598d.tools.check.proof.cases import CASES, CLIP, TOO_HIGH

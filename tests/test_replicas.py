@@ -17,8 +17,8 @@ from cos598d.strategies.replicas import check_replicas, digest
 from cos598d.strategies.replicated import Replicated
 from cos598d.sync import SYNCS, get_sync
 from cos598d.sync.all_reduce import AllReduce
-from cos598d.sync.base import SyncOptions
 from cos598d.sync.codecs import CODECS
+from cos598d.sync.options import SyncOptions
 from cos598d.terminal.console import Console
 from cos598d.tools.check.toy import ToyFeatures, toy_model
 from cos598d.train import train

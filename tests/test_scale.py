@@ -18,8 +18,8 @@ from cos598d.scale.predict import host_counts, misses, scale_points
 from cos598d.scale.records import Compute, Link, load_record, load_records
 from cos598d.scale.rungs import ModelledCall, plan_calls
 from cos598d.sync import get_sync
-from cos598d.sync.base import SyncOptions
 from cos598d.sync.cost.collectives import GATHER, SCATTER
+from cos598d.sync.options import SyncOptions
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from torch import nn
 from worlds import run_ranks
 
 from cos598d.sync import get_sync
-from cos598d.sync.base import SyncOptions
+from cos598d.sync.options import SyncOptions
 
 WORDS = 70_000  # of 4 numbers each: more than 1 MiB, so that sparse_rows sends rows of it
 # f: a forward of micro-batch k, b: its backward; n, s: from here on under no_sync, or no longer.

@@ -9,7 +9,7 @@ from cos598d.comm.communicator import Communicator
 from cos598d.strategies import get_strategy, known_names
 from cos598d.strategies.formula import TrainingSpec
 from cos598d.sync import SYNCS
-from cos598d.sync.base import SyncOptions
+from cos598d.sync.options import SyncOptions
 
 # What travels only a step tells, or differs from step to step.
 UNKNOWN_BEFORE = ("sparse_rows", "diloco")

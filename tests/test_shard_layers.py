@@ -8,7 +8,8 @@ from torch import nn
 from torch.nn import functional
 from worlds import run_ranks
 
-from cos598d.comm.ledger import PARAMETERS, Ledger
+from cos598d.comm.ledger import Ledger
+from cos598d.records.conventions import PARAMETERS
 from cos598d.shard import units
 from cos598d.shard.units import looked_up, read_in_backward
 from cos598d.shard.zero3 import Zero3

@@ -9,9 +9,10 @@ from test_shard import STAGES, distance, sgd
 from torch import nn
 from worlds import run_ranks
 
-from cos598d.comm.ledger import PARAMETERS, Ledger
+from cos598d.comm.ledger import Ledger
 from cos598d.errors import UserError
-from cos598d.sync.base import DEFAULTS, SyncOptions
+from cos598d.records.conventions import PARAMETERS
+from cos598d.sync.options import DEFAULTS, SyncOptions
 from cos598d.tools.check.spawn import LATE, run_world
 
 WIDTH, LAYERS, STEPS = 8, 12, 2

@@ -14,7 +14,7 @@ from cos598d.shard.zero2 import Zero2
 from cos598d.shard.zero3 import Zero3
 from cos598d.strategies.replicated import Replicated
 from cos598d.sync import get_sync
-from cos598d.sync.base import SyncOptions
+from cos598d.sync.options import SyncOptions
 
 SIZE, STEPS, PARTS, CLIP = 24, 3, 3, 0.5
 ONE_EACH = SyncOptions(bucket_mb=16 / 2**20, first_bucket_mb=16 / 2**20)  # a bucket for each weight

@@ -15,10 +15,10 @@ from worlds import run_ranks
 
 from cos598d.comm import hosts
 from cos598d.comm.communicator import Communicator
-from cos598d.comm.ledger import GRADIENTS
 from cos598d.errors import UserError
-from cos598d.sync.base import SyncOptions
+from cos598d.records.conventions import GRADIENTS
 from cos598d.sync.hierarchical import Hierarchical
+from cos598d.sync.options import SyncOptions
 from cos598d.sync.parts.shared_buffers import Segments
 from cos598d.sync.shared_memory import SharedMemory
 from cos598d.world.limits import available_bytes

@@ -5,9 +5,10 @@ import torch
 from torch import nn
 from worlds import RankFailure, run_ranks
 
-from cos598d.comm.ledger import GRADIENTS, Ledger
-from cos598d.sync.base import SyncOptions
+from cos598d.comm.ledger import Ledger
+from cos598d.records.conventions import GRADIENTS
 from cos598d.sync.local_sgd import LocalSGD
+from cos598d.sync.options import SyncOptions
 from cos598d.sync.sparse_rows import SparseRows
 
 WORDS, WIDTH = 6000, 64  # 1.5 MB

@@ -16,7 +16,8 @@ from torch.utils.checkpoint import checkpoint
 from worlds import run_ranks
 
 from cos598d.comm.communicator import Communicator
-from cos598d.comm.ledger import AGREEMENT, GRADIENTS, PARAMETERS, Ledger
+from cos598d.comm.ledger import Ledger
+from cos598d.records.conventions import AGREEMENT, GRADIENTS, PARAMETERS
 from cos598d.shard import row_gradients, table
 from cos598d.shard.row_gradients import RowGradients
 from cos598d.shard.sparse_zero1 import SparseZero1
@@ -24,7 +25,7 @@ from cos598d.shard.table import EmbeddingRows
 from cos598d.shard.units import ReplicatedUnit
 from cos598d.shard.zero1 import Zero1
 from cos598d.strategies.formula import TrainingSpec
-from cos598d.sync.base import DEFAULTS, SyncOptions
+from cos598d.sync.options import DEFAULTS, SyncOptions
 from cos598d.tools.check.proof.cases import CASES
 from cos598d.tools.check.proof.judge import KEPT
 from cos598d.tools.check.proof.observe import observe

@@ -15,7 +15,7 @@ from cos598d.measure.record import RunRecord
 from cos598d.shard import low_bytes, row_gradients
 from cos598d.shard.sparse_zero1 import SparseZero1
 from cos598d.strategies import get_strategy
-from cos598d.sync.base import SyncOptions
+from cos598d.sync.options import SyncOptions
 from cos598d.terminal.console import Console
 from cos598d.tools.check.toy import ToyFeatures, toy_model
 from cos598d.train import train

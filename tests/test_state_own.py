@@ -7,7 +7,7 @@ from test_state import compare
 from worlds import run_ranks
 
 from cos598d.strategies import get_strategy
-from cos598d.sync.base import SyncOptions
+from cos598d.sync.options import SyncOptions
 
 MINE = """
 import torch

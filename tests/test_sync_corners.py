@@ -8,10 +8,11 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from worlds import run_ranks
 
-from cos598d.comm.ledger import GRADIENTS, Ledger
+from cos598d.comm.ledger import Ledger
+from cos598d.records.conventions import GRADIENTS
 from cos598d.sync import get_sync
-from cos598d.sync.base import SyncOptions
 from cos598d.sync.codecs.int8 import BLOCK, SCALE_BYTES
+from cos598d.sync.options import SyncOptions
 
 RANKS, WORDS, WIDTH = 2, 5000, 64  # words of 1.2 MiB: sparse_rows sends rows of them
 

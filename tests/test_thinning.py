@@ -5,13 +5,13 @@ import json
 import pytest
 from report_records import report
 
-from cos598d.comm.ledger import GRADIENTS, LOSS, Row
+from cos598d.comm.ledger import Row
 from cos598d.commands.script import run_script
 from cos598d.errors import UsageError
 from cos598d.measure import thinning
 from cos598d.measure.record import RunRecord
 from cos598d.measure.thinning import Detail, Thinning
-from cos598d.records.conventions import PHASES
+from cos598d.records.conventions import GRADIENTS, LOSS, PHASES
 from cos598d.records.ledger_rule import AUTO, LedgerRule
 
 CALLS = 3  # of an iteration

@@ -17,12 +17,12 @@ import torch.distributed as dist
 from torch import nn
 
 from cos598d.comm.communicator import Communicator
-from cos598d.comm.ledger import AGREEMENT
 from cos598d.config import RunConfig
 from cos598d.data.examples import Examples
 from cos598d.data.sampler import micro_batches
 from cos598d.models.padding import cuts_by_length
 from cos598d.plan import Plan
+from cos598d.records.conventions import AGREEMENT
 from cos598d.scale.records import Compute
 from cos598d.strategies.optimizers import make_optimizer
 from cos598d.strategies.precision import autocast

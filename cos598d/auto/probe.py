@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from cos598d.comm.communicator import Communicator
-from cos598d.comm.ledger import AGREEMENT
+from cos598d.records.conventions import AGREEMENT
 from cos598d.scale.model import Costs
 from cos598d.scale.records import Link
 

@@ -13,8 +13,9 @@ from cos598d.checkpoints.layout import probe_name
 from cos598d.checkpoints.snapshot import CheckpointPart, HostMemory
 from cos598d.checkpoints.tensors import as_bytes
 from cos598d.comm.communicator import Communicator
-from cos598d.comm.ledger import STATE, dtype_name
+from cos598d.comm.ledger import dtype_name
 from cos598d.errors import UserError
+from cos598d.records.conventions import STATE
 
 
 def find_far_ranks(folder: Path, comm: Communicator, prepare: Callable[[], None]) -> tuple[str, list[int]]:

@@ -17,8 +17,9 @@ from cos598d.checkpoints.prune import put_back
 from cos598d.checkpoints.snapshot import OF_STRATEGY, OF_TRAINING, RankState
 from cos598d.checkpoints.tensors import as_bytes
 from cos598d.comm.communicator import Communicator
-from cos598d.comm.ledger import STATE, dtype_name
+from cos598d.comm.ledger import dtype_name
 from cos598d.errors import UsageError, UserError
+from cos598d.records.conventions import STATE
 from cos598d.strategies.base import Strategy
 from cos598d.strategies.state import BUFFERS, WEIGHTS, FullTensor, put_into_model
 from cos598d.terminal.locks import locked

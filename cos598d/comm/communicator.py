@@ -6,94 +6,28 @@ does not tell: its calls are taken to move what gloo's do. Collectives of a sync
 """
 
 import contextlib
-import os
-from collections.abc import Callable, Iterator, Sequence
-from datetime import timedelta
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from cos598d.comm.calls import Call, Pending
+from cos598d.comm.calls import Call
+from cos598d.comm.endpoint import Endpoint
 from cos598d.comm.gloo import all_reduce_bytes, broadcast_bytes, reduce_bytes, root_bytes
-from cos598d.comm.ledger import GRADIENTS, Ledger, Row, dtype_name, size_in_bytes
+from cos598d.comm.ledger import Row, dtype_name, size_in_bytes
 from cos598d.comm.messages import PointToPointCollective
-from cos598d.comm.moments import time_of
-from cos598d.world.deadlock import DeadlockDetector
-from cos598d.world.meeting import Meeting
-from cos598d.world.network import choose_interface
-
-# How gloo's ranks learn from the store where the others are: each asks once for up to 128 of them, and hears an address
-# of each. Left alone, each asks twice for every other one, and hears of it a number for every pair that it is in: among
-# n ranks 2 n^2 questions and n^3 numbers, all of them through rank 0. All ranks have to do the same.
-GLOO_RENDEZVOUS = {"GLOO_ENABLE_STORE_V2_API": "1", "GLOO_ENABLE_RANK_AS_SEQUENCE_NUMBER": "1"}
+from cos598d.records.conventions import GRADIENTS
 
 
-class Communicator:
+class Communicator(Endpoint):
     """One rank's collectives over one process group.
 
     With a world of one rank nothing travels: results are the rank's own tensors, and the ledger stays empty.
-    `device` is where this rank's tensors live, `time` tells the moments of its work, `backend` is "gloo" or "nccl".
 
     gloo reads a tensor's memory from its first element on, whatever its strides are, and takes few dtypes. So a tensor
     that is not contiguous travels as a dense copy, and what is only moved travels as bytes.
     """
-
-    def __init__(self, meeting: Meeting | None, backend: str, device: torch.device, ledger: Ledger | None = None):
-        self.rank = meeting.identity.rank if meeting else 0
-        self.world_size = meeting.identity.world_size if meeting else 1
-        self.backend, self.device = backend, device
-        self.time = time_of(device)
-        self.ledger = ledger or Ledger()
-        self.deadlocks = meeting.deadlocks if meeting else DeadlockDetector()
-        self._meeting = meeting
-        self._next_tag = 1  # 0 is for messages in one order
-        self.group: dist.ProcessGroup | None = None  # torch's default one
-
-    def take_tags(self, count: int) -> int:
-        """The first of so many tags in a row that nobody else takes; every rank asks for the same, in one order.
-
-        So what one model's messages are ready for is never met by another model's beside it.
-        """
-        first, self._next_tag = self._next_tag, self._next_tag + count
-        return first
-
-    @property
-    def others(self) -> list[int]:
-        """All other ranks, the next one first: if every rank begins there, not all of them send to rank 0 first."""
-        return [(self.rank + step) % self.world_size for step in range(1, self.world_size)]
-
-    @property
-    def timeout_seconds(self) -> float:
-        """After how many seconds a collective that does not end is an error; without end for a single rank."""
-        return self._meeting.seconds if self._meeting else float("inf")
-
-    @property
-    def store(self) -> dist.Store:
-        """The key-value store of the ranks' meeting; one of its own for a single rank."""
-        return self._meeting.store if self._meeting else dist.HashStore()
-
-    @property
-    def bytes_are_assumed(self) -> bool:
-        """Whether the formulas are another backend's: the bytes of single collectives have then never been counted."""
-        return self.backend != "gloo"
-
-    @property
-    def messages_have_tags(self) -> bool:
-        """Whether messages are told apart by their tags, and not by their order alone."""
-        return self.backend == "gloo"
-
-    def exchange(self, value: Any) -> list[Any]:
-        """Every rank's `value` (JSON), in order of rank. For small facts: through the store, not measured."""
-        return self._meeting.exchange(value) if self._meeting else [value]
-
-    def collect(self, value: Any) -> list[Any] | None:
-        """Every rank's `value` (JSON) on rank 0, in order of rank; None on the others, which do not wait for it."""
-        return self._meeting.collect(value) if self._meeting else [value]
-
-    def peer(self, rank: int) -> int:
-        """What torch calls a rank of this group among all processes."""
-        return rank if self.group is None else dist.get_global_rank(self.group, rank)
 
     def all_reduce(
         self, tensor: torch.Tensor, name: str, *, purpose: str = GRADIENTS, async_op: bool = False, op: Any = None
@@ -238,27 +172,6 @@ class Communicator:
             call.wait()
         return call
 
-    def guard(self, start: Callable[[], Any], name: str) -> Pending:
-        """Start a message or a collective on the tensor of this name. Its errors are torch's."""
-        return start()
-
-    def row(self, op: str, tensor: torch.Tensor, name: str, purpose: str, sent: int, received: int) -> dict[str, Any]:
-        """A row of the ledger for a call, without its iteration and its times."""
-        return {
-            "purpose": purpose,
-            "op": op,
-            "tensor": name,
-            "shape": tuple(tensor.shape),
-            "dtype": dtype_name(tensor.dtype),
-            "payload_bytes": size_in_bytes(tensor),
-            "bytes_sent": sent,
-            "bytes_received": received,
-        }
-
-    def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor, or a copy in the host's memory: gloo has no gather, scatter or messages for CUDA tensors."""
-        return tensor.cpu() if self.backend == "gloo" else tensor
-
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor itself, or a contiguous copy of it; a sparse one travels as it is."""
@@ -273,29 +186,3 @@ def _as_bytes(dense: torch.Tensor) -> torch.Tensor:
 def _from_bytes(part: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     """What `_as_bytes` made of a tensor of this one's dtype and shape."""
     return part.view(tensor.dtype).view(tensor.shape)
-
-
-def open_group(meeting: Meeting | None, backend: str) -> None:
-    """Make torch's default process group of the ranks that met; its collectives time out after the meeting's seconds.
-
-    A single rank needs no meeting: its group has only itself.
-    """
-    if meeting is None:
-        choose_interface("127.0.0.1")
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-        return
-    for name, value in GLOO_RENDEZVOUS.items():
-        os.environ.setdefault(name, value)
-    dist.init_process_group(
-        backend,
-        store=dist.PrefixStore("group", meeting.store),
-        rank=meeting.identity.rank,
-        world_size=meeting.identity.world_size,
-        timeout=timedelta(seconds=meeting.seconds),
-    )
-
-
-def close_group() -> None:
-    """Leave the process group. A process that ends without doing so may be aborted by gloo's threads."""
-    if dist.is_initialized():
-        dist.destroy_process_group()

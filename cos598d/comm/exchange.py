@@ -8,8 +8,8 @@ from typing import NamedTuple, Self
 import torch
 
 from cos598d.comm.communicator import Communicator
-from cos598d.comm.ledger import PARAMETERS
 from cos598d.comm.messages import Messages, Places, PointToPointCollective, PostedReceives
+from cos598d.records.conventions import PARAMETERS
 
 # What is added may still be in the processor's cache, and a rank that is ahead need not wait for its neighbours.
 SEGMENT_BYTES, IN_FLIGHT = 2 << 20, 4

@@ -16,9 +16,10 @@ import torch.distributed as dist
 
 from cos598d.comm.calls import Call, Pending
 from cos598d.comm.communicator import Communicator
-from cos598d.comm.ledger import GRADIENTS, STATE, Ledger, Row
+from cos598d.comm.ledger import Ledger, Row
 from cos598d.comm.moments import Moment, Time
 from cos598d.errors import UserError, one_line
+from cos598d.records.conventions import GRADIENTS, STATE
 
 # What ends a sentence about a rank that takes no part.
 AS_MANY_BATCHES = "Give every rank as many batches."

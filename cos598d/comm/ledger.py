@@ -10,16 +10,9 @@ from typing import Any, Protocol
 import torch
 
 from cos598d.comm.moments import Moment, Time
+from cos598d.records.conventions import SYNCHRONIZING
 
-# What a call was for. `GRADIENTS`, and `PARAMETERS` where ranks hold shards of the weights, are the cost of keeping the
-# replicas one model; the rest is set-up and book-keeping.
-STATE, GRADIENTS, AGREEMENT, LOSS, EVALUATION = "state", "gradients", "agreement", "loss", "evaluation"
-BUFFERS = "buffers"  # a model's, such as running statistics
-PARAMETERS = "parameters"  # weights that travel because each rank holds, or steps, only its shard of them
 BEFORE_TRAINING = 0
-SYNCHRONIZING = (GRADIENTS, PARAMETERS)
-# What an iteration of training makes travel.
-OF_TRAINING = (GRADIENTS, PARAMETERS, AGREEMENT, LOSS, BUFFERS)
 
 
 @dataclass(frozen=True, slots=True)

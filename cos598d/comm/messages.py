@@ -2,16 +2,14 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from cos598d.comm.endpoint import Endpoint
 from cos598d.comm.ledger import size_in_bytes
 from cos598d.world.deadlock import DeadlockDetector
-
-if TYPE_CHECKING:
-    from cos598d.comm.communicator import Communicator
 
 Places = Sequence[tuple[torch.Tensor, int]]  # tensors, each for a rank or from it
 
@@ -50,7 +48,7 @@ class PostedReceives:
     delay, once the delay longer. Only messages with tags can be told apart so early.
     """
 
-    def __init__(self, comm: "Communicator", receives: Places, tag: int):
+    def __init__(self, comm: Endpoint, receives: Places, tag: int):
         self.receives = receives
         self.landings = [(comm.to_host(tensor), tensor) for tensor, _ in receives]
         self.works: list[dist.Work | None] = [
@@ -62,7 +60,7 @@ class PostedReceives:
 class PointToPointCollective:
     """A collective that a sync makes of messages; counts what this rank really sends. `end` enters its row."""
 
-    def __init__(self, comm: "Communicator", op: str, tensor: torch.Tensor, name: str, purpose: str):
+    def __init__(self, comm: Endpoint, op: str, tensor: torch.Tensor, name: str, purpose: str):
         self._comm, self._entry, self._started = comm, (op, tensor, name, purpose), comm.time.now()
         self.messages = self.bytes_sent = self.bytes_received = 0
 

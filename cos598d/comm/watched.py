@@ -12,7 +12,8 @@ import torch.distributed as dist
 
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.gloo import all_reduce_bytes, broadcast_bytes, reduce_bytes, root_bytes
-from cos598d.comm.ledger import AGREEMENT, GRADIENTS, PARAMETERS, Row, dtype_name, size_in_bytes
+from cos598d.comm.ledger import Row, dtype_name, size_in_bytes
+from cos598d.records.conventions import AGREEMENT, GRADIENTS, PARAMETERS
 
 # The arguments whose tensors are this rank's part, or all of it, as the formulas count them.
 PAYLOADS = {

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from cos598d.comm.ledger import STATE
 from cos598d.comm.watched import watched
 from cos598d.engines.deepspeed_memory import held_by_deepspeed, sizes
 from cos598d.engines.deepspeed_state import FlatState, fragments, put_weights
 from cos598d.engines.engine import Apart, Engine, need
+from cos598d.records.conventions import STATE
 from cos598d.strategies.base import MakeOptimizer, Module
 from cos598d.strategies.formula import MemoryEstimate, TrainingSpec
 from cos598d.strategies.memory import count_memory, tensors_in

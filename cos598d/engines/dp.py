@@ -10,8 +10,8 @@ from cos598d.errors import UsageError
 from cos598d.records.conventions import BY_COUNTERS
 from cos598d.strategies.base import MakeOptimizer, Module
 from cos598d.strategies.replicated import Replicated
-from cos598d.sync.base import DEFAULTS, SyncOptions
 from cos598d.sync.none import NoSync
+from cos598d.sync.options import DEFAULTS, SyncOptions
 
 if TYPE_CHECKING:
     from cos598d.config import RunConfig

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from cos598d.comm.communicator import Communicator
-from cos598d.comm.ledger import STATE
 from cos598d.comm.watched import watched
 from cos598d.errors import UsageError, UserError, first_line
+from cos598d.records.conventions import STATE
 from cos598d.strategies.base import MakeOptimizer, Module, Strategy
 from cos598d.strategies.formula import Sent, TrainingSpec
 from cos598d.strategies.loss_scale import LossScale
@@ -30,7 +30,8 @@ from cos598d.strategies.state import (
     replica_pieces,
     stepped_whole,
 )
-from cos598d.sync.base import DEFAULTS, GradientSync, SyncOptions
+from cos598d.sync.base import GradientSync
+from cos598d.sync.options import DEFAULTS, SyncOptions
 from cos598d.terminal.printable import printable
 
 if TYPE_CHECKING:  # a config asks engines, so it imports them

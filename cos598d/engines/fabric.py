@@ -19,8 +19,8 @@ from cos598d.strategies.formula import MemoryEstimate, Sent, TrainingSpec
 from cos598d.strategies.replicated import replicated_memory
 from cos598d.strategies.sent import sent_by_replicas
 from cos598d.strategies.state import FullTensor, OptimizerState, ShardSlice, own_state_of
-from cos598d.sync.base import DEFAULTS
 from cos598d.sync.ddp import DDP
+from cos598d.sync.options import DEFAULTS
 from cos598d.sync.parts.arrival import arrival, rehearse
 from cos598d.sync.parts.reducer import Reducer
 

@@ -10,11 +10,12 @@ import torch
 from torch import nn
 
 from cos598d.comm.exchange import ReduceScatters
-from cos598d.comm.ledger import AGREEMENT, STATE, dtype_name
+from cos598d.comm.ledger import dtype_name
 from cos598d.comm.watched import watched
 from cos598d.engines.engine import Apart, Engine, need
 from cos598d.engines.fsdp_formulas import held_by_fsdp, longest_part, sent_by_fsdp
 from cos598d.errors import UserError
+from cos598d.records.conventions import AGREEMENT, STATE
 from cos598d.strategies.base import MakeOptimizer, Module
 from cos598d.strategies.formula import MemoryEstimate, Sent, TrainingSpec
 from cos598d.strategies.memory import count_memory, state_tensors

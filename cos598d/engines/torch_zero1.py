@@ -19,8 +19,8 @@ from cos598d.strategies.memory import count_memory, state_tensors
 from cos598d.strategies.optimizers import decayed_and_plain
 from cos598d.strategies.replicated import Replicated, replicated_memory
 from cos598d.strategies.state import OptimizerState, StateLayout, stepped_whole
-from cos598d.sync.base import DEFAULTS, SyncOptions
 from cos598d.sync.ddp import DDP
+from cos598d.sync.options import DEFAULTS, SyncOptions
 
 
 class TorchZero1(Replicated):

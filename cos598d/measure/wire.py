@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import psutil
 
-from cos598d.comm import Communicator
+from cos598d.comm.communicator import Communicator
 from cos598d.records.conventions import OWN_SOCKETS
 from cos598d.world.meeting import Meeting
 from cos598d.world.network import INTERFACE_VARIABLE, interface_facing, network_identity

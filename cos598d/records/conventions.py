@@ -26,3 +26,11 @@ FINISHED, FAILED, BROKEN_OFF, LEFT_OUT = OUTCOMES = ("finished", "failed", "brok
 COUNTED = ("tokens", "images")
 # What an epoch's row has beside its metrics.
 NOT_METRICS = frozenset(("epoch", "is_cut", "iterations", "last_iteration", "loss", "seconds_evaluation"))
+# What a collective call was for. `GRADIENTS`, and `PARAMETERS` where ranks hold shards of the weights, are the cost of
+# keeping the replicas equal. The rest is set-up and book-keeping.
+STATE, GRADIENTS, AGREEMENT, LOSS, EVALUATION = "state", "gradients", "agreement", "loss", "evaluation"
+BUFFERS = "buffers"  # a model's, such as running statistics
+PARAMETERS = "parameters"  # weights that travel because each rank holds, or steps, only its shard of them
+SYNCHRONIZING = (GRADIENTS, PARAMETERS)
+# What an iteration of training makes travel.
+OF_TRAINING = (GRADIENTS, PARAMETERS, AGREEMENT, LOSS, BUFFERS)

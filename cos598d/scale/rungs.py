@@ -5,9 +5,10 @@ from dataclasses import dataclass, fields, replace
 
 from cos598d.scale.records import BenchSeconds, Rung
 from cos598d.sync import SYNCS, get_sync
-from cos598d.sync.base import GradientSync, SyncOptions
+from cos598d.sync.base import GradientSync
 from cos598d.sync.codecs import CODECS, in_code
 from cos598d.sync.cost import CollectiveCall, Load, Step
+from cos598d.sync.options import SyncOptions
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from torch import nn
 
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.exchange import ReduceScatters
-from cos598d.comm.ledger import AGREEMENT
+from cos598d.records.conventions import AGREEMENT
 from cos598d.shard.gradients import ShardedGradients
 from cos598d.shard.packed_sums import PackedReduceScatters
 from cos598d.shard.table import EmbeddingRows

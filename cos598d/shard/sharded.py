@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from cos598d.comm.communicator import Communicator
-from cos598d.comm.ledger import AGREEMENT
+from cos598d.records.conventions import AGREEMENT
 from cos598d.shard.gradients import ShardedGradients
 from cos598d.shard.row_steps import RowSteps
 from cos598d.shard.units import Unit
@@ -33,8 +33,8 @@ from cos598d.strategies.state import (
     put_into_model,
     weight_pieces,
 )
-from cos598d.sync.base import DEFAULTS, SyncOptions
 from cos598d.sync.buckets import Named
+from cos598d.sync.options import DEFAULTS, SyncOptions
 
 
 class Sharded(Strategy):

@@ -17,8 +17,8 @@ from cos598d.strategies.formula import MemoryEstimate, Sent, TrainingSpec
 from cos598d.strategies.memory import count_memory, state_tensors
 from cos598d.strategies.precision import DTYPES
 from cos598d.strategies.state import FullTensor
-from cos598d.sync.base import SyncOptions
 from cos598d.sync.buckets import Named
+from cos598d.sync.options import SyncOptions
 from cos598d.sync.parts.embeddings import large_embeddings
 
 

@@ -7,8 +7,8 @@ import torch
 
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.exchange import WeightGather
-from cos598d.comm.ledger import AGREEMENT, STATE
 from cos598d.errors import UserError
+from cos598d.records.conventions import AGREEMENT, STATE
 from cos598d.shard.units import Unit
 
 

@@ -15,8 +15,8 @@ from cos598d.shard.sharded import Sharded
 from cos598d.shard.units import Unit, layers, owners
 from cos598d.strategies.base import MakeOptimizer, Module
 from cos598d.strategies.formula import MemoryEstimate, Sent, TrainingSpec
-from cos598d.sync.base import SyncOptions
 from cos598d.sync.buckets import Named, plan_buckets
+from cos598d.sync.options import SyncOptions
 
 
 def bucket_units(model: nn.Module, parameters: Sequence[Named], options: SyncOptions, ranks: int) -> list[Unit]:

@@ -19,8 +19,8 @@ from cos598d.shard.weights import ShardedWeights
 from cos598d.strategies.base import MakeOptimizer, Module
 from cos598d.strategies.formula import MemoryEstimate, Sent, TrainingSpec
 from cos598d.strategies.state import own_state_of
-from cos598d.sync.base import SyncOptions
 from cos598d.sync.buckets import MIB, Named
+from cos598d.sync.options import SyncOptions
 
 
 class Zero3(Sharded):

@@ -8,7 +8,8 @@ from cos598d.comm.communicator import Communicator
 from cos598d.strategies.base import Strategy
 from cos598d.strategies.replicated import Replicated
 from cos598d.sync import SYNCS, get_sync
-from cos598d.sync.base import GradientSync, SyncOptions
+from cos598d.sync.base import GradientSync
+from cos598d.sync.options import SyncOptions
 
 # What --sync takes beside the gradient syncs, name -> module and class. Each file is loaded when its name is asked for.
 STRATEGIES = {

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from cos598d.comm.communicator import Call, Communicator
-from cos598d.comm.ledger import LOSS
 from cos598d.measure.clock import IterationClock
+from cos598d.records.conventions import LOSS
 from cos598d.strategies.base import MakeOptimizer, Module, Strategy
 from cos598d.strategies.memory import Peak
 from cos598d.strategies.state import FullTensor, ShardSlice

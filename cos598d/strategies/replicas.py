@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import torch
 
 from cos598d.comm.communicator import Communicator
-from cos598d.comm.ledger import STATE
 from cos598d.errors import UserError
+from cos598d.records.conventions import STATE
 
 # Of a tensor's largest value. Processors without the same vector instructions round an optimizer's step in other ways:
 # the weights of ranks on such hosts part in the last bits, though all step by the same averages.

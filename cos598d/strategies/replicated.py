@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from cos598d.comm.communicator import Communicator
-from cos598d.comm.ledger import STATE
+from cos598d.records.conventions import STATE
 from cos598d.strategies.base import MakeOptimizer, Module, Strategy
 from cos598d.strategies.formula import Held, MemoryEstimate, Sent, TrainingSpec, largest
 from cos598d.strategies.loss_scale import LossScale
@@ -28,8 +28,9 @@ from cos598d.strategies.state import (
     put_into_model,
     stepped_whole,
 )
-from cos598d.sync.base import DEFAULTS, GradientSync
+from cos598d.sync.base import GradientSync
 from cos598d.sync.cost.memory import Buffers
+from cos598d.sync.options import DEFAULTS
 
 
 class Replicated(Strategy):

@@ -5,10 +5,11 @@ from dataclasses import replace
 from cos598d.comm.gloo import all_reduce_bytes, broadcast_bytes
 from cos598d.comm.ledger import size_in_bytes
 from cos598d.strategies.formula import Sent, TrainingSpec
-from cos598d.sync.base import DEFAULTS, GradientSync, SyncOptions
+from cos598d.sync.base import GradientSync
 from cos598d.sync.codecs import in_code
 from cos598d.sync.cost import CollectiveCall, Step
 from cos598d.sync.local_sgd import LocalSGD
+from cos598d.sync.options import DEFAULTS, SyncOptions
 
 # torch's hooks that make the calls of other algorithms after some steps.
 OTHERS_LATER = ("powersgd", "post_localsgd")

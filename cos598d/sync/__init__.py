@@ -5,7 +5,6 @@ from collections.abc import Iterable
 
 from cos598d.errors import UsageError
 from cos598d.sync.base import GradientSync
-from cos598d.sync.from_file import is_own, load_own
 
 # name on the command line -> module and class
 SYNCS = {
@@ -43,6 +42,8 @@ def get_sync(name: str, also: Iterable[str] = ()) -> type[GradientSync]:
     if name in SYNCS:
         module, class_name = SYNCS[name].split(":")
         return getattr(importlib.import_module(module), class_name)
+    from cos598d.sync.from_file import is_own, load_own  # which few runs need
+
     if is_own(name):
         return load_own(name)
     raise UsageError(

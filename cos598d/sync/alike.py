@@ -2,16 +2,18 @@
 
 import hashlib
 import json
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-from cos598d.comm.communicator import Communicator
-from cos598d.comm.ledger import dtype_name
 from cos598d.errors import UserError
 
+if TYPE_CHECKING:
+    from cos598d.comm.communicator import Communicator
 
-def check_models(comm: Communicator, model: nn.Module) -> None:
+
+def check_models(comm: "Communicator", model: nn.Module) -> None:
     """Compare the model's parameters and buffers with the other ranks': names, order, shapes, dtypes, what is frozen
     and what has sparse gradients.
 
@@ -22,7 +24,7 @@ def check_models(comm: Communicator, model: nn.Module) -> None:
     problem = next((f"{name} {why}" for name, tensor in tensors if (why := _why_not_sent(tensor))), "")
     sparse = sparse_weights(model)
     mine = problem or [
-        [name, list(tensor.shape), dtype_name(tensor.dtype), tensor.requires_grad, tensor in sparse]
+        [name, list(tensor.shape), str(tensor.dtype).removeprefix("torch."), tensor.requires_grad, tensor in sparse]
         for name, tensor in tensors
     ]
     digest = hashlib.sha256(json.dumps(mine).encode()).hexdigest()

@@ -15,15 +15,17 @@ from torch.distributed.algorithms.model_averaging.utils import average_parameter
 from torch.nn.parallel import DistributedDataParallel
 
 from cos598d.comm.communicator import Communicator
-from cos598d.comm.ledger import GRADIENTS
 from cos598d.comm.watched import watched
 from cos598d.errors import UsageError
+from cos598d.records.conventions import GRADIENTS
 from cos598d.records.kinds import COUNT, FLAG, Fields, ListOf, OrNone, ValueKind, expect
-from cos598d.sync.base import DEFAULTS, UNUSED, GradientSync, SyncOptions
+from cos598d.sync.agreement import UNUSED
+from cos598d.sync.base import GradientSync
 from cos598d.sync.buckets import MIB
 from cos598d.sync.cost import CollectiveCall, Cost, Sizes, Step, Tensor
 from cos598d.sync.cost.collectives import ALL_REDUCE
 from cos598d.sync.cost.memory import Buffers
+from cos598d.sync.options import DEFAULTS, SyncOptions
 from cos598d.sync.parts.arrival import arrival, rehearse
 from cos598d.sync.parts.own_loop import CHANGED
 from cos598d.sync.parts.reducer import Reducer

@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 from cos598d.comm.calls import Call
-from cos598d.sync.base import SyncOptions
 from cos598d.sync.codecs import make_codec
 from cos598d.sync.cost import CollectiveCall, Step, Tensor
 from cos598d.sync.cost.collectives import ALL_REDUCE
 from cos598d.sync.cost.memory import Buffers
 from cos598d.sync.local_sgd import LocalSGD
+from cos598d.sync.options import SyncOptions
 from cos598d.sync.parts.fragments import Fragment, by_dtype, cut_in_rows, rows_of
 
 

@@ -6,11 +6,11 @@ import torch
 from torch import nn
 
 from cos598d.comm.calls import Call
-from cos598d.sync.base import SyncOptions
 from cos598d.sync.buckets import Bucket, in_buckets, plan_buckets
 from cos598d.sync.cost import Collective, CollectiveCall, Step, Tensor
 from cos598d.sync.cost.collectives import ALL_REDUCE
 from cos598d.sync.cost.memory import Buffers
+from cos598d.sync.options import SyncOptions
 from cos598d.sync.parts.with_codec import WithCodec
 
 

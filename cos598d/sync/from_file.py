@@ -14,7 +14,8 @@ from torch import nn
 
 from cos598d.comm.communicator import Communicator
 from cos598d.errors import UsageError
-from cos598d.sync.base import DEFAULTS, GradientSync, SyncOptions
+from cos598d.sync.base import GradientSync
+from cos598d.sync.options import DEFAULTS, SyncOptions
 from cos598d.terminal.files import read_plain
 
 CONTRACT = ("attach", "finish", "no_sync", "detach")

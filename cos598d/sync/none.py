@@ -1,8 +1,9 @@
 """No synchronization: a single process, and the floor that exposed communication is measured against."""
 
 from cos598d.comm.communicator import Communicator
-from cos598d.sync.base import DEFAULTS, GradientSync, SyncOptions
+from cos598d.sync.base import GradientSync
 from cos598d.sync.cost import CollectiveCall, Step
+from cos598d.sync.options import DEFAULTS, SyncOptions
 
 
 class NoSync(GradientSync):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from cos598d.comm.gloo import ring_segments
 
 if TYPE_CHECKING:
-    from cos598d.sync.base import SyncOptions
+    from cos598d.sync.options import SyncOptions
 
 Sizes = Sequence[tuple[int, int]]  # elements and bytes per element of each tensor
 

@@ -4,7 +4,8 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from cos598d.comm.communicator import Communicator
-from cos598d.comm.ledger import AGREEMENT, BUFFERS, dtype_name
+from cos598d.comm.ledger import dtype_name
+from cos598d.records.conventions import AGREEMENT, BUFFERS
 
 
 class Reducer:

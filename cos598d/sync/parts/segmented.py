@@ -9,9 +9,10 @@ from torch import nn
 
 from cos598d.comm.calls import Call
 from cos598d.comm.messages import PointToPointCollective
-from cos598d.sync.base import GradientSync, SyncOptions
+from cos598d.sync.base import GradientSync
 from cos598d.sync.cost import Tensor
 from cos598d.sync.cost.memory import Buffers
+from cos598d.sync.options import SyncOptions
 
 Place = tuple[torch.Tensor, int]  # a tensor, and the rank that it goes to or comes from
 

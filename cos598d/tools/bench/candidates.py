@@ -7,7 +7,7 @@ from cos598d.config import SYNC_FIELDS, RunConfig
 from cos598d.errors import UsageError
 from cos598d.records.conventions import DDP, FLOOR, SPARSE_FLOOR
 from cos598d.sync import SYNCS
-from cos598d.sync.base import SyncOptions
+from cos598d.sync.options import SyncOptions
 
 # The options that are on or off.
 SWITCHES = tuple(name for name in SYNC_FIELDS if isinstance(getattr(SyncOptions(), name), bool))

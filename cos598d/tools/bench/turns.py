@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from cos598d.comm.communicator import Communicator
-from cos598d.comm.ledger import AGREEMENT, Ledger
+from cos598d.comm.ledger import Ledger
 from cos598d.config import RunConfig
 from cos598d.measure.clock import IterationClock
-from cos598d.records.conventions import WARM_UP
+from cos598d.records.conventions import AGREEMENT, WARM_UP
 from cos598d.strategies import STRATEGIES, get_strategy
 from cos598d.strategies.formula import MemoryEstimate, TrainingSpec, without_values
 from cos598d.strategies.memory import Peak, count_memory, tensors_in

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from cos598d.comm.communicator import Communicator
-from cos598d.comm.ledger import AGREEMENT, GRADIENTS, Ledger
+from cos598d.comm.ledger import Ledger
+from cos598d.records.conventions import AGREEMENT, GRADIENTS
 from cos598d.sync import get_sync
 from cos598d.tools.check.claims import CLAIMS
 from cos598d.tools.check.claims.base import MakeSync, OnRank

@@ -231,7 +231,8 @@ def _run_rank(
     import torch
     from torch.distributed import FileStore
 
-    from cos598d.comm import communicator as communication
+    from cos598d.comm.communicator import Communicator
+    from cos598d.comm.process_group import close_group, open_group
     from cos598d.world.identity import Identity
     from cos598d.world.meeting import Meeting
     from cos598d.world.network import choose_interface
@@ -254,8 +255,8 @@ def _run_rank(
         faulthandler.enable(crash)
         answer: dict[str, Any] = {"rank": rank, "how": RETURNED}
         try:
-            communication.open_group(meeting, "gloo")
-            comm = communication.Communicator(meeting, "gloo", torch.device("cpu"))
+            open_group(meeting, "gloo")
+            comm = Communicator(meeting, "gloo", torch.device("cpu"))
             faulthandler.dump_traceback_later(seconds, file=where)
             answer["value"] = function(comm, *arguments)
             text = json.dumps(answer)
@@ -274,7 +275,7 @@ def _run_rank(
         os._exit(1)
     if watchdog:
         watchdog.close()
-    communication.close_group()
+    close_group()
 
 
 def _describe(error: BaseException) -> dict[str, Any]:

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from cos598d.comm.ledger import Ledger
-from cos598d.sync.base import DEFAULTS, GradientSync, SyncOptions
+from cos598d.sync.base import GradientSync
+from cos598d.sync.options import DEFAULTS, SyncOptions
 from cos598d.tools.check.comparison import Comparison, Gradients, Local, difference
 from cos598d.tools.check.evidence import BadEvidence, Evidence, Tensors
 from cos598d.tools.check.toy import SMALL, Shape, ToyModel, local_batch, toy_model

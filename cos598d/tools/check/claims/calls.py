@@ -1,6 +1,6 @@
 """Claims about the calls that a sync makes: through the communicator alone, in one order, and waited for."""
 
-from cos598d.comm.ledger import GRADIENTS
+from cos598d.records.conventions import GRADIENTS
 from cos598d.tools.check.claims.base import FEW_STEPS, Claim, OnRank, World, first_few, moment_of
 
 

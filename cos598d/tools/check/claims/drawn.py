@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from torch import nn
 
-from cos598d.sync.base import DEFAULTS, GradientSync, SyncOptions
+from cos598d.sync.base import GradientSync
+from cos598d.sync.options import DEFAULTS, SyncOptions
 from cos598d.tools.check.claims.base import BUCKETS, Claim, Finding, OnRank, World
 from cos598d.tools.check.comparison import Gradients
 from cos598d.tools.check.drawn import Draw, DrawnComparison, DrawnStep, models, random_of, training

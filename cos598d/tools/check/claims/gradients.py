@@ -1,6 +1,6 @@
 """Claims about what `finish` leaves in .grad: the mean, of whatever was used, and of nothing else."""
 
-from cos598d.comm.ledger import AGREEMENT, GRADIENTS
+from cos598d.records.conventions import AGREEMENT, GRADIENTS
 from cos598d.tools.check.claims.base import FEW_STEPS, Claim, OnRank, World, moment_of
 from cos598d.tools.check.toy import LARGE, SMALL, Shape
 

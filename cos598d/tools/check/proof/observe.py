@@ -21,7 +21,7 @@ from cos598d.strategies.base import Module, Strategy
 from cos598d.strategies.memory import count_memory, state_tensors
 from cos598d.strategies.optimizers import make_optimizer, set_learning_rate
 from cos598d.strategies.state import FullTensor, local
-from cos598d.sync.base import SyncOptions
+from cos598d.sync.options import SyncOptions
 from cos598d.tools.check.evidence import Evidence
 from cos598d.tools.check.proof.cases import BUFFERS, CASES, MEMORY, OVERFLOW, START, TAKEN_OVER, Case, Training
 from cos598d.tools.check.proof.model import ProofFeatures, proof_model

@@ -6,8 +6,9 @@ from typing import Any
 import torch
 
 from cos598d.comm.communicator import Communicator
-from cos598d.comm.ledger import GRADIENTS, SYNCHRONIZING, size_in_bytes
+from cos598d.comm.ledger import size_in_bytes
 from cos598d.comm.messages import Messages, Places, PointToPointCollective, PostedReceives
+from cos598d.records.conventions import GRADIENTS, SYNCHRONIZING
 from cos598d.sync.shared_memory import SharedMemory
 from cos598d.tools.learn.picture.messages import MessageEnd, Shared
 

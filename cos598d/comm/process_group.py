@@ -1,0 +1,40 @@
+"""torch's default process group, opened for the ranks that met, and closed."""
+
+import os
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from cos598d.world.meeting import Meeting
+from cos598d.world.network import choose_interface
+
+# How gloo's ranks learn from the store where the others are: each asks once for up to 128 of them, and hears an address
+# of each. Left alone, each asks twice for every other one, and hears of it a number for every pair that it is in: among
+# n ranks 2 n^2 questions and n^3 numbers, all of them through rank 0. All ranks have to do the same.
+GLOO_RENDEZVOUS = {"GLOO_ENABLE_STORE_V2_API": "1", "GLOO_ENABLE_RANK_AS_SEQUENCE_NUMBER": "1"}
+
+
+def open_group(meeting: Meeting | None, backend: str) -> None:
+    """Make torch's default process group of the ranks that met; its collectives time out after the meeting's seconds.
+
+    A single rank needs no meeting: its group has only itself.
+    """
+    if meeting is None:
+        choose_interface("127.0.0.1")
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        return
+    for name, value in GLOO_RENDEZVOUS.items():
+        os.environ.setdefault(name, value)
+    dist.init_process_group(
+        backend,
+        store=dist.PrefixStore("group", meeting.store),
+        rank=meeting.identity.rank,
+        world_size=meeting.identity.world_size,
+        timeout=timedelta(seconds=meeting.seconds),
+    )
+
+
+def close_group() -> None:
+    """Leave the process group. A process that ends without doing so may be aborted by gloo's threads."""
+    if dist.is_initialized():
+        dist.destroy_process_group()

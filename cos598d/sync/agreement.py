@@ -1,0 +1,90 @@
+"""What the ranks agree on in each step before they average: which gradients there are, and whether they count."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from cos598d.errors import UserError
+from cos598d.records.conventions import AGREEMENT
+
+if TYPE_CHECKING:
+    from cos598d.comm.communicator import Communicator
+
+UNUSED = (
+    "{} got no gradient in this step, although find_unused_parameters is off: turn it on for a model that leaves "
+    "parameters unused."
+)
+
+
+class Agreement:
+    """One rank's part in what all agree on. Each agreement is a small all-reduce.
+
+    heeds_faults: whether the ranks tell each other in every step whether one has a `fault`: words for why its
+    gradients do not count. Only in a script of your own can a rank go on after that (`cos598d.parallel`).
+    has_fault: whether some rank has one, once they have agreed on it; None before.
+    """
+
+    comm: "Communicator"
+    find_unused_parameters: bool
+    parameters: list[tuple[str, nn.Parameter]]
+    heeds_faults = False
+    fault: str | None = None
+    has_fault: bool | None = None
+    _sparse: set[torch.Tensor]
+
+    def gradients(self) -> list[tuple[str, torch.Tensor]]:
+        """The gradients to average in this step, the same list on every rank, zeros filled in where a rank has none."""
+        is_used = self.agree_on_used([p.grad is not None for _, p in self.parameters])
+        return [(name, self.fill_in(p)) for name, p in self.parameters if is_used[p]]
+
+    def fill_in(self, p: nn.Parameter) -> torch.Tensor:
+        """The parameter's gradient, zeros where it has none, in the layout that it has on the other ranks."""
+        if p in self._sparse:
+            dense = torch.zeros_like(p) if p.grad is None else p.grad
+            p.grad = dense if dense.is_sparse else dense.to_sparse(1)
+        elif p.grad is None:
+            p.grad = torch.zeros_like(p)
+        return p.grad
+
+    def agree_on_used(self, has: list[bool]) -> dict[nn.Parameter, bool]:
+        """From whether this rank `has` a gradient of each of `parameters`, whether any rank has, by parameter.
+
+        A small all-reduce; with find_unused_parameters off nothing travels: all are used, or UserError is raised.
+        Where the sync heeds faults, whether a rank has one travels too, and a missing gradient is such a fault.
+        """
+        if not self.find_unused_parameters:
+            if not all(has) and self.fault is None:
+                words = UNUSED.format(self.parameters[has.index(False)][0])
+                if not self.heeds_faults:
+                    raise UserError(words)
+                self.fault = words
+            if self.heeds_faults:
+                self.agree_on_faults()
+            return {p: True for _, p in self.parameters}
+        faults = [self.fault is not None] if self.heeds_faults else []
+        users = torch.tensor([*has, *faults], dtype=torch.int32, device=self.comm.device)
+        self.comm.all_reduce(users, "ranks that used each parameter", purpose=AGREEMENT)
+        counts = users.tolist()
+        if self.heeds_faults:
+            self.has_fault = counts.pop() > 0 or bool(self.has_fault)
+        return {p: count > 0 for (_, p), count in zip(self.parameters, counts, strict=True)}
+
+    def agree_on_faults(self) -> None:
+        """From whether this rank has a `fault`, whether any rank has (`has_fault`): an all-reduce of 4 bytes."""
+        faults = torch.tensor(self.fault is not None, dtype=torch.int32, device=self.comm.device)
+        self.comm.all_reduce(faults, "ranks whose gradients do not count", purpose=AGREEMENT)
+        self.has_fault = bool(self.has_fault) or faults.item() > 0
+
+    def all_finite(self, is_finite: bool) -> bool:
+        """Whether it is so on every rank: for syncs whose gradients do not tell, by an all-reduce of 4 bytes."""
+        overflowed = torch.tensor(not is_finite, dtype=torch.int32, device=self.comm.device)
+        self.comm.all_reduce(overflowed, "ranks whose gradients are not finite", purpose=AGREEMENT)
+        return overflowed.item() == 0
+
+    def agree_on_finite(self, is_finite: bool) -> bool:
+        """From whether this rank's gradients are finite after `finish`, whether every rank's are.
+
+        Only fp16 needs it. An average is the same on every rank, so nothing has to travel.
+        """
+        return is_finite

@@ -1,0 +1,121 @@
+"""What a gradient sync tells about itself: its options, its cost, its memory, and its state in a checkpoint.
+
+The loop, the model of cost and the checkpoints read it. A sync that averages gradients and keeps nothing from step to
+step need not say any of it.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from cos598d.sync.options import DEFAULTS, SyncOptions
+
+if TYPE_CHECKING:
+    from cos598d.sync.cost import CollectiveCall, Cost, Sizes, Step, Tensor
+    from cos598d.sync.cost.memory import Buffers
+
+
+class SyncFacts:
+    """What a gradient sync tells about itself, with the answers of a sync that tells nothing.
+
+    uses: the names of the SyncOptions that have an effect on it. It refuses the others.
+    overlaps: whether its calls begin while backward still runs.
+    averages_weights: whether it averages weights after the optimizer's step, in place of gradients before it.
+    keeps_nothing: whether it keeps no memory from step to step.
+    sends_buffers: whether rank 0's buffers are sent to all ranks in every step.
+    takes_sparse: whether it averages the sparse gradients of `nn.Embedding(..., sparse=True)`.
+    one_host: whether all ranks must be on one host. shares_memory: whether a host's ranks must be able to share memory.
+    replicas_equal: whether all ranks hold the same weights now, between two steps, and can be held to it.
+    not_modelled: why the model of cost (`scale`) leaves it out, in words that follow "for"; None where it does not.
+    exact: whether it keeps every claim of `cos598d.tools.check.claims`; if not, `claims` names those that it keeps.
+    never_kept: what begins afresh even where a run goes on with its `own_state`, in words; None where nothing does.
+    """
+
+    uses: tuple[str, ...] = ()
+    overlaps = False
+    averages_weights = False
+    keeps_nothing = False
+    sends_buffers = False
+    takes_sparse = True
+    one_host = shares_memory = False
+    replicas_equal = True
+    not_modelled: str | None = None
+    exact = True
+    claims: tuple[str, ...] = ()
+    never_kept: str | None = None
+
+    @classmethod
+    def check_options(cls, options: SyncOptions, backend: str) -> None:
+        """Raise UsageError for options that `uses` names and that this sync cannot take all the same."""
+
+    @classmethod
+    def remark(cls, model: nn.Module) -> str | None:
+        """What the user should know of this sync with this model, in a sentence; None for nothing."""
+        return None
+
+    # Cost and memory, stated before a step
+
+    @classmethod
+    def calls(cls, step: "Step") -> "list[CollectiveCall] | None":
+        """The gradients' calls of one step among several ranks, in order; None where nothing states them beforehand.
+
+        What a step costs follows from them, here and in the model of cost: see `cos598d/sync/cost`.
+        """
+        return None
+
+    @classmethod
+    def expected(
+        cls,
+        tensors: "Sizes",
+        ranks: int,
+        rank: int,
+        options: SyncOptions = DEFAULTS,
+        hosts: Sequence[Sequence[int]] = (),
+    ) -> "Cost | None":
+        """What one step's gradients cost `rank`, as its ledger must show; None where only the step itself can tell.
+
+        tensors: (elements, bytes per element) of the trainable parameters of one dtype, in the model's order, all of
+        them used. They travel as they are, in no codec's form. hosts: the ranks of each host; without them all ranks
+        share one.
+        """
+        from cos598d.sync.cost import NOTHING, Step, Tensor, cost_of
+
+        sized = [Tensor("", (elements,), "", elements * element_bytes) for elements, element_bytes in tensors]
+        calls = cls.calls(Step(sized, options, hosts or [range(ranks)], sized[::-1]))
+        if calls is None:
+            return None
+        return cost_of(calls, ranks, rank) if ranks > 1 else NOTHING
+
+    @classmethod
+    def buffers(cls, tensors: "Sequence[Tensor]", options: SyncOptions) -> "Buffers":
+        """What it keeps in memory from step to step, for trainable tensors in the model's order, all of them used."""
+        from cos598d.sync.cost.memory import Buffers
+
+        return Buffers() if cls.keeps_nothing else Buffers(unsaid="this sync does not say what it keeps")
+
+    def hidden_bytes(self) -> int:
+        """Of what it keeps now, the bytes that a library has in its name, and that no tensor here shows."""
+        return 0
+
+    # State in a checkpoint
+
+    def own_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """What this rank's sync remembers from one step to the next, as JSON and as named tensors.
+
+        Every rank calls it between two steps, when a run is saved. Weights that differ from the other ranks' are saved
+        without it. The tensors may lie in live memory.
+        """
+        return {}, {}
+
+    def load_own_state(self, facts: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        """Go on from what the same rank's `own_state` gave, with the same options on as many ranks.
+
+        Called after `attach`, before the first step. Raises UserError where it cannot be that.
+        """
+
+    @property
+    def own_is_lost(self) -> str | None:
+        """What is not carried over where a run goes on without its `own_state`, in words; None for nothing."""
+        return None
