@@ -136,7 +136,7 @@ def test_results_of_a_grader_that_was_ended_do_not_count(tmp_path, end, is_taken
     grader.write_text(f"#!/bin/bash\necho '{json.dumps(FORGED)}' > {results}\n{end}\n")
     grader.chmod(0o755)
     environ = {"PATH": os.environ["PATH"], "AUTOGRADER_ROOT": str(tmp_path), "AUTOGRADER_PYTHON": str(grader)}
-    program = ROOT / "cos598d" / "grade" / "run_autograder.sh.txt"
+    program = ROOT / "cos598d" / "tools" / "grade" / "run_autograder.sh.txt"
     assert subprocess.run(["bash", str(program)], env=environ, check=False).returncode == 0
     found = json.loads(results.read_text())
     assert found["score"] == (100 if is_taken else 0)
