@@ -1,24 +1,19 @@
-"""One start of a run's training: from where the run stands to its end, or until it is asked to stop."""
+"""One start of a run's training: from where the run is to its end, or until it is asked to stop."""
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
-from cos598d.checkpoints import Checkpoint
 from cos598d.checkpoints.control import TrainingControl
+from cos598d.checkpoints.resume import how_to_go_on
 from cos598d.checkpoints.saver import Saving
 from cos598d.checkpoints.stopping import EarlyStopping, Stopping
-from cos598d.comm.communicator import Communicator
 from cos598d.config import RunConfig
-from cos598d.data.examples import Examples
+from cos598d.errors import UserError
 from cos598d.evaluate import Evaluation
-from cos598d.measure.record import RunRecord
-from cos598d.strategies.base import Strategy
+from cos598d.plan import TrainingSetup
 from cos598d.terminal.console import Console
-from cos598d.terminal.signals import Requests
+from cos598d.terminal.signals import GOES_ON, Requests
 from cos598d.train import train
 
 
@@ -35,41 +30,18 @@ class TrainResult:
     best: dict[str, Any] | None
 
 
-def attempt(
-    config: RunConfig,
-    comm: Communicator,
-    model: nn.Module,
-    strategy: Strategy,
-    features: Examples,
-    evaluation: Evaluation,
-    record: RunRecord,
-    console: Console,
-    describe: Callable[[Path], None],
-    facts: Mapping[str, Any],
-    found: Checkpoint | None,
-    began: float,
-) -> TrainResult:
-    """Train `model` until the work is done, or until a signal or --max_seconds ask for the end. Every rank calls it.
+def attempt(setup: TrainingSetup, evaluation: Evaluation, saving: Saving, began: float) -> TrainResult:
+    """Train until the work is done, or until a signal or --max_seconds ask for the end. Every rank calls it.
 
-    Meanwhile the signals of `terminal/signals.ENDING` are only noted. `describe` writes the model's configuration and
-    vocabulary into a folder, `facts` must not change from one attempt of a run to the next, `found` is the checkpoint
-    to go on from, and `began` is the moment of time.monotonic() from which --max_seconds counts. With --early_stopping
-    the model is the best one afterwards. Raises UserError as `train` does, and where no checkpoint can be kept.
+    Meanwhile the signals of `terminal/signals.ENDING` are only noted. `began` is the moment of time.monotonic() from
+    which --max_seconds counts. With --early_stopping the model is the best one afterwards. Raises UserError as `train`
+    does, and where no checkpoint can be kept.
     """
-    with Requests() as requests, Saving(config, comm, console, record, describe, facts, found) as saving:
-        stopping = Stopping(config, comm, requests, began)
+    config, record, console = setup.config, setup.record, setup.console
+    with Requests() as requests, saving:
+        stopping = Stopping(config, setup.comm, requests, began)
         keeper = TrainingControl(config, stopping, saving)
-        train(
-            model,
-            strategy,
-            comm,
-            features,
-            config,
-            record,
-            console,
-            lambda: evaluation(stopping.is_asked),
-            keeper,
-        )
+        train(setup, lambda: evaluation(stopping.is_asked), keeper)
         saved = saving.close()
         if keeper.stopped:
             requests.is_met = True
@@ -78,29 +50,34 @@ def attempt(
         if keeper.early.is_over:
             console.say(keeper.early.sentence())
             record.ends(keeper.early.sentence())
-        return TrainResult(
-            None, saved, _end_with_the_best(config, keeper.early, saving, record, evaluation, model, console)
-        )
+        return TrainResult(None, saved, _end_with_the_best(setup, keeper.early, saving, evaluation))
 
 
 def _end_with_the_best(
-    config: RunConfig,
-    early: EarlyStopping,
-    saving: Saving,
-    record: RunRecord,
-    evaluation: Evaluation,
-    model: nn.Module,
-    console: Console,
+    setup: TrainingSetup, early: EarlyStopping, saving: Saving, evaluation: Evaluation
 ) -> dict[str, Any] | None:
     """Say which evaluation was the best; with --early_stopping give `model` its weights, and evaluate it again."""
     if early.best is None:
         return None
+    config, record, console = setup.config, setup.record, setup.console
     best = {"iteration": early.best_iteration, "metric": early.metric, "value": early.best}
     if config.early_stopping is None or early.best_iteration == record.iterations:
         return best
-    if not saving.load_best(model, early.best_iteration):  # its disk was full, or somebody took it away
+    if not saving.load_best(setup.model, early.best_iteration):  # its disk was full, or somebody took it away
         console.say(f"the best model, after iteration {early.best_iteration}, could not be kept: the last one stays")
         return best
     metrics = evaluation() or {}
     console.evaluation({"iteration": early.best_iteration} | metrics)
     return best | {"evaluated": metrics}
+
+
+def leave(outcome: TrainResult, output: Path, config: RunConfig, iteration: int, console: Console) -> int:
+    """Say why a run stops before its work is done, and how it goes on; return the exit code.
+
+    Raises UserError, the same on every rank, where it cannot go on: nothing is saved.
+    """
+    if outcome.saved is None:
+        raise UserError(f"{outcome.stopped} after iteration {iteration}, and nothing of it could be saved.")
+    lost = "" if outcome.saved == iteration else f", and saved as it was after iteration {outcome.saved}"
+    console.say_last(f"{outcome.stopped} after iteration {iteration}{lost}: {how_to_go_on(output, config)}.")
+    return GOES_ON

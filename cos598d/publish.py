@@ -1,4 +1,4 @@
-"""The end of a run: its record takes its place, then its model; or it leaves, to go on another time."""
+"""The end of a run that has ended well: its record gets its place, then its model."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -6,17 +6,12 @@ from typing import Any
 
 import torch
 
-from cos598d.attempt import TrainResult
-from cos598d.checkpoints.resume import how_to_go_on
 from cos598d.comm.communicator import Communicator
-from cos598d.config import RunConfig
 from cos598d.errors import UserError
 from cos598d.measure.record import RunRecord
 from cos598d.models.checkpoint import CannotSave, save_model
 from cos598d.records.live import MODEL, MODEL_FILES
-from cos598d.terminal.console import Console
 from cos598d.terminal.files import whole_folder
-from cos598d.terminal.signals import GOES_ON
 
 
 def publish_record(
@@ -54,15 +49,3 @@ def save_run_model(output: Path, model: torch.nn.Module, encoder: Any) -> None:
         raise UserError(
             f"the model cannot be saved as {place} ({reason}): make room there; the record in {output} is whole{old}."
         ) from error
-
-
-def leave(outcome: TrainResult, output: Path, config: RunConfig, iteration: int, console: Console) -> int:
-    """Say why a run stops before its work is done, and how it goes on; return the exit code.
-
-    Raises UserError, the same on every rank, where it cannot go on: nothing is saved.
-    """
-    if outcome.saved is None:
-        raise UserError(f"{outcome.stopped} after iteration {iteration}, and nothing of it could be saved.")
-    lost = "" if outcome.saved == iteration else f", and saved as it was after iteration {outcome.saved}"
-    console.say_last(f"{outcome.stopped} after iteration {iteration}{lost}: {how_to_go_on(output, config)}.")
-    return GOES_ON

@@ -3,8 +3,8 @@
 import re
 import signal
 import traceback
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -26,7 +26,17 @@ ANSWER_SECONDS = 2.0  # a neighbour that runs answers in milliseconds, whatever 
 # Words in the errors of gloo and nccl that mean that a peer is gone or silent.
 BROKEN_COLLECTIVE = ("gloo", "Connection closed", "Connection reset", "Timed out", "NCCL")
 
-Prepared = TypeVar("Prepared")
+
+class RankWork(Protocol):
+    """What a rank does: `prepare` alone, before anybody waits for it, then `work` once the ranks have met.
+
+    `prepare` finds and checks what this rank can alone. `work` is given the meeting (None for a single rank), and
+    returns the process's exit code.
+    """
+
+    def prepare(self) -> None: ...
+
+    def work(self, meeting: Meeting | None) -> int: ...
 
 
 class StoppedBySignal(BaseException):
@@ -58,18 +68,11 @@ def take_station(meeting: Meeting | None, backend: str, no_cuda: bool, threads: 
     return RankContext(Communicator(meeting, backend, device), threads, ranks_on_host)
 
 
-def be_rank(
-    identity: Identity,
-    seconds: float,
-    facts: Mapping[str, Any],
-    prepare: Callable[[], Prepared],
-    work: Callable[[Prepared, Meeting | None], int],
-) -> int:
+def be_rank(identity: Identity, seconds: float, facts: Mapping[str, Any], does: RankWork) -> int:
     """Be one rank and return the process's exit code; every failure is printed as one sentence.
 
-    `prepare` finds and checks what this rank can alone, before anybody waits for it. Then the ranks meet within
-    `seconds` and compare `facts` (`meet` says how), and each does its `work` with what it prepared and the meeting
-    (None for a single rank), and returns what that returns when all have done theirs.
+    The rank prepares. Then the ranks meet within `seconds` and compare `facts` (`meet` says how), and each does its
+    work. The code is the work's, once all ranks have done theirs.
 
     A rank that fails after it met the others tells them, and they leave with its sentence. It does not return then,
     but ends the process: the threads of a broken process group would hold it.
@@ -81,12 +84,12 @@ def be_rank(
         if number != signal.SIGINT:
             signal.signal(number, _stop)
     try:
-        prepared = prepare()
+        does.prepare()
         is_prepared = True
         meeting = meet(identity, seconds, facts) if identity.world_size > 1 else None
         if meeting:
             watchdog = Watchdog(meeting)
-        exit_code = work(prepared, meeting)
+        exit_code = does.work(meeting)
         if watchdog:
             watchdog.close()
         process_group.close_group()

@@ -14,24 +14,20 @@ from torch import nn
 
 from cos598d.checkpoints.control import TrainingControl
 from cos598d.comm.communicator import Communicator
-from cos598d.config import RunConfig
 from cos598d.data import sampler
-from cos598d.data.examples import Examples
 from cos598d.data.loader import Ready, load_batches
 from cos598d.data.sampler import MicroBatch
 from cos598d.errors import UserError
 from cos598d.measure.clock import IterationClock
-from cos598d.measure.record import RunRecord
 from cos598d.models.checkpoint import all_finite
 from cos598d.models.padding import cuts_by_length
-from cos598d.plan import Plan
+from cos598d.plan import Plan, TrainingSetup
 from cos598d.records.conventions import WARM_UP
 from cos598d.strategies.base import Module, Strategy
 from cos598d.strategies.formula import TrainingSpec, without_values
 from cos598d.strategies.observed import TimedStrategy
 from cos598d.strategies.optimizers import counter_bytes, make_optimizer, set_learning_rate, states_per_weight
 from cos598d.strategies.replicas import check_replicas
-from cos598d.terminal.console import Console
 
 Inputs = dict[str, torch.Tensor]
 
@@ -59,25 +55,21 @@ def step(
 
 
 def train(
-    model: nn.Module,
-    strategy: Strategy,
-    comm: Communicator,
-    features: Examples,
-    config: RunConfig,
-    record: RunRecord,
-    console: Console,
+    setup: TrainingSetup,
     evaluate: Callable[[], dict[str, Any] | None],
     keeper: TrainingControl | None = None,
 ) -> None:
-    """Train `model` in place on `features` as `config` says: every rank calls it with the same arguments.
+    """Train the model of `setup` in place: every rank calls it with the same arguments.
 
-    The measurements go to `record`. `evaluate` returns the current model's metrics, or None where it was broken off
-    because a rank is asked to end; every rank calls it after every epoch, and where --eval_steps says so. `keeper`
-    saves the training, and says where it goes on and when it ends early; without one nothing is saved.
+    `evaluate` returns the current model's metrics, or None where it was broken off because a rank is asked to end;
+    every rank calls it after every epoch, and where --eval_steps says so. `keeper` saves the training, and tells where
+    it goes on and when it ends early; without one nothing is saved.
 
     Raises UserError, the same on every rank, when a global batch's loss or, before an evaluation, a weight is not
     finite, when the replicas have diverged, and when fp16's loss scale would fall below 1.
     """
+    config, comm, model, strategy = setup.config, setup.comm, setup.model, setup.strategy
+    features, record, console = setup.examples, setup.record, setup.console
     plan = Plan(config, len(features), comm.world_size)
     keeper = keeper or TrainingControl(config)
     clock = IterationClock(comm.device)

@@ -17,13 +17,14 @@ from cos598d.checkpoints import prune, saving, writer
 from cos598d.checkpoints.layout import step_name, steps
 from cos598d.checkpoints.restore import open_checkpoint
 from cos598d.checkpoints.resume import facts_of, find_checkpoint, open_record
+from cos598d.checkpoints.saver import Saving
 from cos598d.config import RunConfig
 from cos598d.data.text.tokenization import load_encoder
 from cos598d.evaluate import Evaluation
 from cos598d.measure.clock import IterationClock
 from cos598d.models.build import build_model, find_model, uses_every_parameter
 from cos598d.models.checkpoint import save_description
-from cos598d.plan import Plan
+from cos598d.plan import Plan, TrainingSetup
 from cos598d.records.conventions import OF_TRAINING, STATE, SYNCHRONIZING, WARM_UP
 from cos598d.strategies import get_strategy
 from cos598d.strategies.replicas import digest
@@ -67,10 +68,9 @@ def live(comm, folder, values, fate=None, age=0.0):
     evaluation = Evaluation(task, {"dev": dev}, model, comm, config.per_gpu_eval_batch_size, config.precision)
     with open_record(Path(folder), config, comm, found) as record:
         comm.ledger = record.ledger
-        outcome = attempt(
-            config, comm, model, strategy, train, evaluation, record, console,
-            lambda place: save_description(place, model, encoder), facts, found, time.monotonic() - age,
-        )  # fmt: skip
+        setup = TrainingSetup(config, comm, model, strategy, train, record, console)
+        saving = Saving(setup, lambda place: save_description(place, model, encoder), facts, found)
+        outcome = attempt(setup, evaluation, saving, time.monotonic() - age)
         share = record.share()
         return {
             "from": found.iteration if found else 0,

@@ -14,6 +14,7 @@ from cos598d.comm.communicator import Communicator
 from cos598d.config import RunConfig
 from cos598d.errors import UserError
 from cos598d.measure.record import RunRecord
+from cos598d.plan import TrainingSetup
 from cos598d.strategies import get_strategy
 from cos598d.strategies.formula import TrainingSpec
 from cos598d.strategies.memory import Peak, tensors_in
@@ -55,7 +56,7 @@ def memory_of(comm, name):
     strategy = get_strategy(name)(comm, False, config.sync_options(), "fp32")
     with tempfile.TemporaryDirectory() as folder, RunRecord(Path(folder), comm.rank) as record:
         comm.ledger = record.ledger
-        train(Deep(), strategy, comm, ToyFeatures(64), config, record, Console("", speaks=False), dict)
+        train(TrainingSetup(config, comm, Deep(), strategy, ToyFeatures(64), record, Console("", speaks=False)), dict)
         return record.share()["memory"]
 
 

@@ -13,6 +13,7 @@ from cos598d.comm.ledger import Ledger
 from cos598d.config import RunConfig
 from cos598d.errors import UserError
 from cos598d.measure.record import RunRecord
+from cos598d.plan import TrainingSetup
 from cos598d.records.conventions import AGREEMENT
 from cos598d.strategies.loss_scale import FIRST, LossScale
 from cos598d.strategies.replicated import Replicated
@@ -150,7 +151,7 @@ def train_toy(comm, model, name, steps=8, precision="fp16", **values):
     with tempfile.TemporaryDirectory() as folder, Rates(Path(folder), comm.rank) as record:
         comm.ledger = record.ledger
         strategy = Replicated(sync, precision)
-        train(model, strategy, comm, ToyFeatures(64), config, record, Console("", speaks=False), dict)
+        train(TrainingSetup(config, comm, model, strategy, ToyFeatures(64), record, Console("", speaks=False)), dict)
     comm.ledger = Ledger()
     return record
 

@@ -11,12 +11,8 @@ from torch import nn
 
 from cos598d.checkpoints import FOLDER, Checkpoint, Checkpoints, RankState, load_random_states, random_states
 from cos598d.checkpoints.stopping import EarlyStopping
-from cos598d.comm.communicator import Communicator
-from cos598d.config import RunConfig
-from cos598d.measure.record import RunRecord
-from cos598d.plan import Position
+from cos598d.plan import Position, TrainingSetup
 from cos598d.strategies.base import Strategy
-from cos598d.terminal.console import Console
 from cos598d.terminal.printable import printable
 
 RECORD = "record"  # the fact of every rank that says where its part of the record is
@@ -32,20 +28,17 @@ class Saving:
 
     def __init__(
         self,
-        config: RunConfig,
-        comm: Communicator,
-        console: Console,
-        record: RunRecord,
+        setup: TrainingSetup,
         describe: Callable[[Path], None],
         facts: Mapping[str, Any],
         found: Checkpoint | None = None,
     ):
         """`describe` writes a model's configuration and vocabulary into a folder, `facts` are what must not change from
         one start of a run to the next, and `found` is the checkpoint to go on from."""
-        self.folder = record.folder / FOLDER
-        self._config, self._comm, self._console, self._record = config, comm, console, record
+        self.folder = setup.record.folder / FOLDER
+        self._config, self._comm, self._console, self._record = setup.config, setup.comm, setup.console, setup.record
         self._describe, self._facts, self._found = describe, dict(facts), found
-        self._sync = {"sync": config.sync} | asdict(config.sync_options())
+        self._sync = {"sync": setup.config.sync} | asdict(setup.config.sync_options())
         self._checkpoints: Checkpoints | None = None
 
     def restore(self, strategy: Strategy, early: EarlyStopping) -> Position:

@@ -19,7 +19,7 @@ from cos598d.commands.start import ended, guarded
 from cos598d.config import RunConfig, config_from, folder_name
 from cos598d.data import get_task
 from cos598d.errors import UsageError
-from cos598d.run import find
+from cos598d.inputs import find
 from cos598d.run import run as be_one_rank
 from cos598d.strategies import is_our_own
 from cos598d.terminal.reader import ends_with_its_reader

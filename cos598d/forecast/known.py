@@ -10,8 +10,8 @@ from torch import nn
 from cos598d.config import RunConfig
 from cos598d.data import Task
 from cos598d.data.examples import Examples
+from cos598d.inputs import find_source
 from cos598d.models.build import ModelSource, bare_model, uses_every_parameter
-from cos598d.run import find_source
 from cos598d.strategies.formula import without_values
 
 T = TypeVar("T")

@@ -32,18 +32,26 @@ from cos598d.world.meeting import Meeting
 
 def be_bench_rank(plan: BenchPlan, identity: Identity, deliver: Callable[[dict[str, Any]], None]) -> int:
     """Be one rank and return the process's exit code. Rank 0 calls `deliver` with the record."""
+    return be_rank(identity, plan.timeout, plan.facts(), _BenchWork(plan, identity, deliver))
 
-    def prepare() -> ModelSource | None:
-        plan.check(identity.world_size)
-        return _find_model(plan) if plan.sweep != "message_size" else None
 
-    def work(source: ModelSource | None, meeting: Meeting | None) -> int:
-        record = _work(plan, source, meeting)
-        if identity.rank == 0:
-            deliver(record)
+class _BenchWork:
+    """What a rank of a bench does."""
+
+    def __init__(self, plan: BenchPlan, identity: Identity, deliver: Callable[[dict[str, Any]], None]):
+        self._plan, self._identity, self._deliver = plan, identity, deliver
+        self._source: ModelSource | None = None
+
+    def prepare(self) -> None:
+        self._plan.check(self._identity.world_size)
+        if self._plan.sweep != "message_size":
+            self._source = _find_model(self._plan)
+
+    def work(self, meeting: Meeting | None) -> int:
+        record = _work(self._plan, self._source, meeting)
+        if self._identity.rank == 0:
+            self._deliver(record)
         return 0
-
-    return be_rank(identity, plan.timeout, plan.facts(), prepare, work)
 
 
 def _find_model(plan: BenchPlan) -> ModelSource:

@@ -74,6 +74,7 @@ def _train(training: _Training, model: nn.Module, sync: GradientSync, comm: Comm
     # Not by every lesson that asks for a claim: the whole library comes with them.
     from cos598d.config import RunConfig
     from cos598d.measure.record import RunRecord
+    from cos598d.plan import TrainingSetup
     from cos598d.strategies.replicated import Replicated
     from cos598d.terminal.console import Console
     from cos598d.train import train
@@ -92,7 +93,10 @@ def _train(training: _Training, model: nn.Module, sync: GradientSync, comm: Comm
     )
     with RunRecord(folder, comm.rank) as record:
         comm.ledger = record.ledger
-        train(model, Replicated(sync), comm, ToyFeatures(26), config, record, Console("", speaks=False), dict)
+        train(
+            TrainingSetup(config, comm, model, Replicated(sync), ToyFeatures(26), record, Console("", speaks=False)),
+            dict,
+        )
         losses = list(record.losses)
     comm.ledger = Ledger()
     return losses

@@ -1,0 +1,70 @@
+"""What a run works on, found and checked: its data and its model, the same on every rank."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from cos598d.comm.communicator import Communicator
+from cos598d.config import RunConfig
+from cos598d.data import Task
+from cos598d.data.examples import Examples
+from cos598d.errors import UsageError, UserError
+from cos598d.measure.environment import network_facts
+from cos598d.measure.tensorboard import check_tensorboard
+from cos598d.models.build import ModelSource, find_model
+
+
+@dataclass(frozen=True)
+class RunInputs:
+    """What a run's flags name, the same for all ranks of a host. `location` is as the task's `locate` says."""
+
+    task: Task
+    location: Any
+    data_words: str
+    source: ModelSource
+
+
+def find(config: RunConfig, between: Callable[[], None] = lambda: None) -> RunInputs:
+    """Find and check a run's data and its model, which may be downloaded from the hub; between the two call `between`.
+
+    Raises UserError for whatever cannot work.
+    """
+    network_facts()  # so that a mistake in it is known now, not when the record is written
+    if config.tensorboard:
+        check_tensorboard()
+    task = config.task()
+    location, words = task.locate(config.data_dir)
+    task.check(location, (["train"] if config.do_train else []) + list(task.evaluation_parts if config.do_eval else ()))
+    between()
+    return RunInputs(task, location, words, find_source(config, task))
+
+
+def find_source(config: RunConfig, task: Task) -> ModelSource:
+    """Find a run's model for its task. Raises UserError where there is none, or it cannot read texts so long."""
+    source = find_model(
+        config.model_name_or_path,
+        config.model_type,
+        config_name=config.config_name,
+        tokenizer_name=config.tokenizer_name,
+        cache_dir=config.cache_dir,
+        do_lower_case=config.do_lower_case,
+        form=task.image_form,
+    )
+    if source.longest_sequence and config.max_seq_length > source.longest_sequence:
+        raise UsageError(
+            f"--max_seq_length {config.max_seq_length} is longer than this model can read: "
+            f"give at most {source.longest_sequence}."
+        )
+    return source
+
+
+def check_same_on_all_ranks(comm: Communicator, task: str, part: str, features: Examples) -> None:
+    """Raise UserError, the same on every rank, when a rank's data are not rank 0's."""
+    found = comm.exchange([len(features), features.digest()])
+    for rank, other in enumerate(found):
+        if other != found[0]:
+            raise UserError(
+                f"the {part} part of {task} differs: rank {rank} has {other[0]} examples and rank 0 has {found[0][0]}"
+                f"{', with other contents or another vocabulary' if other[0] == found[0][0] else ''}; "
+                f"give every rank the same data and model."
+            )
