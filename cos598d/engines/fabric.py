@@ -15,8 +15,7 @@ from cos598d.engines.torch_fsdp import TorchFSDP, check_parameters, fully_sharde
 from cos598d.errors import UsageError
 from cos598d.records.kinds import COUNT, Fields, ListOf, expect
 from cos598d.strategies.base import MakeOptimizer, Module
-from cos598d.strategies.formula import MemoryEstimate, Sent, TrainingSpec
-from cos598d.strategies.replicated import replicated_memory
+from cos598d.strategies.formula import MemoryEstimate, Sent, TrainingSpec, replicated_memory
 from cos598d.strategies.sent import sent_by_replicas
 from cos598d.strategies.state import FullTensor, OptimizerState, ShardSlice, own_state_of
 from cos598d.sync.ddp import DDP

@@ -14,10 +14,10 @@ from cos598d.comm.gloo import broadcast_bytes
 from cos598d.comm.ledger import size_in_bytes
 from cos598d.comm.watched import watched
 from cos598d.strategies.base import MakeOptimizer, Module
-from cos598d.strategies.formula import MemoryEstimate, Sent, TrainingSpec
+from cos598d.strategies.formula import MemoryEstimate, Sent, TrainingSpec, replicated_memory
 from cos598d.strategies.memory import count_memory, state_tensors
 from cos598d.strategies.optimizers import decayed_and_plain
-from cos598d.strategies.replicated import Replicated, replicated_memory
+from cos598d.strategies.replicated import Replicated
 from cos598d.strategies.state import OptimizerState, StateLayout, stepped_whole
 from cos598d.sync.ddp import DDP
 from cos598d.sync.options import DEFAULTS, SyncOptions

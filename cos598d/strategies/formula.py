@@ -11,6 +11,7 @@ from torch import nn
 
 from cos598d.comm.ledger import dtype_name, size_in_bytes
 from cos598d.sync.cost import Tensor
+from cos598d.sync.cost.memory import Buffers
 
 Held = Mapping[str, int]  # bytes by category
 
@@ -117,3 +118,31 @@ def without_values(model: nn.Module) -> nn.Module:
 def largest(moments: Sequence[Held]) -> Held:
     """The first of those at which most is held."""
     return max(moments, key=lambda held: sum(held.values()))
+
+
+def replicated_memory(job: TrainingSpec, buffers: Buffers, state: int | None = None) -> MemoryEstimate:
+    """What whole replicas hold: all weights and their state (or so many bytes of it), gradients until the step is made,
+    and these buffers."""
+    if buffers.unsaid:
+        return MemoryEstimate(unsaid=buffers.unsaid)
+    state = job.state(job.weights, len(job.trainable)) if state is None else state
+    states = {"parameters": job.weights + job.frozen, "optimizer": state}
+
+    def held(gradients: int, in_buffers: int = 0) -> Held:
+        """With so many bytes of gradients, of which some are views of the buffers."""
+        return states | {"gradients": gradients, "buckets": buffers.bytes - in_buffers}
+
+    # A gradient is added to the one that is there only when it is whole.
+    moments = [held(job.weights + (max(t.bytes for t in job.tensors) if job.passes > 1 else 0))]
+    if buffers.at_once and buffers.groups:
+        moments = moments if job.passes > 2 else [held(job.weights)] if job.passes > 1 else []
+        group_of = {tensor: place for place, group in enumerate(buffers.groups) for tensor in group}
+        sizes = [sum(tensor.bytes for tensor in group) for group in buffers.groups]
+        touched: dict[int, int] = {}
+        waiting = job.weights if job.passes > 1 else 0  # of earlier passes, in their own memory
+        for tensor in reversed(job.tensors):
+            moments.append(held(sum(touched.values()) + waiting + tensor.bytes, sum(touched.values())))
+            waiting -= tensor.bytes if job.passes > 1 else 0
+            touched[group_of[tensor]] = sizes[group_of[tensor]]
+        moments.append(held(sum(touched.values()), sum(touched.values())))
+    return MemoryEstimate(held(0), largest(moments))
