@@ -1,8 +1,10 @@
-"""What a run works on, found and checked: its data and its model, the same on every rank."""
+"""What a run works on, found, checked and announced: its data and its model, the same on every rank."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from cos598d.comm.communicator import Communicator
 from cos598d.config import RunConfig
@@ -12,6 +14,9 @@ from cos598d.errors import UsageError, UserError
 from cos598d.measure.environment import network_facts
 from cos598d.measure.tensorboard import check_tensorboard
 from cos598d.models.build import ModelSource, find_model
+from cos598d.world.devices import bf16_instructions
+
+IN_BF16 = 0.80  # of fp32's seconds a step, as measured for ddp (docs/measured.md, in bf16)
 
 
 @dataclass(frozen=True)
@@ -68,3 +73,30 @@ def check_same_on_all_ranks(comm: Communicator, task: str, part: str, features: 
                 f"{', with other contents or another vocabulary' if other[0] == found[0][0] else ''}; "
                 f"give every rank the same data and model."
             )
+
+
+def announced(config: RunConfig, inputs: RunInputs, comm: Communicator, threads: int) -> list[str]:
+    """What a run prints first: what it trains, by which sync, on how many ranks, with which numbers."""
+    ranks = f"{comm.world_size} rank{'s' if comm.world_size > 1 else ''}"
+    each = f"{threads} thread{'s' if threads > 1 else ''}{' each' if comm.world_size > 1 else ''}"
+    dropout = "the model's own" if config.dropout is None else f"{config.dropout:g}"
+    lines = [
+        f"{config.label}: {inputs.task.name}, sync {config.sync}, "
+        f"{ranks} ({config.backend}, {comm.device}, {each}); "
+        f"model: {inputs.source.description}; data: {inputs.data_words}",
+        f"{config.describe_batch(comm.world_size)}; learning rate {config.learning_rate:g}, dropout {dropout}, "
+        f"{config.precision}, seed {config.seed}",
+    ]
+    remark = bf16_remark(config, comm.device)
+    return lines + ([remark] if remark else [])
+
+
+def bf16_remark(config: RunConfig, device: torch.device) -> str | None:
+    """What --precision bf16 would do to this run's seconds, where its processor multiplies in bf16; None elsewhere."""
+    if not config.do_train or config.precision != "fp32" or device.type != "cpu":
+        return None
+    instructions = bf16_instructions()
+    return instructions and (
+        f"this processor has {instructions}: with --precision bf16 an iteration took {IN_BF16:g} of fp32's seconds "
+        "(MiniLM, 4 ranks, --sync ddp: docs/measured.md#in-bf16)"
+    )

@@ -1,4 +1,4 @@
-"""The end of a run that has ended well: its record gets its place, then its model."""
+"""What a run leaves in its folder: the facts of its summary, its record, and its model."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,9 +7,12 @@ from typing import Any
 import torch
 
 from cos598d.comm.communicator import Communicator
+from cos598d.config import RunConfig
 from cos598d.errors import UserError
+from cos598d.inputs import RunInputs
 from cos598d.measure.record import RunRecord
 from cos598d.models.checkpoint import CannotSave, save_model
+from cos598d.records.conventions import BY_LEDGER
 from cos598d.records.live import MODEL, MODEL_FILES
 from cos598d.terminal.files import whole_folder
 
@@ -49,3 +52,25 @@ def save_run_model(output: Path, model: torch.nn.Module, encoder: Any) -> None:
         raise UserError(
             f"the model cannot be saved as {place} ({reason}): make room there; the record in {output} is whole{old}."
         ) from error
+
+
+def summary_facts(config: RunConfig, inputs: RunInputs, comm: Communicator, parameters: int) -> dict[str, Any]:
+    """What the summary tells of a run besides what was measured; `parameters` is the model's number of weights."""
+    return {
+        "task": inputs.task.name,
+        "label": config.label,
+        "sync": config.sync,
+        "world_size": comm.world_size,
+        "backend": config.backend,
+        "bytes_are_assumed": comm.bytes_are_assumed,
+        "bytes_from": BY_LEDGER,
+        "device": comm.device.type,
+        "model": inputs.source.description,
+        "data": inputs.data_words,
+        "parameters": parameters,
+        "total_train_batch_size": config.total_batch_size(comm.world_size),
+        "max_seq_length": config.max_seq_length,
+        "dropout": config.dropout,
+        "precision": config.precision,
+        "seed": config.seed,
+    }

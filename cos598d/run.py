@@ -20,7 +20,7 @@ from cos598d.comm.communicator import Communicator
 from cos598d.config import RunConfig, folder_name
 from cos598d.data.examples import Examples
 from cos598d.evaluate import Evaluation
-from cos598d.inputs import RunInputs, check_same_on_all_ranks, find
+from cos598d.inputs import RunInputs, announced, check_same_on_all_ranks, find
 from cos598d.measure.claim import claim_folder
 from cos598d.measure.environment import describe_environment
 from cos598d.measure.monitor import Monitor
@@ -30,18 +30,14 @@ from cos598d.measure.wire import find_interface
 from cos598d.models.build import build_model, count_parameters, uses_every_parameter
 from cos598d.models.checkpoint import save_description
 from cos598d.plan import Plan, TrainingSetup
-from cos598d.publish import publish_record, save_run_model
+from cos598d.publish import publish_record, save_run_model, summary_facts
 from cos598d.rank import be_rank, take_station
-from cos598d.records.conventions import BY_LEDGER
 from cos598d.strategies import AUTO_SYNC, get_strategy
 from cos598d.terminal.console import Console
 from cos598d.terminal.locks import locked
-from cos598d.world.devices import bf16_instructions
 from cos598d.world.identity import Identity
 from cos598d.world.meeting import Meeting
 from cos598d.world.places import LAUNCHERS, launcher_facts, place_of, places_in_words
-
-IN_BF16 = 0.80  # of fp32's seconds a step, as measured for ddp (docs/measured.md, in bf16)
 
 
 def run(config: RunConfig, identity: Identity, inputs: RunInputs | None = None) -> int:
@@ -107,7 +103,8 @@ class Run:
         self.console = Console(f"rank {identity.rank}: " if has_others else "", identity.speaks)
         launcher = launcher_facts(identity)
         self.comm, threads, ranks_on_host = take_station(meeting, config.backend, config.no_cuda, config.threads)
-        self._announce(threads)
+        for line in announced(config, self.inputs, self.comm, threads):
+            self.console.say(line)
         places = self.comm.collect(place_of(self.comm.device))  # for the record and the log, which are rank 0's
         if places and launcher["name"] in LAUNCHERS:
             self.console.say(places_in_words(launcher, places))
@@ -175,7 +172,10 @@ class Run:
         self, record: RunRecord, asked: RunConfig, choice: Choice | None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """The summary's facts, and on rank 0 the files of the record that say what was run and where."""
-        setting = self._setting() | ({"auto": choice.as_record()} if choice else {})
+        setting = summary_facts(self.config, self.inputs, self.comm, count_parameters(self.model))
+        setting |= {"auto": choice.as_record()} if choice else {}
+            {"auto": choice.as_record()} if choice else {}
+        )
         if self.comm.rank != 0:
             return setting, {}
         environment = describe_environment(self.comm.device, asked.backend, self._threads, self._ranks_on_host)
@@ -238,52 +238,3 @@ class Run:
         who = f"rank {comm.rank}: " if comm.world_size > 1 else ""
         warn = self.console.warn
         return Monitor(self.config.monitor_interval, interface, comm.device, lambda line: warn(f"{who}{line}"))
-
-    def _announce(self, threads: int) -> None:
-        config, comm, inputs = self.config, self.comm, self.inputs
-        ranks = f"{comm.world_size} rank{'s' if comm.world_size > 1 else ''}"
-        each = f"{threads} thread{'s' if threads > 1 else ''}{' each' if comm.world_size > 1 else ''}"
-        self.console.say(
-            f"{config.label}: {inputs.task.name}, sync {config.sync}, "
-            f"{ranks} ({config.backend}, {comm.device}, {each}); "
-            f"model: {inputs.source.description}; data: {inputs.data_words}"
-        )
-        dropout = "the model's own" if config.dropout is None else f"{config.dropout:g}"
-        self.console.say(
-            f"{config.describe_batch(comm.world_size)}; learning rate {config.learning_rate:g}, dropout {dropout}, "
-            f"{config.precision}, seed {config.seed}"
-        )
-        if line := bf16_remark(config, comm.device):
-            self.console.say(line)
-
-    def _setting(self) -> dict[str, Any]:
-        config, comm, inputs = self.config, self.comm, self.inputs
-        return {
-            "task": inputs.task.name,
-            "label": config.label,
-            "sync": config.sync,
-            "world_size": comm.world_size,
-            "backend": config.backend,
-            "bytes_are_assumed": comm.bytes_are_assumed,
-            "bytes_from": BY_LEDGER,
-            "device": comm.device.type,
-            "model": inputs.source.description,
-            "data": inputs.data_words,
-            "parameters": count_parameters(self.model),
-            "total_train_batch_size": config.total_batch_size(comm.world_size),
-            "max_seq_length": config.max_seq_length,
-            "dropout": config.dropout,
-            "precision": config.precision,
-            "seed": config.seed,
-        }
-
-
-def bf16_remark(config: RunConfig, device: torch.device) -> str | None:
-    """What --precision bf16 would do to this run's seconds, where its processor multiplies in bf16; None elsewhere."""
-    if not config.do_train or config.precision != "fp32" or device.type != "cpu":
-        return None
-    instructions = bf16_instructions()
-    return instructions and (
-        f"this processor has {instructions}: with --precision bf16 an iteration took {IN_BF16:g} of fp32's seconds "
-        "(MiniLM, 4 ranks, --sync ddp: docs/measured.md#in-bf16)"
-    )

@@ -10,8 +10,8 @@ from cos598d.comm import process_group
 from cos598d.commands.bench import peaks
 from cos598d.config import RunConfig
 from cos598d.errors import UserError
+from cos598d.inputs import bf16_remark
 from cos598d.rank import take_station
-from cos598d.run import bf16_remark
 from cos598d.tools.bench.rounds import fits
 from cos598d.tools.report.bench_table import candidate_rows
 from cos598d.world import devices
