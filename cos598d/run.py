@@ -174,8 +174,6 @@ class Run:
         """The summary's facts, and on rank 0 the files of the record that say what was run and where."""
         setting = summary_facts(self.config, self.inputs, self.comm, count_parameters(self.model))
         setting |= {"auto": choice.as_record()} if choice else {}
-            {"auto": choice.as_record()} if choice else {}
-        )
         if self.comm.rank != 0:
             return setting, {}
         environment = describe_environment(self.comm.device, asked.backend, self._threads, self._ranks_on_host)

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from cos598d.comm.calls import Call
-from cos598d.comm.endpoint import Endpoint
+from cos598d.comm.endpoint import Endpoint, as_bytes, as_dense, from_bytes
 from cos598d.comm.gloo import all_reduce_bytes, broadcast_bytes, reduce_bytes, root_bytes
 from cos598d.comm.ledger import Row, dtype_name, size_in_bytes
 from cos598d.comm.messages import PointToPointCollective
@@ -35,7 +35,7 @@ class Communicator(Endpoint):
         """Put the sum (or `op`, a torch.distributed.ReduceOp) over all ranks into `tensor` of each; return the call."""
         payload = size_in_bytes(tensor)
         moved = all_reduce_bytes(payload, self.world_size)
-        dense = _dense(tensor)
+        dense = as_dense(tensor)
         return self._start(
             lambda: dist.all_reduce(dense, op=op or dist.ReduceOp.SUM, group=self.group, async_op=True),
             ("all_reduce", tensor, name, purpose, moved, moved),
@@ -47,9 +47,9 @@ class Communicator(Endpoint):
         """Put the root's `tensor` into `tensor` of each rank."""
         distance = (self.rank - root) % self.world_size
         sent, received = broadcast_bytes(size_in_bytes(tensor), self.world_size, distance)
-        dense = _dense(tensor)
+        dense = as_dense(tensor)
         self._start(
-            lambda: dist.broadcast(_as_bytes(dense), src=self.peer(root), group=self.group, async_op=True),
+            lambda: dist.broadcast(as_bytes(dense), src=self.peer(root), group=self.group, async_op=True),
             ("broadcast", tensor, name, purpose, sent, received),
             False,
             dense,
@@ -64,7 +64,7 @@ class Communicator(Endpoint):
         is_root = self.rank == root
         payload = size_in_bytes(tensor)
         moved = root_bytes(payload, self.world_size, is_root)
-        travelling = self.to_host(_as_bytes(_dense(tensor)))
+        travelling = self.to_host(as_bytes(as_dense(tensor)))
         parts = [torch.empty_like(travelling) for _ in range(self.world_size)] if is_root else None
         sent, received = (0, moved) if is_root else (moved, 0)
         self._start(
@@ -72,7 +72,7 @@ class Communicator(Endpoint):
             ("gather", tensor, name, purpose, sent, received),
             False,
         )
-        return None if parts is None else [_from_bytes(part, tensor).to(tensor.device) for part in parts]
+        return None if parts is None else [from_bytes(part, tensor).to(tensor.device) for part in parts]
 
     def scatter(
         self,
@@ -89,10 +89,10 @@ class Communicator(Endpoint):
             return
         is_root = self.rank == root
         moved = root_bytes(size_in_bytes(tensor), self.world_size, is_root)
-        dense = _dense(tensor)
-        landing = self.to_host(_as_bytes(dense))
+        dense = as_dense(tensor)
+        landing = self.to_host(as_bytes(dense))
         is_sent = is_root and parts is not None
-        sources = [self.to_host(_as_bytes(_dense(part))) for part in parts or ()] if is_sent else None
+        sources = [self.to_host(as_bytes(as_dense(part))) for part in parts or ()] if is_sent else None
         sent, received = (moved, 0) if is_root else (0, moved)
         self._start(
             lambda: dist.scatter(landing, sources, src=self.peer(root), group=self.group, async_op=True),
@@ -100,12 +100,12 @@ class Communicator(Endpoint):
             False,
         )
         if landing.data_ptr() != tensor.data_ptr():
-            tensor.copy_(_from_bytes(landing, tensor))
+            tensor.copy_(from_bytes(landing, tensor))
 
     def reduce(self, tensor: torch.Tensor, name: str, *, root: int = 0, purpose: str = GRADIENTS) -> None:
         """Put the sum over all ranks into the root's `tensor`; what the others' hold afterwards is undefined."""
         sent, received = reduce_bytes(size_in_bytes(tensor), self.world_size, self.rank, self.rank == root)
-        dense = _dense(tensor)
+        dense = as_dense(tensor)
         real = torch.view_as_real(dense) if dense.is_complex() else dense
         self._start(
             lambda: dist.reduce(real, dst=self.peer(root), group=self.group, async_op=True),
@@ -120,7 +120,7 @@ class Communicator(Endpoint):
         """The tensors of all ranks, of one shape, in order of rank, and the call to wait for before they are read."""
         if self.world_size == 1:
             return [tensor], Call.done()
-        dense = _dense(tensor)
+        dense = as_dense(tensor)
         parts = [torch.empty_like(dense) for _ in range(self.world_size)]
         moved = (self.world_size - 1) * size_in_bytes(tensor)
         call = self._start(
@@ -171,18 +171,3 @@ class Communicator(Endpoint):
         if not async_op:
             call.wait()
         return call
-
-
-def _dense(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself, or a contiguous copy of it; a sparse one travels as it is."""
-    return tensor.resolve_conj().resolve_neg().contiguous() if tensor.layout == torch.strided else tensor
-
-
-def _as_bytes(dense: torch.Tensor) -> torch.Tensor:
-    """A contiguous tensor's memory, (bytes,) uint8."""
-    return dense.view(-1).view(torch.uint8)
-
-
-def _from_bytes(part: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """What `_as_bytes` made of a tensor of this one's dtype and shape."""
-    return part.view(tensor.dtype).view(tensor.shape)

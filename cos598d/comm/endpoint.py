@@ -97,3 +97,18 @@ class Endpoint:
     def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor, or a copy in the host's memory: gloo has no gather, scatter or messages for CUDA tensors."""
         return tensor.cpu() if self.backend == "gloo" else tensor
+
+
+def as_dense(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself, or a contiguous copy of it; a sparse one travels as it is."""
+    return tensor.resolve_conj().resolve_neg().contiguous() if tensor.layout == torch.strided else tensor
+
+
+def as_bytes(dense: torch.Tensor) -> torch.Tensor:
+    """A contiguous tensor's memory, (bytes,) uint8."""
+    return dense.view(-1).view(torch.uint8)
+
+
+def from_bytes(part: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """What `as_bytes` made of a tensor of this one's dtype and shape."""
+    return part.view(tensor.dtype).view(tensor.shape)
