@@ -14,6 +14,7 @@ from cos598d.config import RunConfig
 from cos598d.data.sampler import micro_batches
 from cos598d.measure.clock import IterationClock
 from cos598d.measure.record import RunRecord
+from cos598d.plan import TrainingSetup
 from cos598d.records.conventions import LOSS
 from cos598d.strategies.base import Strategy
 from cos598d.strategies.observed import TimedStrategy
@@ -71,9 +72,8 @@ def trained(comm, strategy, model=None, **values):
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder, Rows(Path(folder), comm.rank) as record:
         comm.ledger = record.ledger
-        train(
-            model or toy_model(0), strategy, comm, ToyFeatures(64), config, record, Console("", speaks=False), dict
-        )  # fmt: skip
+        console = Console("", speaks=False)
+        train(TrainingSetup(config, comm, model or toy_model(0), strategy, ToyFeatures(64), record, console), dict)
         return record
 
 

@@ -13,6 +13,7 @@ from cos598d.comm.ledger import Ledger
 from cos598d.config import RunConfig
 from cos598d.errors import UsageError, UserError
 from cos598d.measure.record import RunRecord
+from cos598d.plan import TrainingSetup
 from cos598d.strategies.replicas import check_replicas, digest
 from cos598d.strategies.replicated import Replicated
 from cos598d.sync import SYNCS, get_sync
@@ -46,10 +47,9 @@ def train_forgetfully(comm, check_every):
     evaluated = []
     try:
         with tempfile.TemporaryDirectory() as folder, RunRecord(Path(folder), comm.rank) as record:
-            train(
-                toy_model(0), Replicated(Forgetful(comm)), comm, ToyFeatures(64), config, record,
-                Console("", speaks=False), lambda: evaluated.append(1) or {},
-            )  # fmt: skip
+            strategy, console = Replicated(Forgetful(comm)), Console("", speaks=False)
+            setup = TrainingSetup(config, comm, toy_model(0), strategy, ToyFeatures(64), record, console)
+            train(setup, lambda: evaluated.append(1) or {})
     except UserError as error:
         return [str(error), evaluated]
     return ["trained to the end", evaluated]
@@ -82,7 +82,8 @@ def bits_after_training(comm, kinds):
         )  # fmt: skip
         sync = get_sync(name)(comm, options=options)
         with tempfile.TemporaryDirectory() as folder, RunRecord(Path(folder), comm.rank) as record:
-            train(model, Replicated(sync), comm, ToyFeatures(64), config, record, Console("", speaks=False), dict)
+            console = Console("", speaks=False)
+            train(TrainingSetup(config, comm, model, Replicated(sync), ToyFeatures(64), record, console), dict)
         comm.ledger = Ledger()
         found[f"{name} {word}"] = [digest(tensor) for tensor in model.state_dict().values()]
     return found

@@ -12,6 +12,7 @@ from worlds import run_ranks
 from cos598d.config import RunConfig
 from cos598d.errors import UserError
 from cos598d.measure.record import RunRecord
+from cos598d.plan import TrainingSetup
 from cos598d.shard import low_bytes, row_gradients
 from cos598d.shard.sparse_zero1 import SparseZero1
 from cos598d.strategies import get_strategy
@@ -107,7 +108,8 @@ def train_meddled(comm, kind, check_every):
     strategy = kind(comm, True, config.sync_options())
     with tempfile.TemporaryDirectory() as folder, RunRecord(Path(folder), comm.rank) as record:
         try:
-            train(toy_model(0), strategy, comm, ToyFeatures(64), config, record, Console("", speaks=False), dict)
+            console = Console("", speaks=False)
+            train(TrainingSetup(config, comm, toy_model(0), strategy, ToyFeatures(64), record, console), dict)
         except UserError as error:
             return [str(error), len(strategy._packed)]
     return ["trained to the end", len(strategy._packed)]

@@ -1,4 +1,4 @@
-"""The collectives, each call entered in the ledger under the name of its tensor: everything that travels goes here.
+"""The collectives, each call entered in the ledger under the name of its tensor.
 
 The bytes are those of gloo's algorithms (`cos598d/comm/gloo.py`). nccl chooses other algorithms by size and links, and
 does not tell: its calls are taken to move what gloo's do. Collectives of a sync's own are composed of messages
