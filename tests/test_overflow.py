@@ -31,7 +31,7 @@ KINDS = (
 )  # fmt: skip
 
 
-class _Times(torch.autograd.Function):
+class Times(torch.autograd.Function):
     """The identity, whose gradient is multiplied."""
 
     @staticmethod
@@ -55,7 +55,7 @@ def good_averages(comm, name, word, factors, scales, tells=True):
     taken = []
     for factor, scale in zip(factors, scales, strict=True):
         sync.loss_scale = scale
-        loss = _Times.apply(plain_loss(module, comm.rank, len(taken)), factor if comm.rank == 1 else 1.0)
+        loss = Times.apply(plain_loss(module, comm.rank, len(taken)), factor if comm.rank == 1 else 1.0)
         (loss * scale).backward()
         sync.finish()
         average = torch.cat([p.grad.flatten() for p in model.parameters()]) / scale
@@ -130,7 +130,7 @@ class Overflowing(ToyModel):
         loss, logits = super().forward(**inputs)
         self.forwards += 1
         is_bad = self.bad is None or self.forwards in self.bad
-        return _Times.apply(loss, math.inf if is_bad else 1.0), logits
+        return Times.apply(loss, math.inf if is_bad else 1.0), logits
 
 
 class Rates(RunRecord):

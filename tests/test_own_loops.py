@@ -7,6 +7,7 @@ import warnings
 import pytest
 import torch
 import torch.distributed as dist
+from test_overflow import Times
 from test_parallel import EXACT, Model, Trip, batch, ddp
 from torch import nn
 from worlds import run_ranks
@@ -254,19 +255,6 @@ def missing_gradient(comm, name):
     assert said == [None, said[1], None]
     assert all(each == said for each in comm.exchange(said))
     mine.detach()
-
-
-class Times(torch.autograd.Function):
-    """The identity, whose gradient is multiplied."""
-
-    @staticmethod
-    def forward(context, tensor, factor):
-        context.factor = factor
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(context, gradient):
-        return gradient * context.factor, None
 
 
 def scaled_weights(comm, name, how, word, steps=8, bad=()):
