@@ -47,6 +47,15 @@ class LeavesOutEvery12th(CountsSteps):
         return super().gradients() if self.steps % 12 else []
 
 
+class KeepsTheAgreement(CountsSteps):
+    """What was used in step 16 counts as used in every later step."""
+
+    def agree_on_used(self, has):
+        if self.steps <= 16 or not self.find_unused_parameters:
+            self.agreed = super().agree_on_used(has)
+        return self.agreed
+
+
 class FirstMillion(AllReduce):
     def average(self, name, gradient):
         first = gradient.flatten()[:1_000_000].clone()
@@ -272,6 +281,7 @@ STATE, APART, SETTLES, MEMORY = "goes_on_from_its_state", "keeps_models_apart", 
 DRAWN = {
     "infinite becomes 0": _mutant(averaging(_made_finite, after=False), OVERFLOW, "expected the mean", "an overflow"),
     "every 12th step": _mutant(LeavesOutEvery12th, MANY, "step 12 of", "wrong in every 12th step only"),
+    "the agreement is kept": _mutant(KeepsTheAgreement, MANY, "leave tensors out, step", ""),
     "the first million": _mutant(FirstMillion, ANY, "long tensors, one step", "only the first 1000000 of"),
     "settles nothing": _mutant(SettlesNothing, SETTLES, "after settle (2 steps): expected rank 0's", "settle does not"),
     "third pass lost": _mutant(LosesTheThird, MANY, "3 backward passes", "wrong in steps with 3 backward passes only"),

@@ -55,14 +55,19 @@ def _(world: World) -> None:
 
 @Claim
 def averages_many_steps(on: OnRank) -> None:
-    """Over up to 40 steps, each of 1 to 4 backward passes, with and without no_sync and scale, nothing drifts."""
-    Driven(on, training(on.nonce, on.world_size)).run()
+    """Over up to 40 steps, each of 1 to 4 backward passes, with and without no_sync and scale, nothing drifts.
+
+    Then over as many steps, each of which leaves out other tensors on some ranks or on all.
+    """
+    for draw in _long_trainings(on.nonce, on.world_size):
+        Driven(on, draw).run()
 
 
 @averages_many_steps.judgement
 def _(world: World) -> None:
-    draw = training(world.nonce, world.size)
+    draw, with_unused = _long_trainings(world.nonce, world.size)
     comparisons = hold(world, draw)
+    hold(world, with_unused)
     # Where a step is averaged once: each average more is rounded by itself.
     sums = [each.drift() for each, step in zip(comparisons, draw.steps, strict=True) if step.parts == 1 or step.within]
     away, up, size = (sum(each) for each in zip(*sums, strict=True))
@@ -191,6 +196,13 @@ def hold(world: World, draw: Draw, with_weights: bool = True) -> list[DrawnCompa
 
 def _moment(draw: Draw, step: DrawnStep) -> str:
     return f"{draw.label}, step {step.number}"
+
+
+def _long_trainings(nonce: int, ranks: int) -> tuple[Draw, Draw]:
+    """Steps that use all tensors, and steps that do not."""
+    other = training(nonce, ranks, "many steps that leave tensors out")
+    steps = [replace(step, within=True, breaks_off=False) for step in other.steps]
+    return training(nonce, ranks), replace(other, steps=steps, may_be_unused=True)
 
 
 def _overflowing(nonce: int, ranks: int) -> Draw:
