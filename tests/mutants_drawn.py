@@ -56,6 +56,18 @@ class KeepsTheAgreement(CountsSteps):
         return self.agreed
 
 
+class OwnPartFirst(GradientSync):
+    """Every rank adds up in an order of its own, so that the last bits differ."""
+
+    def average(self, name, gradient):
+        parts, call = self.comm.all_gather(gradient.contiguous(), name)
+        call.wait()
+        total = torch.zeros_like(gradient)
+        for step in range(self.comm.world_size):
+            total += parts[(self.comm.rank + step) % self.comm.world_size]
+        gradient.copy_(total / self.comm.world_size)
+
+
 class FirstMillion(AllReduce):
     def average(self, name, gradient):
         first = gradient.flatten()[:1_000_000].clone()
@@ -282,6 +294,7 @@ DRAWN = {
     "infinite becomes 0": _mutant(averaging(_made_finite, after=False), OVERFLOW, "expected the mean", "an overflow"),
     "every 12th step": _mutant(LeavesOutEvery12th, MANY, "step 12 of", "wrong in every 12th step only"),
     "the agreement is kept": _mutant(KeepsTheAgreement, MANY, "leave tensors out, step", ""),
+    "each rank its own order": _mutant(OwnPartFirst, MANY, "is not rank 0's to the last bit", "in their last bits"),
     "the first million": _mutant(FirstMillion, ANY, "long tensors, one step", "only the first 1000000 of"),
     "settles nothing": _mutant(SettlesNothing, SETTLES, "after settle (2 steps): expected rank 0's", "settle does not"),
     "third pass lost": _mutant(LosesTheThird, MANY, "3 backward passes", "wrong in steps with 3 backward passes only"),

@@ -20,7 +20,7 @@ class AllReduce(GradientSync):
     Choose it to understand DDP, or for a model with few, large tensors.
     """
 
-    keeps_nothing = True
+    keeps_nothing = takes_sparse = True
 
     def average(self, name: str, gradient: torch.Tensor) -> None:
         self.comm.all_reduce(gradient, name)

@@ -75,7 +75,7 @@ class GradientSync(Agreement, SyncFacts):
             name = next(name for name, p in model.named_parameters() if p in self._sparse)
             raise UserError(
                 f"{name} has sparse gradients, which {type(self).__name__} does not average. Choose all_reduce, "
-                "overlap or ddp, or make the layer without sparse=True."
+                "overlap or ddp, make the layer without sparse=True, or set takes_sparse = True in your own class."
             )
         with torch.no_grad():
             buffers = model.named_buffers() if self.options.broadcast_buffers else ()

@@ -77,7 +77,7 @@ class DDP(GradientSync):
     """
 
     uses = ("bucket_mb", "bucket_view", "compress", "ddp_hook", "sync_every")
-    overlaps = sends_buffers = True
+    overlaps = sends_buffers = takes_sparse = True
 
     def __init__(self, comm: Communicator, find_unused_parameters: bool = True, options: SyncOptions = DEFAULTS):
         super().__init__(comm, find_unused_parameters, options)

@@ -38,7 +38,7 @@ class SyncFacts:
     averages_weights = False
     keeps_nothing = False
     sends_buffers = False
-    takes_sparse = True
+    takes_sparse = False
     one_host = shares_memory = False
     replicas_equal = True
     not_modelled: str | None = None

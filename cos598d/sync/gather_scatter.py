@@ -21,7 +21,6 @@ class GatherScatter(GradientSync):
     """
 
     keeps_nothing = True
-    takes_sparse = False
 
     def average(self, name: str, gradient: torch.Tensor) -> None:
         copies = self.comm.gather(gradient, name)

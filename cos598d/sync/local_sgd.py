@@ -33,7 +33,7 @@ class LocalSGD(GradientSync):
     """
 
     uses: tuple[str, ...] = ("sync_every",)
-    averages_weights = keeps_nothing = True
+    averages_weights = keeps_nothing = takes_sparse = True
     exact = False
     not_modelled = "it does not average gradients in every step"
     claims = ("starts_from_rank_0", "refuses_different_models")

@@ -17,7 +17,7 @@ class NoSync(GradientSync):
     less that of the same iteration under this sync is the communication that was exposed.
     """
 
-    keeps_nothing = True
+    keeps_nothing = takes_sparse = True
 
     def __init__(self, comm: Communicator, find_unused_parameters: bool = True, options: SyncOptions = DEFAULTS):
         super().__init__(comm, find_unused_parameters, options)

@@ -24,7 +24,7 @@ class Overlap(OverlappingSync):
     tensors. Choose it to see what overlap alone gains; `bucketed` does the same with fewer calls.
     """
 
-    keeps_nothing = True
+    keeps_nothing = takes_sparse = True
 
     def make_units(self, parameters: Sequence[Named]) -> list[list[Named]]:
         self._averages: dict[int, torch.Tensor] = {}  # and gradients on their way to one, by unit

@@ -24,7 +24,6 @@ class ReduceBroadcast(GradientSync):
     """
 
     keeps_nothing = True
-    takes_sparse = False
 
     def average(self, name: str, gradient: torch.Tensor) -> None:
         self.comm.reduce(gradient, name)

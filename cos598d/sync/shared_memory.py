@@ -39,7 +39,6 @@ class SharedMemory(OverlappingSync):
 
     uses: tuple[str, ...] = ("bucket_mb", "copies_gradients")
     op = "shared_memory"
-    takes_sparse = False
     one_host = shares_memory = True
     not_modelled: str | None = "it is for one host only"
 

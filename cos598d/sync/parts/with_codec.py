@@ -29,7 +29,6 @@ class WithCodec(GradientSync):
     """
 
     uses: tuple[str, ...] = ("compress",)
-    takes_sparse = False
 
     def attach(self, model: nn.Module) -> nn.Module:
         module = super().attach(model)

@@ -48,6 +48,7 @@ class DrawnStep:
     within: whether all passes but the last are made within no_sync. breaks_off: whether before them a forward within
     no_sync ends in an exception, which the script catches. loads: whether the sync is replaced before it by a new one
     that goes on from its state. infinite: the rank whose gradient has a number that is not finite, -1 for none.
+    zeroes: whether the step before it ends with zero_grad(set_to_none=False), so that its gradients are added to zeros.
     """
 
     number: int
@@ -57,6 +58,7 @@ class DrawnStep:
     breaks_off: bool = False
     loads: bool = False
     infinite: int = -1
+    zeroes: bool = False
 
     def facts(self) -> dict[str, bool]:
         """What may tell it from other steps, in the card's words."""
@@ -71,6 +73,7 @@ class DrawnStep:
             "where loss_scale is not 1": self.loss_scale != 1,
             f"where loss_scale is {self.loss_scale:g}": True,
             "after an exception within no_sync": self.breaks_off,
+            "after zero_grad(set_to_none=False)": self.zeroes,
         }
 
 

@@ -31,7 +31,10 @@ def _(world: World) -> None:
 
 @Claim
 def goes_through_comm(on: OnRank) -> None:
-    """Ranks reach each other through self.comm alone, which counts what travels: none calls torch.distributed."""
+    """Ranks reach each other only through self.comm, and all of the gradients' bytes travel there.
+
+    self.comm counts what travels. None calls torch.distributed.
+    """
     model = on.model()
     sync, module = on.attached(model)
     ledger = on.fresh_ledger()

@@ -4,6 +4,7 @@ import contextlib
 import json
 from dataclasses import replace
 
+import torch
 from torch import nn
 
 from cos598d.sync.base import GradientSync
@@ -154,7 +155,8 @@ class Driven:
         self.sync.finish()
         gradients = {name: p.grad for name, p in self._model.named_parameters()}
         self._on.hand_in(_moment(self._draw, step), gradients)
-        self._model.zero_grad(set_to_none=True)
+        following = self._draw.steps[step.number + 1 : step.number + 2]
+        self._model.zero_grad(set_to_none=not any(each.zeroes for each in following))
         return gradients
 
     def of(self, draw: Draw) -> "Driven":
@@ -188,10 +190,33 @@ def hold(world: World, draw: Draw, with_weights: bool = True) -> list[DrawnCompa
                 words = f"{draw.words(step)}: {comparison.words(rank, names[0])}"
                 more = f", and {len(names) - 1} more of {len(like)} tensors are wrong" if len(names) > 1 else ""
                 world.findings.append(Finding(rank, words + more, is_compared=True))
+    if not world.findings:
+        _find_different_bits(world, draw, made)
     if with_weights:
         sentence = f"{draw.label}: the weight {{name}} is not as it was on rank 0 before the steps"
         world.equals(f"{draw.label}, {AFTER}", like, sentence, "attach or finish left another weight than rank 0's")
     return made
+
+
+def _find_different_bits(world: World, draw: Draw, comparisons: list[DrawnComparison]) -> None:
+    """Find the first step in which the averages are right, and are not the same number on every rank."""
+    for step, comparison in zip(draw.steps, comparisons, strict=True):
+        first, *others = comparison.found
+        for rank, other in enumerate(others, 1):
+            names = [name for name in first if not _same_numbers(first[name], other[name])]
+            if names:
+                words = f"{draw.words(step)}: {names[0]}'s average is not rank 0's to the last bit, and so in "
+                words += f"{len(names)} of {len(first)} tensors: add up in the same order on every rank"
+                world.find(rank, words, "the ranks' averages differ in their last bits: the replicas drift apart")
+                return
+
+
+def _same_numbers(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    """Whether all numbers are equal; any two that are not finite count as equal."""
+    if one is None or other is None:
+        return one is other
+    finite = one.isfinite() & other.isfinite()
+    return bool(torch.where(finite, one == other, one.isfinite() == other.isfinite()).all())
 
 
 def _moment(draw: Draw, step: DrawnStep) -> str:
@@ -199,10 +224,12 @@ def _moment(draw: Draw, step: DrawnStep) -> str:
 
 
 def _long_trainings(nonce: int, ranks: int) -> tuple[Draw, Draw]:
-    """Steps that use all tensors, and steps that do not."""
+    """Steps that use all tensors, a third of them after zero_grad(set_to_none=False), and steps that do not."""
+    first = training(nonce, ranks)
+    first = replace(first, steps=[replace(step, zeroes=step.number % 3 == 2) for step in first.steps])
     other = training(nonce, ranks, "many steps that leave tensors out")
     steps = [replace(step, within=True, breaks_off=False) for step in other.steps]
-    return training(nonce, ranks), replace(other, steps=steps, may_be_unused=True)
+    return first, replace(other, steps=steps, may_be_unused=True)
 
 
 def _overflowing(nonce: int, ranks: int) -> Draw:
