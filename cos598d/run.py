@@ -47,10 +47,10 @@ def run(config: RunConfig, identity: Identity, inputs: RunInputs | None = None) 
     stop and has saved what it had.
     """
     with contextlib.ExitStack() as claims:
-        return be_rank(identity, config.timeout, config.facts(), Run(config, identity, inputs, claims))
+        return be_rank(identity, config.timeout, config.facts(), RankRun(config, identity, inputs, claims))
 
 
-class Run:
+class RankRun:
     """One rank's run, from its flags to its record. `be_rank` calls `prepare`, then `work` once the ranks have met."""
 
     comm: Communicator
