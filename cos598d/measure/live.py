@@ -4,7 +4,7 @@ import contextlib
 import errno
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 from cos598d.records.live import (
@@ -17,7 +17,7 @@ from cos598d.records.live import (
     ROWS,
     SETTING,
 )
-from cos598d.terminal.files import is_named, open_own, open_plain, remove_known, sync_to_disk, whole_file
+from cos598d.terminal.files import is_named, names_errors, open_own, open_plain, remove_known, sync_to_disk, whole_file
 
 # A disk that is full now may not be so soon, as when a checkpoint that did not fit is taken away again.
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -59,7 +59,7 @@ class LiveFile:
         self.path = path
         self._lock = threading.Lock()
         self._waiting = b""
-        with self._named():
+        with names_errors(self.path):
             self._descriptor = open_own(path)
             os.ftruncate(self._descriptor, begin)
             self._size = os.lseek(self._descriptor, 0, os.SEEK_END)
@@ -77,7 +77,7 @@ class LiveFile:
 
     def write(self, text: str) -> None:
         """Add to its end: whole rows."""
-        with self._lock, self._named():
+        with self._lock, names_errors(self.path):
             self._waiting += text.encode()
             try:
                 self._hand_over()
@@ -91,7 +91,7 @@ class LiveFile:
 
     def replace_last(self, size: int, text: str) -> None:
         """Put `text`, a whole row, in the place of the last row, of `size` bytes."""
-        with self._lock, self._named():
+        with self._lock, names_errors(self.path):
             kept = max(0, len(self._waiting) - size)
             self._size -= size - (len(self._waiting) - kept)
             self._waiting = self._waiting[:kept]
@@ -101,7 +101,7 @@ class LiveFile:
 
     def complete(self) -> None:
         """Bring all of it to the disk: one that is full raises here at the latest. Others may write meanwhile."""
-        with self._named():
+        with names_errors(self.path):
             with self._lock:
                 self._hand_over()
                 descriptor = os.dup(self._descriptor)
@@ -113,7 +113,7 @@ class LiveFile:
     def publish(self, target: Path) -> None:
         """Give it the name `target`, in place of an older file. Nothing may be written after this."""
         self.complete()
-        with self._named():
+        with names_errors(self.path):
             os.replace(self.path, target)
 
     def close(self) -> None:
@@ -132,14 +132,6 @@ class LiveFile:
             written = os.write(self._descriptor, self._waiting)
             self._size += written
             self._waiting = self._waiting[written:]
-
-    @contextlib.contextmanager
-    def _named(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            error.filename, error.filename2 = str(self.path), None
-            raise
 
 
 def take_up(path: Path, size: int, others: Iterable[Path]) -> int:

@@ -104,7 +104,7 @@ class GrowingFile:
         self.path = path
         self._beside: str | None = None
         self._is_complete = False
-        with self._named():
+        with names_errors(self.path):
             try:
                 descriptor = os.open(path.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666)
                 if not os.path.exists(_by_descriptor(descriptor)):  # a container that does not show /proc
@@ -123,17 +123,17 @@ class GrowingFile:
 
     def write(self, text: str) -> None:
         """Add to its end."""
-        with self._named():
+        with names_errors(self.path):
             self._handle.write(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
         """Add to its end."""
-        with self._named():
+        with names_errors(self.path):
             self._handle.writelines(lines)
 
     def complete(self) -> None:
         """Write all of it to the disk under a temporary name: a full disk raises here, `publish` only renames."""
-        with self._named():
+        with names_errors(self.path):
             self._handle.flush()
             sync_to_disk(self._handle.fileno())  # over a network, or with a quota, a full disk raises only here
             self._is_complete = True
@@ -153,7 +153,7 @@ class GrowingFile:
         if not self._is_complete:
             self.complete()
         assert self._beside is not None  # `complete` has named it
-        with self._named():
+        with names_errors(self.path):
             self._handle.flush()
             os.replace(self._beside, self.path)
         self._forget(self._beside)
@@ -171,13 +171,15 @@ class GrowingFile:
         _unfinished.discard(beside)
         self._beside = None
 
-    @contextlib.contextmanager
-    def _named(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            error.filename, error.filename2 = str(self.path), None
-            raise
+
+@contextlib.contextmanager
+def names_errors(path: Path) -> Iterator[None]:
+    """Let an OSError in this context name `path`, whatever file beside it failed."""
+    try:
+        yield
+    except OSError as error:
+        error.filename, error.filename2 = str(path), None
+        raise
 
 
 def sync_to_disk(descriptor: int) -> None:
