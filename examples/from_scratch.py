@@ -11,6 +11,7 @@ import argparse
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # before the group opens: it would keep an open one, whose threads can then abort the exit
 from torch import nn
 
 

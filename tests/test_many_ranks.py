@@ -1,6 +1,8 @@
 """Many ranks: what each asks of rank 0 and hears from it hardly depends on how many there are."""
 
 import json
+import subprocess
+import sys
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -106,6 +108,24 @@ def test_the_ranks_of_a_group_ask_as_often_however_many_they_are(traffic, monkey
         questions[size] = {rank: sum(n for (other, _), n in asked.items() if other == rank) for rank in range(1, size)}
     assert set(questions[4].values()) == set(questions[12].values())
     assert max(questions[12].values()) < 12
+
+
+CLOSED = """
+import os
+from cos598d.comm import process_group
+import torch
+process_group.open_group(None, "gloo")
+torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)  # loads torch.distributed.nn, which may keep the group
+process_group.close_group()
+print(sorted(open(f"/proc/self/task/{thread}/comm").read().strip() for thread in os.listdir("/proc/self/task")))
+"""
+
+
+def test_a_closed_group_has_no_threads_left():
+    """A thread of gloo that runs at exit may abort the process: "terminate called without an active exception"."""
+    found = subprocess.run([sys.executable, "-c", CLOSED], capture_output=True, text=True, timeout=100, check=True)
+    assert "gloo" not in found.stdout
+    assert "python" in found.stdout
 
 
 def test_64_ranks_watch_over_each_other_by_a_connection_each_and_leave_in_order(servers):

@@ -4,6 +4,7 @@ import os
 from datetime import timedelta
 
 import torch.distributed as dist
+import torch.distributed.nn  # noqa: F401  # before a group opens: its functions keep one that is open as their default
 
 from cos598d.world.meeting import Meeting
 from cos598d.world.network import choose_interface
@@ -35,6 +36,6 @@ def open_group(meeting: Meeting | None, backend: str) -> None:
 
 
 def close_group() -> None:
-    """Leave the process group. A process that ends without doing so may be aborted by gloo's threads."""
+    """Leave the process group, and end its threads. A process that exits while they run may be aborted (SIGABRT)."""
     if dist.is_initialized():
         dist.destroy_process_group()
