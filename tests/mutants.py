@@ -27,6 +27,15 @@ class NoBroadcastOfFrozenWeights(AllReduce):
         return model
 
 
+class NoBroadcastOfBuffers(AllReduce):
+    def attach(self, model):
+        own = [(buffer, buffer.clone()) for buffer in model.buffers()]
+        module = super().attach(model)
+        for buffer, values in own:
+            buffer.copy_(values)
+        return module
+
+
 class SyncsUnderNoSync(AllReduce):
     """Starts its calls from hooks without asking whether this is the last micro-batch."""
 
@@ -235,6 +244,9 @@ MUTANTS = {
     ),
     "no broadcast of frozen weights": Mutant(
         lambda: NoBroadcastOfFrozenWeights, "starts_from_rank_0", "frozen.weight", "frozen.weight differs from rank 0's"
+    ),
+    "no broadcast of buffers": Mutant(
+        lambda: NoBroadcastOfBuffers, "starts_from_rank_0", "buffer scale", "the buffer scale differs from rank 0's"
     ),
     "zeros for unused parameters": Mutant(
         lambda: wrong.ZerosForUnused,

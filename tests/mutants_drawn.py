@@ -284,6 +284,12 @@ def _small_dropped(sync, name, gradient):
     gradient[gradient.abs() < 1e-8] = 0
 
 
+def _divided_by_those_that_have_one(sync, name, gradient):
+    have = torch.tensor(float(gradient.any()))
+    sync.comm.all_reduce(have, "those that have one")
+    gradient.mul_(sync.comm.world_size / max(have.item(), 1.0))
+
+
 def _mutant(make: type[GradientSync], claim: str, says: str, cause: str) -> Mutant:
     return Mutant(lambda: make, claim, says, cause, world_sizes=(3,))
 
@@ -332,6 +338,15 @@ DRAWN = {
     "one list of hooks": _mutant(OneListOfHooks, APART, "after the first's detach", "after the first's detach"),
     "attaches once": _mutant(AttachesOnce, APART, "after detach and attach", "another weight than rank 0's"),
     "mean of buffers": _mutant(MeanOfBuffers, SETTLES, "expected rank 0's", "settle does not give all ranks rank 0's"),
+    "clamped after the average": _mutant(
+        averaging(lambda sync, name, gradient: gradient.clamp_(-2, 2)), ANY, "expected the mean", "are cut to it"
+    ),
+    "divided by fewer ranks": _mutant(
+        averaging(_divided_by_those_that_have_one, after=False),
+        MANY,
+        "expected the mean",
+        "the number of ranks whose gradient is there and not zero",
+    ),
     "float64 through float32": _mutant(ThroughSingle, ANY, "float64), element", "wrong on those of float64"),
     "a copy is averaged": _mutant(AveragesACopy, ANY, "not contiguous", "only with tensors that are not contiguous"),
 }

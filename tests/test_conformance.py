@@ -69,6 +69,21 @@ def test_mutant_is_caught_by_its_claim_and_its_cause_is_named(name):
     assert mutant.cause in cause["cause"], cause["cause"]
 
 
+@pytest.mark.parametrize(
+    ("name", "says", "claims"),
+    [
+        ("no broadcast of buffers", "the buffer scale differs", ["starts_from_rank_0", "averages_gradients"]),
+        ("divides what others need", "in one memory", ["averages_gradients_that_share_memory"]),
+        ("never averaged", "never averaged", ["averages_gradients", "averages_gradients_that_share_memory"]),
+    ],
+)
+def test_what_follows_from_a_fault_is_not_told_as_another(name, says, claims):
+    tried = ["starts_from_rank_0", "averages_gradients", "averages_gradients_that_share_memory"]
+    (cause,) = causes_of([(claim, [each]) for claim, each in outcomes(3, try_mutant, name, tried).items()], "")
+    assert says in cause["cause"]
+    assert cause["claims"] == claims
+
+
 def try_drawn(comm, claim, nonce):
     """On a rank: the claim for each of its mutants, one after the other in one world, under the mutant's name."""
     folder = Path(tempfile.gettempdir())

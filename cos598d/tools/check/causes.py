@@ -9,17 +9,31 @@ from cos598d.tools.check.diagnosis import UNKNOWN, Symptom, sentence
 from cos598d.tools.check.judge import PASSED, ClaimOutcome
 
 TRAINS = "trains_like_one_process"
+STARTS, SHARES = "starts_from_rank_0", "averages_gradients_that_share_memory"
+# Here and in training the ranks' weights and buffers differ before `attach`: what it leaves so makes gradients wrong.
+AVERAGES = "averages_gradients"
+IN_ONE_MEMORY = (
+    "wrong only where autograd keeps the gradients of two parameters in one memory: what is written into one's .grad "
+    "changes the other's; give .grad a new tensor instead"
+)
 
 
 def causes_of(by_claim: Sequence[tuple[str, Sequence[ClaimOutcome]]], own_file: str) -> list[dict[str, Any]]:
     """`cause` in words and the names of the `claims` that fail for it; first what most claims fail for."""
     causes: dict[Any, dict[str, Any]] = {}
+    by_name = dict(by_claim)
+    unlike = {claim for claim, outcomes in by_claim if any(each.symptom for each in outcomes)}
+    start = next((each.cause for each in by_name.get(STARTS, ()) if each.cause), "")
     vague: list[tuple[str, str]] = []  # claims whose numbers say nothing, and what to say if nothing else does
     for claim, outcomes in by_claim:
         failed = [outcome for outcome in outcomes if outcome.status != PASSED]
         if not failed:
             continue
         key, words = _cause(failed, own_file)
+        if start and unlike <= {AVERAGES} and claim in (AVERAGES, TRAINS):
+            key, words = ("told", start), start
+        elif unlike == {SHARES} == {claim} and AVERAGES in by_name:
+            key, words = ("told", IN_ONE_MEMORY), IN_ONE_MEMORY
         # Replicas that drift apart in training stop it with a sentence.
         if key is None or (key[0], key[2:3]) == ("raised", ("UserError",)) and claim == TRAINS and causes:
             vague.append((claim, words))

@@ -18,7 +18,12 @@ def starts_from_rank_0(on: OnRank) -> None:
 
 @starts_from_rank_0.judgement
 def _(world: World) -> None:
-    world.equals("after attach", world.model().state_dict(), "{name} differs from rank 0's after attach")
+    model = world.model()
+    buffers, right = dict(model.named_buffers()), model.state_dict()
+    parameters = {name: tensor for name, tensor in right.items() if name not in buffers}
+    for kind, tensors in (("parameter", parameters), ("buffer", buffers)):
+        sentence = f"the {kind} {{name}} differs from rank 0's after attach"
+        world.equals("after attach", tensors, sentence, sentence)
 
 
 @Claim

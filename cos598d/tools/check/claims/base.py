@@ -175,11 +175,11 @@ class World:
                 self.findings.append(Finding(rank, words, is_compared=True))
 
     def equals(self, moment: str, right: Mapping[str, torch.Tensor], sentence: str, cause: str = "") -> None:
-        """Find where tensors are not, bit for bit, the `right` ones; {name} in `sentence` is the first that is not."""
+        """Find where tensors are not, bit for bit, the `right` ones; {name} in the words is the first that is not."""
         for rank, found in enumerate(self.handed_in(moment, right)):
             off = [name for name, tensor in right.items() if not _same(found[name], tensor)]
             if off:
-                self.find(rank, sentence.format(name=off[0]), cause)
+                self.find(rank, sentence.format(name=off[0]), cause.format(name=off[0]))
 
     def require(self, holds: bool, message: str, rank: int = 0, cause: str = "") -> None:
         """Find `message` unless it `holds`."""

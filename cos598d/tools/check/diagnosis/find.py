@@ -1,12 +1,13 @@
 """From the gradients of every moment of a claim to the one symptom that tells most."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
 from cos598d.tools.check.comparison import Comparison, agrees
 from cos598d.tools.check.diagnosis.hypotheses import symptom_on_rank
-from cos598d.tools.check.diagnosis.symptom import HALF, STEP_KINDS, UNKNOWN, Symptom
+from cos598d.tools.check.diagnosis.symptom import HALF, OF_HOLDERS, STEP_KINDS, UNKNOWN, Symptom
 from cos598d.tools.check.diagnosis.where import elements_of, steps_of, tensors_of
 
 
@@ -23,7 +24,7 @@ def symptom_of(comparisons: Sequence[Comparison]) -> Symptom | None:
             symptoms.append((_of_moment(each, before), each))
     symptom, which = _plainest(symptoms)
     parts = [elements_of(which), tensors_of(which), steps_of(comparisons)]
-    if symptom.kind in ("missing", "filled", "shifted", "not sent back", "made finite"):
+    if symptom.kind in ("missing", "filled", "shifted", "not sent back", "made finite", OF_HOLDERS):
         parts = []
     if symptom.kind == "left without":
         parts = parts[1:2]
@@ -38,6 +39,9 @@ def _plainest(symptoms: Sequence[tuple[Symptom, Comparison]]) -> tuple[Symptom, 
         # In its first step a running mean looks like a wrong divisor; so does clipping where the ranks' norms are near.
         if symptom.kind in STEP_KINDS or symptom.kind == "clipped":
             return symptom, which
+    # A sum that is never divided also looks so where only one rank has a gradient.
+    if any(symptom.kind == "scaled" for symptom, _ in symptoms):
+        symptoms = [(replace(s, kind="scaled") if s.kind == OF_HOLDERS else s, which) for s, which in symptoms]
     factors = [symptom.numbers["factor"] for symptom, _ in symptoms if symptom.kind == "scaled"]
     if factors and max(factors) - min(factors) > 1e-3 * max(factors):
         return Symptom("rescaled", symptoms[0][0].world_size, {"least": min(factors), "most": max(factors)}), symptoms[

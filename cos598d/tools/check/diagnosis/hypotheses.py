@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from cos598d.tools.check.comparison import Comparison, Gradients
-from cos598d.tools.check.diagnosis.symptom import HALF, MIXED, NOT_ZEROED, STALE, UNKNOWN, Symptom
+from cos598d.tools.check.diagnosis.symptom import HALF, MIXED, NOT_ZEROED, OF_HOLDERS, STALE, UNKNOWN, Symptom
 
 # What is left, relative, when a hypothesis holds; rounding leaves less, another hypothesis much more.
 CLOSE = 3e-5
@@ -37,8 +37,13 @@ def symptom_on_rank(comparison: Comparison, before: Comparison | None, rank: int
     if holds(own[rank]):
         return Symptom("local", size)
     factor = (found @ right / (right @ right)).item()
+    if _is_divided_by_holders(comparison, rank):
+        return Symptom(OF_HOLDERS, size, {"factor": factor})
     if holds(factor * right):
         return Symptom("scaled", size, {"factor": factor})
+    most = found.abs().max().item()
+    if len(found) > 1 and (found.abs() == most).all() and (found * right > 0).all() and (right.abs() > most).all():
+        return Symptom("cut off", size, {"most": most})
     if torch.equal(found, found.round()):
         return Symptom("integers", size)
     if rounded := _rounding(found, right, size):
@@ -56,6 +61,17 @@ def symptom_on_rank(comparison: Comparison, before: Comparison | None, rank: int
         or _of_elements(own, found)
         or Symptom(UNKNOWN, size)
     )
+
+
+def _is_divided_by_holders(comparison: Comparison, rank: int) -> bool:
+    """Whether each wrong tensor is the sum divided by the number of ranks that have one there, not all zeros."""
+    size, counts = len(comparison.found), []
+    for name in comparison.wrong[rank]:
+        counts.append(sum(own[name] is not None and bool(own[name].any()) for own in comparison.local.ranks))
+        found, right = comparison.pair(rank, name)
+        if not counts[-1] or (found * counts[-1] - right * size).norm() > CLOSE * size * right.norm():
+            return False
+    return min(counts) < size
 
 
 def _rounding(found: torch.Tensor, right: torch.Tensor, size: int) -> Symptom | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 HALF = {"half precision (fp16)": 8e-4, "half precision (bf16)": 8e-3}
 STALE, MIXED, NOT_ZEROED = STEP_KINDS = ("stale", "mixed with earlier steps", "not zeroed")
 UNKNOWN = "unknown"
+OF_HOLDERS = "divided by holders"
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,8 @@ KINDS = {
     "largest": "the largest of the ranks' gradients stands where their mean belongs: the operation is not the sum",
     "smallest": "the smallest of the ranks' gradients stands where their mean belongs: the operation is not the sum",
     "clamped": "each rank's gradient is clamped to {most:.3g} element by element before the average",
+    "cut off": "values above {most:.3g} are cut to it after the average: clamped",
+    OF_HOLDERS: "divided by the number of ranks whose gradient is there and not zero, where n belongs",
     "agreed": "every rank has the same values, but not the mean: sent by a rank that does not hold it?",
     "clipped": "each rank's gradient is clipped to a norm of {norm:.3g} before the average; the loop clips, after it",
     "weighted": "a sum of the ranks' gradients, but with wrong weights: most of rank {rank:.0f}'s, {weight:.3g} of it",
