@@ -46,7 +46,7 @@ def test_the_fastest_is_named_with_its_spread_and_by_how_much(tmp_path):
     )
     assert words.startswith("ddp is the fastest of 3 with 2.00 s an iteration (95 % 1.90 to 2.10) on 4 ranks; ")
     assert "mid takes 1.50 times the seconds of ddp, slow 2.00 times." in words
-    assert "no run beside it had sync none" in words
+    assert "no run on as many ranks had sync none" in words
 
 
 def test_runs_whose_intervals_overlap_have_no_fastest(tmp_path):
@@ -54,6 +54,13 @@ def test_runs_whose_intervals_overlap_have_no_fastest(tmp_path):
     assert "is the fastest of" not in words
     assert "b and a take 2.00 to 2.05 s an iteration on 4 ranks, which is within the spread" in words
     assert "none of them is shown to be the fastest; c takes 1.50 times" in words
+
+
+def test_one_rank_that_is_faster_than_all_the_others_is_named(tmp_path):
+    several = run(tmp_path, "a", 2.0), run(tmp_path, "b", 3.0, sync="ddp")
+    alone = [write_run(tmp_path / name, ranks=1, seconds=[9.0, 9.0] + [s] * 3) for name, s in (("q", 1.0), ("s", 4.0))]
+    assert "q on 1 rank is faster than all of them: 1.00 s" in said(*several, alone[0])
+    assert "faster than all" not in said(*several, alone[1])
 
 
 def test_exposed_communication_within_the_spread_is_none(tmp_path):
@@ -89,7 +96,10 @@ def test_losses_are_said_to_agree_as_far_as_they_do(tmp_path):
 
 def test_what_travelled_and_what_the_interfaces_counted_is_said(tmp_path):
     words = said(run(tmp_path, "a", 2.0, wire_share=1.03), run(tmp_path, "b", 3.0, sync="ddp", wire_share=0.98))
-    assert "sends 2.000 MB an iteration, whatever the sync; the interfaces counted 2.0 % less to 3.0 % more." in words
+    assert (
+        "sends 2.000 MB an iteration, whatever the sync; of all that is compared the interfaces counted 2.0 % less to "
+        "3.0 % more." in words
+    )
 
 
 def test_runs_of_other_settings_are_not_compared(tmp_path):
@@ -97,7 +107,7 @@ def test_runs_of_other_settings_are_not_compared(tmp_path):
         run(tmp_path, "a", 2.0), run(tmp_path, "b", 3.0, sync="ddp"), run(tmp_path, "large", 1.0, sync="flat", batch=32)
     )
     assert words.startswith("a is the fastest of 2 ")
-    assert "More than the sync tells large from these: not compared here." in words
+    assert "These are seconds of a and b. Not compared: large, of other settings." in words
 
 
 @pytest.mark.parametrize("seconds", [[], [1.0], [1.0, 2.0]])
@@ -196,9 +206,7 @@ def test_a_model_that_predicts_one_class_is_said_to(tmp_path):
         best = {"iteration": 3, "metric": "acc", "value": 0.7} | ({"evaluated": {"by_class": kept}} if kept else {})
         folder = run(tmp_path, name, 2.0, sync=name)
         found[name] = change(folder, "summary", best=best, epochs=[epoch | {"by_class": last}])
-    words = (
-        "only one class is predicted by a and c: every example is taken for c1, so the accuracy, 0.7000, is that class"
-    )
+    words = "only one class is predicted by a and c (the model that it kept): every example is taken for c1, so the"
     assert any(caution.startswith(words) for caution in answer(*found.values()).cautions)
     assert words in comparison([load_run(folder) for folder in found.values()])
     assert not answer(found["b"], found["d"], found["e"]).cautions

@@ -23,14 +23,14 @@ from cos598d.tools.report.figures.answer import (
 from cos598d.tools.report.load import Run
 from cos598d.tools.report.numbers import listed, more_or_less, names_of, number_of, percent, plain, seconds
 from cos598d.tools.report.one_class import one_class_remark
-from cos598d.tools.report.references import exposed_seconds, is_floor, ratio_of_means
+from cos598d.tools.report.references import exposed_seconds, is_floor, ratio_of_means, same_setting
 from cos598d.tools.report.repeats import in_groups, members, over_pairs
-from cos598d.tools.report.settings import comparable
+from cos598d.tools.report.settings import comparable, scaling
 from cos598d.tools.report.spread import are_apart
 from cos598d.tools.report.table import assumed_bytes, unfinished_remarks
 from cos598d.tools.report.traffic import counted_traffic
 
-MOST_SENTENCES, MOST_PANELS = 5, 3
+MOST_SENTENCES, MOST_PANELS, MOST_SLOWER = 5, 3, 5
 
 
 def answer_of(runs: Sequence[Run], benches: Sequence[Bench]) -> Headline:
@@ -91,12 +91,14 @@ def _sentences(runs: Sequence[Run], group: Sequence[Run]) -> list[str]:
         return ["No run counted an iteration, so the records say nothing of speed.", *_losses(runs, runs[0])]
     ranked = _ranked(group)
     quiet = [run for run in ranked if not is_disturbed(run.summary)]
-    found = [_who(ranked, quiet), _where(quiet, group), _travelled(ranked), *_losses(runs, ranked[0])]
+    who = f"{_who(ranked, quiet)} {_faster_alone(runs, ranked[0])}".strip()
+    found = [who, _where(quiet, group), _travelled(ranked), *_losses(runs, ranked[0])]
     found = [sentence for sentence in found if sentence]
     here = {name for run in group for name in (one["run"] for one in members(run.summary))}
     others = [run.name for run in runs if run.name not in here]
     if others:
-        found.append(f"More than the sync tells {names_of(others, 'other run')} from these: not compared here.")
+        names = names_of([run.name for run in group], "run")
+        found.append(f"These are seconds of {names}. Not compared: {names_of(others, 'run')}, of other settings.")
     return found
 
 
@@ -134,9 +136,25 @@ def _who_of(ranked: Sequence[Run]) -> str:
         words += "none of them is shown to be the fastest"
     if slower:
         words += f"; {slower[0].name} takes {_times(slower[0], first)} the seconds of {first.name}"
-    if len(slower) > 1:
-        words += f", {slower[-1].name} {_times(slower[-1], first)}"
+    more = slower[1:] if len(slower) <= MOST_SLOWER else slower[-1:]
+    words += "".join(f", {run.name} {_times(run, first)}" for run in more)
     return f"{words}."
+
+
+def _faster_alone(runs: Sequence[Run], fastest: Run) -> str:
+    """Names the runs of the same work on one rank that were faster than the fastest of those that are compared."""
+    if fastest.summary["world_size"] == 1 or is_disturbed(fastest.summary):
+        return ""
+    alone = [base for base, series in scaling(runs) if any(run.name == fastest.name for run in series)]
+    faster = [
+        run
+        for run in alone
+        if not is_disturbed(run.summary)
+        and run.seconds["mean"] < fastest.seconds["mean"]
+        and are_apart(run, fastest)
+        and same_setting(run.summary, fastest.summary)
+    ]
+    return " ".join(f"{run.name} on 1 rank is faster than all of them: {_seconds(run)}." for run in faster)
 
 
 def _seconds(run: Run) -> str:
@@ -174,7 +192,7 @@ def _where(ranked: Sequence[Run], group: Sequence[Run]) -> str:
     if floor is not None and is_disturbed(floor.summary):
         return f"{words}."
     if floor is None:
-        return f"{words}; what of it is exposed communication is not known, for no run beside it had sync {FLOOR}."
+        return f"{words}; what of it is exposed communication is not known: no run on as many ranks had sync {FLOOR}."
     shares = []
     for run in _ends(ranked):
         exposed = exposed_seconds(run.summary, floor.summary)
@@ -197,7 +215,7 @@ def _travelled(ranked: Sequence[Run]) -> str:
     if ratios:
         off = dict.fromkeys(more_or_less(share) for share in (min(ratios), max(ratios)))
         where = "interfaces" if any(one.has_headers for one in counted) else "ranks' sockets"
-        words += f"; the {where} counted {' to '.join(off)}"
+        words += f"; of all that is compared the {where} counted {' to '.join(off)}"
     return f"{words}."
 
 

@@ -150,7 +150,7 @@ def traffic_caption(traffic: Sequence[Traffic]) -> list[str]:
     """How far the counted bytes are from the predicted ones, run by run."""
     has_headers = any(one.has_headers for one in traffic)
     where = "crossed the interface, with packet headers" if has_headers else "a rank's own sockets carried"
-    sentences = [f"Predicted are the gradient calls alone; counted is all that {where}."]
+    sentences = [f"Predicted is what the ledger has by formula; counted is all that {where}."]
     by_run: dict[str, list[Traffic]] = {}
     for one in traffic:
         by_run.setdefault(one.run, []).append(one)

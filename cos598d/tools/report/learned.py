@@ -8,7 +8,7 @@ from cos598d.tools.report.epochs import is_cut, number_in_words
 from cos598d.tools.report.figures import learning
 from cos598d.tools.report.figures.overfitting import overfitting_figure
 from cos598d.tools.report.load import Run, is_number
-from cos598d.tools.report.numbers import plain
+from cos598d.tools.report.numbers import names_of, plain
 from cos598d.tools.report.overfitting import courses, overfitting_caption
 from cos598d.tools.report.table import losses_rows
 
@@ -90,4 +90,11 @@ def overfitting(runs: Sequence[Run]) -> list[Block]:
             is_best = "lowest" if point is course.best else ""
             rows.append([course.run.name, point.when, training, f"{point.validation:.4f}", is_best])
     note = "Training loss: the mean over the iterations since the evaluation before, with dropout where there is any."
-    return [Table(note, rows), *figures(("overfitting", overfitting_figure(found), overfitting_caption(found)))]
+    picture = "overfitting", overfitting_figure(found), overfitting_caption(found)
+    blocks: list[Block] = [Table(note, rows), *figures(picture)]
+    drawn = {course.run.name for course in found}
+    absent = [run.name for run in runs if run.summary["losses"] and run.name not in drawn]
+    if absent:
+        why = "with fewer than two evaluations that were not of an epoch that was cut"
+        blocks.append(f"Left out, {why}: {names_of(absent, 'run')}.")
+    return blocks

@@ -18,9 +18,10 @@ def one_class_remark(runs: Sequence[Summary]) -> str:
     """
     found: dict[tuple[str, str], list[str]] = {}
     for run in [member for row in runs for member in members(row)]:
-        only = _only_class(_last_evaluation(run))
+        kept = run.get("best", {}).get("evaluated")
+        only = _only_class(kept or _last_evaluation(run))
         if only:
-            found.setdefault(only, []).append(run["run"])
+            found.setdefault(only, []).append(run["run"] + (" (the model that it kept)" if kept else ""))
     return " ".join(
         f"only one class is predicted by {names_of(names, 'run', MOST_NAMES)}: every example is taken for "
         f"{name}, so the accuracy, {share}, is that class's share of the examples."
@@ -29,8 +30,7 @@ def one_class_remark(runs: Sequence[Summary]) -> str:
 
 
 def _last_evaluation(run: Summary) -> Mapping[str, Any]:
-    kept = run.get("best", {}).get("evaluated")
-    return kept or next((epoch for epoch in reversed(run.get("epochs", [])) if epoch.get("by_class")), {})
+    return next((epoch for epoch in reversed(run.get("epochs", [])) if epoch.get("by_class")), {})
 
 
 def _only_class(evaluation: Mapping[str, Any]) -> tuple[str, str] | None:

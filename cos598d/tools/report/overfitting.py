@@ -75,6 +75,12 @@ def _words(course: Course) -> str:
             f"the validation loss is lowest {best.when}, {best.validation:.4f}, and {last.validation:.4f} {last.when}: "
             "a rise within its noise, so no overfitting is shown"
         )
+    losses = [point.validation for point in course.points]
+    if max(losses) - min(losses) <= LEAST_CHANGE * min(losses):
+        return (
+            f"the validation loss hardly changes, {min(losses):.4f} to {max(losses):.4f} in "
+            f"{number_of(len(losses), 'evaluation')}: a change of less than 1 % is taken for noise"
+        )
     if best is last:
         return (
             f"the validation loss is lowest at the end, {best.validation:.4f} {best.when}: "

@@ -12,7 +12,7 @@ from cos598d.tools.report.benches import Bench
 from cos598d.tools.report.blocks import Block, Figure, Page, Section, Table, figures
 from cos598d.tools.report.bytes_from import BYTES_NOTE
 from cos598d.tools.report.classes import classes
-from cos598d.tools.report.disturbed import DISTURBED, speed_up_words
+from cos598d.tools.report.disturbed import DISTURBED, busy_and_own, speed_up_words
 from cos598d.tools.report.figures import learning, series, time
 from cos598d.tools.report.figures.wire import wire_figure
 from cos598d.tools.report.load import Run, is_number
@@ -82,6 +82,8 @@ def _lead(runs: Sequence[Run], benches: Sequence[Bench]) -> str:
         if records:
             count = number_of(len(records), word)
             different = settings.differences(records)
+            if word == "run" and len({run.summary["step"].get("planned") for run in runs}) > 1:
+                different.append("number of steps")
             if different:
                 count += f" that differ in {listed(different)}"
             elif len(records) > 1:
@@ -186,7 +188,8 @@ def _phases(runs: Sequence[Run]) -> list[Block]:
     host = [["run", "peak memory MB", "processor seconds an iteration", "host's processors busy"]]
     host[0] += ["peak GPU memory MB", "GPU busy"] if has_gpu else []
     host += [_host(run, has_gpu) for run in runs if any(run.host)]
-    note = "Memory: the largest rank's. Processor seconds: the mean over the ranks. Busy: the mean over ranks and time."
+    note = "Memory: the largest rank's. Processor seconds: of all that a process did, evaluation too, divided "
+    note += "by its iterations; the mean over the ranks. Busy: the mean over ranks and time."
     return [*blocks, Table(note, host)] if len(host) > 1 else blocks
 
 
@@ -201,8 +204,9 @@ def _host(run: Run, has_gpu: bool) -> list[str]:
     peak = max(row["rss_bytes"] for rows in ranks for row in rows)
     steps = [(rows[-1]["iteration"] - rows[0]["iteration"], rows) for rows in ranks]
     spent = [(rows[-1]["process_cpu_seconds"] - rows[0]["process_cpu_seconds"]) / n for n, rows in steps if n > 0]
-    busy = [row["host_cpu_percent"] for rows in ranks for row in rows]
-    cells = [run.name, megabytes(peak), plain(fmean(spent)) if spent else "-", f"{fmean(busy):.0f} %"]
+    shares = [100 * found[0] for rows in ranks if (found := busy_and_own(rows))]
+    cells = [run.name, megabytes(peak), plain(fmean(spent)) if spent else "-"]
+    cells.append(f"{fmean(shares):.0f} %" if shares else "-")
     if has_gpu:
         gauges = ("gpu_memory_bytes", "gpu_utilization_percent")
         memory, busy = ([row[name] for rows in ranks for row in rows if is_number(row.get(name))] for name in gauges)
@@ -235,7 +239,8 @@ def _traffic(runs: Sequence[Run]) -> list[Block]:
     trained = [run for run in runs if run.summary["losses"]]
     if not trained:
         return []
-    note = f"Gradient calls of an iteration, by the algorithms' formulas; MB: 1,000,000 bytes. {BYTES_NOTE}"
+    note = "Calls that carry gradients or, where a strategy shards, parameters; per iteration, the mean of those after "
+    note += f"the warm-up, by the algorithms' formulas. MB: 1,000,000 bytes. {BYTES_NOTE}"
     note += assumed_bytes([run.summary for run in trained], before=" ")
     blocks: list[Block] = [Table(note, traffic_rows([run.summary for run in trained]))]
     if purposes := purpose_rows(trained):

@@ -40,6 +40,8 @@ TABLE_NOTE = (
     "kernel's counters: of own sockets, which have no other program's bytes, or of an interface between hosts. "
     "Training loss: of the last whole epoch. Validation loss and metrics: at the end."
 )
+# Processes of one thread may use cores better than one process with several; much more means a slow baseline.
+ABOVE_ALL = 1.05
 # An epoch's seconds, by the wall, are no fewer than its iterations', by their clock, but for rounding.
 MOST_OF = 0.99
 # What the table needs of a run, beyond what every record has.
@@ -155,13 +157,34 @@ def cautions(entries: Sequence[StrategyResult]) -> list[str]:
     for epochs in dict.fromkeys(entry.epochs for entry in entries):
         runs = [run.summary for entry, run in known if entry.epochs == epochs]
         found += [work_remark(runs), ground_remark(runs)]
-    found += [cut_remark([run for _, run in known]), one_class_remark([run.summary for _, run in known])]
+    found += [
+        _above_all_remark(entries),
+        cut_remark([run for _, run in known]),
+        one_class_remark([run.summary for _, run in known]),
+    ]
     failed = [entry for entry in entries if entry.outcome in (FAILED, BROKEN_OFF)]
     return [*filter(None, found), *(f"{entry.label}, {entry.epochs:g} epochs: {entry.said}" for entry in failed)]
 
 
 def _baseline(entry: StrategyResult, entries: Sequence[StrategyResult]) -> Run | None:
     return next((one.run for one in entries if one.label == BASELINE and one.epochs == entry.epochs), None)
+
+
+def _above_all_remark(entries: Sequence[StrategyResult]) -> str:
+    """A sentence on the runs that have an efficiency above 100 %; "" where there are none."""
+    head, *rows = strategies_rows(entries)
+    column = head.index("efficiency")
+    found = [
+        f"{row[0]} for {row[2]} epochs"
+        for row in rows
+        if len(row) > column and row[column].endswith("%") and float(row[column][:-1]) > 100 * ABOVE_ALL
+    ]
+    if not found:
+        return ""
+    return (
+        f"the efficiency of {names_of(found, 'run')} is above 100 %: the baseline used its processors less well, or "
+        "was slow when it ran, so run it again before you conclude anything from that."
+    )
 
 
 def left_out(entries: Sequence[StrategyResult]) -> list[str]:

@@ -110,7 +110,7 @@ def traffic_rows(runs: Sequence[Summary]) -> list[list[str]]:
     rows = [["run", "calls/it", "tensors/it", "payload MB/it", "sent MB/it by rank", "received MB/it by rank"]]
     rows[0] += ["counted MB/it", BYTES_FROM]
     for run in runs:
-        cells = [str(run["calls_per_iteration"]), str(run["tensors_per_iteration"])]
+        cells = [f"{run[f'{what}_per_iteration']:.4g}" for what in ("calls", "tensors")]
         cells += [megabytes([run["payload_bytes_per_iteration"]])]
         cells += [megabytes(run["bytes_sent_per_iteration"]), megabytes(run["bytes_received_per_iteration"])]
         by_formula = cells if is_in_ledger(run) else ["-"] * len(cells)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cos598d.records.run import Summary
 from cos598d.tools.report.bytes_from import counted_wire, is_by_sockets, is_in_ledger
 from cos598d.tools.report.load import Run
 from cos598d.tools.report.table import megabytes as megabytes_by_rank
@@ -11,6 +12,7 @@ PURPOSE_NOTE = (
     "All calls of the run by what they were for: calls and payload of rank 0. They are sums over every call; what part "
     "of all calls has a row of its own is up to --ledger."
 )
+WAYS = ("sent", "received")
 LEAST_BYTES = 1e5  # of less, such as the loss's few bytes, headers are the most
 
 
@@ -42,8 +44,10 @@ def counted_traffic(runs: Sequence[Run]) -> list[Traffic]:
         if wire is None:
             continue
         ranks = run.summary["world_size"]
-        predicted = [run.summary[f"bytes_{way}_per_iteration"] for way in ("sent", "received")]
-        counted = [wire[f"bytes_{way}_per_iteration"] for way in ("sent", "received")]
+        predicted, counted = _of_whole_epochs(run.summary) or (
+            [run.summary[f"bytes_{way}_per_iteration"] for way in WAYS],
+            [wire[f"bytes_{way}_per_iteration"] for way in WAYS],
+        )
         for group in wire["ranks_by_interface"]:
             counting = [rank for rank in group if counted[0][rank] is not None]
             if not counting:
@@ -81,6 +85,23 @@ def purpose_rows(runs: Sequence[Run]) -> list[list[str]]:
         if rows
         else []
     )
+
+
+def _of_whole_epochs(run: Summary) -> tuple[list[list[float]], list[list[float]]] | None:
+    """Predicted and counted bytes per iteration, by way and rank, of all epochs; None where one was not counted.
+
+    So both are of the same iterations: means without the warm-up weigh what is sent at an epoch's end differently.
+    """
+    if not is_in_ledger(run):
+        return None
+    sums = []
+    for how in ("predicted", "counted"):
+        for way in WAYS:
+            rows = [epoch.get(f"{how}_bytes_{way}") for epoch in run["epochs"]]
+            if not rows or any(not row or None in row for row in rows):
+                return None
+            sums.append([sum(of_rank) / run["iterations"] for of_rank in zip(*rows, strict=True)])
+    return sums[:2], sums[2:]
 
 
 def epoch_rows(runs: Sequence[Run]) -> list[list[str]]:

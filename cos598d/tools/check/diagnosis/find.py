@@ -39,9 +39,10 @@ def _plainest(symptoms: Sequence[tuple[Symptom, Comparison]]) -> tuple[Symptom, 
         # In its first step a running mean looks like a wrong divisor; so does clipping where the ranks' norms are near.
         if symptom.kind in STEP_KINDS or symptom.kind == "clipped":
             return symptom, which
-    # A sum that is never divided also looks so where only one rank has a gradient.
-    if any(symptom.kind == "scaled" for symptom, _ in symptoms):
-        symptoms = [(replace(s, kind="scaled") if s.kind == OF_HOLDERS else s, which) for s, which in symptoms]
+    # A sum that is never divided, and a gradient that is never sent, look so too where only one rank has one.
+    kinds = {symptom.kind for symptom, _ in symptoms}
+    if plainer := next((kind for kind in ("local", "scaled") if kind in kinds), ""):
+        symptoms = [(replace(s, kind=plainer) if s.kind == OF_HOLDERS else s, which) for s, which in symptoms]
     factors = [symptom.numbers["factor"] for symptom, _ in symptoms if symptom.kind == "scaled"]
     if factors and max(factors) - min(factors) > 1e-3 * max(factors):
         return Symptom("rescaled", symptoms[0][0].world_size, {"least": min(factors), "most": max(factors)}), symptoms[

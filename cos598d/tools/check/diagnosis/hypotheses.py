@@ -34,11 +34,11 @@ def symptom_on_rank(comparison: Comparison, before: Comparison | None, rank: int
 
     if holds(right):
         return Symptom("nearly", size, {"error": ((found - right).norm() / right.norm()).item()})
-    if holds(own[rank]):
-        return Symptom("local", size)
     factor = (found @ right / (right @ right)).item()
     if _is_divided_by_holders(comparison, rank):
         return Symptom(OF_HOLDERS, size, {"factor": factor})
+    if holds(own[rank]):
+        return Symptom("local", size)
     if holds(factor * right):
         return Symptom("scaled", size, {"factor": factor})
     most = found.abs().max().item()
@@ -67,7 +67,8 @@ def _is_divided_by_holders(comparison: Comparison, rank: int) -> bool:
     """Whether each wrong tensor is the sum divided by the number of ranks that have one there, not all zeros."""
     size, counts = len(comparison.found), []
     for name in comparison.wrong[rank]:
-        counts.append(sum(own[name] is not None and bool(own[name].any()) for own in comparison.local.ranks))
+        gradients = [own[name] for own in comparison.local.ranks]
+        counts.append(sum(each is not None and bool(each.any()) for each in gradients))
         found, right = comparison.pair(rank, name)
         if not counts[-1] or (found * counts[-1] - right * size).norm() > CLOSE * size * right.norm():
             return False
