@@ -108,6 +108,10 @@ def test_a_speed_up_that_no_machine_can_give_is_none(tmp_path):
     train_twice(folders[0], 1.5)
     entries[0] = StrategyResult(BASELINE, 1, 2, run=load_run_as(folders[0], BASELINE))
     assert (strategies_rows(entries)[2][head.index("speed-up")], cautions(entries)) == ("1.50", [])
+    train_twice(folders[0], 2.15)
+    entries[0] = StrategyResult(BASELINE, 1, 2, run=load_run_as(folders[0], BASELINE))
+    (caution,) = cautions(entries)
+    assert caution.startswith("the efficiency of ddp for 2 epochs is above 100 %")
 
 
 def test_a_lab_s_ratios_and_a_bench_s_candidates_are_not_ranked_either(tmp_path):

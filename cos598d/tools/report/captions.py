@@ -185,7 +185,10 @@ def scaling_caption(series: Sequence[tuple[Run, list[Run]]]) -> list[str]:
     if len(threads) > 1:
         sentences.append("The ranks have not all the same number of threads.")
     if any(isinstance(ranks, int) and ranks > 1 for ranks in hosts):
-        sentences.append("Ranks on one machine (emulated hosts too) share its cores: no speed-up by adding machines.")
+        sentences.append(
+            "Ranks on one machine (emulated hosts too) share its cores: this is not the speed-up of more machines, and "
+            "where one rank already uses all cores, more ranks can hardly be faster."
+        )
     return sentences
 
 

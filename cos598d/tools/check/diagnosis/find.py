@@ -10,6 +10,8 @@ from cos598d.tools.check.diagnosis.hypotheses import symptom_on_rank
 from cos598d.tools.check.diagnosis.symptom import HALF, OF_HOLDERS, STEP_KINDS, UNKNOWN, Symptom
 from cos598d.tools.check.diagnosis.where import elements_of, steps_of, tensors_of
 
+ROUNDED = 1e-2  # relative: factors of gradients in bf16 that differ by less are the same
+
 
 def symptom_of(comparisons: Sequence[Comparison]) -> Symptom | None:
     """What the comparisons of one claim on one world show; None where all is right."""
@@ -44,7 +46,7 @@ def _plainest(symptoms: Sequence[tuple[Symptom, Comparison]]) -> tuple[Symptom, 
     if plainer := next((kind for kind in ("local", "scaled") if kind in kinds), ""):
         symptoms = [(replace(s, kind=plainer) if s.kind == OF_HOLDERS else s, which) for s, which in symptoms]
     factors = [symptom.numbers["factor"] for symptom, _ in symptoms if symptom.kind == "scaled"]
-    if factors and max(factors) - min(factors) > 1e-3 * max(factors):
+    if factors and max(factors) - min(factors) > ROUNDED * max(factors):
         return Symptom("rescaled", symptoms[0][0].world_size, {"least": min(factors), "most": max(factors)}), symptoms[
             0
         ][1]
