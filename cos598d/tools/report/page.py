@@ -290,8 +290,8 @@ def _scaling(runs: Sequence[Run]) -> list[Block]:
                 ]
             )
     note = (
-        "Speed-up: the one-rank run's mean seconds over this run's, same global batch. Efficiency: it divided by ranks, "
-        "where the table of `strategies` divides it by processors."
+        "Speed-up: the one-rank run's mean seconds over this run's, same global batch. Efficiency: it divided by "
+        "ranks, where the table of `strategies` divides it by processors."
     )
     known = [(base, [run for run in others if (base.name, run.name) in quiet]) for base, others in found]
     known = [(base, others) for base, others in known if others]
