@@ -13,7 +13,7 @@ from cos598d.tools.report.load import load_run, load_run_as
 from cos598d.tools.report.page import build_page
 from cos598d.tools.report.strategies import StrategyResult, sent_bytes, strategies_rows
 from cos598d.tools.report.table import comparison, traffic_rows
-from cos598d.tools.report.traffic import counted_traffic, epoch_rows
+from cos598d.tools.report.traffic import WAYS, counted_traffic, epoch_rows
 
 
 def change(path, **changes):
@@ -36,6 +36,18 @@ def test_compare_has_the_word_and_no_formula_where_there_is_none(tmp_path):
     assert known[1:] == ["2", "2", "2.000", "2.000 x 2", "2.000 x 2", "4.080 (ranks 0, 1)", "ledger"]
     assert silent[1:] == ["-", "-", "-", "-", "-", "4.080 (ranks 0, 1)", "counters"]
     assert "Bytes from: the ledger" in comparison([load_run(tmp_path / "ring")])
+
+
+def test_predicted_and_counted_are_of_the_same_iterations_unless_an_epoch_had_more_ranks(tmp_path):
+    folder = write_run(tmp_path / "zero1", sync="zero1", wire_share=1.5)
+    # What is sent at the end of an epoch weighs more in the mean without the warm-up.
+    sent = {f"{how}_bytes_{way}": [n, n] for how, n in (("predicted", 1000), ("counted", 1020)) for way in WAYS}
+    epochs = [epoch | sent for epoch in json.loads((folder / "summary.json").read_text())["epochs"]]
+    change(folder / "summary.json", bytes_from="ledger", epochs=epochs)
+    assert [one.counted_sent / one.predicted_sent for one in counted_traffic([load_run_as(folder, "z")])] == [1.02] * 2
+    epochs[0] = epochs[0] | {name: [*by_rank, 7] for name, by_rank in sent.items()}
+    change(folder / "summary.json", epochs=epochs)
+    assert [one.counted_sent / one.predicted_sent for one in counted_traffic([load_run_as(folder, "z")])] == [1.5] * 2
 
 
 def test_what_was_counted_on_a_whole_host_s_loopback_is_in_no_table_of_a_run_s_bytes(tmp_path):

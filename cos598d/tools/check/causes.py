@@ -10,8 +10,7 @@ from cos598d.tools.check.judge import PASSED, ClaimOutcome
 
 TRAINS = "trains_like_one_process"
 STARTS, SHARES = "starts_from_rank_0", "averages_gradients_that_share_memory"
-# Here and in training the ranks' weights and buffers differ before `attach`: what it leaves so makes gradients wrong.
-AVERAGES = "averages_gradients"
+AVERAGES = "averages_gradients"  # as in training, ranks start from other weights and buffers, which `attach` may leave
 IN_ONE_MEMORY = (
     "wrong only where autograd keeps the gradients of two parameters in one memory: what is written into one's .grad "
     "changes the other's; give .grad a new tensor instead"
@@ -22,7 +21,7 @@ def causes_of(by_claim: Sequence[tuple[str, Sequence[ClaimOutcome]]], own_file: 
     """`cause` in words and the names of the `claims` that fail for it; first what most claims fail for."""
     causes: dict[Any, dict[str, Any]] = {}
     by_name = dict(by_claim)
-    unlike = {claim for claim, outcomes in by_claim if any(each.symptom for each in outcomes)}
+    with_symptom = {claim for claim, outcomes in by_claim if any(each.symptom for each in outcomes)}
     start = next((each.cause for each in by_name.get(STARTS, ()) if each.cause), "")
     vague: list[tuple[str, str]] = []  # claims whose numbers say nothing, and what to say if nothing else does
     for claim, outcomes in by_claim:
@@ -30,9 +29,10 @@ def causes_of(by_claim: Sequence[tuple[str, Sequence[ClaimOutcome]]], own_file: 
         if not failed:
             continue
         key, words = _cause(failed, own_file)
-        if start and unlike <= {AVERAGES} and claim in (AVERAGES, TRAINS):
+        # Only where a claim on gradients that starts from equal weights was tried, and holds.
+        if start and SHARES in by_name and with_symptom <= {AVERAGES} and claim in (AVERAGES, TRAINS):
             key, words = ("told", start), start
-        elif unlike == {SHARES} == {claim} and AVERAGES in by_name:
+        elif with_symptom == {SHARES} == {claim} and AVERAGES in by_name:
             key, words = ("told", IN_ONE_MEMORY), IN_ONE_MEMORY
         # Replicas that drift apart in training stop it with a sentence.
         if key is None or (key[0], key[2:3]) == ("raised", ("UserError",)) and claim == TRAINS and causes:

@@ -98,7 +98,9 @@ def _sentences(runs: Sequence[Run], group: Sequence[Run]) -> list[str]:
     others = [run.name for run in runs if run.name not in here]
     if others:
         names = names_of([run.name for run in group], "run")
-        found.append(f"These are seconds of {names}. Not compared: {names_of(others, 'run')}, of other settings.")
+        found.append(
+            f"These are the seconds of {names}; not among them, with other settings: {names_of(others, 'run')}."
+        )
     return found
 
 
@@ -154,7 +156,7 @@ def _faster_alone(runs: Sequence[Run], fastest: Run) -> str:
         and are_apart(run, fastest)
         and same_setting(run.summary, fastest.summary)
     ]
-    return " ".join(f"{run.name} on 1 rank is faster than all of them: {_seconds(run)}." for run in faster)
+    return " ".join(f"{run.name} is faster than all of them: {_seconds(run)}." for run in faster)
 
 
 def _seconds(run: Run) -> str:

@@ -95,6 +95,6 @@ def overfitting(runs: Sequence[Run]) -> list[Block]:
     drawn = {course.run.name for course in found}
     absent = [run.name for run in runs if run.summary["losses"] and run.name not in drawn]
     if absent:
-        why = "with fewer than two evaluations that were not of an epoch that was cut"
+        why = "with fewer than two evaluations (one after a cut epoch does not count)"
         blocks.append(f"Left out, {why}: {names_of(absent, 'run')}.")
     return blocks

@@ -82,7 +82,7 @@ def _lead(runs: Sequence[Run], benches: Sequence[Bench]) -> str:
         if records:
             count = number_of(len(records), word)
             different = settings.differences(records)
-            if word == "run" and len({run.summary["step"].get("planned") for run in runs}) > 1:
+            if word == "run" and len({run.summary["step"].get("planned") for run in runs} - {None}) > 1:
                 different.append("number of steps")
             if different:
                 count += f" that differ in {listed(different)}"
@@ -189,7 +189,8 @@ def _phases(runs: Sequence[Run]) -> list[Block]:
     host[0] += ["peak GPU memory MB", "GPU busy"] if has_gpu else []
     host += [_host(run, has_gpu) for run in runs if any(run.host)]
     note = "Memory: the largest rank's. Processor seconds: of all that a process did, evaluation too, divided "
-    note += "by its iterations; the mean over the ranks. Busy: the mean over ranks and time."
+    note += "by its iterations; the mean over the ranks. Busy: the mean over ranks and time"
+    note += "; of GPUs over their samples." if has_gpu else "."
     return [*blocks, Table(note, host)] if len(host) > 1 else blocks
 
 

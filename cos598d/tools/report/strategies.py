@@ -109,7 +109,8 @@ def strategies_rows(entries: Sequence[StrategyResult]) -> list[list[str]]:
         ratio = epoch_seconds(base) / seconds if base else None
         words = speed_up_words(ratio, entry.run.summary, base.summary, entry.run.environment) if ratio and base else "-"
         cells.append(words)
-        cells.append(_efficiency(ratio, base, entry.run) if ratio and base and words != DISTURBED else "-")
+        share = _efficiency(base, entry.run) if base else None
+        cells.append("-" if share is None else f"{share:.0%}")
         peaks = entry.run.summary["memory"]["process_peak_bytes"]
         cells += [f"{peak / 1e6:,.0f}" for peak in (max(peaks), sum(peaks))]
         if has_gpu:
@@ -172,12 +173,11 @@ def _baseline(entry: StrategyResult, entries: Sequence[StrategyResult]) -> Run |
 
 def _above_all_remark(entries: Sequence[StrategyResult]) -> str:
     """A sentence on the runs that have an efficiency above 100 %; "" where there are none."""
-    head, *rows = strategies_rows(entries)
-    column = head.index("efficiency")
+    known = [(entry, entry.run, _baseline(entry, entries)) for entry in entries]
     found = [
-        f"{row[0]} for {row[2]} epochs"
-        for row in rows
-        if len(row) > column and row[column].endswith("%") and float(row[column][:-1]) > 100 * ABOVE_ALL
+        f"{entry.label} for {entry.epochs:g} epochs"
+        for entry, run, base in known
+        if run and base and (_efficiency(base, run) or 0) > ABOVE_ALL
     ]
     if not found:
         return ""
@@ -241,9 +241,12 @@ def processors(run: Run) -> int | None:
     return min(ranks * environment["threads_per_rank"], machines * (environment["cores"] or 1))
 
 
-def _efficiency(speed_up: float, base: Run, run: Run) -> str:
-    mine, theirs = processors(run), processors(base)
-    return f"{speed_up * theirs / mine:.0%}" if mine and theirs else "-"
+def _efficiency(base: Run, run: Run) -> float | None:
+    """The speed-up over that of the processors; None where these are not known, or a run was disturbed."""
+    mine, theirs, ratio = processors(run), processors(base), epoch_seconds(base) / epoch_seconds(run)
+    if not mine or not theirs or speed_up_words(ratio, run.summary, base.summary, run.environment) == DISTURBED:
+        return None
+    return ratio * theirs / mine
 
 
 def _trainings(run: Run) -> list[Mapping[str, Any]]:

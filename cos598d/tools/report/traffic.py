@@ -91,14 +91,15 @@ def _of_whole_epochs(run: Summary) -> tuple[list[list[float]], list[list[float]]
     """Predicted and counted bytes per iteration, by way and rank, of all epochs; None where one was not counted.
 
     So both are of the same iterations: means without the warm-up weigh what is sent at an epoch's end differently.
+    None, too, where an epoch had more ranks.
     """
-    if not is_in_ledger(run):
+    if not is_in_ledger(run) or not run["iterations"]:
         return None
     sums = []
     for how in ("predicted", "counted"):
         for way in WAYS:
             rows = [epoch.get(f"{how}_bytes_{way}") for epoch in run["epochs"]]
-            if not rows or any(not row or None in row for row in rows):
+            if not rows or any(not row or None in row or len(row) != run["world_size"] for row in rows):
                 return None
             sums.append([sum(of_rank) / run["iterations"] for of_rank in zip(*rows, strict=True)])
     return sums[:2], sums[2:]
