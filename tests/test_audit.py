@@ -25,7 +25,7 @@ from cos598d.tools.audit.judge.words import WORDS
 from cos598d.tools.audit.sketch import SIZE, Sketcher, from_text, to_text
 from cos598d.tools.audit.starter import filled
 from cos598d.tools.audit.watch.loss import divisors_of, scale_of
-from cos598d.tools.audit.watch.source import literals
+from cos598d.tools.audit.watch.source import divides_by_ranks, literals
 from cos598d.tools.audit.watch.traffic import moved
 
 RIGHT = BY_HAND.lstrip()
@@ -108,6 +108,24 @@ def test_numbers_in_a_loss_are_read_from_the_text(tmp_path):
     )
     assert found("loss = model(x)", "loss /= 2", "accelerator.backward(loss)") == (2,)
     assert found("print(2 * x)") is None
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (("loss = f(model(x)) / dist.get_world_size()",), True),
+        (("n = int(os.environ['WORLD_SIZE'])", "loss = f(model(x))", "loss /= n"), True),
+        (("def mean(a, over):", "    return f(a).div(over)", "loss = mean(model(x), args.world_size)"), True),
+        (("scale = 1 / n_gpu", "loss = f(model(x)) * scale"), True),
+        (("loss = f(model(x) / args.temperature)",), False),
+        (("def mean(a, over):", "    return f(a) / over", "loss = mean(model(x), steps)"), False),
+        (("sampler = S(num_replicas=world_size)", "x = next(iter(sampler))", "loss = f(model(x)) / T"), False),
+    ],
+)
+def test_what_a_loss_is_divided_by_is_read_from_the_text(lines, expected, tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text("\n".join([*lines, "loss.backward()"]))
+    assert divides_by_ranks(str(path)) is expected
 
 
 def test_bytes_are_gloos_by_formula():
@@ -341,7 +359,8 @@ JUDGED = {  # what is changed in the books of a right script -> the fault; "" fo
     "not_in_one_step": ({"applied": lambda rank, step, name, own: own[rank], "steps": (2,)}, "different_gradients"),
     "in_one_step": ({"applied": lambda rank, step, name, own: own[rank], "steps": (1, 3)}, "different_gradients"),
     "nothing": ({"applied": lambda rank, step, name, own: 0 * own[0]}, "lost_micro_batches"),
-    "divided_by_a_variable": (HALF | {"literals": []}, "averaged_twice"),
+    "divided_by_the_ranks": (HALF | {"literals": [], "by_ranks": True}, "averaged_twice"),
+    "divided_by_a_temperature": (HALF | {"literals": [], "by_ranks": False}, None),
     "divided_by_two": (HALF | {"literals": [2.0]}, None),
     "divided_in_no_text": (HALF | {"literals": None}, None),
     "multiplied": ({"weight": 0.5, "multiplied": [0.5]}, None),

@@ -64,6 +64,7 @@ MICRO = Fields(
         "weight": OrNone(NUMBER),
         **dict.fromkeys(("counts", "multiplied", "divided"), ListOf(NUMBER)),
         "literals": OrNone(ListOf(NUMBER)),
+        "by_ranks": FLAG,  # whether that text divides by the number of ranks
         "weights": TEXT,  # a fingerprint of the model's, when the pass begins
         "adds": FLAG,  # to gradients that an earlier pass of this step has left
         "modes": ListOf(COUNT),  # modules by their mode (watch/replica.py)

@@ -210,6 +210,8 @@ def _may_be_meant(step: StepFits, ranks: int) -> bool:
     for micro in (micro for row in step.rows for micro in row["micro"]):
         if micro["literals"] is None or not micro["divided"]:
             return True
+        if not micro["by_ranks"] and not micro["counts"]:
+            return True
         if any(near(number, value) for number in micro["literals"] for value in numbers):
             return True
         if any(near(number, 1 / ranks) for number in micro["multiplied"]):

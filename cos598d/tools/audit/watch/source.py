@@ -7,29 +7,54 @@ text tells them apart: the first has the number in it.
 import ast
 import functools
 import linecache
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from cos598d.tools.audit.watch.places import is_library
 
 _MOST_FILES = 50
+_RANKS = re.compile("world|rank|replica|proc|gpu|worker|device|node|shards", re.IGNORECASE)
 
 
 @functools.cache
 def literals(file: str) -> tuple[float, ...] | None:
     """The numbers in what `backward` is called on in a file, and in what that is computed from, there and in the files
     of the script's own that it imports; None where there is no text, or no such call."""
-    made: dict[str, list[ast.AST]] = {}  # by name: what it is assigned, or what a function of that name does
-    waiting: list[ast.AST] = []
+    made, losses = _made(file)
+    if not losses:
+        return None
+    return tuple(sorted({number for node in _reached(made, losses) for number in _factors(node)}))
+
+
+@functools.cache
+def divides_by_ranks(file: str) -> bool:
+    """Whether the text of a loss, as `literals` reads it, divides by what is computed from the number of ranks.
+
+    Only a name can tell it from another number that is as large: a temperature of 2 on two ranks.
+    """
+    made, losses = _made(file)
+    divisors = [each for node in _reached(made, losses) for each in _divisors(node)]
+    return any(_RANKS.search(word) for node in _reached(made, divisors) for word in _words(node))
+
+
+def _made(file: str) -> tuple[dict[str, list[ast.AST]], list[ast.AST]]:
+    """By name what it is assigned, what a function of that name does, or what is passed for it; and all losses."""
+    made: dict[str, list[ast.AST]] = {}
+    losses: list[ast.AST] = []
     for tree in _trees(file):
+        parameters = {node.name: node.args for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
         for node in ast.walk(tree):
-            for name, value in _assigned(node):
+            for name, value in (*_assigned(node), *_passed(node, parameters)):
                 made.setdefault(name, []).append(value)
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "backward":
-                waiting += [node.func.value, *node.args]
-    if not waiting:
-        return None
-    found: set[float] = set()
+                losses += [node.func.value, *node.args]
+    return made, losses
+
+
+def _reached(made: Mapping[str, Sequence[ast.AST]], begin: Sequence[ast.AST]) -> Iterator[ast.AST]:
+    """The nodes of these expressions, and of all that their names are made of."""
+    waiting = [*begin]
     seen: set[tuple[str, bool]] = set()
     while waiting:
         whole = waiting.pop()
@@ -38,14 +63,13 @@ def literals(file: str) -> tuple[float, ...] | None:
             id(part) for node in ast.walk(whole) if isinstance(node, ast.Subscript) for part in ast.walk(node.slice)
         }
         for node in ast.walk(whole):
-            found.update(_factors(node))
+            yield node
             name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
             key = name, id(node) in called
             if name and key not in seen and id(node) not in places:
                 seen.add(key)
                 # Of what is called, only what it does is of the loss: a model's sizes are not.
                 waiting += [each for each in made.get(name, []) if isinstance(each, ast.FunctionDef) or not key[1]]
-    return tuple(sorted(found))
 
 
 def _trees(file: str) -> list[ast.Module]:
@@ -76,6 +100,33 @@ def _assigned(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
             yield from ((each.id, node.value) for each in ast.walk(target) if isinstance(each, ast.Name))
     elif isinstance(node, ast.AugAssign | ast.AnnAssign) and isinstance(node.target, ast.Name):
         yield node.target.id, node
+
+
+def _passed(node: ast.AST, parameters: Mapping[str, ast.arguments]) -> Iterator[tuple[str, ast.AST]]:
+    """The parameters of a function of the file, and what a call passes for them."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in parameters:
+        yield from zip([each.arg for each in parameters[node.func.id].args], node.args, strict=False)
+        yield from ((each.arg, each.value) for each in node.keywords if each.arg)
+
+
+def _divisors(node: ast.AST) -> Iterator[ast.AST]:
+    """What an expression, `/=` or a function divides by."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+        yield node.right
+    elif isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Div):
+        yield node.value
+    elif isinstance(node, ast.Call) and getattr(node.func, "attr", "").startswith(("div", "true_divide")):
+        yield from node.args
+
+
+def _words(node: ast.AST) -> Iterator[str]:
+    """The names in a node, and its text if it is one, as of a variable of the environment."""
+    if isinstance(node, ast.Name):
+        yield node.id
+    elif isinstance(node, ast.Attribute):
+        yield node.attr
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.value
 
 
 def _factors(node: ast.AST) -> Iterator[float]:

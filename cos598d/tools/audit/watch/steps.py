@@ -17,7 +17,7 @@ from cos598d.tools.audit.watch.places import NOWHERE, ScriptLine, here
 from cos598d.tools.audit.watch.replica import TrainedModel
 from cos598d.tools.audit.watch.scattered import NAME, pieces_of
 from cos598d.tools.audit.watch.shards import Shards, is_plain, local
-from cos598d.tools.audit.watch.source import literals
+from cos598d.tools.audit.watch.source import divides_by_ranks, literals
 
 Guard = Callable[[Callable[..., None]], Callable[..., None]]
 
@@ -108,6 +108,7 @@ class RankSteps:
                     "multiplied": [*scale.multiplied] if scale else [],
                     "divided": [*scale.divided] if scale else divisors_of(loss),
                     "literals": literals(self.backward_place.file),
+                    "by_ranks": divides_by_ranks(self.backward_place.file),
                     "weights": replica.fingerprint(),
                     "adds": bool(self._row["micro"]) and (self._shards.are_there or replica.have_gradients()),
                     "where": [*self.backward_place],
