@@ -126,6 +126,7 @@ def train(
         if plan.evaluates(at) and not keeper.is_over:
             validate()
         if keeper.saves(at):
+            record.begin_saving()
             with clock.phase("checkpoint"):
                 keeper.save(at)
         return not keeper.is_over

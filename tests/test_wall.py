@@ -59,6 +59,16 @@ def test_recording_is_off_the_clock_and_on_the_wall(tmp_path, host):
     assert wall["share_off_the_clock"] == pytest.approx(5 * 0.002 / (6 * 0.05 + 5 * 0.002))
 
 
+def test_a_copy_after_an_evaluation_is_in_the_walls_time_as_in_the_next_iterations_clock(tmp_path, run_here):
+    words = ["--model_name_or_path", "vit-tiny", "--task_name", "digits", "--do_train", "--max_train_examples", 32]
+    words += ["--total_train_batch_size", 32, "--num_train_epochs", 3, "--save_steps", 1, "--no_cuda"]
+    code, said = run_here("task1/run_glue.py", [*words, "--output_dir", tmp_path / "run"])
+    assert code in (0, None), said
+    rows = [json.loads(line) for line in (tmp_path / "run" / "iterations.rank0.jsonl").read_text().splitlines()]
+    assert [row["seconds_checkpoint"] > 0 for row in rows] == [False, True, True]
+    assert all(row["wall_seconds"] >= row["seconds"] for row in rows)
+
+
 def test_an_epoch_tells_its_tokens_over_a_resume_and_not_where_a_part_of_them_is_unknown(host):
     """Three iterations of 8 examples and 100 tokens, a second each; the second goes on from where the first stood."""
 

@@ -232,6 +232,10 @@ class RunRecord:
             self._monitor.begin()
         self._tally.begin()
 
+    def begin_saving(self) -> None:
+        """The copy for a checkpoint is part of the next iteration's seconds, so the wall's time runs from here on."""
+        self._tally.begin()
+
     def pause_training(self) -> None:
         """What travels from now on is not training's. Called before every evaluation, when the replicas are equal."""
         if self._is_training:

@@ -13,13 +13,15 @@ class WallTime:
 
     def __init__(self) -> None:
         self._last = 0.0
+        self._is_running = False
         self._iterations = 0
         # Of the epoch so far, and of the run after its warm-up.
         self._epoch, self._run = _WallSums(), _WallSums()
 
     def begin(self) -> None:
-        """Training begins, or goes on after an evaluation."""
-        self._last = time.perf_counter()
+        """Training begins, or goes on after an evaluation; nothing changes where it runs."""
+        if not self._is_running:
+            self._last, self._is_running = time.perf_counter(), True
 
     def lap(self, seconds: float, examples: int, counts: Mapping[str, int] | None = None) -> float:
         """An iteration has ended, of so many seconds by its clock and so many examples, which come to `counts` (such as
@@ -36,7 +38,7 @@ class WallTime:
         """Training pauses: what came after its last iteration belongs to the epoch too."""
         now = time.perf_counter()
         self._epoch.wall += now - self._last
-        self._last = now
+        self._is_running = False
 
     def epoch(self) -> dict[str, float | None]:
         """End an epoch: its examples, its seconds by the clocks of its iterations and by the wall, and both rates; and
