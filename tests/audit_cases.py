@@ -68,6 +68,7 @@ FAULTS = {
     "weights": ("by_hand", [(AVERAGE, ""), (CLIP, ""), (STEP, "    optimizer.step()\n    for p in model.parameters():\n        dist.all_reduce(p.data)  # here\n        p.data /= ranks\n")], "weights_averaged", ""),
     "twice": ("by_hand", [("        p.grad /= ranks\n", "        p.grad /= ranks**2\n"), (CLIP, "")], "averaged_twice", ""),
     "loss_divided_and_averaged": ("by_hand", [("labels[batch])\n", "labels[batch]) / ranks\n"), ("dist.all_reduce(p.grad)", "dist.all_reduce(p.grad)  # here")], "averaged_twice", ""),
+    "backward_with_a_share_and_averaged": ("by_hand", [("loss.backward()", "loss.backward(gradient=torch.tensor(1 / ranks))"), ("dist.all_reduce(p.grad)", "dist.all_reduce(p.grad)  # here")], "averaged_twice", ""),
     "examples_of_all_and_averaged": ("by_hand", [(LOSS, OF_ALL_EXAMPLES)], "averaged_twice", ""),
     "divided_by_another_number": ("by_hand", [("        p.grad /= ranks\n", "        p.grad /= 3\n"), ("dist.all_reduce(p.grad)", "dist.all_reduce(p.grad)  # here")], "wrong_factor", ""),
     "one_rank_stays_in_evaluation": ("by_hand", [(MODEL, WITH_DROPOUT), (STEP, "    optimizer.step()\n    if rank == 1:\n        model.eval()\n"), ("    loss.backward()", "    loss.backward()  # here")], "modes_differ", ""),
@@ -119,6 +120,7 @@ EMBED = "model = nn.Sequential(nn.Embedding(20, 8{sparse}), nn.Flatten(), nn.Lin
 RIGHT = {
     "by_hand": ("by_hand", [], ""),
     "ddp": ("ddp", [], ""),
+    "backward_with_a_share_and_summed": ("by_hand", [("loss.backward()", "loss.backward(torch.tensor(1 / ranks))"), ("        p.grad /= ranks\n", "")], ""),
     "gather_scatter": ("skeleton", [], ""),
     "skeleton_accumulation": ("skeleton", [], "--accumulation 2"),
     "skeleton_two_epochs": ("skeleton", [], "--epochs 2"),

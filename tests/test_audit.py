@@ -88,6 +88,8 @@ def test_how_much_a_loss_weighs_is_read_from_its_graph():
     assert scale_of(inputs.exp().logsumexp((0, 1))) is None
     assert scale_of((inputs.exp() * wanted[:, None]).sum()) is None  # of a mask nobody knows how much it leaves
     assert scale_of(None) is None
+    assert scale_of(loss(inputs, wanted), torch.tensor(0.25)) == (0.25, (), (), (4,))
+    assert scale_of(inputs.exp(), torch.ones_like(inputs)) is None
     assert divisors_of(inputs.exp().logsumexp((0, 1)) / 3) == [3]
 
 

@@ -25,14 +25,18 @@ class Scale(NamedTuple):
         return self._replace(weight=self.weight * factor)
 
 
-def scale_of(loss: Any) -> Scale | None:
-    """How the examples are scaled; None where the graph does not tell.
+def scale_of(loss: Any, gradient: Any = None) -> Scale | None:
+    """How the examples are scaled; None where the graph does not tell. `gradient` is what `backward` was given with it.
 
     `loss / 4` has 1/4 of a mean, a sum of two means 2. A term of weights only, such as a decay by hand, has
     none. Means and sums are known by torch's own losses, and by `mean` and `sum` of them.
     """
     try:
-        return _scale(loss.grad_fn, _DEEPEST)
+        scale = _scale(loss.grad_fn, _DEEPEST)
+        if gradient is None or scale is None:
+            return scale
+        factor = gradient.item() if loss.numel() == 1 else 0.0
+        return scale.times(factor)._replace(divided=(*scale.divided, 1 / factor)) if factor else None
     except (AttributeError, RuntimeError, TypeError, ValueError):  # saved tensors may be gone, or be none
         return None
 

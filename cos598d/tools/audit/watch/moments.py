@@ -20,8 +20,8 @@ class Listener(Protocol):
     def leaf(self, tensor: torch.Tensor) -> None:
         """A parameter is about to get a hook, or to be an optimizer's."""
 
-    def backward_begins(self, losses: Any) -> None:
-        """`torch.autograd.backward` is called on these tensors."""
+    def backward_begins(self, losses: Any, gradients: Any) -> None:
+        """`torch.autograd.backward` is called on these tensors, and given these gradients of theirs, if any."""
 
     def backward_ended(self, seconds: float) -> None:
         """It has returned, or raised."""
@@ -106,7 +106,8 @@ def _add_param_group(listener: Listener, original: Any, optimizer: Any, group: A
 
 
 def _backward(listener: Listener, original: Any, *arguments: Any, **options: Any) -> Any:
-    listener.backward_begins(arguments[0] if arguments else options.get("tensors"))
+    losses = arguments[0] if arguments else options.get("tensors")
+    listener.backward_begins(losses, arguments[1] if len(arguments) > 1 else options.get("grad_tensors"))
     began = time.perf_counter()
     try:
         return original(*arguments, **options)

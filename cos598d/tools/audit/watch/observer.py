@@ -94,10 +94,10 @@ class Observer:
     def leaf(self, tensor: torch.Tensor) -> None:
         self._guard(self.steps.hook)(tensor)
 
-    def backward_begins(self, losses: Any) -> None:
+    def backward_begins(self, losses: Any, gradients: Any) -> None:
         self._in_backward += 1
         if self._in_backward == 1:
-            self._guard(self._backward_begins)(losses)
+            self._guard(self._backward_begins)(losses, gradients)
 
     def backward_ended(self, seconds: float) -> None:
         self._in_backward -= 1
@@ -181,7 +181,7 @@ class Observer:
                 self.steps.hook(weight)  # of those that this rank does not step, too
             self.calls.model_is_known()
 
-    def _backward_begins(self, losses: Any) -> None:
+    def _backward_begins(self, losses: Any, gradients: Any) -> None:
         self._open()
         begins = self.steps.is_over
         if begins and self.steps.iteration:
@@ -201,7 +201,7 @@ class Observer:
             "rng": self._rng,
             "modes": [sum(counts) for counts in zip(*(each for _, _, each in called), strict=True)],
         }
-        self.steps.backward_begins(losses, begins, batch, seen, self.replica)
+        self.steps.backward_begins(losses, gradients, begins, batch, seen, self.replica)
         self.samples.trained(batch, self.data.is_second_epoch())
         self._size += len(batch[0]) if batch and batch[0].dim() else 0
         self._batches = {}

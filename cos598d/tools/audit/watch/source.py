@@ -48,7 +48,7 @@ def _made(file: str) -> tuple[dict[str, list[ast.AST]], list[ast.AST]]:
             for name, value in (*_assigned(node), *_passed(node, parameters)):
                 made.setdefault(name, []).append(value)
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "backward":
-                losses += [node.func.value, *node.args]
+                losses += [node.func.value, *node.args, *(each.value for each in node.keywords)]
     return made, losses
 
 

@@ -82,21 +82,29 @@ class RankSteps:
         self._of_model |= names
 
     def backward_begins(
-        self, losses: Any, begins: bool, batch: list[torch.Tensor], seen: dict[str, Any], replica: TrainedModel
+        self,
+        losses: Any,
+        gradients: Any,
+        begins: bool,
+        batch: list[torch.Tensor],
+        seen: dict[str, Any],
+        replica: TrainedModel,
     ) -> None:
-        """A backward pass on `losses`; `begins` an iteration; `batch` are the inputs of the forward pass before it, and
-        `seen` what else was seen of that; `replica` has the weights."""
+        """A backward pass on `losses`, with their `gradients` if it was given any; `begins` an iteration; `batch` are
+        the inputs of the forward pass before it, and `seen` what else was seen of that; `replica` has the weights."""
         if begins:
             self._begin()
         self.arrived = []
         self.backwards += 1
         self.backward_place = here(self.backward_place)
-        loss = next((each for each in (losses if isinstance(losses, list | tuple) else [losses])), None)
+        loss, gradient = (
+            next(iter(each), None) if isinstance(each, list | tuple) else each for each in (losses, gradients)
+        )
         if self.is_examined:
             # Of a gradient that is computed within a step what is applied is not what is seen before it.
             self._row["has_closure"] |= self._depth > 0
             # Of several losses at once the weights are not known.
-            scale = scale_of(loss) if not isinstance(losses, list | tuple) or len(losses) == 1 else None
+            scale = scale_of(loss, gradient) if not isinstance(losses, list | tuple) or len(losses) == 1 else None
             self._row["micro"].append(
                 seen
                 | {
