@@ -142,11 +142,11 @@ def test_every_engine_goes_on_from_the_model_that_another_has_saved(start, tmp_p
         model = "tiny"
         for name in chain:
             folder = tmp_path / kind / name.replace(" ", "-")
-            sync, options, _ = ENGINES[name] if kind == "engines" else ("none", {}, "")
+            sync, options, package = ENGINES[name] if kind == "engines" else ("none", {}, "torch")
             own = ["--sync", sync, "--world_size", 2 if kind == "engines" else 1, "--output_dir", folder]
             own += [word for option, value in options.items() for word in (f"--{option}", value)]
             words_of = ["-m", "cos598d", "train", *words, "--model_name_or_path", model, *own]
-            run = start(folder.name + kind, words_of, is_fresh=True)
+            run = start(folder.name + kind, words_of, is_fresh=package != "torch")
             assert run.wait(120) == 0, run.text
             losses.setdefault(kind, []).extend(json.loads((folder / "summary.json").read_text())["losses"])
             model = folder / "model"

@@ -184,9 +184,14 @@ class DrawnComparison(Comparison):
         it is dropped."""
         found, right = self.pair(rank, name)
         is_right = torch.where(right.isfinite(), (found - right).abs() <= self.bounds[name], ~found.isfinite())
-        if any(not tensor.isfinite().all() for tensor in self.right.values() if tensor is not None):
+        if self._is_dropped:
             is_right |= ~found.isfinite()
         return ~is_right.flatten()
+
+    @functools.cached_property
+    def _is_dropped(self) -> bool:
+        """Whether a number that is right is not finite, so that no rank makes the step."""
+        return any(not tensor.isfinite().all() for tensor in self.right.values() if tensor is not None)
 
     def words(self, rank: int, name: str) -> str:
         """What is wrong with a tensor on a rank: of the element that is furthest off, what was expected and got."""
