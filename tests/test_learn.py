@@ -11,7 +11,11 @@ from test_docs import wrong_in
 
 from cos598d.commands.cli import main
 from cos598d.errors import UsageError
+from cos598d.tools.check.claims.base import World
+from cos598d.tools.check.evidence import Evidence
 from cos598d.tools.learn import progress, session, told
+from cos598d.tools.learn.checks import lesson12
+from cos598d.tools.learn.checks.outer_step import RIGHT, simulate
 from cos598d.tools.learn.events import Event, from_rows, to_rows
 from cos598d.tools.learn.lessons import NUMBERS, all_lessons, get_lesson
 from cos598d.tools.learn.marking import SECONDS, Marking
@@ -30,6 +34,22 @@ def mark(folder, number, code, sizes=None, seconds=SECONDS):
     marking.run(lambda _: None, sizes)
     result = marking.result()
     return result, " ".join(told.verdict(result, lesson).partition("\n\n")[0].split())
+
+
+@pytest.mark.parametrize("nonce", [42, 72, 78])
+def test_lesson_12_compares_the_end_with_the_formula_at_the_same_nonce(nonce):
+    """At these the right answer ends above the middle between ranks that talk in every step and ranks that never do."""
+    found = {}
+    for every in (lesson12.LONG_EVERY, 1):
+        last = simulate(nonce, 2, every, lesson12.LONG_STEPS, lesson12.SETTINGS[lesson12.MOMENTUM], RIGHT)[-1]
+        evidence = [Evidence(rank, nonce) for rank in range(2)]
+        for each, weights in zip(evidence, last, strict=True):
+            each.put(lesson12.trains.name, "after training", weights)
+        world = World(lesson12.trains.name, nonce, evidence)
+        lesson12.trains.judge(world)
+        found[every] = [finding.message for finding in world.findings]
+    assert found[lesson12.LONG_EVERY] == []
+    assert "and the formula's is" in found[1][0]
 
 
 @pytest.mark.parametrize("number", NUMBERS)
