@@ -25,7 +25,8 @@ class Position:
     iteration: steps so far, in all; the next one's number is one more.
     stepped: those that fp16 did not skip, by which the learning rate goes.
     evaluated: the iteration after which the last evaluation was; 0 before the first.
-    epoch_iterations, epoch_loss: of the epoch that is not entered yet, how many iterations and the sum of their losses.
+    epoch_iterations, epoch_loss: of the epoch that is not entered yet, how many iterations, and the sum of their
+        losses, each times its share of a full batch.
     """
 
     iteration: int = 0
@@ -34,16 +35,19 @@ class Position:
     epoch_iterations: int = 0
     epoch_loss: float = 0.0
 
-    def add(self, loss: float) -> None:
-        """A step has ended, whose global batch had this mean loss."""
+    def add(self, loss: float, share: float) -> None:
+        """A step has ended, whose global batch had this mean loss, and this share of a full batch's examples."""
         self.epoch_iterations += 1
-        self.epoch_loss += loss
+        self.epoch_loss += loss * share
 
-    def end_epoch(self) -> dict[str, float]:
-        """How many iterations the epoch had, and their mean loss; the next one begins."""
+    def end_epoch(self, last_share: float) -> dict[str, float]:
+        """How many iterations the epoch had, and their examples' mean loss; the next one begins.
+
+        last_share: of a full batch's examples, what the last iteration had; the others' batches were full.
+        """
         iterations, loss = self.epoch_iterations, self.epoch_loss
         self.epoch_iterations, self.epoch_loss = 0, 0.0
-        return {"iterations": iterations, "loss": loss / iterations}
+        return {"iterations": iterations, "loss": loss / (iterations - 1 + last_share)}
 
 
 class Plan:
@@ -65,6 +69,11 @@ class Plan:
     def epoch_of(self, iteration: int) -> int:
         """The epoch that an iteration belongs to."""
         return (iteration - 1) // self.epoch_steps + 1
+
+    def share(self, iteration: int) -> float:
+        """The share of a full batch's examples that an iteration has: 1, except for the last of an epoch."""
+        left = self._examples - (iteration - 1) % self.epoch_steps * self.batch_size
+        return min(left, self.batch_size) / self.batch_size
 
     def ends_epoch(self, iteration: int) -> bool:
         """Whether no other iteration of its epoch follows."""

@@ -114,7 +114,7 @@ def train(
         keeper.see(found, at)
         if plan.ends_epoch(at.iteration) or keeper.is_over:
             cut = {"is_cut": True} if at.epoch_iterations < plan.epoch_steps else {}
-            record.epoch({"epoch": epoch} | cut | at.end_epoch() | found)
+            record.epoch({"epoch": epoch} | cut | at.end_epoch(plan.share(at.iteration)) | found)
             console.epoch(record.epochs[-1])
         else:
             evaluation = {"iteration": at.iteration, "epoch": epoch} | found
@@ -144,7 +144,7 @@ def train(
                 load_ready = functools.partial(load, ready)
                 at.stepped += step(observed, module, ready.micro_batches, load_ready, config.max_grad_norm)
             _check_loss(observed.loss, at.iteration, config.learning_rate)
-            at.add(observed.loss)
+            at.add(observed.loss, plan.share(at.iteration))
             facts = {"epoch": epoch, "learning_rate": learning_rate, "examples": len(batch)}
             record.iteration(observed.facts() | facts, observed.seconds, clock.phases, features.counts(batch))
             progress(at.iteration, observed.loss, observed.seconds, len(batch))

@@ -11,7 +11,7 @@ from torch import nn
 from cos598d.comm.ledger import Ledger
 from cos598d.config import RunConfig
 from cos598d.models.build import find_model
-from cos598d.records.conventions import SYNCHRONIZING
+from cos598d.records.conventions import PARAMETERS, SYNCHRONIZING
 from cos598d.shard.low_bytes import SHORTEST
 from cos598d.strategies import get_strategy
 from cos598d.strategies.formula import TrainingSpec, without_values
@@ -143,6 +143,8 @@ def sent(comm, case):
         [row.bytes_sent for row in settling],
     ]
     stated = [STEPS * expected.synchronizing, STEPS * expected.others, expected.settling]
+    # An evaluation needs them, and no step: they are not what a step costs.
+    assert PARAMETERS not in {row.purpose for row in settling}, case
     return [[sum(found) for found in counted], stated, [len(counted[0]), STEPS * expected.calls], expected.unsaid]
 
 

@@ -72,6 +72,12 @@ def said(folder):
             "taken for noise.",
         ),
         (
+            [0.6933, 0.6938, 0.6984],
+            None,
+            "run: the validation loss hardly changes, 0.6933 to 0.6984 in 3 evaluations: a change of less than 1 % is "
+            "taken for noise.",
+        ),
+        (
             [0.7, 0.6, 0.5],
             None,
             "run: the validation loss is lowest at the end, 0.5000 after epoch 3: no overfitting is seen in "
@@ -86,14 +92,14 @@ def said(folder):
         (
             [0.7, 0.69, 0.690002],
             None,
-            "run: the validation loss is lowest after epoch 2, 0.6900, and 0.6900 after epoch 3: a rise within its "
-            "noise, so no overfitting is shown.",
+            "run: the validation loss is lowest after epoch 2, 0.6900, and 0.6900 after epoch 3: a rise of less "
+            "than 1 %, which is taken for noise, so no overfitting is shown.",
         ),
         (
             [0.7, 0.75, 0.6, 0.64],
             None,
-            "run: the validation loss is lowest after epoch 3, 0.6000, and 0.6400 after epoch 4: a rise within its "
-            "noise, so no overfitting is shown.",
+            "run: the validation loss is lowest after epoch 3, 0.6000, and 0.6400 after epoch 4: a rise no larger "
+            "than one from which it fell again, so no overfitting is shown.",
         ),
         (
             [0.6, 0.7],
@@ -114,6 +120,17 @@ def test_an_evaluation_within_an_epoch_may_be_where_it_turns(tmp_path):
     assert [point.validation for point in course.points] == [0.7, 0.6, 0.55, 0.8]
     assert course.best.when == "after iteration 10 (epoch 3)"
     assert course.points[2].training == pytest.approx((0.6 + 0.55) / 2), "of the iterations since the evaluation before"
+
+
+def test_the_training_loss_is_the_mean_over_examples_and_not_over_iterations(tmp_path):
+    folder = with_validation(tmp_path / "run", [0.7, 0.6])
+    path = folder / "iterations.rank0.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    sizes = [2 if row["iteration"] % 6 == 0 else 8 for row in rows]
+    path.write_text("".join(json.dumps(row | {"examples": size}) + "\n" for row, size in zip(rows, sizes)))
+    (course,) = courses([load_run_as(folder, "run")])
+    mean = sum(row["loss"] * size for row, size in zip(rows[:6], sizes)) / sum(sizes[:6])
+    assert course.points[0].training == pytest.approx(mean)
 
 
 @pytest.mark.parametrize("is_old", [False, True])

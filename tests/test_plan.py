@@ -57,8 +57,14 @@ def test_a_run_is_evaluated_after_every_epoch_and_where_it_is_asked_to_be_once(v
 
 def test_a_position_sums_up_the_epoch_that_is_under_way():
     at = Position()
-    for loss in (1.0, 2.0, 6.0):
-        at.add(loss)
-    assert at.end_epoch() == {"iterations": 3, "loss": 3.0}
-    at.add(5.0)
-    assert at.end_epoch() == {"iterations": 1, "loss": 5.0}
+    for loss, share in ((1.0, 1.0), (2.0, 1.0), (6.0, 0.5)):
+        at.add(loss, share)
+    assert at.end_epoch(0.5) == {"iterations": 3, "loss": (1 + 2 + 6 / 2) / 2.5}
+    at.add(5.0, 1.0)
+    assert at.end_epoch(1.0) == {"iterations": 1, "loss": 5.0}
+
+
+def test_the_last_iteration_of_an_epoch_has_what_is_left_of_the_examples():
+    plan = plan_of(num_train_epochs=2)
+    for number, (_, batch) in enumerate(plan.batches(after=0), start=1):
+        assert plan.share(number) == len(batch) / plan.batch_size

@@ -15,7 +15,7 @@ from worlds import run_ranks
 
 from cos598d.comm.exchange import IN_FLIGHT
 from cos598d.comm.ledger import Ledger, Row
-from cos598d.records.conventions import GRADIENTS, PARAMETERS
+from cos598d.records.conventions import GRADIENTS, PARAMETERS, WHOLE_WEIGHTS
 from cos598d.shard.shared_weights import SharedWeights
 from cos598d.shard.sparse_zero1 import SparseZero1
 from cos598d.shard.units import Unit, layers, owners
@@ -212,7 +212,7 @@ def books(comm, name):
     between = strategy.memory()
     state = sum(v.numel() for entry in strategy.optimizer.state.values() for v in entry.values() if v.dim())
     with strategy.whole():
-        moved = {purpose: [0, 0] for purpose in (GRADIENTS, PARAMETERS)}
+        moved = {purpose: [0, 0] for purpose in (GRADIENTS, PARAMETERS, WHOLE_WEIGHTS)}
         for row in ledger.rows:
             if row.purpose in moved:
                 moved[row.purpose][0] += row.bytes_sent
@@ -245,14 +245,15 @@ def test_every_rank_sends_what_the_formula_says(four_books, name):
         assert found[name]["moved"][GRADIENTS] == [2 * others, 2 * 3 * own]
         total += others
         if name == "zero3":
-            # In each of two steps before forward and before backward; the model's own and what is looked up once; and
-            # once for `whole`.
+            # In each of two steps before forward and before backward; the model's own and what is looked up once.
             own_units = ("the model", "embedding", "positions")  # two of them a tensor of more than a bucket
-            times = {word: 5 - 2 * word.startswith(own_units) - 4 * word.startswith("never") for word in parts}
+            times = {word: 4 - 2 * word.startswith(own_units) - 4 * word.startswith("never") for word in parts}
         else:
             times = dict.fromkeys(parts, 2)
         weights = [sum(times[word] * parts[word][place] for word in parts) for place in (0, 1)]
         assert found[name]["moved"][PARAMETERS] == [3 * weights[0], weights[1]]
+        whole = [sum(part[place] for part in parts.values()) for place in (0, 1)] if name == "zero3" else [0, 0]
+        assert found[name]["moved"][WHOLE_WEIGHTS] == [3 * whole[0], whole[1]]
     assert total == 4 * 3 * TRAINED, "(n-1)/n S on the average of 4 ranks"
 
 

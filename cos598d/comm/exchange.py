@@ -203,9 +203,17 @@ class WeightGather:
     Every rank sends its part to the n-1 others straight from the tensor and receives theirs into it: nothing is copied.
     """
 
-    def __init__(self, comm: Communicator, name: str, flat: torch.Tensor, lengths: Sequence[int], tag: int):
+    def __init__(
+        self,
+        comm: Communicator,
+        name: str,
+        flat: torch.Tensor,
+        lengths: Sequence[int],
+        tag: int,
+        purpose: str = PARAMETERS,
+    ):
         """`flat`, (elements,), is the weights; lengths: the elements of each rank's part."""
-        self._comm, self._name, self._flat, self._tag = comm, name, flat, tag
+        self._comm, self._name, self._flat, self._tag, self._purpose = comm, name, flat, tag, purpose
         self._parts = flat.split(list(lengths))
         self._expected: PostedReceives | None = None
         self._call: PointToPointCollective | None = None
@@ -223,7 +231,7 @@ class WeightGather:
     def start(self) -> Self:
         """This rank's part is as it should be: send it."""
         expected, self._expected = self._expected, None
-        self._call = self._comm.compose("all_gather", self._flat, self._name, purpose=PARAMETERS)
+        self._call = self._comm.compose("all_gather", self._flat, self._name, purpose=self._purpose)
         sends = [(own, other) for other in self._comm.others for own in self.messages(self._comm.rank)]
         self._messages = self._call.start(sends, self._coming() if expected is None else (), self._tag, expected)
         return self

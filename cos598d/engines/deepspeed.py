@@ -14,7 +14,7 @@ from cos598d.comm.watched import watched
 from cos598d.engines.deepspeed_memory import held_by_deepspeed, sizes
 from cos598d.engines.deepspeed_state import FlatState, fragments, put_weights
 from cos598d.engines.engine import Apart, Engine, need
-from cos598d.records.conventions import STATE
+from cos598d.records.conventions import STATE, WHOLE_WEIGHTS
 from cos598d.strategies.base import MakeOptimizer, Module
 from cos598d.strategies.formula import MemoryEstimate, TrainingSpec
 from cos598d.strategies.memory import count_memory, tensors_in
@@ -222,7 +222,7 @@ class DeepSpeed(Engine):
             return
         import deepspeed
 
-        with watched(self.comm):
+        with watched(self.comm, WHOLE_WEIGHTS):
             for name, parameter in self._apart.copy.named_parameters():
                 with deepspeed.zero.GatheredParameters([parameter]):
                     self._apart.fill(name, parameter.data.clone())

@@ -15,7 +15,7 @@ from cos598d.comm.watched import watched
 from cos598d.engines.engine import Apart, Engine, need
 from cos598d.engines.fsdp_formulas import held_by_fsdp, longest_part, sent_by_fsdp
 from cos598d.errors import UserError
-from cos598d.records.conventions import AGREEMENT, STATE
+from cos598d.records.conventions import AGREEMENT, STATE, WHOLE_WEIGHTS
 from cos598d.strategies.base import MakeOptimizer, Module
 from cos598d.strategies.formula import MemoryEstimate, Sent, TrainingSpec
 from cos598d.strategies.memory import count_memory, state_tensors
@@ -163,7 +163,7 @@ class TorchFSDP(Engine):
         """Gather one unit after another into the model."""
         if self._apart.is_whole:
             return
-        with watched(self.comm):
+        with watched(self.comm, WHOLE_WEIGHTS):
             for unit in self._units:
                 unit.unshard()
                 for name, parameter in self._module.named_parameters():

@@ -31,6 +31,7 @@ NOT_METRICS = frozenset(("epoch", "is_cut", "iterations", "last_iteration", "los
 STATE, GRADIENTS, AGREEMENT, LOSS, EVALUATION = "state", "gradients", "agreement", "loss", "evaluation"
 BUFFERS = "buffers"  # a model's, such as running statistics
 PARAMETERS = "parameters"  # weights that travel because each rank holds, or steps, only its shard of them
+WHOLE_WEIGHTS = "whole weights"  # weights gathered for an evaluation, where each rank holds only its shard of them
 SYNCHRONIZING = (GRADIENTS, PARAMETERS)
-# What an iteration of training makes travel.
-OF_TRAINING = (GRADIENTS, PARAMETERS, AGREEMENT, LOSS, BUFFERS)
+# What travels while training, between two evaluations.
+OF_TRAINING = (GRADIENTS, PARAMETERS, AGREEMENT, LOSS, BUFFERS, WHOLE_WEIGHTS)

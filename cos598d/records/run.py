@@ -209,6 +209,7 @@ ITERATION = Fields(
     {
         _NEW_PHASE: NUMBER,
         "learning_rate": NUMBER,
+        "examples": SIZE,
         "spans_seconds": ListOf(FixedList((OneOf(PHASES), NUMBER, NUMBER))),
         **dict.fromkeys(("calls", "tensors", "payload_bytes", "bytes_sent", "bytes_received"), NOT_NEGATIVE),
     },

@@ -8,7 +8,7 @@ import torch
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.exchange import WeightGather
 from cos598d.errors import UserError
-from cos598d.records.conventions import AGREEMENT, STATE
+from cos598d.records.conventions import AGREEMENT, PARAMETERS, STATE, WHOLE_WEIGHTS
 from cos598d.shard.units import Unit
 
 
@@ -40,7 +40,7 @@ class ShardedWeights:
         self._drop(unit)
         return self.shards[unit]
 
-    def gather(self, units: Iterable[Unit]) -> None:
+    def gather(self, units: Iterable[Unit], purpose: str = PARAMETERS) -> None:
         """Start to gather these units' weights, those that are not here or on their way."""
         for unit in units:
             if unit not in self._gathers:
@@ -48,7 +48,8 @@ class ShardedWeights:
                 flat.untyped_storage().resize_(flat.nbytes)
                 unit.parts(flat)[self._comm.rank].copy_(self.shards[unit])
                 self._order = zlib.crc32(unit.number.to_bytes(4, "little"), self._order)
-                self._gathers[unit] = WeightGather(self._comm, unit.name, flat, unit.lengths, unit.weights_tag).start()
+                gather = WeightGather(self._comm, unit.name, flat, unit.lengths, unit.weights_tag, purpose)
+                self._gathers[unit] = gather.start()
 
     def wait(self, units: Iterable[Unit]) -> None:
         """Block until these units' weights, which are on their way, are there, and put them in their places."""
@@ -79,8 +80,8 @@ class ShardedWeights:
             )
 
     def gather_all(self) -> None:
-        """Have all weights in their places."""
-        self.gather(self.shards)
+        """Have all weights in their places, for an evaluation."""
+        self.gather(self.shards, WHOLE_WEIGHTS)
         self.wait(self.shards)
 
     def free_all(self) -> None:

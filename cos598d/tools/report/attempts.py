@@ -13,10 +13,19 @@ NOTE = (
 )
 
 
+EARLY = "stopped early"  # begins the reason, as `EarlyStopping.sentence` has it
+
+
 def stopped_early(run: Run) -> bool:
     """Whether --early_stopping ended a run that is finished."""
     last = run.summary.get("attempts", [])[-1:]
     return "unfinished" not in run.summary and any(one["why"] != FINISHED for one in last)
+
+
+def kept_another(run: Run) -> bool:
+    """Whether the run kept the model of an iteration before its last."""
+    best = run.summary.get("best") or {}
+    return bool(best.get("evaluated")) and best["iteration"] != run.summary["iterations"]
 
 
 def endings(runs: Sequence[Run]) -> list[str]:
@@ -24,7 +33,7 @@ def endings(runs: Sequence[Run]) -> list[str]:
     found = []
     for run in filter(stopped_early, runs):
         why, iterations = run.summary["attempts"][-1]["why"], run.summary["iterations"]
-        words = f"{run.name} ended after iteration {iterations}, {why}."
+        words = f"{run.name} ended after iteration {iterations}, {why}{', however small the difference' * why.startswith(EARLY)}."
         best = run.summary.get("best")
         if best:
             is_last = best["iteration"] == iterations

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from cos598d.records.run import Summary
 from cos598d.terminal.printable import printable
+from cos598d.tools.report.attempts import kept_another
 from cos598d.tools.report.blocks import Block, Table, figures
 from cos598d.tools.report.epochs import number_in_words
 from cos598d.tools.report.figures.classes import classes_figure
@@ -22,6 +23,7 @@ def classes(runs: Sequence[Run]) -> list[Block]:
             continue
         last = evaluated[-1]
         when = f"{run.name}, after epoch {number_in_words(last, run.summary)}"
+        when += ", not of the model that it kept" if kept_another(run) else ""
         head = ["class", "examples", "precision", "recall", "F1"]
         rows = [
             [

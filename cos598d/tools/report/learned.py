@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from cos598d.tools.report import captions
+from cos598d.tools.report.attempts import kept_another
 from cos598d.tools.report.blocks import Block, Table, figures
 from cos598d.tools.report.epochs import is_cut, number_in_words
 from cos598d.tools.report.figures import learning
@@ -32,7 +33,7 @@ def metrics(runs: Sequence[Run]) -> list[Block]:
             rows.append([run.name, *(cells.get(epoch, "-") for epoch in epochs)])
         name = f"metric{number}"
         svg = learning.metric_figure(runs, metric, name)
-        blocks.append(Table(f"{metric} after each epoch.{cut_note(runs)}", rows))
+        blocks.append(Table(f"{metric} after each epoch.{cut_note(runs)}{kept_note(runs)}", rows))
         blocks += figures((name, svg, captions.metric_caption(runs, metric)))
     return blocks
 
@@ -62,7 +63,13 @@ def cut_note(runs: Sequence[Run]) -> str:
     """A sentence on epochs that were cut, with a blank before it; "" where all are whole."""
     if not any(is_cut(epoch, run.summary) for run in runs for epoch in run.summary["epochs"]):
         return ""
-    return " Cut: the training ended within that epoch, so figures leave it out."
+    return " Cut: the training ended within that epoch, so the figures by epoch leave it out."
+
+
+def kept_note(runs: Sequence[Run]) -> str:
+    """A sentence on runs that kept another model than that of their end, with a blank before it; "" of none."""
+    names = [run.name for run in runs if kept_another(run)]
+    return f" Of the model that was trained last: {names_of(names, 'run')} kept an earlier one." if names else ""
 
 
 def first_losses(runs: Sequence[Run]) -> list[Table]:
@@ -87,14 +94,14 @@ def overfitting(runs: Sequence[Run]) -> list[Block]:
     for course in found:
         for point in course.points:
             training = "-" if point.training is None else f"{point.training:.4f}"
-            is_best = "lowest" if point is course.best else ""
+            is_best = "lowest" if point is course.best and not course.is_flat else ""
             rows.append([course.run.name, point.when, training, f"{point.validation:.4f}", is_best])
-    note = "Training loss: the mean over the iterations since the evaluation before, with dropout where there is any."
+    note = "Training loss: the mean over the examples since the evaluation before, with dropout where there is any."
     picture = "overfitting", overfitting_figure(found), overfitting_caption(found)
     blocks: list[Block] = [Table(note, rows), *figures(picture)]
     drawn = {course.run.name for course in found}
     absent = [run.name for run in runs if run.summary["losses"] and run.name not in drawn]
     if absent:
-        why = "with fewer than two evaluations (one after a cut epoch does not count)"
+        why = "with fewer than two evaluations (one after a cut epoch counts only where --eval_steps asks for it)"
         blocks.append(f"Left out, {why}: {names_of(absent, 'run')}.")
     return blocks

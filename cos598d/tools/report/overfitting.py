@@ -3,6 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from cos598d.tools.report.epochs import is_cut
 from cos598d.tools.report.load import Run, is_number
@@ -17,7 +18,7 @@ LEAST_CHANGE = 0.01
 class EvaluationPoint:
     """An evaluation: after which iteration and in which epoch, the validation loss, and the training loss around it.
 
-    `training` is the mean of the iterations since the evaluation before, None where there are none.
+    `training` is the mean over the examples of all iterations since the evaluation before, None where there are none.
     """
 
     iteration: int
@@ -45,6 +46,12 @@ class Course:
         return min(self.points, key=lambda point: point.validation)
 
     @property
+    def is_flat(self) -> bool:
+        """Whether all validation losses are within `LEAST_CHANGE` of each other."""
+        losses = [point.validation for point in self.points]
+        return max(losses) - min(losses) <= LEAST_CHANGE * abs(min(losses))
+
+    @property
     def noise(self) -> float:
         """How far the validation loss may rise by chance: `LEAST_CHANGE`, or a rise from which it fell again."""
         before = self.points[: self.points.index(self.best) + 1]
@@ -70,16 +77,18 @@ def overfitting_caption(found: Sequence[Course]) -> list[str]:
 
 def _words(course: Course) -> str:
     best, last = course.best, course.points[-1]
-    if best is not last and not course.turns:
-        return (
-            f"the validation loss is lowest {best.when}, {best.validation:.4f}, and {last.validation:.4f} {last.when}: "
-            "a rise within its noise, so no overfitting is shown"
-        )
     losses = [point.validation for point in course.points]
-    if max(losses) - min(losses) <= LEAST_CHANGE * min(losses):
+    if course.is_flat:
         return (
             f"the validation loss hardly changes, {min(losses):.4f} to {max(losses):.4f} in "
             f"{number_of(len(losses), 'evaluation')}: a change of less than 1 % is taken for noise"
+        )
+    if best is not last and not course.turns:
+        is_little = last.validation - best.validation <= LEAST_CHANGE * abs(best.validation)
+        why = "of less than 1 %, which is taken for noise" if is_little else "no larger than one from which it fell again"
+        return (
+            f"the validation loss is lowest {best.when}, {best.validation:.4f}, and {last.validation:.4f} {last.when}: "
+            f"a rise {why}, so no overfitting is shown"
         )
     if best is last:
         return (
@@ -96,6 +105,13 @@ def _words(course: Course) -> str:
     if last.training < best.training:
         return f"{words}; the training loss hardly falls, {change}"
     return f"{words}; the training loss does not fall either, {change}"
+
+
+def _mean_loss(run: Run, first: int, last: int) -> float | None:
+    """The mean loss of the examples of the iterations at these places; None without any."""
+    losses = run.series.losses[first:last]
+    examples = run.series.examples[first:last] or [1] * len(losses)
+    return fmean(losses, examples) if losses else None
 
 
 def _points(run: Run) -> list[EvaluationPoint]:
@@ -118,7 +134,6 @@ def _points(run: Run) -> list[EvaluationPoint]:
             continue
         # Iterations stand in their order.
         first, last = (bisect_right(run.series.iterations, bound) for bound in (before, iteration))
-        losses = run.series.losses[first:last]
-        found.append(EvaluationPoint(iteration, epoch, is_end, loss, sum(losses) / len(losses) if losses else None))
+        found.append(EvaluationPoint(iteration, epoch, is_end, loss, _mean_loss(run, first, last)))
         before = iteration
     return found

@@ -28,8 +28,8 @@ Calls = dict[int, list[Stretch]]
 
 
 class Series:
-    """The iterations of a run in their order, 8 bytes a number: `iterations`, `losses`, `seconds`, and `rates`, the
-    learning rates, which are empty where a row does not say it, as in older records.
+    """The iterations of a run in their order, 8 bytes a number: `iterations`, `losses`, `seconds`, `examples`, and
+    `rates`, the learning rates. The last two are empty where a row does not have them, as in older records.
 
     `typical` is the row nearest the median of the seconds, those that warm up left out where there are others. In a
     long run not every iteration has its spans and its calls: it is the nearest of those that have both. None without
@@ -38,6 +38,7 @@ class Series:
 
     def __init__(self, path: Path, calls: Calls, grows: bool = False):
         self.iterations, self.losses, self.seconds, self.rates = array("q"), array("d"), array("d"), array("d")
+        self.examples = array("q")
         has_spans = bytearray()
         for row in read_table(path, ITERATION, grows=grows):
             self.iterations.append(row["iteration"])
@@ -46,8 +47,12 @@ class Series:
             has_spans.append(bool(row.get("spans_seconds")))
             if "learning_rate" in row:
                 self.rates.append(row["learning_rate"])
+            if "examples" in row:
+                self.examples.append(row["examples"])
         if len(self.rates) < len(self.iterations):
             self.rates = array("d")
+        if len(self.examples) < len(self.iterations):
+            self.examples = array("q")
         place = self._typical_place(has_spans, calls)
         self.typical: Row | None = None
         if place is not None:

@@ -25,7 +25,8 @@ def overfitting_figure(found: Sequence[Course]) -> str | None:
             validated = [(point.iteration, point.validation) for point in course.points]
             handles += axes.plot(*zip(*validated), color=VERMILLION, marker="s")
             handles.append(axes.axvline(course.best.iteration, color=DARK_GREY, linestyle=":"))
-            axes.set_title(shortened(f"{course.run.name}: lowest {course.best.when}"), loc="left")
+            lowest = "" if course.is_flat else f": lowest {course.best.when}"
+            axes.set_title(shortened(f"{course.run.name}{lowest}"), loc="left")
             axes.xaxis.get_major_locator().set_params(integer=True)
         panels[-1].set_xlabel("iteration")
         words = ["an iteration's loss", "training loss, mean", "validation loss", "lowest validation loss"]
