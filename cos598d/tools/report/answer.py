@@ -187,7 +187,7 @@ def _where(ranked: Sequence[Run], group: Sequence[Run]) -> str:
         if shares:
             found.setdefault(listed(shares), []).append(run.name)
     places = [f"{phases} in {listed(names)}" for phases, names in found.items()]
-    words = f"The largest phases are {', and '.join(places)}" if found else "The phases took no time"
+    words = f"Of the phases' sum, the largest are {', and '.join(places)}" if found else "The phases took no time"
     if ranked[0].summary["world_size"] == 1 or is_floor(ranked[0].summary):
         return f"{words}."
     floor = next((run for run in group if is_floor(run.summary)), None)
@@ -217,7 +217,7 @@ def _travelled(ranked: Sequence[Run]) -> str:
     if ratios:
         off = dict.fromkeys(more_or_less(share) for share in (min(ratios), max(ratios)))
         where = "interfaces" if any(one.has_headers for one in counted) else "ranks' sockets"
-        words += f"; of all that is compared the {where} counted {' to '.join(off)}"
+        words += f"; over the whole run the {where} of all that is compared counted {' to '.join(off)}"
     return f"{words}."
 
 

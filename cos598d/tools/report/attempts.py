@@ -33,7 +33,8 @@ def endings(runs: Sequence[Run]) -> list[str]:
     found = []
     for run in filter(stopped_early, runs):
         why, iterations = run.summary["attempts"][-1]["why"], run.summary["iterations"]
-        words = f"{run.name} ended after iteration {iterations}, {why}{', however small the difference' * why.startswith(EARLY)}."
+        why += ", however small the difference" if why.startswith(EARLY) else ""
+        words = f"{run.name} ended after iteration {iterations}, {why}."
         best = run.summary.get("best")
         if best:
             is_last = best["iteration"] == iterations

@@ -105,7 +105,7 @@ def phases_caption(runs: Sequence[Run]) -> list[str]:
         if not run.seconds["mean"] or not shares:
             continue
         largest = next(iter(shares))
-        found[run.name] = f"{largest} is the largest part, {percent(shares[largest])}"
+        found[run.name] = f"{largest} is {percent(shares[largest])} of the phases' sum, the largest part"
         if largest != "sync":
             found[run.name] += f"; sync is {percent(shares['sync'])}"
     sentences = _joined(found)
@@ -222,7 +222,9 @@ def _joined(words_by_run: dict[str, str]) -> list[str]:
 
 def _slower(run: Run, fastest: Run, runs: Sequence[Run]) -> str:
     ratio = run.seconds["mean"] / fastest.seconds["mean"]
-    words = f"{run.name} takes {plain(ratio)} times as long ({with_interval(run)}){_exposed(run, runs)}"
+    words = (
+        f"{run.name} takes {plain(ratio)} times as long as {fastest.name} ({with_interval(run)}){_exposed(run, runs)}"
+    )
     return f"{words}." if are_apart(run, fastest) else f"{words}; {why_not_apart(run, fastest)}."
 
 

@@ -85,7 +85,9 @@ def _words(course: Course) -> str:
         )
     if best is not last and not course.turns:
         is_little = last.validation - best.validation <= LEAST_CHANGE * abs(best.validation)
-        why = "of less than 1 %, which is taken for noise" if is_little else "no larger than one from which it fell again"
+        why = (
+            "of less than 1 %, which is taken for noise" if is_little else "no larger than one from which it fell again"
+        )
         return (
             f"the validation loss is lowest {best.when}, {best.validation:.4f}, and {last.validation:.4f} {last.when}: "
             f"a rise {why}, so no overfitting is shown"

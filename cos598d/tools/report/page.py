@@ -101,10 +101,11 @@ def _runs(runs: Sequence[Run]) -> list[Table]:
     different = list(dict.fromkeys(["sync", "ranks", "examples a step", *settings.differences(runs)]))
     alike = [word for word in found[0] if word not in different and found[0][word] is not None]
     rows = [["run", "iterations", *different]]
-    rows += [
-        [run.name, str(run.summary["iterations"]), *(words_of(facts[word]) for word in different)]
-        for run, facts in zip(runs, found, strict=True)
-    ]
+    for run, facts in zip(runs, found, strict=True):
+        cells = {word: words_of(facts[word]) for word in different}
+        if run.series.examples and (least := min(run.series.examples)) < max(run.series.examples):
+            cells["examples a step"] += f" (an epoch's last: {least})"
+        rows.append([run.name, str(run.summary["iterations"]), *cells.values()])
     return [
         Table("The runs, and what they differ in." if len(runs) > 1 else "The run.", rows),
         Table(
@@ -152,7 +153,8 @@ def _seconds(runs: Sequence[Run]) -> list[Block]:
         return []
     note = (
         f"Rank 0's seconds without {warm_up_words([run.summary for run in trained])}; the first is given apart. "
-        "95 %: of this one run's mean, from its own iterations. Exposed: the median less that of sync none."
+        "95 %: of this one run's mean, from its own iterations: another run of the same may lie outside it. "
+        "Exposed: the median less that of sync none."
     )
     columns = ["run", *SPREAD, *SLOW_ONES, *AGAINST]
     table = Table(note, with_columns(time_cells([run.summary for run in trained]), columns))
@@ -291,7 +293,8 @@ def _scaling(runs: Sequence[Run]) -> list[Block]:
                 ]
             )
     note = (
-        "Speed-up: the one-rank run's mean seconds over this run's, same global batch. Efficiency: it divided by "
+        "Speed-up: the one-rank run's mean seconds over this run's, same global batch, without the first iterations, "
+        "which the table of `strategies` has. Efficiency: speed-up divided by "
         "ranks, where the table of `strategies` divides it by processors."
     )
     known = [(base, [run for run in others if (base.name, run.name) in quiet]) for base, others in found]

@@ -33,7 +33,7 @@ def why_not_apart(one: Run, other: Run) -> str:
     if is_disturbed(one.summary) or is_disturbed(other.summary):
         return "the machine was busy with other programs, so this is no comparison"
     if one.seconds["interval_95"] and other.seconds["interval_95"]:
-        return "the 95 % intervals overlap, so these iterations do not tell the two apart"
+        return "the 95 % intervals overlap, so no difference is shown"
     return "too few iterations for an interval, so this may be chance"
 
 

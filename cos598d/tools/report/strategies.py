@@ -32,13 +32,14 @@ BASELINE = "baseline"
 ALL_GPUS = "dp"  # the strategy of one process that computes on all of them
 TABLE_NOTE = (
     "Seconds: training and evaluation of all epochs, by the wall; start, data and model are not in them. s/epoch and "
-    "examples/s: training alone. Speed-up: the baseline's s/epoch over this one's. Efficiency: speed-up divided by how "
-    "many times the baseline's processors were at hand: on CPUs the threads of all ranks, but no more than the cores "
-    "of their machines; on GPUs one a rank. Peak MB: the most memory that a process has held, of the rank that held "
-    "most, and summed over the ranks; libraries, evaluation and pages that ranks share are in it. Sent: by the rank "
-    "that sends most, from the ledger; where a library tells nobody what it sends, the mean over the ranks by the "
-    "kernel's counters: of own sockets, which have no other program's bytes, or of an interface between hosts. "
-    "Training loss: of the last whole epoch. Validation loss and metrics: at the end."
+    "examples/s: training alone, with the slow first iterations; one run each, and a second run may differ. Speed-up: "
+    "the baseline's s/epoch over this one's. Efficiency: speed-up divided by how many times the baseline's processors "
+    "were at hand: on CPUs the threads of all ranks, but no more than the cores of their machines; on GPUs one a "
+    "rank. Peak MB: the most memory that a process has held, of the rank that held most, and summed over the ranks; "
+    "libraries, evaluation and pages that ranks share are in it. Sent: by the rank that sends most, from the ledger; "
+    "where a library tells nobody what it sends, the mean over the ranks by the kernel's counters: of own sockets, "
+    "which have no other program's bytes, or of an interface between hosts. Training loss: of the last whole epoch. "
+    "Validation loss and metrics: at the end."
 )
 # Processes of one thread may use cores better than one process with several; much more means a slow baseline.
 ABOVE_ALL = 1.05
