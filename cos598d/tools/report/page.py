@@ -243,7 +243,10 @@ def _traffic(runs: Sequence[Run]) -> list[Block]:
     if not trained:
         return []
     note = "Calls that carry gradients or, where a strategy shards, parameters; per iteration, the mean of those after "
-    note += f"the warm-up, by the algorithms' formulas. MB: 1,000,000 bytes. {BYTES_NOTE}"
+    note += (
+        "the warm-up, by the algorithms' formulas. Counted is all that travels while training, the loss and weights "
+    )
+    note += f"gathered for an evaluation too. MB: 1,000,000 bytes. {BYTES_NOTE}"
     note += assumed_bytes([run.summary for run in trained], before=" ")
     blocks: list[Block] = [Table(note, traffic_rows([run.summary for run in trained]))]
     if purposes := purpose_rows(trained):

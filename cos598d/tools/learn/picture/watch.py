@@ -8,7 +8,7 @@ import torch
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import size_in_bytes
 from cos598d.comm.messages import Messages, Places, PointToPointCollective, PostedReceives
-from cos598d.records.conventions import GRADIENTS, SYNCHRONIZING
+from cos598d.records.conventions import GRADIENTS, PARAMETERS, WHOLE_WEIGHTS
 from cos598d.sync.shared_memory import SharedMemory
 from cos598d.tools.learn.picture.messages import MessageEnd, Shared
 
@@ -29,7 +29,9 @@ class WatchedCommunicator(Communicator):
 
     def is_noted(self, purpose: str, name: str) -> bool:
         """Whether a message of this tensor is noted now."""
-        return purpose == GRADIENTS or (purpose in SYNCHRONIZING and any(end.tensor == name for end in self.ends))
+        if purpose in (PARAMETERS, WHOLE_WEIGHTS):
+            return any(end.tensor == name for end in self.ends)
+        return purpose == GRADIENTS
 
 
 class _WatchedCall(PointToPointCollective):
