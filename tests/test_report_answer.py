@@ -46,6 +46,7 @@ def test_the_fastest_is_named_with_its_spread_and_by_how_much(tmp_path):
     )
     assert words.startswith("ddp is the fastest of 3 with 2.00 s an iteration (95 % 1.90 to 2.10) on 4 ranks; ")
     assert "mid takes 1.50 times the seconds of ddp, slow 2.00 times." in words
+    assert "Each is one run" in words, "the spread from run to run is not known"
     assert "no run on as many ranks had sync none" in words
 
 
@@ -80,6 +81,7 @@ def test_repeats_are_compared_within_each_and_count_as_one(tmp_path):
     # The means' intervals overlap widely; those of the ratio within each repeat leave 1.
     assert words.startswith("ddp is the fastest of 2 with 1.30 s")
     assert "over 3 repeats" in words
+    assert "Each is one run" not in words
     assert re.search(r"mine takes 1\.31 times \(95 % 1\.19 to 1\.43\) the seconds of ddp", words)
 
 

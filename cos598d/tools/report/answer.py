@@ -30,6 +30,7 @@ from cos598d.tools.report.spread import are_apart
 from cos598d.tools.report.table import assumed_bytes, unfinished_remarks
 from cos598d.tools.report.traffic import counted_traffic
 
+ONE_EACH = " Each is one run: the next may differ by more than the iterations of one do."
 MOST_SENTENCES, MOST_PANELS, MOST_SLOWER = 5, 3, 5
 
 
@@ -140,7 +141,8 @@ def _who_of(ranked: Sequence[Run]) -> str:
         words += f"; {slower[0].name} takes {_times(slower[0], first)} the seconds of {first.name}"
     more = slower[1:] if len(slower) <= MOST_SLOWER else slower[-1:]
     words += "".join(f", {run.name} {_times(run, first)}" for run in more)
-    return f"{words}."
+    is_one_each = slower and all(len(members(run.summary)) == 1 for run in ranked)
+    return f"{words}.{ONE_EACH if is_one_each else ''}"
 
 
 def _faster_alone(runs: Sequence[Run], fastest: Run) -> str:
