@@ -41,13 +41,13 @@ def test_the_summary_s_figures_are_those_of_the_rows(tmp_path):
     summary = json.loads((tmp_path / "summary.json").read_text())
     rows = [json.loads(line) for line in (tmp_path / "iterations.rank0.jsonl").read_text().splitlines()]
     calls = [json.loads(line) for line in (tmp_path / "communication.rank0.jsonl").read_text().splitlines()]
-    counted = rows[WARM_UP:]
+    counted = rows[WARM_UP:]  # of bytes and calls all are
     assert summary["losses"] == [row["loss"] for row in rows]
     assert summary["seconds_per_iteration"] == summarize_seconds([row["seconds"] for row in rows])
     for phase in PHASES:
         name = f"seconds_{phase}"
         assert summary["phases"][name] == pytest.approx(statistics.fmean(row[name] for row in counted), rel=1e-14)
-    by_iteration = [[call for call in calls if call["iteration"] == row["iteration"]] for row in counted]
+    by_iteration = [[call for call in calls if call["iteration"] == row["iteration"]] for row in rows]
     assert summary["calls_per_iteration"] == statistics.fmean(map(len, by_iteration))
     for name in ("bytes_sent", "bytes_received"):
         sums = [sum(call[name] for call in of_one) for of_one in by_iteration]

@@ -41,7 +41,7 @@ def test_a_gpu_s_gauges_stand_beside_the_host_s(tmp_path):
     other = write_run(tmp_path / "other", host=True)
     (section,) = (s for s in build_page(*load_records([folder, other])).sections if s.title.startswith("Where"))
     (table,) = (block.rows for block in section.blocks if "GPU busy" in getattr(block, "rows", [[]])[0])
-    assert [row[-2:] for row in table[1:]] == [["5,000.000", "80 %"], ["-", "-"]]
+    assert [row[-2:] for row in table[1:]] == [["50 %", "80 %"], ["50 %", "-"]]
 
 
 def test_records_without_beginnings_have_no_timeline_and_say_so(tmp_path):

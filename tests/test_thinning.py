@@ -79,7 +79,7 @@ def test_a_rule_says_of_which_iterations_the_rows_are_kept_and_totals_know_all(r
     rows = rows_of(tmp_path / "run" / "iterations.rank0.jsonl")
     assert [row["iteration"] for row in rows] == list(range(1, 13))
     assert summary["calls_per_iteration"] == CALLS - 1
-    assert summary["bytes_sent_per_iteration"] == [sum(2 * (60 + i) for i in range(3, 13)) / 10]
+    assert summary["bytes_sent_per_iteration"] == [sum(2 * (60 + i) for i in range(1, 13)) / 12]
     assert [row["bytes_sent"] for row in rows] == [2 * (60 + i) for i in range(1, 13)]
     found = summary["ledger"]
     assert (found["kept"], found["rows"]) == (rule, [1 + 12 * CALLS])

@@ -1,4 +1,4 @@
-"""Exact means of whole numbers over a run's iterations, flat in memory, that go on where they were saved."""
+"""Exact means of whole numbers over a run's iterations, in constant memory, that go on where they were saved."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +7,11 @@ from cos598d.records.conventions import WARM_UP
 
 
 class ExactMeans:
-    """Sums by name over the iterations, those of the warm-up apart: means leave it out where there is more."""
+    """Sums by name over the iterations, those of the warm-up apart.
+
+    Seconds are told without the warm-up, where there is more. Bytes are told of all iterations: a sync may send a
+    step's weights in the next step, and then a mean without an epoch's first step has more than one step sends.
+    """
 
     def __init__(self) -> None:
         # Of the warm-up and of what follows: how many iterations, and what each name adds up to.
@@ -25,13 +29,14 @@ class ExactMeans:
             sums[name] = sums.get(name, 0) + value
 
     def mean(self, name: str) -> float | int | None:
-        """The mean of `name`, where an iteration without it counts as 0; whole where it comes out even. None of no
-        iterations."""
+        """The mean of `name` over all iterations; one without it counts as 0. A whole number where the division has no
+        remainder. None of no iterations."""
+        return _mean(sum(sums.get(name, 0) for sums in self._sums), sum(self._counts))
+
+    def mean_after_warm_up(self, name: str) -> float | int | None:
+        """As `mean`, without the warm-up where iterations follow it."""
         later = self._counts[1] > 0
-        if not self._counts[later]:
-            return None
-        total, count = self._sums[later].get(name, 0), self._counts[later]
-        return total / count if total % count else total // count
+        return _mean(self._sums[later].get(name, 0), self._counts[later])
 
     def position(self) -> list[Any]:
         """The sums so far (JSON), for `resume`."""
@@ -41,3 +46,9 @@ class ExactMeans:
         """Go on from there."""
         counts, sums = position
         self._counts, self._sums = list(counts), [dict(of) for of in sums]
+
+
+def _mean(total: int, count: int) -> float | int | None:
+    if not count:
+        return None
+    return total / count if total % count else total // count

@@ -61,7 +61,7 @@ class Tally:
 
     def share(self, interface: Interface | None) -> Row:
         """What rank 0 needs of this rank for the summary."""
-        phases = {phase: self._means.mean(f"seconds_{phase}") for phase in PHASES}
+        phases = {phase: self._means.mean_after_warm_up(f"seconds_{phase}") for phase in PHASES}
         return {
             "phases": {phase: None if mean is None else mean / 1e9 for phase, mean in phases.items()},
             **{field.name: self._means.mean(field.name) or 0 for field in fields(Totals)},

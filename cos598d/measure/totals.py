@@ -36,6 +36,14 @@ class _EpochSums:
             self.known += 1
             self.counted = self.counted.plus(counted)
 
+    def plus(self, more: "_EpochSums") -> "_EpochSums":
+        return _EpochSums(
+            self.iterations + more.iterations,
+            _added(self.predicted, more.predicted),
+            self.known + more.known,
+            self.counted.plus(more.counted),
+        )
+
     @classmethod
     def of(cls, saved: dict[str, Any]) -> "_EpochSums":
         """From what `asdict` gave, by way of JSON."""
@@ -67,9 +75,9 @@ class EpochTraffic:
         return _side_by_side(predicted, counted and counted[:2])
 
     def share(self, interface: Interface | None) -> dict[str, Any]:
-        """What rank 0 needs of this rank: by epoch the sums, and of the iterations after the first the means."""
+        """What rank 0 needs of this rank: the sums by epoch, and the means of all iterations."""
         self._sum_up()
-        sums = self._later if self._later.iterations else self._first
+        sums = self._first.plus(self._later)
         wire: dict[str, Any] | None = None
         if interface and sums.known:
             wire = {"interface": interface.name, "ranks": interface.ranks}

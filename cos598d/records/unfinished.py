@@ -59,7 +59,7 @@ def read_unfinished(live: Path) -> Summary:
         "epochs": list(read_table(live / EPOCHS, EPOCH, is_needed=False, grows=True)),
         "evaluations": list(read_table(live / EVALUATIONS, EVALUATION, is_needed=False, grows=True)),
         "seconds_per_iteration": summarize_seconds(seconds),
-        "phases": {name: mean_of_known([sums.mean(name) for sums in ranks]) for name in _PHASES},
+        "phases": {name: mean_of_known([sums.mean_after_warm_up(name) for sums in ranks]) for name in _PHASES},
         **{f"{name}_per_iteration": first.mean(name) or 0 for name in ("calls", "tensors", "payload_bytes")},
         **{f"bytes_{way}_per_iteration": [s.mean(f"bytes_{way}") or 0 for s in ranks] for way in ("sent", "received")},
         "attempts": attempts,
@@ -80,7 +80,7 @@ def _where(live: Path, iterations: int, attempt: Mapping[str, Any]) -> str:
 
 
 class _Sums:
-    """Sums of a rank's rows, those of the warm-up apart: it is left out where there is more."""
+    """Sums of a rank's rows, those of the warm-up apart: see `measure/sums.py`."""
 
     def __init__(self) -> None:
         self._counts = [0, 0]
@@ -94,8 +94,15 @@ class _Sums:
             sums[name] = sums.get(name, 0) + row.get(name, 0)
 
     def mean(self, name: str) -> float | int | None:
+        return _mean(sum(sums.get(name, 0) for sums in self._sums), sum(self._counts))
+
+    def mean_after_warm_up(self, name: str) -> float | int | None:
         later = self._counts[1] > 0
-        if not self._counts[later]:
-            return None
-        mean = self._sums[later][name] / self._counts[later]
-        return int(mean) if mean == int(mean) else mean
+        return _mean(self._sums[later].get(name, 0), self._counts[later])
+
+
+def _mean(total: float, count: int) -> float | int | None:
+    if not count:
+        return None
+    mean = total / count
+    return int(mean) if mean == int(mean) else mean

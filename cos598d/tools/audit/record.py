@@ -100,7 +100,7 @@ def _call(row: dict[str, Any]) -> dict[str, Any]:
 def _summary(books: Sequence[Book], count: int, losses: Sequence[float]) -> dict[str, Any]:
     first = books[0]
     counted = [book["iterations"][WARM_UP if count > WARM_UP else 0 : count] for book in books]
-    rows = [[_row(each, 1, 0.0) for each in of_rank] for of_rank in counted]
+    rows = [[_row(each, 1, 0.0) for each in book["iterations"][:count]] for book in books]
 
     def mean(rank: int, name: str) -> float:
         value = statistics.fmean(row[name] for row in rows[rank])

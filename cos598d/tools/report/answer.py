@@ -8,7 +8,7 @@ from cos598d.tools.report import bench_answer
 from cos598d.tools.report.benches import Bench
 from cos598d.tools.report.blocks import Figure, Headline
 from cos598d.tools.report.bytes_from import is_in_ledger
-from cos598d.tools.report.captions import losses_apart, of_one_setting, phase_shares
+from cos598d.tools.report.captions import calls_inside, losses_apart, of_one_setting, phase_shares
 from cos598d.tools.report.disturbed import DISTURBED, disturbance_remark, is_disturbed
 from cos598d.tools.report.fairness import ground_remark, work_remark
 from cos598d.tools.report.figures.answer import (
@@ -23,15 +23,15 @@ from cos598d.tools.report.figures.answer import (
 from cos598d.tools.report.load import Run
 from cos598d.tools.report.numbers import listed, more_or_less, names_of, number_of, percent, plain, seconds
 from cos598d.tools.report.one_class import one_class_remark
-from cos598d.tools.report.references import exposed_seconds, is_floor, ratio_of_means, same_setting
-from cos598d.tools.report.repeats import in_groups, members, over_pairs
+from cos598d.tools.report.references import exposed_seconds, is_floor, same_setting
+from cos598d.tools.report.repeats import in_groups, members
 from cos598d.tools.report.settings import comparable, scaling
-from cos598d.tools.report.spread import are_apart
+from cos598d.tools.report.spread import are_apart, ratio
 from cos598d.tools.report.table import assumed_bytes, unfinished_remarks
 from cos598d.tools.report.traffic import counted_traffic
 
 ONE_EACH = " Each is one run: the next may differ by more than the iterations of one do."
-MOST_SENTENCES, MOST_PANELS, MOST_SLOWER = 5, 3, 5
+MOST_SENTENCES, MOST_PANELS, MOST_SLOWER, MOST_NAMES = 5, 3, 5, 16
 
 
 def answer_of(runs: Sequence[Run], benches: Sequence[Bench]) -> Headline:
@@ -69,9 +69,13 @@ def _not_drawn(group: Sequence[Run], panels: Sequence[Panel]) -> list[list[str]]
 
 def main_group(runs: Sequence[Run]) -> list[Run]:
     """Of the groups of runs that differ in nothing but their sync the largest, repeats of a run together as one; empty
-    where no run counted an iteration."""
+    where no run counted an iteration. Of several as large, the one with the most iterations."""
     found = comparable(_together(runs))
-    return max(found, key=lambda group: sum(not is_floor(run.summary) for run in group)) if found else []
+    return max(found, key=_size) if found else []
+
+
+def _size(group: Sequence[Run]) -> tuple[int, int]:
+    return sum(not is_floor(run.summary) for run in group), min(run.summary["iterations"] for run in group)
 
 
 def _together(runs: Sequence[Run]) -> list[Run]:
@@ -98,11 +102,22 @@ def _sentences(runs: Sequence[Run], group: Sequence[Run]) -> list[str]:
     here = {name for run in group for name in (one["run"] for one in members(run.summary))}
     others = [run.name for run in runs if run.name not in here]
     if others:
-        names = names_of([run.name for run in group], "run")
-        found.append(
-            f"These are the seconds of {names}; not among them, with other settings: {names_of(others, 'run')}."
-        )
+        names, rest = (names_of(some, "run", MOST_NAMES) for some in ([run.name for run in group], others))
+        found.append(f"These are the seconds of {names}. Other settings: {rest}.{_elsewhere(runs, group)}")
     return found
+
+
+def _elsewhere(runs: Sequence[Run], group: Sequence[Run]) -> str:
+    """Who is the fastest in the other groups, so that nobody takes one group's order for all."""
+    found = []
+    for other in comparable(_together(runs)):
+        quiet = [run for run in _ranked(other) if not is_disturbed(run.summary)]
+        if {run.name for run in other} == {run.name for run in group} or len(quiet) < 2:
+            continue
+        near = [run.name for run in quiet[1:] if not are_apart(run, quiet[0])]
+        words = f"{quiet[0].name} has the fewest seconds of {len(quiet)}"
+        found.append(words + (f", and {names_of(near, 'run')} cannot be told from it" if near else ""))
+    return f" Among those {'; '.join(found)}." if found else ""
 
 
 def _ranked(group: Sequence[Run]) -> list[Run]:
@@ -135,7 +150,7 @@ def _who_of(ranked: Sequence[Run]) -> str:
         low, high = near[0], near[-1]
         ends = dict.fromkeys([plain(low.seconds["mean"]), plain(high.seconds["mean"])])
         words = f"{names_of([run.name for run in near], 'run')} take {' to '.join(ends)} s an iteration {_ranks(first)}"
-        words += f"{', which is within the spread' if len(ends) > 1 else ''}: "
+        words += f"{', and the differences are within the spread' if len(ends) > 1 else ''}: "
         words += "none of them is shown to be the fastest"
     if slower:
         words += f"; {slower[0].name} takes {_times(slower[0], first)} the seconds of {first.name}"
@@ -158,7 +173,10 @@ def _faster_alone(runs: Sequence[Run], fastest: Run) -> str:
         and are_apart(run, fastest)
         and same_setting(run.summary, fastest.summary)
     ]
-    return " ".join(f"{run.name} is faster than all of them: {_seconds(run)}." for run in faster)
+    cores, on_host = (fastest.environment.get(name) for name in ("cores", "ranks_on_host"))
+    is_shared = fastest.environment.get("device") == "cpu" and cores and on_host == fastest.summary["world_size"]
+    share = f" All {on_host} ranks share the {cores} cores of one machine." if faster and is_shared else ""
+    return " ".join(f"{run.name} is faster than all of them: {_seconds(run)}." for run in faster) + share
 
 
 def _seconds(run: Run) -> str:
@@ -173,10 +191,9 @@ def _ranks(run: Run) -> str:
 
 
 def _times(run: Run, first: Run) -> str:
-    several = over_pairs(run.summary, first.summary, ratio_of_means)
-    if several:
-        return f"{plain(several[0])} times (95 % {plain(several[1][0])} to {plain(several[1][1])})"
-    return f"{plain(run.seconds['mean'] / first.seconds['mean'])} times"
+    value, interval = ratio(run, first) or (run.seconds["mean"] / first.seconds["mean"], None)
+    spread = f" (95 % {plain(interval[0])} to {plain(interval[1])})" if interval else ""
+    return f"{plain(value)} times{spread}"
 
 
 def _where(ranked: Sequence[Run], group: Sequence[Run]) -> str:
@@ -190,13 +207,15 @@ def _where(ranked: Sequence[Run], group: Sequence[Run]) -> str:
             found.setdefault(listed(shares), []).append(run.name)
     places = [f"{phases} in {listed(names)}" for phases, names in found.items()]
     words = f"Of the phases' sum, the largest are {', and '.join(places)}" if found else "The phases took no time"
+    if inside := calls_inside(_ends(ranked)):
+        words += f"; {inside}"
     if ranked[0].summary["world_size"] == 1 or is_floor(ranked[0].summary):
         return f"{words}."
     floor = next((run for run in group if is_floor(run.summary)), None)
     if floor is not None and is_disturbed(floor.summary):
         return f"{words}."
     if floor is None:
-        return f"{words}; what of it is exposed communication is not known: no run on as many ranks had sync {FLOOR}."
+        return f"{words}; exposed communication was not measured: no run on as many ranks had sync {FLOOR}."
     shares = []
     for run in _ends(ranked):
         exposed = exposed_seconds(run.summary, floor.summary)
@@ -219,7 +238,8 @@ def _travelled(ranked: Sequence[Run]) -> str:
     if ratios:
         off = dict.fromkeys(more_or_less(share) for share in (min(ratios), max(ratios)))
         where = "interfaces" if any(one.has_headers for one in counted) else "ranks' sockets"
-        words += f"; over the whole run the {where} of all that is compared counted {' to '.join(off)}"
+        words += f". Of all calls, evaluation's weights and the loss too, the {where} counted {' to '.join(off)} than "
+        words += "the formulas"
     return f"{words}."
 
 

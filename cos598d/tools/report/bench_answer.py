@@ -8,7 +8,7 @@ from cos598d.tools.report.benches import Bench, CandidateSeconds
 from cos598d.tools.report.disturbed import DISTURBED
 from cos598d.tools.report.figures.answer import LabelledBar, Panel, lanes_of, split_at_floor
 from cos598d.tools.report.numbers import listed, names_of, percent, plain, seconds
-from cos598d.tools.report.spread import Interval, overlap
+from cos598d.tools.report.spread import Interval
 
 MOST_BENCHES = 3  # with a sentence each
 
@@ -121,7 +121,7 @@ def _interval(one: CandidateSeconds) -> str:
 def _are_apart(one: CandidateSeconds, other: CandidateSeconds) -> bool:
     """Whether the intervals of their ratios to DDP, or where there are none their quartiles, leave a gap."""
     first, second = _ratios(one), _ratios(other)
-    return first is not None and second is not None and not overlap(first, second)
+    return first is not None and second is not None and (first[1] < second[0] or second[1] < first[0])
 
 
 def _ratios(one: CandidateSeconds) -> Interval | None:

@@ -1,6 +1,7 @@
 """What the figures show, in sentences made of their numbers; a difference within the spread is said to be one."""
 
 from collections.abc import Sequence
+from statistics import fmean
 
 from cos598d.records.conventions import DDP, PHASES
 from cos598d.tools.report.disturbed import is_disturbed
@@ -13,6 +14,9 @@ from cos598d.tools.report.settings import comparable
 from cos598d.tools.report.spread import are_apart, why_not_apart, with_interval
 from cos598d.tools.report.timeline import Timeline
 from cos598d.tools.report.traffic import Traffic
+
+# Libraries that make their calls, and wait for them, in other phases than `sync`.
+CALLS_INSIDE = {DDP: "backward", "torch_fsdp": "forward and backward"}
 
 
 def metric_caption(runs: Sequence[Run], metric: str) -> list[str]:
@@ -40,9 +44,11 @@ def loss_caption(runs: Sequence[Run]) -> list[str]:
     for run in trained:
         losses = run.summary["losses"]
         last = losses[-max(1, min(5, len(losses) // 2)) :]
+        examples = run.series.examples[-len(last) :]
+        mean = fmean(last, examples if sum(examples) else None)
         found[run.name] = (
-            f"loss {losses[0]:.4f} in the first of {len(losses)} iterations, {sum(last) / len(last):.4f} "
-            f"{f'as the mean of the last {len(last)}' if len(last) > 1 else 'in the last'}"
+            f"loss {losses[0]:.4f} in the first of {len(losses)} iterations, {mean:.4f} "
+            f"{f'as the mean over the examples of the last {len(last)}' if len(last) > 1 else 'in the last'}"
         )
         took[run.name] = sum(run.series.seconds)
     sentences = [*_joined(found), *_apart_by(trained)]
@@ -109,9 +115,19 @@ def phases_caption(runs: Sequence[Run]) -> list[str]:
         if largest != "sync":
             found[run.name] += f"; sync is {percent(shares['sync'])}"
     sentences = _joined(found)
-    if any(run.summary["sync"] == DDP and run.summary["world_size"] > 1 for run in runs):
-        sentences.append("torch's DDP waits for its buckets inside backward, so its waiting is in that phase.")
+    if inside := calls_inside(runs):
+        sentences.append(f"{inside[0].upper()}{inside[1:]}.")
     return sentences
+
+
+def calls_inside(runs: Sequence[Run]) -> str:
+    """Words on the runs whose gradients travel inside another phase than `sync`; "" where there are none."""
+    found: dict[str, list[str]] = {}
+    for run in runs:
+        phases = CALLS_INSIDE.get(run.summary["sync"])
+        if phases and run.summary["world_size"] > 1:
+            found.setdefault(phases, []).append(run.name)
+    return "; ".join(f"the calls of {listed(names)} run inside {phases}" for phases, names in found.items())
 
 
 def phase_shares(run: Run) -> dict[str, float]:
@@ -131,6 +147,8 @@ def timeline_caption(timeline: Timeline) -> list[str]:
             f"{number_of(len(timeline.calls), 'gradient call')}: for {seconds(before)} at least one is under way "
             f"before that, for {seconds(after)} after it."
         )
+        if timeline.of_weights:
+            sentences.append(f"{number_of(timeline.of_weights, 'call')} that gathered weights: not counted here.")
         if before > 0:
             sentences.append("A call beside backward is drawn until it was waited for: it may have been done sooner.")
     if timeline.untimed:

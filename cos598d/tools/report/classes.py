@@ -9,6 +9,7 @@ from cos598d.tools.report.blocks import Block, Table, figures
 from cos598d.tools.report.epochs import number_in_words
 from cos598d.tools.report.figures.classes import classes_figure
 from cos598d.tools.report.load import Run
+from cos598d.tools.report.one_class import only_class
 
 MOST_CLASSES = 100  # a page with more rows is read by nobody: the record has them all
 
@@ -29,17 +30,22 @@ def classes(runs: Sequence[Run]) -> list[Block]:
             [
                 printable(one["class"], 40),
                 str(one["examples"]),
-                *(f"{one[key]:.4f}" for key in ("precision", "recall", "f1")),
+                "-" if was_never_predicted(last, place) else f"{one['precision']:.4f}",
+                *(f"{one[key]:.4f}" for key in ("recall", "f1")),
             ]
-            for one in last["by_class"]
+            for place, one in enumerate(last["by_class"])
         ]
         if len(rows) > MOST_CLASSES:
             blocks.append(f"{when}: {len(rows)} classes, whose scores are in epochs.jsonl.")
             continue
-        blocks.append(Table(f"{when}: each class by itself.", [head, *rows]))
+        never = any(row[2] == "-" for row in rows)
+        note = " Precision -: the class was never predicted; the means over classes take 0 for it." if never else ""
+        blocks.append(Table(f"{when}: each class by itself.{note}", [head, *rows]))
         found = [one | {"class": row[0]} for one, row in zip(last["by_class"], rows, strict=True)]
         name = f"classes{number}"
-        blocks += figures((name, classes_figure(when, found, name), [_ends(found)]))
+        only = only_class(last)
+        words = f"Every example is taken for {only[0]}." if only else _ends(found)
+        blocks += figures((name, classes_figure(when, found, name), [words]))
         if confusion := last.get("confusion"):
             names = [row[0] for row in rows]
             table = [["", *names]]
@@ -48,6 +54,14 @@ def classes(runs: Sequence[Run]) -> list[Block]:
             ]
             blocks.append(Table(f"{when}: examples of the row's class that were taken for the column's.", table))
     return blocks
+
+
+def was_never_predicted(evaluation: Summary, place: int) -> bool:
+    """Whether no example was taken for the class at this place, as far as the record tells."""
+    if confusion := evaluation.get("confusion"):
+        return not any(counts[place] for counts in confusion)
+    only = only_class(evaluation)
+    return only is not None and only[0] != printable(evaluation["by_class"][place]["class"], 40)
 
 
 def _ends(found: Sequence[Summary]) -> str:

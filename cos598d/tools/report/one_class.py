@@ -19,7 +19,7 @@ def one_class_remark(runs: Sequence[Summary]) -> str:
     found: dict[tuple[str, str], list[str]] = {}
     for run in [member for row in runs for member in members(row)]:
         kept = run.get("best", {}).get("evaluated")
-        only = _only_class(kept or _last_evaluation(run))
+        only = only_class(kept or _last_evaluation(run))
         if only:
             found.setdefault(only, []).append(run["run"] + (" (the model that it kept)" if kept else ""))
     return " ".join(
@@ -33,7 +33,7 @@ def _last_evaluation(run: Summary) -> Mapping[str, Any]:
     return next((epoch for epoch in reversed(run.get("epochs", [])) if epoch.get("by_class")), {})
 
 
-def _only_class(evaluation: Mapping[str, Any]) -> tuple[str, str] | None:
+def only_class(evaluation: Mapping[str, Any]) -> tuple[str, str] | None:
     """The class for which all is taken, and its share; None where there is none, or the data have but one."""
     classes = evaluation.get("by_class", [])
     total = sum(one["examples"] for one in classes)

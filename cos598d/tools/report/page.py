@@ -156,6 +156,8 @@ def _seconds(runs: Sequence[Run]) -> list[Block]:
         "95 %: of this one run's mean, from its own iterations: another run of the same may lie outside it. "
         "Exposed: the median less that of sync none."
     )
+    if any(len(set(run.series.examples)) > 1 for run in trained):
+        note += " Iterations with fewer examples, as at an epoch's end, count too."
     columns = ["run", *SPREAD, *SLOW_ONES, *AGAINST]
     table = Table(note, with_columns(time_cells([run.summary for run in trained]), columns))
     return [
@@ -186,11 +188,11 @@ def _phases(runs: Sequence[Run]) -> list[Block]:
     )
     blocks: list[Block] = [Table("Seconds of each phase: the mean over iterations and ranks.", rows)]
     blocks += figures(("phases", time.phases_figure(counted), captions.phases_caption(counted)))
-    has_gpu = any("gpu_memory_bytes" in row for run in runs for rows in run.host for row in rows)
-    host = [["run", "peak memory MB", "processor seconds an iteration", "host's processors busy"]]
-    host[0] += ["peak GPU memory MB", "GPU busy"] if has_gpu else []
+    has_gpu = any("gpu_utilization_percent" in row for run in runs for rows in run.host for row in rows)
+    host = [["run", "processor seconds an iteration", "host's processors busy"]]
+    host[0] += ["GPU busy"] if has_gpu else []
     host += [_host(run, has_gpu) for run in runs if any(run.host)]
-    note = "Memory: the largest rank's. Processor seconds: of all that a process did, evaluation too, divided "
+    note = "Processor seconds: of all that a process did, evaluation too, divided "
     note += "by its iterations; the mean over the ranks. Busy: the mean over ranks and time"
     note += "; of GPUs over their samples." if has_gpu else "."
     return [*blocks, Table(note, host)] if len(host) > 1 else blocks
@@ -204,16 +206,15 @@ def _memory(runs: Sequence[Run]) -> list[Table]:
 
 def _host(run: Run, has_gpu: bool) -> list[str]:
     ranks = [rows for rows in run.host if rows]
-    peak = max(row["rss_bytes"] for rows in ranks for row in rows)
     steps = [(rows[-1]["iteration"] - rows[0]["iteration"], rows) for rows in ranks]
     spent = [(rows[-1]["process_cpu_seconds"] - rows[0]["process_cpu_seconds"]) / n for n, rows in steps if n > 0]
     shares = [100 * found[0] for rows in ranks if (found := busy_and_own(rows))]
-    cells = [run.name, megabytes(peak), plain(fmean(spent)) if spent else "-"]
+    cells = [run.name, plain(fmean(spent)) if spent else "-"]
     cells.append(f"{fmean(shares):.0f} %" if shares else "-")
     if has_gpu:
-        gauges = ("gpu_memory_bytes", "gpu_utilization_percent")
-        memory, busy = ([row[name] for rows in ranks for row in rows if is_number(row.get(name))] for name in gauges)
-        cells += [megabytes(max(memory)) if memory else "-", f"{fmean(busy):.0f} %" if busy else "-"]
+        name = "gpu_utilization_percent"
+        busy = [row[name] for rows in ranks for row in rows if is_number(row.get(name))]
+        cells.append(f"{fmean(busy):.0f} %" if busy else "-")
     return cells
 
 
@@ -242,10 +243,8 @@ def _traffic(runs: Sequence[Run]) -> list[Block]:
     trained = [run for run in runs if run.summary["losses"]]
     if not trained:
         return []
-    note = "Calls that carry gradients or, where a strategy shards, parameters; per iteration, the mean of those after "
-    note += (
-        "the warm-up, by the algorithms' formulas. Counted is all that travels while training, the loss and weights "
-    )
+    note = "Calls that carry gradients or, where a strategy shards, parameters: the mean of all iterations, by the "
+    note += "algorithms' formulas. Counted is all that travels while training, the loss and weights "
     note += f"gathered for an evaluation too. MB: 1,000,000 bytes. {BYTES_NOTE}"
     note += assumed_bytes([run.summary for run in trained], before=" ")
     blocks: list[Block] = [Table(note, traffic_rows([run.summary for run in trained]))]

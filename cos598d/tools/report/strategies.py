@@ -32,7 +32,8 @@ BASELINE = "baseline"
 ALL_GPUS = "dp"  # the strategy of one process that computes on all of them
 TABLE_NOTE = (
     "Seconds: training and evaluation of all epochs, by the wall; start, data and model are not in them. s/epoch and "
-    "examples/s: training alone, with the slow first iterations; one run each, and a second run may differ. Speed-up: "
+    "examples/s: training alone, of runs of several epochs without the first, whose first iterations are slow; one run "
+    "each, and a second run may differ. Speed-up: "
     "the baseline's s/epoch over this one's. Efficiency: speed-up divided by how many times the baseline's processors "
     "were at hand: on CPUs the threads of all ranks, but no more than the cores of their machines; on GPUs one a "
     "rank. Peak MB: the most memory that a process has held, of the rank that held most, and summed over the ranks; "
@@ -106,7 +107,7 @@ def strategies_rows(entries: Sequence[StrategyResult]) -> list[list[str]]:
             continue
         last, seconds = entry.run.summary["epochs"][-1], epoch_seconds(entry.run)
         base = _baseline(entry, entries)
-        cells = [plain(_total(entry.run)), plain(seconds), plain(_examples(entry.run) / _training(entry.run))]
+        cells = [plain(_total(entry.run)), plain(seconds), plain(_examples_per_epoch(entry.run) / seconds)]
         ratio = epoch_seconds(base) / seconds if base else None
         words = speed_up_words(ratio, entry.run.summary, base.summary, entry.run.environment) if ratio and base else "-"
         cells.append(words)
@@ -183,8 +184,8 @@ def _above_all_remark(entries: Sequence[StrategyResult]) -> str:
     if not found:
         return ""
     return (
-        f"the efficiency of {names_of(found, 'run')} is above 100 %: the baseline used its processors less well, or "
-        "was slow when it ran, so run it again before you conclude anything from that."
+        f"the efficiency of {names_of(found, 'run')} is above 100 %, which more processors alone do not explain: run "
+        "it and the baseline again before you conclude anything from that."
     )
 
 
@@ -195,10 +196,18 @@ def left_out(entries: Sequence[StrategyResult]) -> list[str]:
 
 
 def epoch_seconds(run: Run) -> float:
-    """The mean wall seconds of a whole epoch's training; of a run without one (`cut_remark`), of the longest."""
+    """The mean wall seconds of a whole epoch's training; of a run without one (`cut_remark`), of the longest.
+
+    Without the first where there are others, since its first iterations are slow.
+    """
+    return fmean(training["wall_seconds"] for training in _timed_epochs(run))
+
+
+def _timed_epochs(run: Run) -> list[Mapping[str, Any]]:
     whole = [epoch["training"] for epoch in whole_epochs(run.summary)] or _trainings(run)
     most = max(training["examples"] for training in whole)
-    return fmean(training["wall_seconds"] for training in whole if training["examples"] == most)
+    found = [training for training in whole if training["examples"] == most]
+    return found[1:] or found
 
 
 def cut_remark(runs: Sequence[Run]) -> str:
@@ -258,8 +267,8 @@ def _training(run: Run) -> float:
     return sum(training["wall_seconds"] for training in _trainings(run))
 
 
-def _examples(run: Run) -> int:
-    return sum(training["examples"] for training in _trainings(run))
+def _examples_per_epoch(run: Run) -> int:
+    return _timed_epochs(run)[0]["examples"]
 
 
 def _total(run: Run) -> float:

@@ -187,7 +187,7 @@ def _ratio(run: Summary, ddp: Summary | None) -> str:
     if several:
         return f"{several[0]:.2f} ({several[1][0]:.2f}-{several[1][1]:.2f})"
     ratio = ratio_of_means(run, ddp)
-    return f"{ratio:.2f}" if ratio else "-"
+    return ("itself" if run is ddp else f"{ratio:.2f}") if ratio else "-"
 
 
 def _exposed(run: Summary, floor: Summary | None) -> str:

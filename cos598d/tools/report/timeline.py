@@ -27,6 +27,7 @@ class Timeline:
     backward_end: float
     kept: str | None = None
     is_told: bool = True  # else the calls are a library's, which the ledger does not have
+    of_weights: int = 0  # calls that carried weights, which are not among `calls`
 
     @property
     def seconds_under_way(self) -> tuple[float, float]:
@@ -55,6 +56,7 @@ def timeline_of(run: Run) -> Timeline | None:
         backward_end=backward_end,
         kept=None if run.calls else rule_without_rows(run.summary),
         is_told=is_in_ledger(run.summary),
+        of_weights=sum(call["purpose"] == "parameters" for call in run.calls),
     )
 
 

@@ -70,16 +70,16 @@ def mean_rate(moments: Sequence[float], rates: Sequence[float]) -> float:
 
 
 def wire_caption(found: Sequence[Throughput]) -> list[str]:
-    """What each run's wire carried on average and in its busiest sample, and the share of the link's rate."""
+    """What each run's wire carried on average while it trained, and the share of the link's rate."""
     sentences = []
     for one in found:
         words = []
         for way, values in (("sent", one.sent), ("received", one.received)):
-            mean, most = mean_rate(one.moments, values), max(known(values))
-            words.append(f"{plain(mean / 1e6)} Mbit/s {way} on average, {plain(most / 1e6)} in its busiest sample")
+            mean = mean_rate(one.moments, values)
+            words.append(f"{plain(mean / 1e6)} Mbit/s {way} on average")
             if one.rate:
-                words[-1] += f" ({percent(mean / one.rate)} and {percent(most / one.rate)} of the link's rate)"
-        sentences.append(f"{one.run}, {one.whose}: {'; '.join(words)}.")
+                words[-1] += f" ({percent(mean / one.rate)} of the link's rate)"
+        sentences.append(f"{one.run}, {one.whose}, while training: {'; '.join(words)}.")
         later = len(one.sent) - MOST_DRAWN
         if later > 0:
             sentences[-1] += f" Not drawn: {number_of(later, 'later sample')}."
