@@ -4,12 +4,15 @@ import contextlib
 import re
 from collections.abc import Iterator
 
+# What every error begins with on standard error, before the rank where there are several.
+ERROR = "error: "
+
 
 class UserError(Exception):
     """Something that the user gave cannot work.
 
     The message is one sentence: what was wrong (with the value), what was expected, what to do.
-    Every entry point prints it without a traceback and exits with `exit_code`.
+    Every entry point prints it after ERROR, without a traceback, and exits with `exit_code`.
     """
 
     exit_code = 1

@@ -6,13 +6,12 @@ import time
 from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from cos598d.attempt import TrainResult, attempt, leave
-from cos598d.auto import Choice, choose
 from cos598d.checkpoints import Checkpoint
 from cos598d.checkpoints.resume import facts_of, find_checkpoint, is_ours, named_folder, open_record, say_if_finished
 from cos598d.checkpoints.saver import Saving
@@ -38,6 +37,9 @@ from cos598d.terminal.locks import locked
 from cos598d.world.identity import Identity
 from cos598d.world.meeting import Meeting
 from cos598d.world.places import LAUNCHERS, launcher_facts, place_of, places_in_words
+
+if TYPE_CHECKING:
+    from cos598d.auto import Choice
 
 
 def run(config: RunConfig, identity: Identity, inputs: RunInputs | None = None) -> int:
@@ -151,10 +153,12 @@ class RankRun:
         self._facts = facts_of(self.config, plan, self.training, self.parts, self.inputs.source)
         return find_checkpoint(self.output, self.config, self._facts, self.comm, self.console)
 
-    def _choose_sync(self, saved: Checkpoint | None) -> Choice | None:
+    def _choose_sync(self, saved: Checkpoint | None) -> "Choice | None":
         """With --sync auto, what is measured to be the fastest here; None where the flags name a sync."""
         if self.training is None or self.config.sync != AUTO_SYNC:
             return None
+        from cos598d.auto import choose  # which few runs need
+
         before = saved.sync if saved is not None and saved.world_size == self.comm.world_size else None
         choice = choose(self.config, self.comm, self.model, self.training, self._may_be_unused, before)
         self.config = replace(self.config, sync=choice.sync)
@@ -169,7 +173,7 @@ class RankRun:
         return open_record(self.output, self.config, self.comm, saved, monitor, board)
 
     def _describe(
-        self, record: RunRecord, asked: RunConfig, choice: Choice | None
+        self, record: RunRecord, asked: RunConfig, choice: "Choice | None"
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """The summary's facts, and on rank 0 the files of the record that say what was run and where."""
         setting = summary_facts(self.config, self.inputs, self.comm, count_parameters(self.model))

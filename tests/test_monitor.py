@@ -455,6 +455,6 @@ def test_without_the_package_tensorboard_is_refused_before_anything_is_done(tmp_
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     assert run_script("task1", "none", [*TINY_TRAINING, "--output_dir", "out", "--tensorboard"]) == 2
     said = capfd.readouterr().err.strip()
-    assert said.startswith("--tensorboard needs the package tensorboard (")
+    assert said.startswith("error: --tensorboard needs the package tensorboard (")
     assert "\n" not in said
     assert not (tmp_path / "out").exists()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cos598d.commands.flags import add_flags, given_flags
 from cos598d.commands.result_flags import add_assignment, add_result_files, wants_files
-from cos598d.errors import UsageError, UserError
+from cos598d.errors import ERROR, UsageError, UserError
 from cos598d.fields import check_flags
 from cos598d.terminal.files import write_json
 from cos598d.terminal.printable import printable
@@ -105,7 +105,7 @@ def _as_rank(told: Told, words: Sequence[str]) -> int:
 
     def say(rank: Rank, code: int) -> int:
         if rank.trouble:
-            print(rank.trouble, file=sys.stderr)
+            print(f"{ERROR}{rank.trouble}", file=sys.stderr)
         if rank.told.run:
             return code
         if rank.book is not None:
@@ -114,7 +114,7 @@ def _as_rank(told: Told, words: Sequence[str]) -> int:
             rank.collect()
         elif not rank.has_started_others():
             why = "it never opened a process group" if code == 0 else f"it ended with {code} before its ranks had met"
-            print(f"nothing of {told.script} was audited: {why}.", file=sys.stderr)
+            print(f"{ERROR}nothing of {told.script} was audited: {why}.", file=sys.stderr)
             return code
         return _judged(Path(told.folder), told.strict, code)
 
@@ -130,10 +130,10 @@ def _judged(folder: Path, strict: bool, code: int, grade: Grader | None = None) 
         without = write_record(folder, books)
         write_json(folder / VERDICT, verdict.to_json())
     except UserError as error:
-        print(f"nothing could be judged: {printable(error)}", file=sys.stderr)
+        print(f"{ERROR}nothing could be judged: {printable(error)}", file=sys.stderr)
         return grade(None, end) if grade else code
     except OSError as error:
-        print(f"{folder / VERDICT} cannot be written: {error.strerror}.", file=sys.stderr)
+        print(f"{ERROR}{folder / VERDICT} cannot be written: {error.strerror}.", file=sys.stderr)
         return NOT_JUDGED if grade else code
     print(card(verdict, books))
     print(f"no record for compare and report: {without}." if without else f"record: {folder}", flush=True)

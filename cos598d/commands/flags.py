@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from cos598d.errors import UsageError
+from cos598d.errors import ERROR, UsageError
 from cos598d.fields import Flag, flags_of
 from cos598d.terminal.printable import printable
 
@@ -55,7 +55,7 @@ class Parser(argparse.ArgumentParser):
         return found, unknown
 
     def error(self, message: str) -> NoReturn:
-        print(f"{printable(message)} (--help lists what there is)", file=sys.stderr)
+        print(f"{ERROR}{printable(message)} (--help lists what there is)", file=sys.stderr)
         sys.exit(2)
 
 

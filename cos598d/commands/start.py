@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
-from cos598d.errors import UserError
+from cos598d.errors import ERROR, UserError
 from cos598d.terminal.printable import printable
 from cos598d.terminal.streams import OutputLost, prepare_streams
 
@@ -37,7 +37,7 @@ def ended(program: Callable[[], int]) -> int:
     try:
         return program()
     except OutputLost as lost:
-        print(lost, file=sys.stderr)
+        print(f"{ERROR}{lost}", file=sys.stderr)
         return lost.exit_code
     except KeyboardInterrupt:
         print(WORDS, file=sys.stderr)
@@ -49,7 +49,7 @@ def guarded(run: Callable[[argparse.Namespace], int], options: argparse.Namespac
     try:
         return run(options)
     except UserError as error:
-        print(printable(error), file=sys.stderr)
+        print(f"{ERROR}{printable(error)}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print(WORDS, file=sys.stderr)

@@ -5,11 +5,11 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from cos598d.comm.ledger import Totals
-from cos598d.measure.sums import ExactMeans
 from cos598d.measure.totals import EpochTraffic
 from cos598d.measure.wall import WallTime
 from cos598d.measure.wire import Counters, Interface
 from cos598d.records.conventions import PHASES
+from cos598d.records.sums import IterationMeans
 
 Row = dict[str, Any]
 
@@ -19,7 +19,7 @@ class Tally:
 
     def __init__(self) -> None:
         self.traffic = EpochTraffic()
-        self._means, self._wall = ExactMeans(), WallTime()
+        self._means, self._wall = IterationMeans(), WallTime()
 
     def begin(self) -> None:
         """Training begins, or goes on after a pause."""

@@ -13,6 +13,7 @@ other what never reaches the interface between the hosts. What a GPU's own links
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import reduce
 from typing import Any
 
 from cos598d.measure.wire import Counters, Interface
@@ -56,7 +57,6 @@ class EpochTraffic:
 
     def __init__(self) -> None:
         self._epochs: dict[int, _EpochSums] = {}
-        self._first, self._later = _EpochSums(), _EpochSums()
         self._last: tuple[int, tuple[int, int], Counters | None] | None = None
 
     def add(self, epoch: int, predicted: tuple[int, int], counted: Counters | None) -> dict[str, int | None]:
@@ -77,7 +77,7 @@ class EpochTraffic:
     def share(self, interface: Interface | None) -> dict[str, Any]:
         """What rank 0 needs of this rank: the sums by epoch, and the means of all iterations."""
         self._sum_up()
-        sums = self._first.plus(self._later)
+        sums = reduce(_EpochSums.plus, self._epochs.values(), _EpochSums())
         wire: dict[str, Any] | None = None
         if interface and sums.known:
             wire = {"interface": interface.name, "ranks": interface.ranks}
@@ -90,15 +90,12 @@ class EpochTraffic:
         """The sums so far (JSON), for `resume`."""
         return {
             "epochs": {str(epoch): asdict(sums) for epoch, sums in self._epochs.items()},
-            "first": asdict(self._first),
-            "later": asdict(self._later),
             "last": self._last,
         }
 
     def resume(self, position: dict[str, Any]) -> None:
         """Go on from there."""
         self._epochs = {int(epoch): _EpochSums.of(sums) for epoch, sums in position["epochs"].items()}
-        self._first, self._later = _EpochSums.of(position["first"]), _EpochSums.of(position["later"])
         self._last = None
         if position["last"] is not None:
             epoch, (sent, received), counted = position["last"]
@@ -110,11 +107,7 @@ class EpochTraffic:
             return
         epoch, predicted, counted = self._last
         self._last = None
-        for sums in (
-            self._epochs.setdefault(epoch, _EpochSums()),
-            self._later if self._first.iterations else self._first,
-        ):
-            sums.add(predicted, counted)
+        self._epochs.setdefault(epoch, _EpochSums()).add(predicted, counted)
 
 
 def _of_epoch(sums: _EpochSums) -> dict[str, int | None]:

@@ -31,8 +31,6 @@ _TRAFFIC_SUMS = Fields({"iterations": COUNT, "predicted": _BYTES, "known": COUNT
 _TRAFFIC = Fields(
     {
         "epochs": MapOf(_TRAFFIC_SUMS, "an object whose names are epochs", names=r"\d{1,18}"),
-        "first": _TRAFFIC_SUMS,
-        "later": _TRAFFIC_SUMS,
         "last": OrNone(FixedList((COUNT, _BYTES, OrNone(_COUNTERS)))),
     }
 )

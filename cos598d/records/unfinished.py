@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from cos598d.errors import UserError
-from cos598d.records.conventions import PHASES, WARM_UP
+from cos598d.records.conventions import PHASES
 from cos598d.records.live import ATTEMPTS, EPOCHS, EVALUATIONS, ITERATIONS, LIVE, SETTING
 from cos598d.records.run import (
     ATTEMPTS_FILE,
@@ -19,6 +19,7 @@ from cos598d.records.run import (
     read_table,
 )
 from cos598d.records.seconds import mean_of_known, summarize_seconds
+from cos598d.records.sums import IterationMeans
 from cos598d.terminal.locks import is_locked
 
 TOTALS = ("calls", "tensors", "payload_bytes", "bytes_sent", "bytes_received")
@@ -44,11 +45,12 @@ def read_unfinished(live: Path) -> Summary:
     if setting is None:
         raise UserError(f"{live / SETTING} is missing: the run has not begun, or has just ended; look again.")
     attempts = (read_object(live / ATTEMPTS, ATTEMPTS_FILE) or {"attempts": []})["attempts"]
-    ranks = [_Sums() for _ in range(setting["world_size"])]
+    ranks = [IterationMeans() for _ in range(setting["world_size"])]
     losses, seconds = array("d"), array("d")
     for rank, sums in enumerate(ranks):
         for row in read_table(live / ITERATIONS.format(rank=rank), ITERATION, is_needed=rank == 0, grows=True):
-            sums.add(row)
+            sums.count(row["iteration"])
+            sums.add(row["iteration"], {name: row.get(name, 0) for name in (*_PHASES, *TOTALS)})
             if rank == 0:
                 losses.append(row["loss"])
                 seconds.append(row["seconds"])
@@ -77,32 +79,3 @@ def _where(live: Path, iterations: int, attempt: Mapping[str, Any]) -> str:
     return f"ended after {iterations} iterations" + (
         f": {why}" if why else " without a word (killed, or its host is gone)"
     )
-
-
-class _Sums:
-    """Sums of a rank's rows, those of the warm-up apart: see `measure/sums.py`."""
-
-    def __init__(self) -> None:
-        self._counts = [0, 0]
-        self._sums: list[dict[str, float]] = [{}, {}]
-
-    def add(self, row: Mapping[str, Any]) -> None:
-        later = row["iteration"] > WARM_UP
-        self._counts[later] += 1
-        sums = self._sums[later]
-        for name in (*_PHASES, *TOTALS):
-            sums[name] = sums.get(name, 0) + row.get(name, 0)
-
-    def mean(self, name: str) -> float | int | None:
-        return _mean(sum(sums.get(name, 0) for sums in self._sums), sum(self._counts))
-
-    def mean_after_warm_up(self, name: str) -> float | int | None:
-        later = self._counts[1] > 0
-        return _mean(self._sums[later].get(name, 0), self._counts[later])
-
-
-def _mean(total: float, count: int) -> float | int | None:
-    if not count:
-        return None
-    mean = total / count
-    return int(mean) if mean == int(mean) else mean

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
+from cos598d.errors import ERROR
 from cos598d.terminal.files import remove_unfinished
 
 LOST_RANK = "lost rank {rank}, which ended without a word (killed, or its host is gone)."
@@ -50,7 +51,7 @@ def print_last_words(rank: int | None, sentence: str) -> None:
     with contextlib.suppress(OSError, ValueError):
         # The terminal's line may hold a progress bar: start it afresh.
         start = "\r\033[K" if sys.stderr.isatty() else ""
-        print(f"{start}{'' if rank is None else f'rank {rank}: '}{sentence}", file=sys.stderr, flush=True)
+        print(f"{start}{ERROR}{'' if rank is None else f'rank {rank}: '}{sentence}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

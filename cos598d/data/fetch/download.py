@@ -19,7 +19,7 @@ from cos598d.data.fetch.catalogue import CATALOGUE, Dataset, choose
 from cos598d.data.fetch.check import Findings, digest_of, look_at
 from cos598d.data.fetch.transfer import Unreachable, fetch
 from cos598d.data.fetch.unpack import copy_files
-from cos598d.errors import UsageError, UserError
+from cos598d.errors import ERROR, UsageError, UserError
 from cos598d.terminal.printable import printable
 from cos598d.terminal.signals import exits_on_sigterm
 
@@ -237,7 +237,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for dataset in chosen:
                 obtain(dataset, data_dir, base_url, options.timeout)
     except UserError as error:
-        print(printable(error), file=sys.stderr)
+        print(f"{ERROR}{printable(error)}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print(f"Stopped; what has arrived is kept as *.part in {data_dir}, the same command resumes.", file=sys.stderr)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from types import FrameType
 
-from cos598d.errors import UserError
+from cos598d.errors import ERROR, UserError
 from cos598d.terminal.printable import printable
 from cos598d.terminal.program import start
 
@@ -62,7 +62,7 @@ class LastWords:
 
     def hear(self, line: str) -> None:
         """A further line."""
-        line = _HOST.sub("", printable(line.rstrip())).strip()
+        line = _HOST.sub("", printable(line.rstrip())).strip().removeprefix(ERROR)
         # What a rank says of its end is better than what a library says after it.
         if line and (_RANK.match(line) or not _RANK.match(self.words)):
             self.words = line

@@ -1,4 +1,4 @@
-"""Exact means of whole numbers over a run's iterations, in constant memory, that go on where they were saved."""
+"""Means over a run's iterations, in constant memory, that go on where they were saved; exact for whole numbers."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from cos598d.records.conventions import WARM_UP
 
 
-class ExactMeans:
+class IterationMeans:
     """Sums by name over the iterations, those of the warm-up apart.
 
     Seconds are told without the warm-up, where there is more. Bytes are told of all iterations: a sync may send a
@@ -16,13 +16,13 @@ class ExactMeans:
     def __init__(self) -> None:
         # Of the warm-up and of what follows: how many iterations, and what each name adds up to.
         self._counts = [0, 0]
-        self._sums: list[dict[str, int]] = [{}, {}]
+        self._sums: list[dict[str, float]] = [{}, {}]
 
     def count(self, iteration: int) -> None:
         """One more iteration is over."""
         self._counts[iteration > WARM_UP] += 1
 
-    def add(self, iteration: int, values: Mapping[str, int]) -> None:
+    def add(self, iteration: int, values: Mapping[str, float]) -> None:
         """Something of this iteration, which may be added to it in parts, and after it is over."""
         sums = self._sums[iteration > WARM_UP]
         for name, value in values.items():
@@ -48,7 +48,7 @@ class ExactMeans:
         self._counts, self._sums = list(counts), [dict(of) for of in sums]
 
 
-def _mean(total: int, count: int) -> float | int | None:
+def _mean(total: float, count: int) -> float | int | None:
     if not count:
         return None
     return total / count if total % count else total // count
