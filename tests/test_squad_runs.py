@@ -155,7 +155,7 @@ def test_bad_input_is_one_sentence(folder, run_here, words, sentence):
 
 def test_squads_flags_are_refused_for_other_tasks_and_unknown_to_run_glue(run_here, capfd):
     assert main(["train", "--task_name", "rte", "--doc_stride", "64"]) == 2
-    assert capfd.readouterr().err == "--doc_stride is SQuAD's, and the task is rte: leave it out.\n"
+    assert capfd.readouterr().err == "error: --doc_stride is SQuAD's, and the task is rte: leave it out.\n"
     code, text = run_here("task1/run_glue.py", ["--doc_stride", 64])
     assert (code, text.count("\n")) == (2, 1)
 

@@ -86,7 +86,7 @@ def test_a_rank_that_dies_anywhere_in_the_tree_is_named_by_all_and_nobody_else_i
     for rank in set(range(SIZE)) - {lost}:
         assert (
             said(tmp_path, rank)
-            == f"rank {rank}: lost rank {lost}, which ended without a word (killed, or its host is gone).\n"
+            == f"error: rank {rank}: lost rank {lost}, which ended without a word (killed, or its host is gone).\n"
         )
         assert os.waitstatus_to_exitcode(codes[rank]) == 1
 
@@ -98,7 +98,7 @@ def test_what_a_failing_rank_says_is_repeated_by_all_without_escapes(world, tmp_
     (tmp_path / "go").touch()
     ends(started)
     for rank in set(range(SIZE)) - {failing}:
-        assert said(tmp_path, rank) == f"rank {rank}: stopped because rank {failing} did: its data are gone\\x1b[31m\n"
+        assert said(tmp_path, rank) == f"error: rank {rank}: stopped because rank {failing} did: its data are gone\\x1b[31m\n"
 
 
 def test_all_leave_in_order_when_all_are_done(world, tmp_path):
@@ -144,7 +144,7 @@ def test_a_defect_in_the_watching_thread_ends_the_run_in_a_sentence(world, tmp_p
     (tmp_path / "fail").write_text("5")
     (tmp_path / "go").touch()
     ends(started)
-    assert said(tmp_path, 3) == "rank 3: the watchdog failed: KeyError: 'nothing'.\n"
+    assert said(tmp_path, 3) == "error: rank 3: the watchdog failed: KeyError: 'nothing'.\n"
     assert "rank 0: stopped because rank 5 did" in said(tmp_path, 0)
 
 
@@ -174,7 +174,7 @@ def test_a_rank_that_is_stopped_is_named_by_a_neighbour_whose_collective_timed_o
     child = 2 * late + 2
     ends({child: started[child]})
     sentence = f"a collective failed: rank {stopped} was silent for 0.5 s (stopped, or stuck?)."
-    assert said(tmp_path, child) == f"rank {child}: stopped because rank {late} did: {sentence}\n"
+    assert said(tmp_path, child) == f"error: rank {child}: stopped because rank {late} did: {sentence}\n"
 
 
 def test_how_long_a_host_may_be_silent_is_the_flag_s(monkeypatch):
