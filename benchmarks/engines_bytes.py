@@ -34,8 +34,9 @@ from cos598d.shard.low_bytes import packed_bytes
 from cos598d.shard.row_gradients import row_embeddings
 from cos598d.shard.units import looked_up
 from cos598d.shard.zero3 import layer_units
-from cos598d.terminal.files import read_json, write_json
+from cos598d.terminal.files import write_json
 from cos598d.terminal.program import own_environment
+from cos598d.terminal.reading import read_json
 from cos598d.terminal.tables import as_text
 from cos598d.tools.bench.candidates import read_candidate
 from cos598d.tools.report.load import load_run

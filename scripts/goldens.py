@@ -28,8 +28,9 @@ sys.path.insert(0, str(ROOT))
 
 from cos598d.commands.flags import Parser, check_output_file  # noqa: E402
 from cos598d.errors import UsageError, UserError  # noqa: E402
-from cos598d.terminal.files import read_json, write_json  # noqa: E402
+from cos598d.terminal.files import write_json  # noqa: E402
 from cos598d.terminal.printable import printable  # noqa: E402
+from cos598d.terminal.reading import read_json  # noqa: E402
 
 STEPS = 6
 TASKS = ("task1", "task2a", "task2b", "task3")

@@ -355,7 +355,10 @@ def test_without_matplotlib_one_sentence_says_how_to_get_it(made, tmp_path, monk
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
     assert main(["scale", str(made("fast")), "-o", str(tmp_path / "scale.svg")]) == 1
-    assert capsys.readouterr().err == "error: drawing needs matplotlib: pip install -e '.[report]' in the project's folder.\n"
+    assert (
+        capsys.readouterr().err
+        == "error: drawing needs matplotlib: pip install -e '.[report]' in the project's folder.\n"
+    )
 
 
 def test_the_numbers_are_written_as_json(made, tmp_path, capsys):

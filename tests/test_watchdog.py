@@ -98,7 +98,10 @@ def test_what_a_failing_rank_says_is_repeated_by_all_without_escapes(world, tmp_
     (tmp_path / "go").touch()
     ends(started)
     for rank in set(range(SIZE)) - {failing}:
-        assert said(tmp_path, rank) == f"error: rank {rank}: stopped because rank {failing} did: its data are gone\\x1b[31m\n"
+        assert (
+            said(tmp_path, rank)
+            == f"error: rank {rank}: stopped because rank {failing} did: its data are gone\\x1b[31m\n"
+        )
 
 
 def test_all_leave_in_order_when_all_are_done(world, tmp_path):

@@ -19,8 +19,8 @@ from cos598d.errors import UserError, first_line
 from cos598d.records.kinds import COUNT, DEEPEST, TEXT, Fields, OrNone, ValueKind, fault, is_too_deep
 from cos598d.records.saved import SCALARS
 from cos598d.strategies.state import BUFFERS, WEIGHTS
-from cos598d.terminal.files import parse_json
 from cos598d.terminal.printable import printable
+from cos598d.terminal.reading import parse_json
 
 _BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
 MOST_DIMENSIONS, MOST_ELEMENTS = 16, 1 << 60

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from cos598d.records.live import CHECKPOINTS
-from cos598d.terminal.files import open_plain, parse_json
 from cos598d.terminal.printable import printable
+from cos598d.terminal.reading import open_plain, parse_json
 
 FORMAT = 1
 FOLDER = CHECKPOINTS  # in a run's output folder

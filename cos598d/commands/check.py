@@ -15,7 +15,8 @@ from cos598d.commands import learn
 from cos598d.commands.flags import check_output_file
 from cos598d.commands.result_flags import add_assignment, add_result_files, wants_files
 from cos598d.errors import UsageError, UserError
-from cos598d.terminal.files import read_plain, write_json
+from cos598d.terminal.files import write_json
+from cos598d.terminal.reading import read_plain
 from cos598d.terminal.signals import exits_on_sigterm
 from cos598d.tools.check import card, ranks
 from cos598d.tools.check.causes import causes_of

@@ -14,8 +14,8 @@ from cos598d.errors import UsageError
 from cos598d.fields import LARGEST
 from cos598d.records.run import RANKS
 from cos598d.sync.from_file import is_own
-from cos598d.terminal.files import parse_json, read_plain
 from cos598d.terminal.printable import printable
+from cos598d.terminal.reading import parse_json, read_plain
 
 # What belongs to the earlier run's folder, or to where it went on, and to no repetition of it.
 PLACES = ("output_dir", "overwrite_output_dir", "overwrite_cache", "resume", "resume_anyway")

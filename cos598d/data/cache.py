@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from cos598d.errors import UserError
-from cos598d.terminal.files import cache_folder, open_own, open_plain, whole_file
+from cos598d.terminal.files import cache_folder, open_own, whole_file
+from cos598d.terminal.reading import open_plain
 
 Arrays = dict[str, np.ndarray]
 

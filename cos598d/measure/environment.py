@@ -13,7 +13,7 @@ import torch
 from cos598d.records.kinds import OrNone
 from cos598d.records.run import NETWORK
 from cos598d.records.schema import check
-from cos598d.terminal.files import parse_json
+from cos598d.terminal.reading import parse_json
 
 PACKAGES = ("torch", "pytorch-transformers", "numpy", "tokenizers", "safetensors", "huggingface_hub", "scikit-learn")
 

@@ -17,7 +17,8 @@ from cos598d.records.live import (
     ROWS,
     SETTING,
 )
-from cos598d.terminal.files import is_named, names_errors, open_own, open_plain, remove_known, sync_to_disk, whole_file
+from cos598d.terminal.files import is_named, names_errors, open_own, remove_known, sync_to_disk, whole_file
+from cos598d.terminal.reading import open_plain
 
 # A disk that is full now may not be so soon, as when a checkpoint that did not fit is taken away again.
 FULL = (errno.ENOSPC, errno.EDQUOT)

@@ -17,7 +17,6 @@ from cos598d.measure.live import FACTS, clear
 from cos598d.measure.monitor import Monitor
 from cos598d.measure.rank_files import RankFiles, bring_departed, publish_departed, remove_published, row_text
 from cos598d.measure.refusals import NOTHING_DONE, OLD_IS_GONE, told
-from cos598d.measure.staged import Staged
 from cos598d.measure.tally import Tally
 from cos598d.measure.tensorboard import Board, remove_events
 from cos598d.measure.thinning import Detail
@@ -38,7 +37,7 @@ from cos598d.records.live import (
     WIRE,
 )
 from cos598d.records.run import EVALUATION, read_table
-from cos598d.terminal.files import json_text, own_folder, remove_known, write_json
+from cos598d.terminal.files import Staged, json_text, own_folder, remove_known, write_json
 from cos598d.world.exit import tell_no_more, tell_of_the_end
 
 
@@ -330,7 +329,8 @@ class RunRecord:
         texts[EPOCHS] = "".join(json.dumps(epoch) + "\n" for epoch in self.epochs)
         texts["summary.json"] = json_text(facts | found)
         with told(self.folder):
-            self._staged.write(self.folder, texts)
+            for name, text in texts.items():
+                self._staged.write(self.folder / name, text)
 
     def publish_summary(self) -> None:
         """Rank 0, when all rows have their names: give what is staged its own, the summary last."""

@@ -13,8 +13,8 @@ import torch
 from cos598d.data.library import pytorch_transformers
 from cos598d.errors import UserError
 from cos598d.models import vit, vit_config
-from cos598d.terminal.files import read_json
 from cos598d.terminal.printable import printable
+from cos598d.terminal.reading import read_json
 
 # Its remarks (RoBERTa's on every batch without its special tokens) are not for the user of a training run.
 logging.getLogger("pytorch_transformers").setLevel(logging.ERROR)

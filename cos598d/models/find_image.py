@@ -12,8 +12,8 @@ from cos598d.models.architectures import new_config, read_config
 from cos598d.models.checkpoint import WEIGHT_FILES
 from cos598d.models.find import VIT_SHAPES, find_folder, find_weights
 from cos598d.models.vit_config import MOST_PATCHES, TINY, ViTConfig, patch_of
-from cos598d.terminal.files import read_json
 from cos598d.terminal.printable import printable
+from cos598d.terminal.reading import read_json
 
 DEFAULT_FORM = ImageForm(224, 3)
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from cos598d.errors import UserError
 from cos598d.records.kinds import DEEPEST, ValueKind, fault, is_too_deep
-from cos598d.terminal.files import MOST_BYTES, lines_of, open_plain, parse_json, read_plain
 from cos598d.terminal.printable import printable
+from cos598d.terminal.reading import MOST_BYTES, lines_of, open_plain, parse_json, read_plain
 
 MOST_ROW = 16 << 20  # characters; an epoch's row of a thousand classes has some 5 million
 

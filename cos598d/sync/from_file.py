@@ -16,7 +16,7 @@ from cos598d.comm.communicator import Communicator
 from cos598d.errors import UsageError
 from cos598d.sync.base import GradientSync
 from cos598d.sync.options import DEFAULTS, SyncOptions
-from cos598d.terminal.files import read_plain
+from cos598d.terminal.reading import read_plain
 
 CONTRACT = ("attach", "finish", "no_sync", "detach")
 # What the loop asks for as well, and has an answer to that suits every class which does not say.

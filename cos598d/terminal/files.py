@@ -1,10 +1,9 @@
-"""Files that appear whole or not at all, files that only grow, and the reading of files that anybody may have made."""
+"""Files that appear whole or not at all, files that only grow, and folders of which only our files are deleted."""
 
 import contextlib
 import errno
 import fnmatch
 import json
-import math
 import os
 import re
 import secrets
@@ -15,17 +14,12 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from cos598d.errors import UserError
+from cos598d.terminal.reading import open_regular
 
 Made = TypeVar("Made")
 
-# Each number that no float can hold has one of these in it.
-_MAY_BE_LARGE = re.compile(r"[eE]\+?[0-9]{3}|[0-9]{100}")
-
 # What `_beside` calls an unfinished file; it is left where its process was killed.
 _PARTIAL = re.compile(r"\..+\.[0-9a-f]{8}\.partial")
-# Of a file that is read at once. Honest ones of ours have some megabytes at most.
-MOST_BYTES = 64 << 20
-MOST_VALUES = 4_000_000  # the losses of a run of so many iterations
 
 _unfinished: set[str] = set()
 
@@ -236,21 +230,43 @@ def write_whole(path: str | os.PathLike, content: str | bytes) -> None:
         handle.write(content)
 
 
+class Staged:
+    """Files that belong together: none takes its name before all are whole on the disk. Use as a context."""
+
+    def __init__(self) -> None:
+        self._files: list[GrowingFile] = []
+
+    def write(self, path: Path, content: str) -> None:
+        """Bring `content` to the disk, yet unnamed. Raises OSError, which names the file."""
+        self._files.append(GrowingFile(path))
+        self._files[-1].write(content)
+        self._files[-1].complete()
+
+    def publish(self) -> None:
+        """Give them their names, in the order in which they came."""
+        for file in self._files:
+            file.publish()
+
+    def __enter__(self) -> "Staged":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close them; those without a name vanish."""
+        for file in self._files:
+            file.close()
+
+
 def write_together(contents: Mapping[Path, str]) -> None:
-    """Write files that belong together: none takes its name before all are whole on the disk, in this order."""
-    files: list[GrowingFile] = []
-    try:
+    """Write files that belong together, in this order, and make the folders that they need."""
+    with Staged() as staged:
         for path, content in contents.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             _refuse_devices(path)
-            files.append(GrowingFile(path))
-            files[-1].write(content)
-            files[-1].complete()
-        for file in files:
-            file.publish()
-    finally:
-        for file in files:
-            file.close()
+            staged.write(path, content)
+        staged.publish()
 
 
 def write_json(path: str | os.PathLike, value: Any) -> None:
@@ -263,42 +279,13 @@ def json_text(value: Any) -> str:
     return json.dumps(value, indent=2, allow_nan=False) + "\n"
 
 
-def read_json(path: str | os.PathLike) -> Any:
-    """The value in a JSON file. Raises ValueError as `parse_json` does, OSError as `read_plain` does."""
-    return parse_json(read_plain(path).decode("utf-8"))
-
-
-def open_plain(path: str | os.PathLike, mode: str = "r", follows: bool = True) -> IO[Any]:
-    """Open a file for reading, as UTF-8 text or ("rb") as bytes; a folder and a pipe are refused. Raises OSError.
-
-    Reading a pipe would wait for whoever writes to it. Unless it `follows` links, a link is refused too.
-    """
-    flags = os.O_RDONLY | (0 if follows else getattr(os, "O_NOFOLLOW", 0))
-    encoding, newline = (None, None) if "b" in mode else ("utf-8", "\n")
-    return open(_open_regular(path, flags), mode, encoding=encoding, newline=newline)
-
-
-def read_plain(path: str | os.PathLike, most: int = MOST_BYTES, follows: bool = True) -> bytes:
-    """The bytes of a file, opened as by `open_plain`. Raises OSError, also where there are more than `most`."""
-    with open_plain(path, "rb", follows) as file:
-        content: bytes = file.read(most + 1)
-    if len(content) > most:
-        raise OSError(errno.EFBIG, f"it has more than {most >> 20} MiB", str(path))
-    return content
-
-
-def lines_of(file: IO[Any], most: int) -> Iterator[Any]:
-    """The lines of a file, one that is longer in parts of `most` characters, so that no line fills the memory."""
-    return iter(lambda: file.readline(most), b"" if "b" in file.mode else "")
-
-
 def open_own(path: str | os.PathLike, flags: int = 0) -> int:
     """A descriptor of a file that this program may change in place: made if it is not there, else a plain file.
 
     Raises OSError for a link, a pipe and a file that has another name too: whoever put it there could have somebody
     else's file changed.
     """
-    descriptor = _open_regular(path, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | flags)
+    descriptor = open_regular(path, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | flags)
     if os.fstat(descriptor).st_nlink > 1:
         os.close(descriptor)
         raise OSError(errno.EMLINK, "it is a hard link to another file", str(path))
@@ -334,25 +321,6 @@ def remove_known(folder: Path, ours: Collection[str]) -> None:
             folder.rmdir()
 
 
-def _open_regular(path: str | os.PathLike, flags: int) -> int:
-    try:
-        more = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
-        descriptor = os.open(path, flags | more, 0o666)
-    except OSError as error:
-        if error.errno == errno.ELOOP and os.path.islink(path):
-            error.strerror = "it is a link"
-        elif error.errno == errno.ENXIO:  # a pipe that nobody reads, or a socket
-            error.strerror = "it is no plain file"
-        raise
-    kind = os.fstat(descriptor).st_mode
-    if not stat.S_ISREG(kind):
-        os.close(descriptor)
-        number = errno.EISDIR if stat.S_ISDIR(kind) else errno.EINVAL
-        reason = os.strerror(number) if stat.S_ISDIR(kind) else "it is no plain file"
-        raise OSError(number, reason, str(path))
-    return descriptor
-
-
 def _refuse_devices(path: Path) -> None:
     """Raise OSError for what must not be replaced by a file: a device such as /dev/null, a pipe, a folder."""
     try:
@@ -363,30 +331,6 @@ def _refuse_devices(path: Path) -> None:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not stat.S_ISREG(kind):
         raise OSError(errno.EINVAL, "it is no plain file", str(path))
-
-
-def parse_json(text: str) -> Any:
-    """The value of a JSON text. Raises ValueError if it is not JSON, has NaN or infinities (1e999), is too deep, or has
-    more than MOST_VALUES values: each takes up to a hundred times the memory of its text."""
-    if text.count(",") + text.count("[") + text.count("{") > MOST_VALUES:
-        raise ValueError(f"it has more than {MOST_VALUES} values")
-    # To look at each number takes longer than to read it: only where one may be too large.
-    parse_float = _finite if _MAY_BE_LARGE.search(text) else None
-    try:
-        return json.loads(text, parse_constant=_refuse, parse_float=parse_float)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-
-
-def _finite(digits: str) -> float:
-    value = float(digits)
-    if math.isinf(value):
-        raise ValueError(f"{digits[:20]} is too large for a number")
-    return value
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is not a JSON number")
 
 
 def remove_unfinished() -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cos598d.errors import UserError
-from cos598d.terminal.files import read_plain
 from cos598d.terminal.printable import printable
+from cos598d.terminal.reading import read_plain
 
 _FORM = 'SQuAD files hold {"data": [{"paragraphs": [{"context": ..., "qas": [...]}]}]}'
 

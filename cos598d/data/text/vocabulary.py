@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from cos598d.errors import UserError
-from cos598d.terminal.files import parse_json, read_json
+from cos598d.terminal.reading import parse_json, read_json
 
 FILES = {
     "bert": ("vocab.txt",),

@@ -15,7 +15,8 @@ import psutil
 
 from cos598d.errors import UserError, first_line
 from cos598d.records.kinds import COUNT, TEXT, Fields, fault
-from cos598d.terminal.files import parse_json, write_whole
+from cos598d.terminal.files import write_whole
+from cos598d.terminal.reading import parse_json
 from cos598d.tools.audit.book import BOOK, BOOKS, ENDED, MOST_BYTES, Book, read_book
 
 WAIT_SECONDS = 60.0  # for ranks that are still about to end

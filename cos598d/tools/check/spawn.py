@@ -19,8 +19,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from cos598d.terminal.files import open_plain
 from cos598d.terminal.program import own_python_path
+from cos598d.terminal.reading import open_plain
 from cos598d.tools.check.supervisor import (
     END_SECONDS,
     LEAVE_SECONDS,

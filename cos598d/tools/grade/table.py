@@ -8,8 +8,8 @@ from typing import Any
 
 from cos598d.errors import UsageError
 from cos598d.records.kinds import ValueKind, fault
-from cos598d.terminal.files import read_plain
 from cos598d.terminal.printable import printable
+from cos598d.terminal.reading import read_plain
 
 if sys.version_info >= (3, 11):
     import tomllib

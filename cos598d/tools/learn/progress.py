@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from cos598d.errors import UserError
-from cos598d.terminal.files import read_json, read_plain, write_json
+from cos598d.terminal.files import write_json
+from cos598d.terminal.reading import read_json, read_plain
 from cos598d.tools.learn.lesson import Lesson
 
 PLACE = Path(".cos598d") / "lessons.json"

@@ -8,8 +8,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from cos598d.errors import UsageError
-from cos598d.terminal.files import read_plain
 from cos598d.terminal.printable import printable
+from cos598d.terminal.reading import read_plain
 
 if TYPE_CHECKING:
     from cos598d.tools.learn.lesson import Lesson

@@ -10,7 +10,7 @@ from cos598d.errors import UserError
 from cos598d.records.conventions import WARM_UP
 from cos598d.records.run import CALL, ITERATION, REMEDY, read_table, reading
 from cos598d.records.schema import MOST_ROW, not_whole, parse_row, too_long
-from cos598d.terminal.files import MOST_BYTES, lines_of, open_plain
+from cos598d.terminal.reading import MOST_BYTES, lines_of, open_plain
 
 Row = Mapping[str, Any]
 _BEGIN, _END = b'{"iteration": ', b"}\n"  # of a row as a ledger writes it

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TypeGuard
 
 from cos598d.errors import UsageError
-from cos598d.terminal.files import read_plain
 from cos598d.terminal.printable import printable
+from cos598d.terminal.reading import read_plain
 
 GIVEN = ("sync", "rank", "world_size")
 PREFIX = "test_"
