@@ -77,7 +77,7 @@ def test_whatever_does_not_fit_is_named_and_the_old_record_or_the_new_one_is_who
         assert has_begun == bool(one["live"]), (name, one)
 
     (sentence,) = without_model["says"]
-    assert sentence.startswith("the model cannot be saved as run/model ("), sentence
+    assert sentence.startswith("error: the model cannot be saved as run/model ("), sentence
     assert "No space left on device" in sentence
     assert sentence.endswith("the record in run is whole, and the model there is still an earlier run's.")
     assert (without_model["code"], without_model["seed"]) == (1, 2)
