@@ -25,7 +25,7 @@ from cos598d.measure.clock import IterationClock
 from cos598d.models.build import build_model, find_model, uses_every_parameter
 from cos598d.models.checkpoint import save_description
 from cos598d.plan import Plan, TrainingSetup
-from cos598d.records.conventions import OF_TRAINING, STATE, SYNCHRONIZING, WARM_UP
+from cos598d.records.conventions import OF_TRAINING, STATE, SYNCHRONIZING
 from cos598d.strategies import get_strategy
 from cos598d.strategies.replicas import digest
 from cos598d.terminal.console import Console
@@ -130,8 +130,7 @@ def disagreements(live_folder, rank, share):
     for purpose, (count, _, sent, received) in share["ledger"]["by_purpose"].items():
         if sums(purpose) != [count, sent, received]:
             found.append([purpose, sums(purpose), [count, sent, received]])
-    counted = [row for row in rows if row["iteration"] > WARM_UP] or rows
-    mean = sum(row["bytes_sent"] for row in counted) / len(counted)
+    mean = sum(row["bytes_sent"] for row in rows) / len(rows)
     return found if mean == share["bytes_sent"] else [*found, ["mean", mean, share["bytes_sent"]]]
 
 

@@ -388,7 +388,7 @@ def test_a_sweep_fits_messages_and_sets_prediction_beside_measurement(start, tmp
 def test_an_unknown_sync_is_one_sentence_and_nothing_starts(start, tmp_path):
     program = start("bench", [*TINY_BENCH, "--sync", "flat,nosuch"], {"PYTHONPATH": str(ROOT)})
     assert program.wait() == 2
-    assert program.text.startswith("--sync nosuch: no such gradient sync; the known ones are ")
+    assert program.text.startswith("error: --sync nosuch: no such gradient sync; the known ones are ")
     assert program.text.count("\n") == 1
     assert not (tmp_path / "runs").exists()
 

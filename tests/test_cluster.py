@@ -437,8 +437,10 @@ def test_when_a_host_is_cut_off_every_rank_ends_within_seconds_and_names_the_sam
     assert cluster("cut", str(lost + 1)).wait() == 0
     assert run.wait() == 1
     for rank in {0, 1, 2} - {lost}:
-        assert f"host{rank + 1}| rank {rank}: lost rank {lost}, which ended without a word" in run.text
-    assert f"host{lost + 1}| rank {lost}: lost rank {lost}, this one: its network interface eth0 has no" in run.text
+        assert f"host{rank + 1}| error: rank {rank}: lost rank {lost}, which ended without a word" in run.text
+    assert (
+        f"host{lost + 1}| error: rank {lost}: lost rank {lost}, this one: its network interface eth0 has no" in run.text
+    )
 
 
 def test_only_these_names_are_a_clusters(monkeypatch):

@@ -93,4 +93,4 @@ def test_a_missing_task_is_named_with_its_remedy(lab, capsys):
     (lab / "task2b" / "summary.json").unlink()
     assert main(["report", "--lab", "lab"]) == 1
     said = capsys.readouterr().err
-    assert said == "lab has no whole run of task2b: run the task's script with --output_dir lab/task2b.\n"
+    assert said == "error: lab has no whole run of task2b: run the task's script with --output_dir lab/task2b.\n"

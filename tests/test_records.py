@@ -15,11 +15,12 @@ DEEP = "[" * 100_000
 
 
 def said(capsys, *words):
-    """The exit code and the only line on standard error of a command that is to fail."""
+    """The exit code and the only line on standard error of a command that is to fail, without `error: `."""
     code = main([str(word) for word in words])
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1, lines
-    return code, lines[0]
+    assert lines[0].startswith("error: ")
+    return code, lines[0].removeprefix("error: ")
 
 
 def change(path, edit):

@@ -238,7 +238,7 @@ def test_two_runs_cannot_go_on_in_one_folder_at_once(start, tmp_path):
     first.wait_for("iteration 5:")
     second = start("second", words)
     assert second.wait() == 1
-    assert second.text.strip() == "--output_dir out is in use by another run: choose another folder."
+    assert second.text.strip() == "error: --output_dir out is in use by another run: choose another folder."
     first.process.send_signal(signal.SIGTERM)
     assert first.wait() == 75, first.text
 
@@ -268,4 +268,4 @@ def test_a_run_in_a_folder_of_its_own_goes_on_by_that_folder(start, tmp_path):
     ],
 )
 def test_flags_that_cannot_work_are_refused(run_here, words, sentence):
-    assert run_here(TASK2B, words) == (2, f"{sentence}\n")
+    assert run_here(TASK2B, words) == (2, f"error: {sentence}\n")

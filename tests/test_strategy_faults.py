@@ -115,7 +115,7 @@ def test_an_engine_that_is_missing_too_old_or_broken_is_one_sentence_on_every_ra
 def test_an_option_that_a_strategy_lacks_is_one_sentence(run_here, words, sentence):
     code, text = run_here(SCRIPT, [*TINY_TRAINING, "--world_size", 2, *words, "--max_steps", 2])
     assert code == 2
-    assert text.startswith(sentence)
+    assert text.startswith(f"error: {sentence}")
     assert text.count("\n") == 1
 
 

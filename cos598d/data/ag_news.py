@@ -45,6 +45,9 @@ class AgNewsTask(Task):
     evaluation_parts = ("dev",)
     metrics = ("acc",)
 
+    def __init__(self, options: object = None):
+        """Like every task of the registry it takes the flags of tasks, and has none of its own."""
+
     def locate(self, data_dir: str | None, environ: Mapping[str, str] = os.environ) -> tuple[Path, str]:
         named = data_dir or environ.get(VARIABLE)
         if not named or not (Path(named) / _FILES["dev"]).is_file():
