@@ -36,6 +36,8 @@ TEXT_FLAGS = ("max_seq_length", "tokenizer_name", "do_lower_case")
 # Where --help lists the flags below.
 RANKS, DATA, MODEL, RECORD = "ranks", "task and data", "model", "record"
 
+MOST_EXAMPLES = 1 << 20  # in a step, or parts of it
+
 
 @dataclass(frozen=True)
 class RunConfig(TaskOptions, SyncFlags, OptimizerFlags, CheckpointFlags):
@@ -134,13 +136,18 @@ class RunConfig(TaskOptions, SyncFlags, OptimizerFlags, CheckpointFlags):
         "examples in a step of all ranks together, each takes its share (default: 64)",
         group=TRAINING,
         least=1,
+        below=MOST_EXAMPLES,
     )
     per_gpu_train_batch_size: int | None = flag(
-        None, "instead: examples on each rank, in each of the accumulation steps", group=TRAINING, least=1
+        None,
+        "instead: examples on each rank, in each of the accumulation steps",
+        group=TRAINING,
+        least=1,
+        below=MOST_EXAMPLES,
     )
     per_gpu_eval_batch_size: int = flag(8, "examples on each rank in a batch of evaluation", group=TRAINING, least=1)
     gradient_accumulation_steps: int = flag(
-        1, "parts in which a step's batch is computed", group=TRAINING, least=1, below=1 << 20
+        1, "parts in which a step's batch is computed", group=TRAINING, least=1, below=MOST_EXAMPLES
     )
     max_grad_norm: float = flag(
         1.0, "norm to which the averaged gradient is clipped; 0 clips nothing", group=TRAINING, least=0

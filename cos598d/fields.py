@@ -49,7 +49,8 @@ class Flag:
         if self.choices and value not in self.choices:
             raise UsageError(f"--{name} {value}: the known ones are {', '.join(self.choices)}.")
         if isinstance(value, (int, float)) and not self._contains(value):
-            raise UsageError(f"--{name} {value:g}: give {self._wanted()}.")
+            shown = value if isinstance(value, int) else f"{value:g}"
+            raise UsageError(f"--{name} {shown}: give {self._wanted()}.")
 
     def _contains(self, value: float) -> bool:
         is_enough = (self.least is None or self.least <= value) and (self.above is None or self.above < value)
@@ -65,6 +66,8 @@ class Flag:
         if self.kind is int and self.below - self.least <= FEW:
             *others, last = range(int(self.least), int(self.below))
             return f"{', '.join(map(str, others))} or {last}"
+        if self.kind is int:
+            return f"a whole number from {int(self.least)} to {int(self.below) - 1:,}"
         return f"a number from {self.least:g} to below {self.below:g}"
 
 

@@ -60,10 +60,16 @@ def test_a_model_type_has_a_usual_model_where_none_is_named(words, model):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("threads", 10**9), ("gradient_accumulation_steps", 2**62), ("num_train_epochs", 1e300)],
+    [
+        ("threads", 10**9),
+        ("gradient_accumulation_steps", 2**62),
+        ("num_train_epochs", 1e300),
+        ("total_train_batch_size", 2**62),
+        ("per_gpu_train_batch_size", 2**62),
+    ],
 )
 def test_a_value_that_no_host_can_work_with_is_refused_before_anything_is_done(name, value):
-    with pytest.raises(UsageError, match=rf"^--{name} .*(give a number|so give at most)"):
+    with pytest.raises(UsageError, match=rf"^--{name} .*(give a (whole )?number|so give at most)"):
         RunConfig(**{name: value}).check(1)
     RunConfig(threads=64).check(1)
 
@@ -119,7 +125,7 @@ def test_one_line_makes_a_flag_its_help_its_check_and_its_words():
         ({"least": 0, "below": 1}, 0.0, 1.0, "--x 1: give a number from 0 to below 1."),
         ({"least": 0, "below": 4, "kind": int}, 3, 4, "--x 4: give 0, 1, 2 or 3."),
         ({"least": 1, "below": 3, "kind": int}, 1, 0, "--x 0: give 1 or 2."),
-        ({"least": 0, "below": 9, "kind": int}, 8, 9, "--x 9: give a number from 0 to below 9."),
+        ({"least": 0, "below": 9, "kind": int}, 8, 9, "--x 9: give a whole number from 0 to 8."),
         ({}, -1.0, float("-inf"), "--x -inf: give a number."),
         ({"least": 0}, 0.0, float("nan"), "--x nan: give a number of at least 0."),
     ],

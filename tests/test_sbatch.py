@@ -96,7 +96,7 @@ def test_a_lesson_s_script_is_started_too(program, capsys, monkeypatch):
         (["--nodes", "0", *TRAIN], "--nodes 0: give a number of at least 1"),
         (["--time", "soon", *TRAIN], "--time soon: give minutes, or HH:MM:SS"),
         (["--time", "10\n#SBATCH --mem=1", *TRAIN], "--time 10\\x0a#SBATCH --mem=1: give minutes"),
-        (["--signal_seconds", "70000", *TRAIN], "--signal_seconds 70000: give a number from 1 to below 65536"),
+        (["--signal_seconds", "70000", *TRAIN], "--signal_seconds 70000: give a whole number from 1 to 65,535"),
         (["--partition", "a b", *TRAIN], "--partition 'a b': give one word"),
         (["--job_name", "x #y", *TRAIN], "--job_name 'x #y': give one word"),
         (["--option=constraint=a100", *TRAIN], "--option constraint=a100: give a flag of sbatch's own"),
