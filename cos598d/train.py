@@ -33,7 +33,7 @@ Inputs = dict[str, torch.Tensor]
 
 
 def step(
-    strategy: Strategy,
+    strategy: Strategy | TimedStrategy,
     module: Module,
     micro_batches: Sequence[MicroBatch],
     load: Callable[[MicroBatch], Inputs],
@@ -76,11 +76,10 @@ def train(
     job = TrainingSpec(
         without_values(model), comm.world_size, comm.rank, states_per_weight(config), counter_bytes(config)
     )
-    # The strategy's methods, timed; it knows the global batch's loss and what is held too.
     observed = TimedStrategy(strategy, clock, comm, keeper.votes)
     module = observed.attach(model, functools.partial(make_optimizer, config=config))
     model.train()
-    at = keeper.begin(observed, plan)  # the beginning, or where an earlier start of this run was saved
+    at = keeper.begin(strategy, plan)  # the beginning, or where an earlier start of this run was saved
     observed.watched = min(at.iteration + WARM_UP, plan.steps)
 
     def split(batch: np.ndarray) -> list[MicroBatch]:
@@ -137,7 +136,7 @@ def train(
             record.begin_training()
             at.iteration += 1
             learning_rate = plan.learning_rate(at.stepped)
-            set_learning_rate(observed.optimizer, learning_rate)
+            set_learning_rate(strategy.optimizer, learning_rate)
             with observed.iteration(at.iteration):
                 with clock.phase("data"):
                     ready = wait_for()

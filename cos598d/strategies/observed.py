@@ -1,8 +1,7 @@
-"""A strategy under observation: an iteration's seconds by phase, its loss, the ranks' votes, and what is held."""
+"""A strategy's step, timed: an iteration's seconds by phase, its loss, the ranks' votes, and what is held."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -13,11 +12,10 @@ from cos598d.measure.clock import IterationClock
 from cos598d.records.conventions import LOSS
 from cos598d.strategies.base import MakeOptimizer, Module, Strategy
 from cos598d.strategies.memory import Peak
-from cos598d.strategies.state import FullTensor, ShardSlice
 
 
-class TimedStrategy(Strategy):
-    """For the loop the strategy itself: its methods, timed.
+class TimedStrategy:
+    """The methods of a strategy that a step calls, timed. Everything else is the strategy's own.
 
     1. `iteration` encloses a step: it begins the clock and the ledger's iteration, and ends the clock.
     2. Forward, backward, finish and clip belong to a phase each; `step` says by itself what of it belongs to which.
@@ -44,7 +42,7 @@ class TimedStrategy(Strategy):
         self.peak = Peak(strategy.memory)
         self.between_steps: dict[str, int] = {}
         self.passes = 0
-        strategy.phase, self.equal_passes = clock.phase, strategy.equal_passes
+        strategy.phase = clock.phase
         self._is_last = True  # of a step's micro-batches
         self.loss = self.seconds = 0.0
         self.counted: list[float] = []
@@ -75,17 +73,9 @@ class TimedStrategy(Strategy):
             "spans_seconds": self._clock.spans,
         }
 
-    @property
-    def replicas_equal(self) -> bool:
-        return self._strategy.replicas_equal
-
-    @property
-    def loss_scale(self) -> float:
-        return self._strategy.loss_scale
-
     def attach(self, model: nn.Module, make_optimizer: MakeOptimizer) -> Module:
+        """As the strategy's."""
         module = self._strategy.attach(model, make_optimizer)
-        self.optimizer = self._strategy.optimizer
 
         def forward(**inputs: torch.Tensor) -> tuple:
             self.tokens += inputs["input_ids"].numel() if "input_ids" in inputs else 0
@@ -96,12 +86,14 @@ class TimedStrategy(Strategy):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
+        """As the strategy's."""
         self._is_last = False
         with self._strategy.no_sync():
             yield
         self._is_last = True
 
     def backward(self, loss: torch.Tensor) -> None:
+        """As the strategy's."""
         self._sums += loss.detach()
         if self._is_last:
             self._sums = torch.cat([self._sums, self._sums.new_tensor(self._votes())])
@@ -112,16 +104,19 @@ class TimedStrategy(Strategy):
         self._look()
 
     def finish(self) -> None:
+        """As the strategy's; waits for the sum of the losses too."""
         with self._clock.phase("sync"):
             self._strategy.finish()
             self._summing.wait()
         self._look()
 
     def clip(self, max_norm: float) -> torch.Tensor | None:
+        """As the strategy's."""
         with self._clock.phase("clip"):
             return self._strategy.clip(max_norm)
 
     def step(self) -> bool:
+        """As the strategy's."""
         is_good = self._strategy.step()
         self._look()
         return is_good
@@ -129,41 +124,3 @@ class TimedStrategy(Strategy):
     def _look(self) -> None:
         if self._is_watching:
             self.peak.look()
-
-    def settle(self) -> None:
-        self._strategy.settle()
-
-    def whole(self) -> AbstractContextManager[None]:
-        return self._strategy.whole()
-
-    def memory(self) -> dict[str, int]:
-        return self._strategy.memory()
-
-    def state(self) -> Iterator[ShardSlice]:
-        return self._strategy.state()
-
-    def load_state(self, wholes: Iterable[FullTensor]) -> None:
-        self._strategy.load_state(wholes)
-
-    def scalars(self) -> dict[str, Any]:
-        return self._strategy.scalars()
-
-    def load_scalars(self, scalars: dict[str, Any]) -> None:
-        self._strategy.load_scalars(scalars)
-
-    def own_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        return self._strategy.own_state()
-
-    def load_own_state(self, facts: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
-        self._strategy.load_own_state(facts, tensors)
-
-    @property
-    def own_is_lost(self) -> str | None:
-        return self._strategy.own_is_lost
-
-    @property
-    def never_kept(self) -> str | None:
-        return self._strategy.never_kept
-
-    def detach(self) -> None:
-        self._strategy.detach()
