@@ -30,6 +30,7 @@ from cos598d.records.summary import paired_ratio
 from cos598d.terminal.printable import printable
 from cos598d.terminal.program import END_WITH_PARENT, own_environment
 from cos598d.terminal.tables import as_markdown, markdown_text
+from cos598d.terminal.words import number_of
 from cos598d.tools.cluster.plan import DEFAULT_NAME
 from cos598d.tools.report.bench_table import (
     best_capacity,
@@ -43,7 +44,6 @@ from cos598d.tools.report.bench_table import (
 )
 from cos598d.tools.report.bytes_from import is_in_ledger
 from cos598d.tools.report.memory import WORDS
-from cos598d.tools.report.numbers import number_of
 
 SECONDS, SECONDS_TO_END = 600.0, 20.0
 COLUMNS = 100

@@ -14,6 +14,7 @@ from cos598d.errors import UsageError, UserError
 from cos598d.measure.environment import network_facts
 from cos598d.measure.tensorboard import check_tensorboard
 from cos598d.models.build import ModelSource, find_model
+from cos598d.terminal.words import number_of
 from cos598d.world.devices import bf16_instructions
 
 IN_BF16 = 0.80  # of fp32's seconds a step, as measured for ddp (docs/measured.md, in bf16)
@@ -77,8 +78,8 @@ def check_same_on_all_ranks(comm: Communicator, task: str, part: str, features: 
 
 def announced(config: RunConfig, inputs: RunInputs, comm: Communicator, threads: int) -> list[str]:
     """What a run prints first: what it trains, by which sync, on how many ranks, with which numbers."""
-    ranks = f"{comm.world_size} rank{'s' if comm.world_size > 1 else ''}"
-    each = f"{threads} thread{'s' if threads > 1 else ''}{' each' if comm.world_size > 1 else ''}"
+    ranks = number_of(comm.world_size, "rank")
+    each = f"{number_of(threads, 'thread')}{' each' if comm.world_size > 1 else ''}"
     dropout = "the model's own" if config.dropout is None else f"{config.dropout:g}"
     lines = [
         f"{config.label}: {inputs.task.name}, sync {config.sync}, "

@@ -8,8 +8,9 @@ from programs import wait_until
 from torch.distributed import DistError, HashStore
 
 from cos598d.errors import UserError
+from cos598d.terminal.words import ranks_in_words
 from cos598d.world.identity import Identity
-from cos598d.world.meeting import Meeting, ranks_in_words
+from cos598d.world.meeting import Meeting
 from cos598d.world.rendezvous import meet
 from cos598d.world.server import LARGEST_ARRIVAL
 from cos598d.world.store import StoreClient

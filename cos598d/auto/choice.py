@@ -25,6 +25,7 @@ from cos598d.strategies.formula import Sent, TrainingSpec, without_values
 from cos598d.strategies.optimizers import counter_bytes, states_per_weight
 from cos598d.strategies.replicated import Replicated
 from cos598d.sync.parts.shared_buffers import Segments
+from cos598d.terminal.words import number_of
 from cos598d.world.devices import count_cores
 from cos598d.world.limits import available_bytes
 
@@ -178,7 +179,7 @@ def _can_share(comm: Communicator, hosts: Sequence[Sequence[int]], weights: int)
 
 def _words(hosts: Sequence[Sequence[int]], probe: Probe) -> str:
     ranks = sum(map(len, hosts))
-    where = f"{ranks} ranks on {len(hosts)} host{'s' if len(hosts) > 1 else ''}"
+    where = f"{ranks} ranks on {number_of(len(hosts), 'host')}"
     link = "" if probe.rate is None else f", {probe.rate / 1e6:.3g} Mbit/s"
     delay = f", {probe.delay * 1e3:.3g} ms from host to host" if probe.delay else ""
     return f"{where}{link}{delay}, measured in {probe.seconds:.1f} s"

@@ -14,6 +14,7 @@ from cos598d.checkpoints.stopping import EarlyStopping
 from cos598d.plan import Position, TrainingSetup
 from cos598d.strategies.base import Strategy
 from cos598d.terminal.printable import printable
+from cos598d.terminal.words import number_of
 
 RECORD = "record"  # the fact of every rank that says where its part of the record is
 
@@ -55,7 +56,7 @@ class Saving:
             load_random_states(restored.own.tensors, self._comm.device)
         else:
             torch.manual_seed(_mixed_seed(self._config.seed, self._comm.rank, found.iteration))
-            said.append(f"with {_ranks(self._comm.world_size)} in place of {found.world_size}")
+            said.append(f"with {number_of(self._comm.world_size, 'rank')} in place of {found.world_size}")
             if self._config.dropout != 0:
                 said.append("dropout's masks are other ones")
         if restored.lost:
@@ -115,10 +116,6 @@ class Saving:
     def __exit__(self, *error: Any) -> None:
         if self._checkpoints is not None:
             self._checkpoints.__exit__(*error)
-
-
-def _ranks(count: int) -> str:
-    return f"{count} rank{'s' if count > 1 else ''}"
 
 
 def _mixed_seed(*words: int) -> int:

@@ -19,6 +19,7 @@ from cos598d.config import config_from
 from cos598d.errors import UserError
 from cos598d.measure.claim import claim_folder
 from cos598d.terminal.program import own_environment
+from cos598d.terminal.words import number_of
 from cos598d.tools.report.load import load_run
 from cos598d.tools.report.table import comparison
 from cos598d.world.identity import Identity
@@ -89,7 +90,7 @@ def _run_all(runs_dir: Path, world_size: int, words: Sequence[str], repeats: int
     for place, (repeat, (label, sync, on_all_ranks)) in enumerate(turns, start=1):
         ranks = world_size if on_all_ranks else 1
         which = f", repeat {repeat + 1} of {repeats}" if repeats > 1 else ""
-        head = f"\n[{place}/{len(turns)}] {label}: sync {sync} on {ranks} rank{'s' if ranks > 1 else ''}{which}"
+        head = f"\n[{place}/{len(turns)}] {label}: sync {sync} on {number_of(ranks, 'rank')}{which}"
         print(head, flush=True)
         done = subprocess.run(
             [sys.executable, "-m", "cos598d", "train", *words]

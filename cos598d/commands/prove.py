@@ -17,6 +17,7 @@ from cos598d.errors import UsageError, UserError
 from cos598d.fields import given
 from cos598d.terminal.files import write_json
 from cos598d.terminal.signals import exits_on_sigterm
+from cos598d.terminal.words import number_of
 from cos598d.tools.bench.candidates import Candidate, parse_candidates
 from cos598d.tools.check import card as check_card
 from cos598d.tools.check.judge import CRASHED, DID_NOT_END, FAILED
@@ -95,7 +96,7 @@ def _prove(
     values = {name: getattr(engine.options, name) for name in given(engine.options, SYNC_FIELDS)}
     by_size = []
     for size in sizes:
-        check_card.progress(f"{engine.label} on {size} rank{'s' if size > 1 else ''}")
+        check_card.progress(f"{engine.label} on {number_of(size, 'rank')}")
         arguments = (observe_engine, engine.name, values, engine.options)
         by_size.append(prove(size, cases, nonce, seconds, *arguments))
     check_card.progress("")

@@ -26,6 +26,7 @@ from cos598d.strategies import class_of
 from cos598d.terminal.files import write_whole
 from cos598d.terminal.printable import printable
 from cos598d.terminal.tables import as_markdown, as_text, markdown_text
+from cos598d.terminal.words import number_of
 from cos598d.tools.bench.candidates import read_candidate
 from cos598d.tools.report.render import as_html, need
 from cos598d.tools.report.strategies import (
@@ -97,7 +98,7 @@ def run(options: argparse.Namespace) -> int:
                 folder.note(plan.place, plan.about, LEFT_OUT, plan.refused)
                 continue
             place += 1
-            head = f"\n[{place}/{count}] {plan.label}: {plan.ranks} rank{'s' if plan.ranks > 1 else ''}"
+            head = f"\n[{place}/{count}] {plan.label}: {number_of(plan.ranks, 'rank')}"
             failed += not _is_made(folder, plan, values, f"{head}, {plan.epochs:g} epochs")
         _show(path, folder.entries())
     return int(failed > 0)

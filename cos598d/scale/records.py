@@ -11,6 +11,7 @@ from cos598d.records.bench import read_record
 from cos598d.records.conventions import FLOOR
 from cos598d.records.quantities import delay_words, parse_delay, parse_rate, rate_words
 from cos598d.sync.cost import Tensor
+from cos598d.terminal.words import number_of
 
 # What records must share to be of the same work; batch, ranks and links may differ, since they are what is modelled.
 SAME_WORK = ("model", "task", "gradient_bytes", "tokens", "step", "precision", "backend", "device", "threads_per_rank")
@@ -87,7 +88,7 @@ class BenchSeconds:
     @property
     def words(self) -> str:
         """What tells it from the others: "4 ranks, links of 1gbit, batch 8"."""
-        return f"{self.ranks} rank{'s' if self.ranks > 1 else ''}, links of {self.link.words}, batch {self.batch}"
+        return f"{number_of(self.ranks, 'rank')}, links of {self.link.words}, batch {self.batch}"
 
 
 def load_records(paths: Sequence[Path]) -> list[BenchSeconds]:

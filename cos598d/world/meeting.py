@@ -8,6 +8,7 @@ from typing import Any
 from torch.distributed import Store
 
 from cos598d.errors import UserError
+from cos598d.terminal.words import ranks_in_words
 from cos598d.world.deadlock import DeadlockDetector
 from cos598d.world.identity import Identity
 from cos598d.world.store import StoreClient, StoreTimeout
@@ -91,9 +92,3 @@ class Meeting:
 
     def _no_word(self, missing: list[int]) -> UserError:
         return UserError(f"no word from {ranks_in_words(missing)} within {self.seconds:g} s.")
-
-
-def ranks_in_words(ranks: Sequence[int]) -> str:
-    """ "rank 3" or "ranks 1, 3"; of more than 20 the first ones and how many more."""
-    shown = ", ".join(map(str, ranks[:20])) + (f" and {len(ranks) - 20} more" if len(ranks) > 20 else "")
-    return f"rank{'s' if len(ranks) > 1 else ''} {shown}"

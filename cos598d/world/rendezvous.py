@@ -10,12 +10,13 @@ from torch.distributed import DistError
 
 from cos598d.errors import UserError
 from cos598d.terminal.printable import printable
+from cos598d.terminal.words import ranks_in_words
 from cos598d.world.admission import Admission, AdmissionServer
 from cos598d.world.channel import make_key
 from cos598d.world.endpoint import TELL_SECONDS, find_rank_0, open_listener
 from cos598d.world.identity import Identity, check_launcher
 from cos598d.world.limits import allow_descriptors
-from cos598d.world.meeting import Meeting, ranks_in_words
+from cos598d.world.meeting import Meeting
 from cos598d.world.network import address_facing, choose_interface, host_identity, is_loopback, network_identity
 from cos598d.world.secret import new_secret
 from cos598d.world.store import StoreClient, StoreTimeout

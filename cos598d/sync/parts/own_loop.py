@@ -10,6 +10,8 @@ from torch import nn
 from torch.autograd.graph import get_gradient_edge
 from torch.utils import _pytree as pytree
 
+from cos598d.terminal.words import ranks_in_words
+
 # Why a rank's gradients of a step do not count.
 CUT_SHORT = "its backward ended in an exception"
 CHANGED = "its model was given other parameters, or trains others, since the step before"
@@ -17,8 +19,7 @@ CHANGED = "its model was given other parameters, or trains others, since the ste
 
 def in_words(faults: Sequence[str | None], fault: str) -> str:
     """The ranks that have this one of the `faults`, which are in order of rank: "rank 1", "ranks 0, 2"."""
-    ranks = [str(rank) for rank, other in enumerate(faults) if other == fault]
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}"
+    return ranks_in_words([rank for rank, other in enumerate(faults) if other == fault])
 
 
 class AtTheEnd:

@@ -13,6 +13,7 @@ from torch import nn
 from cos598d.comm import hosts
 from cos598d.comm.communicator import Communicator
 from cos598d.errors import UserError
+from cos598d.terminal.words import ranks_in_words
 from cos598d.world.limits import available_bytes
 
 CACHE_LINE = 64
@@ -109,7 +110,7 @@ class Segments:
             now = time.monotonic()
             deadline = deadline or now + self._timeout
             if now > deadline:
-                names = f"rank{'s' if len(late) > 1 else ''} {', '.join(map(str, late))}"
+                names = ranks_in_words(late)
                 raise UserError(
                     f"{names} did not {stage} {self._names[i]} within {self._timeout:g} s: "
                     f"see what it is doing, or give a longer --timeout."

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from cos598d.terminal.printable import printable
 from cos598d.terminal.tables import as_text
+from cos598d.terminal.words import number_of
 from cos598d.tools.audit.book import Book
 from cos598d.tools.audit.contents import GRADIENT
 from cos598d.tools.audit.judge.verdict import FAULT, NOTE, WASTE, AuditFinding, AuditVerdict
@@ -38,7 +39,7 @@ def card(verdict: AuditVerdict, books: Sequence[Book]) -> str:
 def _result(verdict: AuditVerdict) -> str:
     faults, seen = len(verdict.of(FAULT)), verdict.seen
     sure = "No fault found" if verdict.is_sure else "Cannot tell: no fault in what could be judged"
-    what = f"{faults} fault{'s' if faults > 1 else ''} found" if faults else sure
+    what = f"{number_of(faults, 'fault')} found" if faults else sure
     judged = f"gradients judged in {seen.judged} of {seen.steps} steps"
     cost = f"the audit took {seen.own_seconds:.2f} s of {seen.seconds:.1f}"
     after = f", {seen.own_share_after:.1%} of the steps after those that it looked at closely"

@@ -8,6 +8,7 @@ from typing import Any
 
 from cos598d.terminal.printable import printable
 from cos598d.terminal.tables import as_text
+from cos598d.terminal.words import listed, number_of
 
 WIDTH = 118
 STATUS_WIDTH = 13
@@ -15,7 +16,7 @@ STATUS_WIDTH = 13
 
 def head(name: str, sizes: Sequence[int]) -> str:
     """The first line."""
-    return f"{name} on {join(sizes)} rank{'' if list(sizes) == [1] else 's'}\n"
+    return f"{name} on {listed(sizes)} rank{'' if list(sizes) == [1] else 's'}\n"
 
 
 def progress(text: str) -> None:
@@ -31,8 +32,7 @@ def results(result: dict[str, Any], own_file: str) -> str:
     if causes:
         number = sum(len(cause["claims"]) for cause in causes)
         lines.append(
-            f"{number} claim{'s do' if number > 1 else ' does'} not hold, for "
-            f"{len(causes)} reason{'s' if len(causes) > 1 else ''}:"
+            f"{number} claim{'s do' if number > 1 else ' does'} not hold, for {number_of(len(causes), 'reason')}:"
         )
     for place, cause in enumerate(causes, 1):
         lines.append(textwrap.fill(f"{place}. {cause['cause']}", WIDTH, subsequent_indent="   "))
@@ -57,7 +57,7 @@ def claim(result: dict[str, Any], own_file: str, cause: int = 0, in_full: bool =
     by_status: dict[str, list[int]] = {}
     for outcome in result["outcomes"]:
         by_status.setdefault(outcome["status"], []).append(outcome["world_size"])
-    sizes = "; ".join(f"{each} on {join(found)}" for each, found in by_status.items())
+    sizes = "; ".join(f"{each} on {listed(found)}" for each, found in by_status.items())
     why = f", reason {cause}" if cause else ""
     lines = [f"{status.upper():{STATUS_WIDTH}}{result['claim']} ({sizes}){why}", _indented(f"claim: {result['says']}")]
     if not in_full:
@@ -72,7 +72,7 @@ def claim(result: dict[str, Any], own_file: str, cause: int = 0, in_full: bool =
         for each in outcome["reports"]:
             said.setdefault(report(each, own_file, with_rank=False), []).append(each["rank"])
         for words, ranks in said.items():
-            who = f"rank{'s' if len(ranks) > 1 else ''} {join(ranks)} of {outcome['world_size']}"
+            who = f"rank{'s' if len(ranks) > 1 else ''} {listed(ranks)} of {outcome['world_size']}"
             lines.append(_indented(f"{who}: {words}"))
     return "\n".join(lines)
 
@@ -95,7 +95,9 @@ def verdict(result: dict[str, Any]) -> str:
     if held < len(result["claims"]):
         lines.append(f"Models, data and steps were drawn by --nonce {result['nonce']}, which repeats them.")
     if result["not_claimed"] and not result["exact"]:
-        lines.append(f"{result['class']} says that it is not exact, and does not claim {join(result['not_claimed'])}.")
+        lines.append(
+            f"{result['class']} says that it is not exact, and does not claim {listed(result['not_claimed'])}."
+        )
     return "\n".join(lines)
 
 
@@ -150,12 +152,6 @@ def _speed(name: str, speed: dict[str, Any]) -> list[str]:
 
 def _spread(values: dict[str, float], scale: float) -> str:
     return f"{values['quartile_1'] * scale:.2f}-{values['quartile_3'] * scale:.2f}"
-
-
-def join(values: Sequence[Any]) -> str:
-    """ "1, 2 and 4"."""
-    *first, last = map(str, values)
-    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _indented(text: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from cos598d.errors import UserError
 from cos598d.records.quantities import delay_words, rate_words
+from cos598d.terminal.words import number_of
 from cos598d.tools.cluster.hosts import start_switch
 from cos598d.tools.cluster.network import Network
 from cos598d.tools.cluster.plan import Cluster, address
@@ -56,7 +57,7 @@ def describe(cluster: Cluster, own_switch: bool) -> str:
     """The cluster in a line; `own_switch` says that our own program carries its packets."""
     rate = "links without a limit" if cluster.rate is None else f"links of {rate_words(cluster.rate)} each way"
     delay = f", {delay_words(cluster.delay)} from host to host" if cluster.delay else ""
-    first = f"cluster {cluster.name}: {cluster.hosts} host{'s' if cluster.hosts > 1 else ''}"
+    first = f"cluster {cluster.name}: {number_of(cluster.hosts, 'host')}"
     addresses = f"{address(1)} to {address(cluster.hosts)}"
     return f"{first}, {addresses}, {rate}{delay}" + (f"; {OWN_SWITCH}" if own_switch else "")
 

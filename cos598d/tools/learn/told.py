@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cos598d.tools.check.card import join
+from cos598d.terminal.words import listed
 from cos598d.tools.learn.lesson import Lesson
 
 WIDTH = 118
@@ -50,7 +50,7 @@ def after(lesson: Lesson) -> str:
 
 
 def _ranks(sizes: Sequence[int]) -> str:
-    return f"{join(sizes)} rank{'' if sizes == [1] else 's'}"
+    return f"{listed(sizes)} rank{'' if sizes == [1] else 's'}"
 
 
 def _held(result: dict[str, Any]) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from cos598d.records.conventions import FLOOR, PHASES
+from cos598d.terminal.words import listed, number_of
 from cos598d.tools.report import bench_answer
 from cos598d.tools.report.benches import Bench
 from cos598d.tools.report.blocks import Figure, Headline
@@ -21,7 +22,7 @@ from cos598d.tools.report.figures.answer import (
     split_at_floor,
 )
 from cos598d.tools.report.load import Run
-from cos598d.tools.report.numbers import listed, more_or_less, names_of, number_of, percent, plain, seconds
+from cos598d.tools.report.numbers import more_or_less, names_of, percent, plain, seconds
 from cos598d.tools.report.one_class import one_class_remark
 from cos598d.tools.report.references import exposed_seconds, is_floor, same_setting
 from cos598d.tools.report.repeats import in_groups, members

@@ -3,11 +3,12 @@
 from collections.abc import Mapping, Sequence
 
 from cos598d.records.conventions import DDP, FLOOR, FLOORS
+from cos598d.terminal.words import listed
 from cos598d.tools.report.bench_table import NORM_TOLERANCE
 from cos598d.tools.report.benches import Bench, CandidateSeconds
 from cos598d.tools.report.disturbed import DISTURBED
 from cos598d.tools.report.figures.answer import LabelledBar, Panel, lanes_of, split_at_floor
-from cos598d.tools.report.numbers import listed, names_of, percent, plain, seconds
+from cos598d.tools.report.numbers import names_of, percent, plain, seconds
 from cos598d.tools.report.spread import Interval
 
 MOST_BENCHES = 3  # with a sentence each

@@ -7,6 +7,7 @@ from cos598d.records.conventions import ASSUMED_BYTES, DDP, FLOOR, FLOORS, SPARS
 from cos598d.records.summary import SLOWEST
 from cos598d.terminal.printable import printable
 from cos598d.terminal.tables import as_text
+from cos598d.terminal.words import number_of
 from cos598d.tools.report.bytes_from import is_in_ledger
 from cos598d.tools.report.disturbed import LEAST_SECONDS, share_of_others
 from cos598d.tools.report.memory import COUNTED_NOTE, HELD_HEAD, held_rows, unsaid
@@ -61,8 +62,8 @@ def setting_words(record: dict[str, Any]) -> str:
     """What the record is of, in one or two lines: the model, the ranks, and what an iteration is."""
     setting = record["setting"]
     ranks, threads = setting["world_size"], setting["threads_per_rank"]
-    line = f"{ranks} rank{'s' if ranks > 1 else ''} ({setting['backend']}, {setting['device']}, "
-    line += f"{threads} thread{'s' if threads > 1 else ''} each), {setting.get('precision', 'fp32')}, "
+    line = f"{number_of(ranks, 'rank')} ({setting['backend']}, {setting['device']}, "
+    line += f"{number_of(threads, 'thread')} each), {setting.get('precision', 'fp32')}, "
     line += f"{setting['rounds']} rounds"
     if setting["model"] is None:
         return line

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from cos598d.records.conventions import DDP, PHASES
+from cos598d.terminal.words import listed, number_of
 from cos598d.tools.report.disturbed import is_disturbed
 from cos598d.tools.report.epochs import number_in_words
 from cos598d.tools.report.figures.learning import epoch_values, points_per_block
 from cos598d.tools.report.load import Run, is_number
-from cos598d.tools.report.numbers import listed, more_or_less, number_of, percent, plain, seconds
+from cos598d.tools.report.numbers import more_or_less, percent, plain, seconds
 from cos598d.tools.report.references import drifts, exposed_seconds, floor_of, has_all_rows, is_floor, same_setting
 from cos598d.tools.report.settings import comparable
 from cos598d.tools.report.spread import are_apart, why_not_apart, with_interval

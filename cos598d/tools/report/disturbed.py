@@ -5,7 +5,8 @@ from math import inf
 from typing import Any
 
 from cos598d.records.run import Summary
-from cos598d.tools.report.numbers import listed, names_of, percent, plain
+from cos598d.terminal.words import listed
+from cos598d.tools.report.numbers import names_of, percent, plain
 from cos598d.tools.report.repeats import members
 
 # In place of a ratio of seconds that means nothing.

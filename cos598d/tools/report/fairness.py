@@ -5,7 +5,8 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from cos598d.records.run import Summary
-from cos598d.tools.report.numbers import listed, names_of, plain, words_of
+from cos598d.terminal.words import listed
+from cos598d.tools.report.numbers import names_of, plain, words_of
 from cos598d.tools.report.references import drifts, has_all_rows
 
 BATCH, STEPS, THREADS = "examples a step", "steps", "threads a rank"

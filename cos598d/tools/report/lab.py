@@ -9,11 +9,11 @@ from cos598d.records.conventions import NOT_METRICS, PHASES
 from cos598d.records.live import ITERATIONS
 from cos598d.records.run import ITERATION, Summary, read_table
 from cos598d.terminal.tables import as_markdown, markdown_text
+from cos598d.terminal.words import listed
 from cos598d.tools.report.disturbed import DISTURBED, disturbance_remark, is_disturbed
 from cos598d.tools.report.epochs import number_in_words
 from cos598d.tools.report.fairness import code_remark, ground_remark, work_remark
 from cos598d.tools.report.load import is_number, load_run
-from cos598d.tools.report.numbers import listed
 from cos598d.tools.report.one_class import one_class_remark
 from cos598d.tools.report.table import assumed_bytes, losses_rows, traffic_rows
 

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from cos598d.terminal.words import listed, number_of
+
 
 def seconds(value: float) -> str:
     """Seconds with three digits that count: "2.56 s", "0.0613 s"."""
@@ -34,21 +36,11 @@ def more_or_less(share: float) -> str:
     return f"{100 * abs(share):.1f} % {'less' if share < 0 else 'more'}"
 
 
-def number_of(count: int, word: str) -> str:
-    """ "1 run", "2 runs"."""
-    return f"{count:,} {word}{'' if count == 1 else 'es' if word.endswith('ch') else 's'}"
-
-
 def words_of(value: Any) -> str:
     """A value of a setting, for a cell of a table."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def listed(words: list[str]) -> str:
-    """ "a", "a and b", "a, b and c"."""
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def names_of(names: Sequence[str], word: str, most: int = 4) -> str:

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from cos598d.terminal.words import number_of
 from cos598d.tools.report.epochs import is_cut
 from cos598d.tools.report.load import Run, is_number
-from cos598d.tools.report.numbers import number_of
 
 VALIDATION_LOSS = "validation_loss"
 # A loss changes only where it changes by more than this share of itself: less is noise.

@@ -5,6 +5,7 @@ from statistics import fmean
 from typing import Any
 
 from cos598d.terminal.tables import with_columns
+from cos598d.terminal.words import listed, number_of
 from cos598d.tools.report import captions, learned, settings, side_by_side
 from cos598d.tools.report.answer import answer_of
 from cos598d.tools.report.attempts import attempts, endings
@@ -17,7 +18,7 @@ from cos598d.tools.report.figures import learning, series, time
 from cos598d.tools.report.figures.wire import wire_figure
 from cos598d.tools.report.load import Run, is_number
 from cos598d.tools.report.memory import memory_note, memory_rows
-from cos598d.tools.report.numbers import listed, megabytes, number_of, plain, words_of
+from cos598d.tools.report.numbers import megabytes, plain, words_of
 from cos598d.tools.report.precisions import precision_blocks
 from cos598d.tools.report.repeats import in_groups
 from cos598d.tools.report.speed import SPEED_NOTE, phases_of, speed_rows

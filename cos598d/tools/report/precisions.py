@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 
 from cos598d.records.conventions import DDP, PRECISIONS
+from cos598d.terminal.words import listed
 from cos598d.tools.report.benches import Bench
 from cos598d.tools.report.blocks import Table
-from cos598d.tools.report.numbers import listed, plain, plain_or_none
+from cos598d.tools.report.numbers import plain, plain_or_none
 from cos598d.tools.report.settings import alike_but_for
 
 WORD = "precision"

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 
 from cos598d.records.conventions import DDP, FLOOR, FLOORS
+from cos598d.terminal.words import listed
 from cos598d.tools.report.benches import Bench, CandidateSeconds, common_labels, sweeps
 from cos598d.tools.report.blocks import Figure, Table, figures
 from cos598d.tools.report.figures.ladder import ladder_figure, sweep_figure
-from cos598d.tools.report.numbers import listed, percent, plain, plain_or_none, seconds, words_of
+from cos598d.tools.report.numbers import percent, plain, plain_or_none, seconds, words_of
 from cos598d.tools.report.settings import differences
 
 

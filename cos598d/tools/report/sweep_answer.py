@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 
 from cos598d.records.conventions import BROKEN_OFF, FAILED, FINISHED, LEFT_OUT
 from cos598d.records.facts import ALSO_OF_WORK, OF_RUNS
+from cos598d.terminal.words import listed, number_of
 from cos598d.tools.report.attempts import stopped_early
 from cos598d.tools.report.disturbed import disturbance_remark, impossible_remark
 from cos598d.tools.report.fairness import code_remark, ground_remark, work_remark
 from cos598d.tools.report.load import Run
-from cos598d.tools.report.numbers import listed, number_of, plain
+from cos598d.tools.report.numbers import plain
 from cos598d.tools.report.one_class import one_class_remark
 from cos598d.tools.report.strategies import cut_remark
 from cos598d.tools.report.sweep_captions import CHANCE

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from cos598d.tools.report.numbers import listed, number_of
+from cos598d.terminal.words import listed, number_of
 from cos598d.tools.report.sweep_entries import SeedGroup
 from cos598d.tools.report.sweep_lines import Chart, Line
 from cos598d.tools.report.sweep_measures import Measure, Spread

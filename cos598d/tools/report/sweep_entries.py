@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from cos598d.records.conventions import FINISHED
 from cos598d.records.quantities import quantity
+from cos598d.terminal.words import listed
 from cos598d.tools.report.load import Run
-from cos598d.tools.report.numbers import listed
 
 # Axes that are no flags of a run: examples on each rank, hosts x ranks on each, and the links between the hosts.
 BATCH, SETUP, DELAY, RATE = "batch", "setup", "delay", "rate"

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from cos598d.records.conventions import BROKEN_OFF, FAILED, LEFT_OUT
+from cos598d.terminal.words import number_of
 from cos598d.tools.report.attempts import stopped_early
 from cos598d.tools.report.epochs import is_cut, whole_epochs
 from cos598d.tools.report.load import Run
-from cos598d.tools.report.numbers import number_of
 from cos598d.tools.report.strategies import sent_bytes
 from cos598d.tools.report.sweep_entries import SeedGroup, SweepEntry, axes_of, combinations_of
 from cos598d.tools.report.sweep_measures import (

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from math import isnan
 
 from cos598d.records.quantities import quantity
+from cos598d.terminal.words import number_of
 from cos598d.tools.report.bytes_from import is_by_sockets, is_loopback
 from cos598d.tools.report.load import Row, Run
-from cos598d.tools.report.numbers import number_of, percent, plain
+from cos598d.tools.report.numbers import percent, plain
 
 MOST_DRAWN = 400
 LEAST_SECONDS = 1e-3  # samples nearer to one another than that say little of a rate

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from cos598d.errors import UsageError
 from cos598d.records.quantities import delay_words, rate_words
 from cos598d.terminal.printable import printable
+from cos598d.terminal.words import listed
 from cos598d.tools.cluster.plan import MOST_HOSTS
-from cos598d.tools.report.numbers import listed
 from cos598d.tools.report.sweep_entries import LINKS, SETUP
 from cos598d.tools.sweep.grid import Setup
 from cos598d.tools.sweep.plan import Combination

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+from cos598d.terminal.words import ranks_in_words
 from cos598d.tools.audit.book import ENDED, Book
 from cos598d.tools.audit.judge.averaging import judge_averaging, judge_clip_order
 from cos598d.tools.audit.judge.causes import ordered
@@ -90,7 +91,7 @@ def _of_ranks(books: Sequence[Book]) -> list[str]:
     found = []
     missing = sorted(set(range(books[0]["world_size"])) - {book["rank"] for book in books})
     if missing:
-        which = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
+        which = ranks_in_words(missing)
         found.append(f"{which} left no book: never came, ended before a step, or ran without the audit.")
     for book in books:
         if book["state"] != ENDED:

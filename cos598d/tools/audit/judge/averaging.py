@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from cos598d.terminal.words import ranks_in_words
 from cos598d.tools.audit.book import Book
 from cos598d.tools.audit.contents import BROADCAST, GATHER, GRADIENT, REDUCE, SCATTER, WEIGHT
 from cos598d.tools.audit.judge.fit import (
@@ -179,7 +180,7 @@ def _mixed(books: Sequence[Book], fits: Fits, names: Sequence[str]) -> list[Audi
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    return f"on rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+    return f"on {ranks_in_words(ranks)}"
 
 
 def _not_scattered(fits: Fits, names: Sequence[str], kinds: dict[str, list[str]]) -> AuditFinding:
@@ -187,7 +188,7 @@ def _not_scattered(fits: Fits, names: Sequence[str], kinds: dict[str, list[str]]
     others = [rank for rank in range(len(kinds[names[0]])) if rank != root]
     says = (
         f"On rank {root} the average of all ranks is applied to {len(names)} tensors, "
-        f"on rank{'s' if len(others) > 1 else ''} {', '.join(map(str, others))} it is not."
+        f"on {ranks_in_words(others)} it is not."
     )
     calls = [each for each in calls_of(fits.steps[0], GRADIENT) if each["op"] in (GATHER, REDUCE)]
     calls = calls or calls_of(fits.steps[0], GRADIENT)

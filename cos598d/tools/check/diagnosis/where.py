@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from cos598d.terminal.words import number_of
 from cos598d.tools.check.comparison import Comparison
 
 MOST_NAMES = 4
@@ -106,7 +107,7 @@ def steps_of(comparisons: Sequence[Comparison]) -> str:
         return ""
     first = wrong.index(True)
     if all(wrong[first:]):
-        return f"right for the first {first} step{'s' if first > 1 else ''} only, wrong from then on"
+        return f"right for the first {number_of(first, 'step')} only, wrong from then on"
     if not any(wrong[wrong.index(False) :]):
         return f"wrong in the first {wrong.index(False)} steps only"
     bad = [step for step, is_wrong in enumerate(wrong) if is_wrong]

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from cos598d.terminal.tables import as_text
+from cos598d.terminal.words import listed, number_of
 from cos598d.tools.check.card import WIDTH
-from cos598d.tools.check.card import join as joined
 from cos598d.tools.check.proof.judge import KEPT, NOT_CLAIMED, REFUSED
 
 HOW = (
@@ -19,7 +19,7 @@ HOW = (
 def engine_card(result: dict[str, Any]) -> str:
     """Case by case and number of ranks by number of ranks; then what is wrong, and what is refused, by name."""
     sizes = result["world_sizes"]
-    rows = [["case", *(f"{size} rank{'s' if size > 1 else ''}" for size in sizes)]]
+    rows = [["case", *(number_of(size, "rank") for size in sizes)]]
     for case in result["cases"]:
         rows.append([case["case"], *(_cell(each) for each in case["outcomes"])])
     lines = [f"{result['engine']} beside one process on the whole batch\n", as_text(rows), ""]
@@ -66,7 +66,7 @@ def _troubles(cases: Sequence[dict[str, Any]]) -> list[str]:
             shared.setdefault((status, words, tuple(sizes)), []).append(case)
     lines = []
     for (status, words, on), those in shared.items():
-        ranks = f"on {joined(on)} rank{'' if on == (1,) else 's'}"
+        ranks = f"on {listed(on)} rank{'' if on == (1,) else 's'}"
         mark = status if status in (REFUSED, NOT_CLAIMED) else status.upper()
         one = f"{those[0]['case']} ({those[0]['says']})"
         head = f"{mark} {ranks}: {_named([case['case'] for case in those], cases) if len(those) > 1 else one}"

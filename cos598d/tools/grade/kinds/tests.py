@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cos598d.errors import UsageError
-from cos598d.tools.check.card import join, report
+from cos598d.terminal.words import listed
+from cos598d.tools.check.card import report
 from cos598d.tools.check.judge import FAILED, PASSED, judge
 from cos598d.tools.check.spawn import longer_than, patience, preload, run_world
 from cos598d.tools.grade.kinds.kind import AssignmentKind, all_alike, take_file, take_seconds, take_sizes
@@ -83,7 +84,7 @@ class TestsKind(AssignmentKind):
                 yield Judged(name, ends[name].is_rejected, _of_wrong(WRONG[name], ends[name]))
 
     def _of_accepting(self, rejected: int) -> str:
-        sizes = f"{join(self.world_sizes)} ranks"
+        sizes = f"{listed(self.world_sizes)} ranks"
         if not rejected:
             return f"no test fails on any sync, right or wrong, on {sizes}: tests that reject nothing accept nothing"
         return f"all tests pass on {len(RIGHT) + DRAWN} right syncs, on {sizes}"

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import nn
 
+from cos598d.terminal.words import number_of
 from cos598d.tools.check.claims.base import Claim, World
 from cos598d.tools.learn.checking import Check, Checks, OnLesson
 from cos598d.tools.learn.checks.outer_step import (
@@ -18,7 +19,6 @@ from cos598d.tools.learn.checks.outer_step import (
     simulate,
     train_step,
 )
-from cos598d.tools.report.numbers import number_of
 
 EVERY, STEPS = 3, 10  # three rounds, and a step of the next
 AVERAGE, MOMENTUM = "the plain average", "an outer step with momentum"

@@ -11,10 +11,10 @@ from typing import Any
 
 from cos598d.records.conventions import DDP, FLOOR
 from cos598d.records.summary import median_interval, paired_difference, paired_ratio
+from cos598d.terminal.words import number_of
 from cos598d.tools.check.claims.base import Claim, World
 from cos598d.tools.learn.checking import Check, Checks, OnLesson
 from cos598d.tools.learn.given import given
-from cos598d.tools.report.numbers import number_of
 
 HOLDS, NOT = "holds", "does not hold"
 SPREAD, FEW, NO_FLOOR, OTHER_WORK, BUSY = (

@@ -1,11 +1,11 @@
 """Lesson 3: the mean on every rank, by one ring for each gradient."""
 
 from cos598d.comm.gloo import all_reduce_bytes
+from cos598d.terminal.words import number_of
 from cos598d.tools.check.claims.base import World
 from cos598d.tools.learn.checking import Check, Checks
 from cos598d.tools.learn.checks.common import averages, bytes_of, record, traffic_claim, trainable
 from cos598d.tools.learn.checks.tensorwise import tensorwise
-from cos598d.tools.report.numbers import number_of
 
 
 def _judge(world: World, rank: int, found: dict[str, int]) -> None:

@@ -4,10 +4,10 @@ from types import ModuleType
 
 from cos598d.comm.gloo import all_reduce_bytes
 from cos598d.sync.base import GradientSync
+from cos598d.terminal.words import number_of
 from cos598d.tools.check.claims.base import MakeSync, World
 from cos598d.tools.learn.checking import Check, Checks
 from cos598d.tools.learn.checks.common import averages, bytes_of, record, traffic_claim, trainable
-from cos598d.tools.report.numbers import number_of
 
 
 def _all_at_once(student: ModuleType) -> MakeSync:

@@ -6,6 +6,7 @@ from types import ModuleType
 import torch
 
 from cos598d.sync.base import GradientSync
+from cos598d.terminal.words import number_of
 from cos598d.tools.check.claims.base import Claim, MakeSync, World
 from cos598d.tools.check.comparison import Comparison, Local
 from cos598d.tools.check.evidence import BadEvidence
@@ -14,7 +15,6 @@ from cos598d.tools.learn.checking import Check, Checks, OnLesson
 from cos598d.tools.learn.checks.common import record
 from cos598d.tools.learn.events import RECEIVE, SEND, from_rows
 from cos598d.tools.learn.picture.probe import MessageProbe
-from cos598d.tools.report.numbers import number_of
 
 LENGTHS = (12, 10, 1009, 7, 2, 1)
 LONGEST = max(LENGTHS)
@@ -38,7 +38,7 @@ def _half(nonce: int, rank: int) -> torch.Tensor:
 
 
 def _name(length: int) -> str:
-    return f"a tensor of {length} element{'s' if length > 1 else ''}"
+    return f"a tensor of {number_of(length, 'element')}"
 
 
 class _Watch:

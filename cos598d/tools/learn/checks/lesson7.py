@@ -11,13 +11,13 @@ from torch import nn
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import dtype_name
 from cos598d.sync.base import GradientSync
+from cos598d.terminal.words import number_of
 from cos598d.tools.check.claims.base import Claim, MakeSync, World
 from cos598d.tools.check.comparison import Comparison
 from cos598d.tools.check.toy import SMALL, toy_model
 from cos598d.tools.learn.checking import Check, Checks, OnLesson
 from cos598d.tools.learn.checks.common import ALL_USED, averages, bytes_of, record
 from cos598d.tools.learn.checks.overlapped import Chain, begins_during_backward, chain, chain_inputs, one_order
-from cos598d.tools.report.numbers import number_of
 
 BUCKET_BYTES = 512  # some of the toy's tensors are larger, and some share a bucket with others
 PLANS: dict[str, tuple[Callable[[int], nn.Module], int]] = {

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from cos598d.records.kinds import fault
+from cos598d.terminal.words import number_of
 from cos598d.tools.audit.book import BOOK_KIND
 from cos598d.tools.audit.judge import judge
 from cos598d.tools.audit.judge.verdict import FAULT, WASTE
@@ -16,7 +17,6 @@ from cos598d.tools.audit.watch.writing import book_of
 from cos598d.tools.check.claims.base import Claim, World
 from cos598d.tools.check.evidence import BadEvidence
 from cos598d.tools.learn.checking import Check, Checks, OnLesson
-from cos598d.tools.report.numbers import number_of
 
 STEPS, EXAMPLES = 6, 72
 NEAR = 1e-4  # of the largest weight: rounding grows over the steps

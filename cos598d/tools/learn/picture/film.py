@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cos598d.terminal.words import number_of
 from cos598d.tools.learn.picture.film_time import Clock
 from cos598d.tools.learn.picture.frames import Counts, Held, Move, StepFrame, is_whole
 from cos598d.tools.learn.picture.svg import (
@@ -21,7 +22,6 @@ from cos598d.tools.learn.picture.svg import (
     tag,
 )
 from cos598d.tools.learn.picture.words import size
-from cos598d.tools.report.numbers import number_of
 
 LEFT, GAP = 44, 4
 CELL, STEP = 22, 36  # of the film: a cell's height, and from one rank to the next

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cos598d.terminal.colours import BLUE, ORANGE, PURPLE, VERMILLION
+from cos598d.terminal.words import number_of
 from cos598d.tools.learn.picture.lanes import CALLING, COMPUTING, MESSAGE, WAITING, Bar, RankLane, RankTimelines
 from cos598d.tools.learn.picture.svg import (
     HEAD_LETTERS,
@@ -20,7 +21,6 @@ from cos598d.tools.learn.picture.svg import (
 )
 from cos598d.tools.learn.picture.text import ticks
 from cos598d.tools.learn.picture.words import left_out, name_of, of_meeting, reading, size, time
-from cos598d.tools.report.numbers import number_of
 
 LEFT = 44
 PLOT = WIDTH - LEFT - MARGIN

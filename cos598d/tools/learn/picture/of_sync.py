@@ -1,11 +1,11 @@
 """The pictures of a sync: of one recorded step on real ranks, in lanes and in the steps of its messages."""
 
 from cos598d.strategies import STRATEGIES
+from cos598d.terminal.words import number_of
 from cos598d.tools.learn.picture.draw import Picture, draw
 from cos598d.tools.learn.picture.steps import StepFrames, steps_of
 from cos598d.tools.learn.picture.trial import PictureTrial, run_trial
 from cos598d.tools.learn.picture.words import name_of, size
-from cos598d.tools.report.numbers import number_of
 
 OF_SHARDS = (
     "First gradients are added up, each part at the rank that steps it; then the weights that come of it go to all."

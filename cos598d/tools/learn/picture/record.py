@@ -5,10 +5,10 @@ from pathlib import Path
 from cos598d.errors import UserError
 from cos598d.records.live import COMMUNICATION, ITERATIONS
 from cos598d.records.run import ITERATION, read_table
+from cos598d.terminal.words import number_of
 from cos598d.tools.learn.events import CALL, COMPUTE, LONGEST_NAME, Event
 from cos598d.tools.learn.picture.lanes import MOST_RANKS
 from cos598d.tools.report.load import Row, is_number, load_run_as
-from cos598d.tools.report.numbers import number_of
 from cos598d.tools.report.series import find_calls, read_calls
 
 TRAVELS = ("gradients", "parameters")

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from cos598d.terminal.colours import BLUE, ORANGE, VERMILLION
+from cos598d.terminal.words import number_of
 from cos598d.tools.learn.picture.frames import Held, StepFrame, is_whole
 from cos598d.tools.learn.picture.lanes import CALLING, COMPUTING, MESSAGE, WAITING, Bar, RankTimelines
 from cos598d.tools.learn.picture.words import left_out, name_of, of_meeting, size, time
-from cos598d.tools.report.numbers import number_of
 
 LEAST_WIDTH, MOST_CALLS = 40, 12
 

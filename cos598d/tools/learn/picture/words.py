@@ -3,8 +3,9 @@
 from collections.abc import Callable, Sequence
 
 from cos598d.terminal.printable import printable
+from cos598d.terminal.words import listed, number_of
 from cos598d.tools.learn.picture.lanes import MESSAGE, MOST_ROWS, DrawnCollective, RankTimelines, computed_beside
-from cos598d.tools.report.numbers import listed, number_of, plain
+from cos598d.tools.report.numbers import plain
 from cos598d.tools.report.svg import shortened
 
 LONGEST_NAME = 40

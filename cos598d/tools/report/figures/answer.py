@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from cos598d.records.conventions import DDP, PHASES
+from cos598d.terminal.words import listed
 from cos598d.tools.report.figures.ladder import LOOKS as SPLIT_LOOKS
 from cos598d.tools.report.figures.time import LOOK as PHASE_LOOKS
 from cos598d.tools.report.figures.time import patch
-from cos598d.tools.report.numbers import listed
 from cos598d.tools.report.svg import draw, lanes, legend_below, shortened
 
 MOST_LANES, FEW_LANES = 5, 3  # of a panel alone, and of one among others

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from cos598d.records.conventions import DDP, FLOOR
 from cos598d.terminal.colours import DARK_GREY, GREY, SKY, VERMILLION
+from cos598d.terminal.words import listed
 from cos598d.tools.report.benches import Bench, common_labels
-from cos598d.tools.report.numbers import listed
 from cos598d.tools.report.settings import UNITS, value_in
 from cos598d.tools.report.svg import draw, legend_below, line_style, shortened, swept_axis
 

@@ -5,9 +5,9 @@ from itertools import accumulate
 from typing import Any
 
 from cos598d.records.conventions import COUNTED, NOT_METRICS
+from cos598d.terminal.words import listed
 from cos598d.tools.report.epochs import whole_epochs
 from cos598d.tools.report.load import Run, is_number
-from cos598d.tools.report.numbers import listed
 from cos598d.tools.report.svg import draw, legend_below, line_style
 
 MOST_POINTS = 300

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from cos598d.terminal.colours import BLUE, DARK_GREY, GREY, VERMILLION
+from cos598d.terminal.words import listed
 from cos598d.tools.report.figures.learning import block_means, points_per_block
-from cos598d.tools.report.numbers import listed
 from cos598d.tools.report.overfitting import Course
 from cos598d.tools.report.svg import draw, legend_below, shortened
 

@@ -5,8 +5,8 @@ from itertools import groupby
 from statistics import fmean
 
 from cos598d.terminal.colours import BLUE, DARK_GREY, SKY
+from cos598d.terminal.words import listed
 from cos598d.tools.report.load import Run
-from cos598d.tools.report.numbers import listed
 from cos598d.tools.report.settings import UNITS, series_name, value_in
 from cos598d.tools.report.svg import draw, lanes, legend_below, line_style, swept_axis
 from cos598d.tools.report.traffic import Traffic

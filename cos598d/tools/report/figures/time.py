@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from cos598d.records.conventions import PHASES
 from cos598d.terminal.colours import BLUE, DARK_GREY, GREEN, GREY, PURPLE, SERIES, SKY, VERMILLION, YELLOW
+from cos598d.terminal.words import listed, number_of
 from cos598d.tools.report.load import Run
-from cos598d.tools.report.numbers import listed, number_of, seconds
+from cos598d.tools.report.numbers import seconds
 from cos598d.tools.report.speed import phases_of
 from cos598d.tools.report.svg import MARKERS, draw, lanes, legend_below, shortened
 from cos598d.tools.report.timeline import Timeline

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from cos598d.terminal.colours import BLUE, DARK_GREY, VERMILLION
-from cos598d.tools.report.numbers import listed
+from cos598d.terminal.words import listed
 from cos598d.tools.report.svg import draw, legend_below, shortened
 from cos598d.tools.report.wire import MOST_DRAWN, Throughput, known
 

@@ -1,0 +1,23 @@
+"""Numbers and lists in words, for sentences: "2 runs", "a, b and c", "ranks 1, 3"."""
+
+from collections.abc import Sequence
+from typing import Any
+
+MOST_RANKS = 20
+
+
+def number_of(count: int, word: str) -> str:
+    """ "1 run", "2 runs"."""
+    return f"{count:,} {word}{'' if count == 1 else 'es' if word.endswith('ch') else 's'}"
+
+
+def listed(values: Sequence[Any]) -> str:
+    """ "a", "a and b", "a, b and c"."""
+    *first, last = map(str, values)
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def ranks_in_words(ranks: Sequence[int]) -> str:
+    """ "rank 3" or "ranks 1, 3"; of more than MOST_RANKS the first ones and how many more."""
+    shown, more = ", ".join(map(str, ranks[:MOST_RANKS])), len(ranks) - MOST_RANKS
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}{f' and {more} more' if more > 0 else ''}"
