@@ -117,7 +117,7 @@ REFUSED = [
     (["--grid", "batch=1,,4"], "an empty value is none"),
     (["--grid", "batch=1", "--grid", "batch=4"], "--grid batch is given twice"),
     (["--grid", "learning_rate=1e-3,0.001"], "0.001 is there twice"),
-    (["--grid", "batch=0"], "--grid batch=0: give a number of at least 1"),
+    (["--grid", "batch=0"], "--grid batch=0: give a whole number from 1 to 1,048,575"),
     (["--grid", "batch=many"], "--grid batch=many: give a whole number"),
     (["--grid", "learning_rate=nan"], "--grid learning_rate=nan: give a number"),
     (["--grid", "learning_rate=fast"], "--grid learning_rate=fast: give a number"),
