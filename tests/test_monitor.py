@@ -280,6 +280,24 @@ def test_the_thread_samples_the_host_alone_while_training_pauses(kernel):
     assert kernel.lines == []
 
 
+def test_what_arrives_while_training_begins_is_in_the_rows_as_in_the_sums(kernel):
+    rows = io.StringIO()
+    monitor = Monitor(1000.0, Interface("eth7", (0,)), CPU, kernel.lines.append)
+    monitor.open(rows, io.StringIO(), lambda: 0)
+    read, counter = monitor._counter._now, monitor._counter
+
+    def moves():
+        travel(kernel, 36)
+        return read()
+
+    counter._now = moves
+    monitor.begin()
+    counted = monitor.end_iteration(1)
+    monitor.stop()
+    first, *_, last = [json.loads(line) for line in rows.getvalue().splitlines()]
+    assert counted.bytes_sent == last["bytes_sent"] - first["bytes_sent"]
+
+
 @pytest.mark.parametrize(("passed", "expected"), [(100, 1.0), (20_000, 10.0)])
 def test_rows_in_time_become_rarer_in_a_long_run(passed, expected, kernel, monkeypatch):
     now = [50.0]

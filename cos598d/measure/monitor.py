@@ -121,7 +121,8 @@ class Monitor:
         if self._counter:
             self._counter.resume()
             kind = "iteration" if is_first and not self._before else "resume"
-            self._add_wire_row(self._counter, kind, self._iteration())
+            # As it was at `resume`: what arrives meanwhile belongs to the iteration, and not to what was before it.
+            self._add_wire_row(self._counter, kind, self._iteration(), self._counter.total)
         self._add_host_row()
 
     def _on_iteration(self, iteration: int) -> Counters | None:
