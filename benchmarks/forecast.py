@@ -20,8 +20,9 @@ sys.path.insert(0, str(ROOT))
 
 from cos598d.commands.flags import to_words
 from cos598d.config import RunConfig, config_from
+from cos598d.cost.forecast import Forecast, forecast
+from cos598d.cost.planned import Known
 from cos598d.errors import UserError
-from cos598d.forecast import Forecast, Known, forecast
 from cos598d.terminal.files import write_json
 from cos598d.terminal.program import own_environment
 from cos598d.terminal.tables import as_text

@@ -39,7 +39,7 @@ from cos598d.world.meeting import Meeting
 from cos598d.world.places import LAUNCHERS, launcher_facts, place_of, places_in_words
 
 if TYPE_CHECKING:
-    from cos598d.auto import Choice
+    from cos598d.cost.choice import Choice
 
 
 def run(config: RunConfig, identity: Identity, inputs: RunInputs | None = None) -> int:
@@ -157,7 +157,7 @@ class RankRun:
         """With --sync auto, what is measured to be the fastest here; None where the flags name a sync."""
         if self.training is None or self.config.sync != AUTO_SYNC:
             return None
-        from cos598d.auto import choose  # which few runs need
+        from cos598d.cost.choice import choose  # which few runs need
 
         before = saved.sync if saved is not None and saved.world_size == self.comm.world_size else None
         choice = choose(self.config, self.comm, self.model, self.training, self._may_be_unused, before)

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from cos598d.cost.benches import load_record
+from cos598d.cost.calls import overlaps, plan_calls, reason_left_out
+from cos598d.cost.model import Costs, arrange, iteration_seconds
 from cos598d.records.bench import FILE_NAME
 from cos598d.records.quantities import delay_words, rate_words
 from cos598d.records.summary import summarize
-from cos598d.scale.model import Costs, arrange, iteration_seconds
-from cos598d.scale.records import load_record
-from cos598d.scale.rungs import overlaps, plan_calls, reason_left_out
 from cos598d.tools.bench.candidates import parse_candidates, references
 
 SYNCS = (

@@ -8,19 +8,18 @@ import torch
 from torch import nn
 from worlds import run_ranks
 
-from cos598d.auto import choice as choosing
-from cos598d.auto import probe as probing
-from cos598d.auto.candidates import candidates
-from cos598d.auto.choice import Choice, choose, predict
-from cos598d.auto.compute import Computed, time_compute
-from cos598d.auto.probe import Probe, measure
 from cos598d.config import RunConfig, config_from
+from cos598d.cost import choice as choosing
+from cos598d.cost import probe as probing
+from cos598d.cost.choice import Choice, candidates, choose, predict
+from cos598d.cost.compute import Computed, time_compute
+from cos598d.cost.forecast import forecast
+from cos598d.cost.model import Compute
+from cos598d.cost.probe import Probe, measure
 from cos598d.data import get_task
 from cos598d.errors import UsageError
-from cos598d.forecast import forecast
 from cos598d.models.build import build_model, find_model
 from cos598d.records.run import read_summary
-from cos598d.scale.records import Compute
 from cos598d.sync import SYNCS
 
 ONE_HOST, FOUR_HOSTS = [[0, 1, 2, 3]], [[0], [1], [2], [3]]
@@ -185,7 +184,7 @@ def test_timing_leaves_no_trace_and_all_ranks_have_the_same_numbers():
 
 
 def _embedding_ranks(comm):
-    from cos598d.auto.compute import _look_up, _touched
+    from cos598d.cost.compute import _look_up, _touched
 
     embedding = nn.Embedding(10, 4)
     rows = torch.zeros(10, dtype=torch.uint8)

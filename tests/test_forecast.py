@@ -10,18 +10,20 @@ from scale_records import write_bench
 
 from cos598d.commands import cli, train
 from cos598d.config import config_from
+from cos598d.cost import seconds
+from cos598d.cost.forecast import forecast
+from cos598d.cost.model import Compute, Costs
+from cos598d.cost.planned import Known
+from cos598d.cost.seconds import CallCosts, costs_of
+from cos598d.cost.timed import Timed
 from cos598d.errors import UserError
-from cos598d.forecast import Known, forecast, seconds
-from cos598d.forecast.costs import CallCosts, costs_of
-from cos598d.forecast.timed import Timed
-from cos598d.scale.model import Costs
 from cos598d.strategies import known_names
 from cos598d.tools.report.load import load_run
 
 DIGITS = {"task_name": "digits", "max_train_examples": 150, "max_eval_examples": 90, "total_train_batch_size": 30}
 DIGITS |= {"num_train_epochs": 2.0, "no_cuda": True}
 RUNS = {"ddp": 2, "zero3": 2, "all_reduce": 1}
-TIMED = Timed(0.1, 0.2, 0.05, {}, 7, 100.0, 1, 1.0)
+TIMED = Timed(Compute(0.1, 0.2, 0.05, {}), 7, 100.0, 1, 1.0)
 ENGINES = ("deepspeed", "horovod")  # which tell nobody what they send
 PACKAGES = {"deepspeed": "deepspeed", "horovod": "horovod", "fabric": "lightning"}
 
@@ -88,7 +90,7 @@ def test_a_sweep_s_forecasts_time_each_batch_once(timed):
         for batch in (4, 16):
             values = {name: value for name, value in DIGITS.items() if name != "total_train_batch_size"}
             config = config_from(values | {"per_gpu_train_batch_size": batch, "learning_rate": rate})
-            assert forecast(config, 2, timings=known).seconds_per_iteration > TIMED.after
+            assert forecast(config, 2, timings=known).seconds_per_iteration > TIMED.compute.after
     assert [batch for batch, *_ in timed] == [4, 16]
 
 
@@ -123,8 +125,8 @@ def test_ranks_that_only_compute_are_timed_side_by_side(monkeypatch):
     assert "iterations of 2 ranks side by side were timed here" in found.seconds_from
     times = next(value for value in known._found.values() if isinstance(value, Timed))
     names = {name for name, _ in known.work(config).model.named_parameters()}
-    assert set(times.arrivals) == names
-    assert min(times.before, times.backward, times.after) > 0
+    assert set(times.compute.arrivals) == names
+    assert min(times.compute.before, times.compute.backward, times.compute.after) > 0
     assert times.counted >= 3
 
 

@@ -8,8 +8,8 @@ import torch
 from test_models import ANSWER, CLASSIFY, batch, small_source
 
 from cos598d.config import RunConfig
+from cos598d.cost.planned import PlannedSteps
 from cos598d.data.examples import Examples
-from cos598d.forecast.steps import PlannedSteps
 from cos598d.models.build import build_model
 from cos598d.models.padding import Packing, leaves_out_padding
 

@@ -10,13 +10,22 @@ from programs import ROOT
 from scale_records import GBIT, TRUTH, write_bench
 
 from cos598d.commands.cli import main
+from cos598d.cost.benches import load_record, load_records
+from cos598d.cost.calls import plan_calls
+from cos598d.cost.fit import EFFICIENCY, fit
+from cos598d.cost.model import (
+    Compute,
+    Costs,
+    Link,
+    ModelledCall,
+    arrange,
+    beside_backward,
+    computes_by_batch,
+    iteration_seconds,
+    run_together,
+)
+from cos598d.cost.scaling import host_counts, misses, scale_points
 from cos598d.records.fit import CallCost, predict_exposed
-from cos598d.scale.concurrent import run_together
-from cos598d.scale.fit import EFFICIENCY, fit
-from cos598d.scale.model import Costs, arrange, beside_backward, computes_by_batch, iteration_seconds
-from cos598d.scale.predict import host_counts, misses, scale_points
-from cos598d.scale.records import Compute, Link, load_record, load_records
-from cos598d.scale.rungs import ModelledCall, plan_calls
 from cos598d.sync import SYNCS, get_sync
 from cos598d.sync.cost.collectives import GATHER, SCATTER
 from cos598d.sync.options import SyncOptions

@@ -11,8 +11,8 @@ import pytest
 from cos598d.commands import sweep
 from cos598d.commands.cli import main
 from cos598d.commands.flags import Parser
+from cos598d.cost.planned import Known
 from cos598d.errors import UsageError, UserError
-from cos598d.forecast import Known
 from cos598d.records.conventions import BROKEN_OFF, FINISHED, LEFT_OUT
 from cos598d.tools.sweep.experiments import EXPERIMENTS, TASKS, ready_made
 from cos598d.tools.sweep.grid import Setup, read_grid, read_value

@@ -38,8 +38,8 @@ def check_dry_run(options: argparse.Namespace) -> None:
 
 def print_forecast(options: argparse.Namespace, config: RunConfig, identity: Identity | None) -> int:
     """Print what the run would come to, once for all ranks, and return 0. Raises UserError as `forecast` does."""
-    from cos598d.forecast import Known, forecast
-    from cos598d.forecast.words import forecast_lines
+    from cos598d.cost.forecast import forecast, forecast_lines
+    from cos598d.cost.planned import Known
 
     if identity is not None and not identity.speaks:
         return 0

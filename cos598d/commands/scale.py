@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from cos598d.commands.flags import check_at_least_one, check_output_file
+from cos598d.cost.benches import BenchSeconds, load_records
+from cos598d.cost.model import Link
 from cos598d.errors import UsageError, UserError
 from cos598d.records.bench import FILE_NAME
 from cos598d.records.quantities import parse_delay, parse_rate
-from cos598d.scale.records import BenchSeconds, Link, load_records
 from cos598d.terminal.files import write_json
 
 LARGEST, MOST_HOSTS = 64, 65536
@@ -74,9 +75,8 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _predict_hosts(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
-    from cos598d.scale.fit import fit
-    from cos598d.scale.predict import scale_points
-    from cos598d.scale.table import describe_fit, scale_table
+    from cos598d.cost.fit import fit
+    from cos598d.cost.scaling import describe_fit, scale_points, scale_table
 
     # Before the records are read, which takes longer than noticing a wrong word.
     rate = options.rate and parse_rate(options.rate)
@@ -93,16 +93,15 @@ def _predict_hosts(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
         "points": [asdict(point) | {"extrapolated": point.measured_seconds is None} for point in points],
     }
     if options.output:
-        from cos598d.scale.plot import draw
+        from cos598d.cost.plot import draw
 
         draw(points, options.output, f"{first.work['model']}, links of {link.words}, batch {batch} on each host")
     return f"{describe_fit(fitted)}\n\n{scale_table(points, link, batch)}", found
 
 
 def _predict_records(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
-    from cos598d.scale.fit import fit
-    from cos598d.scale.predict import is_crowded_otherwise, misses
-    from cos598d.scale.table import describe_fit, grid_table, miss_table
+    from cos598d.cost.fit import fit
+    from cos598d.cost.scaling import describe_fit, grid_table, is_crowded_otherwise, miss_table, misses
 
     held_out = {path.resolve(): path for path in options.predict}
     others = [path for path in options.records if path.resolve() not in held_out]

@@ -138,7 +138,7 @@ OPTIONAL_SETTING = {
     **dict.fromkeys(("label", "backend", "device"), TEXT),
     "bytes_from": OneOf((BY_LEDGER, BY_COUNTERS)),
     "parameters": COUNT,
-    # How --sync auto has chosen: see `Choice` in cos598d/auto.
+    # How --sync auto has chosen: see `Choice` in cos598d/cost/choice.py.
     "auto": Fields(
         {"sync": TEXT, "why": TEXT, "predicted": MapOf(POSITIVE), "left_out": MapOf(TEXT)}, {"measured": Fields()}
     ),

@@ -27,7 +27,7 @@ STRATEGIES = {
 }
 
 
-# What --sync takes for one of the exact ones, chosen when the run's ranks have met (`cos598d/auto`).
+# What --sync takes for one of the exact ones, chosen when the run's ranks have met (`cos598d/cost/choice.py`).
 AUTO_SYNC = "auto"
 
 # Called with a communicator, find_unused_parameters, SyncOptions and a precision.

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cos598d.config import config_from
+from cos598d.cost.forecast import Forecast, forecast
+from cos598d.cost.planned import Known
 from cos598d.errors import UserError
-from cos598d.forecast import Forecast, Known, forecast
 from cos598d.terminal.printable import printable
 from cos598d.terminal.tables import as_text
 from cos598d.tools.sweep.plan import Combination

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from cos598d.scale.model import beside_backward
+from cos598d.cost.model import beside_backward
 from cos598d.sync.cost import Collective, Even
 from cos598d.sync.cost.collectives import GATHER, SCATTER, both_ways, ring_steps
 from cos598d.tools.check.claims.base import Claim, World

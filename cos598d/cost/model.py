@@ -20,7 +20,7 @@ many segments slow, whatever the rate.
 After backward the calls follow one another: seconds = compute + sum of (work + travel).
 
 Beside backward a call can begin when its gradients are there, the calls before it have begun, and fewer than AT_ONCE
-are under way. Those under way share the link and the processor (`concurrent.py`). On a processor their work delays
+are under way. Those under way share the link and the processor (`run_together`). On a processor their work delays
 backward by as much; a GPU has a processor beside it, which does not.
 
     seconds = before + max(backward + the work of the calls that begin in it, the last call's end) + after
@@ -37,9 +37,52 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cos598d.scale.concurrent import run_together
-from cos598d.scale.records import Compute, Link
-from cos598d.scale.rungs import ModelledCall
+from cos598d.records.quantities import delay_words, rate_words
+from cos598d.sync.cost import Load
+
+
+@dataclass(frozen=True)
+class Link:
+    """A host's link to the others: bits a second each way (None: no limit known) and seconds from host to host."""
+
+    rate: float | None = None
+    delay: float = 0.0
+
+    @property
+    def words(self) -> str:
+        """For tables: "1gbit, 10ms from host to host"."""
+        rate = "no limit" if self.rate is None else rate_words(self.rate)
+        return rate + (f", {delay_words(self.delay)} from host to host" if self.delay else "")
+
+
+@dataclass(frozen=True)
+class Compute:
+    """An iteration without any sync: seconds until backward begins, of backward, and after it.
+
+    arrivals: seconds from backward's begin to each tensor's gradient, by name.
+    """
+
+    before: float
+    backward: float
+    after: float
+    arrivals: dict[str, float]
+
+    @property
+    def seconds(self) -> float:
+        """Of the whole iteration."""
+        return self.before + self.backward + self.after
+
+    def scaled(self, factor: float) -> "Compute":
+        """The same with every moment `factor` times as late."""
+        moments = {name: seconds * factor for name, seconds in self.arrivals.items()}
+        return Compute(self.before * factor, self.backward * factor, self.after * factor, moments)
+
+
+@dataclass(frozen=True)
+class ModelledCall(Load):
+    """A collective call among ranks; it can begin when `tensors`, by their names, have their gradients."""
+
+    tensors: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -145,3 +188,38 @@ def computes_by_batch(measured: Mapping[int, Compute], batch: int) -> tuple[Comp
         return measured[batch], float(fixed)
     factor = (fixed + per_example * batch) / measured[nearest].seconds
     return measured[nearest].scaled(float(factor)), float(fixed)
+
+
+AT_ONCE = 2  # collectives that gloo works on at a time: a process group has so many threads; further ones wait in line
+
+
+def run_together(
+    begins: Sequence[float], work: np.ndarray, travel: np.ndarray, sending: np.ndarray, at_once: int = AT_ONCE
+) -> float:
+    """When the last of the calls ends.
+
+    begins: the moment from which each may begin; they begin in their order, each when fewer than `at_once` are under
+    way. Alone a call takes work + travel seconds; for `work` of them it needs the processor, for `sending` of them the
+    link. Those under way go on at full speed as long as they need no more than the whole of either; else all of them as
+    much slower.
+    """
+    alone = work + travel
+    of_processor, of_link = work / np.maximum(alone, 1e-12), sending / np.maximum(alone, 1e-12)
+    now, first = 0.0, 0
+    under_way: list[list[float]] = []  # seconds left, alone, and the shares of processor and link that it needs
+    while first < len(begins) or under_way:
+        while first < len(begins) and len(under_way) < at_once and begins[first] <= now:
+            under_way.append([float(alone[first]), float(of_processor[first]), float(of_link[first])])
+            first += 1
+        if not under_way:
+            now = begins[first]
+            continue
+        slower = max(1.0, sum(call[1] for call in under_way), sum(call[2] for call in under_way))
+        passed = min(call[0] for call in under_way) * slower
+        if first < len(begins) and len(under_way) < at_once:
+            passed = min(passed, begins[first] - now)
+        now += passed
+        for call in under_way:
+            call[0] -= passed / slower
+        under_way = [call for call in under_way if call[0] > 1e-12]
+    return now

@@ -1,6 +1,6 @@
 """A short timing of what ranks compute, without their communication: as many processes as ranks, side by side.
 
-    python -m cos598d.forecast.timed < QUESTION > ANSWER
+    python -m cos598d.cost.timed < QUESTION > ANSWER
 
 This is a program of its own, since it forks: torch's threads, and what a caller has computed before, survive no fork.
 1. It loads the model and the data of the run once, and forks a process for each rank.
@@ -10,7 +10,6 @@ This is a program of its own, since it forks: torch's threads, and what a caller
 """
 
 import contextlib
-import functools
 import json
 import multiprocessing
 import os
@@ -18,19 +17,19 @@ import signal
 import statistics
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from cos598d.config import RunConfig
-from cos598d.forecast.known import Known, Work
-from cos598d.forecast.steps import PlannedSteps
+from cos598d.cost.compute import PassTimer
+from cos598d.cost.model import Compute
+from cos598d.cost.planned import Known, PlannedSteps, Work
 from cos598d.models.build import build_model
 from cos598d.strategies.optimizers import make_optimizer
-from cos598d.strategies.precision import autocast
 from cos598d.world.devices import choose_threads
 from cos598d.world.heap import keep_freed_memory
 
@@ -53,24 +52,26 @@ class TimingRequest:
 
 @dataclass(frozen=True)
 class Timed:
-    """Seconds of an iteration of rank 0 without communication, medians: until its last backward begins, in that, and
-    after it; waiting for the other ranks is in `backward`. arrivals: from that backward's begin to each tensor's
-    gradient. counted: of how many iterations. cost: that of their mean batch in tokens, whose seconds these are. share:
-    how much of its time each of its threads had a core, at most 1."""
+    """What was timed of rank 0.
 
-    before: float
-    backward: float
-    after: float
-    arrivals: Mapping[str, float]
+    compute     seconds of an iteration without communication, medians; `backward` includes the wait for other ranks
+    counted     iterations that were counted
+    cost        tokens of their mean batch, to which `compute` refers
+    threads     of each rank
+    share       the part of its time for which each thread had a core, at most 1
+    """
+
+    compute: Compute
     counted: int
     cost: float
     threads: int
     share: float
 
-    @property
-    def seconds(self) -> float:
-        """Of the whole iteration."""
-        return self.before + self.backward + self.after
+    @classmethod
+    def read(cls, text: str) -> "Timed":
+        """From the JSON that `main` prints."""
+        found = json.loads(text)
+        return cls(**found | {"compute": Compute(**found["compute"])})
 
 
 def answer(question: TimingRequest) -> Timed:
@@ -90,7 +91,7 @@ def answer(question: TimingRequest) -> Timed:
         ranks[-1].start()
     outlet.close()
     try:
-        found = json.loads(inlet.recv_bytes())
+        found = Timed.read(inlet.recv_bytes().decode())
         for process in ranks:
             process.join(30)
     except EOFError:
@@ -98,7 +99,7 @@ def answer(question: TimingRequest) -> Timed:
     finally:
         for process in ranks:
             process.kill()
-    return Timed(**found)
+    return found
 
 
 def _be_rank(
@@ -115,34 +116,22 @@ def _be_rank(
     threads = choose_threads(config.threads, question.ranks)
     torch.manual_seed(config.seed + rank)
     steps = PlannedSteps(config, work.examples, question.ranks, question.equal_passes, model)
-    backward = wall = processor = 0.0
+    wall = processor = 0.0
     batches = steps.first(min(WARM_UP + MOST, steps.plan.steps))
     named = list(model.named_parameters())
     mine = [(name, _part(p.detach(), question.ranks)) for name, p in named] if question.sharded else named
     optimizer = make_optimizer(mine, config)
-    arrived: dict[str, float] = {}
-    for name, parameter in named:
-        if parameter.requires_grad:
-            parameter.register_post_accumulate_grad_hook(functools.partial(_note, arrived, name))
-    context = functools.partial(autocast, config.precision, torch.device("cpu"))
-    rows: list[tuple[float, float, float]] = []
-    moments: list[dict[str, float]] = []
+    timer = PassTimer(model, config.precision, torch.device("cpu"), barrier.wait)
+    rows: list[Compute] = []
     number = 0
     while number < WARM_UP + (counted.value or MOST):
         if number == WARM_UP and rank == 0:
-            last = sum(rows[-1])
-            counted.value = max(LEAST, min(MOST, int(question.seconds / max(last, 1e-4))))
-        barrier.wait()
+            counted.value = max(LEAST, min(MOST, int(question.seconds / max(rows[-1].seconds, 1e-4))))
+        barrier.wait()  # `counted` is known to all
         if number == WARM_UP:
             wall, processor = time.perf_counter(), time.process_time()
-        began = time.perf_counter()
-        for micro_batch in steps.share(batches[number % len(batches)], rank):
-            inputs = work.examples.collate(micro_batch.indices, (config.seed, 1))
-            with context():
-                loss = model(**inputs)[0]
-            backward = time.perf_counter()
-            (loss * micro_batch.weight).backward()
-        barrier.wait()
+        share = steps.share(batches[number % len(batches)], rank)
+        row = timer.time((work.examples.collate(one.indices, (config.seed, 1)), one.weight) for one in share)
         waited = time.perf_counter()
         for (_, part), (_, whole) in zip(mine, named, strict=True):
             if part is not whole and whole.grad is not None:
@@ -152,25 +141,22 @@ def _be_rank(
         optimizer.step()
         for _, parameter in named:
             parameter.grad = None
-        ended = time.perf_counter()
-        rows.append((backward - began, waited - backward, ended - waited))
-        moments.append({name: moment - backward for name, moment in arrived.items()})
+        rows.append(replace(row, after=time.perf_counter() - waited))
         number += 1
     if rank == 0:
-        share = (time.process_time() - processor) / (time.perf_counter() - wall) / threads
-        rows, moments = rows[WARM_UP:], moments[WARM_UP:]
+        of_a_core = (time.process_time() - processor) / (time.perf_counter() - wall) / threads
+        rows = rows[WARM_UP:]
         costs = list(steps.costs([batches[(WARM_UP + place) % len(batches)] for place in range(len(rows))]))
         cost = statistics.fmean(costs)
         # What a batch of the mean cost would have taken: batches of texts differ by a tenth and more.
-        before, in_backward = (
-            statistics.median(row[phase] * cost / own for row, own in zip(rows, costs, strict=True)) for phase in (0, 1)
+        alike = [row.scaled(cost / own) for row, own in zip(rows, costs, strict=True)]
+        compute = Compute(
+            statistics.median(row.before for row in alike),
+            statistics.median(row.backward for row in alike),
+            statistics.median(row.after for row in rows),
+            {name: statistics.median(row.arrivals[name] for row in alike) for name in rows[0].arrivals},
         )
-        after = statistics.median(row[2] for row in rows)
-        arrivals = {
-            name: statistics.median(one[name] * cost / own for one, own in zip(moments, costs, strict=True))
-            for name in moments[0]
-        }
-        found = Timed(before, in_backward, after, arrivals, len(rows), cost, threads, min(1.0, share))
+        found = Timed(compute, len(rows), cost, threads, min(1.0, of_a_core))
         outlet.send_bytes(json.dumps(asdict(found)).encode())
     with contextlib.suppress(BrokenPipeError):
         outlet.close()
@@ -180,10 +166,6 @@ def _be_rank(
 def _part(whole: torch.Tensor, ranks: int) -> nn.Parameter:
     """An n-th of the elements of a tensor, as a parameter of its own."""
     return nn.Parameter(whole.reshape(-1)[: -(-whole.numel() // ranks)])
-
-
-def _note(arrived: dict[str, float], name: str, _: torch.Tensor) -> None:
-    arrived[name] = time.perf_counter()
 
 
 def _end(number: int, _: object) -> None:

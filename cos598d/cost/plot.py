@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from cos598d.cost.scaling import Prediction
 from cos598d.errors import UserError
 from cos598d.records.conventions import FLOOR
-from cos598d.scale.predict import Prediction
 from cos598d.terminal.colours import SERIES
 from cos598d.terminal.files import whole_file
 

@@ -18,9 +18,8 @@ import torch
 import torch.distributed as dist
 
 from cos598d.comm.communicator import Communicator
+from cos598d.cost.model import Costs, Link
 from cos598d.records.conventions import AGREEMENT
-from cos598d.scale.model import Costs
-from cos598d.scale.records import Link
 
 SMALL_BYTES, FIRST_BYTES, FACTOR, LARGEST_BYTES = 1 << 10, 1 << 16, 4, 1 << 24
 COPIED_BYTES = 1 << 23

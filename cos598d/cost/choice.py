@@ -7,27 +7,64 @@ from typing import Any
 import torch
 from torch import nn
 
-from cos598d.auto.candidates import candidates
-from cos598d.auto.compute import Computed, time_compute
-from cos598d.auto.probe import Probe, measure
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.hosts import host_groups
 from cos598d.config import RunConfig
+from cos598d.cost.calls import planned_calls
+from cos598d.cost.compute import Computed, time_compute
+from cos598d.cost.model import Compute, ModelledCall, arrange, iteration_seconds
+from cos598d.cost.probe import Probe, measure
 from cos598d.data.examples import Examples
-from cos598d.errors import UserError
+from cos598d.errors import UsageError, UserError
 from cos598d.records.conventions import DDP, FLOOR
-from cos598d.scale.model import arrange, iteration_seconds
-from cos598d.scale.planned import planned_calls
-from cos598d.scale.records import Compute
-from cos598d.scale.rungs import ModelledCall
-from cos598d.strategies import get_strategy
+from cos598d.strategies import STRATEGIES, class_of, get_strategy, is_our_own
 from cos598d.strategies.formula import Sent, TrainingSpec, without_values
 from cos598d.strategies.optimizers import counter_bytes, states_per_weight
 from cos598d.strategies.replicated import Replicated
+from cos598d.sync import SYNCS
 from cos598d.sync.parts.shared_buffers import Segments
 from cos598d.terminal.words import number_of
 from cos598d.world.devices import count_cores
 from cos598d.world.limits import available_bytes
+
+
+def candidates(
+    config: RunConfig, hosts: Sequence[Sequence[int]], shares_memory: bool
+) -> tuple[list[str], dict[str, str]]:
+    """The names, in the order of the ladder, and of those left out the reason in words.
+
+    hosts: the ranks of each host; shares_memory: whether those of a host can.
+    """
+    chosen, left_out = [], {}
+    ranks = sum(map(len, hosts))
+    for name in (*SYNCS, *STRATEGIES):
+        if name == FLOOR:
+            continue
+        reason = _reason(name, config, ranks, len(hosts), shares_memory)
+        if reason:
+            left_out[name] = reason
+        else:
+            chosen.append(name)
+    return chosen, left_out
+
+
+def _reason(name: str, config: RunConfig, ranks: int, hosts: int, shares_memory: bool) -> str:
+    """Why not; "" for a candidate."""
+    if not is_our_own(name):
+        return "another library's engine"
+    kind = class_of(name)
+    if not getattr(kind, "exact", True):
+        return "not exact"
+    if kind.one_host and hosts > 1:
+        return "for one host only"
+    if kind.shares_memory and not shares_memory:
+        return "memory cannot be shared here"
+    try:
+        replace(config, sync=name).check(ranks)
+    except UsageError as error:
+        return str(error).rstrip(".")
+    return ""
+
 
 RUNNERS_UP = 2
 

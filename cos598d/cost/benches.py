@@ -6,52 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cos598d.cost.model import Compute, Link
 from cos598d.errors import UserError
 from cos598d.records.bench import read_record
 from cos598d.records.conventions import FLOOR
-from cos598d.records.quantities import delay_words, parse_delay, parse_rate, rate_words
+from cos598d.records.quantities import parse_delay, parse_rate
 from cos598d.sync.cost import Tensor
 from cos598d.terminal.words import number_of
 
 # What records must share to be of the same work; batch, ranks and links may differ, since they are what is modelled.
 SAME_WORK = ("model", "task", "gradient_bytes", "tokens", "step", "precision", "backend", "device", "threads_per_rank")
-
-
-@dataclass(frozen=True)
-class Link:
-    """A host's link to the others: bits a second each way (None: no limit known) and seconds from host to host."""
-
-    rate: float | None = None
-    delay: float = 0.0
-
-    @property
-    def words(self) -> str:
-        """For tables: "1gbit, 10ms from host to host"."""
-        rate = "no limit" if self.rate is None else rate_words(self.rate)
-        return rate + (f", {delay_words(self.delay)} from host to host" if self.delay else "")
-
-
-@dataclass(frozen=True)
-class Compute:
-    """An iteration without any sync: seconds until backward begins, of backward, and after it.
-
-    arrivals: seconds from backward's begin to each tensor's gradient, by name.
-    """
-
-    before: float
-    backward: float
-    after: float
-    arrivals: dict[str, float]
-
-    @property
-    def seconds(self) -> float:
-        """Of the whole iteration."""
-        return self.before + self.backward + self.after
-
-    def scaled(self, factor: float) -> "Compute":
-        """The same with every moment `factor` times as late."""
-        moments = {name: seconds * factor for name, seconds in self.arrivals.items()}
-        return Compute(self.before * factor, self.backward * factor, self.after * factor, moments)
 
 
 @dataclass(frozen=True)

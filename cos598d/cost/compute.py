@@ -1,14 +1,16 @@
-"""What an iteration computes: the model's own passes over the first global batch, timed before training begins.
+"""What an iteration computes. `PassTimer` times a model's passes, for `--sync auto` and for `--dry_run`.
+
+With `--sync auto` the ranks time the model's own passes over the first global batch, before training begins:
 
 1. All ranks start together; each goes forward and backward over its share, and notes when gradients arrive.
 2. Which rows of large embeddings any rank looks up is summed over the ranks.
 3. A step of the optimizer, and clipping, are timed on a stand-in of some of the weights.
-Nothing of it is left: gradients are dropped, buffers and random states put back, and weights are not stepped.
+Afterwards gradients are dropped, buffers and random states are restored, and no weight has changed.
 """
 
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,18 +20,56 @@ from torch import nn
 
 from cos598d.comm.communicator import Communicator
 from cos598d.config import RunConfig
+from cos598d.cost.model import Compute
 from cos598d.data.examples import Examples
 from cos598d.data.sampler import micro_batches
 from cos598d.models.padding import cuts_by_length
 from cos598d.plan import Plan
 from cos598d.records.conventions import AGREEMENT
-from cos598d.scale.records import Compute
 from cos598d.strategies.optimizers import make_optimizer
 from cos598d.strategies.precision import autocast
 from cos598d.sync.parts.embeddings import large_embeddings
 
 SECONDS, MOST = 1.0, 5  # how long passes are repeated, about, and how often at most
 STAND_IN = 1 << 22  # elements of the weights that stand for all
+
+
+class PassTimer:
+    """Times forward and backward passes of `model`. All ranks call `meet` at the start and the end of the passes."""
+
+    def __init__(self, model: nn.Module, precision: str, device: torch.device, meet: Callable[[], object]):
+        self._model, self._meet = model, meet
+        self._autocast = functools.partial(autocast, precision, device)
+        self._arrived: dict[str, float] = {}
+        self._hooks = [
+            p.register_post_accumulate_grad_hook(functools.partial(self._note, name))
+            for name, p in model.named_parameters()
+            if p.requires_grad
+        ]
+
+    def time(self, passes: Iterable[tuple[Mapping[str, torch.Tensor], float]]) -> Compute:
+        """Seconds of the passes of one step, each an input and the weight of its loss, without the optimizer's step.
+
+        `arrivals` counts from the begin of the last backward. The time spent in the last `meet` belongs to backward.
+        """
+        self._meet()
+        began = backward = time.perf_counter()
+        for inputs, weight in passes:
+            with self._autocast():
+                loss = self._model(**inputs)[0]
+            backward = time.perf_counter()
+            (loss * weight).backward()
+        self._meet()
+        in_backward = time.perf_counter() - backward
+        return Compute(backward - began, in_backward, 0.0, {n: at - backward for n, at in self._arrived.items()})
+
+    def detach(self) -> None:
+        """Remove the hooks."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _note(self, name: str, _: torch.Tensor) -> None:
+        self._arrived[name] = time.perf_counter()
 
 
 @dataclass(frozen=True)
@@ -58,44 +98,37 @@ def time_compute(config: RunConfig, comm: Communicator, model: nn.Module, exampl
         config.gradient_accumulation_steps,
         group_by_length=cuts_by_length(model, comm.device.type == "cpu"),
     )
-    inputs = [examples.collate(one.indices, (config.seed, 1)) for one in share]
+    passes = [(examples.collate(one.indices, (config.seed, 1)), one.weight) for one in share]
     buffers = [buffer.clone() for buffer in model.buffers()]
     embeddings = large_embeddings(model)
     looked_up = {p: torch.zeros(len(p), dtype=torch.uint8) for p in embeddings}
-    arrived: dict[str, float] = {}
-    hooks = [p.register_post_accumulate_grad_hook(lambda _, name=name: _note(arrived, name)) for name, p in trainable]
-    hooks += [
+    timer = PassTimer(model, config.precision, comm.device, functools.partial(_meet, comm))
+    hooks = [
         module.register_forward_pre_hook(functools.partial(_look_up, looked_up[p]), with_kwargs=True)
         for p, module in embeddings.items()
     ]
     was_training = model.training
     model.train()
-    rows: list[tuple[float, float]] = []
+    rows: list[Compute] = []
     with torch.random.fork_rng(devices=[]):
         count = 1
         while len(rows) <= count:  # the first one warms up
-            _meet(comm)
-            began = backward = time.perf_counter()
-            for number, given in enumerate(inputs):
-                with autocast(config.precision, comm.device):
-                    loss = model(**given)[0]
-                backward = time.perf_counter()
-                (loss * share[number].weight).backward()
-            _meet(comm)
-            rows.append((backward - began, time.perf_counter() - backward))
+            rows.append(timer.time(passes))
             for _, p in trainable:
                 p.grad = None
             if len(rows) == 1:
-                slowest = max(comm.exchange(sum(rows[0])))
+                slowest = max(comm.exchange(rows[0].seconds))
                 count = max(1, min(MOST, int(SECONDS / slowest)))
+    timer.detach()
     for hook in hooks:
         hook.remove()
     model.train(was_training)
     with torch.no_grad():
         for buffer, kept in zip(model.buffers(), buffers, strict=True):
             buffer.copy_(kept)
-    before, in_backward = min(rows[1:], key=sum)
-    moments = {name: max(0.0, moment - backward) for name, moment in arrived.items()}
+    fastest = min(rows[1:], key=lambda row: row.seconds)
+    before, in_backward = fastest.before, fastest.backward
+    moments = {name: max(0.0, moment) for name, moment in rows[-1].arrivals.items()}
     moments |= {name: in_backward for name, _ in trainable if name not in moments}  # it travels at the end
     step = _step_seconds(config, comm, sum(p.numel() for _, p in trainable))
     before, in_backward, step, moments = comm.exchange([before, in_backward, step, moments])[0]
@@ -106,10 +139,6 @@ def time_compute(config: RunConfig, comm: Communicator, model: nn.Module, exampl
         sorted(moments, key=lambda name: moments[name]),
         _touched(comm, looked_up),
     )
-
-
-def _note(arrived: dict[str, float], name: str) -> None:
-    arrived[name] = time.perf_counter()
 
 
 def _look_up(rows: torch.Tensor, _: nn.Module, given: tuple[torch.Tensor, ...], named: dict[str, Any]) -> None:

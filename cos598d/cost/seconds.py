@@ -2,22 +2,81 @@
 
 import json
 import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 import torch
 
 from cos598d.config import RunConfig
-from cos598d.forecast.costs import costs_of
-from cos598d.forecast.known import Known
-from cos598d.forecast.programs import answer_of
-from cos598d.forecast.steps import PlannedSteps
-from cos598d.forecast.timed import Timed, TimingRequest
-from cos598d.scale.model import arrange, iteration_seconds
-from cos598d.scale.planned import planned_calls
-from cos598d.scale.records import Compute, Link
+from cos598d.cost.benches import load_records
+from cos598d.cost.calls import planned_calls
+from cos598d.cost.fit import fit
+from cos598d.cost.model import Compute, Costs, Link, arrange, iteration_seconds
+from cos598d.cost.planned import Known, PlannedSteps
+from cos598d.cost.timed import Timed, TimingRequest
+from cos598d.errors import UserError
+from cos598d.records.bench import FILE_NAME
 from cos598d.strategies.base import Strategy
 from cos598d.strategies.formula import Sent, TrainingSpec
+from cos598d.terminal.program import start
 from cos598d.world.devices import count_cores
+
+MOST_SECONDS = 300  # after which one has gone wrong
+
+
+def answer_of(words: Sequence[str], failure: str, question: str = "") -> str:
+    """What `python WORDS` prints, with `question` on its standard input.
+
+    A process computes with one thread unless OMP_NUM_THREADS says otherwise.
+    Raises UserError that begins with `failure` where it does not end well.
+    """
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with start([sys.executable, *words], {"OMP_NUM_THREADS": "1"}, **pipes) as child:
+        try:
+            answer, errors = child.communicate(question, MOST_SECONDS)
+            if child.returncode == 0:
+                return answer
+            said = (errors.strip() or "nothing was said").splitlines()[-1]
+        except subprocess.TimeoutExpired:
+            said = f"it did not end within {MOST_SECONDS} s"
+        finally:
+            child.terminate()
+    raise UserError(f"{failure}: {said}.")
+
+
+# Many small calls and one large one tell a call's own cost from that of its bytes.
+SHORT_BENCH = ("--model", "tiny", "--batch", "2", "--tokens", "32", "--rounds", "15", "--sync", "all_reduce,flat")
+
+
+@dataclass(frozen=True)
+class CallCosts:
+    """The costs of calls, and in words where they are from."""
+
+    costs: Costs
+    words: str
+
+
+def costs_of(benches: Sequence[Path], ranks: int) -> CallCosts:
+    """Fitted to `benches`; without one, to a short bench of `ranks` ranks side by side, made here over loopback.
+
+    Raises UserError for a record of a bench that cannot be used, and where the short one fails.
+    """
+    if benches:
+        words = f"their costs are fitted to {len(benches)} bench{'es' if len(benches) > 1 else ''}"
+        return CallCosts(fit(load_records(benches)).costs, words)
+    where = ["--world_size", str(ranks), "--no_cuda", "--json", "-"]
+    said = answer_of(["-m", "cos598d", "bench", *SHORT_BENCH, *where], "what calls cost could not be measured here")
+    with tempfile.TemporaryDirectory() as folder:
+        record = Path(folder) / FILE_NAME
+        record.write_text(said, encoding="utf-8")
+        return CallCosts(
+            fit(load_records([record])).costs, "their costs are fitted to a short bench that was made here"
+        )
+
 
 TIMED_SECONDS = 3.0
 MOST_PROCESSES = 16  # that are timed side by side, for however many ranks
@@ -83,10 +142,10 @@ def _compute(timed: Timed, steps: PlannedSteps, job: TrainingSpec, crowding: flo
     """That of the epoch's mean batch; `crowding`: how many times as many processes there will be."""
     batches = steps.first(min(MOST_BATCHES, steps.plan.epoch_steps, steps.plan.steps))
     factor = statistics.fmean(steps.costs(batches)) / timed.cost * crowding
-    arrivals = {name: moment * factor for name, moment in timed.arrivals.items()}
-    for tensor in job.tensors:  # one that gets no gradient travels at the end
-        arrivals.setdefault(tensor.name, timed.backward * factor)
-    return Compute(timed.before * factor, timed.backward * factor, timed.after * crowding, arrivals)
+    compute = replace(timed.compute.scaled(factor), after=timed.compute.after * crowding)
+    # A tensor that gets no gradient travels at the end.
+    arrivals = {tensor.name: compute.backward for tensor in job.tensors} | compute.arrivals
+    return replace(compute, arrivals=arrivals)
 
 
 def _time(config: RunConfig, strategy: Strategy, ranks: int) -> Timed:
@@ -100,11 +159,11 @@ def _time(config: RunConfig, strategy: Strategy, ranks: int) -> Timed:
         strategy.equal_passes,
     )
     said = answer_of(
-        ["-m", "cos598d.forecast.timed"],
+        ["-m", "cos598d.cost.timed"],
         "the compute of this run could not be timed here",
         json.dumps(asdict(question)),
     )
-    return Timed(**json.loads(said))
+    return Timed.read(said)
 
 
 def _count(number: int, word: str) -> str:

@@ -8,12 +8,12 @@ from typing import NamedTuple
 import numpy as np
 from scipy.optimize import least_squares
 
+from cos598d.cost.benches import BenchSeconds, Rung
+from cos598d.cost.calls import overlaps, plan_calls, reason_left_out
+from cos598d.cost.model import CallArrays, Compute, Costs, Link, arrange, computes_by_batch, iteration_seconds
 from cos598d.errors import UserError
 from cos598d.records.conventions import FLOOR
 from cos598d.records.fit import TOLERATED_RESIDUAL
-from cos598d.scale.model import CallArrays, Costs, arrange, computes_by_batch, iteration_seconds
-from cos598d.scale.records import BenchSeconds, Compute, Link, Rung
-from cos598d.scale.rungs import overlaps, plan_calls, reason_left_out
 
 # Where the fit begins, and what it keeps where the records say nothing: TCP's headers leave some 95 % to the payload.
 START = {"call_seconds": 3e-4, "step_seconds": 1e-4, "processor_seconds_per_byte": 5e-10}

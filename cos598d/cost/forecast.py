@@ -1,0 +1,200 @@
+"""What a run will cost, by formula and by the cost model, before any of its ranks is started: `--dry_run`."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from cos598d.checkpoints.stopping import Stopping
+from cos598d.comm.communicator import Communicator
+from cos598d.comm.gloo import all_reduce_bytes
+from cos598d.config import RunConfig
+from cos598d.cost.model import Link
+from cos598d.cost.planned import Known, PlannedSteps
+from cos598d.cost.seconds import predict_seconds
+from cos598d.cost.writes import writes
+from cos598d.errors import UsageError
+from cos598d.models.build import count_parameters
+from cos598d.strategies import AUTO_SYNC, get_strategy
+from cos598d.strategies.formula import MemoryEstimate, Sent, TrainingSpec
+from cos598d.strategies.optimizers import counter_bytes, states_per_weight
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a run of some ranks will come to.
+
+    parameters                  of the model, frozen ones included
+    memory                      bytes by category that a rank holds between two steps, by the strategy's own formula;
+                                of the rank that holds most at the peak
+    peak                        the same at the moment of a step when it holds most
+    memory_unsaid               why the two are empty, or what they lack; "" where nothing is missing
+    iterations                  of the run, and of a whole epoch
+    bytes_sent_per_iteration    by rank, of gradients and of weights that are held in shards: what a record has under
+                                this name; empty where nobody can say
+    bytes_sent_per_epoch        by rank, of all that an epoch's training makes travel: what its row predicts
+    bytes_unsaid                why the two are empty; "" where they are not
+    seconds_per_iteration       None where none were asked for, or nothing tells
+    seconds_per_epoch           of training alone, without evaluation and checkpoints
+    seconds_from                in words, what the seconds rest on, or why there are none
+    writes                      what the run would leave on the disk, and about how many bytes
+    """
+
+    parameters: int
+    memory: Mapping[str, int]
+    peak: Mapping[str, int]
+    memory_unsaid: str
+    iterations: int
+    iterations_per_epoch: int
+    bytes_sent_per_iteration: Sequence[int]
+    bytes_sent_per_epoch: Sequence[int]
+    bytes_unsaid: str
+    seconds_per_iteration: float | None
+    seconds_per_epoch: float | None
+    seconds_from: str
+    writes: Sequence[tuple[Path, int]]
+
+    @property
+    def peak_bytes(self) -> int:
+        """What the rank holds at the peak of a step, all categories together; 0 where nobody can say."""
+        return sum(self.peak.values())
+
+    @property
+    def seconds(self) -> float | None:
+        """Of all iterations of the run."""
+        return None if self.seconds_per_iteration is None else self.seconds_per_iteration * self.iterations
+
+
+LOOKED_AT = 16  # so many ranks' memory: of more, those at both ends, since shares only differ by a rounding
+OWN_CALLS = 2  # of a step, beside those that synchronize: the loss, and what the ranks agree on
+LOSS_BYTES = 8  # and of each vote that travels with it
+
+
+def forecast(
+    config: RunConfig,
+    world_size: int,
+    hosts: int = 1,
+    rate: float | None = None,
+    delay: float = 0.0,
+    timings: Known | None = None,
+) -> Forecast:
+    """What the run of these flags on `world_size` ranks, spread evenly over `hosts`, will come to.
+
+    `rate` (bits a second; None: no limit) and `delay` (seconds from host to host) are the links'. `timings` keeps what
+    was found out and timed, so that several forecasts share it. Nothing is started and no folder of a run is made; the
+    training data are read as the run reads them, into the same cache.
+    Raises UserError, as the run itself would, for flags, data and a model that cannot work.
+    """
+    config.check(world_size)
+    if not config.do_train:
+        raise UsageError("--dry_run tells what a training will come to: add --do_train.")
+    if config.sync == AUTO_SYNC:
+        raise UsageError(f"--dry_run starts no ranks by which --sync {AUTO_SYNC} could choose: name a sync.")
+    known = timings or Known()
+    work = known.work(config)
+    alone = Communicator(None, "gloo", torch.device("cpu"))
+    strategy = get_strategy(config.sync)(alone, work.may_be_unused, config.sync_options(), config.precision)
+    steps = PlannedSteps(config, work.examples, world_size, strategy.equal_passes, work.model)
+    layout = [range(host * world_size // hosts, (host + 1) * world_size // hosts) for host in range(hosts)]
+
+    def job(rank: int) -> TrainingSpec:
+        return TrainingSpec(
+            work.model,
+            world_size,
+            rank,
+            states_per_weight(config),
+            counter_bytes(config),
+            steps.passes(rank),
+            config.max_grad_norm > 0 or config.precision == "fp16",
+            layout,
+        )
+
+    sent = [strategy.expected_sent(job(rank)) for rank in range(world_size)]
+    held = _most([strategy.expected_memory(job(rank)) for rank in _looked_at(world_size)])
+    bytes_unsaid = sent[0].unsaid
+    seconds = predict_seconds(config, strategy, job(0), steps, sent[0], Link(rate, delay), known)
+    in_all = seconds.iteration and seconds.iteration * steps.plan.steps
+    return Forecast(
+        parameters=count_parameters(work.model),
+        memory=dict(held.between_steps or {}),
+        peak=dict(held.peak or {}),
+        memory_unsaid=held.unsaid,
+        iterations=steps.plan.steps,
+        iterations_per_epoch=steps.plan.epoch_steps,
+        bytes_sent_per_iteration=[] if bytes_unsaid else [each.synchronizing for each in sent],
+        bytes_sent_per_epoch=[] if bytes_unsaid else [_of_an_epoch(each, steps) for each in sent],
+        bytes_unsaid=bytes_unsaid,
+        seconds_per_iteration=seconds.iteration,
+        seconds_per_epoch=seconds.epoch,
+        seconds_from=seconds.words,
+        writes=writes(config, work, steps, sent[0].calls + OWN_CALLS, in_all),
+    )
+
+
+def _of_an_epoch(sent: Sent, steps: PlannedSteps) -> int:
+    """With the loss and the votes that travel with it in every step."""
+    loss = all_reduce_bytes(LOSS_BYTES * (1 + len(Stopping.VOTES)), steps.ranks)
+    iterations = min(steps.plan.epoch_steps, steps.plan.steps)
+    in_steps = iterations * (sent.synchronizing + sent.others + loss)
+    return in_steps + steps.evaluations_per_epoch() * sent.settling
+
+
+def _looked_at(ranks: int) -> Sequence[int]:
+    return range(ranks) if ranks <= LOOKED_AT else (0, ranks - 1)
+
+
+def _most(found: Sequence[MemoryEstimate]) -> MemoryEstimate:
+    """Of the rank that holds most at the peak."""
+    return max(found, key=lambda each: sum((each.peak or each.between_steps or {}).values()))
+
+
+def forecast_lines(config: RunConfig, world_size: int, found: Forecast) -> list[str]:
+    """What the run of `config` would come to, a line for each thing, what each rests on beside it."""
+    ranks = f"{world_size} rank{'s'[: world_size != 1]}"
+    lines = [
+        f"{config.label}: {config.task_name}, sync {config.sync}, {ranks}; nothing is started (--dry_run)",
+        f"parameters: {found.parameters:,}",
+        f"iterations: {found.iterations:,}, {found.iterations_per_epoch:,} in an epoch; "
+        f"{config.describe_batch(world_size)}",
+        f"memory of a rank between two steps: {_held(found.memory, found.memory_unsaid)}",
+        f"memory of a rank at a step's peak: {_held(found.peak, found.memory_unsaid)}",
+        f"a rank sends in an iteration: {_sent(found.bytes_sent_per_iteration, found.bytes_unsaid)}",
+        f"a rank sends in an epoch, all in all: {_sent(found.bytes_sent_per_epoch, found.bytes_unsaid)}",
+        _seconds(found),
+    ]
+    lines += [f"would write {path}: about {_size(size)}" for path, size in found.writes]
+    return lines
+
+
+def _held(held: Mapping[str, int], unsaid: str) -> str:
+    if not held:
+        return f"not known: {unsaid or 'this strategy does not say'}"
+    parts = ", ".join(f"{name} {_size(size)}" for name, size in held.items())
+    return f"{_size(sum(held.values()))} ({parts}){f'; {unsaid}' if unsaid else ''}, and what a pass computes beside"
+
+
+def _sent(by_rank: Sequence[int], unsaid: str) -> str:
+    if not by_rank:
+        return f"not known: {unsaid}"
+    least, most = min(by_rank), max(by_rank)
+    if least == most:
+        return f"{most:,} bytes"
+    return f"{', '.join(f'{size:,}' for size in by_rank)} bytes, rank by rank"
+
+
+def _seconds(found: Forecast) -> str:
+    if found.seconds_per_iteration is None or found.seconds_per_epoch is None or found.seconds is None:
+        return f"seconds: not known, {found.seconds_from}"
+    return (
+        f"seconds: {found.seconds_per_iteration:.3g} an iteration, {found.seconds_per_epoch:.3g} an epoch, "
+        f"{found.seconds:.3g} in all, without evaluation and checkpoints; {found.seconds_from}"
+    )
+
+
+def _size(size: float) -> str:
+    """Bytes as "12.3 MB", by thousands."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= scale:
+            return f"{size / scale:.3g} {unit}"
+    return f"{size:.0f} bytes"
