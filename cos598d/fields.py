@@ -8,6 +8,7 @@ from types import NoneType
 from typing import Any, get_args
 
 from cos598d.errors import UsageError
+from cos598d.terminal.words import did_you_mean
 
 LARGEST = 1 << 63  # a whole number is smaller: torch takes no larger ones as a seed or a size
 FEW = 6  # so many whole numbers are named one by one, where a flag takes no others
@@ -47,7 +48,8 @@ class Flag:
         if isinstance(value, int) and abs(value) >= LARGEST:
             raise UsageError(f"--{name} {Decimal(value):.2e}: give a whole number between -2^63 and 2^63.")
         if self.choices and value not in self.choices:
-            raise UsageError(f"--{name} {value}: the known ones are {', '.join(self.choices)}.")
+            near = did_you_mean(str(value), self.choices)
+            raise UsageError(f"--{name} {value}: the known ones are {', '.join(self.choices)}.{near}")
         if isinstance(value, (int, float)) and not self._contains(value):
             shown = value if isinstance(value, int) else f"{value:g}"
             raise UsageError(f"--{name} {shown}: give {self._wanted()}.")

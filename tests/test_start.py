@@ -2,12 +2,15 @@
 
 import importlib
 import inspect
+import shlex
 import subprocess
 import sys
 
+import pytest
 from programs import ROOT
 
-from cos598d.commands.cli import COMMANDS
+from cos598d.commands.cli import COMMANDS, DOCS, main
+from cos598d.commands.flags import Parser
 
 
 def python(code):
@@ -40,6 +43,7 @@ def test_every_command_is_a_file_of_the_same_shape():
     for name in COMMANDS:
         command = importlib.import_module(f"cos598d.commands.{name}")
         assert command.__doc__.startswith(f"`python -m cos598d {name}`"), name
+        assert (ROOT / DOCS / COMMANDS[name].page).is_file(), name
         assert list(inspect.signature(command.add_options).parameters)[0] == "parser"
         assert list(inspect.signature(command.run).parameters) == ["options"]
 
@@ -52,3 +56,34 @@ def test_what_is_imported_later_is_there_when_it_is_used():
         "print(boto3.session.Session.__name__)"
     )
     assert python(code) == ["two", "MosesTokenizer", "Session"]
+
+
+EXAMPLES = [(name, words) for name, about in COMMANDS.items() for words in about.examples]
+
+
+@pytest.mark.parametrize(("name", "words"), EXAMPLES)
+def test_the_examples_of_help_can_be_typed(name, words):
+    parser = Parser(prog=name)
+    importlib.import_module(f"cos598d.commands.{name}").add_options(parser)
+    parser.parse_args(shlex.split(words.partition(" > ")[0]))
+
+
+@pytest.mark.parametrize(
+    ("words", "near"),
+    [(["traini"], "train"), (["train", "--synk", "ring"], "--sync"), (["train", "--sync", "rnig"], "ring")]
+    + [(["train", "--lr_scheduler", "cosin"], "cosine")],
+)
+def test_a_typo_is_answered_with_the_word_that_was_meant(words, near, capsys):
+    with pytest.raises(SystemExit) as left:
+        raise SystemExit(main(words))
+    said = capsys.readouterr().err
+    assert left.value.code == 2
+    assert said.startswith("error: ")
+    assert f"Did you mean '{near}'?" in said
+
+
+def test_no_command_prints_the_help_with_every_command(capsys):
+    assert main([]) == 2
+    printed = capsys.readouterr()
+    assert all(f"  {name} " in printed.out for name in COMMANDS)
+    assert not printed.err

@@ -1,57 +1,180 @@
-"""The program's commands: `python -m cos598d COMMAND`.
+"""The program's commands, in groups, and what `--help` shows of each.
 
 Each is the file of its name here, with `add_options(parser)` and `run(options)`, which returns the exit code. Only the
 one that was asked for is loaded: looking at a table or pulling an emulated host's plug needs no torch.
 """
 
+import argparse
 import importlib
 import sys
+import textwrap
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import cos598d
-from cos598d.commands.flags import Parser
+from cos598d.commands.flags import WIDTH, Parser
 from cos598d.commands.start import guarded, loading
+from cos598d.errors import UsageError
 from cos598d.terminal.reader import ends_with_its_reader
+from cos598d.terminal.words import did_you_mean
 
-# name -> what it does, in the order of --help
-COMMANDS = {
-    "train": "train and evaluate, as one rank or as the starter of local ranks",
-    "demo": "tasks 1, 2(a), 2(b) and 3 one after the other, then their comparison",
-    "strategies": "every strategy one after the other at equal total batch, then one table and one page",
-    "sweep": "a grid of settings, batch by learning rate by hosts, each a run, then one table and one page",
-    "compare": "a table of runs, from their records alone",
-    "report": "a page of runs, from their records alone: HTML, PDF or Markdown",
-    "bench": "gradient syncs side by side on the same batches, round by round",
-    "scale": "what a model fitted to benches predicts of other links, batches and numbers of hosts",
-    "learn": "the course: lessons to solve in a file, each checked on real ranks",
-    "check": "try a gradient sync, your own or a registered one, on real ranks",
-    "prove": "does an engine train as one process does? Gradients, weights and losses, case by case",
-    "picture": "what the ranks did in a step: lanes in time, and messages step by step",
-    "audit": "run any data-parallel script, unchanged, and say which silent fault it has",
-    "grade": "grade a class's submissions one after the other, or one for Gradescope or Classroom 50",
-    "autograder": "a zip for Gradescope that grades an assignment",
-    "new": "write a starting file for a gradient sync of your own",
-    "sbatch": "a script for SLURM, which trains and goes on by itself after time limits and preemptions",
-    "cluster": "several hosts emulated on this machine (Linux, root)",
-    "traffic": "how much travels in an epoch, by batch size and precision, predicted and counted",
-    "score": "score a predictions file by the task's official rules",
-    "sample": "write a bundled sample's files, to look at or to change",
+PROGRAM = "python -m cos598d"
+
+DOCS = "docs"  # where the pages below are
+
+
+class About(NamedTuple):
+    """What `--help` shows of a command: what it does, its page in the documents, and the arguments of examples."""
+
+    meaning: str
+    page: str
+    examples: tuple[str, ...]
+
+
+# The commands in the order of --help, under their headings.
+GROUPS = {
+    "Train": {
+        "train": About(
+            "train and evaluate a model, on one rank or several",
+            "training.md",
+            (
+                "--sync ring --world_size 2 --model_name_or_path tiny --max_steps 6",
+                "--task_name digits --dry_run",
+            ),
+        ),
+        "demo": About("train the four tasks, then compare them", "lab.md", ("", "--max_steps 40 --repeats 3")),
+        "strategies": About(
+            "train with every parallel strategy, then compare them",
+            "engines.md",
+            ("--strategies baseline,ddp,zero3 --epochs 1", "--world_size 2 --runs_dir runs/all"),
+        ),
+        "sweep": About(
+            "train over a grid of settings, then compare the runs",
+            "sweeps.md",
+            ("--grid batch=4,16 --grid setup=1x1,1x2 -- train --task_name digits", "experiment1 --model vit --dry_run"),
+        ),
+        "sbatch": About(
+            "print a SLURM job that trains and resumes by itself",
+            "launchers.md",
+            ("--nodes 4 --time 01:00:00 -- train --sync bucketed > job.sh",),
+        ),
+    },
+    "Look at results": {
+        "compare": About(
+            "print a table of runs", "report.md", ("runs/ddp runs/ring", "--assert_equal runs/before runs/after")
+        ),
+        "report": About(
+            "make an HTML, PDF or Markdown page of runs, benches or sweeps",
+            "report.md",
+            ("runs/ddp runs/ring -o report.html", "runs/bench -o bench.pdf"),
+        ),
+        "picture": About(
+            "draw what each rank did in one step",
+            "pictures.md",
+            ("--sync ring -o ring.svg", "--sync tree --lanes"),
+        ),
+        "score": About(
+            "score a file of predictions by the task's official rules",
+            "squad.md",
+            ("--task squad --data dev-v1.1.json --predictions predictions.json",),
+        ),
+    },
+    "Learn and teach": {
+        "learn": About("take the course: lessons that are checked on real ranks", "course.md", ("", "3 --check")),
+        "grade": About(
+            "grade a class, or one submission",
+            "teaching.md",
+            (
+                "FOLDER --assignment lab1.toml --csv grades.csv",
+                "my_sync.py --assignment sync --gradescope out.json",
+            ),
+        ),
+        "autograder": About(
+            "make a zip that grades an assignment on Gradescope",
+            "teaching.md",
+            ("--assignment lab1.toml -o autograder.zip",),
+        ),
+        "sample": About("write the files of a bundled data sample", "training.md", ("--task squad FOLDER",)),
+    },
+    "Build and test": {
+        "new": About("write a template for a gradient sync of your own", "ladder.md", ("my_sync.py",)),
+        "check": About(
+            "test a gradient sync, yours or a built-in one, on real ranks",
+            "ladder.md",
+            ("my_sync.py:MySync", "ring --world_sizes 3"),
+        ),
+        "prove": About(
+            "compare a strategy's gradients, weights and losses with one process",
+            "engines.md",
+            ("zero2", "zero1 bucketed:bucket_mb=0.5 --world_sizes 2 --cases gradients,clipping"),
+        ),
+        "audit": About(
+            "find silent faults in any data-parallel script",
+            "audit.md",
+            ("--world_size 2 -- train.py", "--world_size 4 --strict -- train.py"),
+        ),
+    },
+    "Measure": {
+        "bench": About(
+            "time gradient syncs on the same batches, round by round",
+            "measuring.md",
+            ("--sync ddp,ring,bucketed --rounds 15", "--step --sync ddp,zero1"),
+        ),
+        "traffic": About(
+            "predict and count the bytes of an epoch", "cost.md", ("--loopback --world_size 2", "--batch_sizes 16,64")
+        ),
+        "scale": About(
+            "predict other links, batches and numbers of hosts from benches",
+            "cost.md",
+            ("runs/bench --to 64 --rate 10gbit", "runs/bench -o scaling.svg"),
+        ),
+        "cluster": About(
+            "emulate several hosts on this machine (Linux, root)",
+            "hosts.md",
+            ("run --hosts 4 --rate 1gbit -- python task2b/run_glue.py --max_steps 10", "cut 3"),
+        ),
+    },
 }
+COMMANDS = {name: about for group in GROUPS.values() for name, about in group.items()}
 
 
 @ends_with_its_reader
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code: 0 well, 1 failed, 2 a wrong word on the command line."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    parser = Parser(prog="python -m cos598d", description=cos598d.__doc__)
+    parser = Parser(
+        prog=PROGRAM, description=cos598d.__doc__, epilog=_overview(), usage=f"{PROGRAM} [-h] [--version] COMMAND ..."
+    )
     parser.add_argument("--version", action="version", version=f"cos598d {cos598d.__version__}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for name, meaning in COMMANDS.items():
-        command = commands.add_parser(name, help=meaning, description=meaning)
-        if words[:1] == [name]:
+    commands = parser.add_subparsers(prog=PROGRAM, metavar="COMMAND", required=True, help=argparse.SUPPRESS)
+    if not words:
+        parser.print_help()
+        return UsageError.exit_code
+    if not words[0].startswith("-") and words[0] not in COMMANDS:
+        parser.error(f"unknown command '{words[0]}'.{did_you_mean(words[0], COMMANDS)}")
+    for name, about in COMMANDS.items():
+        if words[0] == name:
             with loading():
+                command = commands.add_parser(name, description=f"{about.meaning[0].upper()}{about.meaning[1:]}.")
                 module = importlib.import_module(f"cos598d.commands.{name}")
                 module.add_options(command)
+            said = [textwrap.fill(command.epilog, WIDTH)] if command.epilog else []
+            command.epilog = "\n\n".join([*said, _examples(name, about)])
             command.set_defaults(run=module.run, words=words)
     options = parser.parse_args(words)
     return guarded(options.run, options)
+
+
+def _overview() -> str:
+    """The commands under their headings, for --help."""
+    width = max(map(len, COMMANDS)) + 2
+    lines = []
+    for title, group in GROUPS.items():
+        lines += [f"{title}:", *(f"  {name:{width}}{about.meaning}" for name, about in group.items()), ""]
+    return "\n".join([*lines, f"`{PROGRAM} COMMAND --help` shows a command's flags, examples and its page in {DOCS}/."])
+
+
+def _examples(name: str, about: About) -> str:
+    """The end of a command's --help."""
+    shown = [f"  {PROGRAM} {name} {words}".rstrip() for words in about.examples]
+    return "\n".join(["examples:", *shown, "", f"Read more in {DOCS}/{about.page}."])

@@ -10,7 +10,9 @@ from typing import Any, NoReturn
 from cos598d.errors import ERROR, UsageError
 from cos598d.fields import Flag, flags_of
 from cos598d.terminal.printable import printable
+from cos598d.terminal.words import did_you_mean
 
+WIDTH = 118  # characters of a line of --help
 METAVARS = {int: "N", float: "X", str: "WORD"}
 NONE = object()  # what argparse keeps for a flag that was given the word for None; its own None is "not given"
 
@@ -35,7 +37,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **keywords: Any):
         # Wide enough that a flag and its help share a line.
-        formatter = functools.partial(argparse.HelpFormatter, max_help_position=34, width=118)
+        formatter = functools.partial(argparse.RawDescriptionHelpFormatter, max_help_position=34, width=WIDTH)
         settings: dict[str, Any] = {"allow_abbrev": False, "formatter_class": formatter}
         super().__init__(**settings | keywords)
         self._behind_dashes: str | None = None
@@ -55,8 +57,18 @@ class Parser(argparse.ArgumentParser):
         return found, unknown
 
     def error(self, message: str) -> NoReturn:
-        print(f"{ERROR}{printable(message)} (--help lists what there is)", file=sys.stderr)
+        kind, _, words = message.partition(": ")
+        near = did_you_mean(words.split()[0], self._flags()) if kind == "unrecognized arguments" else ""
+        print(f"{ERROR}{printable(message)}{'.' if near else ''}{near} (--help lists what there is)", file=sys.stderr)
         sys.exit(2)
+
+    def _flags(self) -> set[str]:
+        """Its flags, and those of its commands."""
+        found = set(self._option_string_actions)
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                found = found.union(*(command._flags() for command in action.choices.values()))
+        return found
 
 
 def add_flags(

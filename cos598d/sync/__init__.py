@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 from cos598d.errors import UsageError
 from cos598d.sync.base import GradientSync
+from cos598d.terminal.words import did_you_mean
 
 # name on the command line -> module and class
 SYNCS = {
@@ -48,5 +49,5 @@ def get_sync(name: str, also: Iterable[str] = ()) -> type[GradientSync]:
         return load_own(name)
     raise UsageError(
         f"--sync {name}: no such gradient sync; the known ones are {', '.join([*SYNCS, *also])}, and your own as "
-        "FILE.py:CLASS."
+        f"FILE.py:CLASS.{did_you_mean(name, [*SYNCS, *also])}"
     )

@@ -1,6 +1,7 @@
 """Numbers and lists in words, for sentences: "2 runs", "a, b and c", "ranks 1, 3"."""
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 MOST_RANKS = 20
@@ -21,3 +22,9 @@ def ranks_in_words(ranks: Sequence[int]) -> str:
     """ "rank 3" or "ranks 1, 3"; of more than MOST_RANKS the first ones and how many more."""
     shown, more = ", ".join(map(str, ranks[:MOST_RANKS])), len(ranks) - MOST_RANKS
     return f"rank{'s' if len(ranks) > 1 else ''} {shown}{f' and {more} more' if more > 0 else ''}"
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """ " Did you mean 'ring'?", to put after a sentence; "" where no known word looks like `word`."""
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f" Did you mean '{near[0]}'?" if near else ""
