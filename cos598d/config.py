@@ -49,146 +49,139 @@ class RunConfig(TaskOptions, SyncFlags, OptimizerFlags, CheckpointFlags):
 
     sync: str = flag(
         "ddp",
-        f"gradient sync or strategy, one of {', '.join(known_names())}; or your own, FILE.py:CLASS; {AUTO_SYNC}: the "
-        "exact one that the model of cost finds quickest here",
+        f"how ranks cooperate: {', '.join(known_names())}; FILE.py:CLASS for your own; {AUTO_SYNC} measures and picks "
+        "the fastest exact one",
         group=SYNC_GROUP,
     )
     compress: str | None = flag(
         None,
-        f"smaller form in which gradients travel, for syncs with buckets: one of {', '.join(CODECS)} (ddp: fp16)",
+        f"compress gradients, for syncs with buckets: {', '.join(CODECS)} (ddp: fp16)",
         group=SYNC_GROUP,
     )
     check_replicas: int = flag(
         0,
-        "steps from one check that all ranks' weights are equal to the next; 0: after every epoch alone",
+        "check every N steps that all ranks' weights are equal; 0: only after every epoch",
         group=SYNC_GROUP,
         least=0,
     )
 
     # Until `make gpu` has run on a GPU, nobody has seen nccl work here.
-    backend: str = flag("gloo", "one of {choices} (nccl has never been run by us)", group=RANKS, choices=BACKENDS)
-    no_cuda: bool = flag(False, "stay on the CPU where there is a GPU", group=RANKS)
+    backend: str = flag("gloo", "{choices} (nccl has not been run yet)", group=RANKS, choices=BACKENDS)
+    no_cuda: bool = flag(False, "use the CPU even if there is a GPU", group=RANKS)
     threads: int | None = flag(
-        None, "threads of each rank (default: its share of the host's cores)", group=RANKS, least=1, is_local=True
+        None, "threads per rank (default: its share of the host's cores)", group=RANKS, least=1, is_local=True
     )
     timeout: float = flag(
-        300.0, "seconds to wait for the other ranks to arrive, and for a collective to end", group=RANKS, above=0
+        300.0, "seconds to wait for other ranks to arrive and for a collective to end", group=RANKS, above=0
     )
 
-    task_name: str = flag("rte", f"one of {', '.join(TASK_NAMES)}", group=DATA)
+    task_name: str = flag("rte", f"task to train: {', '.join(TASK_NAMES)}", group=DATA)
     data_dir: str | None = flag(
         None,
-        "the task's files: a folder, or a zip of images (else $GLUE_DIR/TASK, $SQUAD_DIR, $IMAGE_DIR or $AG_NEWS_DIR, "
-        "else what comes with the task)",
+        "folder of the task's files, or a zip of images (else $GLUE_DIR/TASK, $SQUAD_DIR, $IMAGE_DIR or $AG_NEWS_DIR, "
+        "else the bundled sample)",
         group=DATA,
         metavar="FOLDER",
         is_local=True,
     )
     max_seq_length: int = flag(
-        128, "word pieces of an example, special tokens included; longer ones are cut", group=DATA, least=8
+        128, "word pieces per example, with special tokens; longer ones are cut", group=DATA, least=8
     )
     max_train_examples: int | None = flag(
-        None, "train on this many examples only, spread evenly over the data", group=DATA, least=1
+        None, "train on only this many examples, spread evenly over the data", group=DATA, least=1
     )
     max_eval_examples: int | None = flag(
-        None, "evaluate on this many examples only, spread evenly over the data", group=DATA, least=1
+        None, "evaluate on only this many examples, spread evenly over the data", group=DATA, least=1
     )
-    overwrite_cache: bool = flag(False, "build the cached features anew", group=DATA, is_local=True)
+    overwrite_cache: bool = flag(False, "build the cached features again", group=DATA, is_local=True)
 
-    model_type: str = flag("bert", "one of {choices}", group=MODEL, choices=MODEL_TYPES)
+    model_type: str = flag("bert", "architecture: {choices}", group=MODEL, choices=MODEL_TYPES)
     model_name_or_path: str = flag(
         "minilm",
-        "a folder, a hub name (or NAME@REVISION), minilm, or with random weights tiny, bert-base, vit-tiny, vit-base; "
-        "of other types than the task's own: their usual one, such as distilbert-base-uncased",
+        "a folder, a hub name (NAME or NAME@REVISION), minilm, or random weights: tiny, bert-base, vit-tiny, vit-base; "
+        "other --model_type: its usual hub name, such as distilbert-base-uncased",
         group=MODEL,
         metavar="MODEL",
         is_local=True,
     )
     config_name: str | None = flag(
         None,
-        "another folder or hub name for the model's configuration",
+        "folder or hub name of another model configuration",
         group=MODEL,
         metavar="MODEL",
         is_local=True,
     )
     tokenizer_name: str | None = flag(
-        None, "another folder, file or hub name for the vocabulary", group=MODEL, metavar="MODEL", is_local=True
+        None, "folder, file or hub name of another vocabulary", group=MODEL, metavar="MODEL", is_local=True
     )
-    cache_dir: str | None = flag(
-        None, "where models from the hub are kept", group=MODEL, metavar="FOLDER", is_local=True
-    )
+    cache_dir: str | None = flag(None, "folder for models from the hub", group=MODEL, metavar="FOLDER", is_local=True)
     do_lower_case: bool = flag(
-        False, "the vocabulary is uncased (known without it for minilm, tiny and names with 'uncased')", group=MODEL
+        False, "use an uncased vocabulary (implied by minilm, tiny and names with 'uncased')", group=MODEL
     )
     dropout: float | None = flag(
         0.0,
-        "probability for every dropout of the model: 0 for parity; 'model' for the model's own",
+        "dropout probability: 0 for parity; 'model' for the model's own",
         group=MODEL,
         least=0,
         below=1,
         none="model",
     )
 
-    do_train: bool = flag(False, "train (without --do_train and --do_eval: both)", group=TRAINING)
+    do_train: bool = flag(False, "train (without --do_train and --do_eval: do both)", group=TRAINING)
     do_eval: bool = flag(False, "evaluate after every epoch", group=TRAINING)
     total_train_batch_size: int | None = flag(
         None,
-        "examples in a step of all ranks together, each takes its share (default: 64)",
+        "examples per step, divided among all ranks (default: 64)",
         group=TRAINING,
         least=1,
         below=MOST_EXAMPLES,
     )
     per_gpu_train_batch_size: int | None = flag(
         None,
-        "instead: examples on each rank, in each of the accumulation steps",
+        "instead: examples per rank and accumulation step",
         group=TRAINING,
         least=1,
         below=MOST_EXAMPLES,
     )
-    per_gpu_eval_batch_size: int = flag(8, "examples on each rank in a batch of evaluation", group=TRAINING, least=1)
-    gradient_accumulation_steps: int = flag(
-        1, "parts in which a step's batch is computed", group=TRAINING, least=1, below=MOST_EXAMPLES
-    )
-    max_grad_norm: float = flag(
-        1.0, "norm to which the averaged gradient is clipped; 0 clips nothing", group=TRAINING, least=0
-    )
-    num_train_epochs: float = flag(3.0, "epochs to train", group=TRAINING, above=0, below=1e9)
-    max_steps: int = flag(-1, "train exactly this many steps instead; -1: whole epochs", group=TRAINING)
-    seed: int = flag(42, "for new weights, the order of examples, and dropout", group=TRAINING, least=0)
-    precision: str = flag("fp32", "one of {choices}: torch's autocast", group=TRAINING, choices=PRECISIONS)
+    per_gpu_eval_batch_size: int = flag(8, "examples per rank in a batch of evaluation", group=TRAINING, least=1)
+    gradient_accumulation_steps: int = flag(1, "micro-batches per step", group=TRAINING, least=1, below=MOST_EXAMPLES)
+    max_grad_norm: float = flag(1.0, "clip the averaged gradient to this norm; 0: do not clip", group=TRAINING, least=0)
+    num_train_epochs: float = flag(3.0, "train for so many epochs", group=TRAINING, above=0, below=1e9)
+    max_steps: int = flag(-1, "train for exactly this many steps instead; -1: whole epochs", group=TRAINING)
+    seed: int = flag(42, "random seed of new weights, the order of examples, and dropout", group=TRAINING, least=0)
+    precision: str = flag("fp32", "{choices}: torch's autocast", group=TRAINING, choices=PRECISIONS)
 
     output_dir: str | None = flag(
         None,
-        "folder for the run's record and model (default: a new one in runs/)",
+        "write the run's files to this folder (default: a new one in runs/)",
         group=RECORD,
         metavar="FOLDER",
         is_local=True,
     )
-    overwrite_output_dir: bool = flag(False, "write there although it is not empty", group=RECORD, is_local=True)
-    save_model: bool = flag(True, "keep the record only", group=RECORD)
+    overwrite_output_dir: bool = flag(False, "overwrite a non-empty output folder", group=RECORD, is_local=True)
+    save_model: bool = flag(True, "do not write the trained model", group=RECORD)
     monitor_interval: float = flag(
         1.0,
-        "seconds between samples of the interface's counters and the host; 0: no samples",
+        "seconds between samples of the network interface and the host; 0: no samples",
         group=RECORD,
         least=0,
         is_local=True,
     )
     ledger: str = flag(
         AUTO,
-        f"iterations of which a row for each call is kept: {FORMS}: ever fewer in a long run, so that it stays below "
-        "200 MB; totals know of all calls",
+        f"iterations whose calls get rows in the communication log: {FORMS}: fewer in a long run, so that it stays "
+        "below 200 MB; totals always count every call",
         group=RECORD,
         metavar="RULE",
     )
     tensorboard: bool = flag(
         False,
-        "also write TensorBoard's events to tensorboard/ in that folder, while the run goes on (a run that fails "
-        "leaves them)",
+        "also write TensorBoard events to tensorboard/ in the output folder",
         group=RECORD,
         is_local=True,
     )
     # task1, task2a, ... in the lessons' scripts
-    label: str = flag("train", "the run's name for itself in its record and in tables", group=RECORD, is_local=True)
+    label: str = flag("train", "name of the run in its files and in tables", group=RECORD, is_local=True)
 
     def check(self, world_size: int) -> None:
         """Raise UsageError for the first value that cannot work in a world of `world_size` ranks."""

@@ -13,7 +13,7 @@ from cos598d.terminal.printable import printable
 from cos598d.terminal.words import did_you_mean
 
 WIDTH = 118  # characters of a line of --help
-METAVARS = {int: "N", float: "X", str: "WORD"}
+METAVARS = {int: "N", float: "X", str: "NAME"}
 NONE = object()  # what argparse keeps for a flag that was given the word for None; its own None is "not given"
 
 

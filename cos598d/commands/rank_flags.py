@@ -14,21 +14,19 @@ from cos598d.world.network import DEFAULT_IP, DEFAULT_PORT
 class RankFlags:
     """What `find_identity` takes; None leaves it to the launcher, or to the default."""
 
-    world_size: int | None = flag(None, "ranks in all; without --local_rank, they are started here", group=RANKS)
-    local_rank: int | None = flag(
-        None, "this process's rank in the world, from 0 (torchrun, srun and mpirun say it themselves)", group=RANKS
-    )
+    world_size: int | None = flag(None, "number of ranks; without --local_rank, start them all here", group=RANKS)
+    local_rank: int | None = flag(None, "this process's rank, from 0 (torchrun, srun and mpirun set it)", group=RANKS)
     master_ip: str | None = flag(None, f"address of rank 0 (default: {DEFAULT_IP})", group=RANKS, metavar="ADDRESS")
-    master_port: int | None = flag(None, f"port where the ranks meet (default: {DEFAULT_PORT})", group=RANKS)
+    master_port: int | None = flag(None, f"port of the rendezvous on rank 0 (default: {DEFAULT_PORT})", group=RANKS)
     secret: str | None = flag(
         None,
-        "file with a secret that every rank must know (else $COS598D_SECRET; one host needs none)",
+        "file with the secret that all ranks share (else $COS598D_SECRET; not needed on one host)",
         group=RANKS,
         metavar="FILE",
     )
     silence_seconds: int | None = flag(
         None,
-        f"a host counts as lost when nothing has been heard from it for so many seconds (default: {SILENCE_SECONDS})",
+        f"seconds of silence after which a host counts as lost (default: {SILENCE_SECONDS})",
         group=RANKS,
     )
 
@@ -39,8 +37,7 @@ class StarterFlags:
 
     max_restarts: int = flag(
         0,
-        "how often ranks that fail are started again by the command that has started them; they go on from the newest "
-        "checkpoint",
+        "restart failed local ranks up to N times, from the newest checkpoint",
         group=RANKS,
         least=0,
     )

@@ -81,7 +81,7 @@ def add_job_options(parser: argparse.ArgumentParser, but: Collection[str] = ()) 
         "--option",
         action="append",
         default=[],
-        metavar="WORD",
+        metavar="OPTION",
         help="another of sbatch's own, such as --option=--constraint=a100; may be repeated",
     )
     parser.add_argument(

@@ -27,8 +27,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help=f"folder of a bench, or its {FILE_NAME} (default: all in runs/)",
     )
     parser.add_argument("--to", type=int, metavar="N", help=f"the most hosts to predict (default: {LARGEST})")
-    parser.add_argument("--rate", metavar="WORD", help="of the links, like 300mbit, or none (default: first record's)")
-    parser.add_argument("--delay", metavar="WORD", help="from host to host, like 10ms (default: the first record's)")
+    parser.add_argument(
+        "--rate", metavar="RATE", help="predict for links of this rate: 300mbit, or none (default: the first record's)"
+    )
+    parser.add_argument(
+        "--delay", metavar="DELAY", help="predict for this delay between hosts: 10ms (default: the first record's)"
+    )
     parser.add_argument("--batch", type=int, metavar="N", help="examples on each host (default: the first record's)")
     parser.add_argument(
         "--predict",

@@ -43,7 +43,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     section.add_argument(
         "--precision",
         default=PRECISION,
-        metavar="WORD,WORD",
+        metavar="NAME,NAME",
         help=f"some of {', '.join(PRECISIONS)} (default: {PRECISION})",
     )
     section.add_argument(
