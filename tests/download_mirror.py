@@ -142,8 +142,9 @@ def driver(before_install):
         from download_mirror import TINY_SET, obtain
         from cos598d.data.fetch.unpack import unpack_zip
         def unpack(files, into):
-            unpack_zip(files, into)
+            unpacked = unpack_zip(files, into)
             {before_install}
+            return unpacked
         obtain(replace(TINY_SET, unpack=unpack), Path(sys.argv[1]), sys.argv[2])
         """
     )

@@ -145,16 +145,10 @@ HOSTILE = {
     "a broken lzma stream": (packed(zipfile.ZIP_LZMA), "not a whole zip archive"),
     "a file where a folder is needed": (
         zipped({**TINY, "a": b"x", "a/b": b"x"}),
-        r'"TinyFolder/a", a file, where "TinyFolder/a/b" needs a folder',
+        r'"TinyFolder/a/b", a name that the disk does not take \((File exists|Not a directory)\)',
     ),
-    "the same in another case": (zipped({**TINY, "a/b": b"x", "A": b"x"}), r'"TinyFolder/A", a file, where'),
-    "names that differ in case": (
-        zipped({**TINY, "Train.tsv": b"x"}),
-        r'"TinyFolder/Train.tsv" and "TinyFolder/train.tsv", which not every disk can tell apart',
-    ),
-    "names that differ in their form": (zipped({**TINY, "\u00e9": b"x", "e\u0301": b"x"}), "can tell apart"),
-    "a name too long": (zipped({**TINY, "x" * 300: b"x"}), "a name too long for a disk"),
-    "folders too deep": (zipped({**TINY, "x/" * 600 + "y": b"x"}), "a name too long for a disk"),
+    "a name too long": (zipped({**TINY, "x" * 300: b"x"}), "a name that the disk does not take"),
+    "folders too deep": (zipped({**TINY, "x/" * 3000 + "y": b"x"}), "a name that the disk does not take"),
     "a name that a terminal obeys": (zipped({**TINY, "../\x1b[2J": b"x"}), r"\.\./\\x1b\[2J"),
 }
 

@@ -15,7 +15,9 @@ from squad_files import found_in, question, squad_of
 from cos598d.data.glue import read as glue
 from cos598d.data.squad import metrics, windows
 from cos598d.data.squad.windows import AnswerStatus, WindowOptions, build_windows
-from cos598d.data.text import characters, pieces, rust_encoder
+from cos598d.data.text import characters
+from cos598d.data.text import encoder as encoders
+from cos598d.data.text import features as features_module
 from cos598d.data.text.features import build_features
 from cos598d.data.text.tokenization import load_encoder
 from cos598d.errors import UserError
@@ -87,22 +89,23 @@ HARD = [
 
 @pytest.mark.parametrize("lower_case", [False, True])
 @pytest.mark.parametrize("size", [1, 7, 64])
-def test_a_text_encoded_in_pieces_has_the_ids_and_places_of_the_whole(size, lower_case, monkeypatch):
-    encoder = load_encoder("bert", PIECES, lower_case)
-    whole = encoder.encode_many(HARD), encoder.encode_with_offsets(HARD)
-    for module in (pieces, rust_encoder):
-        monkeypatch.setattr(module, "PIECE", size)
-    monkeypatch.setattr(pieces, "BATCH_CHARACTERS", 50)
+def test_a_text_in_stretches_and_with_few_remembered_words_has_the_ids_and_places_of_the_whole(
+    size, lower_case, monkeypatch
+):
+    whole = load_encoder("bert", PIECES, lower_case)
+    ids, places = whole.encode_many(HARD), whole.encode_with_offsets(HARD)
+    monkeypatch.setattr(encoders, "_MOST_WORDS", size)
     monkeypatch.setattr(characters, "_STRETCH", size)
-    assert encoder.encode_many(HARD) == whole[0]
-    for ours, theirs in zip(encoder.encode_with_offsets(HARD), whole[1], strict=True):
+    encoder = load_encoder("bert", PIECES, lower_case)
+    assert encoder.encode_many(HARD) == ids
+    for ours, theirs in zip(encoder.encode_with_offsets(HARD), places, strict=True):
         assert all(
             np.array_equal(*columns) and columns[0].dtype == np.int32 for columns in zip(ours, theirs, strict=True)
         )
     for most in (0, 1, 5, 1000):
-        for start, ids in zip(encoder.encode_starts(HARD, most), whole[0], strict=True):
-            assert start == ids[: len(start)]
-            assert len(start) >= min(most, len(ids))
+        for start, every in zip(encoder.encode_starts(HARD, most), ids, strict=True):
+            assert start == every[: len(start)]
+            assert len(start) >= min(most, len(every))
 
 
 def test_features_are_the_same_however_texts_are_cut(encoder, monkeypatch):
@@ -116,8 +119,7 @@ def test_features_are_the_same_however_texts_are_cut(encoder, monkeypatch):
 
     whole = built()
     for module, name, value in (
-        (pieces, "PIECE", 5), (rust_encoder, "PIECE", 5), (pieces, "BATCH_CHARACTERS", 50), (windows, "_PACKED", 3),
-        (windows, "_QUESTIONS", 1),
+        (features_module, "_BATCH_CHARACTERS", 50), (windows, "_PACKED", 3), (windows, "_QUESTIONS", 1),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, value)
     for ours, theirs in zip(built(), whole, strict=True):

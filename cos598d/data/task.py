@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from cos598d.data.encoder import ImageForm
 from cos598d.data.examples import Examples
-from cos598d.data.form import ImageForm
 from cos598d.errors import UserError
 
 

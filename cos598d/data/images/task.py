@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from cos598d.data.cache import cached_arrays
+from cos598d.data.encoder import ImageForm
 from cos598d.data.examples import spread
-from cos598d.data.form import ImageForm
 from cos598d.data.images.encoder import ImageEncoder
 from cos598d.data.images.images import Images
 from cos598d.data.images.options import ImageOptions

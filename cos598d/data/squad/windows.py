@@ -12,8 +12,7 @@ from cos598d.data.squad.metrics import normalize_answer
 from cos598d.data.squad.options import SquadOptions
 from cos598d.data.squad.read import Question, Squad
 from cos598d.data.text.encoder import Encoded, TextEncoder
-from cos598d.data.text.features import Features
-from cos598d.data.text.pieces import batches
+from cos598d.data.text.features import Features, batches
 from cos598d.errors import UserError
 from cos598d.terminal.printable import printable
 
