@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from cos598d.data.examples import spread
-from cos598d.data.parts import split
+from cos598d.data.examples import split, spread
 from cos598d.data.task import Scores, Task, check_file, digest_file
 from cos598d.errors import UserError
 from cos598d.terminal.printable import printable

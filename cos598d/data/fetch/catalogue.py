@@ -76,7 +76,10 @@ class Dataset:
 
 
 def _tsv(
-    *rows: int | tuple[int, ...], parts: Sequence[str] = ("train", "dev", "test"), header: bool = True, **sha256: str
+    *rows: int | tuple[int, ...],
+    parts: Sequence[str] = ("train", "dev", "test"),
+    header: bool = True,
+    sha256: Mapping[str, str] = {},
 ) -> tuple[DatasetFile, ...]:
     """The files of a GLUE task, PART.tsv, with their rows; `sha256` by part. Test files always have a header."""
     counts = (count if isinstance(count, tuple) else (count,) for count in rows)
@@ -144,7 +147,7 @@ _DATASETS = (
     _glue("QQP", "QQP-clean.zip", _QQP, _tsv((363846, 363849), 40430, 390965)),
     _glue("MNLI", "MNLI.zip", _MNLI, _tsv(392702, 9815, 9832, 9796, 9847, parts=_MNLI_PARTS)),
     _glue("QNLI", "QNLIv2.zip", _QNLI, _tsv(104743, 5463, 5463)),
-    _glue("RTE", "RTE.zip", _RTE, _tsv(2490, 277, 3000, **_RTE_DIGESTS)),
+    _glue("RTE", "RTE.zip", _RTE, _tsv(2490, 277, 3000, sha256=_RTE_DIGESTS)),
     _glue("WNLI", "WNLI.zip", _WNLI, _tsv(635, 71, 146)),
     Dataset(
         "diagnostic", "diagnostic", (Download(_GLUE + "AX.tsv", _DIAGNOSTIC),), _tsv(1104, parts=["AX"]), copy_files

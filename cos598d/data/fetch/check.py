@@ -9,8 +9,8 @@ from pathlib import Path
 
 from cos598d.data.fetch.catalogue import Dataset
 from cos598d.data.glue.read import FORMATS
-from cos598d.data.images.cifar import parse_batch
-from cos598d.data.images.idx import parse_idx
+from cos598d.data.images.cifar10 import parse_batch
+from cos598d.data.images.mnist import parse_idx
 
 
 @dataclass

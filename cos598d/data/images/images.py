@@ -1,13 +1,12 @@
 """One part of a task as pixels of the model's size, with the number of each image's class."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cos598d.data.cache import checksum
 from cos598d.data.examples import Draw, Examples
-from cos598d.data.images.augment import augment
 from cos598d.data.images.encoder import ImageEncoder
 
 if TYPE_CHECKING:
@@ -52,3 +51,20 @@ class Images(Examples):
 
     def digest(self) -> str:
         return checksum({"pixels": self.pixels, **self.targets})
+
+
+def augment(pixels: np.ndarray, indices: Iterable[int], draw: Draw, mirrors: bool) -> np.ndarray:
+    """Shift each image by up to an eighth of its side, black coming in; where it `mirrors`, mirror every second one.
+
+    pixels: uint8 (images, size, size, channels), of the examples `indices`; what is returned is alike. The changes of
+    an example are drawn from `draw` and its index, so that they do not depend on which rank computes it.
+    """
+    size = pixels.shape[1]
+    margin = max(1, size // 8)
+    padded = np.pad(pixels, ((0, 0), (margin, margin), (margin, margin), (0, 0)))
+    changed = np.empty_like(pixels)
+    for place, index in enumerate(indices):
+        top, left, side = np.random.default_rng((*draw, int(index))).integers(0, (2 * margin + 1, 2 * margin + 1, 2))
+        shifted = padded[place, top : top + size, left : left + size]
+        changed[place] = shifted[:, ::-1] if mirrors and side else shifted
+    return changed
