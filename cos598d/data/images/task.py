@@ -13,7 +13,7 @@ from cos598d.data.encoder import ImageForm
 from cos598d.data.examples import spread
 from cos598d.data.images.encoder import ImageEncoder
 from cos598d.data.images.images import Images
-from cos598d.data.task import Scores, Task
+from cos598d.data.task import Task
 from cos598d.errors import UserError
 from cos598d.fields import flag
 
@@ -76,7 +76,6 @@ class ImageTask(Task):
 
     head = "image_classification"
     evaluation_parts = ("dev",)
-    metrics = ("acc",)
     options_kind = ImageOptions
     defaults: Mapping[str, Any] = {"model_type": "vit", "model_name_or_path": "vit-tiny", "learning_rate": 1e-3}
     size: int
@@ -117,12 +116,6 @@ class ImageTask(Task):
         key = (str(_FORMAT), encoder.fingerprint, self.name, part, source.digest, str(len(chosen)))
         arrays = cached_arrays("images", f"{self.name}-{part}", key, build, overwrite_cache)
         return Images(arrays["pixels"], arrays["labels"], encoder, self.options.augment, self.mirrors)
-
-    def output_widths(self, features: Images) -> tuple[int, ...]:
-        return (self.num_labels,)
-
-    def score(self, part: str, outputs: np.ndarray, features: Images) -> Scores:
-        return Scores({"acc": float((outputs.argmax(axis=1) == features.labels).mean())})
 
 
 def candidates(data_dir: str | None, environ: Mapping[str, str], names: Sequence[str]) -> Iterator[tuple[Path, str]]:
