@@ -15,8 +15,7 @@ from cos598d.data.images import decode as decoding
 from cos598d.data.images.cifar10 import parse_batch
 from cos598d.data.images.decode import Refused, decode
 from cos598d.data.images.encoder import ImageEncoder
-from cos598d.data.images.files import Archive, Folder
-from cos598d.data.images.folder import find_classes
+from cos598d.data.images.files import Archive
 from cos598d.errors import UserError
 
 Image = pytest.importorskip("PIL.Image", reason="Pillow is not installed (the extra images)")
@@ -263,13 +262,6 @@ def test_archives_whose_paths_escape_or_that_unpack_to_too_much_are_refused(tmp_
 def zipped_one(tmp_path):
     write_images(tmp_path / "pair", ["a/1.png", "b/1.png"])
     return zipped(tmp_path / "pair", tmp_path / "pair.zip").read_bytes()
-
-
-def test_a_place_lists_images_alone_in_order(tmp_path):
-    write_images(tmp_path / "images", ["b/1.png", "a/2.png", "a/10.png"])
-    (tmp_path / "images/readme.txt").write_text("x")
-    assert Folder(tmp_path / "images").files == ["a/10.png", "a/2.png", "b/1.png"]
-    assert find_classes(Folder(tmp_path / "images")).classes == ("a", "b")
 
 
 def test_images_of_many_sizes_come_in_order_however_many_threads_decode(tmp_path):

@@ -8,8 +8,7 @@ from sklearn.datasets import load_digits
 from cos598d.config import RunConfig, config_from
 from cos598d.data import get_task
 from cos598d.data.examples import split
-from cos598d.data.images.encoder import ImageEncoder
-from cos598d.data.images.images import Images, augment
+from cos598d.data.images.encoder import ImageEncoder, Images, augment
 from cos598d.data.images.task import ImageOptions, ImagesInMemory
 from cos598d.data.tasks import TaskOptions
 from cos598d.errors import UsageError, UserError

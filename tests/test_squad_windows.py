@@ -76,14 +76,6 @@ def test_offsets_of_any_text_cut_out_what_was_read():
             assert lower or not any(text[begin].isspace() for begin in encoded.starts)
 
 
-def test_offsets_keep_an_accent_with_its_letter(encoder):
-    text = "Un cafe\u0301 , ÉÉ"
-    encoded = encoder.encode_with_offsets([text])[0]
-    assert [text[a:b] for a, b in zip(encoded.starts, encoded.ends, strict=True)] == [
-        "U", "n", "cafe\u0301", ",", "É", "É"
-    ]  # fmt: skip
-
-
 def test_a_short_context_is_one_window_of_question_and_context(encoder):
     context = "the cafe stands."
     features = built(encoder, (context, [question("q", "who?", [found_in(context, "cafe")])]))

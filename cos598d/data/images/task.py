@@ -11,8 +11,7 @@ import numpy as np
 from cos598d.data.cache import cached_arrays, checksum
 from cos598d.data.encoder import ImageForm
 from cos598d.data.examples import spread
-from cos598d.data.images.encoder import ImageEncoder
-from cos598d.data.images.images import Images
+from cos598d.data.images.encoder import ImageEncoder, Images
 from cos598d.data.task import Task
 from cos598d.errors import UserError
 from cos598d.fields import flag

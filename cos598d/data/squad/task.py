@@ -160,8 +160,8 @@ class SquadTask(Task):
         return longest, longest
 
     def score(self, part: str, outputs: np.ndarray, features: "Features") -> Scores:
-        from cos598d.data.squad.metrics import score_version_1, score_version_2
         from cos598d.data.squad.predict import predict
+        from cos598d.data.squad.score import score_version_1, score_version_2
 
         squad, chosen = self._squads[part], self._chosen[part]
         asked = [squad.questions[index] for index in chosen]

@@ -5,9 +5,8 @@ from pathlib import Path
 from tokenizers import models
 
 from cos598d.data.text.characters import visible_bytes
-from cos598d.data.text.encoder import WordEncoder, digest_of
+from cos598d.data.text.encoder import FILES, WordEncoder, digest_of, read_text
 from cos598d.data.text.layout import Layout
-from cos598d.data.text.vocabulary import FILES, read_text
 from cos598d.errors import UserError
 from cos598d.terminal.files import write_whole
 from cos598d.terminal.reading import parse_json

@@ -7,6 +7,7 @@ import sys
 import unicodedata
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +16,14 @@ from cos598d.data.encoder import Encoder
 from cos598d.data.text.layout import Layout
 from cos598d.errors import UserError
 
+# A vocabulary's files, by model type.
+FILES = {
+    "bert": ("vocab.txt",),
+    "distilbert": ("vocab.txt",),
+    "roberta": ("vocab.json", "merges.txt"),
+    "xlm": ("vocab.json", "merges.txt"),
+    "xlnet": ("spiece.model",),
+}
 LONGEST_WORD = 100  # characters; BERT takes a longer word for an unknown one
 _MOST_WORDS = 1 << 18  # that an encoder remembers the ids of
 
@@ -128,3 +137,18 @@ def digest_of(*parts: str) -> str:
         encoded = part.encode("utf-8")
         digest.update(len(encoded).to_bytes(8, "little") + encoded)
     return digest.hexdigest()
+
+
+def must_exist(file: Path) -> None:
+    """Raise UserError unless there is such a file."""
+    if not file.is_file():
+        raise UserError(f"There is no {file.name} in {file.parent}: give the folder of the model's vocabulary.")
+
+
+def read_text(file: Path) -> str:
+    """A file's text. Raises UserError where there is none, or it is not UTF-8."""
+    must_exist(file)
+    try:
+        return file.read_text(encoding="utf-8")  # universal newlines, as pytorch-transformers reads it
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{file} cannot be read as UTF-8 text ({error}): give a vocabulary file.") from error

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cos598d.data.text.byte_level import ByteLevelEncoder
-from cos598d.data.text.encoder import TextEncoder, digest_of
+from cos598d.data.text.encoder import FILES, TextEncoder, digest_of, must_exist, read_text
 from cos598d.data.text.layout import LAYOUTS, Layout
-from cos598d.data.text.vocabulary import FILES, must_exist, read_text
 from cos598d.data.text.wordpiece import WordPieceEncoder
 from cos598d.errors import UserError
 from cos598d.terminal.reading import read_json
