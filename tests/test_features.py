@@ -135,19 +135,6 @@ def test_pairs_lose_the_last_token_of_the_longer_and_of_the_second_when_equal():
                 assert truncated_lengths(first, second, room) == (len(a), len(b))
 
 
-def test_layouts_written_out():
-    bert, xlnet, roberta = (LAYOUTS[name] for name in ("bert", "xlnet", "roberta"))
-    assert bert.arrange("ab", "cd", "C", "S", 16) == (list("CabScdS"), 3)
-    assert bert.segments(3, 7) == [0, 0, 0, 0, 1, 1, 1]
-    assert xlnet.arrange("ab", "cd", "C", "S", 16) == (list("abScdSC"), 3)
-    assert xlnet.segments(3, 7) == [0, 0, 0, 1, 1, 1, 2]
-    assert roberta.arrange("ab", "cd", "C", "S", 16) == (list("CabSScdS"), 4)
-    assert roberta.arrange("ab", None, "C", "S", 16) == (list("CabSS"), 4)
-    assert bert.arrange("abcd", "efg", "C", "S", 7) == (list("CabSefS"), 3)
-    assert xlnet.pad([[1, 2], [3]], 3, 9).tolist() == [[9, 1, 2], [9, 9, 3]]
-    assert Layout().pad([[1, 2], [3]], 2, 9).tolist() == [[1, 2], [3, 9]]
-
-
 def test_a_length_without_room_for_text_is_refused(folder, encoder):
     with pytest.raises(UserError, match=r"A sequence length of 3 holds no text .* at least 4 \(--max_seq_length\)"):
         get_task("rte").load("train", folder, encoder, 3)

@@ -52,14 +52,7 @@ HARD = [
 def fuzz(specials, count=300):
     """Random texts of the characters that matter, special tokens among them, from a fixed seed."""
     source = random.Random(598)
-    alphabet = [
-        *"abcHELO ,.'-[]<>\t\x00éÉσΣ中ひ\u0301\u200b\u00a0\u2028\ufffdГ9½",
-        " ",
-        " ",
-        "hello",
-        "world",
-        *specials,
-    ]
+    alphabet = [*"abcHELO ,.'-[]<>\t\x00éÉσΣ中ひ\u0301\u200b\u00a0\u2028\ufffdГ9½  ", "hello", "world", *specials]
     return ["x" + "".join(source.choices(alphabet, k=source.randrange(1, 40))) for _ in range(count)]
 
 

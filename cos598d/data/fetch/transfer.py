@@ -117,8 +117,8 @@ def _range_of(response: requests.Response) -> tuple[int, int | None]:
     """The answer's first byte and the whole file's length (None if unknown; -1 as first byte for a range unasked)."""
     if response.status_code == 200:
         length = response.headers.get("Content-Length", "")
-        return 0, int(length) if length.isdigit() else None
-    found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", response.headers.get("Content-Range", "").strip())
+        return 0, int(length) if re.fullmatch(r"\d{1,18}", length) else None
+    found = re.fullmatch(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})", response.headers.get("Content-Range", "").strip())
     if not found:
         return -1, None
     first, last, total = (int(number) for number in found.groups())

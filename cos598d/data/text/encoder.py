@@ -25,7 +25,7 @@ FILES = {
     "xlnet": ("spiece.model",),
 }
 LONGEST_WORD = 100  # characters; BERT takes a longer word for an unknown one
-_MOST_WORDS = 1 << 18  # that an encoder remembers the ids of
+_MOST_WORDS = 1 << 16  # that an encoder remembers the ids of: some 12 MB
 
 
 class Encoded(NamedTuple):
