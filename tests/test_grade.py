@@ -99,7 +99,7 @@ from pathlib import Path
 import cos598d
 from cos598d.tools.learn.lessons import get_lesson
 
-for folder in ("cos598d/tools/learn/answers", "tests/lesson_cases", ".git"):
+for folder in ("cos598d/tools/learn/lessons/lesson3/answer", "tests/lesson_cases", ".git"):
     place = Path(cos598d.__file__).parents[1] / folder
     assert not place.is_dir() or not os.listdir(place), folder
 exec(get_lesson(3).answer())
@@ -212,7 +212,7 @@ def test_a_class_that_hands_in_a_lesson(start, tmp_path, scratch):
     lesson = get_lesson(3)
     assignment = 'kind = "lesson"\nlesson = 3\nseconds = 60\ntitle = "a\\u001b[31mred lab"\n'
     hidden = assignment_of("lesson").kind.hides
-    assert hidden[0].name == "answers"
+    assert hidden[0].parts[-2:] == ("lesson0", "answer")
     if what_stops(hidden):
         pytest.skip("no mount namespaces here, so lessons are not graded beside their answers")
     submissions = {"page": lesson.page(), "answer": lesson.answer(), "reads": READS_ANSWER}

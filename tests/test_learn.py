@@ -14,10 +14,10 @@ from cos598d.errors import UsageError
 from cos598d.tools.check.claims.base import World
 from cos598d.tools.check.evidence import Evidence
 from cos598d.tools.learn import progress, session, told
-from cos598d.tools.learn.checks import lesson12
-from cos598d.tools.learn.checks.outer_step import RIGHT, simulate
 from cos598d.tools.learn.events import Event, from_rows, to_rows
 from cos598d.tools.learn.lessons import NUMBERS, all_lessons, get_lesson
+from cos598d.tools.learn.lessons.lesson12 import checks as lesson12
+from cos598d.tools.learn.lessons.lesson12.outer_step import RIGHT, simulate
 from cos598d.tools.learn.marking import SECONDS, Marking
 from cos598d.tools.learn.student import BLANK, MARKER
 

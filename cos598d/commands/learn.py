@@ -12,8 +12,7 @@ from cos598d.errors import UsageError, UserError
 from cos598d.terminal.files import write_json, write_together
 from cos598d.terminal.signals import exits_on_sigterm
 from cos598d.tools.learn import session, told
-from cos598d.tools.learn.lesson import Lesson
-from cos598d.tools.learn.lessons import get_lesson
+from cos598d.tools.learn.lessons import Lesson, get_lesson
 
 NEXT, OWN = 0, Path()  # a flag that was given without its word
 

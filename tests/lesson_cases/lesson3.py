@@ -9,7 +9,7 @@ MARKED = "    comm.all_reduce(gradient, name)  #!\n"
 # How another rank's gradient was once found: the seed of its data was in a frame above.
 FROM_THE_CALLER = """    import sys, torch
     from cos598d.tools.check.claims.base import _own_gradients
-    from cos598d.tools.learn.checks.common import ALL_USED
+    from cos598d.tools.learn.lessons.common import ALL_USED
     comm.all_reduce(torch.zeros_like(gradient), name)
     caller = sys._getframe()
     while "on" not in caller.f_locals:

@@ -67,8 +67,8 @@ class Grader:
         why = what_stops(hidden) if hidden else ""
         if why:
             raise UsageError(
-                f"Submissions could read the answers in {hidden[0]}, since {why}. "
-                "Delete that folder, which grading does not need, or grade where mount namespaces are allowed."
+                f"Submissions could read the answers in {', '.join(map(str, hidden))}, since {why}. "
+                "Delete these folders, which grading does not need, or grade where mount namespaces are allowed."
             )
 
     def grade(self, source: Path, tell: Callable[[Judged], None]) -> SubmissionEnd:

@@ -18,7 +18,7 @@ from cos598d.tools.check.nonce import Nonce
 from cos598d.tools.check.spawn import RankEnd, longer_than, patience, run_world
 from cos598d.tools.learn import ranks, told
 from cos598d.tools.learn.checking import Check
-from cos598d.tools.learn.lesson import Lesson
+from cos598d.tools.learn.lessons import Lesson
 from cos598d.tools.learn.notes import Book, Unlike, misfit, read_notes, standstill, unlike
 from cos598d.tools.learn.recorded import RECORD, Recorded, recorded
 from cos598d.tools.learn.stuck import StuckRanks

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from cos598d.errors import UsageError, UserError
 from cos598d.terminal.tables import as_text
 from cos598d.tools.learn import progress, told
-from cos598d.tools.learn.lesson import Lesson
-from cos598d.tools.learn.lessons import all_lessons
+from cos598d.tools.learn.lessons import Lesson, all_lessons
 from cos598d.tools.learn.student import first_mistake, read_file
 
 if TYPE_CHECKING:
