@@ -282,8 +282,8 @@ MUTANTS = {
     "another order": Mutant(
         lambda: AnotherOrder,
         MEAN,
-        "rank 1 called all_reduce of last.bias (7 float32) where rank 0 called all_reduce of large (300007 float32)",
-        "rank 1 called all_reduce of last.bias",
+        "rank 0 is in comm.all_reduce of large (300007 float32) while rank 1 is in comm.all_reduce of last.bias (7",
+        "every rank must make the same calls in the same order",
     ),
     "half precision in between": Mutant(lambda: wrong.HalfInBetween, MEAN, OFF, "half precision (fp16) on the way"),
     "bfloat16 in between": Mutant(lambda: BrainHalfInBetween, MEAN, OFF, "half precision (bf16) on the way"),

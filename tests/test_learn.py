@@ -178,7 +178,7 @@ def test_what_no_judgement_expects_is_a_failed_check_and_no_traceback(tmp_path):
     result, first = mark(tmp_path, 0, code)
     assert not result["passed"]
     assert result["claims"][0]["status"] == "failed"
-    assert "what the file gave back cannot be judged (TypeError: " in first
+    assert "what the ranks handed in cannot be judged (TypeError: " in first
 
 
 def test_what_is_on_the_command_line(tmp_path, monkeypatch, capsys):

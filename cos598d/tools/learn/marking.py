@@ -11,19 +11,18 @@ import torch
 
 from cos598d.terminal.printable import printable
 from cos598d.tools.check.claims.base import World
-from cos598d.tools.check.diagnosis import symptom_of
 from cos598d.tools.check.evidence import BadEvidence, Evidence
 from cos598d.tools.check.judge import DID_NOT_END, FAILED, PASSED, judge
 from cos598d.tools.check.nonce import Nonce
+from cos598d.tools.check.notes import Book, Unlike, misfit, read_notes, standstill, unlike
 from cos598d.tools.check.spawn import RankEnd, longer_than, patience, run_world
 from cos598d.tools.learn import ranks, told
 from cos598d.tools.learn.checking import Check
 from cos598d.tools.learn.lessons import Lesson
-from cos598d.tools.learn.notes import Book, Unlike, misfit, read_notes, standstill, unlike
 from cos598d.tools.learn.recorded import RECORD, Recorded, recorded
 from cos598d.tools.learn.stuck import StuckRanks
 from cos598d.tools.learn.student import Mistake, first_mistake, line_of, rebound
-from cos598d.tools.learn.words import WrongGradients, in_words
+from cos598d.tools.learn.words import in_words
 
 SECONDS = 8.0  # what all checks of one world may take together, on a machine with nothing else to do: most take one
 STILL = 1 / 3  # of that time: so long may all ranks stand still in calls, where it is not known that none can go on
@@ -39,7 +38,7 @@ class CheckVerdict:
     size: int
     status: str
     mistakes: list[Mistake] = field(default_factory=list)
-    wrong: WrongGradients | None = None
+    wrong: World | None = None  # its gradients are wrong
     lines: list[int] = field(default_factory=list)  # of the file, by rank: beside which what came of it is told
 
 
@@ -115,14 +114,12 @@ class Marking:
         verdict = CheckVerdict(check, size, PASSED, lines=[self._line(book, check) for book in books])
         try:
             world = World(check.name, Nonce(self.nonce), self._evidence(ends))
-            check.claim.judge(world)
             direct = [each.reported("", "direct calls", list) for each in world.evidence]
-            symptom = symptom_of(world.comparisons)
         except BadEvidence as error:
             return CheckVerdict(check, size, FAILED, [Mistake(printable(error))])
-        except Exception as error:  # whatever stands in what a student's process handed in is no fault of the grader
-            words = f"what the file gave back cannot be judged ({type(error).__name__}: {printable(str(error), 100)})"
-            return CheckVerdict(check, size, FAILED, [Mistake(words, self._begins(check))])
+        world.judge(check.claim)
+        if world.is_broken:
+            return CheckVerdict(check, size, FAILED, [Mistake(world.findings[0].message, self._begins(check))])
         called = next((str(calls[0]) for calls in direct if calls), "")
         if called and not self.lesson.load_checks().calls_torch:
             words = f"torch.distributed is called itself ({printable(called)}): every call goes through comm"
@@ -150,8 +147,8 @@ class Marking:
         elif other:
             line = other.line or verdict.lines[other.rank]
             verdict.mistakes.append(Mistake(printable(other.message), line, printable(other.cause)))
-        elif symptom:
-            verdict.wrong = WrongGradients(symptom, world.comparisons)
+        elif world.symptom:
+            verdict.wrong = world
         if verdict.mistakes or verdict.wrong:
             verdict.status = FAILED
         return verdict

@@ -5,11 +5,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from cos598d.tools.check.notes import COLLECTIVES, OTHER_END, Book, Noted, read_notes
 from cos598d.tools.check.spawn import CALLS, RETURNED, bytes_of
 from cos598d.tools.check.supervisor import MOST_FILE_BYTES
-from cos598d.tools.learn.notes import COLLECTIVES, Book, Noted, read_notes
-
-OTHER_END = {"send": "receive", "receive": "send"}
 
 
 class StuckRanks:

@@ -5,16 +5,18 @@ import json
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from cos598d.terminal.printable import printable
-from cos598d.tools.check.trace import MOST_CALLS
 
 BEGIN, END, WAITS, RAISED, CHECK, CHANGED = "begin", "end", "waits", "raised", "check", "changed"
 MEET, MET, THREADS = "meet", "met", "threads"
-MOST_NOTES = 3 * MOST_CALLS
+MOST_NOTES = 60_000
+LONGEST_NAME = 200
 COLLECTIVES = ("all_reduce", "broadcast", "gather", "scatter", "reduce", "all_gather")
+OTHER_END = {"send": "receive", "receive": "send"}
+SAME_CALLS = "every rank must make the same calls"
 
 
 class Notes:
@@ -31,7 +33,7 @@ class Notes:
             os.write(self._descriptor, json.dumps(values).encode() + b"\n")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Noted:
     """A call that a rank began: in which check, by which of the student's lines, and whether it ended."""
 
@@ -63,10 +65,10 @@ class Noted:
         to = {"send": f" to rank {self.peer}", "receive": f" from rank {self.peer}"}.get(self.op, "")
         op = {"receive": "recv"}.get(self.op, self.op)
         shape = "x".join(map(str, self.shape)) or "1"
-        line = f"{file} line {self.line}"
+        line = f", {file} line {self.line}" if self.line else ""
         if self.waits_in not in (0, self.line):
             line += f", waited for in line {self.waits_in}"
-        return printable(f"comm.{op} of {self.tensor}{to} ({shape} {self.dtype}, {line})")
+        return printable(f"comm.{op} of {self.tensor}{to} ({shape} {self.dtype}{line})")
 
 
 @dataclass
@@ -102,7 +104,8 @@ class Book:
 
 def read_notes(data: bytes) -> Book:
     """What a rank noted, up to where it was cut off; it may be anything."""
-    book, places = Book(), {}
+    book = Book()
+    calls: dict[Any, Noted] = {}
     lines = data.splitlines()
     book.is_whole = len(lines) < MOST_NOTES
     for line in lines:
@@ -112,24 +115,19 @@ def read_notes(data: bytes) -> Book:
                 book.check = str(rest[0])
             elif kind == BEGIN:
                 number, op, tensor, shape, dtype, peer, at, blocks = rest
-                places[number] = len(book.calls)
                 sizes = tuple(int(size) for size in shape)
                 peer = None if peer is None else int(peer)
                 about = (str(op), str(tensor), sizes, str(dtype), peer, int(at))
-                book.calls.append(Noted(book.check, *about, blocks=bool(blocks)))
+                calls[number] = Noted(book.check, *about, blocks=bool(blocks))
+                book.calls.append(calls[number])
             elif kind == WAITS:
-                place = places[rest[0]]
-                waits_in = int(rest[1]) or book.calls[place].line or 1
-                book.calls[place] = replace(book.calls[place], waits_in=waits_in)
+                calls[rest[0]].waits_in = int(rest[1]) or calls[rest[0]].line or 1
             elif kind == END:
-                place = places[rest[0]]
-                book.calls[place] = replace(book.calls[place], is_over=True)
+                calls[rest[0]].is_over = True
             elif kind == CHANGED:
-                place = places[rest[0]]
-                book.calls[place] = replace(book.calls[place], changed_before=int(rest[1]) or 1)
+                calls[rest[0]].changed_before = int(rest[1]) or 1
             elif kind == RAISED:
-                place = places[rest[0]]
-                book.calls[place] = replace(book.calls[place], has_raised=True)
+                calls[rest[0]].has_raised = True
             elif kind == MEET:
                 book.meetings, book.is_meeting = book.meetings + 1, True
             elif kind == MET:
@@ -157,17 +155,17 @@ def unlike(books: Sequence[Book], check: str, file: str, is_over: bool) -> Unlik
     A call that others did not come to make counts only where `is_over`: else the world was ended before. Names are the
     student's own: where only they differ, of tensors of one shape, ranks take one tensor for another.
     """
-    traces = [[call for call in book.of(check) if call.op in COLLECTIVES] for book in books]
+    traces = [[call for call in book.of(check) if call.op not in OTHER_END] for book in books]
     for calls in itertools.zip_longest(*traces):
         first = calls[0]
         for rank, here in enumerate(calls):
             if here and first and (here.alike, here.tensor) != (first.alike, first.tensor):
                 there = f"rank 0 is in {first.words(file)} while rank {rank} is in {here.words(file)}"
-                return Unlike(rank, here.line, f"{there}: every rank must make the same calls in the same order")
+                return Unlike(rank, here.line, f"{there}: {SAME_CALLS} in the same order")
             if is_over and (here is None) != (first is None):
                 call, caller, other = (here, rank, 0) if here else (first, 0, rank)
                 words = f"rank {caller} calls {call.words(file)}, and rank {other} never does"
-                return Unlike(caller, call.line, f"{words}: every rank must make the same calls")
+                return Unlike(caller, call.line, f"{words}: {SAME_CALLS}")
     return None
 
 
@@ -212,10 +210,6 @@ def standstill(books: Sequence[Book], file: str) -> Unlike | None:
         return Unlike(rank, call.line, f"rank {rank} waits in {call.words(file)}, and rank {away} never comes")
     told = " while ".join(f"rank {rank} waits in {call.words(file)}" for rank, call in waiting[:2])
     more = f" and {len(waiting) - 2} more wait too" if len(waiting) > 2 else ""
-    all_send = all(call.op == "send" for _, call in waiting)
-    why = "all send and nobody receives" if all_send else "nobody sends" if _all_receive(waiting) else "no two fit"
+    kinds = {call.op for _, call in waiting}
+    why = {"send": "all send and nobody receives", "receive": "nobody sends"}.get("".join(kinds), "no two fit")
     return Unlike(waiting[0][0], waiting[0][1].line, f"{told}{more}: {why}, so they wait for ever")
-
-
-def _all_receive(waiting: Sequence[tuple[int, Noted]]) -> bool:
-    return all(call.op == "receive" for _, call in waiting)
