@@ -15,8 +15,8 @@ from programs import ROOT, wait_until
 from cos598d.commands.cli import main
 from cos598d.tools.grade.assignment import assignment_of
 from cos598d.tools.grade.folder import _cell
-from cos598d.tools.grade.hiding import what_stops
 from cos598d.tools.grade.processes import megabytes_in, scratch_folder
+from cos598d.tools.grade.rights import what_stops
 
 OPENING = """
 import json, os, signal, sys, tempfile, time

@@ -24,9 +24,9 @@ from cos598d.tools.grade import processes, submission
 from cos598d.tools.grade.assignment import Assignment, Limits
 from cos598d.tools.grade.folder import grade_class, submissions_in
 from cos598d.tools.grade.kinds.kind import AssignmentKind
+from cos598d.tools.grade.rights import User, user_for
 from cos598d.tools.grade.scored import Judged
 from cos598d.tools.grade.submission import grading
-from cos598d.tools.grade.user import User, user_for
 from cos598d.tools.learn import lessons, session
 from cos598d.tools.learn.lessons import get_lesson
 from cos598d.tools.learn.recorded import Recorded

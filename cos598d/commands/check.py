@@ -30,7 +30,7 @@ from cos598d.tools.learn.lessons import get_lesson
 from cos598d.tools.learn.student import number_of
 
 if TYPE_CHECKING:  # what grades loads much that a check does without
-    from cos598d.commands.check_results import CheckResults
+    from cos598d.tools.grade.result_files import CheckResults
 
 ROUNDS = 20
 OTHERS = ("all_reduce", "ddp")
@@ -107,7 +107,7 @@ def _results_of(options: argparse.Namespace, wanted: Sequence[str] | None) -> "C
     """The files for teachers, if they are asked for."""
     if not wants_files(options):
         return None
-    from cos598d.commands.check_results import CheckResults
+    from cos598d.tools.grade.result_files import CheckResults
 
     return CheckResults(options, wanted)
 

@@ -8,7 +8,7 @@ import importlib
 import sys
 from dataclasses import dataclass, field
 from importlib.resources import files
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cos598d.errors import UsageError, UserError
 
@@ -39,8 +39,8 @@ class Lesson:
     number: int
     title: str
     minutes: int
-    ranks: list[int] = field(hash=False)
-    hints: list[str] = field(hash=False)
+    ranks: tuple[int, ...]
+    hints: tuple[str, ...]
     read: str
     measure: str
     contract: dict[str, str] = field(hash=False)
@@ -89,7 +89,8 @@ def get_lesson(number: int) -> Lesson:
     """The lesson of that number. Raises UsageError where there is none."""
     if number not in NUMBERS:
         raise UsageError(f"there is no lesson {number}; there are {NUMBERS[0]} to {NUMBERS[-1]}.")
-    return Lesson(number, **tomllib.loads(_text(number, "lesson.toml")))
+    facts: dict[str, Any] = tomllib.loads(_text(number, "lesson.toml"))
+    return Lesson(number, **facts | {name: tuple(facts[name]) for name in ("ranks", "hints")})
 
 
 def all_lessons() -> list[Lesson]:
