@@ -1,5 +1,6 @@
 """Our engines, each with one mistake that engines are known for: tests of the proof."""
 
+import functools
 import math
 import time
 from dataclasses import dataclass
@@ -289,14 +290,9 @@ class WaitsForEver(Averaging):
             time.sleep(1)
 
 
-def replicated(sync):
-    """Whole replicas whose gradients this sync averages."""
-
-    class Replicas(Replicated):
-        def __init__(self, comm, find_unused_parameters, options, precision):
-            super().__init__(sync(comm, find_unused_parameters, options), precision)
-
-    return Replicas
+def replicated(name, comm, find_unused_parameters, options, precision):
+    """Whole replicas whose gradients are averaged by the drawn mutant of that name."""
+    return Replicated(DRAWN[name].make()(comm, find_unused_parameters, options), precision)
 
 
 # Mistakes of syncs that few steps, or single precision, do not show.
@@ -309,4 +305,4 @@ for name, fails, says in (
     ("drifts", "many steps", "many SGD steps: the weight"),
     ("float64 through float32", "many steps", "many SGD steps: the weight"),
 ):
-    mutant(name, (fails,), says)(replicated(DRAWN[name].make()))
+    mutant(name, (fails,), says)(functools.partial(replicated, name))
