@@ -29,7 +29,7 @@ from cos598d.tools.grade.scored import Judged
 from cos598d.tools.grade.submission import grading
 from cos598d.tools.learn import lessons, session
 from cos598d.tools.learn.lessons import get_lesson
-from cos598d.tools.learn.recorded import Recorded
+from cos598d.tools.learn.picture.probe import Recorded
 
 GET_DUMPABLE, SET_DUMPABLE = 3, 4  # prctl(2)
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can take another user's rights")

@@ -17,7 +17,7 @@ from cos598d.tools.learn import progress, session, told
 from cos598d.tools.learn.events import Event, from_rows, to_rows
 from cos598d.tools.learn.lessons import NUMBERS, all_lessons, get_lesson
 from cos598d.tools.learn.lessons.lesson12 import checks as lesson12
-from cos598d.tools.learn.lessons.lesson12.outer_step import RIGHT, simulate
+from cos598d.tools.learn.lessons.lesson12.checks import RIGHT, simulate
 from cos598d.tools.learn.marking import SECONDS, Marking
 from cos598d.tools.learn.student import BLANK, MARKER
 

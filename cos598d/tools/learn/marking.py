@@ -11,15 +11,14 @@ import torch
 
 from cos598d.terminal.printable import printable
 from cos598d.tools.check.claims.base import World
-from cos598d.tools.check.evidence import BadEvidence, Evidence
+from cos598d.tools.check.evidence import BadEvidence, Evidence, Nonce
 from cos598d.tools.check.judge import DID_NOT_END, FAILED, PASSED, judge
-from cos598d.tools.check.nonce import Nonce
 from cos598d.tools.check.notes import Book, Unlike, misfit, read_notes, standstill, unlike
 from cos598d.tools.check.spawn import RankEnd, longer_than, patience, run_world
 from cos598d.tools.learn import ranks, told
 from cos598d.tools.learn.checking import Check
 from cos598d.tools.learn.lessons import Lesson
-from cos598d.tools.learn.recorded import RECORD, Recorded, recorded
+from cos598d.tools.learn.picture.probe import RECORD, Recorded, recorded
 from cos598d.tools.learn.stuck import StuckRanks
 from cos598d.tools.learn.student import Mistake, first_mistake, line_of, rebound
 from cos598d.tools.learn.words import in_words

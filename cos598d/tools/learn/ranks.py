@@ -7,8 +7,7 @@ from pathlib import Path
 
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import Ledger
-from cos598d.tools.check.evidence import Evidence
-from cos598d.tools.check.nonce import Nonce
+from cos598d.tools.check.evidence import Evidence, Nonce
 from cos598d.tools.check.notes import CHECK
 from cos598d.tools.check.ranks import MOST_DIRECT_CALLS
 from cos598d.tools.check.trace import trace_direct_calls
@@ -16,7 +15,7 @@ from cos598d.tools.learn import student
 from cos598d.tools.learn.checking import OnLesson
 from cos598d.tools.learn.comm import LessonCommunicator
 from cos598d.tools.learn.lessons import get_lesson
-from cos598d.tools.learn.recorded import RECORD
+from cos598d.tools.learn.picture.probe import RECORD
 
 
 def observe(comm: Communicator, path: str, number: int, names: Sequence[str], secret: list[int]) -> None:

@@ -15,6 +15,7 @@ from cos598d.tools.learn.checking import OnLesson, record_steps
 
 ALL_USED = Shape(all_used=True)
 STEPS = 3
+NEAR = 1e-5  # of the largest element
 
 
 def tensorwise(student: ModuleType) -> MakeSync:
@@ -104,3 +105,8 @@ def count_of(found: dict[str, Any], key: str) -> int:
 def record(on: OnLesson) -> None:
     """One step after a first one, recorded."""
     record_steps(on, on.model(ALL_USED), lambda module, step: module(**on.batch(step))[0], find_unused_parameters=False)
+
+
+def near(found: torch.Tensor | None, right: torch.Tensor, tolerance: float = NEAR) -> bool:
+    """Whether they are equal up to `tolerance` of the largest element; NaN is near nothing."""
+    return found is not None and bool((found - right).abs().max() <= tolerance * right.abs().max())

@@ -7,8 +7,7 @@ from torch import nn
 
 from cos598d.tools.check.claims.base import Claim, World, moment_of
 from cos598d.tools.check.comparison import Comparison, Gradients, Local
-from cos598d.tools.check.evidence import BadEvidence
-from cos598d.tools.check.nonce import seed_of
+from cos598d.tools.check.evidence import BadEvidence, seed_of
 from cos598d.tools.learn.checking import OnLesson, record_steps
 from cos598d.tools.learn.events import CALL, COMPUTE, WAIT, Event, before, from_rows
 

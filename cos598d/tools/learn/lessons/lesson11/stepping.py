@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 
 from cos598d.tools.check.claims.base import World
+from cos598d.tools.learn.lessons.common import NEAR, near
 
-NEAR = 1e-5  # of the largest
 SPARE = 1.25  # parts need not be equal: whole parameters may be dealt out
 OPTIMIZERS: dict[str, tuple[int, Callable[..., torch.optim.Optimizer]]] = {
     "SGD": (2, lambda tensors: torch.optim.SGD(tensors, lr=0.5)),
@@ -103,8 +103,3 @@ def judge_bytes(world: World, name: str, times: int, whole: int, tensors: int) -
                 words = f"{name} on rank {rank} sends {sent:,} bytes in step {step}, and should send at most"
                 words += f" {times * share * whole:,.0f}: {times}(n-1)/n S, of S = {whole:,}"
                 world.require(sent <= most, f"{words}; it is {sent / share / whole:.2f}(n-1)/n S", rank)
-
-
-def near(found: torch.Tensor | None, right: torch.Tensor, tolerance: float = NEAR) -> bool:
-    """Whether they are equal up to `tolerance` of the largest; NaN is near nothing."""
-    return found is not None and bool((found - right).abs().max() <= tolerance * right.abs().max())

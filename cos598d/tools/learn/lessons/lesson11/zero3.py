@@ -14,7 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional
 
 from cos598d.tools.check.claims.base import Claim, World
-from cos598d.tools.check.nonce import seed_of
+from cos598d.tools.check.evidence import seed_of
 from cos598d.tools.learn.checking import OnLesson
 from cos598d.tools.learn.lessons.lesson11.stepping import OPTIMIZERS, SPARE, Optimizers, judge_bytes, wrong_step
 

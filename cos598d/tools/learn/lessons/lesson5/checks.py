@@ -9,8 +9,7 @@ from cos598d.sync.base import GradientSync
 from cos598d.terminal.words import number_of
 from cos598d.tools.check.claims.base import Claim, MakeSync, World
 from cos598d.tools.check.comparison import Comparison, Local
-from cos598d.tools.check.evidence import BadEvidence
-from cos598d.tools.check.nonce import seed_of
+from cos598d.tools.check.evidence import BadEvidence, seed_of
 from cos598d.tools.learn.checking import Check, Checks, OnLesson
 from cos598d.tools.learn.events import RECEIVE, SEND, from_rows
 from cos598d.tools.learn.lessons.common import record
