@@ -104,6 +104,15 @@ def test_clipping_bites_and_overflow_overflows():
                 assert [norm < float("inf") for norm in norms] == [True, False, True]
 
 
+def test_check_proves_a_strategy(capsys):
+    words = ["--world_sizes", "1", "--seconds", "60", "--json", "-"]
+    assert main(["check", "zero1", *words]) == 0
+    (result,) = json.loads(capsys.readouterr().out)["engines"]
+    assert [each["case"] for each in result["cases"]] == [case.name for case in CASES]
+    assert main(["check", "zero1", *words, "--no_speed"]) == 2
+    assert "--no_speed is for a gradient sync, and zero1 is a strategy: leave it out." in capsys.readouterr().err
+
+
 def test_card_and_exit_code(tmp_path, capsys):
     file = tmp_path / "proof.json"
     words = ["prove", "none", "--world_sizes", "1,2", "--cases", "gradients,memory", "--json", str(file)]
