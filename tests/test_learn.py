@@ -122,11 +122,7 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_a_file_that_cannot_work_is_named_with_its_line(name, tmp_path):
     code, says, status = BAD[name]
-    lesson, path = get_lesson(3), tmp_path / "lesson3.py"
-    path.write_text(code)
-    marking = Marking(lesson, path, path.read_bytes(), NONCE, seconds=4.0)
-    marking.run(lambda _: None, (2,))
-    result = marking.result()
+    result, _ = mark(tmp_path, 3, code, (2,), seconds=4)
     assert not result["passed"]
     assert says in result["diagnosis"][0]["cause"]
     assert result["claims"][0]["status"] == status
@@ -137,11 +133,7 @@ def test_ranks_in_different_calls_are_both_named_with_their_lines(tmp_path):
         "    if comm.rank == 0:\n        comm.all_reduce(gradient, name)\n"
         "    else:\n        comm.gather(gradient, name)\n"
     )
-    lesson, path = get_lesson(3), tmp_path / "lesson3.py"
-    path.write_text(code)
-    marking = Marking(lesson, path, path.read_bytes(), NONCE, seconds=4.0)
-    marking.run(lambda _: None, (2,))
-    words = marking.result()["diagnosis"][0]["cause"]
+    words = mark(tmp_path, 3, code, (2,), seconds=4)[0]["diagnosis"][0]["cause"]
     assert "lesson3.py line 5) while rank 1 is in comm.gather" in words
     assert "lesson3.py line 7)" in words
 
