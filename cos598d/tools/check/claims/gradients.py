@@ -18,10 +18,7 @@ def averages_gradients(on: OnRank) -> None:
             model = on.model(shape, differs=True)
             sync, module = on.attached(model, options=options)
             for step in range(steps):
-                module(**on.batch(step))[0].backward()
-                sync.finish()
-                on.hand_in_gradients(moment_of(run, step), model)
-                model.zero_grad(set_to_none=True)
+                on.step(sync, module, model, moment_of(run, step), step)
             on.hand_in(f"weights, {run}", dict(model.named_parameters()))
 
 
@@ -44,10 +41,7 @@ def handles_unused_parameters(on: OnRank) -> None:
         model = on.model()
         sync, module = on.attached(model, options=options)
         for step, users in enumerate(_users(on.world_size)):
-            module(**on.batch(step, on.rank in users))[0].backward()
-            sync.finish()
-            on.hand_in_gradients(_used(label, step, users), model)
-            model.zero_grad(set_to_none=True)
+            on.step(sync, module, model, _used(label, step, users), step, with_first_label=on.rank in users)
 
 
 @handles_unused_parameters.judgement
@@ -64,10 +58,7 @@ def needs_no_agreement(on: OnRank) -> None:
     sync, module = on.attached(model, find_unused_parameters=False)
     ledger = on.fresh_ledger()
     for step in range(FEW_STEPS):
-        module(**on.batch(step))[0].backward()
-        sync.finish()
-        on.hand_in_gradients(moment_of("", step), model)
-        model.zero_grad(set_to_none=True)
+        on.step(sync, module, model, moment_of("", step), step)
     on.report("calls to agree", len([row for row in ledger.rows if row.purpose == AGREEMENT]))
 
 
@@ -119,10 +110,7 @@ def averages_gradients_that_share_memory(on: OnRank) -> None:
         model = on.model(SHARING)
         sync, module = on.attached(model, options=options)
         for step in range(FEW_STEPS):
-            module(**on.batch(step))[0].backward()
-            sync.finish()
-            on.hand_in_gradients(moment_of(label, step), model)
-            model.zero_grad(set_to_none=True)
+            on.step(sync, module, model, moment_of(label, step), step)
 
 
 @averages_gradients_that_share_memory.judgement
@@ -159,10 +147,7 @@ def accumulates(on: OnRank) -> None:
             with sync.no_sync():
                 module(**on.batch(first))[0].backward()
             on.report(f"calls, {moment_of(label, first)}", len(ledger.rows))
-            module(**on.batch(first + 1))[0].backward()
-            sync.finish()
-            on.hand_in_gradients(moment_of(label, first), model)
-            model.zero_grad(set_to_none=True)
+            on.step(sync, module, model, moment_of(label, first), first + 1)
 
 
 @accumulates.judgement
@@ -184,11 +169,7 @@ def accumulates_without_no_sync(on: OnRank) -> None:
         model = on.model()
         sync, module = on.attached(model, options=options)
         for first in (0, 2):
-            for step in (first, first + 1):
-                module(**on.batch(step))[0].backward()
-            sync.finish()
-            on.hand_in_gradients(moment_of(label, first), model)
-            model.zero_grad(set_to_none=True)
+            on.step(sync, module, model, moment_of(label, first), first, first + 1)
 
 
 @accumulates_without_no_sync.judgement

@@ -34,10 +34,7 @@ def averages(on: OnLesson) -> None:
     model = on.model(ALL_USED)
     sync, module = on.attached(model, find_unused_parameters=False)
     for step in range(STEPS):
-        module(**on.batch(step))[0].backward()
-        sync.finish()
-        on.hand_in_gradients(moment_of("", step), model)
-        model.zero_grad(set_to_none=True)
+        on.step(sync, module, model, moment_of("", step), step)
     on.hand_in("weights", dict(model.named_parameters()))
 
 

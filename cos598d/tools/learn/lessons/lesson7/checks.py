@@ -115,10 +115,7 @@ def counts_unused_as_zero(on: OnLesson) -> None:
     model = on.model(SMALL)
     sync, module = on.attached(model)
     for step, users in enumerate(_users(on.world_size)):
-        module(**on.batch(step, on.rank in users))[0].backward()
-        sync.finish()
-        on.hand_in_gradients(_used(step, users), model)
-        model.zero_grad(set_to_none=True)
+        on.step(sync, module, model, _used(step, users), step, with_first_label=on.rank in users)
 
 
 @counts_unused_as_zero.judgement
