@@ -164,11 +164,17 @@ class NotedCall:
     """A call or a message under way whose end is noted when somebody has waited for it."""
 
     def __init__(self, comm: NotingCommunicator, step: NotedStep, wait: Callable[[], None]):
-        self._comm, self._step, self._wait = comm, step, wait
-        self.is_under_way = step.is_kept = True
+        self._comm, self._step = comm, step
+        self._wait: Callable[[], None] | None = wait
+        step.is_kept = True
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether nobody has waited for it yet."""
+        return self._wait is not None
 
     def wait(self) -> None:
         """Block until it is over. May be called more than once."""
-        if self.is_under_way:
-            self.is_under_way = False
-            self._comm.wait(self._step, self._wait)
+        if self._wait is not None:
+            wait, self._wait = self._wait, None  # which lets go of the tensor
+            self._comm.wait(self._step, wait)
