@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from cos598d.tools.check.notes import BEGIN, END, MEET, MET, MOST_NOTES, RAISED, THREADS, WAITS, read_notes
+from cos598d.tools.check.notes import BEGIN, END, MEET, MET, MOST_NOTES, RAISED, THREADS, WAITS, read_trace
 from cos598d.tools.check.spawn import CALLS, LATE, RETURNED, run_world
 from cos598d.tools.learn.comm import LessonCommunicator
 from cos598d.tools.learn.stuck import StuckRanks, all_wait, never_go_on
@@ -25,9 +25,9 @@ def over(number):
 
 def is_proved(*ranks, ended=()):
     """Whether ranks with these notes are known to wait for ever; those of `ended` have come to their end."""
-    books = [read_notes(b"".join(json.dumps(note).encode() + b"\n" for note in notes)) for notes in ranks]
+    traces = [read_trace(b"".join(json.dumps(note).encode() + b"\n" for note in notes)) for notes in ranks]
     has_ended = [rank in ended for rank in range(len(ranks))]
-    return all_wait(books, has_ended) and never_go_on(books, has_ended)
+    return all_wait(traces, has_ended) and never_go_on(traces, has_ended)
 
 
 def send(number, to):

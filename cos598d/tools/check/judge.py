@@ -14,7 +14,7 @@ from cos598d.terminal.signals import signal_name
 from cos598d.tools.check.claims.base import NOT_HANDED_IN, Claim, NotAsAgreed, World
 from cos598d.tools.check.diagnosis import Symptom
 from cos598d.tools.check.evidence import BadEvidence, Evidence
-from cos598d.tools.check.notes import Unlike, read_notes, unlike
+from cos598d.tools.check.notes import Unlike, read_trace, unlike
 from cos598d.tools.check.spawn import DIED, LATE, RAISED, RETURNED, RankEnd, StackFrame
 from cos598d.world.exit import LOST_RANK
 
@@ -55,7 +55,7 @@ def judge_claims(
     """What became of each claim on the world that ended so: by how it ended, then by what its ranks handed in."""
     size = len(ends)
     status, reports = judge(ends, own_file, seconds)
-    odd = unlike([read_notes(end.calls) for end in ends], "", Path(own_file).name, is_over=status == PASSED)
+    odd = unlike([read_trace(end.calls) for end in ends], "", Path(own_file).name, is_over=status == PASSED)
     if status != PASSED:
         if odd:
             return [ClaimOutcome(size, status, [_claim_report(odd.rank, odd.words)], odd.words)] * len(claims)

@@ -72,7 +72,7 @@ class Noted:
 
 
 @dataclass
-class Book:
+class CallTrace:
     """All that one rank noted.
 
     check       the last that was begun
@@ -102,24 +102,24 @@ class Book:
         return waiting[-1] if waiting else None
 
 
-def read_notes(data: bytes) -> Book:
+def read_trace(data: bytes) -> CallTrace:
     """What a rank noted, up to where it was cut off; it may be anything."""
-    book = Book()
+    trace = CallTrace()
     calls: dict[Any, Noted] = {}
     lines = data.splitlines()
-    book.is_whole = len(lines) < MOST_NOTES
+    trace.is_whole = len(lines) < MOST_NOTES
     for line in lines:
         try:
             kind, *rest = json.loads(line)
             if kind == CHECK:
-                book.check = str(rest[0])
+                trace.check = str(rest[0])
             elif kind == BEGIN:
                 number, op, tensor, shape, dtype, peer, at, blocks = rest
                 sizes = tuple(int(size) for size in shape)
                 peer = None if peer is None else int(peer)
                 about = (str(op), str(tensor), sizes, str(dtype), peer, int(at))
-                calls[number] = Noted(book.check, *about, blocks=bool(blocks))
-                book.calls.append(calls[number])
+                calls[number] = Noted(trace.check, *about, blocks=bool(blocks))
+                trace.calls.append(calls[number])
             elif kind == WAITS:
                 calls[rest[0]].waits_in = int(rest[1]) or calls[rest[0]].line or 1
             elif kind == END:
@@ -129,15 +129,15 @@ def read_notes(data: bytes) -> Book:
             elif kind == RAISED:
                 calls[rest[0]].has_raised = True
             elif kind == MEET:
-                book.meetings, book.is_meeting = book.meetings + 1, True
+                trace.meetings, trace.is_meeting = trace.meetings + 1, True
             elif kind == MET:
-                book.is_meeting = False
+                trace.is_meeting = False
             elif kind == THREADS:
-                book.is_alone = False
+                trace.is_alone = False
         except (ValueError, TypeError, KeyError, IndexError, OverflowError, RecursionError):
-            book.is_whole = False
+            trace.is_whole = False
             break
-    return book
+    return trace
 
 
 @dataclass(frozen=True)
@@ -149,14 +149,14 @@ class Unlike:
     words: str
 
 
-def unlike(books: Sequence[Book], check: str, file: str, is_over: bool) -> Unlike | None:
+def unlike(traces: Sequence[CallTrace], check: str, file: str, is_over: bool) -> Unlike | None:
     """The first collective in which a rank differs from rank 0; None where all made the same.
 
     A call that others did not come to make counts only where `is_over`: else the world was ended before. Names are the
     student's own: where only they differ, of tensors of one shape, ranks take one tensor for another.
     """
-    traces = [[call for call in book.of(check) if call.op not in OTHER_END] for book in books]
-    for calls in itertools.zip_longest(*traces):
+    made = [[call for call in trace.of(check) if call.op not in OTHER_END] for trace in traces]
+    for calls in itertools.zip_longest(*made):
         first = calls[0]
         for rank, here in enumerate(calls):
             if here and first and (here.alike, here.tensor) != (first.alike, first.tensor):
@@ -169,18 +169,18 @@ def unlike(books: Sequence[Book], check: str, file: str, is_over: bool) -> Unlik
     return None
 
 
-def misfit(books: Sequence[Book], check: str, file: str) -> Unlike | None:
+def misfit(traces: Sequence[CallTrace], check: str, file: str) -> Unlike | None:
     """The first message of which its two ends have another length or dtype; None where all fit.
 
     gloo ends the process that receives more than it has room for, and leaves the rest of a larger tensor as it is.
     """
-    for rank, book in enumerate(books):
+    for rank, trace in enumerate(traces):
         received: dict[int, list[Noted]] = {}
-        for call in book.of(check):
-            if call.op == "receive" and call.peer is not None and 0 <= call.peer < len(books):
+        for call in trace.of(check):
+            if call.op == "receive" and call.peer is not None and 0 <= call.peer < len(traces):
                 received.setdefault(call.peer, []).append(call)
         for peer, receives in received.items():
-            sends = [each for each in books[peer].of(check) if (each.op, each.peer) == ("send", rank)]
+            sends = [each for each in traces[peer].of(check) if (each.op, each.peer) == ("send", rank)]
             for come, out in zip(receives, sends):
                 if (come.dtype, math.prod(come.shape)) != (out.dtype, math.prod(out.shape)):
                     words = f"rank {peer} is in {out.words(file)}, and rank {rank} receives it in {come.words(file)}"
@@ -191,20 +191,20 @@ def misfit(books: Sequence[Book], check: str, file: str) -> Unlike | None:
     return None
 
 
-def standstill(books: Sequence[Book], file: str) -> Unlike | None:
+def standstill(traces: Sequence[CallTrace], file: str) -> Unlike | None:
     """What each rank waits for where a world came to no end; None where nobody waits for a call."""
-    stuck = [(rank, book.stuck_in) for rank, book in enumerate(books)]
+    stuck = [(rank, trace.stuck_in) for rank, trace in enumerate(traces)]
     waiting = [(rank, call) for rank, call in stuck if call is not None]
     if not waiting:
         return None
-    for rank, book in enumerate(books):
-        sends = [call for call in book.calls if call.op == "send" and not (call.is_over or call.is_waited_for)]
+    for rank, trace in enumerate(traces):
+        sends = [call for call in trace.calls if call.op == "send" and not (call.is_over or call.is_waited_for)]
         if len(sends) > 1:  # of one alone the rank may be about to wait
             words = f"rank {rank} began {sends[0].words(file)} and did not wait for it"
             return Unlike(
                 rank, sends[0].line, f"{words}: what nobody waits for may never arrive, so keep it and wait()"
             )
-    if len(waiting) < len(books):
+    if len(waiting) < len(traces):
         away = next(rank for rank, call in stuck if call is None)
         rank, call = waiting[0]
         return Unlike(rank, call.line, f"rank {rank} waits in {call.words(file)}, and rank {away} never comes")
