@@ -113,6 +113,13 @@ never_averaged = 3
 """
 
 
+@pytest.fixture
+def scratch(scratch):
+    """Nothing may be left in it."""
+    yield scratch
+    assert os.listdir(scratch) == []
+
+
 def test_a_class_with_hostile_submissions(start, tmp_path, scratch):
     before = {process.pid for process in psutil.process_iter()}
     submissions = {name: OPENING + body for name, body in CLASS.items()}
