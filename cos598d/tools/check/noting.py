@@ -26,7 +26,7 @@ class NotingCommunicator(Communicator):
     """A communicator that does the same, and notes in a file which calls begin, are waited for and end.
 
     So the judge can tell which calls met, also where ranks wait for each other for ever or are ended by the library.
-    A call that is named by nobody gets a number for a name.
+    A call without a name gets a number.
     """
 
     def __init__(self, comm: Communicator, file: str = ""):
