@@ -8,11 +8,11 @@ import sys
 import pytest
 from programs import ROOT
 
-from cos598d.world.heap import keep_freed_memory
+from cos598d.world.limits import keep_freed_memory
 
 FAULTS = """
 import resource, sys, torch
-from cos598d.world.heap import keep_freed_memory
+from cos598d.world.limits import keep_freed_memory
 torch.set_num_threads(1)
 keeps = keep_freed_memory()
 def step():

@@ -7,14 +7,13 @@ import sys
 import pytest
 import torch
 
-from cos598d.world import admission, rendezvous
+from cos598d.world import rendezvous, server
 from cos598d.world import identity as identities
-from cos598d.world.admission import AdmissionServer
 from cos598d.world.endpoint import listen
 from cos598d.world.identity import Identity, find_identity
-from cos598d.world.limits import needed_descriptors
+from cos598d.world.limits import OTHER_FILES
 from cos598d.world.network import is_loopback, listening_place
-from cos598d.world.places import launcher_facts, place_of, places_in_words
+from cos598d.world.devices import launcher_facts, place_of, places_in_words
 
 
 def test_too_few_open_files_are_told_before_the_meeting_and_a_soft_limit_is_raised():
@@ -26,8 +25,7 @@ def test_too_few_open_files_are_told_before_the_meeting_and_a_soft_limit_is_rais
         "except Exception as error:\n    print(error)\n"
         "print(resource.getrlimit(resource.RLIMIT_NOFILE))\n"
     )
-    needed = needed_descriptors(0, 400)
-    assert needed < 3 * 400  # three descriptors a rank were too many
+    needed = 2 * 400 + OTHER_FILES
 
     def limited(soft, hard):
         words = [sys.executable, "-c", code, str(soft), str(hard)]
@@ -100,10 +98,10 @@ def test_the_verdict_numbers_the_hosts_and_names_an_address_in_another_network_t
         identity = Identity(0, len(come) + 1)
         mine = {"host": "a", "network": "eth"}
         with listen("127.0.0.1", 0) as listener:
-            server = AdmissionServer(identity, listener, mine)
+            rank_0 = server.RendezvousServer(identity, listener, mine)
             for rank, (host, network, address) in come.items():
-                server._arrived[rank] = admission._Arrival(None, address, {"host": host, "network": network})
-            return server.verdict("key")
+                rank_0._arrived[rank] = server._Arrival(None, address, {"host": host, "network": network})
+            return rank_0.verdict("key")
 
     assert verdict(places).hosts == [0, 0, 1, 2]
     assert verdict(places).elsewhere == "192.0.2.7"

@@ -9,10 +9,10 @@ import time
 
 import pytest
 from programs import PATIENCE, wait_until
-from torch.distributed import FileStore
+from torch.distributed import FileStore, HashStore
 
 from cos598d.rank import _explain
-from cos598d.world import exit, neighbours, watchdog
+from cos598d.world import connection, exit, neighbours, watchdog
 from cos598d.world.identity import Identity
 from cos598d.world.meeting import Meeting
 from cos598d.world.watchdog import Watchdog
@@ -180,23 +180,20 @@ def test_a_rank_that_is_stopped_is_named_by_a_neighbour_whose_collective_timed_o
     assert said(tmp_path, child) == f"error: rank {child}: stopped because rank {late} did: {sentence}\n"
 
 
-def test_how_long_a_host_may_be_silent_is_the_flag_s(monkeypatch):
-    set_to = {}
-
-    class Line:
-        def settimeout(self, seconds): ...
-
-        def setsockopt(self, level, option, value):
-            set_to[option] = value
-
-    monkeypatch.setattr(watchdog, "connect_neighbours", lambda meeting: {Line(): watchdog.Neighbour(0, None)})
-    for seconds in (4, 8, 30, 61):
-        mine = object.__new__(Watchdog)
-        mine.rank, mine._parent, mine._all_below_finished = 1, 0, watchdog.threading.Event()
-        mine._connect(Meeting(Identity(1, 2, silence_seconds=seconds), None, [], 20))
-        idle, interval, count = (set_to[getattr(socket, f"TCP_KEEP{name}")] for name in ("IDLE", "INTVL", "CNT"))
+@pytest.mark.parametrize("seconds", [4, 8, 30, 61])
+def test_how_long_a_host_may_be_silent_is_the_flag_s(seconds, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        line = socket.create_connection(server.getsockname())
+        neighbour = connection.Connection(line, 0, b"", accepted=False, largest=100)
+        monkeypatch.setattr(watchdog, "connect_neighbours", lambda meeting: [neighbour])
+        monkeypatch.setattr(Watchdog, "_watch", lambda self: None)
+        mine = Watchdog(Meeting(Identity(1, 2, silence_seconds=seconds), HashStore(), ["here"] * 2, seconds=0.1))
+        idle, interval, count = (
+            line.getsockopt(socket.IPPROTO_TCP, getattr(socket, f"TCP_KEEP{name}")) for name in ("IDLE", "INTVL", "CNT")
+        )
         assert idle + interval * count == seconds
         assert min(idle, interval) >= 1
+        mine.close()
 
 
 @pytest.mark.parametrize("size", [1, 2, 33, 34, 1024, 1100])

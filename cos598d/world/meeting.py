@@ -1,19 +1,16 @@
 """The ranks of one run once they have met: who and where they are, and how they exchange small values."""
 
 import json
-import time
 from collections.abc import Hashable, Sequence
+from datetime import timedelta
 from typing import Any
 
-from torch.distributed import Store
+from torch.distributed import DistNetworkError, Store
 
 from cos598d.errors import UserError
 from cos598d.terminal.words import ranks_in_words
 from cos598d.world.deadlock import DeadlockDetector
 from cos598d.world.identity import Identity
-from cos598d.world.store import StoreClient, StoreTimeout
-
-SHORTEST_POLL, LONGEST_POLL = 0.001, 0.05
 
 
 class Meeting:
@@ -36,7 +33,9 @@ class Meeting:
         self.identity, self.store, self.hosts, self.seconds = identity, store, list(hosts), seconds
         self.address, self.secret = address, secret
         self.deadlocks = DeadlockDetector()
+        store.set_timeout(timedelta(seconds=seconds))
         self._exchanges = 0
+        self._read = ""  # on rank 0: the key of the last exchange's values
 
     @property
     def ranks_on_host(self) -> int:
@@ -53,42 +52,48 @@ class Meeting:
 
         Raises UserError, which names the ranks that did not call it within `seconds`.
         """
-        return self._exchange(value, None)
+        name = self._give(value)
+        if self.identity.rank == 0:
+            texts = self._take(name)
+            # What several ranks say alike travels once: the distinct values, and the place of each rank's in them.
+            places = {text: place for place, text in enumerate(dict.fromkeys(texts))}
+            self.store.set(f"{name}/all", f"[[{','.join(places)}],{json.dumps([places[text] for text in texts])}]")
+            self._read = f"{name}/all"
+        values, of_ranks = json.loads(self._get(f"{name}/all", name))
+        return [values[place] for place in of_ranks]
 
     def collect(self, value: Any) -> list[Any] | None:
         """Give `value` (JSON) to rank 0, which gets every rank's, in order of rank; the others get None, at once.
 
         Every rank must call it. Raises UserError on rank 0, which names the ranks that did not.
         """
-        values = self._exchange(value, 0)
-        return values if self.identity.rank == 0 else None
+        name = self._give(value)
+        return [json.loads(text) for text in self._take(name)] if self.identity.rank == 0 else None
 
-    def _exchange(self, value: Any, root: int | None) -> list[Any]:
-        """Every rank's value; nothing where only another rank, the `root`, gets them."""
+    def _give(self, value: Any) -> str:
+        """Tell rank 0 this rank's value; return the name of the exchange."""
         self._exchanges += 1
         name = f"exchange/{self._exchanges}"
-        if not isinstance(self.store, StoreClient):
-            return self._exchange_by_keys(name, value, root)
-        try:
-            return self.store.exchange(name, value, root) or []
-        except StoreTimeout:
-            raise self._no_word(self.store.absent(name)) from None
-
-    def _exchange_by_keys(self, name: str, value: Any, root: int | None) -> list[Any]:
-        """An exchange through a store that has only keys. The last rank to come sets one key that the others watch."""
-        size = self.identity.world_size
         self.store.set(f"{name}/{self.identity.rank}", json.dumps(value))
-        if self.store.add(f"{name}/count", 1) == size:
-            self.store.set(f"{name}/complete", "")
-        if root not in (None, self.identity.rank):
-            return []
-        deadline, pause = time.monotonic() + self.seconds, SHORTEST_POLL
-        while not self.store.check([f"{name}/complete"]):
-            if time.monotonic() > deadline:
-                raise self._no_word([rank for rank in range(size) if not self.store.check([f"{name}/{rank}"])])
-            time.sleep(pause)
-            pause = min(2 * pause, LONGEST_POLL)
-        return [json.loads(self.store.get(f"{name}/{rank}")) for rank in range(size)]
+        return name
 
-    def _no_word(self, missing: list[int]) -> UserError:
-        return UserError(f"no word from {ranks_in_words(missing)} within {self.seconds:g} s.")
+    def _take(self, name: str) -> list[str]:
+        """On rank 0: every rank's value, as JSON."""
+        keys = [f"{name}/{rank}" for rank in range(self.identity.world_size)]
+        texts = [self._get(key, name).decode() for key in keys]
+        # All ranks have read what the last exchange gave them, since they have begun this one.
+        for key in (*keys, *filter(None, [self._read])):
+            self.store.delete_key(key)
+        self._read = ""
+        return texts
+
+    def _get(self, key: str, name: str) -> bytes:
+        """The value of `key`, in the exchange `name`. Raises UserError where it does not come."""
+        try:
+            return self.store.get(key)
+        except DistNetworkError:
+            raise
+        except RuntimeError:  # stores have several kinds of it for what does not come in time
+            ranks = range(self.identity.world_size)
+            missing = [rank for rank in ranks if not self.store.check([f"{name}/{rank}"])]
+            raise UserError(f"no word from {ranks_in_words(missing)} within {self.seconds:g} s.") from None

@@ -5,16 +5,12 @@ most four steps. A rank with children listens for them, at its own address, only
 """
 
 import json
-import selectors
-import socket
+import queue
 import time
-from collections.abc import Mapping
-from typing import NamedTuple
 
 from cos598d.errors import UserError
-from cos598d.world.channel import Frames, make_key
+from cos598d.world.connection import Acceptor, Connection, connect, make_key
 from cos598d.world.endpoint import listen
-from cos598d.world.handshake import Acceptor, connect
 from cos598d.world.meeting import Meeting
 from cos598d.world.secret import new_secret
 
@@ -24,17 +20,10 @@ LARGEST_MESSAGE = 1 << 16
 PURPOSE = "lifeline"  # in the names of keys in the store, and in the keys of connections
 
 
-class Neighbour(NamedTuple):
-    """The rank at the other end of a connection, and the frames of its messages."""
-
-    rank: int
-    frames: Frames
-
-
 class MissingChildren(Exception):
     """The children of `ranks` did not come; `connections` are to the neighbours that did."""
 
-    def __init__(self, ranks: list[int], connections: Mapping[socket.socket, Neighbour]):
+    def __init__(self, ranks: list[int], connections: list[Connection]):
         super().__init__(ranks)
         self.ranks, self.connections = ranks, connections
 
@@ -49,51 +38,47 @@ def children_of(rank: int, world_size: int) -> range:
     return range(FAN_OUT * rank + 1, min(FAN_OUT * rank + FAN_OUT, world_size - 1) + 1)
 
 
-def connect_neighbours(meeting: Meeting) -> dict[socket.socket, Neighbour]:
+def connect_neighbours(meeting: Meeting) -> list[Connection]:
     """Connect this rank with its parent and its children, each of which proves that it has met the others.
 
     Strangers, and whoever comes a second time, are dropped. Raises MissingChildren where children do not come, and
     UserError where the parent cannot be reached.
     """
     rank = meeting.identity.rank
-    children, parent = children_of(rank, meeting.identity.world_size), parent_of(rank)
-    connections: dict[socket.socket, Neighbour] = {}
-    listener = None
+    children, parent = set(children_of(rank, meeting.identity.world_size)), parent_of(rank)
+    connections: list[Connection] = []
+    came: queue.SimpleQueue[Connection] = queue.SimpleQueue()
+    acceptor = None
     if children:
         listener, nonce = listen(meeting.address, 0), new_secret()
+        key = make_key(meeting.secret, PURPOSE, nonce)
+        acceptor = Acceptor(listener, key, LARGEST_MESSAGE, len(children), came.put)
+        acceptor.start()
         place = [meeting.address, listener.getsockname()[1], nonce]
         meeting.store.set(f"{PURPOSE}/{rank}", json.dumps(place))
-    if parent is not None:
-        address, port, parents_nonce = json.loads(meeting.store.get(f"{PURPOSE}/{parent}"))
-        key = make_key(meeting.secret, PURPOSE, parents_nonce)
-        try:
-            connection, frames = connect((address, port), key, rank, CONNECT_SECONDS, LARGEST_MESSAGE)
-        except OSError as error:
-            raise UserError(f"rank {parent}'s watchdog at {address}:{port} cannot be reached: {error}.") from None
-        connections[connection] = Neighbour(parent, frames)
-    if listener:
-        _accept_children(listener, make_key(meeting.secret, PURPOSE, nonce), set(children), connections)
-    return connections
-
-
-def _accept_children(
-    listener: socket.socket, key: bytes, expected: set[int], connections: dict[socket.socket, Neighbour]
-) -> None:
-    deadline = time.monotonic() + CONNECT_SECONDS
-    with selectors.DefaultSelector() as selector:
-        acceptor = Acceptor(listener, key, selector, LARGEST_MESSAGE, len(expected))
-        try:
-            while expected:
-                if time.monotonic() > deadline:
-                    raise MissingChildren(sorted(expected), connections)
-                for ready, _ in selector.select(min(acceptor.sweep(), 0.5)):
-                    accepted = acceptor.advance(ready.fileobj)
-                    if not accepted:
-                        continue
-                    if accepted.rank in expected:
-                        expected.discard(accepted.rank)
-                        connections[accepted.connection] = Neighbour(accepted.rank, accepted.frames)
-                    else:
-                        accepted.connection.close()
-        finally:
+    try:
+        if parent is not None:
+            address, port, parents_nonce = json.loads(meeting.store.get(f"{PURPOSE}/{parent}"))
+            key = make_key(meeting.secret, PURPOSE, parents_nonce)
+            try:
+                connection = connect((address, port), key, rank, CONNECT_SECONDS, LARGEST_MESSAGE)
+            except OSError as error:
+                raise UserError(f"rank {parent}'s watchdog at {address}:{port} cannot be reached: {error}.") from None
+            connection.rank = parent
+            connections.append(connection)
+        deadline = time.monotonic() + CONNECT_SECONDS
+        while acceptor and children:
+            try:
+                connection = came.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                raise MissingChildren(sorted(children), connections) from None
+            if connection.rank in children:
+                acceptor.settle(connection)
+                children.discard(connection.rank)
+                connections.append(connection)
+            else:
+                connection.close()
+    finally:
+        if acceptor:
             acceptor.close()
+    return connections
