@@ -4,8 +4,6 @@ import ast
 import contextlib
 import errno
 import json
-import os
-import pickle
 import re
 import socket
 import threading
@@ -15,6 +13,7 @@ import psutil
 import pytest
 from meetings import SECRET, exchange_works, identities, is_open, met
 from programs import PATIENCE, ROOT, wait_until
+from stranger import rubbish
 from torch.distributed import DistNetworkError, HashStore
 
 from cos598d.errors import UserError
@@ -35,14 +34,6 @@ from cos598d.world.store import StoreClient
 
 pytestmark = pytest.mark.usefixtures("servers")
 
-RUBBISH = {
-    "a browser": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
-    "a rank of old": (1).to_bytes(4, "big"),
-    "torch's store": b"\0" + 0x3C85F7CE.to_bytes(4, "little") + b"\1" + (9).to_bytes(8, "little") + b"objection",
-    "a pickle": pickle.dumps(("objection", 1)),
-    "bytes": os.urandom(4096),
-    "a line without end": b"A" * (1 << 22),
-}
 SILENT = b""
 
 
@@ -79,7 +70,7 @@ def test_strangers_before_and_after_the_meeting_are_dropped_in_time_and_the_run_
     them, strangers, before = identities(3), [], held()
 
     def come(port):
-        strangers.extend(call(port, words) for words in (*RUBBISH.values(), *[SILENT] * 100))
+        strangers.extend(call(port, words) for words in (*rubbish("executed").values(), *[SILENT] * 100))
 
     meetings = met(them, between=come)
     come(them[0].master_port)
@@ -253,6 +244,27 @@ def test_a_message_that_is_not_the_other_end_s_is_refused_whatever_was_changed()
             other.unpack(sent)
     with pytest.raises(ProtocolError, match="of at most 100"):
         end(False).unpack(b"\xff" * 8)
+
+
+def test_what_a_rank_has_said_is_refused_when_somebody_says_it_again(servers, monkeypatch):
+    class Recorder(socket.socket):
+        def sendall(self, data):
+            said.append(data)
+            super().sendall(data)
+
+    said, create = [], socket.create_connection
+    recorded = lambda *words, **more: Recorder(fileno=create(*words, **more).detach())  # noqa: E731
+    monkeypatch.setattr(connection.socket, "create_connection", recorded)
+    meetings = met(identities(2))
+    meetings[1].store.set("key", "value")
+    assert len(said) == 3  # hello, arrive and set
+    meetings[1].store.delete_key("key")
+    for words in (b"".join(said), said[2]):
+        assert is_dropped(call(servers[0]._identity.master_port, words))
+    meetings[1].store._free[0].socket.sendall(said[2])  # even on the connection itself
+    with pytest.raises(DistNetworkError):
+        meetings[1].store.num_keys()
+    assert meetings[0].store.num_keys() == 0
 
 
 def test_a_program_that_answers_in_rank_0_s_place_is_not_believed():

@@ -15,7 +15,6 @@ from torch.distributed import DistError, HashStore
 from cos598d.comm import process_group
 from cos598d.errors import UserError
 from cos598d.terminal.words import ranks_in_words
-
 from cos598d.world.connection import Connection
 from cos598d.world.identity import Identity
 from cos598d.world.meeting import Meeting

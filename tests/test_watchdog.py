@@ -185,7 +185,7 @@ def test_how_long_a_host_may_be_silent_is_the_flag_s(seconds, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as server:
         line = socket.create_connection(server.getsockname())
         neighbour = connection.Connection(line, 0, b"", accepted=False, largest=100)
-        monkeypatch.setattr(watchdog, "connect_neighbours", lambda meeting: [neighbour])
+        monkeypatch.setattr(watchdog, "connect_neighbours", lambda meeting: ([neighbour], []))
         monkeypatch.setattr(Watchdog, "_watch", lambda self: None)
         mine = Watchdog(Meeting(Identity(1, 2, silence_seconds=seconds), HashStore(), ["here"] * 2, seconds=0.1))
         idle, interval, count = (

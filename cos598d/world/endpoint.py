@@ -3,6 +3,7 @@
 import errno
 import hmac
 import json
+import os
 import socket
 import threading
 import time
@@ -13,7 +14,7 @@ from torch.distributed import DistError, PrefixStore, Store, TCPStore
 
 from cos598d.errors import UserError
 from cos598d.world.connection import AuthenticationError, ProtocolError, make_key
-from cos598d.world.identity import Identity, check_launcher, inherited_listener
+from cos598d.world.identity import LISTENER, Identity, check_launcher
 from cos598d.world.network import listening_place
 from cos598d.world.store import StoreClient
 
@@ -30,8 +31,9 @@ def open_listener(identity: Identity) -> socket.socket:
 
     Where torchrun's agent uses that port for a store of its own, another port, which is published in that store.
     """
-    inherited = inherited_listener()
-    if inherited:
+    descriptor = os.environ.pop(LISTENER, None)  # it can be taken once
+    if descriptor:
+        inherited = socket.socket(fileno=int(descriptor))
         # Without this, what is left of an earlier start's connections would keep the port from it for a minute.
         inherited.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         inherited.listen(QUEUE)

@@ -4,6 +4,7 @@ Rank r has the children 32 r + 1 to 32 r + 32, so a rank has at most 33 neighbou
 most four steps. A rank with children listens for them, at its own address, only until they have come.
 """
 
+import contextlib
 import json
 import queue
 import time
@@ -20,14 +21,6 @@ LARGEST_MESSAGE = 1 << 16
 PURPOSE = "lifeline"  # in the names of keys in the store, and in the keys of connections
 
 
-class MissingChildren(Exception):
-    """The children of `ranks` did not come; `connections` are to the neighbours that did."""
-
-    def __init__(self, ranks: list[int], connections: list[Connection]):
-        super().__init__(ranks)
-        self.ranks, self.connections = ranks, connections
-
-
 def parent_of(rank: int) -> int | None:
     """The rank above; None for rank 0."""
     return (rank - 1) // FAN_OUT if rank else None
@@ -38,47 +31,48 @@ def children_of(rank: int, world_size: int) -> range:
     return range(FAN_OUT * rank + 1, min(FAN_OUT * rank + FAN_OUT, world_size - 1) + 1)
 
 
-def connect_neighbours(meeting: Meeting) -> list[Connection]:
+def connect_neighbours(meeting: Meeting) -> tuple[list[Connection], list[int]]:
     """Connect this rank with its parent and its children, each of which proves that it has met the others.
 
-    Strangers, and whoever comes a second time, are dropped. Raises MissingChildren where children do not come, and
-    UserError where the parent cannot be reached.
+    Returns the connections, and the children that have not come in time. Strangers, and whoever comes a second time,
+    are dropped. Raises UserError where the parent cannot be reached.
     """
     rank = meeting.identity.rank
-    children, parent = set(children_of(rank, meeting.identity.world_size)), parent_of(rank)
+    expected, parent = set(children_of(rank, meeting.identity.world_size)), parent_of(rank)
     connections: list[Connection] = []
-    came: queue.SimpleQueue[Connection] = queue.SimpleQueue()
-    acceptor = None
-    if children:
-        listener, nonce = listen(meeting.address, 0), new_secret()
-        key = make_key(meeting.secret, PURPOSE, nonce)
-        acceptor = Acceptor(listener, key, LARGEST_MESSAGE, len(children), came.put)
-        acceptor.start()
-        place = [meeting.address, listener.getsockname()[1], nonce]
-        meeting.store.set(f"{PURPOSE}/{rank}", json.dumps(place))
-    try:
+    with contextlib.ExitStack() as stack:
+        if expected:
+            listener, nonce = listen(meeting.address, 0), new_secret()
+            came: queue.SimpleQueue[Connection] = queue.SimpleQueue()
+            key = make_key(meeting.secret, PURPOSE, nonce)
+            acceptor = Acceptor(listener, key, LARGEST_MESSAGE, len(expected), came.put)
+            acceptor.start()
+            stack.callback(acceptor.close)
+            place = [meeting.address, listener.getsockname()[1], nonce]
+            meeting.store.set(f"{PURPOSE}/{rank}", json.dumps(place))
         if parent is not None:
-            address, port, parents_nonce = json.loads(meeting.store.get(f"{PURPOSE}/{parent}"))
-            key = make_key(meeting.secret, PURPOSE, parents_nonce)
-            try:
-                connection = connect((address, port), key, rank, CONNECT_SECONDS, LARGEST_MESSAGE)
-            except OSError as error:
-                raise UserError(f"rank {parent}'s watchdog at {address}:{port} cannot be reached: {error}.") from None
-            connection.rank = parent
-            connections.append(connection)
+            connections.append(_connect_parent(meeting, parent))
         deadline = time.monotonic() + CONNECT_SECONDS
-        while acceptor and children:
+        while expected:
             try:
                 connection = came.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
-                raise MissingChildren(sorted(children), connections) from None
-            if connection.rank in children:
+                break
+            if connection.rank in expected:
+                expected.discard(connection.rank)
                 acceptor.settle(connection)
-                children.discard(connection.rank)
                 connections.append(connection)
             else:
                 connection.close()
-    finally:
-        if acceptor:
-            acceptor.close()
-    return connections
+    return connections, sorted(expected)
+
+
+def _connect_parent(meeting: Meeting, parent: int) -> Connection:
+    address, port, nonce = json.loads(meeting.store.get(f"{PURPOSE}/{parent}"))
+    key = make_key(meeting.secret, PURPOSE, nonce)
+    try:
+        connection = connect((address, port), key, meeting.identity.rank, CONNECT_SECONDS, LARGEST_MESSAGE)
+    except OSError as error:
+        raise UserError(f"rank {parent}'s watchdog at {address}:{port} cannot be reached: {error}.") from None
+    connection.rank = parent
+    return connection

@@ -80,8 +80,7 @@ def _admit_all(identity: Identity, seconds: float, deadline: float, mine: dict) 
         expected = [rank for rank in range(1, identity.world_size) if rank not in missing]
         server.close_with(verdict, expected, time.monotonic() + LINGER_SECONDS)
         raise UserError(verdict.sentence)
-    verdict = server.verdict(new_secret())
-    server.begin(verdict)
+    verdict = server.begin(new_secret())
     return Rank0Store(server.table, server.address, seconds), verdict
 
 

@@ -54,7 +54,9 @@ class RendezvousServer:
     """
 
     def __init__(self, identity: Identity, listener: socket.socket, mine: dict[str, Any]):
-        self.world_size, self.table, self.address = identity.world_size, KeyTable(), listener.getsockname()[0]
+        self.world_size, self.table = identity.world_size, KeyTable()
+        listens_at = listener.getsockname()[0]
+        self.address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(listens_at, listens_at)  # for rank 0 itself
         self.objection = ""
         self.changed = threading.Event()
         self._identity = identity
@@ -89,22 +91,21 @@ class RendezvousServer:
                 self.objection = LOST_RANK.format(rank=", ".join(map(str, sorted(self._lost))))
             return missing
 
-    def verdict(self, run_key: str) -> Admission:
-        """The verdict that all may begin."""
+    def begin(self, run_key: str) -> Admission:
+        """Let all begin, and return what they hear. From now on whoever comes must know the run's key, or is told."""
         arrivals = [self._arrived[rank] for rank in range(self.world_size)]
         mine = arrivals[0].facts["network"]
         elsewhere = (arrival.address for arrival in arrivals if arrival.facts["network"] != mine)
         numbers = {host: k for k, host in enumerate(dict.fromkeys(arrival.facts["host"] for arrival in arrivals))}
-        return Admission("", [numbers[arrival.facts["host"]] for arrival in arrivals], next(elsewhere, ""), run_key)
-
-    def begin(self, verdict: Admission) -> None:
-        """Let all begin. From now on whoever comes must know the run's key, or hears that it is too late."""
-        self.acceptor.keys = (*self.acceptor.keys, make_key(self._identity.secret, verdict.run_key))
+        hosts = [numbers[arrival.facts["host"]] for arrival in arrivals]
+        verdict = Admission("", hosts, next(elsewhere, ""), run_key)
+        self.acceptor.keys = (*self.acceptor.keys, make_key(self._identity.secret, run_key))
         with self._lock:
-            for arrival in self._arrived.values():
+            for arrival in arrivals:
                 if arrival.connection:
                     self._make_member(arrival.connection)
         self._give(verdict)
+        return verdict
 
     def close_with(self, verdict: Admission, expected: Collection[int], deadline: float) -> None:
         """Tell those who came, and those of `expected` who come before `deadline`, why there is no run."""

@@ -28,7 +28,7 @@ from cos598d.world.connection import READ_BYTES, Connection
 from cos598d.world.exit import LOST_RANK, exit_now
 from cos598d.world.identity import check_launcher
 from cos598d.world.meeting import Meeting
-from cos598d.world.neighbours import MissingChildren, connect_neighbours, parent_of
+from cos598d.world.neighbours import connect_neighbours, parent_of
 from cos598d.world.network import has_link, interface_with_link
 
 # The others say that they lost this rank, so it says so too, with the reason that it alone can see.
@@ -69,13 +69,11 @@ class Watchdog:
         self._thread.start()
 
     def _connect(self, meeting: Meeting) -> None:
-        try:
-            self._neighbours = connect_neighbours(meeting)
-        except MissingChildren as missing:
-            self._neighbours = missing.connections
-            sentence = LOST_RANK.format(rank=", ".join(map(str, missing.ranks)))
-            self._tell({"lost": missing.ranks[0], "sentence": sentence})
-            raise UserError(sentence) from None
+        self._neighbours, missing = connect_neighbours(meeting)
+        if missing:
+            sentence = LOST_RANK.format(rank=", ".join(map(str, missing)))
+            self._tell({"lost": missing[0], "sentence": sentence})
+            raise UserError(sentence)
         if not self._children():
             self._all_below_finished.set()
         silence = meeting.identity.silence_seconds
