@@ -29,7 +29,7 @@ class Identity:
     world_size: int
     master_ip: str = DEFAULT_IP
     master_port: int = DEFAULT_PORT
-    source: str = "flags"  # flags, local, torchrun, environment (torchrun's variables alone), srun, mpirun or alone
+    source: str = "flags"  # flags, local, torchrun, environment (only torchrun's variables), srun, mpirun or alone
     store_is_served: bool = False  # torchrun's agent already serves a key-value store at master_ip:master_port
     attempt: str = "0"  # how often this host's ranks were started again; other hosts may have counted otherwise
     shares_terminal: bool = False  # started with others in one terminal: rank 0 speaks for all
@@ -60,12 +60,12 @@ class Identity:
 
     @property
     def listening_ip(self) -> str:
-        """Where rank 0 listens: at master_ip, or on loopback alone where all ranks are on one host."""
+        """Where rank 0 listens: at master_ip, or only on loopback where all ranks are on one host."""
         return DEFAULT_IP if self.one_host else self.master_ip
 
     @property
     def speaks(self) -> bool:
-        """Whether this rank prints its progress: every rank with a terminal of its own, else rank 0 alone."""
+        """Whether this rank prints its progress: every rank with a terminal of its own, else only rank 0."""
         return self.rank == 0 or not self.shares_terminal
 
 

@@ -18,7 +18,7 @@ class Meeting:
 
     `store` serves torch's process group, `hosts[r]` is the same for all ranks of a host, the other ranks reach this one
     at `address`, and `secret` is what the ranks share (it may be empty). Values are exchanged as JSON. `deadlocks`
-    knows what this rank waits for.
+    records what this rank waits for.
     """
 
     def __init__(

@@ -3,7 +3,7 @@
 A collective whose peer died may hang until its timeout, and its error does not say who died. So each rank keeps idle
 TCP connections to its neighbours in a tree, which in all but large worlds is a star around rank 0 (`neighbours`). The
 kernel closes them when the process ends, however it ends, and TCP's keepalive closes them when a host falls silent: a
-neighbour reads the end of the stream, knows which rank it was, and tells its other neighbours, who pass it on.
+neighbour reads the end of the stream and tells its other neighbours which rank it was; they pass it on.
 A rank that fails with a sentence sends that sentence first, so that all can repeat it. A rank passes on what it hears
 before it leaves, so its own end is never news. Ranks that wait for each other for ever find it out the same way
 (`deadlock`).
