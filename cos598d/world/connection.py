@@ -251,7 +251,7 @@ class Acceptor:
         line.sendall(ACCEPTED + _proof(keys[place], b"accepted", theirs, mine, rank))
         session = _proof(keys[place], b"session", theirs, mine, rank)
         connection = Connection(line, rank, session, accepted=True, largest=self._largest, key=place)
-        connection.deadline = deadline
+        connection.deadline = time.monotonic() + PENDING_SECONDS
         return connection
 
 

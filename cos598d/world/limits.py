@@ -91,9 +91,9 @@ def keep_freed_memory(environment: Mapping[str, str] = os.environ) -> bool:
     """Have glibc's malloc keep what is freed in blocks of up to a GiB; whether it does from now on.
 
     A step frees its activations and gradients, and the next one takes them again. Without this malloc gives back the
-    end of its heap each time, and any block of more than 32 MiB, such as a word embedding's gradient. The kernel hands out
-    the same pages again, each of them cleared, by a fault of its own: for MiniLM thousands a step. What a process holds
-    in a step it then holds between two steps, too.
+    end of its heap each time, and any block of more than 32 MiB, such as a word embedding's gradient. The kernel then
+    hands out the same pages again, each of them cleared, by a fault of its own: for MiniLM thousands a step. What a
+    process holds in a step it then holds between two steps, too.
 
     Nothing is changed where the user has set malloc's variables (MALLOC_ARENA_MAX, GLIBC_TUNABLES), nor where the C
     library has no such options.

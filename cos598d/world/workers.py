@@ -22,7 +22,8 @@ def may_fork() -> bool:
     """Whether a fork of this process, as it is now, can be all that a fresh interpreter would be.
 
     Only on Linux: other systems' libraries need not survive it. Not next to other threads, whose locks would stay
-    locked in the fork, and not where there may be a GPU, whose driver is of no use to a fork once it was asked for anything.
+    locked in the fork, and not where there may be a GPU, whose driver is of no use to a fork once it was asked for
+    anything.
     """
     return sys.platform == "linux" and len(os.listdir("/proc/self/task")) == 1 and not may_have_gpu()
 
