@@ -1,16 +1,19 @@
 """The ranks of one run once they have met: who and where they are, and how they exchange small values."""
 
 import json
+import time
 from collections.abc import Hashable, Sequence
-from datetime import timedelta
 from typing import Any
 
-from torch.distributed import DistNetworkError, Store
+from torch.distributed import Store
 
 from cos598d.errors import UserError
 from cos598d.terminal.words import ranks_in_words
 from cos598d.world.deadlock import DeadlockDetector
 from cos598d.world.identity import Identity
+from cos598d.world.store import StoreClient, StoreTimeout
+
+SHORTEST_POLL, LONGEST_POLL = 0.001, 0.05
 
 
 class Meeting:
@@ -33,7 +36,6 @@ class Meeting:
         self.identity, self.store, self.hosts, self.seconds = identity, store, list(hosts), seconds
         self.address, self.secret = address, secret
         self.deadlocks = DeadlockDetector()
-        store.set_timeout(timedelta(seconds=seconds))
         self._exchanges = 0
         self._read = ""  # on rank 0: the key of the last exchange's values
 
@@ -59,7 +61,7 @@ class Meeting:
             places = {text: place for place, text in enumerate(dict.fromkeys(texts))}
             self.store.set(f"{name}/all", f"[[{','.join(places)}],{json.dumps([places[text] for text in texts])}]")
             self._read = f"{name}/all"
-        values, of_ranks = json.loads(self._get(f"{name}/all", name))
+        values, of_ranks = json.loads(self._get([f"{name}/all"], name)[0])
         return [values[place] for place in of_ranks]
 
     def collect(self, value: Any) -> list[Any] | None:
@@ -80,20 +82,30 @@ class Meeting:
     def _take(self, name: str) -> list[str]:
         """On rank 0: every rank's value, as JSON."""
         keys = [f"{name}/{rank}" for rank in range(self.identity.world_size)]
-        texts = [self._get(key, name).decode() for key in keys]
+        texts = [value.decode() for value in self._get(keys, name)]
         # All ranks have read what the last exchange gave them, since they have begun this one.
         for key in (*keys, *filter(None, [self._read])):
             self.store.delete_key(key)
         self._read = ""
         return texts
 
-    def _get(self, key: str, name: str) -> bytes:
-        """The value of `key`, in the exchange `name`. Raises UserError where it does not come."""
+    def _get(self, keys: list[str], name: str) -> list[bytes]:
+        """The values of `keys`, in the exchange `name`. Raises UserError where they do not come."""
         try:
-            return self.store.get(key)
-        except DistNetworkError:
-            raise
-        except RuntimeError:  # stores have several kinds of it for what does not come in time
+            if isinstance(self.store, StoreClient):
+                return self.store.multi_get(keys)
+            self._poll(keys)
+            return [self.store.get(key) for key in keys]
+        except StoreTimeout:
             ranks = range(self.identity.world_size)
-            missing = [rank for rank in ranks if not self.store.check([f"{name}/{rank}"])]
+            missing = [rank for rank in ranks if not self.store.check([f"{name}/{rank}"])] or [0]
             raise UserError(f"no word from {ranks_in_words(missing)} within {self.seconds:g} s.") from None
+
+    def _poll(self, keys: list[str]) -> None:
+        """Wait for keys of a store of torch's, which itself looks seldom, and lets no signal through meanwhile."""
+        deadline, pause = time.monotonic() + self.seconds, SHORTEST_POLL
+        while not self.store.check(keys):
+            if time.monotonic() > deadline:
+                raise StoreTimeout("Timed out")
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_POLL)
