@@ -80,7 +80,8 @@ def test_an_exchange_gives_all_to_all_and_what_only_rank_0_needs_goes_only_there
         assert exchange_works(meetings)
         found = all_at_once(meetings, lambda meeting: meeting.collect(meeting.identity.rank))
         assert found == [list(range(12)), *[None] * 11]
-    assert meetings[0].store.num_keys() == 0, "what was exchanged is not kept"
+    if isinstance(meetings[0].store, StoreClient):
+        assert meetings[0].store.num_keys() == 0, "what was exchanged is not kept"
 
 
 @pytest.mark.parametrize(("come", "words"), [([0, 1], "rank 2"), ([1, 2], "rank 0"), ([1], "ranks 0, 2")])

@@ -36,6 +36,7 @@ class Meeting:
         self.identity, self.store, self.hosts, self.seconds = identity, store, list(hosts), seconds
         self.address, self.secret = address, secret
         self.deadlocks = DeadlockDetector()
+        self._is_served = isinstance(store, StoreClient)  # by rank 0; else by a store of torch's, for a few ranks
         self._exchanges = 0
         self._read = ""  # on rank 0: the key of the last exchange's values
 
@@ -55,6 +56,8 @@ class Meeting:
         Raises UserError, which names the ranks that did not call it within `seconds`.
         """
         name = self._give(value)
+        if not self._is_served:
+            return [json.loads(text) for text in self._take(name)]
         if self.identity.rank == 0:
             texts = self._take(name)
             # What several ranks say alike travels once: the distinct values, and the place of each rank's in them.
@@ -80,19 +83,20 @@ class Meeting:
         return name
 
     def _take(self, name: str) -> list[str]:
-        """On rank 0: every rank's value, as JSON."""
+        """Every rank's value, as JSON."""
         keys = [f"{name}/{rank}" for rank in range(self.identity.world_size)]
         texts = [value.decode() for value in self._get(keys, name)]
-        # All ranks have read what the last exchange gave them, since they have begun this one.
-        for key in (*keys, *filter(None, [self._read])):
-            self.store.delete_key(key)
-        self._read = ""
+        if self._is_served:
+            # All ranks have read what the last exchange gave them, since they have begun this one.
+            for key in (*keys, *filter(None, [self._read])):
+                self.store.delete_key(key)
+            self._read = ""
         return texts
 
     def _get(self, keys: list[str], name: str) -> list[bytes]:
         """The values of `keys`, in the exchange `name`. Raises UserError where they do not come."""
         try:
-            if isinstance(self.store, StoreClient):
+            if self._is_served:
                 return self.store.multi_get(keys)
             self._poll(keys)
             return [self.store.get(key) for key in keys]
