@@ -48,9 +48,9 @@ def run_killed(folder, work, step):
                 on_event("sync", (None,))
                 sync(descriptor)
 
-            from cos598d.checkpoints import tensors
+            from cos598d.checkpoints import layout
 
-            tensors.sync_to_disk = writer.sync_to_disk = sync_then
+            layout.sync_to_disk = writer.sync_to_disk = sync_then
             sys.addaudithook(lambda event, arguments: on_event(event, arguments or (None,)))
             work(lambda number: os.write(written, bytes([number])))
             status = 0
@@ -153,7 +153,7 @@ with open_checkpoints(checkpoints_folder, comm) as checkpoints:
         if room is not None:
             leave(room)
         checkpoints.save(Stateful(comm, iteration, scale=20), iteration, {}, lambda: own_of(comm, iteration))
-        said = checkpoints.close()
+        said = checkpoints.hear()
         has_tried = bool(wrote)
         wrote.clear()
         (place / "filler").unlink(missing_ok=True)
