@@ -98,7 +98,7 @@ class Checkpoints:
         return self._place
 
     def _claim(self) -> str:
-        """Have rank 0 lock the folder and make a probe in it; return a token that all ranks share and no other start has."""
+        """Have rank 0 lock the folder and make a probe in it; a token that all ranks share and no other start has."""
         first: dict[str, str] = {}
         if self._comm.rank == 0:
             try:
