@@ -15,6 +15,7 @@ from saved_states import SYNC, Stateful, Told, open_checkpoints, own_of, save, s
 from worlds import run_ranks
 
 from cos598d.checkpoints import find, load_random_states, random_states, writer
+from cos598d.checkpoints import save as saving
 from cos598d.checkpoints.restore import find_best
 from cos598d.checkpoints.snapshot import HostMemory
 from cos598d.comm.communicator import Communicator
@@ -54,33 +55,25 @@ def restored(comm, checkpoint, seed, sync=SYNC):
     return lost is None
 
 
-def save_and_restore(comm, folder):
+def saved_and_restored(comm, folder):
     save_all(folder, comm, 3, 5)
-    assert restored(comm, find("auto", Path(folder), comm), 5)
-    return sorted(os.listdir(Path(folder) / "step-00000005"))
+    return restored(comm, find("auto", Path(folder), comm), 5)
+
+
+def restored_elsewhere(comm, folder, sync):
+    return restored(comm, find("auto", Path(folder), comm), 5, sync)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_what_is_saved_comes_back_to_the_last_bit(tmp_path, ranks):
-    answers = run_ranks(ranks, save_and_restore, str(tmp_path / "checkpoints"))
+    """On another number of ranks or under another sync, all except what each rank's strategy remembered."""
+    assert run_ranks(ranks, saved_and_restored, str(tmp_path)) == [True] * ranks
     each = [f"{kind}.rank{rank}.safetensors" for kind in ("optimizer", "own") for rank in range(ranks)]
     files = [*each, *(f"rank{rank}.json" for rank in range(ranks)), "manifest.json", "model", "training.json"]
-    assert answers == [sorted(files)] * ranks
-
-
-def restore_elsewhere(comm, folder):
-    return restored(comm, find("auto", Path(folder), comm), 5)
-
-
-@pytest.mark.parametrize(("before", "after"), [(3, 1), (1, 2), (2, 3)])
-def test_another_number_of_ranks_takes_all_but_what_each_rank_remembered_alone(tmp_path, before, after):
-    run_ranks(before, save_and_restore, str(tmp_path))
-    assert run_ranks(after, restore_elsewhere, str(tmp_path)) == [False] * after
-
-
-def test_under_another_sync_a_strategy_s_own_memory_is_dropped_and_the_loss_named(tmp_path, comm):
-    save_all(tmp_path, comm, 5)
-    assert not restored(comm, find("auto", tmp_path, comm), 5, SYNC | {"bucket_mb": 5})
+    assert found_in(tmp_path / "step-00000005") == sorted(files)
+    after = {1: 2, 2: 3, 3: 1}[ranks]
+    assert run_ranks(after, restored_elsewhere, str(tmp_path), SYNC) == [False] * after
+    assert run_ranks(ranks, restored_elsewhere, str(tmp_path), SYNC | {"bucket_mb": 5}) == [False] * ranks
 
 
 def save_far(comm, folder):
@@ -384,37 +377,26 @@ def test_the_best_is_found_where_the_run_went_on_from_too(tmp_path, comm):
         assert find_best(folders, run, comm).iteration == 4
 
 
-def close_beside_a_slow_disk(comm, folder):
+def write_slowly(*arguments, write=writer.write_tensors):
+    time.sleep(0.5)
+    return write(*arguments)
+
+
+def close_with_a_slow_disk(comm, folder):
     if comm.rank == 0:
-        write = writer.write_tensors
-
-        def slow(*arguments):
-            time.sleep(0.5)
-            return write(*arguments)
-
-        writer.write_tensors = slow
+        writer.write_tensors = write_slowly
+    saving.LONG_SECONDS = 0.01
     with open_checkpoints(folder, comm) as checkpoints:
-        save(checkpoints, comm, 3)
-        return os.listdir(folder)
+        said = save(checkpoints, comm, 3)
+        return [said, found_in(folder)]
 
 
-def test_all_ranks_wait_for_the_checkpoint_that_a_slow_disk_takes(tmp_path):
+def test_all_ranks_wait_for_the_checkpoint_that_a_slow_disk_takes_and_rank_0_says_so(tmp_path):
     """Not in a collective, where their patience would end with --timeout."""
-    assert run_ranks(2, close_beside_a_slow_disk, str(tmp_path)) == [["step-00000003"]] * 2
-
-
-def test_who_waits_long_for_a_disk_is_told_so(tmp_path, comm, monkeypatch):
-    write = writer.write_tensors
-
-    def slow(*arguments):
-        time.sleep(0.2)
-        return write(*arguments)
-
-    monkeypatch.setattr(writer, "write_tensors", slow)
-    monkeypatch.setattr("cos598d.checkpoints.save.LONG_SECONDS", 0.01)
-    with open_checkpoints(tmp_path, comm) as checkpoints:
-        (sentence,) = save(checkpoints, comm, 3)
+    ((sentence,), first), *other = run_ranks(2, close_with_a_slow_disk, str(tmp_path))
     assert sentence.startswith(f"the checkpoint of iteration 3 is still being written to {tmp_path}, and all ranks")
+    assert first == ["step-00000003"]
+    assert other == [[[], first]]
 
 
 def rows_that_cannot_be_written(comm, folder):
