@@ -96,12 +96,13 @@ class OpenCheckpoint:
             for rank in ranks
         ]
         self.entries = [*self._model_entries(), *self._optimizer_entries()]
-        for name in map(OWN.format_map, ({"rank": rank} for rank in ranks)):
+        self._own_keys: dict[str, list[str]] = {}  # by file
+        for name in (OWN.format(rank=rank) for rank in ranks):
             if name in manifest.files:
                 with self._checked(name) as file:
-                    for key in file.keys():  # noqa: SIM118 - a file of tensors is no mapping
+                    self._own_keys[name] = list(file.keys())
+                    for key in self._own_keys[name]:
                         _stored(file, name, key, 0)
-        self.close()
 
     def read(self, place: int) -> torch.Tensor:
         """The tensor of `entries[place]`, on the host."""
@@ -112,34 +113,22 @@ class OpenCheckpoint:
     def own(self, rank: int, whose: Sequence[str]) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """What a rank remembered: facts by whose they are, and tensors by names that begin with it."""
         name = OWN.format(rank=rank)
-        facts = {one: self._ranks[rank][one] for one in whose}
-        if name not in self._manifest.files:
-            return facts, {}
-        keys = [key for key in self._file(name).keys() if key.split("/")[0] in whose]  # noqa: SIM118
-        return facts, {key: self._tensor(name, key) for key in keys}
+        keys = [key for key in self._own_keys.get(name, ()) if key.split("/")[0] in whose]
+        return {one: self._ranks[rank][one] for one in whose}, {key: self._tensor(name, key) for key in keys}
 
     def close(self) -> None:
         """Let go of the files, until something is read again."""
         self._open.clear()
 
-    def _file(self, name: str) -> Any:
-        """The open file of tensors `name`. Raises UserError where it cannot be read any more."""
+    def _tensor(self, name: str, key: str) -> torch.Tensor:
         try:
             if name not in self._open:
                 self._open[name] = safe_open(self._folder / name, framework="pt")
-            return self._open[name]
+            return self._open[name].get_tensor(key)
         except (SafetensorError, OSError) as error:
-            raise self._gone(name, error) from None
-
-    def _tensor(self, name: str, key: str) -> torch.Tensor:
-        try:
-            return self._file(name).get_tensor(key)
-        except SafetensorError as error:
-            raise self._gone(name, error) from None
-
-    def _gone(self, name: str, error: Exception) -> UserError:
-        why = printable(first_line(error))
-        return UserError(f"{self._folder / name} cannot be read any more ({why}): was it removed?")
+            raise UserError(
+                f"{self._folder / name} cannot be read any more ({printable(first_line(error))}): was it removed?"
+            ) from None
 
     @contextmanager
     def _checked(self, name: str) -> Iterator[Any]:

@@ -235,16 +235,14 @@ def transfer(comm: Communicator, files: Mapping[str, Mapping[str, torch.Tensor]]
         return
     for file, tensors in files.items():
         for name, tensor in tensors.items():
-            host = as_bytes(tensor)
-            # nccl sends what lies on a device.
-            travelling = host if comm.backend == "gloo" else host.to(comm.device)
-            with comm.composed("send", travelling, f"{file}/{name}", purpose=STATE) as call:
+            with (
+                _travelling(comm, tensor, comm.rank == target) as memory,
+                comm.composed("send", memory, f"{file}/{name}", purpose=STATE) as call,
+            ):
                 if comm.rank == source:
-                    call.swap(sends=[(travelling, target)])
+                    call.swap(sends=[(memory, target)])
                 else:
-                    call.swap(receives=[(travelling, source)])
-            if comm.rank == target and travelling is not host:
-                host.copy_(travelling)
+                    call.swap(receives=[(memory, source)])
 
 
 def _broadcast_json(comm: Communicator, value: Any, name: str) -> Any:
@@ -259,10 +257,16 @@ def _broadcast_json(comm: Communicator, value: Any, name: str) -> Any:
 
 def _broadcast(comm: Communicator, tensor: torch.Tensor, name: str) -> None:
     """Put rank 0's tensor, on the host, into each rank's."""
-    if comm.world_size == 1:
-        return
+    if comm.world_size > 1:
+        with _travelling(comm, tensor, comm.rank > 0) as memory:
+            comm.broadcast(memory, name, purpose=STATE)
+
+
+@contextlib.contextmanager
+def _travelling(comm: Communicator, tensor: torch.Tensor, arrives: bool) -> Iterator[torch.Tensor]:
+    """The bytes of a tensor on the host where the backend sends them from; what `arrives` there is then in `tensor`."""
     host = as_bytes(tensor)
-    travelling = host if comm.backend == "gloo" else host.to(comm.device)
-    comm.broadcast(travelling, name, purpose=STATE)
-    if comm.rank and travelling is not host:
-        host.copy_(travelling)
+    memory = host if comm.backend == "gloo" else host.to(comm.device)  # nccl sends what lies on a device
+    yield memory
+    if arrives and memory is not host:
+        host.copy_(memory)
