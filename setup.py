@@ -43,6 +43,7 @@ setup(
         "scipy>=1.11",
         "tqdm>=4.66",
         "tokenizers>=0.19",
+        "msgspec>=0.19",
         "safetensors>=0.4",
         "huggingface_hub>=0.23",
         "filelock>=3.13",

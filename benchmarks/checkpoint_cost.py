@@ -76,7 +76,11 @@ class Training:
 @contextlib.contextmanager
 def ours(training: Training, folder: Path) -> Iterator[Save]:
     """This project's checkpoints: verified by SHA-256, on the disk, the older one removed."""
-    with Checkpoints(folder, training.comm, 1, lambda _: None, {}) as checkpoints:
+
+    def fail(sentence: str) -> None:
+        raise SystemExit(sentence)
+
+    with Checkpoints(folder, training.comm, 1, lambda _: None, {}, None, fail) as checkpoints:
 
         def save(_: int) -> Callable[[], bool]:
             iteration = training.iteration
@@ -85,8 +89,7 @@ def ours(training: Training, folder: Path) -> Iterator[Save]:
             )
 
             def is_written() -> bool:
-                for sentence in checkpoints.poll():
-                    raise SystemExit(sentence)
+                checkpoints.poll()
                 return checkpoints.newest == iteration
 
             return is_written

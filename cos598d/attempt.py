@@ -1,25 +1,22 @@
 """One start of a run's training: from where the run is to its end, or until it is asked to stop."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from cos598d.checkpoints.control import TrainingControl
+from cos598d.checkpoints import Checkpoints
+from cos598d.checkpoints.control import Stopping, TrainingControl
 from cos598d.checkpoints.resume import how_to_go_on
-from cos598d.checkpoints.saver import Saving
-from cos598d.checkpoints.stopping import EarlyStopping, Stopping
-from cos598d.config import RunConfig
 from cos598d.errors import UserError
 from cos598d.evaluate import Evaluation
 from cos598d.plan import TrainingSetup
-from cos598d.terminal.console import Console
 from cos598d.terminal.signals import GOES_ON, Requests
 from cos598d.train import train
 
 
 @dataclass(frozen=True)
 class TrainResult:
-    """How an attempt ended, the same on every rank.
+    """How a start of a training ended, the same on every rank.
 
     stopped: why it was stopped before its work was done; None where it is done. saved: the iteration of the newest
     whole checkpoint; None where there is none. best: which evaluation was the best, JSON for the summary; None of none.
@@ -30,40 +27,42 @@ class TrainResult:
     best: dict[str, Any] | None
 
 
-def attempt(setup: TrainingSetup, evaluation: Evaluation, saving: Saving, began: float) -> TrainResult:
+def train_and_checkpoint(
+    setup: TrainingSetup, evaluation: Evaluation, checkpoints: Checkpoints, facts: Mapping[str, Any], began: float
+) -> TrainResult:
     """Train until the work is done, or until a signal or --max_seconds ask for the end. Every rank calls it.
 
-    Meanwhile the signals of `terminal/signals.ENDING` are only noted. `began` is the moment of time.monotonic() from
-    which --max_seconds counts. With --early_stopping the model is the best one afterwards. Raises UserError as `train`
-    does, and where no checkpoint can be kept.
+    Meanwhile the signals of `terminal/signals.ENDING` are only noted. `facts` are what must not change from one start
+    of a run to the next. `began` is the moment of time.monotonic() from which --max_seconds counts. With
+    --early_stopping the model is the best one afterwards. Raises UserError as `train` does, and where no checkpoint can
+    be kept.
     """
-    config, record, console = setup.config, setup.record, setup.console
-    with Requests() as requests, saving:
-        stopping = Stopping(config, setup.comm, requests, began)
-        keeper = TrainingControl(config, stopping, saving)
-        train(setup, lambda: evaluation(stopping.is_asked), keeper)
-        saved = saving.close()
-        if keeper.stopped:
+    with Requests() as requests, checkpoints:
+        stopping = Stopping(setup.config, setup.comm, requests, began)
+        control = TrainingControl(setup, stopping, checkpoints, facts)
+        train(setup, lambda: evaluation(stopping.is_asked), control)
+        saved = checkpoints.close()
+        if control.stopped:
             requests.is_met = True
-            record.ends(keeper.stopped)
-            return TrainResult(keeper.stopped, saved, None)
-        if keeper.early.is_over:
-            console.say(keeper.early.sentence())
-            record.ends(keeper.early.sentence())
-        return TrainResult(None, saved, _end_with_the_best(setup, keeper.early, saving, evaluation))
+            setup.record.ends(control.stopped)
+            return TrainResult(control.stopped, saved, None)
+        if control.early.is_over:
+            setup.console.say(control.early.sentence())
+            setup.record.ends(control.early.sentence())
+        return TrainResult(None, saved, _end_with_the_best(setup, control, checkpoints, evaluation))
 
 
 def _end_with_the_best(
-    setup: TrainingSetup, early: EarlyStopping, saving: Saving, evaluation: Evaluation
+    setup: TrainingSetup, control: TrainingControl, checkpoints: Checkpoints, evaluation: Evaluation
 ) -> dict[str, Any] | None:
-    """Say which evaluation was the best; with --early_stopping give `model` its weights, and evaluate it again."""
+    """Name the best evaluation; with --early_stopping give the model its weights, and evaluate it again."""
+    early, console = control.early, setup.console
     if early.best is None:
         return None
-    config, record, console = setup.config, setup.record, setup.console
     best = {"iteration": early.best_iteration, "metric": early.metric, "value": early.best}
-    if config.early_stopping is None or early.best_iteration == record.iterations:
+    if early.patience is None or early.best_iteration == setup.record.iterations:
         return best
-    if not saving.load_best(setup.model, early.best_iteration):  # its disk was full, or somebody took it away
+    if not checkpoints.load_best(setup.model, early.best_iteration):  # its disk was full, or somebody took it away
         console.say(f"the best model, after iteration {early.best_iteration}, could not be kept: the last one stays")
         return best
     metrics = evaluation() or {}
@@ -71,13 +70,15 @@ def _end_with_the_best(
     return best | {"evaluated": metrics}
 
 
-def leave(outcome: TrainResult, output: Path, config: RunConfig, iteration: int, console: Console) -> int:
+def leave(result: TrainResult, setup: TrainingSetup) -> int:
     """Say why a run stops before its work is done, and how it goes on; return the exit code.
 
     Raises UserError, the same on every rank, where it cannot go on: nothing is saved.
     """
-    if outcome.saved is None:
-        raise UserError(f"{outcome.stopped} after iteration {iteration}, and nothing of it could be saved.")
-    lost = "" if outcome.saved == iteration else f", and saved as it was after iteration {outcome.saved}"
-    console.say_last(f"{outcome.stopped} after iteration {iteration}{lost}: {how_to_go_on(output, config)}.")
+    iteration = setup.record.iterations
+    if result.saved is None:
+        raise UserError(f"{result.stopped} after iteration {iteration}, and nothing of it could be saved.")
+    lost = "" if result.saved == iteration else f", and saved as it was after iteration {result.saved}"
+    how = how_to_go_on(setup.record.folder, setup.config)
+    setup.console.say_last(f"{result.stopped} after iteration {iteration}{lost}: {how}.")
     return GOES_ON

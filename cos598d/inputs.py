@@ -1,8 +1,6 @@
 """What a run works on, found, checked and announced: its data and its model, the same on every rank."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -14,14 +12,14 @@ from cos598d.errors import UsageError, UserError
 from cos598d.measure.environment import network_facts
 from cos598d.measure.tensorboard import check_tensorboard
 from cos598d.models.build import ModelSource, find_model
+from cos598d.terminal.console import Console
 from cos598d.terminal.words import number_of
 from cos598d.world.devices import bf16_instructions
 
 IN_BF16 = 0.80  # of fp32's seconds a step, as measured for ddp (docs/measured.md, in bf16)
 
 
-@dataclass(frozen=True)
-class RunInputs:
+class RunInputs(NamedTuple):
     """What a run's flags name, the same for all ranks of a host. `location` is as the task's `locate` says."""
 
     task: Task
@@ -30,23 +28,28 @@ class RunInputs:
     source: ModelSource
 
 
-def find(config: RunConfig, between: Callable[[], None] = lambda: None) -> RunInputs:
-    """Find and check a run's data and its model, which may be downloaded from the hub; between the two call `between`.
+def find(config: RunConfig) -> RunInputs:
+    """Find and check a run's data and its model. Raises UserError for whatever cannot work."""
+    task, location, words = find_data(config)
+    return RunInputs(task, location, words, find_source(config, task))
 
-    Raises UserError for whatever cannot work.
-    """
+
+def find_data(config: RunConfig) -> tuple[Task, Any, str]:
+    """Find and check a run's data: the task, where its files are, and that in words. Raises UserError."""
     network_facts()  # so that a mistake in it is known now, not when the record is written
     if config.tensorboard:
         check_tensorboard()
     task = config.task()
     location, words = task.locate(config.data_dir)
     task.check(location, (["train"] if config.do_train else []) + list(task.evaluation_parts if config.do_eval else ()))
-    between()
-    return RunInputs(task, location, words, find_source(config, task))
+    return task, location, words
 
 
 def find_source(config: RunConfig, task: Task) -> ModelSource:
-    """Find a run's model for its task. Raises UserError where there is none, or it cannot read texts so long."""
+    """Find a run's model for its task, or download it from the hub.
+
+    Raises UserError where there is none, or it cannot read texts so long.
+    """
     source = find_model(
         config.model_name_or_path,
         config.model_type,
@@ -64,16 +67,26 @@ def find_source(config: RunConfig, task: Task) -> ModelSource:
     return source
 
 
-def check_same_on_all_ranks(comm: Communicator, task: str, part: str, features: Examples) -> None:
-    """Raise UserError, the same on every rank, when a rank's data are not rank 0's."""
-    found = comm.exchange([len(features), features.digest()])
+def load_examples(
+    part: str, config: RunConfig, inputs: RunInputs, encoder: Any, comm: Communicator, console: Console
+) -> Examples:
+    """Load the examples of a part of the task's data.
+
+    Raises UserError, the same on every rank, when a rank's data are not rank 0's.
+    """
+    task, limit = inputs.task, config.max_train_examples if part == "train" else config.max_eval_examples
+    examples = task.load(part, inputs.location, encoder, config.max_seq_length, config.overwrite_cache, limit)
+    found = comm.exchange([len(examples), examples.digest()])
     for rank, other in enumerate(found):
         if other != found[0]:
             raise UserError(
-                f"the {part} part of {task} differs: rank {rank} has {other[0]} examples and rank 0 has {found[0][0]}"
-                f"{', with other contents or another vocabulary' if other[0] == found[0][0] else ''}; "
+                f"the {part} part of {task.name} differs: rank {rank} has {other[0]} examples and rank 0 has "
+                f"{found[0][0]}{', with other contents or another vocabulary' if other[0] == found[0][0] else ''}; "
                 f"give every rank the same data and model."
             )
+    for line in task.remarks(part, examples):
+        console.say(line)
+    return examples
 
 
 def announced(config: RunConfig, inputs: RunInputs, comm: Communicator, threads: int) -> list[str]:

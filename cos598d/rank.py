@@ -1,10 +1,11 @@
-"""The frame of one rank: prepare alone, meet the others, work, and leave in a sentence whatever goes wrong."""
+"""The frame of one rank's process: it meets the others, works, and leaves in a sentence whatever goes wrong."""
 
 import re
 import signal
 import traceback
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from types import TracebackType
+from typing import Any, NamedTuple
 
 import torch
 
@@ -28,18 +29,6 @@ ANSWER_SECONDS = 2.0  # a neighbour that runs answers in milliseconds, whatever 
 BROKEN_COLLECTIVE = ("gloo", "Connection closed", "Connection reset", "Timed out", "NCCL")
 
 
-class RankWork(Protocol):
-    """What a rank does: `prepare` alone, before anybody waits for it, then `work` once the ranks have met.
-
-    `prepare` finds and checks what this rank can alone. `work` is given the meeting (None for a single rank), and
-    returns the process's exit code.
-    """
-
-    def prepare(self) -> None: ...
-
-    def work(self, meeting: Meeting | None) -> int: ...
-
-
 class StoppedBySignal(BaseException):
     """A scheduler's signal arrived. Not an Exception, so that nothing takes it for an error to recover from."""
 
@@ -56,7 +45,7 @@ class RankContext(NamedTuple):
     ranks_on_host: int
 
 
-def take_station(meeting: Meeting | None, backend: str, no_cuda: bool, threads: int | None) -> RankContext:
+def init_rank(meeting: Meeting | None, backend: str, no_cuda: bool, threads: int | None) -> RankContext:
     """Choose this rank's device and threads, and open the process group of those that met (None: a single rank)."""
     use_cuda = torch.cuda.is_available() and not no_cuda
     device = choose_device(use_cuda, meeting.index_on_host if meeting else 0)
@@ -69,58 +58,82 @@ def take_station(meeting: Meeting | None, backend: str, no_cuda: bool, threads: 
     return RankContext(Communicator(meeting, backend, device), threads, ranks_on_host)
 
 
-def be_rank(identity: Identity, seconds: float, facts: Mapping[str, Any], does: RankWork) -> int:
-    """Be one rank and return the process's exit code; every failure is printed as one sentence.
+class RankProcess:
+    """The context in which this process is a rank. `exit_code` is its work's, or that of what ended it.
 
-    The rank prepares. Then the ranks meet within `seconds` and compare `facts` (`meet` says how), and each does its
-    work. The code is the work's, once all ranks have done theirs.
+    1. First the rank checks what it can check by itself, before other ranks wait for it.
+    2. `meet` waits for the others. From then on a rank that fails tells them, and they leave with its sentence.
+    3. At its end the context waits until all ranks have done their work.
 
-    A rank that fails after it met the others tells them, and they leave with its sentence. It does not return then,
-    but ends the process: the threads of a broken process group would hold it.
+    No exception leaves the context: a failure is printed as one sentence. After `meet` a failure does not leave it
+    either, but ends the process: the threads of a broken process group would hold it.
     """
-    watchdog: Watchdog | None = None
-    is_prepared = False
-    before = {number: signal.getsignal(number) for number in ENDING}
-    for number in before:
-        if number != signal.SIGINT:
-            signal.signal(number, _stop)
-    try:
-        does.prepare()
-        is_prepared = True
-        meeting = meet(identity, seconds, facts) if identity.world_size > 1 else None
-        if meeting:
-            watchdog = Watchdog(meeting)
-        exit_code = does.work(meeting)
-        if watchdog:
-            watchdog.close()
+
+    exit_code = 0
+
+    def __init__(self, identity: Identity):
+        self._identity = identity
+        self._watchdog: Watchdog | None = None
+        self._is_prepared = False
+
+    def __enter__(self) -> "RankProcess":
+        self._before = {number: signal.getsignal(number) for number in ENDING}
+        for number in self._before:
+            if number != signal.SIGINT:
+                signal.signal(number, _stop)
+        return self
+
+    def meet(self, seconds: float, facts: Mapping[str, Any]) -> Meeting | None:
+        """Meet the other ranks within `seconds`, and compare `facts`; None for a single rank. Raises as `meet`."""
+        self._is_prepared = True
+        if self._identity.world_size == 1:
+            return None
+        meeting = meet(self._identity, seconds, facts)
+        self._watchdog = Watchdog(meeting)
+        return meeting
+
+    def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> bool:
+        try:
+            if error is None:
+                self._leave()
+        except BaseException as failure:
+            error = failure
+        if error is not None:
+            self._fail(error)
+        return True
+
+    def _leave(self) -> None:
+        """The work is done: wait for the others' and close the process group."""
+        if self._watchdog:
+            self._watchdog.close()
         process_group.close_group()
-        for number, handler in before.items():
-            if exit_code != GOES_ON or number == signal.SIGINT:  # schedulers repeat their signals to the very end
+        for number, handler in self._before.items():
+            if self.exit_code != GOES_ON or number == signal.SIGINT:  # schedulers repeat their signals to the very end
                 signal.signal(number, handler)
-        return exit_code
-    except BaseException as error:
+
+    def _fail(self, error: BaseException) -> None:
+        """Tell the other ranks and the user what ended this one."""
         # From here on this process only leaves: a launcher's SIGTERM must not interrupt its last words.
-        for number in before:
+        for number in self._before:
             signal.signal(number, signal.SIG_IGN)
-        sentence, exit_code = _explain(error, watchdog)
-        failed_alone = not is_prepared and isinstance(error, UserError)
-    if watchdog:
-        watchdog.fail(sentence, exit_code)
-        exit_now(identity.rank, sentence, exit_code)
-    process_group.close_group()
-    who = identity.rank if identity.world_size > 1 else None
-    if not failed_alone or who is None:
-        print_last_words(who, sentence)
-    elif identity.shares_terminal:  # the launcher takes the others down
-        with first_to_say(sentence) as is_first:
-            if is_first:
-                print_last_words(who, sentence)
-    else:
-        print_last_words(who, sentence)
-        tell_failure(identity, sentence)
-    for number, handler in before.items():
-        signal.signal(number, handler)
-    return exit_code
+        identity = self._identity
+        sentence, self.exit_code = _explain(error, self._watchdog)
+        if self._watchdog:
+            self._watchdog.fail(sentence, self.exit_code)
+            exit_now(identity.rank, sentence, self.exit_code)
+        process_group.close_group()
+        who = identity.rank if identity.world_size > 1 else None
+        if who is None or self._is_prepared or not isinstance(error, UserError):
+            print_last_words(who, sentence)
+        elif identity.shares_terminal:  # the launcher takes the others down
+            with first_to_say(sentence) as is_first:
+                if is_first:
+                    print_last_words(who, sentence)
+        else:
+            print_last_words(who, sentence)
+            tell_failure(identity, sentence)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
 
 def _explain(error: BaseException, watchdog: Watchdog | None) -> tuple[str, int]:

@@ -57,13 +57,13 @@ def step(
 def train(
     setup: TrainingSetup,
     evaluate: Callable[[], dict[str, Any] | None],
-    keeper: TrainingControl | None = None,
+    control: TrainingControl | None = None,
 ) -> None:
     """Train the model of `setup` in place: every rank calls it with the same arguments.
 
     `evaluate` returns the current model's metrics, or None where it was broken off because a rank is asked to end;
-    every rank calls it after every epoch, and where --eval_steps says so. `keeper` saves the training, and tells where
-    it goes on and when it ends early; without one nothing is saved.
+    every rank calls it after every epoch, and where --eval_steps says so. `control` restores and saves the training,
+    and ends it early; without one nothing is saved.
 
     Raises UserError, the same on every rank, when a global batch's loss or, before an evaluation, a weight is not
     finite, when the replicas have diverged, and when fp16's loss scale would fall below 1.
@@ -71,15 +71,15 @@ def train(
     config, comm, model, strategy = setup.config, setup.comm, setup.model, setup.strategy
     features, record, console = setup.examples, setup.record, setup.console
     plan = Plan(config, len(features), comm.world_size)
-    keeper = keeper or TrainingControl(config)
+    control = control or TrainingControl(setup)
     clock = IterationClock(comm.device)
     job = TrainingSpec(
         without_values(model), comm.world_size, comm.rank, states_per_weight(config), counter_bytes(config)
     )
-    observed = TimedStrategy(strategy, clock, comm, keeper.votes)
+    observed = TimedStrategy(strategy, clock, comm, control.votes)
     module = observed.attach(model, functools.partial(make_optimizer, config=config))
     model.train()
-    at = keeper.begin(strategy, plan)  # the beginning, or where an earlier start of this run was saved
+    at = control.begin(plan)  # the beginning, or where an earlier start of this run was saved
     observed.watched = min(at.iteration + WARM_UP, plan.steps)
 
     def split(batch: np.ndarray) -> list[MicroBatch]:
@@ -107,11 +107,11 @@ def train(
         _check_weights(model, at.iteration, config.learning_rate)
         found, epoch = evaluate(), plan.epoch_of(at.iteration)
         if found is None:
-            keeper.count([sum(votes) for votes in zip(*comm.exchange(keeper.votes()), strict=True)])
+            control.count([sum(votes) for votes in zip(*comm.exchange(control.votes()), strict=True)])
             return
         at.evaluated = at.iteration
-        keeper.see(found, at)
-        if plan.ends_epoch(at.iteration) or keeper.is_over:
+        control.see(found, at)
+        if plan.ends_epoch(at.iteration) or control.is_over:
             cut = {"is_cut": True} if at.epoch_iterations < plan.epoch_steps else {}
             record.epoch({"epoch": epoch} | cut | at.end_epoch(plan.share(at.iteration)) | found)
             console.epoch(record.epochs[-1])
@@ -122,13 +122,13 @@ def train(
 
     def goes_on() -> bool:
         """Do what is due between two steps; whether another one follows."""
-        if plan.evaluates(at) and not keeper.is_over:
+        if plan.evaluates(at) and not control.is_over:
             validate()
-        if keeper.saves(at):
+        if control.saves(at):
             record.begin_saving()
             with clock.phase("checkpoint"):
-                keeper.save(at)
-        return not keeper.is_over
+                control.save(at)
+        return not control.is_over
 
     with console.progress(plan.steps, at.iteration, config.log_every) as progress:
         batches = plan.batches(after=at.iteration) if goes_on() else ()
@@ -150,7 +150,7 @@ def train(
             if config.check_replicas and at.iteration % config.check_replicas == 0:
                 with strategy.whole():
                     _check_replicas(comm, strategy, model.named_parameters(), at.iteration)
-            keeper.count(observed.counted)
+            control.count(observed.counted)
             if not goes_on():
                 break
     expected = strategy.expected_memory(replace(job, passes=max(1, observed.passes)))

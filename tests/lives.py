@@ -6,18 +6,19 @@ import json
 import os
 import signal
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
 
 from cos598d import evaluate
-from cos598d.attempt import attempt
-from cos598d.checkpoints import prune, saving, writer
+from cos598d.attempt import train_and_checkpoint
+from cos598d.checkpoints import FOLDER, Checkpoints, save, writer
+from cos598d.checkpoints import folder as of_checkpoints
 from cos598d.checkpoints.layout import step_name, steps
 from cos598d.checkpoints.restore import open_checkpoint
 from cos598d.checkpoints.resume import facts_of, find_checkpoint, open_record
-from cos598d.checkpoints.saver import Saving
 from cos598d.config import RunConfig
 from cos598d.data.text.tokenization import load_encoder
 from cos598d.evaluate import Evaluation
@@ -69,8 +70,16 @@ def live(comm, folder, values, fate=None, age=0.0):
     with open_record(Path(folder), config, comm, found) as record:
         comm.ledger = record.ledger
         setup = TrainingSetup(config, comm, model, strategy, train, record, console)
-        saving = Saving(setup, lambda place: save_description(place, model, encoder), facts, found)
-        outcome = attempt(setup, evaluation, saving, time.monotonic() - age)
+        checkpoints = Checkpoints(
+            Path(folder) / FOLDER,
+            comm,
+            config.keep,
+            lambda place: save_description(place, model, encoder),
+            {"sync": config.sync} | asdict(config.sync_options()),
+            found,
+            console.warn,
+        )
+        outcome = train_and_checkpoint(setup, evaluation, checkpoints, facts, time.monotonic() - age)
         share = record.share()
         return {
             "from": found.iteration if found else 0,
@@ -190,12 +199,12 @@ def _arrange(point, iteration, comm, folder):
         IterationClock.phase = fatal
     else:
         place, name, is_it = {
-            "copy": (saving, "take", lambda *_: comm.ledger.iteration == iteration),
+            "copy": (save, "take", lambda *_: comm.ledger.iteration == iteration),
             "write": (writer, "write_tensors", lambda path, *_: step_name(iteration) in str(path)),
             "manifest": (writer.Manifest, "text", lambda manifest: manifest.iteration == iteration),
             "rename": (writer, "take_name", lambda _, target, __: target.name == step_name(iteration)),
             "renamed": (writer, "prune", lambda _, manifest, *__: manifest.iteration == iteration),
-            "prune": (prune, "remove_known", lambda path, *_, **__: str(path).endswith("removed")),
+            "prune": (of_checkpoints, "remove_known", lambda path, *_, **__: str(path).endswith("removed")),
         }[point]
         half = _half_written if point == "write" else None
         _before(place, name, is_it, lambda: _die(comm, folder, iteration), half)

@@ -83,16 +83,30 @@ def own_of(comm, seed):
     return RankState({"row": seed * 100 + comm.rank}, {"random": torch.arange(4) + comm.rank + seed})
 
 
+class Told(Checkpoints):
+    """Checkpoints of the fake strategy that are open at once, and keep what they say in `said`."""
+
+    def __init__(self, folder, comm, keep=2, resumed=None, describe=describe):
+        self.said = []
+        super().__init__(Path(folder), comm, keep, describe, SYNC, resumed, self.said.append)
+        self.open()
+
+    def hear(self):
+        """What they have said since the last call, once nothing is being written any more."""
+        self.close()
+        said, self.said[:] = list(self.said), []
+        return said
+
+
 def open_checkpoints(folder, comm, keep=2, resumed=None):
-    """The checkpoints of a run of the fake strategy."""
-    return Checkpoints(Path(folder), comm, keep, describe, SYNC, resumed)
+    return Told(folder, comm, keep, resumed)
 
 
 def save(checkpoints, comm, iteration, is_best=False):
     """Save the state that follows from the iteration's number; return what there is to say of it."""
     training = {"position": {"epoch": 1, "iteration": iteration}}
     checkpoints.save(Stateful(comm, iteration), iteration, training, lambda: own_of(comm, iteration), is_best)
-    return checkpoints.close()
+    return checkpoints.hear()
 
 
 def save_all(folder, comm, *iterations, keep=2, best=(), resumed=None):

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from saved_states import SYNC, Stateful, describe, open_checkpoints, own_of, save, save_all
+from saved_states import SYNC, Stateful, Told, open_checkpoints, own_of, save, save_all
 from worlds import run_ranks
 
-from cos598d.checkpoints import Checkpoints, find, load_random_states, random_states, saving, writer
+from cos598d.checkpoints import find, load_random_states, random_states, writer
+from cos598d.checkpoints import save as saving
+from cos598d.checkpoints.restore import find_best
 from cos598d.checkpoints.snapshot import HostMemory
 from cos598d.comm.communicator import Communicator
 from cos598d.data.text.tokenization import load_encoder
@@ -33,65 +35,52 @@ def found_in(folder):
 
 
 def restored(comm, checkpoint, seed, sync=SYNC):
-    """Restore on this rank, hold it to what iteration `seed` had, and return what came with it."""
-    strategy = Stateful(comm, seed=999)
-    found = checkpoint.restore(strategy, comm, sync)
-    saved = Stateful(comm, seed)
+    """Restore on this rank, hold it to what iteration `seed` had; whether all came back, with the same ranks."""
+    strategy, saved = Stateful(comm, seed=999), Stateful(comm, seed)
+    own, lost = checkpoint.restore(strategy, comm, sync)
     strategy.assert_loaded(saved)
     assert strategy.scalars_loaded == saved.scalars()
-    if found.is_same_world:
+    if lost is None:
         facts, tensors = saved.own_state()
         assert strategy.own[0] == facts
         assert torch.equal(strategy.own[1]["error"], tensors["error"])
     else:
         assert strategy.own is None
-        assert found.lost == strategy.own_is_lost
+        assert lost == strategy.own_is_lost
     if comm.rank < checkpoint.world_size:
-        assert found.own.facts == own_of(comm, seed).facts
-        assert torch.equal(found.own.tensors["random"], own_of(comm, seed).tensors["random"])
+        assert own.facts == own_of(comm, seed).facts
+        assert torch.equal(own.tensors["random"], own_of(comm, seed).tensors["random"])
     else:
-        assert found.own is None
-    return found
+        assert own is None
+    return lost is None
 
 
-def save_and_restore(comm, folder):
+def saved_and_restored(comm, folder):
     save_all(folder, comm, 3, 5)
-    found = restored(comm, find("auto", Path(folder), comm), 5)
-    assert found.is_same_world
-    return sorted(os.listdir(Path(folder) / "step-00000005"))
+    return restored(comm, find("auto", Path(folder), comm), 5)
+
+
+def restored_elsewhere(comm, folder, sync):
+    return restored(comm, find("auto", Path(folder), comm), 5, sync)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_what_is_saved_comes_back_to_the_last_bit(tmp_path, ranks):
-    answers = run_ranks(ranks, save_and_restore, str(tmp_path / "checkpoints"))
+    """On another number of ranks or under another sync, all except what each rank's strategy remembered."""
+    assert run_ranks(ranks, saved_and_restored, str(tmp_path)) == [True] * ranks
     each = [f"{kind}.rank{rank}.safetensors" for kind in ("optimizer", "own") for rank in range(ranks)]
     files = [*each, *(f"rank{rank}.json" for rank in range(ranks)), "manifest.json", "model", "training.json"]
-    assert answers == [sorted(files)] * ranks
-
-
-def restore_elsewhere(comm, folder):
-    found = restored(comm, find("auto", Path(folder), comm), 5)
-    return [found.is_same_world, found.lost]
-
-
-@pytest.mark.parametrize(("before", "after"), [(3, 1), (1, 2), (2, 3)])
-def test_another_number_of_ranks_takes_all_but_what_each_rank_remembered_alone(tmp_path, before, after):
-    run_ranks(before, save_and_restore, str(tmp_path))
-    assert run_ranks(after, restore_elsewhere, str(tmp_path)) == [[False, Stateful.own_is_lost]] * after
-
-
-def test_under_another_sync_a_strategy_s_own_memory_is_dropped_and_the_loss_named(tmp_path, comm):
-    save_all(tmp_path, comm, 5)
-    found = restored(comm, find("auto", tmp_path, comm), 5, SYNC | {"bucket_mb": 5})
-    assert not found.is_same_world
+    assert found_in(tmp_path / "step-00000005") == sorted(files)
+    after = {1: 2, 2: 3, 3: 1}[ranks]
+    assert run_ranks(after, restored_elsewhere, str(tmp_path), SYNC) == [False] * after
+    assert run_ranks(ranks, restored_elsewhere, str(tmp_path), SYNC | {"bucket_mb": 5}) == [False] * ranks
 
 
 def save_far(comm, folder):
     # A rank that has another disk has no such folder, or another one of this name.
     mine = Path(folder) / ("" if comm.rank != 1 else "elsewhere")
     save_all(mine, comm, 4, 5)
-    found = restored(comm, find("auto", mine, comm), 5)
-    return [found.is_same_world, mine.exists()]
+    return [restored(comm, find("auto", mine, comm), 5), mine.exists()]
 
 
 def test_what_a_rank_on_another_disk_has_reaches_rank_0_which_alone_needs_the_folder(tmp_path):
@@ -124,9 +113,9 @@ def test_the_weights_load_as_any_model_s(tmp_path, comm):
 
     strategy = Stateful(comm)
     strategy.wholes = {("weights", name): parameter.detach() for name, parameter in model.named_parameters()}
-    with Checkpoints(tmp_path, comm, 1, describe, SYNC) as checkpoints:
+    with Told(tmp_path, comm, 1, describe=describe) as checkpoints:
         checkpoints.save(strategy, 1, {}, lambda: own_of(comm, 1))
-        assert checkpoints.close() == []
+        assert checkpoints.hear() == []
     found = find_model(str(tmp_path / "step-00000001" / "model"))
     loaded = build_model(found, "sequence_classification", 2, 0.0, seed=4).state_dict()
     assert all(torch.equal(loaded[name], tensor) for name, tensor in model.state_dict().items())
@@ -153,7 +142,7 @@ def test_what_a_device_copies_is_written_when_it_has_arrived(tmp_path, comm, mon
         checkpoints._memory = HostMemory(torch.device("cuda"))
         monkeypatch.setattr(checkpoints._memory, "_new", lambda size: torch.empty(size, dtype=torch.uint8))
         checkpoints.save(strategy, 1, {}, lambda: own_of(comm, 1))
-        assert checkpoints.close() == []
+        assert checkpoints.hear() == []
     assert is_there == [True]
 
 
@@ -221,7 +210,7 @@ def test_a_run_that_went_back_drops_what_came_after_only_when_it_has_a_checkpoin
         assert found_in(tmp_path) == ["step-00000010", "step-00000020", "step-00000030"]
         save(checkpoints, comm, 20)
     assert found_in(tmp_path) == ["step-00000010", "step-00000020"]
-    assert restored(comm, find("auto", tmp_path, comm), 20).is_same_world
+    assert restored(comm, find("auto", tmp_path, comm), 20)
 
 
 def test_an_earlier_run_s_checkpoints_stand_until_the_new_run_has_one(tmp_path, comm):
@@ -260,7 +249,7 @@ def test_of_two_runs_in_one_folder_the_second_is_told(tmp_path, comm):
         with pytest.raises(UserError, match="one is in use by another run: choose another --output_dir"):
             open_checkpoints(tmp_path / "one", comm)
         assert found_in(tmp_path / "one") == []
-    open_checkpoints(tmp_path / "one", comm).close()
+    open_checkpoints(tmp_path / "one", comm).__exit__()
 
 
 def refuse(comm, folder):
@@ -310,7 +299,7 @@ def test_a_defect_while_writing_is_raised_where_the_training_hears_of_it(tmp_pat
     def broken(_):
         raise ZeroDivisionError("a defect")
 
-    with Checkpoints(tmp_path, comm, 2, broken, SYNC) as checkpoints:
+    with Told(tmp_path, comm, describe=broken) as checkpoints:
         checkpoints.save(Stateful(comm), 1, {}, lambda: own_of(comm, 1))
         with pytest.raises(ZeroDivisionError, match="a defect"):
             checkpoints.close()
@@ -352,10 +341,10 @@ def test_a_checkpoint_a_run_and_a_run_s_checkpoints_can_be_named(tmp_path, comm)
 
 def load_best(comm, folder):
     with open_checkpoints(folder, comm) as checkpoints:
-        assert checkpoints.best() is None
+        assert not checkpoints.load_best(torch.nn.Module(), 1)
         for iteration in (1, 2, 3):
             save(checkpoints, comm, iteration, is_best=iteration < 3)
-        best = checkpoints.best()
+        assert not checkpoints.load_best(torch.nn.Module(), 1), "it is not the best any more"
     model = torch.nn.Module()
     model.layer = torch.nn.Linear(2, 1)
     model.register_buffer("counted", torch.zeros(3))
@@ -367,14 +356,14 @@ def load_best(comm, folder):
         strategy.wholes |= {("buffers", "counted"): torch.arange(3.0), ("exp_avg", "layer.bias"): torch.ones(1)}
         checkpoints.save(strategy, 1, {}, lambda: own_of(comm, 1), is_best=True)
         checkpoints.close()
-        checkpoints.best().load_model(model, comm)
+        assert checkpoints.load_best(model, 1)
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, strategy.wholes["buffers" if name == "counted" else "weights", name]), name
-    return best.iteration
+    return found_in(folder)
 
 
 def test_the_best_checkpoint_s_model_is_there_on_every_rank(tmp_path):
-    assert run_ranks(2, load_best, str(tmp_path)) == [2, 2]
+    assert run_ranks(2, load_best, str(tmp_path)) == [["model", "step-00000002", "step-00000003"]] * 2
 
 
 def test_the_best_is_found_where_the_run_went_on_from_too(tmp_path, comm):
@@ -382,43 +371,32 @@ def test_the_best_is_found_where_the_run_went_on_from_too(tmp_path, comm):
     found = find(str(tmp_path / "old"), None, comm)
     with open_checkpoints(tmp_path / "new", comm, resumed=found) as checkpoints:
         save(checkpoints, comm, 3)
-        assert checkpoints.best().path == tmp_path / "old" / "step-00000001"
+        folders, run = [tmp_path / "new", tmp_path / "old"], found.run
+        assert find_best(folders, run, comm).path == tmp_path / "old" / "step-00000001"
         save(checkpoints, comm, 4, is_best=True)
-        assert checkpoints.best().iteration == 4
+        assert find_best(folders, run, comm).iteration == 4
 
 
-def close_beside_a_slow_disk(comm, folder):
+def write_slowly(*arguments, write=writer.write_tensors):
+    time.sleep(0.5)
+    return write(*arguments)
+
+
+def close_with_a_slow_disk(comm, folder):
     if comm.rank == 0:
-        write = writer.write_tensors
-
-        def slow(*arguments):
-            time.sleep(0.5)
-            return write(*arguments)
-
-        writer.write_tensors = slow
+        writer.write_tensors = write_slowly
+    saving.LONG_SECONDS = 0.01
     with open_checkpoints(folder, comm) as checkpoints:
-        save(checkpoints, comm, 3)
-        return os.listdir(folder)
+        said = save(checkpoints, comm, 3)
+        return [said, found_in(folder)]
 
 
-def test_all_ranks_wait_for_the_checkpoint_that_a_slow_disk_takes(tmp_path):
+def test_all_ranks_wait_for_the_checkpoint_that_a_slow_disk_takes_and_rank_0_says_so(tmp_path):
     """Not in a collective, where their patience would end with --timeout."""
-    assert run_ranks(2, close_beside_a_slow_disk, str(tmp_path)) == [["step-00000003"]] * 2
-
-
-def test_who_waits_long_for_a_disk_is_told_so(tmp_path, comm, monkeypatch):
-    write, said = writer.write_tensors, []
-
-    def slow(*arguments):
-        time.sleep(0.2)
-        return write(*arguments)
-
-    monkeypatch.setattr(writer, "write_tensors", slow)
-    monkeypatch.setattr(saving, "LONG_SECONDS", 0.01)
-    with Checkpoints(tmp_path, comm, 2, describe, SYNC, warn=said.append) as checkpoints:
-        assert save(checkpoints, comm, 3) == []
-    (sentence,) = said
+    ((sentence,), first), *other = run_ranks(2, close_with_a_slow_disk, str(tmp_path))
     assert sentence.startswith(f"the checkpoint of iteration 3 is still being written to {tmp_path}, and all ranks")
+    assert first == ["step-00000003"]
+    assert other == [[[], first]]
 
 
 def rows_that_cannot_be_written(comm, folder):
@@ -428,7 +406,7 @@ def rows_that_cannot_be_written(comm, folder):
 
     with open_checkpoints(folder, comm) as checkpoints:
         checkpoints.save(Stateful(comm, 3), 3, {}, lambda: replace(own_of(comm, 3), complete=full))
-        return checkpoints.close()
+        return checkpoints.hear()
 
 
 def test_a_checkpoint_whose_rows_are_not_on_the_disk_is_none(tmp_path):

@@ -267,7 +267,7 @@ FORGED_TENSORS = [
 def test_a_tensor_of_another_dtype_or_shape_is_named_by_its_file(name, key, change, words, tmp_path):
     with open_checkpoints(tmp_path / "checkpoints", COMM) as checkpoints:
         checkpoints.save(trained()[0], 4, {}, lambda: own_of(COMM, 4))
-        assert checkpoints.close() == []
+        assert checkpoints.hear() == []
     place = tmp_path / "checkpoints" / NEWEST
     with safe_open(place / name, framework="pt") as file:
         tensors, metadata = {one: file.get_tensor(one) for one in file.keys()}, file.metadata()  # noqa: SIM118

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from full_disk import needs_small_disks, on_small_disk
-from saved_states import SYNC, Stateful, open_checkpoints, own_of, save, save_all
-from worlds import RankFailure, run_ranks
+from saved_states import SYNC, Stateful, open_checkpoints, save, save_all
 
 from cos598d.checkpoints import find, writer
 from cos598d.checkpoints.layout import steps
@@ -48,9 +47,9 @@ def run_killed(folder, work, step):
                 on_event("sync", (None,))
                 sync(descriptor)
 
-            from cos598d.checkpoints import tensors
+            from cos598d.checkpoints import layout
 
-            tensors.sync_to_disk = writer.sync_to_disk = sync_then
+            layout.sync_to_disk = writer.sync_to_disk = sync_then
             sys.addaudithook(lambda event, arguments: on_event(event, arguments or (None,)))
             work(lambda number: os.write(written, bytes([number])))
             status = 0
@@ -106,30 +105,6 @@ def test_killed_before_any_operation_on_the_disk_a_save_costs_no_more_than_itsel
     assert killed > 60, "the hook saw the operations"
 
 
-def killed_while_writing(comm, folder, rank, function):
-    save_all(folder, comm, 3)
-    comm.exchange("the first is whole")
-    if comm.rank == rank:
-        setattr(writer, function, lambda *_: kill_myself())
-    with open_checkpoints(folder, comm) as checkpoints:
-        checkpoints.save(Stateful(comm, 4), 4, {}, lambda: own_of(comm, 4))
-        comm.exchange("the training goes on")
-        checkpoints.close()
-        comm.exchange("never, with a rank gone")
-
-
-@pytest.mark.parametrize(
-    ("rank", "function"), [(0, "write_tensors"), (1, "write_tensors"), (0, "take_name"), (0, "prune")]
-)
-def test_a_rank_that_is_killed_while_writing_takes_the_others_down_and_not_the_older_checkpoint(
-    tmp_path, rank, function
-):
-    with pytest.raises(RankFailure):
-        run_ranks(2, killed_while_writing, str(tmp_path), rank, function)
-    found = find("auto", tmp_path, COMM)
-    assert (found.iteration, found.remarks) == (4 if function == "prune" else 3, [])
-
-
 FULL = """
 import torch
 from cos598d.checkpoints import find, writer
@@ -153,7 +128,7 @@ with open_checkpoints(checkpoints_folder, comm) as checkpoints:
         if room is not None:
             leave(room)
         checkpoints.save(Stateful(comm, iteration, scale=20), iteration, {}, lambda: own_of(comm, iteration))
-        said = checkpoints.close()
+        said = checkpoints.hear()
         has_tried = bool(wrote)
         wrote.clear()
         (place / "filler").unlink(missing_ok=True)

@@ -11,7 +11,7 @@ from cos598d.commands.bench import peaks
 from cos598d.config import RunConfig
 from cos598d.errors import UserError
 from cos598d.inputs import bf16_remark
-from cos598d.rank import take_station
+from cos598d.rank import init_rank
 from cos598d.tools.bench.rounds import fits
 from cos598d.tools.report.bench_table import candidate_rows
 from cos598d.world import devices
@@ -31,7 +31,7 @@ def stations_on(comm, gpus_by_rank):
         torch.cuda.device_count = lambda seen=seen: len(seen)
         torch.cuda.get_device_properties = lambda device, seen=seen: SimpleNamespace(uuid=seen[device.index])
         try:
-            found.append(take_station(comm._meeting, "nccl", False, 1).comm.device.index)
+            found.append(init_rank(comm._meeting, "nccl", False, 1).comm.device.index)
         except UserError as error:
             found.append(str(error))
     return found

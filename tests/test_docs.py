@@ -233,3 +233,9 @@ def test_a_dead_link_and_a_lost_file_are_found():
     assert dead_links(text, ROOT) == ["#two", "docs/nowhere.md", "no.svg"]
     assert lost_files("cos598d/nowhere.py") == ["cos598d/nowhere.py"]
     assert lost_files("train.py") == []
+
+
+def test_the_nine_files_of_the_reading_path_have_at_most_1000_lines():
+    rows = re.findall(r"^\| \d \| \[`(.+?)`\]", (ROOT / "docs" / "reading.md").read_text(), re.MULTILINE)
+    assert len(rows) == 9
+    assert sum(len((ROOT / name).read_text().splitlines()) for name in rows) <= 1000

@@ -175,7 +175,7 @@ def test_a_save_s_copy_waits_its_turn_on_the_device_and_the_host_does_not(tmp_pa
     with open_checkpoints(tmp_path, comm) as checkpoints:
         # The first one asks for the memory of the copy, for which the host waits.
         checkpoints.save(strategy, 1, {}, lambda: RankState({}, random_states(CUDA)))
-        assert checkpoints.close() == []
+        assert checkpoints.hear() == []
         torch.cuda._sleep(2_000_000_000)
         for tensor in strategy.wholes.values():
             tensor.add_(1)
@@ -185,10 +185,10 @@ def test_a_save_s_copy_waits_its_turn_on_the_device_and_the_host_does_not(tmp_pa
         saved = {name: tensor.clone() for name, tensor in strategy.wholes.items()}
         for tensor in strategy.wholes.values():
             tensor.zero_()
-        assert checkpoints.close() == []
+        assert checkpoints.hear() == []
     again = Stateful(comm)
     found = find("auto", tmp_path, comm)
-    own = found.restore(again, comm, SYNC).own
+    own, _ = found.restore(again, comm, SYNC)
     strategy.wholes = {name: tensor.cpu() for name, tensor in saved.items()}
     again.assert_loaded(strategy)
     load_random_states(own.tensors, CUDA)

@@ -15,7 +15,7 @@ import pytest
 import torch
 from programs import PATIENCE, TINY, TINY_TRAINING, script, wait_until
 
-from cos598d.checkpoints.stopping import Stopping
+from cos598d.checkpoints.control import Stopping
 from cos598d.commands.script import run_script
 from cos598d.config import RunConfig
 from cos598d.measure import wire

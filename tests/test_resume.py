@@ -1,67 +1,80 @@
-"""A run that is killed and goes on ends as the run that was never interrupted: bit for bit, in weights and record."""
+"""A run that is killed at any point of a step or of a save, and goes on, ends as the one that nothing interrupted.
 
-from pathlib import Path
+Bit for bit, in weights, checkpoints and record. Dropout is on, a step comes in two parts, and checkpoints are made
+within an epoch: after 4, 7 where it is the best, 8 and 12.
+"""
 
 import pytest
-from lives import checkpoints_in, kept, live
+from lives import OF_A_SAVE, PHASES, all_whole, checkpoints_in, kept, live
 from worlds import run_ranks
 
 from cos598d.tools.check.spawn import DIED, run_world
 
-SAME = ("losses", "weights", "epochs", "totals")
-KILLED = ("forward", 6, 0)
+# Ranks and flags, by name; with "1" one checkpoint is kept, not two.
+RUNS = {
+    "none": (1, {"sync": "none"}),
+    "all_reduce": (2, {"sync": "all_reduce"}),
+    "bucketed": (3, {"sync": "bucketed"}),
+    "bucketed topk": (2, {"sync": "bucketed", "compress": "topk"}),
+    "bucketed powersgd": (2, {"sync": "bucketed", "compress": "powersgd"}),
+    "sparse_rows": (2, {"sync": "sparse_rows"}),
+    "local_sgd": (2, {"sync": "local_sgd", "sync_every": 3}),
+    "diloco": (2, {"sync": "diloco", "fragments": 2, "sync_every": 2}),
+    "ddp": (3, {"sync": "ddp"}),
+    "shared_memory": (2, {"sync": "shared_memory"}),
+    "zero1": (3, {"sync": "zero1"}),
+    "sparse_zero1": (3, {"sync": "sparse_zero1"}),
+    "zero2": (3, {"sync": "zero2"}),
+    "zero3": (3, {"sync": "zero3"}),
+    "shared_weights": (2, {"sync": "shared_weights"}),
+}
+KILLED_IN_6 = [(name, "forward", 6, 0) for name in RUNS]
+RUNS |= {f"{name} 1": (2, {**RUNS[name][1], "keep": 1}) for name in ("bucketed", "zero1", "diloco", "sparse_zero1")}
+RUNS["shared_weights 1"] = (2, {"sync": "shared_weights", "keep": 1})
+IN_A_STEP = [("bucketed 1", point, 6, 0) for point in PHASES]
+IN_A_STEP += [("bucketed 1", "backward", 6, 1), ("zero1 1", "step", 6, 1)]
+IN_A_STEP += [(name, point, 6, 1) for name in ("shared_weights 1", "sparse_zero1 1") for point in PHASES]
+# A fragment set out after step 4, and is in its checkpoint; it should arrive after step 6.
+IN_A_STEP += [("diloco 1", point, 6, 1) for point in ("forward", "step")]
+IN_A_SAVE = [("bucketed 1", point, 8, 0) for point in OF_A_SAVE]
+IN_A_SAVE += [("zero1 1", point, 8, rank) for point in ("copy", "write") for rank in (0, 1)]
 
 
-def killed(world_size, folder, values, kill):
-    """Start the run, which is killed at a point; the other ranks end because of it."""
-    ends = run_world(world_size, live, str(folder), values, kill, seconds=90)
-    assert ends[kill[2]].how == DIED, [(end.how, end.traceback, end.output) for end in ends]
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """uninterrupted(name): what each rank of the run comes to, and its folder; computed once."""
+    found = {}
+
+    def _uninterrupted(name):
+        if name not in found:
+            folder, (ranks, values) = tmp_path_factory.mktemp("whole"), RUNS[name]
+            found[name] = run_ranks(ranks, live, str(folder), values), folder
+        return found[name]
+
+    return _uninterrupted
 
 
-def gone_on(world_size, folder, values, **more):
-    return run_ranks(world_size, live, str(folder), values | {"resume": "auto"} | more)
-
-
-SYNCS = [
-    (1, {"sync": "none"}),
-    (2, {"sync": "all_reduce"}),
-    (3, {"sync": "bucketed"}),
-    (2, {"sync": "bucketed", "compress": "topk"}),
-    (2, {"sync": "bucketed", "compress": "powersgd"}),
-    (2, {"sync": "sparse_rows"}),
-    (2, {"sync": "local_sgd", "sync_every": 3}),
-    (2, {"sync": "diloco", "fragments": 2, "sync_every": 2}),
-    (3, {"sync": "ddp"}),
-    (2, {"sync": "shared_memory"}),
-    (3, {"sync": "zero1"}),
-    (3, {"sync": "sparse_zero1"}),
-    (3, {"sync": "zero2"}),
-    (3, {"sync": "zero3"}),
-    (2, {"sync": "shared_weights"}),
-]
-
-
-@pytest.mark.parametrize(
-    ("world_size", "values"),
-    SYNCS,
-    ids=lambda value: " ".join(map(str, value.values())) if isinstance(value, dict) else None,
-)
-def test_a_killed_run_ends_as_it_would_have(world_size, values, tmp_path: Path):
-    """Dropout is on, a step comes in two parts, and the checkpoint is made within an epoch."""
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    expected = run_ranks(world_size, live, str(whole), values)
-    killed(world_size, broken, values, KILLED)
-    assert checkpoints_in(broken)[0] == 4
-    found = gone_on(world_size, broken, values)
-    for rank, (one, other) in enumerate(zip(found, expected)):
-        assert (one["from"], other["from"]) == (4, 0)
-        for name in SAME:
-            assert one[name] == other[name], (rank, name)
-        of_steps = [
-            {number: calls for number, calls in each["calls"].items() if number != "0"} for each in (one, other)
-        ]
-        assert of_steps[0] == of_steps[1], rank
+@pytest.mark.parametrize(("name", "point", "iteration", "rank"), KILLED_IN_6 + IN_A_STEP + IN_A_SAVE)
+def test_a_killed_run_loses_at_most_an_interval_and_ends_as_it_would_have(
+    name, point, iteration, rank, uninterrupted, tmp_path
+):
+    ranks, values = RUNS[name]
+    ends = run_world(ranks, live, str(tmp_path), values, (point, iteration, rank), seconds=90)
+    assert ends[rank].how == DIED, [(end.how, end.traceback, end.output) for end in ends]
+    assert all_whole(tmp_path)
+    found = run_ranks(ranks, live, str(tmp_path), values | {"resume": "auto"})
+    expected, whole = uninterrupted(name)
+    begun = {one["from"] for one in found}
+    assert begun <= ({4} if iteration == 6 else {7, 8} if point in ("renamed", "prune") else {4, 7}), begun
     assert len(set(expected[0]["losses"])) == 12
-    assert checkpoints_in(broken) == checkpoints_in(whole)
-    assert checkpoints_in(whole)[-2:] == [8, 12]
-    assert kept(broken, 12) == kept(whole, 12)
+    assert found[0]["epochs"] == expected[0]["epochs"]  # rank 0 reads them back
+    for one, other in zip(found, expected):
+        for part in ("losses", "weights", "totals"):
+            assert one[part] == other[part], part
+        assert one["calls"] | {"0": None} == other["calls"] | {"0": None}
+    assert all_whole(tmp_path)
+    assert checkpoints_in(tmp_path) == checkpoints_in(whole)
+    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {
+        path.name for path in (whole / "checkpoints").iterdir()
+    }, "and nothing else"
+    assert kept(tmp_path, 12) == kept(whole, 12)

@@ -194,7 +194,7 @@ def test_an_earlier_run_s_checkpoint_that_cannot_be_removed_is_told(tmp_path, mo
     def refuse(path, *_, **__):
         raise OSError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr("cos598d.checkpoints.prune.remove", refuse)
+    monkeypatch.setattr("cos598d.checkpoints.folder.remove", refuse)
     with pytest.raises(UserError, match="an earlier run's checkpoint cannot be removed .*Permission denied"):
         open_record(tmp_path, config(resume=None, overwrite_output_dir=True), COMM, None)
 

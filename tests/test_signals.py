@@ -9,7 +9,7 @@ import pytest
 from torch.distributed import HashStore
 
 from cos598d.checkpoint_flags import CheckpointFlags
-from cos598d.checkpoints.stopping import Stopping
+from cos598d.checkpoints.control import Stopping
 from cos598d.terminal.signals import ENDING, Requests, is_noted
 
 QUIET = [0.0] * len(Stopping.VOTES)

@@ -6,7 +6,7 @@ import pytest
 from programs import TINY, script
 
 from cos598d.checkpoint_flags import LOSS_METRIC
-from cos598d.checkpoints.stopping import EarlyStopping
+from cos598d.checkpoints.control import EarlyStopping
 from cos598d.config import RunConfig
 from cos598d.errors import UsageError
 from cos598d.tools.report.load import load_run

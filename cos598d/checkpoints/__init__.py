@@ -1,12 +1,11 @@
 """Checkpoints: what a run needs to go on to the last bit, written while it trains, and read by any strategy."""
 
 from cos598d.checkpoints.contents import Forms
+from cos598d.checkpoints.folder import has_checkpoints, remove_all, whole_in
 from cos598d.checkpoints.layout import FOLDER
-from cos598d.checkpoints.prune import has_checkpoints, remove_all, whole_in
-from cos598d.checkpoints.randomness import load_random_states, random_states
-from cos598d.checkpoints.restore import AUTO, Checkpoint, Restored, find
-from cos598d.checkpoints.saving import Checkpoints
-from cos598d.checkpoints.snapshot import RankState
+from cos598d.checkpoints.restore import AUTO, Checkpoint, find
+from cos598d.checkpoints.save import Checkpoints
+from cos598d.checkpoints.snapshot import RankState, load_random_states, random_states
 
 __all__ = [
     "AUTO",
@@ -15,7 +14,6 @@ __all__ = [
     "Checkpoints",
     "Forms",
     "RankState",
-    "Restored",
     "find",
     "has_checkpoints",
     "load_random_states",

@@ -1,16 +1,24 @@
-"""What a checkpoint is on the disk: the names of its files, its manifest, and whether it is whole."""
+"""The files of a checkpoint: their names, how they are written, and whether they are all there.
+
+Named tensors are safetensors files: 8 bytes with the length of the header, the header as JSON, and the tensors' bytes
+in the order that it gives (https://huggingface.co/docs/safetensors). The library's own writer would leave files that
+only their owner may read, and would turn a full disk into words, so only its reader is used.
+"""
 
 import hashlib
 import json
 import os
 import re
 import stat
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Annotated, Any
+
+import msgspec
+import torch
 
 from cos598d.records.live import CHECKPOINTS
+from cos598d.terminal.files import sync_to_disk
 from cos598d.terminal.printable import printable
 from cos598d.terminal.reading import open_plain, parse_json
 
@@ -21,64 +29,60 @@ MODEL_FOLDER, MODEL = "model", "model/model.safetensors"
 OPTIMIZER, OWN, RANK = "optimizer.rank{rank}.safetensors", "own.rank{rank}.safetensors", "rank{rank}.json"
 CHUNK_BYTES = 4 << 20  # what is read or written at a time
 MOST_JSON_BYTES = 64 << 20
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
 
 _STEP = re.compile(r"step-(\d{8,15})")
-# What this package may leave beside the checkpoints when it is killed, and nothing else.
-_LEFT = re.compile(r"\.(?:(step-\d{8,15})\.[0-9a-f]{16}\.(partial|old|removed)|probe-[0-9a-f]{16})")
-_PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+# A file's name as this package gives them: plain ones, in the folder itself or in the model's.
+_FILE = re.compile(rf"(?:{MODEL_FOLDER}/)?[A-Za-z0-9_][A-Za-z0-9_.-]{{0,99}}")
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Damaged(Exception):
-    """A checkpoint is not whole; the message says what of it, in words that fit in brackets."""
+    """A checkpoint is not whole; the message names the file and the fault, in words that fit in brackets."""
 
 
-@dataclass(frozen=True)
-class Written:
-    """What the manifest says of one file: its size in bytes, and its SHA-256 in hexadecimal digits."""
+class Written(msgspec.Struct, frozen=True):
+    """The size of a file in bytes, and its SHA-256 in hexadecimal digits."""
 
-    bytes: int
+    bytes: Count
     sha256: str
 
 
-@dataclass(frozen=True)
-class Manifest:
-    """What a checkpoint consists of; written last, so that a checkpoint without one is half-written.
+class Manifest(msgspec.Struct, frozen=True):
+    """The list of a checkpoint's files; written last, so that a checkpoint without one is half-written.
 
-    run: what all checkpoints of a run have in common, through its restarts. iteration: the last one that it contains.
-    world_size: how many ranks it is of. is_best: whether it was the best of its run when it was written.
+    run: the same in all checkpoints of a run, through its restarts. iteration: the last one that it contains.
+    world_size: the number of ranks that saved it. is_best: whether it was the best of its run when it was written.
     files: by their names within the checkpoint's folder.
     """
 
+    format: int
     run: str
-    iteration: int
-    world_size: int
+    iteration: Count
+    world_size: Annotated[int, msgspec.Meta(ge=1)]
     is_best: bool
-    files: Mapping[str, Written]
+    files: dict[str, Written]
 
     def text(self) -> str:
         """Its JSON."""
-        return json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n"
+        return json.dumps(msgspec.to_builtins(self), indent=1) + "\n"
 
 
 def step_name(iteration: int) -> str:
-    """What the folder of a checkpoint is called."""
+    """The name of the folder of a checkpoint."""
     return f"step-{iteration:08d}"
-
-
-def beside_name(name: str, token: str, what: str) -> str:
-    """What the folder `name` is called while it is "partial", "old" (to be replaced) or "removed"."""
-    return f".{name}.{token}.{what}"
-
-
-def probe_name(token: str) -> str:
-    """What the folder is called in which ranks find out whether they share a disk."""
-    return f".probe-{token}"
-
-
-def left_over(name: str) -> tuple[str | None, str | None] | None:
-    """Of a name that this package gives to what should not last: which checkpoint's, and what it is; else None."""
-    found = _LEFT.fullmatch(name)
-    return (found[1], found[2]) if found else None
 
 
 def steps(folder: Path) -> list[tuple[int, Path]]:
@@ -94,36 +98,27 @@ def steps(folder: Path) -> list[tuple[int, Path]]:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of the checkpoint in `folder`, held to its form and to the sizes of the files that it names.
+    """The manifest of the checkpoint in `folder`, whose files are there in the sizes that it gives.
 
-    Raises Damaged. The files' contents are not looked at: `check_digests` does.
+    Raises Damaged. `check_digests` compares the files' contents.
     """
     value = read_json_inside(folder, MANIFEST)
-    if not isinstance(value, dict):
-        raise Damaged(f"{MANIFEST} is not a JSON object")
-    if _whole_number(value, "format") != FORMAT:
+    if isinstance(value, dict) and value.get("format") != FORMAT:
         raise Damaged(
             f"{MANIFEST} has the format {printable(value.get('format'), 40)}, and this program reads {FORMAT}"
         )
-    files = value.get("files")
-    if not isinstance(files, dict) or not files:
-        raise Damaged(f"{MANIFEST} names no files")
-    run, is_best = value.get("run"), value.get("is_best")
-    if not isinstance(run, str) or not isinstance(is_best, bool):
-        raise Damaged(f"{MANIFEST} does not say whose it is")
-    manifest = Manifest(
-        run=run,
-        iteration=_whole_number(value, "iteration"),
-        world_size=_whole_number(value, "world_size"),
-        is_best=is_best,
-        files={_file_name(name): _written(name, facts) for name, facts in files.items()},
-    )
+    try:
+        manifest = msgspec.convert(value, Manifest)
+    except msgspec.ValidationError as error:
+        raise Damaged(f"{MANIFEST}: {printable(error, 200)}") from None
+    for name in manifest.files:
+        if not _FILE.fullmatch(name):
+            raise Damaged(f"{MANIFEST} names {printable(name, 100)!r}, which is no file of a checkpoint")
     if _STEP.fullmatch(folder.name) and folder.name != step_name(manifest.iteration):
         raise Damaged(f"{MANIFEST} is that of iteration {printable(manifest.iteration, 40)}")
-    if not 1 <= manifest.world_size <= len(files):
-        raise Damaged(f"{MANIFEST} speaks of {printable(manifest.world_size, 40)} ranks and of {len(files)} files")
-    needed = [MODEL, TRAINING, *(RANK.format(rank=rank) for rank in range(manifest.world_size))]
-    for name in needed:
+    if manifest.world_size > len(manifest.files):
+        raise Damaged(f"{MANIFEST} has {printable(manifest.world_size, 40)} ranks and only {len(manifest.files)} files")
+    for name in (MODEL, TRAINING, *(RANK.format(rank=rank) for rank in range(manifest.world_size))):
         if name not in manifest.files:
             raise Damaged(f"{MANIFEST} does not name {name}")
     for name, written in manifest.files.items():
@@ -175,22 +170,44 @@ def open_inside(folder: Path, name: str) -> IO[bytes]:
         raise Damaged(f"{name} cannot be opened: {error.strerror}") from None
 
 
-def _file_name(name: str) -> str:
-    """A file's name as this package gives them: plain ones, in the folder itself or in the model's."""
-    parts = name.split("/")
-    if len(parts) > 2 or (len(parts) == 2 and parts[0] != MODEL_FOLDER) or not all(map(_PLAIN.fullmatch, parts)):
-        raise Damaged(f"{MANIFEST} names {printable(name, 100)!r}, which is no file of a checkpoint")
-    return name
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a contiguous tensor as (bytes,) of uint8."""
+    return tensor.reshape(-1).view(torch.uint8)
 
 
-def _written(name: str, facts: Any) -> Written:
-    if isinstance(facts, dict) and isinstance(digest := facts.get("sha256"), str):
-        return Written(_whole_number(facts, "bytes"), digest)
-    raise Damaged(f"{MANIFEST} does not give the SHA-256 of {printable(name, 100)}")
+def write_tensors(
+    path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str], check: Callable[[], None]
+) -> Written:
+    """Write contiguous tensors on the host to `path`, and to the disk. Other threads run on meanwhile.
+
+    `check` is called now and then, and may raise. Raises OSError, and ValueError for a dtype that the format has no
+    name for.
+    """
+    # The widest first, so that every tensor begins at a multiple of its elements' size.
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
+    header: dict[str, object] = {"__metadata__": dict(metadata)}
+    end = 0
+    for name, tensor in ordered:
+        if tensor.dtype not in DTYPES:
+            raise ValueError(f"{name} is of {tensor.dtype}, which a checkpoint cannot hold")
+        begin, end = end, end + tensor.nbytes
+        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    contents = (as_bytes(tensor).numpy().data for _, tensor in ordered)
+    return write_bytes(path, len(text).to_bytes(8, "little"), text, *contents, check=check)
 
 
-def _whole_number(facts: Mapping[str, Any], name: str) -> int:
-    value = facts.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise Damaged(f"{MANIFEST} has {printable(value, 40)} for {name}, not a whole number")
-    return value
+def write_bytes(path: Path, *contents: bytes | memoryview, check: Callable[[], None] = lambda: None) -> Written:
+    """Write the memory of `contents`, one after the other, to a new file and to the disk. Raises OSError."""
+    digest, size = hashlib.sha256(), 0
+    with path.open("xb", buffering=0) as file:
+        for content in contents:
+            left = memoryview(content)
+            while left:
+                check()
+                count = file.write(left[:CHUNK_BYTES])
+                digest.update(left[:count])
+                left, size = left[count:], size + count
+        sync_to_disk(file.fileno())
+    return Written(size, digest.hexdigest())

@@ -10,12 +10,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from cos598d.checkpoints.contents import Forms, OpenCheckpoint, read_contents
-from cos598d.checkpoints.disks import transfer
-from cos598d.checkpoints.layout import FOLDER, MANIFEST, MODEL, RANK, Damaged, check_digests, read_manifest, steps
-from cos598d.checkpoints.prune import put_back
+from cos598d.checkpoints.contents import Forms, OpenCheckpoint
+from cos598d.checkpoints.folder import put_back
+from cos598d.checkpoints.layout import (
+    FOLDER,
+    MANIFEST,
+    MODEL,
+    RANK,
+    Damaged,
+    as_bytes,
+    check_digests,
+    read_manifest,
+    steps,
+)
 from cos598d.checkpoints.snapshot import OF_STRATEGY, OF_TRAINING, RankState
-from cos598d.checkpoints.tensors import as_bytes
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import dtype_name
 from cos598d.errors import UsageError, UserError
@@ -29,63 +37,53 @@ AS_GIVEN = Forms()
 
 
 @dataclass(frozen=True)
-class Restored:
-    """What came back beside the strategy's state.
-
-    own: what the rank of this number remembered; None if there was no such rank. is_same_world: whether as many ranks
-    go on under the same sync with the same options, so that everything is as it was. lost: what is not carried over
-    because it is not, in words of the strategy that was saved; None where that is nothing to be missed.
-    """
-
-    own: RankState | None
-    is_same_world: bool
-    lost: str | None
-
-
-@dataclass(frozen=True)
 class Checkpoint:
     """A checkpoint that was found whole. Every rank has one; its files are read by rank 0.
 
-    training: what was given to `Checkpoints.save`. remarks: sentences about damaged ones that were passed over. run:
-    what all checkpoints of one run share.
+    training: what was given to `Checkpoints.save`. own_is_lost: the saved strategy's words. run: what all checkpoints
+    of one run share. remarks: sentences about damaged ones that were passed over. contents: the files, on rank 0.
     """
 
     path: Path
+    run: str
     iteration: int
     world_size: int
-    run: str
-    training: dict[str, Any]
     sync: dict[str, Any]
     scalars: dict[str, Any]
-    own_is_lost: str | None  # the saved strategy's words
+    training: dict[str, Any]
+    own_is_lost: str | None = None
     remarks: list[str] = field(default_factory=list)
-    contents: OpenCheckpoint | None = field(default=None, repr=False)  # on rank 0
+    contents: OpenCheckpoint | None = field(default=None, repr=False)
 
-    def restore(self, strategy: Strategy, comm: Communicator, sync: Mapping[str, Any]) -> Restored:
-        """Load `strategy`, attached and not stepped yet, on every rank; return what this rank remembered beside it.
+    def restore(
+        self, strategy: Strategy, comm: Communicator, sync: Mapping[str, Any]
+    ) -> tuple[RankState | None, str | None]:
+        """Load `strategy`, attached and not stepped yet, on every rank.
 
-        `sync` is what was given to `Checkpoints`: where it or the number of ranks differs, what the strategy alone
-        remembers on each rank is dropped. Raises UserError, the same on every rank, where this is another model's; and
-        on the rank whose own file says what its strategy cannot take.
+        Returns what the rank of this number remembered beside it (None if there was no such rank), and what could not
+        be restored, as a phrase for the user (None if nothing was lost). `sync` is what was given to `Checkpoints`:
+        where it or the number of ranks differs, what the strategy alone remembers on each rank is dropped.
+
+        Raises UserError, the same on every rank, where this is another model's; and on the rank whose own file has what
+        its strategy cannot take.
         """
         strategy.load_state(self._wholes(comm))
         strategy.load_scalars(self.scalars)
         is_same_world = comm.world_size == self.world_size and dict(sync) == self.sync
-        facts, tensors = self._own(comm, with_strategy=is_same_world)
+        own = self._own(comm, (OF_TRAINING, OF_STRATEGY) if is_same_world else (OF_TRAINING,))
         self._close()
         if is_same_world:
             try:
-                strategy.load_own_state(*_of(OF_STRATEGY, facts, tensors))
+                strategy.load_own_state(*own[OF_STRATEGY])
             except UserError as error:
                 raise UsageError(f"{self.path / RANK.format(rank=comm.rank)}: {error}") from error
-        own = RankState(*_of(OF_TRAINING, facts, tensors)) if comm.rank < self.world_size else None
-        return Restored(own, is_same_world, None if is_same_world else self.own_is_lost)
+        return RankState(*own[OF_TRAINING]) if own else None, None if is_same_world else self.own_is_lost
 
     def facts_of_ranks(self, name: str, comm: Communicator) -> list[Any]:
-        """What every rank gave as the fact `name` of its `Own`, in order of rank; every rank must call it."""
+        """What every rank gave as the fact `name` of its `RankState`, in order of rank; every rank must call it."""
         here = self.contents
         every = [here.own(rank, (OF_TRAINING,))[0] for rank in range(self.world_size)] if here else None
-        return [facts[OF_TRAINING][name] for facts in broadcast_json(comm, every, name)]
+        return [facts[OF_TRAINING][name] for facts in _broadcast_json(comm, every, name)]
 
     def load_model(self, model: nn.Module, comm: Communicator) -> None:
         """Put weights and buffers alone into a model that is whole on every rank; every rank must call it.
@@ -109,7 +107,7 @@ class Checkpoint:
     def _wholes(self, comm: Communicator, kinds: Sequence[str] = ()) -> Iterator[FullTensor]:
         """Every tensor of the state, of some `kinds` or all, one after the other, on every rank."""
         here = self.contents
-        entries = broadcast_json(comm, [entry.facts() for entry in here.entries] if here else None, "checkpoint")
+        entries = _broadcast_json(comm, [entry.facts() for entry in here.entries] if here else None, "checkpoint")
         for place, (kind, name, shape, dtype, file) in enumerate(entries):
             if kinds and kind not in kinds:
                 continue
@@ -117,23 +115,23 @@ class Checkpoint:
             _broadcast(comm, tensor, f"{kind}/{name}")
             yield FullTensor(kind, name, tensor, str(self.path / file))
 
-    def _own(self, comm: Communicator, with_strategy: bool) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """What this rank remembered; each rank's goes to it alone. Nothing where there was no such rank."""
-        mine: tuple[dict[str, Any], dict[str, torch.Tensor]] = ({}, {})
-        here = self.contents
+    def _own(
+        self, comm: Communicator, whose: Sequence[str]
+    ) -> dict[str, tuple[dict[str, Any], dict[str, torch.Tensor]]]:
+        """What this rank remembered, by whose it is; no other rank receives it. Nothing if there was no such rank."""
+        mine = {}
         for rank in range(min(self.world_size, comm.world_size)):
-            facts: dict[str, Any] = {}
-            tensors: dict[str, torch.Tensor] = {}
-            if here is not None:
-                facts, tensors = here.own(rank, (OF_TRAINING, OF_STRATEGY) if with_strategy else (OF_TRAINING,))
+            facts, tensors = self.contents.own(rank, whose) if self.contents else ({}, {})
             forms = [(name, tuple(tensor.shape), dtype_name(tensor.dtype)) for name, tensor in tensors.items()]
-            facts, forms = broadcast_json(comm, (facts, forms), f"rank{rank}")
-            if rank and comm.rank in (0, rank):
-                if comm.rank:
-                    tensors = {name: torch.empty(shape, dtype=getattr(torch, dtype)) for name, shape, dtype in forms}
-                transfer(comm, {f"rank{rank}": tensors}, source=0, target=rank)
+            facts, forms = _broadcast_json(comm, (facts, forms), f"rank{rank}")
+            if comm.rank == rank and rank:
+                tensors = {name: torch.empty(shape, dtype=getattr(torch, dtype)) for name, shape, dtype in forms}
+            transfer(comm, {f"rank{rank}": tensors}, source=0, target=rank)
             if comm.rank == rank:
-                mine = facts, tensors
+                for one in whose:
+                    prefix = f"{one}/"
+                    its = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+                    mine[one] = facts[one], its
         return mine
 
 
@@ -151,14 +149,10 @@ def find(resume: str, folder: Path | None, comm: Communicator, forms: Forms = AS
 
 
 def find_best(folders: Sequence[Path], run: str, comm: Communicator) -> Checkpoint | None:
-    """The best whole checkpoint of those of a run in the first of `folders` that has one, the same on every rank; None
-    where there is none.
-
-    Every rank must call it.
-    """
+    """The best checkpoint of a run that is whole in one of `folders`, the same on every rank; every rank calls it."""
 
     def look() -> Checkpoint | None:
-        for _, place in (found for folder in folders if folder.is_dir() for found in steps(folder)):
+        for place in (place for folder in folders if folder.is_dir() for _, place in steps(folder)):
             with contextlib.suppress(Damaged):
                 manifest = read_manifest(place)
                 if manifest.is_best and manifest.run == run:  # each was better than all before it
@@ -178,8 +172,7 @@ def _on_all_ranks(comm: Communicator, look: Callable[[], Checkpoint | None]) -> 
         except UserError as error:
             facts["refused"] = str(error)
         if found:
-            names = ("iteration", "world_size", "run", "training", "sync", "scalars", "own_is_lost", "remarks")
-            facts = {"path": str(found.path), **{name: getattr(found, name) for name in names}}
+            facts = {**vars(found), "path": str(found.path), "contents": None}
     facts = comm.exchange(facts)[0]
     if "refused" in facts:
         raise UsageError(facts["refused"])
@@ -192,18 +185,11 @@ def open_checkpoint(path: Path, forms: Forms = AS_GIVEN) -> Checkpoint:
     """The checkpoint in the folder `path`, every byte of it verified. Raises Damaged."""
     manifest = read_manifest(path)
     check_digests(path, manifest)
-    contents = read_contents(path, manifest, forms)
-    training = contents.training
+    contents = OpenCheckpoint(path, manifest, forms)
+    given = {name: contents.training[name] for name in ("sync", "scalars", "training")}
+    lost = contents.training.get("own_is_lost")
     return Checkpoint(
-        path,
-        manifest.iteration,
-        manifest.world_size,
-        manifest.run,
-        training["training"],
-        training["sync"],
-        training["scalars"],
-        training.get("own_is_lost"),
-        contents=contents,
+        path, manifest.run, manifest.iteration, manifest.world_size, **given, own_is_lost=lost, contents=contents
     )
 
 
@@ -243,7 +229,23 @@ def _newest(folder: Path | None, forms: Forms) -> Checkpoint | None:
     return None
 
 
-def broadcast_json(comm: Communicator, value: Any, name: str) -> Any:
+def transfer(comm: Communicator, files: Mapping[str, Mapping[str, torch.Tensor]], *, source: int, target: int) -> None:
+    """Send the source's tensors, on the host, into the target's of the same names; other ranks do nothing."""
+    if source == target or comm.rank not in (source, target):
+        return
+    for file, tensors in files.items():
+        for name, tensor in tensors.items():
+            with (
+                _travelling(comm, tensor, comm.rank == target) as memory,
+                comm.composed("send", memory, f"{file}/{name}", purpose=STATE) as call,
+            ):
+                if comm.rank == source:
+                    call.swap(sends=[(memory, target)])
+                else:
+                    call.swap(receives=[(memory, source)])
+
+
+def _broadcast_json(comm: Communicator, value: Any, name: str) -> Any:
     """Rank 0's value (JSON, however long) on every rank."""
     text = bytearray(json.dumps(value).encode()) if comm.rank == 0 else bytearray()
     size = torch.tensor([len(text)])
@@ -255,18 +257,16 @@ def broadcast_json(comm: Communicator, value: Any, name: str) -> Any:
 
 def _broadcast(comm: Communicator, tensor: torch.Tensor, name: str) -> None:
     """Put rank 0's tensor, on the host, into each rank's."""
-    if comm.world_size == 1:
-        return
+    if comm.world_size > 1:
+        with _travelling(comm, tensor, comm.rank > 0) as memory:
+            comm.broadcast(memory, name, purpose=STATE)
+
+
+@contextlib.contextmanager
+def _travelling(comm: Communicator, tensor: torch.Tensor, arrives: bool) -> Iterator[torch.Tensor]:
+    """The bytes of a tensor on the host where the backend sends them from; what `arrives` there is then in `tensor`."""
     host = as_bytes(tensor)
-    travelling = host if comm.backend == "gloo" else host.to(comm.device)
-    comm.broadcast(travelling, name, purpose=STATE)
-    if comm.rank and travelling is not host:
-        host.copy_(travelling)
-
-
-def _of(
-    whose: str, facts: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
-) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """What of a rank's memory is the training's, or the strategy's."""
-    inside = {name.removeprefix(f"{whose}/"): t for name, t in tensors.items() if name.startswith(f"{whose}/")}
-    return facts.get(whose, {}), inside
+    memory = host if comm.backend == "gloo" else host.to(comm.device)  # nccl sends what lies on a device
+    yield memory
+    if arrives and memory is not host:
+        host.copy_(memory)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from cos598d.checkpoints import AUTO, FOLDER, Checkpoint, Forms, find, has_checkpoints, remove_all
-from cos598d.checkpoints.saver import RECORD
+from cos598d.checkpoints.snapshot import RECORD
 from cos598d.comm.communicator import Communicator
 from cos598d.config import RunConfig
 from cos598d.data.examples import Examples
@@ -25,26 +25,20 @@ from cos598d.terminal.printable import printable
 
 # A run in which one of these changes is another run; its sync, its ranks, and when it is saved may change.
 SAME_FLAGS = (
-    "task_name",
-    "max_seq_length",
-    "max_train_examples",
-    "augment",
-    "dropout",
-    "precision",
-    "seed",
-    "optimizer",
-    "learning_rate",
-) + ("lr_scheduler", "warmup_steps", "weight_decay", "adam_epsilon", "momentum", "max_grad_norm")
-# What no flag of these says, and how a sentence calls it.
+    *("task_name", "max_seq_length", "max_train_examples", "augment", "dropout", "precision", "seed", "optimizer"),
+    *("learning_rate", "lr_scheduler", "warmup_steps", "weight_decay", "adam_epsilon", "momentum", "max_grad_norm"),
+)
+# Facts that no flag of SAME_FLAGS gives, and how a sentence calls them; of digests, all that is said.
 OTHERS = {
     "total_train_batch_size": "--total_train_batch_size",
     "steps": "--num_train_epochs or --max_steps, in steps,",
     "model": "--model_name_or_path",
+}
+DIGESTS = {
     "configuration": "the model's configuration is another",
     "data": "the training data are others",
     "evaluation": "the evaluation data are others",
 }
-DIGESTS = ("configuration", "data", "evaluation")
 
 SUMMARY = "summary.json"
 
@@ -111,7 +105,16 @@ def find_checkpoint(
     for sentence in found.remarks:
         console.say(sentence)
     compared = {name: value for name, value in facts.items() if name != "evaluation" or config.early_stopping}
-    for change in check_same_run(found, compared, config.resume_anyway):
+    before = found.training["facts"]
+    changes = [
+        _difference(name, before.get(name), value) for name, value in compared.items() if before.get(name) != value
+    ]
+    if changes and not config.resume_anyway:
+        raise UsageError(
+            f"this is not the run that was saved as {found.path}: {'; '.join(changes)}. Start it as it was "
+            "started then, or add --resume_anyway."
+        )
+    for change in changes:
         console.say(f"another run goes on than was saved: {change}")
     return found
 
@@ -129,24 +132,23 @@ def open_record(
     Of a run that begins anew in a folder that is overwritten, rows and checkpoints of an earlier one go at once: it
     could be taken for this one. Raises UserError where they cannot be removed.
     """
-    positions, place = None, None
+    rank, world_size, kept = comm.rank, comm.world_size, config.ledger
     if found is not None:
         positions, place = found.facts_of_ranks(RECORD, comm), found.path.parent.parent
-    else:
-        clear(folder)
-        if comm.rank == 0 and config.do_train:
-            _remove_checkpoints(folder / FOLDER)
-        comm.exchange("what an earlier run has left is gone")
-    return RunRecord(
-        folder,
-        comm.rank,
-        monitor,
-        board,
-        world_size=comm.world_size,
-        kept=config.ledger,
-        resume=positions,
-        resumed_from=place,
-    )
+        return RunRecord(
+            folder, rank, monitor, board, world_size=world_size, kept=kept, resume=positions, resumed_from=place
+        )
+    clear(folder)
+    if rank == 0 and config.do_train:
+        try:
+            remove_all(folder / FOLDER)
+        except OSError as error:
+            raise UserError(
+                f"an earlier run's checkpoint cannot be removed ({error.filename}: {error.strerror}), and this run "
+                "would be taken for it: choose another --output_dir."
+            ) from None
+    comm.exchange("what an earlier run has left is gone")
+    return RunRecord(folder, rank, monitor, board, world_size=world_size, kept=kept)
 
 
 def how_to_go_on(folder: Path, config: RunConfig) -> str:
@@ -174,21 +176,8 @@ def facts_of(
     }
 
 
-def check_same_run(found: Checkpoint, facts: Mapping[str, Any], anyway: bool) -> list[str]:
-    """What has changed since the checkpoint was made, in words. Raises UsageError if anything has, unless `anyway`."""
-    before = found.training["facts"]
-    changed = [_difference(name, before.get(name), value) for name, value in facts.items() if before.get(name) != value]
-    if changed and not anyway:
-        raise UsageError(
-            f"this is not the run that was saved as {found.path}: {'; '.join(changed)}. Start it as it was "
-            "started then, or add --resume_anyway."
-        )
-    return changed
-
-
 def _difference(name: str, before: Any, now: Any) -> str:
-    called = OTHERS.get(name, f"--{name}")
-    return called if name in DIGESTS else f"{called} was {printable(before, 100)} and is {now}"
+    return DIGESTS.get(name) or f"{OTHERS.get(name, f'--{name}')} was {printable(before, 100)} and is {now}"
 
 
 def _resumed_folder(config: RunConfig) -> Path | None:
@@ -223,13 +212,3 @@ def _changed_flags(folder: Path, config: RunConfig, world_size: int) -> list[str
     if summary["total_train_batch_size"] != batch:
         changed.append(_difference("total_train_batch_size", summary["total_train_batch_size"], batch))
     return changed
-
-
-def _remove_checkpoints(folder: Path) -> None:
-    try:
-        remove_all(folder)
-    except OSError as error:
-        raise UserError(
-            f"an earlier run's checkpoint cannot be removed ({error.filename}: {error.strerror}), and this run would "
-            "be taken for it: choose another --output_dir."
-        ) from None

@@ -8,13 +8,15 @@ from typing import Any
 import torch
 
 from cos598d.checkpoints.layout import MODEL, OPTIMIZER, OWN, RANK
+from cos598d.errors import UserError, first_line
 from cos598d.strategies.base import Strategy
 from cos598d.strategies.state import BUFFERS, WEIGHTS
 from cos598d.terminal.files import json_text
 
-SLAB_BYTES = 256 << 20
-ALIGNED_TO = 64
+SLAB_BYTES, ALIGNED_TO = 256 << 20, 64
 OF_TRAINING, OF_STRATEGY = "training", "strategy"  # whose own facts and tensors
+RECORD = "record"  # the fact of every rank that has its position in the record
+CPU, CUDA = "random_cpu", "random_cuda"
 
 
 def _nothing() -> None:
@@ -38,7 +40,7 @@ class RankState:
 class CheckpointPart:
     """What of a checkpoint comes from one rank: files of named tensors with their metadata, and texts, by file.
 
-    complete: `Own`'s, of a rank that is here.
+    complete: `RankState`'s, of a rank that is here.
     """
 
     tensors: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
@@ -46,32 +48,45 @@ class CheckpointPart:
     texts: dict[str, str] = field(default_factory=dict)
     complete: Callable[[], None] = _nothing
 
+    def add(self, name: str, tensors: dict[str, torch.Tensor], **metadata: Any) -> None:
+        """Add a file of tensors, if there are any; `metadata` are JSON values."""
+        if tensors:
+            self.tensors[name] = tensors
+            # Readers of models ask for "format", which says whose shapes and dtypes these are.
+            self.metadata[name] = {"format": "pt"} | {key: json.dumps(value) for key, value in metadata.items()}
+
 
 class HostMemory:
     """Memory of the host for copies of tensors, kept from one save to the next: fresh pages cost more than the copy.
 
     Cut from large slabs, of which the system gives only what is used; pinned where tensors come from a GPU, so that the
-    copy runs beside the host's work. Not in huge pages: to find them may take longer than to clear small ones.
+    copy runs next to the host's work.
     """
 
     def __init__(self, device: torch.device):
         self._device, self._is_pinned = device, device.type == "cuda"
         self._kept: dict[str, torch.Tensor] = {}  # bytes
-        self._rest = torch.empty(0, dtype=torch.uint8)
+        self._slab = torch.empty(0, dtype=torch.uint8)  # what is left of it
         self._copied: torch.cuda.Event | None = None
 
     def copy(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """A copy of `tensor`, on the host as soon as `wait` returns; the next copy under `name` overwrites it."""
-        place = self._place(name, tensor.nbytes).view(tensor.dtype).view(tensor.shape)
+        place = self.empty(name, tuple(tensor.shape), tensor.dtype)
         place.copy_(tensor.detach(), non_blocking=True)
         return place
 
     def empty(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Memory for a tensor, as `copy` would use it."""
-        return self._place(name, torch.Size(shape).numel() * dtype.itemsize).view(dtype).view(shape)
+        size = torch.Size(shape).numel() * dtype.itemsize
+        if name not in self._kept or self._kept[name].numel() < size:
+            taken = -(-size // ALIGNED_TO) * ALIGNED_TO
+            if taken > self._slab.numel():
+                self._slab = self._new(max(taken, SLAB_BYTES))
+            self._kept[name], self._slab = self._slab[:size], self._slab[taken:]
+        return self._kept[name][:size].view(dtype).view(shape)
 
     def mark(self) -> None:
-        """What `wait` waits for is what was copied until here."""
+        """Let `wait` wait for what was copied until here."""
         if self._is_pinned:
             self._copied = torch.cuda.current_stream(self._device).record_event()
 
@@ -79,21 +94,6 @@ class HostMemory:
         """Wait, on whichever thread, until the copies are there."""
         if self._copied is not None:
             self._copied.synchronize()
-
-    def _place(self, name: str, size: int) -> torch.Tensor:
-        kept = self._kept.get(name)
-        if kept is None:
-            kept = self._kept[name] = self._cut(size)
-        elif kept.numel() < size:
-            kept = self._kept[name] = self._new(size)
-        return kept[:size]
-
-    def _cut(self, size: int) -> torch.Tensor:
-        taken = -(-size // ALIGNED_TO) * ALIGNED_TO
-        if taken > self._rest.numel():
-            self._rest = self._new(max(taken, SLAB_BYTES))
-        place, self._rest = self._rest[:size], self._rest[taken:]
-        return place
 
     def _new(self, size: int) -> torch.Tensor:
         return torch.empty(size, dtype=torch.uint8, pin_memory=self._is_pinned)
@@ -120,21 +120,38 @@ def take(strategy: Strategy, rank: int, own: Callable[[], RankState], memory: Ho
             shapes[whole] = piece.shape
     facts, tensors = strategy.own_state()
     mine = own()
-    kept = {f"{OF_STRATEGY}/{name}": memory.copy(f"{OF_STRATEGY}/{name}", t) for name, t in tensors.items()}
-    kept |= {f"{OF_TRAINING}/{name}": memory.copy(f"{OF_TRAINING}/{name}", t) for name, t in mine.tensors.items()}
+    kept = {f"{OF_STRATEGY}/{name}": tensor for name, tensor in tensors.items()}
+    kept |= {f"{OF_TRAINING}/{name}": tensor for name, tensor in mine.tensors.items()}
+    kept = {name: memory.copy(name, tensor) for name, tensor in kept.items()}
     memory.mark()
 
     text = json_text({OF_TRAINING: mine.facts, OF_STRATEGY: facts})
     part = CheckpointPart(texts={RANK.format(rank=rank): text}, complete=mine.complete)
-    if rank == 0:
-        _add(part, MODEL, model, {"buffers": json.dumps(buffers)})
-    if optimizer:
-        _add(part, OPTIMIZER.format(rank=rank), optimizer, {"shapes": json.dumps(shapes)})
-    if kept:
-        _add(part, OWN.format(rank=rank), kept, {})
+    part.add(MODEL, model, buffers=buffers)
+    part.add(OPTIMIZER.format(rank=rank), optimizer, shapes=shapes)
+    part.add(OWN.format(rank=rank), kept)
     return part
 
 
-def _add(part: CheckpointPart, name: str, tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
-    # Readers of models ask for "format", which says whose shapes and dtypes these are.
-    part.tensors[name], part.metadata[name] = tensors, {"format": "pt", **metadata}
+def random_states(device: torch.device) -> dict[str, torch.Tensor]:
+    """The states of torch's generators that a training on `device` draws from, by name: dropout goes on from them."""
+    states = {CPU: torch.get_rng_state()}
+    if device.type == "cuda":
+        states[CUDA] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def load_random_states(states: Mapping[str, torch.Tensor], device: torch.device) -> None:
+    """Go on from what `random_states` gave, on the same kind of device: the last thing before the next step.
+
+    A generator of which `states` has nothing stays as it is. Raises UserError where they cannot be such states.
+    """
+    try:
+        if CPU in states:
+            torch.set_rng_state(states[CPU])
+        if device.type == "cuda" and CUDA in states:
+            torch.cuda.set_rng_state(states[CUDA], device)
+    except (RuntimeError, TypeError) as error:
+        raise UserError(
+            f"the checkpoint's random states cannot be taken up ({first_line(error)}): resume from another checkpoint."
+        ) from None

@@ -70,9 +70,9 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(f"--output {folder} holds a {FILE_NAME} already: choose another folder.")
     deliver = partial(_deliver, folder=folder, json_file=options.json)
     if identity is not None:
-        from cos598d.tools.bench.rank import be_bench_rank
+        from cos598d.tools.bench.rank import run_bench_rank
 
-        return be_bench_rank(plan, identity, deliver)
+        return run_bench_rank(plan, identity, deliver)
     world_size = options.world_size or WORLD_SIZE
     Identity(0, world_size)  # for its checks
     plan.check(world_size)

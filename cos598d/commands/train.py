@@ -20,7 +20,7 @@ from cos598d.config import RunConfig, config_from, folder_name
 from cos598d.data import get_task
 from cos598d.errors import UsageError
 from cos598d.inputs import find
-from cos598d.run import run as be_one_rank
+from cos598d.run import run as run_rank
 from cos598d.strategies import is_our_own
 from cos598d.terminal.reader import ends_with_its_reader
 from cos598d.world.launch import start_local_workers
@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
     if options.dry_run:
         return print_forecast(options, config, identity)
     if identity is not None:
-        return be_one_rank(config, identity)
+        return run_rank(config, identity)
     config.check(options.world_size)
     words = list(options.words)
     if not max_restarts:
@@ -84,7 +84,7 @@ def _rank_in_a_fork(config: RunConfig, options: argparse.Namespace) -> Callable[
     def be_rank(_: argparse.Namespace) -> int:
         identity = identity_from(options)
         assert identity is not None  # the environment says it
-        return be_one_rank(config, identity, found)
+        return run_rank(config, identity, found)
 
     @ends_with_its_reader
     def program() -> int:

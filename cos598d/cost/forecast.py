@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from cos598d.checkpoints.stopping import Stopping
+from cos598d.checkpoints.control import Stopping
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.gloo import all_reduce_bytes
 from cos598d.config import RunConfig

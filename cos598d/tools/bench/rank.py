@@ -14,7 +14,7 @@ from cos598d.errors import UsageError, flag_called
 from cos598d.measure.environment import describe_environment
 from cos598d.measure.host import HostGauges, peak_memory_bytes
 from cos598d.models.build import ModelSource, count_parameters, find_model
-from cos598d.rank import be_rank, take_station
+from cos598d.rank import RankProcess, init_rank
 from cos598d.records.conventions import BY_LEDGER, DDP, FLOOR, WARM_UP
 from cos598d.records.summary import summarize
 from cos598d.strategies import class_of
@@ -30,28 +30,15 @@ from cos598d.world.identity import Identity
 from cos598d.world.meeting import Meeting
 
 
-def be_bench_rank(plan: BenchPlan, identity: Identity, deliver: Callable[[dict[str, Any]], None]) -> int:
-    """Be one rank and return the process's exit code. Rank 0 calls `deliver` with the record."""
-    return be_rank(identity, plan.timeout, plan.facts(), _BenchWork(plan, identity, deliver))
-
-
-class _BenchWork:
-    """What a rank of a bench does."""
-
-    def __init__(self, plan: BenchPlan, identity: Identity, deliver: Callable[[dict[str, Any]], None]):
-        self._plan, self._identity, self._deliver = plan, identity, deliver
-        self._source: ModelSource | None = None
-
-    def prepare(self) -> None:
-        self._plan.check(self._identity.world_size)
-        if self._plan.sweep != "message_size":
-            self._source = _find_model(self._plan)
-
-    def work(self, meeting: Meeting | None) -> int:
-        record = _work(self._plan, self._source, meeting)
-        if self._identity.rank == 0:
-            self._deliver(record)
-        return 0
+def run_bench_rank(plan: BenchPlan, identity: Identity, deliver: Callable[[dict[str, Any]], None]) -> int:
+    """Run one rank and return the process's exit code. Rank 0 calls `deliver` with the record."""
+    with RankProcess(identity) as process:
+        plan.check(identity.world_size)
+        source = _find_model(plan) if plan.sweep != "message_size" else None
+        record = _work(plan, source, process.meet(plan.timeout, plan.facts()))
+        if identity.rank == 0:
+            deliver(record)
+    return process.exit_code
 
 
 def _find_model(plan: BenchPlan) -> ModelSource:
@@ -65,7 +52,7 @@ def _find_model(plan: BenchPlan) -> ModelSource:
 
 
 def _work(plan: BenchPlan, source: ModelSource | None, meeting: Meeting | None) -> dict[str, Any]:
-    comm, threads, ranks_on_host = take_station(meeting, plan.backend, plan.no_cuda, plan.threads)
+    comm, threads, ranks_on_host = init_rank(meeting, plan.backend, plan.no_cuda, plan.threads)
     candidates = plan.candidates()
     record: dict[str, Any] = {
         "setting": {
