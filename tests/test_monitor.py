@@ -22,9 +22,9 @@ from cos598d.measure import wire
 from cos598d.measure.monitor import Monitor
 from cos598d.measure.record import RunRecord
 from cos598d.measure.tensorboard import LOSSES, Board
-from cos598d.measure.totals import EpochTraffic, epoch_traffic, wire_summary
 from cos598d.measure.wire import Counters, Interface, find_interface
 from cos598d.records.conventions import OF_TRAINING, OWN_SOCKETS, PHASES
+from cos598d.records.figures import RankSums, epoch_traffic, wire_figures
 from cos598d.tools.report.load import load_run
 from cos598d.tools.report.table import comparison
 from cos598d.world.network import interface_of, network_identity
@@ -214,8 +214,9 @@ def test_what_travels_between_the_epochs_is_not_counted(tmp_path, kernel):
     assert [row["bytes_sent"] for row in rows] == [0, 100, 300, 607, 1007]
     assert {row["shared_by_ranks"] for row in rows} == {2}
     assert [row["counted_bytes_sent"] for row in rows_of(tmp_path / "iterations.rank0.jsonl")] == [100, 207, 300, 407]
-    assert [share["traffic"]["epochs"][epoch]["counted_bytes_sent"] for epoch in "12"] == [307, 707]
-    assert share["traffic"]["wire"]["bytes_sent"] == pytest.approx((100 + 207 + 300 + 407) / 4)
+    sums = RankSums(share["sums"])
+    assert [epoch_traffic([sums], epoch)["counted_bytes_sent"] for epoch in (1, 2)] == [[307], [707]]
+    assert wire_figures([sums], [share["interface"]])["bytes_sent_per_iteration"] == [(100 + 207 + 300 + 407) / 4]
 
 
 def test_an_interface_that_vanishes_ends_the_sampling_once_and_not_the_run(tmp_path, kernel):
@@ -232,8 +233,10 @@ def test_an_interface_that_vanishes_ends_the_sampling_once_and_not_the_run(tmp_p
     assert kernel.lines == ["sampling stopped, and the run goes on: the interface eth7 is gone."]
     assert [row["counted_bytes_sent"] for row in rows_of(tmp_path / "iterations.rank0.jsonl")] == [100, None, None]
     assert rows_of(tmp_path / "wire.rank0.jsonl")[-1]["bytes_sent"] == 100
-    assert share["traffic"]["epochs"]["1"]["counted_bytes_sent"] is None
-    assert share["traffic"]["wire"]["bytes_sent"] == 100, "the mean of those that were counted"
+    sums = RankSums(share["sums"])
+    assert epoch_traffic([sums], 1)["counted_bytes_sent"] == [None]
+    wire = wire_figures([sums], [share["interface"]])
+    assert wire["bytes_sent_per_iteration"] == [100], "the mean of those that were counted"
 
 
 def test_counters_that_go_back_are_no_count(tmp_path, kernel):
@@ -331,20 +334,20 @@ def test_a_gauge_that_hangs_does_not_hold_up_the_end(kernel, monkeypatch):
 
 
 def test_ranks_without_a_count_are_none_in_the_summary():
-    shares = []
-    for rank in range(3):
-        traffic = EpochTraffic()
-        for epoch in (1, 1, 2):
-            traffic.add(epoch, (10, 20), Counters(100 + rank, 200, 1, 2) if rank else None)
-        interface = Interface("eth0", (0,)) if rank == 0 else Interface("ens3", (1, 2))
-        shares.append(json.loads(json.dumps(traffic.share(interface))))
-    found = wire_summary(shares)
+    ranks = [RankSums() for _ in range(3)]
+    for rank, sums in enumerate(ranks):
+        for iteration, epoch in enumerate((1, 1, 2), start=1):
+            row = {"iteration": iteration, "epoch": epoch, "predicted_bytes_sent": 10, "predicted_bytes_received": 20}
+            counted = Counters(100 + rank, 200, 1, 2) if rank else Counters(None, None, None, None)
+            sums.add(row | {f"counted_{name}": value for name, value in counted._asdict().items()})
+    found = wire_figures(ranks, [["eth0", [0]], ["ens3", [1, 2]], ["ens3", [1, 2]]])
     assert (found["interface"], found["shared_by_ranks"], found["ranks_by_interface"]) == ("ens3", 2, [(1, 2)])
     assert found["bytes_sent_per_iteration"] == [None, 101, 102]
     assert found["predicted_bytes_sent_per_iteration"] == [None, 10, 10]
-    epoch = epoch_traffic(shares, 1)
+    epoch = epoch_traffic(ranks, 1)
     assert (epoch["predicted_bytes_sent"], epoch["counted_bytes_sent"]) == ([20, 20, 20], [None, 202, 204])
-    assert epoch_traffic(shares, 3) == {}
+    assert epoch_traffic(ranks, 3) == {}
+    assert epoch_traffic([*ranks[1:], RankSums()], 1)["counted_bytes_sent"] == [202, 204, 0], "it was not there"
 
 
 # --- which interface

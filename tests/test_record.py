@@ -14,8 +14,8 @@ from cos598d.errors import UserError
 from cos598d.measure.claim import claim_folder
 from cos598d.measure.record import RunRecord
 from cos598d.records.conventions import PHASES, WARM_UP
-from cos598d.records.seconds import summarize_seconds
-from cos598d.terminal.files import GrowingFile, whole_file, whole_folder, write_whole
+from cos598d.records.figures import RankSums, summarize_seconds
+from cos598d.terminal.files import whole_file, whole_folder, write_whole
 
 
 def iterate(record, first, last, calls=3):
@@ -59,9 +59,9 @@ def test_the_summary_s_figures_are_those_of_the_rows(tmp_path):
 def test_a_run_of_few_iterations_has_figures_too(count, tmp_path):
     with RunRecord(tmp_path, 0) as record:
         iterate(record, 1, count)
-        share = record.share()
-    assert share["calls"] == {0: 0, 1: 4, 2: 3.5}[count]
-    assert share["phases"]["data"] == (None if count == 0 else pytest.approx(0.001 * (1 + count) / 2))
+        sums = RankSums(record.share()["sums"])
+    assert sums.mean("calls") == {0: 0, 1: 4, 2: 3.5}[count]
+    assert sums.mean_seconds("seconds_data") == (None if count == 0 else pytest.approx(0.001 * (1 + count) / 2))
 
 
 def test_an_iteration_leaves_nothing_in_memory(tmp_path):
@@ -92,23 +92,6 @@ def test_rows_can_be_read_while_the_run_goes_on_and_take_their_name_without_bein
     assert {path.name for path in tmp_path.iterdir()} == set(names)
 
 
-@pytest.mark.parametrize("has_nameless_files", [True, False])
-@pytest.mark.parametrize("ends", ["well", "badly"])
-def test_a_growing_file_is_whole_or_not_there_on_every_file_system(has_nameless_files, ends, tmp_path, monkeypatch):
-    if not has_nameless_files:
-        monkeypatch.delattr(os, "O_TMPFILE")
-    path = tmp_path / "rows"
-    path.write_text("old")
-    file = GrowingFile(path)
-    file.write("new\n")
-    file.writelines(["rows\n"])
-    if ends == "well":
-        file.publish()
-    file.close()
-    assert path.read_text() == ("new\nrows\n" if ends == "well" else "old")
-    assert list(tmp_path.iterdir()) == [path]
-
-
 @pytest.mark.parametrize(("umask", "file_mode", "folder_mode"), [(0o077, 0o600, 0o700), (0o022, 0o644, 0o755)])
 def test_files_have_the_rights_that_the_user_s_umask_leaves(umask, file_mode, folder_mode, tmp_path):
     before = os.umask(umask)
@@ -116,13 +99,10 @@ def test_files_have_the_rights_that_the_user_s_umask_leaves(umask, file_mode, fo
         write_whole(tmp_path / "file", "")
         with whole_folder(tmp_path / "folder"):
             pass
-        rows = GrowingFile(tmp_path / "rows")
-        rows.publish()
-        rows.close()
     finally:
         os.umask(before)
     modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
-    assert modes == {"file": file_mode, "folder": folder_mode, "rows": file_mode}
+    assert modes == {"file": file_mode, "folder": folder_mode}
 
 
 def test_an_old_folder_stands_until_the_new_one_is_whole(tmp_path):
@@ -152,7 +132,7 @@ class Full:
 
     def __init__(self, monkeypatch, left):
         self.left, self.has_room, self._write = left, False, os.write
-        monkeypatch.setattr("cos598d.measure.live.os.write", self.write)
+        monkeypatch.setattr("cos598d.measure.row_files.os.write", self.write)
 
     def write(self, descriptor, data):
         taken = len(data) if self.has_room else min(len(data), self.left)
@@ -178,7 +158,7 @@ def test_rows_that_do_not_fit_are_named_and_what_stood_there_stands(most, tmp_pa
     """At the run's end, or as soon as too many wait."""
     (tmp_path / "summary.json").write_text("old")
     Full(monkeypatch, 10)
-    monkeypatch.setattr("cos598d.measure.live.MOST_WAITING", most)
+    monkeypatch.setattr("cos598d.measure.row_files.MOST_WAITING", most)
     done = 0
     with RunRecord(tmp_path, 0) as record, pytest.raises(UserError) as error:  # noqa: PT012
         for done in range(1, 21):
@@ -199,7 +179,7 @@ def deliver(record):
     record.publish_summary()
 
 
-@pytest.mark.parametrize("refused", ["fsync", "link", "replace"])
+@pytest.mark.parametrize("refused", ["fsync", "replace"])
 def test_an_earlier_record_goes_only_when_the_new_one_has_all_but_its_names(refused, tmp_path, monkeypatch):
     """What a network's disk or a quota refuses is refused late: at fsync, or where a name is given."""
     (tmp_path / "summary.json").write_text("old")

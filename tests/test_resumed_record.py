@@ -12,8 +12,7 @@ import pytest
 
 from cos598d.comm.ledger import Row
 from cos598d.errors import UserError
-from cos598d.measure import live as live_files
-from cos598d.measure import rank_files
+from cos598d.measure import row_files
 from cos598d.measure.attempts import why
 from cos598d.measure.record import RunRecord
 from cos598d.records.conventions import PHASES
@@ -305,8 +304,8 @@ def test_rows_are_on_the_disk_before_a_checkpoint_that_speaks_of_them_is_whole(t
     """By descriptors of their own, so that the training may write meanwhile."""
     synced = []
     path_of = "/proc/self/fd/{}".format
-    monkeypatch.setattr(live_files, "sync_to_disk", lambda descriptor: synced.append(os.readlink(path_of(descriptor))))
-    monkeypatch.setattr(rank_files, "sync_folder", lambda path: synced.append(str(path)))
+    monkeypatch.setattr(row_files, "sync_to_disk", lambda descriptor: synced.append(os.readlink(path_of(descriptor))))
+    monkeypatch.setattr(row_files, "sync_folder", lambda path: synced.append(str(path)))
     with RunRecord(tmp_path, 0) as record:
         iterate(record, 1, 4)
         sizes = record.position()["files"]

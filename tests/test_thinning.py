@@ -10,9 +10,8 @@ from cos598d.commands.script import run_script
 from cos598d.errors import UsageError
 from cos598d.measure import thinning
 from cos598d.measure.record import RunRecord
-from cos598d.measure.thinning import Detail, Thinning
+from cos598d.measure.thinning import AUTO, Detail, LedgerRule, Thinning
 from cos598d.records.conventions import GRADIENTS, LOSS, PHASES
-from cos598d.records.ledger_rule import AUTO, LedgerRule
 
 CALLS = 3  # of an iteration
 SETTING = {
@@ -126,13 +125,13 @@ def test_an_interrupted_run_keeps_the_same_iterations(stop):
     whole = decide(Thinning(LedgerRule(AUTO), 1000), 1, 9000)
     before, after = Thinning(LedgerRule(AUTO), 1000), Thinning(LedgerRule(AUTO), 1000)
     found = decide(before, 1, stop)
-    after.resume(json.loads(json.dumps(before.position())))
+    after.state = json.loads(json.dumps(before.state))
     assert found + decide(after, stop + 1, 9000) == whole
 
 
 def test_ranks_share_what_a_run_may_keep_and_rank_0_keeps_every_iteration():
     kept = [
-        sum(detail.of_row({"iteration": iteration}) is not None for iteration in range(1, 200_001))
+        sum(detail.of_row({"iteration": iteration}, is_new=True) is not None for iteration in range(1, 200_001))
         for detail in (Detail(AUTO, rank, 4) for rank in range(2))
     ]
     assert kept[0] == 200_000

@@ -12,7 +12,6 @@ from cos598d.data.samples import vocabulary
 from cos598d.data.text.features import build_features
 from cos598d.data.text.tokenization import load_encoder
 from cos598d.measure.record import RunRecord
-from cos598d.measure.wall import WallTime
 from cos598d.records.conventions import PHASES
 from cos598d.tools.report.load import load_run
 from cos598d.tools.report.speed import speed_rows
@@ -69,32 +68,26 @@ def test_a_copy_after_an_evaluation_is_in_the_walls_time_as_in_the_next_iteratio
     assert all(row["wall_seconds"] >= row["seconds"] for row in rows)
 
 
-def test_an_epoch_tells_its_tokens_over_a_resume_and_not_where_a_part_of_them_is_unknown(host):
-    """Three iterations of 8 examples and 100 tokens, a second each; the second goes on from where the first stood."""
+def test_an_epoch_tells_its_tokens_over_a_resume(tmp_path, host):
+    """Three iterations of 8 examples and 100 tokens, a second each; the second goes on from where the first was."""
 
-    def lap(wall):
+    def iterate(record, iteration):
+        record.begin_training()
         host[0] += 1.0
-        wall.lap(1.0, 8, {"tokens": 100})
+        facts = {"iteration": iteration, "epoch": 1, "loss": 0.5, "examples": 8}
+        record.iteration(facts, 1.0, dict.fromkeys(PHASES, 0.0), {"tokens": 100})
 
-    first = WallTime()
-    first.begin()
-    lap(first)
-    position = first.position()
-    older = {name: dict(value) if isinstance(value, dict) else value for name, value in position.items()}
-    for name in ("epoch", "run"):
-        del older[name]["counts"]
-    for came, tokens in ((position, 300), (older, None)):
-        wall = WallTime()
-        wall.resume(came)
-        wall.begin()
-        lap(wall)
-        lap(wall)
-        epoch = wall.epoch()
-        assert epoch["examples"] == 24
-        assert epoch.get("tokens") == tokens
-        assert epoch.get("tokens_per_second_wall") == (tokens and pytest.approx(100))
-        lap(wall)
-        assert wall.epoch()["tokens"] == 100, "the next epoch is known whole"
+    with RunRecord(tmp_path, 0) as record:
+        iterate(record, 1)
+        position = record.position()
+    with RunRecord(tmp_path, 0, resume=[position]) as record:
+        for iteration in (2, 3):
+            iterate(record, iteration)
+        record.pause_training()
+        record.epoch({"epoch": 1, "iterations": 3, "loss": 0.5})
+        training = record.epochs[0]["training"]
+    assert (training["examples"], training["tokens"]) == (24, 300)
+    assert training["tokens_per_second_wall"] == pytest.approx(100)
 
 
 def test_both_speeds_stand_side_by_side_and_an_older_record_has_none(tmp_path):

@@ -11,7 +11,7 @@ from cos598d.comm.communicator import Communicator
 from cos598d.config import RunConfig
 from cos598d.data.examples import Examples
 from cos598d.errors import UsageError, UserError
-from cos598d.measure.live import clear, was_left
+from cos598d.measure.claim import clear, was_left
 from cos598d.measure.monitor import Monitor
 from cos598d.measure.record import RunRecord
 from cos598d.measure.tensorboard import Board

@@ -8,9 +8,8 @@ from cos598d.checkpoints.resume import named_folder
 from cos598d.config import RunConfig, folder_name
 from cos598d.forecast.known import Work
 from cos598d.forecast.steps import PlannedSteps
-from cos598d.measure.thinning import MOST_CALLS, MOST_ROWS
+from cos598d.measure.thinning import ALL, AUTO, MOST_CALLS, MOST_ROWS, LedgerRule
 from cos598d.plan import epochs_between_checkpoints
-from cos598d.records.ledger_rule import ALL, AUTO, LedgerRule
 from cos598d.strategies.formula import TrainingSpec
 from cos598d.strategies.optimizers import counter_bytes, states_per_weight
 

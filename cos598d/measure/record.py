@@ -2,6 +2,9 @@
 
 import contextlib
 import json
+import os
+import time
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -10,19 +13,24 @@ from typing import Any
 
 from cos598d.comm.ledger import Ledger, Totals
 from cos598d.measure.attempts import Attempts, find_earlier, why
-from cos598d.measure.earlier import Earlier, Position
-from cos598d.measure.figures import read_back, run_figures
+from cos598d.measure.claim import FACTS, NOTHING_DONE, OLD_IS_GONE, clear, told
 from cos598d.measure.host import peak_gpu_bytes, peak_memory_bytes
-from cos598d.measure.live import FACTS, clear
 from cos598d.measure.monitor import Monitor
-from cos598d.measure.rank_files import RankFiles, bring_departed, publish_departed, remove_published, row_text
-from cos598d.measure.refusals import NOTHING_DONE, OLD_IS_GONE, told
-from cos598d.measure.tally import Tally
+from cos598d.measure.row_files import RankFiles, remove_published, rows_of_others, take_up_departed
 from cos598d.measure.tensorboard import Board, remove_events
-from cos598d.measure.thinning import Detail
-from cos598d.measure.totals import epoch_traffic
+from cos598d.measure.thinning import AUTO, Detail
 from cos598d.measure.wire import Counters
-from cos598d.records.ledger_rule import AUTO
+from cos598d.records.conventions import PHASES
+from cos598d.records.figures import (
+    RankSums,
+    epoch_traffic,
+    epoch_training,
+    ledger_figures,
+    run_figures,
+    wall_figures,
+    wire_figures,
+)
+from cos598d.records.kinds import NUMBER, Fields
 from cos598d.records.live import (
     ATTEMPTS,
     COMMUNICATION,
@@ -39,6 +47,9 @@ from cos598d.records.live import (
 from cos598d.records.run import EVALUATION, read_table
 from cos598d.terminal.files import Staged, json_text, own_folder, remove_known, write_json
 from cos598d.world.exit import tell_no_more, tell_of_the_end
+
+Row = dict[str, Any]
+Position = dict[str, Any]
 
 
 class RunRecord:
@@ -71,10 +82,19 @@ class RunRecord:
         self.folder, self.rank, self.world_size = folder, rank, world_size
         self._monitor, self._board = monitor, board
         self._others = [] if resumed_from is None else [resumed_from]
-        self._earlier = Earlier(resume, rank, world_size)
-        self.iterations = self._earlier.iterations
-        self._detail, self._tally = Detail(kept, rank, world_size), Tally()
+        by_rank = dict(enumerate(resume or []))
+        if resume:
+            by_rank = {int(other): one for other, one in resume[0]["departed"].items()} | by_rank
+        self._own = by_rank.get(rank)  # None where this rank has never been there
+        # Rank 0 keeps the positions of ranks that this world has no more, for a world that has them again.
+        self._departed = {other: by_rank[other] for other in sorted(by_rank) if other >= world_size and rank == 0}
+        self.iterations = max((one["iteration"] for one in by_rank.values()), default=0)
+        self._detail, self._sums = Detail(kept, rank, world_size), RankSums()
+        # The last iteration's row, to which is added what travels until the next one begins, and its size in the file.
+        self._last: Row | None = None
+        self._last_size = 0
         self._is_training = False
+        self._moment: float | None = None  # up to which rows have the wall's time; None while training pauses
         self.epochs: list[dict[str, Any]] = []
         self.evaluations: list[dict[str, Any]] = []  # those within an epoch
         # Of this rank, by category: "between_steps", "peak", and what a formula expects of both.
@@ -89,19 +109,20 @@ class RunRecord:
             live = self.folder / LIVE
             own_folder(live)
             if self.rank == 0:
-                earlier = find_earlier([live, *(other / LIVE for other in self._others)], self._earlier.own)
+                earlier = find_earlier([live, *(other / LIVE for other in self._others)], self._own or {})
                 self._attempts = Attempts(live / ATTEMPTS, earlier, self.iterations, self.world_size)
-                bring_departed(self.folder, self.world_size, self._earlier.departed, self._others)
-            self._files = RankFiles(self.folder, self.rank, self._earlier.sizes, self._others)
-        self._iterations = self._files.file(ITERATIONS)
-        self._last_row = ""  # of the last iteration, as it was written
-        self.ledger = Ledger(self._files.file(COMMUNICATION), self._detail.calls)
+                departed = {other: (one["files"], _last_text(one)) for other, one in self._departed.items()}
+                take_up_departed(self.folder, self.world_size, departed, self._others)
+            sizes = self._own["files"] if self._own else {}
+            self._files = RankFiles(self.folder, self.rank, sizes, self._others)
+        files = self._files.by_name
+        self._iterations = files[ITERATIONS]
+        self.ledger = Ledger(files[COMMUNICATION], self._detail.calls)
         self.ledger.iteration = self.iterations
         if self._monitor:
-            wire, host = self._files.file(WIRE), self._files.file(HOST)
-            self._monitor.open(wire, host, lambda: self.ledger.iteration, self._detail.wire)
-        if self._earlier.own:
-            self._resume(self._earlier.own)
+            self._monitor.open(files[WIRE], files[HOST], lambda: self.ledger.iteration, self._detail.wire)
+        if self._own:
+            self._resume(self._own)
         tell_of_the_end(self._ends_early)
         return self
 
@@ -139,39 +160,40 @@ class RunRecord:
             self._attempts.correct(" ".join(sentence.split()), self.iterations)
 
     def position(self) -> Position:
-        """Where this rank's record stands between two iterations (JSON), for `resume`."""
+        """Where this rank's record is between two iterations (JSON), for `resume`."""
         self._catch_up()
         sizes = self._files.sizes()
         # To the last row is added what travels before the next step: the checkpoint has it, and the file those before.
-        sizes[self._iterations.path.name] -= len(self._last_row)
+        sizes[self._iterations.path.name] -= self._last_size
         found = {
             "iteration": self.iterations,
             "files": sizes,
-            "row": json.loads(self._last_row) if self._last_row else None,
-            "tally": self._tally.position(),
+            "row": self._last,
+            "sums": self._sums.table,  # of the rows before it
             "ledger": self.ledger.position(),
             "detail": self._detail.position(),
             "monitor": self._monitor.position() if self._monitor else None,
         }
         if self._attempts:
             found |= {"epochs": self.epochs, "attempts": self._attempts.all}
-            found |= {"departed": {str(rank): one for rank, one in self._earlier.departed.items()}}
+            found |= {"departed": {str(rank): one for rank, one in self._departed.items()}}
         return json.loads(json.dumps(found))  # as it comes back, and not what still changes
 
     def _resume(self, position: Position) -> None:
-        self._tally.resume(position["tally"])
+        self._sums = RankSums(position["sums"])
+        self._last = position["row"] and dict(position["row"])
         self.ledger.resume(position["ledger"])
         self._detail.resume(position["detail"])
         if self._monitor and position["monitor"]:
             self._monitor.resume(position["monitor"])
-        self._last_row = row_text(position.get("row"))
-        self._iterations.write(self._last_row)
+        text = _last_text(position)
+        self._iterations.write(text)
+        self._last_size = len(text)
         if self.rank == 0:
             self.epochs = [dict(row) for row in position["epochs"]]
             for row in self.epochs:
                 self._show(EPOCHS, row)
-            rows = read_table(self._files.file(EVALUATIONS).path, EVALUATION)
-            self.evaluations = [dict(row) for row in rows]
+            self.evaluations = [dict(row) for row in read_table(self._files.by_name[EVALUATIONS].path, EVALUATION)]
         if not self._files.is_whole:
             self.remark = f"some rows of the first {self.iterations} iterations are gone from {self.folder}."
 
@@ -190,7 +212,7 @@ class RunRecord:
     @property
     def losses(self) -> list[float]:
         """The global batch's loss in every iteration so far, as the rows of rank 0 have it."""
-        return list(read_back(self._iterations.path, "loss")["loss"])
+        return list(_read_back(self._iterations.path, "loss")["loss"])
 
     def to_disk(self) -> None:
         """Bring the rows so far to the disk, from whichever thread, so that a power cut spares them. Raises OSError."""
@@ -229,21 +251,24 @@ class RunRecord:
         self._is_training = True
         if self._monitor:
             self._monitor.begin()
-        self._tally.begin()
+        self.begin_saving()
 
     def begin_saving(self) -> None:
         """The copy for a checkpoint is part of the next iteration's seconds, so the wall's time runs from here on."""
-        self._tally.begin()
+        if self._moment is None:
+            self._moment = time.perf_counter()
 
     def pause_training(self) -> None:
         """What travels from now on is not training's. Called before every evaluation, when the replicas are equal."""
         if self._is_training:
             self._add_to_last(*self._take(), self._monitor.pause() if self._monitor else None)
-            self._tally.pause()
+            if self._last and self._moment is not None:
+                self._last["wall_seconds_after"] += time.perf_counter() - self._moment
+            self._moment = None
         self._is_training = False
 
     def iteration(
-        self, facts: dict[str, Any], seconds: float, phases: dict[str, float], counts: Mapping[str, int] | None = None
+        self, facts: Row, seconds: float, phases: Mapping[str, float], counts: Mapping[str, int] | None = None
     ) -> None:
         """Add one iteration. Called off its clock, so that recording is not what is measured; `wall_seconds` has it.
 
@@ -251,11 +276,25 @@ class RunRecord:
         """
         self.iterations = facts["iteration"]
         counted = self._monitor.end_iteration(self.iterations) if self._monitor else None
-        row = facts | self._tally.iteration(facts, seconds, phases, *self._take(), counted, counts or {})
-        written = self._detail.of_row(row)
-        self._last_row = row_text(written)
+        moved, totals = self._take()
+        now = time.perf_counter()
+        wall, self._moment = now - (now if self._moment is None else self._moment), now
+        timed = {"seconds": seconds, **{f"seconds_{phase}": phases[phase] for phase in PHASES}, "wall_seconds": wall}
+        row = facts | {name: round(value, 9) for name, value in timed.items()}
+        row |= {"predicted_bytes_sent": moved[0], "predicted_bytes_received": moved[1]}
+        row |= {f"counted_{name}": counted and getattr(counted, name) for name in Counters._fields}
+        row |= asdict(totals) | {"wall_seconds_after": 0.0} | dict(counts or {})
+        if "spans_seconds" in row:
+            row["spans_seconds"] = [
+                [name, round(begin, 9), round(size, 9)] for name, begin, size in facts["spans_seconds"]
+            ]
+        if self._last:
+            self._sums.add(self._last)
+        self._last = row
+        text = _row_text(self._detail.of_row(row, is_new=True))
+        self._last_size = len(text)
         with told(self.folder):
-            self._iterations.write(self._last_row)
+            self._iterations.write(text)
         if self._board:
             self._board.iteration(row)
 
@@ -272,43 +311,57 @@ class RunRecord:
 
     def _add_to_last(self, moved: tuple[int, int], totals: Totals, counted: Counters | None) -> None:
         """Add to the last iteration, and to its row, what has travelled since."""
-        bytes_now = self._tally.add_to_last(self.iterations, moved, totals, counted)
-        if not self._last_row:
+        row = self._last
+        if row is None:
             return
-        row = json.loads(self._last_row)
-        row |= bytes_now | {name: row.get(name, 0) + more for name, more in asdict(totals).items()}
-        with told(self.folder):
-            self._iterations.replace_last(len(self._last_row), row_text(row))
-        self._last_row = row_text(row)
+        more = asdict(totals) | {"predicted_bytes_sent": moved[0], "predicted_bytes_received": moved[1]}
+        row |= {name: row[name] + value for name, value in more.items()}
+        for name in (f"counted_{field}" for field in Counters._fields):
+            is_known = counted is not None and row[name] is not None
+            row[name] = row[name] + getattr(counted, name.removeprefix("counted_")) if is_known else None
+        text = _row_text(self._detail.of_row(row))
+        if text:
+            with told(self.folder):
+                self._iterations.replace_last(self._last_size, text)
+        self._last_size = len(text)
 
-    def epoch(self, facts: dict[str, Any]) -> None:
+    def _all_sums(self) -> RankSums:
+        return _with_last(self._sums.table, self._last)
+
+    def epoch(self, facts: Row) -> None:
         """Add one epoch: its number, iterations, mean loss, metrics and seconds of evaluation. Training's are added."""
-        self.epochs.append(self._tally.epoch(facts, self.iterations))
-        self._show(EPOCHS, self.epochs[-1])
+        row = facts | {"last_iteration": self.iterations}
+        if facts["iterations"] and (sums := self._all_sums().epoch(facts["epoch"])):
+            row |= {"training": epoch_training(sums)}
+        self.epochs.append(row)
+        self._show(EPOCHS, row)
         if self._board:
-            self._board.epoch(self.epochs[-1])
+            self._board.epoch(row)
 
-    def evaluation(self, facts: dict[str, Any]) -> None:
+    def evaluation(self, facts: Row) -> None:
         """Add an evaluation within an epoch: after which iteration, in which epoch, its metrics and its seconds."""
         self.evaluations.append(facts)
         self._show(EVALUATIONS, facts)
         if self._board:
             self._board.evaluation(facts)
 
-    def _show(self, name: str, row: dict[str, Any]) -> None:
+    def _show(self, name: str, row: Row) -> None:
         if self.rank == 0:
             with told(self.folder):
-                self._files.file(name).write(json.dumps(row) + "\n")
+                self._files.by_name[name].write(_row_text(row))
 
     def share(self) -> dict[str, Any]:
-        """What rank 0 needs of this rank for the summary: mean seconds by phase, and mean bytes an iteration.
+        """What rank 0 needs of this rank for the summary (JSON): its sums, and what it held in memory.
 
         Training is over: this ends the sampling.
         """
         self._catch_up()
         if self._monitor:
             self._monitor.stop()
-        return self._tally.share(self._monitor.interface if self._monitor else None) | {
+        interface = self._monitor.interface if self._monitor else None
+        return {
+            "sums": self._all_sums().table,
+            "interface": interface and [interface.name, interface.ranks],
             "ledger": self.ledger.position(),
             "memory": {"process_peak_bytes": peak_memory_bytes(), "gpu_peak_bytes": peak_gpu_bytes(), **self.memory},
         }
@@ -319,14 +372,22 @@ class RunRecord:
         `shares` are all ranks', in order of rank. NaN and infinities are refused (ValueError).
         """
         assert self._attempts  # rank 0's
-        traffic = [share["traffic"] for share in shares] + self._earlier.departed_traffic()
+        ranks = [RankSums(share["sums"]) for share in shares]
+        departed = [_with_last(one["sums"], one["row"]) for one in self._departed.values()]
         for epoch in self.epochs:
-            epoch |= epoch_traffic(traffic, epoch["epoch"])
-        found = run_figures(shares, self._iterations.path, self._detail.kept) | {"wall": self._tally.wall_summary()}
-        found |= {"epochs": self.epochs, "attempts": self._attempts.finished(self.iterations)}
+            epoch |= epoch_traffic([*ranks, *departed], epoch["epoch"])
+        rows = _read_back(self._iterations.path, "loss", "seconds")
+        found = run_figures(ranks, rows["loss"], rows["seconds"]) | {
+            "ledger": ledger_figures(self._detail.kept, [share["ledger"] for share in shares]),
+            "wire": wire_figures(ranks, [share["interface"] for share in shares]),
+            "memory": {name: [share["memory"][name] for share in shares] for name in shares[0]["memory"]},
+            "wall": wall_figures(ranks[0].run(after_warm_up=True)),
+            "epochs": self.epochs,
+            "attempts": self._attempts.finished(self.iterations),
+        }
         found |= {"evaluations": self.evaluations} if self.evaluations else {}
         texts = {name: json_text(value) for name, value in others.items()}
-        texts[EPOCHS] = "".join(json.dumps(epoch) + "\n" for epoch in self.epochs)
+        texts[EPOCHS] = "".join(map(_row_text, self.epochs))
         texts["summary.json"] = json_text(facts | found)
         with told(self.folder):
             for name, text in texts.items():
@@ -335,7 +396,8 @@ class RunRecord:
     def publish_summary(self) -> None:
         """Rank 0, when all rows have their names: give what is staged its own, the summary last."""
         with told(self.folder, OLD_IS_GONE):
-            publish_departed(self.folder, self.world_size)
+            for path in rows_of_others(self.folder / LIVE, self.world_size):
+                os.replace(path, self.folder / path.name)
             self._staged.publish()
         self._clear_up()
 
@@ -344,3 +406,34 @@ class RunRecord:
         if self.rank == 0:
             remove_known(self.folder / LIVE, FACTS)
         self._files.remove()
+
+
+def _read_back(rows: Path, *names: str) -> dict[str, array]:
+    """These numbers of all rows of a file of iterations, 8 bytes each: what a run need not keep while it goes on.
+
+    Raises UserError for a row that is damaged: the run goes on from rows that it has not written itself.
+    """
+    found = {name: array("d") for name in names}
+    for row in read_table(rows, Fields(dict.fromkeys(names, NUMBER))):
+        for name, values in found.items():
+            values.append(row[name])
+    return found
+
+
+def _row_text(row: Mapping[str, Any] | None) -> str:
+    """A row as a line of its file; "" of None."""
+    return "" if row is None else json.dumps(row) + "\n"
+
+
+def _last_text(position: Position) -> str:
+    """The last row of a rank's iterations at a position, as its file has it: "" where it is left out."""
+    detail = Detail(AUTO, 0, 1)
+    detail.resume(position["detail"])
+    return _row_text(position["row"] and detail.of_row(position["row"]))
+
+
+def _with_last(table: Mapping[str, Any], last: Row | None) -> RankSums:
+    sums = RankSums(table)
+    if last:
+        sums.add(last)
+    return sums

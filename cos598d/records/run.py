@@ -204,16 +204,19 @@ CONFIG = Fields(
         "num_train_epochs": POSITIVE,
     },
 )
-ITERATION = Fields(
-    {"iteration": COUNT, "loss": NUMBER, "seconds": POSITIVE} | dict.fromkeys(_OLD_PHASES, NUMBER),
-    {
-        _NEW_PHASE: NUMBER,
-        "learning_rate": NUMBER,
-        "examples": SIZE,
-        "spans_seconds": ListOf(FixedList((OneOf(PHASES), NUMBER, NUMBER))),
-        **dict.fromkeys(("calls", "tensors", "payload_bytes", "bytes_sent", "bytes_received"), NOT_NEGATIVE),
-    },
-)
+ITERATION_FIELDS = {"iteration": COUNT, "loss": NUMBER, "seconds": POSITIVE} | dict.fromkeys(_OLD_PHASES, NUMBER)
+ITERATION_OPTIONAL = {
+    "epoch": COUNT,
+    _NEW_PHASE: NUMBER,
+    "learning_rate": NUMBER,
+    "examples": SIZE,
+    "spans_seconds": ListOf(FixedList((OneOf(PHASES), NUMBER, NUMBER))),
+    "wall_seconds": NUMBER,
+    **dict.fromkeys(("calls", "tensors", "payload_bytes", "bytes_sent", "bytes_received"), NOT_NEGATIVE),
+    **dict.fromkeys(("predicted_bytes_sent", "predicted_bytes_received"), NOT_NEGATIVE),
+    **dict.fromkeys(("counted_bytes_sent", "counted_bytes_received"), OrNone(NOT_NEGATIVE)),
+}
+ITERATION = Fields(ITERATION_FIELDS, ITERATION_OPTIONAL)
 CALL = Fields(
     {"iteration": COUNT, "purpose": TEXT, "op": TEXT, "tensor": TEXT, "bytes_sent": NOT_NEGATIVE},
     dict.fromkeys(("seconds", "started"), OrNone(NUMBER)),
