@@ -273,7 +273,7 @@ def test_the_thread_is_gone_when_the_record_is_closed(tmp_path, kernel, ends):
 def test_the_thread_samples_the_host_alone_while_training_pauses(kernel):
     files = [io.StringIO(), io.StringIO()]
     monitor = Monitor(0.01, Interface("eth7", (0,)), CPU, kernel.lines.append)
-    monitor.open(*files, lambda: 5)
+    monitor.open(*(file.write for file in files), lambda: 5)
     monitor.begin()
     monitor.pause()
     lengths = [len(file.getvalue()) for file in files]
@@ -286,7 +286,7 @@ def test_the_thread_samples_the_host_alone_while_training_pauses(kernel):
 def test_what_arrives_while_training_begins_is_in_the_rows_as_in_the_sums(kernel):
     rows = io.StringIO()
     monitor = Monitor(1000.0, Interface("eth7", (0,)), CPU, kernel.lines.append)
-    monitor.open(rows, io.StringIO(), lambda: 0)
+    monitor.open(rows.write, io.StringIO().write, lambda: 0)
     read, counter = monitor._counter._now, monitor._counter
 
     def moves():
@@ -307,7 +307,7 @@ def test_rows_in_time_become_rarer_in_a_long_run(passed, expected, kernel, monke
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     monitor = Monitor(1.0, None, CPU, kernel.lines.append)
     monitor.resume(monitor.position() | {"seconds": 40.0})
-    monitor.open(io.StringIO(), io.StringIO(), lambda: 1)
+    monitor.open(io.StringIO().write, io.StringIO().write, lambda: 1)
     asked = []
     monitor._stopping.wait = lambda seconds: asked.append(seconds) or True
     monitor.begin()
@@ -321,7 +321,7 @@ def test_a_gauge_that_hangs_does_not_hold_up_the_end(kernel, monkeypatch):
     monkeypatch.setattr("cos598d.measure.monitor.JOIN_SECONDS", 0.1)
     hangs, free = threading.Event(), threading.Event()
     monitor = Monitor(0.01, None, CPU, kernel.lines.append)
-    monitor.open(io.StringIO(), io.StringIO(), lambda: 1)
+    monitor.open(io.StringIO().write, io.StringIO().write, lambda: 1)
     monitor.begin()
     monkeypatch.setattr(monitor._gauges, "read", lambda: hangs.set() or free.wait(PATIENCE) or {})
     assert hangs.wait(PATIENCE)

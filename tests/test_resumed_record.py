@@ -15,8 +15,7 @@ from cos598d.errors import UserError
 from cos598d.measure import row_files
 from cos598d.measure.attempts import why
 from cos598d.measure.record import RunRecord
-from cos598d.records.conventions import PHASES
-from cos598d.records.live import SILENT
+from cos598d.records.conventions import PHASES, SILENT
 from cos598d.world import exit as leaving
 
 EPOCH = 6  # iterations

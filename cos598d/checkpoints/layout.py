@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from cos598d.records.live import CHECKPOINTS
+from cos598d.records.conventions import CHECKPOINTS
 from cos598d.terminal.printable import printable
 from cos598d.terminal.reading import open_plain, parse_json
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from cos598d.errors import UserError, one_line
 from cos598d.measure.row_files import last_row
-from cos598d.records.live import ATTEMPTS, FINISHED, ITERATIONS, SILENT
+from cos598d.records.conventions import ATTEMPTS, FINISHED, ITERATIONS, SILENT
 from cos598d.records.run import ATTEMPTS_FILE, read_object
 from cos598d.terminal.files import write_json
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cos598d.errors import UserError
-from cos598d.records.live import (
+from cos598d.records.conventions import (
     ATTEMPTS,
     CHECKPOINTS,
     CONFIG_FILE,

@@ -4,38 +4,22 @@ import json
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from cos598d.measure.host import HostGauges
+from cos598d.measure.thinning import Thinning
 from cos598d.measure.wire import Counters, Interface, WireCounter
 
 JOIN_SECONDS = 2.0  # a sample takes less than a millisecond; a gauge that hangs must not hold up the end
 
 Sample = TypeVar("Sample")
-
+Write = Callable[[str], Any]  # of a row's line
 
 # Of a long run rows in time stand further apart: one each `interval` seconds, but no sooner after another than this
 # part of the time since training started.
 SPACING = 1 / 2000
-
-
-class RowSink(Protocol):
-    """Where rows go: a text file, as far as a monitor asks."""
-
-    def write(self, text: str, /) -> Any:
-        """Add to its end."""
-
-
-class Keeper(Protocol):
-    """Says of which iterations the rows are written, as of a ledger's."""
-
-    def keeps(self, iteration: int, /) -> bool:
-        """Whether those of this iteration are."""
-
-    def wrote(self, rows: int, /) -> None:
-        """So many rows have been written."""
 
 
 class Monitor:
@@ -62,14 +46,14 @@ class Monitor:
         self._counted = Counters()
         self._began = 0.0  # when the first row was made, on time.perf_counter's clock
         self._before = 0.0  # seconds from the first row to the last before the run was resumed
-        self._keeper: Keeper | None = None
+        self._thinning: Thinning | None = None
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="monitor", daemon=True)
 
-    def open(self, wire: RowSink, host: RowSink, iteration: Callable[[], int], keeper: Keeper | None = None) -> None:
-        """Where the rows go, which iteration is under way (or has just ended), and of which the wire's are kept."""
-        self._wire, self._host, self._iteration, self._keeper = wire, host, iteration, keeper
+    def open(self, wire: Write, host: Write, iteration: Callable[[], int], thinning: Thinning | None = None) -> None:
+        """How rows are written, which iteration is under way (or has just ended), and of which the wire's are kept."""
+        self._wire, self._host, self._iteration, self._thinning = wire, host, iteration, thinning
 
     def position(self) -> dict[str, Any]:
         """What the rows have come to (JSON), for `resume`."""
@@ -144,7 +128,7 @@ class Monitor:
         if not self._counter or not self._counter.counts:
             return None
         total = self._counter.read()
-        if kind != "iteration" or self._keeper is None or self._keeper.keeps(iteration):
+        if kind != "iteration" or self._thinning is None or self._thinning.keeps(iteration):
             self._add_wire_row(self._counter, kind, iteration, total)
         counted, self._counted = total.less(self._counted), total
         return counted
@@ -156,12 +140,12 @@ class Monitor:
             "interface": counter.interface.name,
             "shared_by_ranks": len(counter.interface.ranks),
         }
-        self._wire.write(json.dumps(row | total._asdict()) + "\n")
-        if self._keeper and kind == "iteration":
-            self._keeper.wrote(1)
+        self._wire(json.dumps(row | total._asdict()) + "\n")
+        if self._thinning and kind == "iteration":
+            self._thinning.wrote(1)
 
     def _add_host_row(self) -> None:
-        self._host.write(json.dumps(self._place(self._iteration()) | self._gauges.read()) + "\n")
+        self._host(json.dumps(self._place(self._iteration()) | self._gauges.read()) + "\n")
 
     def _place(self, iteration: int) -> dict[str, Any]:
         return {"seconds": round(self._seconds(), 6), "iteration": iteration}

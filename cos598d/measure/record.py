@@ -3,10 +3,8 @@
 import contextlib
 import json
 import os
-import time
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -15,23 +13,13 @@ from cos598d.comm.ledger import Ledger, Totals
 from cos598d.measure.attempts import Attempts, find_earlier, why
 from cos598d.measure.claim import FACTS, NOTHING_DONE, OLD_IS_GONE, clear, told
 from cos598d.measure.host import peak_gpu_bytes, peak_memory_bytes
+from cos598d.measure.iterations import IterationRows, Row, last_text, row_text, sums_at
 from cos598d.measure.monitor import Monitor
 from cos598d.measure.row_files import RankFiles, remove_published, rows_of_others, take_up_departed
 from cos598d.measure.tensorboard import Board, remove_events
 from cos598d.measure.thinning import AUTO, Detail
 from cos598d.measure.wire import Counters
-from cos598d.records.conventions import PHASES
-from cos598d.records.figures import (
-    RankSums,
-    epoch_traffic,
-    epoch_training,
-    ledger_figures,
-    run_figures,
-    wall_figures,
-    wire_figures,
-)
-from cos598d.records.kinds import NUMBER, Fields
-from cos598d.records.live import (
+from cos598d.records.conventions import (
     ATTEMPTS,
     COMMUNICATION,
     EPOCHS,
@@ -44,11 +32,20 @@ from cos598d.records.live import (
     SETTING,
     WIRE,
 )
+from cos598d.records.figures import (
+    RankSums,
+    epoch_traffic,
+    epoch_training,
+    ledger_figures,
+    run_figures,
+    wall_figures,
+    wire_figures,
+)
+from cos598d.records.kinds import NUMBER, Fields
 from cos598d.records.run import EVALUATION, read_table
 from cos598d.terminal.files import Staged, json_text, own_folder, remove_known, write_json
 from cos598d.world.exit import tell_no_more, tell_of_the_end
 
-Row = dict[str, Any]
 Position = dict[str, Any]
 
 
@@ -89,12 +86,8 @@ class RunRecord:
         # Rank 0 keeps the positions of ranks that this world has no more, for a world that has them again.
         self._departed = {other: by_rank[other] for other in sorted(by_rank) if other >= world_size and rank == 0}
         self.iterations = max((one["iteration"] for one in by_rank.values()), default=0)
-        self._detail, self._sums = Detail(kept, rank, world_size), RankSums()
-        # The last iteration's row, to which is added what travels until the next one begins, and its size in the file.
-        self._last: Row | None = None
-        self._last_size = 0
+        self._detail = Detail(kept, rank, world_size)
         self._is_training = False
-        self._moment: float | None = None  # up to which rows have the wall's time; None while training pauses
         self.epochs: list[dict[str, Any]] = []
         self.evaluations: list[dict[str, Any]] = []  # those within an epoch
         # Of this rank, by category: "between_steps", "peak", and what a formula expects of both.
@@ -105,26 +98,34 @@ class RunRecord:
         self._staged = Staged()
         self._attempts: Attempts | None = None
         self._is_published = False
-        with told(self.folder, NOTHING_DONE), self._cleared_if_it_fails():
-            live = self.folder / LIVE
-            own_folder(live)
-            if self.rank == 0:
-                earlier = find_earlier([live, *(other / LIVE for other in self._others)], self._own or {})
-                self._attempts = Attempts(live / ATTEMPTS, earlier, self.iterations, self.world_size)
-                departed = {other: (one["files"], _last_text(one)) for other, one in self._departed.items()}
-                take_up_departed(self.folder, self.world_size, departed, self._others)
-            sizes = self._own["files"] if self._own else {}
-            self._files = RankFiles(self.folder, self.rank, sizes, self._others)
+        try:
+            with told(self.folder, NOTHING_DONE):
+                self._open_files()
+        except BaseException:
+            if not self.iterations:
+                clear(self.folder)  # leave nothing of a record that could not be begun
+            raise
         files = self._files.by_name
-        self._iterations = files[ITERATIONS]
+        self._rows = IterationRows(files[ITERATIONS], self._detail)
         self.ledger = Ledger(files[COMMUNICATION], self._detail.calls)
         self.ledger.iteration = self.iterations
         if self._monitor:
-            self._monitor.open(files[WIRE], files[HOST], lambda: self.ledger.iteration, self._detail.wire)
+            self._monitor.open(files[WIRE].write, files[HOST].write, lambda: self.ledger.iteration, self._detail.wire)
         if self._own:
             self._resume(self._own)
         tell_of_the_end(self._ends_early)
         return self
+
+    def _open_files(self) -> None:
+        live = self.folder / LIVE
+        own_folder(live)
+        if self.rank == 0:
+            earlier = find_earlier([live, *(other / LIVE for other in self._others)], self._own or {})
+            self._attempts = Attempts(live / ATTEMPTS, earlier, self.iterations, self.world_size)
+            departed = {other: (one["files"], last_text(one)) for other, one in self._departed.items()}
+            take_up_departed(self.folder, self.world_size, departed, self._others)
+        sizes = self._own["files"] if self._own else {}
+        self._files = RankFiles(self.folder, self.rank, sizes, self._others)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: TracebackType | None) -> None:
         if self._monitor:
@@ -163,15 +164,12 @@ class RunRecord:
         """Where this rank's record is between two iterations (JSON), for `resume`."""
         self._catch_up()
         sizes = self._files.sizes()
-        # To the last row is added what travels before the next step: the checkpoint has it, and the file those before.
-        sizes[self._iterations.path.name] -= self._last_size
+        sizes[self._files.by_name[ITERATIONS].path.name] = self._rows.size
         found = {
             "iteration": self.iterations,
             "files": sizes,
-            "row": self._last,
-            "sums": self._sums.table,  # of the rows before it
+            **self._rows.position(),
             "ledger": self.ledger.position(),
-            "detail": self._detail.position(),
             "monitor": self._monitor.position() if self._monitor else None,
         }
         if self._attempts:
@@ -180,15 +178,10 @@ class RunRecord:
         return json.loads(json.dumps(found))  # as it comes back, and not what still changes
 
     def _resume(self, position: Position) -> None:
-        self._sums = RankSums(position["sums"])
-        self._last = position["row"] and dict(position["row"])
+        self._rows.resume(position)
         self.ledger.resume(position["ledger"])
-        self._detail.resume(position["detail"])
         if self._monitor and position["monitor"]:
             self._monitor.resume(position["monitor"])
-        text = _last_text(position)
-        self._iterations.write(text)
-        self._last_size = len(text)
         if self.rank == 0:
             self.epochs = [dict(row) for row in position["epochs"]]
             for row in self.epochs:
@@ -212,7 +205,7 @@ class RunRecord:
     @property
     def losses(self) -> list[float]:
         """The global batch's loss in every iteration so far, as the rows of rank 0 have it."""
-        return list(_read_back(self._iterations.path, "loss")["loss"])
+        return list(_read_back(self._files.by_name[ITERATIONS].path, "loss")["loss"])
 
     def to_disk(self) -> None:
         """Bring the rows so far to the disk, from whichever thread, so that a power cut spares them. Raises OSError."""
@@ -233,16 +226,6 @@ class RunRecord:
         if self.rank:
             self._clear_up()
 
-    @contextlib.contextmanager
-    def _cleared_if_it_fails(self) -> Iterator[None]:
-        """Leave nothing of a record that could not be begun."""
-        try:
-            yield
-        except BaseException:
-            if not self.iterations:
-                clear(self.folder)
-            raise
-
     def begin_training(self) -> None:
         """What travels from now on is training's. Called before every iteration, and before a sync settles."""
         self._catch_up()
@@ -255,16 +238,13 @@ class RunRecord:
 
     def begin_saving(self) -> None:
         """The copy for a checkpoint is part of the next iteration's seconds, so the wall's time runs from here on."""
-        if self._moment is None:
-            self._moment = time.perf_counter()
+        self._rows.begin()
 
     def pause_training(self) -> None:
         """What travels from now on is not training's. Called before every evaluation, when the replicas are equal."""
         if self._is_training:
             self._add_to_last(*self._take(), self._monitor.pause() if self._monitor else None)
-            if self._last and self._moment is not None:
-                self._last["wall_seconds_after"] += time.perf_counter() - self._moment
-            self._moment = None
+            self._rows.pause()
         self._is_training = False
 
     def iteration(
@@ -277,24 +257,8 @@ class RunRecord:
         self.iterations = facts["iteration"]
         counted = self._monitor.end_iteration(self.iterations) if self._monitor else None
         moved, totals = self._take()
-        now = time.perf_counter()
-        wall, self._moment = now - (now if self._moment is None else self._moment), now
-        timed = {"seconds": seconds, **{f"seconds_{phase}": phases[phase] for phase in PHASES}, "wall_seconds": wall}
-        row = facts | {name: round(value, 9) for name, value in timed.items()}
-        row |= {"predicted_bytes_sent": moved[0], "predicted_bytes_received": moved[1]}
-        row |= {f"counted_{name}": counted and getattr(counted, name) for name in Counters._fields}
-        row |= asdict(totals) | {"wall_seconds_after": 0.0} | dict(counts or {})
-        if "spans_seconds" in row:
-            row["spans_seconds"] = [
-                [name, round(begin, 9), round(size, 9)] for name, begin, size in facts["spans_seconds"]
-            ]
-        if self._last:
-            self._sums.add(self._last)
-        self._last = row
-        text = _row_text(self._detail.of_row(row, is_new=True))
-        self._last_size = len(text)
         with told(self.folder):
-            self._iterations.write(text)
+            row = self._rows.add(facts, seconds, phases, moved, totals, counted, counts or {})
         if self._board:
             self._board.iteration(row)
 
@@ -311,27 +275,13 @@ class RunRecord:
 
     def _add_to_last(self, moved: tuple[int, int], totals: Totals, counted: Counters | None) -> None:
         """Add to the last iteration, and to its row, what has travelled since."""
-        row = self._last
-        if row is None:
-            return
-        more = asdict(totals) | {"predicted_bytes_sent": moved[0], "predicted_bytes_received": moved[1]}
-        row |= {name: row[name] + value for name, value in more.items()}
-        for name in (f"counted_{field}" for field in Counters._fields):
-            is_known = counted is not None and row[name] is not None
-            row[name] = row[name] + getattr(counted, name.removeprefix("counted_")) if is_known else None
-        text = _row_text(self._detail.of_row(row))
-        if text:
-            with told(self.folder):
-                self._iterations.replace_last(self._last_size, text)
-        self._last_size = len(text)
-
-    def _all_sums(self) -> RankSums:
-        return _with_last(self._sums.table, self._last)
+        with told(self.folder):
+            self._rows.add_to_last(moved, totals, counted)
 
     def epoch(self, facts: Row) -> None:
         """Add one epoch: its number, iterations, mean loss, metrics and seconds of evaluation. Training's are added."""
         row = facts | {"last_iteration": self.iterations}
-        if facts["iterations"] and (sums := self._all_sums().epoch(facts["epoch"])):
+        if facts["iterations"] and (sums := self._rows.sums().epoch(facts["epoch"])):
             row |= {"training": epoch_training(sums)}
         self.epochs.append(row)
         self._show(EPOCHS, row)
@@ -348,7 +298,7 @@ class RunRecord:
     def _show(self, name: str, row: Row) -> None:
         if self.rank == 0:
             with told(self.folder):
-                self._files.by_name[name].write(_row_text(row))
+                self._files.by_name[name].write(row_text(row))
 
     def share(self) -> dict[str, Any]:
         """What rank 0 needs of this rank for the summary (JSON): its sums, and what it held in memory.
@@ -360,7 +310,7 @@ class RunRecord:
             self._monitor.stop()
         interface = self._monitor.interface if self._monitor else None
         return {
-            "sums": self._all_sums().table,
+            "sums": self._rows.sums().table,
             "interface": interface and [interface.name, interface.ranks],
             "ledger": self.ledger.position(),
             "memory": {"process_peak_bytes": peak_memory_bytes(), "gpu_peak_bytes": peak_gpu_bytes(), **self.memory},
@@ -373,10 +323,10 @@ class RunRecord:
         """
         assert self._attempts  # rank 0's
         ranks = [RankSums(share["sums"]) for share in shares]
-        departed = [_with_last(one["sums"], one["row"]) for one in self._departed.values()]
+        departed = [sums_at(one) for one in self._departed.values()]
         for epoch in self.epochs:
             epoch |= epoch_traffic([*ranks, *departed], epoch["epoch"])
-        rows = _read_back(self._iterations.path, "loss", "seconds")
+        rows = _read_back(self._files.by_name[ITERATIONS].path, "loss", "seconds")
         found = run_figures(ranks, rows["loss"], rows["seconds"]) | {
             "ledger": ledger_figures(self._detail.kept, [share["ledger"] for share in shares]),
             "wire": wire_figures(ranks, [share["interface"] for share in shares]),
@@ -387,7 +337,7 @@ class RunRecord:
         }
         found |= {"evaluations": self.evaluations} if self.evaluations else {}
         texts = {name: json_text(value) for name, value in others.items()}
-        texts[EPOCHS] = "".join(map(_row_text, self.epochs))
+        texts[EPOCHS] = "".join(map(row_text, self.epochs))
         texts["summary.json"] = json_text(facts | found)
         with told(self.folder):
             for name, text in texts.items():
@@ -418,22 +368,3 @@ def _read_back(rows: Path, *names: str) -> dict[str, array]:
         for name, values in found.items():
             values.append(row[name])
     return found
-
-
-def _row_text(row: Mapping[str, Any] | None) -> str:
-    """A row as a line of its file; "" of None."""
-    return "" if row is None else json.dumps(row) + "\n"
-
-
-def _last_text(position: Position) -> str:
-    """The last row of a rank's iterations at a position, as its file has it: "" where it is left out."""
-    detail = Detail(AUTO, 0, 1)
-    detail.resume(position["detail"])
-    return _row_text(position["row"] and detail.of_row(position["row"]))
-
-
-def _with_last(table: Mapping[str, Any], last: Row | None) -> RankSums:
-    sums = RankSums(table)
-    if last:
-        sums.add(last)
-    return sums

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from cos598d.measure.claim import PREDICTION_FILES
-from cos598d.records.live import EPOCHS, EVALUATIONS, ITERATIONS, LIVE, MONITOR_ROWS, ROWS
+from cos598d.records.conventions import EPOCHS, EVALUATIONS, ITERATIONS, LIVE, MONITOR_ROWS, ROWS
 from cos598d.terminal.files import names_errors, open_own, own_folder, sync_folder, sync_to_disk, whole_file
 from cos598d.terminal.reading import open_plain
 

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cos598d.errors import UsageError
-from cos598d.records.conventions import COUNTED
-from cos598d.records.live import TENSORBOARD
+from cos598d.records.conventions import COUNTED, TENSORBOARD
 from cos598d.terminal.files import remove_known
 
 FLUSH_SECONDS = 5  # somebody watches

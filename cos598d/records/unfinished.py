@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from cos598d.errors import UserError
+from cos598d.records.conventions import ATTEMPTS, EPOCHS, EVALUATIONS, ITERATIONS, LIVE, SETTING
 from cos598d.records.figures import RankSums, run_figures
-from cos598d.records.live import ATTEMPTS, EPOCHS, EVALUATIONS, ITERATIONS, LIVE, SETTING
 from cos598d.records.run import (
     ATTEMPTS_FILE,
     EPOCH,
