@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from programs import PATIENCE, TINY, TINY_TRAINING, script, wait_until
+from recorded import rows_of
 
 from cos598d.checkpoints.stopping import Stopping
 from cos598d.commands.script import run_script
@@ -45,10 +46,6 @@ def busy_loopback():
     finally:
         program.kill()
         program.communicate()
-
-
-def rows_of(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -122,14 +119,11 @@ def test_the_summary_s_wire_can_be_recomputed_from_the_rows(counted):
 
 
 def test_epochs_have_predicted_and_counted_bytes_by_rank(counted):
-    epochs = rows_of(counted / "epochs.jsonl")
     iterations = [rows_of(counted / f"iterations.rank{rank}.jsonl") for rank in range(2)]
-    for epoch in epochs:
-        for way in ("sent", "received"):
-            for rank, rows in enumerate(iterations):
-                own = [row for row in rows if row["epoch"] == epoch["epoch"]]
-                assert epoch[f"predicted_bytes_{way}"][rank] == sum(row[f"predicted_bytes_{way}"] for row in own)
-                assert epoch[f"counted_bytes_{way}"][rank] == sum(row[f"counted_bytes_{way}"] for row in own)
+    for epoch in rows_of(counted / "epochs.jsonl"):
+        for name in (f"{what}_bytes_{way}" for what in ("predicted", "counted") for way in ("sent", "received")):
+            own = [[row[name] for row in rows if row["epoch"] == epoch["epoch"]] for rows in iterations]
+            assert epoch[name] == list(map(sum, own))
 
 
 def test_compare_shows_counted_bytes_and_a_dash_without(counted, tmp_path):
@@ -228,14 +222,13 @@ def test_an_interface_that_vanishes_ends_the_sampling_once_and_not_the_run(tmp_p
         end_iteration(record, 2)
         end_iteration(record, 3)
         record.pause_training()
-        share = record.share()
+        sums, interface = RankSums(record.share()["sums"]), ["eth7", [0, 2]]
         record.publish()
     assert kernel.lines == ["sampling stopped, and the run goes on: the interface eth7 is gone."]
     assert [row["counted_bytes_sent"] for row in rows_of(tmp_path / "iterations.rank0.jsonl")] == [100, None, None]
     assert rows_of(tmp_path / "wire.rank0.jsonl")[-1]["bytes_sent"] == 100
-    sums = RankSums(share["sums"])
     assert epoch_traffic([sums], 1)["counted_bytes_sent"] == [None]
-    wire = wire_figures([sums], [share["interface"]])
+    wire = wire_figures([sums], [interface])
     assert wire["bytes_sent_per_iteration"] == [100], "the mean of those that were counted"
 
 
@@ -353,38 +346,37 @@ def test_ranks_without_a_count_are_none_in_the_summary():
 # --- which interface
 
 
-def find(monkeypatch, found, variable, has=("eth0", "eth1", "lo"), master_ip="127.0.0.1"):
-    """What rank 1 finds in a world whose ranks have said `found` (None: what rank 1 says itself)."""
-    if variable is None:
-        monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    else:
+HERE, LOOPBACK = network_identity(), interface_of("127.0.0.1")
+FOUND = {
+    "the first that gloo is given": ([["another host", "eth1"], None], "eth1,eth0", Interface("eth1", (1,))),
+    "ranks of one host share it": (
+        [["another host", "eth0"], None, [HERE, "eth0"], [HERE, "eth1"]],
+        "eth0",
+        Interface("eth0", (1, 2)),
+    ),
+    "all on one host: own sockets": ([[HERE, "eth0"], None], "eth0", Interface(OWN_SOCKETS, (1,))),
+    "unknown": ([["another host", "eth0"], None], "no-such", None),
+    "the one of the local address": ([["another host", "eth1"], None], None, Interface(LOOPBACK, (1,))),
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_the_interface_that_rank_1_counts_on(name, monkeypatch):
+    """`said` are the answers of all ranks; None is what rank 1 finds itself."""
+    said, variable, expected = FOUND[name]
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    if variable is not None:
         monkeypatch.setenv("GLOO_SOCKET_IFNAME", variable)
-    monkeypatch.setattr(wire, "has_counters", lambda name: name in has)
-    comm = SimpleNamespace(rank=1, exchange=lambda mine: [mine if other is None else other for other in found])
-    return find_interface(comm, SimpleNamespace(identity=SimpleNamespace(master_ip=master_ip)))
+    monkeypatch.setattr(wire, "has_counters", lambda name: name in ("eth0", "eth1", LOOPBACK))
+    comm = SimpleNamespace(rank=1, exchange=lambda mine: [mine if other is None else other for other in said])
+    meeting = SimpleNamespace(identity=SimpleNamespace(master_ip="127.0.0.1"))
+    assert find_interface(comm, meeting) == expected
+    assert find_interface(comm, None) is None, "a single rank has no wire"
 
 
-def test_a_rank_counts_on_the_first_interface_that_gloo_is_given(monkeypatch):
-    found = [["another host", "eth1"], None]
-    assert find(monkeypatch, found, "eth1,eth0") == Interface("eth1", (1,))
-
-
-def test_without_the_variable_it_is_the_interface_that_owns_the_local_address(monkeypatch):
-    loopback = interface_of("127.0.0.1")
-    for address in ("127.0.0.1", "::1"):
-        found = find(monkeypatch, [["another host", "eth1"], None], None, has=(loopback,), master_ip=address)
-        assert found in (Interface(loopback, (1,)), None if address == "::1" else ())  # a host may have no IPv6
-
-
-def test_ranks_of_one_host_share_its_interface_and_others_do_not(monkeypatch):
-    here = network_identity()
-    found = [["another host", "eth0"], None, [here, "eth0"], [here, "eth1"]]
-    assert find(monkeypatch, found, "eth0") == Interface("eth0", (1, 2))
-
-
-def test_ranks_that_are_all_on_one_host_count_their_own_sockets_whatever_gloo_is_given(monkeypatch):
-    found = [[network_identity(), "eth0"], None]
-    assert find(monkeypatch, found, "eth0") == Interface(OWN_SOCKETS, (1,))
+def test_an_interface_that_is_not_there_has_no_counters():
+    assert wire.has_counters(LOOPBACK)
+    assert not wire.has_counters("no-such")
 
 
 def test_own_sockets_are_those_of_this_process_and_of_connections_that_have_ended(tmp_path):
@@ -399,19 +391,6 @@ def test_own_sockets_are_those_of_this_process_and_of_connections_that_have_ende
                     taken += len(other.recv(1 << 16))
                 total = counter.read()
             assert total[:2] == (50_000 * (1 + ended), 50_000 * (1 + ended))
-
-
-def test_an_unknown_interface_is_none(monkeypatch):
-    assert find(monkeypatch, [["another host", "eth0"], None], "no-such") is None
-
-
-def test_a_single_rank_has_no_wire():
-    assert find_interface(SimpleNamespace(rank=0), None) is None
-
-
-def test_an_interface_that_is_not_there_has_no_counters():
-    assert wire.has_counters(interface_of("127.0.0.1"))
-    assert not wire.has_counters("no-such")
 
 
 # --- TensorBoard

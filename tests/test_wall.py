@@ -1,10 +1,10 @@
 """Wall time beside the clock's: recording between two iterations is part of it, evaluation is not."""
 
-import json
 import time
 
 import numpy as np
 import pytest
+from recorded import finish, rows_of, summary_of
 from report_records import write_run
 
 from cos598d.data.images.images import Images
@@ -28,30 +28,26 @@ def host(monkeypatch):
 
 def test_recording_is_off_the_clock_and_on_the_wall(tmp_path, host):
     """Two epochs of 4 iterations of 8 examples, each 0.05 s, and 0.002 s to record each; 5 s of evaluation."""
-    with RunRecord(tmp_path, 0) as record:
-        for epoch in (1, 2):
+    record = RunRecord(tmp_path, 0).__enter__()
+    for epoch in (1, 2):
+        for number in range(1, 5):
             record.begin_training()
-            for number in range(1, 5):
-                iteration = 4 * (epoch - 1) + number
-                record.ledger.begin(iteration, host[0])
-                host[0] += 0.05
-                facts = {"iteration": iteration, "epoch": epoch, "loss": 0.5, "examples": 8}
-                record.iteration(facts, 0.05, dict.fromkeys(PHASES, 0.0))
-                host[0] += 0.002
-            record.pause_training()
-            host[0] += 5.0
-            record.epoch({"epoch": epoch, "iterations": 4, "loss": 0.5})
-        record.stage({}, [record.share()], {})
-        record.publish()
-        record.publish_summary()
-    rows = [json.loads(line) for line in (tmp_path / "iterations.rank0.jsonl").read_text().splitlines()]
+            host[0] += 0.05
+            facts = {"iteration": 4 * (epoch - 1) + number, "epoch": epoch, "loss": 0.5, "examples": 8}
+            record.iteration(facts, 0.05, dict.fromkeys(PHASES, 0.0))
+            host[0] += 0.002
+        record.pause_training()
+        host[0] += 5.0
+        record.epoch({"epoch": epoch, "iterations": 4, "loss": 0.5})
+    finish([record])
+    rows = rows_of(tmp_path / "iterations.rank0.jsonl")
     assert [round(row["wall_seconds"], 6) for row in rows] == [0.05, 0.052, 0.052, 0.052] * 2
-    for line in (tmp_path / "epochs.jsonl").read_text().splitlines():
-        training = json.loads(line)["training"]
+    for row in rows_of(tmp_path / "epochs.jsonl"):
+        training = row["training"]
         assert training["clock_seconds"] == pytest.approx(4 * 0.05)
         assert training["wall_seconds"] == pytest.approx(4 * 0.052)
         assert training["examples_per_second_wall"] == pytest.approx(8 / 0.052)
-    wall = json.loads((tmp_path / "summary.json").read_text())["wall"]
+    wall = summary_of(tmp_path)["wall"]
     # Iterations 3 to 8: all but the first of an epoch have recorded the one before.
     assert wall["examples_per_second_clock"] == pytest.approx(160)
     assert wall["examples_per_second_wall"] == pytest.approx(6 * 8 / (6 * 0.05 + 5 * 0.002))
@@ -63,7 +59,7 @@ def test_a_copy_after_an_evaluation_is_in_the_walls_time_as_in_the_next_iteratio
     words += ["--total_train_batch_size", 32, "--num_train_epochs", 3, "--save_steps", 1, "--no_cuda"]
     code, said = run_here("task1/run_glue.py", [*words, "--output_dir", tmp_path / "run"])
     assert code in (0, None), said
-    rows = [json.loads(line) for line in (tmp_path / "run" / "iterations.rank0.jsonl").read_text().splitlines()]
+    rows = rows_of(tmp_path / "run" / "iterations.rank0.jsonl")
     assert [row["seconds_checkpoint"] > 0 for row in rows] == [False, True, True]
     assert all(row["wall_seconds"] >= row["seconds"] for row in rows)
 
