@@ -216,7 +216,7 @@ def test_a_manifest_with_a_value_of_another_type_is_damaged(folder, key, value):
         '{"a": 1e999}',
         pytest.param("[" * 100_000, id="deep"),
         "\xff",
-        '{"format": 1}',
+        '{"format": 2}',
     ],
 )
 def test_a_manifest_that_is_not_json_is_damaged(folder, text):

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import defaultdict
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +15,6 @@ import torch
 from programs import PATIENCE, TINY, TINY_TRAINING, script, wait_until
 from recorded import rows_of
 
-from cos598d.checkpoints.stopping import Stopping
 from cos598d.commands.script import run_script
 from cos598d.config import RunConfig
 from cos598d.measure import wire
@@ -24,10 +22,9 @@ from cos598d.measure.monitor import Monitor
 from cos598d.measure.record import RunRecord
 from cos598d.measure.tensorboard import LOSSES, Board
 from cos598d.measure.wire import Counters, Interface, find_interface
-from cos598d.records.conventions import OF_TRAINING, OWN_SOCKETS, PHASES
+from cos598d.records.conventions import OWN_SOCKETS, PHASES
 from cos598d.records.figures import RankSums, epoch_traffic, wire_figures
 from cos598d.tools.report.load import load_run
-from cos598d.tools.report.table import comparison
 from cos598d.world.network import interface_of, network_identity
 
 ITERATIONS = 4  # two in each epoch
@@ -74,18 +71,6 @@ def test_every_iteration_has_its_counted_bytes_beside_the_predicted(counted, ran
         assert all(row[f"counted_bytes_{way}"] > 0 for row in rows)
 
 
-def test_predicted_bytes_are_all_that_the_ledger_knows_of_training(counted):
-    predicted = defaultdict(int)
-    for row in rows_of(counted / "communication.rank1.jsonl"):
-        if row["purpose"] in OF_TRAINING:
-            predicted[row["iteration"]] += row["bytes_sent"]
-    rows = rows_of(counted / "iterations.rank1.jsonl")
-    assert [row["predicted_bytes_sent"] for row in rows] == [predicted[row["iteration"]] for row in rows]
-    gradients = load_run(counted)["bytes_sent_per_iteration"][1]
-    loss_and_votes = 8 * (1 + len(Stopping.VOTES))
-    assert gradients + loss_and_votes == rows[-1]["predicted_bytes_sent"], "they travel too, as float64"
-
-
 def test_rows_of_the_wire_are_sums_since_training_started(counted):
     rows = rows_of(counted / "wire.rank1.jsonl")
     ends = [row for row in rows if row["kind"] == "iteration"]
@@ -116,23 +101,6 @@ def test_the_summary_s_wire_can_be_recomputed_from_the_rows(counted):
         for name in Counters._fields:
             mean = (rows[-1][name] - rows[0][name]) / ITERATIONS
             assert found[f"{name}_per_iteration"][rank] == pytest.approx(mean)
-
-
-def test_epochs_have_predicted_and_counted_bytes_by_rank(counted):
-    iterations = [rows_of(counted / f"iterations.rank{rank}.jsonl") for rank in range(2)]
-    for epoch in rows_of(counted / "epochs.jsonl"):
-        for name in (f"{what}_bytes_{way}" for what in ("predicted", "counted") for way in ("sent", "received")):
-            own = [[row[name] for row in rows if row["epoch"] == epoch["epoch"]] for rows in iterations]
-            assert epoch[name] == list(map(sum, own))
-
-
-def test_compare_shows_counted_bytes_and_a_dash_without(counted, tmp_path):
-    run = load_run(counted)
-    with_wire, without = comparison([run]), comparison([run | {"wire": None}])
-    assert "counted MB/it" in with_wire
-    assert "(ranks 0, 1)" not in with_wire
-    assert without.split("counted MB/it")[1].splitlines()[2].split()[-2:] == ["-", "ledger"]
-    assert comparison([{name: value for name, value in run.items() if name != "wire"}]) == without
 
 
 def test_without_an_interface_or_an_interval_there_is_no_file_and_old_ones_vanish(tmp_path, monkeypatch, capfd):
