@@ -12,9 +12,8 @@ from typing import Any
 from cos598d.comm.ledger import Ledger, Totals
 from cos598d.measure.attempts import Attempts, find_earlier, why
 from cos598d.measure.claim import FACTS, NOTHING_DONE, OLD_IS_GONE, clear, told
-from cos598d.measure.host import peak_gpu_bytes, peak_memory_bytes
 from cos598d.measure.iterations import IterationRows, Row, last_text, row_text, sums_at
-from cos598d.measure.monitor import Monitor
+from cos598d.measure.monitor import Monitor, peak_gpu_bytes, peak_memory_bytes
 from cos598d.measure.row_files import RankFiles, remove_published, rows_of_others, take_up_departed
 from cos598d.measure.tensorboard import Board, remove_events
 from cos598d.measure.thinning import AUTO, Detail
