@@ -20,8 +20,8 @@ JOIN_SECONDS = 2.0  # a sample takes less than a millisecond; a gauge that hangs
 Sample = TypeVar("Sample")
 Write = Callable[[str], Any]  # of a row's line
 
-# Of a long run rows in time stand further apart: one each `interval` seconds, but no sooner after another than this
-# part of the time since training started.
+# In a long run rows are rarer than one each `interval` seconds: the next comes no sooner than after this part of the
+# time since training started.
 SPACING = 1 / 2000
 
 

@@ -119,7 +119,7 @@ class RunRecord:
         live = self.folder / LIVE
         own_folder(live)
         if self.rank == 0:
-            earlier = find_earlier([live, *(other / LIVE for other in self._others)], self._own or {})
+            earlier = find_earlier([live, *(other / LIVE for other in self._others)], self._own)
             self._attempts = Attempts(live / ATTEMPTS, earlier, self.iterations, self.world_size)
             departed = {other: (one["files"], last_text(one)) for other, one in self._departed.items()}
             take_up_departed(self.folder, self.world_size, departed, self._others)
@@ -135,7 +135,7 @@ class RunRecord:
         self._files.close()
         if self._attempts and not self._is_published:
             if self._attempts.all[-1]["why"] is None:
-                self._attempts.end(why(error), self.iterations)
+                self.ends(why(error))
             with contextlib.suppress(OSError):  # a full disk is not what the run ended for
                 self._attempts.write()
         if error is None:  # else the process is about to say what it ends for
@@ -157,7 +157,9 @@ class RunRecord:
     def _ends_early(self, sentence: str) -> None:
         """What this process says when it leaves tells more than the error of a collective that lost a rank."""
         if self._attempts and not self._is_published:
-            self._attempts.correct(" ".join(sentence.split()), self.iterations)
+            self.ends(" ".join(sentence.split()))
+            if (self.folder / LIVE / ATTEMPTS).exists():  # a folder in which nothing was done stays away
+                self._attempts.write()
 
     def position(self) -> Position:
         """Where this rank's record is between two iterations (JSON), for `resume`."""
