@@ -14,7 +14,14 @@ from cos598d.errors import UserError
 from cos598d.measure.claim import claim_folder
 from cos598d.measure.record import RunRecord
 from cos598d.records.conventions import PHASES, WARM_UP
-from cos598d.records.figures import RankSums, summarize_seconds
+from cos598d.records.figures import (
+    RankSums,
+    epoch_traffic,
+    epoch_training,
+    run_figures,
+    summarize_seconds,
+    wire_figures,
+)
 from cos598d.terminal import files
 from cos598d.terminal.files import remove_unfinished, whole_file, whole_folder, write_whole
 
@@ -47,6 +54,15 @@ def test_a_run_of_few_iterations_has_figures_too(count, tmp_path):
     assert sums.mean("calls") == {0: 0, 1: 3, 2: 2.5}[count]
     mean = sum(100 + 3 * iteration for iteration in range(1, count + 1)) / 1024 / 3 / max(1, count)
     assert sums.mean_seconds("seconds_data") == (None if count == 0 else pytest.approx(mean))
+
+
+def test_sums_that_a_forged_checkpoint_has_are_numbers_and_no_traceback():
+    sums = RankSums({"1": [{}, {"counted": 2}], "2": [{}, {}]})
+    assert epoch_traffic([sums, RankSums()], 1)["predicted_bytes_sent"] == [0, 0]
+    assert epoch_traffic([sums], 2) == {}
+    assert epoch_training(sums.epoch(1))["examples_per_second_wall"] is None
+    assert wire_figures([sums], [["eth0", [0]]])["bytes_sent_per_iteration"] == [0]
+    assert run_figures([sums], [], [])["phases"]["seconds_data"] is None
 
 
 def test_an_iteration_leaves_nothing_in_memory(tmp_path):

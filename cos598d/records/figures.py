@@ -133,13 +133,14 @@ def ledger_figures(kept: str, ledgers: Sequence[Mapping[str, Any]]) -> dict[str,
 def epoch_training(sums: Sums) -> dict[str, Any]:
     """An epoch's examples, its seconds by the clocks of its iterations and by the wall, both rates, and what the
     examples come to (tokens or images), with the rate by the wall."""
-    wall = sums["wall_seconds"] + sums.get("wall_seconds_after", 0)
+    examples, clock = sums.get("examples", 0), sums.get("seconds", 0)
+    wall = sums.get("wall_seconds", 0) + sums.get("wall_seconds_after", 0)
     counts = {name: sums[name] for name in COUNTED if name in sums}
     return {
-        "examples": sums["examples"],
-        "clock_seconds": sums["seconds"] / 1e9,
+        "examples": examples,
+        "clock_seconds": clock / 1e9,
         "wall_seconds": wall / 1e9,
-        **_rates(sums["examples"], sums["seconds"], wall),
+        **_rates(examples, clock, wall),
         **counts,
         **{f"{name}_per_second_wall": 1e9 * count / wall for name, count in counts.items() if wall},
     }
@@ -188,7 +189,7 @@ def epoch_traffic(ranks: Sequence[RankSums], epoch: int) -> dict[str, list[float
 
 
 def _is_counted(sums: Sums) -> bool:
-    return sums.get("counted", 0) == sums["iterations"]
+    return sums.get("counted", 0) == sums.get("iterations", 0)
 
 
 def wire_figures(ranks: Sequence[RankSums], interfaces: Sequence[Sequence[Any] | None]) -> dict[str, Any] | None:
@@ -206,9 +207,9 @@ def wire_figures(ranks: Sequence[RankSums], interfaces: Sequence[Sequence[Any] |
         if interface and counted:
             known.append(interface)
         for name in _WIRE:
-            found.setdefault(name, []).append(sums[f"counted_{name}"] / counted if counted else None)
+            found.setdefault(name, []).append(sums.get(f"counted_{name}", 0) / counted if counted else None)
         for name in ("predicted_bytes_sent", "predicted_bytes_received"):
-            found.setdefault(name, []).append(sums[name] / sums["iterations"] if counted else None)
+            found.setdefault(name, []).append(float(rank.mean(name)) if counted else None)
     if not known:
         return None
     return {
