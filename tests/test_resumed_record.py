@@ -13,7 +13,7 @@ from recorded import EPOCH, begin, finish, host, iterate, left_alone, rows_of, s
 
 from cos598d.comm.ledger import Row
 from cos598d.errors import UserError
-from cos598d.measure import row_files
+from cos598d.measure import row_files, thinning
 from cos598d.measure.attempts import why
 from cos598d.measure.record import RunRecord
 from cos598d.records.conventions import SILENT
@@ -70,6 +70,27 @@ def test_a_resumed_record_is_that_of_the_run_that_nothing_stopped(saved, lost, t
     assert (first["from_iteration"], first["to_iteration"], first["lost_iterations"]) == (0, saved + lost, lost)
     assert (first["why"], first["ranks"]) == (SILENT, 2)
     assert (second["from_iteration"], second["to_iteration"], second["lost_iterations"]) == (saved, 15, 0)
+
+
+def test_what_rows_that_are_left_out_add_up_to_survives_a_kill(tmp_path, monkeypatch):
+    """Of rank 1 five rows are written, and of the ledger none; the summary is that of a run that keeps all."""
+    monkeypatch.setattr(thinning, "MOST_ROWS", 10)
+    whole = begin(tmp_path / "whole", 2, kept="all")
+    iterate_all(whole, 1, 15)
+    finish(whole)
+    records, folder = begin(tmp_path / "cut", 2, kept="totals"), tmp_path / "cut"
+    iterate_all(records, 1, 8)
+    positions = positions_of(records)
+    iterate_all(records, 9, 10)
+    left_alone(records)
+    records = begin(folder, 2, positions, kept="totals")
+    iterate_all(records, 9, 15)
+    finish(records)
+    assert [len(rows_of(folder / f"iterations.rank{rank}.jsonl")) for rank in range(2)] == [15, 5]
+    expected, found = (summary_of(tmp_path / name) for name in ("whole", "cut"))
+    assert found["ledger"].pop("kept") != expected["ledger"].pop("kept")
+    assert found["ledger"].pop("rows_kept") == [0, 0] != expected["ledger"].pop("rows_kept")
+    assert {k: v for k, v in found.items() if k not in TIMES} == {k: v for k, v in expected.items() if k not in TIMES}
 
 
 def test_ranks_may_come_and_go_between_attempts(tmp_path):
