@@ -28,7 +28,7 @@ from cos598d.engines.torch_fsdp import layers
 from cos598d.errors import UserError
 from cos598d.fields import flags_of
 from cos598d.models.build import build_model, find_model
-from cos598d.records.live import COMMUNICATION, WIRE
+from cos598d.records.conventions import COMMUNICATION, WIRE
 from cos598d.records.run import CALL, WIRE_ROW, read_table
 from cos598d.shard.low_bytes import packed_bytes
 from cos598d.shard.row_gradients import row_embeddings

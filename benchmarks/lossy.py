@@ -26,8 +26,7 @@ sys.path.insert(0, str(ROOT))
 from cos598d.commands.flags import to_words
 from cos598d.config import RunConfig
 from cos598d.errors import UserError
-from cos598d.records.conventions import GRADIENTS
-from cos598d.records.live import COMMUNICATION
+from cos598d.records.conventions import COMMUNICATION, GRADIENTS
 from cos598d.records.run import CALL, read_table
 from cos598d.terminal.files import write_json
 from cos598d.terminal.program import own_environment

@@ -12,8 +12,7 @@ from cos598d.errors import UserError
 from cos598d.inputs import RunInputs
 from cos598d.measure.record import RunRecord
 from cos598d.models.checkpoint import CannotSave, save_model
-from cos598d.records.conventions import BY_LEDGER
-from cos598d.records.live import MODEL, MODEL_FILES
+from cos598d.records.conventions import BY_LEDGER, MODEL, MODEL_FILES
 from cos598d.terminal.files import whole_folder
 
 

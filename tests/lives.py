@@ -27,6 +27,7 @@ from cos598d.models.build import build_model, find_model, uses_every_parameter
 from cos598d.models.checkpoint import save_description
 from cos598d.plan import Plan, TrainingSetup
 from cos598d.records.conventions import OF_TRAINING, STATE, SYNCHRONIZING
+from cos598d.records.figures import RankSums, epoch_traffic
 from cos598d.strategies import get_strategy
 from cos598d.strategies.replicas import digest
 from cos598d.terminal.console import Console
@@ -132,15 +133,18 @@ def disagreements(live_folder, rank, share):
         predicted = [row["predicted_bytes_sent"], row["predicted_bytes_received"]]
         if predicted not in (moved, with_state) or synchronizing != sums(*SYNCHRONIZING, **iteration):
             found.append([row["iteration"], predicted, moved, synchronizing, sums(*SYNCHRONIZING, **iteration)])
-    for epoch, traffic in share["traffic"]["epochs"].items():
+    totals = RankSums(share["sums"])
+    for epoch in totals.table:
         sent = sum(row["predicted_bytes_sent"] for row in rows if row["epoch"] == int(epoch))
-        if sent != traffic["predicted_bytes_sent"]:
-            found.append([f"epoch {epoch}", sent, traffic["predicted_bytes_sent"]])
+        (summed,) = epoch_traffic([totals], int(epoch))["predicted_bytes_sent"]
+        if sent != summed:
+            found.append([f"epoch {epoch}", sent, summed])
     for purpose, (count, _, sent, received) in share["ledger"]["by_purpose"].items():
         if sums(purpose) != [count, sent, received]:
             found.append([purpose, sums(purpose), [count, sent, received]])
     mean = sum(row["bytes_sent"] for row in rows) / len(rows)
-    return found if mean == share["bytes_sent"] else [*found, ["mean", mean, share["bytes_sent"]]]
+    summed = totals.mean("bytes_sent")
+    return found if mean == summed else [*found, ["mean", mean, summed]]
 
 
 def rows_of(file):

@@ -5,8 +5,7 @@ import json
 from pathlib import Path
 
 from cos598d.commands.report import add_options, run
-from cos598d.records.conventions import PHASES, WARM_UP
-from cos598d.records.live import ATTEMPTS, EPOCHS, EVALUATIONS, LIVE, SETTING
+from cos598d.records.conventions import ATTEMPTS, EPOCHS, EVALUATIONS, LIVE, PHASES, SETTING, WARM_UP
 from cos598d.records.run import SETTING_FIELDS
 
 

@@ -141,7 +141,7 @@ def cases():
         if not isinstance(value, str):
             yield changed(edit, "run", value)
 
-    no_json = ("", "null", "[]", '"', "{", '{"format": NaN}', '{"a": 1e999}', "[" * 100_000, "\xff", '{"format": 1}')
+    no_json = ("", "null", "[]", '"', "{", '{"format": NaN}', '{"a": 1e999}', "[" * 100_000, "\xff", '{"format": 2}')
     for text in no_json:
         yield (
             f"manifest {text[:20]}",

@@ -98,12 +98,12 @@ IN_RANK = [
     (RECORD, GONE),
     (f"{RECORD}.iteration", 3),
     (f"{RECORD}.files", {"iterations.rank0.jsonl": -1}),
-    (f"{RECORD}.tally.means.0", [1]),
-    (f"{RECORD}.tally.means.1.1", {"seconds": 10**30}),
-    (f"{RECORD}.tally.traffic.epochs", {"one": {}}),
-    (f"{RECORD}.tally.traffic.epochs.1.counted", [1, 2, 3]),
-    (f"{RECORD}.tally.traffic.last", [1]),
-    (f"{RECORD}.tally.wall.run", {"wall": 1, "clock": 1, "examples": 1, "more": 1}),
+    (f"{RECORD}.sums", {"one": {}}),
+    (f"{RECORD}.sums.1", [{}]),
+    (f"{RECORD}.sums.1.1", {"seconds": 10**30}),
+    (f"{RECORD}.row", []),
+    (f"{RECORD}.row.epoch", GONE),
+    (f"{RECORD}.row.counted_bytes_sent", "many"),
     (f"{RECORD}.ledger.by_purpose", {"gradients": [1, 2]}),
     (f"{RECORD}.ledger.entered", None),
     (f"{RECORD}.detail.calls", [0, 0]),
@@ -146,7 +146,7 @@ def assert_named(folder, name, place, value):
     assert found.iteration == 2
     (remark,) = found.remarks
     assert remark.startswith(f"the checkpoint {folder / NEWEST} is damaged ({name}: ")
-    said = re.sub(r"(?<!traffic\.epochs)\.(\d+)(?=\.|$)", r"[\1]", place)
+    said = re.sub(r"(?<!sums)\.(\d+)(?=\.|$)", r"[\1]", place)
     assert f"it has no {said}" in remark or f"its {said}" in remark
     assert " is expected)." in remark
     assert "\n" not in remark

@@ -7,7 +7,7 @@ from worlds import run_ranks
 from cos598d.comm.gloo import all_reduce_bytes, broadcast_bytes
 from cos598d.comm.ledger import Ledger, Row, Totals
 from cos598d.records.conventions import GRADIENTS
-from cos598d.records.seconds import summarize_seconds
+from cos598d.records.figures import summarize_seconds
 
 BERT_BASE_BYTES = 433_247_240
 

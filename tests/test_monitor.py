@@ -8,25 +8,23 @@ import subprocess
 import sys
 import threading
 import time
-from collections import defaultdict
 from types import SimpleNamespace
 
 import pytest
 import torch
 from programs import PATIENCE, TINY, TINY_TRAINING, script, wait_until
+from recorded import rows_of
 
-from cos598d.checkpoints.control import Stopping
 from cos598d.commands.script import run_script
 from cos598d.config import RunConfig
 from cos598d.measure import wire
 from cos598d.measure.monitor import Monitor
 from cos598d.measure.record import RunRecord
 from cos598d.measure.tensorboard import LOSSES, Board
-from cos598d.measure.totals import EpochTraffic, epoch_traffic, wire_summary
 from cos598d.measure.wire import Counters, Interface, find_interface
-from cos598d.records.conventions import OF_TRAINING, OWN_SOCKETS, PHASES
+from cos598d.records.conventions import OWN_SOCKETS, PHASES
+from cos598d.records.figures import RankSums, epoch_traffic, wire_figures
 from cos598d.tools.report.load import load_run
-from cos598d.tools.report.table import comparison
 from cos598d.world.network import interface_of, network_identity
 
 ITERATIONS = 4  # two in each epoch
@@ -45,10 +43,6 @@ def busy_loopback():
     finally:
         program.kill()
         program.communicate()
-
-
-def rows_of(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -75,18 +69,6 @@ def test_every_iteration_has_its_counted_bytes_beside_the_predicted(counted, ran
         # A single iteration's bytes may be counted with its neighbour's, and rank 0's store has some of its own.
         assert 0.99 * predicted < sum(row[f"counted_bytes_{way}"] for row in rows) < 1.05 * predicted + 100_000
         assert all(row[f"counted_bytes_{way}"] > 0 for row in rows)
-
-
-def test_predicted_bytes_are_all_that_the_ledger_knows_of_training(counted):
-    predicted = defaultdict(int)
-    for row in rows_of(counted / "communication.rank1.jsonl"):
-        if row["purpose"] in OF_TRAINING:
-            predicted[row["iteration"]] += row["bytes_sent"]
-    rows = rows_of(counted / "iterations.rank1.jsonl")
-    assert [row["predicted_bytes_sent"] for row in rows] == [predicted[row["iteration"]] for row in rows]
-    gradients = load_run(counted)["bytes_sent_per_iteration"][1]
-    loss_and_votes = 8 * (1 + len(Stopping.VOTES))
-    assert gradients + loss_and_votes == rows[-1]["predicted_bytes_sent"], "they travel too, as float64"
 
 
 def test_rows_of_the_wire_are_sums_since_training_started(counted):
@@ -119,26 +101,6 @@ def test_the_summary_s_wire_can_be_recomputed_from_the_rows(counted):
         for name in Counters._fields:
             mean = (rows[-1][name] - rows[0][name]) / ITERATIONS
             assert found[f"{name}_per_iteration"][rank] == pytest.approx(mean)
-
-
-def test_epochs_have_predicted_and_counted_bytes_by_rank(counted):
-    epochs = rows_of(counted / "epochs.jsonl")
-    iterations = [rows_of(counted / f"iterations.rank{rank}.jsonl") for rank in range(2)]
-    for epoch in epochs:
-        for way in ("sent", "received"):
-            for rank, rows in enumerate(iterations):
-                own = [row for row in rows if row["epoch"] == epoch["epoch"]]
-                assert epoch[f"predicted_bytes_{way}"][rank] == sum(row[f"predicted_bytes_{way}"] for row in own)
-                assert epoch[f"counted_bytes_{way}"][rank] == sum(row[f"counted_bytes_{way}"] for row in own)
-
-
-def test_compare_shows_counted_bytes_and_a_dash_without(counted, tmp_path):
-    run = load_run(counted)
-    with_wire, without = comparison([run]), comparison([run | {"wire": None}])
-    assert "counted MB/it" in with_wire
-    assert "(ranks 0, 1)" not in with_wire
-    assert without.split("counted MB/it")[1].splitlines()[2].split()[-2:] == ["-", "ledger"]
-    assert comparison([{name: value for name, value in run.items() if name != "wire"}]) == without
 
 
 def test_without_an_interface_or_an_interval_there_is_no_file_and_old_ones_vanish(tmp_path, monkeypatch, capfd):
@@ -214,8 +176,9 @@ def test_what_travels_between_the_epochs_is_not_counted(tmp_path, kernel):
     assert [row["bytes_sent"] for row in rows] == [0, 100, 300, 607, 1007]
     assert {row["shared_by_ranks"] for row in rows} == {2}
     assert [row["counted_bytes_sent"] for row in rows_of(tmp_path / "iterations.rank0.jsonl")] == [100, 207, 300, 407]
-    assert [share["traffic"]["epochs"][epoch]["counted_bytes_sent"] for epoch in "12"] == [307, 707]
-    assert share["traffic"]["wire"]["bytes_sent"] == pytest.approx((100 + 207 + 300 + 407) / 4)
+    sums = RankSums(share["sums"])
+    assert [epoch_traffic([sums], epoch)["counted_bytes_sent"] for epoch in (1, 2)] == [[307], [707]]
+    assert wire_figures([sums], [share["interface"]])["bytes_sent_per_iteration"] == [(100 + 207 + 300 + 407) / 4]
 
 
 def test_an_interface_that_vanishes_ends_the_sampling_once_and_not_the_run(tmp_path, kernel):
@@ -227,13 +190,14 @@ def test_an_interface_that_vanishes_ends_the_sampling_once_and_not_the_run(tmp_p
         end_iteration(record, 2)
         end_iteration(record, 3)
         record.pause_training()
-        share = record.share()
+        sums, interface = RankSums(record.share()["sums"]), ["eth7", [0, 2]]
         record.publish()
     assert kernel.lines == ["sampling stopped, and the run goes on: the interface eth7 is gone."]
     assert [row["counted_bytes_sent"] for row in rows_of(tmp_path / "iterations.rank0.jsonl")] == [100, None, None]
     assert rows_of(tmp_path / "wire.rank0.jsonl")[-1]["bytes_sent"] == 100
-    assert share["traffic"]["epochs"]["1"]["counted_bytes_sent"] is None
-    assert share["traffic"]["wire"]["bytes_sent"] == 100, "the mean of those that were counted"
+    assert epoch_traffic([sums], 1)["counted_bytes_sent"] == [None]
+    wire = wire_figures([sums], [interface])
+    assert wire["bytes_sent_per_iteration"] == [100], "the mean of those that were counted"
 
 
 def test_counters_that_go_back_are_no_count(tmp_path, kernel):
@@ -270,7 +234,7 @@ def test_the_thread_is_gone_when_the_record_is_closed(tmp_path, kernel, ends):
 def test_the_thread_samples_the_host_alone_while_training_pauses(kernel):
     files = [io.StringIO(), io.StringIO()]
     monitor = Monitor(0.01, Interface("eth7", (0,)), CPU, kernel.lines.append)
-    monitor.open(*files, lambda: 5)
+    monitor.open(*(file.write for file in files), lambda: 5)
     monitor.begin()
     monitor.pause()
     lengths = [len(file.getvalue()) for file in files]
@@ -283,7 +247,7 @@ def test_the_thread_samples_the_host_alone_while_training_pauses(kernel):
 def test_what_arrives_while_training_begins_is_in_the_rows_as_in_the_sums(kernel):
     rows = io.StringIO()
     monitor = Monitor(1000.0, Interface("eth7", (0,)), CPU, kernel.lines.append)
-    monitor.open(rows, io.StringIO(), lambda: 0)
+    monitor.open(rows.write, io.StringIO().write, lambda: 0)
     read, counter = monitor._counter._now, monitor._counter
 
     def moves():
@@ -304,7 +268,7 @@ def test_rows_in_time_become_rarer_in_a_long_run(passed, expected, kernel, monke
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     monitor = Monitor(1.0, None, CPU, kernel.lines.append)
     monitor.resume(monitor.position() | {"seconds": 40.0})
-    monitor.open(io.StringIO(), io.StringIO(), lambda: 1)
+    monitor.open(io.StringIO().write, io.StringIO().write, lambda: 1)
     asked = []
     monitor._stopping.wait = lambda seconds: asked.append(seconds) or True
     monitor.begin()
@@ -318,7 +282,7 @@ def test_a_gauge_that_hangs_does_not_hold_up_the_end(kernel, monkeypatch):
     monkeypatch.setattr("cos598d.measure.monitor.JOIN_SECONDS", 0.1)
     hangs, free = threading.Event(), threading.Event()
     monitor = Monitor(0.01, None, CPU, kernel.lines.append)
-    monitor.open(io.StringIO(), io.StringIO(), lambda: 1)
+    monitor.open(io.StringIO().write, io.StringIO().write, lambda: 1)
     monitor.begin()
     monkeypatch.setattr(monitor._gauges, "read", lambda: hangs.set() or free.wait(PATIENCE) or {})
     assert hangs.wait(PATIENCE)
@@ -331,57 +295,56 @@ def test_a_gauge_that_hangs_does_not_hold_up_the_end(kernel, monkeypatch):
 
 
 def test_ranks_without_a_count_are_none_in_the_summary():
-    shares = []
-    for rank in range(3):
-        traffic = EpochTraffic()
-        for epoch in (1, 1, 2):
-            traffic.add(epoch, (10, 20), Counters(100 + rank, 200, 1, 2) if rank else None)
-        interface = Interface("eth0", (0,)) if rank == 0 else Interface("ens3", (1, 2))
-        shares.append(json.loads(json.dumps(traffic.share(interface))))
-    found = wire_summary(shares)
+    ranks = [RankSums() for _ in range(3)]
+    for rank, sums in enumerate(ranks):
+        for iteration, epoch in enumerate((1, 1, 2), start=1):
+            row = {"iteration": iteration, "epoch": epoch, "predicted_bytes_sent": 10, "predicted_bytes_received": 20}
+            counted = Counters(100 + rank, 200, 1, 2) if rank else Counters(None, None, None, None)
+            sums.add(row | {f"counted_{name}": value for name, value in counted._asdict().items()})
+    found = wire_figures(ranks, [["eth0", [0]], ["ens3", [1, 2]], ["ens3", [1, 2]]])
     assert (found["interface"], found["shared_by_ranks"], found["ranks_by_interface"]) == ("ens3", 2, [(1, 2)])
     assert found["bytes_sent_per_iteration"] == [None, 101, 102]
     assert found["predicted_bytes_sent_per_iteration"] == [None, 10, 10]
-    epoch = epoch_traffic(shares, 1)
+    epoch = epoch_traffic(ranks, 1)
     assert (epoch["predicted_bytes_sent"], epoch["counted_bytes_sent"]) == ([20, 20, 20], [None, 202, 204])
-    assert epoch_traffic(shares, 3) == {}
+    assert epoch_traffic(ranks, 3) == {}
+    assert epoch_traffic([*ranks[1:], RankSums()], 1)["counted_bytes_sent"] == [202, 204, 0], "it was not there"
 
 
 # --- which interface
 
 
-def find(monkeypatch, found, variable, has=("eth0", "eth1", "lo"), master_ip="127.0.0.1"):
-    """What rank 1 finds in a world whose ranks have said `found` (None: what rank 1 says itself)."""
-    if variable is None:
-        monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    else:
+HERE, LOOPBACK = network_identity(), interface_of("127.0.0.1")
+FOUND = {
+    "the first that gloo is given": ([["another host", "eth1"], None], "eth1,eth0", Interface("eth1", (1,))),
+    "ranks of one host share it": (
+        [["another host", "eth0"], None, [HERE, "eth0"], [HERE, "eth1"]],
+        "eth0",
+        Interface("eth0", (1, 2)),
+    ),
+    "all on one host: own sockets": ([[HERE, "eth0"], None], "eth0", Interface(OWN_SOCKETS, (1,))),
+    "unknown": ([["another host", "eth0"], None], "no-such", None),
+    "the one of the local address": ([["another host", "eth1"], None], None, Interface(LOOPBACK, (1,))),
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_the_interface_that_rank_1_counts_on(name, monkeypatch):
+    """`said` are the answers of all ranks; None is what rank 1 finds itself."""
+    said, variable, expected = FOUND[name]
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    if variable is not None:
         monkeypatch.setenv("GLOO_SOCKET_IFNAME", variable)
-    monkeypatch.setattr(wire, "has_counters", lambda name: name in has)
-    comm = SimpleNamespace(rank=1, exchange=lambda mine: [mine if other is None else other for other in found])
-    return find_interface(comm, SimpleNamespace(identity=SimpleNamespace(master_ip=master_ip)))
+    monkeypatch.setattr(wire, "has_counters", lambda name: name in ("eth0", "eth1", LOOPBACK))
+    comm = SimpleNamespace(rank=1, exchange=lambda mine: [mine if other is None else other for other in said])
+    meeting = SimpleNamespace(identity=SimpleNamespace(master_ip="127.0.0.1"))
+    assert find_interface(comm, meeting) == expected
+    assert find_interface(comm, None) is None, "a single rank has no wire"
 
 
-def test_a_rank_counts_on_the_first_interface_that_gloo_is_given(monkeypatch):
-    found = [["another host", "eth1"], None]
-    assert find(monkeypatch, found, "eth1,eth0") == Interface("eth1", (1,))
-
-
-def test_without_the_variable_it_is_the_interface_that_owns_the_local_address(monkeypatch):
-    loopback = interface_of("127.0.0.1")
-    for address in ("127.0.0.1", "::1"):
-        found = find(monkeypatch, [["another host", "eth1"], None], None, has=(loopback,), master_ip=address)
-        assert found in (Interface(loopback, (1,)), None if address == "::1" else ())  # a host may have no IPv6
-
-
-def test_ranks_of_one_host_share_its_interface_and_others_do_not(monkeypatch):
-    here = network_identity()
-    found = [["another host", "eth0"], None, [here, "eth0"], [here, "eth1"]]
-    assert find(monkeypatch, found, "eth0") == Interface("eth0", (1, 2))
-
-
-def test_ranks_that_are_all_on_one_host_count_their_own_sockets_whatever_gloo_is_given(monkeypatch):
-    found = [[network_identity(), "eth0"], None]
-    assert find(monkeypatch, found, "eth0") == Interface(OWN_SOCKETS, (1,))
+def test_an_interface_that_is_not_there_has_no_counters():
+    assert wire.has_counters(LOOPBACK)
+    assert not wire.has_counters("no-such")
 
 
 def test_own_sockets_are_those_of_this_process_and_of_connections_that_have_ended(tmp_path):
@@ -396,19 +359,6 @@ def test_own_sockets_are_those_of_this_process_and_of_connections_that_have_ende
                     taken += len(other.recv(1 << 16))
                 total = counter.read()
             assert total[:2] == (50_000 * (1 + ended), 50_000 * (1 + ended))
-
-
-def test_an_unknown_interface_is_none(monkeypatch):
-    assert find(monkeypatch, [["another host", "eth0"], None], "no-such") is None
-
-
-def test_a_single_rank_has_no_wire():
-    assert find_interface(SimpleNamespace(rank=0), None) is None
-
-
-def test_an_interface_that_is_not_there_has_no_counters():
-    assert wire.has_counters(interface_of("127.0.0.1"))
-    assert not wire.has_counters("no-such")
 
 
 # --- TensorBoard

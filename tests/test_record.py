@@ -8,39 +8,30 @@ import statistics
 import tracemalloc
 
 import pytest
+from recorded import SETTING, begin, finish, iterate, rows_of, summary_of
 
-from cos598d.comm.ledger import Row
 from cos598d.errors import UserError
 from cos598d.measure.claim import claim_folder
 from cos598d.measure.record import RunRecord
 from cos598d.records.conventions import PHASES, WARM_UP
-from cos598d.records.seconds import summarize_seconds
-from cos598d.terminal.files import GrowingFile, whole_file, whole_folder, write_whole
-
-
-def iterate(record, first, last, calls=3):
-    """Iterations with a call more in every second one, and with seconds that no two share."""
-    for iteration in range(first, last + 1):
-        record.ledger.begin(iteration, 0.0)
-        for place in range(calls + iteration % 2):
-            sent, name = 7 + iteration, f"bucket {place}"
-            record.ledger.enter(Row(iteration, "gradients", "all_reduce", name, (10,), "float32", 40, sent, 5, 0.1))
-        facts = {"iteration": iteration, "epoch": 1 + iteration // 1000, "loss": 1 / iteration, "examples": 16}
-        phases = {phase: 0.001 * iteration + place for place, phase in enumerate(PHASES)}
-        record.iteration(facts, 0.1 + 1 / iteration, phases)
+from cos598d.records.figures import (
+    RankSums,
+    epoch_traffic,
+    epoch_training,
+    run_figures,
+    summarize_seconds,
+    wire_figures,
+)
+from cos598d.terminal import files
+from cos598d.terminal.files import remove_unfinished, whole_file, whole_folder, write_whole
 
 
 def test_the_summary_s_figures_are_those_of_the_rows(tmp_path):
-    count = 11
-    with RunRecord(tmp_path, 0) as record:
-        iterate(record, 1, count)
-        share = record.share()
-        record.stage({"sync": "all_reduce"}, [share], {"config.json": {"seed": 1}})
-        record.publish()
-        record.publish_summary()
-    summary = json.loads((tmp_path / "summary.json").read_text())
-    rows = [json.loads(line) for line in (tmp_path / "iterations.rank0.jsonl").read_text().splitlines()]
-    calls = [json.loads(line) for line in (tmp_path / "communication.rank0.jsonl").read_text().splitlines()]
+    (record,) = begin(tmp_path)
+    iterate(record, 1, 11)
+    finish([record], SETTING, {"config.json": {"seed": 1}})
+    summary, rows = summary_of(tmp_path), rows_of(tmp_path / "iterations.rank0.jsonl")
+    calls = [call for call in rows_of(tmp_path / "communication.rank0.jsonl") if call["purpose"] == "gradients"]
     counted = rows[WARM_UP:]  # of bytes and calls all are
     assert summary["losses"] == [row["loss"] for row in rows]
     assert summary["seconds_per_iteration"] == summarize_seconds([row["seconds"] for row in rows])
@@ -59,18 +50,28 @@ def test_the_summary_s_figures_are_those_of_the_rows(tmp_path):
 def test_a_run_of_few_iterations_has_figures_too(count, tmp_path):
     with RunRecord(tmp_path, 0) as record:
         iterate(record, 1, count)
-        share = record.share()
-    assert share["calls"] == {0: 0, 1: 4, 2: 3.5}[count]
-    assert share["phases"]["data"] == (None if count == 0 else pytest.approx(0.001 * (1 + count) / 2))
+        sums = RankSums(record.share()["sums"])
+    assert sums.mean("calls") == {0: 0, 1: 3, 2: 2.5}[count]
+    mean = sum(100 + 3 * iteration for iteration in range(1, count + 1)) / 1024 / 3 / max(1, count)
+    assert sums.mean_seconds("seconds_data") == (None if count == 0 else pytest.approx(mean))
+
+
+def test_sums_that_a_forged_checkpoint_has_are_numbers_and_no_traceback():
+    sums = RankSums({"1": [{}, {"counted": 2}], "2": [{}, {}]})
+    assert epoch_traffic([sums, RankSums()], 1)["predicted_bytes_sent"] == [0, 0]
+    assert epoch_traffic([sums], 2) == {}
+    assert epoch_training(sums.epoch(1))["examples_per_second_wall"] is None
+    assert wire_figures([sums], [["eth0", [0]]])["bytes_sent_per_iteration"] == [0]
+    assert run_figures([sums], [], [])["phases"]["seconds_data"] is None
 
 
 def test_an_iteration_leaves_nothing_in_memory(tmp_path):
     with RunRecord(tmp_path, 0) as record:
-        iterate(record, 1, 50)
+        iterate(record, 1, 50, epoch=1000)
         tracemalloc.start()
         try:
             before = tracemalloc.get_traced_memory()[0]
-            iterate(record, 51, 1550)
+            iterate(record, 51, 1550, epoch=2000)
             gc.collect()  # tuples that Python keeps at hand
             grown = tracemalloc.get_traced_memory()[0] - before
         finally:
@@ -80,33 +81,15 @@ def test_an_iteration_leaves_nothing_in_memory(tmp_path):
 
 def test_rows_can_be_read_while_the_run_goes_on_and_take_their_name_without_being_copied(tmp_path):
     names = ("iterations.rank0.jsonl", "communication.rank0.jsonl")
-    with RunRecord(tmp_path, 0) as record:
-        for last in range(1, 4):
-            iterate(record, last, last)
-            rows = (tmp_path / "live" / names[0]).read_text().splitlines()
-            assert [json.loads(row)["iteration"] for row in rows] == list(range(1, last + 1))
-        numbers = [(tmp_path / "live" / name).stat().st_ino for name in names]
-        record.publish()
-        record.publish_summary()
+    (record,) = begin(tmp_path)
+    for last in range(1, 4):
+        iterate(record, last, last)
+        rows = rows_of(tmp_path / "live" / names[0])
+        assert [row["iteration"] for row in rows] == list(range(1, last + 1))
+    numbers = [(tmp_path / "live" / name).stat().st_ino for name in names]
+    finish([record])
     assert [(tmp_path / name).stat().st_ino for name in names] == numbers
-    assert {path.name for path in tmp_path.iterdir()} == set(names)
-
-
-@pytest.mark.parametrize("has_nameless_files", [True, False])
-@pytest.mark.parametrize("ends", ["well", "badly"])
-def test_a_growing_file_is_whole_or_not_there_on_every_file_system(has_nameless_files, ends, tmp_path, monkeypatch):
-    if not has_nameless_files:
-        monkeypatch.delattr(os, "O_TMPFILE")
-    path = tmp_path / "rows"
-    path.write_text("old")
-    file = GrowingFile(path)
-    file.write("new\n")
-    file.writelines(["rows\n"])
-    if ends == "well":
-        file.publish()
-    file.close()
-    assert path.read_text() == ("new\nrows\n" if ends == "well" else "old")
-    assert list(tmp_path.iterdir()) == [path]
+    assert {path.name for path in tmp_path.iterdir()} == {*names, "summary.json", "epochs.jsonl"}
 
 
 @pytest.mark.parametrize(("umask", "file_mode", "folder_mode"), [(0o077, 0o600, 0o700), (0o022, 0o644, 0o755)])
@@ -116,13 +99,10 @@ def test_files_have_the_rights_that_the_user_s_umask_leaves(umask, file_mode, fo
         write_whole(tmp_path / "file", "")
         with whole_folder(tmp_path / "folder"):
             pass
-        rows = GrowingFile(tmp_path / "rows")
-        rows.publish()
-        rows.close()
     finally:
         os.umask(before)
     modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
-    assert modes == {"file": file_mode, "folder": folder_mode, "rows": file_mode}
+    assert modes == {"file": file_mode, "folder": folder_mode}
 
 
 def test_an_old_folder_stands_until_the_new_one_is_whole(tmp_path):
@@ -152,7 +132,7 @@ class Full:
 
     def __init__(self, monkeypatch, left):
         self.left, self.has_room, self._write = left, False, os.write
-        monkeypatch.setattr("cos598d.measure.live.os.write", self.write)
+        monkeypatch.setattr("cos598d.measure.row_files.os.write", self.write)
 
     def write(self, descriptor, data):
         taken = len(data) if self.has_room else min(len(data), self.left)
@@ -170,7 +150,7 @@ def test_rows_wait_while_the_disk_is_full_and_are_all_there_when_it_is_not(tmp_p
         assert path.stat().st_size + (tmp_path / "live" / "communication.rank0.jsonl").stat().st_size == 1000
         disk.has_room = True
         iterate(record, 21, 21)
-        assert [json.loads(row)["iteration"] for row in path.read_text().splitlines()] == list(range(1, 22))
+        assert [row["iteration"] for row in rows_of(path)] == list(range(1, 22))
 
 
 @pytest.mark.parametrize("most", [10**9, 2000])
@@ -178,7 +158,7 @@ def test_rows_that_do_not_fit_are_named_and_what_stood_there_stands(most, tmp_pa
     """At the run's end, or as soon as too many wait."""
     (tmp_path / "summary.json").write_text("old")
     Full(monkeypatch, 10)
-    monkeypatch.setattr("cos598d.measure.live.MOST_WAITING", most)
+    monkeypatch.setattr("cos598d.measure.row_files.MOST_WAITING", most)
     done = 0
     with RunRecord(tmp_path, 0) as record, pytest.raises(UserError) as error:  # noqa: PT012
         for done in range(1, 21):
@@ -191,15 +171,7 @@ def test_rows_that_do_not_fit_are_named_and_what_stood_there_stands(most, tmp_pa
     assert {path.name for path in tmp_path.iterdir()} == {"summary.json", "live"}
 
 
-def deliver(record):
-    record.complete()
-    record.stage({}, [record.share()], {})
-    record.remove_old(with_model=False)
-    record.publish()
-    record.publish_summary()
-
-
-@pytest.mark.parametrize("refused", ["fsync", "link", "replace"])
+@pytest.mark.parametrize("refused", ["fsync", "replace"])
 def test_an_earlier_record_goes_only_when_the_new_one_has_all_but_its_names(refused, tmp_path, monkeypatch):
     """What a network's disk or a quota refuses is refused late: at fsync, or where a name is given."""
     (tmp_path / "summary.json").write_text("old")
@@ -211,7 +183,7 @@ def test_an_earlier_record_goes_only_when_the_new_one_has_all_but_its_names(refu
         iterate(record, 1, 3)
         monkeypatch.setattr(os, refused, refuse)
         with pytest.raises(UserError) as error:
-            deliver(record)
+            finish([record])
     monkeypatch.undo()
     still = (tmp_path / "summary.json").exists()
     assert still == (refused != "replace")
@@ -236,3 +208,24 @@ def test_a_folder_is_one_run_s_until_it_ends(tmp_path):
         pass
     with pytest.raises(UserError, match="is not empty"):
         claim_folder(folder, overwrite=False).__enter__()
+
+
+def end_meanwhile(folder):
+    with whole_folder(folder) as beside:
+        for name in ("manifest", "weights"):
+            (beside / name).write_text("whole")
+        remove_unfinished()
+
+
+def test_a_folder_that_is_being_removed_can_no_longer_take_its_name(tmp_path, monkeypatch):
+    """The watchdog's thread ends the process while another is about to rename what it has written."""
+    monkeypatch.setattr(files.shutil, "rmtree", lambda place, **_: (place / "manifest").unlink(missing_ok=True))
+    with pytest.raises(FileNotFoundError):
+        end_meanwhile(tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
+def test_what_is_unfinished_is_gone_at_the_end(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        end_meanwhile(tmp_path / "model")
+    assert list(tmp_path.iterdir()) == []

@@ -8,7 +8,7 @@ from scale_records import write_bench
 
 from cos598d.commands.cli import main
 from cos598d.records.kinds import Fields
-from cos598d.records.run import ITERATION, SUMMARY
+from cos598d.records.run import ITERATION, read_summary
 from cos598d.records.schema import read, read_rows
 
 DEEP = "[" * 100_000
@@ -97,7 +97,7 @@ def test_text_of_a_record_is_printable_wherever_it_goes(tmp_path, capsys):
     assert "lone \\ud800 surrogate" in text
     assert "\x1b" not in text
     assert "\u202e" not in text
-    assert read(folder / "summary.json", SUMMARY, "run again")["sync"] == "\\x1b[2J"
+    assert read_summary(folder)["sync"] == "\\x1b[2J"
 
 
 @pytest.mark.parametrize(

@@ -21,12 +21,10 @@ from cos598d.commands.sbatch import _command
 from cos598d.commands.train import _words_again
 from cos598d.config import RunConfig
 from cos598d.errors import UsageError, UserError
-from cos598d.measure.claim import claim_folder
+from cos598d.measure.claim import claim_folder, told
 from cos598d.measure.record import RunRecord
-from cos598d.measure.refusals import told
 from cos598d.publish import publish_record
-from cos598d.records.conventions import PHASES
-from cos598d.records.live import MODEL_FILES
+from cos598d.records.conventions import MODEL_FILES, PHASES
 from cos598d.terminal.files import whole_folder
 
 COMM = Communicator(None, "gloo", torch.device("cpu"))

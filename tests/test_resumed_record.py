@@ -9,19 +9,15 @@ import time
 from pathlib import Path
 
 import pytest
+from recorded import EPOCH, begin, finish, host, iterate, left_alone, rows_of, summary_of
 
 from cos598d.comm.ledger import Row
 from cos598d.errors import UserError
-from cos598d.measure import live as live_files
-from cos598d.measure import rank_files
+from cos598d.measure import row_files, thinning
 from cos598d.measure.attempts import why
 from cos598d.measure.record import RunRecord
-from cos598d.records.conventions import PHASES
-from cos598d.records.live import SILENT
+from cos598d.records.conventions import SILENT
 from cos598d.world import exit as leaving
-
-EPOCH = 6  # iterations
-host = [128.0]
 
 
 @pytest.fixture(autouse=True)
@@ -31,67 +27,13 @@ def _host(monkeypatch):
     host[0] = 128.0
 
 
-def iterate(record, first, last):
-    """Iterations of a few calls, with seconds that no two share; each EPOCH of them ends with an evaluation."""
-    for iteration in range(first, last + 1):
-        record.begin_training()
-        record.ledger.begin(iteration, 0.0)
-        for place in range(2 + iteration % 2):
-            sent, name = 7 + iteration + record.rank, f"bucket {place}"
-            record.ledger.enter(Row(iteration, "gradients", "all_reduce", name, (10,), "float32", 40, sent, 5, 0.1))
-        record.ledger.enter(Row(iteration, "loss", "all_reduce", "loss", (), "float64", 8, 8, 8, 0.001))
-        seconds = (100 + 3 * iteration) / 1024  # of which sums and differences are exact
-        host[0] += seconds + (iteration % 3) / 1024
-        epoch = 1 + (iteration - 1) // EPOCH
-        facts = {"iteration": iteration, "epoch": epoch, "loss": 1 / (3 + iteration), "examples": 16}
-        record.iteration(facts, seconds, {phase: seconds / (3 + place) for place, phase in enumerate(PHASES)})
-        if iteration % EPOCH == 0:
-            record.ledger.enter(Row(iteration, "gradients", "broadcast", "settled", (10,), "float32", 40, 3, 3, 0.1))
-            record.pause_training()
-            host[0] += 5.0
-            record.epoch({"epoch": epoch, "iterations": EPOCH, "loss": 0.5, "acc": 0.5 + epoch / 10})
-        elif iteration % EPOCH == 4:
-            record.pause_training()
-            record.evaluation({"iteration": iteration, "epoch": epoch, "validation_loss": 1 / iteration})
-
-
-def finish(records):
-    """What the end of a run does, for all its ranks."""
-    shares = [json.loads(json.dumps(record.share())) for record in records]
+def iterate_all(records, first, last):
     for record in records:
-        record.complete()
-    records[0].stage({"sync": "all_reduce"}, shares, {})
-    records[0].remove_old(with_model=False)
-    for record in records[1:] + records[:1]:
-        record.publish()
-    records[0].publish_summary()
-    for record in records:
-        record.__exit__(None, None, None)
-
-
-def begin(folder, ranks, positions=None, **more):
-    records = [RunRecord(folder, rank, world_size=ranks, resume=positions, **more) for rank in range(ranks)]
-    return [record.__enter__() for record in records]
-
-
-def left_alone(records):
-    """As kill -9 leaves them: nobody writes down what ended the run."""
-    for record in records:
-        for file in record._files.by_name.values():
-            os.close(file._descriptor)
-            file._descriptor = -1
+        iterate(record, first, last)
 
 
 def positions_of(records):
     return [json.loads(json.dumps(record.position())) for record in records]
-
-
-def rows_of(path):
-    return [json.loads(line) for line in Path(path).read_text().splitlines()]
-
-
-def summary_of(folder):
-    return json.loads((folder / "summary.json").read_text())
 
 
 TIMES = ("attempts", "memory")  # which differ from run to run
@@ -100,26 +42,20 @@ TIMES = ("attempts", "memory")  # which differ from run to run
 @pytest.mark.parametrize("saved", [1, 2, 3, EPOCH, EPOCH + 2])
 @pytest.mark.parametrize("lost", [0, 3])
 def test_a_resumed_record_is_that_of_the_run_that_nothing_stopped(saved, lost, tmp_path):
-    for name in ("whole", "cut"):
-        (tmp_path / name).mkdir()
     whole = begin(tmp_path / "whole", 2)
-    for record in whole:
-        iterate(record, 1, 15)
+    iterate_all(whole, 1, 15)
     finish(whole)
 
     records = begin(tmp_path / "cut", 2)
-    for record in records:
-        iterate(record, 1, saved)
+    iterate_all(records, 1, saved)
     positions = positions_of(records)
-    for record in records:
-        iterate(record, saved + 1, saved + lost)
+    iterate_all(records, saved + 1, saved + lost)
     left_alone(records)
     with (tmp_path / "cut" / "live" / "iterations.rank1.jsonl").open("a") as rows:
         rows.write('{"iteration": 9')  # killed while it wrote
     records = begin(tmp_path / "cut", 2, positions)
     assert [record.remark for record in records] == [None, None]
-    for record in records:
-        iterate(record, saved + 1, 15)
+    iterate_all(records, saved + 1, 15)
     finish(records)
 
     assert sorted(path.name for path in (tmp_path / "cut").iterdir()) == sorted(
@@ -136,17 +72,36 @@ def test_a_resumed_record_is_that_of_the_run_that_nothing_stopped(saved, lost, t
     assert (second["from_iteration"], second["to_iteration"], second["lost_iterations"]) == (saved, 15, 0)
 
 
+def test_what_rows_that_are_left_out_add_up_to_survives_a_kill(tmp_path, monkeypatch):
+    """Of rank 1 five rows are written, and of the ledger none; the summary is that of a run that keeps all."""
+    monkeypatch.setattr(thinning, "MOST_ROWS", 10)
+    whole = begin(tmp_path / "whole", 2, kept="all")
+    iterate_all(whole, 1, 15)
+    finish(whole)
+    records, folder = begin(tmp_path / "cut", 2, kept="totals"), tmp_path / "cut"
+    iterate_all(records, 1, 8)
+    positions = positions_of(records)
+    iterate_all(records, 9, 10)
+    left_alone(records)
+    records = begin(folder, 2, positions, kept="totals")
+    iterate_all(records, 9, 15)
+    finish(records)
+    assert [len(rows_of(folder / f"iterations.rank{rank}.jsonl")) for rank in range(2)] == [15, 5]
+    expected, found = (summary_of(tmp_path / name) for name in ("whole", "cut"))
+    assert found["ledger"].pop("kept") != expected["ledger"].pop("kept")
+    assert found["ledger"].pop("rows_kept") == [0, 0] != expected["ledger"].pop("rows_kept")
+    assert {k: v for k, v in found.items() if k not in TIMES} == {k: v for k, v in expected.items() if k not in TIMES}
+
+
 def test_ranks_may_come_and_go_between_attempts(tmp_path):
     """4 ranks, then 2, then 3: every iteration once in rank 0's rows, and in others' while they were there."""
     positions, begun = None, 1
     for ranks, saved, killed in ((4, 4, 5), (2, 8, 10), (3, 12, 12)):
         records = begin(tmp_path, ranks, positions)
-        for record in records:
-            iterate(record, begun, saved)
+        iterate_all(records, begun, saved)
         positions, begun = positions_of(records), saved + 1
         if killed > saved:
-            for record in records:
-                iterate(record, begun, killed)
+            iterate_all(records, begun, killed)
             left_alone(records)
     finish(records)
     there = {
@@ -171,35 +126,28 @@ def test_ranks_may_come_and_go_between_attempts(tmp_path):
 
 def test_a_rank_that_was_lost_before_a_checkpoint_knew_it_has_no_rows(tmp_path):
     records = begin(tmp_path, 2)
-    for record in records:
-        iterate(record, 1, 3)
+    iterate_all(records, 1, 3)
     positions = positions_of(records)
     left_alone(records)
     records = begin(tmp_path, 4, positions)
-    for record in records:
-        iterate(record, 4, 5)
+    iterate_all(records, 4, 5)
     left_alone(records)
     records = begin(tmp_path, 2, positions)
-    for record in records:
-        iterate(record, 4, 4)
+    iterate_all(records, 4, 4)
     finish(records)
     assert not list(tmp_path.glob("*.rank[23].jsonl"))
 
 
 def test_a_run_goes_on_in_another_folder_with_the_rows_of_the_first(tmp_path):
     (old, new) = tmp_path / "old", tmp_path / "new"
-    old.mkdir(), new.mkdir()
     records = begin(old, 2)
-    for record in records:
-        iterate(record, 1, 4)
+    iterate_all(records, 1, 4)
     positions = positions_of(records)
-    for record in records:
-        iterate(record, 5, 5)
+    iterate_all(records, 5, 5)
     left_alone(records)
     before = {path.name: path.read_bytes() for path in (old / "live").iterdir()}
     records = begin(new, 2, positions, resumed_from=old)
-    for record in records:
-        iterate(record, 5, 6)
+    iterate_all(records, 5, 6)
     finish(records)
     assert [row["iteration"] for row in rows_of(new / "iterations.rank1.jsonl")] == [1, 2, 3, 4, 5, 6]
     assert [one["lost_iterations"] for one in summary_of(new)["attempts"]] == [1, 0]
@@ -247,10 +195,10 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 sys.path[:0] = [{root!r}, {tests!r}]
-import test_resumed_record as tests
+import recorded
 from cos598d.measure.record import RunRecord
 with RunRecord(Path({folder!r}), 0) as record:
-    tests.iterate(record, 1, 4)
+    recorded.iterate(record, 1, 4)
     print("there", flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -305,8 +253,8 @@ def test_rows_are_on_the_disk_before_a_checkpoint_that_speaks_of_them_is_whole(t
     """By descriptors of their own, so that the training may write meanwhile."""
     synced = []
     path_of = "/proc/self/fd/{}".format
-    monkeypatch.setattr(live_files, "sync_to_disk", lambda descriptor: synced.append(os.readlink(path_of(descriptor))))
-    monkeypatch.setattr(rank_files, "sync_folder", lambda path: synced.append(str(path)))
+    monkeypatch.setattr(row_files, "sync_to_disk", lambda descriptor: synced.append(os.readlink(path_of(descriptor))))
+    monkeypatch.setattr(row_files, "sync_folder", lambda path: synced.append(str(path)))
     with RunRecord(tmp_path, 0) as record:
         iterate(record, 1, 4)
         sizes = record.position()["files"]
@@ -337,8 +285,7 @@ def test_why_an_attempt_ended_is_a_line_of_what_was_said(error, words):
 def test_what_travels_after_a_checkpoint_is_in_the_last_row_once_however_often_the_run_goes_on(tmp_path):
     """A run stops before the average that settles its epoch, goes on twice from there, and once with fewer ranks."""
     records = begin(tmp_path, 2)
-    for record in records:
-        iterate(record, 1, 5)
+    iterate_all(records, 1, 5)
     positions = positions_of(records)
     left_alone(records)
     rows = {rank: tmp_path / "live" / f"iterations.rank{rank}.jsonl" for rank in range(2)}

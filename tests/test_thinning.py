@@ -3,58 +3,22 @@
 import json
 
 import pytest
+from recorded import begin, finish, iterate, rows_of, summary_of
 from report_records import report
 
 from cos598d.comm.ledger import Row
 from cos598d.commands.script import run_script
 from cos598d.errors import UsageError
 from cos598d.measure import thinning
-from cos598d.measure.record import RunRecord
-from cos598d.measure.thinning import Detail, Thinning
-from cos598d.records.conventions import GRADIENTS, LOSS, PHASES
-from cos598d.records.ledger_rule import AUTO, LedgerRule
-
-CALLS = 3  # of an iteration
-SETTING = {
-    "task": "rte",
-    "model": "tiny",
-    "data": "a sample",
-    "precision": "fp32",
-    "sync": "all_reduce",
-    "dropout": 0.0,
-    "total_train_batch_size": 16,
-    "max_seq_length": 32,
-    "seed": 42,
-    "world_size": 1,
-}
+from cos598d.measure.thinning import AUTO, Detail, LedgerRule, Thinning
 
 
-def rows_of(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def write(folder, iterations, **more):
-    """The record of a run of so many iterations, of which no two take the same time."""
-    folder.mkdir()
-    with RunRecord(folder, 0, **more) as record:
-        record.ledger.enter(Row(0, "state", "broadcast", "model", (10,), "float32", 40, 40, 0, 0.1))
-        for iteration in range(1, iterations + 1):
-            record.begin_training()
-            record.ledger.begin(iteration, 0.0)
-            for place in range(CALLS - 1):
-                call = (GRADIENTS, "all_reduce", f"bucket {place}", (10,), "float32", 40, 60 + iteration, 60, 0.1)
-                record.ledger.enter(Row(iteration, *call, started=0.2))
-            record.ledger.enter(Row(iteration, LOSS, "all_reduce", "loss", (), "float64", 8, 8, 8, 0.001, started=0.3))
-            facts = {"iteration": iteration, "loss": 1 / iteration, "epoch": 1, "learning_rate": 0.1, "examples": 16}
-            facts["spans_seconds"] = [["backward", 0.0, 0.25]]
-            seconds = 1 + (iteration * 37 % 101) / 101
-            record.iteration(facts, seconds, dict.fromkeys(PHASES, seconds / 10))
-        record.pause_training()
-        record.epoch({"epoch": 1, "iterations": iterations, "loss": 0.5})
-        record.complete()
-        record.stage(SETTING, [record.share()], {})
-        record.publish()
-        record.publish_summary()
+def write(folder, iterations, rule):
+    """The record of a run of one epoch, and of a call before it."""
+    (record,) = begin(folder, kept=rule)
+    record.ledger.enter(Row(0, "state", "broadcast", "model", (10,), "float32", 40, 40, 0, 0.1))
+    iterate(record, 1, iterations, epoch=iterations)
+    finish([record])
     return folder
 
 
@@ -74,26 +38,25 @@ def kept_of(folder):
     ],
 )
 def test_a_rule_says_of_which_iterations_the_rows_are_kept_and_totals_know_all(rule, kept, tmp_path):
-    summary = json.loads((write(tmp_path / "run", 12, kept=rule) / "summary.json").read_text())
-    assert kept_of(tmp_path / "run") == kept
-    rows = rows_of(tmp_path / "run" / "iterations.rank0.jsonl")
+    whole, thinned = (write(tmp_path / name, 12, name_of) for name, name_of in (("whole", "all"), ("run", rule)))
+    assert kept_of(thinned) == kept
+    rows = rows_of(thinned / "iterations.rank0.jsonl")
+    calls = rows_of(whole / "communication.rank0.jsonl")
     assert [row["iteration"] for row in rows] == list(range(1, 13))
-    assert summary["calls_per_iteration"] == CALLS - 1
-    assert summary["bytes_sent_per_iteration"] == [sum(2 * (60 + i) for i in range(1, 13)) / 12]
-    assert [row["bytes_sent"] for row in rows] == [2 * (60 + i) for i in range(1, 13)]
+    summary, expected = summary_of(thinned), summary_of(whole)
+    for name in ("calls", "tensors", "payload_bytes", "bytes_sent", "bytes_received"):
+        assert summary[f"{name}_per_iteration"] == expected[f"{name}_per_iteration"]
+    synchronizing = [call for call in calls if call["purpose"] == "gradients"]
+    assert sum(row["calls"] for row in rows) == len(synchronizing)
+    assert sum(row["bytes_sent"] for row in rows) == sum(call["bytes_sent"] for call in synchronizing)
     found = summary["ledger"]
-    assert (found["kept"], found["rows"]) == (rule, [1 + 12 * CALLS])
-    assert found["rows_kept"] == [len(rows_of(tmp_path / "run" / "communication.rank0.jsonl"))]
-    assert found["by_purpose"] == {
-        "state": {"calls": 1, "payload_bytes": 40, "bytes_sent": [40], "bytes_received": [0]},
-        "gradients": {
-            "calls": 24,
-            "payload_bytes": 24 * 40,
-            "bytes_sent": [sum(2 * (60 + i) for i in range(1, 13))],
-            "bytes_received": [24 * 60],
-        },
-        "loss": {"calls": 12, "payload_bytes": 96, "bytes_sent": [96], "bytes_received": [96]},
-    }
+    assert (found["kept"], found["rows"]) == (rule, [len(calls)])
+    assert found["rows_kept"] == [len(rows_of(thinned / "communication.rank0.jsonl"))]
+    for purpose in ("state", "gradients", "loss"):
+        own = [call for call in calls if call["purpose"] == purpose]
+        sums = {name: sum(call[name] for call in own) for name in ("payload_bytes", "bytes_sent", "bytes_received")}
+        of_rank = {name: [sums[name]] for name in ("bytes_sent", "bytes_received")}
+        assert found["by_purpose"][purpose] == {"calls": len(own), **sums, **of_rank}
 
 
 @pytest.mark.parametrize("rows", [1, 7, 400])
@@ -126,13 +89,13 @@ def test_an_interrupted_run_keeps_the_same_iterations(stop):
     whole = decide(Thinning(LedgerRule(AUTO), 1000), 1, 9000)
     before, after = Thinning(LedgerRule(AUTO), 1000), Thinning(LedgerRule(AUTO), 1000)
     found = decide(before, 1, stop)
-    after.resume(json.loads(json.dumps(before.position())))
+    after.state = json.loads(json.dumps(before.state))
     assert found + decide(after, stop + 1, 9000) == whole
 
 
 def test_ranks_share_what_a_run_may_keep_and_rank_0_keeps_every_iteration():
     kept = [
-        sum(detail.of_row({"iteration": iteration}) is not None for iteration in range(1, 200_001))
+        sum(detail.of_row({"iteration": iteration}, is_new=True) is not None for iteration in range(1, 200_001))
         for detail in (Detail(AUTO, rank, 4) for rank in range(2))
     ]
     assert kept[0] == 200_000
@@ -156,16 +119,13 @@ def test_a_report_of_a_thinned_record_shows_a_typical_iteration_that_it_has_and_
     pytest.importorskip("matplotlib")
     from cos598d.commands.report import load_records
 
-    whole, some, none = (
-        write(tmp_path / rule.replace(":", "-"), 30, kept=rule) for rule in ("all", "every:4", "totals")
-    )
+    whole, some, none = (write(tmp_path / rule.replace(":", "-"), 30, rule) for rule in ("all", "every:4", "totals"))
     runs, _ = load_records([whole, some, none])
-    assert [len(run.calls) for run in runs] == [CALLS, CALLS, 0]
+    assert [len(run.calls) for run in runs] == [3 + runs[0].typical["iteration"] % 2, 3, 0]
     assert runs[1].typical["iteration"] % 4 == 0
     assert runs[0].typical["iteration"] == runs[2].typical["iteration"]
-    ranked = sorted(range(2, 30), key=lambda place: runs[0].series.seconds[place])
-    assert runs[0].typical["iteration"] == ranked[13] + 1, "the lower of the two in the middle"
+    assert runs[0].typical["iteration"] == 16, "the lower of the two in the middle, after two that warm up"
     text = report(tmp_path / "page.md", whole, some, none).read_text()
     assert "Its calls are not in the record (--ledger totals)." in text
-    assert "| all | gradients | 60 |" in text
-    assert "| every-4 | gradients | 60 |" in text, "and no less"
+    assert "| all | gradients | 76 |" in text
+    assert "| every-4 | gradients | 76 |" in text, "and no less"

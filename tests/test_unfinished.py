@@ -1,53 +1,30 @@
 """A run that goes on, or that died, has a record too: compare and report read it and say what it is."""
 
-import json
 import shutil
 
 import pytest
+from recorded import SETTING, begin, finish, iterate, left_alone, summary_of
 from report_records import report, write_run
 
 from cos598d.commands.cli import main
 from cos598d.errors import UserError
 from cos598d.measure.claim import claim_folder
-from cos598d.measure.record import RunRecord
-from cos598d.records.conventions import PHASES
 from cos598d.terminal.locks import is_locked, locked
 from cos598d.tools.report.load import load_run, load_run_as
 
-SETTING = {
-    "task": "rte",
-    "model": "tiny",
-    "data": "a sample",
-    "precision": "fp32",
-    "sync": "all_reduce",
-    "dropout": 0.0,
-    "total_train_batch_size": 16,
-    "max_seq_length": 32,
-    "seed": 42,
-    "world_size": 2,
-    "label": "train",
-}
+TWO = SETTING | {"world_size": 2}
 
 
-def begin(folder):
-    folder.mkdir(exist_ok=True)
-    ranks = [RunRecord(folder, rank, world_size=2).__enter__() for rank in range(2)]
+def start(folder):
+    ranks = begin(folder, 2)
     files = {"config.json": {"optimizer": "adamw"}, "environment.json": {"processor": "simulated"}}
-    ranks[0].describe(files, SETTING)
+    ranks[0].describe(files, TWO)
     return ranks
 
 
-def iterate(ranks, first, last):
-    for iteration in range(first, last + 1):
-        for record in ranks:
-            record.begin_training()
-            record.ledger.begin(iteration, 0.0)
-            facts = {"iteration": iteration, "loss": 1 / iteration, "epoch": 1, "learning_rate": 0.1, "examples": 16}
-            record.iteration(facts, 1.0 + iteration / 100, dict.fromkeys(PHASES, 0.1))
-        if iteration == 4:
-            for record in ranks:
-                record.pause_training()
-                record.epoch({"epoch": 1, "iterations": 4, "loss": 0.5, "acc": 0.625})
+def iterate_all(ranks, first, last):
+    for record in ranks:
+        iterate(record, first, last, epoch=4)
 
 
 def leave(ranks, why="rank 1 was lost."):
@@ -63,31 +40,33 @@ def compared(capsys, *words):
 
 def test_compare_reads_a_run_that_goes_on_and_says_so(tmp_path, capsys):
     with claim_folder(tmp_path / "run", overwrite=False):
-        ranks = begin(tmp_path / "run")
+        ranks = start(tmp_path / "run")
         for last in (1, 2, 6):
-            iterate(ranks, 1 if last == 1 else ranks[0].iterations + 1, last)
+            iterate_all(ranks, 1 if last == 1 else ranks[0].iterations + 1, last)
             text = compared(capsys, tmp_path / "run")
             assert f"run is going on, and has done {last} iterations. Its figures are of those." in text
-        assert load_run(tmp_path / "run", unfinished=True)["epochs"][0]["acc"] == 0.625
+        assert load_run(tmp_path / "run", unfinished=True)["epochs"][0]["acc"] == 0.6
         leave(ranks)
     text = compared(capsys, tmp_path / "run")
     assert "run ended after 6 iterations: rank 1 was lost. Its figures are of those." in text
 
 
 def test_the_figures_of_an_unfinished_run_are_those_it_would_end_with(tmp_path):
-    ranks = begin(tmp_path / "run")
-    iterate(ranks, 1, 7)
+    ranks = start(tmp_path / "run")
+    iterate_all(ranks, 1, 7)
     so_far = load_run(tmp_path / "run", unfinished=True)
-    shares = [record.share() for record in ranks]
-    ranks[0].complete()
-    ranks[0].stage(SETTING, shares, {})
-    for record in ranks[::-1]:
-        record.publish()
-    ranks[0].publish_summary()
-    whole = json.loads((tmp_path / "run" / "summary.json").read_text())
-    for name in ("iterations", "losses", "seconds_per_iteration", "phases", "calls_per_iteration"):
-        assert so_far[name] == pytest.approx(whole[name]), name
-    for name in ("bytes_sent_per_iteration", "bytes_received_per_iteration", "tensors_per_iteration"):
+    finish(ranks, TWO)
+    whole = summary_of(tmp_path / "run")
+    for name in (
+        "iterations",
+        "losses",
+        "seconds_per_iteration",
+        "phases",
+        "calls_per_iteration",
+        "tensors_per_iteration",
+    ):
+        assert so_far[name] == whole[name], name
+    for name in ("bytes_sent_per_iteration", "bytes_received_per_iteration", "payload_bytes_per_iteration"):
         assert so_far[name] == whole[name], name
 
 
@@ -107,11 +86,10 @@ def test_a_report_of_a_run_that_was_killed_is_a_page_that_begins_with_that(tmp_p
 
 def leave_as_killed(folder):
     """Five iterations, the sixth row of rank 0 in part; rank 1 is one behind, and its row in part too."""
-    ranks = begin(folder)
-    iterate(ranks, 1, 4)
-    iterate(ranks[:1], 5, 5)
-    for record in ranks:
-        record._files.close()
+    ranks = start(folder)
+    iterate_all(ranks, 1, 4)
+    iterate_all(ranks[:1], 5, 5)
+    left_alone(ranks)
     for name, text in (("iterations.rank0", '{"iteration": 6, "lo'), ("iterations.rank1", '{"it')):
         with (folder / "live" / f"{name}.jsonl").open("a") as rows:
             rows.write(text)
@@ -122,7 +100,9 @@ def test_rows_that_end_early_begin_late_or_are_not_there_are_borne(tmp_path, cap
     assert "ended after 5 iterations" in compared(capsys, tmp_path / "run")
     (tmp_path / "run" / "live" / "iterations.rank1.jsonl").unlink()
     assert load_run(tmp_path / "run", unfinished=True)["iterations"] == 5
-    assert load_run_as(tmp_path / "run", "run", unfinished=True).series.losses.tolist() == [1 / i for i in range(1, 6)]
+    assert load_run_as(tmp_path / "run", "run", unfinished=True).series.losses.tolist() == [
+        1 / (3 + i) for i in range(1, 6)
+    ]
     (tmp_path / "run" / "live" / "attempts.json").unlink()
     assert "iterations without a word" in compared(capsys, tmp_path / "run")
 
@@ -130,7 +110,7 @@ def test_rows_that_end_early_begin_late_or_are_not_there_are_borne(tmp_path, cap
 def test_damage_within_the_rows_is_told_all_the_same(tmp_path):
     leave_as_killed(tmp_path / "run")
     path = tmp_path / "run" / "live" / "iterations.rank0.jsonl"
-    path.write_text(path.read_text().replace('"loss": 0.5', '"loss": "low"'))
+    path.write_text(path.read_text().replace('"loss": 0.2,', '"loss": "low",'))
     with pytest.raises(UserError, match=r'live/iterations.rank0.jsonl, line 2 is damaged: its loss is "low"'):
         load_run(tmp_path / "run", unfinished=True)
 
@@ -143,8 +123,8 @@ def test_what_needs_a_run_that_ended_well_takes_no_other(tmp_path):
 
 def test_an_earlier_record_stands_until_the_new_run_has_ended_and_the_new_one_has_a_name_of_its_own(tmp_path, capsys):
     folder = write_run(tmp_path / "run")
-    ranks = begin(folder)
-    iterate(ranks, 1, 3)
+    ranks = start(folder)
+    iterate_all(ranks, 1, 3)
     assert "ended" not in compared(capsys, folder)
     text = compared(capsys, folder, folder / "live")
     assert "run/live ended after 3 iterations" in text

@@ -1,10 +1,10 @@
 """Wall time beside the clock's: recording between two iterations is part of it, evaluation is not."""
 
-import json
 import time
 
 import numpy as np
 import pytest
+from recorded import finish, rows_of, summary_of
 from report_records import write_run
 
 from cos598d.data.images.encoder import Images
@@ -12,7 +12,6 @@ from cos598d.data.samples import vocabulary
 from cos598d.data.text.features import build_features
 from cos598d.data.text.tokenization import load_encoder
 from cos598d.measure.record import RunRecord
-from cos598d.measure.wall import WallTime
 from cos598d.records.conventions import PHASES
 from cos598d.tools.report.load import load_run
 from cos598d.tools.report.speed import speed_rows
@@ -29,30 +28,26 @@ def host(monkeypatch):
 
 def test_recording_is_off_the_clock_and_on_the_wall(tmp_path, host):
     """Two epochs of 4 iterations of 8 examples, each 0.05 s, and 0.002 s to record each; 5 s of evaluation."""
-    with RunRecord(tmp_path, 0) as record:
-        for epoch in (1, 2):
+    record = RunRecord(tmp_path, 0).__enter__()
+    for epoch in (1, 2):
+        for number in range(1, 5):
             record.begin_training()
-            for number in range(1, 5):
-                iteration = 4 * (epoch - 1) + number
-                record.ledger.begin(iteration, host[0])
-                host[0] += 0.05
-                facts = {"iteration": iteration, "epoch": epoch, "loss": 0.5, "examples": 8}
-                record.iteration(facts, 0.05, dict.fromkeys(PHASES, 0.0))
-                host[0] += 0.002
-            record.pause_training()
-            host[0] += 5.0
-            record.epoch({"epoch": epoch, "iterations": 4, "loss": 0.5})
-        record.stage({}, [record.share()], {})
-        record.publish()
-        record.publish_summary()
-    rows = [json.loads(line) for line in (tmp_path / "iterations.rank0.jsonl").read_text().splitlines()]
+            host[0] += 0.05
+            facts = {"iteration": 4 * (epoch - 1) + number, "epoch": epoch, "loss": 0.5, "examples": 8}
+            record.iteration(facts, 0.05, dict.fromkeys(PHASES, 0.0))
+            host[0] += 0.002
+        record.pause_training()
+        host[0] += 5.0
+        record.epoch({"epoch": epoch, "iterations": 4, "loss": 0.5})
+    finish([record])
+    rows = rows_of(tmp_path / "iterations.rank0.jsonl")
     assert [round(row["wall_seconds"], 6) for row in rows] == [0.05, 0.052, 0.052, 0.052] * 2
-    for line in (tmp_path / "epochs.jsonl").read_text().splitlines():
-        training = json.loads(line)["training"]
+    for row in rows_of(tmp_path / "epochs.jsonl"):
+        training = row["training"]
         assert training["clock_seconds"] == pytest.approx(4 * 0.05)
         assert training["wall_seconds"] == pytest.approx(4 * 0.052)
         assert training["examples_per_second_wall"] == pytest.approx(8 / 0.052)
-    wall = json.loads((tmp_path / "summary.json").read_text())["wall"]
+    wall = summary_of(tmp_path)["wall"]
     # Iterations 3 to 8: all but the first of an epoch have recorded the one before.
     assert wall["examples_per_second_clock"] == pytest.approx(160)
     assert wall["examples_per_second_wall"] == pytest.approx(6 * 8 / (6 * 0.05 + 5 * 0.002))
@@ -64,37 +59,31 @@ def test_a_copy_after_an_evaluation_is_in_the_walls_time_as_in_the_next_iteratio
     words += ["--total_train_batch_size", 32, "--num_train_epochs", 3, "--save_steps", 1, "--no_cuda"]
     code, said = run_here("task1/run_glue.py", [*words, "--output_dir", tmp_path / "run"])
     assert code in (0, None), said
-    rows = [json.loads(line) for line in (tmp_path / "run" / "iterations.rank0.jsonl").read_text().splitlines()]
+    rows = rows_of(tmp_path / "run" / "iterations.rank0.jsonl")
     assert [row["seconds_checkpoint"] > 0 for row in rows] == [False, True, True]
     assert all(row["wall_seconds"] >= row["seconds"] for row in rows)
 
 
-def test_an_epoch_tells_its_tokens_over_a_resume_and_not_where_a_part_of_them_is_unknown(host):
-    """Three iterations of 8 examples and 100 tokens, a second each; the second goes on from where the first stood."""
+def test_an_epoch_tells_its_tokens_over_a_resume(tmp_path, host):
+    """Three iterations of 8 examples and 100 tokens, a second each; the second goes on from where the first was."""
 
-    def lap(wall):
+    def iterate(record, iteration):
+        record.begin_training()
         host[0] += 1.0
-        wall.lap(1.0, 8, {"tokens": 100})
+        facts = {"iteration": iteration, "epoch": 1, "loss": 0.5, "examples": 8}
+        record.iteration(facts, 1.0, dict.fromkeys(PHASES, 0.0), {"tokens": 100})
 
-    first = WallTime()
-    first.begin()
-    lap(first)
-    position = first.position()
-    older = {name: dict(value) if isinstance(value, dict) else value for name, value in position.items()}
-    for name in ("epoch", "run"):
-        del older[name]["counts"]
-    for came, tokens in ((position, 300), (older, None)):
-        wall = WallTime()
-        wall.resume(came)
-        wall.begin()
-        lap(wall)
-        lap(wall)
-        epoch = wall.epoch()
-        assert epoch["examples"] == 24
-        assert epoch.get("tokens") == tokens
-        assert epoch.get("tokens_per_second_wall") == (tokens and pytest.approx(100))
-        lap(wall)
-        assert wall.epoch()["tokens"] == 100, "the next epoch is known whole"
+    with RunRecord(tmp_path, 0) as record:
+        iterate(record, 1)
+        position = record.position()
+    with RunRecord(tmp_path, 0, resume=[position]) as record:
+        for iteration in (2, 3):
+            iterate(record, iteration)
+        record.pause_training()
+        record.epoch({"epoch": 1, "iterations": 3, "loss": 0.5})
+        training = record.epochs[0]["training"]
+    assert (training["examples"], training["tokens"]) == (24, 300)
+    assert training["tokens_per_second_wall"] == pytest.approx(100)
 
 
 def test_both_speeds_stand_side_by_side_and_an_older_record_has_none(tmp_path):

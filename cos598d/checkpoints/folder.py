@@ -24,7 +24,7 @@ from cos598d.checkpoints.layout import (
     read_manifest,
     steps,
 )
-from cos598d.records.live import MODEL_FILES
+from cos598d.records.conventions import MODEL_FILES
 from cos598d.terminal.files import is_named, own_folder, remove_known, sync_folder
 
 # What a save writes beside the manifest, which names the same.

@@ -17,12 +17,12 @@ from typing import IO, Annotated, Any
 import msgspec
 import torch
 
-from cos598d.records.live import CHECKPOINTS
+from cos598d.records.conventions import CHECKPOINTS
 from cos598d.terminal.files import sync_to_disk
 from cos598d.terminal.printable import printable
 from cos598d.terminal.reading import open_plain, parse_json
 
-FORMAT = 1
+FORMAT = 2
 FOLDER = CHECKPOINTS  # in a run's output folder
 MANIFEST, TRAINING = "manifest.json", "training.json"
 MODEL_FOLDER, MODEL = "model", "model/model.safetensors"

@@ -11,13 +11,13 @@ from cos598d.comm.communicator import Communicator
 from cos598d.config import RunConfig
 from cos598d.data.examples import Examples
 from cos598d.errors import UsageError, UserError
-from cos598d.measure.live import clear, was_left
+from cos598d.measure.claim import clear, was_left
 from cos598d.measure.monitor import Monitor
 from cos598d.measure.record import RunRecord
 from cos598d.measure.tensorboard import Board
 from cos598d.models.build import ModelSource
 from cos598d.plan import Plan
-from cos598d.records.live import ITERATIONS
+from cos598d.records.conventions import ITERATIONS
 from cos598d.records.run import CONFIG, read_object, read_summary
 from cos598d.records.saved import facts_after, training_after
 from cos598d.terminal.console import Console

@@ -110,7 +110,7 @@ def read_config(path: Path) -> dict[str, Any]:
         values[name] = _of_kind(path, name, values[name], kind)
     if not RANKS.fits(values[WORLD_SIZE]):
         raise UsageError(
-            f"--config {path} has {WORLD_SIZE} {printable(values[WORLD_SIZE], 60)}: {RANKS.words} is expected."
+            f"--config {path} has {WORLD_SIZE} {printable(values[WORLD_SIZE], 60)}: {RANKS.wanted} is expected."
         )
     return values
 

@@ -7,9 +7,8 @@ from cos598d.checkpoints import FOLDER
 from cos598d.checkpoints.resume import named_folder
 from cos598d.config import RunConfig, folder_name
 from cos598d.cost.planned import PlannedSteps, Work
-from cos598d.measure.thinning import MOST_CALLS, MOST_ROWS
+from cos598d.measure.thinning import ALL, AUTO, MOST_CALLS, MOST_ROWS, LedgerRule
 from cos598d.plan import epochs_between_checkpoints
-from cos598d.records.ledger_rule import ALL, AUTO, LedgerRule
 from cos598d.strategies.formula import TrainingSpec
 from cos598d.strategies.optimizers import counter_bytes, states_per_weight
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from cos598d.errors import UserError, one_line
-from cos598d.measure.live import last_row
-from cos598d.records.live import ATTEMPTS, FINISHED, ITERATIONS, SILENT
+from cos598d.measure.row_files import last_row
+from cos598d.records.conventions import ATTEMPTS, FINISHED, ITERATIONS, SILENT
 from cos598d.records.run import ATTEMPTS_FILE, read_object
 from cos598d.terminal.files import write_json
 
@@ -34,12 +34,6 @@ class Attempts:
         """This attempt ends after `iteration`."""
         self.all[-1] |= {"ended": _utc(), "to_iteration": iteration, "why": why}
 
-    def correct(self, why: str, iteration: int) -> None:
-        """As `end`, where the list is on the disk already: a folder in which nothing was done stays away."""
-        self.end(why, iteration)
-        if self._path.exists():
-            self.write()
-
     def finished(self, iteration: int) -> list[Attempt]:
         """All of them, for the summary of a run whose work is done."""
         last = {"ended": _utc(), "to_iteration": iteration, "why": self.all[-1]["why"] or FINISHED}
@@ -50,12 +44,11 @@ class Attempts:
         write_json(self._path, {"attempts": self.all})
 
 
-def find_earlier(places: Sequence[Path], position: Mapping[str, Any]) -> list[Attempt]:
-    """The attempts before one that goes on from `position`, rank 0's, with what they have lost by that; none before one
-    that begins (an empty one).
+def find_earlier(places: Sequence[Path], position: Mapping[str, Any] | None) -> list[Attempt]:
+    """The attempts before one that goes on from `position`, rank 0's, with what they have lost by that; none without.
 
-    They are what the last of them has left in the first of `places` (a run's live/) that has it, where rank 0's rows
-    still stand as it has left them; else what the checkpoint knows.
+    They are read from the first of `places` (a run's live/) that has them, and rank 0's rows there say how far the last
+    of them came; else from the checkpoint.
     """
     if not position:
         return []

@@ -1,15 +1,67 @@
-"""An output folder belongs to one run at a time, and keeps its files unless the user says otherwise."""
+"""A run's folder: it is one run's at a time, and keeps its files unless the user says otherwise."""
 
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from cos598d.errors import UserError
-from cos598d.measure.live import ALL_ROWS, FACTS, was_left
-from cos598d.measure.rank_files import PREDICTION_FILES
-from cos598d.records.live import CHECKPOINTS, LIVE, MODEL, TENSORBOARD
-from cos598d.terminal.files import is_named
+from cos598d.records.conventions import (
+    ATTEMPTS,
+    CHECKPOINTS,
+    CONFIG_FILE,
+    ENVIRONMENT_FILE,
+    EPOCHS,
+    EVALUATIONS,
+    LIVE,
+    MODEL,
+    ROWS,
+    SETTING,
+    TENSORBOARD,
+)
+from cos598d.terminal.files import is_named, remove_known
 from cos598d.terminal.locks import locked
+
+# What a run writes into `live/`: of all its ranks, and what rank 0 writes beside rows.
+ALL_ROWS = (*(name.format(rank="[0-9]*") for name in ROWS), EPOCHS, EVALUATIONS)
+FACTS = (ATTEMPTS, SETTING, CONFIG_FILE, ENVIRONMENT_FILE)
+PREDICTION_FILES = ("predictions.json", "nbest_predictions.json", "null_odds.json")
+
+# What stands in the folder: at the begin, before an earlier run's files are removed, and after that.
+NOTHING_DONE = "this run has left nothing in {folder}, and an earlier run's files are still there."
+OLD_STANDS = "this run's rows so far stay in {folder}/live, and an earlier run's files are still there."
+OLD_IS_GONE = "the record in {folder} is incomplete, and the earlier run's is already gone."
+
+
+@contextlib.contextmanager
+def told(folder: Path, remains: str = OLD_STANDS) -> Iterator[None]:
+    """Make a UserError of an OSError in the block; `remains` says what stands in the record's `folder` then."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"{error.filename} cannot be written ({error.strerror}): make room there or choose another "
+            f"--output_dir; {remains.format(folder=folder)}"
+        ) from None
+
+
+def clear(folder: Path) -> None:
+    """Take away what a run that did not end well left in `folder`, and nothing else.
+
+    For a run that begins anew: each of its ranks calls it, before any of them makes its files.
+    """
+    if was_left(folder):
+        with contextlib.suppress(OSError):  # what cannot be removed is overwritten
+            remove_known(folder / LIVE, (*ALL_ROWS, *FACTS))
+
+
+def was_left(folder: Path) -> bool:
+    """Whether a run that did not end well has left its rows in `folder`, or what was to become some."""
+    try:
+        names = os.listdir(folder / LIVE)
+    except OSError:
+        return False
+    return not names or any(is_named(name, (*ALL_ROWS, ATTEMPTS, SETTING)) for name in names)
 
 
 def check_places(folder: Path) -> None:

@@ -1,41 +1,28 @@
-"""Sampling while a run trains: an interface's counters and the host's gauges, in time and at every iteration's end."""
+"""Sampling while a run trains: an interface's counters, and the gauges of a rank's process, host and GPU."""
 
 import json
+import resource
+import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
+import psutil
 import torch
 
-from cos598d.measure.host import HostGauges
+from cos598d.measure.thinning import Thinning
 from cos598d.measure.wire import Counters, Interface, WireCounter
 
 JOIN_SECONDS = 2.0  # a sample takes less than a millisecond; a gauge that hangs must not hold up the end
 
 Sample = TypeVar("Sample")
+Write = Callable[[str], Any]  # of a row's line
 
-
-# Of a long run rows in time stand further apart: one each `interval` seconds, but no sooner after another than this
-# part of the time since training started.
+# In a long run rows are rarer than one each `interval` seconds: the next comes no sooner than after this part of the
+# time since training started.
 SPACING = 1 / 2000
-
-
-class RowSink(Protocol):
-    """Where rows go: a text file, as far as a monitor asks."""
-
-    def write(self, text: str, /) -> Any:
-        """Add to its end."""
-
-
-class Keeper(Protocol):
-    """Says of which iterations the rows are written, as of a ledger's."""
-
-    def keeps(self, iteration: int, /) -> bool:
-        """Whether those of this iteration are."""
-
-    def wrote(self, rows: int, /) -> None:
-        """So many rows have been written."""
 
 
 class Monitor:
@@ -62,14 +49,14 @@ class Monitor:
         self._counted = Counters()
         self._began = 0.0  # when the first row was made, on time.perf_counter's clock
         self._before = 0.0  # seconds from the first row to the last before the run was resumed
-        self._keeper: Keeper | None = None
+        self._thinning: Thinning | None = None
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="monitor", daemon=True)
 
-    def open(self, wire: RowSink, host: RowSink, iteration: Callable[[], int], keeper: Keeper | None = None) -> None:
-        """Where the rows go, which iteration is under way (or has just ended), and of which the wire's are kept."""
-        self._wire, self._host, self._iteration, self._keeper = wire, host, iteration, keeper
+    def open(self, wire: Write, host: Write, iteration: Callable[[], int], thinning: Thinning | None = None) -> None:
+        """How rows are written, which iteration is under way (or has just ended), and of which the wire's are kept."""
+        self._wire, self._host, self._iteration, self._thinning = wire, host, iteration, thinning
 
     def position(self) -> dict[str, Any]:
         """What the rows have come to (JSON), for `resume`."""
@@ -97,7 +84,7 @@ class Monitor:
 
     def end_iteration(self, iteration: int) -> Counters | None:
         """What the interface has carried since the last iteration's end; None where it is not known."""
-        return self._sample(lambda: self._on_iteration(iteration))
+        return self._sample(lambda: self._count("iteration", iteration))
 
     def read(self) -> Counters | None:
         """What the interface has carried since the last iteration's end, for what travels between two of them."""
@@ -125,9 +112,6 @@ class Monitor:
             self._add_wire_row(self._counter, kind, self._iteration(), self._counter.total)
         self._add_host_row()
 
-    def _on_iteration(self, iteration: int) -> Counters | None:
-        return self._count("iteration", iteration)
-
     def _on_pause(self) -> Counters | None:
         counted = self._count("interval", self._iteration())
         if self._counter:
@@ -144,7 +128,7 @@ class Monitor:
         if not self._counter or not self._counter.counts:
             return None
         total = self._counter.read()
-        if kind != "iteration" or self._keeper is None or self._keeper.keeps(iteration):
+        if kind != "iteration" or self._thinning is None or self._thinning.keeps(iteration):
             self._add_wire_row(self._counter, kind, iteration, total)
         counted, self._counted = total.less(self._counted), total
         return counted
@@ -156,12 +140,12 @@ class Monitor:
             "interface": counter.interface.name,
             "shared_by_ranks": len(counter.interface.ranks),
         }
-        self._wire.write(json.dumps(row | total._asdict()) + "\n")
-        if self._keeper and kind == "iteration":
-            self._keeper.wrote(1)
+        self._wire(json.dumps(row | total._asdict()) + "\n")
+        if self._thinning and kind == "iteration":
+            self._thinning.wrote(1)
 
     def _add_host_row(self) -> None:
-        self._host.write(json.dumps(self._place(self._iteration()) | self._gauges.read()) + "\n")
+        self._host(json.dumps(self._place(self._iteration()) | self._gauges.read()) + "\n")
 
     def _place(self, iteration: int) -> dict[str, Any]:
         return {"seconds": round(self._seconds(), 6), "iteration": iteration}
@@ -186,3 +170,82 @@ class Monitor:
     def _watch(self) -> None:
         while not self._stopping.wait(max(self._interval, SPACING * self._seconds())):
             self._sample(self._on_interval)
+
+
+class HostGauges:
+    """Readings of what this process and its host are doing. `start` begins the sum of the process's CPU seconds.
+
+    A GPU's memory is what all processes hold of it. Its utilization comes from NVML, by the package nvidia-ml-py:
+    where that is missing it is left out; where NVML refuses for another reason, `warn` is called.
+    """
+
+    def __init__(self, device: torch.device, warn: Callable[[str], None]):
+        self._device = device
+        self._process = psutil.Process()
+        self._began: float | None = None
+        self.before = 0.0  # the process's CPU seconds before the run was resumed
+        self._busy, self._all = _host_seconds()
+        self._tells_utilization = device.type == "cuda" and _tells_utilization(device, warn)
+
+    def start(self) -> None:
+        """Training begins."""
+        self._began = time.process_time()
+
+    @property
+    def process_cpu_seconds(self) -> float:
+        """Of this process since training began, and of the one before it where the run was resumed."""
+        return self.before if self._began is None else self.before + time.process_time() - self._began
+
+    def read(self) -> dict[str, Any]:
+        """A row's gauges; `host_cpu_percent` is the mean over all cores since the reading before."""
+        busy, total = _host_seconds()
+        passed = total - self._all
+        row = {
+            "process_cpu_seconds": self.process_cpu_seconds,
+            "host_cpu_percent": round(100 * max(0.0, busy - self._busy) / passed, 1) if passed > 0 else 0.0,
+            "rss_bytes": self._process.memory_info().rss,
+        }
+        self._busy, self._all = busy, total
+        if self._device.type == "cuda":
+            free, size = torch.cuda.mem_get_info(self._device)
+            row["gpu_memory_bytes"] = size - free
+        if self._tells_utilization:
+            row["gpu_utilization_percent"] = torch.cuda.utilization(self._device)
+        return row
+
+
+def peak_memory_bytes() -> int:
+    """The most of the host's memory that this process has held at a time."""
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    # Not Linux. There it would be wrong: a program inherits the peak of the process that started it.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def peak_gpu_bytes() -> int | None:
+    """The most of a GPU's memory that this process's tensors have held at a time, without what CUDA and the backend
+    take for themselves; None where it has used none."""
+    return torch.cuda.max_memory_allocated() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
+
+
+def _host_seconds() -> tuple[float, float]:
+    """Seconds that the host's cores have been busy, and in all, since it was started."""
+    times = psutil.cpu_times()
+    # A guest's time is in "user" and "nice" already.
+    total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
+    return total - times.idle - getattr(times, "iowait", 0.0), total
+
+
+def _tells_utilization(device: torch.device, warn: Callable[[str], None]) -> bool:
+    try:
+        torch.cuda.utilization(device)
+    except ModuleNotFoundError:
+        return False
+    except Exception as error:  # NVML's own errors, which torch does not name: MIG, no permission
+        warn(f"the record goes without the GPU's utilization: {' '.join(str(error).split()).rstrip('.')}.")
+        return False
+    return True

@@ -2,28 +2,23 @@
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+import os
+from array import array
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from cos598d.comm.ledger import Ledger, Totals
 from cos598d.measure.attempts import Attempts, find_earlier, why
-from cos598d.measure.earlier import Earlier, Position
-from cos598d.measure.figures import read_back, run_figures
-from cos598d.measure.host import peak_gpu_bytes, peak_memory_bytes
-from cos598d.measure.live import FACTS, clear
-from cos598d.measure.monitor import Monitor
-from cos598d.measure.rank_files import RankFiles, bring_departed, publish_departed, remove_published, row_text
-from cos598d.measure.refusals import NOTHING_DONE, OLD_IS_GONE, told
-from cos598d.measure.tally import Tally
+from cos598d.measure.claim import FACTS, NOTHING_DONE, OLD_IS_GONE, clear, told
+from cos598d.measure.iterations import IterationRows, Row, last_text, row_text, sums_at
+from cos598d.measure.monitor import Monitor, peak_gpu_bytes, peak_memory_bytes
+from cos598d.measure.row_files import RankFiles, remove_published, rows_of_others, take_up_departed
 from cos598d.measure.tensorboard import Board, remove_events
-from cos598d.measure.thinning import Detail
-from cos598d.measure.totals import epoch_traffic
+from cos598d.measure.thinning import AUTO, Detail
 from cos598d.measure.wire import Counters
-from cos598d.records.ledger_rule import AUTO
-from cos598d.records.live import (
+from cos598d.records.conventions import (
     ATTEMPTS,
     COMMUNICATION,
     EPOCHS,
@@ -36,9 +31,21 @@ from cos598d.records.live import (
     SETTING,
     WIRE,
 )
+from cos598d.records.figures import (
+    RankSums,
+    epoch_traffic,
+    epoch_training,
+    ledger_figures,
+    run_figures,
+    wall_figures,
+    wire_figures,
+)
+from cos598d.records.kinds import NUMBER, Fields
 from cos598d.records.run import EVALUATION, read_table
 from cos598d.terminal.files import Staged, json_text, own_folder, remove_known, write_json
 from cos598d.world.exit import tell_no_more, tell_of_the_end
+
+Position = dict[str, Any]
 
 
 class RunRecord:
@@ -71,9 +78,14 @@ class RunRecord:
         self.folder, self.rank, self.world_size = folder, rank, world_size
         self._monitor, self._board = monitor, board
         self._others = [] if resumed_from is None else [resumed_from]
-        self._earlier = Earlier(resume, rank, world_size)
-        self.iterations = self._earlier.iterations
-        self._detail, self._tally = Detail(kept, rank, world_size), Tally()
+        by_rank = dict(enumerate(resume or []))
+        if resume:
+            by_rank = {int(other): one for other, one in resume[0]["departed"].items()} | by_rank
+        self._own = by_rank.get(rank)  # None where this rank has never been there
+        # Rank 0 keeps the positions of ranks that this world has no more, for a world that has them again.
+        self._departed = {other: by_rank[other] for other in sorted(by_rank) if other >= world_size and rank == 0}
+        self.iterations = max((one["iteration"] for one in by_rank.values()), default=0)
+        self._detail = Detail(kept, rank, world_size)
         self._is_training = False
         self.epochs: list[dict[str, Any]] = []
         self.evaluations: list[dict[str, Any]] = []  # those within an epoch
@@ -85,25 +97,34 @@ class RunRecord:
         self._staged = Staged()
         self._attempts: Attempts | None = None
         self._is_published = False
-        with told(self.folder, NOTHING_DONE), self._cleared_if_it_fails():
-            live = self.folder / LIVE
-            own_folder(live)
-            if self.rank == 0:
-                earlier = find_earlier([live, *(other / LIVE for other in self._others)], self._earlier.own)
-                self._attempts = Attempts(live / ATTEMPTS, earlier, self.iterations, self.world_size)
-                bring_departed(self.folder, self.world_size, self._earlier.departed, self._others)
-            self._files = RankFiles(self.folder, self.rank, self._earlier.sizes, self._others)
-        self._iterations = self._files.file(ITERATIONS)
-        self._last_row = ""  # of the last iteration, as it was written
-        self.ledger = Ledger(self._files.file(COMMUNICATION), self._detail.calls)
+        try:
+            with told(self.folder, NOTHING_DONE):
+                self._open_files()
+        except BaseException:
+            if not self.iterations:
+                clear(self.folder)  # leave nothing of a record that could not be begun
+            raise
+        files = self._files.by_name
+        self._rows = IterationRows(files[ITERATIONS], self._detail)
+        self.ledger = Ledger(files[COMMUNICATION], self._detail.calls)
         self.ledger.iteration = self.iterations
         if self._monitor:
-            wire, host = self._files.file(WIRE), self._files.file(HOST)
-            self._monitor.open(wire, host, lambda: self.ledger.iteration, self._detail.wire)
-        if self._earlier.own:
-            self._resume(self._earlier.own)
+            self._monitor.open(files[WIRE].write, files[HOST].write, lambda: self.ledger.iteration, self._detail.wire)
+        if self._own:
+            self._resume(self._own)
         tell_of_the_end(self._ends_early)
         return self
+
+    def _open_files(self) -> None:
+        live = self.folder / LIVE
+        own_folder(live)
+        if self.rank == 0:
+            earlier = find_earlier([live, *(other / LIVE for other in self._others)], self._own)
+            self._attempts = Attempts(live / ATTEMPTS, earlier, self.iterations, self.world_size)
+            departed = {other: (one["files"], last_text(one)) for other, one in self._departed.items()}
+            take_up_departed(self.folder, self.world_size, departed, self._others)
+        sizes = self._own["files"] if self._own else {}
+        self._files = RankFiles(self.folder, self.rank, sizes, self._others)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: TracebackType | None) -> None:
         if self._monitor:
@@ -114,7 +135,7 @@ class RunRecord:
         self._files.close()
         if self._attempts and not self._is_published:
             if self._attempts.all[-1]["why"] is None:
-                self._attempts.end(why(error), self.iterations)
+                self.ends(why(error))
             with contextlib.suppress(OSError):  # a full disk is not what the run ended for
                 self._attempts.write()
         if error is None:  # else the process is about to say what it ends for
@@ -136,42 +157,37 @@ class RunRecord:
     def _ends_early(self, sentence: str) -> None:
         """What this process says when it leaves tells more than the error of a collective that lost a rank."""
         if self._attempts and not self._is_published:
-            self._attempts.correct(" ".join(sentence.split()), self.iterations)
+            self.ends(" ".join(sentence.split()))
+            if (self.folder / LIVE / ATTEMPTS).exists():  # a folder in which nothing was done stays away
+                self._attempts.write()
 
     def position(self) -> Position:
-        """Where this rank's record stands between two iterations (JSON), for `resume`."""
+        """Where this rank's record is between two iterations (JSON), for `resume`."""
         self._catch_up()
         sizes = self._files.sizes()
-        # To the last row is added what travels before the next step: the checkpoint has it, and the file those before.
-        sizes[self._iterations.path.name] -= len(self._last_row)
+        sizes[self._files.by_name[ITERATIONS].path.name] = self._rows.size
         found = {
             "iteration": self.iterations,
             "files": sizes,
-            "row": json.loads(self._last_row) if self._last_row else None,
-            "tally": self._tally.position(),
+            **self._rows.position(),
             "ledger": self.ledger.position(),
-            "detail": self._detail.position(),
             "monitor": self._monitor.position() if self._monitor else None,
         }
         if self._attempts:
             found |= {"epochs": self.epochs, "attempts": self._attempts.all}
-            found |= {"departed": {str(rank): one for rank, one in self._earlier.departed.items()}}
+            found |= {"departed": {str(rank): one for rank, one in self._departed.items()}}
         return json.loads(json.dumps(found))  # as it comes back, and not what still changes
 
     def _resume(self, position: Position) -> None:
-        self._tally.resume(position["tally"])
+        self._rows.resume(position)
         self.ledger.resume(position["ledger"])
-        self._detail.resume(position["detail"])
         if self._monitor and position["monitor"]:
             self._monitor.resume(position["monitor"])
-        self._last_row = row_text(position.get("row"))
-        self._iterations.write(self._last_row)
         if self.rank == 0:
             self.epochs = [dict(row) for row in position["epochs"]]
             for row in self.epochs:
                 self._show(EPOCHS, row)
-            rows = read_table(self._files.file(EVALUATIONS).path, EVALUATION)
-            self.evaluations = [dict(row) for row in rows]
+            self.evaluations = [dict(row) for row in read_table(self._files.by_name[EVALUATIONS].path, EVALUATION)]
         if not self._files.is_whole:
             self.remark = f"some rows of the first {self.iterations} iterations are gone from {self.folder}."
 
@@ -190,7 +206,7 @@ class RunRecord:
     @property
     def losses(self) -> list[float]:
         """The global batch's loss in every iteration so far, as the rows of rank 0 have it."""
-        return list(read_back(self._iterations.path, "loss")["loss"])
+        return list(_read_back(self._files.by_name[ITERATIONS].path, "loss")["loss"])
 
     def to_disk(self) -> None:
         """Bring the rows so far to the disk, from whichever thread, so that a power cut spares them. Raises OSError."""
@@ -211,16 +227,6 @@ class RunRecord:
         if self.rank:
             self._clear_up()
 
-    @contextlib.contextmanager
-    def _cleared_if_it_fails(self) -> Iterator[None]:
-        """Leave nothing of a record that could not be begun."""
-        try:
-            yield
-        except BaseException:
-            if not self.iterations:
-                clear(self.folder)
-            raise
-
     def begin_training(self) -> None:
         """What travels from now on is training's. Called before every iteration, and before a sync settles."""
         self._catch_up()
@@ -229,21 +235,21 @@ class RunRecord:
         self._is_training = True
         if self._monitor:
             self._monitor.begin()
-        self._tally.begin()
+        self.begin_saving()
 
     def begin_saving(self) -> None:
         """The copy for a checkpoint is part of the next iteration's seconds, so the wall's time runs from here on."""
-        self._tally.begin()
+        self._rows.begin()
 
     def pause_training(self) -> None:
         """What travels from now on is not training's. Called before every evaluation, when the replicas are equal."""
         if self._is_training:
             self._add_to_last(*self._take(), self._monitor.pause() if self._monitor else None)
-            self._tally.pause()
+            self._rows.pause()
         self._is_training = False
 
     def iteration(
-        self, facts: dict[str, Any], seconds: float, phases: dict[str, float], counts: Mapping[str, int] | None = None
+        self, facts: Row, seconds: float, phases: Mapping[str, float], counts: Mapping[str, int] | None = None
     ) -> None:
         """Add one iteration. Called off its clock, so that recording is not what is measured; `wall_seconds` has it.
 
@@ -251,11 +257,9 @@ class RunRecord:
         """
         self.iterations = facts["iteration"]
         counted = self._monitor.end_iteration(self.iterations) if self._monitor else None
-        row = facts | self._tally.iteration(facts, seconds, phases, *self._take(), counted, counts or {})
-        written = self._detail.of_row(row)
-        self._last_row = row_text(written)
+        moved, totals = self._take()
         with told(self.folder):
-            self._iterations.write(self._last_row)
+            row = self._rows.add(facts, seconds, phases, moved, totals, counted, counts or {})
         if self._board:
             self._board.iteration(row)
 
@@ -272,43 +276,43 @@ class RunRecord:
 
     def _add_to_last(self, moved: tuple[int, int], totals: Totals, counted: Counters | None) -> None:
         """Add to the last iteration, and to its row, what has travelled since."""
-        bytes_now = self._tally.add_to_last(self.iterations, moved, totals, counted)
-        if not self._last_row:
-            return
-        row = json.loads(self._last_row)
-        row |= bytes_now | {name: row.get(name, 0) + more for name, more in asdict(totals).items()}
         with told(self.folder):
-            self._iterations.replace_last(len(self._last_row), row_text(row))
-        self._last_row = row_text(row)
+            self._rows.add_to_last(moved, totals, counted)
 
-    def epoch(self, facts: dict[str, Any]) -> None:
+    def epoch(self, facts: Row) -> None:
         """Add one epoch: its number, iterations, mean loss, metrics and seconds of evaluation. Training's are added."""
-        self.epochs.append(self._tally.epoch(facts, self.iterations))
-        self._show(EPOCHS, self.epochs[-1])
+        row = facts | {"last_iteration": self.iterations}
+        if facts["iterations"] and (sums := self._rows.sums().epoch(facts["epoch"])):
+            row |= {"training": epoch_training(sums)}
+        self.epochs.append(row)
+        self._show(EPOCHS, row)
         if self._board:
-            self._board.epoch(self.epochs[-1])
+            self._board.epoch(row)
 
-    def evaluation(self, facts: dict[str, Any]) -> None:
+    def evaluation(self, facts: Row) -> None:
         """Add an evaluation within an epoch: after which iteration, in which epoch, its metrics and its seconds."""
         self.evaluations.append(facts)
         self._show(EVALUATIONS, facts)
         if self._board:
             self._board.evaluation(facts)
 
-    def _show(self, name: str, row: dict[str, Any]) -> None:
+    def _show(self, name: str, row: Row) -> None:
         if self.rank == 0:
             with told(self.folder):
-                self._files.file(name).write(json.dumps(row) + "\n")
+                self._files.by_name[name].write(row_text(row))
 
     def share(self) -> dict[str, Any]:
-        """What rank 0 needs of this rank for the summary: mean seconds by phase, and mean bytes an iteration.
+        """What rank 0 needs of this rank for the summary (JSON): its sums, and what it held in memory.
 
         Training is over: this ends the sampling.
         """
         self._catch_up()
         if self._monitor:
             self._monitor.stop()
-        return self._tally.share(self._monitor.interface if self._monitor else None) | {
+        interface = self._monitor.interface if self._monitor else None
+        return {
+            "sums": self._rows.sums().table,
+            "interface": interface and [interface.name, interface.ranks],
             "ledger": self.ledger.position(),
             "memory": {"process_peak_bytes": peak_memory_bytes(), "gpu_peak_bytes": peak_gpu_bytes(), **self.memory},
         }
@@ -319,14 +323,22 @@ class RunRecord:
         `shares` are all ranks', in order of rank. NaN and infinities are refused (ValueError).
         """
         assert self._attempts  # rank 0's
-        traffic = [share["traffic"] for share in shares] + self._earlier.departed_traffic()
+        ranks = [RankSums(share["sums"]) for share in shares]
+        departed = [sums_at(one) for one in self._departed.values()]
         for epoch in self.epochs:
-            epoch |= epoch_traffic(traffic, epoch["epoch"])
-        found = run_figures(shares, self._iterations.path, self._detail.kept) | {"wall": self._tally.wall_summary()}
-        found |= {"epochs": self.epochs, "attempts": self._attempts.finished(self.iterations)}
+            epoch |= epoch_traffic([*ranks, *departed], epoch["epoch"])
+        rows = _read_back(self._files.by_name[ITERATIONS].path, "loss", "seconds")
+        found = run_figures(ranks, rows["loss"], rows["seconds"]) | {
+            "ledger": ledger_figures(self._detail.kept, [share["ledger"] for share in shares]),
+            "wire": wire_figures(ranks, [share["interface"] for share in shares]),
+            "memory": {name: [share["memory"][name] for share in shares] for name in shares[0]["memory"]},
+            "wall": wall_figures(ranks[0].run(after_warm_up=True)),
+            "epochs": self.epochs,
+            "attempts": self._attempts.finished(self.iterations),
+        }
         found |= {"evaluations": self.evaluations} if self.evaluations else {}
         texts = {name: json_text(value) for name, value in others.items()}
-        texts[EPOCHS] = "".join(json.dumps(epoch) + "\n" for epoch in self.epochs)
+        texts[EPOCHS] = "".join(map(row_text, self.epochs))
         texts["summary.json"] = json_text(facts | found)
         with told(self.folder):
             for name, text in texts.items():
@@ -335,7 +347,8 @@ class RunRecord:
     def publish_summary(self) -> None:
         """Rank 0, when all rows have their names: give what is staged its own, the summary last."""
         with told(self.folder, OLD_IS_GONE):
-            publish_departed(self.folder, self.world_size)
+            for path in rows_of_others(self.folder / LIVE, self.world_size):
+                os.replace(path, self.folder / path.name)
             self._staged.publish()
         self._clear_up()
 
@@ -344,3 +357,15 @@ class RunRecord:
         if self.rank == 0:
             remove_known(self.folder / LIVE, FACTS)
         self._files.remove()
+
+
+def _read_back(rows: Path, *names: str) -> dict[str, array]:
+    """These numbers of all rows of a file of iterations, 8 bytes each: what a run need not keep while it goes on.
+
+    Raises UserError for a row that is damaged: the run goes on from rows that it has not written itself.
+    """
+    found = {name: array("d") for name in names}
+    for row in read_table(rows, Fields(dict.fromkeys(names, NUMBER))):
+        for name, values in found.items():
+            values.append(row[name])
+    return found

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cos598d.errors import UsageError
-from cos598d.records.conventions import COUNTED
-from cos598d.records.live import TENSORBOARD
+from cos598d.records.conventions import COUNTED, TENSORBOARD
 from cos598d.terminal.files import remove_known
 
 FLUSH_SECONDS = 5  # somebody watches
@@ -35,7 +34,7 @@ class Board:
     first; where this one goes on `after` an iteration, only those of later ones.
 
     loss, learning_rate; seconds/iteration and seconds/PHASE; bytes/predicted_sent, bytes/counted_sent and the same
-    received (this rank's; `cos598d/measure/totals.py` says what they include); epoch/loss, epoch/METRIC and
+    received (this rank's; `records.figures.epoch_traffic` says what they include); epoch/loss, epoch/METRIC and
     epoch/seconds_training, epoch/examples_per_second and the same of tokens or images, and evaluation/METRIC of every
     evaluation, an epoch's too, by the iteration they came after; of few classes class/METRIC/NAME too. LOSSES share a
     chart.

@@ -1,8 +1,42 @@
-"""Which iterations' rows are kept in detail, so that a long run does not fill the disk: totals know of all of them."""
+"""Which rows of iterations and calls are written, so that a long run does not fill the disk: --ledger, and `auto`."""
 
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from cos598d.records.ledger_rule import ALL, AUTO, LedgerRule
+from cos598d.errors import UsageError
+from cos598d.records.conventions import COUNTED
+
+ALL, FIRST, EVERY, TOTALS, AUTO = "all", "first", "every", "totals", "auto"
+FORMS = f"{ALL}, {FIRST}:N, {EVERY}:N, {TOTALS} or {AUTO}"
+
+
+@dataclass(frozen=True)
+class LedgerRule:
+    """What --ledger says of the ledger's rows: a rule by its name, and its number where it has one."""
+
+    name: str
+    number: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> "LedgerRule":
+        """The rule in the words of the flag. Raises UsageError for another."""
+        if text in (ALL, TOTALS, AUTO):
+            return cls(text)
+        found = re.fullmatch(rf"({FIRST}|{EVERY}):([1-9]\d{{0,17}})", text, re.ASCII)
+        if not found:
+            raise UsageError(f"--ledger {text}: give {FORMS}, with a whole number N of at least 1.")
+        return cls(found[1], int(found[2]))
+
+    def keeps(self, iteration: int) -> bool:
+        """Whether the rows of `iteration` are kept; the rule `auto` knows by their number alone."""
+        if self.name == FIRST:
+            return iteration <= self.number
+        if self.name == EVERY:
+            return iteration % self.number == 0
+        return self.name != TOTALS
+
 
 # How many rows all ranks of a run keep together by the rule `auto`; with the longest names a call's has some 350 bytes.
 MOST_CALLS, MOST_ROWS = 200_000, 30_000
@@ -19,36 +53,30 @@ class Thinning:
 
     def __init__(self, rule: LedgerRule, most: int):
         self._rule, self._most = rule, most
-        self._written = 0
-        self._last, self._keeps = -1, True
+        self.state = [0, -1, True]  # rows written, the last iteration that was decided of, and how (JSON)
 
     def keeps(self, iteration: int) -> bool:
         """Whether the rows of `iteration` are kept: the same answer until the next one."""
-        if iteration != self._last:
-            self._last, self._keeps = iteration, self._decide(iteration)
-        return self._keeps
+        if iteration != self.state[1]:
+            self.state[1:] = iteration, self._decide(iteration)
+        return bool(self.state[2])
 
     def wrote(self, rows: int) -> None:
         """So many rows have been written."""
-        self._written += rows
+        self.state[0] += rows
 
     def _decide(self, iteration: int) -> bool:
         if self._rule.name != AUTO:
             return self._rule.keeps(iteration)
-        left, step = self._most - self._written, 1
+        left, step = self._most - self.state[0], 1
         share = self._most
         while 0 < left <= share // 4:
             share, step = share // 4, step * RARER
         return left > 0 and iteration % step == 0
 
-    def position(self) -> list[int]:
-        """How far it is (JSON), for `resume`."""
-        return [self._written, self._last, int(self._keeps)]
 
-    def resume(self, position: list[int]) -> None:
-        """Go on from there."""
-        self._written, self._last, keeps = position
-        self._keeps = bool(keeps)
+# What a row of an iteration has for the sums alone: it is not written.
+UNWRITTEN = frozenset(("wall_seconds_after", "counted_packets_sent", "counted_packets_received", *COUNTED))
 
 
 class Detail:
@@ -64,27 +92,27 @@ class Detail:
         self.iterations = Thinning(LedgerRule(ALL) if rank == 0 else other, most)
         self.spans, self.wire = Thinning(other, most), Thinning(other, most)
 
-    def of_row(self, row: dict[str, Any]) -> dict[str, Any] | None:
-        """An iteration's row as it is to be written, with its spans or without; None where it is not."""
-        iteration, spans = row["iteration"], row.get("spans_seconds")
+    def of_row(self, row: dict[str, Any], is_new: bool = False) -> dict[str, Any] | None:
+        """The row of the iteration under way as it is to be written, with its spans or without; None where it is not.
+
+        A new one is counted."""
+        iteration = row["iteration"]
         if not self.iterations.keeps(iteration):
             return None
-        self.iterations.wrote(1)
-        if spans is None:
-            return row
-        if not self.spans.keeps(iteration):
-            return {name: value for name, value in row.items() if name != "spans_seconds"}
-        self.spans.wrote(1)
-        return row | {"spans_seconds": [[name, round(begin, 9), round(length, 9)] for name, begin, length in spans]}
+        written = {name: value for name, value in row.items() if name not in UNWRITTEN}
+        has_spans = "spans_seconds" in row and self.spans.keeps(iteration)
+        if not has_spans:
+            written.pop("spans_seconds", None)
+        if is_new:
+            self.iterations.wrote(1)
+            self.spans.wrote(int(has_spans))
+        return written
 
     def position(self) -> dict[str, list[int]]:
         """How far each is (JSON), for `resume`."""
-        return {name: one.position() for name, one in self._all().items()}
+        return {name: one.state for name, one in vars(self).items() if isinstance(one, Thinning)}
 
-    def resume(self, position: dict[str, list[int]]) -> None:
+    def resume(self, position: Mapping[str, list[int]]) -> None:
         """Go on from there."""
-        for name, one in self._all().items():
-            one.resume(position[name])
-
-    def _all(self) -> dict[str, Thinning]:
-        return {name: one for name, one in vars(self).items() if isinstance(one, Thinning)}
+        for name, state in position.items():
+            getattr(self, name).state = list(state)

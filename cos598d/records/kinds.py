@@ -1,9 +1,10 @@
 """What a value from a file must be, as tables of kinds that tell the first place where it is something else."""
 
+import itertools
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from cos598d.terminal.printable import printable
@@ -11,209 +12,114 @@ from cos598d.terminal.printable import printable
 LARGEST = 1e100  # sums and squares of less stay finite
 DEEPEST = 32  # of one value in another; no record of ours has more than 5
 
-
 _MISSING = object()
+Part = tuple[str | int, Any, "ValueKind"]  # its name or place, its value, and what that must be
 
 
-class WrongValue(Exception):
-    """A value that is not `expected`; `place` is put together while it is passed on from the inside to the outside."""
-
-    def __init__(self, value: Any, expected: str, place: str = ""):
-        self.value, self.expected, self.place = value, expected, place
-
-    def inside(self, outer: str) -> "WrongValue":
-        """The same, seen from one value further out."""
-        between = "." if self.place and not self.place.startswith("[") else ""
-        self.place = f"{outer}{between}{self.place}"
-        return self
-
-
+@dataclass(frozen=True)
 class ValueKind:
-    """What a value must be."""
+    """What a value must be: `wanted` in words, `fits` judges a value without its parts, `parts` are those of one that
+    fits, in the order in which they are checked."""
 
-    @property
-    def wanted(self) -> str:
-        """What it must be, in words."""
-        raise NotImplementedError
-
-    def check(self, value: Any) -> None:
-        """Raise Wrong where `value`, or a part of it, is something else."""
-        if not self.fits(value):
-            raise WrongValue(value, self.wanted)
-
-    def fits(self, value: Any) -> bool:
-        """Whether the value itself, without its parts, is of this kind."""
-        raise NotImplementedError
+    wanted: str
+    fits: Callable[[Any], bool]
+    parts: Callable[[Any], Iterable[Part]] | None = None
 
 
-class _InWords(ValueKind):
-    """A kind that says in `words` what a value must be."""
-
-    words: str
-
-    @property
-    def wanted(self) -> str:
-        return self.words
-
-
-@dataclass(frozen=True)
-class Number(_InWords):
+def Number(  # noqa: N802: kinds are called like types
+    words: str = "a number",
+    least: float = -LARGEST,
+    most: float = LARGEST,
+    is_whole: bool = False,
+    is_above: bool = False,
+) -> ValueKind:
     """A finite number, from `least` (or above it) to `most`; a whole one where asked. True and False are none."""
+    types = (int,) if is_whole else (int, float)
 
-    words: str = "a number"
-    least: float = -LARGEST
-    most: float = LARGEST
-    is_whole: bool = False
-    is_above: bool = False
+    def fits(value: Any) -> bool:
+        is_number = isinstance(value, types) and value is not True and value is not False
+        return is_number and least <= value <= most and not (is_above and value == least)
 
-    def fits(self, value: Any) -> bool:
-        kinds = int if self.is_whole else (int, float)
-        is_number = isinstance(value, kinds) and not isinstance(value, bool)
-        return is_number and self.least <= value <= self.most and not (self.is_above and value == self.least)
+    return ValueKind(words, fits)
 
 
-@dataclass(frozen=True)
-class Of(_InWords):
+def Of(words: str, types: tuple[type, ...]) -> ValueKind:  # noqa: N802
     """A value of one of Python's own types."""
-
-    words: str
-    types: tuple[type, ...]
-
-    def fits(self, value: Any) -> bool:
-        return isinstance(value, self.types)
+    return ValueKind(words, lambda value: isinstance(value, types))
 
 
-@dataclass(frozen=True)
-class OneOf(ValueKind):
+def OneOf(known: tuple[str, ...]) -> ValueKind:  # noqa: N802
     """One of some words."""
-
-    known: tuple[str, ...]
-
-    @property
-    def wanted(self) -> str:
-        return f"one of {', '.join(self.known)}"
-
-    def fits(self, value: Any) -> bool:
-        return isinstance(value, str) and value in self.known
+    return ValueKind(f"one of {', '.join(known)}", lambda value: isinstance(value, str) and value in known)
 
 
-@dataclass(frozen=True)
-class OrNone(ValueKind):
+def OrNone(kind: ValueKind) -> ValueKind:  # noqa: N802
     """Another kind, or None: null in JSON."""
-
-    kind: ValueKind
-
-    @property
-    def wanted(self) -> str:
-        return f"{self.kind.wanted} or null"
-
-    def check(self, value: Any) -> None:
-        if value is not None:
-            if not self.kind.fits(value):
-                raise WrongValue(value, self.wanted)
-            self.kind.check(value)
+    inner = kind.parts
+    parts = inner and (lambda value: () if value is None else inner(value))
+    return ValueKind(f"{kind.wanted} or null", lambda value: value is None or kind.fits(value), parts)
 
 
-@dataclass(frozen=True)
-class ListOf(ValueKind):
+def ListOf(kind: ValueKind, count: int | None = None, least: int = 0) -> ValueKind:  # noqa: N802
     """A list of values of one kind, of `count` of them or of at least `least`."""
 
-    kind: ValueKind
-    count: int | None = None
-    least: int = 0
+    def fits(value: Any) -> bool:
+        return isinstance(value, list) and (len(value) >= least if count is None else len(value) == count)
 
-    @property
-    def wanted(self) -> str:
-        return f"a list of {self.count if self.count is not None else f'{self.least} or more'}"
+    def parts(value: list[Any]) -> Iterator[Part]:
+        return zip(itertools.count(), value, itertools.repeat(kind), strict=False)
 
-    def fits(self, value: Any) -> bool:
-        if not isinstance(value, list):
-            return False
-        return len(value) == self.count if self.count is not None else len(value) >= self.least
-
-    def check(self, value: Any) -> None:
-        super().check(value)
-        for number, part in enumerate(value):
-            try:
-                self.kind.check(part)
-            except WrongValue as wrong:
-                raise wrong.inside(f"[{number}]") from None
+    return ValueKind(f"a list of {f'{least} or more' if count is None else count}", fits, parts)
 
 
-@dataclass(frozen=True)
-class FixedList(ValueKind):
+def FixedList(kinds: tuple[ValueKind, ...]) -> ValueKind:  # noqa: N802
     """A list whose values each have a kind of their own."""
 
-    kinds: tuple[ValueKind, ...]
+    def parts(value: list[Any]) -> Iterator[Part]:
+        return zip(itertools.count(), value, kinds, strict=False)
 
-    @property
-    def wanted(self) -> str:
-        return f"a list of {len(self.kinds)}"
-
-    def fits(self, value: Any) -> bool:
-        return isinstance(value, list) and len(value) == len(self.kinds)
-
-    def check(self, value: Any) -> None:
-        super().check(value)
-        for number, (kind, part) in enumerate(zip(self.kinds, value, strict=True)):
-            try:
-                kind.check(part)
-            except WrongValue as wrong:
-                raise wrong.inside(f"[{number}]") from None
+    return ValueKind(
+        f"a list of {len(kinds)}", lambda value: isinstance(value, list) and len(value) == len(kinds), parts
+    )
 
 
-@dataclass(frozen=True)
-class MapOf(_InWords):
+def MapOf(kind: ValueKind, words: str = "an object", names: str | None = None) -> ValueKind:  # noqa: N802
     """An object whose values are all of one kind, whatever their names, or with `names` of this form (a pattern)."""
+    other_name = ValueKind(words, lambda _: False)
 
-    kind: ValueKind
-    words: str = "an object"
-    names: str | None = None
-
-    def fits(self, value: Any) -> bool:
-        return isinstance(value, dict)
-
-    def check(self, value: Any) -> None:
-        super().check(value)
+    def parts(value: dict[str, Any]) -> Iterator[Part]:
         for name, part in value.items():
-            if self.names is not None and not re.fullmatch(self.names, name, re.ASCII):
-                raise WrongValue(name, self.words)
-            try:
-                self.kind.check(part)
-            except WrongValue as wrong:
-                raise wrong.inside(name) from None
+            if names is not None and not re.fullmatch(names, name, re.ASCII):
+                yield "", name, other_name
+            yield name, part, kind
+
+    return ValueKind(words, _is_object, parts)
 
 
-@dataclass(frozen=True)
-class Fields(_InWords):
+def Fields(  # noqa: N802
+    needed: Mapping[str, ValueKind] | None = None, optional: Mapping[str, ValueKind] | None = None, alone: bool = False
+) -> ValueKind:
     """An object with fields of these names: `needed` ones, and `optional` ones. What else it has is not looked at,
     unless it must have these `alone`."""
+    musts, mays = needed or {}, optional or {}
 
-    needed: Mapping[str, ValueKind] = field(default_factory=dict)
-    optional: Mapping[str, ValueKind] = field(default_factory=dict)
-    words: str = "an object"
-    alone: bool = False
+    def parts(value: dict[str, Any]) -> Iterator[Part]:
+        for name, kind in musts.items():
+            yield name, value.get(name, _MISSING), kind
+        for name, kind in mays.items():
+            if name in value:
+                yield name, value[name], kind
+        if alone and (others := value.keys() - musts.keys() - mays.keys()):
+            yield min(others), value[min(others)], _NOTHING
 
-    def fits(self, value: Any) -> bool:
-        return isinstance(value, dict)
-
-    def check(self, value: Any) -> None:
-        super().check(value)
-        name = ""
-        try:
-            for name, kind in self.needed.items():
-                if name not in value:
-                    raise WrongValue(_MISSING, kind.wanted)
-                kind.check(value[name])
-            for name, kind in self.optional.items():
-                if name in value:
-                    kind.check(value[name])
-        except WrongValue as wrong:
-            raise wrong.inside(name) from None
-        if self.alone and (others := value.keys() - self.needed.keys() - self.optional.keys()):
-            raise WrongValue(value[min(others)], "no such field", min(others))
+    return ValueKind("an object", _is_object, parts)
 
 
+def _is_object(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+_NOTHING = ValueKind("no such field", lambda _: False)
 NUMBER = Number()
 NOT_NEGATIVE = Number("a number of at least 0", least=0)
 POSITIVE = Number("a number above 0", least=0, is_above=True)
@@ -226,17 +132,29 @@ FLAG = Of("true or false", (bool,))
 
 def fault(value: Any, kind: ValueKind) -> str | None:
     """Where a value is not of this kind, in words that follow the name of its file; None where it is."""
-    try:
-        kind.check(value)
-    except WrongValue as wrong:
-        name = printable(wrong.place, 100)
-        if wrong.value is _MISSING:
-            says = f"it has no {name}"
-        else:
-            # What is read is printable already: its escapes are not to be escaped again.
-            shown = printable(json.dumps(wrong.value, ensure_ascii=False).replace("\\\\", "\\"), 60)
-            says = f"its {name} is {shown}" if name else f"it is {shown}"
-        return f"{says}, where {wrong.expected} is expected"
+    found = _first_wrong(value, kind)
+    if found is None:
+        return None
+    path, wrong, expected = found
+    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path if part != "")
+    name = printable(place.removeprefix("."), 100)
+    if wrong is _MISSING:
+        says = f"it has no {name}"
+    else:
+        # What is read is printable already: its escapes are not to be escaped again.
+        shown = printable(json.dumps(wrong, ensure_ascii=False).replace("\\\\", "\\"), 60)
+        says = f"its {name} is {shown}" if name else f"it is {shown}"
+    return f"{says}, where {expected.wanted} is expected"
+
+
+def _first_wrong(value: Any, kind: ValueKind) -> tuple[tuple[str | int, ...], Any, ValueKind] | None:
+    if value is _MISSING or not kind.fits(value):
+        return (), value, kind
+    for name, part, of in kind.parts(value) if kind.parts is not None else ():
+        if of.parts is None and part is not _MISSING and of.fits(part):
+            continue  # as most parts are
+        if (found := _first_wrong(part, of)) is not None:
+            return (name, *found[0]), found[1], found[2]
     return None
 
 

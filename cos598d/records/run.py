@@ -31,37 +31,19 @@ from cos598d.records.schema import check, read, read_rows
 _OLD_PHASES = [f"seconds_{phase}" for phase in PHASES if phase != CHECKPOINT]
 _NEW_PHASE = f"seconds_{CHECKPOINT}"
 
-# A run's summary.json, as SUMMARY checks it, and what `tools/report/load` adds to it.
+# A run's summary.json, as `summary_of` checks it, and what `tools/report/load` adds to it.
 Summary = dict[str, Any]
 REMEDY = "run again"
 
 # More ranks than that have never met; each has files of its own, which are looked for.
 RANKS = Number("a number of ranks from 1 to 65536", is_whole=True, least=1, most=65536)
 RANK = Number("a rank", is_whole=True, least=0, most=65535)
-BY_RANK = ListOf(NOT_NEGATIVE)
-BY_RANK_OR_NONE = ListOf(OrNone(NOT_NEGATIVE))
-PER_ITERATION = ("calls_per_iteration", "tensors_per_iteration", "payload_bytes_per_iteration")
-
 SECONDS = Fields(
     {
         **dict.fromkeys(("first", "mean", "median", "p90"), OrNone(POSITIVE)),
         "interval_95": OrNone(ListOf(NUMBER, count=2)),
     },
     {"counted": COUNT},
-)
-WIRE = Fields(
-    {
-        "ranks_by_interface": ListOf(ListOf(RANK, least=1)),
-        **dict.fromkeys(("bytes_sent_per_iteration", "bytes_received_per_iteration"), BY_RANK_OR_NONE),
-    },
-    {
-        "interface": TEXT,
-        "shared_by_ranks": SIZE,
-        **dict.fromkeys(("packets_sent_per_iteration", "packets_received_per_iteration"), BY_RANK_OR_NONE),
-        **dict.fromkeys(
-            ("predicted_bytes_sent_per_iteration", "predicted_bytes_received_per_iteration"), BY_RANK_OR_NONE
-        ),
-    },
 )
 # How well each class was found, and how many examples of one were taken for another.
 CLASSES = {
@@ -70,26 +52,30 @@ CLASSES = {
     ),
     "confusion": ListOf(ListOf(COUNT)),
 }
-EPOCH = Fields(
-    {"epoch": COUNT},
-    {
+
+
+def _epoch(world_size: int) -> ValueKind:
+    """An epoch's row, of at least so many ranks: it knows of more where the run went on with fewer."""
+    by_rank, or_none = ListOf(NOT_NEGATIVE, least=world_size), ListOf(OrNone(NOT_NEGATIVE), least=world_size)
+    training = {
+        **dict.fromkeys(("examples", *COUNTED), COUNT),
+        "wall_seconds": NOT_NEGATIVE,
+        **dict.fromkeys((f"{name}_per_second_wall" for name in ("examples", *COUNTED)), OrNone(NOT_NEGATIVE)),
+    }
+    optional = {
         **CLASSES,
         **dict.fromkeys(("iterations", "last_iteration"), COUNT),
         "is_cut": FLAG,  # where it ended before its last iteration
         "loss": OrNone(NUMBER),
-        "training": Fields(
-            {},
-            {
-                **dict.fromkeys(("examples", *COUNTED), COUNT),
-                "wall_seconds": NOT_NEGATIVE,
-                **dict.fromkeys((f"{name}_per_second_wall" for name in ("examples", *COUNTED)), OrNone(NOT_NEGATIVE)),
-            },
-        ),
+        "training": Fields({}, training),
         "seconds_evaluation": NOT_NEGATIVE,
-        **dict.fromkeys(("predicted_bytes_sent", "predicted_bytes_received"), BY_RANK),
-        **dict.fromkeys(("counted_bytes_sent", "counted_bytes_received"), OrNone(BY_RANK_OR_NONE)),
-    },
-)
+        **dict.fromkeys(("predicted_bytes_sent", "predicted_bytes_received"), by_rank),
+        **dict.fromkeys(("counted_bytes_sent", "counted_bytes_received"), OrNone(or_none)),
+    }
+    return Fields({"epoch": COUNT}, optional)
+
+
+EPOCH = _epoch(0)
 EVALUATION = Fields({"iteration": COUNT}, {"epoch": COUNT, **CLASSES})  # within an epoch
 # What a rank holds, by category; of a strategy of somebody's own whatever it says.
 HELD = MapOf(NOT_NEGATIVE)
@@ -103,15 +89,25 @@ def memory_of(held: ValueKind, expected: ValueKind, unsaid: ValueKind) -> dict[s
     return dict.fromkeys(MOMENTS, held) | dict.fromkeys(EXPECTED.values(), expected) | {UNSAID: unsaid}
 
 
-MEMORY = Fields(
-    {"process_peak_bytes": BY_RANK, "gpu_peak_bytes": BY_RANK_OR_NONE},
-    memory_of(ListOf(HELD), ListOf(OrNone(HELD)), ListOf(TEXT)),
-)
+def _memory(world_size: int | None = None) -> ValueKind:
+    return Fields(
+        {
+            "process_peak_bytes": ListOf(NOT_NEGATIVE, world_size),
+            "gpu_peak_bytes": ListOf(OrNone(NOT_NEGATIVE), world_size),
+        },
+        memory_of(ListOf(HELD, world_size), ListOf(OrNone(HELD), world_size), ListOf(TEXT, world_size)),
+    )
+
+
+MEMORY = _memory()
 LEDGER = Fields(
     {"kept": TEXT, "rows": ListOf(COUNT), "rows_kept": ListOf(COUNT)},
     {
         "by_purpose": MapOf(
-            Fields({"calls": COUNT, "payload_bytes": COUNT, "bytes_sent": BY_RANK, "bytes_received": BY_RANK})
+            Fields(
+                dict.fromkeys(("calls", "payload_bytes"), COUNT)
+                | dict.fromkeys(("bytes_sent", "bytes_received"), ListOf(NOT_NEGATIVE))
+            )
         ),
     },
 )
@@ -144,29 +140,6 @@ OPTIONAL_SETTING = {
     ),
 }
 SETTING_FILE = Fields(SETTING_FIELDS, OPTIONAL_SETTING)
-SUMMARY = Fields(
-    {
-        **SETTING_FIELDS,
-        "iterations": COUNT,
-        "losses": ListOf(NUMBER),
-        "seconds_per_iteration": SECONDS,
-        "phases": Fields(dict.fromkeys(_OLD_PHASES, OrNone(NUMBER)), {_NEW_PHASE: OrNone(NUMBER)}),
-        **dict.fromkeys(PER_ITERATION, NOT_NEGATIVE),
-        **dict.fromkeys(("bytes_sent_per_iteration", "bytes_received_per_iteration"), BY_RANK),
-    },
-    {
-        **OPTIONAL_SETTING,
-        "epochs": ListOf(EPOCH),
-        "evaluations": ListOf(EVALUATION),
-        # The best evaluation; and of the model that was kept for it, where that is not the last one.
-        "best": Fields({"iteration": COUNT, "metric": TEXT, "value": NUMBER}, {"evaluated": Fields({}, CLASSES)}),
-        "wire": OrNone(WIRE),
-        "memory": MEMORY,
-        "wall": OrNone(Fields({}, dict.fromkeys(WALL, OrNone(NUMBER)))),
-        "attempts": ListOf(ATTEMPT),
-        "ledger": LEDGER,
-    },
-)
 NETWORK = Fields({}, {"hosts": SIZE, **dict.fromkeys(("rate", "delay", "offload"), OrNone(TEXT))})
 ENVIRONMENT = Fields(
     {},
@@ -204,16 +177,19 @@ CONFIG = Fields(
         "num_train_epochs": POSITIVE,
     },
 )
-ITERATION = Fields(
-    {"iteration": COUNT, "loss": NUMBER, "seconds": POSITIVE} | dict.fromkeys(_OLD_PHASES, NUMBER),
-    {
-        _NEW_PHASE: NUMBER,
-        "learning_rate": NUMBER,
-        "examples": SIZE,
-        "spans_seconds": ListOf(FixedList((OneOf(PHASES), NUMBER, NUMBER))),
-        **dict.fromkeys(("calls", "tensors", "payload_bytes", "bytes_sent", "bytes_received"), NOT_NEGATIVE),
-    },
-)
+ITERATION_FIELDS = {"iteration": COUNT, "loss": NUMBER, "seconds": POSITIVE} | dict.fromkeys(_OLD_PHASES, NUMBER)
+ITERATION_OPTIONAL = {
+    "epoch": COUNT,
+    _NEW_PHASE: NUMBER,
+    "learning_rate": NUMBER,
+    "examples": SIZE,
+    "spans_seconds": ListOf(FixedList((OneOf(PHASES), NUMBER, NUMBER))),
+    "wall_seconds": NUMBER,
+    **dict.fromkeys(("calls", "tensors", "payload_bytes", "bytes_sent", "bytes_received"), NOT_NEGATIVE),
+    **dict.fromkeys(("predicted_bytes_sent", "predicted_bytes_received"), NOT_NEGATIVE),
+    **dict.fromkeys(("counted_bytes_sent", "counted_bytes_received"), OrNone(NOT_NEGATIVE)),
+}
+ITERATION = Fields(ITERATION_FIELDS, ITERATION_OPTIONAL)
 CALL = Fields(
     {"iteration": COUNT, "purpose": TEXT, "op": TEXT, "tensor": TEXT, "bytes_sent": NOT_NEGATIVE},
     dict.fromkeys(("seconds", "started"), OrNone(NUMBER)),
@@ -231,11 +207,11 @@ WIRE_ROW = Fields(
 def read_summary(folder: Path) -> Summary:
     """The summary of the run in a folder. Raises UserError where there is none, or none of a whole run."""
     path = folder / "summary.json"
-    summary = read_object(path, SUMMARY)
+    summary = read_object(path, Fields({"world_size": RANKS}))
     if summary is None:
         lack = "has no summary.json" if folder.is_dir() else "is a file" if folder.exists() else "does not exist"
         raise UserError(f"{folder} {lack}: give the folder of a run that ended well.")
-    check(summary, _of_ranks(summary["world_size"]), path, REMEDY)
+    check(summary, summary_of(summary["world_size"]), path, REMEDY)
     summary["phases"].setdefault(_NEW_PHASE, 0.0)
     return summary
 
@@ -269,29 +245,38 @@ def reading(path: Path, is_needed: bool = True) -> Iterator[None]:
         raise UserError(f"{path} cannot be read: {error.strerror}.") from None
 
 
-def _of_ranks(world_size: int) -> ValueKind:
-    """What a summary of so many ranks says of each of them."""
-    values, or_none = ListOf(NOT_NEGATIVE, count=world_size), ListOf(OrNone(NOT_NEGATIVE), count=world_size)
-    ways = ("sent", "received")
+def summary_of(world_size: int) -> ValueKind:
+    """What the summary of a run of so many ranks says."""
+    by_rank, or_none = ListOf(NOT_NEGATIVE, count=world_size), ListOf(OrNone(NOT_NEGATIVE), count=world_size)
+    ways = [f"{way}_per_iteration" for way in ("sent", "received")]
     rank = Number(f"a rank of {world_size}", is_whole=True, least=0, most=world_size - 1)
-    # An epoch knows of more ranks where the run went on with fewer.
-    at_least, at_least_or_none = ListOf(NOT_NEGATIVE, least=world_size), ListOf(OrNone(NOT_NEGATIVE), least=world_size)
-    epoch = Fields(
-        {},
-        {f"predicted_bytes_{way}": at_least for way in ways}
-        | {f"counted_bytes_{way}": OrNone(at_least_or_none) for way in ways},
-    )
     wire = Fields(
-        {},
+        {"ranks_by_interface": ListOf(ListOf(rank, least=1)), **{f"bytes_{way}": or_none for way in ways}},
         {
-            "ranks_by_interface": ListOf(ListOf(rank)),
-            **{f"{what}_{way}_per_iteration": or_none for what in ("bytes", "packets") for way in ways},
+            "interface": TEXT,
+            "shared_by_ranks": SIZE,
+            **{f"{what}_{way}": or_none for what in ("packets", "predicted_bytes") for way in ways},
         },
     )
-    needed = {f"bytes_{way}_per_iteration": values for way in ways}
-    held, said = ListOf(Fields(), count=world_size), ListOf(TEXT, count=world_size)
-    memory = Fields(
-        {"process_peak_bytes": values, "gpu_peak_bytes": or_none},
-        memory_of(held, ListOf(OrNone(Fields()), count=world_size), said),
-    )
-    return Fields(needed, {"epochs": ListOf(epoch), "wire": OrNone(wire), "memory": memory})
+    needed = {
+        **SETTING_FIELDS,
+        "iterations": COUNT,
+        "losses": ListOf(NUMBER),
+        "seconds_per_iteration": SECONDS,
+        "phases": Fields(dict.fromkeys(_OLD_PHASES, OrNone(NUMBER)), {_NEW_PHASE: OrNone(NUMBER)}),
+        **{f"{name}_per_iteration": NOT_NEGATIVE for name in ("calls", "tensors", "payload_bytes")},
+        **{f"bytes_{way}": by_rank for way in ways},
+    }
+    optional = {
+        **OPTIONAL_SETTING,
+        "epochs": ListOf(_epoch(world_size)),
+        "evaluations": ListOf(EVALUATION),
+        # The best evaluation; and of the model that was kept for it, where that is not the last one.
+        "best": Fields({"iteration": COUNT, "metric": TEXT, "value": NUMBER}, {"evaluated": Fields({}, CLASSES)}),
+        "wire": OrNone(wire),
+        "memory": _memory(world_size),
+        "wall": OrNone(Fields({}, dict.fromkeys(WALL, OrNone(NUMBER)))),
+        "attempts": ListOf(ATTEMPT),
+        "ledger": LEDGER,
+    }
+    return Fields(needed, optional)

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from cos598d.errors import UserError
-from cos598d.records.conventions import PHASES
-from cos598d.records.live import ATTEMPTS, EPOCHS, EVALUATIONS, ITERATIONS, LIVE, SETTING
+from cos598d.records.conventions import ATTEMPTS, EPOCHS, EVALUATIONS, ITERATIONS, LIVE, SETTING
+from cos598d.records.figures import RankSums, run_figures
 from cos598d.records.run import (
     ATTEMPTS_FILE,
     EPOCH,
@@ -18,11 +18,7 @@ from cos598d.records.run import (
     read_object,
     read_table,
 )
-from cos598d.records.seconds import mean_of_known, summarize_seconds
-from cos598d.records.sums import IterationMeans
 from cos598d.terminal.locks import is_locked
-
-TOTALS = ("calls", "tensors", "payload_bytes", "bytes_sent", "bytes_received")
 
 
 def live_folder(folder: Path) -> Path | None:
@@ -45,31 +41,22 @@ def read_unfinished(live: Path) -> Summary:
     if setting is None:
         raise UserError(f"{live / SETTING} is missing: the run has not begun, or has just ended; look again.")
     attempts = (read_object(live / ATTEMPTS, ATTEMPTS_FILE) or {"attempts": []})["attempts"]
-    ranks = [IterationMeans() for _ in range(setting["world_size"])]
+    ranks = [RankSums() for _ in range(setting["world_size"])]
     losses, seconds = array("d"), array("d")
     for rank, sums in enumerate(ranks):
         for row in read_table(live / ITERATIONS.format(rank=rank), ITERATION, is_needed=rank == 0, grows=True):
-            sums.count(row["iteration"])
-            sums.add(row["iteration"], {name: row.get(name, 0) for name in (*_PHASES, *TOTALS)})
+            sums.add(row)
             if rank == 0:
                 losses.append(row["loss"])
                 seconds.append(row["seconds"])
-    first = ranks[0]
-    return setting | {
-        "iterations": len(losses),
-        "losses": list(losses),
+    return {
+        **setting,
+        **run_figures(ranks, losses, seconds),
         "epochs": list(read_table(live / EPOCHS, EPOCH, is_needed=False, grows=True)),
         "evaluations": list(read_table(live / EVALUATIONS, EVALUATION, is_needed=False, grows=True)),
-        "seconds_per_iteration": summarize_seconds(seconds),
-        "phases": {name: mean_of_known([sums.mean_after_warm_up(name) for sums in ranks]) for name in _PHASES},
-        **{f"{name}_per_iteration": first.mean(name) or 0 for name in ("calls", "tensors", "payload_bytes")},
-        **{f"bytes_{way}_per_iteration": [s.mean(f"bytes_{way}") or 0 for s in ranks] for way in ("sent", "received")},
         "attempts": attempts,
         "unfinished": _where(live, len(losses), attempts[-1] if attempts else {}),
     }
-
-
-_PHASES = [f"seconds_{phase}" for phase in PHASES]
 
 
 def _where(live: Path, iterations: int, attempt: Mapping[str, Any]) -> str:

@@ -24,33 +24,77 @@ _PARTIAL = re.compile(r"\..+\.[0-9a-f]{8}\.partial")
 _unfinished: set[str] = set()
 
 
+class Staged:
+    """Files that belong together: each is written under a temporary name, and takes its own in `publish`.
+
+    Use as a context: when it ends, what has not taken its name is removed, and older files stay as they are. Every
+    OSError names the file that the user knows.
+    """
+
+    def __init__(self) -> None:
+        self._files: list[tuple[Path, str]] = []  # and their temporary names
+
+    def open(self, path: Path, mode: str = "w") -> IO[Any]:
+        """Open a file for writing, as UTF-8 text ("w") or bytes ("wb"), and make the folder that it needs."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with names_errors(path):
+            descriptor, beside = _beside(path, _create)
+            self._files.append((path, beside))
+            encoding, newline = (None, None) if "b" in mode else ("utf-8", "\n")
+            return os.fdopen(descriptor, mode, encoding=encoding, newline=newline)
+
+    def write(self, path: Path, content: str) -> None:
+        """Bring a file's whole content to the disk: one that is full raises here, and `publish` only renames."""
+        with names_errors(path), self.open(path) as handle:
+            handle.write(content)
+            handle.flush()
+            sync_to_disk(handle.fileno())  # over a network, or with a quota, a full disk raises only here
+
+    def publish(self) -> None:
+        """Give the files their names, in the order in which they were opened."""
+        while self._files:
+            path, beside = self._files[0]
+            with names_errors(path):
+                os.replace(beside, path)
+            _unfinished.discard(beside)
+            del self._files[0]
+
+    def close(self) -> None:
+        """Remove the files that have not taken their names."""
+        for _, beside in self._files:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(beside)
+            _unfinished.discard(beside)
+        self._files = []
+
+    def __enter__(self) -> "Staged":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
 @contextlib.contextmanager
 def whole_file(path: str | os.PathLike, mode: str = "w") -> Iterator[IO[Any]]:
     """Open a file for writing that takes the name `path` only when the block ends well.
 
-    `mode` is "w" (UTF-8 text) or "wb". If the block raises, nothing is left behind, and an older file at `path` stays
-    as it is. An OSError that names no file, or the unfinished one, then names `path`.
+    `mode` is "w" (UTF-8 text) or "wb". If the block raises, nothing is left, and an older file at `path` stays as it
+    is. An OSError that names no file then names `path`.
     """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = ""
-    try:
-        _refuse_devices(path)
-        descriptor, beside = _beside(path, _create)
-        encoding, newline = (None, None) if "b" in mode else ("utf-8", "\n")
-        with os.fdopen(descriptor, mode, encoding=encoding, newline=newline) as handle:
+    _refuse_devices(Path(path))
+    with names_errors(Path(path)), Staged() as staged:
+        with staged.open(Path(path), mode) as handle:
             yield handle
-        os.replace(beside, path)
-    except BaseException as error:
-        if beside:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(beside)
-        is_beside = isinstance(error, OSError) and _PARTIAL.fullmatch(os.path.basename(str(error.filename)))
-        if isinstance(error, OSError) and (error.filename is None or is_beside):
-            error.filename, error.filename2 = str(path), None
-        raise
-    finally:
-        _unfinished.discard(beside)
+        staged.publish()
+
+
+def write_together(contents: Mapping[Path, str]) -> None:
+    """Write files that belong together, in this order; none takes its name before all are whole on the disk."""
+    with Staged() as staged:
+        for path, content in contents.items():
+            _refuse_devices(path)
+            staged.write(path, content)
+        staged.publish()
 
 
 @contextlib.contextmanager
@@ -86,93 +130,14 @@ def whole_folder(path: Path, ours: Collection[str] | None = None) -> Iterator[Pa
         _unfinished.discard(place)
 
 
-class GrowingFile:
-    """A text file that grows during a run and takes the name `path` when it is whole, without being copied.
-
-    Until `complete` it has no name, where the file system allows that: it vanishes with the process, however that ends.
-    After `complete`, and on other file systems from the start, it has a temporary name beside `path`. Every OSError
-    names `path`, which is what the user knows.
-    """
-
-    def __init__(self, path: Path):
-        self.path = path
-        self._beside: str | None = None
-        self._is_complete = False
-        with names_errors(self.path):
-            try:
-                descriptor = os.open(path.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666)
-                if not os.path.exists(_by_descriptor(descriptor)):  # a container that does not show /proc
-                    os.close(descriptor)
-                    raise OSError(errno.EOPNOTSUPP, "it could not be named later")
-            except (AttributeError, OSError) as error:  # another system than Linux, or NFS and the like
-                if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EACCES, errno.EROFS):
-                    raise
-                descriptor, self._beside = _beside(path, _create)
-            self._handle = os.fdopen(descriptor, "w", encoding="utf-8", newline="\n")
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing has been written yet."""
-        return self._handle.tell() == 0
-
-    def write(self, text: str) -> None:
-        """Add to its end."""
-        with names_errors(self.path):
-            self._handle.write(text)
-
-    def writelines(self, lines: Iterable[str]) -> None:
-        """Add to its end."""
-        with names_errors(self.path):
-            self._handle.writelines(lines)
-
-    def complete(self) -> None:
-        """Write all of it to the disk under a temporary name: a full disk raises here, `publish` only renames."""
-        with names_errors(self.path):
-            self._handle.flush()
-            sync_to_disk(self._handle.fileno())  # over a network, or with a quota, a full disk raises only here
-            self._is_complete = True
-            if self._beside is None:
-                source = _by_descriptor(self._handle.fileno())
-                # Only with a folder's descriptor does Python follow the link to the file that has no name.
-                folder = os.open(self.path.parent, os.O_RDONLY)
-                try:
-                    _, self._beside = _beside(
-                        self.path, lambda name: os.link(source, name, src_dir_fd=folder, follow_symlinks=True)
-                    )
-                finally:
-                    os.close(folder)
-
-    def publish(self) -> None:
-        """Take the name, in place of an older file. Nothing can be written after this."""
-        if not self._is_complete:
-            self.complete()
-        assert self._beside is not None  # `complete` has named it
-        with names_errors(self.path):
-            self._handle.flush()
-            os.replace(self._beside, self.path)
-        self._forget(self._beside)
-
-    def close(self) -> None:
-        """Close it. Without `publish` nothing is left."""
-        with contextlib.suppress(OSError):  # what is thrown away may not fit on the disk
-            self._handle.close()
-        if self._beside is not None:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._beside)
-            self._forget(self._beside)
-
-    def _forget(self, beside: str) -> None:
-        _unfinished.discard(beside)
-        self._beside = None
-
-
 @contextlib.contextmanager
 def names_errors(path: Path) -> Iterator[None]:
-    """Let an OSError in this context name `path`, whatever file beside it failed."""
+    """Let an OSError in this context name `path` where it names no file, or one that is not finished."""
     try:
         yield
     except OSError as error:
-        error.filename, error.filename2 = str(path), None
+        if error.filename is None or _PARTIAL.fullmatch(os.path.basename(str(error.filename))):
+            error.filename, error.filename2 = str(path), None
         raise
 
 
@@ -204,10 +169,6 @@ def unfinished(path: str | os.PathLike) -> Iterator[None]:
         _unfinished.discard(str(path))
 
 
-def _by_descriptor(descriptor: int) -> str:
-    return f"/proc/self/fd/{descriptor}"
-
-
 def _create(name: str) -> int:
     return os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666)
 
@@ -228,45 +189,6 @@ def write_whole(path: str | os.PathLike, content: str | bytes) -> None:
     """Write `content` to `path` whole or not at all."""
     with whole_file(path, "w" if isinstance(content, str) else "wb") as handle:
         handle.write(content)
-
-
-class Staged:
-    """Files that belong together: none takes its name before all are whole on the disk. Use as a context."""
-
-    def __init__(self) -> None:
-        self._files: list[GrowingFile] = []
-
-    def write(self, path: Path, content: str) -> None:
-        """Bring `content` to the disk, yet unnamed. Raises OSError, which names the file."""
-        self._files.append(GrowingFile(path))
-        self._files[-1].write(content)
-        self._files[-1].complete()
-
-    def publish(self) -> None:
-        """Give them their names, in the order in which they came."""
-        for file in self._files:
-            file.publish()
-
-    def __enter__(self) -> "Staged":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close them; those without a name vanish."""
-        for file in self._files:
-            file.close()
-
-
-def write_together(contents: Mapping[Path, str]) -> None:
-    """Write files that belong together, in this order, and make the folders that they need."""
-    with Staged() as staged:
-        for path, content in contents.items():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _refuse_devices(path)
-            staged.write(path, content)
-        staged.publish()
 
 
 def write_json(path: str | os.PathLike, value: Any) -> None:

@@ -37,21 +37,14 @@ MOST_BYTES = 256 << 20
 Book = dict[str, Any]
 
 
-class SketchText(ValueKind):
-    """The text of a sketch."""
-
-    @property
-    def wanted(self) -> str:
-        return f"a sketch of {SIZE} numbers"
-
-    def fits(self, value: Any) -> bool:
-        try:
-            return isinstance(value, str) and len(base64.b64decode(value, validate=True)) == 4 * SIZE
-        except (binascii.Error, ValueError):
-            return False
+def _is_sketch(value: Any) -> bool:
+    try:
+        return isinstance(value, str) and len(base64.b64decode(value, validate=True)) == 4 * SIZE
+    except (binascii.Error, ValueError):
+        return False
 
 
-SKETCH = SketchText()
+SKETCH = ValueKind(f"the text of a sketch of {SIZE} numbers", _is_sketch)
 WHERE = FixedList((TEXT, COUNT, TEXT))
 EXIT_CODE = Number("an exit code", is_whole=True, least=-255, most=255)
 DIGESTS = ListOf(TEXT)

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from cos598d.errors import UserError
-from cos598d.records.conventions import CHECKPOINT, DDP, FLOOR, PHASES, WARM_UP
-from cos598d.records.live import COMMUNICATION, EPOCHS, ITERATIONS
-from cos598d.records.seconds import summarize_seconds
+from cos598d.records.conventions import CHECKPOINT, COMMUNICATION, DDP, EPOCHS, FLOOR, ITERATIONS, PHASES, WARM_UP
+from cos598d.records.figures import summarize_seconds
 from cos598d.terminal.files import json_text, write_together
 from cos598d.tools.audit.book import Book
 from cos598d.tools.audit.contents import BUFFER, GRADIENT, MOST_ROWS, OTHER, SCALAR, WEIGHT

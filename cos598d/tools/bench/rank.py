@@ -12,7 +12,7 @@ from tqdm import tqdm
 from cos598d.comm.communicator import Communicator
 from cos598d.errors import UsageError, flag_called
 from cos598d.measure.environment import describe_environment
-from cos598d.measure.host import HostGauges, peak_memory_bytes
+from cos598d.measure.monitor import HostGauges, peak_memory_bytes
 from cos598d.models.build import ModelSource, count_parameters, find_model
 from cos598d.rank import RankProcess, init_rank
 from cos598d.records.conventions import BY_LEDGER, DDP, FLOOR, WARM_UP

@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from cos598d.records.conventions import NOT_METRICS
-from cos598d.records.live import FINISHED
+from cos598d.records.conventions import FINISHED, NOT_METRICS
 from cos598d.tools.report.blocks import Table
 from cos598d.tools.report.load import Run, is_number
 

@@ -5,8 +5,7 @@ from pathlib import Path
 from statistics import fmean
 
 from cos598d.errors import UserError
-from cos598d.records.conventions import NOT_METRICS, PHASES
-from cos598d.records.live import ITERATIONS
+from cos598d.records.conventions import ITERATIONS, NOT_METRICS, PHASES
 from cos598d.records.run import ITERATION, Summary, read_table
 from cos598d.terminal.tables import as_markdown, markdown_text
 from cos598d.terminal.words import listed

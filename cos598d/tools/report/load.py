@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from cos598d.errors import UserError
-from cos598d.records.conventions import WARM_UP
+from cos598d.records.conventions import COMMUNICATION, HOST, ITERATIONS, LIVE, WARM_UP, WIRE
 from cos598d.records.facts import ALSO_OF_WORK, CODE, GROUND, NOT_OF_A_STEP, OF_RUNS, OF_WORK, collect
 from cos598d.records.kinds import NUMBER, ValueKind
-from cos598d.records.live import COMMUNICATION, HOST, ITERATIONS, LIVE, WIRE
 from cos598d.records.run import (
     CONFIG,
     ENVIRONMENT,

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from cos598d.errors import UserError
-from cos598d.records.live import COMMUNICATION, ITERATIONS
+from cos598d.records.conventions import COMMUNICATION, ITERATIONS
 from cos598d.records.run import ITERATION, read_table
 from cos598d.terminal.words import number_of
 from cos598d.tools.learn.events import CALL, COMPUTE, LONGEST_NAME, Event

@@ -1,54 +1,26 @@
-"""Rows that can be read while a run goes on and that outlive it: files in the run's folder `live/`."""
+"""A rank's files of rows in a run's `live/`: readable while the run goes on, taken up where a checkpoint was made."""
 
 import contextlib
 import errno
 import os
+import re
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from cos598d.records.live import (
-    ATTEMPTS,
-    CONFIG_FILE,
-    ENVIRONMENT_FILE,
-    EPOCHS,
-    EVALUATIONS,
-    LIVE,
-    ROWS,
-    SETTING,
-)
-from cos598d.terminal.files import is_named, names_errors, open_own, remove_known, sync_to_disk, whole_file
+from cos598d.measure.claim import PREDICTION_FILES
+from cos598d.records.conventions import EPOCHS, EVALUATIONS, ITERATIONS, LIVE, MONITOR_ROWS, ROWS
+from cos598d.terminal.files import names_errors, open_own, own_folder, sync_folder, sync_to_disk, whole_file
 from cos598d.terminal.reading import open_plain
 
 # A disk that is full now may not be so soon, as when a checkpoint that did not fit is taken away again.
 FULL = (errno.ENOSPC, errno.EDQUOT)
 MOST_WAITING = 16 * 2**20  # bytes of rows that wait for room
 LONGEST_ROW = 16 * 2**20  # bytes
-# What a run writes into `live/`: of all its ranks, and what rank 0 writes beside rows.
-ALL_ROWS = (*(name.format(rank="[0-9]*") for name in ROWS), EPOCHS, EVALUATIONS)
-FACTS = (ATTEMPTS, SETTING, CONFIG_FILE, ENVIRONMENT_FILE)
+_RANK = re.compile("|".join(re.escape(name).replace(r"\{rank\}", r"(\d+)") for name in ROWS))
 
 
-def clear(folder: Path) -> None:
-    """Take away what a run that did not end well left in `folder`, and nothing else.
-
-    For a run that begins anew: each of its ranks calls it, before any of them makes its files.
-    """
-    if was_left(folder):
-        with contextlib.suppress(OSError):  # what cannot be removed is overwritten
-            remove_known(folder / LIVE, (*ALL_ROWS, *FACTS))
-
-
-def was_left(folder: Path) -> bool:
-    """Whether a run that did not end well has left its rows in `folder`, or what was to become some."""
-    try:
-        names = os.listdir(folder / LIVE)
-    except OSError:
-        return False
-    return not names or any(is_named(name, (*ALL_ROWS, ATTEMPTS, SETTING)) for name in names)
-
-
-class LiveFile:
+class RowFile:
     """A text file of whole rows that grows: each write goes to the system at once, so that it outlives the process.
 
     Opened, it keeps the first `begin` bytes of a file that is there, which must be a plain one (see `open_own`). While
@@ -64,11 +36,6 @@ class LiveFile:
             self._descriptor = open_own(path)
             os.ftruncate(self._descriptor, begin)
             self._size = os.lseek(self._descriptor, 0, os.SEEK_END)
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing has been written yet."""
-        return self.size == 0
 
     @property
     def size(self) -> int:
@@ -111,12 +78,6 @@ class LiveFile:
             finally:
                 os.close(descriptor)
 
-    def publish(self, target: Path) -> None:
-        """Give it the name `target`, in place of an older file. Nothing may be written after this."""
-        self.complete()
-        with names_errors(self.path):
-            os.replace(self.path, target)
-
     def close(self) -> None:
         """Close it. What could not be written yet is lost."""
         with self._lock, contextlib.suppress(OSError):
@@ -135,14 +96,104 @@ class LiveFile:
             self._waiting = self._waiting[written:]
 
 
-def take_up(path: Path, size: int, others: Iterable[Path]) -> int:
-    """Bring the first `size` bytes of a file of rows to `path`, and return how many bytes of them are there.
+class RankFiles:
+    """The files of rows of `rank`, by their names without the rank: ROWS, and rank 0's EPOCHS and EVALUATIONS.
 
-    They are what stands there already, else a copy from the first of `others` that has them. Where none has them all,
-    what whole rows `path` has; of a file of another run, that is found by its rows not ending there, none. Of a file
-    that has a name elsewhere too, `path` becomes a copy.
+    With `sizes` (bytes, by file name; EPOCHS is written anew) they go on after so many bytes of what is in `folder`'s
+    live/, or else in the folder itself or in those of the run that the checkpoint is of, `others`; what follows there
+    is cut off. `is_whole` says whether all those bytes were found.
     """
-    for place in (path, *others):
+
+    def __init__(self, folder: Path, rank: int, sizes: Mapping[str, int], others: Sequence[Path]):
+        self.folder, self.live = folder, folder / LIVE
+        own_folder(self.live)
+        self.by_name: dict[str, RowFile] = {}
+        self.is_whole = True
+        for name in (*ROWS, *((EPOCHS, EVALUATIONS) if rank == 0 else ())):
+            file = name.format(rank=rank)
+            begin = take_up(folder, file, sizes.get(file, 0), others)
+            self.is_whole = self.is_whole and begin == sizes.get(file, 0)
+            self.by_name[name] = RowFile(self.live / file, begin)
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each file so far, for another's `sizes`."""
+        return {file.path.name: file.size for name, file in self.by_name.items() if name != EPOCHS}
+
+    def complete(self) -> None:
+        """Bring all rows whole to the disk, under their names there."""
+        for file in self.by_name.values():
+            file.complete()
+        sync_folder(self.live)
+
+    def publish(self) -> None:
+        """Give the files of rows their names in the run's folder, in place of an earlier run's; epochs stay."""
+        for name, file in self.by_name.items():
+            target = self.folder / file.path.name
+            if name in (*MONITOR_ROWS, EVALUATIONS) and not file.size:
+                target.unlink(missing_ok=True)
+            elif name != EPOCHS:
+                file.complete()
+                os.replace(file.path, target)
+
+    def close(self) -> None:
+        """Close them."""
+        for file in self.by_name.values():
+            file.close()
+
+    def remove(self) -> None:
+        """Remove those that are still there, and `live/` with the last of all ranks' files."""
+        for file in self.by_name.values():
+            file.path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self.live.rmdir()
+
+
+def take_up_departed(
+    folder: Path, world_size: int, departed: Mapping[int, tuple[Mapping[str, int], str]], others: Sequence[Path]
+) -> None:
+    """Rank 0: of ranks that this world has no more, cut off what came after the checkpoint, as their own would.
+
+    `departed` has by rank the bytes of its files, and its last row, which the checkpoint has. What there is of other
+    such ranks goes: attempts whose work is lost have left it.
+    """
+    for path in rows_of_others(folder / LIVE, world_size):
+        if not any(path.name in sizes for sizes, _ in departed.values()):
+            path.unlink()
+    for rank, (sizes, last) in departed.items():
+        # By the names that such a rank's files have: those in a checkpoint are anybody's, and could lead elsewhere.
+        for name in (row.format(rank=rank) for row in ROWS):
+            file = RowFile(folder / LIVE / name, take_up(folder, name, sizes.get(name, 0), others))
+            if name in sizes and name == ITERATIONS.format(rank=rank):
+                file.write(last)
+            file.close()
+            if not file.size:
+                file.path.unlink()
+
+
+def rows_of_others(live: Path, world_size: int) -> Iterator[Path]:
+    """The files of rows of ranks that this world has no more."""
+    for path in sorted(live.iterdir()):
+        match = _RANK.fullmatch(path.name)
+        if match and int(next(filter(None, match.groups()))) >= world_size:
+            yield path
+
+
+def remove_published(folder: Path) -> None:
+    """Remove what an earlier run left in a folder: its rows and tables, the summary first."""
+    for pattern in ("summary.json", EPOCHS, EVALUATIONS, *PREDICTION_FILES, *(name.format(rank="*") for name in ROWS)):
+        for old in folder.glob(pattern):
+            old.unlink()
+
+
+def take_up(folder: Path, name: str, size: int, others: Iterable[Path]) -> int:
+    """Bring the first `size` bytes of a file of rows to `folder`'s live/, and return how many bytes of them are there.
+
+    They are what is there already, else a copy from the folder or the first of `others` that has them. Where none has
+    them all, the whole rows of live/; of a file of another run, whose rows do not end there, none. A file that has a
+    name elsewhere too is copied first.
+    """
+    path = folder / LIVE / name
+    for place in (path, folder / name, *(place / name for other in others for place in (other / LIVE, other))):
         if _has_rows(place, size):
             if place != path or place.stat().st_nlink > 1:
                 _copy(place, path, size)

@@ -1,0 +1,235 @@
+"""A run's figures from its rows of iterations, whether it has ended, goes on or was killed. Torch-free."""
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from cos598d.records.conventions import COUNTED, PHASES, WARM_UP
+
+TOTALS = ("calls", "tensors", "payload_bytes", "bytes_sent", "bytes_received")
+_PHASES = tuple(f"seconds_{phase}" for phase in PHASES)
+# What a row says in seconds is summed in nanoseconds: sums of whole numbers are exact in any order.
+_SECONDS = ("seconds", *_PHASES, "wall_seconds", "wall_seconds_after")
+_WHOLE = ("examples", *COUNTED, *TOTALS, "predicted_bytes_sent", "predicted_bytes_received")
+_WIRE = ("bytes_sent", "bytes_received", "packets_sent", "packets_received")
+
+Sums = Mapping[str, float]
+
+
+class RankSums:
+    """Sums over one rank's rows by epoch, those of the run's warm-up apart; `table` (JSON) has those of earlier rows.
+
+    Only what was summed can be told of rows that --ledger leaves out, so a checkpoint carries the table. Seconds are
+    told without the warm-up, where iterations follow it. Bytes are told of all iterations: a sync may send a step's
+    weights in the next step, and then a mean without an epoch's first step has more than one step sends.
+    """
+
+    def __init__(self, table: Mapping[str, Sequence[Sums]] | None = None):
+        # By epoch: of iterations of the warm-up, and of later ones.
+        self.table = {epoch: [dict(sums) for sums in parts] for epoch, parts in (table or {}).items()}
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Add a row to which nothing will be added any more."""
+        parts = self.table.setdefault(str(row.get("epoch", 0)), [{}, {}])
+        sums = parts[row["iteration"] > WARM_UP]
+        terms: dict[str, float] = {"iterations": 1}
+        terms |= {name: round(1e9 * row[name]) for name in _SECONDS if name in row}
+        terms |= {name: row[name] for name in _WHOLE if name in row}
+        if row.get("counted_bytes_sent") is not None:
+            terms |= {"counted": 1} | {f"counted_{name}": row.get(f"counted_{name}", 0) for name in _WIRE}
+        for name, value in terms.items():
+            sums[name] = sums.get(name, 0) + value
+
+    def epoch(self, epoch: int) -> Sums | None:
+        """All sums of an epoch; None where this rank had no part in it."""
+        parts = self.table.get(str(epoch))
+        return None if parts is None else _added(parts)
+
+    def run(self, after_warm_up: bool = False) -> Sums:
+        """All sums of the run, or those after the warm-up: none where no iteration follows it."""
+        return _added([sums for parts in self.table.values() for sums in parts[after_warm_up:]])
+
+    def mean(self, name: str) -> float:
+        """The mean of `name` over all iterations, a whole number where the division has no remainder; 0 of none."""
+        return _mean(self.run(), name) or 0
+
+    def mean_seconds(self, name: str) -> float | None:
+        """The mean seconds of `name` after the warm-up; of the warm-up where nothing follows it, None of nothing."""
+        sums = self.run(after_warm_up=True)
+        mean = _mean(sums if sums else self.run(), name)
+        return None if mean is None else mean / 1e9
+
+
+def run_figures(ranks: Sequence[RankSums], losses: Sequence[float], seconds: Sequence[float]) -> dict[str, Any]:
+    """The figures of all iterations: of `ranks` in their order, and of rank 0's losses and seconds by iteration."""
+    return {
+        "iterations": len(losses),
+        "losses": list(losses),
+        "seconds_per_iteration": summarize_seconds(seconds),
+        "phases": {name: mean_of_known([rank.mean_seconds(name) for rank in ranks]) for name in _PHASES},
+        **{f"{name}_per_iteration": ranks[0].mean(name) for name in TOTALS[:3]},
+        **{f"{name}_per_iteration": [rank.mean(name) for rank in ranks] for name in TOTALS[3:]},
+    }
+
+
+def summarize_seconds(seconds: Sequence[float]) -> dict[str, Any]:
+    """Mean, median, 90th percentile and the mean's 95 % interval (Student's t) of the iterations after WARM_UP.
+
+    The interval is of this run's iterations: another run of the same settings may lie outside it. The first iteration
+    is given beside them. Where there are too few iterations for a figure it is None.
+    """
+    import numpy as np
+
+    counted = np.asarray(seconds[WARM_UP:], dtype=np.float64)
+    summary: dict[str, Any] = {
+        "first": seconds[0] if len(seconds) else None,
+        "counted": len(counted),
+        **dict.fromkeys(("mean", "median", "p90", "interval_95")),
+    }
+    if len(counted):
+        summary |= {
+            "mean": statistics.fmean(counted),
+            "median": float(np.median(counted)),
+            "p90": float(np.quantile(counted, 0.9)),
+        }
+    if len(counted) > 1:
+        from scipy.special import stdtrit  # the quantile of t; scipy.stats takes half a second to import
+
+        spread = float(np.std(counted, ddof=1))
+        margin = float(stdtrit(len(counted) - 1, 0.975)) * spread / len(counted) ** 0.5
+        summary["interval_95"] = [summary["mean"] - margin, summary["mean"] + margin]
+    return summary
+
+
+def mean_of_known(values: Sequence[float | None]) -> float | None:
+    """The mean of those that are not None; None where all are."""
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
+
+
+def ledger_figures(kept: str, ledgers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The summary's "ledger", from what every rank's ledger has summed up: `kept` is what --ledger says.
+
+    `by_purpose` has rank 0's calls and bytes of payload, and bytes by rank, of all calls, also of those without a row.
+    """
+    purposes = dict.fromkeys(purpose for ledger in ledgers for purpose in ledger["by_purpose"])
+    found = {}
+    for purpose in purposes:
+        sums = [ledger["by_purpose"].get(purpose, (0, 0, 0, 0)) for ledger in ledgers]
+        found[purpose] = {
+            "calls": sums[0][0],
+            "payload_bytes": sums[0][1],
+            "bytes_sent": [each[2] for each in sums],
+            "bytes_received": [each[3] for each in sums],
+        }
+    return {
+        "kept": kept,
+        "rows": [ledger["entered"] for ledger in ledgers],
+        "rows_kept": [ledger["written"] for ledger in ledgers],
+        "by_purpose": found,
+    }
+
+
+def epoch_training(sums: Sums) -> dict[str, Any]:
+    """An epoch's examples, its seconds by the clocks of its iterations and by the wall, both rates, and what the
+    examples come to (tokens or images), with the rate by the wall."""
+    examples, clock = sums.get("examples", 0), sums.get("seconds", 0)
+    wall = sums.get("wall_seconds", 0) + sums.get("wall_seconds_after", 0)
+    counts = {name: sums[name] for name in COUNTED if name in sums}
+    return {
+        "examples": examples,
+        "clock_seconds": clock / 1e9,
+        "wall_seconds": wall / 1e9,
+        **_rates(examples, clock, wall),
+        **counts,
+        **{f"{name}_per_second_wall": 1e9 * count / wall for name, count in counts.items() if wall},
+    }
+
+
+def wall_figures(sums: Sums) -> dict[str, float | None]:
+    """The run's rates by clock and wall, from the sums after its warm-up, without what follows each epoch's last
+    iteration; None of no iterations."""
+    clock, wall = sums.get("seconds", 0), sums.get("wall_seconds", 0)
+    return _rates(sums.get("examples", 0), clock, wall) | {"share_off_the_clock": 1 - clock / wall if wall else None}
+
+
+def _rates(examples: float, clock: float, wall: float) -> dict[str, float | None]:
+    return {
+        "examples_per_second_clock": 1e9 * examples / clock if clock else None,
+        "examples_per_second_wall": 1e9 * examples / wall if wall else None,
+    }
+
+
+def epoch_traffic(ranks: Sequence[RankSums], epoch: int) -> dict[str, list[float | None]]:
+    """An epoch's predicted and counted bytes by rank; counted is None where the kernel has not counted every iteration.
+
+    *Predicted* is what the ledger's formulas say a rank moved in an iteration and after it, up to the next one's begin.
+    It is all of that: gradients, what the ranks agree on, the loss, state that a checkpoint collects.
+    (`bytes_sent_per_iteration` is gradients and weights.) *Counted* is what the kernel counted meanwhile: on the
+    interface, with the headers of every packet, or of own sockets. Neither has an evaluation, nor what follows it up to
+    the next iteration. A sync settles an epoch's weights before its evaluation, and so in the epoch's last iteration.
+
+    Where k ranks share an interface its counters are the sum of all k: compare them with the sum of the k predictions.
+    That needs a host for every rank, or one host for all: else neighbours also send each other what never reaches the
+    interface between the hosts. What a GPU's own links carry is not there either.
+
+    A rank that had no part in an epoch, since the run went on with more ranks or with fewer, moved nothing in it.
+    """
+    sums = [rank.epoch(epoch) for rank in ranks]
+    known = next((one for one in sums if one), None)
+    if known is None:
+        return {}
+
+    def of_ranks(name: str, is_known: Callable[[Sums], bool]) -> list[float | None]:
+        return [(one or {}).get(name, 0) if is_known(one or known) else None for one in sums]
+
+    ways = ("sent", "received")
+    predicted = {name: of_ranks(name, lambda _: True) for name in (f"predicted_bytes_{way}" for way in ways)}
+    return predicted | {name: of_ranks(name, _is_counted) for name in (f"counted_bytes_{way}" for way in ways)}
+
+
+def _is_counted(sums: Sums) -> bool:
+    return sums.get("counted", 0) == sums.get("iterations", 0)
+
+
+def wire_figures(ranks: Sequence[RankSums], interfaces: Sequence[Sequence[Any] | None]) -> dict[str, Any] | None:
+    """The summary's "wire": means an iteration by rank, None for a rank that has not counted; None where none has.
+
+    `interfaces` are the name and the ranks of what each rank has counted on. `interface` and `shared_by_ranks` are
+    those of the first that has; `ranks_by_interface` says for all who counts together: each list's counted bytes, which
+    are alike, stand beside the sum of its predicted bytes.
+    """
+    found: dict[str, list[float | None]] = {}
+    known = []
+    for rank, interface in zip(ranks, interfaces, strict=True):
+        sums = rank.run()
+        counted = sums.get("counted", 0) if interface else 0
+        if interface and counted:
+            known.append(interface)
+        for name in _WIRE:
+            found.setdefault(name, []).append(sums.get(f"counted_{name}", 0) / counted if counted else None)
+        for name in ("predicted_bytes_sent", "predicted_bytes_received"):
+            found.setdefault(name, []).append(float(rank.mean(name)) if counted else None)
+    if not known:
+        return None
+    return {
+        "interface": known[0][0],
+        "shared_by_ranks": len(known[0][1]),
+        "ranks_by_interface": sorted({tuple(ranks) for _, ranks in known}),
+        **{f"{name}_per_iteration": values for name, values in found.items()},
+    }
+
+
+def _added(parts: Sequence[Sums]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for sums in parts:
+        for name, value in sums.items():
+            found[name] = found.get(name, 0) + value
+    return found
+
+
+def _mean(sums: Sums, name: str) -> float | None:
+    count, total = sums.get("iterations", 0), sums.get(name, 0)
+    if not count:
+        return None
+    return total / count if total % count else total // count
