@@ -11,7 +11,8 @@ pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
 from cos598d.errors import UserError
 from cos598d.tools.report.benches import load_bench
-from cos598d.tools.report.page import Figure, Table, build_page
+from cos598d.tools.report.blocks import Figure, Table
+from cos598d.tools.report.page import build_page
 
 SOME = "gather_scatter,all_reduce,bucketed"
 
@@ -42,21 +43,8 @@ def test_every_candidate_has_a_row_and_a_bar_and_the_slowest_stands_first(rates)
     lanes = [word for word in words if word in {row[0] for row in rows[1:]}]
     assert lanes[0] == "gather_scatter"
     assert lanes[-1] == "none"
-    assert "slow, slowest first: gather_scatter" in figure.caption[0]
-
-
-def test_the_caption_s_shares_and_ratios_are_those_of_the_record(rates):
-    record = json.loads((rates[0] / "bench.json").read_text())
-    slowest, floor = (record["summary"][label] for label in ("gather_scatter", "none"))
-    (figure,) = (
-        block
-        for block in section(build_page([], [load_bench(rates[0], "slow")]), "Side by side")
-        if isinstance(block, Figure)
-    )
-    share = 1 - floor["seconds_median"] / slowest["seconds_median"]
-    assert f"{100 * share:.0f} % of gather_scatter's" in figure.caption[0]
-    assert f"({slowest['ratio_to_ddp']['median']:.2f} x ddp)" in figure.caption[0]
-    assert f">{slowest['ratio_to_ddp']['median']:.2f}</text>" in figure.svg
+    gather_scatter = json.loads((rates[0] / "bench.json").read_text())["summary"]["gather_scatter"]
+    assert f">{gather_scatter['ratio_to_ddp']['median']:.2f}</text>" in figure.svg
 
 
 def test_a_ratio_whose_interval_holds_1_is_said_to_be_no_difference(rates):
@@ -71,9 +59,8 @@ def test_a_ratio_whose_interval_holds_1_is_said_to_be_no_difference(rates):
     blurred = load_bench(edit(rates[0], blur), "slow")
     few = load_bench(edit(rates[1], forget), "fast")
     (figure,) = (b for b in section(build_page([], [blurred, few]), "Side by side") if isinstance(b, Figure))
-    assert re.search(r"intervals? of [^.]*bucketed[^.]*holds? 1", figure.caption[0])
-    assert not re.search(r"intervals? of [^.]*all_reduce[^.]*holds? 1", figure.caption[0])
-    assert "Too few rounds" in figure.caption[1]
+    assert "slow: the rounds do not tell bucketed from ddp (the 95 % holds 1)." in figure.caption
+    assert "fast: too few rounds for an interval, so ratios near 1 may be chance." in figure.caption
 
 
 def test_benches_that_differ_in_their_rate_alone_make_a_sweep(rates, tmp_path):
@@ -84,9 +71,9 @@ def test_benches_that_differ_in_their_rate_alone_make_a_sweep(rates, tmp_path):
     titles = [section.title for section in page.sections]
     assert titles == ["Side by side", "Side by side: rate", "Side by side: delay", "Environment"]
     (figure,) = section(page, "Side by side: rate")
-    slow, fast = (bench.candidate("gather_scatter").ratio for bench in benches[:2])
-    assert f"gather_scatter {slow:.2f} becomes {fast:.2f}" in figure.caption[1]
-    assert "from slow (rate 100mbit) to fast (1gbit)" in figure.caption[0]
+    words = re.findall(r"<text[^>]*>([^<]*)</text>", figure.svg)
+    assert {"gather_scatter", "all_reduce", "bucketed", "Mbit/s", "100", "1000"} <= set(words)
+    assert "from slow (100mbit) to fast" in figure.caption[0]
 
 
 def test_a_sweep_of_ratios_near_1_has_more_than_one_tick(rates):
@@ -195,7 +182,7 @@ def test_a_floor_alone_makes_a_page(rates, tmp_path):
         found["candidates"] = [one for one in found["candidates"] if one["label"] == "none"]
         found["summary"]["none"]["ratio_to_ddp"] = None
 
-    assert "slow: Without any sync it takes" in report(tmp_path / "page.html", edit(rates[0], only)).read_text()
+    assert "The bench compared no candidates." in report(tmp_path / "page.html", edit(rates[0], only)).read_text()
 
 
 def test_the_same_bench_given_by_its_folder_and_its_file_is_given_twice(rates, tmp_path):
