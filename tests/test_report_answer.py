@@ -10,8 +10,8 @@ from scale_records import write_bench
 pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
 from cos598d.commands.report import load_records
-from cos598d.tools.report.answer import MOST_SENTENCES, answer_of
-from cos598d.tools.report.blocks import Figure, Table
+from cos598d.tools.report.answer import answer_of
+from cos598d.tools.report.blocks import MOST_SENTENCES, Figure, Table
 from cos598d.tools.report.load import load_run
 from cos598d.tools.report.page import build_page
 from cos598d.tools.report.table import comparison

@@ -26,7 +26,8 @@ from cos598d.tools.report.sweep_entries import (
     metric_measures,
     points_of,
 )
-from cos598d.tools.report.sweep_page import MOST_RUNS, cautions, sentences, sweep_page, sweep_rows
+from cos598d.tools.report.sweep_page import MOST_RUNS, sentences, sweep_page
+from cos598d.tools.report.sweep_table import cautions, sweep_rows
 
 EVIL = '<script>alert(1)</script> "x"'
 RANKS = {"1x1": 1, "1x2": 2, "2x1": 2}
@@ -341,7 +342,9 @@ def test_a_tie_is_not_called_the_best(tmp_path):
 def test_a_sweep_s_folder_makes_its_page_in_every_form_and_stands_alone(tmp_path):
     label, folder = "learning_rate2e-05-seed42", tmp_path / "sweep"
     config = {"learning_rate": 2e-5, "label": label, "seed": 42, "world_size": 1}
-    done = entry(folder, {"learning_rate": "2e-05"}, config=config, summary={"label": label})
+    summary = {"label": label, "memory": {"process_peak_bytes": [1], "gpu_peak_bytes": [None]}}
+    ground = {"device": "cpu", "cores": 2}
+    done = entry(folder, {"learning_rate": "2e-05"}, config=config, summary=summary, environment=ground)
     row = {"settings": done.settings, "seed": 42, "seconds": None, "outcome": "finished", "said": ""}
     asked = {
         "axes": {"learning_rate": ["2e-05", "0.0002"]},

@@ -8,36 +8,29 @@ from cos598d.terminal.words import listed, number_of
 from cos598d.tools.report.answer_figure import answer_figure, ranked_runs
 from cos598d.tools.report.bench_table import NORM_TOLERANCE
 from cos598d.tools.report.benches import Bench, CandidateSeconds
-from cos598d.tools.report.blocks import Headline
-from cos598d.tools.report.classes import one_class_remark
-from cos598d.tools.report.disturbed import disturbance_remark, is_disturbed
-from cos598d.tools.report.fairness import ground_remark, work_remark
+from cos598d.tools.report.blocks import Headline, headline_of
+from cos598d.tools.report.disturbed import is_disturbed
 from cos598d.tools.report.learning import losses_apart, of_one_setting
 from cos598d.tools.report.load import Run
 from cos598d.tools.report.numbers import names_of, percent, plain, seconds
 from cos598d.tools.report.references import are_apart, exposed_seconds, is_floor, same_setting
 from cos598d.tools.report.repeats import in_groups, members
 from cos598d.tools.report.settings import comparable, scaling
-from cos598d.tools.report.table import assumed_bytes, unfinished_remarks
+from cos598d.tools.report.table import assumed_bytes, remarks_on
 
-MOST_SENTENCES, MOST_NAMES, MOST_BENCHES = 5, 16, 3
+MOST_NAMES, MOST_BENCHES = 16, 3
 
 
 def answer_of(runs: Sequence[Run], benches: Sequence[Bench]) -> Headline:
-    """What these records support: cautions, sentences and a picture.
-
-    Cautions and sentences are MOST_SENTENCES together, unless there are as many cautions: of those none is left out.
-    """
+    """What these records support: cautions, sentences and a picture."""
     summaries = [run.summary for run in runs]
-    remarks = (disturbance_remark, work_remark, ground_remark, one_class_remark)
-    cautions = unfinished_remarks(summaries) + [said for remark in remarks if (said := remark(summaries))]
+    cautions = remarks_on(summaries)
     cautions += [f"{bench.name}: {remark}." for bench in benches for remark in bench.remarks]
     cautions += [assumed] if (assumed := assumed_bytes(summaries, before="")) else []
     group = main_group(runs)
     of_runs, of_benches = _of_runs(runs, group) if runs else [], _of_benches(benches) if benches else []
     first, rest = [*of_runs[:1], *of_benches[:1]], [*of_runs[1:], *of_benches[1:]]
-    sentences = [*first, *rest][: max(len(first), MOST_SENTENCES - len(cautions))]
-    return Headline(cautions, sentences, answer_figure(group, benches))
+    return headline_of(cautions, [*first, *rest], answer_figure(group, benches), least=len(first))
 
 
 def main_group(runs: Sequence[Run]) -> list[Run]:

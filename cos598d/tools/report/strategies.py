@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cos598d.records.conventions import BROKEN_OFF, FAILED, FINISHED, LEFT_OUT
-from cos598d.tools.report.blocks import Page, Section, Table
+from cos598d.tools.report.blocks import Page, Section, Table, headline_of
 from cos598d.tools.report.bytes_from import BYTES_FROM, bytes_from, counted_wire, is_in_ledger
 from cos598d.tools.report.classes import one_class_remark
 from cos598d.tools.report.disturbed import (
@@ -107,7 +107,8 @@ def strategies_page(entries: Sequence[StrategyResult]) -> Page:
             Table("Losses and metrics after each epoch.", learning_rows(entries)),
         ],
     )
-    answer = replace(page.answer, cautions=list(dict.fromkeys([*cautions(entries), *page.answer.cautions])))
+    remarks = list(dict.fromkeys([*cautions(entries), *page.answer.cautions]))
+    answer = headline_of(remarks, page.answer.sentences, page.answer.figure)
     return replace(page, answer=answer, sections=[table, *page.sections])
 
 

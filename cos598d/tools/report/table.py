@@ -54,16 +54,20 @@ def comparison(runs: Sequence[Summary], markdown: bool = False, each: bool = Fal
     runs = runs if each else in_groups(runs)
     parts = [losses_rows(runs), time_rows(runs), speed_rows(runs), traffic_rows(runs), memory_rows(runs)]
     text = "\n\n".join(as_markdown(part) if markdown else as_text(part) for part in parts if part)
-    found = (disturbance_remark(runs), work_remark(runs), ground_remark(runs), one_class_remark(runs))
-    remarks = [*unfinished_remarks(runs), *filter(None, found)]
-    said = "\n".join(markdown_text(remark) if markdown else remark for remark in remarks)
+    said = "\n".join(markdown_text(remark) if markdown else remark for remark in remarks_on(runs))
     return "\n\n".join(part for part in (_setting(runs), said, text, legend(runs)) if part)
 
 
-def unfinished_remarks(runs: Sequence[Summary]) -> list[str]:
-    """A sentence for each run that has not ended well."""
-    found = [member for run in runs for member in members(run) if "unfinished" in member]
-    return [f"{run['run']} {run['unfinished'].rstrip('.')}. Its figures are of those." for run in found]
+def remarks_on(runs: Sequence[Summary]) -> list[str]:
+    """What to read before any figure: which runs have not ended well, and in what they do not compare."""
+    members_of_all = [member for run in runs for member in members(run)]
+    unfinished = [
+        f"{run['run']} {run['unfinished'].rstrip('.')}. Its figures are of those."
+        for run in members_of_all
+        if "unfinished" in run
+    ]
+    found = (disturbance_remark(runs), work_remark(runs), ground_remark(runs), one_class_remark(runs))
+    return [*unfinished, *filter(None, found)]
 
 
 def losses_rows(runs: Sequence[Summary]) -> list[list[str]]:

@@ -14,7 +14,8 @@ from cos598d.tools.report.epochs import epoch_seconds
 from cos598d.tools.report.load import Run, is_number
 from cos598d.tools.report.render import as_html
 from cos598d.tools.report.sweep_entries import SweepEntry
-from cos598d.tools.report.sweep_page import TABLE_NOTE, sweep_page, sweep_rows, unlike
+from cos598d.tools.report.sweep_page import sweep_page
+from cos598d.tools.report.sweep_table import TABLE_NOTE, sweep_rows, unlike
 from cos598d.tools.sweep.folder import writing
 
 PAGE, TABLE = "report.html", "table.md"
