@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from report_records import report, write_run
+from report_records import edit, report, write_run
 
 from cos598d.tools.report.load import load_run_as
 from cos598d.tools.report.overfitting import courses
@@ -30,13 +30,6 @@ def with_validation(folder, validation, losses=None, within=()):
     ]
     path.write_text(json.dumps(summary))
     return folder
-
-
-def edit(folder, change):
-    path = folder / "summary.json"
-    summary = json.loads(path.read_text())
-    change(summary)
-    path.write_text(json.dumps(summary))
 
 
 def cut_short(summary, is_old):
@@ -117,7 +110,7 @@ def test_an_epoch_that_was_cut_is_marked_and_in_no_figure(tmp_path, is_old):
     from cos598d.tools.report.learning import metrics_blocks, speed_blocks
 
     folder = with_validation(tmp_path / "run", [0.7, 0.6, 0.8])
-    edit(folder, lambda summary: cut_short(summary, is_old))
+    edit(folder / "summary.json", lambda summary: cut_short(summary, is_old))
     run = load_run_as(folder, "run")
     assert [point.iteration for point in courses([run])[0].points] == [4, 8]
     assert "lowest at the end, after epoch 2" in said(folder)
@@ -133,7 +126,7 @@ def test_an_epoch_that_was_cut_is_marked_and_in_no_figure(tmp_path, is_old):
 def test_an_evaluation_by_steps_counts_where_early_stopping_cut_the_epoch(tmp_path):
     folder = with_validation(tmp_path / "run", [0.9], within=[(4, 0.6), (8, 0.7)])
     (folder / "config.json").write_text(json.dumps({"eval_steps": 4}))
-    edit(folder, lambda summary: summary["epochs"][0].update(is_cut=True))
+    edit(folder / "summary.json", lambda summary: summary["epochs"][0].update(is_cut=True))
     assert [point.when for point in courses([load_run_as(folder, "run")])[0].points] == [
         f"after iteration {iteration} (epoch 1)" for iteration in (4, 8, 12)
     ]
@@ -146,11 +139,7 @@ def test_a_run_that_was_not_validated_twice_has_no_such_plot(validation, tmp_pat
 
 def test_a_record_that_does_not_say_where_its_epochs_end_is_read_by_their_lengths(tmp_path):
     folder = with_validation(tmp_path / "run", [0.7, 0.6, 0.8])
-    path = folder / "summary.json"
-    summary = json.loads(path.read_text())
-    for epoch in summary["epochs"]:
-        del epoch["last_iteration"]
-    path.write_text(json.dumps(summary))
+    edit(folder / "summary.json", lambda summary: [epoch.pop("last_iteration") for epoch in summary["epochs"]])
     (course,) = courses([load_run_as(folder, "run")])
     assert [point.iteration for point in course.points] == [4, 8, 12]
 

@@ -218,6 +218,17 @@ def test_a_report_needs_no_torch(runs):
     assert done.returncode == 0
 
 
+def test_the_tables_for_the_screen_need_none_of_the_report_s_packages(runs):
+    program = (
+        "import sys; sys.modules.update(dict.fromkeys(('pandas', 'matplotlib', 'jinja2', 'weasyprint')));"
+        "import cos598d.tools.report.bench_table, cos598d.tools.report.lab, cos598d.tools.report.traffic_table;"
+        "from cos598d.commands import cli; sys.exit(cli.main(['compare', *sys.argv[1:]]))"
+    )
+    words = [sys.executable, "-c", program, *map(str, runs[:2])]
+    done = subprocess.run(words, check=False, cwd=REPORT.parents[2], capture_output=True, text=True)
+    assert (done.returncode, "first losses" in done.stdout) == (0, True), done.stderr
+
+
 def test_predicted_and_counted_bytes_stand_side_by_side(page):
     _, table, _ = blocks(page, "Traffic predicted and counted", Table)
     rows = [row[:5] for row in table.rows]

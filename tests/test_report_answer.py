@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from report_records import report, write_run
+from report_records import edit, report, write_run
 from scale_records import write_bench
 
 pytest.importorskip("jinja2")
@@ -37,14 +37,6 @@ def said(*folders):
 def run(folder, name, seconds, **more):
     """A run of four ranks whose mean has an interval of 0.1 s to either side."""
     return write_run(folder / name, ranks=4, seconds=[9.0, 9.0] + [seconds] * 3, **more)
-
-
-def edit(folder, change):
-    path = folder / "bench.json"
-    found = json.loads(path.read_text())
-    change(found)
-    path.write_text(json.dumps(found))
-    return folder
 
 
 def test_the_fastest_is_named_with_its_spread_and_by_how_much(tmp_path):
@@ -149,12 +141,12 @@ def test_a_bench_names_its_fastest_only_where_its_rounds_show_one(tmp_path):
     def blur(found):
         found["summary"]["bucketed"]["ratio_to_ddp"]["interval_95"] = [0.9, 1.02]
 
-    bench = edit(write_bench(tmp_path / "bench", syncs=SOME), near)
+    bench = edit(write_bench(tmp_path / "bench", syncs=SOME) / "bench.json", near)
     found = json.loads((bench / "bench.json").read_text())["summary"]
     first = min((label for label in found if label != "none"), key=lambda label: found[label]["seconds_median"])
     assert first in ("bucketed", "ddp")
     assert f"In bench, {first} is the fastest of 4 candidates" in said(bench)
-    words = said(edit(bench, blur))
+    words = said(edit(bench / "bench.json", blur))
     assert "is the fastest of" not in words
     assert "its rounds do not show which of them is the fastest" in words
 
@@ -167,9 +159,9 @@ def test_a_candidate_that_does_other_work_is_a_caution_and_never_the_fastest(tmp
     def agree(found):
         found["gradient_norm"] = {label: [1.0] for label in found["summary"]}
 
-    bench = edit(write_bench(tmp_path / "bench", syncs=SOME), agree)
+    bench = edit(write_bench(tmp_path / "bench", syncs=SOME) / "bench.json", agree)
     assert "The norm of every averaged gradient is ddp's to within 2 %." in said(bench)
-    found = answer(edit(bench, cheat))
+    found = answer(edit(bench / "bench.json", cheat))
     (caution,) = found.cautions
     assert "not the same work: bucketed" in caution
     assert not any("bucketed" in sentence for sentence in found.sentences)
