@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 from cos598d.commands.report import add_options, run
@@ -116,6 +117,14 @@ def report(output: Path, *runs: Path) -> Path:
     add_options(parser)
     assert run(parser.parse_args([*map(str, runs), "-o", str(output)])) == 0
     return Path(output)
+
+
+def edit(path: Path, change: Callable[[dict], object]) -> Path:
+    """Change a JSON file in place; return its folder."""
+    found = json.loads(path.read_text())
+    change(found)
+    path.write_text(json.dumps(found))
+    return path.parent
 
 
 def write_rows(path: Path, rows: list[dict]) -> None:

@@ -84,7 +84,7 @@ def test_a_run_on_a_busy_machine_is_named_above_and_ranked_nowhere(tmp_path):
     page = build_page(*load_records([*quiet, busy, alone]))
     assert page.answer.cautions[0].startswith(words)
     assert page.answer.sentences[0].startswith("ddp is the fastest of 2 with 2.00 s")
-    assert page.answer.sentences[0].endswith("Not compared, for the machine was busy: busy.")
+    assert page.answer.sentences[0].endswith("; not compared, for the machine was busy: busy.")
     scaling = next(section for section in page.sections if section.title == "Scaling").blocks
     assert ({row[5] for row in scaling[0].rows[1:]}, len(scaling)) == ({DISTURBED}, 1)
     only = build_page(*load_records([busy, with_host(tmp_path / "too", 1.0, 0.3, sync="flat")]))

@@ -22,9 +22,10 @@ pytest.importorskip("matplotlib")
 from cos598d.commands.report import load_records
 from cos598d.records.quantities import quantity
 from cos598d.terminal.tables import markdown_text
+from cos598d.tools.report.blocks import Figure, Table
 from cos598d.tools.report.numbers import percent
 from cos598d.tools.report.numbers import seconds as seconds_words
-from cos598d.tools.report.page import Figure, Table, build_page
+from cos598d.tools.report.page import build_page
 from cos598d.tools.report.render import as_html, as_markdown_page
 from cos598d.tools.report.wire import mean_rate, throughputs
 
@@ -217,6 +218,17 @@ def test_a_report_needs_no_torch(runs):
     assert done.returncode == 0
 
 
+def test_the_tables_for_the_screen_need_none_of_the_report_s_packages(runs):
+    program = (
+        "import sys; sys.modules.update(dict.fromkeys(('pandas', 'matplotlib', 'jinja2', 'weasyprint')));"
+        "import cos598d.tools.report.bench_table, cos598d.tools.report.lab, cos598d.tools.report.traffic_table;"
+        "from cos598d.commands import cli; sys.exit(cli.main(['compare', *sys.argv[1:]]))"
+    )
+    words = [sys.executable, "-c", program, *map(str, runs[:2])]
+    done = subprocess.run(words, check=False, cwd=REPORT.parents[2], capture_output=True, text=True)
+    assert (done.returncode, "first losses" in done.stdout) == (0, True), done.stderr
+
+
 def test_predicted_and_counted_bytes_stand_side_by_side(page):
     _, table, _ = blocks(page, "Traffic predicted and counted", Table)
     rows = [row[:5] for row in table.rows]
@@ -225,9 +237,6 @@ def test_predicted_and_counted_bytes_stand_side_by_side(page):
     # Four ranks read one interface: its bytes are those of all of them, once.
     assert ["ddp", "all 4 ranks", "8.000", "7.840", "-2.0%"] in rows
     assert ["floor", "rank 0", "0.000", "0.000", "-"] in rows
-    said = captions(page, "Traffic predicted and counted")
-    assert f"{EVIL}: counted is 3.0 % more than predicted." in said
-    assert "ddp: counted is 2.0 % less than predicted." in said
 
 
 def test_an_epoch_s_bytes_are_predicted_and_counted(page):
@@ -271,13 +280,6 @@ def test_a_wire_that_carried_nothing_has_a_figure_and_no_warning(tmp_path, recwa
     assert not [warning for warning in recwarn if "identical" in str(warning.message)]
 
 
-def test_a_caption_claims_no_difference_that_the_spread_does_not_support(page):
-    said = captions(page, "Seconds an iteration")
-    # 2.45 s and 2.50 s, each give or take 0.1 s.
-    assert re.search(r"takes 1\.02 times as long .*?the 95 % interval of the difference contains 0", said)
-    assert "far takes 5.00 s, 95 % 4.90 to 5.10 an iteration." in said
-
-
 def test_exposed_communication_is_measured_against_the_floor_on_the_same_network(page):
     table = blocks(page, "Seconds an iteration", Table)[0]
     exposed = {row[0]: row[-1] for row in table.rows}
@@ -289,12 +291,19 @@ def test_scaling_is_given_against_the_one_rank_run(page):
     (table,) = blocks(page, "Scaling", Table)
     assert ["all_reduce-2", "one", "all_reduce", "2", "3.00", "1.33", "67%"] in table.rows
     assert not [row for row in table.rows if row[0] in ("floor", "large")]
+    said = captions(page, "Scaling")
+    assert "Ranks on one machine (emulated hosts too) share its cores" in said
+    assert "Not shown to differ" not in said, "all are apart from one rank's 4 s"
 
 
-def test_sweeps_take_runs_that_differ_in_one_thing_alone(page):
-    assert captions(page, "Sweep: rate").startswith("all_reduce: from rate 100mbit to rate 1gbit, 9.00 s")
-    assert captions(page, "Sweep: delay").startswith("all_reduce: from delay 1ms to delay 10ms, 3.00 s")
-    assert captions(page, "Sweep: examples a step").startswith("all_reduce: from 16 examples a step to 32")
+@pytest.mark.parametrize(
+    ("title", "ticks"), [("rate", {"100", "1000"}), ("delay", {"1", "10"}), ("examples a step", {"16", "32"})]
+)
+def test_sweeps_take_runs_that_differ_in_one_thing_alone(page, title, ticks):
+    (figure,) = blocks(page, f"Sweep: {title}", Figure)
+    words = set(re.findall(r"<text[^>]*>([^<]*)</text>", figure.svg))
+    assert {word for word in words if word.isdigit() and int(word) >= min(map(int, ticks))} >= ticks
+    assert {word for word in words if word.startswith(("all_reduce", "ddp"))} == {"all_reduce"}, "one series"
 
 
 def test_a_timeline_tells_what_lies_beside_backward_and_what_after(page):

@@ -4,14 +4,14 @@ import json
 import re
 
 import pytest
-from report_records import report, write_run
+from report_records import edit, report, write_run
 from scale_records import write_bench
 
 pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
 from cos598d.commands.report import load_records
-from cos598d.tools.report.answer import MOST_SENTENCES, answer_of
-from cos598d.tools.report.blocks import Figure, Table
+from cos598d.tools.report.answer import answer_of
+from cos598d.tools.report.blocks import MOST_SENTENCES, Figure, Table
 from cos598d.tools.report.load import load_run
 from cos598d.tools.report.page import build_page
 from cos598d.tools.report.table import comparison
@@ -21,7 +21,8 @@ SOME = "gather_scatter,all_reduce,bucketed"
 
 def answer(*folders):
     found = answer_of(*load_records(folders))
-    assert 1 <= len(found.sentences) <= MOST_SENTENCES
+    assert 1 <= len(found.sentences) <= max(2, MOST_SENTENCES - len(found.cautions))
+    assert all(len(re.findall(r"[.!?] ", sentence)) == 0 for sentence in found.sentences), "each is one sentence"
     return found
 
 
@@ -38,21 +39,12 @@ def run(folder, name, seconds, **more):
     return write_run(folder / name, ranks=4, seconds=[9.0, 9.0] + [seconds] * 3, **more)
 
 
-def edit(folder, change):
-    path = folder / "bench.json"
-    found = json.loads(path.read_text())
-    change(found)
-    path.write_text(json.dumps(found))
-    return folder
-
-
 def test_the_fastest_is_named_with_its_spread_and_by_how_much(tmp_path):
     words = said(
         run(tmp_path, "slow", 4.0, sync="flat"), run(tmp_path, "ddp", 2.0, sync="ddp"), run(tmp_path, "mid", 3.0)
     )
     assert words.startswith("ddp is the fastest of 3 with 2.00 s an iteration (95 % 1.90 to 2.10) on 4 ranks; ")
-    assert re.search(r"mid takes 1\.50 times \(95 % 1\.\d+ to 1\.\d+\) the seconds of ddp, slow 2\.00 times \(", words)
-    assert "Each is one run" in words, "the spread from run to run is not known"
+    assert "; slow, the slowest, takes 2.00 times the seconds of ddp; each is one run" in words
     assert "no run on as many ranks had sync none" in words
 
 
@@ -60,7 +52,7 @@ def test_runs_whose_difference_is_within_the_spread_have_no_fastest(tmp_path):
     words = said(run(tmp_path, "a", 2.05), run(tmp_path, "b", 2.0, sync="ddp"), run(tmp_path, "c", 3.0, sync="flat"))
     assert "is the fastest of" not in words
     assert "b and a take 2.00 to 2.05 s an iteration on 4 ranks, and the differences are within the spread" in words
-    assert "none of them is shown to be the fastest; c takes 1.50 times (" in words
+    assert "none of them is shown to be the fastest; c, the slowest, takes 1.50 times" in words
 
 
 def test_a_difference_is_judged_by_its_own_interval_and_not_by_whether_two_overlap(tmp_path):
@@ -74,22 +66,24 @@ def test_who_is_the_fastest_in_other_groups_is_said_too(tmp_path):
     long = [write_run(tmp_path / f"{s}-long", ranks=4, sync=s, seconds=seconds) for s in ("ddp", "flat")]
     short = [run(tmp_path, f"{s}-short", t, sync=s, batch=32) for s, t in (("ring", 3.0), ("tree", 2.0))]
     words = said(*short, *long)
-    assert "These are the seconds of ddp-long and flat-long. Other settings: ring-short and tree-short." in words
-    assert "Among those tree-short has the fewest seconds of 2." in words
+    assert (
+        "These are the seconds of ddp-long and flat-long; of other settings are ring-short and tree-short, among which "
+        "tree-short has the fewest seconds of 2." in words
+    )
 
 
 def test_one_rank_that_is_faster_than_all_the_others_is_named(tmp_path):
     several = run(tmp_path, "a", 2.0), run(tmp_path, "b", 3.0, sync="ddp")
     alone = [write_run(tmp_path / name, ranks=1, seconds=[9.0, 9.0] + [s] * 3) for name, s in (("q", 1.0), ("s", 4.0))]
-    assert "q is faster than all of them: 1.00 s" in said(*several, alone[0])
-    assert "faster than all" not in said(*several, alone[1])
+    assert "One rank is faster than all of them, q (1.00 s an iteration)" in said(*several, alone[0])
+    assert "is faster than all" not in said(*several, alone[1])
 
 
 def test_exposed_communication_within_the_spread_is_none(tmp_path):
     words = said(run(tmp_path, "a", 2.05), run(tmp_path, "floor", 2.0, sync="none"))
-    assert "exposed communication is nothing beyond the spread in a" in words
+    assert "Exposed communication is nothing beyond the spread in a" in words
     far = said(run(tmp_path, "b", 3.0), tmp_path / "floor")
-    assert "exposed communication is 1.00 s (33 %) of b's iteration" in far
+    assert "Exposed communication is 1.00 s (33 %) of b's iteration" in far
 
 
 def test_repeats_are_compared_within_each_and_count_as_one(tmp_path):
@@ -102,8 +96,8 @@ def test_repeats_are_compared_within_each_and_count_as_one(tmp_path):
     # The means' intervals overlap widely; those of the ratio within each repeat leave 1.
     assert words.startswith("ddp is the fastest of 2 with 1.30 s")
     assert "over 3 repeats" in words
-    assert "Each is one run" not in words
-    assert re.search(r"mine takes 1\.31 times \(95 % 1\.19 to 1\.43\) the seconds of ddp", words)
+    assert "each is one run" not in words
+    assert "mine, the slowest, takes 1.31 times the seconds of ddp" in words
 
 
 def test_losses_are_said_to_agree_as_far_as_they_do(tmp_path):
@@ -117,20 +111,12 @@ def test_losses_are_said_to_agree_as_far_as_they_do(tmp_path):
     assert "the losses of one and same are the same" in said(one, same, drifting), "replicas that never agree"
 
 
-def test_what_travelled_and_what_the_interfaces_counted_is_said(tmp_path):
-    words = said(run(tmp_path, "a", 2.0, wire_share=1.03), run(tmp_path, "b", 3.0, sync="ddp", wire_share=0.98))
-    assert (
-        "sends 2.000 MB an iteration, whatever the sync. Of all calls, evaluation's weights and the loss too, the "
-        "interfaces counted 2.0 % less to 3.0 % more than the formulas." in words
-    )
-
-
 def test_runs_of_other_settings_are_not_compared(tmp_path):
     words = said(
         run(tmp_path, "a", 2.0), run(tmp_path, "b", 3.0, sync="ddp"), run(tmp_path, "large", 1.0, sync="flat", batch=32)
     )
     assert words.startswith("a is the fastest of 2 ")
-    assert "These are the seconds of a and b. Other settings: large." in words
+    assert "These are the seconds of a and b; of other settings are large." in words
 
 
 @pytest.mark.parametrize("seconds", [[], [1.0], [1.0, 2.0]])
@@ -143,8 +129,8 @@ def test_runs_that_counted_no_iteration_say_nothing_of_speed(seconds, tmp_path):
 def test_one_rank_s_run_is_told_without_a_comparison(tmp_path):
     words = said(write_run(tmp_path / "one", ranks=1, sync="none", seconds=[2.0, 1, 1, 1]))
     assert words.startswith("one takes 1.00 s an iteration")
-    assert "On one rank nothing travels." in words
     assert "fastest" not in words
+    assert "xposed" not in words
 
 
 def test_a_bench_names_its_fastest_only_where_its_rounds_show_one(tmp_path):
@@ -155,12 +141,12 @@ def test_a_bench_names_its_fastest_only_where_its_rounds_show_one(tmp_path):
     def blur(found):
         found["summary"]["bucketed"]["ratio_to_ddp"]["interval_95"] = [0.9, 1.02]
 
-    bench = edit(write_bench(tmp_path / "bench", syncs=SOME), near)
+    bench = edit(write_bench(tmp_path / "bench", syncs=SOME) / "bench.json", near)
     found = json.loads((bench / "bench.json").read_text())["summary"]
     first = min((label for label in found if label != "none"), key=lambda label: found[label]["seconds_median"])
     assert first in ("bucketed", "ddp")
     assert f"In bench, {first} is the fastest of 4 candidates" in said(bench)
-    words = said(edit(bench, blur))
+    words = said(edit(bench / "bench.json", blur))
     assert "is the fastest of" not in words
     assert "its rounds do not show which of them is the fastest" in words
 
@@ -173,9 +159,9 @@ def test_a_candidate_that_does_other_work_is_a_caution_and_never_the_fastest(tmp
     def agree(found):
         found["gradient_norm"] = {label: [1.0] for label in found["summary"]}
 
-    bench = edit(write_bench(tmp_path / "bench", syncs=SOME), agree)
+    bench = edit(write_bench(tmp_path / "bench", syncs=SOME) / "bench.json", agree)
     assert "The norm of every averaged gradient is ddp's to within 2 %." in said(bench)
-    found = answer(edit(bench, cheat))
+    found = answer(edit(bench / "bench.json", cheat))
     (caution,) = found.cautions
     assert "not the same work: bucketed" in caution
     assert not any("bucketed" in sentence for sentence in found.sentences)
@@ -191,7 +177,7 @@ def test_runs_and_benches_together_have_an_answer_before_anything_else(tmp_path)
     benches = [write_bench(tmp_path / name, rate=rate, syncs=SOME) for name, rate in (("slow", 1e8), ("fast", 1e9))]
     words = said(*runs, *benches)
     assert words.startswith("a is the fastest of 2")
-    assert "in slow (" in words
+    assert "In slow, " in words
     text = report(tmp_path / "page.html", *runs, *benches).read_text()
     assert text.index("In short") < text.index("<svg") < text.index("<nav") < text.index("<table")
     assert len(answer(*benches).sentences) >= 3

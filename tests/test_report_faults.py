@@ -154,7 +154,7 @@ def test_a_damaged_record_is_named_in_one_sentence(name, damage, tmp_path):
             load_run(folder, unfinished=True)
 
 
-@pytest.mark.parametrize("package", ["jinja2", "matplotlib", "weasyprint"])
+@pytest.mark.parametrize("package", ["pandas", "jinja2", "matplotlib", "weasyprint"])
 def test_a_missing_package_is_one_sentence_that_says_what_to_install(package, run, tmp_path, monkeypatch):
     really = importlib.import_module
 

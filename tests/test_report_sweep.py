@@ -1,26 +1,33 @@
 """A sweep's table and page: made of its runs' records, true of them, and readable."""
 
+import json
 import re
 from dataclasses import replace
 from itertools import product
 from xml.etree import ElementTree
 
 import pytest
+from report_records import report
 from sweep_records import entry
 
 pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
+from cos598d.errors import UserError
 from cos598d.records.conventions import BROKEN_OFF, FAILED, LEFT_OUT
 from cos598d.tools.report.blocks import Figure
-from cos598d.tools.report.figures.sweep import chart_figure
 from cos598d.tools.report.render import as_html, as_markdown_page
-from cos598d.tools.report.sweep_answer import cautions, sentences
-from cos598d.tools.report.sweep_captions import chart_caption
-from cos598d.tools.report.sweep_entries import SweepEntry, axes_of, combinations_of
-from cos598d.tools.report.sweep_lines import EVEN, LINEAR, LOGARITHMIC, MOST_LINES, MOST_PANELS, chart_of
-from cos598d.tools.report.sweep_measures import metric_measures, seconds_measure, speed_up
-from cos598d.tools.report.sweep_page import MOST_RUNS, sweep_page
-from cos598d.tools.report.sweep_table import sweep_rows
+from cos598d.tools.report.sweep_charts import EVEN, LINEAR, LOGARITHMIC, MOST_LINES, MOST_PANELS, chart_of
+from cos598d.tools.report.sweep_entries import (
+    SECONDS,
+    Measure,
+    SweepEntry,
+    axes_of,
+    long_table,
+    metric_measures,
+    points_of,
+)
+from cos598d.tools.report.sweep_page import MOST_RUNS, sentences, sweep_page
+from cos598d.tools.report.sweep_table import cautions, sweep_rows
 
 EVIL = '<script>alert(1)</script> "x"'
 RANKS = {"1x1": 1, "1x2": 2, "2x1": 2}
@@ -33,15 +40,16 @@ def cells(entries):
 
 
 def said(entries):
-    return " ".join(sentences(combinations_of(entries)))
+    return " ".join(sentences(entries))
 
 
 def warned(entries):
-    return " ".join(cautions(entries, combinations_of(entries)))
+    return " ".join(cautions(entries))
 
 
-def chart(entries, axis, measure=None):
-    return chart_of(combinations_of(entries), axis, measure or seconds_measure())
+def chart(entries, axis, title=SECONDS):
+    points = points_of(long_table(entries), Measure(title))
+    return chart_of(points, axes_of(one.settings for one in entries), axis, Measure(title))
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +114,6 @@ def test_what_happened_on_the_way_is_told_and_what_is_missing_is_not_counted(tmp
         "learning_rate 2e-5, seed 3, failed: rank 1 was lost.",
         "learning_rate 2e-5, seed 4, is not finished: it has not been run yet.",
     ]
-    assert "1 run stopped early and 1 run went on after an interruption" in said(entries)
     assert as_html(found).count("learning_rate 2e-9 is left out: it is too small.") == 1
 
 
@@ -126,7 +133,7 @@ def test_only_whole_epochs_count_for_their_seconds(tmp_path):
 def test_numbers_stand_in_their_order_and_words_in_the_user_s():
     words = (("10ms", "ddp"), ("0", "ring"), ("500us", "all_reduce"), ("1s", "ddp"))
     entries = [SweepEntry({"delay": delay, "sync": sync, "rate": "1gbit"}, 1, FAILED) for delay, sync in words]
-    axes = axes_of(combinations_of(entries))
+    axes = axes_of(one.settings for one in entries)
     assert axes == {"delay": ["0", "500us", "10ms", "1s"], "sync": ["ddp", "ring", "all_reduce"], "rate": ["1gbit"]}
 
 
@@ -156,7 +163,7 @@ def test_a_line_is_of_runs_alike_in_all_else_and_one_host_stands_beside_every_li
     assert all(list(line.points) == list(RANKS) for line in lines)
     over_delay = chart(grid, "delay").lines
     assert [list(line.points) for line in over_delay] == [["0", "10ms"]] * 2, "one host has no delay"
-    assert chart(grid, "batch", speed_up(combinations_of(grid))) is not None
+    assert chart(grid, "batch", "speed-up") is not None
     assert chart([one for one in grid if one.settings["batch"] == "4"], "batch") is None, "one value is no axis"
 
 
@@ -170,16 +177,16 @@ def test_more_lines_than_can_be_told_apart_are_cut_into_panels_and_what_has_no_r
     found = chart(sweep(2, 3, 5), "seed_of_data")
     assert len(found.lines) == 15
     assert found.panel_axes == ("momentum",)
-    assert found.is_whole
+    assert len(found.figure("chart").caption) == 1
     assert all(len(lines) <= MOST_LINES for lines in found.panels.values())
     crowded = chart(sweep(2, MOST_PANELS + 1, MOST_LINES + 1), "seed_of_data")
     assert sum(map(len, crowded.panels.values())) <= MOST_LINES * MOST_PANELS
-    assert not crowded.is_whole
+    assert crowded.figure("chart").caption[0].startswith("There is room for 42 of 56 lines here")
 
 
 def test_no_point_lies_outside_its_plot(grid):
     """The panels share one scale, and the slow ones may come last."""
-    root = ElementTree.fromstring(chart_figure(chart(grid, "setup"), "plot"))
+    root = ElementTree.fromstring(chart(grid, "setup").figure("plot").svg)
     space = "{http://www.w3.org/2000/svg}"
     clips = {clip.get("id"): clip[0] for clip in root.iter(f"{space}clipPath")}
     seen = 0
@@ -228,10 +235,12 @@ def test_the_answer_is_what_the_records_say(grid, page):
         "batch 4, setup 2x1 and delay 0, batch 4, setup 2x1 and delay 10ms), 0.8610 (0.8600 to 0.8620 over 2 seeds)"
         in words
     )
-    assert "the fewest seconds with batch 16 and setup 1x2, 2.62 s (2.50 to 2.75 s over 2 seeds)" in words
+    assert (
+        "in seconds, is lowest with 2 combinations alike (batch 16 and setup 1x2, batch 16, setup 2x1 and delay 0), "
+        "2.62 (2.50 to 2.75 over 2 seeds)" in words
+    )
     assert "2.00 times as fast with 1x2 and 0.667 to 2.00 times as fast with 2x1." in words
     assert "From delay 0 to 10ms an epoch comes to 3.00 times the seconds" in words
-    assert "acc changes by +0.0000, which is within the range of the seeds" in words
     assert page.lead.startswith("A sweep of batch (4, 16), setup (1x1, 1x2, 2x1) and delay (0, 10ms) with 2 seeds: 16 ")
 
 
@@ -246,10 +255,10 @@ def test_ranges_that_overlap_show_no_best_and_one_seed_shows_little(tmp_path):
     assert "One seed each: small differences may be chance." in said(far)
     assert "overlap" not in said(far)
     same = [entry(tmp_path / "same", {"learning_rate": word}) for word in ("0.1", "0.2")]
-    assert "acc is 0.8000 after the last epoch of all combinations." in said(same)
+    assert "acc after the last epoch is 0.8000 everywhere." in said(same)
     twice = [entry(tmp_path / "twice", {"learning_rate": "0.1"}, seed) for seed in (1, 2)]
-    assert "acc is 0.8000 (with each of 2 seeds) after the last epoch." in said(twice)
-    assert "An epoch of training takes 10.0 s with all combinations." in said(same)
+    assert "acc after the last epoch is 0.8000 (with each of 2 seeds)." in said(twice)
+    assert "An epoch's training, in seconds, is 10.0 everywhere." in said(same)
 
 
 def test_what_the_axes_ask_for_is_no_other_work_and_what_they_do_not_is(tmp_path):
@@ -286,7 +295,7 @@ def test_runs_side_by_side_are_a_caution(tmp_path):
     shared = [replace(one, parallel=3) for one in alone]
     assert "The runs were made up to 3 at a time: their seconds are not those of a run alone." in warned(shared)
     assert "1 of 2 runs were made up to 3 at a time" in warned([alone[0], shared[1]])
-    assert sweep_page(shared, "a sweep").answer.cautions == cautions(shared, combinations_of(shared))
+    assert sweep_page(shared, "a sweep").answer.cautions == cautions(shared)
 
 
 def test_losses_that_part_on_other_hosts_are_a_caution(tmp_path):
@@ -314,24 +323,50 @@ def test_values_and_words_from_outside_stay_text(tmp_path):
 
 def test_a_task_without_metrics_still_has_its_losses(tmp_path):
     entries = [entry(tmp_path, {"batch": batch}, acc=None, loss=int(batch) / 10) for batch in ("4", "8")]
-    assert [measure.title for measure in metric_measures(combinations_of(entries))] == ["validation_loss"]
+    assert [measure.title for measure in metric_measures(long_table(entries))] == ["validation_loss"]
     assert "validation_loss after the last epoch is lowest with batch 4, 0.5000, and highest with batch 8" in said(
         entries
     )
 
 
-def test_what_is_alike_is_neither_the_best_nor_a_change(tmp_path):
+def test_a_tie_is_not_called_the_best(tmp_path):
     entries = [
         entry(tmp_path, {"batch": batch, "optimizer": word, "learning_rate": rate}, acc=0.5 + float(rate))
         for batch in ("4", "8")
         for word in ("sgd", "adamw")
         for rate in ("0.1", "0.2")
     ]
-    found = combinations_of(entries)
-    (acc, _) = metric_measures(found)
-    assert (
-        chart_caption(chart_of(found, "batch", acc))[0] == "From batch 4 to 8, of 4 lines it is the same at both ends."
-    )
-    words = chart_caption(chart_of(found, "optimizer", acc))[0]
-    assert words.endswith("it is highest with optimizer sgd in 4 and with optimizer adamw in 4.")
-    assert "highest with 4 combinations alike (batch 4, optimizer sgd" in " ".join(sentences(found))
+    assert "highest with 4 combinations alike (batch 4, optimizer sgd" in said(entries)
+
+
+def test_a_sweep_s_folder_makes_its_page_in_every_form_and_stands_alone(tmp_path):
+    label, folder = "learning_rate2e-05-seed42", tmp_path / "sweep"
+    config = {"learning_rate": 2e-5, "label": label, "seed": 42, "world_size": 1}
+    summary = {"label": label, "memory": {"process_peak_bytes": [1], "gpu_peak_bytes": [None]}}
+    ground = {"device": "cpu", "cores": 2}
+    done = entry(folder, {"learning_rate": "2e-05"}, config=config, summary=summary, environment=ground)
+    row = {"settings": done.settings, "seed": 42, "seconds": None, "outcome": "finished", "said": ""}
+    asked = {
+        "axes": {"learning_rate": ["2e-05", "0.0002"]},
+        "seeds": [42],
+        "flags": {},
+        "rate": "1gbit",
+        "launch": None,
+    }
+
+    def write(**changes):
+        (folder / "sweep.json").write_text(json.dumps({**asked, **changes, "combinations": {label: row}}))
+
+    write()
+    for form in ("html", "md"):
+        text = report(tmp_path / f"page.{form}", folder).read_text()
+        assert "All combinations" in text
+        assert "2 runs, of which 1 finished and 1 not finished" in text
+    with pytest.raises(UserError, match="give this folder only"):
+        report(tmp_path / "both.html", folder, tmp_path / "other")
+    write(axes={f"axis{number}": ["1", "2"] for number in range(40)})
+    with pytest.raises(UserError, match=r"sweep\.json asks for more than 100,000 runs: it is damaged"):
+        report(tmp_path / "forged.html", folder)
+    write(flags={"nonsense": [1]}, axes={"nonsense": ["1"]})
+    with pytest.raises(UserError, match=r"sweep\.json"):
+        report(tmp_path / "forged.html", folder)

@@ -9,7 +9,7 @@ from programs import TINY, Program
 
 from cos598d.commands import cli
 from cos598d.errors import UserError
-from cos598d.tools.report.strategies import load_entry_run
+from cos598d.tools.report.load import load_entry_run
 from cos598d.tools.sweep import child
 
 pytest.importorskip("jinja2")

@@ -14,8 +14,7 @@ from cos598d.data.text.tokenization import load_encoder
 from cos598d.measure.record import RunRecord
 from cos598d.records.conventions import PHASES
 from cos598d.tools.report.load import load_run
-from cos598d.tools.report.speed import speed_rows
-from cos598d.tools.report.table import comparison
+from cos598d.tools.report.table import comparison, speed_rows
 
 
 @pytest.fixture

@@ -10,17 +10,26 @@ from cos598d.errors import UsageError, UserError
 from cos598d.records.bench import FILE_NAME
 from cos598d.records.unfinished import live_folder
 from cos598d.terminal.files import write_together, write_whole
+from cos598d.terminal.printable import printable
 from cos598d.tools.report.benches import Bench, load_bench
+from cos598d.tools.report.blocks import Page
 from cos598d.tools.report.lab import lab_page
 from cos598d.tools.report.load import Run, load_run_as, own_names
 from cos598d.tools.report.render import as_html, as_markdown_page, as_pdf, need
 
 FORMS = (".html", ".pdf", ".md")
+SWEEP, STRATEGIES = TABLES = ("sweep.json", "strategies.json")  # the state of a folder of many runs
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags to `parser`."""
-    parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="folder of a run's record, or of a bench's")
+    parser.add_argument(
+        "runs",
+        nargs="*",
+        type=Path,
+        metavar="RUN",
+        help="folder of a run's record, of a bench's, of a sweep or of strategies",
+    )
     parser.add_argument(
         *("-o", "--output"),
         type=Path,
@@ -47,9 +56,7 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(f"-o {output}: its name must end in {', '.join(FORMS[:-1])} or {FORMS[-1]}.")
     check_output_file("-o", output)
     need("jinja2", "matplotlib", *(["weasyprint"] if output.suffix == ".pdf" else []))
-    from cos598d.tools.report.page import build_page
-
-    page = build_page(*load_records(options.runs))
+    page = _page_of(options.runs)
     try:
         if output.suffix == ".md":
             beside = output.with_name(f"{output.stem}_files")
@@ -81,6 +88,36 @@ def _lab(folder: Path, output: Path) -> int:
         raise UserError(f"-o {output} cannot be written: {error.strerror}.") from None
     print(f"wrote {output}", file=sys.stderr)
     return 0
+
+
+def _page_of(paths: Sequence[Path]) -> Page:
+    """The page of runs and benches, or of a sweep's or strategies' folder. Raises UserError for other folders."""
+    from cos598d.tools.report.page import build_page
+
+    tables = [path for path in paths for name in TABLES if (path / name).is_file()]
+    if not tables:
+        return build_page(*load_records(paths))
+    (path, *others) = [*tables, *(path for path in paths if path not in tables)]
+    if others:
+        raise UserError(f"{path} has all runs of a sweep or of strategies, which are one page: give this folder only.")
+    return _sweep_page(path) if (path / SWEEP).is_file() else _strategies_page(path)
+
+
+def _sweep_page(path: Path) -> Page:
+    from cos598d.tools.report.sweep_page import sweep_page
+    from cos598d.tools.sweep.state import read_sweep
+
+    return sweep_page(read_sweep(path), f"cos598d report: the sweep {printable(path.resolve().name)}")
+
+
+def _strategies_page(path: Path) -> Page:
+    from cos598d.commands.strategies_folder import TableFolder
+    from cos598d.tools.report.strategies import strategies_page
+
+    folder = TableFolder(path)
+    if folder.damage:
+        raise UserError(folder.damage)
+    return strategies_page(folder.entries())
 
 
 def load_records(paths: Sequence[Path]) -> tuple[list[Run], list[Bench]]:

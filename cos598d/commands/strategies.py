@@ -35,8 +35,8 @@ from cos598d.tools.report.strategies import (
     TABLE_NOTE,
     StrategyResult,
     cautions,
-    learning_rows,
     left_out,
+    strategies_page,
     strategies_rows,
 )
 from cos598d.tools.sweep import child
@@ -183,15 +183,6 @@ def _show(path: Path, entries: Sequence[StrategyResult]) -> None:
     print("", "\n\n".join([*parts, *map(printable, absent)]), "", sep="\n")
     words = [*map(markdown_text, remarks), as_markdown(rows), *map(markdown_text, [TABLE_NOTE, *absent])]
     write_whole(path / TABLE, "\n\n".join(words) + "\n")
-    runs = [entry.run for entry in entries if entry.run]
-    if runs:
-        from cos598d.tools.report.blocks import Block, Section, Table
-        from cos598d.tools.report.page import build_page
-
-        page = build_page(runs)
-        learning = Table("Losses and metrics after each epoch.", learning_rows(entries))
-        tables: list[Block] = [Table(TABLE_NOTE, rows), *absent, learning]
-        answer = replace(page.answer, cautions=list(dict.fromkeys([*remarks, *page.answer.cautions])))
-        sections = [Section("The strategies at equal total batch", tables), *page.sections]
-        write_whole(path / PAGE, as_html(replace(page, answer=answer, sections=sections)))
+    if any(entry.run for entry in entries):
+        write_whole(path / PAGE, as_html(strategies_page(entries)))
         print(f"page: {path / PAGE}")

@@ -58,6 +58,24 @@ def bench_table(record: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
+def page_tables(record: dict[str, Any]) -> list[tuple[str, list[list[str]]]]:
+    """The same tables for a page, each with a note."""
+    tables = []
+    if "message_size" in record:
+        tables.append((f"Messages: {message_fit(record['message_size'])}.", message_rows(record["message_size"])))
+    if record["candidates"]:
+        note = f"Seconds {seconds_of(record)}, medians over the rounds. Ratios: medians of those within each round, "
+        note += "and their 95 % intervals. Exposed: the median less that of none, and the 95 % interval of the "
+        note += "differences within each round. MB: of the rank that sends most."
+        note += f" {SPARSE_FLOOR_NOTE}" if has_sparse_floor(record) else ""
+        tables.append((note, candidate_rows(record)))
+    if "memory" in record:
+        tables.append((memory_note(record), memory_rows(record)))
+    if "bucket_mb" in record:
+        tables.append((f"Capacities of buckets: {best_capacity(record)}.", capacity_rows(record)))
+    return tables
+
+
 def setting_words(record: dict[str, Any]) -> str:
     """What the record is of, in one or two lines: the model, the ranks, and what an iteration is."""
     setting = record["setting"]

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+MOST_SENTENCES = 5  # above a page's first figure
+
 
 @dataclass(frozen=True)
 class Table:
@@ -50,6 +52,14 @@ class Page:
     lead: str
     answer: Headline
     sections: list[Section]
+
+
+def headline_of(cautions: list[str], sentences: list[str], figure: Figure | None, least: int = 1) -> Headline:
+    """A headline of MOST_SENTENCES, cautions among them.
+
+    Of the cautions none is left out; of the other sentences the last ones, but for the `least`.
+    """
+    return Headline(cautions, sentences[: max(least, MOST_SENTENCES - len(cautions))], figure)
 
 
 def figures(*found: tuple[str, str | None, list[str]]) -> list[Figure]:

@@ -1,59 +1,59 @@
-"""The page's part on classes: how well each is found after the last epoch, and which are taken for which."""
+"""Classes: how well each is found after the last epoch, which are taken for which, and models that predict only one.
 
-from collections.abc import Sequence
+Where every example is taken for one class, the accuracy is that class's share, and no skill.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from cos598d.records.run import Summary
+from cos598d.terminal.colours import BLUE, SKY, VERMILLION
 from cos598d.terminal.printable import printable
 from cos598d.tools.report.attempts import kept_another
 from cos598d.tools.report.blocks import Block, Table, figures
 from cos598d.tools.report.epochs import number_in_words
-from cos598d.tools.report.figures.classes import classes_figure
 from cos598d.tools.report.load import Run
-from cos598d.tools.report.one_class import only_class
+from cos598d.tools.report.numbers import names_of
+from cos598d.tools.report.repeats import members
+from cos598d.tools.report.svg import draw, legend_below, shortened
 
+MOST_NAMES = 8
 MOST_CLASSES = 100  # a page with more rows is read by nobody: the record has them all
+MOST_DRAWN = 20  # classes of a panel
+SCORES = {"precision": (SKY, "o"), "recall": (BLUE, "s"), "f1": (VERMILLION, "D")}
 
 
-def classes(runs: Sequence[Run]) -> list[Block]:
-    """Of each run whose evaluation tells classes apart a table of these and, where they are few, a figure and
-    a table of confusions."""
-    blocks: list[Block] = []
-    for number, run in enumerate(runs):
-        evaluated = [epoch for epoch in run.summary["epochs"] if epoch.get("by_class")]
-        if not evaluated:
-            continue
-        last = evaluated[-1]
-        when = f"{run.name}, after epoch {number_in_words(last, run.summary)}"
-        when += ", not of the model that it kept" if kept_another(run) else ""
-        head = ["class", "examples", "precision", "recall", "F1"]
-        rows = [
-            [
-                printable(one["class"], 40),
-                str(one["examples"]),
-                "-" if was_never_predicted(last, place) else f"{one['precision']:.4f}",
-                *(f"{one[key]:.4f}" for key in ("recall", "f1")),
-            ]
-            for place, one in enumerate(last["by_class"])
-        ]
-        if len(rows) > MOST_CLASSES:
-            blocks.append(f"{when}: {len(rows)} classes, whose scores are in epochs.jsonl.")
-            continue
-        never = any(row[2] == "-" for row in rows)
-        note = " Precision -: the class was never predicted; the means over classes take 0 for it." if never else ""
-        blocks.append(Table(f"{when}: each class by itself.{note}", [head, *rows]))
-        found = [one | {"class": row[0]} for one, row in zip(last["by_class"], rows, strict=True)]
-        name = f"classes{number}"
-        only = only_class(last)
-        words = f"Every example is taken for {only[0]}." if only else _ends(found)
-        blocks += figures((name, classes_figure(when, found, name), [words]))
-        if confusion := last.get("confusion"):
-            names = [row[0] for row in rows]
-            table = [["", *names]]
-            table += [
-                [name, *(str(count) if count else "" for count in counts)] for name, counts in zip(names, confusion)
-            ]
-            blocks.append(Table(f"{when}: examples of the row's class that were taken for the column's.", table))
-    return blocks
+def one_class_remark(runs: Sequence[Summary]) -> str:
+    """A sentence on the runs whose model predicts only one class; "" where there are none.
+
+    Of a run that stopped early and kept its best model it is about that one, else about the last evaluation.
+    """
+    found: dict[tuple[str, str], list[str]] = {}
+    for run in [member for row in runs for member in members(row)]:
+        kept = run.get("best", {}).get("evaluated")
+        last = next((epoch for epoch in reversed(run.get("epochs", [])) if epoch.get("by_class")), None)
+        only = only_class(kept or last or {})
+        if only:
+            found.setdefault(only, []).append(run["run"] + (" (the model that it kept)" if kept else ""))
+    return " ".join(
+        f"only one class is predicted by {names_of(names, 'run', MOST_NAMES)}: every example is taken for "
+        f"{name}, so the accuracy, {share}, is that class's share of the examples."
+        for (name, share), names in found.items()
+    )
+
+
+def only_class(evaluation: Mapping[str, Any]) -> tuple[str, str] | None:
+    """The class for which all is taken, and its share; None where there is none, or the data have but one."""
+    classes = evaluation.get("by_class", [])
+    total = sum(one["examples"] for one in classes)
+    if sum(one["examples"] > 0 for one in classes) < 2:
+        return None
+    for one in classes:
+        share = one["examples"] / total
+        # All that was taken for a class of which all was found: as many of it as there are in the data.
+        if one["recall"] == 1 and abs(one["precision"] - share) < 1e-9:
+            return printable(one["class"], 40), f"{share:.4f}"
+    return None
 
 
 def was_never_predicted(evaluation: Summary, place: int) -> bool:
@@ -64,11 +64,58 @@ def was_never_predicted(evaluation: Summary, place: int) -> bool:
     return only is not None and only[0] != printable(evaluation["by_class"][place]["class"], 40)
 
 
-def _ends(found: Sequence[Summary]) -> str:
-    """The classes that are found best and worst."""
-    ranked = sorted(found, key=lambda one: one["f1"])
-    low, high = ranked[0], ranked[-1]
-    if low["f1"] == high["f1"]:
-        return f"F1 is {high['f1']:.4f} for every class."
-    best, worst = (f"class {one['class']}, {one['f1']:.4f}" for one in (high, low))
-    return f"F1 is highest for {best}, and lowest for {worst}."
+def classes_blocks(runs: Sequence[Run]) -> list[Block]:
+    """Of each run whose evaluation tells classes apart a table of these and, where they are few, a figure and
+    a table of confusions."""
+    blocks: list[Block] = []
+    for number, run in enumerate(runs):
+        last = next((epoch for epoch in reversed(run.summary["epochs"]) if epoch.get("by_class")), None)
+        if last is None:
+            continue
+        when = f"{run.name}, after epoch {number_in_words(last, run.summary)}"
+        when += ", not of the model that it kept" if kept_another(run) else ""
+        if len(last["by_class"]) > MOST_CLASSES:
+            blocks.append(f"{when}: {len(last['by_class'])} classes, whose scores are in epochs.jsonl.")
+            continue
+        found = [one | {"class": printable(one["class"], 40)} for one in last["by_class"]]
+        rows = [
+            [
+                *(one["class"], str(one["examples"])),
+                "-" if was_never_predicted(last, place) else f"{one['precision']:.4f}",
+                *(f"{one[key]:.4f}" for key in ("recall", "f1")),
+            ]
+            for place, one in enumerate(found)
+        ]
+        never = any(row[2] == "-" for row in rows)
+        note = " Precision -: the class was never predicted; the means over classes take 0 for it." if never else ""
+        head = ["class", "examples", "precision", "recall", "F1"]
+        blocks.append(Table(f"{when}: each class by itself.{note}", [head, *rows]))
+        name, only = f"classes{number}", only_class(last)
+        caption = f"Every example is taken for {only[0]}." if only else "The scores of each class by itself."
+        blocks += figures((name, _figure(when, found, name), [caption]))
+        if confusion := last.get("confusion"):
+            counted = [[row[0], *(str(n) if n else "" for n in counts)] for row, counts in zip(rows, confusion)]
+            note = f"{when}: examples of the row's class that were taken for the column's."
+            blocks.append(Table(note, [["", *(row[0] for row in rows)], *counted]))
+    return blocks
+
+
+def _figure(run: str, found: Sequence[Summary], name: str) -> str | None:
+    """A row for each class with its three scores, the first class at the top; None of more classes than MOST_DRAWN."""
+    if not 0 < len(found) <= MOST_DRAWN:
+        return None
+
+    def paint(figure):
+        axes = figure.subplots()
+        places = range(len(found))
+        handles = [
+            axes.plot([one[score] for one in found], places, marker, color=colour, markersize=5)[0]
+            for score, (colour, marker) in SCORES.items()
+        ]
+        axes.set_yticks(places, [shortened(one["class"], 18) for one in found])
+        axes.set_ylim(len(found) - 0.5, -0.5)
+        axes.set_xlim(-0.03, 1.03)
+        axes.set_title(shortened(run), loc="left")
+        legend_below(figure, handles, ["precision", "recall", "F1"])
+
+    return draw(name, f"precision, recall and F1 of each class of {run}", 45 + 15 * len(found), paint)

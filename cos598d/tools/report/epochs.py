@@ -1,9 +1,16 @@
-"""Which of a run's epochs are whole: one that --max_steps, early stopping or a time limit cut short is no epoch."""
+"""A run's epochs: which of them are whole, how long a whole one takes, and what the last one came to.
 
-from collections.abc import Mapping
+An epoch that --max_steps, early stopping or a time limit cut short is not whole.
+"""
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
+from cos598d.records.conventions import NOT_METRICS
 from cos598d.records.run import Summary
+from cos598d.tools.report.load import Run, is_number
+from cos598d.tools.report.numbers import names_of
 
 Epoch = Mapping[str, Any]
 
@@ -22,3 +29,49 @@ def whole_epochs(run: Summary) -> list[Epoch]:
 def number_in_words(epoch: Epoch, run: Summary) -> str:
     """ "2", and "2 (cut)" of an epoch that was cut."""
     return f"{epoch['epoch']} (cut)" if is_cut(epoch, run) else str(epoch["epoch"])
+
+
+def cut_note(runs: Sequence[Run]) -> str:
+    """A sentence on epochs that were cut, with a blank before it; "" where all are whole."""
+    if not any(is_cut(epoch, run.summary) for run in runs for epoch in run.summary["epochs"]):
+        return ""
+    return " Cut: the training ended within that epoch, so the figures by epoch leave it out."
+
+
+def cut_remark(runs: Sequence[Run]) -> str:
+    """A sentence that names the runs that have no whole epoch; "" where there are none."""
+    names = [run.name for run in runs if not whole_epochs(run.summary)]
+    if not names:
+        return ""
+    return (
+        f"no epoch is whole in {names_of(names, 'run')}: what is called an epoch's seconds there is of fewer examples."
+    )
+
+
+def timed_trainings(run: Run) -> list[Epoch]:
+    """The trainings that an epoch's seconds are taken from: of whole epochs, or of the longest where none is whole.
+
+    The first is left out where there are others, since its first iterations are slow.
+    """
+    every = [epoch["training"] for epoch in run.summary["epochs"]]
+    whole = [epoch["training"] for epoch in whole_epochs(run.summary)] or every
+    most = max(training["examples"] for training in whole)
+    found = [training for training in whole if training["examples"] == most]
+    return found[1:] or found
+
+
+def epoch_seconds(run: Run) -> float:
+    """The mean wall seconds of `timed_trainings`."""
+    return fmean(training["wall_seconds"] for training in timed_trainings(run))
+
+
+def last_loss(run: Run) -> float:
+    """The mean training loss of the last whole epoch; without one, of the last epoch."""
+    return [*run.summary["epochs"], *whole_epochs(run.summary)][-1]["loss"]
+
+
+def metrics_of(run: Run) -> list[str]:
+    """The losses and metrics of an evaluation, without those of parts of the data and of other thresholds."""
+    last = run.summary["epochs"][-1]
+    names = [name for name in last if is_number(last[name]) and name not in {*NOT_METRICS, "total"}]
+    return sorted((n for n in names if n.islower() and not n.startswith("best_")), key=lambda n: n != "validation_loss")

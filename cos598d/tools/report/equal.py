@@ -13,8 +13,11 @@ from cos598d.tools.report.load import Run, load_run_as, own_names
 from cos598d.tools.report.repeats import PLACES
 
 LOSSES, METRICS, TOTALS = PARTS = ("losses", "metrics", "totals")
-# What of an epoch's row is no metric, and no seconds of a clock either.
-OF_EPOCHS = ("iterations", "last_iteration", "loss")
+# What of an epoch's row is compared although it is no metric; of the rest no seconds, nor what the kernel counted.
+OF_EPOCHS = frozenset(("iterations", "last_iteration", "loss"))
+NOT_COMPARED = (NOT_METRICS - OF_EPOCHS).union(
+    ("training",), (f"{kind}_bytes_{way}" for kind in ("counted", "predicted") for way in ("sent", "received"))
+)
 # Of the totals where a record has none by purpose.
 MEANS = ("calls", "tensors", "payload_bytes", "bytes_sent", "bytes_received")
 ABSENT = object()
@@ -37,33 +40,33 @@ def compare_equal(folders: Sequence[Path], within: float = 0.0, parts: Sequence[
     Flags, model, data and versions that differ are named, and are no difference. Raises UserError for a record that
     cannot be read, or that is not of a run that ended well.
     """
-    runs = [load_run_as(folder, name) for folder, name in zip(folders, own_names(folders), strict=True)]
-    first, second = runs
-    others = _others(first, second)
+    first, second = (load_run_as(*place) for place in zip(folders, own_names(folders), strict=True))
+    mine, theirs = _ground(first), _ground(second)
+    apart = [name for name in mine | theirs if mine.get(name) != theirs.get(name)]
+    apart.sort(key=lambda name: not name.startswith("--"))  # the flags of both, and then the rest
+    others = ", ".join(f"{name} ({_shown(mine.get(name))} and {_shown(theirs.get(name))})" for name in apart)
+    others = f"; they were not run alike: {others}" if others else ""
+    say = {LOSSES: _losses, METRICS: _metrics, TOTALS: _totals}
     for part in parts:
-        say = _PARTS[part]
-        found = next(differences(say(first), say(second), within=0.0 if part == TOTALS else within), None)
-        if found is not None:
-            place, mine, theirs = found
-            apart = f", {abs(mine - theirs):.3g} apart" if _are_numbers(mine, theirs) else ""
-            said = f"{place} {_shown(mine)} in {first.name} and {_shown(theirs)} in {second.name}{apart}"
-            return EqualityVerdict(False, f"not equal: {said}{others}.")
+        for place, one, other in differences(say[part](first), say[part](second), within * (part != TOTALS)):
+            by = f", {abs(one - other):.3g} apart" if _are_numbers(one, other) else ""
+            words = f"{place} {_shown(one)} in {first.name} and {_shown(other)} in {second.name}{by}"
+            return EqualityVerdict(False, f"not equal: {words}{others}.")
     how = f"within {within:g}" if within else "to the last bit"
     compared = ", ".join(_compared(first, second, part) for part in parts)
     return EqualityVerdict(True, f"{first.name} and {second.name} are equal {how}: {compared}{others}.")
 
 
-def differences(mine: Any, theirs: Any, place: str = "", within: float = 0.0) -> Iterator[tuple[str, Any, Any]]:
+def differences(mine: Any, theirs: Any, within: float = 0.0, place: str = "") -> Iterator[tuple[str, Any, Any]]:
     """Where two values of JSON differ, in order: the place in words, and the two, ABSENT for what is not there."""
     if isinstance(mine, dict) and isinstance(theirs, dict):
         for name in mine | theirs:
-            yield from differences(
-                mine.get(name, ABSENT), theirs.get(name, ABSENT), f"{place}, {name}" if place else name, within
-            )
+            inside = f"{place}, {name}" if place else name
+            yield from differences(mine.get(name, ABSENT), theirs.get(name, ABSENT), within, inside)
     elif isinstance(mine, list) and isinstance(theirs, list):
         for number in range(max(len(mine), len(theirs))):
             one, other = (of[number] if number < len(of) else ABSENT for of in (mine, theirs))
-            yield from differences(one, other, f"{place} {number + 1}", within)
+            yield from differences(one, other, within, f"{place} {number + 1}")
     elif _are_numbers(mine, theirs):
         if abs(mine - theirs) > within:
             yield place, mine, theirs
@@ -76,8 +79,8 @@ def _losses(run: Run) -> dict[str, float]:
 
 
 def _metrics(run: Run) -> dict[str, Any]:
-    within = run.summary.get("evaluations", [])
-    return _by_name((f"epoch {row['epoch']}", row) for row in run.summary["epochs"]) | _by_name(
+    epochs, within = run.summary["epochs"], run.summary.get("evaluations", [])
+    return _by_name((f"epoch {row['epoch']}", row) for row in epochs) | _by_name(
         (f"the evaluation after iteration {row['iteration']}", row) for row in within
     )
 
@@ -88,30 +91,23 @@ def _by_name(rows: Iterable[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
     found = {}
     for name, row in rows:
         times[name] += 1
-        found[name if times[name] == 1 else f"{name}, row {times[name]}"] = _without_seconds(row)
+        own = name if times[name] == 1 else f"{name}, row {times[name]}"
+        found[own] = {key: value for key, value in row.items() if key not in NOT_COMPARED}
     return found
-
-
-def _without_seconds(row: dict[str, Any]) -> dict[str, Any]:
-    timed = ("training", *(f"{kind}_bytes_{way}" for kind in ("counted", "predicted") for way in ("sent", "received")))
-    left_out = (NOT_METRICS - set(OF_EPOCHS)) | set(timed)
-    return {name: value for name, value in row.items() if name not in left_out}
 
 
 def _totals(run: Run) -> dict[str, Any]:
     """All calls of the run by their purpose; where none is told of, means an iteration of those that synchronize."""
-    summary, by_purpose = run.summary, _by_purpose(run)
-    if not by_purpose:
-        return {"iterations": summary["iterations"]} | {
-            f"{name} an iteration": summary[f"{name}_per_iteration"] for name in MEANS
-        }
-    return {"iterations": summary["iterations"]} | {
-        f"all calls for {purpose}": {
+    summary = run.summary
+    found: dict[str, Any] = {"iterations": summary["iterations"]}
+    for purpose, totals in _by_purpose(run).items():
+        found[f"all calls for {purpose}"] = {
             name.replace("_", " ") + (" by rank" if isinstance(value, list) else ""): value
-            for name, value in found.items()
+            for name, value in totals.items()
         }
-        for purpose, found in by_purpose.items()
-    }
+    if len(found) == 1:
+        found |= {f"{name} an iteration": summary[f"{name}_per_iteration"] for name in MEANS}
+    return found
 
 
 def _by_purpose(run: Run) -> dict[str, dict[str, Any]]:
@@ -119,18 +115,14 @@ def _by_purpose(run: Run) -> dict[str, dict[str, Any]]:
     return run.summary.get("ledger", {}).get("by_purpose", {})
 
 
-_PARTS = {LOSSES: _losses, METRICS: _metrics, TOTALS: _totals}
-
-
 def _compared(first: Run, second: Run, part: str) -> str:
-    summary = first.summary
+    losses, epochs = first.summary["losses"], first.summary["epochs"]
     if part == LOSSES:
-        return f"{len(summary['losses'])} losses"
+        return f"{len(losses)} losses"
     if part == METRICS:
-        names = list(dict.fromkeys(name for row in summary["epochs"] for name in row if name not in NOT_METRICS))
-        known = [name for name in names if name in _without_seconds(dict.fromkeys(names))]
-        epochs = len(summary["epochs"])
-        return f"{' and '.join(filter(None, ['mean loss', ', '.join(known)]))} of {epochs} epoch{'s'[: epochs != 1]}"
+        names = dict.fromkeys(name for row in epochs for name in row if name not in NOT_COMPARED | OF_EPOCHS)
+        known = " and ".join(filter(None, ["mean loss", ", ".join(names)]))
+        return f"{known} of {len(epochs)} epoch{'s'[: len(epochs) != 1]}"
     untold = next((run for run in (first, second) if not is_in_ledger(run.summary)), None)
     if untold is not None:
         sync = printable(untold.summary["sync"], 60)
@@ -138,35 +130,23 @@ def _compared(first: Run, second: Run, part: str) -> str:
     return f"all iterations, calls and bytes{'' if _by_purpose(first) else ' an iteration'}"
 
 
-def _others(first: Run, second: Run) -> str:
-    """Which flags, and what of the work and of the ground and its versions, are not alike, as the end of a sentence."""
-    flags = {
-        f"--{name}": (first.config.get(name), second.config.get(name))
-        for name in first.config | second.config
-        if name not in PLACES and first.config.get(name) != second.config.get(name)
-    }
-    mine, theirs = (_work(run) | _ground(run) for run in (first, second))
-    others = {name: (mine[name], theirs[name]) for name in mine if mine[name] != theirs[name]}
-    unlike = [f"{name} ({_shown(one)} and {_shown(other)})" for name, (one, other) in (flags | others).items()]
-    return f"; they were not run alike: {', '.join(unlike)}" if unlike else ""
-
-
-def _work(run: Run) -> dict[str, Any]:
-    """What was done, as the record says it beside the flags, by the words for it."""
-    names = {"model": "model", "data": "data", "parameters": "parameters", "total_train_batch_size": "examples a step"}
-    examples = [row.get("training", {}).get("examples") for row in run.summary["epochs"]]
-    return {words: run.summary.get(name) for name, words in names.items()} | {
-        "examples trained on": None if None in examples else sum(examples),
-        "attempts": len(run.summary.get("attempts", [None])),
-    }
-
-
 def _ground(run: Run) -> dict[str, Any]:
-    """What losses may depend on in their last bits, by the words for it."""
+    """The run's flags, what was done beside them, and what losses may depend on in their last bits, by words for it."""
+    flags = {f"--{name}": value for name, value in run.config.items() if name not in PLACES}
+    examples = [row.get("training", {}).get("examples") for row in run.summary["epochs"]]
     versions = run.environment.get("versions")
-    known = {"torch": versions.get("torch") if isinstance(versions, dict) else None}
-    names = ("processor", "cores", "device", "threads_per_rank", "python")
-    return {name.replace("_", " "): run.environment.get(name) for name in names} | known
+    names = {"model": "model", "data": "data", "parameters": "parameters", "total_train_batch_size": "examples a step"}
+    return (
+        flags
+        | {words: run.summary.get(name) for name, words in names.items()}
+        | {"examples trained on": None if None in examples else sum(examples)}
+        | {"attempts": len(run.summary.get("attempts", [None]))}
+        | {
+            name.replace("_", " "): run.environment.get(name)
+            for name in ("processor", "cores", "device", "threads_per_rank", "python")
+        }
+        | {"torch": versions.get("torch") if isinstance(versions, dict) else None}
+    )
 
 
 def _are_numbers(*values: Any) -> bool:

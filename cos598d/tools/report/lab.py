@@ -5,15 +5,15 @@ from pathlib import Path
 from statistics import fmean
 
 from cos598d.errors import UserError
-from cos598d.records.conventions import ITERATIONS, NOT_METRICS, PHASES
-from cos598d.records.run import ITERATION, Summary, read_table
+from cos598d.records.conventions import NOT_METRICS, PHASES
+from cos598d.records.run import Summary
 from cos598d.terminal.tables import as_markdown, markdown_text
 from cos598d.terminal.words import listed
+from cos598d.tools.report.classes import one_class_remark
 from cos598d.tools.report.disturbed import DISTURBED, disturbance_remark, is_disturbed
 from cos598d.tools.report.epochs import number_in_words
 from cos598d.tools.report.fairness import code_remark, ground_remark, work_remark
-from cos598d.tools.report.load import is_number, load_run
-from cos598d.tools.report.one_class import one_class_remark
+from cos598d.tools.report.load import is_number, iteration_rows, load_run
 from cos598d.tools.report.table import assumed_bytes, losses_rows, traffic_rows
 
 # What a task's script calls its run, in the record.
@@ -131,7 +131,7 @@ def _seconds_rows(runs: Sequence[tuple[Path, Summary]]) -> list[list[str]]:
 
 def _figures(folder: Path) -> tuple[float | None, float | None, list[float | None]]:
     """Rank 0's seconds of the first iteration, the mean of the others', and the means of their phases."""
-    rows = list(read_table(folder / ITERATIONS.format(rank=0), ITERATION))
+    rows = list(iteration_rows(folder))
     first, others = rows[0]["seconds"] if rows else None, rows[1:]
     phases = [_mean([row.get(f"seconds_{phase}", 0.0) for row in others]) for phase in PHASES]
     return first, _mean([row["seconds"] for row in others]), phases

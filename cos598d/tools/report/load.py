@@ -1,5 +1,6 @@
 """A run's records as one frozen object, every file checked as it is read."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,27 +9,47 @@ from typing import Any
 from cos598d.errors import UserError
 from cos598d.records.conventions import COMMUNICATION, HOST, ITERATIONS, LIVE, WARM_UP, WIRE
 from cos598d.records.facts import ALSO_OF_WORK, CODE, GROUND, NOT_OF_A_STEP, OF_RUNS, OF_WORK, collect
-from cos598d.records.kinds import NUMBER, ValueKind
+from cos598d.records.kinds import NUMBER, POSITIVE, SIZE, TEXT, Fields, ListOf, OrNone, ValueKind
 from cos598d.records.run import (
     CONFIG,
     ENVIRONMENT,
     HOST_ROW,
     ITERATION,
+    MEMORY,
+    REMEDY,
     WIRE_ROW,
     Summary,
     read_object,
     read_summary,
     read_table,
 )
+from cos598d.records.schema import check, is_as_read
 from cos598d.records.unfinished import live_folder, read_unfinished
 from cos598d.terminal.printable import printable
 from cos598d.tools.report.disturbed import busy_and_own, share_of_others
+from cos598d.tools.report.numbers import plain
 from cos598d.tools.report.repeats import what_was_asked
 from cos598d.tools.report.series import Series, find_calls, read_calls
 
 Row = Mapping[str, Any]
 # What a run's summary, or setting, says as its config does.
 SAID_TWICE = ("label", "sync", "world_size", "precision", "seed", "dropout", "max_seq_length")
+# An epoch's seconds, by the wall, are no fewer than its iterations', by their clock, but for rounding.
+MOST_OF = 0.99
+# What the table needs of a run, beyond what every record has.
+TABLE_TRAINING = Fields({"examples": SIZE, "wall_seconds": POSITIVE})
+TABLE_SUMMARY = Fields(
+    {"epochs": ListOf(Fields({"loss": NUMBER, "training": TABLE_TRAINING}), least=1), "memory": MEMORY}
+)
+TABLE_ENVIRONMENT = Fields({"device": TEXT, "cores": OrNone(SIZE), "threads_per_rank": SIZE, "ranks_on_host": SIZE})
+
+
+class AnotherRun(UserError):
+    """A finished record is whole, and of another run than was asked for; `what` says so without what to do."""
+
+    def __init__(self, what: str):
+        super().__init__(f"{what}; {REMEDY}.")
+        self.what = what
 
 
 @dataclass(frozen=True)
@@ -199,6 +220,32 @@ def _schedule(summary: Summary, config: dict[str, Any]) -> dict[str, Any]:
     planned = f"{steps} steps" if steps > 0 else f"{epochs:g} epochs" if epochs else f"{summary['iterations']} steps"
     planned_words = {} if config.get("lr_scheduler") == "constant" else {"planned": planned}
     return planned_words | {"steps between averages": config.get("sync_every")}
+
+
+def load_entry_run(folder: Path, name: str, asked: Mapping[str, Any]) -> Run:
+    """The run in a folder, under this name. Raises UserError naming what cannot be read, what the table lacks, and
+    seconds that cannot be those of its rows; AnotherRun naming the flag in which it is another than was `asked` for."""
+    run = load_run_as(folder, name)
+    check(run.summary, TABLE_SUMMARY, folder / "summary.json", REMEDY)
+    check(run.environment, TABLE_ENVIRONMENT, folder / "environment.json", REMEDY)
+    for flag, value in asked.items():
+        if not is_as_read(run.config.get(flag), value):
+            raise AnotherRun(
+                f"{folder} is another run: its {flag} is {printable(run.config.get(flag), 60)} and should be "
+                f"{printable(value, 60)}"
+            )
+    trained = sum(epoch["training"]["wall_seconds"] for epoch in run.summary["epochs"])
+    if trained < MOST_OF * math.fsum(run.series.seconds):
+        raise UserError(
+            f"{folder} has epochs of {plain(trained)} s in summary.json and iterations of "
+            f"{plain(math.fsum(run.series.seconds))} s beside it: these files are not of one run; {REMEDY}."
+        )
+    return run
+
+
+def iteration_rows(folder: Path) -> Iterator[Row]:
+    """Rank 0's rows. Raises UserError for one that is damaged."""
+    return read_table(folder / ITERATIONS.format(rank=0), ITERATION)
 
 
 def is_number(value: Any) -> bool:

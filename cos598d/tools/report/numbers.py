@@ -1,4 +1,4 @@
-"""Numbers as a page writes them."""
+"""Numbers, and lists of names, as a page writes them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,12 +8,15 @@ from cos598d.terminal.words import listed, number_of
 
 def seconds(value: float) -> str:
     """Seconds with three digits that count: "2.56 s", "0.0613 s"."""
-    return f"{_three_digits(value)} s"
+    return f"{plain(value)} s"
 
 
 def plain(value: float) -> str:
     """A number with three digits that count."""
-    return _three_digits(value)
+    if value == 0:
+        return "0"
+    digits = max(0, 2 - int(f"{abs(value):e}".partition("e")[2]))
+    return f"{value:,.{min(digits, 6)}f}"
 
 
 def plain_or_none(value: float | None) -> str:
@@ -31,9 +34,16 @@ def megabytes(value: float) -> str:
     return f"{value / 1e6:,.3f}"
 
 
-def more_or_less(share: float) -> str:
-    """A difference as "3.0 % more", "0.5 % less"."""
-    return f"{100 * abs(share):.1f} % {'less' if share < 0 else 'more'}"
+def mb_by_rank(values: Sequence[float], digits: int = 3) -> str:
+    """Bytes by rank in megabytes; neighbours that look the same once: "272.568, 90.856 x 3"."""
+    groups: list[list[Any]] = []
+    for value in values:
+        words = f"{value / 1e6:.{digits}f}"
+        if groups and groups[-1][0] == words:
+            groups[-1][1] += 1
+        else:
+            groups.append([words, 1])
+    return ", ".join(words + (f" x {count}" if count > 1 else "") for words, count in groups)
 
 
 def words_of(value: Any) -> str:
@@ -46,10 +56,3 @@ def words_of(value: Any) -> str:
 def names_of(names: Sequence[str], word: str, most: int = 4) -> str:
     """The names, or how many there are where there are more than `most`."""
     return listed(list(names)) if len(names) <= most else number_of(len(names), word)
-
-
-def _three_digits(value: float) -> str:
-    if value == 0:
-        return "0"
-    digits = max(0, 2 - int(f"{abs(value):e}".partition("e")[2]))
-    return f"{value:,.{min(digits, 6)}f}"

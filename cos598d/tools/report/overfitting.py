@@ -5,9 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from cos598d.terminal.words import number_of
+from cos598d.terminal.colours import BLUE, DARK_GREY, GREY, VERMILLION
+from cos598d.terminal.words import listed
+from cos598d.tools.report.blocks import Block, Figure, Table
 from cos598d.tools.report.epochs import is_cut
+from cos598d.tools.report.learning import block_means, points_per_block
 from cos598d.tools.report.load import Run, is_number
+from cos598d.tools.report.numbers import names_of
+from cos598d.tools.report.svg import draw, legend_below, shortened
 
 VALIDATION_LOSS = "validation_loss"
 # A loss changes only where it changes by more than this share of itself: less is noise.
@@ -59,9 +64,21 @@ class Course:
         return max(LEAST_CHANGE * abs(self.best.validation), *rises, 0.0)
 
     @property
-    def turns(self) -> bool:
-        """Whether the validation loss was higher at last than at its lowest, by more than noise."""
-        return self.points[-1].validation - self.best.validation > self.noise
+    def verdict(self) -> str:
+        """Whether the validation loss turns by more than noise, and whether the model overfits from there on."""
+        best, last = self.best, self.points[-1]
+        if self.is_flat:
+            return "the validation loss hardly changes: a change of less than 1 % is taken for noise"
+        if best is last:
+            return f"the validation loss is lowest at the end, {best.when}: no overfitting is seen"
+        if last.validation - best.validation <= self.noise:
+            return f"the validation loss is lowest {best.when} and rises by no more than noise: no overfitting is shown"
+        words = f"the validation loss turns {best.when}"
+        if best.training is None or last.training is None:
+            return words
+        if last.training < (1 - LEAST_CHANGE) * best.training:
+            return f"{words}, while the training loss falls: from there on it overfits"
+        return f"{words}; the training loss {'hardly falls' if last.training < best.training else 'rises'} meanwhile"
 
 
 def courses(runs: Sequence[Run]) -> list[Course]:
@@ -70,43 +87,51 @@ def courses(runs: Sequence[Run]) -> list[Course]:
     return [course for course in found if len(course.points) > 1]
 
 
-def overfitting_caption(found: Sequence[Course]) -> list[str]:
-    """Of each run the epoch from which on the validation loss rises, and what the training loss does meanwhile."""
-    return [f"{course.run.name}: {_words(course)}." for course in found]
+def overfitting_blocks(runs: Sequence[Run]) -> list[Block]:
+    """Training against validation loss of the runs that were validated more than once, and where the second turns."""
+    found = courses(runs)
+    if not found:
+        return []
+    rows = [["run", "evaluated", "training loss", "validation loss", ""]]
+    for course in found:
+        for point in course.points:
+            training = "-" if point.training is None else f"{point.training:.4f}"
+            is_best = "lowest" if point is course.best and not course.is_flat else ""
+            rows.append([course.run.name, point.when, training, f"{point.validation:.4f}", is_best])
+    note = "Training loss: the mean over the examples since the evaluation before, with dropout where there is any."
+    caption = [f"{course.run.name}: {course.verdict}." for course in found]
+    blocks: list[Block] = [Table(note, rows), Figure("overfitting", _figure(found), caption)]
+    drawn = {course.run.name for course in found}
+    absent = [run.name for run in runs if run.summary["losses"] and run.name not in drawn]
+    if absent:
+        why = "with fewer than two evaluations (one after a cut epoch counts only where --eval_steps asks for it)"
+        blocks.append(f"Left out, {why}: {names_of(absent, 'run')}.")
+    return blocks
 
 
-def _words(course: Course) -> str:
-    best, last = course.best, course.points[-1]
-    losses = [point.validation for point in course.points]
-    if course.is_flat:
-        return (
-            f"the validation loss hardly changes, {min(losses):.4f} to {max(losses):.4f} in "
-            f"{number_of(len(losses), 'evaluation')}: a change of less than 1 % is taken for noise"
-        )
-    if best is not last and not course.turns:
-        is_little = last.validation - best.validation <= LEAST_CHANGE * abs(best.validation)
-        why = (
-            "of less than 1 %, which is taken for noise" if is_little else "no larger than one from which it fell again"
-        )
-        return (
-            f"the validation loss is lowest {best.when}, {best.validation:.4f}, and {last.validation:.4f} {last.when}: "
-            f"a rise {why}, so no overfitting is shown"
-        )
-    if best is last:
-        return (
-            f"the validation loss is lowest at the end, {best.validation:.4f} {best.when}: "
-            f"no overfitting is seen in {number_of(len(course.points), 'evaluation')}"
-        )
-    words = f"the validation loss turns {best.when}: from {best.validation:.4f} "
-    words += f"it comes to {last.validation:.4f} {last.when}"
-    if best.training is None or last.training is None:
-        return words
-    change = f"from {best.training:.4f} to {last.training:.4f}"
-    if last.training < (1 - LEAST_CHANGE) * best.training:
-        return f"{words}, while the training loss falls {change}: from there on it overfits"
-    if last.training < best.training:
-        return f"{words}; the training loss hardly falls, {change}"
-    return f"{words}; the training loss does not fall either, {change}"
+def _figure(found: Sequence[Course]) -> str:
+    """A panel for each run, of both losses against the iteration."""
+
+    def paint(figure):
+        panels = figure.subplots(len(found), 1, squeeze=False)[:, 0]
+        for axes, course in zip(panels, found, strict=True):
+            series, size = course.run.series, points_per_block(course.run)
+            iterations, losses = block_means(series.iterations, size), block_means(series.losses, size)
+            handles = axes.plot(iterations, losses, color=GREY, linewidth=0.8)
+            trained = [(point.iteration, point.training) for point in course.points if point.training is not None]
+            handles += axes.plot(*zip(*trained), color=BLUE, marker="o", linestyle="--") if trained else []
+            validated = [(point.iteration, point.validation) for point in course.points]
+            handles += axes.plot(*zip(*validated), color=VERMILLION, marker="s")
+            handles.append(axes.axvline(course.best.iteration, color=DARK_GREY, linestyle=":"))
+            lowest = "" if course.is_flat else f": lowest {course.best.when}"
+            axes.set_title(shortened(f"{course.run.name}{lowest}"), loc="left")
+            axes.xaxis.get_major_locator().set_params(integer=True)
+        panels[-1].set_xlabel("iteration")
+        words = ["an iteration's loss", "training loss, mean", "validation loss", "lowest validation loss"]
+        legend_below(figure, handles, words if len(handles) == len(words) else [words[0], *words[2:]])
+
+    label = f"training loss and validation loss of {listed([course.run.name for course in found])}"
+    return draw("overfitting", label, 40 + 150 * len(found), paint)
 
 
 def _mean_loss(run: Run, first: int, last: int) -> float | None:

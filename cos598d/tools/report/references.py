@@ -1,10 +1,12 @@
-"""What a run is measured against: DDP, the floor, one rank; and what two runs must share for it."""
+"""What a run is measured against: DDP, the floor, one rank; what two runs must share for it, and whether their seconds
+differ by more than their spread."""
 
 from collections.abc import Sequence
 
 from cos598d.records.conventions import DDP, FLOOR
 from cos598d.records.run import Summary
-from cos598d.tools.report.repeats import is_repeat, members
+from cos598d.tools.report.disturbed import is_disturbed
+from cos598d.tools.report.repeats import is_repeat, members, over_pairs, student_t
 
 # What two runs must share for a difference of their losses to mean anything.
 SETTING = ("task", "model", "data", "total_train_batch_size", "max_seq_length", "dropout", "precision", "seed")
@@ -89,3 +91,43 @@ def largest_difference(run: Summary, alone: Summary) -> float | None:
     """The largest difference of the two runs' losses in one iteration, over all repeats; None without iterations."""
     pairs = [pair for member in members(run) for pair in zip(member["losses"], alone["losses"])]
     return max(abs(a - b) for a, b in pairs) if pairs else None
+
+
+def are_apart(one: Summary, other: Summary) -> bool:
+    """Whether the 95 % interval of the difference of the means leaves 0; unknown, and `is_disturbed`, count as no.
+
+    Of runs that were repeated as often as each other: whether the interval of their ratio, repeat by repeat, leaves 1.
+    """
+    if is_disturbed(one) or is_disturbed(other):
+        return False
+    several = over_pairs(one, other, ratio_of_means)
+    if several:
+        return not several[1][0] <= 1 <= several[1][1]
+    found = difference(one, other)
+    return found is not None and not found[0] <= 0 <= found[1]
+
+
+def difference(one: Summary, other: Summary) -> tuple[float, float] | None:
+    """The 95 % interval of the first run's mean seconds less the other's (Welch's t); None where one has no interval.
+
+    Source: B. L. Welch, Biometrika 34 (1947), 28-35.
+    """
+    first, second = _error_of_mean(one), _error_of_mean(other)
+    if first is None or second is None:
+        return None
+    middle = one["seconds_per_iteration"]["mean"] - other["seconds_per_iteration"]["mean"]
+    squares = first[0] ** 2, second[0] ** 2
+    if not sum(squares):
+        return middle, middle
+    freedom = sum(squares) ** 2 / (squares[0] ** 2 / first[1] + squares[1] ** 2 / second[1])
+    margin = student_t(freedom) * sum(squares) ** 0.5
+    return middle - margin, middle + margin
+
+
+def _error_of_mean(run: Summary) -> tuple[float, int] | None:
+    """The standard error of the run's mean seconds, and the number of values less one that it was made from."""
+    seconds, repeats = run["seconds_per_iteration"], len(members(run))
+    interval, count = seconds["interval_95"], repeats if repeats > 1 else seconds.get("counted")
+    if not interval or not count or count < 2:
+        return None
+    return (interval[1] - interval[0]) / 2 / student_t(count - 1), count - 1

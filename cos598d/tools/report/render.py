@@ -14,8 +14,9 @@ DATE = "SOURCE_DATE_EPOCH"  # what programs that build files take for the time
 
 
 def need(*packages: str) -> None:
-    """Raise UserError when a package that a report is made with is missing, or what it needs of the system is."""
-    for package in packages:
+    """Raise UserError when pandas or another package that a report is made with is missing, or what it needs of the
+    system is."""
+    for package in ("pandas", *packages):
         try:
             importlib.import_module(package)
         except ImportError:

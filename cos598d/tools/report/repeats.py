@@ -64,11 +64,16 @@ def over_pairs(
 
 def mean_interval(values: Sequence[float]) -> list[float]:
     """The 95 % interval of the mean of two values or more (Student's t)."""
+    mean = statistics.fmean(values)
+    margin = student_t(len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5
+    return [mean - margin, mean + margin]
+
+
+def student_t(freedom: float) -> float:
+    """The 97.5 % point of Student's t, half of what a 95 % interval leaves out lying above it."""
     from scipy.special import stdtrit
 
-    mean = statistics.fmean(values)
-    margin = float(stdtrit(len(values) - 1, 0.975)) * statistics.stdev(values) / len(values) ** 0.5
-    return [mean - margin, mean + margin]
+    return float(stdtrit(freedom, 0.975))
 
 
 def _merged(group: Sequence[Summary]) -> Summary:

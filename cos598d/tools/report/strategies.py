@@ -1,19 +1,13 @@
 """The table of strategies at equal total batch: their seconds and speed-up, memory, losses and metrics."""
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from statistics import fmean
+from dataclasses import dataclass, replace
 from typing import Any
 
-from cos598d.errors import UserError
-from cos598d.records.conventions import BROKEN_OFF, FAILED, FINISHED, LEFT_OUT, NOT_METRICS
-from cos598d.records.kinds import NUMBER, POSITIVE, SIZE, TEXT, Fields, ListOf, OrNone
-from cos598d.records.run import MEMORY, REMEDY
-from cos598d.records.schema import check, is_as_read
-from cos598d.terminal.printable import printable
+from cos598d.records.conventions import BROKEN_OFF, FAILED, FINISHED, LEFT_OUT
+from cos598d.tools.report.blocks import Page, Section, Table, headline_of
 from cos598d.tools.report.bytes_from import BYTES_FROM, bytes_from, counted_wire, is_in_ledger
+from cos598d.tools.report.classes import one_class_remark
 from cos598d.tools.report.disturbed import (
     DISTURBED,
     disturbance_remark,
@@ -22,11 +16,17 @@ from cos598d.tools.report.disturbed import (
     most_speed_up,
     speed_up_words,
 )
-from cos598d.tools.report.epochs import number_in_words, whole_epochs
+from cos598d.tools.report.epochs import (
+    cut_remark,
+    epoch_seconds,
+    last_loss,
+    metrics_of,
+    number_in_words,
+    timed_trainings,
+)
 from cos598d.tools.report.fairness import ground_remark, work_remark
-from cos598d.tools.report.load import Run, is_number, load_run_as
+from cos598d.tools.report.load import Run, is_number
 from cos598d.tools.report.numbers import names_of, plain
-from cos598d.tools.report.one_class import one_class_remark
 
 BASELINE = "baseline"
 ALL_GPUS = "dp"  # the strategy of one process that computes on all of them
@@ -44,20 +44,6 @@ TABLE_NOTE = (
 )
 # Processes of one thread may use cores better than one process with several; much more means a slow baseline.
 ABOVE_ALL = 1.05
-# An epoch's seconds, by the wall, are no fewer than its iterations', by their clock, but for rounding.
-MOST_OF = 0.99
-# What the table needs of a run, beyond what every record has.
-TRAINING = Fields({"examples": SIZE, "wall_seconds": POSITIVE})
-SUMMARY = Fields({"epochs": ListOf(Fields({"loss": NUMBER, "training": TRAINING}), least=1), "memory": MEMORY})
-ENVIRONMENT = Fields({"device": TEXT, "cores": OrNone(SIZE), "threads_per_rank": SIZE, "ranks_on_host": SIZE})
-
-
-class AnotherRun(UserError):
-    """A finished record is whole, and of another run than was asked for; `what` says so without what to do."""
-
-    def __init__(self, what: str):
-        super().__init__(f"{what}; {REMEDY}.")
-        self.what = what
 
 
 @dataclass(frozen=True)
@@ -70,26 +56,6 @@ class StrategyResult:
     outcome: str = FINISHED
     said: str = ""
     run: Run | None = None
-
-
-def load_entry_run(folder: Path, name: str, asked: Mapping[str, Any]) -> Run:
-    """The run in a folder, under this name. Raises UserError naming what cannot be read, what the table lacks, and
-    seconds that cannot be those of its rows; AnotherRun naming the flag in which it is another than was `asked` for."""
-    run = load_run_as(folder, name)
-    check(run.summary, SUMMARY, folder / "summary.json", REMEDY)
-    check(run.environment, ENVIRONMENT, folder / "environment.json", REMEDY)
-    for flag, value in asked.items():
-        if not is_as_read(run.config.get(flag), value):
-            raise AnotherRun(
-                f"{folder} is another run: its {flag} is {printable(run.config.get(flag), 60)} and should be "
-                f"{printable(value, 60)}"
-            )
-    if _training(run) < MOST_OF * math.fsum(run.series.seconds):
-        raise UserError(
-            f"{folder} has epochs of {plain(_training(run))} s in summary.json and iterations of "
-            f"{plain(math.fsum(run.series.seconds))} s beside it: these files are not of one run; {REMEDY}."
-        )
-    return run
 
 
 def strategies_rows(entries: Sequence[StrategyResult]) -> list[list[str]]:
@@ -107,7 +73,9 @@ def strategies_rows(entries: Sequence[StrategyResult]) -> list[list[str]]:
             continue
         last, seconds = entry.run.summary["epochs"][-1], epoch_seconds(entry.run)
         base = _baseline(entry, entries)
-        cells = [plain(_total(entry.run)), plain(seconds), plain(_examples_per_epoch(entry.run) / seconds)]
+        trained = sum(epoch["training"]["wall_seconds"] for epoch in entry.run.summary["epochs"])
+        total = trained + sum(epoch.get("seconds_evaluation", 0.0) for epoch in entry.run.summary["epochs"])
+        cells = [plain(total), plain(seconds), plain(timed_trainings(entry.run)[0]["examples"] / seconds)]
         ratio = epoch_seconds(base) / seconds if base else None
         words = speed_up_words(ratio, entry.run.summary, base.summary, entry.run.environment) if ratio and base else "-"
         cells.append(words)
@@ -118,11 +86,30 @@ def strategies_rows(entries: Sequence[StrategyResult]) -> list[list[str]]:
         if has_gpu:
             peak = _gpu_peak(entry.run)
             cells.append("-" if peak is None else f"{peak / 1e6:,.0f}")
-        cells += [_sent(entry.run.summary), bytes_from(entry.run.summary)]
+        sent = sent_bytes(entry.run.summary)
+        cells += ["-" if sent is None else f"{sent / 1e6:,.1f}", bytes_from(entry.run.summary)]
         cells.append(f"{last_loss(entry.run):.4f}")
         cells += [f"{last[name]:.4f}" if is_number(last.get(name)) else "-" for name in metrics]
         rows.append([*what, *cells])
     return rows
+
+
+def strategies_page(entries: Sequence[StrategyResult]) -> Page:
+    """The table, why a strategy has no row, what was learned in each epoch, and then the page of all runs."""
+    from cos598d.tools.report.page import build_page
+
+    page = build_page([entry.run for entry in entries if entry.run])
+    table = Section(
+        "The strategies at equal total batch",
+        [
+            Table(TABLE_NOTE, strategies_rows(entries)),
+            *left_out(entries),
+            Table("Losses and metrics after each epoch.", learning_rows(entries)),
+        ],
+    )
+    remarks = list(dict.fromkeys([*cautions(entries), *page.answer.cautions]))
+    answer = headline_of(remarks, page.answer.sentences, page.answer.figure)
+    return replace(page, answer=answer, sections=[table, *page.sections])
 
 
 def learning_rows(entries: Sequence[StrategyResult]) -> list[list[str]]:
@@ -195,43 +182,6 @@ def left_out(entries: Sequence[StrategyResult]) -> list[str]:
     return list(dict.fromkeys(sentences))
 
 
-def epoch_seconds(run: Run) -> float:
-    """The mean wall seconds of a whole epoch's training; of a run without one (`cut_remark`), of the longest.
-
-    Without the first where there are others, since its first iterations are slow.
-    """
-    return fmean(training["wall_seconds"] for training in _timed_epochs(run))
-
-
-def _timed_epochs(run: Run) -> list[Mapping[str, Any]]:
-    whole = [epoch["training"] for epoch in whole_epochs(run.summary)] or _trainings(run)
-    most = max(training["examples"] for training in whole)
-    found = [training for training in whole if training["examples"] == most]
-    return found[1:] or found
-
-
-def cut_remark(runs: Sequence[Run]) -> str:
-    """A sentence that names the runs that have no whole epoch; "" where there are none."""
-    names = [run.name for run in runs if not whole_epochs(run.summary)]
-    if not names:
-        return ""
-    return (
-        f"no epoch is whole in {names_of(names, 'run')}: what is called an epoch's seconds there is of fewer examples."
-    )
-
-
-def last_loss(run: Run) -> float:
-    """The mean training loss of the last whole epoch; without one, of the last epoch."""
-    return [*run.summary["epochs"], *whole_epochs(run.summary)][-1]["loss"]
-
-
-def metrics_of(run: Run) -> list[str]:
-    """The losses and metrics of an evaluation, without those of parts of the data and of other thresholds."""
-    last = run.summary["epochs"][-1]
-    names = [name for name in last if is_number(last[name]) and name not in {*NOT_METRICS, "total"}]
-    return sorted((n for n in names if n.islower() and not n.startswith("best_")), key=lambda n: n != "validation_loss")
-
-
 def sent_bytes(summary: Mapping[str, Any]) -> float | None:
     """Bytes of an iteration, of the rank that sends most; or the mean over the ranks that the kernel's counters saw
     leave, where no ledger has them. None where nobody knows."""
@@ -257,27 +207,6 @@ def _efficiency(base: Run, run: Run) -> float | None:
     if not mine or not theirs or speed_up_words(ratio, run.summary, base.summary, run.environment) == DISTURBED:
         return None
     return ratio * theirs / mine
-
-
-def _trainings(run: Run) -> list[Mapping[str, Any]]:
-    return [epoch["training"] for epoch in run.summary["epochs"]]
-
-
-def _training(run: Run) -> float:
-    return sum(training["wall_seconds"] for training in _trainings(run))
-
-
-def _examples_per_epoch(run: Run) -> int:
-    return _timed_epochs(run)[0]["examples"]
-
-
-def _total(run: Run) -> float:
-    return _training(run) + sum(epoch.get("seconds_evaluation", 0.0) for epoch in run.summary["epochs"])
-
-
-def _sent(summary: Mapping[str, Any]) -> str:
-    sent = sent_bytes(summary)
-    return "-" if sent is None else f"{sent / 1e6:,.1f}"
 
 
 def _gpu_peak(run: Run) -> float | None:

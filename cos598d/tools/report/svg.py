@@ -8,17 +8,29 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
-from cos598d.terminal.colours import SERIES
+from cos598d.terminal.colours import BLUE, GREEN, GREY, PURPLE, SERIES, SKY, VERMILLION, YELLOW
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
 
 # 320 units wide: on a phone of 360 pixels a unit is about a pixel, and the text stays at 10.
 WIDTH_INCHES = 320 / 72
 # Beside the colours, for whoever sees none.
 LINES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+# A phase has one look on the whole page. Hatches, for whoever does not see the colours.
+PHASE_LOOKS = {
+    "data": (GREY, ""),
+    "forward": (SKY, ""),
+    "backward": (BLUE, ""),
+    "sync": (VERMILLION, "///"),
+    "clip": (YELLOW, ""),
+    "step": (GREEN, "\\\\\\"),
+    "checkpoint": (PURPLE, "..."),
+    "between": ("#ffffff", ""),
+}
 STYLE: dict[Any, Any] = {
     "font.family": ["sans-serif"],
     "font.sans-serif": ["DejaVu Sans", "Verdana", "Helvetica", "Arial", "sans-serif"],
@@ -81,6 +93,20 @@ def legend_below(figure: "Figure", handles: list, labels: list[str]) -> None:
     columns = max(1, min(4, 44 // (max(map(len, labels)) + 6)))
     figure.set_figheight(figure.get_figheight() + (6 + 14 * -(-len(labels) // columns)) / 72)
     figure.legend(handles, labels, loc="outside lower left", ncols=columns, frameon=False, handlelength=3)
+
+
+def bar(axes: "Axes", look: tuple[str, str], left: float, length: float, y: float, height: float) -> None:
+    """A part of a bar, if it has a length."""
+    colour, hatch = look
+    if length > 0:
+        axes.barh(y, length, height, left, color=colour, hatch=hatch, edgecolor="white", linewidth=0.3)
+
+
+def patch(colour: str, hatch: str) -> "Patch":
+    """What a legend shows of a look."""
+    from matplotlib.patches import Patch
+
+    return Patch(facecolor=colour, hatch=hatch, edgecolor="white")
 
 
 def shortened(name: str, letters: int = 40) -> str:

@@ -1,18 +1,32 @@
-"""A sweep's runs as its table and page take them: by combinations of the axes' values, each with one run a seed."""
+"""A sweep's runs as one long table, a row for each run and figure; its points are groups of that table's rows."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from cos598d.records.conventions import FINISHED
 from cos598d.records.quantities import quantity
 from cos598d.terminal.words import listed
+from cos598d.tools.report.disturbed import TOLERANCE, is_disturbed, most_speed_up
+from cos598d.tools.report.epochs import epoch_seconds, last_loss, metrics_of
 from cos598d.tools.report.load import Run
+from cos598d.tools.report.numbers import plain, seconds
+from cos598d.tools.report.strategies import sent_bytes
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 # Axes that are no flags of a run: examples on each rank, hosts x ranks on each, and the links between the hosts.
 BATCH, SETUP, DELAY, RATE = "batch", "setup", "delay", "rate"
 LINKS = (DELAY, RATE)
 ALONE = "1x1"  # the set-up of one process
+# Figures of a run besides its metrics. SECONDS are known only of runs that were not disturbed.
+LOSS, TRAINING_LOSS, SECONDS, ALL_SECONDS = "validation_loss", "training loss", "seconds an epoch", "s/epoch"
+SPEED_UP, SENT = "speed-up", "sent MB/it"
+# The long table's own columns. An axis is a flag, in small letters.
+ENTRY, SEED, METRIC, VALUE = "Entry", "Seed", "Metric", "Value"
+OWN_COLUMNS = [ENTRY, SEED, METRIC, VALUE]
 
 
 @dataclass(frozen=True)
@@ -30,37 +44,118 @@ class SweepEntry:
     run: Run | None = None
     parallel: int = 1
 
+    @property
+    def words(self) -> str:
+        """ "batch 4, setup 2x2"."""
+        return ", ".join(f"{axis} {word}" for axis, word in self.settings.items())
+
 
 @dataclass(frozen=True)
-class SeedGroup:
-    """The entries that differ in their seeds alone."""
+class Point:
+    """What the seeds of one combination of values come to: their mean, least and most, and how many they are."""
 
     settings: Mapping[str, str]
-    entries: Sequence[SweepEntry]
+    mean: float
+    least: float
+    most: float
+    seeds: int
 
-    @property
-    def runs(self) -> list[Run]:
-        """Those that are finished."""
-        return [entry.run for entry in self.entries if entry.run]
+    def overlaps(self, other: "Point") -> bool:
+        """Whether the two ranges have a value in common."""
+        return self.least <= other.most and other.least <= self.most
 
-    def words(self, axes: Sequence[str]) -> str:
+    def words(self, axes: Iterable[str]) -> str:
         """Its values of these axes: "batch 4 and setup 2x2"."""
         return listed([f"{axis} {self.settings[axis]}" for axis in axes if axis in self.settings])
 
 
-def combinations_of(entries: Sequence[SweepEntry]) -> list[SeedGroup]:
-    """The entries by their settings, in the order of the first of each."""
-    found: dict[tuple, list[SweepEntry]] = {}
-    for entry in entries:
-        found.setdefault(tuple(entry.settings.items()), []).append(entry)
-    return [SeedGroup(group[0].settings, group) for group in found.values()]
+@dataclass(frozen=True)
+class Measure:
+    """A figure of the long table, which its title names, and how it is shown."""
+
+    title: str
+
+    @property
+    def is_better_high(self) -> bool:
+        """Whether more of it is better."""
+        return not self.title.startswith((LOSS, TRAINING_LOSS, SECONDS, ALL_SECONDS))
+
+    @property
+    def begins_at_zero(self) -> bool:
+        """Whether its figures do."""
+        return self.title in (SECONDS, SPEED_UP)
+
+    def shown(self, value: float) -> str:
+        """A value of it in words."""
+        if self.title == SENT:
+            return f"{value / 1e6:,.2f}"
+        if self.title in (SECONDS, SPEED_UP, ALL_SECONDS):
+            return seconds(value) if self.title == SECONDS else plain(value)
+        return f"{value:.4f}"
 
 
-def axes_of(combinations: Sequence[SeedGroup]) -> dict[str, list[str]]:
+def long_table(entries: Sequence[SweepEntry]) -> "DataFrame":
+    """A row for each finished run and figure: the axes' values (missing where an axis means nothing to the run), the
+    entry's place, its seed, and the figure's name and value. Metrics and losses are of the last epoch."""
+    import pandas
+
+    rows = []
+    for place, entry in enumerate(entries):
+        if entry.run is None:
+            continue
+        run = entry.run
+        found = {name: run.summary["epochs"][-1][name] for name in metrics_of(run)}
+        found |= {TRAINING_LOSS: last_loss(run), ALL_SECONDS: epoch_seconds(run), SENT: sent_bytes(run.summary)}
+        found |= {} if is_disturbed(run.summary) else {SECONDS: epoch_seconds(run)}
+        own = {**entry.settings, ENTRY: place, SEED: entry.seed}
+        rows += [{**own, METRIC: name, VALUE: value} for name, value in found.items() if value is not None]
+    axes = list(dict.fromkeys(axis for entry in entries for axis in entry.settings))
+    table = pandas.DataFrame(rows, columns=[*axes, *OWN_COLUMNS])
+    ratios = speed_ups(entries, table)
+    possible = ratios[ratios["ratio"] <= TOLERANCE * ratios["most"]] if len(ratios) else ratios
+    if possible.empty:
+        return table
+    named = possible.assign(**{METRIC: SPEED_UP, VALUE: possible["ratio"]})
+    return pandas.concat([table, named[table.columns]], ignore_index=True)
+
+
+def speed_ups(entries: Sequence[SweepEntry], table: "DataFrame") -> "DataFrame":
+    """The seconds of set-up 1x1, with the same other settings and the same seed, over a run's own, as `ratio`; the
+    entry of that run as `alone`, and how many times is possible as `most`."""
+    timed = table[table[METRIC] == SECONDS]
+    if SETUP not in table or timed.empty:
+        return timed.iloc[:0].assign(ratio=[], alone=[], most=[])
+    others = [axis for axis in table.columns if axis not in (SETUP, *LINKS, *OWN_COLUMNS)]
+    alone = timed[timed[SETUP] == ALONE].rename(columns={VALUE: "bases", ENTRY: "alone"})
+    found = timed[timed[SETUP] != ALONE].merge(alone[[*others, SEED, "bases", "alone"]], on=[*others, SEED])
+    runs = [entries[place].run for place in found[ENTRY]]
+    most = [most_speed_up(run.summary, run.environment) for run in runs if run]
+    return found.assign(ratio=found["bases"] / found[VALUE], most=most)
+
+
+def points_of(table: "DataFrame", measure: Measure) -> list[Point]:
+    """The measure of each combination that has it, over its seeds, in the order of the table."""
+    axes = [axis for axis in table.columns if axis not in OWN_COLUMNS]
+    groups = table[table[METRIC] == measure.title].groupby(axes, sort=False, dropna=False)[VALUE]
+    found = groups.agg(["mean", "min", "max", "count"]).reset_index()
+    return [
+        Point(_settings(row, axes), row["mean"], row["min"], row["max"], row["count"])
+        for row in found.to_dict("records")
+    ]
+
+
+def metric_measures(table: "DataFrame") -> list[Measure]:
+    """The task's metrics, the first of them the one that it is known by, and the validation loss."""
+    others = (TRAINING_LOSS, SECONDS, ALL_SECONDS, SENT, SPEED_UP)
+    names = [name for name in dict.fromkeys(table[METRIC]) if name not in others]
+    return [Measure(name) for name in sorted(names, key=lambda name: name.startswith(LOSS))]
+
+
+def axes_of(settings: Iterable[Mapping[str, str]]) -> dict[str, list[str]]:
     """The values of each axis: numbers in their order, words in the user's."""
     found: dict[str, list[str]] = {}
-    for one in combinations:
-        for axis, word in one.settings.items():
+    for one in settings:
+        for axis, word in one.items():
             if word not in found.setdefault(axis, []):
                 found[axis].append(word)
     for words in found.values():
@@ -82,3 +177,7 @@ def number_behind(word: str) -> float | None:
     except ValueError:
         return quantity(word)
     return number if math.isfinite(number) else None
+
+
+def _settings(row: Mapping[str, object], axes: Sequence[str]) -> dict[str, str]:
+    return {axis: word for axis in axes if isinstance(word := row[axis], str)}

@@ -1,23 +1,31 @@
-"""The table of a sweep: a row for each combination of values, its seeds together."""
+"""A sweep's table, a row for each combination of values with its seeds together, and what to be wary of in it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from cos598d.records.conventions import BROKEN_OFF, FAILED, LEFT_OUT
+from cos598d.records.facts import ALSO_OF_WORK, OF_RUNS
 from cos598d.terminal.words import number_of
 from cos598d.tools.report.attempts import stopped_early
-from cos598d.tools.report.epochs import is_cut, whole_epochs
+from cos598d.tools.report.classes import one_class_remark
+from cos598d.tools.report.disturbed import disturbance_remark, impossible_remark
+from cos598d.tools.report.epochs import cut_remark, is_cut, whole_epochs
+from cos598d.tools.report.fairness import code_remark, ground_remark, work_remark
 from cos598d.tools.report.load import Run
-from cos598d.tools.report.strategies import sent_bytes
-from cos598d.tools.report.sweep_entries import SeedGroup, SweepEntry, axes_of, combinations_of
-from cos598d.tools.report.sweep_measures import (
+from cos598d.tools.report.sweep_entries import (
+    ALL_SECONDS,
+    BATCH,
+    SENT,
+    SETUP,
     SPEED_UP,
+    TRAINING_LOSS,
     Measure,
-    Spread,
+    Point,
+    SweepEntry,
+    axes_of,
+    long_table,
     metric_measures,
-    seconds_measure,
-    speed_up,
-    spread_of,
-    training_loss,
+    points_of,
+    speed_ups,
 )
 
 TABLE_NOTE = (
@@ -27,36 +35,49 @@ TABLE_NOTE = (
     "sends most, by the ledger; or the mean over the ranks, by the kernel's counters, where a library tells nobody "
     "what it sends. Epochs: those that were trained."
 )
+# What an axis changes beside the setting that it is.
+_SIZE, _EXAMPLES = ("examples a step",), ("training examples", "examples an epoch")
+ALSO_CHANGES = {
+    BATCH: _SIZE,
+    SETUP: (*_SIZE, "threads a rank"),
+    "gradient_accumulation_steps": _SIZE,
+    "max_train_examples": _EXAMPLES,
+    "threads": ("threads a rank",),
+    "data_dir": ("data", *_EXAMPLES),
+    "task_name": ("task", "data", "model", *_EXAMPLES),
+    **dict.fromkeys(("model_name_or_path", "model_type", "config_name", "image_size"), ("model",)),
+}
+# A sweep's runs differ in their seeds, and early stopping and batches make their steps differ: the table tells.
+ALWAYS = frozenset(("seed", "steps"))
 
 
 def sweep_rows(entries: Sequence[SweepEntry]) -> list[list[str]]:
     """A head and a row for each combination, those without a finished run too."""
-    found = combinations_of(entries)
-    axes, speed = list(axes_of(found)), speed_up(found)
-    measures = [*metric_measures(found), training_loss(), seconds_measure(with_disturbed=True)]
-    heads = [*(measure.title for measure in measures[:-1]), "s/epoch"]
-    if any(speed.by_seed(one) for one in found):
-        measures, heads = [*measures, speed], [*heads, SPEED_UP]
-    rows = [[*axes, "seeds", *heads, "sent MB/it", "epochs", "remarks"]]
-    for one in found:
-        cells = [_cell(measure, measure.spread(one)) for measure in measures]
-        sent = spread_of([value for run in one.runs if (value := sent_bytes(run.summary)) is not None])
-        cells.append(f"{sent.mean / 1e6:,.2f}" if sent else "-")
-        settings = [one.settings.get(axis, "-") for axis in axes]
-        rows.append([*settings, _seeds(one), *cells, _epochs(one.runs), "; ".join(_remarks(one))])
+    table, axes = long_table(entries), axes_of(entry.settings for entry in entries)
+    measures = [*metric_measures(table), Measure(TRAINING_LOSS), Measure(ALL_SECONDS)]
+    measures += [Measure(SPEED_UP)] if (table["Metric"] == SPEED_UP).any() else []
+    cells = {
+        measure: {tuple(point.settings.items()): _cell(measure, point) for point in points_of(table, measure)}
+        for measure in [*measures, Measure(SENT)]
+    }
+    rows = [[*axes, "seeds", *(measure.title for measure in cells), "epochs", "remarks"]]
+    combinations: dict[tuple, list[SweepEntry]] = {}
+    for entry in entries:
+        combinations.setdefault(tuple(entry.settings.items()), []).append(entry)
+    for settings, group in combinations.items():
+        runs = [entry.run for entry in group if entry.run]
+        seeds = str(len(runs)) if len(runs) == len(group) else f"{len(runs)} of {len(group)}"
+        found = [by_settings.get(settings, "-") for by_settings in cells.values()]
+        words = [dict(settings).get(axis, "-") for axis in axes]
+        rows.append([*words, seeds, *found, _epochs(runs), "; ".join(dict.fromkeys(_remarks(group)))])
     return rows if any(row[-1] for row in rows[1:]) else [row[:-1] for row in rows]
 
 
-def _cell(measure: Measure, spread: Spread | None) -> str:
-    if spread is None:
-        return "-"
-    mean, least, most = (measure.words(value).removesuffix(" s") for value in spread[:3])
-    return mean if spread.seeds == 1 else f"{mean} ({least}-{most})"
-
-
-def _seeds(one: SeedGroup) -> str:
-    done, asked = len(one.runs), len(one.entries)
-    return str(done) if done == asked else f"{done} of {asked}"
+def _cell(measure: Measure, point: Point) -> str:
+    mean = measure.shown(point.mean)
+    if point.seeds == 1 or measure.title == SENT:
+        return mean
+    return f"{mean} ({measure.shown(point.least)}-{measure.shown(point.most)})"
 
 
 def _epochs(runs: Sequence[Run]) -> str:
@@ -65,17 +86,85 @@ def _epochs(runs: Sequence[Run]) -> str:
     return words + (" and a part" if any(is_cut(run.summary["epochs"][-1], run.summary) for run in runs) else "")
 
 
-def _remarks(one: SeedGroup) -> list[str]:
+def _remarks(group: Sequence[SweepEntry]) -> list[str]:
     """What happened on the way, seed by seed."""
     found = []
-    for entry in one.entries:
+    for entry in group:
         seed = f"seed {entry.seed}"
         if entry.run is None:
             found.append({FAILED: f"{seed} failed", BROKEN_OFF: f"{seed} not finished"}.get(entry.outcome, LEFT_OUT))
             continue
         attempts = len(entry.run.summary.get("attempts", []))
-        if attempts > 1:
-            found.append(f"{seed} took {number_of(attempts, 'attempt')}")
-        if stopped_early(entry.run):
-            found.append(f"{seed} stopped early")
+        found += [f"{seed} took {number_of(attempts, 'attempt')}"] if attempts > 1 else []
+        found += [f"{seed} stopped early"] if stopped_early(entry.run) else []
+    return found
+
+
+def cautions(entries: Sequence[SweepEntry]) -> list[str]:
+    """What to read before anything else: runs that are missing, and in what the others do not compare."""
+    ends = {FAILED: "failed", BROKEN_OFF: "is not finished"}
+    found = [
+        f"{entry.words}, seed {entry.seed}, {ends[entry.outcome]}: {entry.said}"
+        for entry in entries
+        if entry.outcome in ends
+    ]
+    return found + unlike(entries)
+
+
+def left_out(entries: Sequence[SweepEntry]) -> list[str]:
+    """Why there is no run of a combination that cannot run, a sentence each."""
+    found = (f"{entry.words} is left out: {entry.said}" for entry in entries if entry.outcome == LEFT_OUT)
     return list(dict.fromkeys(found))
+
+
+def unlike(entries: Sequence[SweepEntry]) -> list[str]:
+    """In what the runs were not the same work although the axes do not ask for it, nor by the same code on the same
+    ground, and whether they shared it; a sentence each."""
+    finished = [entry for entry in entries if entry.run]
+    runs = [entry.run for entry in finished if entry.run]
+    summaries = [run.summary for run in runs]
+    remarks = (
+        disturbance_remark(summaries),
+        _impossible(entries),
+        work_remark(summaries, _by_design(axes_of(entry.settings for entry in entries))),
+        ground_remark(summaries),
+        code_remark(summaries),
+        _epochs_remark(runs),
+        cut_remark(runs),
+        one_class_remark(summaries),
+        _parallel_remark(finished),
+    )
+    return [remark for remark in remarks if remark]
+
+
+def _impossible(entries: Sequence[SweepEntry]) -> str:
+    names = [entry.run.name if entry.run else "" for entry in entries]
+    found = speed_ups(entries, long_table(entries))[["Entry", "alone", "ratio", "most"]].itertuples(index=False)
+    return impossible_remark([(names[place], names[alone], ratio, most) for place, alone, ratio, most in found])
+
+
+def _by_design(axes: Mapping[str, Sequence[str]]) -> set[str]:
+    """The words of a run's work in which the axes make the runs differ."""
+    flags = {name: word for word, place, name in OF_RUNS if place != "environment"}
+    flags |= {name: word for word, name in ALSO_OF_WORK}
+    found = {flags[axis] for axis in axes if axis in flags}
+    return found.union(ALWAYS, *(ALSO_CHANGES.get(axis, ()) for axis in axes))
+
+
+def _epochs_remark(runs: Sequence[Run]) -> str:
+    """Said where an epoch is not as long in all runs, as of one that --max_steps has cut short."""
+    sizes = {max(epoch["training"]["examples"] for epoch in run.summary["epochs"]) for run in runs}
+    if len(sizes) < 2:
+        return ""
+    return (
+        f"An epoch is from {min(sizes):,} to {max(sizes):,} examples long in these runs: their seconds do not compare."
+    )
+
+
+def _parallel_remark(finished: Sequence[SweepEntry]) -> str:
+    """Said where runs were made side by side."""
+    shared = [entry.parallel for entry in finished if entry.parallel > 1]
+    if not shared:
+        return ""
+    who = "The runs" if len(shared) == len(finished) else f"{len(shared)} of {len(finished)} runs"
+    return f"{who} were made up to {max(shared)} at a time: their seconds are not those of a run alone."

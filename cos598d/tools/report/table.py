@@ -2,9 +2,9 @@
 
 import textwrap
 from collections.abc import Sequence
-from typing import Any
+from statistics import fmean
 
-from cos598d.records.conventions import ASSUMED_BYTES, PHASES, WARM_UP
+from cos598d.records.conventions import ASSUMED_BYTES, CHECKPOINT, PHASES, WARM_UP
 from cos598d.records.run import Summary
 from cos598d.terminal.printable import printable
 from cos598d.terminal.tables import as_markdown, as_text, markdown_text, with_columns
@@ -16,12 +16,12 @@ from cos598d.tools.report.bytes_from import (
     is_by_sockets,
     is_in_ledger,
 )
+from cos598d.tools.report.classes import one_class_remark
 from cos598d.tools.report.disturbed import DISTURBED, disturbance_remark, is_disturbed
 from cos598d.tools.report.fairness import ground_remark, work_remark
 from cos598d.tools.report.load import left_out
 from cos598d.tools.report.memory import memory_note, memory_rows
-from cos598d.tools.report.numbers import plain_or_none
-from cos598d.tools.report.one_class import one_class_remark
+from cos598d.tools.report.numbers import mb_by_rank, plain_or_none
 from cos598d.tools.report.references import (
     alone_of,
     ddp_of,
@@ -33,12 +33,14 @@ from cos598d.tools.report.references import (
     ratio_of_means,
 )
 from cos598d.tools.report.repeats import in_groups, members, over_pairs
-from cos598d.tools.report.speed import SPEED_NOTE, phases_of, speed_rows
 
 FIRST_LOSSES = 3
 # The columns of `time_cells`. The last ones of a table are the phases.
 SPREAD, AGAINST = ("s/it", "95 %", "median"), ("ratio to ddp", "exposed s")
 SLOW_ONES = ("90th percentile", "first")
+SPEED_NOTE = (
+    "examples/s: by the clocks of rank 0's iterations, and by the wall, with recording between them; no warm-up."
+)
 
 
 def comparison(runs: Sequence[Summary], markdown: bool = False, each: bool = False) -> str:
@@ -52,16 +54,20 @@ def comparison(runs: Sequence[Summary], markdown: bool = False, each: bool = Fal
     runs = runs if each else in_groups(runs)
     parts = [losses_rows(runs), time_rows(runs), speed_rows(runs), traffic_rows(runs), memory_rows(runs)]
     text = "\n\n".join(as_markdown(part) if markdown else as_text(part) for part in parts if part)
-    found = (disturbance_remark(runs), work_remark(runs), ground_remark(runs), one_class_remark(runs))
-    remarks = [*unfinished_remarks(runs), *filter(None, found)]
-    said = "\n".join(markdown_text(remark) if markdown else remark for remark in remarks)
+    said = "\n".join(markdown_text(remark) if markdown else remark for remark in remarks_on(runs))
     return "\n\n".join(part for part in (_setting(runs), said, text, legend(runs)) if part)
 
 
-def unfinished_remarks(runs: Sequence[Summary]) -> list[str]:
-    """A sentence for each run that has not ended well."""
-    found = [member for run in runs for member in members(run) if "unfinished" in member]
-    return [f"{run['run']} {run['unfinished'].rstrip('.')}. Its figures are of those." for run in found]
+def remarks_on(runs: Sequence[Summary]) -> list[str]:
+    """What to read before any figure: which runs have not ended well, and in what they do not compare."""
+    members_of_all = [member for run in runs for member in members(run)]
+    unfinished = [
+        f"{run['run']} {run['unfinished'].rstrip('.')}. Its figures are of those."
+        for run in members_of_all
+        if "unfinished" in run
+    ]
+    found = (disturbance_remark(runs), work_remark(runs), ground_remark(runs), one_class_remark(runs))
+    return [*unfinished, *filter(None, found)]
 
 
 def losses_rows(runs: Sequence[Summary]) -> list[list[str]]:
@@ -104,6 +110,24 @@ def time_rows(runs: Sequence[Summary]) -> list[list[str]]:
     return with_columns(time_cells(runs), ["run", *SPREAD, *AGAINST, *phases_of(runs)])
 
 
+def phases_of(runs: Sequence[Summary]) -> list[str]:
+    """The phases to show of these runs: that of checkpoints where one of them has written any."""
+    has_saved = any(run["phases"][f"seconds_{CHECKPOINT}"] for run in runs)
+    return [phase for phase in PHASES if phase != CHECKPOINT or has_saved]
+
+
+def speed_rows(runs: Sequence[Summary]) -> list[list[str]]:
+    """A head and a row for each run whose record has its speed; nothing where none has, as older ones have not."""
+    rows = []
+    names = ("examples_per_second_clock", "examples_per_second_wall", "share_off_the_clock")
+    for run in runs:
+        found = [[(one.get("wall") or {}).get(name) for name in names] for one in members(run)]
+        if all(isinstance(value, int | float) for values in found for value in values):
+            clock, wall, share = (fmean(values) for values in zip(*found))
+            rows.append([run["run"], f"{clock:.4g}", f"{wall:.4g}", f"{share:.1%}"])
+    return [["run", "examples/s", "by the wall", "off the clock"], *rows] if rows else []
+
+
 def traffic_rows(runs: Sequence[Summary]) -> list[list[str]]:
     """A head and a row for each run: calls, tensors and bytes of an iteration, by the formulas; nothing by them where
     only the kernel knows what travelled."""
@@ -111,8 +135,11 @@ def traffic_rows(runs: Sequence[Summary]) -> list[list[str]]:
     rows[0] += ["counted MB/it", BYTES_FROM]
     for run in runs:
         cells = [f"{run[f'{what}_per_iteration']:.4g}" for what in ("calls", "tensors")]
-        cells += [megabytes([run["payload_bytes_per_iteration"]])]
-        cells += [megabytes(run["bytes_sent_per_iteration"]), megabytes(run["bytes_received_per_iteration"])]
+        cells += [mb_by_rank([run["payload_bytes_per_iteration"]])]
+        cells += [
+            mb_by_rank(run["bytes_sent_per_iteration"]),
+            mb_by_rank(run["bytes_received_per_iteration"]),
+        ]
         by_formula = cells if is_in_ledger(run) else ["-"] * len(cells)
         rows.append([run["run"], *by_formula, _counted(counted_wire(run)), bytes_from(run)])
     return rows
@@ -205,25 +232,13 @@ def _seconds(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
 
-def megabytes(values: Sequence[float], digits: int = 3) -> str:
-    """Bytes by rank in megabytes; neighbours that look the same once: "272.568, 90.856 x 3"."""
-    groups: list[list[Any]] = []
-    for value in values:
-        words = f"{value / 1e6:.{digits}f}"
-        if groups and groups[-1][0] == words:
-            groups[-1][1] += 1
-        else:
-            groups.append([words, 1])
-    return ", ".join(words + (f" x {count}" if count > 1 else "") for words, count in groups)
-
-
 def _counted(wire: Summary | None) -> str:
     """Counted bytes sent in megabytes, by interface; where ranks share one, those of all of them together."""
     if not wire:
         return "-"
     by_rank, cells = wire["bytes_sent_per_iteration"], []
     if is_by_sockets(wire):
-        return megabytes([sent for sent in by_rank if sent is not None])
+        return mb_by_rank([sent for sent in by_rank if sent is not None])
     for ranks in wire["ranks_by_interface"]:
         # All read the same counters, each when its own iterations end.
         known = [by_rank[rank] for rank in ranks if by_rank[rank] is not None]

@@ -1,12 +1,24 @@
 """One iteration of rank 0 in the order of time: its phases, and its gradient calls beside and after backward."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cos598d.records.conventions import PHASES
 from cos598d.records.run import Summary
+from cos598d.terminal.colours import DARK_GREY, VERMILLION
+from cos598d.terminal.words import number_of
+from cos598d.tools.report.blocks import Block, Figure
 from cos598d.tools.report.bytes_from import is_in_ledger
 from cos598d.tools.report.load import Run, is_number
+from cos598d.tools.report.numbers import seconds
+from cos598d.tools.report.settings import comparable
+from cos598d.tools.report.svg import PHASE_LOOKS, bar, draw, legend_below, patch, shortened
 
 Span = tuple[str, float, float]
+BESIDE, AFTER = ("#F3C6A5", ""), (VERMILLION, "///")
+# A timeline is drawn on the scale of the longest, unless that would make it too small to read.
+LEAST_OF_SCALE = 0.25
+FEW_CALLS = 12  # get a lane with a name each; hundreds, a staircase of the same height
 
 
 @dataclass(frozen=True)
@@ -36,24 +48,44 @@ class Timeline:
         return before, _covered([(max(start, self.backward_end), end) for _, start, end in self.calls])
 
 
+def timeline_blocks(runs: Sequence[Run]) -> list[Block]:
+    """A figure of each run's typical iteration; runs that can be compared share a scale."""
+    found = {run.name: timeline_of(run) for run in runs}
+    longest = {
+        run.name: max((one.seconds for other in group if (one := found[other.name])), default=0.0)
+        for group in comparable(runs)
+        for run in group
+    }
+    blocks: list[Block] = []
+    for one in found.values():
+        if one is not None:
+            shared = longest.get(one.run, 0.0)
+            until = shared if one.seconds >= LEAST_OF_SCALE * shared > 0 else one.seconds
+            name = f"timeline{len(blocks)}"
+            blocks.append(Figure(name, _figure(one, name, until), [_caption(one)]))
+    without = [run.name for run in runs if found[run.name] is None and run.summary["losses"]]
+    if without:
+        blocks.append(f"The records of {', '.join(without)} do not say when phases began: they are older.")
+    return blocks
+
+
 def timeline_of(run: Run) -> Timeline | None:
     """The run's typical iteration; None where the records do not say when its phases began."""
     row = run.typical
     if row is None or not row.get("spans_seconds"):
         return None
-    spans = row["spans_seconds"]
     gradients = [call for call in run.calls if call["purpose"] == "gradients"]
     timed = [call for call in gradients if is_number(call.get("started")) and is_number(call.get("seconds"))]
     calls = [(call["tensor"], call["started"], call["started"] + call["seconds"]) for call in timed]
-    backward_end = max((start + length for phase, start, length in spans if phase == "backward"), default=0.0)
+    spans: list[Span] = [tuple(span) for span in row["spans_seconds"]]
     return Timeline(
         run=run.name,
         iteration=row["iteration"],
         seconds=row["seconds"],
-        spans=[tuple(span) for span in spans],
+        spans=spans,
         calls=sorted(calls, key=lambda call: call[1:]),
         untimed=len(gradients) - len(timed),
-        backward_end=backward_end,
+        backward_end=max((start + length for phase, start, length in spans if phase == "backward"), default=0.0),
         kept=None if run.calls else rule_without_rows(run.summary),
         is_told=is_in_ledger(run.summary),
         of_weights=sum(call["purpose"] == "parameters" for call in run.calls),
@@ -73,3 +105,71 @@ def _covered(spans: list[tuple[float, float]]) -> float:
         total += max(0.0, end - max(start, reached))
         reached = max(reached, end)
     return total
+
+
+def _caption(timeline: Timeline) -> str:
+    """When backward ends, how much of the gradient calls' time lies before and after it, and what is not drawn."""
+    words = f"{timeline.run}, iteration {timeline.iteration} of rank 0, {seconds(timeline.seconds)}"
+    sentences = [f"{words}: backward ends at {seconds(timeline.backward_end)}."]
+    if timeline.calls:
+        before, after = timeline.seconds_under_way
+        sentences.append(
+            f"{number_of(len(timeline.calls), 'gradient call')}: for {seconds(before)} at least one is under way "
+            f"before that, for {seconds(after)} after it."
+        )
+        if timeline.of_weights:
+            sentences.append(f"{number_of(timeline.of_weights, 'call')} that gathered weights: not counted here.")
+        if before > 0:
+            sentences.append("A call beside backward is drawn until it was waited for: it may have been done sooner.")
+    if timeline.untimed:
+        words = number_of(timeline.untimed, "gradient call")
+        sentences.append(f"{words} of torch's own: the record does not tell when.")
+    if timeline.kept:
+        sentences.append(f"Its calls are not in the record (--ledger {timeline.kept}).")
+    elif not timeline.is_told:
+        sentences.append("What travels is not in the record, for a library does not tell.")
+    elif not timeline.calls and not timeline.untimed:
+        sentences.append("No gradient travels.")
+    return " ".join(sentences)
+
+
+def _figure(timeline: Timeline, name: str, until: float) -> str:
+    """The iteration from left to right: its phases in the first lane, each gradient call below."""
+    calls = timeline.calls
+    is_few = len(calls) <= FEW_CALLS
+    lane = 1.0 if is_few else FEW_CALLS / len(calls)
+
+    def paint(figure):
+        axes = figure.subplots()
+        for phase, start, length in timeline.spans:
+            bar(axes, PHASE_LOOKS[phase], start, length, 0, 0.8)
+        labels: dict[float, str] = {0: "phases"}
+        for number, (tensor, start, end) in enumerate(calls):
+            y = 1 + (number + 0.5) * lane - 0.5
+            split = min(max(start, timeline.backward_end), end)
+            if is_few:
+                bar(axes, BESIDE, start, split - start, y, 0.8)
+                bar(axes, AFTER, split, end - split, y, 0.8)
+            else:  # a stair has no room for edges and hatches
+                axes.barh([y, y], [split - start, end - split], lane, [start, split], color=[BESIDE[0], AFTER[0]])
+            if is_few or number in (0, len(calls) - 1):
+                labels[y] = shortened(tensor, 12)
+        if timeline.untimed and not calls:
+            axes.broken_barh([(0, timeline.seconds)], (0.6, 0.8), facecolor="none", edgecolor=DARK_GREY, linestyle=":")
+            untimed = f" {number_of(timeline.untimed, 'call')}, times not told"
+            axes.text(0, 1, untimed, ha="left", va="center")
+        axes.set_yticks(list(labels), list(labels.values()))
+        axes.set_ylim(0.6 + (max(1, len(calls) * lane) if calls or timeline.untimed else 0), -0.6)
+        axes.set_xlim(0, until)
+        axes.grid(axis="y", visible=False)
+        axes.set_xlabel("seconds since the iteration began")
+        used = [phase for phase in PHASES if any(span[0] == phase and span[2] > 0 for span in timeline.spans)]
+        looks, words = [PHASE_LOOKS[phase] for phase in used], list(used)
+        if any(start < timeline.backward_end for _, start, _ in calls):
+            looks, words = [*looks, BESIDE], [*words, "call beside"]
+        if any(end > timeline.backward_end for *_, end in calls):
+            looks, words = [*looks, AFTER], [*words, "call after"]
+        legend_below(figure, [patch(*look) for look in looks], words)
+
+    label = f"one iteration of {seconds(timeline.seconds)} of {timeline.run}: its phases and gradient calls"
+    return draw(name, label, 65 + 20 * min(max(1, len(calls)), FEW_CALLS), paint)

@@ -1,13 +1,24 @@
-"""What the formulas say a rank sends and receives, beside what the kernel's counters saw."""
+"""The page's part on bytes: what the formulas say a rank sends and receives, beside what the kernel's counters saw."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from statistics import fmean
 
 from cos598d.records.run import Summary
-from cos598d.tools.report.bytes_from import counted_wire, is_by_sockets, is_in_ledger
+from cos598d.terminal.colours import BLUE, SKY
+from cos598d.tools.report.blocks import Block, Table, figures
+from cos598d.tools.report.bytes_from import BYTES_NOTE, counted_wire, is_by_sockets, is_in_ledger
 from cos598d.tools.report.load import Run
-from cos598d.tools.report.table import megabytes as megabytes_by_rank
+from cos598d.tools.report.numbers import mb_by_rank, megabytes
+from cos598d.tools.report.svg import draw, lanes, legend_below
+from cos598d.tools.report.table import assumed_bytes, traffic_rows
 
+TRAFFIC_NOTE = (
+    "Calls that carry gradients or, where a strategy shards, parameters: the mean of all iterations, by the "
+    "algorithms' formulas. Counted is all that travels while training, the loss and weights "
+    f"gathered for an evaluation too. MB: 1,000,000 bytes. {BYTES_NOTE}"
+)
 PURPOSE_NOTE = (
     "All calls of the run by what they were for: calls and payload of rank 0. They are sums over every call; what part "
     "of all calls has a row of its own is up to --ledger."
@@ -18,22 +29,47 @@ LEAST_BYTES = 1e5  # of less, such as the loss's few bytes, headers are the most
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes of an iteration of one rank, or of all ranks where several share an interface's counters."""
+    """Bytes of an iteration of one rank, or of all ranks where several share an interface's counters.
+
+    `sent` and `received` are each what is predicted and what was counted.
+    """
 
     run: str
     whose: str
-    predicted_sent: float
-    counted_sent: float
-    predicted_received: float
-    counted_received: float
+    sent: tuple[float, float]
+    received: tuple[float, float]
     is_shared_in_part: bool  # some ranks, not all, share an interface: what they say to each other is not on it
-    is_predicted: bool = True  # else only the counters know what travelled
-    has_headers: bool = True  # in what is counted
+    is_predicted: bool  # else only the counters know what travelled
+    has_headers: bool  # in what is counted
 
-    @property
-    def pairs(self) -> list[tuple[float, float]]:
-        """Predicted and counted, of what is sent and of what is received."""
-        return [(self.predicted_sent, self.counted_sent), (self.predicted_received, self.counted_received)]
+
+def traffic_blocks(runs: Sequence[Run]) -> list[Block]:
+    """What the formulas predict, all calls by their purpose, and where the kernel counted, how far off they are."""
+    runs = [run for run in runs if run.summary["losses"]]
+    if not runs:
+        return []
+    summaries = [run.summary for run in runs]
+    blocks: list[Block] = [Table(TRAFFIC_NOTE + assumed_bytes(summaries, before=" "), traffic_rows(summaries))]
+    if purposes := purpose_rows(runs):
+        blocks.append(Table(PURPOSE_NOTE, purposes))
+    counted = counted_traffic(runs)
+    if not counted:
+        return [*blocks, "The kernel counted no run's bytes."]
+    rows = [["run", "whose", "sent predicted", "sent counted", "off", "received predicted", "received counted", "off"]]
+    for one in counted:
+        rows.append([one.run, one.whose])
+        for predicted, seen in (one.sent, one.received):
+            rows[-1] += [megabytes(predicted) if one.is_predicted else "-", megabytes(seen)]
+            rows[-1] += [f"{seen / predicted - 1:+.1%}" if predicted else "-"]
+    blocks.append(Table("MB an iteration, predicted and counted by the kernel.", rows))
+    if epochs := epoch_rows(runs):
+        blocks.append(Table("MB sent in an epoch's training, all calls, predicted and counted.", epochs))
+    has_headers = any(one.has_headers for one in counted)
+    where = "crossed the interface, with packet headers" if has_headers else "a rank's own sockets carried"
+    caption = [f"Predicted is what the ledger has by formula; counted is all that {where}."]
+    if any(one.is_shared_in_part for one in counted):
+        caption.append("Ranks of one host share an interface, and what they say to each other does not cross it.")
+    return [*blocks, *figures(("traffic", _figure(counted), caption))]
 
 
 def counted_traffic(runs: Sequence[Run]) -> list[Traffic]:
@@ -52,39 +88,32 @@ def counted_traffic(runs: Sequence[Run]) -> list[Traffic]:
             counting = [rank for rank in group if counted[0][rank] is not None]
             if not counting:
                 continue
-            sums = [sum(values[rank] for rank in group) for values in predicted]
             # Each of them has read the whole interface.
-            sums += [sum(values[rank] for rank in counting) / len(counting) for values in counted]
-            whose = f"rank {group[0]}" if len(group) == 1 else f"all {ranks} ranks"
-            if 1 < len(group) < ranks:
-                whose = f"ranks {', '.join(map(str, group))}"
-            sent, received, wire_sent, wire_received = sums
-            is_shared_in_part = 1 < len(group) < ranks
-            found.append(
-                Traffic(
-                    *(run.name, whose, sent, wire_sent, received, wire_received, is_shared_in_part),
-                    is_predicted=is_in_ledger(run.summary),
-                    has_headers=not is_by_sockets(wire),
-                )
+            sent, received = (
+                (sum(formula[rank] for rank in group), sum(seen[rank] for rank in counting) / len(counting))
+                for formula, seen in zip(predicted, counted, strict=True)
             )
+            whose = f"rank {group[0]}" if len(group) == 1 else f"all {ranks} ranks"
+            is_shared_in_part = 1 < len(group) < ranks
+            if is_shared_in_part:
+                whose = f"ranks {', '.join(map(str, group))}"
+            known = (is_shared_in_part, is_in_ledger(run.summary), not is_by_sockets(wire))
+            found.append(Traffic(run.name, whose, sent, received, *known))
     return found
 
 
 def purpose_rows(runs: Sequence[Run]) -> list[list[str]]:
-    """A head and a row for each purpose of each run's calls, of the whole run; nothing where no record says it."""
+    """A head and a row for each purpose of each run's calls, of the whole run; nothing where no record has it."""
     rows = []
     for run in runs:
         ledger = run.summary.get("ledger", {})
         kept = sum(ledger.get("rows_kept", [])) / max(1, sum(ledger.get("rows", [])))
         for purpose, sums in ledger.get("by_purpose", {}).items():
-            cells = [megabytes_by_rank(sums[f"bytes_{way}"]) for way in ("sent", "received")]
-            rows.append([run.name, purpose, f"{sums['calls']:,}", megabytes_by_rank([sums["payload_bytes"]]), *cells])
-            rows[-1].append(f"{kept:.0%}" if kept == 1 else f"{kept:.1%}")
-    return (
-        [["run", "calls for", "calls", "payload MB", "sent MB by rank", "received MB", "rows kept"], *rows]
-        if rows
-        else []
-    )
+            cells = [mb_by_rank(sums[f"bytes_{way}"]) for way in WAYS]
+            cells = [f"{sums['calls']:,}", mb_by_rank([sums["payload_bytes"]]), *cells]
+            rows.append([run.name, purpose, *cells, f"{kept:.0%}" if kept == 1 else f"{kept:.1%}"])
+    head = ["run", "calls for", "calls", "payload MB", "sent MB by rank", "received MB", "rows kept"]
+    return [head, *rows] if rows else []
 
 
 def _of_whole_epochs(run: Summary) -> tuple[list[list[float]], list[list[float]]] | None:
@@ -110,19 +139,48 @@ def epoch_rows(runs: Sequence[Run]) -> list[list[str]]:
     rows = []
     for run in runs:
         wire = counted_wire(run.summary)
-        if not wire:
-            continue
-        for epoch in run.summary["epochs"]:
+        for epoch in run.summary["epochs"] if wire else []:
             predicted, counted = (epoch.get(f"{how}_bytes_sent") for how in ("predicted", "counted"))
-            if not predicted or not counted or None in counted:
+            if not wire or not predicted or not counted or None in counted:
                 continue
             groups = wire["ranks_by_interface"]
             sums = [sum(predicted[rank] for rank in group) for group in groups]
             seen = [counted[group[0]] for group in groups]
             ratios = [c / p - 1 for c, p in zip(seen, sums, strict=True) if p >= LEAST_BYTES]
             off = " to ".join(dict.fromkeys(f"{share:+.1%}" for share in (min(ratios), max(ratios)))) if ratios else "-"
-            cells = [megabytes_by_rank(sums), megabytes_by_rank(seen), off]
+            cells = [mb_by_rank(sums), mb_by_rank(seen), off]
             if not is_in_ledger(run.summary):
                 cells = ["-", cells[1], "-"]
             rows.append([run.name, str(epoch["epoch"]), str(epoch.get("iterations", "-")), *cells])
     return [["run", "epoch", "iterations", "predicted", "counted", "off"], *rows] if rows else []
+
+
+def _figure(traffic: Sequence[Traffic]) -> str:
+    """Bytes sent an iteration, predicted and counted, side by side.
+
+    Neighbours of one run of which the same is predicted share a lane, with the mean of what was counted.
+    """
+    groups = [list(group) for _, group in groupby(traffic, key=lambda one: (one.run, one.sent[0]))]
+    names = [
+        f"{group[0].run}, {group[0].whose}" + (f" to {group[-1].whose}, each" if len(group) > 1 else "")
+        for group in groups
+    ]
+    bars = {
+        "predicted": ([group[0].sent[0] / 1e6 for group in groups], 0.02, {"color": SKY}),
+        "counted": (
+            [fmean(one.sent[1] for one in group) / 1e6 for group in groups],
+            *(0.28, {"color": BLUE, "hatch": "///", "edgecolor": "white"}),
+        ),
+    }
+
+    def paint(figure):
+        axes = figure.subplots()
+        handles = [
+            axes.barh([place + below for place in range(len(groups))], lengths, 0.24, **look)
+            for lengths, below, look in bars.values()
+        ]
+        lanes(axes, names, -0.25)
+        axes.set_xlabel("MB sent an iteration")
+        legend_below(figure, handles, list(bars))
+
+    return draw("traffic", "bytes sent an iteration, predicted and counted", 50 + 36 * len(groups), paint)

@@ -14,7 +14,8 @@ from cos598d.tools.report.bytes_from import (
     is_by_sockets,
     is_in_ledger,
 )
-from cos598d.tools.report.table import assumed_bytes, megabytes
+from cos598d.tools.report.numbers import mb_by_rank
+from cos598d.tools.report.table import assumed_bytes
 
 # Ethernet 14, IPv4 20, TCP 20 and its timestamps 12 bytes: of every packet, acknowledgements too.
 HEADER_BYTES = 66
@@ -66,11 +67,26 @@ def _row(run: Summary) -> list[str]:
     difference = sum(counted) / sum(gradients) - 1 if sum(gradients) else None
     setting = [run["run"], str(run["total_train_batch_size"]), run["precision"]]
     if not is_in_ledger(run):  # what travels between those calls that it has is not known by kind
-        known = ["-", "-", str(iterations), "-", "-", megabytes(counted, 1), "-", "-", megabytes(headers), "-"]
+        known = [
+            "-",
+            "-",
+            str(iterations),
+            "-",
+            "-",
+            mb_by_rank(counted, 1),
+            "-",
+            "-",
+            mb_by_rank(headers),
+            "-",
+        ]
         return [*setting, *known, bytes_from(run)]
     return [
         *(*setting, str(run["tensors_per_iteration"])),
         *(f"{run['payload_bytes_per_iteration'] / 1e6:.3f}", str(iterations), f"{run['calls_per_iteration']:g}"),
-        *(megabytes(gradients, 1), megabytes(counted, 1), "-" if difference is None else f"{difference:+.2%}"),
-        *(megabytes(other), megabytes(headers), megabytes(rest), bytes_from(run)),
+        *(
+            mb_by_rank(gradients, 1),
+            mb_by_rank(counted, 1),
+            "-" if difference is None else f"{difference:+.2%}",
+        ),
+        *(mb_by_rank(other), mb_by_rank(headers), mb_by_rank(rest), bytes_from(run)),
     ]

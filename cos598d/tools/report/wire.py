@@ -5,14 +5,20 @@ from dataclasses import dataclass
 from math import isnan
 
 from cos598d.records.quantities import quantity
-from cos598d.terminal.words import number_of
+from cos598d.terminal.colours import BLUE, DARK_GREY, VERMILLION
+from cos598d.terminal.words import listed, number_of
+from cos598d.tools.report.blocks import Figure
 from cos598d.tools.report.bytes_from import is_by_sockets, is_loopback
 from cos598d.tools.report.load import Row, Run
 from cos598d.tools.report.numbers import percent, plain
+from cos598d.tools.report.svg import draw, legend_below, shortened
 
 MOST_DRAWN = 400
 LEAST_SECONDS = 1e-3  # samples nearer to one another than that say little of a rate
 GAP = float("nan")
+# Colour and line of what is sent, what is received, and the link's rate.
+SENT, RECEIVED, RATE = (VERMILLION, "-"), (BLUE, "--"), (DARK_GREY, ":")
+FAR = 2  # a rate of more than as many times what was carried is not drawn
 
 
 @dataclass(frozen=True)
@@ -70,9 +76,9 @@ def mean_rate(moments: Sequence[float], rates: Sequence[float]) -> float:
     return sum(rate * seconds for rate, seconds in spans) / sum(seconds for _, seconds in spans)
 
 
-def wire_caption(found: Sequence[Throughput]) -> list[str]:
-    """What each run's wire carried on average while it trained, and the share of the link's rate."""
-    sentences = []
+def wire_blocks(runs: Sequence[Run]) -> list[Figure]:
+    """What each run's wire carried while it trained, in time and on average, and the share of the link's rate."""
+    found, sentences = throughputs(runs), []
     for one in found:
         words = []
         for way, values in (("sent", one.sent), ("received", one.received)):
@@ -84,4 +90,34 @@ def wire_caption(found: Sequence[Throughput]) -> list[str]:
         later = len(one.sent) - MOST_DRAWN
         if later > 0:
             sentences[-1] += f" Not drawn: {number_of(later, 'later sample')}."
-    return sentences
+    return [Figure("wire", _figure(found), sentences)] if found else []
+
+
+def _figure(found: Sequence[Throughput]) -> str:
+    """A panel for each run, all on one scale: what rank 0 counted."""
+    most = max(max(known([*one.sent, *one.received])) for one in found) or 1.0
+    drawn = [one.rate for one in found if one.rate and one.rate <= FAR * most]
+    top = 1.08 * max([most, *drawn]) / 1e6
+
+    def paint(figure):
+        panels = figure.subplots(len(found), 1, squeeze=False)[:, 0]
+        for axes, one in zip(panels, found, strict=True):
+            edges = one.moments[: MOST_DRAWN + 1]
+            for values, (colour, style) in ((one.sent, SENT), (one.received, RECEIVED)):
+                rates = [value / 1e6 for value in values[:MOST_DRAWN]]
+                axes.stairs(rates, edges, color=colour, linestyle=style, baseline=None)
+            if one.rate in drawn:
+                axes.axhline(one.rate / 1e6, color=RATE[0], linestyle=RATE[1], linewidth=1)
+            axes.set_ylim(0, top)
+            axes.set_xlim(edges[0], edges[-1])
+            axes.set_title(shortened(one.run), loc="left")
+        panels[-1].set_xlabel("seconds of the run")
+        figure.supylabel("Mbit/s", fontsize=9)
+        looks, words = [SENT, RECEIVED], ["sent", "received"]
+        if drawn:
+            looks, words = [*looks, RATE], [*words, "link's rate"]
+        handles = [panels[0].plot([], [], color=colour, linestyle=style)[0] for colour, style in looks]
+        legend_below(figure, handles, words)
+
+    label = f"bits a second of rank 0 of {listed([one.run for one in found])}"
+    return draw("wire", label, 30 + 95 * len(found), paint)

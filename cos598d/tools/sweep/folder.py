@@ -10,8 +10,7 @@ from cos598d.records.conventions import BROKEN_OFF, FAILED, FINISHED, OUTCOMES
 from cos598d.records.kinds import TEXT, OneOf, ValueKind
 from cos598d.terminal.files import write_json
 from cos598d.terminal.printable import printable
-from cos598d.tools.report.load import Run
-from cos598d.tools.report.strategies import load_entry_run
+from cos598d.tools.report.load import Run, load_entry_run
 
 # What the state says of every run, beside what it is.
 ENDED: dict[str, ValueKind] = {"outcome": OneOf(OUTCOMES), "said": TEXT}

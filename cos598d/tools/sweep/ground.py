@@ -7,8 +7,7 @@ from typing import Any
 
 from cos598d.records.quantities import delay_words, rate_words
 from cos598d.terminal.printable import printable
-from cos598d.tools.report.load import Run
-from cos598d.tools.report.strategies import AnotherRun
+from cos598d.tools.report.load import AnotherRun, Run
 from cos598d.tools.report.sweep_entries import DELAY, RATE
 from cos598d.tools.sweep.plan import Combination
 

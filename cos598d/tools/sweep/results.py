@@ -10,13 +10,12 @@ from cos598d.records.conventions import BROKEN_OFF, FAILED, LEFT_OUT
 from cos598d.terminal.files import write_whole
 from cos598d.terminal.printable import printable
 from cos598d.terminal.tables import as_markdown, as_text, markdown_text
+from cos598d.tools.report.epochs import epoch_seconds
 from cos598d.tools.report.load import Run, is_number
 from cos598d.tools.report.render import as_html
-from cos598d.tools.report.strategies import epoch_seconds
-from cos598d.tools.report.sweep_answer import unlike
-from cos598d.tools.report.sweep_entries import SweepEntry, combinations_of
+from cos598d.tools.report.sweep_entries import SweepEntry
 from cos598d.tools.report.sweep_page import sweep_page
-from cos598d.tools.report.sweep_table import TABLE_NOTE, sweep_rows
+from cos598d.tools.report.sweep_table import TABLE_NOTE, sweep_rows, unlike
 from cos598d.tools.sweep.folder import writing
 
 PAGE, TABLE = "report.html", "table.md"
@@ -42,7 +41,7 @@ def show(path: Path, entries: Sequence[SweepEntry], title: str, remarks: Sequenc
         print("", *map(printable, absent), sep="\n")
         return
     rows = sweep_rows(entries)
-    notes = [*remarks, *unlike(combinations_of(entries)), *absent]
+    notes = [*remarks, *unlike(entries), *absent]
     parts = [as_text(rows, numbers=True), textwrap.fill(TABLE_NOTE, 118), *map(printable, notes)]
     print("", "\n\n".join(parts), "", sep="\n")
     words = [as_markdown(rows), *map(markdown_text, [TABLE_NOTE, *notes])]

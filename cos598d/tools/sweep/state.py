@@ -1,5 +1,6 @@
 """A sweep's folder: what was asked for there, and how each of its runs ended, so that a later call goes on."""
 
+import math
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -10,12 +11,11 @@ from cos598d.records.conventions import BROKEN_OFF, FAILED, FINISHED, LEFT_OUT
 from cos598d.records.kinds import COUNT, NOT_NEGATIVE, SIZE, TEXT, Fields, ListOf, MapOf, Of, OrNone
 from cos598d.records.schema import is_as_read, read
 from cos598d.terminal.printable import printable
-from cos598d.tools.report.load import Run
-from cos598d.tools.report.strategies import AnotherRun
+from cos598d.tools.report.load import AnotherRun, Run
 from cos598d.tools.report.sweep_entries import SweepEntry
 from cos598d.tools.sweep.folder import ENDED, OTHER_FOLDER, RunsFolder
 from cos598d.tools.sweep.ground import check_ground
-from cos598d.tools.sweep.plan import Combination
+from cos598d.tools.sweep.plan import Combination, combine
 
 STATE, LOGS = "sweep.json", "logs"
 REMEDY = "so give another --runs_dir"
@@ -29,8 +29,23 @@ ASKED = {
     "rate": TEXT,
     "launch": OrNone(TEXT),
 }
+KIND = Fields({**ASKED, "combinations": MapOf(ROW)})
+MOST_RUNS = 100_000  # of one sweep; a state that asks for more was not written by one
 NOT_BEGUN = "it has not been run yet."
 LONGEST_SHOWN = 100  # characters of a value in a sentence
+
+
+def read_sweep(path: Path) -> list[SweepEntry]:
+    """The entries of the sweep in a folder, by its state alone. Raises UserError for a state that is damaged."""
+    remedy = "start the sweep again"
+    found = read(path / STATE, KIND, remedy)
+    if math.prod([len(found["seeds"]), *map(len, found["axes"].values())]) > MOST_RUNS:
+        raise UserError(f"{path / STATE} asks for more than {MOST_RUNS:,} runs: it is damaged, {remedy}.")
+    try:
+        combinations = combine(found["axes"], found["flags"], found["seeds"], found["rate"])
+    except (UsageError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise UserError(f"{path / STATE} is of no sweep that can be ({printable(error, 200)}): {remedy}.") from None
+    return SweepFolder(path, found).entries(combinations)
 
 
 class SweepFolder(RunsFolder):
@@ -43,7 +58,7 @@ class SweepFolder(RunsFolder):
         super().__init__(path)
         self._asked = {name: asked[name] for name in ASKED}
         try:
-            found = read(path / STATE, Fields({**ASKED, "combinations": MapOf(ROW)}), REMEDY)
+            found = read(path / STATE, KIND, REMEDY)
         except FileNotFoundError:
             if any(path.iterdir()):
                 raise UserError(

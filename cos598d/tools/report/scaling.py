@@ -1,0 +1,123 @@
+"""The page's part on series of runs: speed-up against the number of ranks, and seconds against a setting."""
+
+from collections.abc import Sequence
+
+from cos598d.terminal.colours import DARK_GREY
+from cos598d.terminal.words import listed
+from cos598d.tools.report.blocks import Block, Figure, Section, Table
+from cos598d.tools.report.disturbed import DISTURBED, is_disturbed, speed_up_words
+from cos598d.tools.report.load import Run
+from cos598d.tools.report.numbers import plain
+from cos598d.tools.report.references import are_apart
+from cos598d.tools.report.settings import UNITS, differences, in_series, scaling, value_in
+from cos598d.tools.report.svg import draw, legend_below, line_style, swept_axis
+
+SWEPT = ("examples a step", "rate", "delay")
+SCALING_NOTE = (
+    "Speed-up: the one-rank run's mean seconds over this run's, same global batch, without the first iterations, "
+    "which the table of `strategies` has. Efficiency: speed-up divided by "
+    "ranks, where the table of `strategies` divides it by processors."
+)
+ON_ONE_MACHINE = (
+    "Ranks on one machine (emulated hosts too) share its cores: this is not the speed-up of more machines, and "
+    "where one rank already uses all cores, more ranks can hardly be faster."
+)
+
+
+def scaling_blocks(runs: Sequence[Run]) -> list[Block]:
+    """Speed-up over one rank as a table and, of those that were not disturbed, as a figure."""
+    rows, drawn = [["run", "against", "sync", "ranks", "s/it", "speed-up", "efficiency"]], []
+    for base, others in scaling(runs):
+        quiet = []
+        for run in others:
+            ranks, ratio = run.summary["world_size"], base.seconds["mean"] / run.seconds["mean"]
+            words = speed_up_words(ratio, run.summary, base.summary, run.environment)
+            share = "-" if words == DISTURBED else f"{ratio / ranks:.0%}"
+            what = [run.name, base.name, run.summary["sync"], str(ranks), plain(run.seconds["mean"])]
+            rows.append([*what, words, share])
+            quiet += [run] if words != DISTURBED else []
+        drawn += [(base, quiet)] if quiet else []
+    if len(rows) == 1:
+        return []
+    table = Table(SCALING_NOTE, rows)
+    return [table, Figure("scaling", _scaling_figure(drawn), _caption(drawn))] if drawn else [table]
+
+
+def _caption(series: Sequence[tuple[Run, list[Run]]]) -> list[str]:
+    """What keeps a speed-up from being what it looks like."""
+    pairs = [(base, run) for base, runs in series for run in runs]
+    sentences = ["Of each sync the one-rank run's seconds over those of more ranks."]
+    near = [run.name for base, run in pairs if not are_apart(base.summary, run.summary)]
+    if near:
+        sentences.append(f"Not shown to differ from one rank, for the spread is as large: {listed(near)}.")
+    if any(base.seconds["mean"] / run.seconds["mean"] > run.summary["world_size"] for base, run in pairs):
+        sentences.append("More than n times with n ranks is not explained by more ranks alone.")
+    if len({str(run.environment.get("threads_per_rank")) for pair in pairs for run in pair}) > 1:
+        sentences.append("The ranks have not all the same number of threads.")
+    hosts = [run.environment.get("ranks_on_host") for _, run in pairs]
+    if any(isinstance(ranks, int) and ranks > 1 for ranks in hosts):
+        sentences.append(ON_ONE_MACHINE)
+    return sentences
+
+
+def sweep_sections(runs: Sequence[Run]) -> list[Section]:
+    """For each of SWEPT the series of runs that differ in it alone; runs that were disturbed are left out."""
+    counted = [
+        run for run in runs if run.seconds["mean"] and run.summary["world_size"] > 1 and not is_disturbed(run.summary)
+    ]
+    caption = ["Bars: the mean's 95 %. Where those of two points overlap, these runs may not tell them apart."]
+    found = []
+    for word, series in in_series(counted, SWEPT).items():
+        name = f"sweep-{word.partition(' ')[0]}"
+        found.append(Section(f"Sweep: {word}", [Figure(name, _sweep_figure(word, series, name), caption)]))
+    return found
+
+
+def _series_name(series: Sequence[Run], all_series: Sequence[Sequence[Run]]) -> str:
+    """The sync, and what else tells this series from the others of its figure."""
+    own, found = series[0].facts, [one[0].facts for one in all_series]
+    varies = set(differences(series)) | {"sync", "ranks", "threads a rank", "ranks on a machine"}
+    words = [word for word in own if word not in varies and any(one[word] != own[word] for one in found)]
+    return ", ".join([own["sync"], *(f"{word} {own[word]}" for word in words if own[word] is not None)])
+
+
+def _scaling_figure(series: Sequence[tuple[Run, list[Run]]]) -> str:
+    """Speed-up against the number of ranks, with the line of as many times as fast as there are ranks."""
+    every = [runs for _, runs in series]
+    ticks = sorted({1, *(run.summary["world_size"] for runs in every for run in runs)})
+
+    def paint(figure):
+        axes = figure.subplots()
+        handles = axes.plot([1, ticks[-1]], [1, ticks[-1]], color=DARK_GREY, linestyle=":")
+        for place, (base, runs) in enumerate(series):
+            ranks = [1, *(run.summary["world_size"] for run in runs)]
+            ratios = [1, *(base.seconds["mean"] / run.seconds["mean"] for run in runs)]
+            handles += axes.plot(ranks, ratios, **line_style(place))
+        axes.set_xlabel("ranks")
+        axes.set_title("speed-up over one rank", loc="left")
+        axes.set_xticks(ticks)
+        axes.set_ylim(bottom=0)
+        legend_below(figure, handles, ["n ranks, n times", *(_series_name(runs, every) for runs in every)])
+
+    return draw("scaling", "speed-up against the number of ranks", 220, paint)
+
+
+def _sweep_figure(word: str, series: Sequence[list[Run]], name: str) -> str:
+    """Seconds an iteration, with their 95 % intervals, against the setting `word`, a line for each series."""
+
+    def paint(figure):
+        axes = figure.subplots()
+        handles = []
+        for place, runs in enumerate(series):
+            means = [run.seconds["mean"] for run in runs]
+            below = [run.seconds["mean"] - (run.seconds["interval_95"] or [run.seconds["mean"]])[0] for run in runs]
+            values = [value_in(run, word) for run in runs]
+            handles.append(axes.errorbar(values, means, yerr=below, capsize=3, **line_style(place)))
+        swept_axis(axes, sorted({value_in(run, word) for runs in series for run in runs}))
+        axes.set_xlabel(UNITS[word][0])
+        axes.set_title("seconds an iteration", loc="left")
+        axes.set_ylim(bottom=0)
+        legend_below(figure, handles, [_series_name(runs, series) for runs in series])
+
+    label = f"seconds an iteration against {word} of {listed([runs[0].summary['sync'] for runs in series])}"
+    return draw(name, label, 220, paint)
