@@ -109,9 +109,11 @@ class GroupCommunicator(Communicator):
     def guard(self, start: Callable[[], Pending], name: str) -> Pending:
         return _GuardedCall(self, start, name)
 
-    def _start(self, collective, entry: tuple, async_op: bool, dense: torch.Tensor | None = None) -> Call:
+    def _start(self, collective: Callable[[], Any], entry: tuple, *arguments: Any, **options: Any) -> Call:
         self.calls += 1  # as many on every rank
-        return super()._start(lambda: _GuardedCall(self, collective, entry[2], self.calls), entry, async_op, dense)
+        return super()._start(
+            lambda: _GuardedCall(self, collective, entry[2], self.calls), entry, *arguments, **options
+        )
 
     def exchange(self, value: Any) -> list[Any]:
         """Every rank's `value`, in order of rank: its JSON's bytes, padded to the longest, by two all-gathers."""

@@ -13,8 +13,7 @@ from torch import nn
 from cos598d.sync.options import DEFAULTS, SyncOptions
 
 if TYPE_CHECKING:
-    from cos598d.sync.cost import CollectiveCall, Cost, Sizes, Step, Tensor
-    from cos598d.sync.cost.memory import Buffers
+    from cos598d.sync.cost import Buffers, CollectiveCall, Cost, Sizes, Step, Tensor
 
 
 class SyncFacts:
@@ -61,7 +60,7 @@ class SyncFacts:
     def calls(cls, step: "Step") -> "list[CollectiveCall] | None":
         """The gradients' calls of one step among several ranks, in order; None where nothing states them beforehand.
 
-        What a step costs follows from them, here and in the model of cost: see `cos598d/sync/cost`.
+        What a step costs follows from them, here and in the model of cost: see `cos598d/sync/cost.py`.
         """
         return None
 
@@ -91,7 +90,7 @@ class SyncFacts:
     @classmethod
     def buffers(cls, tensors: "Sequence[Tensor]", options: SyncOptions) -> "Buffers":
         """What it keeps in memory from step to step, for trainable tensors in the model's order, all of them used."""
-        from cos598d.sync.cost.memory import Buffers
+        from cos598d.sync.cost import Buffers
 
         return Buffers() if cls.keeps_nothing else Buffers(unsaid="this sync does not say what it keeps")
 

@@ -3,8 +3,7 @@
 import torch
 
 from cos598d.sync.base import GradientSync
-from cos598d.sync.cost import CollectiveCall, Step
-from cos598d.sync.cost.collectives import GATHER, SCATTER
+from cos598d.sync.cost import GATHER, SCATTER, CollectiveCall, Step
 
 
 class GatherScatter(GradientSync):

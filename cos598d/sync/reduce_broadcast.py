@@ -3,8 +3,7 @@
 import torch
 
 from cos598d.sync.base import GradientSync
-from cos598d.sync.cost import CollectiveCall, Step
-from cos598d.sync.cost.collectives import BROADCAST, REDUCE
+from cos598d.sync.cost import BROADCAST, REDUCE, CollectiveCall, Step
 
 
 class ReduceBroadcast(GradientSync):

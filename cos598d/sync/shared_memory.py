@@ -7,9 +7,7 @@ from torch import nn
 
 from cos598d.comm.messages import PointToPointCollective
 from cos598d.sync.buckets import Bucket, Named, in_buckets, plan_buckets
-from cos598d.sync.cost import CollectiveCall, Step, Tensor
-from cos598d.sync.cost.collectives import IN_MEMORY
-from cos598d.sync.cost.memory import Buffers
+from cos598d.sync.cost import IN_MEMORY, Buffers, CollectiveCall, Step, Tensor
 from cos598d.sync.options import SyncOptions
 from cos598d.sync.parts.overlapping import OverlappingSync
 from cos598d.sync.parts.shared_buffers import CACHE_LINE, Segments, check_on_host, find_one_host, in_blocks

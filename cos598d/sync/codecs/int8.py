@@ -8,8 +8,7 @@ from cos598d.comm.communicator import Communicator
 from cos598d.comm.messages import Messages, PointToPointCollective
 from cos598d.sync.buckets import Bucket
 from cos598d.sync.codecs.base import AllReduce, Codec
-from cos598d.sync.cost import Even, Tensor
-from cos598d.sync.cost.collectives import both_ways
+from cos598d.sync.cost import Even, Tensor, both_ways
 
 BLOCK = 1024  # elements that share a scale
 SCALE_BYTES = 4
@@ -32,7 +31,7 @@ class Int8(Codec["_ChunkExchange"]):
     own, seeded by the rank: the same training gives the same bits.
     """
 
-    collective = Even(lambda ranks: 2, both_ways)  # straight to the part's owner, and straight back
+    collective = Even("all_reduce", lambda ranks: 2, both_ways)  # straight to the part's owner, and straight back
     memory = "the random numbers by which int8 rounds"
 
     def __init__(

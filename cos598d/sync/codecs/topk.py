@@ -7,8 +7,7 @@ import torch
 from cos598d.comm.communicator import Communicator
 from cos598d.sync.buckets import Bucket
 from cos598d.sync.codecs.base import AllReduce, Codec, Coded, Feedback
-from cos598d.sync.cost import Tensor
-from cos598d.sync.cost.collectives import ALL_GATHER
+from cos598d.sync.cost import ALL_GATHER, Tensor
 
 SHARE = 0.01
 

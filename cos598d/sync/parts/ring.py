@@ -6,8 +6,7 @@ from itertools import chain
 import torch
 
 from cos598d.comm.messages import PointToPointCollective
-from cos598d.sync.cost import Even
-from cos598d.sync.cost.collectives import both_ways, ring_steps
+from cos598d.sync.cost import Even, both_ways, ring_steps
 from cos598d.sync.parts.segmented import Exchange, pipeline, segment_count
 
 
@@ -25,7 +24,7 @@ class _Ring(Even):
         return sent * element_bytes, received * element_bytes
 
 
-RING = _Ring(ring_steps, both_ways)
+RING = _Ring("all_reduce", ring_steps, both_ways)
 
 
 def ring_all_reduce(

@@ -23,7 +23,7 @@ LESSON = Lesson(
         "gradients are there, whichever is later; the answer is the last end, or backward's if that is later.",
     ),
     checks="lesson9",
-    read="cos598d/comm/gloo.py, cos598d/sync/cost/collectives.py and cos598d/scale/model.py: the same, call by call. "
+    read="cos598d/comm/gloo.py, cos598d/sync/cost.py and cos598d/scale/model.py: the same, call by call. "
     "Then, as root, set what your functions say beside what four emulated hosts take.",
     measure="python -m cos598d cluster run --rate 100mbit --delay 10ms -- python -m cos598d bench --sync "
     "gather_scatter,ring,bucketed --model tiny --rounds 3",
