@@ -17,7 +17,7 @@ import torch.distributed as dist
 from cos598d.comm.calls import Call, Pending
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import Ledger, Row
-from cos598d.comm.moments import Moment, Time
+from cos598d.comm.timers import Timer, Timestamp
 from cos598d.errors import UserError, one_line
 from cos598d.records.conventions import GRADIENTS, STATE
 
@@ -53,7 +53,7 @@ class TensorLedger(Ledger):
         total.bytes_sent += row.bytes_sent
         total.bytes_received += row.bytes_received
 
-    def enter_call(self, facts: dict[str, Any], time: Time, started: Moment, ended: Moment) -> None:
+    def enter_call(self, facts: dict[str, Any], time: Timer, started: Timestamp, ended: Timestamp) -> None:
         self.enter(Row(self.iteration, **facts, seconds=None))  # seconds are not kept, and no host waits for them
 
     def totals(self, purpose: str = "gradients") -> dict[str, TensorTotals]:

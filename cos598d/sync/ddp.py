@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from cos598d.records.kinds import COUNT, FLAG, Fields, ListOf, OrNone, ValueKind
 from cos598d.sync.agreement import UNUSED
 from cos598d.sync.base import GradientSync
 from cos598d.sync.buckets import MIB
-from cos598d.sync.cost import ALL_REDUCE, Buffers, CollectiveCall, Cost, Sizes, Step, Tensor
+from cos598d.sync.cost import ALL_REDUCE, Buffers, CollectiveCall, Step, Tensor
 from cos598d.sync.options import DEFAULTS, SyncOptions
 from cos598d.sync.parts.own_loop import CHANGED
 from cos598d.sync.parts.reducer import Reducer
@@ -75,7 +74,7 @@ class DDP(GradientSync):
     """
 
     uses = ("bucket_mb", "bucket_view", "compress", "ddp_hook", "sync_every")
-    overlaps = sends_buffers = takes_sparse = True
+    overlaps = sends_buffers = takes_sparse = chooses_calls = True
 
     def __init__(self, comm: Communicator, find_unused_parameters: bool = True, options: SyncOptions = DEFAULTS):
         super().__init__(comm, find_unused_parameters, options)
@@ -162,22 +161,6 @@ class DDP(GradientSync):
                 travels.append(CollectiveCall(ALL_REDUCE, bucket))
                 bucket, limit = [], options.bucket_mb
         return [*travels, CollectiveCall(ALL_REDUCE, bucket)] if bucket else travels
-
-    @classmethod
-    def expected(
-        cls,
-        tensors: Sizes,
-        ranks: int,
-        rank: int,
-        options: SyncOptions = DEFAULTS,
-        hosts: Sequence[Sequence[int]] = (),
-    ) -> Cost | None:
-        """As every sync's, but torch chooses how many buckets there are: the bytes are right to a byte a bucket."""
-        word = _compress(options)
-        if word:
-            tensors = [(elements, HOOKS[word][1].itemsize) for elements, _ in tensors]
-        cost = super().expected(tensors, ranks, rank, options, hosts)
-        return cost and replace(cost, calls=None)
 
     @classmethod
     def buffers(cls, tensors: Sequence[Tensor], options: SyncOptions) -> Buffers:
