@@ -20,7 +20,8 @@ class Reducer:
     """The reducer of a DistributedDataParallel.
 
     1. From a forward to `end_step`, all calls that the DDP makes are entered in the ledger: rank 0's buffers before the
-       forward, each bucket's all-reduce in backward, and which parameters were used.
+       forward, each bucket's all-reduce in backward, and which parameters were used. Of two DDPs of one process group
+       in one backward, the one whose forward came last enters the calls of both.
     2. torch lays its buckets anew once, after the first backward, in the order in which gradients arrived in it. A ring
        adds up an element's terms in an order that depends on its place in its bucket. So a training that goes on in a
        new process has to lay its buckets alike: `arrival` is that order, and `rehearse` lays a new DDP's buckets by it.
@@ -123,7 +124,8 @@ class Reducer:
         self._watching.enter_context(watched(self._comm, describe=self._describe))
 
     def _describe(self, call: DispatchedCall) -> tuple[str, str] | None:
-        if call.module and not call.module.startswith(MAKERS):
+        is_of_this = call.group.group_name == self._ddp.process_group.group_name
+        if not is_of_this or (call.module and not call.module.startswith(MAKERS)):
             return None
         dtype = call.tensors[0].dtype
         if call.op == "broadcast":
