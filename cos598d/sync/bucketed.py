@@ -67,16 +67,13 @@ class Bucketed(WithCodec, OverlappingSync):
 
     @classmethod
     def calls(cls, step: Step) -> list[CollectiveCall] | None:
-        return [
-            CollectiveCall(ALL_REDUCE, bucket)
-            for bucket in in_buckets(step.tensors, step.options.bucket_mb, step.options.first_bucket_mb)
-        ]
+        return [CollectiveCall(ALL_REDUCE, bucket) for bucket in in_buckets(step.tensors, step.options)]
 
     @classmethod
     def buffers(cls, tensors: Sequence[Tensor], options: SyncOptions) -> Buffers:
         if options.compress:
             return Buffers(unsaid="what a codec keeps is its own")
-        return Buffers(in_buckets(tensors, options.bucket_mb, options.first_bucket_mb), at_once=True)
+        return Buffers(in_buckets(tensors, options), at_once=True)
 
     def detach(self) -> None:
         self.buckets = []

@@ -50,13 +50,13 @@ class Flat(WithCodec):
 
     @classmethod
     def calls(cls, step: Step) -> list[CollectiveCall]:
-        return [CollectiveCall(cls.collective, group) for group in in_buckets(step.tensors, float("inf"), float("inf"))]
+        return [CollectiveCall(cls.collective, group) for group in in_buckets(step.tensors)]
 
     @classmethod
     def buffers(cls, tensors: Sequence[Tensor], options: SyncOptions) -> Buffers:
         if options.compress:
             return Buffers(unsaid="what a codec keeps is its own")
-        return Buffers(in_buckets(tensors, float("inf"), float("inf")))
+        return Buffers(in_buckets(tensors))
 
     def detach(self) -> None:
         self.buckets = []

@@ -80,12 +80,11 @@ class Hierarchical(WithCodec, SharedMemory):
     @classmethod
     def calls(cls, step: Step) -> list[CollectiveCall]:
         firsts = [members[0] for members in step.hosts]
-        buckets = in_buckets(step.tensors, step.options.bucket_mb, step.options.first_bucket_mb)
+        buckets = in_buckets(step.tensors, step.options)
         largest = max(map(len, step.hosts))
-        sizes = [sum(tensor.bytes for tensor in bucket) for bucket in buckets]
         return [
-            CollectiveCall(RING, bucket, firsts, copied=copied_by(size, largest))
-            for bucket, size in zip(buckets, sizes, strict=True)
+            CollectiveCall(RING, bucket, firsts, copied=copied_by(sum(tensor.bytes for tensor in bucket), largest))
+            for bucket in buckets
         ]
 
     def detach(self) -> None:

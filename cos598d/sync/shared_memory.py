@@ -90,10 +90,7 @@ class SharedMemory(OverlappingSync):
 
     @classmethod
     def calls(cls, step: Step) -> list[CollectiveCall]:
-        return [
-            CollectiveCall(IN_MEMORY, bucket)
-            for bucket in in_buckets(step.tensors, step.options.bucket_mb, step.options.first_bucket_mb)
-        ]
+        return [CollectiveCall(IN_MEMORY, bucket) for bucket in in_buckets(step.tensors, step.options)]
 
     @classmethod
     def buffers(cls, tensors: Sequence[Tensor], options: SyncOptions) -> Buffers:
