@@ -18,7 +18,7 @@ from cos598d.scale.predict import host_counts, misses, scale_points
 from cos598d.scale.records import Compute, Link, load_record, load_records
 from cos598d.scale.rungs import ModelledCall, plan_calls
 from cos598d.sync import SYNCS, get_sync
-from cos598d.sync.cost import GATHER, SCATTER
+from cos598d.sync.gather_scatter import GATHER, SCATTER
 from cos598d.sync.options import SyncOptions
 
 # The syncs whose calls and bytes follow from the tensors alone, on hosts of one rank each.

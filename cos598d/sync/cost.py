@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cos598d.comm.gloo import bytes_moved, reduce_bytes, ring_segments
+from cos598d.comm.gloo import bytes_moved, ring_segments
 
 if TYPE_CHECKING:
     from cos598d.sync.options import SyncOptions
@@ -98,63 +98,6 @@ class Even(Collective):
         return sent * denominator / numerator
 
 
-@dataclass(frozen=True)
-class WithRoot(Collective):
-    """From all to rank 0 at once, or from rank 0 to all: n-1 payloads through its link."""
-
-    op: str
-
-    def load(self, payload: float, ranks: int, factor: float = 1.0) -> Load:
-        moved = (ranks - 1) * payload * factor
-        return Load(1, moved, 2 * moved / ranks, moved)
-
-
-class Reduce(Collective):
-    """A ring reduce-scatter whose parts go to rank 0, which says that it is ready for them when its ring has ended.
-
-    gloo's ring leaves out the last two segments of a part alone, so that almost all of the payload goes round.
-    """
-
-    op = "reduce"
-
-    def load(self, payload: float, ranks: int, factor: float = 1.0) -> Load:
-        payload *= factor
-        sent, received = reduce_bytes(round(payload), ranks, 0, True)
-        mean = 2 * ((ranks - 1) / ranks * payload) * (1 + 1 / ranks)
-        segments = ranks * ring_segments(payload, ranks) - 2
-        return Load(ranks - 1, received, mean, sent + received, segments, waits=2)
-
-
-class Broadcast(Collective):
-    """A binomial tree from rank 0, which has ceil(log2 n) children, its eldest child one fewer, and so on.
-
-    Whoever has the payload sends it whole to all of its children at once, which share its link: L payloads pass rank
-    0's, then L-1 its eldest child's, down to 1.
-    """
-
-    op = "broadcast"
-
-    def load(self, payload: float, ranks: int, factor: float = 1.0) -> Load:
-        payload *= factor
-        levels = (ranks - 1).bit_length()
-        return Load(levels, levels * (levels + 1) / 2 * payload, 2 * ((ranks - 1) / ranks * payload), levels * payload)
-
-
-def copied_by(payload: float, ranks: int) -> float:
-    """Bytes that each of a host's ranks reads and writes to average `payload` bytes in memory that they share."""
-    return (5 + 1 / ranks) * payload if ranks > 1 else 0.0
-
-
-class SharedMemoryCollective(Collective):
-    """Through memory that the ranks of one host share: nothing is sent. `shared_memory.py` says what is copied."""
-
-    def moved(self, payload: int, element_bytes: int, ranks: int, rank: int) -> tuple[int, int]:
-        return 0, 0
-
-    def load(self, payload: float, ranks: int, factor: float = 1.0) -> Load:
-        return Load(0, 0.0, 0.0, 0.0, copied_bytes=copied_by(payload, ranks))
-
-
 def both_ways(ranks: int) -> tuple[int, int]:
     """A reduce-scatter and an all-gather: 2(n-1)/n of the payload."""
     return 2 * (ranks - 1), ranks
@@ -166,10 +109,6 @@ def ring_steps(ranks: int) -> int:
 
 
 ALL_REDUCE = Even("all_reduce", ring_steps, both_ways, segmented=True)
-# In a ring: n-1 steps of a rank's whole payload.
-ALL_GATHER = Even("all_gather", lambda ranks: ranks - 1, lambda ranks: (ranks - 1, 1))
-GATHER, SCATTER, REDUCE, BROADCAST = WithRoot("gather"), WithRoot("scatter"), Reduce(), Broadcast()
-IN_MEMORY = SharedMemoryCollective()
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ from cos598d.comm import hosts
 from cos598d.comm.calls import Call
 from cos598d.comm.messages import PointToPointCollective
 from cos598d.sync.buckets import Bucket, in_buckets
-from cos598d.sync.cost import CollectiveCall, Step, copied_by
+from cos598d.sync.cost import CollectiveCall, Step
 from cos598d.sync.parts.ring import RING, ring_all_reduce
 from cos598d.sync.parts.segmented import ByMessages, make_scratch
 from cos598d.sync.parts.with_codec import WithCodec
-from cos598d.sync.shared_memory import ADD, AVERAGE, SharedMemory
+from cos598d.sync.shared_memory import ADD, AVERAGE, SharedMemory, copied_by
 
 
 class Hierarchical(WithCodec, SharedMemory):

@@ -6,7 +6,7 @@ import torch
 
 from cos598d.sync.buckets import Bucket
 from cos598d.sync.codecs.base import Codec, Coded, Feedback
-from cos598d.sync.cost import ALL_GATHER, Tensor
+from cos598d.sync.cost import Even, Tensor
 
 
 class TopK(Codec[Coded]):
@@ -21,7 +21,8 @@ class TopK(Codec[Coded]):
     (n-1) 8 k bytes against 2(n-1)/n 4 E: the ratio is E / (n k), 25 for 4 ranks at 1 percent, and falls with n.
     """
 
-    collective = ALL_GATHER
+    # In a ring: n-1 steps of a rank's whole payload.
+    collective = Even("all_gather", lambda ranks: ranks - 1, lambda ranks: (ranks - 1, 1))
     default = 0.01
     number_words = "the share of elements to send, above 0 and at most 1"
     memory = "what topk has held back (its error feedback)"

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from cos598d.scale.model import beside_backward
-from cos598d.sync.cost import GATHER, SCATTER, Collective, Even, both_ways, ring_steps
+from cos598d.sync.cost import Collective, Even, both_ways, ring_steps
+from cos598d.sync.gather_scatter import GATHER, SCATTER
 from cos598d.tools.check.claims.base import Claim, World
 from cos598d.tools.learn.checking import Check, Checks, OnLesson
 
