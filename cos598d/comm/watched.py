@@ -1,17 +1,14 @@
 """What other people's code sends through torch.distributed, entered in the ledger as our own calls are."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.dispatcher import BARRIER, DispatchedCall, listening
 from cos598d.comm.ledger import Row, dtype_name
 from cos598d.records.conventions import AGREEMENT, GRADIENTS, PARAMETERS
 
-# Of a call its purpose, and its tensor's name, "" for a number; None for a call that is left out.
-Describe = Callable[[DispatchedCall], tuple[str, str] | None]
-
-_watchers: list[tuple[Communicator, Describe]] = []
+_watchers: list[tuple[Communicator, str | None]] = []
 
 
 def purpose_in_training(call: DispatchedCall) -> str:
@@ -22,20 +19,14 @@ def purpose_in_training(call: DispatchedCall) -> str:
 
 
 @contextlib.contextmanager
-def watched(comm: Communicator, purpose: str | None = None, describe: Describe | None = None) -> Iterator[None]:
+def watched(comm: Communicator, purpose: str | None = None) -> Iterator[None]:
     """Enter in `comm`'s ledger every call of a torch.distributed function that is made meanwhile, by whichever thread.
 
     Their `purpose`: by default `purpose_in_training`. Calls through a Communicator are in the ledger already, and are
-    left out. So are calls that torch makes in C++ (its DDP's reducer), unless `describe` names them. Of several
-    watchers the innermost that does not leave a call out enters it. Seconds are not told: many calls end later.
+    left out. So are calls that torch makes in C++, as its DDP's reducer does. Of several watchers the innermost enters
+    them. Seconds are not told: many calls end later.
     """
-
-    def of_functions(call: DispatchedCall) -> tuple[str, str] | None:
-        if not call.function or call.module.startswith("cos598d.comm."):
-            return None
-        return purpose or purpose_in_training(call), ""
-
-    watcher = comm, describe or of_functions
+    watcher = comm, purpose
     _watchers.append(watcher)
     try:
         with listening(_enter):
@@ -44,25 +35,29 @@ def watched(comm: Communicator, purpose: str | None = None, describe: Describe |
         _watchers.remove(watcher)
 
 
-def _enter(call: DispatchedCall) -> None:
+def row_of(comm: Communicator, call: DispatchedCall, purpose: str, name: str) -> Row | None:
+    """The ledger's row for a call whose seconds are not known; None where nothing travels."""
     if call.op == BARRIER or call.group.size() == 1 or not call.payload_bytes:
+        return None
+    elements = sum(tensor.numel() for tensor in call.tensors)
+    return Row(
+        comm.ledger.iteration,
+        purpose,
+        call.function or call.op,
+        name,
+        tuple(call.tensors[0].shape) if len(call.tensors) == 1 else (elements,),
+        dtype_name(call.tensors[0].dtype),
+        call.payload_bytes,
+        *call.moved(comm.bytes_are_assumed),
+        None,
+    )
+
+
+def _enter(call: DispatchedCall) -> None:
+    if not call.function or call.module.startswith("cos598d.comm."):
         return
-    for comm, describe in reversed(_watchers):
-        found = describe(call)
-        if found is not None:
-            function, (purpose, name) = call.function or call.op, found
-            elements = sum(tensor.numel() for tensor in call.tensors)
-            comm.ledger.enter(
-                Row(
-                    comm.ledger.iteration,
-                    purpose,
-                    function,
-                    name or f"{function} {len(comm.ledger.rows)}",
-                    tuple(call.tensors[0].shape) if len(call.tensors) == 1 else (elements,),
-                    dtype_name(call.tensors[0].dtype),
-                    call.payload_bytes,
-                    *call.moved(comm.bytes_are_assumed),
-                    None,
-                )
-            )
-            return
+    comm, purpose = _watchers[-1]
+    name = f"{call.function} {len(comm.ledger.rows)}"
+    row = row_of(comm, call, purpose or purpose_in_training(call), name)
+    if row is not None:
+        comm.ledger.enter(row)

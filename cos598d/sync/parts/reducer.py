@@ -7,9 +7,9 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from cos598d.comm.communicator import Communicator
-from cos598d.comm.dispatcher import DispatchedCall
-from cos598d.comm.ledger import dtype_name
-from cos598d.comm.watched import watched
+from cos598d.comm.dispatcher import DispatchedCall, listening
+from cos598d.comm.ledger import Row, dtype_name
+from cos598d.comm.watched import row_of
 from cos598d.records.conventions import AGREEMENT, BUFFERS, GRADIENTS
 
 # Whose functions run when a DDP makes a call: C++ in backward and for buffers, and torch's communication hooks.
@@ -19,9 +19,9 @@ MAKERS = (__name__, "torch.autograd.", "torch.nn.parallel.", "torch.distributed.
 class Reducer:
     """The reducer of a DistributedDataParallel.
 
-    1. From a forward to `end_step`, all calls that the DDP makes are entered in the ledger: rank 0's buffers before the
-       forward, each bucket's all-reduce in backward, and which parameters were used. Of two DDPs of one process group
-       in one backward, the one whose forward came last enters the calls of both.
+    1. From a forward to `end_step` all calls that the DDP makes are noted: rank 0's buffers before the forward, each
+       bucket's all-reduce in backward, and which parameters were used. `end_step` enters them in the ledger. Two DDPs
+       of one process group in one backward both note the calls of both.
     2. torch lays its buckets anew once, after the first backward, in the order in which gradients arrived in it. A ring
        adds up an element's terms in an order that depends on its place in its bucket. So a training that goes on in a
        new process has to lay its buckets alike: `arrival` is that order, and `rehearse` lays a new DDP's buckets by it.
@@ -32,9 +32,9 @@ class Reducer:
         self._comm, self._ddp, self._has_buckets = comm, ddp, has_buckets
         self._parameters = [p for p in ddp.module.parameters() if p.requires_grad]
         self.steps = 0  # that have ended
-        self._entered = 0  # buckets of this step
-        self._watching = contextlib.ExitStack()
-        self._handle = ddp.register_forward_pre_hook(self._watch)
+        self._rows: list[Row] = []  # of this step
+        self._listening = contextlib.ExitStack()
+        self._handle = ddp.register_forward_pre_hook(self._listen)
 
     @property
     def bucket_bytes(self) -> int:
@@ -51,9 +51,12 @@ class Reducer:
         return True
 
     def end_step(self) -> None:
-        """Forward and backward are over, and their calls have been made."""
-        self._watching.close()
-        self.steps, self._entered = self.steps + 1, 0
+        """Forward and backward are over: enter their calls in the ledger."""
+        self._listening.close()
+        for row in self._rows:
+            self._comm.ledger.enter(row)
+        self._rows = []
+        self.steps += 1
 
     def catch_up(self, has_begun: bool) -> None:
         """Have torch make the calls of a step of which not all gradients have come, since other ranks wait for them.
@@ -61,7 +64,7 @@ class Reducer:
         `has_begun`: whether a forward has begun the step.
         """
         if not has_begun:
-            self._watch()
+            self._listen()
             if self._ddp.will_sync_module_buffers():
                 self._ddp._sync_buffers()
             self._begin()
@@ -93,10 +96,11 @@ class Reducer:
         self.steps = steps
 
     def close(self) -> None:
-        """Watch no more; the DDP, which somebody may hold, does not average any more."""
-        self._watching.close()
+        """Listen no more. The DDP, which somebody may hold, does not average any more, and has no buckets."""
+        self._listening.close()
         self._handle.remove()
         self._ddp._remove_autograd_hooks()
+        self._ddp.reducer = self._ddp.logger = None  # type: ignore[assignment]
 
     def _begin(self) -> None:
         self._ddp.reducer.prepare_for_forward()
@@ -119,21 +123,26 @@ class Reducer:
         self._ddp.reducer._rebuild_buckets()
         self._ddp.logger.set_runtime_stats_and_log()  # else its data are those of the step before
 
-    def _watch(self, *_: object) -> None:
-        self._watching.close()
-        self._watching.enter_context(watched(self._comm, describe=self._describe))
+    def _listen(self, *_: object) -> None:
+        self._listening.close()
+        self._listening.enter_context(listening(self._note))
 
-    def _describe(self, call: DispatchedCall) -> tuple[str, str] | None:
+    def _note(self, call: DispatchedCall) -> None:
         is_of_this = call.group.group_name == self._ddp.process_group.group_name
         if not is_of_this or (call.module and not call.module.startswith(MAKERS)):
-            return None
-        dtype = call.tensors[0].dtype
+            return
+        dtype, purpose = call.tensors[0].dtype, GRADIENTS
         if call.op == "broadcast":
             elements = sum(buffer.numel() for buffer in self._ddp.modules_buffers if buffer.dtype == dtype)
-            are_buffers = elements == call.tensors[0].numel()  # else it is how rank 0 has laid the buckets
-            return (BUFFERS, f"buffers of {dtype_name(dtype)}") if are_buffers else None
-        if dtype == torch.int32:
-            return AGREEMENT, "ranks that used each parameter"
-        name = f"bucket {self._entered}" if self._has_buckets else ""
-        self._entered += 1
-        return GRADIENTS, name
+            if elements != call.tensors[0].numel():
+                return  # how rank 0 has laid the buckets
+            purpose, name = BUFFERS, f"buffers of {dtype_name(dtype)}"
+        elif dtype == torch.int32:
+            purpose, name = AGREEMENT, "ranks that used each parameter"
+        elif self._has_buckets:
+            name = f"bucket {sum(row.purpose == GRADIENTS for row in self._rows)}"
+        else:
+            name = f"{call.op} {len(self._comm.ledger.rows) + len(self._rows)}"
+        row = row_of(self._comm, call, purpose, name)
+        if row is not None:
+            self._rows.append(row)
