@@ -21,7 +21,7 @@ from cos598d.records.kinds import COUNT, FLAG, Fields, ListOf, OrNone, ValueKind
 from cos598d.sync.agreement import UNUSED
 from cos598d.sync.base import GradientSync
 from cos598d.sync.buckets import MIB
-from cos598d.sync.cost import ALL_REDUCE, Buffers, CollectiveCall, Step, Tensor
+from cos598d.sync.cost import ALL_REDUCE, Buffers, CollectiveCall, Cost, Sizes, Step, Tensor
 from cos598d.sync.options import DEFAULTS, SyncOptions
 from cos598d.sync.parts.own_loop import CHANGED
 from cos598d.sync.parts.reducer import Reducer
@@ -161,6 +161,21 @@ class DDP(GradientSync):
                 travels.append(CollectiveCall(ALL_REDUCE, bucket))
                 bucket, limit = [], options.bucket_mb
         return [*travels, CollectiveCall(ALL_REDUCE, bucket)] if bucket else travels
+
+    @classmethod
+    def expected(
+        cls,
+        tensors: Sizes,
+        ranks: int,
+        rank: int,
+        options: SyncOptions = DEFAULTS,
+        hosts: Sequence[Sequence[int]] = (),
+    ) -> Cost | None:
+        """As every sync's, in the form that torch's hook gives the buckets: right to a byte a bucket."""
+        word = _compress(options)
+        if word:
+            tensors = [(elements, HOOKS[word][1].itemsize) for elements, _ in tensors]
+        return super().expected(tensors, ranks, rank, options, hosts)
 
     @classmethod
     def buffers(cls, tensors: Sequence[Tensor], options: SyncOptions) -> Buffers:
