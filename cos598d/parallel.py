@@ -5,7 +5,6 @@ import functools
 import threading
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,17 +27,6 @@ IN_PLACE_OF = {
     "register_comm_hook": "Give data_parallel compress=, or sync= a class of your own.",
     "_set_static_graph": "Leave it out, and give data_parallel find_unused_parameters=False.",
 }
-
-
-@dataclass
-class _Held:
-    """Hidden here from nn.Module, which would take `call` for a part of the model and prefix its names."""
-
-    sync: GradientSync
-    comm: GroupCommunicator
-    call: nn.Module
-    quiet: contextlib.ExitStack  # the sync's no_sync, where it is entered
-    layout: own_loop.GradientLayout | None = None  # what the sync is attached to
 
 
 class DataParallel(nn.Module):
@@ -74,7 +62,9 @@ class DataParallel(nn.Module):
         self._buffers_are_due = True  # no forward has come since the last average
         self.module = module
         sync.heeds_faults = True
-        self._held = _Held(sync, comm, sync.attach(module), contextlib.ExitStack())
+        self._sync, self._comm = sync, comm
+        self._layout: own_loop.GradientLayout | None = None  # what the sync is attached to
+        self._quiet = contextlib.ExitStack()  # the sync's no_sync, where it is entered
         self.loss_scale = 1.0  # of a backward whose loss no GradScaler has multiplied
         self.require_backward_grad_sync = True  # DDP's word: whether the next forward's backward averages
         self._is_quiet = False  # the sync's no_sync is entered
@@ -84,7 +74,7 @@ class DataParallel(nn.Module):
         self._is_asked = False  # autograd is to call back at the end of this backward
         self._is_begun = False  # gradients have come or will come since the last finish
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
-        self._attached_to(self._held.call)
+        self._attached_to(sync.attach(module))
         if sync.own_is_lost:
             own_loop.watch_scalers()
         own_loop.LoadsBothForms(self)
@@ -92,16 +82,16 @@ class DataParallel(nn.Module):
     @property
     def ledger(self) -> TensorLedger:
         """What has travelled; `totals()` by tensor."""
-        return self._held.comm.ledger
+        return self._comm.ledger
 
     def forward(self, *inputs: Any, **keywords: Any) -> Any:
         """The model's own forward. Raises UserError where not all ranks have changed the model alike."""
-        held, averages = self._held, self.require_backward_grad_sync
-        if held.layout is None:
+        layout, averages = self._layout, self.require_backward_grad_sync
+        if layout is None:
             return self.module(*inputs, **keywords)
         if not torch.is_grad_enabled():
             self._send_buffers()
-            call = held.call if held.sync.sends_buffers and self.module is held.layout.model else self.module
+            call = self._call if self._sync.sends_buffers and self.module is layout.model else self.module
             return call(*inputs, **keywords)
         # A checkpointed module is called again inside backward, and the step goes on there.
         if torch._C._current_graph_task_id() == -1:
@@ -109,11 +99,11 @@ class DataParallel(nn.Module):
                 self._end_what_was_cut_short()
             self._is_asked = False
             self._send_buffers()
-            if not held.layout.fits(self.module):
+            if not layout.fits(self.module):
                 self._lay_anew()
             self._be_quiet(not averages)
             self._averages, self._thread = averages, threading.get_ident()
-        output = held.call(*inputs, **keywords)
+        output = self._call(*inputs, **keywords)
         for leaf in pytree.tree_leaves(output):
             if isinstance(leaf, torch.Tensor) and leaf.requires_grad and leaf.grad_fn is not None:
                 leaf.register_hook(functools.partial(self._came_to_output, averages))
@@ -132,11 +122,11 @@ class DataParallel(nn.Module):
         """Give every rank rank 0's buffers, such as running statistics: for every rank, before evaluating or saving."""
         if self._is_begun:
             self._end_what_was_cut_short()
-        self._held.sync.settle()
+        self._sync.settle()
 
     def forget_step(self) -> None:
         """The optimizer leaves this step out, on every rank: drop what a codec has kept of it for the next one."""
-        self._held.sync.forget_step()
+        self._sync.forget_step()
 
     def state_dict(self, *arguments: Any, **keywords: Any) -> Any:
         """The model's own, under its plain names."""
@@ -152,7 +142,7 @@ class DataParallel(nn.Module):
 
         A rank that still has a step to make then raises UserError there, instead of waiting for this one.
         """
-        self._held.comm.leave(self._held.comm.calls)
+        self._comm.leave(self._comm.calls)
         return self._let_go()
 
     def _let_go(self) -> nn.Module:
@@ -160,15 +150,15 @@ class DataParallel(nn.Module):
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        self._held.sync.detach()
-        self._held.call, self._held.layout = self.module, None
+        self._sync.detach()
+        self._call, self._layout = self.module.__call__, None
         self._is_begun = False
         return self.module
 
     def _send_buffers(self) -> None:
         """Before a forward, as DDP: nothing travels for a model without buffers, nor where no average was made since.
         So an exception changes nothing: every rank sends them once for each average."""
-        sync, layout = self._held.sync, self._held.layout
+        sync, layout = self._sync, self._layout
         if self.broadcast_buffers and self._buffers_are_due and not sync.sends_buffers:
             if layout is None or layout.fits(self.module):
                 sync.settle()
@@ -179,25 +169,26 @@ class DataParallel(nn.Module):
     @property
     def _trained(self) -> dict[str, nn.Parameter]:
         """The parameters that the sync is attached to, by name."""
-        return self._held.layout.trained if self._held.layout else {}
+        return self._layout.trained if self._layout else {}
 
     def _attached_to(self, call: nn.Module) -> None:
         """The sync is attached to the model as it is now, and `call` is what to call in its place."""
         for handle in self._handles:
             handle.remove()
-        self._held.call, self._held.layout = call, own_loop.GradientLayout(self.module)
+        # Its method, since nn.Module would take `call` itself for a part of the model, and prefix its names.
+        self._call, self._layout = call.__call__, own_loop.GradientLayout(self.module)
         self._handles = [p.register_post_accumulate_grad_hook(self._on_gradient) for p in self._trained.values()]
 
     def _be_quiet(self, is_quiet: bool) -> None:
         if is_quiet and not self._is_quiet:
-            self._held.quiet.enter_context(self._held.sync.no_sync())
+            self._quiet.enter_context(self._sync.no_sync())
         elif not is_quiet:
-            self._held.quiet.close()
+            self._quiet.close()
         self._is_quiet = is_quiet
 
     def _came_to_output(self, averages: bool, gradient: torch.Tensor | None = None) -> None:
         """Called while backward runs, with whether the output is of a forward whose backward averages."""
-        if self._held.layout is None or self._is_asked:
+        if self._layout is None or self._is_asked:
             return
         if not averages:
             self._only_adds = torch._C._current_graph_task_id()
@@ -205,7 +196,7 @@ class DataParallel(nn.Module):
             return
         self._be_quiet(False)
         self._is_asked = True  # autograd is to call back once
-        self._held.sync.loss_scale = own_loop.scale_of_this_backward(otherwise=self.loss_scale)
+        self._sync.loss_scale = own_loop.scale_of_this_backward(otherwise=self.loss_scale)
         own_loop.AtTheEnd(self._at_the_end, self._cut_short)
         # From here on this rank takes part in the step, whatever becomes of its backward.
         self._is_begun = self._is_begun or own_loop.will_get_gradients(self._trained.values())
@@ -236,7 +227,7 @@ class DataParallel(nn.Module):
         """
         self._is_begun = False
         self._buffers_are_due = True
-        sync = self._held.sync
+        sync = self._sync
         sync.fault = fault
         try:
             if not sync.has_fault:  # a second pass through the model in one backward may have told it already
@@ -244,7 +235,7 @@ class DataParallel(nn.Module):
             if sync.has_fault is None and sync.replicas_equal:
                 sync.agree_on_faults()
             has_fault = sync.has_fault or fault is not None
-            faults = self._held.comm.exchange(sync.fault) if sync.has_fault else [sync.fault]
+            faults = self._comm.exchange(sync.fault) if sync.has_fault else [sync.fault]
         finally:
             sync.fault = sync.has_fault = None
         if has_fault:
@@ -254,7 +245,7 @@ class DataParallel(nn.Module):
 
     def _leave_out(self, faults: list[str | None]) -> None:
         """Drop the step, of which these are the ranks' faults in order of rank; raise or warn as `_finish` does."""
-        self._held.sync.forget_step()
+        self._sync.forget_step()
         for parameter in self._trained.values():
             parameter.grad = None
         which = functools.partial(own_loop.in_words, faults)
@@ -285,7 +276,7 @@ class DataParallel(nn.Module):
 
         A rank whose model is as before makes the calls of a step now. So this one makes them too, without a gradient.
         """
-        sync, comm, old = self._held.sync, self._held.comm, self._held.layout
+        sync, comm, old = self._sync, self._comm, self._layout
         assert old is not None
         if not sync.replicas_equal:  # nothing travels, and nobody waits for this rank
             self._attached_to(self.module)
@@ -305,7 +296,7 @@ class DataParallel(nn.Module):
 
     def _average_what_is_trained_no_more(self) -> None:
         """What was added under `no_sync` to parameters that the sync will not see again: every rank gets the mean."""
-        comm = self._held.comm
+        comm = self._comm
         trained = {p for p in self.module.parameters() if p.requires_grad}
         left = [(name, p) for name, p in self._trained.items() if p not in trained]
         has = comm.exchange([p.grad is not None for _, p in left])

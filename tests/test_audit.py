@@ -13,6 +13,7 @@ from audit_scripts import BY_HAND, with_changes
 from audits import audit
 from programs import ROOT, Program, free_port
 
+from cos598d.comm.gloo import bytes_moved as moved
 from cos598d.commands.cli import main
 from cos598d.errors import UserError
 from cos598d.tools.audit.book import read_book
@@ -26,7 +27,6 @@ from cos598d.tools.audit.sketch import SIZE, Sketcher, from_text, to_text
 from cos598d.tools.audit.starter import filled
 from cos598d.tools.audit.watch.loss import divisors_of, scale_of
 from cos598d.tools.audit.watch.source import divides_by_ranks, literals
-from cos598d.tools.audit.watch.traffic import moved
 
 RIGHT = BY_HAND.lstrip()
 NEVER = with_changes("by_hand", [(AVERAGE, "")])

@@ -7,12 +7,15 @@ from pathlib import Path
 import psutil
 import pytest
 from programs import ROOT, TINY_TRAINING, wait_until
+from worlds import run_ranks
 
 from cos598d.commands.cli import main
 from cos598d.errors import UsageError
 from cos598d.sync import get_sync
 from cos598d.tools.check.card import claim as card_of
 from cos598d.tools.check.claims import CLAIMS
+from cos598d.tools.check.cost import compare, is_cost
+from cos598d.tools.check.ranks import cost_of_step
 
 OPENING = """
 import os, sys, time
@@ -98,6 +101,30 @@ def check(capsys, *words):
     """The exit code and the card of `check` on 2 ranks."""
     code = main(["check", *words, "--world_sizes", "2"])
     return code, capsys.readouterr().out
+
+
+STATES = """
+from cos598d.sync.all_reduce import AllReduce
+from cos598d.sync.cost import ALL_REDUCE, CollectiveCall
+
+class Inherits(AllReduce): pass
+
+class States(AllReduce):
+    @classmethod
+    def calls(cls, step):
+        return [CollectiveCall(ALL_REDUCE, [tensor]) for tensor in step.tensors][1:]
+"""
+
+
+def test_a_class_that_states_its_calls_is_held_to_these_and_one_that_inherits_them_to_the_nearest_formula(here):
+    Path("mine.py").write_text(STATES)
+    for name, nearest in (("Inherits", "all_reduce"), ("States", "mine.py:States")):
+        answers = run_ranks(2, cost_of_step, f"{Path('mine.py').resolve()}:{name}")
+        assert all(is_cost(each) for each in answers)
+        found = compare(f"mine.py:{name}", answers)
+        assert (found["nearest"], found["is_equal"]) == (nearest, name == "Inherits")
+        calls = [(each["made"]["calls"], each["formula"]["calls"]) for each in found["ranks"]]
+        assert calls == [(16, 16 - (name == "States"))] * 2
 
 
 def test_a_registered_sync_passes_and_the_json_says_the_same(here, capsys):

@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 from worlds import run_ranks
 
 from cos598d.comm.gloo import all_reduce_bytes, broadcast_bytes
 from cos598d.comm.ledger import Ledger, Row, Totals
+from cos598d.comm.watched import watched
 from cos598d.records.conventions import GRADIENTS
 from cos598d.records.figures import summarize_seconds
 
@@ -63,6 +65,34 @@ def test_collectives_do_what_they_say_and_each_call_is_one_row():
         ["gather", "parts", [2], 8, 8, 0],
         ["scatter", "s", [2], 8, 0, 8],
     ]
+
+
+def watch(comm):
+    """On a rank: the rows of calls through the communicator and past it, inside and outside of watchers."""
+    comm.ledger = Ledger()
+    parts = [torch.zeros(5) for _ in range(comm.world_size)]
+    with watched(comm):
+        comm.all_reduce(torch.ones(2), "ours")
+        dist.all_reduce(torch.ones(3))
+        dist.all_gather(parts, torch.ones(5))
+        with watched(comm, "state"):
+            dist.broadcast(torch.ones(7), 1)
+        dist.all_gather_object([None] * comm.world_size, comm.rank)
+        dist.barrier()
+    dist.all_reduce(torch.ones(9))
+    return [[r.op, r.purpose, r.tensor, r.payload_bytes, r.bytes_sent] for r in comm.ledger.rows]
+
+
+def test_a_watcher_enters_the_calls_past_the_communicator_and_nothing_else():
+    rows = run_ranks(3, watch)[1]
+    assert rows[:4] == [
+        ["all_reduce", GRADIENTS, "ours", 8, 11],
+        ["all_reduce", GRADIENTS, "all_reduce 1", 12, 16],
+        ["all_gather", "parameters", "all_gather 2", 20, 40],
+        ["broadcast", "state", "broadcast 3", 28, 56],
+    ]
+    assert {row[0] for row in rows[4:]} == {"all_gather"}, "of which one of objects is made"
+    assert len(rows) == 6
 
 
 def test_the_ledger_sums_gradient_calls_by_iteration_and_counts_a_tensor_once(tmp_path):

@@ -12,8 +12,8 @@ from cos598d.sync.base import GradientSync
 from cos598d.sync.cost import Step, Tensor
 from cos598d.sync.halving_doubling import halving_doubling_all_reduce
 from cos598d.sync.options import SyncOptions
-from cos598d.sync.parts.ring import all_gather, cut_for_ring, reduce_scatter, ring_all_reduce
-from cos598d.sync.parts.segmented import make_scratch, pipeline
+from cos598d.sync.parts.ring import ring_all_reduce
+from cos598d.sync.parts.segmented import make_scratch
 from cos598d.sync.tree import relatives, tree_all_reduce
 
 MESSAGES = ["ring", "halving_doubling", "tree"]
@@ -139,27 +139,3 @@ def test_a_ring_of_some_ranks_leaves_the_others_alone():
     assert [values for values, _ in answers] == [[1101.0], [10.0], [1101.0], [1101.0]]
     # Members in the order 3, 0, 2 have parts of 34, 33 and 33 elements: twice 100 less the two next ones' parts.
     assert [sent for _, sent in answers] == [133 * 4, 0, 133 * 4, 134 * 4]
-
-
-def halve_the_ring(comm):
-    """On a rank: the part whose sum it holds after the first half, and whether the second one gives all to all."""
-    n, me = comm.world_size, comm.rank
-    buffer = torch.arange(11, dtype=torch.float64) * 10 + me
-    whole = sum(torch.arange(11, dtype=torch.float64) * 10 + rank for rank in range(n))
-    scratch = make_scratch(buffer, 24, 3)
-    segments = cut_for_ring(buffer, n, scratch)
-    landing = scratch[: len(segments[0])]
-    with comm.composed("reduce_scatter", buffer, "half") as first:
-        pipeline(first, reduce_scatter(segments, range(n), me), landing)
-    mine = (me + 1) % n
-    held = torch.equal(buffer.tensor_split(n)[mine], whole.tensor_split(n)[mine])
-    with comm.composed("all_gather", buffer, "half") as second:
-        pipeline(second, all_gather(segments, range(n), me), landing)
-    return [held, torch.equal(buffer, whole), first.bytes_sent, second.bytes_sent]
-
-
-def test_the_ring_s_halves_are_a_reduce_scatter_and_an_all_gather_at_half_of_its_bytes():
-    answers = run_ranks(3, halve_the_ring)
-    assert [answer[:2] for answer in answers] == [[True, True]] * 3
-    # Parts of 4, 4 and 3 elements: a rank sends all but the next one's part, then all but the one's after that.
-    assert [answer[2:] for answer in answers] == [[7 * 8, 8 * 8], [8 * 8, 7 * 8], [7 * 8, 7 * 8]]

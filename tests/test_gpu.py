@@ -116,7 +116,7 @@ def test_data_parallel_averages_over_nccl_by_its_hooks(nccl):
     plain = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1)).to(CUDA)
     replica = copy.deepcopy(plain)
     model = data_parallel(replica, "bucketed")
-    model._held.comm.world_size = nccl.world_size  # the other one adds nothing
+    model._comm.world_size = nccl.world_size  # the other one adds nothing
     inputs = torch.randn(8, 64, device=CUDA)
     for one in (plain, model):
         one(inputs).sum().backward()

@@ -355,6 +355,7 @@ def loads(comm, name):
     plain = {key: value + 1 for key, value in Tied(3).state_dict().items()}
     of_ddp = {f"module.{key}": value for key, value in plain.items()}
     mine = cos598d.data_parallel(Tied(0), name)
+    assert list(mine.state_dict()) == list(plain)
     for state in (plain, of_ddp):
         for strict in (True, False):
             mine.load_state_dict(Tied(4).state_dict())

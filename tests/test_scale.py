@@ -27,7 +27,7 @@ from cos598d.cost.model import (
 from cos598d.cost.scaling import host_counts, misses, scale_points
 from cos598d.records.fit import CallCost, predict_exposed
 from cos598d.sync import SYNCS, get_sync
-from cos598d.sync.cost.collectives import GATHER, SCATTER
+from cos598d.sync.gather_scatter import GATHER, SCATTER
 from cos598d.sync.options import SyncOptions
 
 # The syncs whose calls and bytes follow from the tensors alone, on hosts of one rank each.

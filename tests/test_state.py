@@ -6,6 +6,8 @@ import pytest
 from states import BUCKETS, Case, Training
 from worlds import run_ranks
 
+from cos598d.sync import SYNCS
+
 RANKS = 3
 CASES = [
     Case("none"),
@@ -55,6 +57,7 @@ CASES = [
         for sync in ("bucketed", "ddp", "zero1", "zero2", "zero3", "shared_weights")
     ),
 ]
+CASES += [Case(name) for name in SYNCS if not any(case.sync == name for case in CASES)]
 
 GROUPS = [("ddp",), ("bucketed", "ring"), ("zero1", "sparse_zero1", "zero2", "zero3", "shared_weights")]
 GROUPS.append(tuple(dict.fromkeys(case.sync for case in CASES if not any(case.sync in group for group in GROUPS))))

@@ -13,6 +13,7 @@ from cos598d.sync.codecs.base import Kept
 from cos598d.sync.codecs.int8 import Int8
 from cos598d.sync.codecs.topk import TopK
 from cos598d.sync.local_sgd import LocalSGD
+from cos598d.sync.parts.reducer import Reducer
 
 
 def forget_step(self, whole, put=OptimizerState.put):
@@ -52,7 +53,7 @@ MUTANTS = {
     "forgets when to average": (LocalSGD, "load_own_state", forget, Case("local_sgd", {"sync_every": 2})),
     "gives every rank the average": (Replicated, "load_own_state", forget, Case("local_sgd", {"sync_every": 2})),
     "forgets the ranks' buffers": (replicated_state, "load_own_buffers", forget, Case("all_reduce", {}, "plain")),
-    "lays DDP's buckets as at first": (ddp, "rehearse", forget, Case("ddp", {}, "plain")),
+    "lays DDP's buckets as at first": (Reducer, "rehearse", forget, Case("ddp", {}, "plain")),
     "forgets torch's PowerSGD": (
         ddp, "POWERSGD", (), Case("ddp", {"ddp_hook": "powersgd"}, "plain", left=12, end=14),
     ),

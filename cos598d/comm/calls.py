@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from cos598d.comm.ledger import Ledger
-from cos598d.comm.moments import HostTime, Moment, Time
+from cos598d.comm.timers import Timer, Timestamp
 
 
 class Pending(Protocol):
@@ -23,8 +23,8 @@ class Call:
         ledger: Ledger,
         work: "Pending | dist.Work | None",
         row: dict[str, Any] | None,
-        time: Time,
-        started: Moment,
+        time: Timer,
+        started: Timestamp,
         landing: tuple[torch.Tensor, torch.Tensor] | None = None,
     ):
         """`landing`: what travels, and the tensor into which it is copied when it is there; None: the tensor itself."""
@@ -34,7 +34,7 @@ class Call:
     @classmethod
     def done(cls) -> "Call":
         """A call that is over, and in the ledger."""
-        return cls(Ledger(), None, None, HostTime(), None)
+        return cls(Ledger(), None, None, Timer(), None)
 
     @property
     def is_under_way(self) -> bool:

@@ -6,7 +6,7 @@ does not tell: its calls are taken to move what gloo's do. Collectives of a sync
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,8 +14,8 @@ import torch.distributed as dist
 
 from cos598d.comm.calls import Call
 from cos598d.comm.endpoint import Endpoint, as_bytes, as_dense, from_bytes
-from cos598d.comm.gloo import all_reduce_bytes, broadcast_bytes, reduce_bytes, root_bytes
-from cos598d.comm.ledger import Row, dtype_name, size_in_bytes
+from cos598d.comm.gloo import bytes_moved
+from cos598d.comm.ledger import size_in_bytes
 from cos598d.comm.messages import PointToPointCollective
 from cos598d.records.conventions import GRADIENTS
 
@@ -33,26 +33,22 @@ class Communicator(Endpoint):
         self, tensor: torch.Tensor, name: str, *, purpose: str = GRADIENTS, async_op: bool = False, op: Any = None
     ) -> Call:
         """Put the sum (or `op`, a torch.distributed.ReduceOp) over all ranks into `tensor` of each; return the call."""
-        payload = size_in_bytes(tensor)
-        moved = all_reduce_bytes(payload, self.world_size)
         dense = as_dense(tensor)
         return self._start(
             lambda: dist.all_reduce(dense, op=op or dist.ReduceOp.SUM, group=self.group, async_op=True),
-            ("all_reduce", tensor, name, purpose, moved, moved),
-            async_op,
-            dense,
+            ("all_reduce", tensor, name, purpose),
+            async_op=async_op,
+            dense=dense,
         )
 
     def broadcast(self, tensor: torch.Tensor, name: str, *, root: int = 0, purpose: str = GRADIENTS) -> None:
         """Put the root's `tensor` into `tensor` of each rank."""
-        distance = (self.rank - root) % self.world_size
-        sent, received = broadcast_bytes(size_in_bytes(tensor), self.world_size, distance)
         dense = as_dense(tensor)
         self._start(
             lambda: dist.broadcast(as_bytes(dense), src=self.peer(root), group=self.group, async_op=True),
-            ("broadcast", tensor, name, purpose, sent, received),
-            False,
-            dense,
+            ("broadcast", tensor, name, purpose),
+            root,
+            dense=dense,
         )
 
     def gather(
@@ -61,16 +57,12 @@ class Communicator(Endpoint):
         """The tensors of all ranks, in order of rank, at the root; None elsewhere."""
         if self.world_size == 1:
             return [tensor]
-        is_root = self.rank == root
-        payload = size_in_bytes(tensor)
-        moved = root_bytes(payload, self.world_size, is_root)
         travelling = self.to_host(as_bytes(as_dense(tensor)))
-        parts = [torch.empty_like(travelling) for _ in range(self.world_size)] if is_root else None
-        sent, received = (0, moved) if is_root else (moved, 0)
+        parts = [torch.empty_like(travelling) for _ in range(self.world_size)] if self.rank == root else None
         self._start(
             lambda: dist.gather(travelling, parts, dst=self.peer(root), group=self.group, async_op=True),
-            ("gather", tensor, name, purpose, sent, received),
-            False,
+            ("gather", tensor, name, purpose),
+            root,
         )
         return None if parts is None else [from_bytes(part, tensor).to(tensor.device) for part in parts]
 
@@ -87,31 +79,26 @@ class Communicator(Endpoint):
         if self.world_size == 1 and parts is not None:
             tensor.copy_(parts[0])
             return
-        is_root = self.rank == root
-        moved = root_bytes(size_in_bytes(tensor), self.world_size, is_root)
-        dense = as_dense(tensor)
-        landing = self.to_host(as_bytes(dense))
-        is_sent = is_root and parts is not None
+        landing = self.to_host(as_bytes(as_dense(tensor)))
+        is_sent = self.rank == root and parts is not None
         sources = [self.to_host(as_bytes(as_dense(part))) for part in parts or ()] if is_sent else None
-        sent, received = (moved, 0) if is_root else (0, moved)
         self._start(
             lambda: dist.scatter(landing, sources, src=self.peer(root), group=self.group, async_op=True),
-            ("scatter", tensor, name, purpose, sent, received),
-            False,
+            ("scatter", tensor, name, purpose),
+            root,
         )
         if landing.data_ptr() != tensor.data_ptr():
             tensor.copy_(from_bytes(landing, tensor))
 
     def reduce(self, tensor: torch.Tensor, name: str, *, root: int = 0, purpose: str = GRADIENTS) -> None:
         """Put the sum over all ranks into the root's `tensor`; what the others' hold afterwards is undefined."""
-        sent, received = reduce_bytes(size_in_bytes(tensor), self.world_size, self.rank, self.rank == root)
         dense = as_dense(tensor)
         real = torch.view_as_real(dense) if dense.is_complex() else dense
         self._start(
             lambda: dist.reduce(real, dst=self.peer(root), group=self.group, async_op=True),
-            ("reduce", tensor, name, purpose, sent, received),
-            False,
-            dense,
+            ("reduce", tensor, name, purpose),
+            root,
+            dense=dense,
         )
 
     def all_gather(
@@ -122,11 +109,10 @@ class Communicator(Endpoint):
             return [tensor], Call.done()
         dense = as_dense(tensor)
         parts = [torch.empty_like(dense) for _ in range(self.world_size)]
-        moved = (self.world_size - 1) * size_in_bytes(tensor)
         call = self._start(
             lambda: dist.all_gather(parts, dense, group=self.group, async_op=True),
-            ("all_gather", tensor, name, purpose, moved, moved),
-            async_op,
+            ("all_gather", tensor, name, purpose),
+            async_op=async_op,
         )
         return parts, call
 
@@ -143,31 +129,27 @@ class Communicator(Endpoint):
         yield call
         call.end()
 
-    def record(
-        self, op: str, tensor: str, shape: Sequence[int], dtype: torch.dtype, *, purpose: str = GRADIENTS
-    ) -> None:
-        """Enter an all_reduce, or a broadcast from rank 0, that a library made by itself (torch's DDP).
+    def _start(
+        self,
+        collective: Callable[[], Any],
+        entry: tuple[str, torch.Tensor, str, str],
+        root: int = 0,
+        *,
+        async_op: bool = False,
+        dense: torch.Tensor | None = None,
+    ) -> Call:
+        """Start a collective, and wait for it unless it is `async_op`.
 
-        It does not tell its seconds.
+        entry: the operation, the tensor, its name and the purpose, for the ledger. `dense`: what travels for the
+        tensor, and is copied into it where it is another.
         """
-        if self.world_size == 1:
-            return
-        payload = torch.Size(shape).numel() * dtype.itemsize
-        if op == "broadcast":
-            moved = broadcast_bytes(payload, self.world_size, self.rank)
-        else:
-            moved = (all_reduce_bytes(payload, self.world_size),) * 2
-        self.ledger.enter(
-            Row(self.ledger.iteration, purpose, op, tensor, tuple(shape), dtype_name(dtype), payload, *moved, None)
-        )
-
-    def _start(self, collective, entry: tuple, async_op: bool, dense: torch.Tensor | None = None) -> Call:
-        """`dense`: what travels for the entry's tensor, and is copied into it where it is another."""
         if self.world_size == 1:
             return Call.done()
         started = self.time.now()
-        landing = None if dense is None or dense is entry[1] else (dense, entry[1])
-        call = Call(self.ledger, collective(), self.row(*entry), self.time, started, landing)
+        op, tensor, *_ = entry
+        moved = bytes_moved(op, size_in_bytes(tensor), self.world_size, self.rank, root)
+        landing = None if dense is None or dense is tensor else (dense, tensor)
+        call = Call(self.ledger, collective(), self.row(*entry, *moved), self.time, started, landing)
         if not async_op:
             call.wait()
         return call

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from cos598d.comm.calls import Pending
 from cos598d.comm.ledger import Ledger, dtype_name, size_in_bytes
-from cos598d.comm.moments import time_of
+from cos598d.comm.timers import timer_of
 from cos598d.world.deadlock import DeadlockDetector
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class Endpoint:
         self.rank = meeting.identity.rank if meeting else 0
         self.world_size = meeting.identity.world_size if meeting else 1
         self.backend, self.device = backend, device
-        self.time = time_of(device)
+        self.time = timer_of(device)
         self.ledger = ledger or Ledger()
         self.deadlocks = meeting.deadlocks if meeting else DeadlockDetector()
         self._meeting = meeting

@@ -16,6 +16,30 @@ import math
 _SEGMENT_BYTES = 1 << 20  # gloo's
 
 
+def bytes_moved(op: str, payload: int, ranks: int, rank: int, root: int = 0, is_ideal: bool = False) -> tuple[int, int]:
+    """Bytes that `rank` sends and receives in a collective `op`, named as torch.distributed's function is.
+
+    `payload` is this rank's own part in bytes, in a reduce-scatter and an all-to-all the parts for all ranks together.
+    gloo's reduce-scatter is the ring of its all-reduce; one that `is_ideal`, as other backends' are, sends half.
+    """
+    if ranks == 1 or op == "barrier":
+        return 0, 0
+    if op == "broadcast":
+        return broadcast_bytes(payload, ranks, (rank - root) % ranks)
+    if op == "reduce":
+        return reduce_bytes(payload, ranks, rank, rank == root)
+    if op in ("gather", "scatter"):
+        moved = (ranks - 1) * payload if rank == root else payload
+        return (moved, 0) if (op == "scatter") == (rank == root) else (0, moved)
+    if op in ("send", "recv"):
+        return (payload, 0) if op == "send" else (0, payload)
+    if op == "all_gather":
+        return ((ranks - 1) * payload,) * 2
+    if op == "all_to_all" or (op == "reduce_scatter" and is_ideal):
+        return (round((ranks - 1) * payload / ranks),) * 2
+    return (all_reduce_bytes(payload, ranks),) * 2
+
+
 def all_reduce_bytes(payload: int, ranks: int) -> int:
     """Bytes that each rank sends (and receives) in a ring all-reduce of `payload` bytes: 2(n-1)/n S."""
     return round(2 * (ranks - 1) * payload / ranks)
@@ -33,11 +57,6 @@ def broadcast_bytes(payload: int, ranks: int, distance: int) -> tuple[int, int]:
     """Bytes sent and received in a binomial-tree broadcast by the rank `distance` places after the root."""
     children = sum(1 for bit in range(ranks.bit_length()) if distance < 1 << bit and distance + (1 << bit) < ranks)
     return children * payload, 0 if distance == 0 else payload
-
-
-def root_bytes(payload: int, ranks: int, is_root: bool) -> int:
-    """Bytes between the root and the others in a gather or scatter: (n-1) S at the root, S elsewhere."""
-    return (ranks - 1) * payload if is_root else payload
 
 
 def reduce_bytes(payload: int, ranks: int, rank: int, is_root: bool) -> tuple[int, int]:

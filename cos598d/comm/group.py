@@ -17,7 +17,7 @@ import torch.distributed as dist
 from cos598d.comm.calls import Call, Pending
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import Ledger, Row
-from cos598d.comm.moments import Moment, Time
+from cos598d.comm.timers import Timer, Timestamp
 from cos598d.errors import UserError, one_line
 from cos598d.records.conventions import GRADIENTS, STATE
 
@@ -53,7 +53,7 @@ class TensorLedger(Ledger):
         total.bytes_sent += row.bytes_sent
         total.bytes_received += row.bytes_received
 
-    def enter_call(self, facts: dict[str, Any], time: Time, started: Moment, ended: Moment) -> None:
+    def enter_call(self, facts: dict[str, Any], time: Timer, started: Timestamp, ended: Timestamp) -> None:
         self.enter(Row(self.iteration, **facts, seconds=None))  # seconds are not kept, and no host waits for them
 
     def totals(self, purpose: str = "gradients") -> dict[str, TensorTotals]:
@@ -109,9 +109,11 @@ class GroupCommunicator(Communicator):
     def guard(self, start: Callable[[], Pending], name: str) -> Pending:
         return _GuardedCall(self, start, name)
 
-    def _start(self, collective, entry: tuple, async_op: bool, dense: torch.Tensor | None = None) -> Call:
+    def _start(self, collective: Callable[[], Any], entry: tuple, *arguments: Any, **options: Any) -> Call:
         self.calls += 1  # as many on every rank
-        return super()._start(lambda: _GuardedCall(self, collective, entry[2], self.calls), entry, async_op, dense)
+        return super()._start(
+            lambda: _GuardedCall(self, collective, entry[2], self.calls), entry, *arguments, **options
+        )
 
     def exchange(self, value: Any) -> list[Any]:
         """Every rank's `value`, in order of rank: its JSON's bytes, padded to the longest, by two all-gathers."""

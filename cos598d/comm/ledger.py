@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from cos598d.comm.moments import Moment, Time
+from cos598d.comm.timers import Timer, Timestamp
 from cos598d.records.conventions import SYNCHRONIZING
 
 BEFORE_TRAINING = 0
@@ -96,11 +96,11 @@ class Ledger:
         self._output, self._keeper = output, keeper
         self._flushed: dict[int, Totals] = {}
         self._moved = (0, 0)  # bytes sent and received by what was flushed since the last `take`
-        self._began: Moment = None
+        self._began: Timestamp = None
         # Rows whose end the device may not have got to: place, time, the iteration's begin, the call's begin and end.
-        self._unsettled: list[tuple[int, Time, Moment, Moment, Moment]] = []
+        self._unsettled: list[tuple[int, Timer, Timestamp, Timestamp, Timestamp]] = []
 
-    def begin(self, iteration: int, began: Moment) -> None:
+    def begin(self, iteration: int, began: Timestamp) -> None:
         """The rows from here on are of `iteration`, which `began` at that moment of the device's work."""
         self.iteration, self._began = iteration, began
 
@@ -108,7 +108,7 @@ class Ledger:
         """Add one call whose seconds are known, or will never be."""
         self.rows.append(row)
 
-    def enter_call(self, facts: dict[str, Any], time: Time, started: Moment, ended: Moment) -> None:
+    def enter_call(self, facts: dict[str, Any], time: Timer, started: Timestamp, ended: Timestamp) -> None:
         """Add a call that has ended, by a row's fields except its iteration and its times.
 
         Its iteration is the one under way now: that of its start may be over, and summed up. Its times are those of two
@@ -186,7 +186,7 @@ def _shortened(row: Row) -> dict[str, Any]:
     return found
 
 
-def _times(time: Time, began: Moment, started: Moment, ended: Moment) -> dict[str, Any]:
+def _times(time: Timer, began: Timestamp, started: Timestamp, ended: Timestamp) -> dict[str, Any]:
     """A row's times, of a call that ended in an iteration that `began` then (None: before the first)."""
     return {
         "seconds": time.seconds(started, ended),

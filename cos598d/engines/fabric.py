@@ -20,7 +20,6 @@ from cos598d.strategies.sent import sent_by_replicas
 from cos598d.strategies.state import FullTensor, OptimizerState, ShardSlice, own_state_of
 from cos598d.sync.ddp import DDP
 from cos598d.sync.options import DEFAULTS
-from cos598d.sync.parts.arrival import arrival, rehearse
 from cos598d.sync.parts.reducer import Reducer
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ class Fabric(TorchFSDP):
     The ranks are ours: Fabric is told of them and starts none. Each counts as a node of one device.
     Choose it to keep a loop of one's own and change strategies by a word; it is torch's engines underneath.
 
-    What the DDP inside sends is entered in the ledger as `ddp`'s is, from what its reducer reports.
+    What the DDP inside sends is entered in the ledger as `ddp`'s is.
 
     Known wrong: its own clipping under fsdp2 reduces by calls that the ledger does not see, so the norm is summed here.
     """
@@ -116,7 +115,7 @@ class Fabric(TorchFSDP):
         if self.is_cut:
             super().finish()
         else:
-            self._reducer.enter()
+            self._reducer.end_step()
 
     def clip(self, max_norm: float) -> torch.Tensor | None:
         if self.is_cut:
@@ -156,16 +155,14 @@ class Fabric(TorchFSDP):
     def own_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """As the contract says: under ddp also in which order torch has laid its buckets."""
         facts, tensors = super().own_state()
-        return facts if self.is_cut else {"arrival": arrival(self._wrapped._forward_module)}, tensors
+        return facts if self.is_cut else {"arrival": self._reducer.arrival()}, tensors
 
     def load_own_state(self, facts: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
         super().load_own_state(facts, tensors)
         if not self.is_cut and facts.get("arrival") is not None:
-            trained = [p for p in self.model.parameters() if p.requires_grad]
             with own_state_of(self.comm.rank):
                 expect(facts, Fields({"arrival": ListOf(COUNT)}))
-                rehearse(self._wrapped._forward_module, trained, facts["arrival"])
-                self._reducer.resume(1)
+                self._reducer.rehearse(facts["arrival"], steps=1)
 
     def whole(self) -> AbstractContextManager[None]:
         return super().whole() if self.is_cut else nullcontext()

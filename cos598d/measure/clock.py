@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from cos598d.comm.moments import Moment, time_of
+from cos598d.comm.timers import Timestamp, timer_of
 from cos598d.records.conventions import PHASES
 
 
@@ -20,18 +20,18 @@ class IterationClock:
     A phase between two iterations, such as the copy for a checkpoint, is added to the next one's: to its phases and
     to its seconds, and not to its spans.
 
-    On CUDA phases are told apart on the stream that computes (`StreamTime`), and the host waits for the device once an
+    On CUDA phases are told apart on the stream that computes (`StreamTimer`), and the host waits for the device once an
     iteration, in `stop`. Host and device run side by side there: what the host does while the device still has
     work is in no phase, and while the device waits for the host it is in the phase whose work comes next.
     """
 
     def __init__(self, device: torch.device):
-        self._time = time_of(device)
+        self._time = timer_of(device)
         self.phases: dict[str, float] = {}
         self.spans: list[tuple[str, float, float]] = []
-        self.began: Moment = None
+        self.began: Timestamp = None
         self.started = self.stopped = 0.0
-        self._stretches: list[tuple[str, Moment, Moment]] = []
+        self._stretches: list[tuple[str, Timestamp, Timestamp]] = []
         self._before = 0  # how many of them are from before the iteration
 
     def start(self) -> None:
@@ -51,7 +51,7 @@ class IterationClock:
 
     def stop(self) -> float:
         """Seconds since the iteration began: its phases and what lies between them; and of phases before it."""
-        ended: Moment = self._time.now()
+        ended: Timestamp = self._time.now()
         self._time.wait(ended)
         self.stopped = ended if self._time.is_at_once else time.perf_counter()
         found = self._time.seconds(self.began, ended)

@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from cos598d.comm.ledger import dtype_name, size_in_bytes
-from cos598d.sync.cost import Tensor
-from cos598d.sync.cost.memory import Buffers
+from cos598d.sync.cost import Buffers, Tensor
 
 Held = Mapping[str, int]  # bytes by category
 

@@ -1,4 +1,4 @@
-"""The registry of gradient syncs: one file each, loaded when its name is asked for."""
+"""The registry of gradient syncs: each is one file of this folder, loaded when its name is asked for."""
 
 import importlib
 from collections.abc import Iterable
@@ -7,25 +7,12 @@ from cos598d.errors import UsageError
 from cos598d.sync.base import GradientSync
 from cos598d.terminal.words import did_you_mean
 
-# name on the command line -> module and class
-SYNCS = {
-    "none": "cos598d.sync.none:NoSync",
-    "gather_scatter": "cos598d.sync.gather_scatter:GatherScatter",
-    "reduce_broadcast": "cos598d.sync.reduce_broadcast:ReduceBroadcast",
-    "all_reduce": "cos598d.sync.all_reduce:AllReduce",
-    "flat": "cos598d.sync.flat:Flat",
-    "overlap": "cos598d.sync.overlap:Overlap",
-    "bucketed": "cos598d.sync.bucketed:Bucketed",
-    "ring": "cos598d.sync.ring:Ring",
-    "halving_doubling": "cos598d.sync.halving_doubling:HalvingDoubling",
-    "tree": "cos598d.sync.tree:Tree",
-    "shared_memory": "cos598d.sync.shared_memory:SharedMemory",
-    "hierarchical": "cos598d.sync.hierarchical:Hierarchical",
-    "sparse_rows": "cos598d.sync.sparse_rows:SparseRows",
-    "local_sgd": "cos598d.sync.local_sgd:LocalSGD",
-    "diloco": "cos598d.sync.diloco:DiLoCo",
-    "ddp": "cos598d.sync.ddp:DDP",
-}
+# The names on the command line, which are those of the files, in the order in which tables list them.
+SYNCS = (
+    *("none", "gather_scatter", "reduce_broadcast", "all_reduce", "flat", "overlap", "bucketed"),
+    *("ring", "halving_doubling", "tree", "shared_memory", "hierarchical", "sparse_rows"),
+    *("local_sgd", "diloco", "ddp"),
+)
 
 
 def or_choose(option: str) -> str:
@@ -41,8 +28,9 @@ def get_sync(name: str, also: Iterable[str] = ()) -> type[GradientSync]:
     be used.
     """
     if name in SYNCS:
-        module, class_name = SYNCS[name].split(":")
-        return getattr(importlib.import_module(module), class_name)
+        file = importlib.import_module(f"cos598d.sync.{name}")
+        (found,) = (kind for kind in vars(file).values() if _is_sync_of(kind, file.__name__))
+        return found
     from cos598d.sync.from_file import is_own, load_own  # which few runs need
 
     if is_own(name):
@@ -51,3 +39,7 @@ def get_sync(name: str, also: Iterable[str] = ()) -> type[GradientSync]:
         f"--sync {name}: no such gradient sync; the known ones are {', '.join([*SYNCS, *also])}, and your own as "
         f"FILE.py:CLASS.{did_you_mean(name, [*SYNCS, *also])}"
     )
+
+
+def _is_sync_of(kind: object, module: str) -> bool:
+    return isinstance(kind, type) and issubclass(kind, GradientSync) and kind.__module__ == module

@@ -81,10 +81,3 @@ class Agreement:
         overflowed = torch.tensor(not is_finite, dtype=torch.int32, device=self.comm.device)
         self.comm.all_reduce(overflowed, "ranks whose gradients are not finite", purpose=AGREEMENT)
         return overflowed.item() == 0
-
-    def agree_on_finite(self, is_finite: bool) -> bool:
-        """From whether this rank's gradients are finite after `finish`, whether every rank's are.
-
-        Only fp16 needs it. An average is the same on every rank, so nothing has to travel.
-        """
-        return is_finite

@@ -3,8 +3,7 @@
 import torch
 
 from cos598d.sync.base import GradientSync
-from cos598d.sync.cost import CollectiveCall, Step
-from cos598d.sync.cost.collectives import ALL_REDUCE
+from cos598d.sync.cost import ALL_REDUCE, CollectiveCall, Step
 
 
 class AllReduce(GradientSync):

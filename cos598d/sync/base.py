@@ -1,14 +1,14 @@
 """The contract of a gradient sync: what the training loop calls, and what every way of averaging must keep."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from cos598d.errors import UserError
-from cos598d.records.conventions import BUFFERS, STATE
+from cos598d.records.conventions import STATE
 from cos598d.sync.agreement import Agreement
 from cos598d.sync.alike import check_models, sparse_weights
 from cos598d.sync.facts import SyncFacts
@@ -49,7 +49,8 @@ class GradientSync(Agreement, SyncFacts):
     `loss_scale`: what the losses of this step are multiplied by, and so its gradients; 1 except in fp16. The loop sets
     it before backward. It differs from step to step: what a sync keeps of a gradient it keeps divided by it.
 
-    What a sync tells about its options, cost, memory and checkpoint is in `cos598d/sync/facts.py`.
+    What a sync tells about its options, cost, memory and checkpoint, and what it does between steps, has answers that
+    suit most syncs: `cos598d/sync/facts.py`.
     """
 
     loss_scale = 1.0
@@ -59,7 +60,6 @@ class GradientSync(Agreement, SyncFacts):
         self.find_unused_parameters = find_unused_parameters
         self.options = options
         self.parameters: list[tuple[str, nn.Parameter]] = []
-        self._model: nn.Module | None = None
         self._sparse: set[torch.Tensor] = set()
 
     def attach(self, model: nn.Module) -> nn.Module:
@@ -96,32 +96,6 @@ class GradientSync(Agreement, SyncFacts):
     def average(self, name: str, gradient: torch.Tensor) -> None:
         """Replace `gradient` by its average over the ranks, in place. Called in the same order on every rank."""
         raise NotImplementedError(f"{type(self).__name__} has no average()")
-
-    def after_step(self) -> None:
-        """The optimizer has changed the weights. Nothing to do for syncs that average gradients."""
-
-    def forget_step(self) -> None:
-        """Called instead of `after_step` when the optimizer leaves the step out: drop what the step left to the next.
-
-        A gradient of it was not finite, and so may be whatever was made of it.
-        """
-
-    def settle(self) -> None:
-        """Make the replicas equal: give every rank rank 0's buffers; weights too, where they part between steps."""
-        model = getattr(self, "_model", None)  # a class of the user's own may attach in another way
-        self.send_buffers([buffer for _, buffer in model.named_buffers()] if model else [])
-
-    def send_buffers(self, buffers: Sequence[torch.Tensor]) -> None:
-        """Give every rank rank 0's of these buffers, which are alike in shapes and dtypes on all ranks."""
-        if not buffers or self.comm.world_size == 1:
-            return
-        # As bytes side by side, so that all of them travel in one call, whatever their dtypes.
-        parts = [buffer.data.contiguous().view(-1).view(torch.uint8) for buffer in buffers]
-        together = torch.cat(parts)
-        self.comm.broadcast(together, "buffers", purpose=BUFFERS)
-        for buffer, part in zip(buffers, together.split([len(part) for part in parts]), strict=True):
-            # .data: a graph of an earlier forward may have saved the buffer, as with torch's DDP.
-            buffer.data.copy_(part.clone().view(buffer.dtype).view(buffer.shape))
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -6,9 +6,7 @@ import torch
 
 from cos598d.comm.calls import Call, Pending
 from cos598d.sync.buckets import Bucket, Named, in_buckets, plan_buckets
-from cos598d.sync.cost import CollectiveCall, Step, Tensor
-from cos598d.sync.cost.collectives import ALL_REDUCE
-from cos598d.sync.cost.memory import Buffers
+from cos598d.sync.cost import ALL_REDUCE, Buffers, CollectiveCall, Step, Tensor
 from cos598d.sync.options import SyncOptions
 from cos598d.sync.parts.overlapping import OverlappingSync
 from cos598d.sync.parts.with_codec import WithCodec
@@ -69,16 +67,13 @@ class Bucketed(WithCodec, OverlappingSync):
 
     @classmethod
     def calls(cls, step: Step) -> list[CollectiveCall] | None:
-        return [
-            CollectiveCall(ALL_REDUCE, bucket)
-            for bucket in in_buckets(step.tensors, step.options.bucket_mb, step.options.first_bucket_mb)
-        ]
+        return [CollectiveCall(ALL_REDUCE, bucket) for bucket in in_buckets(step.tensors, step.options)]
 
     @classmethod
     def buffers(cls, tensors: Sequence[Tensor], options: SyncOptions) -> Buffers:
         if options.compress:
             return Buffers(unsaid="what a codec keeps is its own")
-        return Buffers(in_buckets(tensors, options.bucket_mb, options.first_bucket_mb), at_once=True)
+        return Buffers(in_buckets(tensors, options), at_once=True)
 
     def detach(self) -> None:
         self.buckets = []

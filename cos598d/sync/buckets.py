@@ -1,5 +1,6 @@
 """Gradients side by side in one buffer, so that many tensors travel in one call."""
 
+import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -8,6 +9,7 @@ from torch import nn
 
 from cos598d.errors import UserError
 from cos598d.sync.cost import Tensor
+from cos598d.sync.options import SyncOptions
 
 MIB = 1 << 20
 Named = tuple[str, nn.Parameter]
@@ -120,7 +122,11 @@ def plan_buckets(
     return done + list(open_groups.values())
 
 
-def in_buckets(tensors: Sequence[Tensor], bucket_mb: float, first_bucket_mb: float) -> list[list[Tensor]]:
-    """The tensors as `plan_buckets` groups parameters, for a sync that states what travels together."""
-    groups = plan_buckets([(tensor.name, tensor) for tensor in tensors], bucket_mb, first_bucket_mb)
+def in_buckets(tensors: Sequence[Tensor], options: SyncOptions | None = None) -> list[list[Tensor]]:
+    """The tensors as `plan_buckets` groups parameters, for a sync that states what travels together.
+
+    Without `options` all tensors of a dtype are in one bucket.
+    """
+    sizes = (options.bucket_mb, options.first_bucket_mb) if options else (math.inf, math.inf)
+    groups = plan_buckets([(tensor.name, tensor) for tensor in tensors], *sizes)
     return [[tensor for _, tensor in group] for group in groups]

@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,11 +21,8 @@ from cos598d.records.kinds import COUNT, FLAG, Fields, ListOf, OrNone, ValueKind
 from cos598d.sync.agreement import UNUSED
 from cos598d.sync.base import GradientSync
 from cos598d.sync.buckets import MIB
-from cos598d.sync.cost import CollectiveCall, Cost, Sizes, Step, Tensor
-from cos598d.sync.cost.collectives import ALL_REDUCE
-from cos598d.sync.cost.memory import Buffers
+from cos598d.sync.cost import ALL_REDUCE, Buffers, CollectiveCall, Cost, Sizes, Step, Tensor
 from cos598d.sync.options import DEFAULTS, SyncOptions
-from cos598d.sync.parts.arrival import arrival, rehearse
 from cos598d.sync.parts.own_loop import CHANGED
 from cos598d.sync.parts.reducer import Reducer
 
@@ -34,6 +30,7 @@ from cos598d.sync.parts.reducer import Reducer
 HOOKS = {"fp16": (fp16_compress_hook, torch.float16), "bf16": (bf16_compress_hook, torch.bfloat16)}
 
 
+LATER = ("powersgd", "post_localsgd")  # hooks of torch's that become other algorithms after PLAIN_STEPS
 # What torch's PowerSGD remembers of each bucket.
 POWERSGD = ("error_dict", "p_memory_dict", "q_memory_dict")
 # Steps of plain averages before powersgd and post_localsgd begin: torch lays its buckets anew after the first.
@@ -61,8 +58,8 @@ class DDP(GradientSync):
     buffers of b bytes, one more broadcast for each of their dtypes: rank 0 sends ceil(log2 n) b.
     Choose it for real work.
 
-    torch makes these calls itself and is left alone: no communication hook, which would slow it. What the ledger
-    says of them is read from the sizes of the reducer's own buckets, and of the module's buffers.
+    torch makes these calls itself and is left alone: no communication hook, which would slow it. They are entered in
+    the ledger as torch's dispatcher sees them (`parts/reducer.py`).
 
     `bucket_view` is torch's `gradient_as_bucket_view`: step 3 copies nothing back, and a gradient takes no memory
     beside its bucket. `compress` registers torch's own communication hook of that name: half of the bytes.
@@ -77,7 +74,7 @@ class DDP(GradientSync):
     """
 
     uses = ("bucket_mb", "bucket_view", "compress", "ddp_hook", "sync_every")
-    overlaps = sends_buffers = takes_sparse = True
+    overlaps = sends_buffers = takes_sparse = chooses_calls = True
 
     def __init__(self, comm: Communicator, find_unused_parameters: bool = True, options: SyncOptions = DEFAULTS):
         super().__init__(comm, find_unused_parameters, options)
@@ -85,11 +82,10 @@ class DDP(GradientSync):
         self._ddp: DistributedDataParallel | None = None
         word = _compress(options)
         self._hook = HOOKS[word] if word and comm.world_size > 1 else None
-        # torch's hooks that call torch.distributed in Python, where the ledger can hear them
-        self._speaks = options.ddp_hook in ("powersgd", "post_localsgd") and comm.world_size > 1
-        self._kept: PowerSGDState | PostLocalSGDState | None = None  # what such a hook remembers
-        self._listening = contextlib.ExitStack()
-        self.averages_weights = self._speaks and options.ddp_hook == "post_localsgd"
+        # The hook of another algorithm, and what it remembers.
+        self._later = options.ddp_hook if options.ddp_hook in LATER and comm.world_size > 1 else None
+        self._kept: PowerSGDState | PostLocalSGDState | None = None
+        self.averages_weights = self._later == "post_localsgd"
         self._steps_made = 0
         self.replicas_equal = True
 
@@ -133,25 +129,23 @@ class DDP(GradientSync):
         )
         if self._hook:
             self._ddp.register_comm_hook(self.comm.group, self._hook[0])
-        if self._speaks and self.options.ddp_hook == "powersgd":
+        if self._later == "powersgd":
             self._kept = PowerSGDState(self.comm.group, start_powerSGD_iter=PLAIN_STEPS)
             self._ddp.register_comm_hook(self._kept, powerSGD_hook)
-        elif self._speaks:
+        elif self._later:
             self._kept = PostLocalSGDState(self.comm.group, None, PLAIN_STEPS, post_local_gradient_allreduce=False)
             self._ddp.register_comm_hook(self._kept, post_localSGD_hook)
-        self._reducer = Reducer(self.comm, self._ddp, self._hook[1] if self._hook else None)
+        self._reducer = Reducer(self.comm, self._ddp, has_buckets=not self._later)
         self._bucket_places: set[int] = set()  # of which gradients are views, when they are averages
-        self._listens = self._ddp.register_forward_pre_hook(self._listen) if self._speaks else None
         return self._ddp
 
     def finish(self) -> None:
-        """Forward and backward have waited already; enter what they did in the ledger."""
-        if self.heeds_faults and self.fault is None and not self._has_ended():
+        """Forward and backward have waited already, and their calls are in the ledger."""
+        if self.heeds_faults and self.fault is None and not self._reducer.has_ended:
             self.fault = UNUSED.format("a parameter")
         if self.fault is not None:
-            self._catch_up()
-        self._listening.close()
-        self._reducer.enter(gradients=not self._speaks)
+            self._reducer.catch_up(has_begun=self.fault != CHANGED)
+        self._reducer.end_step()
         if self.options.bucket_view:
             self._bucket_places = set(self._places_of_gradients())
 
@@ -177,17 +171,16 @@ class DDP(GradientSync):
         options: SyncOptions = DEFAULTS,
         hosts: Sequence[Sequence[int]] = (),
     ) -> Cost | None:
-        """As every sync's, but torch chooses how many buckets there are: the bytes are right to a byte a bucket."""
+        """As every sync's, in the form that torch's hook gives the buckets: right to a byte a bucket."""
         word = _compress(options)
         if word:
             tensors = [(elements, HOOKS[word][1].itemsize) for elements, _ in tensors]
-        cost = super().expected(tensors, ranks, rank, options, hosts)
-        return cost and replace(cost, calls=None)
+        return super().expected(tensors, ranks, rank, options, hosts)
 
     @classmethod
     def buffers(cls, tensors: Sequence[Tensor], options: SyncOptions) -> Buffers:
         """torch's buckets: S in all, however it cuts them."""
-        if options.ddp_hook in ("powersgd", "post_localsgd"):
+        if options.ddp_hook in LATER:
             return Buffers(unsaid="what torch's hook keeps is its own")
         # Gradients come in the reverse order of their tensors; the hosts do not matter.
         travels = cls.calls(Step(tensors, options, [], tensors[::-1]))
@@ -199,32 +192,6 @@ class DDP(GradientSync):
             return 0
         shown = {place: size for place, size in self._places_of_gradients().items() if place in self._bucket_places}
         return self._reducer.bucket_bytes - sum(shown.values())
-
-    def _has_ended(self) -> bool:
-        """Whether torch has made all calls of the step."""
-        try:
-            self._attached.reducer._check_reducer_finalized()
-        except RuntimeError:
-            return False
-        return True
-
-    def _catch_up(self) -> None:
-        """Have torch make the calls of a step of which not all gradients have come, since other ranks wait for them."""
-        ddp, reducer = self._attached, self._attached.reducer
-        if self.fault == CHANGED:  # else forward has done so
-            if ddp.will_sync_module_buffers():
-                ddp._sync_buffers()
-            reducer.prepare_for_forward()
-            reducer.prepare_for_backward([])
-
-        def mark_all(_: torch.Tensor) -> None:
-            for place in range(len(self.parameters)):
-                with contextlib.suppress(RuntimeError):  # it was ready already
-                    reducer._autograd_hook(place)  # type: ignore[attr-defined]
-
-        root = torch.zeros((), device=self.comm.device, requires_grad=True)
-        root.register_hook(mark_all)  # torch waits for the calls at the end of a backward
-        root.backward()
 
     def _places_of_gradients(self) -> dict[int, int]:
         """Where the memory of gradients is, and how many bytes it has there."""
@@ -240,8 +207,6 @@ class DDP(GradientSync):
         super().detach()
         if self._ddp is not None:
             self._reducer.close()
-            if self._listens is not None:
-                self._listens.remove()
         self._ddp = None
 
     @property
@@ -282,7 +247,7 @@ class DDP(GradientSync):
         if isinstance(self._kept, PowerSGDState):
             tensors = {f"{name}/{n}": tensor for name in POWERSGD for n, tensor in getattr(self._kept, name).items()}
         facts = {
-            "arrival": arrival(self._attached),
+            "arrival": self._reducer.arrival(),
             "steps": self._reducer.steps,
             "steps_made": self._steps_made,
             "replicas_equal": self.replicas_equal,
@@ -293,9 +258,7 @@ class DDP(GradientSync):
     def load_own_state(self, facts: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
         hook_steps = COUNT if self._kept is not None else OrNone(COUNT)
         expect(facts, Fields(OWN | {"hook_steps": hook_steps}))
-        if facts["arrival"] is not None:
-            rehearse(self._attached, [p for _, p in self.parameters], facts["arrival"])
-        self._reducer.resume(facts["steps"])
+        self._reducer.rehearse(facts["arrival"], facts["steps"])
         self._steps_made, self.replicas_equal = facts["steps_made"], facts["replicas_equal"]
         if self._kept is not None:
             self._kept.iter = facts["hook_steps"]
@@ -306,9 +269,7 @@ class DDP(GradientSync):
 
     @property
     def own_is_lost(self) -> str | None:
-        if not self._speaks:
-            return None
-        return f"what torch's {self.options.ddp_hook} hook and each rank alone remember"
+        return f"what torch's {self._later} hook and each rank alone remember" if self._later else None
 
     def _average_weights(self) -> None:
         group = self.comm.group or dist.group.WORLD
@@ -316,11 +277,6 @@ class DDP(GradientSync):
         with watched(self.comm, GRADIENTS):
             average_parameters(iter([p for _, p in self.parameters]), group)
         self.replicas_equal = True
-
-    def _listen(self, *_: Any) -> None:
-        if torch.is_grad_enabled():
-            self._listening.close()
-            self._listening.enter_context(watched(self.comm, GRADIENTS))
 
 
 def _compress(options: SyncOptions) -> str | None:

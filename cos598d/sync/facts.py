@@ -1,24 +1,26 @@
-"""What a gradient sync tells about itself: its options, its cost, its memory, and its state in a checkpoint.
+"""What a gradient sync tells about itself (options, cost, memory, state), and what it does between steps.
 
-The loop, the model of cost and the checkpoints read it. A sync that averages gradients and keeps nothing from step to
-step need not say any of it.
+The loop, the model of cost and the checkpoints ask for it. A sync that averages gradients and keeps nothing from step
+to step need not say any of it.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from cos598d.records.conventions import BUFFERS
+from cos598d.sync.cost import NOTHING, Buffers, CollectiveCall, Cost, Sizes, Step, Tensor, cost_of
 from cos598d.sync.options import DEFAULTS, SyncOptions
 
 if TYPE_CHECKING:
-    from cos598d.sync.cost import CollectiveCall, Cost, Sizes, Step, Tensor
-    from cos598d.sync.cost.memory import Buffers
+    from cos598d.comm.communicator import Communicator
 
 
 class SyncFacts:
-    """What a gradient sync tells about itself, with the answers of a sync that tells nothing.
+    """What a gradient sync tells and does beside averaging, with the answers of a sync that tells nothing.
 
     uses: the names of the SyncOptions that have an effect on it. It refuses the others.
     overlaps: whether its calls begin while backward still runs.
@@ -29,6 +31,7 @@ class SyncFacts:
     one_host: whether all ranks must be on one host. shares_memory: whether a host's ranks must be able to share memory.
     replicas_equal: whether all ranks hold the same weights now, between two steps, and can be held to it.
     not_modelled: why the model of cost (`scale`) leaves it out, in words that follow "for"; None where it does not.
+    chooses_calls: whether a library makes the calls, and as many as it likes.
     exact: whether it keeps every claim of `cos598d.tools.check.claims`; if not, `claims` names those that it keeps.
     never_kept: what begins afresh even where a run goes on with its `own_state`, in words; None where nothing does.
     """
@@ -43,8 +46,12 @@ class SyncFacts:
     replicas_equal = True
     not_modelled: str | None = None
     exact = True
+    chooses_calls = False
     claims: tuple[str, ...] = ()
     never_kept: str | None = None
+
+    comm: "Communicator"
+    _model: nn.Module | None = None  # that it is attached to
 
     @classmethod
     def check_options(cls, options: SyncOptions, backend: str) -> None:
@@ -58,41 +65,38 @@ class SyncFacts:
     # Cost and memory, stated before a step
 
     @classmethod
-    def calls(cls, step: "Step") -> "list[CollectiveCall] | None":
+    def calls(cls, step: Step) -> list[CollectiveCall] | None:
         """The gradients' calls of one step among several ranks, in order; None where nothing states them beforehand.
 
-        What a step costs follows from them, here and in the model of cost: see `cos598d/sync/cost`.
+        What a step costs follows from them, here and in the model of cost: see `cos598d/sync/cost.py`.
         """
         return None
 
     @classmethod
     def expected(
         cls,
-        tensors: "Sizes",
+        tensors: Sizes,
         ranks: int,
         rank: int,
         options: SyncOptions = DEFAULTS,
         hosts: Sequence[Sequence[int]] = (),
-    ) -> "Cost | None":
+    ) -> Cost | None:
         """What one step's gradients cost `rank`, as its ledger must show; None where only the step itself can tell.
 
         tensors: (elements, bytes per element) of the trainable parameters of one dtype, in the model's order, all of
         them used. They travel as they are, in no codec's form. hosts: the ranks of each host; without them all ranks
         share one.
         """
-        from cos598d.sync.cost import NOTHING, Step, Tensor, cost_of
-
         sized = [Tensor("", (elements,), "", elements * element_bytes) for elements, element_bytes in tensors]
         calls = cls.calls(Step(sized, options, hosts or [range(ranks)], sized[::-1]))
         if calls is None:
             return None
-        return cost_of(calls, ranks, rank) if ranks > 1 else NOTHING
+        cost = cost_of(calls, ranks, rank) if ranks > 1 else NOTHING
+        return replace(cost, calls=None) if cls.chooses_calls else cost
 
     @classmethod
-    def buffers(cls, tensors: "Sequence[Tensor]", options: SyncOptions) -> "Buffers":
+    def buffers(cls, tensors: Sequence[Tensor], options: SyncOptions) -> Buffers:
         """What it keeps in memory from step to step, for trainable tensors in the model's order, all of them used."""
-        from cos598d.sync.cost.memory import Buffers
-
         return Buffers() if cls.keeps_nothing else Buffers(unsaid="this sync does not say what it keeps")
 
     def hidden_bytes(self) -> int:
@@ -119,3 +123,37 @@ class SyncFacts:
     def own_is_lost(self) -> str | None:
         """What is not carried over where a run goes on without its `own_state`, in words; None for nothing."""
         return None
+
+    # Between steps
+
+    def after_step(self) -> None:
+        """The optimizer has changed the weights. Nothing to do for syncs that average gradients."""
+
+    def forget_step(self) -> None:
+        """Called instead of `after_step` when the optimizer leaves the step out: drop what the step left to the next.
+
+        A gradient of it was not finite, and so may be whatever was made of it.
+        """
+
+    def settle(self) -> None:
+        """Make the replicas equal: give every rank rank 0's buffers; weights too, where they part between steps."""
+        self.send_buffers([buffer for _, buffer in self._model.named_buffers()] if self._model else [])
+
+    def send_buffers(self, buffers: Sequence[torch.Tensor]) -> None:
+        """Give every rank rank 0's of these buffers, which are alike in shapes and dtypes on all ranks."""
+        if not buffers or self.comm.world_size == 1:
+            return
+        # As bytes side by side, so that all of them travel in one call, whatever their dtypes.
+        parts = [buffer.data.contiguous().view(-1).view(torch.uint8) for buffer in buffers]
+        together = torch.cat(parts)
+        self.comm.broadcast(together, "buffers", purpose=BUFFERS)
+        for buffer, part in zip(buffers, together.split([len(part) for part in parts]), strict=True):
+            # .data: a graph of an earlier forward may have saved the buffer, as with torch's DDP.
+            buffer.data.copy_(part.clone().view(buffer.dtype).view(buffer.shape))
+
+    def agree_on_finite(self, is_finite: bool) -> bool:
+        """From whether this rank's gradients are finite after `finish`, whether every rank's are.
+
+        Only fp16 needs it. An average is the same on every rank, so nothing has to travel.
+        """
+        return is_finite

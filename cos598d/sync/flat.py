@@ -7,9 +7,7 @@ from torch import nn
 
 from cos598d.comm.calls import Call
 from cos598d.sync.buckets import Bucket, in_buckets, plan_buckets
-from cos598d.sync.cost import Collective, CollectiveCall, Step, Tensor
-from cos598d.sync.cost.collectives import ALL_REDUCE
-from cos598d.sync.cost.memory import Buffers
+from cos598d.sync.cost import ALL_REDUCE, Buffers, Collective, CollectiveCall, Step, Tensor
 from cos598d.sync.options import SyncOptions
 from cos598d.sync.parts.with_codec import WithCodec
 
@@ -52,13 +50,13 @@ class Flat(WithCodec):
 
     @classmethod
     def calls(cls, step: Step) -> list[CollectiveCall]:
-        return [CollectiveCall(cls.collective, group) for group in in_buckets(step.tensors, float("inf"), float("inf"))]
+        return [CollectiveCall(cls.collective, group) for group in in_buckets(step.tensors)]
 
     @classmethod
     def buffers(cls, tensors: Sequence[Tensor], options: SyncOptions) -> Buffers:
         if options.compress:
             return Buffers(unsaid="what a codec keeps is its own")
-        return Buffers(in_buckets(tensors, float("inf"), float("inf")))
+        return Buffers(in_buckets(tensors))
 
     def detach(self) -> None:
         self.buckets = []

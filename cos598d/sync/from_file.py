@@ -12,19 +12,13 @@ from typing import Any
 
 from torch import nn
 
-from cos598d.comm.communicator import Communicator
 from cos598d.errors import UsageError
 from cos598d.sync.base import GradientSync
+from cos598d.sync.facts import SyncFacts
 from cos598d.sync.options import DEFAULTS, SyncOptions
 from cos598d.terminal.reading import read_plain
 
 CONTRACT = ("attach", "finish", "no_sync", "detach")
-# What the loop asks for as well, and has an answer to that suits every class which does not say.
-UNDERSTOOD = (
-    *("after_step", "agree_on_finite", "forget_step", "settle", "send_buffers", "replicas_equal"),
-    *("uses", "exact", "claims", "averages_weights", "sends_buffers", "own_is_lost", "never_kept"),
-    *("own_state", "load_own_state", "buffers", "hidden_bytes", "remark"),
-)
 TEMPLATE = "template.py.txt"
 SUFFIXES = (".py", ".py.txt")  # the second is of files that a package carries, and that no tool takes for its own code
 
@@ -134,8 +128,11 @@ def _is_alike(value: object, module: ModuleType) -> bool:
 
 
 @functools.cache  # a class is completed once, however often it is asked for
-def _complete(own: type, path: str) -> type[GradientSync]:
-    """The class with what the loop takes for granted: answers to `UNDERSTOOD`, and a constructor that takes options."""
+def _complete(own: Any, path: str) -> type[GradientSync]:
+    """The class with all that the loop asks of a sync: SyncFacts' answers, and a constructor that takes options.
+
+    The contract's `settle` finds the communicator and the model, under whatever names the class keeps them.
+    """
     try:
         signature = inspect.signature(own)
         signature.bind(None, find_unused_parameters=True)
@@ -144,53 +141,30 @@ def _complete(own: type, path: str) -> type[GradientSync]:
             f"{own.__name__} in {path} cannot be made from (comm, find_unused_parameters): {error}; let its __init__ "
             f"take both, and pass them to GradientSync's."
         ) from None
-    keeps_nothing = getattr(own, "own_state", GradientSync.own_state) is GradientSync.own_state
-    described: Any = own
-    described.never_kept = (
-        f"whatever {own.__name__} remembers from step to step, since it has no own_state()," if keeps_nothing else None
-    )
-    for name in UNDERSTOOD:
-        if not hasattr(own, name):
-            setattr(own, name, getattr(GradientSync, name))
-    if described.settle is GradientSync.settle:
-        described.__init__, described.attach = _keeping_comm(described.__init__), _keeping_model(described.attach)
     try:
         signature.bind(None, True, DEFAULTS)
-        return own
+        takes_options = True
     except TypeError:
-        return _without_options(own)
+        takes_options = False
+    forgotten = f"whatever {own.__name__} remembers from step to step, since it has no own_state(),"
+    keeps_nothing = getattr(own, "own_state", SyncFacts.own_state) is SyncFacts.own_state
 
+    class Own(own, SyncFacts):
+        never_kept = forgotten if keeps_nothing else None
 
-def _keeping_comm(init: Callable[..., None]) -> Callable[..., None]:
-    """`init`, after which the contract's `settle` finds the communicator, under whatever name the class keeps it."""
-
-    @functools.wraps(init)
-    def keeping(self: Any, comm: Communicator, *arguments: Any, **options: Any) -> None:
-        init(self, comm, *arguments, **options)
-        if not hasattr(self, "comm"):
-            self.comm = comm
-
-    return keeping
-
-
-def _keeping_model(attach: Callable[[Any, nn.Module], nn.Module]) -> Callable[[Any, nn.Module], nn.Module]:
-    """`attach`, after which the contract's `settle` finds the model's buffers, also where it calls no super's."""
-
-    @functools.wraps(attach)
-    def keeping(self: Any, model: nn.Module) -> nn.Module:
-        self._model = model
-        return attach(self, model)
-
-    return keeping
-
-
-def _without_options(own: type) -> type[GradientSync]:
-    class Own(own):
         def __init__(self, comm, find_unused_parameters: bool = True, options: SyncOptions = DEFAULTS):
-            super().__init__(comm, find_unused_parameters=find_unused_parameters)
+            if takes_options:
+                super().__init__(comm, find_unused_parameters, options)
+            else:
+                super().__init__(comm, find_unused_parameters=find_unused_parameters)
+            if not hasattr(self, "comm"):
+                self.comm = comm
 
-    Own.__name__, Own.__qualname__, Own.__module__, Own.__doc__ = (
-        *(own.__name__, own.__qualname__, own.__module__),
-        own.__doc__,
-    )
+        def attach(self, model: nn.Module) -> nn.Module:
+            module = super().attach(model)
+            self._model = model
+            return module
+
+    for name in ("__name__", "__qualname__", "__module__", "__doc__"):
+        setattr(Own, name, getattr(own, name))
     return Own

@@ -1,10 +1,25 @@
 """Task 2(a): rank 0 gathers each gradient, averages it and scatters the average."""
 
+from dataclasses import dataclass
+
 import torch
 
 from cos598d.sync.base import GradientSync
-from cos598d.sync.cost import CollectiveCall, Step
-from cos598d.sync.cost.collectives import GATHER, SCATTER
+from cos598d.sync.cost import Collective, CollectiveCall, Load, Step
+
+
+@dataclass(frozen=True)
+class WithRoot(Collective):
+    """From all to rank 0 at once, or from rank 0 to all: n-1 payloads through its link."""
+
+    op: str
+
+    def load(self, payload: float, ranks: int, factor: float = 1.0) -> Load:
+        moved = (ranks - 1) * payload * factor
+        return Load(1, moved, 2 * moved / ranks, moved)
+
+
+GATHER, SCATTER = WithRoot("gather"), WithRoot("scatter")
 
 
 class GatherScatter(GradientSync):

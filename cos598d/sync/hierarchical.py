@@ -10,11 +10,10 @@ from cos598d.comm.calls import Call
 from cos598d.comm.messages import PointToPointCollective
 from cos598d.sync.buckets import Bucket, in_buckets
 from cos598d.sync.cost import CollectiveCall, Step
-from cos598d.sync.cost.collectives import copied_by
 from cos598d.sync.parts.ring import RING, ring_all_reduce
 from cos598d.sync.parts.segmented import ByMessages, make_scratch
 from cos598d.sync.parts.with_codec import WithCodec
-from cos598d.sync.shared_memory import ADD, AVERAGE, SharedMemory
+from cos598d.sync.shared_memory import ADD, AVERAGE, SharedMemory, copied_by
 
 
 class Hierarchical(WithCodec, SharedMemory):
@@ -81,12 +80,11 @@ class Hierarchical(WithCodec, SharedMemory):
     @classmethod
     def calls(cls, step: Step) -> list[CollectiveCall]:
         firsts = [members[0] for members in step.hosts]
-        buckets = in_buckets(step.tensors, step.options.bucket_mb, step.options.first_bucket_mb)
+        buckets = in_buckets(step.tensors, step.options)
         largest = max(map(len, step.hosts))
-        sizes = [sum(tensor.bytes for tensor in bucket) for bucket in buckets]
         return [
-            CollectiveCall(RING, bucket, firsts, copied=copied_by(size, largest))
-            for bucket, size in zip(buckets, sizes, strict=True)
+            CollectiveCall(RING, bucket, firsts, copied=copied_by(sum(tensor.bytes for tensor in bucket), largest))
+            for bucket in buckets
         ]
 
     def detach(self) -> None:

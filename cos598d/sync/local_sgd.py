@@ -7,8 +7,7 @@ from torch import nn
 
 from cos598d.records.kinds import COUNT, FLAG, Fields, expect
 from cos598d.sync.base import GradientSync
-from cos598d.sync.cost import CollectiveCall, Step
-from cos598d.sync.cost.collectives import ALL_REDUCE
+from cos598d.sync.cost import ALL_REDUCE, CollectiveCall, Step
 from cos598d.sync.options import SyncOptions
 from cos598d.sync.parts.fragments import by_dtype
 

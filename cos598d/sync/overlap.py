@@ -6,8 +6,7 @@ import torch
 
 from cos598d.comm.calls import Call
 from cos598d.sync.buckets import Named
-from cos598d.sync.cost import CollectiveCall, Step
-from cos598d.sync.cost.collectives import ALL_REDUCE
+from cos598d.sync.cost import ALL_REDUCE, CollectiveCall, Step
 from cos598d.sync.parts.overlapping import OverlappingSync
 
 

@@ -2,9 +2,40 @@
 
 import torch
 
+from cos598d.comm.gloo import reduce_bytes, ring_segments
 from cos598d.sync.base import GradientSync
-from cos598d.sync.cost import CollectiveCall, Step
-from cos598d.sync.cost.collectives import BROADCAST, REDUCE
+from cos598d.sync.cost import Collective, CollectiveCall, Load, Step
+
+
+class Reduce(Collective):
+    """A ring reduce-scatter whose parts go to rank 0, which says that it is ready for them when its ring has ended.
+
+    gloo's ring leaves out the last two segments of a part alone, so that almost all of the payload goes round.
+    """
+
+    op = "reduce"
+
+    def load(self, payload: float, ranks: int, factor: float = 1.0) -> Load:
+        payload *= factor
+        sent, received = reduce_bytes(round(payload), ranks, 0, True)
+        mean = 2 * ((ranks - 1) / ranks * payload) * (1 + 1 / ranks)
+        segments = ranks * ring_segments(payload, ranks) - 2
+        return Load(ranks - 1, received, mean, sent + received, segments, waits=2)
+
+
+class Broadcast(Collective):
+    """A binomial tree from rank 0, which has ceil(log2 n) children, its eldest child one fewer, and so on.
+
+    Whoever has the payload sends it whole to all of its children at once, which share its link: L payloads pass rank
+    0's, then L-1 its eldest child's, down to 1.
+    """
+
+    op = "broadcast"
+
+    def load(self, payload: float, ranks: int, factor: float = 1.0) -> Load:
+        payload *= factor
+        levels = (ranks - 1).bit_length()
+        return Load(levels, levels * (levels + 1) / 2 * payload, 2 * ((ranks - 1) / ranks * payload), levels * payload)
 
 
 class ReduceBroadcast(GradientSync):
@@ -33,4 +64,6 @@ class ReduceBroadcast(GradientSync):
 
     @classmethod
     def calls(cls, step: Step) -> list[CollectiveCall]:
-        return [CollectiveCall(collective, [tensor]) for tensor in step.tensors for collective in (REDUCE, BROADCAST)]
+        return [
+            CollectiveCall(collective, [tensor]) for tensor in step.tensors for collective in (Reduce(), Broadcast())
+        ]

@@ -7,14 +7,27 @@ from torch import nn
 
 from cos598d.comm.messages import PointToPointCollective
 from cos598d.sync.buckets import Bucket, Named, in_buckets, plan_buckets
-from cos598d.sync.cost import CollectiveCall, Step, Tensor
-from cos598d.sync.cost.collectives import IN_MEMORY
-from cos598d.sync.cost.memory import Buffers
+from cos598d.sync.cost import Buffers, Collective, CollectiveCall, Load, Step, Tensor
 from cos598d.sync.options import SyncOptions
 from cos598d.sync.parts.overlapping import OverlappingSync
 from cos598d.sync.parts.shared_buffers import CACHE_LINE, Segments, check_on_host, find_one_host, in_blocks
 
 FILL, ADD, AVERAGE = "fill", "add up", "average"
+
+
+def copied_by(payload: float, ranks: int) -> float:
+    """Bytes that each of a host's ranks reads and writes to average `payload` bytes in memory that they share."""
+    return (5 + 1 / ranks) * payload if ranks > 1 else 0.0
+
+
+class SharedMemoryCollective(Collective):
+    """Through memory that the ranks of one host share: nothing is sent. `shared_memory.py` says what is copied."""
+
+    def moved(self, payload: int, element_bytes: int, ranks: int, rank: int) -> tuple[int, int]:
+        return 0, 0
+
+    def load(self, payload: float, ranks: int, factor: float = 1.0) -> Load:
+        return Load(0, 0.0, 0.0, 0.0, copied_bytes=copied_by(payload, ranks))
 
 
 class SharedMemory(OverlappingSync):
@@ -92,10 +105,7 @@ class SharedMemory(OverlappingSync):
 
     @classmethod
     def calls(cls, step: Step) -> list[CollectiveCall]:
-        return [
-            CollectiveCall(IN_MEMORY, bucket)
-            for bucket in in_buckets(step.tensors, step.options.bucket_mb, step.options.first_bucket_mb)
-        ]
+        return [CollectiveCall(SharedMemoryCollective(), bucket) for bucket in in_buckets(step.tensors, step.options)]
 
     @classmethod
     def buffers(cls, tensors: Sequence[Tensor], options: SyncOptions) -> Buffers:

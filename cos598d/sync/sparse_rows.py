@@ -13,9 +13,7 @@ from cos598d.errors import UserError
 from cos598d.records.conventions import AGREEMENT
 from cos598d.sync.bucketed import Bucketed
 from cos598d.sync.buckets import Named, RowBucket, in_buckets
-from cos598d.sync.cost import CollectiveCall, Step, Tensor
-from cos598d.sync.cost.collectives import ALL_REDUCE
-from cos598d.sync.cost.memory import Buffers
+from cos598d.sync.cost import ALL_REDUCE, Buffers, CollectiveCall, Step, Tensor
 from cos598d.sync.options import SyncOptions
 from cos598d.sync.parts.embeddings import LEAST_BYTES, large_embeddings, why_no_rows
 
@@ -139,7 +137,7 @@ class SparseRows(Bucketed):
             return None
         large = [t for t in step.tensors if "embedding" in t.name and len(t.shape) == 2 and t.bytes >= LEAST_BYTES]
         dense = [tensor for tensor in step.tensors if tensor not in large]
-        buckets = in_buckets(dense, step.options.bucket_mb, step.options.first_bucket_mb)
+        buckets = in_buckets(dense, step.options)
         # One byte a row says which rows are touched; it travels beside backward, and is waited for with the rows.
         rows = [CollectiveCall(ALL_REDUCE, [t], share=step.touched, agreed=t.shape[0]) for t in reversed(large)]
         return [*(CollectiveCall(ALL_REDUCE, bucket) for bucket in buckets), *rows]

@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 from cos598d.comm.communicator import Communicator
 from cos598d.errors import UsageError
-from cos598d.sync.codecs.base import AllReduce, Codec
-from cos598d.sync.codecs.none import AsTheyAre
+from cos598d.sync.codecs.base import AllReduce, AsTheyAre, Codec
 from cos598d.sync.cost import Collective, CollectiveCall
 
 # name on the command line -> module and class
@@ -20,8 +19,8 @@ CODECS = {
 }
 
 
-def get_codec(word: str) -> tuple[type[Codec], float | None]:
-    """The class of a codec, and the number that `word` sets for it: "topk:0.05" keeps 5 percent; None: its own.
+def get_codec(word: str) -> tuple[type[Codec], float]:
+    """The class of a codec, and the number that `word` sets for it ("topk:0.05" keeps 5 percent), or its own.
 
     Raises UsageError for an unknown codec, and for a number that it cannot have.
     """
@@ -31,7 +30,7 @@ def get_codec(word: str) -> tuple[type[Codec], float | None]:
     module, class_name = CODECS[name].split(":")
     codec = getattr(importlib.import_module(module), class_name)
     if not number:
-        return codec, None
+        return codec, codec.default
     try:
         value = float(number)
     except ValueError:

@@ -37,80 +37,6 @@ class _Gathering:
         self._call.end()
 
 
-Sent = TypeVar("Sent", bound=Pending)  # what a codec has on its way between `start` and `finish`
-
-
-class Codec(Generic[Sent]):
-    """Sums buckets over the ranks in a smaller form than their own. One codec serves one sync for a whole training.
-
-    Each bucket of a step is handed to `start` once, in the same order on every rank, and later to `finish`; between the
-    two other work may go on. Every rank ends with the same bits; where some rank's gradient is not finite, with a sum
-    that is not.
-
-    number_words: what its number may be, for errors; None if it has none.
-    collective: how what it makes of a bucket travels, for the model of cost; None: by the sync's own collective.
-    memory: what it remembers from step to step, in words; None if nothing.
-    """
-
-    number_words: str | None = None
-    collective: Collective | None = None
-    memory: ClassVar[str | None] = None
-
-    def __init__(
-        self, comm: Communicator, all_reduce: AllReduce, number: float | None = None, members: Sequence[int] = ()
-    ):
-        """`all_reduce(tensor, name)` starts the sync's own way of summing a tensor over the ranks, in place.
-
-        members: the ranks among which buckets travel, this one among them; without them all.
-        """
-        self.comm, self.all_reduce, self.number = comm, all_reduce, number
-        self.members = list(members) or list(range(comm.world_size))
-
-    @classmethod
-    def takes(cls, number: float) -> bool:
-        """Whether `number` may be given."""
-        return False
-
-    @classmethod
-    def payloads(cls, bucket: Sequence[Tensor], ranks: int, number: float | None) -> list[tuple[int, int]]:
-        """What travels among `ranks` for a bucket of these tensors: elements and bytes of an element, for each call."""
-        raise NotImplementedError
-
-    def start(self, bucket: Bucket, scale: float = 1.0) -> Sent:
-        """Encode the bucket's buffer and start its call. `scale` is what this step's gradients are multiplied by."""
-        raise NotImplementedError
-
-    def all_gather(self, tensor: torch.Tensor, name: str) -> Coded:
-        """Start to give every member the tensors of all, of one shape: the content is their list, in order."""
-        if len(self.members) == self.comm.world_size:
-            return Coded(*self.comm.all_gather(tensor, name, async_op=True))
-        call, me = self.comm.compose("all_gather", tensor, name), self.comm.rank
-        parts = [tensor if rank == me else torch.empty_like(tensor) for rank in self.members]
-        others = [(part, rank) for part, rank in zip(parts, self.members, strict=True) if rank != me]
-        return Coded(parts, _Gathering(call.start([(tensor, rank) for _, rank in others], others), call))
-
-    def finish(self, bucket: Bucket, pending: Sent) -> None:
-        """Wait, and replace the buffer by its sum over the ranks, as near as the codec comes."""
-        raise NotImplementedError
-
-    def put_back_unused(self, bucket: Bucket, is_used: Sequence[bool]) -> None:
-        """After `finish`: the sums of the bucket's parameters that are not `is_used` are dropped, as no rank used them.
-
-        What an earlier step had held back of them has then not reached the optimizer, and is held back again. Nothing
-        to do where nothing is kept.
-        """
-
-    def forget_step(self) -> None:
-        """The optimizer left this step out: drop what it left to the next. Nothing to do where nothing is kept."""
-
-    def own_state(self) -> dict[str, torch.Tensor]:
-        """What this rank remembers between two steps, by name."""
-        return {}
-
-    def load_own_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Go on from what `own_state` gave, before the first step."""
-
-
 class Kept:
     """Tensors that each step leaves to the next, by name; a step that is forgotten has left nothing.
 
@@ -229,3 +155,105 @@ class Feedback(Kept):
         for place, used in enumerate(is_used):
             if not used:
                 new[place].copy_(old[place])
+
+
+Sent = TypeVar("Sent", bound=Pending)  # what a codec has on its way between `start` and `finish`
+KeptKind = TypeVar("KeptKind", bound=Kept)
+
+
+class Codec(Generic[Sent]):
+    """Sums buckets over the ranks in a smaller form than their own. One codec serves one sync for a whole training.
+
+    Each bucket of a step is handed to `start` once, in the same order on every rank, and later to `finish`; between the
+    two other work may go on. Every rank ends with the same bits; where some rank's gradient is not finite, with a sum
+    that is not.
+
+    number_words: what its number may be, for errors, and `default` the one that it has by itself; None if it has none.
+    collective: how what it makes of a bucket travels, for the model of cost; None: by the sync's own collective.
+    memory: what it remembers from step to step, in words; None if nothing.
+    """
+
+    number_words: str | None = None
+    default: float = 0
+    collective: Collective | None = None
+    memory: ClassVar[str | None] = None
+
+    def __init__(
+        self, comm: Communicator, all_reduce: AllReduce, number: float | None = None, members: Sequence[int] = ()
+    ):
+        """`all_reduce(tensor, name)` starts the sync's own way of summing a tensor over the ranks, in place.
+
+        members: the ranks among which buckets travel, this one among them; without them all.
+        """
+        self.comm, self.all_reduce = comm, all_reduce
+        self.number = self.default if number is None else number
+        self.members = list(members) or list(range(comm.world_size))
+        self._kept: dict[str, Kept] = {}  # by how its names begin in the state
+        self.set_up()
+
+    def set_up(self) -> None:
+        """Make what this codec keeps from step to step. Nothing to do where nothing is kept."""
+
+    def keep(self, kept: KeptKind, prefix: str = "") -> KeptKind:
+        """Save `kept` with the state, its names after this prefix, and forget its part of a step that is left out."""
+        self._kept[prefix] = kept
+        return kept
+
+    @classmethod
+    def takes(cls, number: float) -> bool:
+        """Whether `number` may be given."""
+        return False
+
+    @classmethod
+    def payloads(cls, bucket: Sequence[Tensor], ranks: int, number: float) -> list[tuple[int, int]]:
+        """What travels among `ranks` for a bucket of these tensors: elements and bytes of an element, for each call."""
+        raise NotImplementedError
+
+    def start(self, bucket: Bucket, scale: float = 1.0) -> Sent:
+        """Encode the bucket's buffer and start its call. `scale` is what this step's gradients are multiplied by."""
+        raise NotImplementedError
+
+    def all_gather(self, tensor: torch.Tensor, name: str) -> Coded:
+        """Start to give every member the tensors of all, of one shape: the content is their list, in order."""
+        if len(self.members) == self.comm.world_size:
+            return Coded(*self.comm.all_gather(tensor, name, async_op=True))
+        call, me = self.comm.compose("all_gather", tensor, name), self.comm.rank
+        parts = [tensor if rank == me else torch.empty_like(tensor) for rank in self.members]
+        others = [(part, rank) for part, rank in zip(parts, self.members, strict=True) if rank != me]
+        return Coded(parts, _Gathering(call.start([(tensor, rank) for _, rank in others], others), call))
+
+    def finish(self, bucket: Bucket, pending: Sent) -> None:
+        """Wait, and replace the buffer by its sum over the ranks, as near as the codec comes."""
+        raise NotImplementedError
+
+    def put_back_unused(self, bucket: Bucket, is_used: Sequence[bool]) -> None:
+        """After `finish`: the sums of the bucket's parameters that are not `is_used` are dropped, as no rank used them.
+
+        What an earlier step had held back of them has then not reached the optimizer, and is held back again. Nothing
+        to do where nothing is kept.
+        """
+
+    def forget_step(self) -> None:
+        """The optimizer left this step out: drop what it left to the next."""
+        for kept in self._kept.values():
+            kept.forget_step()
+
+    def own_state(self) -> dict[str, torch.Tensor]:
+        """What this rank remembers between two steps, by name."""
+        return {prefix + name: each for prefix, kept in self._kept.items() for name, each in kept.state().items()}
+
+    def load_own_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Go on from what `own_state` gave, before the first step."""
+        for prefix, kept in self._kept.items():
+            mine = {name.removeprefix(prefix): each for name, each in tensors.items() if name.startswith(prefix)}
+            kept.load(mine, self.comm.device)
+
+
+class AsTheyAre(Codec[Pending]):
+    """The codec that does nothing: the sync's all-reduce sums the bucket's own buffer, in place."""
+
+    def start(self, bucket: Bucket, scale: float = 1.0) -> Pending:
+        return self.all_reduce(bucket.buffer, bucket.name)
+
+    def finish(self, bucket: Bucket, pending: Pending) -> None:
+        pending.wait()

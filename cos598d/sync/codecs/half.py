@@ -22,7 +22,7 @@ class BFloat16(Codec[Coded]):
     dtype = torch.bfloat16
 
     @classmethod
-    def payloads(cls, bucket: Sequence[Tensor], ranks: int, number: float | None) -> list[tuple[int, int]]:
+    def payloads(cls, bucket: Sequence[Tensor], ranks: int, number: float) -> list[tuple[int, int]]:
         return [(sum(tensor.numel() for tensor in bucket), cls.dtype.itemsize)]
 
     def start(self, bucket: Bucket, scale: float = 1.0) -> Coded:

@@ -4,12 +4,10 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from cos598d.comm.communicator import Communicator
 from cos598d.comm.messages import Messages, PointToPointCollective
 from cos598d.sync.buckets import Bucket
-from cos598d.sync.codecs.base import AllReduce, Codec
-from cos598d.sync.cost import Even, Tensor
-from cos598d.sync.cost.collectives import both_ways
+from cos598d.sync.codecs.base import Codec
+from cos598d.sync.cost import Even, Tensor, both_ways
 
 BLOCK = 1024  # elements that share a scale
 SCALE_BYTES = 4
@@ -32,17 +30,14 @@ class Int8(Codec["_ChunkExchange"]):
     own, seeded by the rank: the same training gives the same bits.
     """
 
-    collective = Even(lambda ranks: 2, both_ways)  # straight to the part's owner, and straight back
+    collective = Even("all_reduce", lambda ranks: 2, both_ways)  # straight to the part's owner, and straight back
     memory = "the random numbers by which int8 rounds"
 
-    def __init__(
-        self, comm: Communicator, all_reduce: AllReduce, number: float | None = None, members: Sequence[int] = ()
-    ):
-        super().__init__(comm, all_reduce, number, members)
-        self.generator = torch.Generator(comm.device).manual_seed(comm.rank)
+    def set_up(self) -> None:
+        self.generator = torch.Generator(self.comm.device).manual_seed(self.comm.rank)
 
     @classmethod
-    def payloads(cls, bucket: Sequence[Tensor], ranks: int, number: float | None) -> list[tuple[int, int]]:
+    def payloads(cls, bucket: Sequence[Tensor], ranks: int, number: float) -> list[tuple[int, int]]:
         return [(ranks * _blocks(sum(tensor.numel() for tensor in bucket), ranks) * (BLOCK + SCALE_BYTES), 1)]
 
     def start(self, bucket: Bucket, scale: float = 1.0) -> "_ChunkExchange":

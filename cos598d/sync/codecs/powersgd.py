@@ -1,18 +1,15 @@
 """Each matrix of gradients as a product of two thin ones."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
 import torch
 
-from cos598d.comm.communicator import Communicator
 from cos598d.sync.buckets import Bucket
-from cos598d.sync.codecs.base import AllReduce, Codec, Coded, Feedback, Kept
+from cos598d.sync.codecs.base import Codec, Coded, Feedback, Kept
 from cos598d.sync.cost import Tensor
-
-RANK = 4
 
 
 class PowerSGD(Codec[Coded]):
@@ -30,27 +27,23 @@ class PowerSGD(Codec[Coded]):
     4 rank (rows + columns) bytes a matrix, and 4 bytes for each element that travels whole.
     """
 
+    default = 4
     number_words = "the rank, a whole number from 1"
     memory = "powersgd's factors and what it has held back (its error feedback)"
 
-    def __init__(
-        self, comm: Communicator, all_reduce: AllReduce, number: float | None = None, members: Sequence[int] = ()
-    ):
-        super().__init__(comm, all_reduce, number, members)
-        self._rank = RANK if number is None else int(number)
-        self._feedback = Feedback()
-        self._qs = Kept()
+    def set_up(self) -> None:
+        self._feedback, self._qs = self.keep(Feedback(), "error/"), self.keep(Kept(), "factor/")
 
     @classmethod
     def takes(cls, number: float) -> bool:
         return number >= 1 and number == int(number)
 
     @classmethod
-    def payloads(cls, bucket: Sequence[Tensor], ranks: int, number: float | None) -> list[tuple[int, int]]:
+    def payloads(cls, bucket: Sequence[Tensor], ranks: int, number: float) -> list[tuple[int, int]]:
         firsts = seconds = 0
         for tensor in bucket:
             shape = _as_matrix(tensor.shape)
-            rank = _rank_of(shape, RANK if number is None else int(number))
+            rank = _rank_of(shape, int(number))
             firsts += rank * shape[0] if rank else tensor.numel()
             seconds += rank * shape[1]
         size = bucket[0].element_size()
@@ -62,7 +55,7 @@ class PowerSGD(Codec[Coded]):
         matrices, whole, old_qs = [], [], []
         for (name, _), view in zip(bucket.parameters, bucket.views, strict=True):
             matrix = view.view(_as_matrix(view.shape))
-            rank = _rank_of(matrix.shape, self._rank)
+            rank = _rank_of(matrix.shape, int(self.number))
             if rank:
                 first = partial(_first_q, matrix, rank, len(self._qs))
                 old_qs.append(self._qs.begin(name, first)[0])
@@ -106,21 +99,6 @@ class PowerSGD(Codec[Coded]):
         for (name, _), used in zip(bucket.parameters, is_used, strict=True):
             if not used:
                 self._qs.forget(name)
-
-    def forget_step(self) -> None:
-        self._feedback.forget_step()
-        self._qs.forget_step()
-
-    def own_state(self) -> dict[str, torch.Tensor]:
-        errors, factors = self._feedback.state(), self._qs.state()
-        return {f"error/{name}": tensor for name, tensor in errors.items()} | {
-            f"factor/{name}": tensor for name, tensor in factors.items()
-        }
-
-    def load_own_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        for kept, prefix in ((self._feedback, "error/"), (self._qs, "factor/")):
-            mine = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
-            kept.load(mine, self.comm.device)
 
     def _keep_errors(self, bucket: Bucket, local: dict[str, torch.Tensor], scale: float) -> None:
         error = self._feedback.left(bucket.name)

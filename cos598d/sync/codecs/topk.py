@@ -1,16 +1,12 @@
 """Only the largest gradients travel, the rest waits."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 
-from cos598d.comm.communicator import Communicator
 from cos598d.sync.buckets import Bucket
-from cos598d.sync.codecs.base import AllReduce, Codec, Coded, Feedback
-from cos598d.sync.cost import Tensor
-from cos598d.sync.cost.collectives import ALL_GATHER
-
-SHARE = 0.01
+from cos598d.sync.codecs.base import Codec, Coded, Feedback
+from cos598d.sync.cost import Even, Tensor
 
 
 class TopK(Codec[Coded]):
@@ -25,29 +21,27 @@ class TopK(Codec[Coded]):
     (n-1) 8 k bytes against 2(n-1)/n 4 E: the ratio is E / (n k), 25 for 4 ranks at 1 percent, and falls with n.
     """
 
-    collective = ALL_GATHER
+    # In a ring: n-1 steps of a rank's whole payload.
+    collective = Even("all_gather", lambda ranks: ranks - 1, lambda ranks: (ranks - 1, 1))
+    default = 0.01
     number_words = "the share of elements to send, above 0 and at most 1"
     memory = "what topk has held back (its error feedback)"
 
-    def __init__(
-        self, comm: Communicator, all_reduce: AllReduce, number: float | None = None, members: Sequence[int] = ()
-    ):
-        super().__init__(comm, all_reduce, number, members)
-        self._share = SHARE if number is None else number
-        self._feedback = Feedback()
+    def set_up(self) -> None:
+        self._feedback = self.keep(Feedback())
 
     @classmethod
     def takes(cls, number: float) -> bool:
         return 0 < number <= 1
 
     @classmethod
-    def payloads(cls, bucket: Sequence[Tensor], ranks: int, number: float | None) -> list[tuple[int, int]]:
-        count = _count(sum(tensor.numel() for tensor in bucket), SHARE if number is None else number)
+    def payloads(cls, bucket: Sequence[Tensor], ranks: int, number: float) -> list[tuple[int, int]]:
+        count = _count(sum(tensor.numel() for tensor in bucket), number)
         return [(2 * count, 4)]  # values and places
 
     def start(self, bucket: Bucket, scale: float = 1.0) -> Coded:
         error = self._feedback.add_to(bucket, scale)
-        count = _count(bucket.buffer.numel(), self._share)
+        count = _count(bucket.buffer.numel(), self.number)
         places = bucket.buffer.abs().topk(count, sorted=False).indices
         values = bucket.buffer[places].float()
         torch.mul(bucket.buffer, 1 / scale, out=error)
@@ -57,15 +51,6 @@ class TopK(Codec[Coded]):
 
     def put_back_unused(self, bucket: Bucket, is_used: Sequence[bool]) -> None:
         self._feedback.put_back(bucket, is_used)
-
-    def forget_step(self) -> None:
-        self._feedback.forget_step()
-
-    def own_state(self) -> dict[str, torch.Tensor]:
-        return self._feedback.state()
-
-    def load_own_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        self._feedback.load(tensors, self.comm.device)
 
     def finish(self, bucket: Bucket, pending: Coded) -> None:
         pending.wait()

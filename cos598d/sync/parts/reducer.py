@@ -1,87 +1,148 @@
-"""What torch's DDP sends and keeps by itself, in C++: read from what its reducer reports of its buckets."""
+"""torch's DDP from inside, where C++ works: its calls, what it keeps, and how it has laid its buckets."""
+
+import contextlib
+from collections.abc import Iterable
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from cos598d.comm.communicator import Communicator
-from cos598d.comm.ledger import dtype_name
-from cos598d.records.conventions import AGREEMENT, BUFFERS
+from cos598d.comm.dispatcher import DispatchedCall, listening
+from cos598d.comm.ledger import Row, dtype_name
+from cos598d.comm.watched import row_of
+from cos598d.records.conventions import AGREEMENT, BUFFERS, GRADIENTS
+
+# Whose functions run when a DDP makes a call: C++ in backward and for buffers, and torch's communication hooks.
+MAKERS = (__name__, "torch.autograd.", "torch.nn.parallel.", "torch.distributed.utils", "torch.distributed.algorithms.")
 
 
 class Reducer:
-    """The calls and the buckets of a DistributedDataParallel.
+    """The reducer of a DistributedDataParallel.
 
-    DDP's calls pass no function that could be listened to, and a communication hook would slow them. But its logger
-    tells the sizes of the buckets that were reduced, and the module how many buffers it has:
-
-    1. Before a forward it is noted whether rank 0's buffers are about to be sent to all.
-    2. After a step's backward `enter` writes into the ledger what that forward and this backward have sent.
+    1. From a forward to `end_step` all calls that the DDP makes are noted: rank 0's buffers before the forward, each
+       bucket's all-reduce in backward, and which parameters were used. `end_step` enters them in the ledger. Two DDPs
+       of one process group in one backward both note the calls of both.
+    2. torch lays its buckets anew once, after the first backward, in the order in which gradients arrived in it. A ring
+       adds up an element's terms in an order that depends on its place in its bucket. So a training that goes on in a
+       new process has to lay its buckets alike: `arrival` is that order, and `rehearse` lays a new DDP's buckets by it.
     """
 
-    def __init__(self, comm: Communicator, ddp: DistributedDataParallel, travels_as: torch.dtype | None = None):
-        """`travels_as`: the dtype into which a communication hook puts the buckets; None: their own."""
-        self._comm, self._ddp, self._travels_as = comm, ddp, travels_as
+    def __init__(self, comm: Communicator, ddp: DistributedDataParallel, has_buckets: bool = True):
+        """`has_buckets`: whether a bucket travels in one call; else a hook makes other calls, which are numbered."""
+        self._comm, self._ddp, self._has_buckets = comm, ddp, has_buckets
         self._parameters = [p for p in ddp.module.parameters() if p.requires_grad]
-        self._buckets: list[tuple[str, int, torch.dtype]] = []
-        self._steps = self._broadcasts = 0  # of this reducer, and of buffers in this step
-        self._handle = ddp.register_forward_pre_hook(self._count_broadcast)
-
-    def enter(self, gradients: bool = True) -> None:
-        """Enter in the ledger what a step has sent; without its `gradients` where these were heard already."""
-        for _ in range(self._broadcasts):
-            buffers: list[torch.Tensor] = self._ddp.modules_buffers
-            for dtype in dict.fromkeys(buffer.dtype for buffer in buffers):
-                elements = sum(buffer.numel() for buffer in buffers if buffer.dtype == dtype)
-                name = f"buffers of {dtype_name(dtype)}"
-                self._comm.record("broadcast", name, (elements,), dtype, purpose=BUFFERS)
-        self._broadcasts = 0
-        self._steps += 1
-        if self._steps <= 2:  # torch lays its buckets anew once, after the first backward
-            self._buckets = self._read_buckets()
-        if not gradients:
-            return
-        for name, elements, dtype in self._buckets:
-            self._comm.record("all_reduce", name, (elements,), self._travels_as or dtype)
-        if self._ddp.find_unused_parameters:
-            self._comm.record(
-                "all_reduce", "ranks that used each parameter", (len(self._parameters),), torch.int32, purpose=AGREEMENT
-            )
-
-    @property
-    def steps(self) -> int:
-        """How many it has entered."""
-        return self._steps
-
-    def resume(self, steps: int) -> None:
-        """The DDP's buckets are laid as after so many steps, which another one has made."""
-        self._steps = steps
-        if steps:
-            self._buckets = self._read_buckets()
+        self.steps = 0  # that have ended
+        self._rows: list[Row] = []  # of this step
+        self._listening = contextlib.ExitStack()
+        self._handle = ddp.register_forward_pre_hook(self._listen)
 
     @property
     def bucket_bytes(self) -> int:
-        """What the buckets take, which live as long as the DDP; 0 before the first `enter`."""
-        return sum(elements * dtype.itemsize for _, elements, dtype in self._buckets)
+        """What the buckets take, which live as long as the DDP; 0 before the first step."""
+        return sum(p.numel() * p.element_size() for p in self._parameters) if self.steps else 0
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether torch has made all calls of the step."""
+        try:
+            self._ddp.reducer._check_reducer_finalized()
+        except RuntimeError:
+            return False
+        return True
+
+    def end_step(self) -> None:
+        """Forward and backward are over: enter their calls in the ledger."""
+        self._listening.close()
+        for row in self._rows:
+            self._comm.ledger.enter(row)
+        self._rows = []
+        self.steps += 1
+
+    def catch_up(self, has_begun: bool) -> None:
+        """Have torch make the calls of a step of which not all gradients have come, since other ranks wait for them.
+
+        `has_begun`: whether a forward has begun the step.
+        """
+        if not has_begun:
+            self._listen()
+            if self._ddp.will_sync_module_buffers():
+                self._ddp._sync_buffers()
+            self._begin()
+        self._mark_ready(range(len(self._parameters)))
+
+    def arrival(self) -> list[int] | None:
+        """The places of the trainable parameters in the order in which their gradients came.
+
+        None before the first step, and where buckets are never laid anew, as with find_unused_parameters. Every rank
+        calls it, between two steps: what torch would do at the next forward is done now, where it is due.
+        """
+        self._rebuild()
+        told = self._ddp._get_ddp_logging_data().get("rebuilt_per_bucket_param_indices")
+        return [int(place) for place in told.replace(",", " ").split()] if told else None
+
+    def rehearse(self, order: list[int] | None, steps: int) -> None:
+        """Lay the buckets as after `steps` steps of another DDP whose `arrival` was `order`, by a backward of zeros.
+
+        Every rank calls it before the first step. Raises ValueError where the order is not one of these parameters.
+        """
+        if order is not None:
+            if sorted(order) != list(range(len(self._parameters))):
+                raise ValueError("the order of arrival is not one of this model's gradients")
+            self._begin()
+            self._mark_ready(order)
+            for parameter in self._parameters:
+                parameter.grad = None
+            self._rebuild()
+        self.steps = steps
 
     def close(self) -> None:
-        """Listen no more; the DDP, which somebody may hold, does not average any more."""
+        """Listen no more. The DDP, which somebody may hold, does not average any more, and has no buckets."""
+        self._listening.close()
         self._handle.remove()
         self._ddp._remove_autograd_hooks()
+        self._ddp.reducer = self._ddp.logger = None  # type: ignore[assignment]
 
-    def _count_broadcast(self, *_: object) -> None:
-        self._broadcasts += self._ddp.will_sync_module_buffers()
+    def _begin(self) -> None:
+        self._ddp.reducer.prepare_for_forward()
+        self._ddp.reducer.prepare_for_backward([])
 
-    def _read_buckets(self) -> list[tuple[str, int, torch.dtype]]:
-        """Name, elements and dtype of each bucket of the last backward, as torch's logger reports its reducer's."""
+    def _mark_ready(self, order: Iterable[int]) -> None:
+        """Tell torch that the gradients of the parameters at these places are there, and wait for its calls."""
+
+        def mark_all(_: torch.Tensor) -> None:
+            for place in order:
+                with contextlib.suppress(RuntimeError):  # it was ready already
+                    self._ddp.reducer._autograd_hook(place)  # type: ignore[attr-defined]
+
+        root = torch.zeros((), device=self._comm.device, requires_grad=True)
+        root.register_hook(mark_all)  # torch waits for the calls at the end of a backward
+        root.backward()
+
+    def _rebuild(self) -> None:
         assert self._ddp.logger is not None
-        self._ddp.logger.set_runtime_stats_and_log()  # else it speaks of the step before
-        facts = self._ddp._get_ddp_logging_data()
-        rebuilt = self._steps > 1 and facts.get("has_rebuilt_buckets")
-        sizes = facts["rebuilt_bucket_sizes" if rebuilt else "bucket_sizes"]
-        # torch tells each bucket's bytes but not its dtype: a model of several is entered as plain bytes.
-        dtypes = {p.dtype for p in self._parameters}
-        dtype = dtypes.pop() if len(dtypes) == 1 else torch.uint8
-        return [
-            (f"bucket {place}", int(size) // dtype.itemsize, dtype)
-            for place, size in enumerate(part.strip() for part in sizes.split(","))
-        ]
+        self._ddp.reducer._rebuild_buckets()
+        self._ddp.logger.set_runtime_stats_and_log()  # else its data are those of the step before
+
+    def _listen(self, *_: object) -> None:
+        self._listening.close()
+        self._listening.enter_context(listening(self._note))
+
+    def _note(self, call: DispatchedCall) -> None:
+        is_of_this = call.group.group_name == self._ddp.process_group.group_name
+        if not is_of_this or (call.module and not call.module.startswith(MAKERS)):
+            return
+        dtype, purpose = call.tensors[0].dtype, GRADIENTS
+        if call.op == "broadcast":
+            elements = sum(buffer.numel() for buffer in self._ddp.modules_buffers if buffer.dtype == dtype)
+            if elements != call.tensors[0].numel():
+                return  # how rank 0 has laid the buckets
+            purpose, name = BUFFERS, f"buffers of {dtype_name(dtype)}"
+        elif dtype == torch.int32:
+            purpose, name = AGREEMENT, "ranks that used each parameter"
+        elif self._has_buckets:
+            name = f"bucket {sum(row.purpose == GRADIENTS for row in self._rows)}"
+        else:
+            name = f"{call.op} {len(self._comm.ledger.rows) + len(self._rows)}"
+        row = row_of(self._comm, call, purpose, name)
+        if row is not None:
+            self._rows.append(row)

@@ -10,8 +10,7 @@ from torch import nn
 from cos598d.comm.calls import Call
 from cos598d.comm.messages import PointToPointCollective
 from cos598d.sync.base import GradientSync
-from cos598d.sync.cost import Tensor
-from cos598d.sync.cost.memory import Buffers
+from cos598d.sync.cost import Buffers, Tensor
 from cos598d.sync.options import SyncOptions
 
 Place = tuple[torch.Tensor, int]  # a tensor, and the rank that it goes to or comes from
@@ -24,7 +23,7 @@ class ByMessages(GradientSync):
 
         op                                              the collective's name in the ledger
         sum_over_ranks(call, buffer, scratch)           put the sum into `buffer`, on every rank
-        collective                                      what that moves (`cos598d/sync/cost`)
+        collective                                      what that moves (`cos598d/sync/cost.py`)
 
     What is to be added lands in `scratch`, (`in_flight`, elements of a segment): made once, since fresh memory
     costs a page fault for every 4 KiB. Adding one segment overlaps with the transfer of the next ones.

@@ -6,7 +6,7 @@ from typing import Any
 
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import dtype_name, size_in_bytes
-from cos598d.comm.moments import Moment
+from cos598d.comm.timers import Timestamp
 from cos598d.records.conventions import WARM_UP
 from cos598d.tools.bench.turns import start_line
 from cos598d.tools.bench.workload import Workload
@@ -26,7 +26,7 @@ def measure_arrivals(workload: Workload, comm: Communicator) -> dict[str, Any]:
     replica = workload.replica()
     module = workload.computing(replica)
     time = comm.time
-    arrived: dict[str, Moment] = {}
+    arrived: dict[str, Timestamp] = {}
     for name, parameter in replica.named_parameters():
         if parameter.requires_grad:
             parameter.register_post_accumulate_grad_hook(lambda _, name=name: arrived.__setitem__(name, time.now()))

@@ -15,8 +15,10 @@ from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import Ledger
 from cos598d.records.conventions import AGREEMENT, GRADIENTS
 from cos598d.sync import get_sync
+from cos598d.sync.cost import Cost
 from cos598d.tools.check.claims import CLAIMS
 from cos598d.tools.check.claims.base import MakeSync, OnRank
+from cos598d.tools.check.cost import sizes_of
 from cos598d.tools.check.evidence import Evidence
 from cos598d.tools.check.noting import NotingCommunicator
 from cos598d.tools.check.toy import plain_loss, plain_model
@@ -77,8 +79,11 @@ def observe(
     evidence.hand_in()
 
 
-def cost_of_step(comm: Communicator, name: str) -> dict[str, int]:
-    """Calls and bytes of this rank in one step of `plain_model`."""
+def cost_of_step(comm: Communicator, name: str) -> dict[str, dict[str, int] | None]:
+    """Calls and bytes of this rank in one step of `plain_model`: those made, and those that the class itself states.
+
+    None for what it does not state, or has inherited from another file.
+    """
     sync = get_sync(name)(comm, find_unused_parameters=False)
     module = sync.attach(plain_model())
     for step in range(2):  # torch's DDP arranges its buckets anew after the first
@@ -88,11 +93,11 @@ def cost_of_step(comm: Communicator, name: str) -> dict[str, int]:
         module.zero_grad(set_to_none=True)
     rows = [row for row in comm.ledger.rows if row.purpose == GRADIENTS]
     sync.detach()
-    return {
-        "calls": len(rows),
-        "bytes_sent": sum(row.bytes_sent for row in rows),
-        "bytes_received": sum(row.bytes_received for row in rows),
-    }
+    made = Cost(len(rows), sum(row.bytes_sent for row in rows), sum(row.bytes_received for row in rows))
+    kind, stated = type(sync), None
+    if kind.calls.__module__ == kind.__module__:
+        stated = kind.expected(sizes_of(plain_model()), comm.world_size, comm.rank)
+    return {"made": vars(made), "stated": vars(stated) if stated and stated.calls is not None else None}
 
 
 def are_samples(value: Any, names: Sequence[str], rounds: int) -> bool:

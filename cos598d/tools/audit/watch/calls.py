@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from cos598d.comm.dispatcher import DispatchedCall
 from cos598d.tools.audit.contents import (
     ALL_GATHER,
     BUFFER,
@@ -17,10 +18,8 @@ from cos598d.tools.audit.contents import (
     SCALAR,
     WEIGHT,
 )
-from cos598d.tools.audit.watch.collectives import WatchedCall
 from cos598d.tools.audit.watch.places import ScriptLine, called_from, here
 from cos598d.tools.audit.watch.shards import Shards, local
-from cos598d.tools.audit.watch.traffic import moved
 
 # Functions of torch's that make calls of one kind.
 _BY_FUNCTION = {
@@ -62,7 +61,7 @@ class CallLog:
 
     def enter(
         self,
-        call: WatchedCall,
+        call: DispatchedCall,
         iteration: int,
         in_backward: bool,
         is_between: bool,
@@ -71,10 +70,9 @@ class CallLog:
     ) -> dict[str, Any]:
         """Note a call, and return its row. `is_between`: after a backward pass and before the step; `arrived` are the
         leaves whose gradients are there and have not travelled; those that have are taken out."""
-        payload = sum(each.numel() * each.element_size() for each in call.tensors)
         kind, names = self._what(call, in_backward, is_between, arrived)
-        sent, received = moved(call.op, payload, len(call.ranks), call.rank, call.root)
-        self.backend = self.backend or call.backend
+        payload, (sent, received) = call.payload_bytes, call.moved()
+        self.backend = self.backend or call.group.name()
         if kind == GRADIENT:
             self.groups.add(call.ranks)
         where = here(place)
@@ -141,7 +139,7 @@ class CallLog:
         return found
 
     def _what(
-        self, call: WatchedCall, in_backward: bool, is_between: bool, arrived: list[torch.Tensor]
+        self, call: DispatchedCall, in_backward: bool, is_between: bool, arrived: list[torch.Tensor]
     ) -> tuple[str, list[str]]:
         """What a call carries, and the names of the model's tensors in it, as far as they can be known."""
         if not call.tensors:
@@ -193,7 +191,7 @@ class CallLog:
             self._runs = (len(weights), {end - begin for place, end in enumerate(ends) for begin in ends[:place]})
         return self._runs[1]
 
-    def _bucket(self, call: WatchedCall, arrived: list[torch.Tensor]) -> list[str]:
+    def _bucket(self, call: DispatchedCall, arrived: list[torch.Tensor]) -> list[str]:
         """The tensors in a bucket of DDP's, or in a unit of FSDP's: those that came first among them that none has yet
         taken. What is to be cut is filled up to equal parts."""
         elements = sum(each.numel() for each in call.tensors)

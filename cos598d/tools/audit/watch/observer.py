@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from cos598d.comm.dispatcher import DispatchedCall
 from cos598d.tools.audit.contents import GRADIENT, MOST_ITERATIONS, REDUCE_SCATTER, SCALAR
 from cos598d.tools.audit.sketch import Sketcher
 from cos598d.tools.audit.watch import collectives, moments
@@ -226,7 +227,7 @@ class Observer:
             factor = float(self._probe[0].norm()) / self._probe[1] if self._probe and self._probe[1] else None
             self.steps.event("clip", how=how, limit=limit, norm=value, factor=factor, where=[*here()])
 
-    def _called(self, call: collectives.WatchedCall) -> None:
+    def _called(self, call: DispatchedCall) -> None:
         self._open()
         is_between = not self.steps.is_over
         in_backward = self._in_backward > 0

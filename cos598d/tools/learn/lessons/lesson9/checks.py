@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from cos598d.cost.model import beside_backward
-from cos598d.sync.cost import Collective, Even
-from cos598d.sync.cost.collectives import GATHER, SCATTER, both_ways, ring_steps
+from cos598d.sync.cost import Collective, Even, both_ways, ring_steps
+from cos598d.sync.gather_scatter import GATHER, SCATTER
 from cos598d.tools.check.claims.base import Claim, World
 from cos598d.tools.learn.checking import Check, Checks, OnLesson
 
@@ -20,8 +20,8 @@ SETTINGS = 10
 GATHERED, EXCHANGE, RING = "gather_scatter", "exchange", "ring"
 WAYS: dict[str, tuple[Collective, ...]] = {
     GATHERED: (GATHER, SCATTER),
-    EXCHANGE: (Even(lambda ranks: 1, lambda ranks: (ranks - 1, 1)),),
-    RING: (Even(ring_steps, both_ways),),
+    EXCHANGE: (Even("all_gather", lambda ranks: 1, lambda ranks: (ranks - 1, 1)),),
+    RING: (Even("all_reduce", ring_steps, both_ways),),
 }
 
 Setting = tuple[int, int, float, float]  # bytes, ranks, bits a second, seconds of delay

@@ -1,7 +1,7 @@
-"""What a step costs: a rung states its calls once, and both its bytes and what the model of cost asks follow from that.
+"""What a step costs: a sync states its calls once, and both its bytes and what the model of cost asks follow from that.
 
 A sync's classmethod `calls(step)` lists the gradients' calls of one step, in order: which tensors travel together, by
-which collective (`collectives.py` has the library's), and among which ranks. From this list follow
+which collective, and among which ranks. From this list follow
 
     GradientSync.expected    the calls and bytes of one rank, exactly: a ledger can be held to them
     scale/rungs.py           what each call puts on the links and the ranks of any number of hosts
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cos598d.comm.gloo import ring_segments
+from cos598d.comm.gloo import bytes_moved, ring_segments
 
 if TYPE_CHECKING:
     from cos598d.sync.options import SyncOptions
@@ -55,11 +55,13 @@ class Load:
 
 
 class Collective:
-    """How a call moves a payload among n ranks, n > 1."""
+    """How a call moves a payload among n ranks, n > 1; `op` is the library's function that does it."""
+
+    op: str
 
     def moved(self, payload: int, element_bytes: int, ranks: int, rank: int) -> tuple[int, int]:
         """Bytes that `rank` sends and receives for `payload` bytes, exactly. A root is rank 0."""
-        raise NotImplementedError
+        return bytes_moved(self.op, payload, ranks, rank)
 
     def load(self, payload: float, ranks: int, factor: float = 1.0) -> Load:
         """What `payload` bytes put on links and ranks, when a codec makes `factor` of them."""
@@ -79,14 +81,10 @@ class Even(Collective):
     segmented     whether it is one of gloo's rings, which move their bytes in segments
     """
 
+    op: str
     steps: Callable[[int], int]
     share: Callable[[int], tuple[int, int]]
     segmented: bool = False
-
-    def moved(self, payload: int, element_bytes: int, ranks: int, rank: int) -> tuple[int, int]:
-        numerator, denominator = self.share(ranks)
-        sent = round(numerator * payload / denominator)
-        return sent, sent
 
     def load(self, payload: float, ranks: int, factor: float = 1.0) -> Load:
         numerator, denominator = self.share(ranks)
@@ -98,6 +96,19 @@ class Even(Collective):
     def payload(self, sent: float, ranks: int) -> float:
         numerator, denominator = self.share(ranks)
         return sent * denominator / numerator
+
+
+def both_ways(ranks: int) -> tuple[int, int]:
+    """A reduce-scatter and an all-gather: 2(n-1)/n of the payload."""
+    return 2 * (ranks - 1), ranks
+
+
+def ring_steps(ranks: int) -> int:
+    """Of a reduce-scatter and an all-gather round a ring."""
+    return 2 * (ranks - 1)
+
+
+ALL_REDUCE = Even("all_reduce", ring_steps, both_ways, segmented=True)
 
 
 @dataclass(frozen=True)
@@ -191,3 +202,25 @@ def cost_of(travels: Sequence[CollectiveCall], ranks: int, rank: int) -> Cost:
     """The cost of all calls of a step on one of several ranks."""
     moved = [travel.moved(ranks, rank) for travel in travels]
     return Cost(len(moved), sum(sent for sent, _ in moved), sum(received for _, received in moved))
+
+
+@dataclass(frozen=True)
+class Buffers:
+    """The memory that a sync keeps beside the model's gradients.
+
+    groups    for each buffer the tensors whose gradients it has a place for; none: gradients stay where they are
+    at_once   whether a gradient moves to its place, and leaves no other behind, as soon as backward has computed it;
+              else all are still there beside the buffers when backward ends
+    scratch   bytes beside them
+    unsaid    why nothing of this can be said beforehand, in words that follow "-"; "" where it is said
+    """
+
+    groups: Sequence[Sequence[Tensor]] = ()
+    at_once: bool = False
+    scratch: int = 0
+    unsaid: str = ""
+
+    @property
+    def bytes(self) -> int:
+        """All of it."""
+        return sum(tensor.bytes for group in self.groups for tensor in group) + self.scratch

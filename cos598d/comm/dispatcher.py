@@ -1,0 +1,172 @@
+"""Every collective call of this process, as torch's dispatcher sees it: DDP's reducer, functional calls, async ones.
+
+No function of torch.distributed is replaced: however a script imported it, and though C++ calls it, a kernel in front
+of the backend's gets the call, hands it on unchanged, and tells the listeners. Without a listener there is no kernel.
+"""
+
+import contextlib
+import functools
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from cos598d.comm.gloo import bytes_moved
+
+BARRIER = "barrier"
+
+
+class Operator(NamedTuple):
+    """An operator of the dispatcher's: its collective, and the places of its arguments; `root` is None without one.
+
+    `payload` is the argument whose tensors are this rank's part, `group` the process group.
+    """
+
+    op: str
+    payload: int
+    group: int
+    root: int | None = None
+
+
+OPERATORS = {
+    "allreduce_": Operator("all_reduce", 0, 1),
+    "allreduce_coalesced_": Operator("all_reduce", 0, 1),
+    "broadcast_": Operator("broadcast", 0, 1, 2),
+    "reduce_": Operator("reduce", 0, 1, 3),
+    "allgather_": Operator("all_gather", 1, 2),
+    "_allgather_base_": Operator("all_gather", 1, 2),
+    "allgather_coalesced_": Operator("all_gather", 1, 2),
+    "allgather_into_tensor_coalesced_": Operator("all_gather", 1, 2),
+    "reduce_scatter_": Operator("reduce_scatter", 1, 2),
+    "_reduce_scatter_base_": Operator("reduce_scatter", 1, 2),
+    "reduce_scatter_tensor_coalesced_": Operator("reduce_scatter", 1, 2),
+    "gather_": Operator("gather", 1, 2, 3),
+    "scatter_": Operator("scatter", 0, 2, 3),
+    "alltoall_": Operator("all_to_all", 1, 2),
+    "alltoall_base_": Operator("all_to_all", 1, 2),
+    "barrier": Operator(BARRIER, 0, 1),
+    "monitored_barrier_": Operator(BARRIER, 0, 1),
+    "send": Operator("send", 0, 1),
+    "recv_": Operator("recv", 0, 1),
+    "recv_any_source_": Operator("recv", 0, 1),
+}
+# The modules of torch.distributed's functions. What one of objects is made of counts by itself.
+FUNCTIONS, OF_OBJECTS = ("torch.distributed.distributed_c10d", "torch.distributed.c10d_logger"), "object"
+
+
+@dataclass(frozen=True)
+class DispatchedCall:
+    """One call of this rank.
+
+    op            the collective, as `bytes_moved` names it
+    tensors       this rank's part; in a reduce-scatter and an all-to-all the parts for all ranks
+    work          what to wait for, if anything
+    seconds       until the operator returned
+    module        the Python module that made the call; of a call from C++ the one whose function runs it, "" for none
+    function      the function of torch.distributed that it called; "" for none
+    """
+
+    op: str
+    tensors: list[torch.Tensor]
+    group: dist.ProcessGroup
+    root: int
+    work: Any
+    seconds: float
+    module: str
+    function: str
+
+    @property
+    def rank(self) -> int:
+        """This rank's place in the group."""
+        return self.group.rank()
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The group's ranks by their numbers among all; of a group that torch.distributed does not know, its places."""
+        try:
+            return tuple(dist.get_process_group_ranks(self.group))
+        except (KeyError, ValueError, RuntimeError):
+            return tuple(range(self.group.size()))
+
+    @property
+    def payload_bytes(self) -> int:
+        """The tensors' bytes."""
+        return sum(each.numel() * each.element_size() for each in self.tensors)
+
+    def moved(self, is_ideal: bool = False) -> tuple[int, int]:
+        """Bytes that this rank sends and receives, as `bytes_moved`."""
+        return bytes_moved(self.op, self.payload_bytes, self.group.size(), self.rank, self.root, is_ideal)
+
+
+Listener = Callable[[DispatchedCall], None]
+_listeners: list[Listener] = []
+_library: torch.library.Library | None = None
+
+
+@contextlib.contextmanager
+def listening(listener: Listener) -> Iterator[None]:
+    """Tell `listener` of every call that this process makes meanwhile, after it was made, on the same thread."""
+    global _library  # noqa: PLW0603 - the dispatcher is this process's, too
+    _listeners.append(listener)
+    if _library is None:
+        _library = _install()
+    try:
+        yield
+    finally:
+        _listeners.remove(listener)
+        if not _listeners and _library is not None:
+            _library._destroy()
+            _library = None
+
+
+def _install() -> torch.library.Library:
+    library = torch.library.Library("c10d", "IMPL")
+    below = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
+    for name, operator in OPERATORS.items():
+        overload = getattr(getattr(torch.ops.c10d, name, None), "default", None)
+        if overload is not None:
+            kernel = functools.partial(_kernel, overload, below, operator)
+            library.impl(name, kernel, "BackendSelect", with_keyset=True)
+    return library
+
+
+def _kernel(overload: Any, below: Any, operator: Operator, keyset: Any, *arguments: Any) -> Any:
+    began = time.perf_counter()
+    result = overload.redispatch(keyset & below, *arguments)
+    seconds = time.perf_counter() - began
+    group = dist.ProcessGroup.unbox(arguments[operator.group])
+    tensors = [] if operator.op == BARRIER else list(_flat(arguments[operator.payload]))
+    root = 0 if operator.root is None else int(arguments[operator.root])
+    by = _caller(sys._getframe().f_back, operator.op)
+    call = DispatchedCall(operator.op, tensors, group, root, _work(result), seconds, *by)
+    for listener in dict.fromkeys(_listeners):  # of each once, however often it listens
+        listener(call)
+    return result
+
+
+def _caller(frame: FrameType | None, op: str) -> tuple[str, str]:
+    """The module and function of a DispatchedCall, whose kernel was called in this frame."""
+    function = ""
+    while frame is not None and frame.f_globals.get("__name__") in FUNCTIONS:
+        name = frame.f_code.co_name
+        function = name if op in name and OF_OBJECTS not in name else function
+        frame = frame.f_back
+    return (frame.f_globals.get("__name__", "") if frame else ""), function
+
+
+def _work(result: Any) -> Any:
+    last = result[-1] if isinstance(result, tuple | list) and result else result
+    return dist.Work.unbox(last) if isinstance(last, torch.ScriptObject) else None
+
+
+def _flat(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _flat(part)
