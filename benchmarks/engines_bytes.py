@@ -24,16 +24,16 @@ sys.path.insert(0, str(ROOT))
 
 from cos598d.commands.flags import to_words
 from cos598d.config import RunConfig
-from cos598d.engines.torch_fsdp import layers
 from cos598d.errors import UserError
 from cos598d.fields import flags_of
 from cos598d.models.build import build_model, find_model
 from cos598d.records.live import COMMUNICATION, WIRE
 from cos598d.records.run import CALL, WIRE_ROW, read_table
-from cos598d.shard.low_bytes import packed_bytes
-from cos598d.shard.row_gradients import row_embeddings
-from cos598d.shard.units import looked_up
-from cos598d.shard.zero3 import layer_units
+from cos598d.strategies.engines.torch_fsdp import layers
+from cos598d.strategies.parts.low_bytes import packed_bytes
+from cos598d.strategies.parts.row_gradients import row_embeddings
+from cos598d.strategies.parts.units import looked_up
+from cos598d.strategies.zero3 import layer_units
 from cos598d.terminal.files import write_json
 from cos598d.terminal.program import own_environment
 from cos598d.terminal.reading import read_json

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 
 from cos598d.errors import UserError
-from cos598d.shard.zero1 import Zero1
-from cos598d.shard.zero2 import Zero2
 from cos598d.strategies.replicated import Replicated
+from cos598d.strategies.zero1 import Zero1
+from cos598d.strategies.zero2 import Zero2
 from cos598d.sync.bucketed import Bucketed
 
 

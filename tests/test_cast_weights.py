@@ -7,10 +7,10 @@ from test_shard import SMALL_BUCKETS, adamw, batch, layered, sgd, train_sharded
 from worlds import run_ranks
 
 from cos598d.models.linear import Linear
-from cos598d.shard.cast_weights import linear_layers
-from cos598d.shard.shared_weights import SharedWeights
 from cos598d.strategies.formula import TrainingSpec, without_values
 from cos598d.strategies.memory import Peak
+from cos598d.strategies.parts.cast_weights import linear_layers
+from cos598d.strategies.shared_weights import SharedWeights
 
 
 class UnderAutocast(SharedWeights):

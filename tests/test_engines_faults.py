@@ -15,10 +15,10 @@ from torch import nn
 
 from cos598d.comm.communicator import Communicator
 from cos598d.config import RunConfig
-from cos598d.engines import engine
-from cos598d.engines.horovod import _check_names
-from cos598d.engines.torch_fsdp import check_parameters
 from cos598d.errors import UsageError, UserError
+from cos598d.strategies.engines import engine
+from cos598d.strategies.engines.horovod import _check_names
+from cos598d.strategies.engines.torch_fsdp import check_parameters
 
 PACKAGES = {"deepspeed": "deepspeed", "fabric": "lightning", "horovod": "horovod"}
 TAKE_CODECS = ", or choose one of flat, bucketed, ring, halving_doubling, tree, hierarchical, sparse_rows, diloco, ddp"

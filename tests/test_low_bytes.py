@@ -8,9 +8,9 @@ from worlds import run_ranks
 
 from cos598d.comm.ledger import Ledger
 from cos598d.records.conventions import PARAMETERS
-from cos598d.shard.low_bytes import SHORTEST, WHOLE, LowBytes, changed_in_forward, is_packed, packed_bytes
-from cos598d.shard.sparse_zero1 import SparseZero1
-from cos598d.shard.units import Unit
+from cos598d.strategies.parts.low_bytes import SHORTEST, WHOLE, LowBytes, changed_in_forward, is_packed, packed_bytes
+from cos598d.strategies.parts.units import Unit
+from cos598d.strategies.sparse_zero1 import SparseZero1
 
 # How far each step moves the weights, of their own size; NaN is what a training that has diverged makes of them.
 STEPS = (1e-3, 0.0, 3.0, 3.0, 1e-3, 1e-3, 0.1, 0.1, 1e-3, 1e-3, float("nan"), 1e-3)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from cos598d.shard.row_steps import RowSteps
+from cos598d.strategies.parts.row_steps import RowSteps
 
 ROWS, WIDTH = 40, 8
 

@@ -16,12 +16,12 @@ from worlds import run_ranks
 from cos598d.comm.exchange import IN_FLIGHT
 from cos598d.comm.ledger import Ledger, Row
 from cos598d.records.conventions import GRADIENTS, PARAMETERS, WHOLE_WEIGHTS
-from cos598d.shard.shared_weights import SharedWeights
-from cos598d.shard.sparse_zero1 import SparseZero1
-from cos598d.shard.units import Unit, layers, owners
-from cos598d.shard.zero1 import Zero1
-from cos598d.shard.zero2 import Zero2
-from cos598d.shard.zero3 import Zero3
+from cos598d.strategies.parts.units import Unit, layers, owners
+from cos598d.strategies.shared_weights import SharedWeights
+from cos598d.strategies.sparse_zero1 import SparseZero1
+from cos598d.strategies.zero1 import Zero1
+from cos598d.strategies.zero2 import Zero2
+from cos598d.strategies.zero3 import Zero3
 from cos598d.sync.options import SyncOptions
 from cos598d.tools.check.spawn import DIED, LATE, RETURNED, run_world
 from cos598d.tools.check.toy import local_batch, toy_model

@@ -10,9 +10,9 @@ from worlds import run_ranks
 
 from cos598d.comm.ledger import Ledger
 from cos598d.records.conventions import PARAMETERS
-from cos598d.shard import units
-from cos598d.shard.units import looked_up, read_in_backward
-from cos598d.shard.zero3 import Zero3
+from cos598d.strategies.parts import units
+from cos598d.strategies.parts.units import looked_up, read_in_backward
+from cos598d.strategies.zero3 import Zero3
 from cos598d.sync.buckets import plan_buckets
 
 WORDS, WIDTH = 31, 8

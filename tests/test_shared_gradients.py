@@ -8,11 +8,11 @@ import torch
 from torch import nn
 from worlds import run_ranks
 
-from cos598d.shard.shared_weights import SharedWeights
-from cos598d.shard.zero1 import Zero1
-from cos598d.shard.zero2 import Zero2
-from cos598d.shard.zero3 import Zero3
 from cos598d.strategies.replicated import Replicated
+from cos598d.strategies.shared_weights import SharedWeights
+from cos598d.strategies.zero1 import Zero1
+from cos598d.strategies.zero2 import Zero2
+from cos598d.strategies.zero3 import Zero3
 from cos598d.sync import get_sync
 from cos598d.sync.options import SyncOptions
 

@@ -18,9 +18,9 @@ from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import Ledger
 from cos598d.errors import UserError
 from cos598d.records.conventions import GRADIENTS
-from cos598d.shard.shared_gradients import SharedGradients
-from cos598d.shard.shared_weights import SharedWeights
 from cos598d.strategies.formula import TrainingSpec
+from cos598d.strategies.parts.shared_gradients import SharedGradients
+from cos598d.strategies.shared_weights import SharedWeights
 from cos598d.sync.parts import embeddings
 
 

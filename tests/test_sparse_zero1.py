@@ -18,13 +18,13 @@ from worlds import run_ranks
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import Ledger
 from cos598d.records.conventions import AGREEMENT, GRADIENTS, PARAMETERS
-from cos598d.shard import row_gradients, table
-from cos598d.shard.row_gradients import RowGradients
-from cos598d.shard.sparse_zero1 import SparseZero1
-from cos598d.shard.table import EmbeddingRows
-from cos598d.shard.units import ReplicatedUnit
-from cos598d.shard.zero1 import Zero1
 from cos598d.strategies.formula import TrainingSpec
+from cos598d.strategies.parts import embedding_rows, row_gradients
+from cos598d.strategies.parts.embedding_rows import EmbeddingRows
+from cos598d.strategies.parts.row_gradients import RowGradients
+from cos598d.strategies.parts.units import ReplicatedUnit
+from cos598d.strategies.sparse_zero1 import SparseZero1
+from cos598d.strategies.zero1 import Zero1
 from cos598d.sync.options import DEFAULTS, SyncOptions
 from cos598d.tools.check.proof.cases import CASES
 from cos598d.tools.check.proof.judge import KEPT
@@ -43,7 +43,7 @@ def train_with_rows(comm):
     """On a rank: what `test_shard` asks of every sharded strategy, with rows, sent directly and in a ring."""
     with_rows()
     found, odd = compared(comm, NAME)
-    table.MIB = -math.inf  # a ring's rows, whatever it saves
+    embedding_rows.MIB = -math.inf  # a ring's rows, whatever it saves
     found["in a ring"] = compare(comm, NAME, adamw, 3)[:2]
     return found, odd
 

@@ -13,9 +13,9 @@ from cos598d.config import RunConfig
 from cos598d.errors import UserError
 from cos598d.measure.record import RunRecord
 from cos598d.plan import TrainingSetup
-from cos598d.shard import low_bytes, row_gradients
-from cos598d.shard.sparse_zero1 import SparseZero1
 from cos598d.strategies import get_strategy
+from cos598d.strategies.parts import low_bytes, row_gradients
+from cos598d.strategies.sparse_zero1 import SparseZero1
 from cos598d.sync.options import SyncOptions
 from cos598d.terminal.console import Console
 from cos598d.tools.check.toy import ToyFeatures, toy_model

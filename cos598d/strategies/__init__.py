@@ -13,17 +13,17 @@ from cos598d.sync.options import SyncOptions
 
 # What --sync takes beside the gradient syncs, name -> module and class. Each file is loaded when its name is asked for.
 STRATEGIES = {
-    "zero1": "cos598d.shard.zero1:Zero1",
-    "zero2": "cos598d.shard.zero2:Zero2",
-    "zero3": "cos598d.shard.zero3:Zero3",
-    "sparse_zero1": "cos598d.shard.sparse_zero1:SparseZero1",
-    "shared_weights": "cos598d.shard.shared_weights:SharedWeights",
-    "torch_zero1": "cos598d.engines.torch_zero1:TorchZero1",
-    "torch_fsdp": "cos598d.engines.torch_fsdp:TorchFSDP",
-    "horovod": "cos598d.engines.horovod:Horovod",
-    "dp": "cos598d.engines.dp:DP",
-    "fabric": "cos598d.engines.fabric:Fabric",
-    "deepspeed": "cos598d.engines.deepspeed:DeepSpeed",
+    "zero1": "cos598d.strategies.zero1:Zero1",
+    "zero2": "cos598d.strategies.zero2:Zero2",
+    "zero3": "cos598d.strategies.zero3:Zero3",
+    "sparse_zero1": "cos598d.strategies.sparse_zero1:SparseZero1",
+    "shared_weights": "cos598d.strategies.shared_weights:SharedWeights",
+    "torch_zero1": "cos598d.strategies.engines.torch_zero1:TorchZero1",
+    "torch_fsdp": "cos598d.strategies.engines.torch_fsdp:TorchFSDP",
+    "horovod": "cos598d.strategies.engines.horovod:Horovod",
+    "dp": "cos598d.strategies.engines.dp:DP",
+    "fabric": "cos598d.strategies.engines.fabric:Fabric",
+    "deepspeed": "cos598d.strategies.engines.deepspeed:DeepSpeed",
 }
 
 
@@ -41,7 +41,7 @@ def known_names() -> tuple[str, ...]:
 
 def is_our_own(name: str) -> bool:
     """Whether `--sync name` is this project's code alone: no other library's engine, and no file of the user's."""
-    return name in (*SYNCS, AUTO_SYNC) or STRATEGIES.get(name, "").startswith("cos598d.shard.")
+    return name in (*SYNCS, AUTO_SYNC) or (name in STRATEGIES and ".engines." not in STRATEGIES[name])
 
 
 def class_of(name: str) -> type[Strategy] | type[GradientSync]:

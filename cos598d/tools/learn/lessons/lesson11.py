@@ -24,7 +24,8 @@ LESSON = Lesson(
         "parts need requires_grad_(); Gathered.backward: all-reduce, divide by n, return this rank's part.",
     ),
     checks="lesson11",
-    read="cos598d/shard/zero1.py, then cos598d/shard/zero3.py; `python -m cos598d prove zero1 zero3` proves both.",
+    read="cos598d/strategies/zero1.py, then cos598d/strategies/zero3.py; "
+    "`python -m cos598d prove zero1 zero3` proves both.",
     measure="python -m cos598d bench --step --sync bucketed,zero1,zero3 --model tiny --world_size 4",
     ranks=(3, 2),
 )

@@ -12,12 +12,12 @@ from torch import nn
 
 from cos598d.comm.communicator import Communicator
 from cos598d.records.conventions import AGREEMENT
-from cos598d.shard.gradients import ShardedGradients
-from cos598d.shard.row_steps import RowSteps
-from cos598d.shard.units import Unit
 from cos598d.strategies.base import MakeOptimizer, Module, Strategy
 from cos598d.strategies.loss_scale import LossScale
 from cos598d.strategies.memory import count_memory, state_tensors
+from cos598d.strategies.parts.gradients import ShardedGradients
+from cos598d.strategies.parts.row_steps import RowSteps
+from cos598d.strategies.parts.units import Unit
 from cos598d.strategies.precision import computing_in
 from cos598d.strategies.state import (
     WEIGHTS,

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from cos598d.comm.watched import watched
-from cos598d.engines.engine import Engine, need
-from cos598d.engines.torch_fsdp import TorchFSDP, check_parameters, fully_sharded
 from cos598d.errors import UsageError
 from cos598d.records.kinds import COUNT, Fields, ListOf, expect
 from cos598d.strategies.base import MakeOptimizer, Module
+from cos598d.strategies.engines.engine import Engine, need
+from cos598d.strategies.engines.torch_fsdp import TorchFSDP, check_parameters, fully_sharded
 from cos598d.strategies.formula import MemoryEstimate, Sent, TrainingSpec, replicated_memory
 from cos598d.strategies.sent import sent_by_replicas
 from cos598d.strategies.state import FullTensor, OptimizerState, ShardSlice, own_state_of

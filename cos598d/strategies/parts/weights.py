@@ -9,7 +9,7 @@ from cos598d.comm.communicator import Communicator
 from cos598d.comm.exchange import WeightGather
 from cos598d.errors import UserError
 from cos598d.records.conventions import AGREEMENT, PARAMETERS, STATE, WHOLE_WEIGHTS
-from cos598d.shard.units import Unit
+from cos598d.strategies.parts.units import Unit
 
 
 class ShardedWeights:

@@ -11,13 +11,13 @@ from torch.utils.hooks import RemovableHandle
 
 from cos598d.comm.ledger import dtype_name
 from cos598d.records.kinds import TEXT, Fields, MapOf, expect
-from cos598d.shard.held import held_by_zero3
-from cos598d.shard.sent import sent_by_zero3
-from cos598d.shard.sharded import Sharded
-from cos598d.shard.units import Unit, layers, looked_up, owners, read_in_backward
-from cos598d.shard.weights import ShardedWeights
 from cos598d.strategies.base import MakeOptimizer, Module
 from cos598d.strategies.formula import MemoryEstimate, Sent, TrainingSpec
+from cos598d.strategies.parts.held import held_by_zero3
+from cos598d.strategies.parts.sent import sent_by_zero3
+from cos598d.strategies.parts.units import Unit, layers, looked_up, owners, read_in_backward
+from cos598d.strategies.parts.weights import ShardedWeights
+from cos598d.strategies.sharded import Sharded
 from cos598d.strategies.state import own_state_of
 from cos598d.sync.buckets import MIB, Named
 from cos598d.sync.options import SyncOptions

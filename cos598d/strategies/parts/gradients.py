@@ -8,7 +8,7 @@ from torch import nn
 
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.exchange import ReduceScatters
-from cos598d.shard.units import Unit, longest_parts
+from cos598d.strategies.parts.units import Unit, longest_parts
 from cos598d.sync.base import GradientSync
 from cos598d.sync.buckets import Named
 from cos598d.sync.options import SyncOptions

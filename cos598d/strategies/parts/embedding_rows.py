@@ -8,7 +8,7 @@ import torch
 from cos598d.comm.calls import Pending
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.messages import Messages, PointToPointCollective
-from cos598d.shard.units import Unit
+from cos598d.strategies.parts.units import Unit
 from cos598d.sync.buckets import MIB
 
 

@@ -1,9 +1,9 @@
 """ZeRO stage 2: every rank keeps the gradients too of its n-th of the weights alone."""
 
-from cos598d.shard.held import held_by_zero2
-from cos598d.shard.sent import sent_by_zero2
-from cos598d.shard.zero1 import Zero1, bucket_units
 from cos598d.strategies.formula import MemoryEstimate, Sent, TrainingSpec
+from cos598d.strategies.parts.held import held_by_zero2
+from cos598d.strategies.parts.sent import sent_by_zero2
+from cos598d.strategies.zero1 import Zero1, bucket_units
 
 
 class Zero2(Zero1):

@@ -8,10 +8,10 @@ from torch import nn
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.exchange import ReduceScatters
 from cos598d.records.conventions import AGREEMENT
-from cos598d.shard.gradients import ShardedGradients
-from cos598d.shard.packed_sums import PackedReduceScatters
-from cos598d.shard.table import EmbeddingRows
-from cos598d.shard.units import Unit, longest_parts
+from cos598d.strategies.parts.embedding_rows import EmbeddingRows
+from cos598d.strategies.parts.gradients import ShardedGradients
+from cos598d.strategies.parts.packed_sums import PackedReduceScatters
+from cos598d.strategies.parts.units import Unit, longest_parts
 from cos598d.sync.parts.embeddings import large_embeddings, make_sparse
 
 LEAST_BYTES = 512 << 10  # of an embedding; below it the rows that stay where they are would be too few to matter

@@ -14,10 +14,10 @@ from torch import nn
 from torch.distributed import Store
 
 from cos598d.comm.communicator import Communicator
-from cos598d.engines.engine import Engine, need
 from cos598d.errors import UsageError, UserError
 from cos598d.records.conventions import BY_COUNTERS
 from cos598d.strategies.base import MakeOptimizer, Module
+from cos598d.strategies.engines.engine import Engine, need
 from cos598d.strategies.formula import Held, MemoryEstimate, TrainingSpec, replicated_memory
 from cos598d.sync.cost.memory import Buffers
 from cos598d.world.network import INTERFACE_VARIABLE, interface_of, is_loopback, network_identity

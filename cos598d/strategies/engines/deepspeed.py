@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from cos598d.comm.watched import watched
-from cos598d.engines.deepspeed_memory import held_by_deepspeed, sizes
-from cos598d.engines.deepspeed_state import FlatState, fragments, put_weights
-from cos598d.engines.engine import Apart, Engine, need
 from cos598d.records.conventions import STATE, WHOLE_WEIGHTS
 from cos598d.strategies.base import MakeOptimizer, Module
+from cos598d.strategies.engines.deepspeed_memory import held_by_deepspeed, sizes
+from cos598d.strategies.engines.deepspeed_state import FlatState, fragments, put_weights
+from cos598d.strategies.engines.engine import Apart, Engine, need
 from cos598d.strategies.formula import MemoryEstimate, TrainingSpec
 from cos598d.strategies.memory import count_memory, tensors_in
 from cos598d.strategies.state import (

@@ -12,11 +12,11 @@ from torch import nn
 from cos598d.comm.exchange import ReduceScatters
 from cos598d.comm.ledger import dtype_name
 from cos598d.comm.watched import watched
-from cos598d.engines.engine import Apart, Engine, need
-from cos598d.engines.fsdp_formulas import held_by_fsdp, longest_part, sent_by_fsdp
 from cos598d.errors import UserError
 from cos598d.records.conventions import AGREEMENT, STATE, WHOLE_WEIGHTS
 from cos598d.strategies.base import MakeOptimizer, Module
+from cos598d.strategies.engines.engine import Apart, Engine, need
+from cos598d.strategies.engines.fsdp_formulas import held_by_fsdp, longest_part, sent_by_fsdp
 from cos598d.strategies.formula import MemoryEstimate, Sent, TrainingSpec
 from cos598d.strategies.memory import count_memory, state_tensors
 from cos598d.strategies.state import (
@@ -97,7 +97,7 @@ class TorchFSDP(Engine):
         longest = longest_part(module, layers(module), self.comm.world_size)
         self._units = fully_sharded(module, mesh, self.options.reshard == "yes")
         if self.takes_ours and self.comm.world_size > 1:
-            from cos598d.engines.fsdp_sums import ReduceScatterByMessages
+            from cos598d.strategies.engines.fsdp_sums import ReduceScatterByMessages
 
             dtype = next(module.parameters()).dtype
             self._sums = ReduceScatters(self.comm, {dtype: longest // dtype.itemsize})

@@ -7,7 +7,7 @@ import torch
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.exchange import SEGMENT_BYTES, ReduceScatters, Segment, segment_count
 from cos598d.comm.messages import Places
-from cos598d.shard.short_exponents import has_no_room, is_packable, pack, travelling_bytes, unpack
+from cos598d.strategies.parts.short_exponents import has_no_room, is_packable, pack, travelling_bytes, unpack
 
 ALIGNMENT = 8  # bytes, at whose multiples a packed piece begins
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.exchange import WeightGather
-from cos598d.shard.units import Unit
+from cos598d.strategies.parts.units import Unit
 
 LEAST_ELEMENTS = 4096  # of a part that is worth the trouble
 BITS = (20, 24)  # of each weight that travel

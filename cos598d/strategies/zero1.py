@@ -9,12 +9,12 @@ from torch.utils.hooks import RemovableHandle
 
 from cos598d.comm.exchange import WeightGather
 from cos598d.errors import UserError
-from cos598d.shard.held import held_by_zero1
-from cos598d.shard.sent import sent_by_zero1
-from cos598d.shard.sharded import Sharded
-from cos598d.shard.units import Unit, layers, owners
 from cos598d.strategies.base import MakeOptimizer, Module
 from cos598d.strategies.formula import MemoryEstimate, Sent, TrainingSpec
+from cos598d.strategies.parts.held import held_by_zero1
+from cos598d.strategies.parts.sent import sent_by_zero1
+from cos598d.strategies.parts.units import Unit, layers, owners
+from cos598d.strategies.sharded import Sharded
 from cos598d.sync.buckets import Named, plan_buckets
 from cos598d.sync.options import SyncOptions
 

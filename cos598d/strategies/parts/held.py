@@ -7,11 +7,11 @@ from torch import nn
 
 from cos598d.comm.exchange import IN_FLIGHT, SEGMENT_BYTES, segment_count
 from cos598d.comm.ledger import size_in_bytes
-from cos598d.shard.low_bytes import LONGEST, changed_in_forward, is_packed, packed_bytes
-from cos598d.shard.packed_sums import row_bytes
-from cos598d.shard.short_exponents import is_packable
-from cos598d.shard.units import ReplicatedUnit, Unit, longest_parts
 from cos598d.strategies.formula import Held, MemoryEstimate, TrainingSpec, largest
+from cos598d.strategies.parts.low_bytes import LONGEST, changed_in_forward, is_packed, packed_bytes
+from cos598d.strategies.parts.packed_sums import row_bytes
+from cos598d.strategies.parts.short_exponents import is_packable
+from cos598d.strategies.parts.units import ReplicatedUnit, Unit, longest_parts
 
 FREED = 4  # bytes of the number that stands in a freed parameter's place
 NUMBER = 8  # bytes of a rank's squares of the gradient

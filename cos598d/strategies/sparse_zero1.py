@@ -10,15 +10,15 @@ from torch import nn
 from cos598d.comm.exchange import WeightGather
 from cos598d.errors import UsageError
 from cos598d.records.conventions import AGREEMENT
-from cos598d.shard.held import held_by_sparse_zero1
-from cos598d.shard.low_bytes import LowBytes, changed_in_forward, is_packed
-from cos598d.shard.row_gradients import LEAST_BYTES, RowGradients, row_embeddings
-from cos598d.shard.sent import sent_by_sparse_zero1
-from cos598d.shard.units import ReplicatedUnit, Unit
-from cos598d.shard.zero1 import Zero1, bucket_units
 from cos598d.strategies.base import MakeOptimizer, Module
 from cos598d.strategies.formula import MemoryEstimate, Sent, TrainingSpec
+from cos598d.strategies.parts.held import held_by_sparse_zero1
+from cos598d.strategies.parts.low_bytes import LowBytes, changed_in_forward, is_packed
+from cos598d.strategies.parts.row_gradients import LEAST_BYTES, RowGradients, row_embeddings
+from cos598d.strategies.parts.sent import sent_by_sparse_zero1
+from cos598d.strategies.parts.units import ReplicatedUnit, Unit
 from cos598d.strategies.state import BUFFERS, WEIGHTS, ShardSlice, own_state_of
+from cos598d.strategies.zero1 import Zero1, bucket_units
 from cos598d.sync.buckets import Named
 from cos598d.sync.options import SyncOptions
 from cos598d.sync.parts.embeddings import why_no_rows

@@ -7,11 +7,11 @@ from dataclasses import replace
 from torch import nn
 
 from cos598d.comm.gloo import all_reduce_bytes
-from cos598d.shard.low_bytes import changed_in_forward, is_packed, packed_bytes
-from cos598d.shard.packed_sums import sent_bytes
-from cos598d.shard.short_exponents import is_packable
-from cos598d.shard.units import ReplicatedUnit, Unit
 from cos598d.strategies.formula import Sent, TrainingSpec
+from cos598d.strategies.parts.low_bytes import changed_in_forward, is_packed, packed_bytes
+from cos598d.strategies.parts.packed_sums import sent_bytes
+from cos598d.strategies.parts.short_exponents import is_packable
+from cos598d.strategies.parts.units import ReplicatedUnit, Unit
 from cos598d.strategies.sent import agreement, settled
 
 NORM_BYTES = 8  # the sum of squares by which a gradient's norm is known

@@ -8,9 +8,9 @@ from torch import nn
 
 from cos598d.comm.messages import PointToPointCollective
 from cos598d.errors import UserError
-from cos598d.shard.cast_weights import linear_layers
-from cos598d.shard.gradients import ShardedGradients
-from cos598d.shard.units import Unit
+from cos598d.strategies.parts.cast_weights import linear_layers
+from cos598d.strategies.parts.gradients import ShardedGradients
+from cos598d.strategies.parts.units import Unit
 from cos598d.sync.parts.embeddings import large_embeddings, make_sparse
 from cos598d.sync.parts.shared_buffers import Segments, check_on_host, find_one_host, in_blocks
 

@@ -7,7 +7,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from cos598d.models.linear import Linear
-from cos598d.shard.units import Unit
+from cos598d.strategies.parts.units import Unit
 
 
 class CastWeights:

@@ -5,18 +5,18 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import nn
 
-from cos598d.shard.cast_weights import CastWeights, linear_layers
-from cos598d.shard.held import held_by_shared_weights
-from cos598d.shard.sent import sent_by_shared_weights
-from cos598d.shard.sharded import Sharded
-from cos598d.shard.shared_gradients import COME, END, SharedGradients
-from cos598d.shard.units import Unit
-from cos598d.shard.zero1 import bucket_units
 from cos598d.strategies.base import MakeOptimizer, Module
 from cos598d.strategies.formula import MemoryEstimate, Sent, TrainingSpec
 from cos598d.strategies.memory import count_memory, state_tensors
+from cos598d.strategies.parts.cast_weights import CastWeights, linear_layers
+from cos598d.strategies.parts.held import held_by_shared_weights
+from cos598d.strategies.parts.sent import sent_by_shared_weights
+from cos598d.strategies.parts.shared_gradients import COME, END, SharedGradients
+from cos598d.strategies.parts.units import Unit
 from cos598d.strategies.precision import DTYPES
+from cos598d.strategies.sharded import Sharded
 from cos598d.strategies.state import FullTensor
+from cos598d.strategies.zero1 import bucket_units
 from cos598d.sync.buckets import Named
 from cos598d.sync.options import SyncOptions
 from cos598d.sync.parts.embeddings import large_embeddings
