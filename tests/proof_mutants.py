@@ -174,7 +174,7 @@ class AveragesTheFirstMiB(Averaging):
 class KeepsWeightsInHalf(Averaging):
     def step(self):
         is_good = super().step()
-        if self._precision != "fp32":
+        if self.precision != "fp32":
             for parameter in self._parameters:
                 parameter.data = parameter.data.bfloat16().float()
         return is_good

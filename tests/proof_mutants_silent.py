@@ -39,7 +39,7 @@ class LeavesOutEvery12th(Replicated):
 
 class LeavesOutTheLastRankUnderAScale(Averaging):
     def backward(self, loss):
-        is_left_out = self.loss_scale != 1 and self._comm.rank == self._comm.world_size - 1
+        is_left_out = self.loss_scale != 1 and self.comm.rank == self.comm.world_size - 1
         super().backward(loss * (0.0 if is_left_out else 1.0))
 
 

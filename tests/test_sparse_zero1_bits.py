@@ -96,7 +96,7 @@ class Meddled(SparseZero1):
         self.steps += 1
         if (self.steps, self.comm.rank) == (2, 1):
             with self.whole():
-                self._model.get_parameter("larger").data.neg_()
+                self.model.get_parameter("larger").data.neg_()
         return is_good
 
 

@@ -16,7 +16,7 @@ from cos598d.scale.model import arrange, iteration_seconds
 from cos598d.scale.planned import planned_calls
 from cos598d.scale.records import Compute, Link
 from cos598d.strategies.base import Strategy
-from cos598d.strategies.formula import Sent, TrainingSpec
+from cos598d.strategies.formula import TrafficEstimate, TrainingSpec
 from cos598d.world.devices import count_cores
 
 TIMED_SECONDS = 3.0
@@ -40,7 +40,13 @@ class Seconds:
 
 
 def predict_seconds(
-    config: RunConfig, strategy: Strategy, job: TrainingSpec, steps: PlannedSteps, sent: Sent, link: Link, known: Known
+    config: RunConfig,
+    strategy: Strategy,
+    job: TrainingSpec,
+    steps: PlannedSteps,
+    sent: TrafficEstimate,
+    link: Link,
+    known: Known,
 ) -> Seconds:
     """What an iteration of rank `job.rank` takes, in the mean over the batches of an epoch."""
     if not known.times:

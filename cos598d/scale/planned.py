@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from cos598d.scale.rungs import ModelledCall, agreements, calls_of
 from cos598d.strategies.base import Strategy
-from cos598d.strategies.formula import Sent, TrainingSpec
+from cos598d.strategies.formula import TrafficEstimate, TrainingSpec
 from cos598d.strategies.replicated import Replicated
 from cos598d.sync.cost import CollectiveCall, Step, Tensor
 
@@ -12,7 +12,7 @@ from cos598d.sync.cost import CollectiveCall, Step, Tensor
 def planned_calls(
     strategy: Strategy,
     job: TrainingSpec,
-    sent: Sent,
+    sent: TrafficEstimate,
     arrival: Sequence[Tensor] | None = None,
     touched: float | None = None,
 ) -> tuple[list[ModelledCall], bool]:

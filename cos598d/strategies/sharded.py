@@ -3,38 +3,22 @@
 import contextlib
 import math
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import nn
 
-from cos598d.comm.communicator import Communicator
 from cos598d.records.conventions import AGREEMENT
 from cos598d.strategies.base import MakeOptimizer, Module, Strategy
-from cos598d.strategies.loss_scale import LossScale
 from cos598d.strategies.memory import count_memory, state_tensors
 from cos598d.strategies.parts.gradients import ShardedGradients
 from cos598d.strategies.parts.row_steps import RowSteps
 from cos598d.strategies.parts.units import Unit
 from cos598d.strategies.precision import computing_in
-from cos598d.strategies.state import (
-    WEIGHTS,
-    FullTensor,
-    OptimizerState,
-    ShardSlice,
-    StateLayout,
-    Stepped,
-    buffer_pieces,
-    load_own_buffers,
-    own_buffers,
-    own_state_of,
-    put_into_model,
-    weight_pieces,
-)
+from cos598d.strategies.state import FullTensor, OptimizerState, StateLayout, Stepped, own_state_of
 from cos598d.sync.buckets import Named
-from cos598d.sync.options import DEFAULTS, SyncOptions
 
 
 class Sharded(Strategy):
@@ -44,39 +28,35 @@ class Sharded(Strategy):
     under the model's names. So it must be one that treats every element by itself, as SGD, Adam and AdamW do, and not
     one that looks at whole matrices or norms of them, as LAMB, Adafactor and Muon do.
 
-    A subclass says what the units are and where their weights live:
+    A subclass says what the units are and where their weights live: `units_of`, `hold`, `stepped`, and, where a rank
+    has no whole weights, `whole_weights` and `put_weights`.
 
-        make_units(parameters)   the trainable parameters in units, in the order in which their gradients are expected
-        hold(unit)               this rank's part of the unit's weights, which the optimizer steps where it lies
-        stepped()                the weights have changed
-        whole_weights()          all weights, one after another, at rank 0
-        put_weights(name, whole) keep what is this rank's of a parameter's new values
+    gradients_kind: what sums the gradients of the units. keeps_gradients: whether it `keeps` them.
     """
 
+    gradients_kind: type[ShardedGradients] = ShardedGradients
     keeps_gradients = False
 
-    def __init__(
-        self,
-        comm: Communicator,
-        find_unused_parameters: bool = True,
-        options: SyncOptions = DEFAULTS,
-        precision: str = "fp32",
-    ):
-        self.comm, self.options = comm, options
-        self._precision = precision
-        self._scale = LossScale(is_on=precision == "fp16")
-        self._gradients = self.make_gradients(find_unused_parameters)
-        self._norm = 0.0  # under fp16, of this step's whole gradient before clipping
-
-    def make_gradients(self, find_unused_parameters: bool) -> ShardedGradients:
-        """What sums the gradients of the units."""
-        return ShardedGradients(
-            self.comm, find_unused_parameters, self.options, self.make_units, self.keeps_gradients, self.is_complete
-        )
+    def __init_subclass__(cls) -> None:
+        """Raise TypeError for a strategy that does not say all of it, when its file is imported."""
+        for part in ("units_of", "hold", "stepped"):
+            if getattr(cls, part) is getattr(Sharded, part):
+                raise TypeError(f"the strategy {cls.__name__} has no {part}: write it, as `Sharded` says.")
 
     @abstractmethod
-    def make_units(self, parameters: Sequence[Named]) -> list[Unit]:
-        """Each trainable parameter in one unit."""
+    def units_of(self, model: nn.Module, parameters: Sequence[Named], ranks: int) -> list[Unit]:
+        """Each trainable parameter in one unit, in the order in which their gradients are expected."""
+
+    def make_gradients(self) -> ShardedGradients:
+        """What sums the gradients of the model's units."""
+        return self.gradients_kind(
+            self.comm,
+            self.find_unused_parameters,
+            self.options,
+            lambda parameters: self.units_of(self.model, parameters, self.comm.world_size),
+            self.keeps_gradients,
+            self.is_complete,
+        )
 
     @abstractmethod
     def hold(self, unit: Unit) -> torch.Tensor:
@@ -85,14 +65,6 @@ class Sharded(Strategy):
     @abstractmethod
     def stepped(self) -> None:
         """The optimizer has changed this rank's parts."""
-
-    @abstractmethod
-    def whole_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every parameter whole, by name, at rank 0; nothing elsewhere, though every rank has to ask to the end."""
-
-    @abstractmethod
-    def put_weights(self, name: str, whole: torch.Tensor) -> None:
-        """These are the values of a parameter from now on, of a frozen one too."""
 
     def sum_over_ranks(self, squares: torch.Tensor) -> torch.Tensor:
         """The sum of every rank's number; asked at most once between `finish` and `step`."""
@@ -103,21 +75,12 @@ class Sharded(Strategy):
         """What holds weights beside the model's parameters and this rank's parts."""
         return []
 
-    @property
-    def may_be_unused(self) -> bool:
-        """Whether the ranks agree in every step on the parameters that some of them used."""
-        return self._gradients.find_unused_parameters
-
     def is_complete(self, unit: Unit) -> None:
         """The last of the unit's gradients of this backward is there."""
 
-    @property
-    def loss_scale(self) -> float:
-        return self._scale.value
-
     def attach(self, model: nn.Module, make_optimizer: MakeOptimizer) -> Module:
-        self._model = model
-        self._contents = StateLayout(model, make_optimizer)
+        self.model, self.layout = model, StateLayout(model, make_optimizer)
+        self._gradients = self.make_gradients()
         self._gradients.attach(model)  # rank 0's state for all
         self._pieces: list[tuple[str, nn.Parameter, nn.Parameter, Unit, slice]] = []
         self.held: dict[str, Stepped] = {}  # this rank's pieces, by name
@@ -136,7 +99,7 @@ class Sharded(Strategy):
             for _, part, parameter, unit, _ in self._pieces
             if parameter in self._gradients.embeddings
         }
-        return computing_in(self._precision, self.comm.device, model)
+        return computing_in(self.precision, self.comm.device, model)
 
     def no_sync(self) -> AbstractContextManager[None]:
         return self._gradients.no_sync()
@@ -151,27 +114,26 @@ class Sharded(Strategy):
             part.grad = self._gradients.shard(unit)[place] if self._gradients.is_used[parameter] else None
 
     def clip(self, max_norm: float) -> torch.Tensor | None:
-        if self._scale.is_on:
+        if self.scale.is_on:
             self._gradients.scale(1 / self._loss_factor)
-        if not max_norm and not self._scale.is_on:
+        if not max_norm and not self.scale.is_on:
             return None
         squares = self._gradients.squares()
         # Every element lies in one rank's part: the sum over ranks is the whole gradient's.
         norm = self.sum_over_ranks(squares).sqrt()
-        if self._scale.is_on:
-            self._norm = norm.item()
+        if self.scale.is_on:
+            self.is_finite = math.isfinite(norm)
         if not max_norm:
             return None
         self._gradients.scale((max_norm / (norm + 1e-6)).clamp(max=1.0))  # as torch's clip_grad_norm_
         return norm
 
     def step(self) -> bool:
-        # A norm that is not finite is the same on every rank: all leave out the same steps.
-        is_good = not self._scale.is_on or math.isfinite(self._norm)
+        is_good = self.is_finite  # the norm is the same on every rank: all leave out the same steps
         with self.phase("step"):
             if is_good:
                 self.step_optimizer()
-            self._scale.update(is_good, self.comm.ledger.iteration)
+            self.scale.update(is_good, self.comm.ledger.iteration)
             self.optimizer.zero_grad(set_to_none=True)
             self._gradients.forget()
         with self.phase("sync"):
@@ -194,45 +156,28 @@ class Sharded(Strategy):
     def settle(self) -> None:
         self._gradients.settle()
 
-    def state(self) -> Iterator[ShardSlice]:
-        yield from weight_pieces(self.whole_weights())
-        if self.comm.rank == 0:
-            yield from buffer_pieces(self._model)
-        yield from self._remembered().pieces()
-
     def load_state(self, wholes: Iterable[FullTensor]) -> None:
-        remembered = self._remembered()
-        for whole in self._contents.checked(wholes):
-            if whole.kind == WEIGHTS:
-                self.put_weights(whole.name, whole.tensor)
-            elif not put_into_model(self._model, whole):
-                remembered.put(whole)
+        super().load_state(wholes)
         for row_steps in self._row_steps.values():
             row_steps.forget()
 
-    def scalars(self) -> dict[str, Any]:
-        return self._scale.state()
-
-    def load_scalars(self, scalars: dict[str, Any]) -> None:
-        self._scale.load(scalars)
+    def optimizer_state(self) -> OptimizerState:
+        return OptimizerState(self.optimizer, self.held.values())
 
     def own_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """As the contract says: the buffers, and in which order the units start, which only the ledger's rows show."""
-        return {"order": self._gradients.order}, own_buffers(self.comm, self._model)
+        return {"order": self._gradients.order}, super().own_state()[1]
 
     def load_own_state(self, facts: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        super().load_own_state(facts, tensors)
         with own_state_of(self.comm.rank):
-            load_own_buffers(self._model, tensors)
             self._gradients.order = facts["order"]
 
     @property
     def _loss_factor(self) -> float:
         """What losses are multiplied by. Under fp16 by the number of ranks too, as where gradients are averaged: so the
         same steps overflow, and are left out, under every strategy."""
-        return self.loss_scale * self.comm.world_size if self._scale.is_on else 1.0
-
-    def _remembered(self) -> OptimizerState:
-        return OptimizerState(self.optimizer, self.held.values())
+        return self.loss_scale * self.comm.world_size if self.scale.is_on else 1.0
 
     def detach(self) -> None:
         self._gradients.detach()
@@ -240,9 +185,9 @@ class Sharded(Strategy):
         self.optimizer.zero_grad(set_to_none=True)
 
     def memory(self) -> dict[str, int]:
-        parameters = [p.data for p in self._model.parameters()] + [part.data for _, part, *_ in self._pieces]
+        parameters = [p.data for p in self.model.parameters()] + [part.data for _, part, *_ in self._pieces]
         parameters += self.weights_under_way()
-        gradients = [p.grad for p in self._model.parameters() if p.grad is not None]
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         return count_memory(
             parameters=parameters,
             gradients=gradients + self._gradients.gradient_tensors(),

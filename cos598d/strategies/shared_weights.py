@@ -1,16 +1,15 @@
 """Weights that lie once in memory which the ranks of a host share; every rank steps its n-th of them where they lie."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import nn
 
 from cos598d.strategies.base import MakeOptimizer, Module
-from cos598d.strategies.formula import MemoryEstimate, Sent, TrainingSpec
+from cos598d.strategies.formula import MemoryEstimate, TrafficEstimate, TrainingSpec
 from cos598d.strategies.memory import count_memory, state_tensors
 from cos598d.strategies.parts.cast_weights import CastWeights, linear_layers
-from cos598d.strategies.parts.held import held_by_shared_weights
-from cos598d.strategies.parts.sent import sent_by_shared_weights
+from cos598d.strategies.parts.sharded_formulas import held_by_shared_weights, sent_by_shared_weights
 from cos598d.strategies.parts.shared_gradients import COME, END, SharedGradients
 from cos598d.strategies.parts.units import Unit
 from cos598d.strategies.precision import DTYPES
@@ -18,7 +17,6 @@ from cos598d.strategies.sharded import Sharded
 from cos598d.strategies.state import FullTensor
 from cos598d.strategies.zero1 import bucket_units
 from cos598d.sync.buckets import Named
-from cos598d.sync.options import SyncOptions
 from cos598d.sync.parts.embeddings import large_embeddings
 
 
@@ -54,32 +52,40 @@ class SharedWeights(Sharded):
     uses = ("bucket_mb",)
     shards = ("optimizer",)
     one_host = shares_memory = True
+    gradients_kind = SharedGradients
+    keeps_gradients = True
+    _gradients: SharedGradients
 
-    def make_gradients(self, find_unused_parameters: bool) -> SharedGradients:
-        self._shared = SharedGradients(
-            self.comm, find_unused_parameters, self.options, self.make_units, True, self.is_complete
-        )
-        self._shared.cast_to = DTYPES[self._precision]
-        return self._shared
+    def make_gradients(self) -> SharedGradients:
+        gradients = super().make_gradients()
+        assert isinstance(gradients, SharedGradients)
+        gradients.cast_to = DTYPES[self.precision]
+        return gradients
 
-    def make_units(self, parameters: Sequence[Named]) -> list[Unit]:
-        return shared_units(self._model, parameters, self.options, self.comm.world_size)
+    def units_of(self, model: nn.Module, parameters: Sequence[Named], ranks: int) -> list[Unit]:
+        """Buckets of all but the large embeddings, and after them a unit for each of those, cut between rows."""
+        embeddings = large_embeddings(model)
+        dense = [named for named in parameters if named[1] not in embeddings]
+        looked_up = [(name, p) for name, p in reversed(parameters) if p in embeddings]
+        units = bucket_units(model, dense, self.options, ranks)
+        return units + [Unit(name, [(name, p)], ranks, width=p.shape[1]) for name, p in looked_up]
 
     def expected_memory(self, job: TrainingSpec) -> MemoryEstimate:
-        units = shared_units(job.model, job.trainable, self.options, job.ranks)
-        halves = linear_layers(job.model) if DTYPES[self._precision] else {}
+        halves = linear_layers(job.model) if DTYPES[self.precision] else {}
+        units = self.units_of(job.model, job.trainable, job.ranks)
         return held_by_shared_weights(job, units, large_embeddings(job.model), halves)
 
-    def expected_sent(self, job: TrainingSpec) -> Sent:
-        units = shared_units(job.model, job.trainable, self.options, job.ranks)
-        return sent_by_shared_weights(job, units, self.may_be_unused)
+    def expected_sent(self, job: TrainingSpec) -> TrafficEstimate:
+        return sent_by_shared_weights(
+            job, self.units_of(job.model, job.trainable, job.ranks), self.find_unused_parameters
+        )
 
     def attach(self, model: nn.Module, make_optimizer: MakeOptimizer) -> Module:
         self._meetings = 0  # so far: the ranks' flags say which one they have come to
         self._has_come = False  # to this step: the ranks do not read weights until it ends
         self._own: dict[Unit, torch.Tensor] = {}
         module = super().attach(model, make_optimizer)
-        self._copies = CastWeights(model, self.comm.rank, self._shared.copies, self._shared.receive)
+        self._copies = CastWeights(model, self.comm.rank, self._gradients.copies, self._gradients.receive)
         self._cast()
         self._meet(END)
         return module
@@ -87,14 +93,14 @@ class SharedWeights(Sharded):
     def hold(self, unit: Unit) -> torch.Tensor:
         # A rank that is alone has one piece of memory for a unit, its segment.
         is_alone = self.comm.world_size == 1
-        weights = unit.empty(unit.elements) if is_alone else self._shared.segments.result[unit.number]
+        weights = unit.empty(unit.elements) if is_alone else self._gradients.segments.result[unit.number]
         for view, (_, p) in zip(unit.views(weights), unit.parameters, strict=True):
             p.data = view.copy_(p.data)  # every rank writes rank 0's values
         self._own[unit] = unit.parts(weights)[self.comm.rank]
         return self._own[unit]
 
     def sum_over_ranks(self, squares: torch.Tensor) -> torch.Tensor:
-        segments, place = self._shared.segments, self._shared.step_place
+        segments, place = self._gradients.segments, self._gradients.step_place
         segments.own[place].copy_(squares)
         self._come()
         every = segments.every[place] or segments.own[place : place + 1]
@@ -115,12 +121,6 @@ class SharedWeights(Sharded):
         super().forget_step()
         self._has_come = False
 
-    def whole_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        return iter(self._model.named_parameters() if self.comm.rank == 0 else ())
-
-    def put_weights(self, name: str, whole: torch.Tensor) -> None:
-        self._model.get_parameter(name).data.copy_(whole)  # every rank writes the same
-
     def load_state(self, wholes: Iterable[FullTensor]) -> None:
         self._meet(COME)
         super().load_state(wholes)
@@ -129,18 +129,18 @@ class SharedWeights(Sharded):
 
     def memory(self) -> dict[str, int]:
         """As the contract says; of what all ranks share, this rank's part of the weights, and its own segment."""
-        frozen = [p.data for p in self._model.parameters() if not p.requires_grad]
+        frozen = [p.data for p in self.model.parameters() if not p.requires_grad]
         held = count_memory(parameters=frozen, optimizer=state_tensors(self.optimizer))
         return {
             "parameters": held["parameters"] + _bytes([*self._own.values(), *self._copies.own.values()]),
-            "gradients": _bytes(self._shared.gradient_tensors()),
+            "gradients": _bytes(self._gradients.gradient_tensors()),
             "optimizer": held["optimizer"],
-            "buckets": _bytes(self._shared.bucket_tensors()),
+            "buckets": _bytes(self._gradients.bucket_tensors()),
         }
 
     def detach(self) -> None:
         """As every strategy's. From then on every rank has weights of its own."""
-        for p in self._model.parameters():
+        for p in self.model.parameters():
             if p.requires_grad:
                 p.data = p.data.clone()
         for stepped in self.held.values():
@@ -164,18 +164,9 @@ class SharedWeights(Sharded):
         """Wait until all ranks are here. Between two times with one stage they have to wait for each other elsewhere: a
         flag that is raised again has not been seen by all before."""
         self._meetings += 1
-        segments, place = self._shared.segments, self._shared.step_place
+        segments, place = self._gradients.segments, self._gradients.step_place
         segments.raise_flag(stage, place, self._meetings)
         segments.wait(stage, place, self._meetings)
-
-
-def shared_units(model: nn.Module, parameters: Sequence[Named], options: SyncOptions, ranks: int) -> list[Unit]:
-    """`bucket_units` of all but the large embeddings, and after them a unit for each of those, cut between rows."""
-    embeddings = large_embeddings(model)
-    dense = [named for named in parameters if named[1] not in embeddings]
-    looked_up = [(name, p) for name, p in reversed(parameters) if p in embeddings]
-    units = bucket_units(model, dense, options, ranks)
-    return units + [Unit(name, [(name, p)], ranks, width=p.shape[1]) for name, p in looked_up]
 
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> int:

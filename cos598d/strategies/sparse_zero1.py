@@ -11,11 +11,10 @@ from cos598d.comm.exchange import WeightGather
 from cos598d.errors import UsageError
 from cos598d.records.conventions import AGREEMENT
 from cos598d.strategies.base import MakeOptimizer, Module
-from cos598d.strategies.formula import MemoryEstimate, Sent, TrainingSpec
-from cos598d.strategies.parts.held import held_by_sparse_zero1
+from cos598d.strategies.formula import MemoryEstimate, TrafficEstimate, TrainingSpec
 from cos598d.strategies.parts.low_bytes import LowBytes, changed_in_forward, is_packed
 from cos598d.strategies.parts.row_gradients import LEAST_BYTES, RowGradients, row_embeddings
-from cos598d.strategies.parts.sent import sent_by_sparse_zero1
+from cos598d.strategies.parts.sharded_formulas import held_by_sparse_zero1, sent_by_sparse_zero1
 from cos598d.strategies.parts.units import ReplicatedUnit, Unit
 from cos598d.strategies.state import BUFFERS, WEIGHTS, ShardSlice, own_state_of
 from cos598d.strategies.zero1 import Zero1, bucket_units
@@ -62,6 +61,7 @@ class SparseZero1(Zero1):
     """
 
     uses = ("bucket_mb", "pack_gradients")
+    gradients_kind = RowGradients
 
     @classmethod
     def check_options(cls, options: SyncOptions, backend: str) -> None:
@@ -71,19 +71,22 @@ class SparseZero1(Zero1):
                 "leave it out, or give --backend gloo."
             )
 
-    def make_gradients(self, find_unused_parameters: bool) -> RowGradients:
-        return RowGradients(self.comm, find_unused_parameters, self.options, self.make_units, True, self.is_complete)
-
-    def make_units(self, parameters: Sequence[Named]) -> list[Unit]:
-        return row_units(self._model, parameters, self.options, self.comm.world_size)
+    def units_of(self, model: nn.Module, parameters: Sequence[Named], ranks: int) -> list[Unit]:
+        """Buckets of all but the embeddings whose rows travel, and after them one unit for each of those."""
+        embeddings = row_embeddings(model)
+        dense = [named for named in parameters if named[1] not in embeddings]
+        looked_up = [(name, p) for name, p in reversed(parameters) if p in embeddings]
+        small = replace(self.options, bucket_mb=min(self.options.bucket_mb, MOST_MB))
+        units = bucket_units(model, dense, small, ranks)
+        return units + [ReplicatedUnit(name, [(name, p)], ranks) for name, p in looked_up]
 
     def expected_memory(self, job: TrainingSpec) -> MemoryEstimate:
-        units = row_units(job.model, job.trainable, self.options, job.ranks)
+        units = self.units_of(job.model, job.trainable, job.ranks)
         return held_by_sparse_zero1(job, units, self.options.pack_gradients)
 
-    def expected_sent(self, job: TrainingSpec) -> Sent:
-        units = row_units(job.model, job.trainable, self.options, job.ranks)
-        return sent_by_sparse_zero1(job, units, self.may_be_unused, self.options.pack_gradients)
+    def expected_sent(self, job: TrainingSpec) -> TrafficEstimate:
+        units = self.units_of(job.model, job.trainable, job.ranks)
+        return sent_by_sparse_zero1(job, units, self.find_unused_parameters, self.options.pack_gradients)
 
     def remark(self, model: nn.Module) -> str | None:
         """That there is no embedding whose rows it could leave out, and why."""
@@ -113,7 +116,7 @@ class SparseZero1(Zero1):
         for packed in self._packed.values():
             packed.look()
         for unit, gather in self._gathers.items():
-            if self._precision != "fp16" and unit not in self._under_way:
+            if self.precision != "fp16" and unit not in self._under_way:
                 gather.expect()
         super().finish()
 
@@ -178,14 +181,3 @@ class SparseZero1(Zero1):
         self._send_what_is_expected()
         super().detach()
         self._tables, self._packed = {}, {}
-
-
-def row_units(model: nn.Module, parameters: Sequence[Named], options: SyncOptions, ranks: int) -> list[Unit]:
-    """`bucket_units` of all but the embeddings whose rows travel, and after them one for each of those."""
-    embeddings = row_embeddings(model)
-    dense = [named for named in parameters if named[1] not in embeddings]
-    looked_up = [(name, p) for name, p in reversed(parameters) if p in embeddings]
-    small = replace(options, bucket_mb=min(options.bucket_mb, MOST_MB))
-    return bucket_units(model, dense, small, ranks) + [
-        ReplicatedUnit(name, [(name, p)], ranks) for name, p in looked_up
-    ]

@@ -10,11 +10,11 @@ from torch.utils.hooks import RemovableHandle
 from cos598d.comm.exchange import WeightGather
 from cos598d.errors import UserError
 from cos598d.strategies.base import MakeOptimizer, Module
-from cos598d.strategies.formula import MemoryEstimate, Sent, TrainingSpec
-from cos598d.strategies.parts.held import held_by_zero1
-from cos598d.strategies.parts.sent import sent_by_zero1
+from cos598d.strategies.formula import MemoryEstimate, TrafficEstimate, TrainingSpec
+from cos598d.strategies.parts.sharded_formulas import held_by_shards, sent_by_shards
 from cos598d.strategies.parts.units import Unit, layers, owners
 from cos598d.strategies.sharded import Sharded
+from cos598d.strategies.state import FullTensor
 from cos598d.sync.buckets import Named, plan_buckets
 from cos598d.sync.options import SyncOptions
 
@@ -44,7 +44,7 @@ class Zero1(Sharded):
     Cost for weights of S bytes in B buckets: 2B calls; every rank sends and receives (n-1)/n S of gradients and as much
     of weights, 2(n-1)/n S together, as an all-reduce; with clipping one all-reduce of 8 bytes. Memory: S of weights,
     S of gradients and, with AdamW, 2S/n of state instead of 2S; beside them up to 8(n-1) MiB of scratch, and within a
-    step the largest gradient once more (`held_by_zero1`). Of a parameter that is a bucket by itself, the gradient is
+    step the largest gradient once more (`held_by_shards`). Of a parameter that is a bucket by itself, the gradient is
     gone when it is reduced, and an n-th of it kept apart until the step, which takes one n-th of the time.
     Choose it wherever `bucketed` or `ddp` would do: it moves no byte more.
     """
@@ -53,14 +53,16 @@ class Zero1(Sharded):
     uses: tuple[str, ...] = ("bucket_mb",)
     shards: tuple[str, ...] = ("optimizer",)
 
-    def make_units(self, parameters: Sequence[Named]) -> list[Unit]:
-        return bucket_units(self._model, parameters, self.options, self.comm.world_size)
+    def units_of(self, model: nn.Module, parameters: Sequence[Named], ranks: int) -> list[Unit]:
+        return bucket_units(model, parameters, self.options, ranks)
 
     def expected_memory(self, job: TrainingSpec) -> MemoryEstimate:
-        return held_by_zero1(job, bucket_units(job.model, job.trainable, self.options, job.ranks))
+        return held_by_shards(job, self.units_of(job.model, job.trainable, job.ranks), self.keeps_gradients)
 
-    def expected_sent(self, job: TrainingSpec) -> Sent:
-        return sent_by_zero1(job, bucket_units(job.model, job.trainable, self.options, job.ranks), self.may_be_unused)
+    def expected_sent(self, job: TrainingSpec) -> TrafficEstimate:
+        reductions = 1 if self.keeps_gradients else job.passes
+        units = self.units_of(job.model, job.trainable, job.ranks)
+        return sent_by_shards(job, units, self.find_unused_parameters, reductions)
 
     def hold(self, unit: Unit) -> torch.Tensor:
         weights = unit.empty(unit.elements)
@@ -106,11 +108,11 @@ class Zero1(Sharded):
 
     def whole_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         self._wait(list(self._under_way))
-        return iter(self._model.named_parameters() if self.comm.rank == 0 else ())
+        return super().whole_weights()
 
-    def put_weights(self, name: str, whole: torch.Tensor) -> None:
+    def put_weights(self, whole: FullTensor) -> None:
         self._wait(list(self._under_way))
-        self._model.get_parameter(name).data.copy_(whole)
+        super().put_weights(whole)
 
     def whole(self) -> AbstractContextManager[None]:
         self._wait(list(self._under_way))

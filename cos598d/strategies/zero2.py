@@ -1,9 +1,6 @@
 """ZeRO stage 2: every rank keeps the gradients too of its n-th of the weights alone."""
 
-from cos598d.strategies.formula import MemoryEstimate, Sent, TrainingSpec
-from cos598d.strategies.parts.held import held_by_zero2
-from cos598d.strategies.parts.sent import sent_by_zero2
-from cos598d.strategies.zero1 import Zero1, bucket_units
+from cos598d.strategies.zero1 import Zero1
 
 
 class Zero2(Zero1):
@@ -21,15 +18,9 @@ class Zero2(Zero1):
     (n-1)/n S of weights: 2(n-1)/n S without accumulation. Memory: S of weights, with AdamW 2S/n of state, from
     backward to the step S/n of gradients, and the pool: the bucket that fills, and those with one of the last four
     segments that were started. Beside them up to 8(n-1) MiB of scratch, and within a step the largest gradient
-    (`held_by_zero2`). Choose it over `zero1` where gradients do not fit and one micro-batch makes a step.
+    (`held_by_shards`). Choose it over `zero1` where gradients do not fit and one micro-batch makes a step.
     """
 
     keeps_gradients = False
     equal_passes = True
     shards = ("optimizer", "gradients")
-
-    def expected_memory(self, job: TrainingSpec) -> MemoryEstimate:
-        return held_by_zero2(job, bucket_units(job.model, job.trainable, self.options, job.ranks))
-
-    def expected_sent(self, job: TrainingSpec) -> Sent:
-        return sent_by_zero2(job, bucket_units(job.model, job.trainable, self.options, job.ranks), self.may_be_unused)

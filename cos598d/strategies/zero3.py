@@ -12,15 +12,13 @@ from torch.utils.hooks import RemovableHandle
 from cos598d.comm.ledger import dtype_name
 from cos598d.records.kinds import TEXT, Fields, MapOf, expect
 from cos598d.strategies.base import MakeOptimizer, Module
-from cos598d.strategies.formula import MemoryEstimate, Sent, TrainingSpec
-from cos598d.strategies.parts.held import held_by_zero3
-from cos598d.strategies.parts.sent import sent_by_zero3
-from cos598d.strategies.parts.units import Unit, layers, looked_up, owners, read_in_backward
+from cos598d.strategies.formula import MemoryEstimate, TrafficEstimate, TrainingSpec
+from cos598d.strategies.parts.sharded_formulas import held_by_shards, sent_by_layers
+from cos598d.strategies.parts.units import Unit, by_layer, layers, looked_up, owners, read_in_backward
 from cos598d.strategies.parts.weights import ShardedWeights
 from cos598d.strategies.sharded import Sharded
-from cos598d.strategies.state import own_state_of
+from cos598d.strategies.state import FullTensor, own_state_of
 from cos598d.sync.buckets import MIB, Named
-from cos598d.sync.options import SyncOptions
 
 
 class Zero3(Sharded):
@@ -49,8 +47,8 @@ class Zero3(Sharded):
     weights and, with AdamW, 2S/n of state, a pool as in `zero2`, and up to 8(n-1) MiB of scratch; from backward to the
     step S/n of gradients.
     Within a step the weights of two layers that follow one another and those of no layer, the gradients of one layer,
-    and the largest gradient in it once more (`held_by_zero3`). Under bf16 and fp16 autocast saves a copy of the weights
-    in half precision for backward: another S/2.
+    and the largest gradient in it once more (`held_by_shards`). Under bf16 and fp16 autocast saves a copy of the
+    weights in half precision for backward: another S/2.
     Choose it where weights, gradients and state do not fit into one rank's memory and the links are fast.
     """
 
@@ -69,6 +67,8 @@ class Zero3(Sharded):
         self._calls: list[nn.Module] = []  # of forward, which backward has not left behind yet
         self._went_back = False  # since the last forward
         module = super().attach(model, make_optimizer)
+        found = by_layer(self._gradients.units).items()
+        self._units = {model if layer is None else layer: units for layer, units in found}
         self._handles: list[RemovableHandle] = [model.register_forward_pre_hook(self._before_model)]
         for layer in self._units:
             if layer is not model:
@@ -77,17 +77,30 @@ class Zero3(Sharded):
         self._handles.append(model.register_forward_hook(self._after_model, always_call=True))
         return module
 
-    def make_units(self, parameters: Sequence[Named]) -> list[Unit]:
-        self._units = layer_units(self._model, parameters, self.options, self.comm.world_size)
-        return [unit for units in self._units.values() for unit in units]
+    def units_of(self, model: nn.Module, parameters: Sequence[Named], ranks: int) -> list[Unit]:
+        """A unit of a layer's small weights of a dtype, and one of each large weight; the last layer's first, and then
+        the model's own: backward comes to what several layers share when it has left them."""
+        owner, embeddings, units = owners(model), looked_up(model), list[Unit]()
+        for name, layer in {**dict(reversed(layers(model))), "": None}.items():
+            groups: dict[str, list[Named]] = {}
+            for of, p in reversed(parameters):
+                if owner[p] == name:
+                    most = self.options.first_bucket_mb if p in embeddings else self.options.bucket_mb
+                    is_alone = p.numel() * p.element_size() > most * MIB
+                    key = of if is_alone else f"{name or 'the model'} {dtype_name(p.dtype)}"
+                    groups.setdefault(key, []).append((of, p))
+            for word, group in groups.items():
+                units.append(Unit(word, group, ranks))
+                units[-1].layer = layer
+        return units
 
     def expected_memory(self, job: TrainingSpec) -> MemoryEstimate:
-        *of_layers, shared = layer_units(job.model, job.trainable, self.options, job.ranks).values()
-        return held_by_zero3(job, of_layers, shared, looked_up(job.model))
+        units = self.units_of(job.model, job.trainable, job.ranks)
+        return held_by_shards(job, units, gathers=True, embeddings=looked_up(job.model))
 
-    def expected_sent(self, job: TrainingSpec) -> Sent:
-        *of_layers, shared = layer_units(job.model, job.trainable, self.options, job.ranks).values()
-        return sent_by_zero3(job, of_layers, shared, looked_up(job.model), self.may_be_unused)
+    def expected_sent(self, job: TrainingSpec) -> TrafficEstimate:
+        units = self.units_of(job.model, job.trainable, job.ranks)
+        return sent_by_layers(job, units, self.find_unused_parameters, looked_up(job.model))
 
     def hold(self, unit: Unit) -> torch.Tensor:
         return self._weights.take(unit)
@@ -113,22 +126,20 @@ class Zero3(Sharded):
 
     def whole_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield from self._weights.collect()
-        if self.comm.rank == 0:
-            yield from ((name, p) for name, p in self._model.named_parameters() if not p.requires_grad)
+        yield from ((name, p) for name, p in super().whole_weights() if not p.requires_grad)
 
-    def put_weights(self, name: str, whole: torch.Tensor) -> None:
+    def put_weights(self, whole: FullTensor) -> None:
         self.stepped()
-        parameter = self._model.get_parameter(name)
-        if not parameter.requires_grad:
-            parameter.data.copy_(whole)
-        elif name in self.held:
-            held = self.held[name]
-            held.parameter.data.copy_(held.part_of(whole))
+        if not self.model.get_parameter(whole.name).requires_grad:
+            super().put_weights(whole)
+        elif whole.name in self.held:
+            held = self.held[whole.name]
+            held.parameter.data.copy_(held.part_of(whole.tensor))
 
     def own_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """As the contract says, with the order in which the layers are called, too."""
         facts, tensors = super().own_state()
-        names = {layer: name for name, layer in self._model.named_modules()}
+        names = {layer: name for name, layer in self.model.named_modules()}
         learned = {"after": self._after, "before": self._before}
         return facts | {
             word: {names[layer]: names[other] for layer, other in calls.items()} for word, calls in learned.items()
@@ -138,7 +149,7 @@ class Zero3(Sharded):
         super().load_own_state(facts, tensors)
         with own_state_of(self.comm.rank):
             expect(facts, Fields({"after": MapOf(TEXT), "before": MapOf(TEXT)}))
-            layers = {name: layer for name, layer in self._model.named_modules() if layer in self._units}
+            layers = {name: layer for name, layer in self.model.named_modules() if layer in self._units}
             self._after = {layers[name]: layers[other] for name, other in facts["after"].items()}
             self._before = {layers[name]: layers[other] for name, other in facts["before"].items()}
 
@@ -239,25 +250,6 @@ class Zero3(Sharded):
         self._weights.gather(units)
         self._weights.gather(ahead)
         self._weights.wait(units)
-
-
-def layer_units(
-    model: nn.Module, parameters: Sequence[Named], options: SyncOptions, ranks: int
-) -> dict[nn.Module, list[Unit]]:
-    """The units of each layer that has some, the last layer first, and then the model's own, though there be none:
-    backward comes to what several layers share when it has left them."""
-    owner, embeddings, found = owners(model), looked_up(model), dict[nn.Module, list[Unit]]()
-    for name, layer in {**dict(reversed(layers(model))), "": model}.items():
-        groups: dict[str, list[Named]] = {}
-        for of, p in reversed(parameters):
-            if owner[p] == name:
-                most = options.first_bucket_mb if p in embeddings else options.bucket_mb
-                is_alone = p.numel() * p.element_size() > most * MIB
-                key = of if is_alone else f"{name or 'the model'} {dtype_name(p.dtype)}"
-                groups.setdefault(key, []).append((of, p))
-        if groups or layer is model:
-            found[layer] = [Unit(word, group, ranks) for word, group in groups.items()]
-    return found
 
 
 def _is_in_backward() -> bool:

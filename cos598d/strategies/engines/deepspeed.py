@@ -5,7 +5,7 @@ import logging
 import os
 import warnings
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,24 +13,15 @@ from torch import nn
 from cos598d.comm.watched import watched
 from cos598d.records.conventions import STATE, WHOLE_WEIGHTS
 from cos598d.strategies.base import MakeOptimizer, Module
-from cos598d.strategies.engines.deepspeed_memory import held_by_deepspeed, sizes
-from cos598d.strategies.engines.deepspeed_state import FlatState, fragments, put_weights
+from cos598d.strategies.engines.deepspeed_layout import FlatState, fragments, held_by_deepspeed, put_weights, sizes
 from cos598d.strategies.engines.engine import Apart, Engine, need
 from cos598d.strategies.formula import MemoryEstimate, TrainingSpec
 from cos598d.strategies.memory import count_memory, tensors_in
 from cos598d.strategies.state import (
-    WEIGHTS,
     FullTensor,
     OptimizerState,
-    ShardSlice,
-    buffer_pieces,
-    put_into_model,
     stepped_whole,
-    weight_pieces,
 )
-
-if TYPE_CHECKING:
-    from cos598d.config import RunConfig
 
 
 class DeepSpeed(Engine):
@@ -45,7 +36,7 @@ class DeepSpeed(Engine):
     4. Stages 1 and 2 gather the stepped weights. Stage 3 gathers a module's weights before its forward and its backward
        and drops them after, those of the next modules (a bucket's worth) meanwhile. Parameters of up to 100,000
        elements stay on every rank, as far as all of them are no more than a hundredth of the model.
-    Buckets are of `--bucket_mb` (`deepspeed_memory.sizes`): by DeepSpeed's own settings they have 5e8 elements, and at
+    Buckets are of `--bucket_mb` (`deepspeed_layout.sizes`): by DeepSpeed's own settings they have 5e8 elements, and at
     stage 3 a model of fewer than 1e9 is whole for all of a step.
 
     Cost for S bytes of weights, sent by a rank on gloo: stage 0 2(n-1)/n S. Stages 1 and 2 3(n-1)/n S: their gradients
@@ -70,7 +61,7 @@ class DeepSpeed(Engine):
     precisions = ("fp32", "bf16")
 
     @classmethod
-    def check_config(cls, config: "RunConfig", world_size: int) -> None:
+    def check_config(cls, config: Any, world_size: int) -> None:
         super().check_config(config, world_size)
         need("deepspeed", "DeepSpeed", "0.19.4", config.sync)
 
@@ -144,33 +135,25 @@ class DeepSpeed(Engine):
         super().settle()
         self._fill()
 
-    def state(self) -> Iterator[ShardSlice]:
-        yield from weight_pieces(self._whole_weights())
-        if self.comm.rank == 0:
-            yield from buffer_pieces(self._apart.model)
-        if self.comm.rank == 0 or self.options.zero_stage:
-            yield from self._remembered().pieces()
-
     def load_state(self, wholes: Iterable[FullTensor]) -> None:
-        remembered = self._remembered()
-        masters = remembered.parts if isinstance(remembered, FlatState) else {}
-        for whole in self.contents.checked(wholes):
-            if whole.kind == WEIGHTS:
-                put_weights(self._apart.copy.get_parameter(whole.name), self.comm.rank, whole.tensor)
-                if whole.name in masters:
-                    master = masters[whole.name]
-                    master.of(master.flat).copy_(master.part_of(whole.tensor))
-            elif not put_into_model(self._apart.model, whole):
-                remembered.put(whole)
+        state = self.optimizer_state()
+        self._masters = state.parts if isinstance(state, FlatState) else {}
+        super().load_state(wholes)
 
-    def _remembered(self) -> OptimizerState | FlatState:
+    def put_weights(self, whole: FullTensor) -> None:
+        put_weights(self._apart.copy.get_parameter(whole.name), self.comm.rank, whole.tensor)
+        if whole.name in self._masters:
+            master = self._masters[whole.name]
+            master.of(master.flat).copy_(master.part_of(whole.tensor))
+
+    def optimizer_state(self) -> OptimizerState:
         stage, copy = self.options.zero_stage, self._apart.copy
         if stage == 0:
             return OptimizerState(self.optimizer, stepped_whole(copy.named_parameters()))
         return FlatState(self.optimizer.optimizer, fragments(copy, self.optimizer, stage, self.comm.rank))
 
-    def _whole_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """At rank 0; stage 3 gathers a parameter at a time."""
+    def whole_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """As the contract says; stage 3 gathers a parameter at a time."""
         for name, parameter in self._apart.copy.named_parameters():
             whole = self._gathered(parameter) if self.options.zero_stage == 3 else parameter
             if self.comm.rank == 0:

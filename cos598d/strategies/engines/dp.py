@@ -1,6 +1,6 @@
 """torch's DataParallel: one process that copies the model to all of its GPUs in every step."""
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,9 +12,6 @@ from cos598d.strategies.base import MakeOptimizer, Module
 from cos598d.strategies.replicated import Replicated
 from cos598d.sync.none import NoSync
 from cos598d.sync.options import DEFAULTS, SyncOptions
-
-if TYPE_CHECKING:
-    from cos598d.config import RunConfig
 
 
 class DP(Replicated):
@@ -48,7 +45,7 @@ class DP(Replicated):
         super().__init__(NoSync(comm, find_unused_parameters, options), precision)
 
     @classmethod
-    def check_config(cls, config: "RunConfig", world_size: int) -> None:
+    def check_config(cls, config: Any, world_size: int) -> None:
         """Raise UsageError for more ranks than one."""
         if world_size > 1:
             raise UsageError(

@@ -1,41 +1,23 @@
 """What engines share: the replicas start alike, what an engine sends is watched, and precision is autocast's."""
 
 import copy
-from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
-from cos598d.comm.communicator import Communicator
 from cos598d.comm.watched import watched
 from cos598d.errors import UsageError, UserError, first_line
 from cos598d.records.conventions import STATE
 from cos598d.strategies.base import MakeOptimizer, Module, Strategy
-from cos598d.strategies.formula import Sent, TrainingSpec
-from cos598d.strategies.loss_scale import LossScale
+from cos598d.strategies.formula import TrafficEstimate, TrainingSpec
 from cos598d.strategies.memory import count_memory, state_tensors
 from cos598d.strategies.precision import autocast
-from cos598d.strategies.state import (
-    FullTensor,
-    OptimizerState,
-    ShardSlice,
-    StateLayout,
-    load_own_buffers,
-    own_buffers,
-    own_state_of,
-    put_into_model,
-    replica_pieces,
-    stepped_whole,
-)
+from cos598d.strategies.state import StateLayout
 from cos598d.sync.base import GradientSync
-from cos598d.sync.options import DEFAULTS, SyncOptions
 from cos598d.terminal.printable import printable
-
-if TYPE_CHECKING:  # a config asks engines, so it imports them
-    from cos598d.config import RunConfig
 
 
 class Engine(Strategy):
@@ -51,38 +33,18 @@ class Engine(Strategy):
 
     precisions: tuple[str, ...] = ("fp32", "bf16", "fp16")
 
-    def __init__(
-        self,
-        comm: Communicator,
-        find_unused_parameters: bool = True,
-        options: SyncOptions = DEFAULTS,
-        precision: str = "fp32",
-    ):
-        self.comm, self.options, self.precision = comm, options, precision
-        self.find_unused_parameters = find_unused_parameters
-        self.replica = GradientSync(comm, find_unused_parameters, options)
-        self.scale = LossScale(is_on=precision == "fp16")
-        self.is_finite = True
-        self.choose()
-
-    def choose(self) -> None:
-        """Set `equal_passes` and `shards` where they depend on the options."""
-
     @classmethod
-    def check_config(cls, config: "RunConfig", world_size: int) -> None:
-        """Raise UsageError for a run that this engine cannot make, before the ranks meet."""
+    def check_config(cls, config: Any, world_size: int) -> None:
+        """Raise UsageError for a run, with this RunConfig, that this engine cannot make, before the ranks meet."""
         if config.precision not in cls.precisions:
             raise UsageError(
                 f"--precision {config.precision} with --sync {config.sync}: "
                 f"choose {' or '.join(cls.precisions)}, or another --sync."
             )
 
-    @property
-    def loss_scale(self) -> float:
-        return self.scale.value
-
     def attach(self, model: nn.Module, make_optimizer: MakeOptimizer) -> Module:
-        self.model, self.contents = model, StateLayout(model, make_optimizer)
+        self.model, self.layout = model, StateLayout(model, make_optimizer)
+        self.replica = GradientSync(self.comm, self.find_unused_parameters, self.options)
         self.replica.attach(model)
         try:
             with watched(self.comm, STATE):
@@ -118,10 +80,6 @@ class Engine(Strategy):
     def finish(self) -> None:
         """Backward has waited already."""
 
-    def clip(self, max_norm: float) -> torch.Tensor | None:
-        self.is_finite = self.scale.unscale(self.parameters())
-        return torch.nn.utils.clip_grad_norm_(self.parameters(), max_norm) if max_norm else None
-
     def parameters(self) -> list[nn.Parameter]:
         """What the optimizer steps."""
         return [p for group in self.optimizer.param_groups for p in group["params"]]
@@ -135,10 +93,12 @@ class Engine(Strategy):
             optimizer=state_tensors(self.inner_optimizer()),
         )
 
-    def expected_sent(self, job: TrainingSpec) -> Sent:
+    def expected_sent(self, job: TrainingSpec) -> TrafficEstimate:
         if job.ranks == 1:
-            return Sent()
-        return Sent(unsaid=f"{type(self).__name__} sends by itself and tells nobody: only the kernel counts its bytes")
+            return TrafficEstimate()
+        return TrafficEstimate(
+            unsaid=f"{type(self).__name__} sends by itself and tells nobody: only the kernel counts its bytes"
+        )
 
     def step(self) -> bool:
         # The norm, by which it is known, is the same on every rank.
@@ -148,37 +108,6 @@ class Engine(Strategy):
             self.scale.update(self.is_finite, self.comm.ledger.iteration)
             self.optimizer.zero_grad()  # which sets them to None
         return self.is_finite
-
-    def state(self) -> Iterator[ShardSlice]:
-        """As the contract says, of an engine that leaves the model whole on every rank."""
-        return replica_pieces(self.comm, self.model, self.remembered())
-
-    def load_state(self, wholes: Iterable[FullTensor]) -> None:
-        remembered = self.remembered()
-        for whole in self.contents.checked(wholes):
-            if not put_into_model(self.model, whole):
-                remembered.put(whole)
-
-    def remembered(self) -> OptimizerState:
-        """What this rank's optimizer remembers, by the model's names."""
-        return OptimizerState(self.inner_optimizer(), stepped_whole(self.model.named_parameters()))
-
-    def inner_optimizer(self) -> Any:
-        """torch's optimizer, which the engine may have wrapped."""
-        return self.optimizer
-
-    def scalars(self) -> dict[str, Any]:
-        return self.scale.state()
-
-    def load_scalars(self, scalars: dict[str, Any]) -> None:
-        self.scale.load(scalars)
-
-    def own_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        return {}, own_buffers(self.comm, self.model)
-
-    def load_own_state(self, facts: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
-        with own_state_of(self.comm.rank):
-            load_own_buffers(self.model, tensors)
 
     def settle(self) -> None:
         self.replica.settle()

@@ -4,7 +4,7 @@ import logging
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,16 +15,18 @@ from cos598d.records.kinds import COUNT, Fields, ListOf, expect
 from cos598d.strategies.base import MakeOptimizer, Module
 from cos598d.strategies.engines.engine import Engine, need
 from cos598d.strategies.engines.torch_fsdp import TorchFSDP, check_parameters, fully_sharded
-from cos598d.strategies.formula import MemoryEstimate, Sent, TrainingSpec, replicated_memory
-from cos598d.strategies.sent import sent_by_replicas
-from cos598d.strategies.state import FullTensor, OptimizerState, ShardSlice, own_state_of
+from cos598d.strategies.formula import (
+    MemoryEstimate,
+    TrafficEstimate,
+    TrainingSpec,
+    replicated_memory,
+    sent_by_replicas,
+)
+from cos598d.strategies.state import FullTensor, OptimizerState, own_state_of
 from cos598d.sync.ddp import DDP
 from cos598d.sync.options import DEFAULTS
 from cos598d.sync.parts.arrival import arrival, rehearse
 from cos598d.sync.parts.reducer import Reducer
-
-if TYPE_CHECKING:
-    from cos598d.config import RunConfig
 
 
 class Fabric(TorchFSDP):
@@ -62,7 +64,7 @@ class Fabric(TorchFSDP):
             self.shards = ()
 
     @classmethod
-    def check_config(cls, config: "RunConfig", world_size: int) -> None:
+    def check_config(cls, config: Any, world_size: int) -> None:
         super(TorchFSDP, cls).check_config(config, world_size)
         need("lightning", "Lightning Fabric", "2.5", config.sync)
         if config.reshard != DEFAULTS.reshard and config.fabric_strategy == "ddp":
@@ -133,13 +135,10 @@ class Fabric(TorchFSDP):
             super().expected_memory(job) if self.is_cut else replicated_memory(job, DDP.buffers(job.tensors, DEFAULTS))
         )
 
-    def expected_sent(self, job: TrainingSpec) -> Sent:
+    def expected_sent(self, job: TrainingSpec) -> TrafficEstimate:
         if self.is_cut:
             return super().expected_sent(job)
         return sent_by_replicas(job, DDP(self.comm, self.find_unused_parameters))
-
-    def state(self) -> Iterator[ShardSlice]:
-        return super().state() if self.is_cut else Engine.state(self)
 
     def load_state(self, wholes: Iterable[FullTensor]) -> None:
         if self.is_cut:
@@ -147,8 +146,17 @@ class Fabric(TorchFSDP):
         else:
             Engine.load_state(self, wholes)
 
-    def remembered(self) -> OptimizerState:
-        return super().remembered() if self.is_cut else Engine.remembered(self)
+    def whole_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return super().whole_weights() if self.is_cut else Engine.whole_weights(self)
+
+    def put_weights(self, whole: FullTensor) -> None:
+        if self.is_cut:
+            super().put_weights(whole)
+        else:
+            Engine.put_weights(self, whole)
+
+    def optimizer_state(self) -> OptimizerState:
+        return super().optimizer_state() if self.is_cut else Engine.optimizer_state(self)
 
     def inner_optimizer(self) -> Any:
         return self.optimizer.optimizer

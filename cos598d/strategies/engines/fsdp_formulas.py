@@ -7,8 +7,15 @@ from torch import nn
 from cos598d.comm.exchange import IN_FLIGHT, SEGMENT_BYTES
 from cos598d.comm.gloo import all_reduce_bytes
 from cos598d.comm.ledger import size_in_bytes
-from cos598d.strategies.formula import Held, MemoryEstimate, Sent, TrainingSpec, largest
-from cos598d.strategies.sent import agreement, settled
+from cos598d.strategies.formula import (
+    MemoryBytes,
+    MemoryEstimate,
+    TrafficEstimate,
+    TrainingSpec,
+    agreement,
+    largest,
+    settled,
+)
 
 
 def held_by_fsdp(job: TrainingSpec, layers: Sequence[nn.Module], reshard: bool, ours: bool) -> MemoryEstimate:
@@ -33,7 +40,7 @@ def held_by_fsdp(job: TrainingSpec, layers: Sequence[nn.Module], reshard: bool, 
     scratch = pieces * (job.ranks - 1) * min(SEGMENT_BYTES, longest)
     rest = {"optimizer": job.state(own, len(job.trainable)), "buckets": scratch}
 
-    def held(gathered: Iterable[int], gradients: int = 0) -> Held:
+    def held(gathered: Iterable[int], gradients: int = 0) -> MemoryBytes:
         whole = sum(job.ranks * _padded(units[number], job.ranks) for number in gathered)
         return rest | {"parameters": kept + whole, "gradients": gradients}
 
@@ -59,19 +66,19 @@ def held_by_fsdp(job: TrainingSpec, layers: Sequence[nn.Module], reshard: bool, 
 
 def sent_by_fsdp(
     job: TrainingSpec, layers: Sequence[nn.Module], reshard: bool, halves: bool, may_be_unused: bool
-) -> Sent:
+) -> TrafficEstimate:
     """Rows of all parameters to every other rank: the root's once in a micro-batch, a layer's once more for backward
     with `reshard`. Gradients in a step's last one alone, by a reduce-scatter, or, unless it `halves` it, a ring of the
     whole. Before an evaluation all rows once more."""
     if job.ranks == 1:
-        return Sent()
+        return TrafficEstimate()
     in_layers = _padded((p for layer in layers for p in layer.parameters()), job.ranks)
     whole = _padded(job.model.parameters(), job.ranks)
     of_a_pass = whole + in_layers * reshard
     gradients = _padded((p for _, p in job.trainable), job.ranks) * (1 if halves else 2)
     agreed = (agreement(job) if may_be_unused else 0) + all_reduce_bytes(4, job.ranks) * job.clips
     others, calls = job.ranks - 1, job.passes * ((1 + reshard) * len(layers) + 1) + len(layers) + 1
-    return Sent(others * (job.passes * of_a_pass + gradients), agreed, others * whole + settled(job), calls)
+    return TrafficEstimate(others * (job.passes * of_a_pass + gradients), agreed, others * whole + settled(job), calls)
 
 
 def longest_part(model: nn.Module, layers: Iterable[nn.Module], ranks: int) -> int:

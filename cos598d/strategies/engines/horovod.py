@@ -7,7 +7,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,12 +18,9 @@ from cos598d.errors import UsageError, UserError
 from cos598d.records.conventions import BY_COUNTERS
 from cos598d.strategies.base import MakeOptimizer, Module
 from cos598d.strategies.engines.engine import Engine, need
-from cos598d.strategies.formula import Held, MemoryEstimate, TrainingSpec, replicated_memory
+from cos598d.strategies.formula import MemoryBytes, MemoryEstimate, TrainingSpec, replicated_memory
 from cos598d.sync.cost.memory import Buffers
 from cos598d.world.network import INTERFACE_VARIABLE, interface_of, is_loopback, network_identity
-
-if TYPE_CHECKING:
-    from cos598d.config import RunConfig
 
 _MANY = 1 << 30  # backward passes that no step has
 _meetings = itertools.count()
@@ -58,7 +55,7 @@ class Horovod(Engine):
     bytes_from = BY_COUNTERS
 
     @classmethod
-    def check_config(cls, config: "RunConfig", world_size: int) -> None:
+    def check_config(cls, config: Any, world_size: int) -> None:
         super().check_config(config, world_size)
         need("horovod", "Horovod", "0.28", config.sync)
         if config.compress not in (None, "fp16"):
@@ -95,7 +92,7 @@ class Horovod(Engine):
             raise RuntimeError(f"Connection closed: {str(error).split('. ')[0]}") from None
 
     def expected_memory(self, job: TrainingSpec) -> MemoryEstimate:
-        def seen(held: Held | None) -> Held | None:
+        def seen(held: MemoryBytes | None) -> MemoryBytes | None:
             return held and {name: size for name, size in held.items() if name != "buckets"}
 
         found = replicated_memory(job, Buffers())

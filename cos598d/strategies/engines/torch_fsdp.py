@@ -4,7 +4,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,22 +17,14 @@ from cos598d.records.conventions import AGREEMENT, STATE, WHOLE_WEIGHTS
 from cos598d.strategies.base import MakeOptimizer, Module
 from cos598d.strategies.engines.engine import Apart, Engine, need
 from cos598d.strategies.engines.fsdp_formulas import held_by_fsdp, longest_part, sent_by_fsdp
-from cos598d.strategies.formula import MemoryEstimate, Sent, TrainingSpec
+from cos598d.strategies.formula import MemoryEstimate, TrafficEstimate, TrainingSpec
 from cos598d.strategies.memory import count_memory, state_tensors
 from cos598d.strategies.state import (
-    WEIGHTS,
     FullTensor,
     OptimizerState,
-    ShardSlice,
     Stepped,
-    buffer_pieces,
     local,
-    put_into_model,
-    weight_pieces,
 )
-
-if TYPE_CHECKING:
-    from cos598d.config import RunConfig
 
 
 class TorchFSDP(Engine):
@@ -64,7 +56,7 @@ class TorchFSDP(Engine):
     _sums: ReduceScatters | None = None  # of gradients, where they are ours
 
     @classmethod
-    def check_config(cls, config: "RunConfig", world_size: int) -> None:
+    def check_config(cls, config: Any, world_size: int) -> None:
         super().check_config(config, world_size)
         need("torch", "torch", "2.9", config.sync)
 
@@ -172,24 +164,17 @@ class TorchFSDP(Engine):
                 unit.reshard()
         self._apart.is_whole = True
 
-    def state(self) -> Iterator[ShardSlice]:
-        yield from weight_pieces(self._whole_weights())
-        if self.comm.rank == 0:
-            yield from buffer_pieces(self.model)
-        yield from self.remembered().pieces()
-
     def load_state(self, wholes: Iterable[FullTensor]) -> None:
         if self._apart.is_whole:
             self._apart.empty()
-        remembered, pieces = self.remembered(), {piece.name: piece for piece in self._pieces()}
-        for whole in self.contents.checked(wholes):
-            if whole.kind == WEIGHTS:
-                piece = pieces[whole.name]
-                local(piece.parameter).detach().copy_(piece.part_of(whole.tensor))
-            elif not put_into_model(self.model, whole):
-                remembered.put(whole)
+        self._rows = {piece.name: piece for piece in self._pieces()}
+        super().load_state(wholes)
 
-    def remembered(self) -> OptimizerState:
+    def put_weights(self, whole: FullTensor) -> None:
+        rows = self._rows[whole.name]
+        local(rows.parameter).detach().copy_(rows.part_of(whole.tensor))
+
+    def optimizer_state(self) -> OptimizerState:
         return OptimizerState(self.inner_optimizer(), [each for each in self._pieces() if each.parameter.requires_grad])
 
     def _pieces(self) -> list[Stepped]:
@@ -202,7 +187,7 @@ class TorchFSDP(Engine):
             found.append(Stepped(name, tuple(parameter.shape), begin, parameter))
         return found
 
-    def _whole_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def whole_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """At rank 0, one unit after another."""
         for unit in self._units:
             with watched(self.comm, STATE):
@@ -228,7 +213,7 @@ class TorchFSDP(Engine):
     def expected_memory(self, job: TrainingSpec) -> MemoryEstimate:
         return held_by_fsdp(job, layers(job.model), self.options.reshard == "yes", self.takes_ours)
 
-    def expected_sent(self, job: TrainingSpec) -> Sent:
+    def expected_sent(self, job: TrainingSpec) -> TrafficEstimate:
         halves = self.takes_ours or self.comm.bytes_are_assumed
         return sent_by_fsdp(job, layers(job.model), self.options.reshard == "yes", halves, self.find_unused_parameters)
 

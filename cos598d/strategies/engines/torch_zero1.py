@@ -14,7 +14,7 @@ from cos598d.comm.gloo import broadcast_bytes
 from cos598d.comm.ledger import size_in_bytes
 from cos598d.comm.watched import watched
 from cos598d.strategies.base import MakeOptimizer, Module
-from cos598d.strategies.formula import MemoryEstimate, Sent, TrainingSpec, replicated_memory
+from cos598d.strategies.formula import MemoryEstimate, TrafficEstimate, TrainingSpec, replicated_memory
 from cos598d.strategies.memory import count_memory, state_tensors
 from cos598d.strategies.optimizers import decayed_and_plain
 from cos598d.strategies.replicated import Replicated
@@ -57,7 +57,7 @@ class TorchZero1(Replicated):
 
     def attach(self, model: nn.Module, make_optimizer: MakeOptimizer) -> Module:
         module = super().attach(model, lambda named: _in_shards(make_optimizer(named)))
-        self._contents = StateLayout(model, make_optimizer)
+        self.layout = StateLayout(model, make_optimizer)
         return module
 
     def memory(self) -> dict[str, int]:
@@ -67,9 +67,9 @@ class TorchZero1(Replicated):
     def expected_memory(self, job: TrainingSpec) -> MemoryEstimate:
         mine = dealt_out(decayed_and_plain(job.trainable), job.ranks)[job.rank]
         state = job.state(sum(map(size_in_bytes, mine)), len(mine))
-        return replicated_memory(job, self.sync.buffers(job.tensors, self.sync.options), state)
+        return replicated_memory(job, self.sync.buffers(job.tensors, self.options), state)
 
-    def expected_sent(self, job: TrainingSpec) -> Sent:
+    def expected_sent(self, job: TrainingSpec) -> TrafficEstimate:
         sent = super().expected_sent(job)
         if sent.unsaid or job.ranks == 1:
             return sent
@@ -81,13 +81,16 @@ class TorchZero1(Replicated):
         return replace(sent, synchronizing=sent.synchronizing + handed_round, calls=sent.calls + job.ranks)
 
     def step(self) -> bool:
-        with watched(self.sync.comm):
+        with watched(self.comm):
             return super().step()
 
-    def remembered(self) -> OptimizerState:
-        mine = self.optimizer.optim
-        stepped = {p for group in mine.param_groups for p in group["params"]}
-        return OptimizerState(mine, stepped_whole((n, p) for n, p in self._model.named_parameters() if p in stepped))
+    def inner_optimizer(self) -> torch.optim.Optimizer:
+        return self.optimizer.optim
+
+    def optimizer_state(self) -> OptimizerState:
+        stepped = {p for group in self.optimizer.optim.param_groups for p in group["params"]}
+        mine = ((name, p) for name, p in self.model.named_parameters() if p in stepped)
+        return OptimizerState(self.inner_optimizer(), stepped_whole(mine))
 
     def detach(self) -> None:
         for parameter in self._parameters:  # out of the buckets, which hold all of a rank's

@@ -1,5 +1,11 @@
-"""Reduce-scatters whose pieces travel in fewer bits, and give the same sums to the last bit."""
+"""Reduce-scatters whose pieces travel in fewer bits, and give the same sums to the last bit.
 
+Of a float32 the exponent travels as four bits below its block's largest. Sign and mantissa of a gradient are as good as
+random. Its exponent is not, since neighbours are of about one size: in a block of a layer's gradient hardly one number
+in ten thousand is 2^14 times smaller than the largest.
+"""
+
+import sys
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -7,13 +13,17 @@ import torch
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.exchange import SEGMENT_BYTES, ReduceScatters, Segment, segment_count
 from cos598d.comm.messages import Places
-from cos598d.strategies.parts.short_exponents import has_no_room, is_packable, pack, travelling_bytes, unpack
 
 ALIGNMENT = 8  # bytes, at whose multiples a packed piece begins
+BLOCK = 64  # numbers whose largest exponent travels once
+FAR, LEAST_ROOM = 64, 16  # one number in so many may be too far below it, and in a small piece so many
+HEAD_BYTES = 8  # the count of these
+NO_ROOM = -1  # in place of a count: more are
+OWN, ZERO = 14, 15  # codes: its exponent is too far below; it is 0, as that of a zero
 
 
 class PackedReduceScatters(ReduceScatters):
-    """As ReduceScatters, but pieces of float32 tensors are packed while they travel (`short_exponents`).
+    """As ReduceScatters, but pieces of float32 tensors are packed while they travel (`pack`).
 
     1. A piece is packed in scratch, and sent from there.
     2. When all of a segment has come it is unpacked, and added up in order of rank as ever.
@@ -81,3 +91,90 @@ def row_bytes(elements: int) -> int:
 
 def _is_for_packed(scratch: torch.Tensor) -> bool:
     return scratch.dtype == torch.uint8
+
+
+def is_packable(dtype: torch.dtype) -> bool:
+    """Whether numbers of this kind can be packed on this machine."""
+    return dtype == torch.float32 and sys.byteorder == "little"
+
+
+def travelling_bytes(elements: int) -> int:
+    """The bytes in which so many numbers travel."""
+    return min(_packed_bytes(elements), 4 * elements)
+
+
+def pack(numbers: torch.Tensor, room: torch.Tensor) -> torch.Tensor:
+    """Pack float32 `numbers`, (elements,), into the first bytes of `room`, (at least travelling_bytes(elements),), and
+    return these; few numbers stay as they are.
+
+    1. Of each number its lower 16 bits, and a byte of its sign and the other seven bits of its mantissa.
+    2. Of each block the largest exponent, and of each number in four bits how far its own is below that, up to 13.
+    3. Of those that are further below the exponents, in their order, with room for a few; a count says how many.
+    Where there are too many for the room the count says that, and nothing else is packed (`has_no_room`).
+    """
+    elements = len(numbers)
+    packed = room[: travelling_bytes(elements)]
+    if not _is_shorter(elements):
+        return packed.copy_(numbers.view(torch.uint8))
+    head, lower, middle, pairs, largest, own = _parts(packed, elements)
+    halves = numbers.view(torch.int16).view(-1, 2)
+    upper = halves[:, 1].contiguous()
+    exponents = packed.new_zeros(len(largest) * BLOCK)
+    exponents[:elements] = upper >> 7  # its sign is cut off
+    blocks = exponents.view(-1, BLOCK)
+    torch.amax(blocks, dim=1, out=largest)
+    codes = (largest[:, None] - blocks).flatten().clamp_(max=OWN).masked_fill_(exponents == 0, ZERO)
+    far = exponents[codes == OWN]
+    if len(far) > len(own):
+        head.fill_(NO_ROOM)
+        return packed
+    head.fill_(len(far))
+    own[: len(far)] = far
+    lower.copy_(halves[:, 0])
+    middle.copy_(upper & 0x7F | upper >> 8 & 0x80)
+    two = codes.view(torch.int16)
+    pairs.copy_(two | two >> 4)  # cut off above
+    return packed
+
+
+def has_no_room(packed: torch.Tensor, elements: int) -> bool:
+    """Whether so many numbers that were to be packed were not: they have to follow as they are."""
+    return _is_shorter(elements) and packed[:HEAD_BYTES].view(torch.int64).item() == NO_ROOM
+
+
+def unpack(packed: torch.Tensor, numbers: torch.Tensor) -> None:
+    """Have the float32 numbers that were packed, (elements,), in `numbers`."""
+    elements = len(numbers)
+    if not _is_shorter(elements):
+        numbers.view(torch.uint8).copy_(packed)
+        return
+    head, lower, middle, pairs, largest, own = _parts(packed, elements)
+    two = pairs.short()
+    codes = (two | two << 4).bitwise_and_(0x0F0F).view(torch.uint8)
+    exponents = (largest[:, None] - codes.view(-1, BLOCK)).flatten().masked_fill_(codes == ZERO, 0)
+    if count := int(head):
+        exponents[codes == OWN] = own[:count]
+    signed = middle.short()
+    halves = numbers.view(torch.int16).view(-1, 2)
+    halves[:, 0] = lower
+    halves[:, 1] = signed & 0x7F | (signed & 0x80) << 8 | exponents[:elements].short() << 7
+
+
+def _packed_bytes(elements: int) -> int:
+    return sum(_sizes(elements))
+
+
+def _is_shorter(elements: int) -> bool:
+    return _packed_bytes(elements) < 4 * elements
+
+
+def _sizes(elements: int) -> list[int]:
+    """The bytes of the count; of the numbers' lower bits, the next ones with the signs, and codes in pairs; of the
+    blocks' largest exponents; of others."""
+    blocks = -(-elements // BLOCK)
+    return [HEAD_BYTES, 2 * elements, elements, blocks * BLOCK // 2, blocks, LEAST_ROOM + elements // FAR]
+
+
+def _parts(packed: torch.Tensor, elements: int) -> tuple[torch.Tensor, ...]:
+    head, lower, *rest = packed.split(_sizes(elements))
+    return head.view(torch.int64), lower.view(torch.int16), *rest

@@ -32,10 +32,12 @@ class Unit:
 
     A unit's weights and its gradients are laid out alike, in two tensors that need not be there all the time.
     `number` is its place among its model's units, the same on every rank: its messages are told from other units' by
-    `gradients_tag` and `weights_tag`, which count from the model's `first_tag`.
+    `gradients_tag` and `weights_tag`, which count from the model's `first_tag`. `layer` is the module whose forward
+    alone reads the weights; None where several layers do, or nobody asks.
     """
 
     number, first_tag = 0, 1
+    layer: nn.Module | None = None
 
     def __init__(self, name: str, parameters: Sequence[Named], ranks: int, width: int = 1):
         self.name, self.parameters = name, list(parameters)
@@ -163,3 +165,11 @@ def owners(model: nn.Module) -> dict[nn.Parameter, str]:
             if p in users:
                 users[p].add(name)
     return {p: next(iter(names)) if len(names) == 1 else "" for p, names in users.items()}
+
+
+def by_layer(units: Iterable[Unit]) -> dict[nn.Module | None, list[Unit]]:
+    """The units of each layer, in their order; under None, which is always there, those of no layer."""
+    found: dict[nn.Module | None, list[Unit]] = {None: []}
+    for unit in units:
+        found.setdefault(unit.layer, []).append(unit)
+    return found
