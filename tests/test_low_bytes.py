@@ -2,15 +2,13 @@
 
 import pytest
 import torch
-from beside import Beside, adamw
 from torch import nn
 from worlds import run_ranks
 
 from cos598d.comm.ledger import Ledger
 from cos598d.records.conventions import PARAMETERS
-from cos598d.strategies.parts.low_bytes import SHORTEST, WHOLE, LowBytes, changed_in_forward, is_packed, packed_bytes
+from cos598d.strategies.parts.low_bytes import WHOLE, LowBytes, changed_in_forward, is_packed, packed_bytes
 from cos598d.strategies.parts.units import Unit
-from cos598d.strategies.sparse_zero1 import SparseZero1
 
 # How far each step moves the weights, of their own size; NaN is what a training that has diverged makes of them.
 STEPS = (1e-3, 0.0, 3.0, 3.0, 1e-3, 1e-3, 0.1, 0.1, 1e-3, 1e-3, float("nan"), 1e-3)
@@ -137,43 +135,6 @@ def test_small_parts_other_dtypes_and_what_a_forward_changes_travel_as_they_are(
     assert not packs(torch.zeros(8192, dtype=torch.float64), 2)
     assert not packs(torch.zeros(8192), 1)
     assert not packs(torch.zeros(8192), 2, [("words", model.words.weight)])
-
-
-class Wide(nn.Module):
-    def __init__(self):
-        super().__init__()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            self.layers = nn.ModuleList(nn.Linear(130, 130) for _ in range(3))
-
-    def forward(self, state):
-        for layer in self.layers:
-            state = torch.tanh(layer(state)) + state
-        return state.square().mean()
-
-
-def train_wide(comm, rate):
-    """On a rank: how far from one process after steps that are long at first, and how many parts travel as they are
-    or in a longer form."""
-
-    def loss_of(module, rank, step, micro):
-        return module(torch.randn(4, 130, generator=torch.Generator().manual_seed(10 * step + rank)))
-
-    both, longer = Beside(comm, SparseZero1(comm, False), Wide(), adamw, loss_of), []
-    for step in range(6):
-        for group in (*both.strategy.optimizer.param_groups, *both.optimizer.param_groups):
-            group["lr"] = rate / 10 ** (2 * step)
-        both.step(step, max_norm=1.0)
-        forms = both.strategy.own_state()[0]["forms"].values()
-        longer.append(sum(form % 100 != SHORTEST % 100 for of_ranks in forms for form in of_ranks))
-    return both.end(), longer
-
-
-def test_a_training_whose_steps_are_long_at_first_is_right():
-    for apart, longer in run_ranks(2, train_wide, 0.1):
-        assert apart < 1e-4
-        assert longer[0] > 0
-        assert longer[-1] == 0
 
 
 class Alone:

@@ -57,12 +57,12 @@ class RowGradients(ShardedGradients):
         self.tables = {unit: EmbeddingRows(self.comm, unit) for unit in self.units if unit not in dense}
         self._lengths = [len(table.sums) for table in self.tables.values()]
         self._noted = torch.zeros(-(-sum(self._lengths) // 8) * 8, dtype=torch.bool, device=self.comm.device)
-        self._told: _Told | None = None  # of this backward
+        self._looked_up_rows: _LookedUpRows | None = None  # of this backward
         self._started: list[EmbeddingRows] = []
 
     def begin_backward(self) -> None:
         if self.tables:
-            self._told = _Told(self.comm, self._noted, next(iter(self.tables)).weights_tag)
+            self._looked_up_rows = _LookedUpRows(self.comm, self._noted, next(iter(self.tables)).weights_tag)
         dense = (unit for unit in self._order if unit not in self.tables)
         self._sums.expect((unit.empty(0), unit.lengths, unit.gradients_tag) for unit in dense)
 
@@ -70,8 +70,8 @@ class RowGradients(ShardedGradients):
         if unit not in self.tables:
             super().start(unit)
             return
-        assert self._told is not None
-        by_rank = [self._by_table(noted)[list(self.tables).index(unit)] for noted in self._told.wait()]
+        assert self._looked_up_rows is not None
+        by_rank = [self._by_table(noted)[list(self.tables).index(unit)] for noted in self._looked_up_rows.wait()]
         table = self.tables[unit]
         self._shards[unit] = table.sums.view(-1)
         table.start(by_rank)
@@ -121,14 +121,14 @@ class RowGradients(ShardedGradients):
 
     def detach(self) -> None:
         self._put_back()
-        self.tables, self.embeddings, self._told = {}, {}, None
+        self.tables, self.embeddings, self._looked_up_rows = {}, {}, None
         super().detach()
 
     def _by_table(self, noted: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return noted[: sum(self._lengths)].split(self._lengths)
 
 
-class _Told:
+class _LookedUpRows:
     """The rows that every rank has noted, under way to all others as bits."""
 
     def __init__(self, comm: Communicator, noted: torch.Tensor, tag: int):
