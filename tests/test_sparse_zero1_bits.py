@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from beside import step_by
 from states import digest
 from torch import nn
 from worlds import run_ranks
@@ -49,13 +50,14 @@ def bits_of(comm, name, rate):
     model = Exact()
     strategy = get_strategy(name)(comm, False, SyncOptions(bucket_mb=0.1, first_bucket_mb=0.1), "fp32")
     module = strategy.attach(model, lambda named: torch.optim.AdamW([p for _, p in named], lr=rate, fused=True))
-    for step in range(6):
-        generator = torch.Generator().manual_seed(10 * step + comm.rank)
+
+    def loss_of(module, rank, step, micro):
+        generator = torch.Generator().manual_seed(10 * step + rank)
         ids = torch.randint(0, 300 * (step + 1), (4, 8), generator=generator)
-        strategy.backward(module(ids=ids, step=step, rank=comm.rank)[0] / comm.world_size)
-        strategy.finish()
-        strategy.clip(0.0)
-        strategy.step()
+        return module(ids=ids, step=step, rank=rank)[0]
+
+    for step in range(6):
+        step_by(strategy, module, comm, step, loss_of)
     strategy.settle()
     found = {name: digest(p.data) for name, p in model.named_parameters()}
     strategy.detach()

@@ -50,21 +50,21 @@ class Strategy:
     The weights of all ranks' micro-batches in a step add up to 1: the sum of the weighted losses is the global batch's
     mean loss, and its gradient is what the optimizer steps by.
 
-    `optimizer`, there after `attach`, is a torch optimizer: what stands in its `param_groups` as "lr" when `step` is
-    called is the step's learning rate. It need not hold whole parameters, and nobody but the strategy calls its `step`.
+    `optimizer`, there after `attach`, is a torch optimizer. The "lr" in its `param_groups` when `step` is called is the
+    step's learning rate. It need not hold whole parameters. Only the strategy calls its `step`.
 
     uses: the names of the SyncOptions that mean anything to it.
     equal_passes: whether all ranks must call forward and backward the same number of times in a step.
-    bytes_from: who knows what travels: the BY_LEDGER, or the kernel's BY_COUNTERS alone, since a library tells nobody.
+    bytes_from: where a run's bytes come from: BY_LEDGER, or BY_COUNTERS (the kernel's) for a library with its own calls.
     equal_layers: whether all ranks must call the same layers in a pass.
     one_host, shares_memory: as a gradient sync's.
     shards: the categories of `memory` of which a rank holds no more than its share between steps.
 
-    `phase` tells a clock what `step` is doing, since that is the work of two phases of an iteration: it encloses the
-    optimizer's in `with self.phase("step")`, and what travels in `with self.phase("sync")`. Whoever measures puts a
-    clock's `phase` in its place; until then it does nothing. The other methods belong to one phase each.
+    `phase` is a clock's. The work of `step` belongs to two phases of an iteration: it encloses the optimizer's in
+    `with self.phase("step")`, and what travels in `with self.phase("sync")`. Whoever measures sets a clock's `phase`
+    here; until then it does nothing. The other methods belong to one phase each.
 
-    What is implemented here is that of a rank which holds the whole model and steps all of it.
+    The methods that are implemented here are those of a rank which holds the whole model and steps all of it.
 
     comm, find_unused_parameters, options, precision: what it is made with.
     scale: fp16's loss scale. is_finite: whether it left the gradients of this step finite numbers.
