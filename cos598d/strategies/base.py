@@ -55,7 +55,7 @@ class Strategy:
 
     uses: the names of the SyncOptions that mean anything to it.
     equal_passes: whether all ranks must call forward and backward the same number of times in a step.
-    bytes_from: where a run's bytes come from: BY_LEDGER, or BY_COUNTERS (the kernel's) for a library with its own calls.
+    bytes_from: where a run's bytes come from: BY_LEDGER, or the kernel (BY_COUNTERS) where a library sends.
     equal_layers: whether all ranks must call the same layers in a pass.
     one_host, shares_memory: as a gradient sync's.
     shards: the categories of `memory` of which a rank holds no more than its share between steps.
