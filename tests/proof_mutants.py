@@ -102,7 +102,7 @@ class KeepsStateOfAnOverflow(Averaging):
     """Takes the step that overflowed with a learning rate of 0: the weights stay, moments and step counts do not."""
 
     def step(self):
-        if not self._is_finite:
+        if not self.is_finite:
             for parameter in self._parameters:
                 if parameter.grad is not None:
                     parameter.grad.zero_()
