@@ -22,18 +22,21 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+import torch
+
+from cos598d.comm.communicator import Communicator
 from cos598d.commands.flags import to_words
 from cos598d.config import RunConfig
-from cos598d.engines.torch_fsdp import layers
 from cos598d.errors import UserError
 from cos598d.fields import flags_of
 from cos598d.models.build import build_model, find_model
 from cos598d.records.conventions import COMMUNICATION, WIRE
 from cos598d.records.run import CALL, WIRE_ROW, read_table
-from cos598d.shard.low_bytes import packed_bytes
-from cos598d.shard.row_gradients import row_embeddings
-from cos598d.shard.units import looked_up
-from cos598d.shard.zero3 import layer_units
+from cos598d.strategies.engines.torch_fsdp import layers
+from cos598d.strategies.parts.low_bytes import packed_bytes
+from cos598d.strategies.parts.row_gradients import row_embeddings
+from cos598d.strategies.parts.units import looked_up
+from cos598d.strategies.zero3 import Zero3
 from cos598d.terminal.files import write_json
 from cos598d.terminal.program import own_environment
 from cos598d.terminal.reading import read_json
@@ -169,13 +172,17 @@ def sizes(folder: Path, ranks: int) -> Sizes:
     trained = {p: p.numel() * p.element_size() for p in model.parameters() if p.requires_grad}
     in_layers = {p for layer in layers(model) for p in layer.parameters() if p in trained}
     named = [(name, p) for name, p in model.named_parameters() if p in trained]
-    *of_layers, own = layer_units(model, named, config.sync_options(), ranks).values()
+    zero3 = Zero3(Communicator(None, "gloo", torch.device("cpu")), options=config.sync_options())
     embeddings = looked_up(model)
-    large = [unit for units in of_layers for unit in units if embeddings.issuperset(p for _, p in unit.parameters)]
+    once = [
+        unit
+        for unit in zero3.units_of(model, named, ranks)
+        if unit.layer is None or embeddings.issuperset(p for _, p in unit.parameters)
+    ]
     root = sum(size for p, size in trained.items() if p not in in_layers)
     tables = {name: trained[p] for name, p in named if p in row_embeddings(model)}
     rows = round(ranks * rows_in_a_step(folder, ranks, tables))
-    return Sizes(sum(trained.values()), root, sum(unit.bytes for unit in (*large, *own)), sum(tables.values()), rows)
+    return Sizes(sum(trained.values()), root, sum(unit.bytes for unit in once), sum(tables.values()), rows)
 
 
 def rows_in_a_step(folder: Path, ranks: int, tables: Collection[str]) -> float:

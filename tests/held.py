@@ -12,11 +12,11 @@ from cos598d.comm.ledger import Ledger
 from cos598d.config import RunConfig
 from cos598d.models.build import find_model
 from cos598d.records.conventions import PARAMETERS, SYNCHRONIZING
-from cos598d.shard.low_bytes import SHORTEST
 from cos598d.strategies import get_strategy
 from cos598d.strategies.formula import TrainingSpec, without_values
 from cos598d.strategies.memory import Peak
 from cos598d.strategies.optimizers import counter_bytes, make_optimizer, states_per_weight
+from cos598d.strategies.parts.low_bytes import SHORTEST
 from cos598d.sync.options import SyncOptions
 from cos598d.tools.bench.workload import Workload
 

@@ -9,9 +9,9 @@ import torch
 from mutants_drawn import DRAWN
 
 from cos598d.errors import UserError
-from cos598d.shard.zero1 import Zero1
-from cos598d.shard.zero2 import Zero2
 from cos598d.strategies.replicated import Replicated
+from cos598d.strategies.zero1 import Zero1
+from cos598d.strategies.zero2 import Zero2
 from cos598d.sync.bucketed import Bucketed
 
 
@@ -147,7 +147,7 @@ class KeepsStateOfAnOverflow(Averaging):
     """Takes the step that overflowed with a learning rate of 0: the weights stay, moments and step counts do not."""
 
     def step(self):
-        if not self._is_finite:
+        if not self.is_finite:
             for parameter in self._parameters:
                 if parameter.grad is not None:
                     parameter.grad.zero_()
@@ -230,7 +230,7 @@ class AveragesTheFirstMiB(Averaging):
 class KeepsWeightsInHalf(Averaging):
     def step(self):
         is_good = super().step()
-        if self._precision != "fp32":
+        if self.precision != "fp32":
             for parameter in self._parameters:
                 parameter.data = parameter.data.bfloat16().float()
         return is_good

@@ -2,22 +2,22 @@
 
 import pytest
 import torch
+from beside import SMALL_BUCKETS, adamw, batch, layered, sgd, train_sharded
 from held import Uneven
-from test_shard import SMALL_BUCKETS, adamw, batch, layered, sgd, train_sharded
 from worlds import run_ranks
 
 from cos598d.models.linear import Linear
-from cos598d.shard.cast_weights import linear_layers
-from cos598d.shard.shared_weights import SharedWeights
 from cos598d.strategies.formula import TrainingSpec, without_values
 from cos598d.strategies.memory import Peak
+from cos598d.strategies.parts.cast_weights import linear_layers
+from cos598d.strategies.shared_weights import SharedWeights
 
 
 class UnderAutocast(SharedWeights):
     """As it is without copies in half precision: autocast casts the weights of every forward."""
 
-    def make_gradients(self, find_unused_parameters):
-        gradients = super().make_gradients(find_unused_parameters)
+    def make_gradients(self):
+        gradients = super().make_gradients()
         gradients.cast_to = None
         return gradients
 

@@ -12,9 +12,8 @@ from cos598d.comm.ledger import Ledger
 from cos598d.config import RunConfig
 from cos598d.errors import UsageError
 from cos598d.records.conventions import GRADIENTS
-from cos598d.strategies.formula import TrainingSpec
+from cos598d.strategies.formula import TrainingSpec, sent_in_call
 from cos598d.strategies.replicas import digest
-from cos598d.strategies.sent import sent_in_call
 from cos598d.sync import SYNCS, get_sync
 from cos598d.sync.cost import Step
 from cos598d.sync.options import DEFAULTS, SyncOptions

@@ -7,9 +7,8 @@ from worlds import run_ranks
 
 from cos598d.comm.ledger import Ledger
 from cos598d.records.conventions import GRADIENTS
-from cos598d.strategies.formula import TrainingSpec
+from cos598d.strategies.formula import TrainingSpec, sent_by_replicas
 from cos598d.strategies.replicas import digest
-from cos598d.strategies.sent import sent_by_replicas
 from cos598d.sync.diloco import DiLoCo
 from cos598d.sync.options import SyncOptions
 from cos598d.sync.parts.fragments import cut_in_rows, rows_of

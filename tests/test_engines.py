@@ -1,10 +1,10 @@
 """Other people's engines are the same training: losses and weights beside those of one process on the whole batch."""
 
-import contextlib
 from importlib.metadata import PackageNotFoundError, version
 
 import pytest
 import torch
+from beside import Beside
 from torch import nn
 from worlds import run_ranks
 
@@ -80,49 +80,26 @@ def make_optimizer(named, kind):
     return torch.optim.AdamW(groups, lr=RATE[kind], fused=True)
 
 
-def set_rate(optimizer, kind, step):
-    for group in optimizer.param_groups:
-        group["lr"] = RATE[kind] / (step + 1)
-
-
-def alone(kind, parts, clip, ranks):
-    """The model after training on the whole batches in one process, and each step's loss."""
-    model, losses = Model(0), []
-    optimizer = make_optimizer(model.named_parameters(), kind)
-    for step in range(STEPS):
-        set_rate(optimizer, kind, step)
-        losses.append(0.0)
-        for part in range(ranks * parts):
-            loss = model(**a_part(step, part))[0] / (ranks * parts)
-            loss.backward()
-            losses[-1] += loss.item()
-        if clip:
-            norm = nn.utils.clip_grad_norm_(model.parameters(), clip)
-            assert norm > 2 * clip
-        optimizer.step()
-        optimizer.zero_grad()
-    return model, losses
-
-
 def train(comm, name, options, kind, parts, clip, precision="fp32"):
-    """On a rank: the same by the strategy, from another first state on each rank but 0; what differs, and the rows."""
-    right, losses = alone(kind, parts, clip, comm.world_size)
+    """On a rank: training by the strategy, from another first state on each rank but 0; what differs from one process
+    on the whole batches, each step's losses of both, the rows, and what is held."""
+    losses, right = [0.0] * STEPS, [0.0] * STEPS
+    ranks, model, alone = comm.world_size, Model(comm.rank), Model(0)
+
+    def loss_of(module, rank, step, micro):
+        loss = module(**a_part(step, rank * parts + micro))[0]
+        (right if module is alone else losses)[step] += loss.item() / (ranks * parts)
+        return loss
+
     strategy = get_strategy(name)(comm, True, SyncOptions(**options), precision)
-    model = Model(comm.rank)
-    module = strategy.attach(model, lambda named: make_optimizer(named, kind))
-    found = []
+    both = Beside(comm, strategy, model, lambda named: make_optimizer(named, kind), loss_of, alone)
     for step in range(STEPS):
         comm.ledger.begin(step + 1, 0.0)
-        set_rate(strategy.optimizer, kind, step)
-        found.append(0.0)
-        for part in range(parts):
-            with strategy.no_sync() if part < parts - 1 else contextlib.nullcontext():
-                loss = module(**a_part(step, comm.rank * parts + part))[0] / (comm.world_size * parts)
-                strategy.backward(loss)
-                found[-1] += loss.item()
-        strategy.finish()
-        strategy.clip(clip)
-        assert strategy.step()
+        for optimizer in (strategy.optimizer, both.optimizer):
+            for group in optimizer.param_groups:
+                group["lr"] = RATE[kind] / (step + 1)
+        _, norm = both.step(step, parts, clip)
+        assert not clip or norm > 2 * clip
     held = strategy.memory()
     strategy.settle()
     assert strategy.replicas_equal
@@ -132,13 +109,13 @@ def train(comm, name, options, kind, parts, clip, precision="fp32"):
     strategy.detach()
     model(**a_part(0, 0))[0].backward()  # it is the caller's again: nobody averages
     wrong = {}
-    for (tensor, mine), (_, whole) in zip(model.named_parameters(), right.named_parameters(), strict=True):
+    for (tensor, mine), (_, whole) in zip(model.named_parameters(), alone.named_parameters(), strict=True):
         assert (type(mine), mine.shape) == (nn.Parameter, whole.shape), tensor
         off = ((mine - whole).abs().max() / whole.abs().max()).item()
         if off > (1e-5 if precision == "fp32" else 2e-2):
             wrong[tensor] = off
     rows = [[row.iteration, row.purpose, row.bytes_sent, row.payload_bytes] for row in comm.ledger.rows]
-    return {"wrong": wrong, "losses": found, "right": losses, "rows": rows, "memory": held}
+    return {"wrong": wrong, "losses": losses, "right": right, "rows": rows, "memory": held}
 
 
 def train_all(comm, name, options):

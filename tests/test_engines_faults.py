@@ -5,20 +5,18 @@ import os
 import signal
 import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError
 
 import pytest
 import torch
-from programs import TINY, TINY_TRAINING, children_of, is_alive
+from programs import TINY_TRAINING, children_of, is_alive
 from test_engines import ENGINES, skip_unless_installed
 from torch import nn
 
 from cos598d.comm.communicator import Communicator
 from cos598d.config import RunConfig
-from cos598d.engines import engine
-from cos598d.engines.horovod import _check_names
-from cos598d.engines.torch_fsdp import check_parameters
 from cos598d.errors import UsageError, UserError
+from cos598d.strategies.engines.horovod import _check_names
+from cos598d.strategies.engines.torch_fsdp import check_parameters
 
 PACKAGES = {"deepspeed": "deepspeed", "fabric": "lightning", "horovod": "horovod"}
 TAKE_CODECS = ", or choose one of flat, bucketed, ring, halving_doubling, tree, hierarchical, sparse_rows, diloco, ddp"
@@ -65,21 +63,6 @@ def test_what_an_engine_refuses_is_a_sentence_before_the_ranks_meet(sync):
         with pytest.raises(UsageError) as refused:
             RunConfig(sync=sync, no_cuda=True, **options).check(2)
         assert str(refused.value) == sentence
-
-
-@pytest.mark.parametrize(("sync", "package"), PACKAGES.items())
-def test_an_engine_that_is_missing_or_too_old_says_what_to_type(sync, package, monkeypatch):
-    def missing(name):
-        assert name == package
-        raise PackageNotFoundError(name)
-
-    monkeypatch.setattr(engine, "version", missing)
-    with pytest.raises(UsageError, match=rf"^--sync {sync} needs .*, which is not installed: run make engines\.$"):
-        RunConfig(sync=sync, no_cuda=True).check(2)
-    monkeypatch.setattr(engine, "version", lambda name: "0.9.9+cpu")
-    if sync != "horovod":  # 0.28 is what there is
-        with pytest.raises(UsageError, match=rf"^--sync {sync} needs .* or newer, and 0\.9\.9\+cpu is installed: run"):
-            RunConfig(sync=sync, no_cuda=True).check(2)
 
 
 def test_a_model_that_fsdp_cannot_cut_is_refused_by_name():
@@ -129,29 +112,6 @@ def test_horovod_refuses_hosts_that_it_would_not_find_by_name_on_every_rank(addr
     _check_names(comm)
     comm.exchange = lambda mine: [mine, mine]  # one host, whatever it is called
     _check_names(comm)
-
-
-def test_every_engine_goes_on_from_the_model_that_another_has_saved(start, tmp_path):
-    """A chain of runs, each from the weights that the one before has saved, beside the same chain by one process."""
-    chain = [name for name in ENGINES if name not in ("deepspeed 0", "deepspeed 1", "fabric")]
-    for name in chain:
-        skip_unless_installed(ENGINES[name][2])
-    words = [*TINY, "--do_train", "--max_steps", 1, "--learning_rate", 1e-3, "--no_cuda"]
-    losses = {}
-    for kind in ("engines", "alone"):
-        model = "tiny"
-        for name in chain:
-            folder = tmp_path / kind / name.replace(" ", "-")
-            sync, options, package = ENGINES[name] if kind == "engines" else ("none", {}, "torch")
-            own = ["--sync", sync, "--world_size", 2 if kind == "engines" else 1, "--output_dir", folder]
-            own += [word for option, value in options.items() for word in (f"--{option}", value)]
-            words_of = ["-m", "cos598d", "train", *words, "--model_name_or_path", model, *own]
-            run = start(folder.name + kind, words_of, is_fresh=package != "torch")
-            assert run.wait(120) == 0, run.text
-            losses.setdefault(kind, []).extend(json.loads((folder / "summary.json").read_text())["losses"])
-            model = folder / "model"
-    assert losses["engines"] == pytest.approx(losses["alone"], rel=1e-4)
-    assert losses["alone"] == sorted(losses["alone"], reverse=True)  # the same batch, so that every step shows
 
 
 def test_the_summary_says_whether_the_ledger_saw_the_engine_s_calls(tmp_path):

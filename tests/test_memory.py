@@ -211,33 +211,3 @@ def test_memory_that_is_no_number_or_not_of_all_ranks_is_a_damaged_record(tmp_pa
         folder = with_memory(tmp_path / str(number), **changes)
         with pytest.raises(UserError, match="is damaged: its memory"):
             load_run(folder)
-
-
-def gathered_while_a_layer_computes(comm):
-    """On a rank: by how many layers the weights that zero3 holds in a second step's forward and backward grow."""
-    model, most = Deep(), {}
-    strategy = get_strategy("zero3")(comm, False)
-    module = strategy.attach(model, lambda named: make_optimizer(named, RunConfig()))
-    for _ in range(2):
-        between, most["seen"] = strategy.memory()["parameters"], 0
-
-        def look():
-            held = strategy.memory()
-            most["seen"] = max(most["seen"], held["parameters"])
-            return held
-
-        with Peak(look).watching():
-            loss = module(input_ids=torch.arange(6).view(2, 3))[0]
-            forward, most["seen"] = most["seen"], 0
-            strategy.backward(loss / comm.world_size)
-        backward = most["seen"]
-        strategy.finish()
-        strategy.step()
-    strategy.detach()
-    return [(held - between) * LAYERS / WEIGHTS for held in (forward, backward)]
-
-
-def test_layers_that_are_on_their_way_count_as_those_that_compute():
-    for forward, backward in run_ranks(2, gathered_while_a_layer_computes):
-        assert forward == pytest.approx(2, abs=0.01), "the one that computes and the next"
-        assert backward == pytest.approx(2, abs=0.01)

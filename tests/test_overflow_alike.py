@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from beside import step_by
 from torch import nn
 from worlds import run_ranks
 
@@ -42,14 +43,12 @@ def train(comm, name, make, steps=12):
     options = SyncOptions(bucket_mb=0.02, first_bucket_mb=0.01)
     strategy = get_strategy(name)(comm, False, options, "fp16")
     module = strategy.attach(model, make)
-    counted = []
-    for step in range(steps):
-        generator = torch.Generator().manual_seed(10 * step + comm.rank)
-        ids = torch.randint(1, 2400, (4, 6), generator=generator)
-        strategy.backward(module(ids=ids)[0] / comm.world_size)
-        strategy.finish()
-        strategy.clip(1.0)
-        counted.append(strategy.step())
+
+    def loss_of(module, rank, step, micro):
+        ids = torch.randint(1, 2400, (4, 6), generator=torch.Generator().manual_seed(10 * step + rank))
+        return module(ids=ids)[0]
+
+    counted = [step_by(strategy, module, comm, step, loss_of, max_norm=1.0)[1] for step in range(steps)]
     strategy.settle()
     weights = torch.cat([p.detach().flatten() for p in model.parameters()])
     strategy.detach()

@@ -12,10 +12,19 @@ from cos598d.comm.exchange import ReduceScatters
 from cos598d.comm.ledger import Ledger
 from cos598d.errors import UsageError
 from cos598d.records.conventions import GRADIENTS
-from cos598d.shard import packed_sums, row_gradients
-from cos598d.shard.packed_sums import PackedReduceScatters, row_bytes, sent_bytes
-from cos598d.shard.short_exponents import FAR, LEAST_ROOM, has_no_room, pack, travelling_bytes, unpack
-from cos598d.shard.sparse_zero1 import SparseZero1
+from cos598d.strategies.parts import packed_sums, row_gradients
+from cos598d.strategies.parts.packed_sums import (
+    FAR,
+    LEAST_ROOM,
+    PackedReduceScatters,
+    has_no_room,
+    pack,
+    row_bytes,
+    sent_bytes,
+    travelling_bytes,
+    unpack,
+)
+from cos598d.strategies.sparse_zero1 import SparseZero1
 from cos598d.sync.options import SyncOptions
 from cos598d.tools.check.toy import local_batch, toy_model
 

@@ -1,7 +1,6 @@
 """Shards by hand: the same training as one process; ZeRO's at the textbook's bytes, in the memory of the formulas."""
 
 import contextlib
-import copy
 import functools
 import json
 import os
@@ -9,136 +8,34 @@ from dataclasses import replace
 
 import pytest
 import torch
+from beside import ONE_EACH, SMALL_BUCKETS, Beside, adamw, batch, layered, sgd, train_sharded
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from worlds import run_ranks
 
 from cos598d.comm.exchange import IN_FLIGHT
 from cos598d.comm.ledger import Ledger, Row
-from cos598d.records.conventions import GRADIENTS, PARAMETERS, WHOLE_WEIGHTS
-from cos598d.shard.shared_weights import SharedWeights
-from cos598d.shard.sparse_zero1 import SparseZero1
-from cos598d.shard.units import Unit, layers, owners
-from cos598d.shard.zero1 import Zero1
-from cos598d.shard.zero2 import Zero2
-from cos598d.shard.zero3 import Zero3
-from cos598d.sync.options import SyncOptions
+from cos598d.records.conventions import GRADIENTS, PARAMETERS
+from cos598d.strategies.parts.units import Unit, layers, owners
+from cos598d.strategies.sharded import Sharded
+from cos598d.strategies.shared_weights import SharedWeights
+from cos598d.strategies.sparse_zero1 import SparseZero1
+from cos598d.strategies.zero1 import Zero1
+from cos598d.strategies.zero2 import Zero2
+from cos598d.strategies.zero3 import Zero3
 from cos598d.tools.check.spawn import DIED, LATE, RETURNED, run_world
 from cos598d.tools.check.toy import local_batch, toy_model
 
 STAGES = {"zero1": Zero1, "zero2": Zero2, "zero3": Zero3}
 SHARDED = {**STAGES, "shared_weights": SharedWeights, "sparse_zero1": SparseZero1}
-WORDS, WIDTH, EXAMPLES = 29, 8, 3
-SMALL_BUCKETS = SyncOptions(bucket_mb=600 / 2**20, first_bucket_mb=200 / 2**20)  # a word embedding is larger
-
-
-class Layered(nn.Module):
-    """Layers in a list, of which one is used twice; tied, frozen, unused and tiny weights."""
-
-    def __init__(self):
-        super().__init__()
-        self.never = nn.Linear(WIDTH, WIDTH)
-        self.embedding = nn.Embedding(WORDS, WIDTH)
-        self.positions = nn.Embedding(97, WIDTH)
-        self.frozen = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
-        self.blocks = nn.ModuleList(Block() for _ in range(3))
-        self.order = (0, 1, 2, 1)
-        self.gain = nn.Parameter(torch.ones(1))  # one element: most ranks hold nothing of it
-        self.output = nn.Linear(WIDTH, WORDS)
-        self.output.weight = self.embedding.weight
-        self.register_buffer("scale", torch.rand(WIDTH) + 0.5)
-
-    def forward(self, ids, labels):
-        state = self.embedding(ids).mean(dim=1) + self.positions(ids[:, 0])
-        state = self.frozen(state) * self.scale
-        for place in self.order:
-            state = self.blocks[place](state) + state
-        logits = self.output(state * self.gain)
-        return nn.functional.cross_entropy(logits.float(), labels), logits
-
-
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear, self.norm = nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)
-
-    def forward(self, state):
-        return torch.tanh(self.norm(self.linear(state)))
-
-
-def layered(seed=0):
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return Layered()
-
-
-def batch(step, micro, rank):
-    generator = torch.Generator().manual_seed(10_000 * step + 100 * micro + rank)
-    ids = torch.randint(0, WORDS, (EXAMPLES, 5), generator=generator)
-    return {"ids": ids, "labels": torch.randint(0, WORDS, (EXAMPLES,), generator=generator)}
-
-
-def sgd(named):
-    return torch.optim.SGD(_groups(named), lr=0.5, momentum=0.9)
-
-
-def adamw(named):
-    return torch.optim.AdamW(_groups(named), lr=0.01, fused=True)
-
-
-def _groups(named):
-    decayed, plain = [], []
-    for name, p in named:
-        if p.requires_grad:
-            (plain if name.endswith("bias") else decayed).append(p)
-    return [{"params": decayed, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}]
-
-
-def train_alone(model, make, ranks, steps, micros, max_norm, precision="fp32"):
-    """One process on all ranks' examples: the norms."""
-    optimizer, norms = make(model.named_parameters()), []
-    for step in range(steps):
-        for micro in range(micros):
-            for rank in range(ranks):
-                with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16"):
-                    loss = model(**batch(step, micro, rank))[0]
-                (loss / (ranks * micros)).backward()
-        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm).item())
-        optimizer.step()
-        optimizer.zero_grad()
-    return norms
-
-
-def train_sharded(strategy, module, comm, steps, micros, max_norm, first=0):
-    norms = []
-    for step in range(first, first + steps):
-        for micro in range(micros - 1):
-            with strategy.no_sync():
-                strategy.backward(module(**batch(step, micro, comm.rank))[0] / (comm.world_size * micros))
-        strategy.backward(module(**batch(step, micros - 1, comm.rank))[0] / (comm.world_size * micros))
-        strategy.finish()
-        norms.append(strategy.clip(max_norm).item())
-        assert strategy.step()
-    return norms
-
-
-def distance(model, other):
-    """The largest difference of any weight, relative to the tensor's largest."""
-    pairs = zip(model.named_parameters(), other.named_parameters(), strict=True)
-    return max(((a - b).abs().max() / b.abs().max()).item() for (_, a), (_, b) in pairs)
 
 
 def compare(comm, name, make, micros, precision="fp32", max_norm=0.3):
     """Three steps under the strategy and alone: how far the weights are apart, and the norms."""
-    model, alone = layered(comm.rank), layered(0)  # rank 0's counts
     strategy = SHARDED[name](comm, True, SMALL_BUCKETS, precision)
-    module = strategy.attach(model, make)
-    norms = train_sharded(strategy, module, comm, 3, micros, max_norm)
-    right = train_alone(alone, make, comm.world_size, 3, micros, max_norm, precision)
-    strategy.settle()
-    apart = distance(model, alone)
-    strategy.detach()
-    return apart, max(abs(a / b - 1) for a, b in zip(norms, right, strict=True)), min(right)
+    both = Beside(comm, strategy, layered(comm.rank), make, alone=layered(0))  # rank 0's counts
+    norms = [both.step(step, micros, max_norm, precision) for step in range(3)]
+    return both.end(), max(abs(a / b - 1).item() for a, b in norms), min(alone.item() for _, alone in norms)
 
 
 def compare_all(comm):
@@ -162,26 +59,17 @@ def test_weights_and_norms_are_those_of_one_process_on_the_whole_batch(ranks):
 
 def toy_steps(comm, name, steps):
     """On a rank: the toy of all corners, where only some ranks use a layer and a parameter is of another dtype."""
-    model, alone = toy_model(comm.rank), toy_model(0)
-    strategy = SHARDED[name](comm)
-    module = strategy.attach(model, sgd)
-    optimizer, ranks = sgd(alone.named_parameters()), comm.world_size
+
+    def loss_of(module, rank, step, micro):
+        return module(**local_batch(rank, step, rank != 0 or step == 1))[0]
+
+    both = Beside(comm, SHARDED[name](comm), toy_model(comm.rank), sgd, loss_of, alone=toy_model(0))
     for step in range(steps):
-        uses = [rank != 0 or step == 1 for rank in range(ranks)]
-        strategy.backward(module(**local_batch(comm.rank, step, uses[comm.rank]))[0] / ranks)
-        strategy.finish()
-        strategy.clip(0.0)
-        strategy.step()
-        for rank in range(ranks):
-            (alone(**local_batch(rank, step, uses[rank]))[0] / ranks).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    strategy.settle()
-    never = torch.equal(model.never.weight, toy_model(0).never.weight)
-    kept = [name for name, part, *_ in strategy._pieces if name.startswith("never") and strategy.optimizer.state[part]]
-    apart = distance(model, alone)
-    strategy.detach()
-    return apart, never and not kept
+        both.step(step)
+    state = both.strategy.optimizer.state
+    kept = [name for name, part, *_ in both.strategy._pieces if name.startswith("never") and state[part]]
+    apart = both.end()
+    return apart, not kept and torch.equal(both.model.never.weight, toy_model(0).never.weight)
 
 
 def toy_under_all(comm):
@@ -193,85 +81,6 @@ def test_unused_weights_stay_and_several_dtypes_and_a_layer_of_some_ranks_are_ri
         for name, (apart, never_stays) in found.items():
             assert apart < 1e-5, name
             assert never_stays, f"{name}: weight decay must not touch what no rank uses"
-
-
-def tensor_bytes(elements, ranks, rank):
-    """Bytes of a rank's part, and of the others', of float32."""
-    own = 4 * (elements // ranks + (rank < elements % ranks))
-    return own, 4 * elements - own
-
-
-def books(comm, name):
-    """On a rank: what two steps sent and received by purpose, and what is held between two steps."""
-    model = layered()
-    model.order = (0, 1, 2)
-    strategy = STAGES[name](comm, True, SMALL_BUCKETS)
-    module = strategy.attach(model, adamw)
-    ledger = comm.ledger = Ledger()
-    train_sharded(strategy, module, comm, 2, 1, 1.0)
-    between = strategy.memory()
-    state = sum(v.numel() for entry in strategy.optimizer.state.values() for v in entry.values() if v.dim())
-    with strategy.whole():
-        moved = {purpose: [0, 0] for purpose in (GRADIENTS, PARAMETERS, WHOLE_WEIGHTS)}
-        for row in ledger.rows:
-            if row.purpose in moved:
-                moved[row.purpose][0] += row.bytes_sent
-                moved[row.purpose][1] += row.bytes_received
-        whole = strategy.memory()["parameters"]
-    units = [[unit.name, unit.elements, len(unit.parameters)] for unit in strategy._gradients.units]
-    strategy.detach()
-    return {"units": units, "moved": moved, "between": between, "whole": whole, "state": state}
-
-
-def all_books(comm):
-    return {name: books(comm, name) for name in STAGES}
-
-
-@pytest.fixture(scope="module")
-def four_books():
-    return run_ranks(4, all_books)
-
-
-TRAINED = sum(p.numel() for p in Layered().parameters() if p.requires_grad)
-FROZEN = 4 * (WIDTH * WIDTH + WIDTH)
-
-
-@pytest.mark.parametrize("name", STAGES)
-def test_every_rank_sends_what_the_formula_says(four_books, name):
-    total = 0
-    for rank, found in enumerate(four_books):
-        parts = {word: tensor_bytes(elements, 4, rank) for word, elements, _ in found[name]["units"]}
-        own, others = (sum(pair[place] for pair in parts.values()) for place in (0, 1))
-        assert found[name]["moved"][GRADIENTS] == [2 * others, 2 * 3 * own]
-        total += others
-        if name == "zero3":
-            # In each of two steps before forward and before backward; the model's own and what is looked up once.
-            own_units = ("the model", "embedding", "positions")  # two of them a tensor of more than a bucket
-            times = {word: 4 - 2 * word.startswith(own_units) - 4 * word.startswith("never") for word in parts}
-        else:
-            times = dict.fromkeys(parts, 2)
-        weights = [sum(times[word] * parts[word][place] for word in parts) for place in (0, 1)]
-        assert found[name]["moved"][PARAMETERS] == [3 * weights[0], weights[1]]
-        whole = [sum(part[place] for part in parts.values()) for place in (0, 1)] if name == "zero3" else [0, 0]
-        assert found[name]["moved"][WHOLE_WEIGHTS] == [3 * whole[0], whole[1]]
-    assert total == 4 * 3 * TRAINED, "(n-1)/n S on the average of 4 ranks"
-
-
-@pytest.mark.parametrize("name", STAGES)
-def test_every_rank_keeps_what_the_formula_says(four_books, name):
-    state = 0
-    for rank, found in enumerate(four_books):
-        own = sum(tensor_bytes(elements, 4, rank)[0] for _, elements, _ in found[name]["units"])
-        # A bucket of one tensor, which backward makes, is let go.
-        let_go = 4 * sum(elements for _, elements, tensors in found[name]["units"] if tensors == 1)
-        between = found[name]["between"]
-        placeholders = 4 * len([p for p in Layered().parameters() if p.requires_grad]) if name == "zero3" else 0
-        assert between["parameters"] == FROZEN + placeholders + (own if name == "zero3" else 4 * TRAINED)
-        assert between["gradients"] == (4 * TRAINED - let_go if name == "zero1" else 0)
-        state += found[name]["state"]
-        assert found[name]["whole"] >= 4 * TRAINED + FROZEN
-    never = WIDTH * WIDTH + WIDTH
-    assert state == 2 * (TRAINED - never), "two moments of every weight that was stepped, once among the ranks"
 
 
 class Lines(list):
@@ -296,9 +105,9 @@ def test_what_is_waited_for_after_its_iterations_rows_were_written_is_added_to_t
 def odd_steps(comm, name):
     """On a rank: fp16 that overflows on rank 1, an evaluation of one rank's own, a second backward, and errors."""
     found = {}
-    model, alone = layered(), layered()
+    model = layered()
     strategy = SHARDED[name](comm, True, SMALL_BUCKETS, "fp16")
-    strategy._scale.value = 8.0
+    strategy.scale.value = 8.0
     module = strategy.attach(model, adamw)
     with strategy.whole():
         before = {key: value.clone() for key, value in model.state_dict().items()}
@@ -313,9 +122,9 @@ def odd_steps(comm, name):
     strategy.detach()
 
     model = layered()
-    strategy = SHARDED[name](comm, True, SMALL_BUCKETS)
-    module = strategy.attach(model, sgd)
-    train_sharded(strategy, module, comm, 1, 1, 0.3)
+    both = Beside(comm, SHARDED[name](comm, True, SMALL_BUCKETS), model, sgd)
+    strategy, module = both.strategy, both.module
+    both.step(0, max_norm=0.3)
     with torch.no_grad():  # every rank once, with weights that are gathered layer by layer
         logits = module(**batch(5, 0, 0))[1]
     strategy.settle()
@@ -333,23 +142,13 @@ def odd_steps(comm, name):
         handle.remove()
         strategy.forget_step()
     # Two backwards without no_sync, the second over what the first has left on its way.
-    ranks = comm.world_size
     for micro in range(2):
-        strategy.backward(module(**batch(1, micro, comm.rank))[0] / (2 * ranks))
+        strategy.backward(module(**batch(1, micro, comm.rank))[0] / (2 * comm.world_size))
     strategy.finish()
     strategy.clip(0.3)
     strategy.step()
-    strategy.settle()
-    optimizer = sgd(alone.named_parameters())
-    for step, micros in ((0, 1), (1, 2)):
-        for micro in range(micros):
-            for rank in range(ranks):
-                (alone(**batch(step, micro, rank))[0] / (micros * ranks)).backward()
-        torch.nn.utils.clip_grad_norm_(alone.parameters(), 0.3)
-        optimizer.step()
-        optimizer.zero_grad()
-    found["going on"] = distance(model, alone)
-    strategy.detach()
+    both.step_alone(1, 2, 0.3)
+    found["going on"] = both.end()
     # What is left is a plain model.
     found["plain"] = [
         model(**batch(0, 0, 0))[0].isfinite().item(),
@@ -378,24 +177,12 @@ def odd():
 
 
 @pytest.mark.parametrize("name", SHARDED)
-def test_a_step_that_overflows_on_one_rank_leaves_no_trace_on_any(odd, name):
+def test_an_overflow_leaves_no_trace_training_goes_on_after_errors_and_a_plain_model_is_left(odd, name):
+    assert odd[1][name]["evaluation"], "a rank may evaluate by itself once the model is settled"
     for found in odd:
         assert found[name]["overflow"] == [False, 4.0, True, 0]
-
-
-@pytest.mark.parametrize("name", SHARDED)
-def test_a_rank_may_evaluate_by_itself_once_the_model_is_settled(odd, name):
-    assert odd[1][name]["evaluation"]
-
-
-@pytest.mark.parametrize("name", SHARDED)
-def test_training_goes_on_after_errors_and_a_second_backward_is_added_to_the_first(odd, name):
-    assert max(found[name]["going on"] for found in odd) < 1e-5
-
-
-@pytest.mark.parametrize("name", SHARDED)
-def test_detached_it_is_a_plain_model_again(odd, name):
-    assert all(all(found[name]["plain"]) for found in odd)
+        assert found[name]["going on"] < 1e-5
+        assert all(found[name]["plain"])
 
 
 def die_in_step_2(comm, name):
@@ -432,6 +219,11 @@ def test_pieces_of_all_ranks_are_all_elements_once_and_layers_are_what_a_list_ho
     assert model.frozen.weight not in owner
 
 
+def test_a_strategy_that_does_not_say_all_of_it_is_no_class():
+    with pytest.raises(TypeError, match="^the strategy Half has no hold: write it"):
+        type("Half", (Sharded,), {"units_of": Zero1.units_of})
+
+
 class Nested(nn.Module):
     """Modules that are called by their members alone."""
 
@@ -459,7 +251,7 @@ def use_other_halves(comm, name):
     for half in model.steps[0].values():
         half.requires_grad_(True)
     before = {key: p.clone() for key, p in model.named_parameters()}
-    strategy = SHARDED[name](comm, True, SyncOptions(bucket_mb=16 / 2**20, first_bucket_mb=16 / 2**20))
+    strategy = SHARDED[name](comm, True, ONE_EACH)
     module = strategy.attach(model, lambda named: torch.optim.SGD([p for _, p in named], lr=1.0))
     for _ in range(2):
         for micro, which in enumerate("ab"):
@@ -502,35 +294,24 @@ def test_a_run_from_the_command_line_evaluates_and_saves_a_model_that_a_bare_ber
 
 def watch_memory(comm):
     """On a rank: what zero3 holds of sixteen equal layers, at most while it computes a step; checkpointed ones too."""
+
+    def loss_of(module, rank, step, micro):
+        return module(torch.randn(3, 64, generator=torch.Generator().manual_seed(rank))).square().mean()
+
     torch.manual_seed(0)
-    layers_alone = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(16)))
-    model, alone = CheckpointedEvery(layers_alone, 3), copy.deepcopy(layers_alone)
-    strategy = Zero3(comm, False)
-    module = strategy.attach(model, sgd)
-    most = {"parameters": 0, "gradients": 0}
+    model = CheckpointedEvery(nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(16))), 3)
+    both, most = Beside(comm, Zero3(comm, False), model, sgd, loss_of), {"parameters": 0, "gradients": 0}
 
     def sample(*_):
-        memory = strategy.memory()
+        memory = both.strategy.memory()
         most.update({category: max(value, memory[category]) for category, value in most.items()})
 
     for layer in model.layers:
         layer.register_forward_pre_hook(sample)
         layer.register_full_backward_hook(sample)
-    inputs = torch.randn(3, 64, generator=torch.Generator().manual_seed(comm.rank))
-    for _ in range(2):
-        strategy.backward(module(inputs).square().mean() / comm.world_size)
-        strategy.finish()
-        strategy.clip(0.0)
-        strategy.step()
-    strategy.settle()
-    optimizer = sgd(alone.named_parameters())
-    for _ in range(2):
-        for rank in range(comm.world_size):
-            inputs = torch.randn(3, 64, generator=torch.Generator().manual_seed(rank))
-            (alone(inputs).square().mean() / comm.world_size).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return [most, distance(model.layers, alone)]
+    for step in range(2):
+        both.step(step)
+    return [most, both.end()]
 
 
 class CheckpointedEvery(nn.Module):

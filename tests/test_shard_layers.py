@@ -1,18 +1,16 @@
 """Where ZeRO by hand cuts at a layer's end, and which weights zero3 does not gather again for backward."""
 
-import copy
-
 import torch
-from test_shard import SMALL_BUCKETS, distance, sgd
+from beside import SMALL_BUCKETS, Beside, sgd
 from torch import nn
 from torch.nn import functional
 from worlds import run_ranks
 
 from cos598d.comm.ledger import Ledger
 from cos598d.records.conventions import PARAMETERS
-from cos598d.shard import units
-from cos598d.shard.units import looked_up, read_in_backward
-from cos598d.shard.zero3 import Zero3
+from cos598d.strategies.parts import units
+from cos598d.strategies.parts.units import looked_up, read_in_backward
+from cos598d.strategies.zero3 import Zero3
 from cos598d.sync.buckets import plan_buckets
 
 WORDS, WIDTH = 31, 8
@@ -64,31 +62,21 @@ def test_what_is_only_looked_up_is_not_read_in_backward_and_a_large_graph_is_not
 
 def train_reading(comm):
     """On a rank, for either way of using the weight: how far from one process, and what was gathered a step."""
+
+    def loss_of(module, rank, step, micro):
+        return module(torch.randint(0, WORDS, (3, 4), generator=torch.Generator().manual_seed(10 * step + rank)))
+
     found = []
     for reads in (True, False):
         torch.manual_seed(0)
         layer = Reading()
         layer.reads = reads
-        model = nn.Sequential(layer)
-        alone = copy.deepcopy(model)
-        strategy, optimizer = Zero3(comm, True, SMALL_BUCKETS), sgd(alone.named_parameters())
-        module = strategy.attach(model, sgd)
+        both = Beside(comm, Zero3(comm, True, SMALL_BUCKETS), nn.Sequential(layer), sgd, loss_of)
         ledger = comm.ledger = Ledger()
         for step in range(2):
-            for rank in range(comm.world_size):
-                ids = torch.randint(0, WORDS, (3, 4), generator=torch.Generator().manual_seed(10 * step + rank))
-                (alone(ids) / comm.world_size).backward()
-                if rank == comm.rank:
-                    strategy.backward(module(ids) / comm.world_size)
-            strategy.finish()
-            strategy.clip(0.0)
-            strategy.step()
-            optimizer.step()
-            optimizer.zero_grad()
+            both.step(step)
         gathered = sum(row.payload_bytes for row in ledger.rows if row.purpose == PARAMETERS) // 2
-        strategy.settle()
-        found.append([distance(model, alone), gathered])
-        strategy.detach()
+        found.append([both.end(), gathered])
     return found
 
 

@@ -1,22 +1,21 @@
 """ZeRO by hand where ranks use other weights than each other: right, or an error, and never one weight for another."""
 
-import copy
 import re
 
 import pytest
 import torch
-from test_shard import STAGES, distance, sgd
+from beside import ONE_EACH, Beside, sgd, step_by
+from test_shard import STAGES
 from torch import nn
 from worlds import run_ranks
 
 from cos598d.comm.ledger import Ledger
 from cos598d.errors import UserError
 from cos598d.records.conventions import PARAMETERS
-from cos598d.sync.options import DEFAULTS, SyncOptions
+from cos598d.sync.options import DEFAULTS
 from cos598d.tools.check.spawn import LATE, run_world
 
 WIDTH, LAYERS, STEPS = 8, 12, 2
-ONE_EACH = SyncOptions(bucket_mb=16 / 2**20, first_bucket_mb=16 / 2**20)  # a bucket for each weight
 
 
 class Halves(nn.Module):
@@ -68,29 +67,20 @@ def layers_of_some_ranks(step, rank):
 
 def train(comm, name, count, calls, options=DEFAULTS):
     """How far two steps' weights are from those of one process, and the bytes of weights that were received."""
+
+    def loss_of(module, rank, step, micro):
+        state = torch.randn(3, WIDTH, generator=torch.Generator().manual_seed(10 * step + rank))
+        return module(state, calls(step, rank))
+
     torch.manual_seed(0)
-    model = Stack(count)
-    alone = copy.deepcopy(model)
-    strategy = STAGES[name](comm, True, options)
-    module = strategy.attach(model, sgd)
-    optimizer = sgd(alone.named_parameters())
+    both = Beside(comm, STAGES[name](comm, True, options), Stack(count), sgd, loss_of)
     ledger = comm.ledger = Ledger()
     for step in range(STEPS):
-        for rank in range(comm.world_size):
-            state = torch.randn(3, WIDTH, generator=torch.Generator().manual_seed(10 * step + rank))
-            (alone(state, calls(step, rank)) / comm.world_size).backward()
-            if rank == comm.rank:
-                strategy.backward(module(state, calls(step, rank)) / comm.world_size)
-        strategy.finish()
-        strategy.clip(0.0)
-        strategy.step()
-        optimizer.step()
-        optimizer.zero_grad()
-    strategy.settle()
+        both.step(step)
+    both.strategy.settle()
     received = sum(row.bytes_received for row in ledger.rows if row.purpose == PARAMETERS)
-    others = sum(sum(unit.lengths) - unit.lengths[comm.rank] for unit in strategy._gradients.units)
-    strategy.detach()
-    return distance(model, alone), received, STEPS * 4 * others
+    others = sum(sum(unit.lengths) - unit.lengths[comm.rank] for unit in both.strategy._gradients.units)
+    return both.end(), received, STEPS * 4 * others
 
 
 def peek(comm):
@@ -99,13 +89,10 @@ def peek(comm):
     model = Peeking()
     module = strategy.attach(model, sgd)
     for _ in range(2):
-        strategy.backward(module(torch.ones(3, WIDTH)) / comm.world_size)
         try:
-            strategy.finish()
+            step_by(strategy, module, comm, 0, lambda module, *_: module(torch.ones(3, WIDTH)))
         except UserError as error:
             return str(error)
-        strategy.clip(0.0)
-        strategy.step()
     return None
 
 

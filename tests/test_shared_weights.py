@@ -5,11 +5,9 @@ import time
 
 import pytest
 import torch
-from rows import are_the_same_training, compared, ends_the_other, is_taken_up, step_until_gone
-from states import Case
-from test_shard import SMALL_BUCKETS, adamw, batch, layered, sgd, train_sharded
+from beside import SMALL_BUCKETS, Beside, adamw, batch, layered, sgd, train_sharded
+from test_rows import with_rows
 from test_shared_memory import MEMORY, shared_memory_of
-from test_state import take_up, train_and_leave
 from torch import nn
 from worlds import run_ranks
 
@@ -18,27 +16,7 @@ from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import Ledger
 from cos598d.errors import UserError
 from cos598d.records.conventions import GRADIENTS
-from cos598d.shard.shared_gradients import SharedGradients
-from cos598d.shard.shared_weights import SharedWeights
-from cos598d.strategies.formula import TrainingSpec
-from cos598d.sync.parts import embeddings
-
-
-def with_rows():
-    """From here on in this process the toys' embeddings are large ones."""
-    embeddings.LEAST_BYTES = 100
-
-
-def train_with_rows(comm):
-    """On a rank: what `test_shard` asks of every sharded strategy, with sparse gradients of embeddings."""
-    with_rows()
-    return compared(comm, "shared_weights")
-
-
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_with_sparse_rows_it_is_the_same_training(ranks):
-    for found, odd in run_ranks(ranks, train_with_rows):
-        are_the_same_training(found, odd)
+from cos598d.strategies.shared_weights import SharedWeights
 
 
 def rows_of(comm):
@@ -49,12 +27,12 @@ def rows_of(comm):
     module = strategy.attach(model, sgd)
     assert model.positions.sparse
     assert not model.embedding.sparse, "it is the output's weight, too"
-    (unit,) = strategy._shared._rows
+    (unit,) = strategy._gradients._rows
     for step in range(3):
         own = batch(step, 0, comm.rank)
         strategy.backward(module(**own)[0] / comm.world_size)
         strategy.finish()
-        gradient = strategy._shared.segments.own[unit.number].view(97, -1)
+        gradient = strategy._gradients.segments.own[unit.number].view(97, -1)
         first, end = sum(unit.lengths[: comm.rank]) // 8, sum(unit.lengths[: comm.rank + 1]) // 8
         looked_up = set(own["ids"][:, 0].tolist())
         summed = {row for rank in range(comm.world_size) for row in batch(step, 0, rank)["ids"][:, 0].tolist()}
@@ -76,7 +54,7 @@ def overflow_then_go_on(comm):
     for spoils in (False, True):
         model = layered()
         strategy = SharedWeights(comm, True, SMALL_BUCKETS, "fp16")
-        strategy._scale.value = 4.0
+        strategy.scale.value = 4.0
         module = strategy.attach(model, adamw)
         if spoils:
             loss = module(**batch(7, 0, comm.rank))[0] * float("nan")
@@ -84,7 +62,7 @@ def overflow_then_go_on(comm):
             strategy.finish()
             strategy.clip(0.3)
             assert not strategy.step()
-            strategy._scale.value = 4.0
+            strategy.scale.value = 4.0
         train_sharded(strategy, module, comm, 2, 1, 0.3)
         strategy.detach()
         found.append([p.tolist() for p in model.parameters()])
@@ -108,23 +86,18 @@ class Dense(nn.Module):
 
 
 def dense_gradients(comm):
+    """On a rank: how far from one process."""
+
+    def loss_of(module, rank, step, micro):
+        return module(torch.tensor([[step, rank, 3, 3]]))
+
     with_rows()
-    model, alone = Dense(), Dense()
-    strategy = SharedWeights(comm)
-    module = strategy.attach(model, lambda named: torch.optim.SGD([p for _, p in named], lr=1e-3))
-    optimizer = torch.optim.SGD(alone.parameters(), lr=1e-3)
+    both = Beside(
+        comm, SharedWeights(comm), Dense(), lambda named: torch.optim.SGD([p for _, p in named], 1e-3), loss_of
+    )
     for step in range(3):
-        ids = [torch.tensor([[step, rank, 3, 3]]) for rank in range(comm.world_size)]
-        strategy.backward(module(ids[comm.rank]) / comm.world_size)
-        strategy.finish()
-        strategy.clip(0.0)
-        strategy.step()
-        optimizer.zero_grad()
-        for each in ids:
-            (alone(each) / comm.world_size).backward()
-        optimizer.step()
-    strategy.detach()
-    return max((a - b).abs().max().item() for a, b in zip(model.parameters(), alone.parameters(), strict=True))
+        both.step(step)
+    return both.end()
 
 
 def test_an_embedding_may_have_a_dense_gradient_too():
@@ -138,12 +111,12 @@ class Slow(SharedWeights):
         self._late()
         return super().hold(unit)
 
-    def put_weights(self, name, whole):
+    def put_weights(self, whole):
         self._late()
-        super().put_weights(name, whole)
+        super().put_weights(whole)
 
-    def make_gradients(self, find_unused_parameters):
-        sums = super().make_gradients(find_unused_parameters)
+    def make_gradients(self):
+        sums = super().make_gradients()
         end_sums = sums.end_sums
 
         def late():
@@ -232,55 +205,3 @@ def live_and_let_go(comm):
 
 def test_nothing_travels_and_afterwards_every_rank_has_weights_of_its_own():
     assert run_ranks(2, live_and_let_go) == [[[True, False], 0, [float(rank)]] for rank in range(2)]
-
-
-def state_with_rows(comm, folder, cases, again):
-    with_rows()
-    return (take_up if again else train_and_leave)(comm, folder, cases)
-
-
-def test_with_sparse_rows_a_training_is_taken_up_to_the_last_bit(tmp_path):
-    cases = [Case("shared_weights", {"bucket_mb": 0.3}, "bert", optimizer=kind) for kind in ("adamw", "momentum")]
-    is_taken_up(state_with_rows, tmp_path, cases)
-
-
-def held_with_rows(comm):
-    """On a rank: what is held between two steps, and what the formula expects."""
-    with_rows()
-    model = layered()
-    model.order = (0, 1, 2)
-    job = TrainingSpec(layered(), comm.world_size, comm.rank, 2, 4)
-    strategy = SharedWeights(comm, True, SMALL_BUCKETS)
-    module = strategy.attach(model, adamw)
-    model.never.weight.grad = None
-    train_sharded(strategy, module, comm, 2, 1, 0.3)
-    held, expected = strategy.memory(), strategy.expected_memory(job).between_steps
-    strategy.detach()
-    return held, expected
-
-
-def test_marks_count_as_the_formula_says():
-    for held, expected in run_ranks(2, held_with_rows):
-        for category in ("parameters", "gradients", "buckets"):
-            assert held[category] == expected[category], category
-        assert expected["buckets"] == 97 + 8
-
-
-POINTS = {
-    "fill": (SharedGradients, "start_sum"),
-    "add up": (SharedGradients, "end_sums"),
-    "clear": (SharedGradients, "flat"),
-    "come": (SharedWeights, "_come"),
-    "step": (SharedWeights, "stepped"),
-    "cast": (SharedWeights, "_cast"),
-}
-
-
-def die_at(comm, point):
-    with_rows()
-    step_until_gone(comm, SharedWeights(comm, True, SMALL_BUCKETS, "bf16"), POINTS[point])
-
-
-@pytest.mark.parametrize("point", POINTS)
-def test_a_rank_that_is_gone_at_any_point_of_a_step_ends_the_others(point):
-    ends_the_other(die_at, point)

@@ -8,7 +8,7 @@ from states import Case, Training
 
 from cos598d.comm.communicator import Communicator
 from cos598d.errors import UserError
-from cos598d.strategies.loss_scale import LossScale
+from cos598d.strategies.precision import LossScale
 from cos598d.strategies.state import FullTensor
 
 

@@ -4,8 +4,8 @@ from states import BUCKETS, Case
 from test_state import RANKS, differences, take_up, train_and_leave
 from worlds import run_ranks
 
-from cos598d.strategies import replicated_state, state
-from cos598d.strategies.loss_scale import LossScale
+from cos598d.strategies import base, state
+from cos598d.strategies.precision import LossScale
 from cos598d.strategies.replicated import Replicated
 from cos598d.strategies.state import FullTensor, OptimizerState
 from cos598d.sync import ddp
@@ -52,8 +52,8 @@ MUTANTS = {
     "forgets the random numbers": (Int8, "load_own_state", forget, Case("bucketed", {"compress": "int8", **BUCKETS})),
     "forgets when to average": (LocalSGD, "load_own_state", forget, Case("local_sgd", {"sync_every": 2})),
     "gives every rank the average": (Replicated, "load_own_state", forget, Case("local_sgd", {"sync_every": 2})),
-    "forgets the ranks' buffers": (replicated_state, "load_own_buffers", forget, Case("all_reduce", {}, "plain")),
     "lays DDP's buckets as at first": (Reducer, "rehearse", forget, Case("ddp", {}, "plain")),
+    "forgets the ranks' buffers": (base, "load_own_buffers", forget, Case("all_reduce", {}, "plain")),
     "forgets torch's PowerSGD": (
         ddp, "POWERSGD", (), Case("ddp", {"ddp_hook": "powersgd"}, "plain", left=12, end=14),
     ),

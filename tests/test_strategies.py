@@ -301,7 +301,7 @@ def test_epochs_are_numbers_above_0(again, epochs):
 def test_an_engine_that_is_not_installed_is_left_out_with_what_to_type(again, monkeypatch):
     from importlib.metadata import PackageNotFoundError
 
-    from cos598d.engines import engine
+    from cos598d.strategies.engines import engine
 
     def missing(name):
         raise PackageNotFoundError(name)

@@ -99,26 +99,6 @@ def test_an_engine_that_is_missing_too_old_or_broken_is_one_sentence_on_every_ra
     end_alike(ranks, code, sentence)
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (
-            ("--sync", "zero3", "--compress", "bf16"),
-            "--compress means nothing to --sync zero3: leave it out, or choose one of flat, ",
-        ),
-        (("--sync", "zero1", "--zero_stage", "1"), "--zero_stage means nothing to --sync zero1: leave it out."),
-        (("--sync", "torch_fsdp", "--compress", "fp16"), "--compress means nothing to --sync torch_fsdp"),
-        (("--sync", "deepspeed", "--zero_stage", "4"), "--zero_stage 4: give 0, 1, 2 or 3."),
-        (("--sync", "dp"), "--sync dp is one process with all of its GPUs, and 2 ranks were asked for"),
-    ],
-)
-def test_an_option_that_a_strategy_lacks_is_one_sentence(run_here, words, sentence):
-    code, text = run_here(SCRIPT, [*TINY_TRAINING, "--world_size", 2, *words, "--max_steps", 2])
-    assert code == 2
-    assert text.startswith(f"error: {sentence}")
-    assert text.count("\n") == 1
-
-
 def test_every_rank_says_it(start_ranks):
     words = [*TINY_TRAINING, "--sync", "zero3", "--compress", "bf16", "--max_steps", 2]
     end_alike(

@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from cos598d.cost.benches import BenchSeconds, Rung
 from cos598d.cost.model import ModelledCall
 from cos598d.strategies.base import Strategy
-from cos598d.strategies.formula import Sent, TrainingSpec
+from cos598d.strategies.formula import TrafficEstimate, TrainingSpec
 from cos598d.strategies.replicated import Replicated
 from cos598d.sync import SYNCS, get_sync
 from cos598d.sync.base import GradientSync
@@ -103,7 +103,7 @@ def _touched(sync: type[GradientSync], step: Step, rung: Rung, ranks: int, looku
 def planned_calls(
     strategy: Strategy,
     job: TrainingSpec,
-    sent: Sent,
+    sent: TrafficEstimate,
     arrival: Sequence[Tensor] | None = None,
     touched: float | None = None,
 ) -> tuple[list[ModelledCall], bool]:

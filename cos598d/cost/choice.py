@@ -18,7 +18,7 @@ from cos598d.data.examples import Examples
 from cos598d.errors import UsageError, UserError
 from cos598d.records.conventions import DDP, FLOOR
 from cos598d.strategies import STRATEGIES, class_of, get_strategy, is_our_own
-from cos598d.strategies.formula import Sent, TrainingSpec, without_values
+from cos598d.strategies.formula import TrafficEstimate, TrainingSpec, without_values
 from cos598d.strategies.optimizers import counter_bytes, states_per_weight
 from cos598d.strategies.replicated import Replicated
 from cos598d.sync import SYNCS
@@ -178,13 +178,13 @@ def predict(
     return predicted, unsaid
 
 
-def _halves(sent: Sent) -> tuple[Sent, Sent]:
+def _halves(sent: TrafficEstimate) -> tuple[TrafficEstimate, TrafficEstimate]:
     """What travels before a step and after it, half of the calls each where anything does after it."""
     if not sent.gathered:
-        return sent, Sent()
+        return sent, TrafficEstimate()
     calls = sent.calls // 2
     before = replace(sent, synchronizing=sent.synchronizing - sent.gathered, calls=sent.calls - calls)
-    return before, Sent(sent.gathered, calls=calls)
+    return before, TrafficEstimate(sent.gathered, calls=calls)
 
 
 def _default(sync: str, why: str) -> Choice:

@@ -17,7 +17,7 @@ from cos598d.cost.writes import writes
 from cos598d.errors import UsageError
 from cos598d.models.build import count_parameters
 from cos598d.strategies import AUTO_SYNC, get_strategy
-from cos598d.strategies.formula import MemoryEstimate, Sent, TrainingSpec
+from cos598d.strategies.formula import MemoryEstimate, TrafficEstimate, TrainingSpec
 from cos598d.strategies.optimizers import counter_bytes, states_per_weight
 
 
@@ -132,7 +132,7 @@ def forecast(
     )
 
 
-def _of_an_epoch(sent: Sent, steps: PlannedSteps) -> int:
+def _of_an_epoch(sent: TrafficEstimate, steps: PlannedSteps) -> int:
     """With the loss and the votes that travel with it in every step."""
     loss = all_reduce_bytes(LOSS_BYTES * (1 + len(Stopping.VOTES)), steps.ranks)
     iterations = min(steps.plan.epoch_steps, steps.plan.steps)

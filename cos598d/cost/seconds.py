@@ -21,7 +21,7 @@ from cos598d.cost.timed import Timed, TimingRequest
 from cos598d.errors import UserError
 from cos598d.records.bench import FILE_NAME
 from cos598d.strategies.base import Strategy
-from cos598d.strategies.formula import Sent, TrainingSpec
+from cos598d.strategies.formula import TrafficEstimate, TrainingSpec
 from cos598d.terminal.program import start
 from cos598d.world.devices import count_cores
 
@@ -99,7 +99,13 @@ class Seconds:
 
 
 def predict_seconds(
-    config: RunConfig, strategy: Strategy, job: TrainingSpec, steps: PlannedSteps, sent: Sent, link: Link, known: Known
+    config: RunConfig,
+    strategy: Strategy,
+    job: TrainingSpec,
+    steps: PlannedSteps,
+    sent: TrafficEstimate,
+    link: Link,
+    known: Known,
 ) -> Seconds:
     """What an iteration of rank `job.rank` takes, in the mean over the batches of an epoch."""
     if not known.times:

@@ -11,21 +11,10 @@ from cos598d.sync import SYNCS, get_sync
 from cos598d.sync.base import GradientSync
 from cos598d.sync.options import SyncOptions
 
-# What --sync takes beside the gradient syncs, name -> module and class. Each file is loaded when its name is asked for.
-STRATEGIES = {
-    "zero1": "cos598d.shard.zero1:Zero1",
-    "zero2": "cos598d.shard.zero2:Zero2",
-    "zero3": "cos598d.shard.zero3:Zero3",
-    "sparse_zero1": "cos598d.shard.sparse_zero1:SparseZero1",
-    "shared_weights": "cos598d.shard.shared_weights:SharedWeights",
-    "torch_zero1": "cos598d.engines.torch_zero1:TorchZero1",
-    "torch_fsdp": "cos598d.engines.torch_fsdp:TorchFSDP",
-    "horovod": "cos598d.engines.horovod:Horovod",
-    "dp": "cos598d.engines.dp:DP",
-    "fabric": "cos598d.engines.fabric:Fabric",
-    "deepspeed": "cos598d.engines.deepspeed:DeepSpeed",
-}
-
+# What --sync takes beside the gradient syncs: the names of files, each loaded when its name is asked for.
+OURS = ("zero1", "zero2", "zero3", "sparse_zero1", "shared_weights")
+ENGINES = ("torch_zero1", "torch_fsdp", "horovod", "dp", "fabric", "deepspeed")  # other libraries'
+STRATEGIES = (*OURS, *ENGINES)
 
 # What --sync takes for one of the exact ones, chosen when the run's ranks have met (`cos598d/cost/choice.py`).
 AUTO_SYNC = "auto"
@@ -41,7 +30,7 @@ def known_names() -> tuple[str, ...]:
 
 def is_our_own(name: str) -> bool:
     """Whether `--sync name` is this project's code alone: no other library's engine, and no file of the user's."""
-    return name in (*SYNCS, AUTO_SYNC) or STRATEGIES.get(name, "").startswith("cos598d.shard.")
+    return name in (*SYNCS, *OURS, AUTO_SYNC)
 
 
 def class_of(name: str) -> type[Strategy] | type[GradientSync]:
@@ -51,8 +40,13 @@ def class_of(name: str) -> type[Strategy] | type[GradientSync]:
     """
     if name not in STRATEGIES:
         return get_sync(name, also=STRATEGIES)
-    module, class_name = STRATEGIES[name].split(":")
-    return getattr(importlib.import_module(module), class_name)
+    file = importlib.import_module(f"cos598d.strategies.{'engines.' if name in ENGINES else ''}{name}")
+    (found,) = (kind for kind in vars(file).values() if _is_strategy_of(kind, file.__name__))
+    return found
+
+
+def _is_strategy_of(kind: object, module: str) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Strategy) and kind.__module__ == module
 
 
 def get_strategy(name: str) -> MakeStrategy:

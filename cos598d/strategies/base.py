@@ -8,9 +8,24 @@ from typing import Any
 import torch
 from torch import nn
 
+from cos598d.comm.communicator import Communicator
 from cos598d.records.conventions import BY_LEDGER
-from cos598d.strategies.formula import MemoryEstimate, Sent, TrainingSpec
-from cos598d.strategies.state import FullTensor, ShardSlice
+from cos598d.strategies.formula import MemoryEstimate, TrafficEstimate, TrainingSpec
+from cos598d.strategies.precision import LossScale
+from cos598d.strategies.state import (
+    BUFFERS,
+    WEIGHTS,
+    FullTensor,
+    OptimizerState,
+    ShardSlice,
+    StateLayout,
+    load_own_buffers,
+    own_buffers,
+    own_state_of,
+    put_into_model,
+    stepped_whole,
+)
+from cos598d.sync.options import DEFAULTS, SyncOptions
 
 # From the parameters that a rank is to step, or its shards of them, under the model's plain names.
 MakeOptimizer = Callable[[Iterable[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
@@ -35,22 +50,30 @@ class Strategy:
     The weights of all ranks' micro-batches in a step add up to 1: the sum of the weighted losses is the global batch's
     mean loss, and its gradient is what the optimizer steps by.
 
-    `optimizer`, there after `attach`, is a torch optimizer: what stands in its `param_groups` as "lr" when `step` is
-    called is the step's learning rate. It need not hold whole parameters, and nobody but the strategy calls its `step`.
+    `optimizer`, there after `attach`, is a torch optimizer. The "lr" in its `param_groups` when `step` is called is the
+    step's learning rate. It need not hold whole parameters. Only the strategy calls its `step`.
 
     uses: the names of the SyncOptions that mean anything to it.
     equal_passes: whether all ranks must call forward and backward the same number of times in a step.
-    bytes_from: who knows what travels: the BY_LEDGER, or the kernel's BY_COUNTERS alone, since a library tells nobody.
+    bytes_from: where a run's bytes come from: BY_LEDGER, or the kernel (BY_COUNTERS) where a library sends.
     equal_layers: whether all ranks must call the same layers in a pass.
     one_host, shares_memory: as a gradient sync's.
     shards: the categories of `memory` of which a rank holds no more than its share between steps.
 
-    `phase` tells a clock what `step` is doing, since that is the work of two phases of an iteration: it encloses the
-    optimizer's in `with self.phase("step")`, and what travels in `with self.phase("sync")`. Whoever measures puts a
-    clock's `phase` in its place; until then it does nothing. The other methods belong to one phase each.
+    `phase` is a clock's. The work of `step` belongs to two phases of an iteration: it encloses the optimizer's in
+    `with self.phase("step")`, and what travels in `with self.phase("sync")`. Whoever measures sets a clock's `phase`
+    here; until then it does nothing. The other methods belong to one phase each.
+
+    The methods that are implemented here are those of a rank which holds the whole model and steps all of it.
+
+    comm, find_unused_parameters, options, precision: what it is made with.
+    scale: fp16's loss scale. is_finite: whether it left the gradients of this step finite numbers.
+    model, layout: what `attach` was given, and what its saved state consists of.
     """
 
     optimizer: torch.optim.Optimizer
+    model: nn.Module
+    layout: StateLayout
     uses: tuple[str, ...] = ()
     equal_passes = False
     bytes_from = BY_LEDGER
@@ -58,6 +81,24 @@ class Strategy:
     one_host = shares_memory = False
     shards: tuple[str, ...] = ()
     phase: Callable[[str], AbstractContextManager[Any]] = contextlib.nullcontext
+    scale = LossScale(is_on=False)
+    is_finite = True
+
+    def __init__(
+        self,
+        comm: Communicator,
+        find_unused_parameters: bool = True,
+        options: SyncOptions = DEFAULTS,
+        precision: str = "fp32",
+    ):
+        """`precision` is one of PRECISIONS."""
+        self.comm, self.find_unused_parameters = comm, find_unused_parameters
+        self.options, self.precision = options, precision
+        self.scale = LossScale(is_on=precision == "fp16")
+        self.choose()
+
+    def choose(self) -> None:
+        """Set what depends on the options: `equal_passes`, `shards`."""
 
     @property
     def replicas_equal(self) -> bool:
@@ -67,7 +108,7 @@ class Strategy:
     @property
     def loss_scale(self) -> float:
         """The factor of this step by which fp16 keeps small gradients from vanishing; 1 without it."""
-        return 1.0
+        return self.scale.value
 
     def remark(self, model: nn.Module) -> str | None:
         """What the user should know of this strategy with this model before it trains, in a sentence; None for nothing.
@@ -104,7 +145,12 @@ class Strategy:
         The norm is that of the global batch's whole gradient, whoever holds its parts, and is returned as it was before
         clipping; None with 0, which need not know it.
         """
-        raise NotImplementedError
+        self.is_finite = self.scale.unscale(self.parameters())
+        return torch.nn.utils.clip_grad_norm_(self.parameters(), max_norm) if max_norm else None
+
+    def parameters(self) -> list[nn.Parameter]:
+        """What has the gradients that this rank steps by."""
+        return list(self.model.parameters())
 
     def step(self) -> bool:
         """Step by these gradients and drop them; return whether the step counts, the same on every rank.
@@ -133,10 +179,12 @@ class Strategy:
         second step on and with every parameter used. May be asked without `attach`."""
         return MemoryEstimate(unsaid="this strategy does not say what it holds")
 
-    def expected_sent(self, job: TrainingSpec) -> Sent:
+    def expected_sent(self, job: TrainingSpec) -> TrafficEstimate:
         """What `job.rank` of `job.ranks` should send in a step by formula, with this strategy's options, from the
         second step on and with every parameter used. May be asked without `attach`."""
-        return Sent() if job.ranks == 1 else Sent(unsaid="this strategy does not say what it sends")
+        return (
+            TrafficEstimate() if job.ranks == 1 else TrafficEstimate(unsaid="this strategy does not say what it sends")
+        )
 
     def state(self) -> Iterator[ShardSlice]:
         """What any strategy on any number of ranks can go on from: weights, buffers, and what the optimizer remembers.
@@ -147,7 +195,12 @@ class Strategy:
         the next one is asked for. The training is left as it was, to the last bit. Of replicas that part and
         are averaged now and then it has the averages of their weights, and rank 0's optimizer; of others rank 0's.
         """
-        raise NotImplementedError
+        for name, weights in self.whole_weights():
+            yield ShardSlice.of_whole(WEIGHTS, name, weights)
+        for name, buffer in self.model.named_buffers() if self.comm.rank == 0 else ():
+            yield ShardSlice.of_whole(BUFFERS, name, buffer)  # those that `state_dict` leaves out, too
+        if self.comm.rank == 0 or "optimizer" in self.shards:
+            yield from self.optimizer_state().pieces()
 
     def load_state(self, wholes: Iterable[FullTensor]) -> None:
         """Take what this rank holds from a state; called after `attach`, before the first step.
@@ -155,21 +208,43 @@ class Strategy:
         Every rank is given the same tensors in the same order, in whichever: `state`'s of any strategy. Raises
         UserError, the same on every rank, for one that is too many, too few, or of another shape than the model's.
         """
-        raise NotImplementedError
+        optimizer_state = self.optimizer_state()
+        for whole in self.layout.checked(wholes):
+            if whole.kind == WEIGHTS:
+                self.put_weights(whole)
+            elif not put_into_model(self.model, whole):
+                optimizer_state.put(whole)
+
+    def whole_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every parameter whole, by name, at rank 0; nothing elsewhere, though every rank has to ask to the end."""
+        return iter(self.model.named_parameters() if self.comm.rank == 0 else ())
+
+    def put_weights(self, whole: FullTensor) -> None:
+        """These are the values of a parameter from now on, of a frozen one too."""
+        put_into_model(self.model, whole)
+
+    def optimizer_state(self) -> OptimizerState:
+        """What this rank's optimizer remembers, by the model's names."""
+        return OptimizerState(self.inner_optimizer(), stepped_whole(self.model.named_parameters()))
+
+    def inner_optimizer(self) -> Any:
+        """torch's optimizer, which a library may have wrapped."""
+        return self.optimizer
 
     def scalars(self) -> dict[str, Any]:
         """What the ranks know together beside the state, as JSON, the same on each: fp16's loss scale."""
-        return {}
+        return self.scale.state()
 
     def load_scalars(self, scalars: dict[str, Any]) -> None:
         """Take what `scalars` gave, of any strategy; called after `load_state`. What is not in it begins afresh."""
+        self.scale.load(scalars)
 
     def own_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """What this rank alone remembers, as JSON and as named tensors: a codec's error feedback, replicas that part.
 
         Called on every rank between two steps, since it may communicate. The tensors may lie in live memory.
         """
-        return {}, {}
+        return {}, own_buffers(self.comm, self.model)
 
     def load_own_state(self, facts: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
         """Take what this rank's `own_state` gave, under the same strategy with the same options on as many ranks.
@@ -177,6 +252,8 @@ class Strategy:
         Called after `load_state` and `load_scalars`; then every further step is to the last bit what it would have
         been. Raises UserError where it cannot be theirs.
         """
+        with own_state_of(self.comm.rank):
+            load_own_buffers(self.model, tensors)
 
     @property
     def own_is_lost(self) -> str | None:

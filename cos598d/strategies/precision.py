@@ -1,13 +1,18 @@
-"""The dtypes in which a model computes."""
+"""The dtypes in which a model computes, and fp16's loss scale."""
 
 import contextlib
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
+from torch import nn
 
+from cos598d.errors import UserError
 from cos598d.records.conventions import PRECISIONS
 
 DTYPES = dict(zip(PRECISIONS, (None, torch.bfloat16, torch.float16), strict=True))
+FIRST, GOOD_STEPS_TO_DOUBLE = 65536.0, 2000  # torch's GradScaler's
 
 
 def autocast(precision: str, device: torch.device) -> contextlib.AbstractContextManager[None]:
@@ -26,3 +31,58 @@ def computing_in(precision: str, device: torch.device, module: Callable[..., tup
             return module(**inputs)
 
     return forward
+
+
+class LossScale:
+    """Dynamic loss scaling (Micikevicius et al., "Mixed Precision Training", ICLR 2018, section 3.2).
+
+    1. Losses are multiplied by `value`, a power of 2, before backward; averages of gradients are divided by it.
+    2. A step whose gradients are not all finite then is left out, and the value is halved.
+    3. After 2,000 good steps in a row it is doubled.
+
+    Switched off, the value is 1 and every step is good, without a look.
+    """
+
+    def __init__(self, is_on: bool):
+        self.is_on = is_on
+        self.value = FIRST if is_on else 1.0
+        self._good_steps = 0
+
+    def unscale(self, parameters: Iterable[nn.Parameter]) -> bool:
+        """Divide the gradients by the scale, in place; whether all of them are finite."""
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        if not self.is_on or not gradients:
+            return True
+        torch._foreach_mul_(gradients, 1 / self.value)
+        return bool(torch.isfinite(torch.nn.utils.get_total_norm(gradients)))
+
+    def update(self, is_good: bool, step: int) -> None:
+        """Step number `step` was good, or left out. Raises UserError where the scale would fall below 1."""
+        if not self.is_on:
+            return
+        self._good_steps = self._good_steps + 1 if is_good else 0
+        if not is_good:
+            self.value /= 2
+        elif self._good_steps % GOOD_STEPS_TO_DOUBLE == 0:
+            self.value *= 2
+        if self.value < 1:
+            raise UserError(
+                f"the gradients of iteration {step} are not finite numbers in fp16, even with losses that are scaled "
+                f"by no more than 1: choose --precision bf16 or fp32, or lower --learning_rate."
+            )
+
+    def state(self) -> dict[str, Any]:
+        """The value and the good steps in a row, as JSON; nothing where it is switched off."""
+        return {"loss_scale": self.value, "good_steps": self._good_steps} if self.is_on else {}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` gave; from the first value where it was switched off, as it stays if it is now."""
+        if not self.is_on or "loss_scale" not in state:
+            return
+        value, good_steps = state["loss_scale"], state.get("good_steps")
+        if not (isinstance(value, float) and isinstance(good_steps, int) and 1 <= value < math.inf and good_steps >= 0):
+            raise UserError(
+                f"the saved loss scale is {value!r} after {good_steps!r} good steps, and it has to be a number from 1: "
+                "resume from another checkpoint."
+            )
+        self.value, self._good_steps = value, good_steps

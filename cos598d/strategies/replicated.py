@@ -1,25 +1,30 @@
 """Whole replicas that average their gradients: any gradient sync as a strategy."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch import nn
 
 from cos598d.comm.communicator import Communicator
-from cos598d.strategies.base import MakeOptimizer, Module
-from cos598d.strategies.formula import MemoryEstimate, Sent, TrainingSpec, replicated_memory
-from cos598d.strategies.loss_scale import LossScale
+from cos598d.records.conventions import STATE
+from cos598d.strategies.base import MakeOptimizer, Module, Strategy
+from cos598d.strategies.formula import (
+    MemoryEstimate,
+    TrafficEstimate,
+    TrainingSpec,
+    replicated_memory,
+    sent_by_replicas,
+)
 from cos598d.strategies.memory import count_memory, state_tensors, tensors_in
 from cos598d.strategies.precision import computing_in
-from cos598d.strategies.replicated_state import ReplicatedState
-from cos598d.strategies.sent import sent_by_replicas
-from cos598d.strategies.state import StateLayout
+from cos598d.strategies.state import WEIGHTS, FullTensor, StateLayout, own_state_of, put_into_model
 from cos598d.sync.base import GradientSync
 from cos598d.sync.options import DEFAULTS
 
 
-class Replicated(ReplicatedState):
+class Replicated(Strategy):
     """Every rank holds all weights, all gradients and the optimizer's whole state, and makes the same step.
 
     1. `attach` gives every rank rank 0's state.
@@ -36,29 +41,23 @@ class Replicated(ReplicatedState):
 
         A class of a user's own may keep `comm`, with which it was made, under another name: then it is given here.
         """
+        # A class of a user's own need not keep the others either.
+        unused, options = getattr(sync, "find_unused_parameters", True), getattr(sync, "options", DEFAULTS)
+        super().__init__(comm or sync.comm, unused, options, precision)
         self.sync = sync
-        self._comm = comm or sync.comm
-        self._precision = precision
-        self._scale = LossScale(is_on=precision == "fp16")
-        self._is_finite = True
-        self._parameters: list[nn.Parameter] = []
 
     @property
     def replicas_equal(self) -> bool:
         return self.sync.replicas_equal
 
-    @property
-    def loss_scale(self) -> float:
-        return self._scale.value
-
     def remark(self, model: nn.Module) -> str | None:
-        return self.sync.remark(model) if self._comm.world_size > 1 else None
+        return self.sync.remark(model) if self.comm.world_size > 1 else None
 
     def attach(self, model: nn.Module, make_optimizer: MakeOptimizer) -> Module:
-        self._parameters, self._model = list(model.parameters()), model
-        self._contents = StateLayout(model, make_optimizer)
+        self.model, self.layout = model, StateLayout(model, make_optimizer)
+        self._parameters = list(model.parameters())
         self.optimizer = make_optimizer(model.named_parameters())
-        return computing_in(self._precision, self._comm.device, self.sync.attach(model))
+        return computing_in(self.precision, self.comm.device, self.sync.attach(model))
 
     def no_sync(self) -> AbstractContextManager[None]:
         return self.sync.no_sync()
@@ -66,27 +65,24 @@ class Replicated(ReplicatedState):
     def backward(self, loss: torch.Tensor) -> None:
         self.sync.loss_scale = self.loss_scale
         # Gradients are averaged over ranks: times n, the average is the global batch's gradient.
-        (loss * (self._comm.world_size * self.loss_scale)).backward()
+        (loss * (self.comm.world_size * self.loss_scale)).backward()
         separate_gradients(self._parameters)
 
     def finish(self) -> None:
         self.sync.finish()
 
-    def clip(self, max_norm: float) -> torch.Tensor | None:
-        self._is_finite = self._scale.unscale(self._parameters)
-        if not max_norm:
-            return None
-        return torch.nn.utils.clip_grad_norm_(self._parameters, max_norm)
+    def parameters(self) -> list[nn.Parameter]:
+        return self._parameters
 
     def step(self) -> bool:
-        is_good = self._is_finite
-        if self._scale.is_on:
+        is_good = self.is_finite
+        if self.scale.is_on:
             with self.phase("sync"):
                 is_good = self.sync.agree_on_finite(is_good)
         with self.phase("step"):
             if is_good:  # else fp16 overflowed
                 self.optimizer.step()
-            self._scale.update(is_good, self._comm.ledger.iteration)
+            self.scale.update(is_good, self.comm.ledger.iteration)
             self.optimizer.zero_grad(set_to_none=True)
         with self.phase("sync"):
             if is_good:
@@ -108,10 +104,63 @@ class Replicated(ReplicatedState):
         return held | {"buckets": held["buckets"] + self.sync.hidden_bytes()}
 
     def expected_memory(self, job: TrainingSpec) -> MemoryEstimate:
-        return replicated_memory(job, self.sync.buffers(job.tensors, getattr(self.sync, "options", DEFAULTS)))
+        return replicated_memory(job, self.sync.buffers(job.tensors, self.options))
 
-    def expected_sent(self, job: TrainingSpec) -> Sent:
-        return sent_by_replicas(job, self.sync, self._precision)
+    def expected_sent(self, job: TrainingSpec) -> TrafficEstimate:
+        return sent_by_replicas(job, self.sync, self.precision)
+
+    def whole_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """As the contract says: as `settle` would make them, this rank's own left alone."""
+        parts = self.sync.averages_weights and not self.sync.replicas_equal
+        for name, parameter in self.model.named_parameters():
+            whole: torch.Tensor = parameter
+            if parts and parameter.requires_grad:
+                mean = parameter.detach().clone()
+                self.comm.all_reduce(mean, name, purpose=STATE)
+                whole = mean.div_(self.comm.world_size)
+            if self.comm.rank == 0:
+                yield name, whole
+
+    def own_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """As the contract says: what the sync keeps, and what of this replica is not the others'."""
+        facts, kept = self.sync.own_state()
+        tensors = {f"sync/{name}": tensor for name, tensor in kept.items()} | super().own_state()[1]
+        if not self.sync.replicas_equal:
+            tensors |= {f"{WEIGHTS}/{name}": p.detach() for name, p in self.model.named_parameters() if p.requires_grad}
+        if self._steps_alone:
+            pieces = self.optimizer_state().pieces()
+            tensors |= {f"optimizer/{piece.kind}/{piece.name}": piece.values for piece in pieces}
+        return {"sync": facts, "scalars": self.scalars()}, tensors
+
+    def load_own_state(self, facts: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        super().load_own_state(facts, tensors)
+        with own_state_of(self.comm.rank):
+            self.load_scalars(facts["scalars"])  # which replicas that drift apart do not share
+            optimizer_state = self.optimizer_state()
+            if self._steps_alone:
+                optimizer_state.forget()
+            for key, tensor in tensors.items():
+                part, _, name = key.partition("/")
+                if part == WEIGHTS:
+                    put_into_model(self.model, FullTensor(WEIGHTS, name, tensor))
+                elif part == "optimizer":
+                    kind, _, name = name.partition("/")
+                    optimizer_state.put(FullTensor(kind, name, tensor))
+            kept = {key.removeprefix("sync/"): tensor for key, tensor in tensors.items() if key.startswith("sync/")}
+            self.sync.load_own_state(facts["sync"], kept)
+
+    @property
+    def own_is_lost(self) -> str | None:
+        return self.sync.own_is_lost
+
+    @property
+    def never_kept(self) -> str | None:
+        return self.sync.never_kept
+
+    @property
+    def _steps_alone(self) -> bool:
+        """Whether this rank's optimizer remembers another thing than rank 0's."""
+        return self.comm.rank > 0 and (self.sync.averages_weights or not self.sync.replicas_equal)
 
     def detach(self) -> None:
         self.sync.detach()

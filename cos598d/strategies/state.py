@@ -210,24 +210,6 @@ def _called(kind: str, name: str) -> str:
     return f"the {kind} of {name}"
 
 
-def replica_pieces(comm: Communicator, model: nn.Module, optimizer: OptimizerState) -> Iterator[ShardSlice]:
-    """The state where every rank holds all of it: rank 0's."""
-    if comm.rank == 0:
-        yield from weight_pieces(model.named_parameters())
-        yield from buffer_pieces(model)
-        yield from optimizer.pieces()
-
-
-def weight_pieces(named: Iterable[tuple[str, torch.Tensor]]) -> Iterator[ShardSlice]:
-    """Weights that are here, whole."""
-    return (ShardSlice.of_whole(WEIGHTS, name, tensor) for name, tensor in named)
-
-
-def buffer_pieces(model: nn.Module) -> Iterator[ShardSlice]:
-    """A model's buffers, those among them that its `state_dict` leaves out too."""
-    return (ShardSlice.of_whole(BUFFERS, name, buffer) for name, buffer in model.named_buffers())
-
-
 def put_into_model(model: nn.Module, whole: FullTensor) -> bool:
     """Copy weights or a buffer into their place in a model that is whole; False for what is neither.
 

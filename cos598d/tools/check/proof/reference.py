@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from cos598d.strategies.loss_scale import FIRST
 from cos598d.strategies.optimizers import make_optimizer
-from cos598d.strategies.precision import autocast
+from cos598d.strategies.precision import FIRST, autocast
 from cos598d.tools.check.proof.cases import Case, Training
 from cos598d.tools.check.proof.model import ProofFeatures, proof_model
 

@@ -1,1 +1,0 @@
-"""ZeRO by hand: optimizer state, gradients and weights cut into one shard for each rank."""

@@ -1,0 +1,103 @@
+"""What a rank holds and sends under torch's FSDP2, by formula: its rows of every parameter, and gathered layers."""
+
+from collections.abc import Iterable, Sequence
+
+from torch import nn
+
+from cos598d.comm.exchange import IN_FLIGHT, SEGMENT_BYTES
+from cos598d.comm.gloo import all_reduce_bytes
+from cos598d.comm.ledger import size_in_bytes
+from cos598d.strategies.formula import (
+    MemoryBytes,
+    MemoryEstimate,
+    TrafficEstimate,
+    TrainingSpec,
+    agreement,
+    largest,
+    settled,
+)
+
+
+def held_by_fsdp(job: TrainingSpec, layers: Sequence[nn.Module], reshard: bool, ours: bool) -> MemoryEstimate:
+    """A rank's rows of all parameters, frozen ones too; within a step those that are gathered, and their gradients.
+
+    1. Gathered are the root's from forward to the end of backward, and a layer's while it computes; without `reshard`
+       from its forward to the end of its backward. All are padded to a multiple of n rows.
+    2. A gradient is whole until its layer's backward is over, or the root's is, and then the rank's rows of it.
+    3. Gradients of all passes but the last stay whole until then.
+    4. Where `ours` is the reduce-scatter, its scratch stays: up to `IN_FLIGHT` segments of every other rank.
+    What FSDP2 copies on the way into and out of its collectives is not in it.
+    """
+    units = [list(layer.parameters()) for layer in layers]
+    number_of = {p: number for number, unit in enumerate(units) for p in unit}
+    root = len(units)
+    units.append([p for p in job.model.parameters() if p not in number_of])
+    number_of |= dict.fromkeys(units[root], root)
+    kept = _padded(job.model.parameters(), job.ranks)
+    own = sum(_rows_of(p, job) * _row_bytes(p) for _, p in job.trainable)
+    longest = longest_part(job.model, layers, job.ranks)
+    pieces = min(IN_FLIGHT, -(-longest // SEGMENT_BYTES)) if ours else 0
+    scratch = pieces * (job.ranks - 1) * min(SEGMENT_BYTES, longest)
+    rest = {"optimizer": job.state(own, len(job.trainable)), "buckets": scratch}
+
+    def held(gathered: Iterable[int], gradients: int = 0) -> MemoryBytes:
+        whole = sum(job.ranks * _padded(units[number], job.ranks) for number in gathered)
+        return rest | {"parameters": kept + whole, "gradients": gradients}
+
+    stay = {root} if reshard else set(range(len(units)))  # after forward
+    moments = [held({root, number} if reshard else {root, *range(number + 1)}) for number in range(root)]
+    whole, cut = dict.fromkeys(range(len(units)), 0), 0  # bytes of gradients
+    passes = min(job.passes, 3)  # a first one, one that adds to what is there, and the last
+    for number_of_pass in range(passes):
+        gathered, before = set(stay), root
+        for _, p in reversed(job.trainable):
+            number = number_of[p]
+            if before not in (number, root):
+                gathered.discard(before)
+                if number_of_pass == passes - 1:
+                    whole[before] = 0
+                    cut += _padded((q for q in units[before] if q.requires_grad), job.ranks)
+            gathered.add(number)
+            moments.append(held(gathered, sum(whole.values()) + cut + size_in_bytes(p)))
+            whole[number] += 0 if number_of_pass else size_in_bytes(p)
+            before = number
+    return MemoryEstimate(held(()), largest(moments))
+
+
+def sent_by_fsdp(
+    job: TrainingSpec, layers: Sequence[nn.Module], reshard: bool, halves: bool, may_be_unused: bool
+) -> TrafficEstimate:
+    """Rows of all parameters to every other rank: the root's once in a micro-batch, a layer's once more for backward
+    with `reshard`. Gradients in a step's last one alone, by a reduce-scatter, or, unless it `halves` it, a ring of the
+    whole. Before an evaluation all rows once more."""
+    if job.ranks == 1:
+        return TrafficEstimate()
+    in_layers = _padded((p for layer in layers for p in layer.parameters()), job.ranks)
+    whole = _padded(job.model.parameters(), job.ranks)
+    of_a_pass = whole + in_layers * reshard
+    gradients = _padded((p for _, p in job.trainable), job.ranks) * (1 if halves else 2)
+    agreed = (agreement(job) if may_be_unused else 0) + all_reduce_bytes(4, job.ranks) * job.clips
+    others, calls = job.ranks - 1, job.passes * ((1 + reshard) * len(layers) + 1) + len(layers) + 1
+    return TrafficEstimate(others * (job.passes * of_a_pass + gradients), agreed, others * whole + settled(job), calls)
+
+
+def longest_part(model: nn.Module, layers: Iterable[nn.Module], ranks: int) -> int:
+    """The bytes of a rank's rows of the gradients that are reduced together: of one of the layers, or of the rest."""
+    in_layers = [list(layer.parameters()) for layer in layers]
+    rest = set(model.parameters()).difference(*in_layers)
+    return max(_padded((p for p in unit if p.requires_grad), ranks) for unit in (*in_layers, rest))
+
+
+def _padded(parameters: Iterable[nn.Parameter], ranks: int) -> int:
+    """The bytes that each rank has for its rows of these, as many on every rank."""
+    return sum(-(-p.shape[0] // ranks) * _row_bytes(p) for p in parameters)
+
+
+def _rows_of(p: nn.Parameter, job: TrainingSpec) -> int:
+    """How many rows of the parameter the rank really has."""
+    most = -(-p.shape[0] // job.ranks)
+    return max(0, min(most, p.shape[0] - job.rank * most))
+
+
+def _row_bytes(p: nn.Parameter) -> int:
+    return size_in_bytes(p) // p.shape[0]

@@ -1,0 +1,192 @@
+"""Horovod: gradients averaged tensor by tensor, fused on the way, by a thread of its own."""
+
+import contextlib
+import itertools
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed import Store
+
+from cos598d.comm.communicator import Communicator
+from cos598d.errors import UsageError, UserError
+from cos598d.records.conventions import BY_COUNTERS
+from cos598d.strategies.base import MakeOptimizer, Module
+from cos598d.strategies.engines.engine import Engine, need
+from cos598d.strategies.formula import MemoryBytes, MemoryEstimate, TrainingSpec, replicated_memory
+from cos598d.sync.cost import Buffers
+from cos598d.world.network import INTERFACE_VARIABLE, interface_of, is_loopback, network_identity
+
+_MANY = 1 << 30  # backward passes that no step has
+_meetings = itertools.count()
+
+
+class Horovod(Engine):
+    """Horovod's DistributedOptimizer round torch's (Sergeev and Del Balso, "Horovod", 2018), over a gloo of its own.
+
+    1. A hook on each parameter hands its gradient, under its name, to Horovod's thread while backward still runs.
+    2. Every millisecond the threads tell rank 0 which tensors they have. Those that all have are laid side by side, up
+       to 128 MiB, and averaged by a ring all-reduce: the order in which ranks come to them does not matter.
+    3. The step waits for all of them, then every rank clips the averages and makes the same step.
+
+    Cost for a gradient of S bytes: every rank sends and receives 2(n-1)/n S, with `--compress fp16` half of that, and
+    0.1 MB a second of chatter between the threads.
+    Memory: S each of weights and gradients, with AdamW 2 S of state, and the thread's buffer of up to 128 MiB.
+    Choose it where it is there already; its last version is of 2023, and does not compile beside a new torch without
+    the help that `make engines` gives.
+
+    The ranks are ours. What their gloo needs to meet goes over the run's own meeting point: on each rank a small server
+    on the loopback address, there until Horovod is initialized, stands for the one that horovodrun would start.
+    The ledger sees none of Horovod's calls: its bytes are those that the kernel counts.
+
+    Known wrong: between hosts it meets at the address of the host's name, whatever interface it is told; where that is
+    a loopback address, it is refused here. A parameter that is unused gets zeros, so that AdamW still decays it.
+    `broadcast_optimizer_state` takes a step with a fresh Adam: it is left out here, where all optimizers are fresh.
+    bfloat16 tensors are refused. What is laid side by side depends on time, and so does the order of sums: on three
+    ranks or more no run repeats another, or goes on as another would have, to the last bit.
+    """
+
+    uses = ("compress",)
+    bytes_from = BY_COUNTERS
+
+    @classmethod
+    def check_config(cls, config: Any, world_size: int) -> None:
+        super().check_config(config, world_size)
+        need("horovod", "Horovod", "0.28", config.sync)
+        if config.compress not in (None, "fp16"):
+            raise UsageError(f"--compress {config.compress} with --sync horovod: Horovod knows fp16; choose that.")
+        if torch.cuda.is_available() and not config.no_cuda:
+            raise UsageError("--sync horovod is built here without CUDA: add --no_cuda, or choose another --sync.")
+
+    def wrap(self, model: nn.Module, make_optimizer: MakeOptimizer) -> Module:
+        import horovod.torch as hvd
+
+        if not hvd.is_initialized():
+            _check_names(self.comm)
+            _meet(hvd, self.comm)
+        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        self.optimizer: Any = hvd.DistributedOptimizer(
+            make_optimizer(model.named_parameters()),
+            named_parameters=named,
+            compression=hvd.Compression.fp16 if self.options.compress else hvd.Compression.none,
+        )
+        return model
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        self.optimizer.set_backward_passes_per_step(_MANY)
+        yield
+        self.optimizer.set_backward_passes_per_step(1)
+
+    def finish(self) -> None:
+        from horovod.common.exceptions import HorovodInternalError
+
+        try:
+            self.optimizer.synchronize()
+        except HorovodInternalError as error:  # a rank is gone, and the watchdog will say which
+            raise RuntimeError(f"Connection closed: {str(error).split('. ')[0]}") from None
+
+    def expected_memory(self, job: TrainingSpec) -> MemoryEstimate:
+        def seen(held: MemoryBytes | None) -> MemoryBytes | None:
+            return held and {name: size for name, size in held.items() if name != "buckets"}
+
+        found = replicated_memory(job, Buffers())
+        unsaid = "Horovod's thread keeps its buffer of up to 128 MiB to itself"
+        return MemoryEstimate(seen(found.between_steps), seen(found.peak), unsaid)
+
+    def step(self) -> bool:
+        with self.optimizer.skip_synchronize():
+            return super().step()
+
+    def detach(self) -> None:
+        super().detach()
+        self.optimizer.set_backward_passes_per_step(_MANY)  # its hooks stay on the parameters while anybody holds it
+        del self.optimizer
+
+
+def _check_names(comm: Communicator) -> None:
+    """Raise UserError, on every rank, where a host's name leads no other host to it."""
+    found = comm.exchange([network_identity(), _address_of_name()])
+    if len({network for network, _ in found}) == 1:
+        return
+    for rank, (_, address) in enumerate(found):
+        if not address or is_loopback(address):
+            raise UserError(
+                f"--sync horovod meets where hosts' names lead, and the name of rank {rank}'s host stands there for "
+                f"{address or 'no address'}: give it the host's own address in /etc/hosts, or choose another --sync."
+            )
+
+
+def _address_of_name() -> str:
+    """The address of this host by its name; "" where there is none."""
+    try:
+        return socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return ""
+
+
+def _meet(hvd: Any, comm: Communicator) -> None:
+    """Initialize Horovod for the ranks that there are, each of them a host of its own."""
+    interface = os.environ.get(INTERFACE_VARIABLE, "").split(",")[0] or interface_of("127.0.0.1") or "lo"
+    with _rendezvous(comm.store, f"horovod/{next(_meetings)}") as port:
+        os.environ |= {
+            "HOROVOD_HOSTNAME": f"rank{comm.rank}",
+            "HOROVOD_RANK": str(comm.rank),
+            "HOROVOD_SIZE": str(comm.world_size),
+            "HOROVOD_LOCAL_RANK": "0",
+            "HOROVOD_LOCAL_SIZE": "1",
+            "HOROVOD_CROSS_RANK": str(comm.rank),
+            "HOROVOD_CROSS_SIZE": str(comm.world_size),
+            "HOROVOD_CONTROLLER": "gloo",
+            "HOROVOD_CPU_OPERATIONS": "gloo",
+            "HOROVOD_GLOO_IFACE": interface,
+            "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
+            "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+            "HOROVOD_GLOO_TIMEOUT_SECONDS": str(max(1, int(min(comm.timeout_seconds, 1 << 20)))),
+            "HOROVOD_LOG_LEVEL": "fatal",
+        }
+        hvd.init()
+
+
+@contextlib.contextmanager
+def _rendezvous(store: Store, prefix: str) -> Iterator[int]:
+    """A server on this host's loopback address that keeps in `store` what Horovod puts there; its port."""
+
+    class Handler(BaseHTTPRequestHandler):
+        timeout = 5
+
+        def do_GET(self) -> None:
+            key = prefix + self.path
+            self._answer(bytes.fromhex(store.get(key).decode()) if store.check([key]) else None)
+
+        def do_PUT(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            store.set(prefix + self.path, body.hex())
+            self._answer(b"")
+
+        def do_DELETE(self) -> None:
+            self._answer(b"")  # the keys are of this meeting alone
+
+        def _answer(self, body: bytes | None) -> None:
+            self.send_response(404 if body is None else 200)
+            self.send_header("Content-Length", str(len(body or b"")))
+            self.end_headers()
+            self.wfile.write(body or b"")
+
+        def log_message(self, *_: Any) -> None:
+            """Nothing is said."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    try:
+        yield server.server_address[1]
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

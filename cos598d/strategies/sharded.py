@@ -1,0 +1,196 @@
+"""What strategies of shards share: an optimizer of pieces, a norm over shards, and who holds how much."""
+
+import contextlib
+import math
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import nn
+
+from cos598d.records.conventions import AGREEMENT
+from cos598d.strategies.base import MakeOptimizer, Module, Strategy
+from cos598d.strategies.memory import count_memory, state_tensors
+from cos598d.strategies.parts.gradients import ShardedGradients
+from cos598d.strategies.parts.row_steps import RowSteps
+from cos598d.strategies.parts.units import Unit
+from cos598d.strategies.precision import computing_in
+from cos598d.strategies.state import FullTensor, OptimizerState, StateLayout, Stepped, own_state_of
+from cos598d.sync.buckets import Named
+
+
+class Sharded(Strategy):
+    """A replica whose optimizer steps one n-th of the weights: this rank's part of each unit.
+
+    The optimizer is given the pieces of the parameters that lie in this rank's parts, as one-dimensional parameters
+    under the model's names. So it must be one that treats every element by itself, as SGD, Adam and AdamW do, and not
+    one that looks at whole matrices or norms of them, as LAMB, Adafactor and Muon do.
+
+    A subclass says what the units are and where their weights live: `units_of`, `hold`, `stepped`, and, where a rank
+    has no whole weights, `whole_weights` and `put_weights`.
+
+    gradients_kind: what sums the gradients of the units. keeps_gradients: whether it `keeps` them.
+    """
+
+    gradients_kind: type[ShardedGradients] = ShardedGradients
+    keeps_gradients = False
+
+    def __init_subclass__(cls) -> None:
+        """Raise TypeError for a strategy that does not say all of it, when its file is imported."""
+        for part in ("units_of", "hold", "stepped"):
+            if getattr(cls, part) is getattr(Sharded, part):
+                raise TypeError(f"the strategy {cls.__name__} has no {part}: write it, as `Sharded` says.")
+
+    @abstractmethod
+    def units_of(self, model: nn.Module, parameters: Sequence[Named], ranks: int) -> list[Unit]:
+        """Each trainable parameter in one unit, in the order in which their gradients are expected."""
+
+    def make_gradients(self) -> ShardedGradients:
+        """What sums the gradients of the model's units."""
+        return self.gradients_kind(
+            self.comm,
+            self.find_unused_parameters,
+            self.options,
+            lambda parameters: self.units_of(self.model, parameters, self.comm.world_size),
+            self.keeps_gradients,
+            self.is_complete,
+        )
+
+    @abstractmethod
+    def hold(self, unit: Unit) -> torch.Tensor:
+        """Lay the unit's weights as this strategy keeps them; this rank's part of them."""
+
+    @abstractmethod
+    def stepped(self) -> None:
+        """The optimizer has changed this rank's parts."""
+
+    def sum_over_ranks(self, squares: torch.Tensor) -> torch.Tensor:
+        """The sum of every rank's number; asked at most once between `finish` and `step`."""
+        self.comm.all_reduce(squares, "squares of the gradient", purpose=AGREEMENT)
+        return squares
+
+    def weights_under_way(self) -> list[torch.Tensor]:
+        """What holds weights beside the model's parameters and this rank's parts."""
+        return []
+
+    def is_complete(self, unit: Unit) -> None:
+        """The last of the unit's gradients of this backward is there."""
+
+    def attach(self, model: nn.Module, make_optimizer: MakeOptimizer) -> Module:
+        self.model, self.layout = model, StateLayout(model, make_optimizer)
+        self._gradients = self.make_gradients()
+        self._gradients.attach(model)  # rank 0's state for all
+        self._pieces: list[tuple[str, nn.Parameter, nn.Parameter, Unit, slice]] = []
+        self.held: dict[str, Stepped] = {}  # this rank's pieces, by name
+        for unit in self._gradients.units:
+            own = self.hold(unit)
+            for piece in unit.pieces(self.comm.rank):
+                place = slice(piece.begin, piece.end)
+                part = nn.Parameter(own[place])
+                self._pieces.append((piece.name, part, piece.parameter, unit, place))
+                self.held[piece.name] = Stepped(piece.name, tuple(piece.parameter.shape), piece.offset, part)
+        order = {name: number for number, (name, _) in enumerate(self._gradients.parameters)}
+        self._pieces.sort(key=lambda piece: order[piece[0]])
+        self.optimizer = make_optimizer([(name, part) for name, part, *_ in self._pieces])
+        self._row_steps = {
+            unit: RowSteps(self.optimizer, part, parameter.shape[1])
+            for _, part, parameter, unit, _ in self._pieces
+            if parameter in self._gradients.embeddings
+        }
+        return computing_in(self.precision, self.comm.device, model)
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        return self._gradients.no_sync()
+
+    def backward(self, loss: torch.Tensor) -> None:
+        # What is summed over the ranks is the gradient of the global batch's mean: nobody divides.
+        (loss * self._loss_factor).backward()
+
+    def finish(self) -> None:
+        self._gradients.finish()
+        for _, part, parameter, unit, place in self._pieces:
+            part.grad = self._gradients.shard(unit)[place] if self._gradients.is_used[parameter] else None
+
+    def clip(self, max_norm: float) -> torch.Tensor | None:
+        if self.scale.is_on:
+            self._gradients.scale(1 / self._loss_factor)
+        if not max_norm and not self.scale.is_on:
+            return None
+        squares = self._gradients.squares()
+        # Every element lies in one rank's part: the sum over ranks is the whole gradient's.
+        norm = self.sum_over_ranks(squares).sqrt()
+        if self.scale.is_on:
+            self.is_finite = math.isfinite(norm)
+        if not max_norm:
+            return None
+        self._gradients.scale((max_norm / (norm + 1e-6)).clamp(max=1.0))  # as torch's clip_grad_norm_
+        return norm
+
+    def step(self) -> bool:
+        is_good = self.is_finite  # the norm is the same on every rank: all leave out the same steps
+        with self.phase("step"):
+            if is_good:
+                self.step_optimizer()
+            self.scale.update(is_good, self.comm.ledger.iteration)
+            self.optimizer.zero_grad(set_to_none=True)
+            self._gradients.forget()
+        with self.phase("sync"):
+            if is_good:
+                self.stepped()
+        return is_good
+
+    def step_optimizer(self) -> None:
+        """Step what has a gradient."""
+        with contextlib.ExitStack() as stack:
+            for unit, row_steps in self._row_steps.items():
+                stack.enter_context(row_steps.alone(self._gradients.rows(unit)))
+            self.optimizer.step()
+
+    def forget_step(self) -> None:
+        """Drop the gradients of a step that an exception has cut short, at the same place on every rank."""
+        self.optimizer.zero_grad(set_to_none=True)
+        self._gradients.forget()
+
+    def settle(self) -> None:
+        self._gradients.settle()
+
+    def load_state(self, wholes: Iterable[FullTensor]) -> None:
+        super().load_state(wholes)
+        for row_steps in self._row_steps.values():
+            row_steps.forget()
+
+    def optimizer_state(self) -> OptimizerState:
+        return OptimizerState(self.optimizer, self.held.values())
+
+    def own_state(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """As the contract says: the buffers, and in which order the units start, which only the ledger's rows show."""
+        return {"order": self._gradients.order}, super().own_state()[1]
+
+    def load_own_state(self, facts: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        super().load_own_state(facts, tensors)
+        with own_state_of(self.comm.rank):
+            self._gradients.order = facts["order"]
+
+    @property
+    def _loss_factor(self) -> float:
+        """What losses are multiplied by. Under fp16 by the number of ranks too, as where gradients are averaged: so the
+        same steps overflow, and are left out, under every strategy."""
+        return self.loss_scale * self.comm.world_size if self.scale.is_on else 1.0
+
+    def detach(self) -> None:
+        self._gradients.detach()
+        self._pieces, self.held, self._row_steps = [], {}, {}
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def memory(self) -> dict[str, int]:
+        parameters = [p.data for p in self.model.parameters()] + [part.data for _, part, *_ in self._pieces]
+        parameters += self.weights_under_way()
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        return count_memory(
+            parameters=parameters,
+            gradients=gradients + self._gradients.gradient_tensors(),
+            optimizer=state_tensors(self.optimizer),
+            buckets=self._gradients.bucket_tensors(),
+        )
