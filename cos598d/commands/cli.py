@@ -75,7 +75,7 @@ GROUPS = {
         ),
         "score": About(
             "score a file of predictions by the task's official rules",
-            "squad.md",
+            "tasks.md",
             ("--task squad --data dev-v1.1.json --predictions predictions.json",),
         ),
     },
