@@ -205,7 +205,7 @@ def test_every_lesson_has_a_page_that_is_reached_from_the_course():
 def test_the_page_of_syncs_has_every_gradient_sync():
     from cos598d.sync import SYNCS
 
-    text = (ROOT / "docs/ladder.md").read_text()
+    text = (ROOT / "docs/syncs.md").read_text()
     assert [sync for sync in SYNCS if sync != "none" and f"| `{sync}` |" not in text] == []
 
 
