@@ -11,7 +11,7 @@ import torch
 from cos598d.checkpoint_flags import CheckpointFlags
 from cos598d.data import TASK_NAMES, Task, get_task
 from cos598d.data.classes import MACRO
-from cos598d.data.images.options import ImageOptions
+from cos598d.data.images.task import ImageOptions
 from cos598d.data.squad.options import SquadOptions
 from cos598d.data.tasks import TaskOptions
 from cos598d.errors import UsageError

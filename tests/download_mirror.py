@@ -3,15 +3,17 @@
 import contextlib
 import http.server
 import io
-import json
 import random
 import textwrap
 import threading
 import zipfile
 from dataclasses import dataclass, field
 
+import pytest
+
 from cos598d.data.fetch.catalogue import Dataset, DatasetFile, Download
 from cos598d.data.fetch.download import obtain
+from cos598d.errors import UserError
 
 
 @dataclass
@@ -45,12 +47,13 @@ def serving():
                 self.send_error(status if status != 200 else 404)
                 return
             content = offered.files[name]
-            start = int(asked_range.removeprefix("bytes=").removesuffix("-")) if asked_range and offered.ranges else 0
+            is_part = asked_range is not None and offered.ranges
+            start = int(asked_range.removeprefix("bytes=").removesuffix("-")) if is_part else 0
             if start and start >= len(content):
                 self.send_error(416)
                 return
-            self.send_response(206 if asked_range and offered.ranges else 200)
-            if asked_range and offered.ranges:
+            self.send_response(206 if is_part else 200)
+            if is_part:
                 self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
             if name in offered.versions:
                 self.send_header("ETag", offered.versions[name])
@@ -68,8 +71,7 @@ def serving():
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     offered.url = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     try:
         yield offered
     finally:
@@ -99,9 +101,9 @@ TINY_SET = Dataset(
 )
 
 
-def zipped(files, folder="TinyFolder/"):
+def zipped(files, folder="TinyFolder/", method=zipfile.ZIP_DEFLATED):
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(buffer, "w", method) as archive:
         for name, content in files.items():
             archive.writestr(folder + name, content)
     return buffer.getvalue()
@@ -121,14 +123,22 @@ def get(mirror, folder, dataset=TINY_SET, timeout=5.0):
     return said
 
 
+def refused(mirror, folder, words, dataset=TINY_SET):
+    """Obtaining it must fail with one sentence, and leave no target, no unpacked file and no useless part."""
+    with pytest.raises(UserError) as raised:
+        get(mirror, folder, dataset)
+    said = str(raised.value)
+    assert words in said
+    assert "\n" not in said
+    assert "\x1b" not in said
+    assert said.endswith(".")
+    assert left_in(folder) == []
+    assert raised.value.exit_code == 1
+
+
 def assert_is_tiny(folder):
     assert {path.name: path.read_bytes() for path in (folder / "Tiny").iterdir()} == TINY
     assert left_in(folder) == ["Tiny"]
-
-
-def squad(questions):
-    paragraph = {"context": "c", "qas": [{"id": str(n), "question": "q", "answers": []} for n in range(questions)]}
-    return json.dumps({"version": "1.1", "data": [{"title": "t", "paragraphs": [paragraph]}]}).encode()
 
 
 def driver(before_install):
@@ -142,8 +152,9 @@ def driver(before_install):
         from download_mirror import TINY_SET, obtain
         from cos598d.data.fetch.unpack import unpack_zip
         def unpack(files, into):
-            unpack_zip(files, into)
+            unpacked = unpack_zip(files, into)
             {before_install}
+            return unpacked
         obtain(replace(TINY_SET, unpack=unpack), Path(sys.argv[1]), sys.argv[2])
         """
     )

@@ -11,10 +11,10 @@ import torch
 from programs import PATIENCE
 
 from cos598d.data import get_task
-from cos598d.data.glue.course import InputExample, convert_examples_to_features, processors
+from cos598d.data.glue.course import convert_examples_to_features, processors
 from cos598d.data.text import features as features_module
 from cos598d.data.text.encoder import TextEncoder
-from cos598d.data.text.features import build_features, cached_features
+from cos598d.data.text.features import build_features
 from cos598d.data.text.layout import LAYOUTS, Layout, truncated_lengths
 from cos598d.data.text.tokenization import load_encoder
 from cos598d.errors import UserError
@@ -125,40 +125,6 @@ def test_features_equal_the_courses_for_each_model_type(model_type, width, folde
     assert_equal_to_course(ours, course, width)
 
 
-@pytest.mark.parametrize("model_type", sorted(LAYOUTS))
-def test_features_of_single_sentences_equal_the_courses(model_type):
-    texts = ["a b c", "a b c d e f g h i j", ""]
-    examples = [InputExample(str(n), text, None, str(float(n))) for n, text in enumerate(texts)]
-    arguments = (examples, [None], 8, ToyTokenizer(), "regression")
-    course = convert_examples_to_features(*arguments, pad_token=4, **COURSE[model_type])
-    rows = ((example.text_a, None, {"labels": float(example.label)}) for example in examples)
-    ours = build_features(rows, ToyEncoder(LAYOUTS[model_type]), 8, {"labels": np.float32})
-    assert_equal_to_course(ours, course, 8)
-    assert ours.collate([1])["labels"].dtype == torch.float32
-
-
-def test_features_of_rte_equal_the_courses_with_pytorch_transformers_tokenizer():
-    if not os.environ.get("GLUE_DIR"):
-        pytest.skip("GLUE_DIR is not set: RTE lies in GLUE_DIR/RTE, the vocabularies in GLUE_DIR/../vocab")
-    transformers = pytest.importorskip("pytorch_transformers")
-    folder = Path(os.environ["GLUE_DIR"]) / "RTE"
-    vocabulary = folder.parents[1] / "vocab" / "bert-base-uncased-vocab.txt"
-    if not vocabulary.is_file():
-        pytest.skip(f"there is no {vocabulary}")
-    for part, read, rows in (("train", "get_train_examples", 2490), ("dev", "get_dev_examples", 277)):
-        course = convert_examples_to_features(
-            getattr(processors["rte"](), read)(str(folder)),
-            processors["rte"]().get_labels(),
-            128,
-            transformers.BertTokenizer(str(vocabulary)),
-            "classification",
-            cls_token_segment_id=0,
-        )
-        ours = get_task("rte").load(part, folder, load_encoder("bert", vocabulary, True), 128)
-        assert len(ours) == len(course) == rows
-        assert_equal_to_course(ours, course, 128)
-
-
 def test_pairs_lose_the_last_token_of_the_longer_and_of_the_second_when_equal():
     for first in range(12):
         for second in range(12):
@@ -167,19 +133,6 @@ def test_pairs_lose_the_last_token_of_the_longer_and_of_the_second_when_equal():
                 while len(a) + len(b) > room:
                     (a if len(a) > len(b) else b).pop()
                 assert truncated_lengths(first, second, room) == (len(a), len(b))
-
-
-def test_layouts_written_out():
-    bert, xlnet, roberta = (LAYOUTS[name] for name in ("bert", "xlnet", "roberta"))
-    assert bert.arrange("ab", "cd", "C", "S", 16) == (list("CabScdS"), 3)
-    assert bert.segments(3, 7) == [0, 0, 0, 0, 1, 1, 1]
-    assert xlnet.arrange("ab", "cd", "C", "S", 16) == (list("abScdSC"), 3)
-    assert xlnet.segments(3, 7) == [0, 0, 0, 1, 1, 1, 2]
-    assert roberta.arrange("ab", "cd", "C", "S", 16) == (list("CabSScdS"), 4)
-    assert roberta.arrange("ab", None, "C", "S", 16) == (list("CabSS"), 4)
-    assert bert.arrange("abcd", "efg", "C", "S", 7) == (list("CabSefS"), 3)
-    assert xlnet.pad([[1, 2], [3]], 3, 9).tolist() == [[9, 1, 2], [9, 9, 3]]
-    assert Layout().pad([[1, 2], [3]], 2, 9).tolist() == [[1, 2], [3, 9]]
 
 
 def test_a_length_without_room_for_text_is_refused(folder, encoder):
@@ -360,15 +313,3 @@ def test_features_are_built_block_by_block(monkeypatch):
     whole = build_features(iter(rows), ToyEncoder(Layout()), 16, {"labels": np.int64})
     for name in ("tokens", "offsets", "splits", "labels"):
         assert np.array_equal(getattr(small, name), getattr(whole, name))
-
-
-def test_other_targets_than_labels_travel_through_the_cache():
-    encoder = ToyEncoder(Layout())
-
-    def build():
-        rows = [("a b", "c", {"start_positions": 1, "end_positions": 2})]
-        return build_features(rows, encoder, 8, {"start_positions": np.int64, "end_positions": np.int64})
-
-    batch = cached_features("other-train", ["key"], build, encoder).collate([0])
-    assert batch["start_positions"].tolist() == [1]
-    assert batch["end_positions"].tolist() == [2]

@@ -12,12 +12,10 @@ import pytest
 
 from cos598d.data import get_task
 from cos598d.data.images import decode as decoding
-from cos598d.data.images.cifar import read_batch
+from cos598d.data.images.cifar10 import parse_batch
 from cos598d.data.images.decode import Refused, decode
 from cos598d.data.images.encoder import ImageEncoder
-from cos598d.data.images.folder import find_classes
-from cos598d.data.images.idx import read_idx
-from cos598d.data.images.places import Archive, Folder
+from cos598d.data.images.files import Archive
 from cos598d.errors import UserError
 
 Image = pytest.importorskip("PIL.Image", reason="Pillow is not installed (the extra images)")
@@ -185,7 +183,7 @@ def test_without_parts_a_fixed_fifth_is_evaluated_on(tmp_path):
     train, dev = (task.source(part, location) for part in ("train", "dev"))
     assert np.bincount(train.labels).tolist() == [8, 8]
     assert np.bincount(dev.labels).tolist() == [2, 2]
-    assert not set(train._files) & set(dev._files)
+    assert not set(train.files) & set(dev.files)
 
 
 def test_a_changed_image_is_read_anew_and_an_unchanged_one_from_the_cache(tmp_path, monkeypatch):
@@ -249,7 +247,7 @@ def test_archives_whose_paths_escape_or_that_unpack_to_too_much_are_refused(tmp_
     with zipfile.ZipFile(tmp_path / "bomb.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a/1.png", bytes(1 << 20))
         archive.writestr("b/1.png", picture())
-    monkeypatch.setattr("cos598d.data.images.places.MOST_BYTES", 1 << 19)
+    monkeypatch.setattr("cos598d.data.images.files.MOST_BYTES", 1 << 19)
     refused(tmp_path / "bomb.zip", "a/1.png is a file of more than 0 MB")
     # One that lies about its size is cut off where it says that it ends, or does not fit its checksum.
     content = (tmp_path / "bomb.zip").read_bytes().replace(struct.pack("<I", 1 << 20), struct.pack("<I", 100))
@@ -264,13 +262,6 @@ def test_archives_whose_paths_escape_or_that_unpack_to_too_much_are_refused(tmp_
 def zipped_one(tmp_path):
     write_images(tmp_path / "pair", ["a/1.png", "b/1.png"])
     return zipped(tmp_path / "pair", tmp_path / "pair.zip").read_bytes()
-
-
-def test_a_place_lists_images_alone_in_order(tmp_path):
-    write_images(tmp_path / "images", ["b/1.png", "a/2.png", "a/10.png"])
-    (tmp_path / "images/readme.txt").write_text("x")
-    assert Folder(tmp_path / "images").files == ["a/10.png", "a/2.png", "b/1.png"]
-    assert find_classes(Folder(tmp_path / "images")).classes == ("a", "b")
 
 
 def test_images_of_many_sizes_come_in_order_however_many_threads_decode(tmp_path):
@@ -344,11 +335,9 @@ def test_of_mnists_second_part_alone_a_fifth_is_evaluated_on(tmp_path):
     ids=without_bytes,
 )
 def test_a_file_that_is_no_idx_file_is_refused(tmp_path, content, words):
-    (tmp_path / "file").write_bytes(content)
-    with pytest.raises(UserError) as caught:
-        read_idx(tmp_path / "file", 3)
-    assert words in str(caught.value)
-    assert str(tmp_path / "file") in str(caught.value)
+    file = mnist(tmp_path, packed=False) / "t10k-images-idx3-ubyte"
+    file.write_bytes(content)
+    refused(tmp_path, f"{file} cannot be read as an IDX file (", words, task="mnist")
 
 
 def test_mnist_whose_files_do_not_fit_or_are_missing_is_refused(tmp_path):
@@ -398,7 +387,7 @@ def of_python_2(values: np.ndarray, labels: list[int]) -> bytes:
 def test_what_python_2_wrote_is_read(tmp_path):
     values = np.random.default_rng(4).integers(0, 256, (2, 3072)).astype(np.uint8)
     (tmp_path / "batch").write_bytes(of_python_2(values, [3, 4]))
-    images, labels = read_batch(tmp_path / "batch")
+    images, labels = parse_batch(tmp_path / "batch")
     assert np.array_equal(images[1, 0, 31], values[1].reshape(3, 32, 32)[:, 0, 31])
     assert labels.tolist() == [3, 4]
 
@@ -426,11 +415,11 @@ class Attack:
     ids=without_bytes,
 )
 def test_a_pickle_that_is_no_batch_is_refused_and_nothing_of_it_runs(tmp_path, content, words):
-    (tmp_path / "batch").write_bytes(content)
+    (tmp_path / "test_batch").write_bytes(content)
     with pytest.raises(UserError) as caught:
-        read_batch(tmp_path / "batch")
+        get_task("cifar10").check(tmp_path, ["dev"])
     assert words in str(caught.value)
-    assert str(tmp_path / "batch") in str(caught.value)
+    assert f"{tmp_path / 'test_batch'} cannot be read as a batch of CIFAR-10 (" in str(caught.value)
 
 
 def test_cifar_as_images_by_class_is_read_from_a_folder_or_an_archive(tmp_path):

@@ -7,12 +7,9 @@ from sklearn.datasets import load_digits
 
 from cos598d.config import RunConfig, config_from
 from cos598d.data import get_task
-from cos598d.data.images.augment import augment
-from cos598d.data.images.encoder import ImageEncoder
-from cos598d.data.images.images import Images
-from cos598d.data.images.options import ImageOptions
-from cos598d.data.images.source import ImagesInMemory
-from cos598d.data.parts import split
+from cos598d.data.examples import split
+from cos598d.data.images.encoder import ImageEncoder, Images, augment
+from cos598d.data.images.task import ImageOptions, ImagesInMemory
 from cos598d.data.tasks import TaskOptions
 from cos598d.errors import UsageError, UserError
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from cos598d.data.squad.metrics import (
+from cos598d.data.squad.read import GoldAnswer, Question
+from cos598d.data.squad.score import (
     exact_match,
     f1_score,
     f1_score_version_2,
@@ -10,7 +11,6 @@ from cos598d.data.squad.metrics import (
     score_version_1,
     score_version_2,
 )
-from cos598d.data.squad.read import GoldAnswer, Question
 
 
 def asked(identity, *golds, impossible=False):

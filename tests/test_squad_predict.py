@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from squad_files import question, squad_of
 
-from cos598d.data.squad.predict import PredictOptions, predict
+from cos598d.data.squad.options import SquadOptions
+from cos598d.data.squad.predict import predict
 from cos598d.data.squad.windows import WindowOptions, build_windows
 from cos598d.data.text.tokenization import load_encoder
 
@@ -38,7 +39,7 @@ class Scored:
             self.outputs[window, self.width + place] = end
 
     def predict(self, **options):
-        return predict(self.squad, self.chosen, self.features, self.outputs, PredictOptions(**options))
+        return predict(self.squad, self.chosen, self.features, self.outputs, SquadOptions(**options))
 
 
 def test_the_best_span_is_cut_from_the_context_as_it_is_written():
@@ -104,11 +105,11 @@ def test_version_2_answers_unless_nothing_is_surer_by_the_threshold():
     for window, score in enumerate((4.0, 1.0, 2.0, 3.0)):
         scored.set_position(0, start=score, end=score, window=window)
     scored.set(4, start=0.5, end=1.0)
-    predicted = scored.predict(version_2=True)
+    predicted = scored.predict(version_2_with_negative=True)
     # The lowest null score of the windows, 2, less the best answer's, 1.5.
     assert predicted.null_odds == {"q0": pytest.approx(0.5)}
     assert predicted.texts == {"q0": ""}
-    assert scored.predict(version_2=True, null_score_diff_threshold=0.5).texts == {"q0": "e"}
+    assert scored.predict(version_2_with_negative=True, null_score_diff_threshold=0.5).texts == {"q0": "e"}
     assert [entry["text"] for entry in predicted.nbest["q0"][:2]] == ["", "e"]
     assert scored.predict().texts == {"q0": "e"}
 
@@ -118,9 +119,9 @@ def test_every_question_gets_an_answer_even_where_its_context_has_no_token():
     squad = squad_of(("\u200b.\u200b", [question("q", "x", [("\u200b", 0)])]), ("\u200b", [question("r", "x")]))
     features = build_windows(squad, [0, 1], encoder, WindowOptions(), False)
     outputs = np.zeros((2, 2 * int(features.lengths.max())), dtype=np.float32)
-    predicted = predict(squad, [0, 1], features, outputs, PredictOptions())
+    predicted = predict(squad, [0, 1], features, outputs, SquadOptions())
     assert predicted.texts == {"q": ".", "r": ""}
-    predicted = predict(squad, [0, 1], features, outputs, PredictOptions(version_2=True))
+    predicted = predict(squad, [0, 1], features, outputs, SquadOptions(version_2_with_negative=True))
     json.dumps(predicted.null_odds, allow_nan=False)
     assert predicted.texts["r"] == ""
 

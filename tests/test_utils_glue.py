@@ -95,13 +95,6 @@ def test_roberta_layout_mask_and_segment_options():
     assert convert("a", "b", cls_token="x", sep_token="y")[0][:3] == [33, 10, 34]
 
 
-def test_long_texts_are_cut_from_the_longer_and_from_the_second_when_equal():
-    assert convert("a b c d", "e f g")[0] == [1, 10, 11, 12, 2, 14, 15, 2]
-    assert convert("a b c", "d e f")[0] == [1, 10, 11, 12, 2, 13, 14, 2]
-    assert convert("a b c d e f g h i", None)[0] == [1, 10, 11, 12, 13, 14, 15, 2]
-    assert convert("a b c d e f g h i", None, sep_token_extra=True)[0] == [1, 10, 11, 12, 13, 14, 2, 2]
-
-
 def test_processors_read_with_the_courses_guids(tmp_path):
     write(tmp_path, "train.tsv", ["index", "sentence1", "sentence2", "label"], ["7", 'a "b', "c", "entailment"])
     (example,) = utils_glue.RteProcessor().get_train_examples(str(tmp_path))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from cos598d.data.form import ImageForm
+from cos598d.data.encoder import ImageForm
 from cos598d.errors import UserError
 from cos598d.models.build import build_model, find_model, unfilled_model, uses_every_parameter
 from cos598d.models.checkpoint import save_model

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from report_records import write_run
 
-from cos598d.data.images.images import Images
+from cos598d.data.images.encoder import Images
 from cos598d.data.samples import vocabulary
 from cos598d.data.text.features import build_features
 from cos598d.data.text.tokenization import load_encoder

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from cos598d.data.examples import spread
-from cos598d.data.parts import split
-from cos598d.data.task import Scores, Task, check_file, digest_file
+from cos598d.data.examples import split, spread
+from cos598d.data.task import Task, check_file, digest_file
 from cos598d.errors import UserError
 from cos598d.terminal.printable import printable
 
@@ -43,7 +42,6 @@ class AgNewsTask(Task):
     classes = ("World", "Sports", "Business", "Sci/Tech")
     num_labels = len(classes)
     evaluation_parts = ("dev",)
-    metrics = ("acc",)
 
     def __init__(self, options: object = None):
         """Like every task of the registry it takes the flags of tasks, and has none of its own."""
@@ -90,12 +88,6 @@ class AgNewsTask(Task):
         key = (self.name, part, digest, str(is_divided), str(max_seq_length))
         features = cached_features(f"{self.name}-{part}", key, build, encoder, overwrite_cache)
         return features if limit is None or limit >= len(features) else features.take(spread(len(features), limit))
-
-    def output_widths(self, features: "Features") -> tuple[int, ...]:
-        return (self.num_labels,)
-
-    def score(self, part: str, outputs: np.ndarray, features: "Features") -> Scores:
-        return Scores({"acc": float((outputs.argmax(axis=1) == features.labels).mean())})
 
     @staticmethod
     def _file(part: str, folder: Path) -> tuple[Path, bool]:

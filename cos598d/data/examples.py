@@ -9,6 +9,9 @@ import numpy as np
 if TYPE_CHECKING:  # imported where it is used: torch takes seconds
     import torch
 
+_DEV_SHARE = 5  # of data that come as one, one example in so many of each class is evaluated on
+_SEED = 598
+
 Draw = tuple[int, ...]  # numbers from which random changes of examples are drawn
 
 
@@ -54,3 +57,17 @@ def spread(count: int, limit: int | None) -> np.ndarray:
     if limit is None or limit >= count:
         return np.arange(count)
     return np.arange(limit) * count // limit
+
+
+def split(labels: Sequence[int] | np.ndarray, part: str) -> np.ndarray:
+    """The places of `part`, "train" or "dev", in data that come as one: of each class one fifth is for evaluation.
+
+    Which examples these are is the same for every run and every machine, whatever its --seed.
+    """
+    labels = np.asarray(labels)
+    is_dev = np.zeros(len(labels), dtype=bool)
+    generator = np.random.default_rng(_SEED)
+    for label in np.unique(labels):
+        places = generator.permutation(np.flatnonzero(labels == label))
+        is_dev[places[: len(places) // _DEV_SHARE]] = True
+    return np.flatnonzero(is_dev == (part == "dev"))

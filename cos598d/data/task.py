@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from cos598d.data.encoder import ImageForm
 from cos598d.data.examples import Examples
-from cos598d.data.form import ImageForm
 from cos598d.errors import UserError
 
 
@@ -48,7 +48,7 @@ class Task(ABC):
     head: str
     num_labels: int
     evaluation_parts: tuple[str, ...]
-    metrics: tuple[str, ...]
+    metrics: tuple[str, ...] = ("acc",)
     classes: tuple[str, ...] = ()
     model_types: tuple[str, ...] | None = None
     defaults: Mapping[str, Any] = {}
@@ -92,14 +92,17 @@ class Task(ABC):
         """What the user should know of a part's data, a line each."""
         return []
 
-    @abstractmethod
     def output_widths(self, features: Any) -> tuple[int, ...]:
         """How many values at most each of the model's outputs has for an example."""
+        return (self.num_labels,)
 
-    @abstractmethod
     def score(self, part: str, outputs: np.ndarray, features: Any) -> Scores:
-        """The official metrics from the model's outputs, float (examples, sum of `output_widths`), in the features'
-        order; of outputs that are narrower, the rest is zeros."""
+        """The official metrics, here the accuracy, from the model's outputs.
+
+        outputs: float (examples, sum of `output_widths`), in the features' order; where an output is narrower, the
+        rest is zeros.
+        """
+        return Scores({"acc": float((outputs.argmax(axis=1) == features.labels).mean())})
 
 
 def fetch_command(name: str) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from cos598d.data.glue import read as glue
 from cos598d.data.glue.task import GlueTask
-from cos598d.data.images.options import ImageOptions
+from cos598d.data.images.task import ImageOptions
 from cos598d.data.squad.options import SquadOptions
 from cos598d.data.task import Task
 from cos598d.errors import UsageError

@@ -14,8 +14,7 @@ from torch.nn import init
 from torch.nn.functional import gelu
 from torch.overrides import TorchFunctionMode
 
-from cos598d.data.encoder import Encoder
-from cos598d.data.form import ImageForm
+from cos598d.data.encoder import Encoder, ImageForm
 from cos598d.data.images.encoder import ImageEncoder
 from cos598d.data.library import modeling_bert, modeling_distilbert, modeling_xlm, modeling_xlnet
 from cos598d.data.text.tokenization import load_encoder

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cos598d.data.form import ImageForm
+from cos598d.data.encoder import ImageForm
 from cos598d.data.images.encoder import PROCESSOR_FILE, ImageEncoder
 from cos598d.errors import UserError
 from cos598d.models.architectures import new_config, read_config

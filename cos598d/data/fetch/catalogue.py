@@ -8,7 +8,7 @@ them to the same): they find what is damaged, and the archive's sha256 what is f
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,8 @@ _MRPC = "https://dl.fbaipublicfiles.com/senteval/senteval_data/"
 _SQUAD = "https://rajpurkar.github.io/SQuAD-explorer/dataset/"
 _MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 _CIFAR = "https://www.cs.toronto.edu/~kriz/"
+
+Unpack = Callable[[Mapping[str, Path], Path], Path]
 
 
 @dataclass(frozen=True)
@@ -61,37 +63,35 @@ class Dataset:
     """One name that `--tasks` takes.
 
     `folder` is where its parts land under the data folder, whatever the archive calls its own. `unpack` is given the
-    fetched files by name and an empty folder, which it fills with the parts. `variable` is the environment variable
-    by which the training scripts find it.
+    fetched files by name and an empty folder to fill, and returns the folder in there that holds the parts. `variable`
+    is the environment variable by which the training scripts find it.
     """
 
     name: str
     folder: str
     sources: tuple[Download, ...]
     parts: tuple[DatasetFile, ...]
-    unpack: Callable[[Mapping[str, Path], Path], None] = unpack_zip
+    unpack: Unpack = unpack_zip
     variable: str = "GLUE_DIR"
 
 
-def _glue(name: str, archive: str, sha256: str, train: int | tuple[int, ...], dev: int, test: int) -> Dataset:
-    """One of the eight tasks that come as a zip of train.tsv, dev.tsv and test.tsv."""
-    headers = name != "CoLA"  # CoLA's labelled files start with an example; its test file does have a header
-    parts = (
-        DatasetFile("train.tsv", train if isinstance(train, tuple) else (train,), headers),
-        DatasetFile("dev.tsv", (dev,), headers),
-        DatasetFile("test.tsv", (test,), optional=True),
+def _tsv(
+    *rows: int | tuple[int, ...],
+    parts: Sequence[str] = ("train", "dev", "test"),
+    header: bool = True,
+    sha256: Mapping[str, str] = {},
+) -> tuple[DatasetFile, ...]:
+    """The files of a GLUE task, PART.tsv, with their rows; `sha256` by part. Test files always have a header."""
+    counts = (count if isinstance(count, tuple) else (count,) for count in rows)
+    return tuple(
+        DatasetFile(f"{part}.tsv", count, header or part == "test", sha256.get(part, ""), optional=part[:4] == "test")
+        for part, count in zip(parts, counts, strict=True)
     )
+
+
+def _glue(name: str, archive: str, sha256: str, parts: tuple[DatasetFile, ...]) -> Dataset:
+    """A GLUE task that comes as a zip archive."""
     return Dataset(name, name, (Download(_GLUE + archive, sha256),), parts)
-
-
-def _mnist(sha256_of: Mapping[str, str]) -> Dataset:
-    """MNIST, from the sha256 of its four files."""
-    sources = tuple(Download(_MNIST + name, sha256) for name, sha256 in sha256_of.items())
-    parts = tuple(
-        DatasetFile(name, (60_000 if name.startswith("train") else 10_000,), sha256=sha256)
-        for name, sha256 in sha256_of.items()
-    )
-    return Dataset("MNIST", "MNIST", sources, parts, copy_files, "IMAGE_DIR")
 
 
 def _squad(version: str, train: tuple[int, str], dev: tuple[int, str]) -> Dataset:
@@ -102,75 +102,55 @@ def _squad(version: str, train: tuple[int, str], dev: tuple[int, str]) -> Datase
     return Dataset(f"SQuAD{version}", "SQuAD", sources, parts, copy_files, "SQUAD_DIR")
 
 
+_MNIST_FILES = {
+    "train-images-idx3-ubyte.gz": (60_000, "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609"),
+    "train-labels-idx1-ubyte.gz": (60_000, "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c"),
+    "t10k-images-idx3-ubyte.gz": (10_000, "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6"),
+    "t10k-labels-idx1-ubyte.gz": (10_000, "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"),
+}
+_CIFAR_FILES = {
+    "data_batch_1": (31_035_704, "c99cafc152244af753f735de768cd75f"),
+    "data_batch_2": (31_035_320, "d4bba439e000b95fd0a9bffe97cbabec"),
+    "data_batch_3": (31_035_999, "54ebc095f3ab1f0389bbae665268c751"),
+    "data_batch_4": (31_035_696, "634d18415352ddfa80567beed471001a"),
+    "data_batch_5": (31_035_623, "482c414d41f54cd18b22e5b47cb7c3cb"),
+    "test_batch": (31_035_526, "40351d587109b95175f43aff81a1287e"),
+}
+
+_MNLI_PARTS = ("train", "dev_matched", "dev_mismatched", "test_matched", "test_mismatched")
+_RTE_DIGESTS = {
+    "train": "41e3a9b063433392343fad9e962cf2f58b681c78d8f71592f4186f0837246c5c",
+    "dev": "80230dfa1347282e7b532b06a1004a76a710087541189bf874223ddf0e3819fb",
+    "test": "6e33f09b5c2bfd5fd5fde217070f3dd49e484e33b9752b5864cf36fc421a213f",
+}
+_MRPC_FILES = {
+    _MRPC + "msr_paraphrase_train.txt": "60a9b09084528f0673eedee2b69cb941920f0b8cd0eeccefc464a98768457f89",
+    _MRPC + "msr_paraphrase_test.txt": "a04e271090879aaba6423d65b94950c089298587d9c084bf9cd7439bd785f784",
+    _GLUE + "mrpc_dev_ids.tsv": "971d7767d81b997fd9060ade0ec23c4fc31cbb226a55d1bd4a1bac474eb81dc7",
+}
+_COLA = "f212fcd832b8f7b435fb991f101abf89f96b933ab400603bf198960dfc32cbff"
+_SST_2 = "d67e16fb55739c1b32cdce9877596db1c127dc322d93c082281f64057c16deaa"
+_STS_B = "e60a6393de5a8b5b9bac5020a1554b54e3691f9d600b775bd131e613ac179c85"
+_QQP = "40e7c862c04eb26ee04b67fd900e76c45c6ba8e6d8fab4f8f1f8072a1a3fbae0"
+_MNLI = "e7c1d896d26ed6caf700110645df426cc2d8ebf02a5ab743d5a5c68ac1c83633"
+_QNLI = "e634e78627a29adaecd4f955359b22bf5e70f2cbd93b493f2d624138a0c0e5f5"
+_RTE = "6bf86de103ecd335f3441bd43574d23fef87ecc695977a63b82d5efb206556ee"
+_WNLI = "ae0e8e4d16f4d46d4a0a566ec7ecceccfd3fbfaa4a7a4b4e02848c0f2561ac46"
+_DIAGNOSTIC = "0e13510b1bb14436ff7e2ee82338f0efb0133ecf2e73507a697dc210db3f05fd"
+
 _DATASETS = (
-    _glue("CoLA", "CoLA.zip", "f212fcd832b8f7b435fb991f101abf89f96b933ab400603bf198960dfc32cbff", 8551, 1043, 1063),
-    _glue("SST-2", "SST-2.zip", "d67e16fb55739c1b32cdce9877596db1c127dc322d93c082281f64057c16deaa", 67349, 872, 1821),
-    Dataset(
-        "MRPC",
-        "MRPC",
-        (
-            Download(
-                _MRPC + "msr_paraphrase_train.txt", "60a9b09084528f0673eedee2b69cb941920f0b8cd0eeccefc464a98768457f89"
-            ),
-            Download(
-                _MRPC + "msr_paraphrase_test.txt", "a04e271090879aaba6423d65b94950c089298587d9c084bf9cd7439bd785f784"
-            ),
-            Download(_GLUE + "mrpc_dev_ids.tsv", "971d7767d81b997fd9060ade0ec23c4fc31cbb226a55d1bd4a1bac474eb81dc7"),
-        ),
-        (
-            DatasetFile("train.tsv", (3668,)),
-            DatasetFile("dev.tsv", (408,)),
-            DatasetFile("test.tsv", (1725,), optional=True),
-        ),
-        split_mrpc,
-    ),
-    _glue("STS-B", "STS-B.zip", "e60a6393de5a8b5b9bac5020a1554b54e3691f9d600b775bd131e613ac179c85", 5749, 1500, 1379),
+    _glue("CoLA", "CoLA.zip", _COLA, _tsv(8551, 1043, 1063, header=False)),
+    _glue("SST-2", "SST-2.zip", _SST_2, _tsv(67349, 872, 1821)),
+    Dataset("MRPC", "MRPC", tuple(Download(*each) for each in _MRPC_FILES.items()), _tsv(3668, 408, 1725), split_mrpc),
+    _glue("STS-B", "STS-B.zip", _STS_B, _tsv(5749, 1500, 1379)),
     # 363849: the archive that GLUE offered before the "clean" one, which many a folder still holds.
-    _glue(
-        "QQP",
-        "QQP-clean.zip",
-        "40e7c862c04eb26ee04b67fd900e76c45c6ba8e6d8fab4f8f1f8072a1a3fbae0",
-        (363846, 363849),
-        40430,
-        390965,
-    ),
+    _glue("QQP", "QQP-clean.zip", _QQP, _tsv((363846, 363849), 40430, 390965)),
+    _glue("MNLI", "MNLI.zip", _MNLI, _tsv(392702, 9815, 9832, 9796, 9847, parts=_MNLI_PARTS)),
+    _glue("QNLI", "QNLIv2.zip", _QNLI, _tsv(104743, 5463, 5463)),
+    _glue("RTE", "RTE.zip", _RTE, _tsv(2490, 277, 3000, sha256=_RTE_DIGESTS)),
+    _glue("WNLI", "WNLI.zip", _WNLI, _tsv(635, 71, 146)),
     Dataset(
-        "MNLI",
-        "MNLI",
-        (Download(_GLUE + "MNLI.zip", "e7c1d896d26ed6caf700110645df426cc2d8ebf02a5ab743d5a5c68ac1c83633"),),
-        (
-            DatasetFile("train.tsv", (392702,)),
-            DatasetFile("dev_matched.tsv", (9815,)),
-            DatasetFile("dev_mismatched.tsv", (9832,)),
-            DatasetFile("test_matched.tsv", (9796,), optional=True),
-            DatasetFile("test_mismatched.tsv", (9847,), optional=True),
-        ),
-    ),
-    _glue("QNLI", "QNLIv2.zip", "e634e78627a29adaecd4f955359b22bf5e70f2cbd93b493f2d624138a0c0e5f5", 104743, 5463, 5463),
-    Dataset(
-        "RTE",
-        "RTE",
-        (Download(_GLUE + "RTE.zip", "6bf86de103ecd335f3441bd43574d23fef87ecc695977a63b82d5efb206556ee"),),
-        (
-            DatasetFile(
-                "train.tsv", (2490,), sha256="41e3a9b063433392343fad9e962cf2f58b681c78d8f71592f4186f0837246c5c"
-            ),
-            DatasetFile("dev.tsv", (277,), sha256="80230dfa1347282e7b532b06a1004a76a710087541189bf874223ddf0e3819fb"),
-            DatasetFile(
-                "test.tsv",
-                (3000,),
-                sha256="6e33f09b5c2bfd5fd5fde217070f3dd49e484e33b9752b5864cf36fc421a213f",
-                optional=True,
-            ),
-        ),
-    ),
-    _glue("WNLI", "WNLI.zip", "ae0e8e4d16f4d46d4a0a566ec7ecceccfd3fbfaa4a7a4b4e02848c0f2561ac46", 635, 71, 146),
-    Dataset(
-        "diagnostic",
-        "diagnostic",
-        (Download(_GLUE + "AX.tsv", "0e13510b1bb14436ff7e2ee82338f0efb0133ecf2e73507a697dc210db3f05fd"),),
-        (DatasetFile("AX.tsv", (1104,)),),
-        copy_files,
+        "diagnostic", "diagnostic", (Download(_GLUE + "AX.tsv", _DIAGNOSTIC),), _tsv(1104, parts=["AX"]), copy_files
     ),
     _squad(
         "1.1",
@@ -182,13 +162,13 @@ _DATASETS = (
         (130319, "68dcfbb971bd3e96d5b46c7177b16c1a4e7d4bdef19fb204502738552dede002"),
         (11873, "80a5225e94905956a6446d296ca1093975c4d3b3260f1d6c8f68bc2ab77182d8"),
     ),
-    _mnist(
-        {
-            "train-images-idx3-ubyte.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-            "train-labels-idx1-ubyte.gz": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-            "t10k-images-idx3-ubyte.gz": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-            "t10k-labels-idx1-ubyte.gz": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-        }
+    Dataset(
+        "MNIST",
+        "MNIST",
+        tuple(Download(_MNIST + name, sha256) for name, (_, sha256) in _MNIST_FILES.items()),
+        tuple(DatasetFile(name, (rows,), sha256=sha256) for name, (rows, sha256) in _MNIST_FILES.items()),
+        copy_files,
+        "IMAGE_DIR",
     ),
     Dataset(
         "CIFAR10",
@@ -200,14 +180,7 @@ _DATASETS = (
                 170_498_071,
             ),
         ),
-        (
-            DatasetFile("data_batch_1", (10_000,), size=31_035_704, md5="c99cafc152244af753f735de768cd75f"),
-            DatasetFile("data_batch_2", (10_000,), size=31_035_320, md5="d4bba439e000b95fd0a9bffe97cbabec"),
-            DatasetFile("data_batch_3", (10_000,), size=31_035_999, md5="54ebc095f3ab1f0389bbae665268c751"),
-            DatasetFile("data_batch_4", (10_000,), size=31_035_696, md5="634d18415352ddfa80567beed471001a"),
-            DatasetFile("data_batch_5", (10_000,), size=31_035_623, md5="482c414d41f54cd18b22e5b47cb7c3cb"),
-            DatasetFile("test_batch", (10_000,), size=31_035_526, md5="40351d587109b95175f43aff81a1287e"),
-        ),
+        tuple(DatasetFile(name, (10_000,), size=size, md5=md5) for name, (size, md5) in _CIFAR_FILES.items()),
         unpack_tar,
         "IMAGE_DIR",
     ),

@@ -1,7 +1,6 @@
 """`python download_glue_data.py`: fetch GLUE, SQuAD or images, check them, and put them where training looks."""
 
 import argparse
-import contextlib
 import dataclasses
 import filecmp
 import itertools
@@ -9,7 +8,7 @@ import math
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -53,7 +52,13 @@ def obtain(
         data_dir.mkdir(parents=True, exist_ok=True)
         found = look_at(dataset, target)
         if found.problems:
-            with _one_at_a_time(data_dir / f".{dataset.folder}.lock", dataset.name, report):
+            lock = filelock.FileLock(data_dir / f".{dataset.folder}.lock")
+            try:
+                held = lock.acquire(timeout=0)
+            except filelock.Timeout:
+                report(f"{dataset.name}: another process is fetching into this folder; waiting for it.")
+                held = lock.acquire()
+            with held:
                 found = look_at(dataset, target)  # whoever had the lock may have fetched it
                 if found.problems:
                     _fetch_and_install(dataset, found, data_dir, base_url, timeout, report)
@@ -94,22 +99,22 @@ def _fetch_and_install(
         raise UserError(f"{dataset.name}: {error}; {_ways_out(dataset, target, error)}.") from error
 
     staging = data_dir / f".{dataset.folder}.unpacking"
-    _remove(staging)
+    shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir()
     try:
         published = all(digest_of(files[source.file_name]) == source.sha256 for source in dataset.sources)
-        dataset.unpack(files, staging)
-        found = look_at(dataset, staging, published)
+        unpacked = dataset.unpack(files, staging)
+        found = look_at(dataset, unpacked, published)
         if found.problems:
             problems = " and ".join(found.problems.values())
             raise UserError(f"{dataset.name}: of what was fetched, {problems}; {_ways_out(dataset, target)}.")
-        aside = _install(staging, target, present)
+        aside = _install(unpacked, target, present)
     except UserError:
         for path in files.values():  # complete but wrong: to resume it would bring the same again
             path.unlink(missing_ok=True)
         raise
     finally:
-        _remove(staging)
+        shutil.rmtree(staging, ignore_errors=True)
     for path in files.values():
         path.unlink(missing_ok=True)
     if not published and found.digests.total() < len(found.rows):
@@ -119,16 +124,16 @@ def _fetch_and_install(
         report(f"{dataset.name}: what stood there before is kept as {kept}.")
 
 
-def _install(staging: Path, target: Path, present: Findings) -> list[Path]:
+def _install(unpacked: Path, target: Path, present: Findings) -> list[Path]:
     """Give the checked files their place: the whole folder at once, or file by file where the folder exists.
 
     Of what exists, only files that did not check are replaced. Returns where these were set aside.
     """
     if not target.exists():
-        staging.rename(target)
+        unpacked.rename(target)
         return []
     aside = []
-    for fresh in sorted(staging.iterdir()):
+    for fresh in sorted(unpacked.iterdir()):
         place = target / fresh.name
         if place.exists():
             if fresh.name not in present.problems or filecmp.cmp(fresh, place, shallow=False):
@@ -138,25 +143,6 @@ def _install(staging: Path, target: Path, present: Findings) -> list[Path]:
             place.rename(aside[-1])
         fresh.rename(place)
     return aside
-
-
-@contextlib.contextmanager
-def _one_at_a_time(path: Path, name: str, report: Callable[[str], None]) -> Iterator[None]:
-    lock = filelock.FileLock(path)
-    try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
-        report(f"{name}: another process is fetching into this folder; waiting for it.")
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def _remove(folder: Path) -> None:
-    if folder.exists():
-        shutil.rmtree(folder)
 
 
 def _described(found: Findings) -> str:

@@ -51,8 +51,10 @@ def fetch(url: str, folder: Path, timeout: float, pause: float = 0.5, report: Ca
     while failed < _TRIES:
         if failed:
             time.sleep(pause * 2 ** (failed - 1))
-        part = next(iter(sorted(folder.glob(f"{name}.*.part"))), None)
-        with _answer(url, part, timeout) as response:
+        part = min(folder.glob(f"{name}.*.part"), default=None)
+        # One byte back, so that for a part that is complete this is still a valid request.
+        begin = max(part.stat().st_size - 1, 0) if part else 0
+        with _answer(url, None if part is None else begin, timeout) as response:
             if response.status_code in (429, 500, 502, 503, 504):
                 failed += 1
                 report(f"{name}: {host} answered {response.status_code} {printable(response.reason, 60)}.")
@@ -61,7 +63,7 @@ def fetch(url: str, folder: Path, timeout: float, pause: float = 0.5, report: Ca
                 raise UserError(f"{host} answered {response.status_code} {printable(response.reason, 60)} for {url}")
             start, total = _range_of(response)
             fresh = folder / f"{name}.{_tag(response, url, total)}.part"
-            if response.status_code != 200 and (fresh != part or start != _resume_at(part)):
+            if response.status_code != 200 and (fresh != part or start != begin):
                 if part is None:
                     raise UserError(f"{host} answered {response.status_code} to a request for the whole of {url}")
                 part.unlink()  # the server's file is another one now, or this is not the range that was asked for
@@ -80,20 +82,19 @@ def fetch(url: str, folder: Path, timeout: float, pause: float = 0.5, report: Ca
     raise UserError(f"{host} did not deliver the whole of {url} in {failed} tries (what came is kept)")
 
 
-def _answer(url: str, part: Path | None, timeout: float) -> requests.Response:
-    """The server's answer, its body unread, within `timeout` seconds whatever is slow: names, connection or server."""
+def _answer(url: str, begin: int | None, timeout: float) -> requests.Response:
+    """The server's answer, its body unread, within `timeout` seconds whatever is slow: names, connection or server.
+
+    It is asked for the whole file, or for what comes from byte `begin` on.
+    """
     headers = {"Accept-Encoding": "identity"}  # a compressed answer would have other lengths and ranges
-    if part is not None:
-        headers["Range"] = f"bytes={_resume_at(part)}-"
+    if begin is not None:
+        headers["Range"] = f"bytes={begin}-"
     outcome: queue.Queue[Any] = queue.Queue()
-    given_up = threading.Event()
 
     def ask() -> None:
         try:
-            response = requests.get(url, headers=headers, stream=True, timeout=(timeout, timeout))
-            outcome.put(response)
-            if given_up.is_set():
-                response.close()
+            outcome.put(requests.get(url, headers=headers, stream=True, timeout=(timeout, timeout)))
         except Exception as error:  # whatever it is, the waiting thread must hear of it
             outcome.put(error)
 
@@ -104,8 +105,7 @@ def _answer(url: str, part: Path | None, timeout: float) -> requests.Response:
     try:
         answer = outcome.get(timeout=timeout)
     except queue.Empty:
-        given_up.set()
-        raise Unreachable(host, f"no answer within {timeout:g} seconds") from None
+        answer = requests.exceptions.Timeout()
     if isinstance(answer, requests.exceptions.Timeout):
         raise Unreachable(host, f"no answer within {timeout:g} seconds") from answer
     if isinstance(answer, Exception):
@@ -113,17 +113,12 @@ def _answer(url: str, part: Path | None, timeout: float) -> requests.Response:
     return answer
 
 
-def _resume_at(part: Path) -> int:
-    """Where to go on: one byte back, so that a part that is complete is still a valid request."""
-    return max(part.stat().st_size - 1, 0)
-
-
 def _range_of(response: requests.Response) -> tuple[int, int | None]:
     """The answer's first byte and the whole file's length (None if unknown; -1 as first byte for a range unasked)."""
     if response.status_code == 200:
         length = response.headers.get("Content-Length", "")
-        return 0, int(length) if length.isdigit() else None
-    found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", response.headers.get("Content-Range", "").strip())
+        return 0, int(length) if re.fullmatch(r"\d{1,18}", length) else None
+    found = re.fullmatch(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})", response.headers.get("Content-Range", "").strip())
     if not found:
         return -1, None
     first, last, total = (int(number) for number in found.groups())

@@ -1,5 +1,6 @@
 """From a fetched file to a folder of data files, trusting nothing that an archive says about itself."""
 
+import contextlib
 import errno
 import gzip
 import io
@@ -10,74 +11,89 @@ import struct
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import IO, NoReturn
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import IO, NamedTuple
 
-from cos598d.data.fetch.members import Member, allowed_bytes, files_of
 from cos598d.errors import UserError
 from cos598d.terminal.files import write_whole
 from cos598d.terminal.printable import printable
 
+# GLUE's largest archive, MNLI, holds a few dozen files and unpacks to about five times its size.
+MOST_MEMBERS = 10_000
+MOST_BYTES = 4 * 1024**3
+MOST_GROWTH = 100
+ALWAYS_ALLOWED_BYTES = 16 * 1024**2
 _BLOCK = 1024 * 1024
 # What zipfile, tarfile and the decompressors raise for a file that is not an archive, or a damaged one.
 _DAMAGED = (
     *(zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, struct.error),
     *(EOFError, NotImplementedError, RuntimeError, ValueError, OverflowError, MemoryError),
 )
-# Of a broken bz2 stream, of places before the archive's begin, of names that a disk does not take.
-_NOT_THE_DISKS = (None, errno.EINVAL, errno.EILSEQ)
+# Of a broken bz2 stream, and of places before the archive's begin. With any other number the disk is to blame.
+_DAMAGED_ERRNO = (None, errno.EINVAL)
+# Of a name that this disk does not take: it is there already, is a file where a folder is needed, or is too long.
+_NAME_ERRNO = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EILSEQ)
 
 
-def unpack_zip(files: Mapping[str, Path], into: Path) -> None:
-    """Unpack one zip archive into the folder `into`, without the folder that all its members share.
+class _Member(NamedTuple):
+    """One member as its archive describes it: `size` in bytes when unpacked, `kind` as in `stat.S_IFMT` (0 where the
+    archive does not say), and what opens its content."""
 
-    Raises UserError if the archive is broken or not a zip, or holds what `files_of` refuses; OSError if the disk
-    refuses. A failure can leave files in `into`, which the caller throws away.
+    name: str
+    size: int
+    kind: int
+    is_encrypted: bool
+    content: Callable[[], IO[bytes] | None]
+
+
+def unpack_zip(files: Mapping[str, Path], into: Path) -> Path:
+    """Unpack one zip archive into the empty folder `into`; the folder in there that holds the files is returned.
+
+    That is `into` without the folders that all files share: QQP-clean.zip's QQP/train.tsv lies in into/QQP. What a Mac
+    adds is left out. Raises UserError if the archive is no whole zip archive; if a member would land outside, is a link
+    or another special file, is encrypted or has a name that the disk does not take; or if the whole would be
+    unreasonably large. Raises OSError if the disk refuses. The caller throws `into` away after a failure.
     """
     ((name, archive),) = files.items()
-    try:
-        with zipfile.ZipFile(archive) as opened:
-            for path, info in files_of(_zipped(opened), name, archive.stat().st_size):
-                # Reading stops at the declared size and compares the CRC, so the check of sizes holds.
-                with opened.open(info) as source:
-                    _write(source, into / path)
-    except UserError:
-        raise
-    except (*_DAMAGED, OSError) as error:
-        _refuse(error, name, archive, "zip archive")
+    with _refusing_damage(name, archive, "zip archive"), zipfile.ZipFile(archive) as opened:
+        _take((_zip_member(opened, info) for info in opened.infolist()), name, archive.stat().st_size, into)
+    return _inmost(into)
 
 
-def unpack_tar(files: Mapping[str, Path], into: Path) -> None:
-    """Unpack one gzipped tar archive, as `unpack_zip` does a zip.
+def _zip_member(opened: zipfile.ZipFile, info: zipfile.ZipInfo) -> _Member:
+    kind = stat.S_IFDIR if info.is_dir() else stat.S_IFMT(info.external_attr >> 16)
+    # Reading stops at the stated size and compares the CRC, so the check of sizes holds.
+    return _Member(info.orig_filename, info.file_size, kind, bool(info.flag_bits & 1), lambda: opened.open(info))
 
-    It is read twice: to its end, where gzip's checksum stands, to look at all members, and where nothing is wrong with
-    any of them once more to unpack them.
-    """
+
+def unpack_tar(files: Mapping[str, Path], into: Path) -> Path:
+    """Unpack one gzipped tar archive, as `unpack_zip` does a zip. It is read to its end, where gzip's checksum is."""
     ((name, archive),) = files.items()
     size = archive.stat().st_size
-    try:
-        with gzip.open(archive) as file:
-            stream = _Bounded(file, name, size)
-            paths = {info.offset: path for path, info in files_of(_tarred(stream), name, size)}
-        with gzip.open(archive) as file, tarfile.open(fileobj=_Bounded(file, name, size), mode="r|") as opened:
-            for info in opened:
-                source = opened.extractfile(info) if info.offset in paths else None
-                if source is not None:
-                    _write(source, into / paths[info.offset])
-    except UserError:
-        raise
-    except (*_DAMAGED, OSError) as error:
-        _refuse(error, name, archive, "gzipped tar archive")
+    with _refusing_damage(name, archive, "gzipped tar archive"), gzip.open(archive) as file:
+        stream = _Bounded(file, name, size)
+        with tarfile.open(fileobj=stream, mode="r|") as opened:
+            _take((_tar_member(opened, info) for info in opened), name, size, into)
+        while stream.read(_BLOCK):
+            pass
+    return _inmost(into)
 
 
-def copy_files(files: Mapping[str, Path], into: Path) -> None:
+def _tar_member(opened: tarfile.TarFile, info: tarfile.TarInfo) -> _Member:
+    plain = info.isreg() and not info.issparse()  # a sparse file's size says nothing of what was read
+    kind = stat.S_IFDIR if info.isdir() else stat.S_IFREG if plain else stat.S_IFLNK
+    return _Member(info.name, info.size, kind, False, lambda: opened.extractfile(info))
+
+
+def copy_files(files: Mapping[str, Path], into: Path) -> Path:
     """Take the fetched files as they are, under their own names."""
     for name, path in files.items():
         shutil.copyfile(path, into / name)
+    return into
 
 
-def split_mrpc(files: Mapping[str, Path], into: Path) -> None:
+def split_mrpc(files: Mapping[str, Path], into: Path) -> Path:
     """Make GLUE's train.tsv, dev.tsv and test.tsv from the paraphrase corpus and GLUE's list of dev pairs.
 
     The corpus comes as msr_paraphrase_train.txt and msr_paraphrase_test.txt (label, two ids, two sentences); the pairs
@@ -88,63 +104,14 @@ def split_mrpc(files: Mapping[str, Path], into: Path) -> None:
     _, *test = _table(files["msr_paraphrase_test.txt"], "msr_paraphrase_test.txt")
     ids = files["mrpc_dev_ids.tsv"].read_text(encoding="utf-8-sig", errors="replace").splitlines()
     dev_pairs = {tuple(line.split("\t")[:2]) for line in ids}
-    dev = [row for row in rows if (row[1], row[2]) in dev_pairs]
-    train = [row for row in rows if (row[1], row[2]) not in dev_pairs]
-    _write_table(into / "train.tsv", [header, *train])
-    _write_table(into / "dev.tsv", [header, *dev])
-    indexed = [[str(index), *row[1:]] for index, row in enumerate(test)]
-    _write_table(into / "test.tsv", [["index", *header[1:]], *indexed])
-
-
-def _zipped(opened: zipfile.ZipFile) -> Iterator[Member[zipfile.ZipInfo]]:
-    for info in opened.infolist():
-        kind = stat.S_IFDIR if info.is_dir() else stat.S_IFMT(info.external_attr >> 16)
-        yield Member(info.orig_filename, info.file_size, kind, info, is_encrypted=bool(info.flag_bits & 0x1))
-
-
-def _tarred(stream: "_Bounded") -> Iterator[Member[tarfile.TarInfo]]:
-    with tarfile.open(fileobj=stream, mode="r|") as opened:
-        for info in opened:
-            plain = info.isreg() and not info.issparse()  # a sparse file's size says nothing of what was read
-            kind = stat.S_IFDIR if info.isdir() else stat.S_IFREG if plain else stat.S_IFLNK
-            yield Member(info.name, info.size, kind, info)
-    while stream.read(_BLOCK):
-        pass
-
-
-class _Bounded(io.BufferedIOBase):
-    """What an archive of `size` bytes unpacks to, read from the begin on, and no further than it may grow."""
-
-    def __init__(self, file: gzip.GzipFile, name: str, size: int):
-        self._file, self._name, self._left = file, name, allowed_bytes(size)
-
-    def read(self, count: int | None = -1, /) -> bytes:
-        most = self._left + 1
-        found = self._file.read(most if count is None or count < 0 else min(count, most))
-        self._left -= len(found)
-        if self._left < 0:
-            raise UserError(f"{self._name} unpacks to more than is allowed; not unpacked.")
-        return found
-
-
-def _write(source: IO[bytes], target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with open(target, "xb") as copy:
-        shutil.copyfileobj(source, copy, _BLOCK)
-
-
-def _refuse(error: Exception, name: str, archive: Path, kind: str) -> NoReturn:
-    """Raise the sentence for an archive that is damaged or none; the error itself where the disk is to blame."""
-    if isinstance(error, OSError) and error.errno not in _NOT_THE_DISKS:
-        raise error
-    why = _looks_like(archive) or printable(error, 200).rstrip(".") or type(error).__name__
-    raise UserError(f"{name} is not a whole {kind} ({why}).") from error
-
-
-def _looks_like(archive: Path) -> str:
-    with open(archive, "rb") as handle:
-        start = handle.read(512).lstrip()
-    return "it is a web page, perhaps the login page of this network" if start.startswith(b"<") else ""
+    tables = {
+        "train": [header, *(row for row in rows if (row[1], row[2]) not in dev_pairs)],
+        "dev": [header, *(row for row in rows if (row[1], row[2]) in dev_pairs)],
+        "test": [["index", *header[1:]], *([str(index), *row[1:]] for index, row in enumerate(test))],
+    }
+    for part, table in tables.items():
+        write_whole(into / f"{part}.tsv", "".join("\t".join(row) + "\n" for row in table))
+    return into
 
 
 def _table(path: Path, name: str) -> list[list[str]]:
@@ -161,5 +128,88 @@ def _table(path: Path, name: str) -> list[list[str]]:
     return rows
 
 
-def _write_table(path: Path, rows: list[list[str]]) -> None:
-    write_whole(path, "".join("\t".join(row) + "\n" for row in rows))
+def _take(members: Iterable[_Member], name: str, archive_bytes: int, into: Path) -> None:
+    """Write the files among the members into `into`, no further than is allowed."""
+    total, allowed = 0, _allowed_bytes(archive_bytes)
+    for count, member in enumerate(members, start=1):
+        if count > MOST_MEMBERS:
+            raise UserError(f"{name} holds more than the {MOST_MEMBERS} members that were expected; not unpacked.")
+        total += member.size
+        if total > allowed:
+            raise UserError(
+                f"{name} of {archive_bytes} bytes would unpack to {total} or more, and {allowed} are allowed; "
+                "not unpacked."
+            )
+        windows = PureWindowsPath(member.name)  # takes both kinds of slashes, and knows drive letters
+        if windows.anchor or ".." in windows.parts or "\0" in member.name or not windows.parts:
+            raise _refused(name, member, "which leads outside its folder")
+        if member.kind not in (0, stat.S_IFREG, stat.S_IFDIR):
+            raise _refused(name, member, "a link or special file")
+        path = PurePosixPath(*windows.parts)
+        if member.kind == stat.S_IFDIR or _added_by_a_mac(path):
+            continue
+        if member.is_encrypted:
+            raise _refused(name, member, "which is encrypted")
+        source = member.content()
+        if source is None:
+            raise _refused(name, member, "which has no content")
+        try:
+            (into / path).parent.mkdir(parents=True, exist_ok=True)
+            with source, open(into / path, "xb") as copy:
+                shutil.copyfileobj(source, copy, _BLOCK)
+        except OSError as error:
+            if error.errno not in _NAME_ERRNO:
+                raise
+            raise _refused(name, member, f"a name that the disk does not take ({error.strerror})") from error
+
+
+def _allowed_bytes(archive_bytes: int) -> int:
+    """How much an archive of this size may unpack to."""
+    return min(MOST_BYTES, max(ALWAYS_ALLOWED_BYTES, MOST_GROWTH * archive_bytes))
+
+
+def _refused(name: str, member: _Member, why: str) -> UserError:
+    return UserError(f'{name} holds "{printable(member.name, 100)}", {why}; nothing of it was kept.')
+
+
+def _added_by_a_mac(path: PurePosixPath) -> bool:
+    return "__MACOSX" in path.parts or path.name.startswith("._") or path.name in (".DS_Store", "Icon\r")
+
+
+def _inmost(folder: Path) -> Path:
+    """The folder in which something else than one folder is."""
+    while len(inside := list(folder.iterdir())) == 1 and inside[0].is_dir():
+        folder = inside[0]
+    return folder
+
+
+class _Bounded(io.BufferedIOBase):
+    """What an archive of `size` bytes unpacks to, read from the begin on, and no further than it may grow."""
+
+    def __init__(self, file: gzip.GzipFile, name: str, size: int):
+        self._file, self._name, self._left = file, name, _allowed_bytes(size)
+
+    def read(self, count: int | None = -1, /) -> bytes:
+        most = self._left + 1
+        found = self._file.read(most if count is None or count < 0 else min(count, most))
+        self._left -= len(found)
+        if self._left < 0:
+            raise UserError(f"{self._name} unpacks to more than is allowed; not unpacked.")
+        return found
+
+
+@contextlib.contextmanager
+def _refusing_damage(name: str, archive: Path, kind: str) -> Iterator[None]:
+    """Raise the sentence for an archive that is damaged or none; the error itself where the disk is to blame."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (*_DAMAGED, OSError) as error:
+        if isinstance(error, OSError) and error.errno not in _DAMAGED_ERRNO:
+            raise
+        with open(archive, "rb") as handle:
+            is_page = handle.read(512).lstrip().startswith(b"<")
+        page = "it is a web page, perhaps the login page of this network" if is_page else ""
+        why = page or printable(error, 200).rstrip(".") or type(error).__name__
+        raise UserError(f"{name} is not a whole {kind} ({why}).") from error

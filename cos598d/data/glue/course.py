@@ -105,66 +105,24 @@ def _example(row: GlueRow, set_type: str) -> InputExample:
     return InputExample(f"{set_type}-{row.identity}", row.text_a, row.text_b, row.label)
 
 
-class ColaProcessor(_GlueProcessor):
-    """CoLA: is the sentence acceptable English?"""
-
-    form = FORMATS["cola"]
-
-
-class Sst2Processor(_GlueProcessor):
-    """SST-2: is the review positive?"""
-
-    form = FORMATS["sst-2"]
+def _processor(
+    name: str, task: str, dev_part: str = "dev", base: type[_GlueProcessor] = _GlueProcessor
+) -> type[_GlueProcessor]:
+    form = FORMATS[task]
+    members = {"form": form, "dev_part": dev_part, "__doc__": f"{form.folder}'s examples.", "__module__": __name__}
+    return type(name, (base,), members)
 
 
-class MrpcProcessor(_GlueProcessor):
-    """MRPC: do the two sentences say the same?"""
-
-    form = FORMATS["mrpc"]
-
-
-class StsbProcessor(_GlueProcessor):
-    """STS-B: how alike are the two sentences, from 0 to 5?"""
-
-    form = FORMATS["sts-b"]
-
-
-class QqpProcessor(_GlueProcessor):
-    """QQP: do the two questions ask the same?"""
-
-    form = FORMATS["qqp"]
-
-
-class MnliProcessor(_GlueProcessor):
-    """MNLI: does the premise contradict or entail the hypothesis, or neither? Evaluated on the genres trained on."""
-
-    form = FORMATS["mnli"]
-    dev_part = "dev_matched"
-
-
-class MnliMismatchedProcessor(MnliProcessor):
-    """MNLI, evaluated on other genres than it is trained on."""
-
-    dev_part = "dev_mismatched"
-
-
-class QnliProcessor(_GlueProcessor):
-    """QNLI: does the sentence answer the question?"""
-
-    form = FORMATS["qnli"]
-
-
-class RteProcessor(_GlueProcessor):
-    """RTE: does the first sentence entail the second?"""
-
-    form = FORMATS["rte"]
-
-
-class WnliProcessor(_GlueProcessor):
-    """WNLI: is the pronoun replaced by what it stands for?"""
-
-    form = FORMATS["wnli"]
-
+ColaProcessor = _processor("ColaProcessor", "cola")
+Sst2Processor = _processor("Sst2Processor", "sst-2")
+MrpcProcessor = _processor("MrpcProcessor", "mrpc")
+StsbProcessor = _processor("StsbProcessor", "sts-b")
+QqpProcessor = _processor("QqpProcessor", "qqp")
+MnliProcessor = _processor("MnliProcessor", "mnli", "dev_matched")
+MnliMismatchedProcessor = _processor("MnliMismatchedProcessor", "mnli", "dev_mismatched", MnliProcessor)
+QnliProcessor = _processor("QnliProcessor", "qnli")
+RteProcessor = _processor("RteProcessor", "rte")
+WnliProcessor = _processor("WnliProcessor", "wnli")
 
 processors: dict[str, type[_GlueProcessor]] = {
     "cola": ColaProcessor,

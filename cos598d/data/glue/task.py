@@ -102,9 +102,6 @@ class GlueTask(Task):
             return features
         return features.take(spread(len(features), limit))
 
-    def output_widths(self, features: "Features") -> tuple[int, ...]:
-        return (self.num_labels,)
-
     def score(self, part: str, outputs: np.ndarray, features: "Features") -> Scores:
         predicted = outputs.argmax(axis=1) if self.form.labels else outputs.reshape(-1)
         found = metrics.score(self.form.metric, predicted, features.labels)

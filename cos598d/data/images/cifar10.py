@@ -1,22 +1,29 @@
-"""CIFAR-10: photographs of 32 x 32 pixels, of ten kinds of things and animals."""
+"""CIFAR-10: photographs of 32 x 32 pixels, of ten kinds of things and animals.
+
+Its published batches are pickles. They are read by an unpickler that has nothing but what an array of bytes needs, so
+that nothing in a file is called.
+"""
 
 import os
+import pickle
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from cos598d.data.images.cifar import read_batch
+from cos598d.data.images.files import open_store
 from cos598d.data.images.folder import FoundImages, ImageFolderTask, find_classes
-from cos598d.data.images.locate import VARIABLE, candidates
-from cos598d.data.images.places import open_place
-from cos598d.data.images.source import ImagesInMemory, ImageSource
+from cos598d.data.images.task import VARIABLE, ImagesInMemory, ImageSource, candidates
 from cos598d.data.task import fetch_command
 from cos598d.errors import UserError
 from cos598d.terminal.printable import printable
 
-CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _BATCHES = {"train": [f"data_batch_{number}" for number in range(1, 6)], "dev": ["test_batch"]}
+_SIDE = 32
+_VALUES = 3 * _SIDE * _SIDE
+_MOST_BYTES = 64 << 20  # a batch of 10,000 images has 31 MB
 
 
 class Cifar10Task(ImageFolderTask):
@@ -27,11 +34,11 @@ class Cifar10Task(ImageFolderTask):
     """
 
     name = "cifar10"
-    size, channels = 32, 3
-    classes = CLASSES
+    size, channels = _SIDE, 3
+    classes = _CLASSES
 
     def locate(self, data_dir: str | None, environ: Mapping[str, str] = os.environ) -> tuple[Path | FoundImages, str]:
-        self.num_labels = len(CLASSES)
+        self.num_labels = len(_CLASSES)
         names = ["", "cifar-10-batches-py", "cifar10", "CIFAR10", "CIFAR10/cifar-10-batches-py"]
         named = data_dir or environ.get(VARIABLE)
         if named and Path(named).is_dir():
@@ -39,8 +46,14 @@ class Cifar10Task(ImageFolderTask):
         for path, words in candidates(data_dir, environ, names):
             if (path / _BATCHES["dev"][0]).is_file():
                 return path, words
-            if path.is_file() or {one.name for one in path.glob("*")} & {"train", *CLASSES}:
-                return self._found(path), words
+            if path.is_file() or {one.name for one in path.glob("*")} & {"train", *_CLASSES}:
+                found = find_classes(open_store(path))
+                if unknown := set(found.classes) - set(_CLASSES):
+                    raise UserError(
+                        f"{path} has a class {printable(min(unknown), 100)}, which CIFAR-10 has not: give its images, "
+                        "or --task_name image_folder."
+                    )
+                return FoundImages(found.store, _CLASSES, found.parts), words
         raise UserError(
             f"{named or 'Nothing that was named'} holds no images of CIFAR-10: name with --data_dir or {VARIABLE} the "
             "folder cifar-10-batches-py, or a folder or a zip archive of images with one folder for each class; or "
@@ -50,21 +63,82 @@ class Cifar10Task(ImageFolderTask):
     def source(self, part: str, location: Path | FoundImages) -> ImageSource:
         if isinstance(location, FoundImages):
             return super().source(part, location)
-        batches = [read_batch(_there(location / name)) for name in _BATCHES[part]]
+        batches = [_read(location / name) for name in _BATCHES[part]]
         images, labels = (np.concatenate(each) for each in zip(*batches, strict=True))
         return ImagesInMemory(images, labels)
 
-    def _found(self, path: Path) -> FoundImages:
-        found = find_classes(open_place(path))
-        if unknown := set(found.classes) - set(CLASSES):
-            raise UserError(
-                f"{path} has a class {printable(min(unknown), 100)}, which CIFAR-10 has not: give its images, or "
-                "--task_name image_folder."
-            )
-        return FoundImages(found.place, CLASSES, found.parts)
 
-
-def _there(file: Path) -> Path:
+def _read(file: Path) -> tuple[np.ndarray, np.ndarray]:
     if not file.is_file():
         raise UserError(f"{file} is missing: put it there, or fetch it with {fetch_command('CIFAR10')}.")
-    return file
+    try:
+        return parse_batch(file)
+    except ValueError as error:
+        raise UserError(f"{file} cannot be read as a batch of CIFAR-10 ({error}): fetch it again.") from error
+
+
+def parse_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Images, uint8 (images, 32, 32, 3), and the numbers of their classes, int64, of one batch.
+
+    https://www.cs.toronto.edu/~kriz/cifar.html describes the format. Raises ValueError, in words that go on with the
+    file's name, where it cannot be read or holds anything else.
+    """
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise pickle.UnpicklingError(f"it is larger than {_MOST_BYTES >> 20} MB")
+        with open(path, "rb") as file:
+            found = _Unpickler(file, encoding="bytes").load()
+        array, labels = found[b"data"], found[b"labels"]
+        if not isinstance(array, _Array) or not isinstance(labels, list) or len(labels) != len(array.values):
+            raise pickle.UnpicklingError("it does not hold an array of images with a label for each")
+        if not all(type(label) is int and 0 <= label < len(_CLASSES) for label in labels):
+            raise pickle.UnpicklingError(f"its labels are not numbers from 0 to {len(_CLASSES) - 1}")
+    except Exception as error:  # a pickle that is none can raise whatever there is
+        why = error.strerror if isinstance(error, OSError) else str(error) or type(error).__name__
+        raise ValueError(why) from error
+    return array.values.reshape(-1, 3, _SIDE, _SIDE).transpose(0, 2, 3, 1), np.array(labels, dtype=np.int64)
+
+
+class _Type:
+    """Stands for a numpy type. Only unsigned bytes are expected."""
+
+    def __init__(self, name: bytes | str, *_: Any):
+        if name not in (b"u1", "u1"):
+            raise pickle.UnpicklingError("its values are not unsigned bytes")
+
+    def __setstate__(self, state: Any) -> None:
+        """Their order within a number, which bytes do not have."""
+
+
+class _Array:
+    """Stands for a numpy array; `values` is (images, 3072)."""
+
+    values: np.ndarray
+
+    def __setstate__(self, state: Any) -> None:
+        _, shape, kind, is_fortran, content = state
+        if not isinstance(kind, _Type) or not isinstance(content, bytes) or is_fortran:
+            raise pickle.UnpicklingError("its array is not one of plain bytes")
+        if len(shape) != 2 or shape[1] != _VALUES or len(content) != shape[0] * _VALUES:
+            raise pickle.UnpicklingError(f"its array has the shape {shape}, not (images, {_VALUES})")
+        self.values = np.frombuffer(content, dtype=np.uint8).reshape(shape)
+
+
+def _new_array(*_: Any) -> _Array:
+    return _Array()
+
+
+class _Unpickler(pickle.Unpickler):
+    """Takes the three names that an array of bytes needs, and has something harmless of its own for each."""
+
+    _KNOWN = {
+        ("numpy.core.multiarray", "_reconstruct"): _new_array,
+        ("numpy._core.multiarray", "_reconstruct"): _new_array,
+        ("numpy", "ndarray"): _Array,
+        ("numpy", "dtype"): _Type,
+    }
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in self._KNOWN:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no batch needs")
+        return self._KNOWN[module, name]

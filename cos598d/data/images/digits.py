@@ -5,9 +5,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from cos598d.data.images.source import ImagesInMemory
-from cos598d.data.images.task import ImageTask
-from cos598d.data.parts import split
+from cos598d.data.examples import split
+from cos598d.data.images.task import ImagesInMemory, ImageTask
 from cos598d.errors import UserError
 
 _MOST = 16  # a pixel's largest value in scikit-learn's copy
@@ -22,12 +21,7 @@ class DigitsTask(ImageTask):
     classes = tuple("0123456789")
     num_labels = len(classes)
     size, channels = 8, 1
-    defaults = {
-        "model_type": "vit",
-        "model_name_or_path": "vit-tiny",
-        "learning_rate": 1e-3,
-        "num_train_epochs": 15.0,
-    }
+    defaults = {**ImageTask.defaults, "num_train_epochs": 15.0}
 
     def locate(self, data_dir: str | None, environ: Mapping[str, str] = os.environ) -> tuple[None, str]:
         if data_dir:

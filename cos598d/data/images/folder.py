@@ -8,13 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from cos598d.data.images.files import Files
-from cos598d.data.images.locate import VARIABLE, candidates
-from cos598d.data.images.options import ImageOptions
-from cos598d.data.images.places import ImageStore, open_place
-from cos598d.data.images.source import ImageSource
-from cos598d.data.images.task import ImageTask
-from cos598d.data.parts import split
+from cos598d.data.examples import split
+from cos598d.data.images.files import ImageFiles, ImageStore, open_store
+from cos598d.data.images.task import VARIABLE, ImageOptions, ImageSource, ImageTask, candidates
 from cos598d.errors import UserError
 from cos598d.terminal.printable import printable
 
@@ -25,12 +21,12 @@ MOST_CLASSES = 100_000
 
 @dataclass(frozen=True)
 class FoundImages:
-    """What a place holds: the classes in order of their names, and of each part its files by class.
+    """What a store holds: the classes in order of their names, and of each part its files by class.
 
     parts: "all" alone where the images are not divided into parts, else "train" and "dev".
     """
 
-    place: ImageStore
+    store: ImageStore
     classes: tuple[str, ...]
     parts: Mapping[str, Mapping[str, list[str]]]
 
@@ -44,7 +40,6 @@ class ImageFolderTask(ImageTask):
     name = "image_folder"
     size, channels = 64, 3
     mirrors = True
-    defaults = {"model_type": "vit", "model_name_or_path": "vit-tiny", "learning_rate": 1e-3}
 
     def __init__(self, options: ImageOptions):
         super().__init__(options)
@@ -52,7 +47,7 @@ class ImageFolderTask(ImageTask):
 
     def locate(self, data_dir: str | None, environ: Mapping[str, str] = os.environ) -> tuple[Any, str]:
         for path, words in candidates(data_dir, environ, ("",)):
-            found = find_classes(open_place(path))
+            found = find_classes(open_store(path))
             self.classes, self.num_labels = found.classes, len(found.classes)
             return found, words
         raise UserError(
@@ -67,12 +62,12 @@ class ImageFolderTask(ImageTask):
         pairs = [(file, numbers[name]) for name, files in sorted(by_class.items()) for file in files]
         labels = np.array([number for _, number in pairs], dtype=np.int64)
         places = split(labels, part) if divided is None else np.arange(len(pairs))
-        return Files(location.place, [pairs[place][0] for place in places], labels[places], f"{self.name} {part}")
+        return ImageFiles(location.store, [pairs[place][0] for place in places], labels[places], f"{self.name} {part}")
 
 
-def find_classes(place: ImageStore) -> FoundImages:
-    """The classes and parts that the folders of `place` say. Raises UserError where they say none, or contradict."""
-    files = place.files
+def find_classes(store: ImageStore) -> FoundImages:
+    """The classes and parts that the folders of `store` say. Raises UserError where they say none, or contradict."""
+    files = store.files
     inside = _common_folders(files)
     by_part: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     tops = {file[len(inside) :].split("/")[0].lower() for file in files}
@@ -87,7 +82,7 @@ def find_classes(place: ImageStore) -> FoundImages:
         classes = folders[1:] if has_parts else folders
         if not classes:
             raise UserError(
-                f"{printable(place.name, 200)}: {printable(file, 100)} lies in no folder of a class: put every image "
+                f"{printable(store.name, 200)}: {printable(file, 100)} lies in no folder of a class: put every image "
                 "into one that is called as its class."
             )
         by_part[part][classes[0]].append(file)
@@ -96,15 +91,15 @@ def find_classes(place: ImageStore) -> FoundImages:
     if not 2 <= len(names) <= MOST_CLASSES:
         counted = f"one class ({printable(names[0], 100)})" if len(names) == 1 else f"{len(names) or 'no'} classes"
         raise UserError(
-            f"{printable(place.name, 200)} has images of {counted}: give a folder with one folder of images for each "
+            f"{printable(store.name, 200)} has images of {counted}: give a folder with one folder of images for each "
             "of two classes or more."
         )
     if has_parts and (only := sorted(classes_of.get("dev", set()) - classes_of.get("train", set()))):
         raise UserError(
-            f"{printable(place.name, 200)}: the class {printable(only[0], 100)} has images to evaluate on and none to "
+            f"{printable(store.name, 200)}: the class {printable(only[0], 100)} has images to evaluate on and none to "
             "train on: put some there."
         )
-    return FoundImages(place, tuple(names), {part: dict(found) for part, found in by_part.items()})
+    return FoundImages(store, tuple(names), {part: dict(found) for part, found in by_part.items()})
 
 
 def _common_folders(files: list[str]) -> str:

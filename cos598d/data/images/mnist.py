@@ -1,22 +1,25 @@
-"""MNIST: handwritten digits of 28 x 28 pixels."""
+"""MNIST: handwritten digits of 28 x 28 pixels, in IDX files."""
 
+import gzip
+import math
 import os
+import struct
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
-from cos598d.data.images.idx import read_idx
-from cos598d.data.images.locate import VARIABLE, candidates
-from cos598d.data.images.source import ImagesInMemory
-from cos598d.data.images.task import ImageTask
-from cos598d.data.parts import split
+from cos598d.data.examples import split
+from cos598d.data.images.task import VARIABLE, ImagesInMemory, ImageTask, candidates
 from cos598d.data.task import fetch_command
 from cos598d.errors import UserError
 
 # What the two parts' files are called, and what the images and their classes are in: X-images-idx3-ubyte, ....gz.
 _PARTS = {"train": "train", "dev": "t10k"}
 _KINDS = {"images": 3, "labels": 1}
+_UNSIGNED_BYTE = 0x08
+_MOST_BYTES = 1 << 30  # a head that promises more is not believed; MNIST's largest file holds 47 MB
 
 
 class MnistTask(ImageTask):
@@ -29,7 +32,6 @@ class MnistTask(ImageTask):
     classes = tuple("0123456789")
     num_labels = len(classes)
     size, channels = 28, 1
-    defaults = {"model_type": "vit", "model_name_or_path": "vit-tiny", "learning_rate": 1e-3}
 
     def locate(self, data_dir: str | None, environ: Mapping[str, str] = os.environ) -> tuple[Path, str]:
         for folder, words in candidates(data_dir, environ, ("", "mnist", "MNIST", "MNIST/raw", "raw")):
@@ -44,8 +46,7 @@ class MnistTask(ImageTask):
     def source(self, part: str, location: Path) -> ImagesInMemory:
         has_both = _file(location, _PARTS["train"], "images") is not None
         stem = _PARTS[part] if has_both else _PARTS["dev"]
-        found = {kind: _read(location, stem, kind) for kind in _KINDS}
-        images, labels = found["images"], found["labels"]
+        images, labels = (_read(location, stem, kind) for kind in _KINDS)
         if len(images) != len(labels) or labels.max() >= self.num_labels:
             problem = "one is above 9" if len(images) == len(labels) else f"{len(labels)} for {len(images)} images"
             raise UserError(f"The labels of {stem} in {location} do not fit ({problem}): fetch both files again.")
@@ -62,4 +63,34 @@ def _read(folder: Path, stem: str, kind: str) -> np.ndarray:
     file = _file(folder, stem, kind)
     if file is None:
         raise UserError(f"{folder} has no {stem}-{kind}-idx{_KINDS[kind]}-ubyte, with or without .gz: put it there.")
-    return read_idx(file, _KINDS[kind])
+    try:
+        return parse_idx(file, _KINDS[kind])
+    except ValueError as error:
+        raise UserError(f"{file} cannot be read as an IDX file ({error}): fetch it again.") from error
+
+
+def parse_idx(path: Path, dimensions: int) -> np.ndarray:
+    """The array in an IDX file, uint8, plain or gzipped; http://yann.lecun.com/exdb/mnist describes its format.
+
+    Raises ValueError, in words that go on with the file's name, where it cannot be read, is of another kind or number
+    of dimensions, or longer or shorter than its head says.
+    """
+    try:
+        with open(path, "rb") as plain:
+            is_packed = plain.read(2) == b"\x1f\x8b"
+            plain.seek(0)
+            with gzip.GzipFile(fileobj=plain) if is_packed else plain as file:
+                head = file.read(4 + 4 * dimensions)
+                if head[:4] != bytes([0, 0, _UNSIGNED_BYTE, dimensions]) or len(head) < 4 + 4 * dimensions:
+                    raise ValueError(f"it does not begin as an IDX file of {dimensions} dimensions does")
+                shape = struct.unpack(f">{dimensions}I", head[4:])
+                size = math.prod(shape)
+                if not 0 < size <= _MOST_BYTES:
+                    raise ValueError(f"its head says {' x '.join(map(str, shape))} values")
+                content = file.read(size + 1)  # not all that there may be: a few bytes can unpack to any number
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(str(getattr(error, "strerror", None) or error)) from error
+    if len(content) != size:
+        problem = "ends early" if len(content) < size else "goes on after its end"
+        raise ValueError(f"it {problem}: its head says {' x '.join(map(str, shape))} values")
+    return np.frombuffer(content, dtype=np.uint8).reshape(shape)

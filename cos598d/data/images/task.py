@@ -1,22 +1,70 @@
-"""What all tasks have in common that find the class of an image."""
+"""What all tasks have in common that find the class of an image: their flags, where they look, and how they load."""
 
-from abc import abstractmethod
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from cos598d.data.cache import cached_arrays
+from cos598d.data.cache import cached_arrays, checksum
+from cos598d.data.encoder import ImageForm
 from cos598d.data.examples import spread
-from cos598d.data.form import ImageForm
-from cos598d.data.images.encoder import ImageEncoder
-from cos598d.data.images.images import Images
-from cos598d.data.images.options import ImageOptions
-from cos598d.data.images.source import ImageSource
-from cos598d.data.task import Scores, Task
+from cos598d.data.images.encoder import ImageEncoder, Images
+from cos598d.data.task import Task
+from cos598d.errors import UserError
+from cos598d.fields import flag
 
-FORMAT = 1  # counted up when what is stored changes its meaning, so that old files are no longer found
-PARTS = ("train", "dev")
+GROUP = "images"  # where --help lists them
+VARIABLE = "IMAGE_DIR"
+_FORMAT = 1  # counted up when what is stored changes its meaning, so that old files are no longer found
+_PARTS = ("train", "dev")
+_BLOCK = 256  # images that are brought to the model's size at a time
+
+
+@dataclass(frozen=True)
+class ImageOptions:
+    """How images are brought to the model: the flags that only tasks with images have."""
+
+    image_size: int | None = flag(
+        None,
+        "pixels a side of the images for vit-tiny and vit-base (default: as suits the task; other models have a size)",
+        group=GROUP,
+        least=4,
+    )
+    augment: bool = flag(
+        False,
+        "in training shift each image at random by up to an eighth of its side, and mirror half of them where right "
+        "and left are alike",
+        group=GROUP,
+    )
+
+
+class ImageSource(ABC):
+    """A part's images before they are brought to a model's size.
+
+    labels: int64 (images,), the number of each one's class. digest: over the images and their classes.
+    """
+
+    labels: np.ndarray
+    digest: str
+
+    @abstractmethod
+    def pixels(self, places: np.ndarray, encoder: ImageEncoder) -> np.ndarray:
+        """The images at `places` as `encoder.fit` makes them. Raises UserError for one that is refused."""
+
+
+class ImagesInMemory(ImageSource):
+    """Images of one size, uint8 (images, height, width, channels)."""
+
+    def __init__(self, images: np.ndarray, labels: np.ndarray):
+        self.labels, self._images = labels.astype(np.int64), images
+        self.digest = checksum({"images": images, "labels": self.labels})
+
+    def pixels(self, places: np.ndarray, encoder: ImageEncoder) -> np.ndarray:
+        blocks = [places[start : start + _BLOCK] for start in range(0, len(places), _BLOCK)]
+        return np.concatenate([encoder.fit(self._images[block]) for block in blocks])
 
 
 class ImageTask(Task):
@@ -27,8 +75,8 @@ class ImageTask(Task):
 
     head = "image_classification"
     evaluation_parts = ("dev",)
-    metrics = ("acc",)
     options_kind = ImageOptions
+    defaults: Mapping[str, Any] = {"model_type": "vit", "model_name_or_path": "vit-tiny", "learning_rate": 1e-3}
     size: int
     channels: int
     mirrors = False
@@ -43,7 +91,7 @@ class ImageTask(Task):
         """The images of a part. Raises UserError naming the file of what cannot be read."""
 
     def check(self, location: Any, parts: Sequence[str] | None = None) -> None:
-        for part in PARTS if parts is None else parts:
+        for part in _PARTS if parts is None else parts:
             self.source(part, location)
 
     def load(
@@ -56,20 +104,28 @@ class ImageTask(Task):
         limit: int | None = None,
     ) -> Images:
         """`max_seq_length` means nothing to images."""
-        if part not in PARTS:
-            raise ValueError(f"{self.name} has the parts {', '.join(PARTS)}, not {part!r}.")
+        if part not in _PARTS:
+            raise ValueError(f"{self.name} has the parts {', '.join(_PARTS)}, not {part!r}.")
         source = self.source(part, location)
         chosen = spread(len(source.labels), limit)
 
         def build() -> dict[str, np.ndarray]:
             return {"pixels": source.pixels(chosen, encoder), "labels": source.labels[chosen]}
 
-        key = (str(FORMAT), encoder.fingerprint, self.name, part, source.digest, str(len(chosen)))
+        key = (str(_FORMAT), encoder.fingerprint, self.name, part, source.digest, str(len(chosen)))
         arrays = cached_arrays("images", f"{self.name}-{part}", key, build, overwrite_cache)
         return Images(arrays["pixels"], arrays["labels"], encoder, self.options.augment, self.mirrors)
 
-    def output_widths(self, features: Images) -> tuple[int, ...]:
-        return (self.num_labels,)
 
-    def score(self, part: str, outputs: np.ndarray, features: Images) -> Scores:
-        return Scores({"acc": float((outputs.argmax(axis=1) == features.labels).mean())})
+def candidates(data_dir: str | None, environ: Mapping[str, str], names: Sequence[str]) -> Iterator[tuple[Path, str]]:
+    """The paths that a task's data may be at, with words for each: --data_dir, else IMAGE_DIR, and what is in it by
+    these `names`; "" for itself. Raises UserError where what was named is not there."""
+    named = data_dir or environ.get(VARIABLE)
+    if not named:
+        return
+    place = Path(named)
+    if not place.exists():
+        raise UserError(f"There is no {named} ({'--data_dir' if data_dir else VARIABLE}): give the images' folder.")
+    for name in names:
+        said = named if data_dir else VARIABLE
+        yield place / name, f"{said}/{name}" if name else said

@@ -12,19 +12,6 @@ from cos598d.data.text.features import Features
 
 
 @dataclass(frozen=True)
-class PredictOptions:
-    """n_best_size: answers kept for a question. max_answer_length: word pieces of the longest one that may be given.
-
-    null_score_diff_threshold: in 2.0, by how much the score of "no answer" must beat the best answer's.
-    """
-
-    n_best_size: int = SquadOptions.n_best_size
-    max_answer_length: int = SquadOptions.max_answer_length
-    version_2: bool = SquadOptions.version_2_with_negative
-    null_score_diff_threshold: float = SquadOptions.null_score_diff_threshold
-
-
-@dataclass(frozen=True)
 class Predictions:
     """What the official files hold, by question id: the answer's text, the n best, and in 2.0 the null scores."""
 
@@ -43,7 +30,7 @@ class _Candidates(NamedTuple):
 
 
 def predict(
-    squad: Squad, chosen: Sequence[int], features: Features, outputs: np.ndarray, options: PredictOptions
+    squad: Squad, chosen: Sequence[int], features: Features, outputs: np.ndarray, options: SquadOptions
 ) -> Predictions:
     """The answers to the `chosen` questions that `features` was built of (see `build_windows`).
 
@@ -71,7 +58,7 @@ def predict(
         entries = _best_texts(merged, squad.contexts[question.context], extra, int(offset), options.n_best_size)
         best = entries[0] if entries else None
         is_answered = True
-        if options.version_2:
+        if options.version_2_with_negative:
             cls_scores = outputs[bounds[number] : bounds[number + 1], [0, width]].astype(np.float64)
             null = cls_scores[cls_scores.sum(axis=1).argmin()]
             entries = sorted([*entries, _entry("", null[0], null[1])], key=_score, reverse=True)
@@ -85,7 +72,7 @@ def predict(
 
 
 def _candidates(
-    features: Features, window: int, start_scores: np.ndarray, end_scores: np.ndarray, options: PredictOptions
+    features: Features, window: int, start_scores: np.ndarray, end_scores: np.ndarray, options: SquadOptions
 ) -> _Candidates:
     """The window's spans, best first tokens first; scores as float64."""
     extra = features.extra

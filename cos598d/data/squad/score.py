@@ -1,16 +1,153 @@
-"""Anybody's predictions file scored by the official rules: `python -m cos598d score --task squad`."""
+"""SQuAD's official scores: exact match and F1 over words, the best over the gold answers, of anybody's predictions.
 
+The rules are those of the official evaluation scripts for 1.1 (Rajpurkar et al. 2016, section 6.1) and 2.0
+(Rajpurkar, Jia and Liang 2018, section 5), written anew. `python -m cos598d score --task squad` scores a file.
+"""
+
+import functools
 import json
+import re
+import string
 import sys
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cos598d.data.squad.metrics import score_version_1, score_version_2
-from cos598d.data.squad.read import Squad, read_json, read_squad
+from cos598d.data.squad.read import Question, Squad, read_json, read_squad
 from cos598d.errors import UserError
 
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+# ASCII's only: the official scripts leave dashes and quotes of Unicode where they are.
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _SHOWN = 3  # ids named in a remark
+
+
+def normalize_answer(text: str) -> str:
+    """Lower case, without ASCII punctuation and English articles, white space as single spaces."""
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
+
+
+@functools.lru_cache(maxsize=4)
+def _normalized(text: str) -> str:
+    """`normalize_answer`, which a prediction needs once, however many gold answers it is held against."""
+    return normalize_answer(text)
+
+
+@functools.lru_cache(maxsize=4)
+def _words(text: str) -> Counter[str]:
+    return Counter(_normalized(text).split())
+
+
+def exact_match(prediction: str, gold: str) -> float:
+    """1 if both are the same after normalization, else 0."""
+    return float(_normalized(prediction) == _normalized(gold))
+
+
+def f1_score(prediction: str, gold: str) -> float:
+    """The harmonic mean of precision and recall over normalized words, counted with their repetitions.
+
+    Where either side has no words it is 0, as in the script for 1.1.
+    """
+    predicted, wanted = _words(prediction), _words(gold)
+    same = sum(min(count, predicted[word]) for word, count in wanted.items())
+    if same == 0:
+        return 0.0
+    precision, recall = same / predicted.total(), same / wanted.total()
+    return 2 * precision * recall / (precision + recall)
+
+
+def f1_score_version_2(prediction: str, gold: str) -> float:
+    """`f1_score`, but where either side has no words it is 1 if both have none, as in the script for 2.0."""
+    if not _normalized(prediction) or not _normalized(gold):
+        return exact_match(prediction, gold)
+    return f1_score(prediction, gold)
+
+
+def score_version_1(questions: Sequence[Question], predictions: Mapping[str, str]) -> dict[str, float]:
+    """`exact_match` and `f1` in percent, each question's best over its gold answers.
+
+    A question without a prediction, and one without a gold answer, counts as wrong.
+    """
+    exact = _raw(questions, predictions, exact_match, _texts)
+    f1 = _raw(questions, predictions, f1_score, _texts)
+    return {"exact_match": _percent(exact.values()), "f1": _percent(f1.values())}
+
+
+def score_version_2(
+    questions: Sequence[Question], predictions: Mapping[str, str], null_odds: Mapping[str, float] | None = None
+) -> dict[str, float]:
+    """`exact` and `f1` in percent, the same for questions with an answer (HasAns) and without (NoAns).
+
+    An empty prediction says that there is no answer; a question without a prediction counts as wrong. With
+    `null_odds`, a number for each question that rises with the belief in no answer, also the best scores that any
+    threshold over it gives (`best_exact`, `best_f1`), with that threshold (`best_exact_thresh`, `best_f1_thresh`).
+    """
+    exact = _raw(questions, predictions, exact_match, _texts_or_none)
+    f1 = _raw(questions, predictions, f1_score_version_2, _texts_or_none)
+    scores = {"exact": _percent(exact.values()), "f1": _percent(f1.values())}
+    has_answer = {question.identity: _texts_or_none(question) != [""] for question in questions}
+    for prefix, wanted in (("HasAns", True), ("NoAns", False)):
+        chosen = [identity for identity, has in has_answer.items() if has == wanted]
+        if chosen:
+            scores[f"{prefix}_exact"] = _percent([exact[identity] for identity in chosen])
+            scores[f"{prefix}_f1"] = _percent([f1[identity] for identity in chosen])
+    if null_odds is not None:
+        for name, raw in (("exact", exact), ("f1", f1)):
+            best, threshold = _best_threshold(raw, predictions, null_odds, has_answer)
+            scores |= {f"best_{name}": best, f"best_{name}_thresh": threshold}
+    return scores
+
+
+def _raw(
+    questions: Sequence[Question],
+    predictions: Mapping[str, str],
+    measure: Callable[[str, str], float],
+    golds: Callable[[Question], list[str]],
+) -> dict[str, float]:
+    """Each question's best score over its gold answers, by its id."""
+    return {
+        question.identity: max((measure(predictions[question.identity], gold) for gold in golds(question)), default=0.0)
+        if question.identity in predictions
+        else 0.0
+        for question in questions
+    }
+
+
+def _texts(question: Question) -> list[str]:
+    return [answer.text for answer in question.answers]
+
+
+def _texts_or_none(question: Question) -> list[str]:
+    """The gold answers that have words; where there are none, the empty one is right."""
+    return [text for text in _texts(question) if normalize_answer(text)] or [""]
+
+
+def _best_threshold(
+    raw: Mapping[str, float],
+    predictions: Mapping[str, str],
+    null_odds: Mapping[str, float],
+    has_answer: Mapping[str, bool],
+) -> tuple[float, float]:
+    """The best total, in percent, if every question whose odds lie above a threshold were left unanswered.
+
+    Begins with all unanswered and answers one question after the other, the surest first.
+    """
+    current = best = float(sum(not has for identity, has in has_answer.items() if identity in predictions))
+    threshold = 0.0
+    for identity in sorted((i for i in raw if i in null_odds), key=null_odds.__getitem__):
+        if has_answer[identity]:
+            current += raw[identity]
+        elif predictions.get(identity):
+            current -= 1
+        if current > best:
+            best, threshold = current, float(null_odds[identity])
+    return 100.0 * best / len(raw), threshold
+
+
+def _percent(scores: Iterable[float]) -> float:
+    scores = list(scores)
+    return 100.0 * sum(scores) / len(scores)
 
 
 def score_file(data: Path, predictions: Path, null_odds: Path | None = None) -> tuple[dict[str, float], list[str]]:

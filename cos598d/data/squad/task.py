@@ -160,24 +160,13 @@ class SquadTask(Task):
         return longest, longest
 
     def score(self, part: str, outputs: np.ndarray, features: "Features") -> Scores:
-        from cos598d.data.squad.metrics import score_version_1, score_version_2
-        from cos598d.data.squad.predict import PredictOptions, predict
+        from cos598d.data.squad.predict import predict
+        from cos598d.data.squad.score import score_version_1, score_version_2
 
         squad, chosen = self._squads[part], self._chosen[part]
         asked = [squad.questions[index] for index in chosen]
         options = self.options
-        predicted = predict(
-            squad,
-            chosen.tolist(),
-            features,
-            outputs,
-            PredictOptions(
-                options.n_best_size,
-                options.max_answer_length,
-                options.version_2_with_negative,
-                options.null_score_diff_threshold,
-            ),
-        )
+        predicted = predict(squad, chosen.tolist(), features, outputs, options)
         files = {"predictions.json": predicted.texts, "nbest_predictions.json": predicted.nbest}
         if not options.version_2_with_negative:
             return Scores(score_version_1(asked, predicted.texts), files)

@@ -1,6 +1,7 @@
 """Questions and their contexts as sequences: windows over long contexts, answers found through character offsets."""
 
 import functools
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -8,12 +9,11 @@ from itertools import groupby
 
 import numpy as np
 
-from cos598d.data.squad.metrics import normalize_answer
 from cos598d.data.squad.options import SquadOptions
 from cos598d.data.squad.read import Question, Squad
+from cos598d.data.squad.score import normalize_answer
 from cos598d.data.text.encoder import Encoded, TextEncoder
-from cos598d.data.text.features import Features
-from cos598d.data.text.pieces import batches
+from cos598d.data.text.features import Features, batches
 from cos598d.errors import UserError
 from cos598d.terminal.printable import printable
 
@@ -22,7 +22,6 @@ _QUESTIONS = 1024  # questions tokenized at a time
 # Every question repeats all of its context, so that what a file asks for grows with both. SQuAD 2.0's 130,000 questions
 # make some 25 million tokens; these are 1 GiB of ids.
 MOST_TOKENS = 1 << 28
-_PACKED = 1 << 22  # tokens that may lie about in small arrays
 # How far an answer that begins or ends inside a word piece is looked for elsewhere in its context: characters to either
 # side, places that are looked at, and the longest answer, all far beyond what the published files need.
 _AWAY, _PLACES, _LONGEST_MOVED = 16_384, 100, 1_000
@@ -89,10 +88,7 @@ def build_windows(
             builder.add_context(encoded)
             for index in group:
                 builder.add_question(squad.questions[index], squad.contexts[context], encoded, next(queries))
-        builder.pack()
         progress(sum(len(group) for _, group in block))
-    if not builder.windows:
-        raise UserError(f"{squad.name} holds no question whose answer stands where it should: check the file.")
     return builder.features()
 
 
@@ -104,7 +100,7 @@ def _queries(texts: Iterable[str], encoder: TextEncoder, options: WindowOptions)
 
 
 class _Builder:
-    """Collects windows; `pack` joins what has come since into one array, so that few small ones lie about."""
+    """Collects windows in arrays that grow, four bytes a token."""
 
     _COLUMNS = ("question", "first", "best_from", "best_to")
 
@@ -112,14 +108,11 @@ class _Builder:
         self._name, self._encoder, self._options, self._training = name, encoder, options, training
         self._cls = np.array([encoder.cls_id], dtype=np.int32)
         self._sep = np.array([encoder.sep_id], dtype=np.int32)
-        self._loose: list[np.ndarray] = []
-        self._tokens: list[np.ndarray] = []
-        self._rows: list[tuple[int, ...]] = []  # _COLUMNS, then length, split, start, end
-        self._packed: list[np.ndarray] = []
+        self._tokens = array("i")
+        self._rows = array("i")  # of each window _COLUMNS, then length, split, start, end
         self._findings: list[int] = []
         self._context_of: list[int] = []
         self._contexts: list[Encoded] = []
-        self.windows = self._all_tokens = self._loose_tokens = 0
 
     def add_context(self, encoded: Encoded) -> None:
         self._contexts.append(encoded._replace(ids=encoded.ids[:0]))
@@ -127,7 +120,7 @@ class _Builder:
     def add_question(self, question: Question, context: str, encoded: Encoded, query: np.ndarray) -> None:
         room = self._options.max_seq_length - len(query) - 3
         tokens = _count_tokens(len(encoded.ids), room, self._options.doc_stride, len(query) + 3)
-        if self._all_tokens + tokens > MOST_TOKENS:
+        if len(self._tokens) + tokens > MOST_TOKENS:
             raise UserError(
                 f"{self._name}: up to question {printable(question.identity)!r}, whose context has "
                 f"{len(encoded.ids):,} tokens, the windows hold more than {MOST_TOKENS:,} tokens: cut long contexts "
@@ -147,48 +140,34 @@ class _Builder:
             return
         base = len(query) + 2
         for place, (first, length) in enumerate(zip(firsts.tolist(), lengths.tolist(), strict=True)):
-            self._loose += [self._cls, query, self._sep, encoded.ids[first : first + length], self._sep]
+            parts = (self._cls, query, self._sep, encoded.ids[first : first + length], self._sep)
+            self._tokens.frombytes(np.concatenate(parts).tobytes())
             labels = (base + answer[0] - first, base + answer[1] - first) if answer and held[place] else (0, 0)
             row = (number, first, int(best_from[place]), int(best_to[place]))
-            self._rows.append((*row, base + length + 1, len(query) + 1, *labels))
-        self.windows += len(firsts)
-        self._all_tokens += tokens
-        self._loose_tokens += tokens
-        if self._loose_tokens > _PACKED:
-            self.pack()
-
-    def pack(self) -> None:
-        if self._rows:
-            self._tokens.append(np.concatenate(self._loose))
-            self._packed.append(np.array(self._rows, dtype=np.int32))
-            self._loose, self._rows, self._loose_tokens = [], [], 0
+            self._rows.extend((*row, base + length + 1, len(query) + 1, *labels))
 
     def features(self) -> Features:
-        columns = np.concatenate(self._packed).T
+        """Raises UserError where there is no window."""
+        if not self._rows:
+            raise UserError(f"{self._name} holds no question whose answer stands where it should: check the file.")
+        columns = np.array(self._rows, dtype=np.int32).reshape(-1, len(self._COLUMNS) + 4).T
         lengths, splits, starts, ends = columns[len(self._COLUMNS) :]
-        sizes = [len(encoded.starts) for encoded in self._contexts]
         extra = {name: np.ascontiguousarray(columns[place]) for place, name in enumerate(self._COLUMNS)}
         extra |= {
             "finding": np.array(self._findings, dtype=np.int32),
             "context": np.array(self._context_of, dtype=np.int32),
-            "context_offsets": _offsets(sizes),
+            "context_offsets": _offsets(len(encoded.starts) for encoded in self._contexts),
             "starts": np.concatenate([encoded.starts for encoded in self._contexts]),
             "ends": np.concatenate([encoded.ends for encoded in self._contexts]),
         }
         targets = {"start_positions": starts.astype(np.int64), "end_positions": ends.astype(np.int64)}
-        return Features(
-            np.concatenate(self._tokens),
-            _offsets(lengths),
-            np.ascontiguousarray(splits),
-            targets,
-            self._encoder.layout,
-            self._encoder.pad_id,
-            extra,
-        )
+        tokens, splits = np.frombuffer(self._tokens, dtype=np.int32), np.ascontiguousarray(splits)
+        layout, pad_id = self._encoder.layout, self._encoder.pad_id
+        return Features(tokens, _offsets(lengths), splits, targets, layout, pad_id, extra)
 
 
 def _offsets(sizes: Iterable[int]) -> np.ndarray:
-    return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(np.asarray(sizes, dtype=np.int64))])
+    return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(np.fromiter(sizes, dtype=np.int64))])
 
 
 def _check_room(options: WindowOptions) -> None:

@@ -5,27 +5,30 @@ from pathlib import Path
 from tokenizers import models
 
 from cos598d.data.text.characters import visible_bytes
-from cos598d.data.text.encoder import digest_of
+from cos598d.data.text.encoder import FILES, WordEncoder, digest_of, read_text
 from cos598d.data.text.layout import Layout
-from cos598d.data.text.rust_encoder import RustEncoder
-from cos598d.data.text.vocabulary import FILES, parse_vocabulary, read_text
 from cos598d.errors import UserError
 from cos598d.terminal.files import write_whole
+from cos598d.terminal.reading import parse_json
 
-SPECIALS = ("<unk>", "</s>", "<pad>", "<s>", "<mask>")
+_SPECIALS = ("<unk>", "</s>", "<pad>", "<s>", "<mask>")
 # How GPT-2 and RoBERTa cut text before merging bytes (Radford et al. 2019): a word takes the space before it along.
-WORDS = r"'(?:s|t|re|ve|m|ll|d)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_WORDS = r"'(?:s|t|re|ve|m|ll|d)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 
-class ByteLevelEncoder(RustEncoder):
+class ByteLevelEncoder(WordEncoder):
     """RoBERTa's: words of UTF-8 bytes, then merges of pairs. Text is stripped and gets one space in front."""
 
     def __init__(self, folder: Path, layout: Layout):
         import regex  # comes with pytorch-transformers, which cuts by it; `re` has no \p{L}
 
-        self._pattern = regex.compile(WORDS)
+        self._pattern = regex.compile(_WORDS)
         vocabulary_text, merges_text = (read_text(folder / name) for name in FILES["roberta"])
-        vocabulary = parse_vocabulary(folder / "vocab.json", vocabulary_text)
+        try:
+            vocabulary = {str(token): int(place) for token, place in parse_json(vocabulary_text).items()}
+        except (ValueError, TypeError, AttributeError) as error:
+            file = folder / "vocab.json"
+            raise UserError(f"{file} is not a vocabulary ({error}): it should map tokens to ids in JSON.") from error
         try:
             merges = [(first, second) for first, second in map(str.split, merges_text.split("\n")[1:-1])]
             model = models.BPE(vocabulary, merges, unk_token="<unk>")
@@ -34,14 +37,16 @@ class ByteLevelEncoder(RustEncoder):
                 f"{folder / 'merges.txt'} does not fit vocab.json beside it ({error}): "
                 "give a folder whose two files belong together."
             ) from error
-        self._prepare(SPECIALS, vocabulary, model)
+        super().__init__(
+            _SPECIALS, vocabulary, lambda word: [token.id for token in model.tokenize(visible_bytes(word))]
+        )
         self.layout = layout
         self.fingerprint = digest_of("bytelevel", regex.__version__, repr(layout), vocabulary_text, merges_text)
         self._files = {"vocab.json": vocabulary_text, "merges.txt": merges_text}
 
-    def _words(self, text: str) -> str:
+    def _words(self, text: str, most: int) -> list[str]:
         text = text.strip()
-        return " ".join(map(visible_bytes, self._pattern.findall(f" {text}"))) if text else ""
+        return self._pattern.findall(f" {text}")[:most] if text else []
 
     def save(self, folder: Path) -> None:
         for name, text in self._files.items():

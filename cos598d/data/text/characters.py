@@ -1,9 +1,8 @@
 """Text cut into words as BERT's first tokenization step does it, and bytes written as RoBERTa's does.
 
-The Rust library's own normalizers follow another version of Unicode than Python and lower-case letter by
-letter: against pytorch-transformers they differ in hundreds of assigned characters and in every Greek word
-that ends in a sigma. So characters are classified here, by Python's `unicodedata`, in tables for
-`str.translate` (a few nanoseconds a character), and Rust receives words separated by spaces.
+The Rust library's own normalizers follow another version of Unicode than Python, and lower-case letter by letter.
+Against pytorch-transformers they differ in hundreds of assigned characters and in every Greek word that ends in sigma.
+So characters are classified here, by Python's `unicodedata`, in tables for `str.translate` (a few nanoseconds each).
 """
 
 import unicodedata
@@ -97,7 +96,7 @@ def _decomposed(text: str) -> str:
 
 
 class _Widths(dict):
-    """How many characters each character becomes in `bert_words`, worked out when it is first met."""
+    """How many characters each character becomes in `bert_words`, computed when a character is first met."""
 
     def __init__(self, lower_case: bool):
         super().__init__()

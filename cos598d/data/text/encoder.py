@@ -1,9 +1,13 @@
-"""What an encoder is: text to the ids of one model's vocabulary."""
+"""What a text encoder is: text to the ids of one model's vocabulary, and the two kinds that cut text into words."""
 
 import hashlib
+import itertools
+import re
+import sys
 import unicodedata
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +15,17 @@ import numpy as np
 from cos598d.data.encoder import Encoder
 from cos598d.data.text.layout import Layout
 from cos598d.errors import UserError
+
+# A vocabulary's files, by model type.
+FILES = {
+    "bert": ("vocab.txt",),
+    "distilbert": ("vocab.txt",),
+    "roberta": ("vocab.json", "merges.txt"),
+    "xlm": ("vocab.json", "merges.txt"),
+    "xlnet": ("spiece.model",),
+}
+LONGEST_WORD = 100  # characters; BERT takes a longer word for an unknown one
+_MOST_WORDS = 1 << 16  # that an encoder remembers the ids of: some 12 MB
 
 
 class Encoded(NamedTuple):
@@ -48,11 +63,71 @@ class TextEncoder(Encoder):
         return self.encode_many(texts)
 
     def encode_with_offsets(self, texts: Sequence[str]) -> list[Encoded]:
-        """As `encode_many`, with each token's place in its text. Raises UserError where an encoder does not know it."""
+        """As `encode_many`, with each token's place in its text. Raises UserError where an encoder does not have it."""
         raise UserError(
             "Only BERT's and DistilBERT's vocabularies without added tokens say where in a text a token stands, "
             "which SQuAD needs: choose --model_type bert or distilbert."
         )
+
+
+class WordEncoder(TextEncoder):
+    """Cuts a text into words, and finds the ids of each word once, however often it occurs.
+
+    specials: the special tokens: for unknown words, between texts, for padding, for the class, and the masked one.
+    find_ids: the ids of a word that has not been met before.
+    Raises UserError where the vocabulary lacks one of the first four.
+    """
+
+    def __init__(self, specials: Sequence[str], vocabulary: Mapping[str, int], find_ids: Callable[[str], list[int]]):
+        unknown, separator, padding, classification, _ = specials
+        for token in (unknown, separator, padding, classification):
+            if token not in vocabulary:
+                raise UserError(
+                    f"The vocabulary of {len(vocabulary)} entries has no {token}: "
+                    "give the one that belongs to the model (--tokenizer_name)."
+                )
+        self.cls_id, self.sep_id, self.pad_id = (vocabulary[t] for t in (classification, separator, padding))
+        self.vocab_size = max(vocabulary.values()) + 1
+        self._special_ids = {token: vocabulary.get(token, vocabulary[unknown]) for token in specials}
+        self._specials = re.compile("(" + "|".join(map(re.escape, specials)) + ")")
+        self._ids = _WordIds(find_ids)
+
+    @abstractmethod
+    def _words(self, text: str, most: int) -> list[str]:
+        """The first `most` words of a text without special tokens; each has one id at least."""
+
+    def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
+        return self.encode_starts(texts, sys.maxsize)
+
+    def encode_starts(self, texts: Sequence[str], most: int) -> list[list[int]]:
+        return [self._encode(text, most) for text in texts]
+
+    def _encode(self, text: str, most: int) -> list[int]:
+        ids: list[int] = []
+        for place, part in enumerate(self._specials.split(text)):  # text, special, text, special, ..., text
+            if len(ids) >= most:
+                break
+            if place % 2:
+                ids.append(self._special_ids[part])
+            else:
+                ids += itertools.chain.from_iterable(map(self._ids.__getitem__, self._words(part, most)))
+        return ids
+
+
+class _WordIds(dict[str, list[int]]):
+    """The ids of each word, found when it is first met. Long words are not kept, nor more than _MOST_WORDS."""
+
+    def __init__(self, find_ids: Callable[[str], list[int]]):
+        super().__init__()
+        self._find_ids = find_ids
+
+    def __missing__(self, word: str) -> list[int]:
+        ids = self._find_ids(word)
+        if len(word) <= LONGEST_WORD:
+            if len(self) >= _MOST_WORDS:
+                self.clear()
+            self[word] = ids
+        return ids
 
 
 def digest_of(*parts: str) -> str:
@@ -62,3 +137,18 @@ def digest_of(*parts: str) -> str:
         encoded = part.encode("utf-8")
         digest.update(len(encoded).to_bytes(8, "little") + encoded)
     return digest.hexdigest()
+
+
+def must_exist(file: Path) -> None:
+    """Raise UserError unless there is such a file."""
+    if not file.is_file():
+        raise UserError(f"There is no {file.name} in {file.parent}: give the folder of the model's vocabulary.")
+
+
+def read_text(file: Path) -> str:
+    """A file's text. Raises UserError where there is none, or it is not UTF-8."""
+    must_exist(file)
+    try:
+        return file.read_text(encoding="utf-8")  # universal newlines, as pytorch-transformers reads it
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{file} cannot be read as UTF-8 text ({error}): give a vocabulary file.") from error

@@ -1,7 +1,7 @@
 """One part of a task as integers: ragged arrays that batches are padded from, built once and kept in a file."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -9,15 +9,16 @@ from cos598d.data.cache import Arrays, cached_arrays, checksum
 from cos598d.data.examples import Draw, Examples
 from cos598d.data.text.encoder import TextEncoder
 from cos598d.data.text.layout import Layout
-from cos598d.data.text.pieces import batches
 
 if TYPE_CHECKING:  # imported where it is used: torch takes seconds
     import torch
 
 FORMAT = 3  # counted up when what is stored changes its meaning, so that old files are no longer found
-_BLOCK = 1024  # examples tokenized at a time: enough for the Rust library to work in parallel, little memory
+_BLOCK = 1024  # examples tokenized at a time
+_BATCH_CHARACTERS = 1 << 20
 _ARRAYS = ("tokens", "offsets", "splits")
 
+Item = TypeVar("Item")
 Example = tuple[str, str | None, Mapping[str, int | float]]  # first text, second text or None, targets by name
 
 
@@ -77,6 +78,20 @@ class Features(Examples):
             arrays["token_type_ids"] = self.layout.pad(segments, width, self.layout.pad_segment)
         arrays |= {name: values[chosen] for name, values in self.targets.items()}
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def batches(items: Iterable[Item], most: int, characters: Callable[[Item], int]) -> Iterator[list[Item]]:
+    """The items in lists of at most `most`, fewer where their `characters` are many, so that little is in memory."""
+    batch: list[Item] = []
+    together = 0
+    for item in items:
+        batch.append(item)
+        together += characters(item)
+        if len(batch) == most or together >= _BATCH_CHARACTERS:
+            yield batch
+            batch, together = [], 0
+    if batch:
+        yield batch
 
 
 def build_features(

@@ -1,16 +1,19 @@
 """Text to vocabulary ids: the encoder of each model type, equal to pytorch-transformers' own tokenizer."""
 
+import hashlib
 import os
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from cos598d.data.text.byte_level import ByteLevelEncoder
-from cos598d.data.text.encoder import TextEncoder
-from cos598d.data.text.layout import LAYOUTS
-from cos598d.data.text.library_encoder import LibraryEncoder
-from cos598d.data.text.vocabulary import has_added_tokens, wanted
-from cos598d.data.text.wordpiece import WordPieceEncoder, load_wordpiece
+from cos598d.data.text.encoder import FILES, TextEncoder, digest_of, must_exist, read_text
+from cos598d.data.text.layout import LAYOUTS, Layout
+from cos598d.data.text.wordpiece import WordPieceEncoder
 from cos598d.errors import UserError
+from cos598d.terminal.reading import read_json
+
+_EXTRA_FILES = ("added_tokens.json", "special_tokens_map.json", "tokenizer_config.json")
 
 
 def load_encoder(model_type: str, source: Path | Sequence[str], lower_case: bool) -> TextEncoder:
@@ -27,13 +30,65 @@ def load_encoder(model_type: str, source: Path | Sequence[str], lower_case: bool
         if model_type not in ("bert", "distilbert"):
             raise UserError(f"A list of word pieces cannot be a vocabulary for {model_type}: give a folder.")
         return WordPieceEncoder(source, lower_case, layout)
-    source = Path(source)
+    source, wanted = Path(source), " and ".join(FILES[model_type])
     if not source.exists():
-        raise UserError(f"There is no vocabulary at {source}: give a folder that holds {wanted(model_type)}.")
-    if model_type in ("xlm", "xlnet") or has_added_tokens(source):
+        raise UserError(f"There is no vocabulary at {source}: give a folder that holds {wanted}.")
+    if model_type in ("xlm", "xlnet") or _has_added_tokens(source):
         return LibraryEncoder(model_type, source, lower_case, layout)
     if model_type == "roberta":
         if not source.is_dir():
-            raise UserError(f"{source} is one file: give the folder that holds {wanted(model_type)}.")
+            raise UserError(f"{source} is one file: give the folder that holds {wanted}.")
         return ByteLevelEncoder(source, layout)
-    return load_wordpiece(source, lower_case, layout)
+    file = source / "vocab.txt" if source.is_dir() else source
+    pieces = read_text(file).removesuffix("\n").split("\n")
+    if pieces == [""]:
+        raise UserError(f"{file} is empty: it should hold one word piece a line.")
+    return WordPieceEncoder(pieces, lower_case, layout)
+
+
+def _has_added_tokens(source: Path) -> bool:
+    """Whether a saved tokenizer brings tokens beyond its vocabulary (pytorch-transformers writes {} for none)."""
+    file = (source if source.is_dir() else source.parent) / "added_tokens.json"
+    try:
+        return bool(read_json(file))
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file} cannot be read ({error}): correct or remove it.") from error
+
+
+class LibraryEncoder(TextEncoder):
+    """pytorch-transformers' own tokenizer, for XLNet and XLM, and for vocabularies with added tokens."""
+
+    def __init__(self, model_type: str, source: Path, lower_case: bool, layout: Layout):
+        from cos598d.data.library import pytorch_transformers  # slow to import, and only these model types need it
+
+        names = {"bert": "Bert", "distilbert": "DistilBert", "roberta": "Roberta", "xlm": "XLM", "xlnet": "XLNet"}
+        tokenizer_class = getattr(pytorch_transformers, f"{names[model_type]}Tokenizer")
+        for name in FILES[model_type] if source.is_dir() else ():
+            must_exist(source / name)
+        try:
+            # Resolved, so that no folder is taken for the name of a model to download.
+            self._tokenizer = tokenizer_class.from_pretrained(str(source.resolve()), do_lower_case=lower_case)
+        except Exception as error:  # whatever a damaged file makes json, sentencepiece or the class raise
+            reason = " ".join(str(error).split())
+            raise UserError(f"{source} holds no readable {model_type} vocabulary: {reason}.") from error
+        tokens = (self._tokenizer.cls_token, self._tokenizer.sep_token, self._tokenizer.pad_token)
+        self.cls_id, self.sep_id, self.pad_id = self._tokenizer.convert_tokens_to_ids(tokens)
+        self.vocab_size = len(self._tokenizer)
+        self.layout = layout
+        folder, own = (source, FILES[model_type]) if source.is_dir() else (source.parent, (source.name,))
+        files = [folder / name for name in (*own, *_EXTRA_FILES)]
+        contents = (hashlib.sha256(file.read_bytes()).hexdigest() for file in files if file.exists())
+        self.fingerprint = digest_of(model_type, str(lower_case), repr(layout), *contents)
+
+    def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
+        tokenize, ids = self._tokenizer.tokenize, self._tokenizer.convert_tokens_to_ids
+        return [ids(tokenize(text)) if text.strip() else [] for text in texts]
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".tokenizer.") as beside:
+            self._tokenizer.save_pretrained(beside)
+            for file in sorted(Path(beside).iterdir()):
+                os.replace(file, folder / file.name)
