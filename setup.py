@@ -27,9 +27,8 @@ setup(
     package_data={
         "cos598d.commands": ["sbatch.sh.txt"],
         "cos598d.tools.grade": ["*.sh.txt"],
-        "cos598d.tools.learn.answers": ["*.py.txt"],
         "cos598d.tools.learn.given": ["*.json"],
-        "cos598d.tools.learn.lessons": ["*.py.txt"],
+        "cos598d.tools.learn.lessons": ["*/lesson.toml", "*/page.py.txt", "*/answer/*.py.txt"],
         "cos598d.sync": ["template.py.txt"],
         "cos598d.data.samples": ["*.tsv", "*.json", "*.txt"],
         "cos598d.tools.report": ["templates/*.jinja"],

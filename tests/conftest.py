@@ -4,7 +4,9 @@ import os
 import runpy
 import signal
 import sys
+import tempfile
 from multiprocessing.forkserver import set_forkserver_preload
+from pathlib import Path
 from unittest.mock import patch
 
 import pytest
@@ -151,3 +153,10 @@ def pytest_collection_modifyitems(items):
 def pytest_xdist_auto_num_workers(config):
     """One test process more than cores: tests wait, too, for ranks that meet and for what must take its time."""
     return None if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ else 1 + (os.cpu_count() or 1)
+
+
+@pytest.fixture
+def scratch():
+    """A folder for temporary files whose path is short enough for sockets."""
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="g") as folder:
+        yield Path(folder)

@@ -16,7 +16,37 @@ from cos598d.sync.base import GradientSync
 from cos598d.sync.bucketed import Bucketed
 from cos598d.tools.grade.under_test import wrong
 
+MEAN, OFF = "averages_gradients", "off the mean"
 
+
+@dataclass(frozen=True)
+class Mutant:
+    """`make` gives the sync's class, after whatever else the mistake needs; `claim` must fail, and say `says`.
+
+    The diagnosis must say `cause`.
+    """
+
+    make: Callable[[], type[GradientSync]]
+    claim: str
+    says: str
+    cause: str
+    world_sizes: tuple[int, ...] = (2,)
+
+
+MUTANTS: dict[str, Mutant] = {}
+
+
+def mutant(name: str, claim: str, says: str, cause: str, world_sizes: tuple[int, ...] = (2,)) -> Callable[[type], type]:
+    """Enters the class that it decorates."""
+
+    def enter(kind: type) -> type:
+        MUTANTS[name] = Mutant(lambda: kind, claim, says, cause, world_sizes)
+        return kind
+
+    return enter
+
+
+@mutant("no broadcast of frozen weights", "starts_from_rank_0", "frozen.weight", "frozen.weight differs from rank 0's")
 class NoBroadcastOfFrozenWeights(AllReduce):
     """Sends what it trains, and the buffers."""
 
@@ -27,6 +57,7 @@ class NoBroadcastOfFrozenWeights(AllReduce):
         return model
 
 
+@mutant("no broadcast of buffers", "starts_from_rank_0", "buffer scale", "the buffer scale differs from rank 0's")
 class NoBroadcastOfBuffers(AllReduce):
     def attach(self, model):
         own = [(buffer, buffer.clone()) for buffer in model.buffers()]
@@ -36,6 +67,7 @@ class NoBroadcastOfBuffers(AllReduce):
         return module
 
 
+@mutant("calls under no_sync", "accumulates", "under no_sync", "under no_sync it comm")
 class SyncsUnderNoSync(AllReduce):
     """Starts its calls from hooks without asking whether this is the last micro-batch."""
 
@@ -49,6 +81,7 @@ class SyncsUnderNoSync(AllReduce):
         pass
 
 
+@mutant("divides what others need", "averages_gradients_that_share_memory", OFF, "wrong on below, right on 11 others")
 class DividesWhatOthersNeed(AllReduce):
     """Divides each gradient in place as soon as backward has it, and sums them afterwards."""
 
@@ -64,6 +97,7 @@ class DividesWhatOthersNeed(AllReduce):
         self.comm.all_reduce(gradient, name)
 
 
+@mutant("hooks left behind", "lets_go", "after detach", "after detach it still communicates")
 class LeavesHooks(AllReduce):
     def attach(self, model):
         module = super().attach(model)
@@ -75,18 +109,22 @@ class LeavesHooks(AllReduce):
         self.comm.all_reduce(gradient, name)
 
 
+@mutant("divided by four", MEAN, OFF, "divided by the wrong number: by 4", (2, 3))
+@mutant("divided by four, trained", "trains_like_one_process", "(SGD)", "(SGD)", (3,))
 class DividedByFour(AllReduce):
     def average(self, name, gradient):
         self.comm.all_reduce(gradient, name)
         gradient /= 4
 
 
+@mutant("divided twice", MEAN, OFF, "divided by n twice")
 class DividedTwice(AllReduce):
     def average(self, name, gradient):
         super().average(name, gradient)
         gradient /= self.comm.world_size
 
 
+@mutant("first steps only", MEAN, OFF, "right for the first 5 steps only")
 class FirstStepsOnly(AllReduce):
     def attach(self, model):
         self.steps = 0
@@ -98,6 +136,7 @@ class FirstStepsOnly(AllReduce):
             super().finish()
 
 
+@mutant("every second step", MEAN, OFF, "right in every second step only")
 class EverySecondStep(FirstStepsOnly):
     def finish(self):
         self.steps += 1
@@ -105,6 +144,7 @@ class EverySecondStep(FirstStepsOnly):
             AllReduce.finish(self)
 
 
+@mutant("second backward ignored", "accumulates_without_no_sync", OFF, "second backward of a step is not averaged")
 class SecondBackwardIgnored(Bucketed):
     """As `bucketed` would be if its hooks ignored a gradient that comes again."""
 
@@ -116,6 +156,12 @@ class SecondBackwardIgnored(Bucketed):
         return before
 
 
+@mutant(
+    "another order",
+    MEAN,
+    "rank 0 is in comm.all_reduce of large (300007 float32) while rank 1 is in comm.all_reduce of last.bias (7",
+    "every rank must make the same calls in the same order",
+)
 class AnotherOrder(AllReduce):
     """Rank 1 goes through the gradients from the last to the first."""
 
@@ -124,10 +170,12 @@ class AnotherOrder(AllReduce):
         return agreed[::-1] if self.comm.rank == 1 else agreed
 
 
+@mutant("bfloat16 in between", MEAN, OFF, "half precision (bf16) on the way")
 class BrainHalfInBetween(wrong.HalfInBetween):
     kind = torch.bfloat16
 
 
+@mutant("calls round comm", "goes_through_comm", "all_reduce in line", "torch.distributed itself, bypassing self.comm")
 class RoundComm(AllReduce):
     def average(self, name, gradient):
         if self.comm.world_size > 1:
@@ -135,6 +183,7 @@ class RoundComm(AllReduce):
         gradient /= self.comm.world_size
 
 
+@mutant("a silent hook left behind", "lets_go", "hooks are left after detach", "detach leaves hooks behind")
 class LeavesASilentHook(AllReduce):
     def attach(self, model):
         module = super().attach(model)
@@ -147,12 +196,14 @@ class LeavesASilentHook(AllReduce):
         self.seen += 1
 
 
+@mutant("not waited for", "waits_for_its_calls", "not waited for when finish returns", "while calls are under way")
 class NotWaitedFor(AllReduce):
     def average(self, name, gradient):
         gradient /= self.comm.world_size
         self.comm.all_reduce(gradient, name, async_op=True)
 
 
+@mutant("running mean", MEAN, OFF, "mixed with earlier steps: 0.1 of this step's average")
 class RunningMean(AllReduce):
     def average(self, name, gradient):
         super().average(name, gradient)
@@ -161,6 +212,7 @@ class RunningMean(AllReduce):
         gradient.copy_(means[name])
 
 
+@mutant("only what rank 0 used", "handles_unused_parameters", OFF, "each tensor is averaged with another one")
 class OnlyWhatRank0Used(AllReduce):
     """Every rank sends what it has a gradient of, side by side."""
 
@@ -173,20 +225,6 @@ class OnlyWhatRank0Used(AllReduce):
         for gradient in gradients:
             gradient.copy_(flat[: gradient.numel()].view_as(gradient))
             flat = flat[gradient.numel() :]
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """`make` gives the sync's class, after whatever else the mistake needs; `claim` must fail, and say `says`.
-
-    The diagnosis must say `cause`.
-    """
-
-    make: Callable[[], type[GradientSync]]
-    claim: str
-    says: str
-    cause: str
-    world_sizes: tuple[int, ...] = (2,)
 
 
 def _same_data_on_all_ranks() -> type[GradientSync]:
@@ -218,13 +256,9 @@ def _clip_in_the_loop_before_sync() -> type[GradientSync]:
     return Early
 
 
-MEAN, OFF = "averages_gradients", "off the mean"
-MUTANTS = {
+MUTANTS |= {
     "sum not mean": Mutant(lambda: wrong.SumNotMean, MEAN, OFF, "summed and not averaged: off by exactly n"),
-    "divided by four": Mutant(lambda: DividedByFour, MEAN, OFF, "divided by the wrong number: by 4", (2, 3)),
-    "divided by four, trained": Mutant(lambda: DividedByFour, "trains_like_one_process", "(SGD)", "(SGD)", (3,)),
     "divided by two": Mutant(lambda: wrong.DividedByTwo, MEAN, OFF, "divided by the wrong number: by 2", (3, 4)),
-    "divided twice": Mutant(lambda: DividedTwice, MEAN, OFF, "divided by n twice"),
     "clip before sync": Mutant(lambda: wrong.ClipBeforeSync, MEAN, OFF, "clipped to a norm of 0.3 before the average"),
     "clip before sync, in the loop": Mutant(
         _clip_in_the_loop_before_sync, "trains_like_one_process", "differ", "differ from one process's"
@@ -242,32 +276,16 @@ MUTANTS = {
         "differs from rank 0's",
         "differs from rank 0's after attach",
     ),
-    "no broadcast of frozen weights": Mutant(
-        lambda: NoBroadcastOfFrozenWeights, "starts_from_rank_0", "frozen.weight", "frozen.weight differs from rank 0's"
-    ),
-    "no broadcast of buffers": Mutant(
-        lambda: NoBroadcastOfBuffers, "starts_from_rank_0", "buffer scale", "the buffer scale differs from rank 0's"
-    ),
     "zeros for unused parameters": Mutant(
         lambda: wrong.ZerosForUnused,
         "handles_unused_parameters",
         "should have no gradient",
         "a parameter that no rank used gets a gradient",
     ),
-    "divides what others need": Mutant(
-        lambda: DividesWhatOthersNeed, "averages_gradients_that_share_memory", OFF, "wrong on below, right on 11 others"
-    ),
-    "calls under no_sync": Mutant(lambda: SyncsUnderNoSync, "accumulates", "under no_sync", "under no_sync it comm"),
-    "hooks left behind": Mutant(lambda: LeavesHooks, "lets_go", "after detach", "after detach it still communicates"),
-    "a silent hook left behind": Mutant(
-        lambda: LeavesASilentHook, "lets_go", "hooks are left after detach", "detach leaves hooks behind"
-    ),
     "chunks without remainder": Mutant(
         lambda: wrong.ChunksWithoutRemainder, MEAN, OFF, "the remainder of 600011 divided by 2"
     ),
     "copies back a part": Mutant(lambda: wrong.CopiesBackAPart, MEAN, OFF, "only the first 1000 of 600011 elements"),
-    "first steps only": Mutant(lambda: FirstStepsOnly, MEAN, OFF, "right for the first 5 steps only"),
-    "every second step": Mutant(lambda: EverySecondStep, MEAN, OFF, "right in every second step only"),
     "stale gradients": Mutant(lambda: wrong.StaleGradients, MEAN, OFF, "stale: each step has the average"),
     "without the last rank": Mutant(
         lambda: wrong.WithoutLastRank, MEAN, OFF, "rank 2's gradient is not in the average", (3,)
@@ -276,29 +294,6 @@ MUTANTS = {
     "only the last pass": Mutant(
         lambda: wrong.OnlyLastPass, "accumulates", OFF, "the first backward's gradient stays each rank's own"
     ),
-    "second backward ignored": Mutant(
-        lambda: SecondBackwardIgnored, "accumulates_without_no_sync", OFF, "second backward of a step is not averaged"
-    ),
-    "another order": Mutant(
-        lambda: AnotherOrder,
-        MEAN,
-        "rank 1 called all_reduce of last.bias (7 float32) where rank 0 called all_reduce of large (300007 float32)",
-        "rank 1 called all_reduce of last.bias",
-    ),
     "half precision in between": Mutant(lambda: wrong.HalfInBetween, MEAN, OFF, "half precision (fp16) on the way"),
-    "bfloat16 in between": Mutant(lambda: BrainHalfInBetween, MEAN, OFF, "half precision (bf16) on the way"),
-    "calls round comm": Mutant(
-        lambda: RoundComm,
-        "goes_through_comm",
-        "all_reduce in line",
-        "torch.distributed itself, bypassing self.comm",
-    ),
-    "not waited for": Mutant(
-        lambda: NotWaitedFor, "waits_for_its_calls", "not waited for when finish returns", "while calls are under way"
-    ),
-    "running mean": Mutant(lambda: RunningMean, MEAN, OFF, "mixed with earlier steps: 0.1 of this step's average"),
     "only weights": Mutant(lambda: wrong.OnlyWeights, MEAN, OFF, "wrong on biases"),
-    "only what rank 0 used": Mutant(
-        lambda: OnlyWhatRank0Used, "handles_unused_parameters", OFF, "each tensor is averaged with another one"
-    ),
 }

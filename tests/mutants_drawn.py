@@ -8,30 +8,44 @@ from mutants import Mutant
 from cos598d.sync.all_reduce import AllReduce
 from cos598d.sync.base import GradientSync
 
-
-def averaging(change, after=True):
-    """A sync that averages, and calls `change(sync, name, gradient)` after each average, or before it."""
-
-    class Averaging(AllReduce):
-        def average(self, name, gradient):
-            if not after:
-                change(self, name, gradient)
-            super().average(name, gradient)
-            if after:
-                change(self, name, gradient)
-
-    return Averaging
+ANY, MANY, OVERFLOW = "averages_any_tensors", "averages_many_steps", "passes_overflow_on"
+STATE, APART, SETTLES, MEMORY = "goes_on_from_its_state", "keeps_models_apart", "settles_buffers", "frees_memory"
+DRAWN: dict[str, Mutant] = {}
 
 
-def averaging_if(chooses):
-    """A sync that averages only the gradients for which `chooses(sync, gradient)` holds."""
+def drawn(name, claim, says, cause):
+    """Enters the class that it decorates."""
 
-    class Choosing(AllReduce):
-        def average(self, name, gradient):
-            if chooses(self, gradient):
+    def enter(kind):
+        DRAWN[name] = Mutant(lambda: kind, claim, says, cause, world_sizes=(3,))
+        return kind
+
+    return enter
+
+
+def changing(name, claim, says, cause, after=True):
+    """Enters a sync that averages, and calls the function that it decorates after each average, or before it."""
+
+    def enter(change):
+        @drawn(name, claim, says, cause)
+        class Averaging(AllReduce):
+            def average(self, name, gradient):
+                if not after:
+                    change(self, name, gradient)
                 super().average(name, gradient)
+                if after:
+                    change(self, name, gradient)
 
-    return Choosing
+        return change
+
+    return enter
+
+
+@drawn("small tensors left out", ANY, "expected the mean", "elements and fewer")
+class LeavesOutSmallTensors(AllReduce):
+    def average(self, name, gradient):
+        if gradient.dim() and gradient.numel() >= self.comm.world_size:
+            super().average(name, gradient)
 
 
 class CountsSteps(AllReduce):
@@ -42,11 +56,13 @@ class CountsSteps(AllReduce):
         super().finish()
 
 
+@drawn("every 12th step", MANY, "step 12 of", "wrong in every 12th step only")
 class LeavesOutEvery12th(CountsSteps):
     def gradients(self):
         return super().gradients() if self.steps % 12 else []
 
 
+@drawn("the agreement is kept", MANY, "leave tensors out, step", "")
 class KeepsTheAgreement(CountsSteps):
     """What was used in step 16 counts as used in every later step."""
 
@@ -56,6 +72,7 @@ class KeepsTheAgreement(CountsSteps):
         return self.agreed
 
 
+@drawn("each rank its own order", MANY, "is not rank 0's to the last bit", "in their last bits")
 class OwnPartFirst(GradientSync):
     """Every rank adds up in an order of its own, so that the last bits differ."""
 
@@ -68,6 +85,7 @@ class OwnPartFirst(GradientSync):
         gradient.copy_(total / self.comm.world_size)
 
 
+@drawn("the first million", ANY, "long tensors, one step", "only the first 1000000 of")
 class FirstMillion(AllReduce):
     def average(self, name, gradient):
         first = gradient.flatten()[:1_000_000].clone()
@@ -75,11 +93,13 @@ class FirstMillion(AllReduce):
         gradient.copy_(torch.cat([first, gradient.flatten()[1_000_000:]]).view_as(gradient))
 
 
+@drawn("settles nothing", SETTLES, "after settle (2 steps): expected rank 0's", "settle does not")
 class SettlesNothing(AllReduce):
     def settle(self):
         pass
 
 
+@drawn("third pass lost", MANY, "3 backward passes", "wrong in steps with 3 backward passes only")
 class LosesTheThird(AllReduce):
     """Of a step's backward passes."""
 
@@ -106,6 +126,7 @@ class LosesTheThird(AllReduce):
         super().finish()
 
 
+@drawn("None for zeros", ANY, "expected a gradient, got None", "of which the gradient is zero")
 class NothingForZeros(AllReduce):
     def finish(self):
         super().finish()
@@ -113,6 +134,7 @@ class NothingForZeros(AllReduce):
             p.grad = p.grad if p.grad is not None and p.grad.any() else None
 
 
+@drawn("doubled after loading", STATE, "expected the mean", "steps after load_own_state only")
 class DoubledAfterLoading(AllReduce):
     factor = 1
 
@@ -124,11 +146,13 @@ class DoubledAfterLoading(AllReduce):
         gradient *= self.factor
 
 
+@drawn("always finite", OVERFLOW, "agree_on_finite(False) returned True", "agree_on_finite does not")
 class AlwaysFinite(AllReduce):
     def agree_on_finite(self, is_finite):
         return True
 
 
+@drawn("keeps every gradient", MEMORY, "expected none more", "memory grows from step to step")
 class KeepsEveryGradient(AllReduce):
     def attach(self, model):
         self.history = []
@@ -143,6 +167,7 @@ class KeepsEveryGradient(AllReduce):
         super().detach()
 
 
+@drawn("keeps its buffers", MEMORY, "after detach 640,000 bytes", "after detach it still holds")
 class KeepsItsBuffers(AllReduce):
     def attach(self, model):
         self.latest = {}
@@ -153,12 +178,14 @@ class KeepsItsBuffers(AllReduce):
         self.latest[name] = gradient.clone()
 
 
+@drawn("drifts", MANY, "expected the mean", "off by a relative")
 class Drifts(CountsSteps):
     def average(self, name, gradient):
         super().average(name, gradient)
         gradient *= 1 + 1e-7 * self.steps
 
 
+@drawn("full last piece left out", ANY, "sizes of powers of 2", "only with sizes of powers of 2")
 class OnlyWhatIsNotFull(AllReduce):
     """Sends pieces of 4,096 elements, and the last one where it is not full."""
 
@@ -169,6 +196,7 @@ class OnlyWhatIsNotFull(AllReduce):
         gradient.copy_(torch.cat([*pieces, last]).view_as(gradient))
 
 
+@drawn("errors fed back", OVERFLOW, "got nan", "infinities or NaN stand where the mean belongs")
 class FedBack(AllReduce):
     """Adds what it once had to do with, and does not forget it when a step is dropped."""
 
@@ -186,6 +214,7 @@ class FedBack(AllReduce):
         super().detach()
 
 
+@drawn("no_sync stays", MANY, "expected the mean", "after an exception within no_sync")
 class StaysOff(AllReduce):
     """Its no_sync does not end with an exception."""
 
@@ -202,6 +231,7 @@ class StaysOff(AllReduce):
             super().finish()
 
 
+@drawn("one list of hooks", APART, "after the first's detach", "after the first's detach")
 class OneListOfHooks(AllReduce):
     hooks: list = []  # noqa: RUF012 - the mistake
 
@@ -225,6 +255,7 @@ class OneListOfHooks(AllReduce):
         super().detach()
 
 
+@drawn("attaches once", APART, "after detach and attach", "another weight than rank 0's")
 class AttachesOnce(AllReduce):
     is_attached = False
 
@@ -239,6 +270,7 @@ class AttachesOnce(AllReduce):
         self._model = None
 
 
+@drawn("mean of buffers", SETTLES, "expected rank 0's", "settle does not give all ranks rank 0's")
 class MeanOfBuffers(AllReduce):
     def settle(self):
         for name, buffer in self._model.named_buffers():
@@ -247,6 +279,7 @@ class MeanOfBuffers(AllReduce):
             buffer.copy_(mean)
 
 
+@drawn("float64 through float32", ANY, "float64), element", "wrong on those of float64")
 class ThroughSingle(AllReduce):
     def average(self, name, gradient):
         single = gradient.float()
@@ -254,6 +287,7 @@ class ThroughSingle(AllReduce):
         gradient.copy_(single)
 
 
+@drawn("a copy is averaged", ANY, "not contiguous", "only with tensors that are not contiguous")
 class AveragesACopy(AllReduce):
     """Where a gradient is not contiguous `flatten` makes one."""
 
@@ -261,92 +295,53 @@ class AveragesACopy(AllReduce):
         super().average(name, gradient.flatten() if gradient.dim() else gradient)
 
 
-def _made_finite(sync, name, gradient):
+@changing("infinite becomes 0", OVERFLOW, "expected the mean", "an overflow", after=False)
+def made_finite(sync, name, gradient):
     gradient.nan_to_num_(0, 0, 0)
 
 
-def _half_zeroed(sync, name, gradient):
+@changing("half precision zeroed", ANY, "float16), element", "wrong on those of float16")
+def half_zeroed(sync, name, gradient):
     if gradient.dtype in (torch.float16, torch.bfloat16):
         gradient.zero_()
 
 
-def _last_left_out_under_scale(sync, name, gradient):
+@changing(
+    "last rank left out under a scale",
+    MANY,
+    "loss_scale",
+    "rank 2's gradient is not in the average (wrong in steps where loss_scale is not 1 only)",
+    after=False,
+)
+def last_left_out_under_scale(sync, name, gradient):
     if sync.loss_scale != 1 and sync.comm.rank == sync.comm.world_size - 1:
         gradient.zero_()
 
 
-def _one_bit_up(sync, name, gradient):
+@changing("one bit up", MANY, "gradients drift", "gradients drift")
+def one_bit_up(sync, name, gradient):
     if gradient.dtype == torch.float32:
         gradient *= 1 + 1e-7
 
 
-def _small_dropped(sync, name, gradient):
+@changing("small numbers dropped", ANY, "got 0", "zeros stand where the mean belongs")
+def small_dropped(sync, name, gradient):
     gradient[gradient.abs() < 1e-8] = 0
 
 
-def _divided_by_those_that_have_one(sync, name, gradient):
+@changing("clamped after the average", ANY, "expected the mean", "are cut to it")
+def clamped(sync, name, gradient):
+    gradient.clamp_(-2, 2)
+
+
+@changing(
+    "divided by fewer ranks",
+    MANY,
+    "expected the mean",
+    "the number of ranks whose gradient is there and not zero",
+    after=False,
+)
+def divided_by_those_that_have_one(sync, name, gradient):
     have = torch.tensor(float(gradient.any()))
     sync.comm.all_reduce(have, "those that have one")
     gradient.mul_(sync.comm.world_size / max(have.item(), 1.0))
-
-
-def _mutant(make: type[GradientSync], claim: str, says: str, cause: str) -> Mutant:
-    return Mutant(lambda: make, claim, says, cause, world_sizes=(3,))
-
-
-ANY, MANY, OVERFLOW = "averages_any_tensors", "averages_many_steps", "passes_overflow_on"
-STATE, APART, SETTLES, MEMORY = "goes_on_from_its_state", "keeps_models_apart", "settles_buffers", "frees_memory"
-DRAWN = {
-    "infinite becomes 0": _mutant(averaging(_made_finite, after=False), OVERFLOW, "expected the mean", "an overflow"),
-    "every 12th step": _mutant(LeavesOutEvery12th, MANY, "step 12 of", "wrong in every 12th step only"),
-    "the agreement is kept": _mutant(KeepsTheAgreement, MANY, "leave tensors out, step", ""),
-    "each rank its own order": _mutant(OwnPartFirst, MANY, "is not rank 0's to the last bit", "in their last bits"),
-    "the first million": _mutant(FirstMillion, ANY, "long tensors, one step", "only the first 1000000 of"),
-    "settles nothing": _mutant(SettlesNothing, SETTLES, "after settle (2 steps): expected rank 0's", "settle does not"),
-    "third pass lost": _mutant(LosesTheThird, MANY, "3 backward passes", "wrong in steps with 3 backward passes only"),
-    "half precision zeroed": _mutant(averaging(_half_zeroed), ANY, "float16), element", "wrong on those of float16"),
-    "None for zeros": _mutant(NothingForZeros, ANY, "expected a gradient, got None", "of which the gradient is zero"),
-    "small tensors left out": _mutant(
-        averaging_if(lambda sync, gradient: gradient.dim() and gradient.numel() >= sync.comm.world_size),
-        ANY,
-        "expected the mean",
-        "elements and fewer",
-    ),
-    "last rank left out under a scale": _mutant(
-        averaging(_last_left_out_under_scale, after=False),
-        MANY,
-        "loss_scale",
-        "rank 2's gradient is not in the average (wrong in steps where loss_scale is not 1 only)",
-    ),
-    "doubled after loading": _mutant(
-        DoubledAfterLoading, STATE, "expected the mean", "steps after load_own_state only"
-    ),
-    "always finite": _mutant(
-        AlwaysFinite, OVERFLOW, "agree_on_finite(False) returned True", "agree_on_finite does not"
-    ),
-    "keeps every gradient": _mutant(KeepsEveryGradient, MEMORY, "expected none more", "memory grows from step to step"),
-    "keeps its buffers": _mutant(KeepsItsBuffers, MEMORY, "after detach 640,000 bytes", "after detach it still holds"),
-    "drifts": _mutant(Drifts, MANY, "expected the mean", "off by a relative"),
-    # Thought of later, without the claims at hand.
-    "one bit up": _mutant(averaging(_one_bit_up), MANY, "gradients drift", "gradients drift"),
-    "small numbers dropped": _mutant(averaging(_small_dropped), ANY, "got 0", "zeros stand where the mean belongs"),
-    "full last piece left out": _mutant(
-        OnlyWhatIsNotFull, ANY, "sizes of powers of 2", "only with sizes of powers of 2"
-    ),
-    "errors fed back": _mutant(FedBack, OVERFLOW, "got nan", "infinities or NaN stand where the mean belongs"),
-    "no_sync stays": _mutant(StaysOff, MANY, "expected the mean", "after an exception within no_sync"),
-    "one list of hooks": _mutant(OneListOfHooks, APART, "after the first's detach", "after the first's detach"),
-    "attaches once": _mutant(AttachesOnce, APART, "after detach and attach", "another weight than rank 0's"),
-    "mean of buffers": _mutant(MeanOfBuffers, SETTLES, "expected rank 0's", "settle does not give all ranks rank 0's"),
-    "clamped after the average": _mutant(
-        averaging(lambda sync, name, gradient: gradient.clamp_(-2, 2)), ANY, "expected the mean", "are cut to it"
-    ),
-    "divided by fewer ranks": _mutant(
-        averaging(_divided_by_those_that_have_one, after=False),
-        MANY,
-        "expected the mean",
-        "the number of ranks whose gradient is there and not zero",
-    ),
-    "float64 through float32": _mutant(ThroughSingle, ANY, "float64), element", "wrong on those of float64"),
-    "a copy is averaged": _mutant(AveragesACopy, ANY, "not contiguous", "only with tensors that are not contiguous"),
-}

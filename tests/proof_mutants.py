@@ -1,16 +1,45 @@
 """Our engines, each with one mistake that engines are known for: tests of the proof."""
 
+import functools
 import math
 import time
 from dataclasses import dataclass
 
 import torch
+from mutants_drawn import DRAWN
 
 from cos598d.errors import UserError
 from cos598d.shard.zero1 import Zero1
 from cos598d.shard.zero2 import Zero2
 from cos598d.strategies.replicated import Replicated
 from cos598d.sync.bucketed import Bucketed
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A mistake, all the cases of the proof that it makes fail, and what the card says of the first of them."""
+
+    kind: type
+    fails: tuple[str, ...]
+    says: str
+
+
+STEPPING = (
+    *("steps", "accumulation", "clipping", "no need to clip", "tied weights", "module used twice", "unused parameter"),
+    *("used on one rank", "frozen parameter", "small parameters", "buffer", "uneven last batch", "all at once"),
+    *("many steps", "going on", "settled buffers"),
+)
+MUTANTS: dict[str, Mutant] = {}
+
+
+def mutant(name, fails, says):
+    """Enters the class that it decorates."""
+
+    def enter(kind):
+        MUTANTS[name] = Mutant(kind, fails, says)
+        return kind
+
+    return enter
 
 
 class Averaging(Replicated):
@@ -20,11 +49,21 @@ class Averaging(Replicated):
         super().__init__(Bucketed(comm, find_unused_parameters, options), precision)
 
 
+@mutant(
+    "forgot to divide",
+    (
+        "gradients",
+        *(name for name in STEPPING if name not in ("clipping", "all at once")),
+        *("fp16 overflow", "large tensors"),
+    ),
+    "are 2 times what it should be",
+)
 class ForgetsToDivide(Zero2):
     def backward(self, loss):
         super().backward(loss * self.comm.world_size)
 
 
+@mutant("clips by the local norm", ("clipping", "all at once", "bf16"), "one SGD step: the gradient")
 class ClipsByItsOwnNorm(Zero1):
     """By the norm of the shard that it holds."""
 
@@ -33,6 +72,7 @@ class ClipsByItsOwnNorm(Zero1):
         return torch.nn.utils.clip_grad_norm_([part for _, part, *_ in self._pieces], max_norm) if max_norm else None
 
 
+@mutant("stale shard", (*STEPPING, "bf16"), "SGD: the weight")
 class TrainsOnStaleShards(Zero1):
     """Gathers the others' weights for whoever looks, and not for the next step."""
 
@@ -51,18 +91,21 @@ class TrainsOnStaleShards(Zero1):
         super().settle()
 
 
+@mutant("optimizer state not sharded", ("memory", "going on"), "the ranks together hold optimizer 2.00 times")
 class KeepsAllState(Averaging):
     """Steps all weights on every rank, and says that it has a share of the optimizer's state."""
 
     shards = ("optimizer",)
 
 
+@mutant("gradients not sharded", ("memory",), "the ranks together hold gradients 2.00 times")
 class KeepsAllGradients(Averaging):
     """Averages all gradients on every rank, and says that it has a share of them: after the step nobody has any."""
 
     shards = ("gradients",)
 
 
+@mutant("optimizer state not counted", ("memory",), "rank 0 counts 0 bytes of optimizer, and")
 class CountsNoState(Zero1):
     """Holds its share of the state, and does not count it."""
 
@@ -70,6 +113,7 @@ class CountsNoState(Zero1):
         return super().memory() | {"optimizer": 0}
 
 
+@mutant("twice-used module counted once", ("module used twice", "all at once"), "the gradient")
 class CountsOnce(Zero1):
     """A layer's second call in a forward gives its weights no gradient."""
 
@@ -98,6 +142,7 @@ class CountsOnce(Zero1):
         return forward
 
 
+@mutant("state kept from an overflow", ("fp16 overflow",), "after step 3")
 class KeepsStateOfAnOverflow(Averaging):
     """Takes the step that overflowed with a learning rate of 0: the weights stay, moments and step counts do not."""
 
@@ -112,6 +157,11 @@ class KeepsStateOfAnOverflow(Averaging):
         return super().step()
 
 
+@mutant(
+    "weight decay of unused weights",
+    ("unused parameter", "used on one rank", "all at once"),
+    "SGD: the weight unused.weight",
+)
 class DecaysWhatIsUnused(Averaging):
     """Zeros in place of no gradient: weight decay moves what nobody used."""
 
@@ -122,6 +172,7 @@ class DecaysWhatIsUnused(Averaging):
                 parameter.grad = torch.zeros_like(parameter)
 
 
+@mutant("small parameters forgotten", ("small parameters", "all at once"), "the gradient one is off")
 class ForgetsSmallOnes(Zero1):
     """Parameters of fewer elements than there are ranks are not stepped."""
 
@@ -132,6 +183,7 @@ class ForgetsSmallOnes(Zero1):
                 part.grad = None
 
 
+@mutant("only the last part counts", ("accumulation", "all at once", "bf16"), "the gradient")
 class KeepsTheLastPart(Averaging):
     """Of an accumulated step the gradient of the last micro-batch alone."""
 
@@ -141,6 +193,7 @@ class KeepsTheLastPart(Averaging):
         super().backward(loss)
 
 
+@mutant("scaled up to the limit", ("no need to clip",), "times what it should be")
 class ScalesUp(Averaging):
     """To the limit, whether the norm is above it or not."""
 
@@ -152,6 +205,7 @@ class ScalesUp(Averaging):
         return norm
 
 
+@mutant("buffers not sent", ("buffer", "all at once"), "the gradient")
 class KeepsItsOwnBuffers(Averaging):
     def attach(self, model, make_optimizer):
         own = {name: buffer.clone() for name, buffer in model.named_buffers()}
@@ -161,6 +215,7 @@ class KeepsItsOwnBuffers(Averaging):
         return module
 
 
+@mutant("large tensors averaged in part", ("large tensors",), "the gradient")
 class AveragesTheFirstMiB(Averaging):
     """Of a tensor; what lies behind it stays a sum."""
 
@@ -171,6 +226,7 @@ class AveragesTheFirstMiB(Averaging):
                 parameter.grad.view(-1)[1 << 18 :] *= self.sync.comm.world_size
 
 
+@mutant("no weights in single precision", ("bf16",), "is rounded to bf16")
 class KeepsWeightsInHalf(Averaging):
     def step(self):
         is_good = super().step()
@@ -180,6 +236,7 @@ class KeepsWeightsInHalf(Averaging):
         return is_good
 
 
+@mutant("optimizer state not sharded, and half of it counted", ("memory", "going on"), "can be seen there")
 class SaysItCutsState(KeepsAllState):
     """And counts no more than its share of it."""
 
@@ -233,66 +290,19 @@ class WaitsForEver(Averaging):
             time.sleep(1)
 
 
-@dataclass(frozen=True)
-class Mutant:
-    """A mistake, all the cases of the proof that it makes fail, and what the card says of the first of them."""
-
-    kind: type
-    fails: tuple[str, ...]
-    says: str
+def replicated(name, comm, find_unused_parameters, options, precision):
+    """Whole replicas whose gradients are averaged by the drawn mutant of that name."""
+    return Replicated(DRAWN[name].make()(comm, find_unused_parameters, options), precision)
 
 
-STEPPING = (
-    "steps",
-    "accumulation",
-    "clipping",
-    "no need to clip",
-    "tied weights",
-    "module used twice",
-    "unused parameter",
-    "used on one rank",
-    "frozen parameter",
-    "small parameters",
-    "buffer",
-    "uneven last batch",
-    "all at once",
-    "many steps",
-    "going on",
-    "settled buffers",
-)
-MUTANTS = {
-    "forgot to divide": Mutant(
-        ForgetsToDivide,
-        (
-            "gradients",
-            *(name for name in STEPPING if name not in ("clipping", "all at once")),
-            *("fp16 overflow", "large tensors"),
-        ),
-        "are 2 times what it should be",
-    ),
-    "clips by the local norm": Mutant(
-        ClipsByItsOwnNorm, ("clipping", "all at once", "bf16"), "one SGD step: the gradient"
-    ),
-    "stale shard": Mutant(TrainsOnStaleShards, (*STEPPING, "bf16"), "SGD: the weight"),
-    "optimizer state not sharded": Mutant(
-        KeepsAllState, ("memory", "going on"), "the ranks together hold optimizer 2.00 times"
-    ),
-    "gradients not sharded": Mutant(KeepsAllGradients, ("memory",), "the ranks together hold gradients 2.00 times"),
-    "optimizer state not counted": Mutant(CountsNoState, ("memory",), "rank 0 counts 0 bytes of optimizer, and"),
-    "optimizer state not sharded, and half of it counted": Mutant(
-        SaysItCutsState, ("memory", "going on"), "can be seen there"
-    ),
-    "twice-used module counted once": Mutant(CountsOnce, ("module used twice", "all at once"), "the gradient"),
-    "state kept from an overflow": Mutant(KeepsStateOfAnOverflow, ("fp16 overflow",), "after step 3"),
-    "weight decay of unused weights": Mutant(
-        DecaysWhatIsUnused, ("unused parameter", "used on one rank", "all at once"), "SGD: the weight unused.weight"
-    ),
-    "small parameters forgotten": Mutant(
-        ForgetsSmallOnes, ("small parameters", "all at once"), "the gradient one is off"
-    ),
-    "scaled up to the limit": Mutant(ScalesUp, ("no need to clip",), "times what it should be"),
-    "buffers not sent": Mutant(KeepsItsOwnBuffers, ("buffer", "all at once"), "the gradient"),
-    "large tensors averaged in part": Mutant(AveragesTheFirstMiB, ("large tensors",), "the gradient"),
-    "no weights in single precision": Mutant(KeepsWeightsInHalf, ("bf16",), "is rounded to bf16"),
-    "only the last part counts": Mutant(KeepsTheLastPart, ("accumulation", "all at once", "bf16"), "the gradient"),
-}
+# Mistakes of syncs that few steps, or single precision, do not show.
+for name, fails, says in (
+    ("settles nothing", "settled buffers", "after settle the buffer seen is not rank 0's on rank"),
+    ("infinite becomes 0", "fp16 overflow", "the steps that count are"),
+    ("every 12th step", "many steps", "many SGD steps: the weight"),
+    ("last rank left out under a scale", "fp16 overflow", "the steps that count are"),
+    ("doubled after loading", "going on", "SGD: the weight"),
+    ("drifts", "many steps", "many SGD steps: the weight"),
+    ("float64 through float32", "many steps", "many SGD steps: the weight"),
+):
+    mutant(name, (fails,), says)(functools.partial(replicated, name))

@@ -319,7 +319,7 @@ def test_the_autograder_in_gradescopes_layout(tmp_path, monkeypatch, capsys):
     with zipfile.ZipFile("autograder.zip") as archive:
         assert {"setup.sh", "run_autograder", "assignment.toml", "requirements.txt"} <= set(archive.namelist())
         assert all(archive.getinfo(name).external_attr >> 16 & stat.S_IXUSR for name in ("setup.sh", "run_autograder"))
-        assert not [name for name in archive.namelist() if "learn/answers/" in name and name.endswith(".txt")]
+        assert not [name for name in archive.namelist() if "/answer/" in name]
         archive.extractall(root / "source")
     needed = (root / "source" / "requirements.txt").read_text()
     assert "torch>=" in needed

@@ -16,8 +16,9 @@ from cos598d.tools.check.causes import causes_of
 from cos598d.tools.check.claims.base import Claim, OnRank, World
 from cos598d.tools.check.evidence import Evidence
 from cos598d.tools.check.judge import FAILED, PASSED, judge_claims
-from cos598d.tools.check.spawn import CALLS, HANDED_IN, run_world
-from cos598d.tools.check.trace import TracedCommunicator, trace_direct_calls
+from cos598d.tools.check.noting import NotingCommunicator
+from cos598d.tools.check.spawn import run_world
+from cos598d.tools.check.trace import trace_direct_calls
 
 RIGHT_FILE = Path(__file__).with_name("right_syncs.py")
 RIGHT = ("FlatViews", "InDouble", "RandomRoot", "GathersInNumpy", "OwnEverything", "FromHooks", "RunningMean")
@@ -87,12 +88,12 @@ def test_what_follows_from_a_fault_is_not_told_as_another(name, says, claims):
 def try_drawn(comm, claim, nonce):
     """On a rank: the claim for each of its mutants, one after the other in one world, under the mutant's name."""
     folder = Path(tempfile.gettempdir())
-    traced, evidence = TracedCommunicator(comm, folder / f"{CALLS}{comm.rank}"), Evidence(comm.rank, nonce)
+    traced, evidence = NotingCommunicator(comm), Evidence(comm.rank, nonce)
     for name, mutant in DRAWN.items():
         if mutant.claim == claim:
             _claim(claim).observe(OnRank(name, mutant.make(), traced, evidence, folder))
             traced.ledger = Ledger()
-    (folder / f"{HANDED_IN}{comm.rank}").write_bytes(evidence.to_bytes())
+    evidence.hand_in()
 
 
 @pytest.mark.parametrize("claim", dict.fromkeys(mutant.claim for mutant in DRAWN.values()))

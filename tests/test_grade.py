@@ -1,22 +1,20 @@
 """`grade`: of a class of right, wrong and hostile submissions each gets what it deserves, and the next one runs."""
 
-import csv
 import json
 import os
-import tempfile
-from pathlib import Path
 
 import psutil
 import pytest
 from audit_cases import AVERAGE
 from audit_scripts import BY_HAND, with_changes
+from grading import grade_one, graded, start_grade
 from programs import ROOT, wait_until
 
 from cos598d.commands.cli import main
 from cos598d.tools.grade.assignment import assignment_of
 from cos598d.tools.grade.folder import _cell
-from cos598d.tools.grade.hiding import what_stops
 from cos598d.tools.grade.processes import megabytes_in, scratch_folder
+from cos598d.tools.grade.rights import what_stops
 
 OPENING = """
 import json, os, signal, sys, tempfile, time
@@ -99,7 +97,7 @@ from pathlib import Path
 import cos598d
 from cos598d.tools.learn.lessons import get_lesson
 
-for folder in ("cos598d/tools/learn/answers", "tests/lesson_cases", ".git"):
+for folder in ("cos598d/tools/learn/lessons/lesson3/answer", "tests/lesson_cases", ".git"):
     place = Path(cos598d.__file__).parents[1] / folder
     assert not place.is_dir() or not os.listdir(place), folder
 exec(get_lesson(3).answer())
@@ -116,32 +114,16 @@ never_averaged = 3
 
 
 @pytest.fixture
-def scratch():
-    """A folder for temporary files whose path is short enough for sockets; nothing may be left in it."""
-    with tempfile.TemporaryDirectory(dir="/tmp", prefix="g") as folder:
-        yield Path(folder)
-        assert os.listdir(folder) == []
-
-
-def graded(start, folder, scratch, submissions, assignment):
-    """Grade a class and return the exit code, what was printed, and the rows of the table by submission."""
-    for name, source in submissions.items():
-        (folder / "class" / name / "in a folder of theirs").mkdir(parents=True)
-        kind = assignment.partition('kind = "')[2].partition('"')[0]
-        file = {"sync": "my_sync.py", "script": "train.py", "lesson": "lesson3.py"}[kind]
-        (folder / "class" / name / "in a folder of theirs" / file).write_text(source)
-    (folder / "lab.toml").write_text(assignment)
-    words = ["-m", "cos598d", "grade", "class", "--assignment", "lab.toml", "--csv", "grades.csv", "--as_root"]
-    program = start("grade", words, {"PYTHONPATH": str(ROOT), "TMPDIR": str(scratch)})
-    code = program.wait()
-    with (folder / "grades.csv").open() as table:
-        return code, program.text, {row["submission"]: row for row in csv.DictReader(table)}
+def scratch(scratch):
+    """Nothing may be left in it."""
+    yield scratch
+    assert os.listdir(scratch) == []
 
 
 def test_a_class_with_hostile_submissions(start, tmp_path, scratch):
     before = {process.pid for process in psutil.process_iter()}
     submissions = {name: OPENING + body for name, body in CLASS.items()}
-    code, text, rows = graded(start, tmp_path, scratch, submissions, ASSIGNMENT)
+    code, text, rows = graded(start, tmp_path, scratch, submissions, ASSIGNMENT, "in a folder of theirs/my_sync.py")
     assert code == 2, text  # one could not be judged
     scores = {name: (row["score"], row["status"]) for name, row in rows.items()}
     assert scores == {
@@ -174,7 +156,7 @@ def test_a_class_with_hostile_submissions(start, tmp_path, scratch):
 
 
 def test_a_class_of_scripts(start, tmp_path, scratch):
-    code, text, rows = graded(start, tmp_path, scratch, SCRIPTS, SCRIPT_ASSIGNMENT)
+    code, text, rows = graded(start, tmp_path, scratch, SCRIPTS, SCRIPT_ASSIGNMENT, "in a folder of theirs/train.py")
     assert code == 0, text
     claims = ["ends_well", "trains", "no_fault", "never_averaged"]
     points = {name: [row[claim] for claim in claims] for name, row in rows.items()}
@@ -212,11 +194,11 @@ def test_a_class_that_hands_in_a_lesson(start, tmp_path, scratch):
     lesson = get_lesson(3)
     assignment = 'kind = "lesson"\nlesson = 3\nseconds = 60\ntitle = "a\\u001b[31mred lab"\n'
     hidden = assignment_of("lesson").kind.hides
-    assert hidden[0].name == "answers"
+    assert hidden[0].parts[-2:] == ("lesson0", "answer")
     if what_stops(hidden):
         pytest.skip("no mount namespaces here, so lessons are not graded beside their answers")
     submissions = {"page": lesson.page(), "answer": lesson.answer(), "reads": READS_ANSWER}
-    code, text, rows = graded(start, tmp_path, scratch, submissions, assignment)
+    code, text, rows = graded(start, tmp_path, scratch, submissions, assignment, "in a folder of theirs/lesson3.py")
     assert code == 0, text
     assert "a\\x1b[31mred lab: 2 points" in text
     assert "\x1b" not in text
@@ -229,13 +211,11 @@ def test_a_class_that_hands_in_a_lesson(start, tmp_path, scratch):
 
 def test_results_are_there_after_each_claim(start, tmp_path, scratch):
     """The second claim never ends, and the grader is stopped: what the first gave is in the file."""
-    (tmp_path / "mine").mkdir()
     # starts_from_rank_0 never calls finish. Tried with the other claim it fails at once, and that one alone waits.
     once = "        here = Path(__file__).with_name('seen')\n        if not here.exists(): here.touch(); os._exit(3)\n"
-    (tmp_path / "mine" / "my_sync.py").write_text(OPENING + once + "        time.sleep(200)\n")
     (tmp_path / "lab.toml").write_text(ASSIGNMENT.replace("seconds = 5", "seconds = 250"))
-    words = ["-m", "cos598d", "grade", "mine", "--assignment", "lab.toml", "--gradescope", "results.json", "--as_root"]
-    program = start("grade", words, {"PYTHONPATH": str(ROOT), "TMPDIR": str(scratch)})
+    files = {"my_sync.py": OPENING + once + "        time.sleep(200)\n"}
+    program = grade_one(start, tmp_path, scratch, files, "lab.toml")
 
     def results():
         path = tmp_path / "results.json"
@@ -257,21 +237,9 @@ def test_results_are_there_after_each_claim(start, tmp_path, scratch):
     ],
 )
 def test_what_takes_too_much_gets_nothing(start, tmp_path, scratch, assignment, says):
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "my_sync.py").write_text(OPENING + RIGHT)
     (tmp_path / "lab.toml").write_text(assignment)
-    words = [
-        "-m",
-        "cos598d",
-        "grade",
-        "mine/my_sync.py",
-        "--assignment",
-        "lab.toml",
-        "--gradescope",
-        "results.json",
-        "--as_root",
-    ]
-    program = start("grade", words, {"PYTHONPATH": str(ROOT), "TMPDIR": str(scratch)})
+    files = {"my_sync.py": OPENING + RIGHT}
+    program = grade_one(start, tmp_path, scratch, files, "lab.toml", submission="mine/my_sync.py")
     assert program.wait() == 1, program.text
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["score"] == 0
@@ -288,12 +256,7 @@ def test_what_takes_too_much_gets_nothing(start, tmp_path, scratch, assignment, 
     ],
 )
 def test_a_submission_that_cannot_be_loaded_is_wrong_and_says_why(start, tmp_path, scratch, files, says):
-    (tmp_path / "mine").mkdir()
-    for name, source in files.items():
-        (tmp_path / "mine" / name).parent.mkdir(exist_ok=True)
-        (tmp_path / "mine" / name).write_text(source)
-    words = ["-m", "cos598d", "grade", "mine", "--assignment", "sync", "--gradescope", "results.json", "--as_root"]
-    program = start("grade", words, {"PYTHONPATH": str(ROOT), "TMPDIR": str(scratch)})
+    program = grade_one(start, tmp_path, scratch, files, "sync")
     assert program.wait() == 1, program.text
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["score"] == 0
@@ -306,8 +269,7 @@ def test_a_class_that_is_stopped_leaves_nothing_behind(start, tmp_path, scratch)
     (tmp_path / "class").mkdir()
     (tmp_path / "class" / "alice.py").write_text(source)
     (tmp_path / "lab.toml").write_text(ASSIGNMENT.replace("seconds = 5", "seconds = 50"))
-    words = ["-m", "cos598d", "grade", "class", "--assignment", "lab.toml", "--csv", "grades.csv", "--as_root"]
-    program = start("grade", words, {"PYTHONPATH": str(ROOT), "TMPDIR": str(scratch)})
+    program = start_grade(start, scratch, "class", "--assignment", "lab.toml", "--csv", "grades.csv")
     wait_until(lambda: list(scratch.glob("grade-*/submission/here")))
     below = psutil.Process(program.process.pid).children(recursive=True)
     assert below

@@ -5,11 +5,11 @@ import ctypes
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.resources import files
 from pathlib import Path
 
 import psutil
@@ -24,12 +24,12 @@ from cos598d.tools.grade import processes, submission
 from cos598d.tools.grade.assignment import Assignment, Limits
 from cos598d.tools.grade.folder import grade_class, submissions_in
 from cos598d.tools.grade.kinds.kind import AssignmentKind
+from cos598d.tools.grade.rights import User, user_for
 from cos598d.tools.grade.scored import Judged
 from cos598d.tools.grade.submission import grading
-from cos598d.tools.grade.user import User, user_for
-from cos598d.tools.learn import lesson, session
+from cos598d.tools.learn import lessons, session
 from cos598d.tools.learn.lessons import get_lesson
-from cos598d.tools.learn.recorded import Recorded
+from cos598d.tools.learn.picture.probe import Recorded
 
 GET_DUMPABLE, SET_DUMPABLE = 3, 4  # prctl(2)
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can take another user's rights")
@@ -222,7 +222,7 @@ def test_answers_that_cannot_be_hidden_are_not_graded_beside(monkeypatch, tmp_pa
     monkeypatch.setattr(submission, "what_stops", lambda _: "unshare is refused")
     assignment = assignment_by(lambda _: "")
     assignment.kind.hides = (tmp_path,)
-    words = "could read the answers in .*, since unshare is refused. Delete that folder"
+    words = "could read the answers in .*, since unshare is refused. Delete these folders"
     with pytest.raises(UsageError, match=words), grading(assignment, as_root=True):
         pass
 
@@ -302,7 +302,9 @@ def test_each_submission_has_its_full_name_and_what_is_passed_over_is_said(tmp_p
 
 def test_where_the_answers_are_left_out_a_sentence_says_so(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(lesson, "files", lambda folder: tmp_path if "answers" in folder else files(folder))
+    copy = tmp_path / "lessons"
+    shutil.copytree(Path(lessons.__file__).parent, copy, ignore=shutil.ignore_patterns("answer"))
+    monkeypatch.setattr(lessons, "files", lambda _: copy)
     monkeypatch.setattr(session, "warm_up", lambda _: None)
     monkeypatch.setattr(session, "record_file", lambda *_: Recorded(["an event"], []))
     with pytest.raises(UserError, match="has no answer to lesson 3: its repository has"):

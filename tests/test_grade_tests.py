@@ -1,13 +1,11 @@
 """`grade` on students' tests: right syncs must pass and wrong ones fail, and nothing else gives points."""
 
-import csv
 import importlib
 import os
 import re
-import tempfile
-from pathlib import Path
 
 import pytest
+from grading import graded
 from programs import ROOT
 
 from cos598d.errors import UsageError
@@ -150,33 +148,15 @@ half_precision = 1
 """
 
 
-@pytest.fixture
-def scratch():
-    """A folder for temporary files whose path is short enough for sockets."""
-    with tempfile.TemporaryDirectory(dir="/tmp", prefix="g") as folder:
-        yield Path(folder)
-
-
-def graded(start, folder, scratch, submissions, assignment):
-    """Grade a class and return the exit code, what was printed, and the rows of the table by submission."""
-    for name, source in submissions.items():
-        (folder / "class" / name).mkdir(parents=True)
-        (folder / "class" / name / "test_sync.py").write_text(source)
-    (folder / "lab.toml").write_text(assignment)
-    words = ["-m", "cos598d", "grade", "class", "--assignment", "lab.toml", "--csv", "grades.csv", "--as_root"]
-    program = start("grade", words, {"PYTHONPATH": str(ROOT), "TMPDIR": str(scratch)})
-    code = program.wait(250)
-    with (folder / "grades.csv").open() as table:
-        return code, program.text, {row["submission"]: row for row in csv.DictReader(table)}
-
-
 def kind_of(**keys):
     source = "".join(f"{key} = {value}\n" for key, value in keys.items())
     return KINDS["tests"].read(TomlTable.of_text("lab.toml", source))
 
 
 def test_good_tests_accept_every_right_sync_and_reject_every_wrong_one(start, tmp_path, scratch):
-    code, text, rows = graded(start, tmp_path, scratch, {"good": GOOD}, 'kind = "tests"\nseconds = 60\n')
+    code, text, rows = graded(
+        start, tmp_path, scratch, {"good": GOOD}, 'kind = "tests"\nseconds = 60\n', "test_sync.py"
+    )
     assert code == 0, text
     assert {name: rows["good"][name] for name in ("accepts_right_syncs", *WRONG)} == dict.fromkeys(
         ("accepts_right_syncs", *WRONG), "1"
@@ -186,7 +166,7 @@ def test_good_tests_accept_every_right_sync_and_reject_every_wrong_one(start, tm
 def test_tests_that_tell_nothing_apart_get_nothing(start, tmp_path, scratch):
     page = (ROOT / "docs" / "teaching.md").read_text()
     example = next(block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "def test_" in block)
-    code, text, rows = graded(start, tmp_path, scratch, BAD | {"example": example}, FEW)
+    code, text, rows = graded(start, tmp_path, scratch, BAD | {"example": example}, FEW, "test_sync.py")
     assert code == 0, text
     points = {name: row["score"] for name, row in rows.items()}
     assert points == {**dict.fromkeys(BAD, "0"), "example": "4"}, text

@@ -14,10 +14,10 @@ from cos598d.errors import UsageError
 from cos598d.tools.check.claims.base import World
 from cos598d.tools.check.evidence import Evidence
 from cos598d.tools.learn import progress, session, told
-from cos598d.tools.learn.checks import lesson12
-from cos598d.tools.learn.checks.outer_step import RIGHT, simulate
 from cos598d.tools.learn.events import Event, from_rows, to_rows
 from cos598d.tools.learn.lessons import NUMBERS, all_lessons, get_lesson
+from cos598d.tools.learn.lessons.lesson12 import checks as lesson12
+from cos598d.tools.learn.lessons.lesson12.checks import RIGHT, simulate
 from cos598d.tools.learn.marking import SECONDS, Marking
 from cos598d.tools.learn.student import BLANK, MARKER
 
@@ -122,11 +122,7 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_a_file_that_cannot_work_is_named_with_its_line(name, tmp_path):
     code, says, status = BAD[name]
-    lesson, path = get_lesson(3), tmp_path / "lesson3.py"
-    path.write_text(code)
-    marking = Marking(lesson, path, path.read_bytes(), NONCE, seconds=4.0)
-    marking.run(lambda _: None, (2,))
-    result = marking.result()
+    result, _ = mark(tmp_path, 3, code, (2,), seconds=4)
     assert not result["passed"]
     assert says in result["diagnosis"][0]["cause"]
     assert result["claims"][0]["status"] == status
@@ -137,11 +133,7 @@ def test_ranks_in_different_calls_are_both_named_with_their_lines(tmp_path):
         "    if comm.rank == 0:\n        comm.all_reduce(gradient, name)\n"
         "    else:\n        comm.gather(gradient, name)\n"
     )
-    lesson, path = get_lesson(3), tmp_path / "lesson3.py"
-    path.write_text(code)
-    marking = Marking(lesson, path, path.read_bytes(), NONCE, seconds=4.0)
-    marking.run(lambda _: None, (2,))
-    words = marking.result()["diagnosis"][0]["cause"]
+    words = mark(tmp_path, 3, code, (2,), seconds=4)[0]["diagnosis"][0]["cause"]
     assert "lesson3.py line 5) while rank 1 is in comm.gather" in words
     assert "lesson3.py line 7)" in words
 
@@ -178,7 +170,7 @@ def test_what_no_judgement_expects_is_a_failed_check_and_no_traceback(tmp_path):
     result, first = mark(tmp_path, 0, code)
     assert not result["passed"]
     assert result["claims"][0]["status"] == "failed"
-    assert "what the file gave back cannot be judged (TypeError: " in first
+    assert "what the ranks handed in cannot be judged (TypeError: " in first
 
 
 def test_what_is_on_the_command_line(tmp_path, monkeypatch, capsys):

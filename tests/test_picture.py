@@ -6,11 +6,10 @@ from xml.etree import ElementTree
 import pytest
 
 from cos598d.tools.learn.events import CALL, COMPUTE, RECEIVE, SEND, Event
-from cos598d.tools.learn.picture.draw import draw
+from cos598d.tools.learn.picture.draw import draw, steps_of
 from cos598d.tools.learn.picture.frames import at_first, chunks_of, frames, is_whole
 from cos598d.tools.learn.picture.lanes import CALLING, MESSAGE, WAITING, computed_beside, timeline
 from cos598d.tools.learn.picture.messages import Message, MessageEnd, join_ends
-from cos598d.tools.learn.picture.steps import steps_of
 from cos598d.tools.learn.picture.text import ASCII, BLOCKS, in_colour, letters_for
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -3,12 +3,11 @@
 import pytest
 
 from cos598d.tools.learn.events import CALL, COMPUTE
+from cos598d.tools.learn.picture.draw import steps_of
 from cos598d.tools.learn.picture.frames import frames, is_whole
 from cos598d.tools.learn.picture.messages import MEMORY
-from cos598d.tools.learn.picture.of_sync import draw_sync
-from cos598d.tools.learn.picture.steps import steps_of
 from cos598d.tools.learn.picture.text import ASCII
-from cos598d.tools.learn.picture.trial import run_trial
+from cos598d.tools.learn.picture.trial import draw_sync, run_trial
 
 RANKS = 4
 # Of each the steps on four ranks, and whether all that a rank sends are these messages.

@@ -1,17 +1,15 @@
 """Ranks of a lesson that wait for each other for ever are ended at once, and ranks that are slow are not."""
 
 import json
-import tempfile
 import threading
 import time
-from pathlib import Path
 
 import pytest
 import torch
 
+from cos598d.tools.check.notes import BEGIN, END, MEET, MET, MOST_NOTES, RAISED, THREADS, WAITS, read_trace
 from cos598d.tools.check.spawn import CALLS, LATE, RETURNED, run_world
 from cos598d.tools.learn.comm import LessonCommunicator
-from cos598d.tools.learn.notes import BEGIN, END, MEET, MET, MOST_NOTES, RAISED, THREADS, WAITS, read_notes
 from cos598d.tools.learn.stuck import StuckRanks, all_wait, never_go_on
 
 LONG = 60.0  # seconds, of which no test takes a part unless it fails
@@ -27,9 +25,9 @@ def over(number):
 
 def is_proved(*ranks, ended=()):
     """Whether ranks with these notes are known to wait for ever; those of `ended` have come to their end."""
-    books = [read_notes(b"".join(json.dumps(note).encode() + b"\n" for note in notes)) for notes in ranks]
+    traces = [read_trace(b"".join(json.dumps(note).encode() + b"\n" for note in notes)) for notes in ranks]
     has_ended = [rank in ended for rank in range(len(ranks))]
-    return all_wait(books, has_ended) and never_go_on(books, has_ended)
+    return all_wait(traces, has_ended) and never_go_on(traces, has_ended)
 
 
 def send(number, to):
@@ -87,7 +85,7 @@ def test_who_has_ended_begins_nothing_more():
 
 
 def communicate(comm):
-    return LessonCommunicator(comm, Path(tempfile.gettempdir()) / f"{CALLS}{comm.rank}", __file__)
+    return LessonCommunicator(comm, __file__)
 
 
 def send_first(comm):

@@ -79,7 +79,7 @@ def _grader(options: argparse.Namespace, judges_here: bool) -> Grader | None:
             "--gradescope and --classroom50 need --world_size, with which this process, where the script does not run, "
             "judges: add it, or give the folder of an audit."
         )
-    from cos598d.commands.audit_results import AuditResults  # loads torch, which is the script's to load
+    from cos598d.tools.grade.result_files import AuditResults  # loads torch, which is the script's to load
 
     return AuditResults(options).finish
 

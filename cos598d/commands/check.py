@@ -1,21 +1,20 @@
 """`python -m cos598d check`: does a gradient sync keep every claim? Then its cost and speed.
 
-Each claim is tried in fresh processes.
+Each claim is tried in fresh processes. A strategy is proved as by `prove`, a lesson's file is checked as by `learn`.
 """
 
 import argparse
-import json
 import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cos598d.commands import learn
+from cos598d.commands import learn, prove
 from cos598d.commands.flags import check_output_file
-from cos598d.commands.result_flags import add_assignment, add_result_files, wants_files
-from cos598d.errors import UsageError, UserError
-from cos598d.terminal.files import write_json
+from cos598d.commands.result_flags import add_assignment, add_result_files, give_result, read_world_sizes, wants_files
+from cos598d.errors import UsageError
+from cos598d.strategies import STRATEGIES
 from cos598d.terminal.reading import read_plain
 from cos598d.terminal.signals import exits_on_sigterm
 from cos598d.tools.check import card, ranks
@@ -30,17 +29,16 @@ from cos598d.tools.learn.lessons import get_lesson
 from cos598d.tools.learn.student import number_of
 
 if TYPE_CHECKING:  # what grades loads much that a check does without
-    from cos598d.commands.check_results import CheckResults
+    from cos598d.tools.grade.result_files import CheckResults
 
 ROUNDS = 20
 OTHERS = ("all_reduce", "ddp")
 SIZES, SECONDS = [1, 2, 3, 4], 20.0  # without --world_sizes and --seconds
-MOST_RANKS = 16
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags to `parser`."""
-    parser.add_argument("sync", metavar="SYNC", help="FILE.py:CLASS, a registered sync's name, or a lesson's file")
+    parser.add_argument("sync", metavar="SYNC", help="FILE.py:CLASS, a registered sync or strategy, or a lesson's file")
     parser.add_argument("--world_sizes", metavar="N,N", help="ranks to try (default: 1,2,3,4)")
     parser.add_argument(
         "--seconds", type=float, metavar="X", help="what a claim may take at one world size (default: 20)"
@@ -66,12 +64,12 @@ def run(options: argparse.Namespace) -> int:
     if lesson is not None:
         if wants_files(options):
             raise UsageError(f"{options.sync} is a lesson's: grade it, with an assignment of the kind lesson.")
-        for name in ("world_sizes", "seconds", "claims", "nonce", "no_speed"):
-            if getattr(options, name) not in (None, False):
-                raise UsageError(
-                    f"--{name} is for a gradient sync, and {options.sync} is of lesson {lesson}: leave it out."
-                )
+        _refuse(options, f"is of lesson {lesson}", "world_sizes", "seconds", "claims", "nonce", "no_speed")
         return learn.check(get_lesson(lesson), Path(options.sync), options.json)
+    if options.sync.partition(":")[0] in STRATEGIES:
+        files = ("assignment", "gradescope", "classroom50")
+        _refuse(options, "is a strategy", "claims", "nonce", "no_speed", *files)
+        return prove.check(options)
     check_output_file("--json", options.json)
     wanted: Sequence[str] | None = None if options.claims is None else read_claims(options.claims)
     results = _results_of(options, wanted)
@@ -93,21 +91,22 @@ def run(options: argparse.Namespace) -> int:
                 results.refuse(str(error))
             raise
         result = _check(trial, sizes, wanted, not options.no_speed, say, results)
-    if options.json == "-":
-        print(json.dumps(result, indent=2))
-    elif options.json:
-        try:
-            write_json(options.json, result)
-        except OSError as error:
-            raise UserError(f"--json {options.json} cannot be written: {error.strerror}.") from None
+    give_result(options.json, result)
     return 0 if result["passed"] else 1
+
+
+def _refuse(options: argparse.Namespace, what: str, *names: str) -> None:
+    """Raise UsageError where one of these flags is given, which are for gradient syncs."""
+    for name in names:
+        if getattr(options, name) not in (None, False):
+            raise UsageError(f"--{name} is for a gradient sync, and {options.sync} {what}: leave it out.")
 
 
 def _results_of(options: argparse.Namespace, wanted: Sequence[str] | None) -> "CheckResults | None":
     """The files for teachers, if they are asked for."""
     if not wants_files(options):
         return None
-    from cos598d.commands.check_results import CheckResults
+    from cos598d.tools.grade.result_files import CheckResults
 
     return CheckResults(options, wanted)
 
@@ -120,17 +119,6 @@ def _lesson_of(name: str) -> int | None:
         return number_of(read_plain(name))
     except OSError:
         return None
-
-
-def read_world_sizes(text: str) -> list[int]:
-    """ "2,3,4" as numbers, each once, in order. Raises UsageError."""
-    try:
-        sizes = sorted({int(word) for word in text.split(",")})
-    except ValueError:
-        sizes = []
-    if not sizes or not 1 <= sizes[0] <= sizes[-1] <= MOST_RANKS:
-        raise UsageError(f"--world_sizes {text}: give numbers from 1 to {MOST_RANKS} with commas between, as 2,3,4.")
-    return sizes
 
 
 def read_claims(text: str) -> list[str]:

@@ -1,19 +1,18 @@
 """`python -m cos598d learn`: the course. Lists its lessons, hands out a lesson's page, tells hints, checks a file."""
 
 import argparse
-import json
 import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from cos598d.commands.flags import check_output_file
+from cos598d.commands.result_flags import give_result
 from cos598d.errors import UsageError, UserError
-from cos598d.terminal.files import write_json, write_together
+from cos598d.terminal.files import write_together
 from cos598d.terminal.signals import exits_on_sigterm
 from cos598d.tools.learn import session, told
-from cos598d.tools.learn.lesson import Lesson
-from cos598d.tools.learn.lessons import get_lesson
+from cos598d.tools.learn.lessons import Lesson, get_lesson
 
 NEXT, OWN = 0, Path()  # a flag that was given without its word
 
@@ -118,13 +117,6 @@ def check(lesson: Lesson, path: Path, json_file: str | None) -> int:
     say: Callable[[str], None] = (lambda _: None) if json_file == "-" else partial(print, flush=True)
     with exits_on_sigterm():
         result = session.check_file(lesson, path, say)
-    if json_file == "-":
-        print(json.dumps(result, indent=2))
-        return 0 if result["passed"] else 1
-    print(told.verdict(result, lesson))
-    if json_file:
-        try:
-            write_json(json_file, result)
-        except OSError as error:
-            raise UserError(f"--json {json_file} cannot be written: {error.strerror}.") from None
+    say(told.verdict(result, lesson))
+    give_result(json_file, result)
     return 0 if result["passed"] else 1

@@ -8,9 +8,8 @@ from cos598d.commands.flags import check_output_file
 from cos598d.errors import UsageError, UserError
 from cos598d.terminal.files import write_whole
 from cos598d.terminal.signals import exits_on_sigterm
-from cos598d.tools.learn.picture.draw import Picture, draw, letters_and_width
+from cos598d.tools.learn.picture.draw import Picture, StepFrames, draw, letters_and_width
 from cos598d.tools.learn.picture.record import events_of_run
-from cos598d.tools.learn.picture.steps import StepFrames
 
 FORM = ".svg"
 
@@ -68,7 +67,7 @@ def _pictures(options: argparse.Namespace) -> tuple[Picture, StepFrames | None]:
     if options.record is not None:
         events, note = events_of_run(options.record)
         return draw(events, title=options.record.resolve().name, note=note), None
-    from cos598d.tools.learn.picture.of_sync import draw_sync
+    from cos598d.tools.learn.picture.trial import draw_sync
 
     with exits_on_sigterm():
         return draw_sync(options.sync, options.world_size, options.beside)

@@ -4,18 +4,16 @@ Gradients, weights and losses are compared, case by case, on several numbers of 
 """
 
 import argparse
-import json
 import secrets
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from cos598d.commands.check import read_world_sizes
 from cos598d.commands.flags import check_output_file
+from cos598d.commands.result_flags import give_result, read_world_sizes
 from cos598d.config import SYNC_FIELDS
-from cos598d.errors import UsageError, UserError
+from cos598d.errors import UsageError
 from cos598d.fields import given
-from cos598d.terminal.files import write_json
 from cos598d.terminal.signals import exits_on_sigterm
 from cos598d.terminal.words import number_of
 from cos598d.tools.bench.candidates import Candidate, parse_candidates
@@ -27,6 +25,7 @@ from cos598d.tools.check.proof.judge import KEPT, NOT_CLAIMED, REFUSED, WRONG
 from cos598d.tools.check.proof.observe import observe_engine
 from cos598d.tools.check.proof.prove import prove
 
+SIZES, SECONDS = "1,2,4", 30.0
 # Of several outcomes on several numbers of ranks, the first is the case's: kept is what is kept on all of them.
 WORST_FIRST = (CRASHED, DID_NOT_END, FAILED, WRONG, REFUSED, NOT_CLAIMED, KEPT)
 
@@ -39,9 +38,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="ENGINE",
         help="what --sync takes, with options as in bench: zero1, torch_fsdp:reshard=no, bucketed:bucket_mb=5",
     )
-    parser.add_argument("--world_sizes", default="1,2,4", metavar="N,N", help="ranks to try (default: 1,2,4)")
+    parser.add_argument("--world_sizes", default=SIZES, metavar="N,N", help="ranks to try (default: 1,2,4)")
     parser.add_argument(
-        "--seconds", type=float, default=30.0, metavar="X", help="what a case may take at one size (default: 30)"
+        "--seconds", type=float, default=SECONDS, metavar="X", help="what a case may take at one size (default: 30)"
     )
     parser.add_argument("--cases", metavar="NAME,NAME", help="the cases to try (default: all)")
     parser.add_argument("--short", action="store_true", help="a line for each engine instead of its card")
@@ -71,14 +70,15 @@ def run(options: argparse.Namespace) -> int:
             say(card.summary(results[-1]) if options.short else card.engine_card(results[-1]) + "\n")
         say(card.how(TOLERANCES))
     facts = {"nonce": nonce, "tolerances": TOLERANCES, "engines": results}
-    if options.json == "-":
-        print(json.dumps(facts, indent=2))
-    elif options.json:
-        try:
-            write_json(options.json, facts)
-        except OSError as error:
-            raise UserError(f"--json {options.json} cannot be written: {error.strerror}.") from None
+    give_result(options.json, facts)
     return 0 if all(result["passed"] for result in results) else 1
+
+
+def check(options: argparse.Namespace) -> int:
+    """As `run`, for the one strategy that `check` was asked for."""
+    more = {"engines": [options.sync], "cases": None, "short": False}
+    sizes, seconds = options.world_sizes or SIZES, SECONDS if options.seconds is None else options.seconds
+    return run(argparse.Namespace(json=options.json, world_sizes=sizes, seconds=seconds, **more))
 
 
 def read_cases(text: str) -> list[Case]:

@@ -1,12 +1,16 @@
-"""The flags of teachers' tools, the same for `check`, `audit`, `grade` and `autograder`. Loads nothing heavy."""
+"""Flags that commands which judge have in common, and where their results go. Loads nothing heavy."""
 
 import argparse
+import json
 from pathlib import Path
+from typing import Any
 
 from cos598d.commands.flags import check_output_file
-from cos598d.errors import UsageError
+from cos598d.errors import UsageError, UserError
+from cos598d.terminal.files import write_json
 
 FILES = ("gradescope", "classroom50")
+MOST_RANKS = 16
 
 
 def add_result_files(parser: argparse.ArgumentParser) -> None:
@@ -48,3 +52,25 @@ def wants_files(options: argparse.Namespace) -> bool:
     if options.assignment is not None and not is_wanted:
         raise UsageError("--assignment has the points for --gradescope or --classroom50: give one of them too.")
     return is_wanted
+
+
+def read_world_sizes(text: str) -> list[int]:
+    """ "2,3,4" as numbers, each once, in order. Raises UsageError."""
+    try:
+        sizes = sorted({int(word) for word in text.split(",")})
+    except ValueError:
+        sizes = []
+    if not sizes or not 1 <= sizes[0] <= sizes[-1] <= MOST_RANKS:
+        raise UsageError(f"--world_sizes {text}: give numbers from 1 to {MOST_RANKS} with commas between, as 2,3,4.")
+    return sizes
+
+
+def give_result(place: str | None, result: dict[str, Any]) -> None:
+    """Do with a result what --json says: print it for "-", write it into a file, or nothing. Raises UserError."""
+    if place == "-":
+        print(json.dumps(result, indent=2))
+    elif place:
+        try:
+            write_json(place, result)
+        except OSError as error:
+            raise UserError(f"--json {place} cannot be written: {error.strerror}.") from None

@@ -30,5 +30,5 @@ def all_right(number, cases):
 
 
 def all_wrong(number, cases):
-    """Cases by name, as files with what must be said."""
-    return {name: (changed(number, changes), words) for name, (changes, words) in cases.items()}
+    """Cases by name, as files with what must be said, and on which numbers of ranks if not on the lesson's first."""
+    return {name: (changed(number, changes), *words) for name, (changes, *words) in cases.items()}

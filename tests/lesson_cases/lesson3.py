@@ -1,24 +1,15 @@
-"""Lesson 3: all-reduce."""
+"""Lesson 3 as students write it: changes of the answer that are wrong, with what must be said, and right ones."""
 
-HEAD = """import torch
+from lesson_cases.changes import all_right, all_wrong
 
-def average(comm, gradient, name):
-"""
-RIGHT = {
-    "divides first": HEAD + "    gradient /= comm.world_size\n    comm.all_reduce(gradient)\n",
-    "a copy, then back": HEAD
-    + """    total = gradient.clone()
-    comm.all_reduce(total, "a copy of " + name, async_op=True).wait()
-    gradient.copy_(total.div_(comm.world_size))
-""",
-}
-WRONG = {
-    "the other ranks' gradients computed from what the caller has": (
-        """import sys, torch
-from cos598d.tools.check.claims.base import _own_gradients
-from cos598d.tools.learn.checks.common import ALL_USED
-
-def average(comm, gradient, name):
+CALL = "    comm.all_reduce(gradient, name)\n"
+DIVIDE = "    gradient /= comm.world_size\n"
+BODY = CALL + DIVIDE
+MARKED = "    comm.all_reduce(gradient, name)  #!\n"
+# How another rank's gradient was once found: the seed of its data was in a frame above.
+FROM_THE_CALLER = """    import sys, torch
+    from cos598d.tools.check.claims.base import _own_gradients
+    from cos598d.tools.learn.lessons.common import ALL_USED
     comm.all_reduce(torch.zeros_like(gradient), name)
     caller = sys._getframe()
     while "on" not in caller.f_locals:
@@ -27,74 +18,38 @@ def average(comm, gradient, name):
     nonce = caller.f_locals["on"].nonce
     of_all = [_own_gradients(nonce, rank, step, True, ALL_USED)[name] for rank in range(comm.world_size)]  #!
     gradient.copy_(sum(of_all) / comm.world_size)
-""",
-        "KeyError",
-    ),
-    "summed": (
-        HEAD + "    comm.all_reduce(gradient, name)  #!\n",
-        "is the sum over 2 ranks, not their average: divide",
-    ),
-    "divided by two": (
-        HEAD + "    comm.all_reduce(gradient, name)  #!\n    gradient /= 2\n",
-        "divided by the wrong number",
-        (3,),
-    ),
-    "divided twice": (
-        HEAD
-        + "    gradient /= comm.world_size\n    comm.all_reduce(gradient, name)  #!\n    gradient /= comm.world_size\n",
-        "divide once",
-    ),
+"""
+
+WRONG = all_wrong(3, {
+    "the other ranks' gradients computed from what the caller has": ([(BODY, FROM_THE_CALLER)], "KeyError"),
+    "summed": ([(BODY, MARKED)], "is the sum over 2 ranks, not their average: divide"),
+    "divided by two": ([(BODY, MARKED + "    gradient /= 2\n")], "divided by the wrong number", (3,)),
+    "divided twice": ([(BODY, DIVIDE + MARKED + DIVIDE)], "divide once"),
     "not in place": (
-        HEAD + "    total = gradient.clone()\n    comm.all_reduce(total, name)  #!\n"
-        "    gradient = total / comm.world_size\n",
+        [(BODY, "    total = gradient.clone()\n    comm.all_reduce(total, name)  #!\n    gradient = total / comm.world_size\n")],
         "keeps its own gradient",
     ),
     "out-of-place division": (
-        HEAD + "    comm.all_reduce(gradient, name)  #!\n    gradient = gradient / comm.world_size\n",
-        "is the sum over 2 ranks, not their average: line 5 computes a new tensor and calls it gradient",
+        [(BODY, MARKED + "    gradient = gradient / comm.world_size\n")],
+        "is the sum over 2 ranks, not their average: line 9 computes a new tensor and calls it gradient",
     ),
-    "not waited for": (
-        HEAD + "    gradient /= comm.world_size\n    comm.all_reduce(gradient, name, async_op=True)  #!\n",
-        "is never waited for",
-    ),
-    "only rank 0 calls": (
-        HEAD + "    if comm.rank == 0:\n        comm.all_reduce(gradient, name)  #!\n    gradient /= comm.world_size\n",
-        "rank 1 never comes",
-    ),
-    "only rank 0 divides": (
-        HEAD + "    comm.all_reduce(gradient, name)  #!\n    if comm.rank == 0:\n        gradient /= comm.world_size\n",
-        "rank 1's gradient is the sum",
-    ),
-    "the largest": (
-        HEAD + "    comm.all_reduce(gradient, name, op=torch.distributed.ReduceOp.MAX)  #!\n",
-        "the largest of the ranks' gradients",
-    ),
-    "torch.distributed itself": (
-        HEAD + "    torch.distributed.all_reduce(gradient)  #!\n    gradient /= comm.world_size\n",
-        "torch.distributed is called itself",
-    ),
+    "not waited for": ([(BODY, DIVIDE + MARKED.replace("name)", "name, async_op=True)"))], "is never waited for"),
+    "only rank 0 calls": ([(CALL, f"    if comm.rank == 0:\n    {MARKED}")], "rank 1 never comes"),
+    "only rank 0 divides": ([(BODY, f"{MARKED}    if comm.rank == 0:\n    {DIVIDE}")], "rank 1's gradient is the sum"),
+    "the largest": ([(BODY, "    import torch\n    comm.all_reduce(gradient, name, op=torch.distributed.ReduceOp.MAX)  #!\n")], "the largest of the ranks' gradients"),
+    "torch.distributed itself": ([(CALL, "    import torch\n    torch.distributed.all_reduce(gradient)  #!\n")], "torch.distributed is called itself"),
     "torch.distributed with a gradient": (
-        "import torch.distributed.nn.functional as functional\n"
-        + HEAD
-        + "    gradient.copy_(functional.all_reduce(gradient.clone()) / comm.world_size)  #!\n",
+        [("\ndef average", "import torch.distributed.nn.functional as functional\n\n\ndef average"), (BODY, "    gradient.copy_(functional.all_reduce(gradient.clone()) / comm.world_size)  #!\n")],
         "torch.distributed is called itself (all_reduce in line",
     ),
-    "called an agreement": (
-        HEAD
-        + """    comm.all_reduce(gradient, name)
-    gradient /= comm.world_size
-    comm.all_reduce(gradient, name, purpose="agreement")  #!
-    gradient /= comm.world_size
-""",
-        "made 16 calls for 8 gradients",
-    ),
-    "twice round": (
-        HEAD
-        + """    comm.all_reduce(gradient, name)
-    gradient /= comm.world_size
-    comm.all_reduce(gradient, name)  #!
-    gradient /= comm.world_size
-""",
-        "made 16 calls for 8 gradients",
-    ),
-}
+    "called an agreement": ([(BODY, BODY + MARKED.replace("name)", 'name, purpose="agreement")') + DIVIDE)], "made 16 calls for 8 gradients"),
+    "twice round": ([(BODY, BODY + MARKED + DIVIDE)], "made 16 calls for 8 gradients"),
+})  # fmt: skip
+
+COPY = """    total = gradient.clone()
+    comm.all_reduce(total, "a copy of " + name, async_op=True).wait()
+    gradient.copy_(total.div_(comm.world_size))
+"""
+RIGHT = all_right(
+    3, {"divides first": [(BODY, DIVIDE + "    comm.all_reduce(gradient)\n")], "a copy, then back": [(BODY, COPY)]}
+)

@@ -1,21 +1,51 @@
-"""Lesson 4: one call instead of 105."""
+"""Lesson 4 as students write it: changes of the answer that are wrong, with what must be said, and right ones."""
 
-from lesson_cases.changes import of_the_book
+from lesson_cases.changes import all_right, all_wrong, of_the_book
 
-HEAD = """import torch
-
-def average_all(comm, gradients):
+GROUPS = """    by_dtype = {}
+    for _, tensor in gradients:
+        by_dtype.setdefault(tensor.dtype, []).append(tensor)
 """
-GROUPS = (
-    HEAD
-    + """    groups = {}
-    for name, tensor in gradients:
-        groups.setdefault(tensor.dtype, []).append(tensor)
+EACH = "    for dtype, tensors in by_dtype.items():\n"
+BUFFER = "        buffer = torch.cat([tensor.flatten() for tensor in tensors])\n"
+CALL = '        comm.all_reduce(buffer, f"all of {dtype}")\n'
+DIVIDE = "        buffer /= comm.world_size\n"
+BACK = """        for tensor, part in zip(tensors, buffer.split([tensor.numel() for tensor in tensors])):
+            tensor.copy_(part.view_as(tensor))
 """
-)
-RIGHT = {
-    "a buffer that is filled": HEAD
-    + """    for dtype in sorted({tensor.dtype for _, tensor in gradients}, key=str):
+MARK = (CALL, CALL.replace("\n", "  #!\n"))
+ONE_GROUP = '    for dtype, tensors in [("all", [tensor for _, tensor in gradients])]:\n'
+BY_SET = """    for dtype in {tensor.dtype for _, tensor in gradients}:
+        tensors = [tensor for _, tensor in gradients if tensor.dtype == dtype]
+"""
+WITHOUT_LAST = """        place = 0
+        for t in tensors[:-1]:
+            t.copy_(buffer[place : place + t.numel()].view_as(t))
+            place += t.numel()
+"""
+
+WRONG = {"one buffer, and not copied back": (of_the_book("lesson4.py.txt"), "keeps its own gradient")} | all_wrong(4, {
+    "the order of a set": ([(GROUPS + EACH, BY_SET), MARK], "every rank must make the same calls in the same order"),
+    "one buffer for all dtypes": ([(GROUPS + EACH, ONE_GROUP), MARK], "made 1 call for 8 gradients, expected 2"),
+    "everything as float32": (
+        [(GROUPS + EACH, ONE_GROUP), ("tensor.flatten()", "tensor.flatten().float()"), MARK], "made 1 call for 8 gradients, expected 2",
+    ),
+    "not copied back": ([(BACK, ""), MARK], "keeps its own gradient"),
+    "copied back to names": ([("tensor.copy_(part.view_as(tensor))", "tensor = part.view_as(tensor)"), MARK], "keeps its own gradient"),
+    "not divided": ([(DIVIDE, ""), MARK], "is the sum over 2 ranks, not their average"),
+    "cut in another order": (
+        [("for tensor in tensors])):", "for tensor in tensors][::-1])):"), ("tensor.copy_(part.view_as(tensor))", "tensor.view(-1)[: part.numel()] = part[: tensor.numel()]"), MARK],
+        "gradients are wrong",
+    ),
+    "always from the start": ([(BACK, "        for t in tensors:\n            t.copy_(buffer[: t.numel()].view_as(t))\n"), MARK], "gradients are wrong"),
+    "one call for each": (
+        [(GROUPS + EACH + BUFFER + CALL + DIVIDE + BACK, "    for name, tensor in gradients:\n        comm.all_reduce(tensor, name)  #!\n        tensor /= comm.world_size\n")],
+        "made 8 calls for 8 gradients, expected 2",
+    ),
+    "the last is lost": ([(BACK, WITHOUT_LAST), MARK], "wrong on precise, last.bias"),
+})  # fmt: skip
+
+FILLED = """    for dtype in sorted({tensor.dtype for _, tensor in gradients}, key=str):
         tensors = [tensor for _, tensor in gradients if tensor.dtype == dtype]
         buffer = torch.empty(sum(t.numel() for t in tensors), dtype=dtype)
         place = 0
@@ -27,124 +57,16 @@ RIGHT = {
         for t in tensors:
             t.view(-1).copy_(buffer[place : place + t.numel()])
             place += t.numel()
-""",
-    "both under way at once": GROUPS
-    + """    buffers = {dtype: torch.cat([t.flatten() for t in reversed(ts)]) for dtype, ts in groups.items()}
+"""
+AT_ONCE = """    buffers = {dtype: torch.cat([t.flatten() for t in reversed(ts)]) for dtype, ts in by_dtype.items()}
     calls = [comm.all_reduce(buffer, str(dtype), async_op=True) for dtype, buffer in buffers.items()]
     for call in calls:
         call.wait()
-    for dtype, ts in groups.items():
+    for dtype, ts in by_dtype.items():
         for t, part in zip(reversed(ts), (buffers[dtype] / comm.world_size).split([t.numel() for t in reversed(ts)])):
             t[...] = part.view_as(t)
-""",
-}
-WRONG = {
-    "the order of a set": (
-        HEAD
-        + """    for dtype in {tensor.dtype for _, tensor in gradients}:
-        tensors = [tensor for _, tensor in gradients if tensor.dtype == dtype]
-        buffer = torch.cat([t.flatten() for t in tensors])
-        comm.all_reduce(buffer, str(dtype))  #!
-        buffer /= comm.world_size
-        for t, part in zip(tensors, buffer.split([t.numel() for t in tensors])):
-            t.copy_(part.view_as(t))
-""",
-        "every rank must make the same calls in the same order",
-    ),
-    "one buffer, and not copied back": (of_the_book("lesson4.py.txt"), "keeps its own gradient"),
-    "one buffer for all dtypes": (
-        HEAD
-        + """    tensors = [tensor for _, tensor in gradients]
-    buffer = torch.cat([t.flatten() for t in tensors])
-    comm.all_reduce(buffer, "all")  #!
-    buffer /= comm.world_size
-    for t, part in zip(tensors, buffer.split([t.numel() for t in tensors])):
-        t.copy_(part.view_as(t))
-""",
-        "made 1 call for 8 gradients, expected 2",
-    ),
-    "everything as float32": (
-        HEAD
-        + """    tensors = [tensor for _, tensor in gradients]
-    buffer = torch.cat([t.flatten().float() for t in tensors])
-    comm.all_reduce(buffer, "all")  #!
-    buffer /= comm.world_size
-    for t, part in zip(tensors, buffer.split([t.numel() for t in tensors])):
-        t.copy_(part.view_as(t))
-""",
-        "made 1 call for 8 gradients, expected 2",
-    ),
-    "not copied back": (
-        GROUPS
-        + """    for dtype, tensors in groups.items():
-        buffer = torch.cat([t.flatten() for t in tensors])
-        comm.all_reduce(buffer, str(dtype))  #!
-        buffer /= comm.world_size
-""",
-        "keeps its own gradient",
-    ),
-    "copied back to names": (
-        GROUPS
-        + """    for dtype, tensors in groups.items():
-        buffer = torch.cat([t.flatten() for t in tensors])
-        comm.all_reduce(buffer, str(dtype))  #!
-        buffer /= comm.world_size
-        for t, part in zip(tensors, buffer.split([t.numel() for t in tensors])):
-            t = part.view_as(t)
-""",
-        "keeps its own gradient",
-    ),
-    "not divided": (
-        GROUPS
-        + """    for dtype, tensors in groups.items():
-        buffer = torch.cat([t.flatten() for t in tensors])
-        comm.all_reduce(buffer, str(dtype))  #!
-        for t, part in zip(tensors, buffer.split([t.numel() for t in tensors])):
-            t.copy_(part.view_as(t))
-""",
-        "is the sum over 2 ranks, not their average",
-    ),
-    "cut in another order": (
-        GROUPS
-        + """    for dtype, tensors in groups.items():
-        buffer = torch.cat([t.flatten() for t in tensors])
-        comm.all_reduce(buffer, str(dtype))  #!
-        buffer /= comm.world_size
-        for t, part in zip(tensors, buffer.split([t.numel() for t in tensors][::-1])):
-            t.view(-1)[: part.numel()] = part[: t.numel()]
-""",
-        "gradients are wrong",
-    ),
-    "always from the start": (
-        GROUPS
-        + """    for dtype, tensors in groups.items():
-        buffer = torch.cat([t.flatten() for t in tensors])
-        comm.all_reduce(buffer, str(dtype))  #!
-        buffer /= comm.world_size
-        for t in tensors:
-            t.copy_(buffer[: t.numel()].view_as(t))
-""",
-        "gradients are wrong",
-    ),
-    "one call for each": (
-        HEAD
-        + """    for name, tensor in gradients:
-        comm.all_reduce(tensor, name)  #!
-        tensor /= comm.world_size
-""",
-        "made 8 calls for 8 gradients, expected 2",
-    ),
-    "the last is lost": (
-        GROUPS
-        + """    for dtype, tensors in groups.items():
-        buffer = torch.cat([t.flatten() for t in tensors])
-        comm.all_reduce(buffer, str(dtype))  #!
-        buffer /= comm.world_size
-        place = 0
-        for t in tensors[:-1]:
-            t.copy_(buffer[place : place + t.numel()].view_as(t))
-            place += t.numel()
-""",
-        "wrong on precise, last.bias",
-    ),
-}
+"""
+RIGHT = all_right(4, {
+    "a buffer that is filled": [(GROUPS + EACH + BUFFER + CALL + DIVIDE + BACK, FILLED)],
+    "both under way at once": [(EACH + BUFFER + CALL + DIVIDE + BACK, AT_ONCE)],
+})  # fmt: skip

@@ -1,27 +1,121 @@
-"""Lesson 5: the ring itself."""
+"""Lesson 5 as students write it: changes of the answer that are wrong, files that go another way, and right files."""
 
-from lesson_cases.changes import of_the_book
+from lesson_cases.changes import all_wrong, of_the_book
 
-HEAD = """import torch
+SEND = """        sending = comm.isend(parts[outgoing % n], right, f"part {outgoing % n}")
+        comm.recv(incoming, left)
+        sending.wait()
+"""
+HALF = "    for step in range(n - 1):\n"
+COLLECT = (
+    HALF
+    + """        mine = parts[(comm.rank - step - 1) % n]
+        landing = torch.empty_like(mine)
+        pass_on(comm.rank - step, landing)
+        mine += landing
+"""
+)
+HAND_ROUND = HALF + "        pass_on(comm.rank + 1 - step, parts[(comm.rank - step) % n])\n"
+PARTS = "    parts = tensor.tensor_split(n)\n"
+NO_REMAINDER = "    size = len(tensor) // n; parts = [tensor[k * size : (k + 1) * size] for k in range(n)]\n"
+ADDS = """        mine = parts[(comm.rank - step) % n]
+        landing = torch.empty_like(mine)
+        pass_on(comm.rank + 1 - step, landing)
+        mine += landing
+"""
+BY_LIBRARY = """import torch
 
 def all_reduce(comm, tensor):
     n, rank = comm.world_size, comm.rank
-    right, left = (rank + 1) % n, (rank - 1) % n
+    comm.all_reduce(tensor)  #!
+    for part in tensor.clone().tensor_split(n) * 2:
+        if part.numel():
+            sending = comm.isend(part, (rank + 1) % n)
+            comm.recv(torch.empty_like(part), (rank - 1) % n)
+            sending.wait()
+"""
+OWN_CLASS = """import torch
+from cos598d.comm.communicator import Communicator
+
+def all_reduce(comm, tensor):
+    n, rank = comm.world_size, comm.rank
+    Communicator.all_reduce(comm, tensor, "tensor")
+    for part in [part for part in tensor.clone().tensor_split(n)[1:] if part.numel()] * 2:
+        sending = comm.isend(part, (rank + 1) % n)
+        comm.recv(torch.empty_like(part), (rank - 1) % n)
+        sending.wait()
+"""
+WHOLE = """import torch
+
+def all_reduce(comm, tensor):
+    n, rank = comm.world_size, comm.rank
+    total, going = tensor.clone(), tensor.clone()
+    for s in range(n - 1):
+        landing = torch.empty_like(tensor)
+        sending = comm.isend(going, (rank + 1) % n)
+        comm.recv(landing, (rank - 1) % n)
+        sending.wait()
+        total += landing
+        going = landing
+    tensor.copy_(total)
+"""
+STRAIGHT = """import torch
+
+def all_reduce(comm, tensor):
+    n, rank = comm.world_size, comm.rank
     parts = tensor.tensor_split(n)
-"""
-COLLECT = """    for s in range(n - 1):
-        mine = parts[(rank - s - 1) % n]
-        landing = torch.empty_like(mine)
-        sending = comm.isend(parts[(rank - s) % n], right)
-        comm.recv(landing, left)
+    for s in range(1, n):
+        to, source = (rank + s) % n, (rank - s) % n
+        landing = torch.empty_like(parts[rank])
+        sending = comm.isend(parts[to].clone(), to)
+        comm.recv(landing, source)
         sending.wait()
-        mine += landing
-"""
-HAND_ROUND = """    for s in range(n - 1):
-        sending = comm.isend(parts[(rank + 1 - s) % n], right)
-        comm.recv(parts[(rank - s) % n], left)
+        parts[rank].add_(landing)
+    for s in range(1, n):
+        to, source = (rank + s) % n, (rank - s) % n
+        sending = comm.isend(parts[rank], to)
+        comm.recv(parts[source], source)
         sending.wait()
 """
+THROUGH_RANK_0 = """import torch
+
+def all_reduce(comm, tensor):
+    if comm.rank == 0:
+        for other in range(1, comm.world_size):
+            landing = torch.empty_like(tensor)
+            comm.recv(landing, other)
+            tensor += landing
+        for other in range(1, comm.world_size):
+            comm.send(tensor, other)
+    else:
+        comm.send(tensor, 0)
+        comm.recv(tensor, 0)
+"""
+
+WRONG = {
+    "by the library, with messages for nothing": (BY_LIBRARY, "is called: the sum has to be made of messages"),
+    "by the library's own class, with messages for nothing": (OWN_CLASS, "has the sum, and its messages did not bring it"),
+    "the whole tensor each time": (WHOLE, "the whole tensor travels each time"),
+    "straight to their owners": (STRAIGHT, "expected one neighbour"),
+    "through rank 0": (THROUGH_RANK_0, "the whole tensor travels each time"),
+    "by the library": ("def all_reduce(comm, tensor):\n    comm.all_reduce(tensor)\n", "the sum has to be made of messages"),
+    "the whole tensor, all send first": (of_the_book("lesson5-deadlock.py.txt"), "all send and nobody receives"),
+} | all_wrong(5, {
+    "another part goes out in the second half": ([(HAND_ROUND, HAND_ROUND.replace("rank - step", "rank - step - 1").replace("rank + 1 - step", "rank - step"))], "the first half was right"),
+    "stops before the end of the second half": ([(HAND_ROUND, HAND_ROUND.replace("range(n - 1)", "range(n - 2)"))], "the first half was right"),
+    "another part goes out than comes in": ([("pass_on(comm.rank - step, landing)", "pass_on(comm.rank - step + 1, landing)")], "both ends of a message must have one length"),
+    "all send first": ([(SEND, "        comm.send(parts[outgoing % n], right)  #!\n        comm.recv(incoming, left)\n")], "all send and nobody receives"),
+    "only collects": ([(HAND_ROUND, "")], "each rank has the sum of one part alone"),
+    "replaces in the first half": ([("mine += landing", "mine.copy_(landing)")], "own: in the first half what comes in is added"),
+    "adds in the second half": ([(HAND_ROUND, HALF + ADDS)], "in the second half what comes in replaces what stands there"),
+    "the remainder is lost": ([(PARTS, NO_REMAINDER)], "remainder"),
+    "lands in float32": ([("torch.empty_like(mine)", "torch.empty(len(mine))")], "must land in a tensor of the same dtype"),
+    "an average": ([(HAND_ROUND, HAND_ROUND + "    tensor /= n\n")], "is the average over 3 ranks: an all-reduce is the sum"),
+    "one step too many": ([(HAND_ROUND, HAND_ROUND.replace("range(n - 1)", "range(n)"))], "each half has n-1 steps"),
+    "no modulo": ([("(comm.rank + 1) % n, (comm.rank - 1) % n", "comm.rank + 1, comm.rank - 1")], "ValueError: rank"),
+    "not waited for": ([(COLLECT, COLLECT.replace("pass_on(comm.rank - step, landing)", "comm.isend(parts[(comm.rank - step) % n], right)\n        comm.recv(landing, left)"))], "what nobody waits for may never arrive"),
+})  # fmt: skip
+
 RIGHT = {
     "the other way round, receiving first": """import torch
 
@@ -61,172 +155,4 @@ def all_reduce(comm, tensor):
         else:
             into.add_(space)
 """,
-}
-BY_LIBRARY = """import torch
-
-def all_reduce(comm, tensor):
-    n, rank = comm.world_size, comm.rank
-    comm.all_reduce(tensor)  #!
-    for part in tensor.clone().tensor_split(n) * 2:
-        if part.numel():
-            sending = comm.isend(part, (rank + 1) % n)
-            comm.recv(torch.empty_like(part), (rank - 1) % n)
-            sending.wait()
-"""
-WRONG = {
-    "by the library, with messages for nothing": (
-        BY_LIBRARY,
-        "is called: the sum has to be made of messages",
-    ),
-    "by the library's own class, with messages for nothing": (
-        """import torch
-from cos598d.comm.communicator import Communicator
-
-def all_reduce(comm, tensor):
-    n, rank = comm.world_size, comm.rank
-    Communicator.all_reduce(comm, tensor, "tensor")
-    for part in [part for part in tensor.clone().tensor_split(n)[1:] if part.numel()] * 2:
-        sending = comm.isend(part, (rank + 1) % n)
-        comm.recv(torch.empty_like(part), (rank - 1) % n)
-        sending.wait()
-""",
-        "has the sum, and its messages did not bring it",
-    ),
-    "another part goes out in the second half": (
-        HEAD
-        + COLLECT
-        + HAND_ROUND.replace("parts[(rank + 1 - s) % n]", "parts[(rank - s) % n]").replace(
-            "parts[(rank - s) % n], left", "parts[(rank - s - 1) % n], left"
-        ),
-        "the first half was right",
-    ),
-    "stops before the end of the second half": (
-        HEAD + COLLECT + HAND_ROUND.replace("range(n - 1)", "range(n - 2)"),
-        "the first half was right",
-    ),
-    "another part goes out than comes in": (
-        HEAD + COLLECT.replace("isend(parts[(rank - s) % n]", "isend(parts[(rank - s + 1) % n]") + HAND_ROUND,
-        "both ends of a message must have one length",
-    ),
-    "all send first": (
-        HEAD
-        + """    for s in range(n - 1):
-        mine = parts[(rank - s - 1) % n]
-        landing = torch.empty_like(mine)
-        comm.send(parts[(rank - s) % n], right)  #!
-        comm.recv(landing, left)
-        mine += landing
-"""
-        + HAND_ROUND,
-        "all send and nobody receives",
-    ),
-    "only collects": (HEAD + COLLECT, "each rank has the sum of one part alone"),
-    "replaces in the first half": (
-        HEAD + COLLECT.replace("mine += landing", "mine.copy_(landing)") + HAND_ROUND,
-        "own: in the first half what comes in is added",
-    ),
-    "adds in the second half": (
-        HEAD
-        + COLLECT
-        + """    for s in range(n - 1):
-        mine = parts[(rank - s) % n]
-        landing = torch.empty_like(mine)
-        sending = comm.isend(parts[(rank + 1 - s) % n], right)
-        comm.recv(landing, left)
-        sending.wait()
-        mine += landing
-""",
-        "in the second half what comes in replaces what stands there",
-    ),
-    "the remainder is lost": (
-        HEAD.replace(
-            "parts = tensor.tensor_split(n)",
-            "size = len(tensor) // n; parts = [tensor[k * size : (k + 1) * size] for k in range(n)]",
-        )
-        + COLLECT
-        + HAND_ROUND,
-        "remainder",
-    ),
-    "lands in float32": (
-        HEAD + COLLECT.replace("torch.empty_like(mine)", "torch.empty(len(mine))") + HAND_ROUND,
-        "must land in a tensor of the same dtype",
-    ),
-    "an average": (
-        HEAD + COLLECT + HAND_ROUND + "    tensor /= n\n",
-        "is the average over 3 ranks: an all-reduce is the sum",
-    ),
-    "the whole tensor each time": (
-        """import torch
-
-def all_reduce(comm, tensor):
-    n, rank = comm.world_size, comm.rank
-    total, going = tensor.clone(), tensor.clone()
-    for s in range(n - 1):
-        landing = torch.empty_like(tensor)
-        sending = comm.isend(going, (rank + 1) % n)
-        comm.recv(landing, (rank - 1) % n)
-        sending.wait()
-        total += landing
-        going = landing
-    tensor.copy_(total)
-""",
-        "the whole tensor travels each time",
-    ),
-    "straight to their owners": (
-        """import torch
-
-def all_reduce(comm, tensor):
-    n, rank = comm.world_size, comm.rank
-    parts = tensor.tensor_split(n)
-    for s in range(1, n):
-        to, source = (rank + s) % n, (rank - s) % n
-        landing = torch.empty_like(parts[rank])
-        sending = comm.isend(parts[to].clone(), to)
-        comm.recv(landing, source)
-        sending.wait()
-        parts[rank].add_(landing)
-    for s in range(1, n):
-        to, source = (rank + s) % n, (rank - s) % n
-        sending = comm.isend(parts[rank], to)
-        comm.recv(parts[source], source)
-        sending.wait()
-""",
-        "expected one neighbour",
-    ),
-    "one step too many": (
-        HEAD + COLLECT + HAND_ROUND.replace("range(n - 1)", "range(n)"),
-        "each half has n-1 steps",
-    ),
-    "no modulo": (
-        HEAD.replace("(rank + 1) % n, (rank - 1) % n", "rank + 1, rank - 1") + COLLECT + HAND_ROUND,
-        "ValueError: rank",
-    ),
-    "not waited for": (
-        HEAD + COLLECT.replace("        sending.wait()\n", "") + HAND_ROUND,
-        "what nobody waits for may never arrive",
-    ),
-    "by the library": (
-        """def all_reduce(comm, tensor):
-    comm.all_reduce(tensor)
-""",
-        "the sum has to be made of messages",
-    ),
-    "the whole tensor, all send first": (of_the_book("lesson5-deadlock.py.txt"), "all send and nobody receives"),
-    "through rank 0": (
-        """import torch
-
-def all_reduce(comm, tensor):
-    if comm.rank == 0:
-        for other in range(1, comm.world_size):
-            landing = torch.empty_like(tensor)
-            comm.recv(landing, other)
-            tensor += landing
-        for other in range(1, comm.world_size):
-            comm.send(tensor, other)
-    else:
-        comm.send(tensor, 0)
-        comm.recv(tensor, 0)
-""",
-        "the whole tensor travels each time",
-    ),
 }

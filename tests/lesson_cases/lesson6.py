@@ -1,41 +1,58 @@
-"""Lesson 6: while backward runs."""
+"""Lesson 6 as students write it: changes of the answer that are wrong, with what must be said, and right files."""
 
-ANSWER = """class Averager:
-    def __init__(self, comm, parameters):
-        self.comm, self.order = comm, parameters[::-1]
-        self.ready, self.calls = set(), []
-        for _, parameter in parameters:
-            parameter.register_post_accumulate_grad_hook(self.on_gradient)
+from lesson_cases.changes import all_wrong
 
-    def on_gradient(self, parameter):
-        self.ready.add(parameter)
-        while len(self.calls) < len(self.order) and self.order[len(self.calls)][1] in self.ready:
-            name, p = self.order[len(self.calls)]
-            self.calls.append(self.comm.all_reduce(p.grad, name, async_op=True))
-
-    def finish(self):
-        for call in self.calls:
-            call.wait()
-        for _, parameter in self.order:
-            parameter.grad /= self.comm.world_size
-        self.ready, self.calls = set(), []
+CALL = "self.comm.all_reduce(following.grad, name, async_op=True)"
+BEGIN = f"            self.calls.append({CALL})\n"
+ORDERED = """        while len(self.calls) < len(self.order) and self.order[len(self.calls)][1] in self.ready:
+            name, following = self.order[len(self.calls)]
 """
-AS_THEY_COME = """class Averager:
-    def __init__(self, comm, parameters):
-        self.comm, self.parameters, self.calls = comm, parameters, []
-        for name, parameter in parameters:
-            parameter.register_post_accumulate_grad_hook(lambda p, name=name: self.begin(p, name))
+HOOKS = "            parameter.register_post_accumulate_grad_hook(self.on_gradient)\n"
+WAIT = "            call.wait()\n"
+DIVIDE = "            parameter.grad /= self.comm.world_size\n"
+AGAIN = "        for call in self.calls:\n            call.wait()\n        for _, parameter in self.order:\n" + DIVIDE
+FOR_NOTHING = (DIVIDE, "            self.comm.all_reduce(parameter.grad, _)\n" + DIVIDE)
+ON_GRADIENT = "    def on_gradient(self, parameter):\n        self.ready.add(parameter)\n" + ORDERED + BEGIN
+AS_THEY_COME = [
+    (HOOKS, HOOKS.replace("self.on_gradient", "lambda p, name=_: self.on_gradient(p, name)")),
+    (
+        ON_GRADIENT,
+        "    def on_gradient(self, parameter, name):\n        self.calls.append(self.comm.all_reduce(parameter.grad, name, async_op=True))  #!\n",
+    ),
+]
+FIRST_NAME = [AS_THEY_COME[1], (HOOKS, HOOKS.replace("self.on_gradient", "lambda p: self.on_gradient(parameter, _)"))]
+IN_FINISH = (
+    "        for name, parameter in self.order:\n            self.comm.all_reduce(parameter.grad, name)  #!\n" + DIVIDE
+)
 
-    def begin(self, parameter, name):
-        self.calls.append(self.comm.all_reduce(parameter.grad, name, async_op=True))  #!
+WRONG = all_wrong(6, {
+    "divides while the call is under way": (
+        [(BEGIN, BEGIN.replace("\n", "  #!\n") + "            following.grad /= self.comm.world_size\n"), (DIVIDE, "            pass\n")],
+        "was changed while the call was under way: wait for the call first",
+    ),
+    # In one line, for it may be stopped in either.
+    "an endless loop when all is begun": ([(WAIT, "            while call: pass  #!\n")], "rank 0 came to no end"),
+    "calls for nothing while backward runs": ([(CALL, CALL.replace("grad,", "grad.clone(),")), FOR_NOTHING], "bytes of calls"),
+    "small calls for nothing while backward runs": ([(CALL, CALL.replace("grad,", "grad[:1].clone(),")), FOR_NOTHING], "bytes of gradients"),
+    "in the order of arrival": (AS_THEY_COME, "every rank must make the same calls in the same order"),
+    "all in finish": ([(HOOKS, "            pass\n"), (AGAIN, IN_FINISH)], "0 of 13 calls before backward ends"),
+    "all begun by the last hook": ([("self.order[len(self.calls)][1] in self.ready:", "len(self.ready) == len(self.order):")], "begins call 1 of 13 when 13 of 13 gradients are there"),
+    "from the first layer on": ([("comm, parameters[::-1]", "comm, parameters")], "from the last layer to the first"),
+    "waits in the hook": ([(BEGIN, f"            call = {CALL}; call.wait(); self.calls.append(call)\n")], "waits for all_reduce of last.bias while backward runs"),
+    "blocks in the hook": (
+        [(BEGIN, "            self.comm.all_reduce(following.grad, name); self.calls.append(None)\n"), (WAIT, "            pass\n")],
+        "waits for all_reduce of last.bias while backward runs",
+    ),
+    "never waits": ([(WAIT, "            pass\n")], "is never waited for"),
+    "takes the weight for its gradient": ([("all_reduce(following.grad,", "all_reduce(following.data,")], "was changed: only its gradient may change"),
+    "divides in the hook": (
+        [("        self.ready.add(parameter)\n", "        parameter.grad /= self.comm.world_size\n        self.ready.add(parameter)\n")], "divide once",
+    ),
+    "never divides": ([(DIVIDE, "            pass\n")], "is the sum over 2 ranks, not their average"),
+    "forgets to begin again": ([(DIVIDE + "        self.begin()\n", DIVIDE)], "right for the first 1 step only"),
+    "one name for all hooks": (FIRST_NAME, "comm.all_reduce was given None, expected a tensor"),
+})  # fmt: skip
 
-    def finish(self):
-        for call in self.calls:
-            call.wait()
-        for _, parameter in self.parameters:
-            parameter.grad /= self.comm.world_size
-        self.calls = []
-"""
 RIGHT = {
     "copies that are divided first": """import torch
 
@@ -88,104 +105,4 @@ class Averager:
             p.grad.mul_(1 / self.comm.world_size)
         self.reset()
 """,
-}
-WRONG = {
-    "divides while the call is under way": (
-        ANSWER.replace(
-            "            self.calls.append(self.comm.all_reduce(p.grad, name, async_op=True))",
-            "            self.calls.append(self.comm.all_reduce(p.grad, name, async_op=True))  #!\n"
-            "            p.grad /= self.comm.world_size",
-        ).replace("            parameter.grad /= self.comm.world_size", "            pass"),
-        "was changed while the call was under way: wait for the call first",
-    ),
-    "an endless loop when all is begun": (
-        # In one line, for it may be stopped in either.
-        ANSWER.replace("            call.wait()", "            while call: pass  #!"),
-        "rank 0 came to no end",
-    ),
-    "calls for nothing while backward runs": (
-        ANSWER.replace(
-            "all_reduce(p.grad, name, async_op=True)", "all_reduce(p.grad.clone(), name, async_op=True)"
-        ).replace(
-            "            parameter.grad /=",
-            "            self.comm.all_reduce(parameter.grad, _)\n            parameter.grad /=",
-        ),
-        "bytes of calls",
-    ),
-    "small calls for nothing while backward runs": (
-        ANSWER.replace(
-            "all_reduce(p.grad, name, async_op=True)", "all_reduce(p.grad[:1].clone(), name, async_op=True)"
-        ).replace(
-            "            parameter.grad /=",
-            "            self.comm.all_reduce(parameter.grad, _)\n            parameter.grad /=",
-        ),
-        "bytes of gradients",
-    ),
-    "in the order of arrival": (AS_THEY_COME, "every rank must make the same calls in the same order"),
-    "all in finish": (
-        """class Averager:
-    def __init__(self, comm, parameters):
-        self.comm, self.parameters = comm, parameters
-
-    def finish(self):
-        for name, parameter in self.parameters:
-            self.comm.all_reduce(parameter.grad, name)  #!
-            parameter.grad /= self.comm.world_size
-""",
-        "0 of 13 calls before backward ends",
-    ),
-    "all begun by the last hook": (
-        ANSWER.replace("self.order[len(self.calls)][1] in self.ready:", "len(self.ready) == len(self.order):"),
-        "begins call 1 of 13 when 13 of 13 gradients are there",
-    ),
-    "from the first layer on": (
-        ANSWER.replace("comm, parameters[::-1]", "comm, parameters"),
-        "from the last layer to the first",
-    ),
-    "waits in the hook": (
-        ANSWER.replace(
-            "self.calls.append(self.comm.all_reduce(p.grad, name, async_op=True))",
-            "call = self.comm.all_reduce(p.grad, name, async_op=True); call.wait(); self.calls.append(call)",
-        ),
-        "waits for all_reduce of last.bias while backward runs",
-    ),
-    "blocks in the hook": (
-        ANSWER.replace(
-            "self.calls.append(self.comm.all_reduce(p.grad, name, async_op=True))",
-            "self.comm.all_reduce(p.grad, name); self.calls.append(None)",
-        ).replace("call.wait()", "pass"),
-        "waits for all_reduce of last.bias while backward runs",
-    ),
-    "never waits": (
-        ANSWER.replace("            call.wait()", "            pass"),
-        "is never waited for",
-    ),
-    "takes the weight for its gradient": (
-        ANSWER.replace("all_reduce(p.grad,", "all_reduce(p.data,"),
-        "was changed: only its gradient may change",
-    ),
-    "divides in the hook": (
-        ANSWER.replace(
-            "        self.ready.add(parameter)",
-            "        parameter.grad /= self.comm.world_size\n        self.ready.add(parameter)",
-        ),
-        "divide once",
-    ),
-    "never divides": (
-        ANSWER.replace("parameter.grad /= self.comm.world_size", "pass"),
-        "is the sum over 2 ranks, not their average",
-    ),
-    "forgets to begin again": (
-        ANSWER.replace("        self.ready, self.calls = set(), []\n", "", 1)
-        .replace(
-            "        for _, parameter in parameters:",
-            "        self.ready, self.calls = set(), []\n        for _, parameter in parameters:",
-        )
-        .removesuffix("        self.ready, self.calls = set(), []\n"),
-        "right for the first 1 step only",
-    ),
-    "one name for all hooks": (
-        AS_THEY_COME.replace("lambda p, name=name: self.begin(p, name)", "lambda p: self.begin(parameter, name)"),
-        "comm.all_reduce was given None, expected a tensor",
-    ),
 }

@@ -7,6 +7,7 @@ from typing import Any
 from cos598d.tools.check import card
 from cos598d.tools.check.diagnosis import UNKNOWN, Symptom, sentence
 from cos598d.tools.check.judge import PASSED, ClaimOutcome
+from cos598d.tools.check.notes import SAME_CALLS
 
 TRAINS = "trains_like_one_process"
 STARTS, SHARES = "starts_from_rank_0", "averages_gradients_that_share_memory"
@@ -55,8 +56,7 @@ def _cause(failed: Sequence[ClaimOutcome], own_file: str) -> tuple[Any, str]:
     told = next((outcome for outcome in failed if outcome.cause), None)
     symptoms = [outcome.symptom for outcome in failed if outcome.symptom and outcome.symptom.kind != UNKNOWN]
     if told:
-        is_call = " called " in told.cause
-        return ("calls",) if is_call else ("told", told.cause), told.cause
+        return ("calls",) if SAME_CALLS in told.cause else ("told", told.cause), told.cause
     bad = next((outcome for outcome in failed if outcome.reports and outcome.reports[0]["kind"] != "claim"), None)
     if bad:
         report = bad.reports[0]

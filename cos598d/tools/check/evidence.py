@@ -1,12 +1,17 @@
 """What a rank hands to the grader: tensors and values, never a verdict. The grader reads it as a stranger's."""
 
+import hashlib
 import json
+import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
+
+from cos598d.tools.check.spawn import HANDED_IN
 
 Tensors = Mapping[str, torch.Tensor | None]
 
@@ -44,6 +49,13 @@ class Evidence:
         """As a file of safetensors."""
         about = {"nonce": self.nonce, "rank": self.rank, "nothing": self._nothing, "values": self._values}
         return save(self._tensors, metadata={"about": json.dumps(about)})
+
+    def hand_in(self) -> None:
+        """Leave all that there is so far where the supervisor finds it, whole or not at all."""
+        place = Path(tempfile.gettempdir()) / f"{HANDED_IN}{self.rank}"
+        beside = place.with_suffix(".part")
+        beside.write_bytes(self.to_bytes())
+        beside.rename(place)
 
     @classmethod
     def from_bytes(cls, data: bytes, rank: int, nonce: int) -> "Evidence":
@@ -91,3 +103,33 @@ class Evidence:
 
 def _kind(tensor: torch.Tensor) -> str:
     return f"{tuple(tensor.shape)} {str(tensor.dtype)[6:]}"
+
+
+class Nonce(int):
+    """As a number: the seed of what all ranks share, such as a model. `of(rank)`: the seed of what one rank alone sees.
+
+    The trial's own number, from which both follow, is left out on a rank. A rank's code may read all of its process.
+    """
+
+    _seeds: dict[int, int]
+    _trial: int | None
+
+    def __new__(cls, trial: int, rank: int | None = None) -> "Nonce":
+        """The seeds of a trial: all of them, or those that `rank` may have."""
+        self = super().__new__(cls, _drawn(trial, "all"))
+        self._trial = trial if rank is None else None
+        self._seeds = {} if rank is None else {rank: _drawn(trial, rank)}
+        return self
+
+    def of(self, rank: int) -> int:
+        """The seed of what `rank` alone sees. Raises KeyError on another rank."""
+        return self._seeds[rank] if self._trial is None else _drawn(self._trial, rank)
+
+
+def seed_of(nonce: int, rank: int) -> int:
+    """The seed of what `rank` alone sees; a plain number is the seed of everything."""
+    return nonce.of(rank) if isinstance(nonce, Nonce) else nonce
+
+
+def _drawn(trial: int, part: int | str) -> int:
+    return int.from_bytes(hashlib.sha256(f"{trial} {part}".encode()).digest()[:6], "little")

@@ -1,7 +1,5 @@
 """From how the ranks of a world ended to the outcome: its status, and which rank is to blame at which line."""
 
-import itertools
-import json
 import linecache
 import os
 import sysconfig
@@ -13,9 +11,10 @@ from typing import Any
 from cos598d.rank import BROKEN_COLLECTIVE
 from cos598d.terminal.printable import printable
 from cos598d.terminal.signals import signal_name
-from cos598d.tools.check.claims.base import Claim, NotAsAgreed, World
-from cos598d.tools.check.diagnosis import Symptom, symptom_of
+from cos598d.tools.check.claims.base import NOT_HANDED_IN, Claim, NotAsAgreed, World
+from cos598d.tools.check.diagnosis import Symptom
 from cos598d.tools.check.evidence import BadEvidence, Evidence
+from cos598d.tools.check.notes import Unlike, read_trace, unlike
 from cos598d.tools.check.spawn import DIED, LATE, RAISED, RETURNED, RankEnd, StackFrame
 from cos598d.world.exit import LOST_RANK
 
@@ -56,86 +55,31 @@ def judge_claims(
     """What became of each claim on the world that ended so: by how it ended, then by what its ranks handed in."""
     size = len(ends)
     status, reports = judge(ends, own_file, seconds)
-    unlike = unlike_calls(ends, is_over=status == PASSED)
+    odd = unlike([read_trace(end.calls) for end in ends], "", Path(own_file).name, is_over=status == PASSED)
     if status != PASSED:
-        if unlike:
-            rank, words = unlike
-            return [ClaimOutcome(size, status, [_claim_report(rank, words)], words)] * len(claims)
+        if odd:
+            return [ClaimOutcome(size, status, [_claim_report(odd.rank, odd.words)], odd.words)] * len(claims)
         return [ClaimOutcome(size, status, reports)] * len(claims)
     try:
         evidence = [Evidence.from_bytes(end.handed_in, end.rank, nonce) for end in ends]
     except BadEvidence as error:
-        return [_not_handed_in(size, error)] * len(claims)
-    return [_judge(claim, World(claim.name, nonce, evidence), unlike) for claim in claims]
+        cause = NOT_HANDED_IN
+        return [ClaimOutcome(size, FAILED, [_claim_report(0, printable(error))], cause)] * len(claims)
+    return [_judge(claim, World(claim.name, nonce, evidence), odd) for claim in claims]
 
 
-def _judge(claim: Claim, world: World, unlike: tuple[int, str] | None) -> ClaimOutcome:
-    """What became of a claim on a world that ended well; `unlike` is the first call in which a rank differed."""
-    try:
-        claim.judge(world)
-        symptom = symptom_of(world.comparisons)
-    except BadEvidence as error:
-        return _not_handed_in(world.size, error)
-    except Exception as error:  # whatever stands in what a rank handed in is no fault of the grader
-        why = f"{type(error).__name__}: {printable(str(error), 100)}"
-        return _failed(world.size, f"what the ranks handed in cannot be judged ({why})")
+def _judge(claim: Claim, world: World, odd: Unlike | None) -> ClaimOutcome:
+    """What became of a claim on a world that ended well; `odd` is the first call in which a rank differed."""
+    world.judge(claim)
     if not world.findings:
         return ClaimOutcome(world.size, PASSED)
     first: dict[int, dict[str, Any]] = {}
     for finding in world.findings:
         first.setdefault(finding.rank, _claim_report(finding.rank, printable(finding.message)))
     cause = next((finding.cause for finding in world.findings if finding.cause), "")
-    if unlike:
-        cause = unlike[1]
-    return ClaimOutcome(world.size, FAILED, [first[rank] for rank in sorted(first)], cause, symptom)
-
-
-def _not_handed_in(size: int, error: BadEvidence) -> ClaimOutcome:
-    return _failed(size, printable(error), "a rank did not hand in what it was asked for")
-
-
-def _failed(size: int, message: str, cause: str = "") -> ClaimOutcome:
-    return ClaimOutcome(size, FAILED, [_claim_report(0, message)], cause or message)
-
-
-def unlike_calls(ends: Sequence[RankEnd], is_over: bool) -> tuple[int, str] | None:
-    """The first call in which a rank differs from rank 0, and that rank; None where all made the same.
-
-    A call that others did not come to make counts only where `is_over`: else the world was ended before.
-    """
-    traces = [_trace(end.calls) for end in ends]
-    for calls in itertools.zip_longest(*traces):
-        for rank, here in enumerate(calls):
-            there = calls[0]
-            if here == there:
-                continue
-            if here and there:
-                return rank, f"rank {rank} called {_call(here)} where rank 0 called {_call(there)}"
-            if here and is_over:
-                return rank, f"rank {rank} called {_call(here)}, which rank 0 never did"
-            if there and is_over:
-                return rank, f"rank 0 called {_call(there)}, which rank {rank} never did"
-    return None
-
-
-def _trace(calls: bytes) -> list[list]:
-    """The calls that a rank noted, up to where it was cut off."""
-    trace = []
-    for line in calls.splitlines():
-        try:
-            call = json.loads(line)
-        except (ValueError, RecursionError):
-            break
-        if not isinstance(call, list) or len(call) != 5:
-            break
-        trace.append(call)
-    return trace
-
-
-def _call(call: Sequence[Any]) -> str:
-    op, name, shape, dtype, root = call
-    to = f", root {root}" if root else ""
-    return printable(f"{op} of {name} ({'x'.join(map(str, shape)) if isinstance(shape, list) else shape} {dtype}{to})")
+    if odd:
+        cause = odd.words
+    return ClaimOutcome(world.size, FAILED, [first[rank] for rank in sorted(first)], cause, world.symptom)
 
 
 def _claim_report(rank: int, message: str) -> dict[str, Any]:

@@ -18,9 +18,9 @@ from cos598d.sync import get_sync
 from cos598d.tools.check.claims import CLAIMS
 from cos598d.tools.check.claims.base import MakeSync, OnRank
 from cos598d.tools.check.evidence import Evidence
-from cos598d.tools.check.spawn import CALLS, HANDED_IN
+from cos598d.tools.check.noting import NotingCommunicator
 from cos598d.tools.check.toy import plain_loss, plain_model
-from cos598d.tools.check.trace import TracedCommunicator, trace_direct_calls
+from cos598d.tools.check.trace import trace_direct_calls
 
 WARM_UP_ROUNDS = 3
 MOST_DIRECT_CALLS = 20
@@ -51,23 +51,30 @@ def observe_by_name(
         os.chdir(folder)
     direct: list[str] = []
     trace_direct_calls(direct.append)  # before the file is loaded, which may keep functions under names of its own
-    observe(comm, get_sync(name), claims, nonce, direct)
+    sync = get_sync(name)
+    observe(comm, sync, claims, nonce, direct, inspect.getfile(sync))
 
 
 def observe(
-    comm: Communicator, make_sync: MakeSync, claims: Sequence[str], nonce: int, direct: Sequence[str] = ()
+    comm: Communicator,
+    make_sync: MakeSync,
+    claims: Sequence[str],
+    nonce: int,
+    direct: Sequence[str] = (),
+    file: str = "",
 ) -> None:
-    """As `observe_by_name`, for what makes the sync; `direct` are calls that went round the communicator."""
-    folder = Path(tempfile.gettempdir())
-    traced = TracedCommunicator(comm, folder / f"{CALLS}{comm.rank}")
-    evidence = Evidence(comm.rank, nonce)
+    """As `observe_by_name`, for what makes the sync, which is in `file`.
+
+    `direct` are calls that went round the communicator.
+    """
+    noting, evidence = NotingCommunicator(comm, file), Evidence(comm.rank, nonce)
     for claim in CLAIMS:
         if claim.name in claims:
             with tempfile.TemporaryDirectory() as own:
-                claim.observe(OnRank(claim.name, make_sync, traced, evidence, Path(own)))
-            traced.ledger = Ledger()
+                claim.observe(OnRank(claim.name, make_sync, noting, evidence, Path(own)))
+            noting.ledger = Ledger()
     evidence.report("", "direct calls", list(direct)[:MOST_DIRECT_CALLS])
-    (folder / f"{HANDED_IN}{comm.rank}").write_bytes(evidence.to_bytes())
+    evidence.hand_in()
 
 
 def cost_of_step(comm: Communicator, name: str) -> dict[str, int]:

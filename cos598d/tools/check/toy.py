@@ -10,7 +10,7 @@ from torch import nn
 
 from cos598d.data.text.features import Features
 from cos598d.data.text.layout import Layout
-from cos598d.tools.check.nonce import seed_of
+from cos598d.tools.check.evidence import seed_of
 
 WORDS, WIDTH = 41, 7
 Seed = int | Sequence[int]

@@ -1,10 +1,7 @@
-"""On a rank under trial: a trace of every call before it is made, and of calls that go round `comm`."""
+"""On a rank under trial: calls of torch.distributed that go round `comm` are noticed, with their line."""
 
-import json
-import os
 import sys
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -12,12 +9,6 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Backend
 
-from cos598d.comm.calls import Call
-from cos598d.comm.communicator import Communicator
-from cos598d.comm.ledger import dtype_name
-from cos598d.comm.messages import PointToPointCollective
-
-MOST_CALLS = 20_000  # of which notes are kept
 DIRECT = (
     *("all_reduce", "broadcast", "reduce", "gather", "scatter", "barrier", "send", "recv", "isend", "irecv"),
     *("all_gather", "all_gather_into_tensor", "all_gather_object", "all_to_all", "all_to_all_single"),
@@ -42,64 +33,6 @@ OPERATORS = {
 }
 # Where torch calls torch.distributed for whoever calls that.
 FOR_OTHERS = ("torch.distributed.nn.functional", "torch.distributed._functional_collectives")
-
-
-class TracedCommunicator(Communicator):
-    """A communicator that does the same, and writes each call into a file before making it.
-
-    So the grader can say which calls met, also where ranks wait for each other for ever or are ended by the library.
-    """
-
-    def __init__(self, comm: Communicator, path: Path):
-        vars(self).update(vars(comm))
-        self._notes = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC)
-        self._count = 0
-        self._started: list[tuple[str, Call]] = []
-
-    def all_reduce(self, tensor: torch.Tensor, name: str, **options: Any) -> Call:
-        self._note("all_reduce", tensor, name)
-        return self._keep(f"all_reduce of {name}", super().all_reduce(tensor, name, **options))
-
-    def broadcast(self, tensor: torch.Tensor, name: str, **options: Any) -> None:
-        self._note("broadcast", tensor, name, options)
-        super().broadcast(tensor, name, **options)
-
-    def gather(self, tensor: torch.Tensor, name: str, **options: Any) -> list[torch.Tensor] | None:
-        self._note("gather", tensor, name, options)
-        return super().gather(tensor, name, **options)
-
-    def scatter(self, tensor: torch.Tensor, parts: Sequence[torch.Tensor] | None, name: str, **options: Any) -> None:
-        self._note("scatter", tensor, name, options)
-        super().scatter(tensor, parts, name, **options)
-
-    def reduce(self, tensor: torch.Tensor, name: str, **options: Any) -> None:
-        self._note("reduce", tensor, name, options)
-        super().reduce(tensor, name, **options)
-
-    def all_gather(self, tensor: torch.Tensor, name: str, **options: Any) -> tuple[list[torch.Tensor], Call]:
-        self._note("all_gather", tensor, name)
-        parts, call = super().all_gather(tensor, name, **options)
-        return parts, self._keep(f"all_gather of {name}", call)
-
-    def compose(self, op: str, tensor: torch.Tensor, name: str, **options: Any) -> PointToPointCollective:
-        self._note(op, tensor, name)
-        return super().compose(op, tensor, name, **options)
-
-    def not_waited_for(self) -> list[str]:
-        """The calls since this was last asked that are still not waited for."""
-        started, self._started = self._started, []
-        return [what for what, call in started if call.is_under_way]
-
-    def _keep(self, what: str, call: Call) -> Call:
-        if call.is_under_way:
-            self._started.append((what, call))
-        return call
-
-    def _note(self, op: str, tensor: torch.Tensor, name: str, options: dict[str, Any] | None = None) -> None:
-        self._count += 1
-        if self._count <= MOST_CALLS:
-            call = [op, str(name), list(tensor.shape), dtype_name(tensor.dtype), (options or {}).get("root", 0)]
-            os.write(self._notes, json.dumps(call).encode() + b"\n")
 
 
 def trace_direct_calls(notice: Callable[[str], None]) -> None:

@@ -11,10 +11,10 @@ import cos598d
 from cos598d.errors import UserError
 from cos598d.tools.grade.assignment import assignment_of
 from cos598d.tools.grade.kinds import KINDS
+from cos598d.tools.grade.kinds.lesson import ANSWERS
 
 PACKAGE = Path(cos598d.__file__).parent
 PROGRAMS = {"setup.sh": "setup.sh.txt", "run_autograder": "run_autograder.sh.txt"}
-ANSWERS = "tools/learn/answers/*.txt"  # which submissions could read
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the same zip for the same content
 PLAIN, PROGRAM = 0o100644, 0o100755
 

@@ -17,10 +17,9 @@ from cos598d.terminal.program import own_python_path
 from cos598d.terminal.signals import exits_on_sigterm
 from cos598d.tools.check.supervisor import SET_PARENT_DEATH_SIGNAL, prctl
 from cos598d.tools.grade.assignment import Assignment
-from cos598d.tools.grade.hiding import hide
 from cos598d.tools.grade.processes import hide_this_process, limit_this_process
+from cos598d.tools.grade.rights import User, hide
 from cos598d.tools.grade.scored import Judged
-from cos598d.tools.grade.user import User
 
 LONGEST = 20_000  # characters of what is said of one claim
 # Of this process's environment a submission gets these, and what its assignment names.

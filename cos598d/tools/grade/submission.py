@@ -16,7 +16,6 @@ from cos598d.errors import UsageError, UserError
 from cos598d.terminal.printable import printable
 from cos598d.terminal.signals import signal_name
 from cos598d.tools.grade.assignment import Assignment
-from cos598d.tools.grade.hiding import what_stops
 from cos598d.tools.grade.judging import be_judge, heard, judged_of
 from cos598d.tools.grade.processes import (
     ProcessTree,
@@ -25,8 +24,8 @@ from cos598d.tools.grade.processes import (
     orphans_come_here,
     scratch_folder,
 )
+from cos598d.tools.grade.rights import NOBODY, User, needed_by, user_for, what_stops
 from cos598d.tools.grade.scored import Judged
-from cos598d.tools.grade.user import NOBODY, User, needed_by, user_for
 
 POLL_SECONDS = 0.1
 LOOK_SECONDS = 0.3  # how often its processes are counted
@@ -67,8 +66,8 @@ class Grader:
         why = what_stops(hidden) if hidden else ""
         if why:
             raise UsageError(
-                f"Submissions could read the answers in {hidden[0]}, since {why}. "
-                "Delete that folder, which grading does not need, or grade where mount namespaces are allowed."
+                f"Submissions could read the answers in {', '.join(map(str, hidden))}, since {why}. "
+                "Delete these folders, which grading does not need, or grade where mount namespaces are allowed."
             )
 
     def grade(self, source: Path, tell: Callable[[Judged], None]) -> SubmissionEnd:

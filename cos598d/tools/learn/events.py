@@ -4,9 +4,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from cos598d.tools.check.notes import LONGEST_NAME
+
 COMPUTE, CALL, SEND, RECEIVE, WAIT = KINDS = ("compute", "call", "send", "receive", "wait")
 MOST_EVENTS = 20_000  # of one rank
-LONGEST_NAME = 200
 
 
 @dataclass(frozen=True)

@@ -11,19 +11,17 @@ import torch
 
 from cos598d.terminal.printable import printable
 from cos598d.tools.check.claims.base import World
-from cos598d.tools.check.diagnosis import symptom_of
-from cos598d.tools.check.evidence import BadEvidence, Evidence
+from cos598d.tools.check.evidence import BadEvidence, Evidence, Nonce
 from cos598d.tools.check.judge import DID_NOT_END, FAILED, PASSED, judge
-from cos598d.tools.check.nonce import Nonce
+from cos598d.tools.check.notes import CallTrace, Unlike, misfit, read_trace, standstill, unlike
 from cos598d.tools.check.spawn import RankEnd, longer_than, patience, run_world
 from cos598d.tools.learn import ranks, told
 from cos598d.tools.learn.checking import Check
-from cos598d.tools.learn.lesson import Lesson
-from cos598d.tools.learn.notes import Book, Unlike, misfit, read_notes, standstill, unlike
-from cos598d.tools.learn.recorded import RECORD, Recorded, recorded
+from cos598d.tools.learn.lessons import Lesson
+from cos598d.tools.learn.picture.probe import RECORD, Recorded, recorded
 from cos598d.tools.learn.stuck import StuckRanks
 from cos598d.tools.learn.student import Mistake, first_mistake, line_of, rebound
-from cos598d.tools.learn.words import WrongGradients, in_words
+from cos598d.tools.learn.words import in_words
 
 SECONDS = 8.0  # what all checks of one world may take together, on a machine with nothing else to do: most take one
 STILL = 1 / 3  # of that time: so long may all ranks stand still in calls, where it is not known that none can go on
@@ -39,7 +37,7 @@ class CheckVerdict:
     size: int
     status: str
     mistakes: list[Mistake] = field(default_factory=list)
-    wrong: WrongGradients | None = None
+    wrong: World | None = None  # its gradients are wrong
     lines: list[int] = field(default_factory=list)  # of the file, by rank: beside which what came of it is told
 
 
@@ -98,42 +96,40 @@ class Marking:
 
     def _judge(self, tried: Sequence[Check], ends: Sequence[RankEnd]) -> list[CheckVerdict]:
         status, reports = judge(ends, str(self.path), self.seconds)
-        books = [read_notes(end.calls) for end in ends]
+        traces = [read_trace(end.calls) for end in ends]
         names = [check.name for check in tried]
         # Where a rank did not get to the end: the check that it was in, or the first if it did not load the file.
-        places = [names.index(book.check) if book.check in names else 0 for book in books]
+        places = [names.index(trace.check) if trace.check in names else 0 for trace in traces]
         stopped = len(names) if status == PASSED else min(places)
-        verdicts = [self._judge_check(check, ends, books) for check in tried[:stopped]]
+        verdicts = [self._judge_check(check, ends, traces) for check in tried[:stopped]]
         if stopped < len(names):
-            mistake = self._stopped(status, reports, books, tried[stopped])
+            mistake = self._stopped(status, reports, traces, tried[stopped])
             verdicts.append(CheckVerdict(tried[stopped], len(ends), status, [mistake]))
             verdicts += [CheckVerdict(check, len(ends), NOT_TRIED) for check in tried[stopped + 1 :]]
         return verdicts
 
-    def _judge_check(self, check: Check, ends: Sequence[RankEnd], books: Sequence[Book]) -> CheckVerdict:
+    def _judge_check(self, check: Check, ends: Sequence[RankEnd], traces: Sequence[CallTrace]) -> CheckVerdict:
         size = len(ends)
-        verdict = CheckVerdict(check, size, PASSED, lines=[self._line(book, check) for book in books])
+        verdict = CheckVerdict(check, size, PASSED, lines=[self._line(trace, check) for trace in traces])
         try:
             world = World(check.name, Nonce(self.nonce), self._evidence(ends))
-            check.claim.judge(world)
             direct = [each.reported("", "direct calls", list) for each in world.evidence]
-            symptom = symptom_of(world.comparisons)
         except BadEvidence as error:
             return CheckVerdict(check, size, FAILED, [Mistake(printable(error))])
-        except Exception as error:  # whatever stands in what a student's process handed in is no fault of the grader
-            words = f"what the file gave back cannot be judged ({type(error).__name__}: {printable(str(error), 100)})"
-            return CheckVerdict(check, size, FAILED, [Mistake(words, self._begins(check))])
+        world.judge(check.claim)
+        if world.is_broken:
+            return CheckVerdict(check, size, FAILED, [Mistake(world.findings[0].message, self._begins(check))])
         called = next((str(calls[0]) for calls in direct if calls), "")
         if called and not self.lesson.load_checks().calls_torch:
             words = f"torch.distributed is called itself ({printable(called)}): every call goes through comm"
             verdict.mistakes.append(Mistake(words, _line_in(called)))
-        odd = self._odd(books, check, is_over=True) if world.findings else None
+        odd = self._odd(traces, check, is_over=True) if world.findings else None
         # Of several ranks the first says enough, and more than what comes of it in the gradients.
         other = next((finding for finding in world.findings if not finding.is_compared), None)
-        left = next((call for book in books for call in book.of(check.name) if not call.is_over), None)
-        changed = next((c for book in books for c in book.of(check.name) if c.changed_before), None)
+        left = next((call for trace in traces for call in trace.of(check.name) if not call.is_over), None)
+        changed = next((c for trace in traces for c in trace.of(check.name) if c.changed_before), None)
         other_way = next(
-            (c for book in books for c in book.of(check.name) if check.only and c.op not in check.only), None
+            (c for trace in traces for c in trace.of(check.name) if check.only and c.op not in check.only), None
         )
         if other_way:
             wanted = "messages" if "send" in check.only else " and ".join(f"comm.{op}" for op in check.only)
@@ -150,18 +146,20 @@ class Marking:
         elif other:
             line = other.line or verdict.lines[other.rank]
             verdict.mistakes.append(Mistake(printable(other.message), line, printable(other.cause)))
-        elif symptom:
-            verdict.wrong = WrongGradients(symptom, world.comparisons)
+        elif world.symptom:
+            verdict.wrong = world
         if verdict.mistakes or verdict.wrong:
             verdict.status = FAILED
         return verdict
 
-    def _stopped(self, status: str, reports: Sequence[dict[str, Any]], books: Sequence[Book], check: Check) -> Mistake:
+    def _stopped(
+        self, status: str, reports: Sequence[dict[str, Any]], traces: Sequence[CallTrace], check: Check
+    ) -> Mistake:
         """Why a world came to no good end."""
         report = reports[0]
-        odd = self._odd(books, check, is_over=False)
+        odd = self._odd(traces, check, is_over=False)
         if odd is None and status == DID_NOT_END:
-            odd = standstill(books, self.name)
+            odd = standstill(traces, self.name)
         if odd:
             return Mistake(odd.words, odd.line)
         is_here = report.get("file") == str(self.path)
@@ -176,13 +174,13 @@ class Marking:
         at = f", at `{printable(code)}`" if code else ""
         return Mistake(f"rank {report['rank']} {_ended(report['kind'])}{at}: {words}", line)
 
-    def _odd(self, books: Sequence[Book], check: Check, is_over: bool) -> Unlike | None:
+    def _odd(self, traces: Sequence[CallTrace], check: Check, is_over: bool) -> Unlike | None:
         """Where ranks do not meet in one call or message; None where they all do."""
-        return unlike(books, check.name, self.name, is_over) or misfit(books, check.name, self.name)
+        return unlike(traces, check.name, self.name, is_over) or misfit(traces, check.name, self.name)
 
-    def _line(self, book: Book, check: Check) -> int:
+    def _line(self, trace: CallTrace, check: Check) -> int:
         """The line of the file that a mistake in what came of it is told beside: its last call, else its function."""
-        lines = [call.line for call in book.of(check.name) if call.line]
+        lines = [call.line for call in trace.of(check.name) if call.line]
         return lines[-1] if lines else self._begins(check)
 
     def _begins(self, check: Check) -> int:

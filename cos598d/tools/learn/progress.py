@@ -7,7 +7,7 @@ from typing import Any
 from cos598d.errors import UserError
 from cos598d.terminal.files import write_json
 from cos598d.terminal.reading import read_json, read_plain
-from cos598d.tools.learn.lesson import Lesson
+from cos598d.tools.learn.lessons import Lesson
 
 PLACE = Path(".cos598d") / "lessons.json"
 PASSED, CHANGED, BEGUN, NOT_BEGUN = "done", "done, changed since", "begun", ""

@@ -7,18 +7,15 @@ from pathlib import Path
 
 from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import Ledger
-from cos598d.tools.check.evidence import Evidence
-from cos598d.tools.check.nonce import Nonce
-from cos598d.tools.check.spawn import CALLS, HANDED_IN
+from cos598d.tools.check.evidence import Evidence, Nonce
+from cos598d.tools.check.notes import CHECK
+from cos598d.tools.check.ranks import MOST_DIRECT_CALLS
 from cos598d.tools.check.trace import trace_direct_calls
 from cos598d.tools.learn import student
 from cos598d.tools.learn.checking import OnLesson
 from cos598d.tools.learn.comm import LessonCommunicator
 from cos598d.tools.learn.lessons import get_lesson
-from cos598d.tools.learn.notes import CHECK
-from cos598d.tools.learn.recorded import RECORD
-
-MOST_DIRECT_CALLS = 20
+from cos598d.tools.learn.picture.probe import RECORD
 
 
 def observe(comm: Communicator, path: str, number: int, names: Sequence[str], secret: list[int]) -> None:
@@ -36,8 +33,7 @@ def observe(comm: Communicator, path: str, number: int, names: Sequence[str], se
     if checks.record:
         claims[RECORD] = checks.record
     module = student.load(path, lesson, comm.rank)
-    folder = Path(tempfile.gettempdir())
-    own = LessonCommunicator(comm, folder / f"{CALLS}{comm.rank}", path)
+    own = LessonCommunicator(comm, path)
     evidence = Evidence(comm.rank, nonce)
     make_sync = checks.sync_of(module)
     for name in names:
@@ -46,6 +42,4 @@ def observe(comm: Communicator, path: str, number: int, names: Sequence[str], se
             claims[name].observe(OnLesson(name, module, make_sync, own, evidence, Path(of_check)))
         own.ledger = Ledger()
         evidence.report("", "direct calls", list(direct)[:MOST_DIRECT_CALLS])
-        beside = folder / f"{HANDED_IN}{comm.rank}.part"
-        beside.write_bytes(evidence.to_bytes())
-        beside.rename(folder / f"{HANDED_IN}{comm.rank}")
+        evidence.hand_in()

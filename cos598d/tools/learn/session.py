@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 from cos598d.errors import UsageError, UserError
 from cos598d.terminal.tables import as_text
 from cos598d.tools.learn import progress, told
-from cos598d.tools.learn.lesson import Lesson
-from cos598d.tools.learn.lessons import all_lessons
+from cos598d.tools.learn.lessons import Lesson, all_lessons
 from cos598d.tools.learn.student import first_mistake, read_file
 
 if TYPE_CHECKING:
     from cos598d.tools.learn.picture import Picture
-    from cos598d.tools.learn.picture.steps import StepFrames
-    from cos598d.tools.learn.recorded import Recorded
+    from cos598d.tools.learn.picture.draw import StepFrames
+    from cos598d.tools.learn.picture.probe import Recorded
 
 WARM = ["torch._dynamo", "cos598d.tools.learn.ranks"]  # what a rank has loaded when it is forked, before the checks
 RANKS = 4  # of a picture
@@ -98,7 +97,7 @@ def picture_of(lesson: Lesson, path: Path) -> "tuple[Picture, StepFrames | None]
     answer is left out.
     """
     from cos598d.tools.learn.picture import draw
-    from cos598d.tools.learn.picture.steps import steps_of
+    from cos598d.tools.learn.picture.draw import steps_of
     from cos598d.tools.learn.picture.words import name_of
 
     own = record_file(lesson, path)

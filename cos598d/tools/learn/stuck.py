@@ -5,11 +5,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from cos598d.tools.check.notes import COLLECTIVES, OTHER_END, CallTrace, Noted, read_trace
 from cos598d.tools.check.spawn import CALLS, RETURNED, bytes_of
 from cos598d.tools.check.supervisor import MOST_FILE_BYTES
-from cos598d.tools.learn.notes import COLLECTIVES, Book, Noted, read_notes
-
-OTHER_END = {"send": "receive", "receive": "send"}
 
 
 class StuckRanks:
@@ -34,52 +32,54 @@ class StuckRanks:
             self._seen, self._since, self._is_judged = seen, time.monotonic(), False
             return False
         if not self._is_judged:
-            books = [read_notes(bytes_of(file, MOST_FILE_BYTES)) for file in files]
+            traces = [read_trace(bytes_of(file, MOST_FILE_BYTES)) for file in files]
             ended = [_has_returned(answer) for answer in answers]
-            self._is_judged, self._all_wait = True, all_wait(books, ended)
-            if self._all_wait and never_go_on(books, ended):
+            self._is_judged, self._all_wait = True, all_wait(traces, ended)
+            if self._all_wait and never_go_on(traces, ended):
                 return True
         return self._all_wait and time.monotonic() > self._since + self._seconds
 
 
-def all_wait(books: Sequence[Book], ended: Sequence[bool]) -> bool:
+def all_wait(traces: Sequence[CallTrace], ended: Sequence[bool]) -> bool:
     """Whether every rank waits in a call or an exchange, but for those that have `ended`, and some rank does."""
-    waiting = [book.is_alone and book.is_whole and (book.is_meeting or book.stuck_in is not None) for book in books]
+    waiting = [
+        trace.is_alone and trace.is_whole and (trace.is_meeting or trace.stuck_in is not None) for trace in traces
+    ]
     return not all(ended) and all(waits or over for waits, over in zip(waiting, ended, strict=True))
 
 
-def never_go_on(books: Sequence[Book], ended: Sequence[bool]) -> bool:
+def never_go_on(traces: Sequence[CallTrace], ended: Sequence[bool]) -> bool:
     """Whether each of these ranks, all of which wait or have `ended`, waits for what another one has not begun."""
-    return all(over or _is_in_vain(rank, books) for rank, over in enumerate(ended))
+    return all(over or _is_in_vain(rank, traces) for rank, over in enumerate(ended))
 
 
-def _is_in_vain(rank: int, books: Sequence[Book]) -> bool:
+def _is_in_vain(rank: int, traces: Sequence[CallTrace]) -> bool:
     """Whether what this rank waits for needs something that another rank has not begun."""
-    book = books[rank]
-    if book.is_meeting:
-        return any(other.meetings < book.meetings for other in books)
-    call = book.stuck_in
+    trace = traces[rank]
+    if trace.is_meeting:
+        return any(other.meetings < trace.meetings for other in traces)
+    call = trace.stuck_in
     if call is None or 0 in call.shape:  # what is empty may be over without the others
         return False
     if call.op in OTHER_END:
-        return _is_message_in_vain(rank, call, books)
-    own = _collectives(book)
+        return _is_message_in_vain(rank, call, traces)
+    own = _collectives(trace)
     place = next(place for place, each in enumerate(own) if each is call)
-    return any(not _meets(call, _collectives(books[other])[place:]) for other in _needed(call, rank, len(books)))
+    return any(not _meets(call, _collectives(traces[other])[place:]) for other in _needed(call, rank, len(traces)))
 
 
-def _is_message_in_vain(rank: int, call: Noted, books: Sequence[Book]) -> bool:
+def _is_message_in_vain(rank: int, call: Noted, traces: Sequence[CallTrace]) -> bool:
     """Whether the rank at the message's other end has begun fewer than this one has: they meet in their order."""
-    own = [each for each in books[rank].calls if (each.op, each.peer) == (call.op, call.peer)]
+    own = [each for each in traces[rank].calls if (each.op, each.peer) == (call.op, call.peer)]
     number = 1 + next(place for place, each in enumerate(own) if each is call)
-    if call.peer is None or not 0 <= call.peer < len(books):
+    if call.peer is None or not 0 <= call.peer < len(traces):
         return False
-    theirs = [each for each in books[call.peer].calls if (each.op, each.peer) == (OTHER_END[call.op], rank)]
+    theirs = [each for each in traces[call.peer].calls if (each.op, each.peer) == (OTHER_END[call.op], rank)]
     return len(theirs) < number
 
 
-def _collectives(book: Book) -> list[Noted]:
-    return [call for call in book.calls if call.op in COLLECTIVES]
+def _collectives(trace: CallTrace) -> list[Noted]:
+    return [call for call in trace.calls if call.op in COLLECTIVES]
 
 
 def _meets(call: Noted, theirs: Sequence[Noted]) -> bool:

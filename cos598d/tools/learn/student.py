@@ -12,7 +12,7 @@ from cos598d.terminal.printable import printable
 from cos598d.terminal.reading import read_plain
 
 if TYPE_CHECKING:
-    from cos598d.tools.learn.lesson import Lesson
+    from cos598d.tools.learn.lessons import Lesson
 
 MARKER = re.compile(rb"^# cos598d lesson (\d{1,3})\b", flags=re.MULTILINE)
 BLANK = re.compile(r"\.\.\.\s*#\s*your turn")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cos598d.terminal.words import listed
-from cos598d.tools.learn.lesson import Lesson
+from cos598d.tools.learn.lessons import Lesson
 
 WIDTH = 118
 STATUS_WIDTH = 13

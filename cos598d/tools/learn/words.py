@@ -2,8 +2,8 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+from cos598d.tools.check.claims.base import World
 from cos598d.tools.check.comparison import Comparison, difference
 from cos598d.tools.check.diagnosis import Symptom, sentence
 
@@ -24,34 +24,26 @@ PLAIN = {
 }
 
 
-@dataclass(frozen=True)
-class WrongGradients:
-    """One world's wrong gradients: what they show, and the comparisons that show it."""
-
-    symptom: Symptom
-    comparisons: Sequence[Comparison]
-
-
-def in_words(wrongs: Sequence[WrongGradients], own: Mapping[str, str]) -> tuple[int, str, str]:
-    """A rank, what is wrong there in a sentence, and what was expected and got.
+def in_words(worlds: Sequence[World], own: Mapping[str, str]) -> tuple[int, str, str]:
+    """Of worlds with wrong gradients: a rank, what is wrong there in a sentence, and what was expected and got.
 
     `own` are a lesson's words by kind of symptom.
     """
-    kind = Counter(wrong.symptom.kind for wrong in wrongs).most_common(1)[0][0]
-    alike = [wrong for wrong in wrongs if wrong.symptom.kind == kind]
-    first = alike[0]
-    rank, name, comparison = _worst(first.comparisons)
-    numbers = {**first.symptom.numbers, "n": first.symptom.world_size, "rank": rank, "name": name}
+    found = [(world.symptom, world) for world in worlds if world.symptom]
+    kind = Counter(symptom.kind for symptom, _ in found).most_common(1)[0][0]
+    first, world = next(pair for pair in found if pair[0].kind == kind)
+    alike = [symptom for symptom, _ in found if symptom.kind == kind]
+    rank, name, comparison = _worst(world.comparisons)
+    numbers = {**first.numbers, "n": first.world_size, "rank": rank, "name": name}
     words = ({**PLAIN, **own}).get(_plain_kind(alike))
-    told = sentence([wrong.symptom for wrong in alike])
-    where = f" ({first.symptom.where})" if first.symptom.where else ""
+    told = sentence(alike)
+    where = f" ({first.where})" if first.where else ""
     said = words.format(**numbers) + where if words else f"rank {rank}'s gradients are wrong: {told}"
     return rank, said, _numbers_of(comparison, rank, name)
 
 
-def _plain_kind(alike: Sequence[WrongGradients]) -> str:
-    """The kind of symptom; of a wrong factor, whether it is n or 1/n on any number of ranks."""
-    symptoms = [wrong.symptom for wrong in alike]
+def _plain_kind(symptoms: Sequence[Symptom]) -> str:
+    """The kind of these symptoms; of a wrong factor, whether it is n or 1/n on any number of ranks."""
     if symptoms[0].kind != "scaled":
         return symptoms[0].kind
     factors = {symptom.world_size: symptom.numbers["factor"] for symptom in symptoms}

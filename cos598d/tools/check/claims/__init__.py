@@ -7,7 +7,6 @@ the trial's nonce, and says what was expected and found. So a sync passes by its
 
 from cos598d.errors import UsageError
 from cos598d.sync.base import GradientSync
-from cos598d.tools.check.claims.accumulation import accumulates, accumulates_without_no_sync
 from cos598d.tools.check.claims.attaching import lets_go, refuses_different_models, starts_from_rank_0
 from cos598d.tools.check.claims.base import Claim
 from cos598d.tools.check.claims.calls import calls_in_one_order, goes_through_comm, waits_for_its_calls
@@ -18,6 +17,8 @@ from cos598d.tools.check.claims.drawn import (
     passes_overflow_on,
 )
 from cos598d.tools.check.claims.gradients import (
+    accumulates,
+    accumulates_without_no_sync,
     averages_gradients,
     averages_gradients_that_share_memory,
     handles_unused_parameters,

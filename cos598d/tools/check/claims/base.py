@@ -12,10 +12,12 @@ from torch import nn
 from cos598d.comm.ledger import Ledger
 from cos598d.sync.base import GradientSync
 from cos598d.sync.options import DEFAULTS, SyncOptions
+from cos598d.terminal.printable import printable
 from cos598d.tools.check.comparison import Comparison, Gradients, Local, difference
+from cos598d.tools.check.diagnosis import Symptom, symptom_of
 from cos598d.tools.check.evidence import BadEvidence, Evidence, Tensors
+from cos598d.tools.check.noting import NotingCommunicator
 from cos598d.tools.check.toy import SMALL, Shape, ToyModel, local_batch, toy_model
-from cos598d.tools.check.trace import TracedCommunicator
 
 MakeSync = Callable[..., GradientSync]  # of a communicator and, if need be, find_unused_parameters and options
 
@@ -26,6 +28,7 @@ BUCKETS = {
     "one bucket": SyncOptions(bucket_mb=1e6, first_bucket_mb=1e6),
 }
 FEW_STEPS = 2
+NOT_HANDED_IN = "a rank did not hand in what it was asked for"
 
 
 class NotAsAgreed(Exception):
@@ -49,7 +52,7 @@ class Claim:
 class OnRank:
     """One rank's side of one claim."""
 
-    def __init__(self, claim: str, make_sync: MakeSync, comm: TracedCommunicator, evidence: Evidence, folder: Path):
+    def __init__(self, claim: str, make_sync: MakeSync, comm: NotingCommunicator, evidence: Evidence, folder: Path):
         self.comm, self.rank, self.world_size, self.folder = comm, comm.rank, comm.world_size, folder
         self._claim, self._make_sync, self._evidence = claim, make_sync, evidence
         self.nonce = evidence.nonce
@@ -94,6 +97,22 @@ class OnRank:
         """Let the grader have every parameter's .grad."""
         self.hand_in(moment, {name: p.grad for name, p in model.named_parameters()})
 
+    def step(
+        self,
+        sync: GradientSync,
+        module: nn.Module,
+        model: nn.Module,
+        moment: str,
+        *batches: int,
+        with_first_label: bool = True,
+    ) -> None:
+        """A step of one backward pass a batch: let the grader have what is then in .grad, and empty it."""
+        for number in batches:
+            module(**self.batch(number, with_first_label))[0].backward()
+        sync.finish()
+        self.hand_in_gradients(moment, model)
+        model.zero_grad(set_to_none=True)
+
     def report(self, name: str, value: Any) -> None:
         """Let the grader know a value (JSON)."""
         self._evidence.report(self._claim, name, value)
@@ -123,11 +142,29 @@ class World:
     evidence: Sequence[Evidence]
     findings: list[Finding] = field(default_factory=list)
     comparisons: list[Comparison] = field(default_factory=list)
+    symptom: Symptom | None = None  # what the comparisons show
+    is_broken: bool = False  # what was handed in cannot be judged
 
     @property
     def size(self) -> int:
         """The number of ranks."""
         return len(self.evidence)
+
+    def judge(self, claim: Claim) -> None:
+        """Let the claim judge what the ranks handed in, and find out what the comparisons show.
+
+        Whatever is in what they handed in, it is no fault of the grader: then the one finding is why it is no evidence.
+        """
+        try:
+            claim.judge(self)
+            self.symptom = symptom_of(self.comparisons)
+            return
+        except BadEvidence as error:
+            message, cause = printable(error), NOT_HANDED_IN
+        except Exception as error:
+            why = f"{type(error).__name__}: {printable(str(error), 100)}"
+            message = cause = f"what the ranks handed in cannot be judged ({why})"
+        self.findings, self.comparisons, self.is_broken = [Finding(0, message, cause)], [], True
 
     def model(self, shape: Shape = SMALL) -> ToyModel:
         """Rank 0's model before it trains."""

@@ -18,10 +18,7 @@ def averages_gradients(on: OnRank) -> None:
             model = on.model(shape, differs=True)
             sync, module = on.attached(model, options=options)
             for step in range(steps):
-                module(**on.batch(step))[0].backward()
-                sync.finish()
-                on.hand_in_gradients(moment_of(run, step), model)
-                model.zero_grad(set_to_none=True)
+                on.step(sync, module, model, moment_of(run, step), step)
             on.hand_in(f"weights, {run}", dict(model.named_parameters()))
 
 
@@ -44,10 +41,7 @@ def handles_unused_parameters(on: OnRank) -> None:
         model = on.model()
         sync, module = on.attached(model, options=options)
         for step, users in enumerate(_users(on.world_size)):
-            module(**on.batch(step, on.rank in users))[0].backward()
-            sync.finish()
-            on.hand_in_gradients(_used(label, step, users), model)
-            model.zero_grad(set_to_none=True)
+            on.step(sync, module, model, _used(label, step, users), step, with_first_label=on.rank in users)
 
 
 @handles_unused_parameters.judgement
@@ -64,10 +58,7 @@ def needs_no_agreement(on: OnRank) -> None:
     sync, module = on.attached(model, find_unused_parameters=False)
     ledger = on.fresh_ledger()
     for step in range(FEW_STEPS):
-        module(**on.batch(step))[0].backward()
-        sync.finish()
-        on.hand_in_gradients(moment_of("", step), model)
-        model.zero_grad(set_to_none=True)
+        on.step(sync, module, model, moment_of("", step), step)
     on.report("calls to agree", len([row for row in ledger.rows if row.purpose == AGREEMENT]))
 
 
@@ -119,10 +110,7 @@ def averages_gradients_that_share_memory(on: OnRank) -> None:
         model = on.model(SHARING)
         sync, module = on.attached(model, options=options)
         for step in range(FEW_STEPS):
-            module(**on.batch(step))[0].backward()
-            sync.finish()
-            on.hand_in_gradients(moment_of(label, step), model)
-            model.zero_grad(set_to_none=True)
+            on.step(sync, module, model, moment_of(label, step), step)
 
 
 @averages_gradients_that_share_memory.judgement
@@ -146,3 +134,46 @@ def _users(world_size: int) -> tuple[set[int], ...]:
 
 def _used(label: str, step: int, users: set[int]) -> str:
     return f"{moment_of(label, step)}, `sometimes` used on ranks {sorted(users)}"
+
+
+@Claim
+def accumulates(on: OnRank) -> None:
+    """Within no_sync nothing travels; the next finish leaves the mean of the gradients summed over the step's parts."""
+    for label, options in on.buckets():
+        model = on.model()
+        sync, module = on.attached(model, options=options)
+        for first in (0, 2):
+            ledger = on.fresh_ledger()
+            with sync.no_sync():
+                module(**on.batch(first))[0].backward()
+            on.report(f"calls, {moment_of(label, first)}", len(ledger.rows))
+            on.step(sync, module, model, moment_of(label, first), first + 1)
+
+
+@accumulates.judgement
+def _(world: World) -> None:
+    for label in world.labels():
+        for first in (0, 2):
+            moment = moment_of(label, first)
+            for rank, calls in enumerate(world.reported(f"calls, {moment}", int)):
+                world.require(
+                    calls == 0, f"{calls} calls under no_sync ({moment})", rank, "under no_sync it communicates"
+                )
+            world.gradients_are(moment, world.local([first, first + 1]), run=label, step=first)
+
+
+@Claim
+def accumulates_without_no_sync(on: OnRank) -> None:
+    """Two backward passes in a step, with no no_sync around the first, leave the mean of their sum as well."""
+    for label, options in on.buckets():
+        model = on.model()
+        sync, module = on.attached(model, options=options)
+        for first in (0, 2):
+            on.step(sync, module, model, moment_of(label, first), first, first + 1)
+
+
+@accumulates_without_no_sync.judgement
+def _(world: World) -> None:
+    for label in world.labels():
+        for first in (0, 2):
+            world.gradients_are(moment_of(label, first), world.local([first, first + 1]), run=label, step=first)

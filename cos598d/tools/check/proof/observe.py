@@ -25,7 +25,6 @@ from cos598d.sync.options import SyncOptions
 from cos598d.tools.check.evidence import Evidence
 from cos598d.tools.check.proof.cases import BUFFERS, CASES, MEMORY, OVERFLOW, START, TAKEN_OVER, Case, Training
 from cos598d.tools.check.proof.model import ProofFeatures, proof_model
-from cos598d.tools.check.spawn import HANDED_IN
 from cos598d.train import step
 
 FINISHED, REFUSAL, UNCLAIMED, CUT, HELD, SEEN = "finished", "refusal", "not claimed", "cut", "held", "seen"
@@ -85,7 +84,7 @@ def observe(
         evidence.report(case.name, REFUSAL, refusal)
         finished.append(case.name)
         evidence.report("", FINISHED, finished)
-        _hand_in(evidence)
+        evidence.hand_in()
 
 
 class _Trial:
@@ -257,10 +256,3 @@ def _wholes(by_rank: Sequence[Sequence[tuple]]) -> list[FullTensor]:
             raise RuntimeError(f"the state has {values.numel()} elements of {kind} of {name}, not {math.prod(shape)}")
         wholes.append(FullTensor(kind, name, values.view(shape)))
     return wholes
-
-
-def _hand_in(evidence: Evidence) -> None:
-    folder = Path(tempfile.gettempdir())
-    beside = folder / f"{HANDED_IN}{evidence.rank}.part"
-    beside.write_bytes(evidence.to_bytes())
-    beside.rename(folder / f"{HANDED_IN}{evidence.rank}")

@@ -12,11 +12,12 @@ from cos598d.tools.check.judge import PASSED
 from cos598d.tools.grade.kinds.kind import AssignmentKind, all_alike, take_file, take_seconds
 from cos598d.tools.grade.scored import Judged
 from cos598d.tools.grade.table import TomlTable
-from cos598d.tools.learn.lesson import Lesson
-from cos598d.tools.learn.lessons import get_lesson
+from cos598d.tools.learn.lessons import Lesson, get_lesson
 from cos598d.tools.learn.marking import SECONDS, Marking
 from cos598d.tools.learn.session import warm_up
 from cos598d.tools.learn.student import read_file
+
+ANSWERS = "tools/learn/lessons/*/answer/*.txt"  # in this package; submissions could read them
 
 
 @dataclass(frozen=True)
@@ -31,11 +32,11 @@ class LessonKind(AssignmentKind):
 
     @property
     def hides(self) -> tuple[Path, ...]:  # type: ignore[override]
-        """The answers, where they are installed, and in a clone the files of its tests that pass too."""
+        """The lessons' answers, where they are installed, and in a clone the files of its tests that pass too."""
         package = Path(cos598d.__file__).parent
-        found = [package / "tools" / "learn" / "answers"] if list(package.glob("tools/learn/answers/*.txt")) else []
+        answers = sorted({path.parent for path in package.glob(ANSWERS)})
         clone = [package.parent / "tests" / "lesson_cases", package.parent / ".git"]
-        return (*found, *(each for each in clone if each.is_dir()))
+        return (*answers, *(each for each in clone if each.is_dir()))
 
     @classmethod
     def read(cls, table: TomlTable) -> "LessonKind":

@@ -79,15 +79,13 @@ class TestsKind(AssignmentKind):
         rejected = [subject for subject in subjects if ends[subject.name].is_rejected]
         for name in claims:
             if name == ACCEPTS:
-                yield Judged(name, bool(rejected), self._of_accepting(len(rejected)))
+                on = f"on {listed(self.world_sizes)} ranks"
+                words = f"all tests pass on {len(RIGHT) + DRAWN} right syncs, {on}"
+                if not rejected:
+                    words = f"no test fails on any sync, right or wrong, {on}: tests that reject nothing accept nothing"
+                yield Judged(name, bool(rejected), words)
             else:
                 yield Judged(name, ends[name].is_rejected, _of_wrong(WRONG[name], ends[name]))
-
-    def _of_accepting(self, rejected: int) -> str:
-        sizes = f"{listed(self.world_sizes)} ranks"
-        if not rejected:
-            return f"no test fails on any sync, right or wrong, on {sizes}: tests that reject nothing accept nothing"
-        return f"all tests pass on {len(RIGHT) + DRAWN} right syncs, on {sizes}"
 
     def _end(self, path: Path, tests: Sequence[StudentTest], subject: Subject) -> "TestRunEnd":
         """How the tests end on this sync: on more and more ranks, up to the first number on which not all pass."""

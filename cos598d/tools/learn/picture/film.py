@@ -6,7 +6,7 @@ from typing import Any
 
 from cos598d.terminal.words import number_of
 from cos598d.tools.learn.picture.film_time import Clock
-from cos598d.tools.learn.picture.frames import Counts, Held, Move, StepFrame, is_whole
+from cos598d.tools.learn.picture.frames import Counts, Held, Move, StepFrame, counted, in_letters, is_whole
 from cos598d.tools.learn.picture.svg import (
     COLOURS,
     HEAD_LETTERS,
@@ -160,13 +160,8 @@ def ending(first: Held, frames: Sequence[StepFrame], medium: str = "message") ->
     rank, chunk = unlike[0]
     return (
         f"{number_of(len(unlike), 'cell')} {'is' if len(unlike) == 1 else 'are'} no whole sum: rank {rank} has of part "
-        f"{chunk} the gradients of {counted(held[rank][chunk])}; {words}."
+        f"{chunk} the gradients of rank {counted(held[rank][chunk], ' + ')}; {words}."
     )
-
-
-def counted(counts: Counts) -> str:
-    """ "rank 0 + rank 3"; one that is in it twice is told twice."""
-    return "rank " + " + ".join(str(rank) for rank, count in enumerate(counts) for _ in range(count))
 
 
 def _stage(grid: Grid, clock: Clock, first: Held, frames: Sequence[StepFrame], medium: str) -> list[str]:
@@ -239,14 +234,8 @@ def _labels(grid: Grid, held: Held) -> list[str]:
     found = []
     for rank, chunks in enumerate(held):
         for chunk, counts in enumerate(chunks):
-            if is_whole(counts):
-                words = "all"
-            elif grid.ranks <= 4 or max(counts) > 1:
-                words = "+".join(str(other) for other, count in enumerate(counts) for _ in range(count))
-            else:
-                words = f"{sum(counts)} of {grid.ranks}"
             x, y = grid.left(chunk) + grid.width / 2, grid.top(rank) + CELL + 8
-            found.append(tag("text", words, x=x, y=y, class_="small mid"))
+            found.append(tag("text", in_letters(counts, " of "), x=x, y=y, class_="small mid"))
     return found
 
 

@@ -47,12 +47,26 @@ def ranks_of(messages: Sequence[Message]) -> int:
 
 def at_first(ranks: int, chunks: int) -> Held:
     """What is held before any message: every rank has its own gradient of every chunk."""
-    return tuple((_alone(rank, ranks),) * chunks for rank in range(ranks))
+    return tuple((tuple(int(other == rank) for other in range(ranks)),) * chunks for rank in range(ranks))
 
 
 def is_whole(counts: Counts) -> bool:
     """Whether every rank's gradient is in it, once."""
     return all(count == 1 for count in counts)
+
+
+def in_letters(counts: Counts, of: str) -> str:
+    """ "all", "0+3" for few ranks, "5/8" for many; one that is in it twice is told twice."""
+    if is_whole(counts):
+        return "all"
+    if len(counts) <= 4 or max(counts) > 1:
+        return counted(counts, "+")
+    return f"{sum(counts)}{of}{len(counts)}"
+
+
+def counted(counts: Counts, plus: str) -> str:
+    """Whose gradients are in it, as "0 + 3"; one that is in it twice is told twice."""
+    return plus.join(str(rank) for rank, count in enumerate(counts) for _ in range(count))
 
 
 def frames(messages: Sequence[Message]) -> list[StepFrame]:
@@ -121,7 +135,3 @@ def _after(held: Held, moves: Sequence[Move]) -> Held:
             sent, own = held[move.sender][chunk], found[move.receiver][chunk]
             found[move.receiver][chunk] = tuple(map(sum, zip(own, sent, strict=True))) if move.adds else sent
     return tuple(map(tuple, found))
-
-
-def _alone(rank: int, ranks: int) -> Counts:
-    return tuple(int(other == rank) for other in range(ranks))

@@ -13,6 +13,12 @@ MOST_RANKS, MOST_ROWS = 16, 8
 # Of a call that is waited for at once, a moment passes before: that is no computing beside it.
 LEAST_BESIDE = 0.1
 COMPUTING, WAITING, CALLING, MESSAGE = "computing", "waiting", "calling", "message"
+MEANINGS = {
+    COMPUTING: "computes",
+    WAITING: "waits for another rank",
+    CALLING: "in a call that all have entered",
+    MESSAGE: "sends or receives",
+}
 
 
 @dataclass(frozen=True)
@@ -100,6 +106,11 @@ class RankTimelines:
     @property
     def ranks(self) -> list[int]:
         return [lane.rank for lane in self.lanes]
+
+    @property
+    def kinds(self) -> set[str]:
+        """The kinds of bars that there are."""
+        return {bar.kind for lane in self.lanes for row in (lane.computed, *lane.rows) for bar in row}
 
 
 def timeline(events: Sequence[Event]) -> RankTimelines:

@@ -6,7 +6,7 @@ from typing import Any
 
 from cos598d.terminal.colours import BLUE, ORANGE, PURPLE, VERMILLION
 from cos598d.terminal.words import number_of
-from cos598d.tools.learn.picture.lanes import CALLING, COMPUTING, MESSAGE, WAITING, Bar, RankLane, RankTimelines
+from cos598d.tools.learn.picture.lanes import CALLING, MEANINGS, Bar, RankLane, RankTimelines
 from cos598d.tools.learn.picture.svg import (
     HEAD_LETTERS,
     LINE,
@@ -26,12 +26,6 @@ LEFT = 44
 PLOT = WIDTH - LEFT - MARGIN
 ROW, GAP = 11, 8
 MOST_ARROWS, MOST_CALLS = 160, 8
-MEANINGS = {
-    COMPUTING: "computes",
-    WAITING: "waits for another rank",
-    CALLING: "in a call that all have entered",
-    MESSAGE: "sends or receives",
-}
 STYLE = f"""
 .{{n}} .computing{{{{fill:{BLUE}}}}} .{{n}} .calling{{{{fill:{VERMILLION}}}}} .{{n}} .message{{{{fill:{PURPLE}}}}}
 .{{n}} .waiting{{{{fill:url(#{{n}}-hatch);stroke:{ORANGE};stroke-width:.6}}}}
@@ -66,7 +60,12 @@ def lanes_svg(name: str, parts: Sequence[TimelinePart], sentence: str = "") -> s
     drawn, y = _legend(parts, y + 4)
     body += drawn
     title = " beside ".join(part.title for part in parts)
-    description = " ".join([*(_described(part) for part in parts), sentence])
+    described = [
+        f"{name_of(part.title, 60)}: {number_of(len(part.line.lanes), 'rank')}. "
+        + " ".join(f"{meeting.number}: {of_meeting(meeting)}." for meeting in part.line.meetings[:MOST_CALLS])
+        for part in parts
+    ]
+    description = " ".join([*described, sentence])
     return document(name, y, title, description, STYLE.format(n=name), body)
 
 
@@ -154,9 +153,7 @@ def _axis(seconds: float, scale: float, top: float, bottom: float) -> list[str]:
 
 def _legend(parts: Sequence[TimelinePart], y: float) -> tuple[list[str], float]:
     """What the colours mean that are in the drawing, a line each, and how lanes are read."""
-    used = {
-        bar.kind for part in parts for lane in part.line.lanes for row in (lane.computed, *lane.rows) for bar in row
-    }
+    used = set().union(*(part.line.kinds for part in parts))
     body = []
     for kind, meaning in MEANINGS.items():
         if kind in used:
@@ -165,11 +162,6 @@ def _legend(parts: Sequence[TimelinePart], y: float) -> tuple[list[str], float]:
             y += LINE
     said, y = lines(reading([part.line for part in parts]), MARGIN, y, SMALL_LETTERS, class_="small")
     return [*body, *said], y
-
-
-def _described(part: TimelinePart) -> str:
-    calls = " ".join(f"{meeting.number}: {of_meeting(meeting)}." for meeting in part.line.meetings[:MOST_CALLS])
-    return f"{name_of(part.title, 60)}: {number_of(len(part.line.lanes), 'rank')}. {calls}"
 
 
 def _hatch(name: str) -> str:

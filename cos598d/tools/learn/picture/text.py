@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from cos598d.terminal.colours import BLUE, ORANGE, VERMILLION
 from cos598d.terminal.words import number_of
-from cos598d.tools.learn.picture.frames import Held, StepFrame, is_whole
-from cos598d.tools.learn.picture.lanes import CALLING, COMPUTING, MESSAGE, WAITING, Bar, RankTimelines
+from cos598d.tools.learn.picture.frames import Held, StepFrame, in_letters
+from cos598d.tools.learn.picture.lanes import CALLING, COMPUTING, MEANINGS, MESSAGE, WAITING, Bar, RankTimelines
 from cos598d.tools.learn.picture.words import left_out, name_of, of_meeting, size, time
 
 LEAST_WIDTH, MOST_CALLS = 40, 12
@@ -79,14 +79,7 @@ def lanes_text(line: RankTimelines, title: str, seconds: float, width: int, lett
 
 def legend(line: RankTimelines, letters: Letters) -> str:
     """What the letters mean that these lanes have."""
-    words = {
-        COMPUTING: "computes",
-        WAITING: "waits for another rank",
-        CALLING: "in a call that all have entered",
-        MESSAGE: "sends or receives",
-    }
-    used = {bar.kind for lane in line.lanes for row in (lane.computed, *lane.rows) for bar in row}
-    return ", ".join(f"{letters.of(kind)} {meaning}" for kind, meaning in words.items() if kind in used)
+    return ", ".join(f"{letters.of(kind)} {meaning}" for kind, meaning in MEANINGS.items() if kind in line.kinds)
 
 
 def steps_text(frames: Sequence[StepFrame], first: Held, width: int, letters: Letters, unit: str = "message") -> str:
@@ -160,21 +153,13 @@ def _pairs(line: RankTimelines, letters: Letters) -> str:
 
 def _held(held: Held, head: str, width: int) -> list[str]:
     """A line a rank: of how many ranks each chunk has the gradients."""
-    ranks = len(held)
     lines = [f"  {head}"] if head else []
-    cells = [["all" if is_whole(counts) else _counted(counts, ranks) for counts in chunks] for chunks in held]
+    cells = [[in_letters(counts, "/") for counts in chunks] for chunks in held]
     widest = max(len(cell) for row in cells for cell in row)
     for rank, row in enumerate(cells):
         words = f"  rank {rank} has {' '.join(cell.ljust(widest) for cell in row)}".rstrip()
         lines += [words] if len(words) <= width else textwrap.wrap(words, width, subsequent_indent="    ")
     return lines
-
-
-def _counted(counts: Sequence[int], ranks: int) -> str:
-    """ "0+3" for few ranks, "5/8" for many; one that is in it twice is told twice."""
-    if ranks <= 4 or max(counts) > 1:
-        return "+".join(str(rank) for rank, count in enumerate(counts) for _ in range(count))
-    return f"{sum(counts)}/{ranks}"
 
 
 def _coloured(row: str, letters: Letters) -> str:

@@ -21,12 +21,15 @@ from cos598d.strategies.replicated import Replicated
 from cos598d.sync import SYNCS
 from cos598d.sync.from_file import is_own
 from cos598d.sync.options import SyncOptions
+from cos598d.terminal.words import number_of
 from cos598d.tools.check import card
 from cos598d.tools.check.judge import judge
 from cos598d.tools.check.spawn import RETURNED, RankEnd, run_world
 from cos598d.tools.learn.events import CALL, COMPUTE, LONGEST_NAME, RECEIVE, SEND, Event, from_rows, to_rows
+from cos598d.tools.learn.picture.draw import Picture, StepFrames, draw, steps_of
 from cos598d.tools.learn.picture.messages import Message, MessageEnd, Shared, join_ends, join_shared, to_json
 from cos598d.tools.learn.picture.watch import WatchedCommunicator, WatchedSharedMemory
+from cos598d.tools.learn.picture.words import name_of, size
 
 MOST_RANKS, WARM_UP, SECONDS = 8, 2, 30.0
 EXAMPLES, WIDTH, LAST_WIDTH, LAYERS = 128, 256, 251, 6
@@ -189,3 +192,45 @@ def _sgd(named: Any) -> torch.optim.Optimizer:
 
 def _when(end: MessageEnd) -> tuple[float, float]:
     return end.started, end.ended
+
+
+OF_SHARDS = (
+    "First gradients are added up, each part at the rank that steps it; then the weights that come of it go to all."
+)
+
+
+def draw_sync(name: str, world_size: int, beside: str | None = None) -> tuple[Picture, StepFrames | None]:
+    """Pictures of `--sync name`, and beside its lanes those of another; its steps, where it is made of messages.
+
+    Raises as `run_trial` does.
+    """
+    trial = run_trial(name, world_size)
+    other = run_trial(beside, world_size) if beside is not None else None
+    note = _note(trial)
+    steps = None
+    if trial.messages:
+        what = f"{name_of(name)} on {world_size} ranks, step by step: {name_of(trial.tensor, 24)}"
+        try:
+            steps = steps_of(trial.messages, what, OF_SHARDS if name in STRATEGIES else "")
+        except ValueError as error:
+            note = f"{note} No steps are drawn: {error}.".strip()
+    elif trial.unsaid:
+        note = f"{note} No steps are drawn: {name_of(trial.unsaid, 200)}.".strip()
+    picture = draw(
+        trial.events,
+        other.events if other is not None else (),
+        title=name_of(name),
+        reference_title=name_of(beside or ""),
+        note=note,
+    )
+    return picture, steps
+
+
+def _note(trial: PictureTrial) -> str:
+    """What the lanes do not show: the bytes of the ledger, and calls of which nobody knows when they were."""
+    least, most = size(min(trial.sent)), size(max(trial.sent))
+    sent = most if least == most else f"{least} to {most}"
+    note = f"By the ledger a rank sent {sent} in this step."
+    if trial.untimed:
+        note += f" A library made {number_of(trial.untimed, 'call')} of each rank without telling when."
+    return note

@@ -85,12 +85,36 @@ def differences(own: RankTimelines, other: RankTimelines, mine: str = "yours", i
         if meeting.missing
     ][:1]
     compared: list[tuple[str, Callable[[RankTimelines], list[int]], Callable[[int], str]]] = [
-        ("{who} makes {value}", _calls, lambda count: number_of(count, "call")),
-        ("{who} gives its calls {value}", _payload, size),
-        ("{who} sends {value}", _messages, lambda count: number_of(count, "message")),
-        ("{who} sends {value} in messages", _sent, size),
-        ("{who} has up to {value} under way at once", _at_once, lambda count: number_of(count, "call")),
-        ("{who} computes while {value} under way", _beside, lambda is_any: "calls are" if is_any else "no call is"),
+        (
+            "{who} makes {value}",
+            lambda line: [len(_made(line, rank)) for rank in line.ranks],
+            lambda count: number_of(count, "call"),
+        ),
+        (
+            "{who} gives its calls {value}",
+            lambda line: [sum(_made(line, rank)) for rank in line.ranks],
+            size,
+        ),
+        (
+            "{who} sends {value}",
+            lambda line: [len(_sent(line, rank)) for rank in line.ranks],
+            lambda count: number_of(count, "message"),
+        ),
+        (
+            "{who} sends {value} in messages",
+            lambda line: [sum(_sent(line, rank)) for rank in line.ranks],
+            size,
+        ),
+        (
+            "{who} has up to {value} under way at once",
+            lambda line: [sum(any(bar.number for bar in row) for row in lane.rows) for lane in line.lanes],
+            lambda count: number_of(count, "call"),
+        ),
+        (  # beside how many is a matter of chance
+            "{who} computes while {value} under way",
+            lambda line: [int(any(map(computed_beside, line.lanes)))] * len(line.lanes),
+            lambda is_any: "calls are" if is_any else "no call is",
+        ),
     ]
     clauses = []
     for template, values_of, words in compared:
@@ -126,29 +150,14 @@ def _who(said: Sequence[str], values: Sequence[int], line: RankTimelines) -> str
     return "each rank" if len(set(said)) <= 1 else f"rank {line.ranks[values.index(max(values))]}"
 
 
-def _calls(line: RankTimelines) -> list[int]:
-    return [sum(rank in meeting.entered for meeting in line.meetings) for rank in line.ranks]
+def _made(line: RankTimelines, rank: int) -> list[int]:
+    """The bytes of each call that a rank made."""
+    return [meeting.bytes for meeting in line.meetings if rank in meeting.entered]
 
 
-def _payload(line: RankTimelines) -> list[int]:
-    return [sum(meeting.bytes for meeting in line.meetings if rank in meeting.entered) for rank in line.ranks]
-
-
-def _messages(line: RankTimelines) -> list[int]:
-    return [sum(arrow.sender == rank for arrow in line.arrows) for rank in line.ranks]
-
-
-def _sent(line: RankTimelines) -> list[int]:
-    return [sum(arrow.bytes for arrow in line.arrows if arrow.sender == rank) for rank in line.ranks]
-
-
-def _at_once(line: RankTimelines) -> list[int]:
-    return [sum(any(bar.number for bar in row) for row in lane.rows) for lane in line.lanes]
-
-
-def _beside(line: RankTimelines) -> list[int]:
-    """Whether there is computing beside calls: beside how many is a matter of chance."""
-    return [int(any(computed_beside(lane) for lane in line.lanes))] * len(line.lanes)
+def _sent(line: RankTimelines, rank: int) -> list[int]:
+    """The bytes of each message that a rank sent."""
+    return [arrow.bytes for arrow in line.arrows if arrow.sender == rank]
 
 
 def _is_one_order(line: RankTimelines) -> bool:

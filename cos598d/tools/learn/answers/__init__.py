@@ -1,1 +1,0 @@
-"""Files that pass, one a lesson, for teachers and for the reference in a picture."""
