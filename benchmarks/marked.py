@@ -10,6 +10,7 @@ and `held`, what it had when it had made its last step. The process that started
 """
 
 import functools
+import json
 import os
 import sys
 import time
@@ -109,7 +110,7 @@ def load() -> Callable[..., int]:
     from cos598d.commands import train as command
     from cos598d.strategies.observed import TimedStrategy
     from cos598d.world import launch
-    from cos598d.world.channel import Frames
+    from cos598d.world.connection import Connection
     from cos598d.world.store import StoreClient
     from cos598d.world.watchdog import Watchdog
 
@@ -127,8 +128,8 @@ def load() -> Callable[..., int]:
     before(run, "publish_record", lambda *_, **__: marks.held.update(held()))
     before(launch, "_wait", lambda *_, **__: marks.write("starter"))
     before(StoreClient, "request", lambda _, operation, *__, **___: marks.requests.update([operation]))
-    before(Frames, "pack", lambda _, payload: marks.count("sent", len(payload)))
-    before(Frames, "unpack", lambda _, data: marks.count("received", len(data)))
+    before(Connection, "pack", lambda _, words, data=b"": marks.count("sent", len(json.dumps(words)) + len(data)))
+    before(Connection, "unpack", lambda _, data: marks.count("received", len(data)))
     be_one_rank = command.be_one_rank
 
     def be_marked_rank(config: Any, identity: Any, found: Any = None) -> int:

@@ -35,7 +35,7 @@ from growth import draw, in_words
 from cos598d.errors import UserError
 from cos598d.terminal.files import write_json
 from cos598d.terminal.tables import as_text
-from cos598d.world.channel import Frames
+from cos598d.world.connection import Connection
 from cos598d.world.endpoint import listen
 from cos598d.world.identity import Identity
 from cos598d.world.meeting import Meeting
@@ -140,13 +140,14 @@ def _be_ranks(share: list[Identity]) -> dict[str, Any]:
     has_rank_0 = share[0].rank == 0
     sent, rank_0, began_with = Counter[str](), {}, _peak_bytes()
     if has_rank_0:
-        pack = Frames.pack
+        pack = Connection.pack
 
-        def counted(self: Frames, payload: bytes) -> bytes:
-            sent.update(sent=1, sent_bytes=len(payload))
-            return pack(self, payload)
+        def counted(self: Connection, words: Any, data: bytes = b"") -> bytes:
+            frame = pack(self, words, data)
+            sent.update(sent=1, sent_bytes=len(frame))
+            return frame
 
-        Frames.pack = counted
+        Connection.pack = counted
 
     def timed(phase: str, act: Callable[[], Any]) -> Any:
         started = time.monotonic()

@@ -15,8 +15,8 @@ from cos598d.terminal.signals import ENDING, GOES_ON
 from cos598d.terminal.words import ranks_in_words
 from cos598d.world.devices import check_gpus_differ, choose_device, choose_threads, gpu_of
 from cos598d.world.exit import exit_now, first_to_say, print_last_words
-from cos598d.world.heap import keep_freed_memory
 from cos598d.world.identity import Identity
+from cos598d.world.limits import keep_freed_memory
 from cos598d.world.meeting import Meeting
 from cos598d.world.rendezvous import meet, tell_failure
 from cos598d.world.watchdog import Watchdog

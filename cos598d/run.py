@@ -34,9 +34,9 @@ from cos598d.rank import be_rank, take_station
 from cos598d.strategies import AUTO_SYNC, get_strategy
 from cos598d.terminal.console import Console
 from cos598d.terminal.locks import locked
+from cos598d.world.devices import LAUNCHERS, launcher_facts, place_of, places_in_words
 from cos598d.world.identity import Identity
 from cos598d.world.meeting import Meeting
-from cos598d.world.places import LAUNCHERS, launcher_facts, place_of, places_in_words
 
 if TYPE_CHECKING:
     from cos598d.cost.choice import Choice

@@ -130,12 +130,12 @@ def servers(monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     made = []
 
-    class Kept(rendezvous.AdmissionServer):
+    class Kept(rendezvous.RendezvousServer):
         def start(self):
             made.append(self)
             super().start()
 
-    monkeypatch.setattr(rendezvous, "AdmissionServer", Kept)
+    monkeypatch.setattr(rendezvous, "RendezvousServer", Kept)
     yield made
     for server in made:
         server.stop()

@@ -5,7 +5,6 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 from programs import PATIENCE, free_port, wait_until
 
-from cos598d.errors import UserError
 from cos598d.world.identity import Identity
 from cos598d.world.rendezvous import meet
 
@@ -20,20 +19,13 @@ def identities(world_size, port=None, secret=SECRET, **others):
     ]
 
 
-def met(them, between=lambda port: None, seconds=60, facts=None):
+def met(them, between=lambda port: None, seconds=60):
     """Let every one of `them` meet in a thread of its own; `between` is called when rank 0 listens, before the rest."""
-
-    def one(identity):
-        try:
-            return meet(identity, seconds, facts or {})
-        except UserError as error:
-            return str(error)
-
     with ThreadPoolExecutor(len(them)) as pool:
-        first = pool.submit(one, them[0])
+        first = pool.submit(meet, them[0], seconds, {})
         wait_until(lambda: first.done() or is_open(them[0].master_port))
         between(them[0].master_port)
-        return [future.result(PATIENCE) for future in [first, *(pool.submit(one, it) for it in them[1:])]]
+        return [future.result(PATIENCE) for future in [first, *(pool.submit(meet, it, seconds, {}) for it in them[1:])]]
 
 
 def is_open(port):
@@ -42,6 +34,12 @@ def is_open(port):
     )
 
 
-def all_exchange(meetings):
+def all_at_once(meetings, function):
     with ThreadPoolExecutor(len(meetings)) as pool:
-        return list(pool.map(lambda meeting: meeting.exchange({"rank": meeting.identity.rank}), meetings))
+        return list(pool.map(function, meetings))
+
+
+def exchange_works(meetings):
+    """Whether every rank gets every rank's value."""
+    found = all_at_once(meetings, lambda meeting: meeting.exchange({"rank": meeting.identity.rank}))
+    return found == [[{"rank": rank} for rank in range(len(meetings))]] * len(meetings)

@@ -12,8 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from cos598d.world.channel import ProtocolError, make_key
-from cos598d.world.handshake import connect
+from cos598d.world.connection import ProtocolError, connect, make_key
 from cos598d.world.secret import find_secret
 
 NOBODY = 65534

@@ -23,44 +23,35 @@ def rank(begun, waits):
     return mine
 
 
-def verdict(first, second):
-    """What rank 0 says when it has asked rank 1."""
+def verdict(first, second, ranks=(0, 1)):
+    """What the first says when it has asked the second."""
     asked = first.overdue()
     instead = None if asked is None else second.instead_of(asked)
-    return "" if instead is None else first.sentence(0, 1, asked, instead)
+    return "" if instead is None else first.sentence(*ranks, asked, instead)
 
 
 def test_ranks_that_wait_for_what_the_other_has_not_begun_say_so_the_same_whoever_asks():
-    first, second = rank([A], A), rank([B], B)
     said = "rank 0 waits for weights 2 and rank 1 for weights 4, and so for ever: all ranks must call the same layers, "
-    assert verdict(first, second).startswith(said)
-    asked = second.overdue()
-    assert second.sentence(1, 0, asked, first.instead_of(asked)) == verdict(rank([A], A), second)
+    assert verdict(rank([A], A), rank([B], B)).startswith(said)
+    assert verdict(rank([B], B), rank([A], A), (1, 0)) == verdict(rank([A], A), rank([B], B))
+    assert verdict(rank([A, A], A), rank([A, B], B)), "the second time of A here, the first one there"
 
 
 @pytest.mark.parametrize(
-    "other",
+    ("mine", "other"),
     [
-        rank([A], A),  # it waits for the same
-        rank([A, B], B),  # it has sent what is waited for: the message is on its way
-        rank([], None),  # it has not come so far yet
-        rank([B], None),
+        (([A], A), ([A], A)),  # it waits for the same
+        (([A], A), ([A, B], B)),  # it has sent what is waited for: the message is on its way
+        (([A], A), ([], None)),  # it has not come so far yet
+        (([A], A), ([B], None)),
+        (([B, A], A), ([B], B)),  # what it waits for has been begun here, so it will go on
     ],
 )
-def test_a_rank_that_is_slow_or_has_sent_is_no_deadlock(other):
-    assert verdict(rank([A], A), other) == ""
+def test_a_rank_that_is_slow_or_will_go_on_is_no_deadlock(mine, other):
+    assert verdict(rank(*mine), rank(*other)) == ""
 
 
-def test_what_the_other_waits_for_has_been_begun_here_so_it_will_go_on():
-    assert verdict(rank([B, A], A), rank([B], B)) == ""
-
-
-def test_another_time_of_the_same_tag_counts():
-    """The second one of A here, the first one there."""
-    assert verdict(rank([A, A], A), rank([A, B], B)) != ""
-
-
-def test_a_rank_that_went_on_while_it_asked_says_nothing_and_asks_once_for_each_wait():
+def test_a_rank_that_went_on_while_it_asked_says_nothing_and_asks_once_for_each_wait(monkeypatch):
     first, second = rank([A], A), rank([B], B)
     asked = first.overdue()
     assert first.overdue() is None
@@ -70,11 +61,8 @@ def test_a_rank_that_went_on_while_it_asked_says_nothing_and_asks_once_for_each_
     first.wait(A, first.begin(A), "weights 2")
     assert first.sentence(0, 1, asked, instead) == "", "what it asked for was another time"
     assert first.overdue() == (A, 2, "weights 2")
-
-
-def test_nobody_is_asked_before_the_wait_is_long(monkeypatch):
     monkeypatch.setattr(deadlock, "PATIENCE_SECONDS", 60.0)
-    assert rank([A], A).overdue() is None
+    assert rank([A], A).overdue() is None, "nobody is asked before the wait is long"
 
 
 class Watchdog:
@@ -86,11 +74,27 @@ class Watchdog:
         return [0]
 
 
-def test_a_timeout_names_what_this_rank_waited_for():
-    late = RuntimeError("[/a/gloo/b.cc:78] Timed out waiting 500ms for recv operation to complete")
-    sentence, exit_code = _explain(late, Watchdog())
-    assert exit_code == 1
-    assert sentence == (
-        "a collective failed: rank 0 was silent for 0.5 s (stopped, or stuck?) while rank 1 waited for the parameters "
-        "of layers.1."
-    )
+@pytest.mark.parametrize(
+    ("watchdog", "said", "expected"),
+    [
+        (
+            None,
+            "[/somewhere/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 12000ms for recv operation",
+            "a rank was silent for 12 s (stopped, or stuck?).",
+        ),
+        (
+            Watchdog(),
+            "[/a/gloo/b.cc:78] Timed out waiting 500ms for recv operation to complete",
+            "rank 0 was silent for 0.5 s (stopped, or stuck?) while rank 1 waited for the parameters of layers.1.",
+        ),
+        (
+            None,
+            "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:36811",
+            "Connection closed by peer [127.0.0.1]:36811.",
+        ),
+    ],
+)
+def test_a_broken_collective_is_told_without_the_backend_s_source_and_with_what_was_waited_for(
+    watchdog, said, expected
+):
+    assert _explain(RuntimeError(said), watchdog) == (f"a collective failed: {expected}", 1)

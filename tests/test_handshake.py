@@ -4,186 +4,160 @@ import ast
 import contextlib
 import errno
 import json
-import os
-import pickle
 import re
-import selectors
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import psutil
 import pytest
-from meetings import SECRET, all_exchange, identities, met
+from meetings import SECRET, exchange_works, identities, is_open, met
 from programs import PATIENCE, ROOT, wait_until
+from stranger import rubbish
 from torch.distributed import DistNetworkError, HashStore
 
 from cos598d.errors import UserError
-from cos598d.world import channel, endpoint, handshake, rendezvous
-from cos598d.world.channel import AuthenticationError, Frames, ProtocolError, make_key
-from cos598d.world.handshake import GREETING, NONCE_BYTES, connect
-from cos598d.world.meeting import Meeting
+from cos598d.world import connection, endpoint, rendezvous
+from cos598d.world.connection import (
+    DIGEST_BYTES,
+    GREETING,
+    NONCE_BYTES,
+    Acceptor,
+    AuthenticationError,
+    Connection,
+    ProtocolError,
+    connect,
+    make_key,
+)
 from cos598d.world.rendezvous import meet
 from cos598d.world.store import StoreClient
 
 pytestmark = pytest.mark.usefixtures("servers")
 
-
-def is_dropped(line):
-    """Whether the other end closes `line`, having said no more than the greeting of the protocol."""
-    line.settimeout(PATIENCE)
-    said = b""
-    try:
-        while part := line.recv(4096):
-            said += part
-    except ConnectionError:
-        pass
-    return len(said) <= len(GREETING) + NONCE_BYTES + 1 + channel.DIGEST_BYTES
+SILENT = b""
 
 
-RUBBISH = {
-    "a browser": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
-    "a rank of old": (1).to_bytes(4, "big"),
-    "torch's store": b"\0" + 0x3C85F7CE.to_bytes(4, "little") + b"\1" + (9).to_bytes(8, "little") + b"objection",
-    "a pickle": pickle.dumps(("objection", 1)),
-    "bytes": os.urandom(4096),
-    "a line without end": b"A" * (1 << 22),
-}
-
-
-def shout(port, words):
+def call(port, words=SILENT):
     line = socket.create_connection(("127.0.0.1", port))
     with contextlib.suppress(ConnectionError):
         line.sendall(words)
     return line
 
 
-def meet_says(identity):
-    with pytest.raises(UserError) as caught:
-        meet(identity, 5, {})
-    return str(caught.value)
+def is_dropped(line):
+    """Whether the other end closes `line`, having said no more than the greeting of the protocol."""
+    line.settimeout(PATIENCE)
+    said = b""
+    with contextlib.suppress(ConnectionError):
+        while part := line.recv(4096):
+            said += part
+    return len(said) <= len(GREETING) + NONCE_BYTES + 1 + DIGEST_BYTES
 
 
-def test_strangers_before_and_after_the_meeting_are_dropped_and_the_run_goes_on(servers):
-    them, lines_of_strangers = identities(3), []
+def guest(port, rank=1):
+    """A stranger who knows the words of a rendezvous without a secret."""
+    return connect(("127.0.0.1", port), make_key(b"", "meeting", ""), rank, 5, 100)
+
+
+def held():
+    """The threads and the sockets of this process."""
+    return threading.active_count(), len(psutil.Process().net_connections("tcp"))
+
+
+def test_strangers_before_and_after_the_meeting_are_dropped_in_time_and_the_run_goes_on(servers, monkeypatch):
+    monkeypatch.setattr(connection, "PENDING_SECONDS", 1.0)
+    monkeypatch.setattr(connection, "PAUSE_SECONDS", 0.001)
+    them, strangers, before = identities(3), [], held()
 
     def come(port):
-        lines_of_strangers.extend(shout(port, words) for words in RUBBISH.values())
-        lines_of_strangers.append(socket.create_connection(("127.0.0.1", port)))  # says nothing at all
+        strangers.extend(call(port, words) for words in (*rubbish("executed").values(), *[SILENT] * 100))
 
     meetings = met(them, between=come)
-    assert all(isinstance(meeting, Meeting) for meeting in meetings), meetings
     come(them[0].master_port)
-    assert all_exchange(meetings) == [[{"rank": rank} for rank in range(3)]] * 3
-    assert servers[0]._thread.is_alive()
-    assert all(is_dropped(line) for line in lines_of_strangers[: len(RUBBISH)])
+    assert exchange_works(meetings)
+    assert all(is_dropped(line) for line in strangers)
+    assert exchange_works(meetings)
+    for line in strangers:
+        line.close()
+    servers[0].stop()
+    del meetings
+    wait_until(lambda: held() <= before)
 
 
-def test_a_silent_connection_is_dropped_in_time(servers, monkeypatch):
-    monkeypatch.setattr(handshake, "PENDING_SECONDS", 0.2)
-    them, silent = identities(2), []
-    meetings = met(them, between=lambda port: silent.append(socket.create_connection(("127.0.0.1", port))))
-    assert all(isinstance(meeting, Meeting) for meeting in meetings), meetings
-    assert is_dropped(silent[0])
+def test_whoever_drips_is_dropped_as_soon_as_whoever_says_nothing(monkeypatch):
+    monkeypatch.setattr(connection, "PENDING_SECONDS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        acceptor = Acceptor(server, b"key", 100, 1, lambda connection: None)
+        acceptor.start()
+        with call(server.getsockname()[1]) as line, contextlib.suppress(ConnectionError):
+            for byte in GREETING + bytes(30):
+                line.sendall(bytes([byte]))
+                threading.Event().wait(0.1)
+            pytest.fail("it may go on for ever")
+        acceptor.close()
 
 
-def test_whoever_has_another_secret_cannot_join_object_or_end_the_run(servers):
+@pytest.mark.parametrize("other", [{"secret": b"another secret, made up"}, {"run_id": "17.0"}])
+def test_whoever_has_another_secret_or_run_cannot_join_object_or_end_the_run(other, servers):
     def come(port):
-        stranger = replace(identities(2, port, secret=b"another secret, made up")[1])
+        stranger = identities(2, port, **other)[1]
         with pytest.raises(UserError, match="has another secret or is of another run"):
             meet(stranger, 5, {})
         rendezvous.tell_failure(stranger, "\x1b[31mstop\x1b[0m")
 
-    meetings = met(identities(2), between=come)
-    assert all(isinstance(meeting, Meeting) for meeting in meetings), meetings
+    met(identities(2), between=come)
     assert servers[0].objection == ""
-
-
-def test_two_runs_of_a_launcher_do_not_mix_at_one_port():
-    def come(port):
-        with pytest.raises(UserError, match="is of another run"):
-            meet(identities(2, port, run_id="17.0")[1], 5, {})
-
-    meetings = met(identities(2, run_id="16.0"), between=come)
-    assert all(isinstance(meeting, Meeting) for meeting in meetings), meetings
 
 
 def test_without_a_secret_nobody_gets_in_once_the_ranks_have_met(servers):
     them = identities(2, secret=b"")
-    meetings = met(them)
-    assert all(isinstance(meeting, Meeting) for meeting in meetings), meetings
-    store = StoreClient(("127.0.0.1", them[0].master_port), make_key(b"", "meeting", ""), 1, 5)
-    for attempt in (lambda: store.set("key", "value"), lambda: store.exchange("exchange/1", 0), store.num_keys):
+    meetings, port = met(them), them[0].master_port
+    store = StoreClient(("127.0.0.1", port), make_key(b"", "meeting", ""), 1, 5)
+    for attempt in (lambda: store.set("key", "value"), store.num_keys):
         store.open(5)
         with pytest.raises(DistNetworkError):
             attempt()
-    assert (
-        meet_says(them[1]) == f"rank 1 was started twice for 127.0.0.1:{them[0].master_port}, where the run has begun."
-    )
-    assert all_exchange(meetings)[0] == [{"rank": 0}, {"rank": 1}]
+    with pytest.raises(UserError, match=f"^rank 1 was started twice for 127.0.0.1:{port}, where the run has begun.$"):
+        meet(them[1], 5, {})
+    assert exchange_works(meetings)
 
 
-def test_without_a_secret_strangers_who_know_the_words_of_the_meeting_do_not_stay(servers, monkeypatch):
+def test_without_a_secret_strangers_who_know_the_words_of_the_meeting_are_few_and_do_not_stay(servers, monkeypatch):
+    monkeypatch.setattr(connection, "MOST_PENDING", 8)
+    monkeypatch.setattr(connection, "PAUSE_SECONDS", 0)
+    monkeypatch.setattr(connection, "PENDING_SECONDS", 3.0)
     them = identities(2, secret=b"")
     meetings = met(them)
-    place, key = ("127.0.0.1", them[0].master_port), make_key(b"", "meeting", "")
-    monkeypatch.setattr(handshake, "MOST_PENDING", 8)
-    monkeypatch.setattr(handshake, "PAUSE_SECONDS", 0)
-    before = len(psutil.Process().net_connections("tcp"))
-    strangers = [connect(place, key, 1, 5, 100)[0] for _ in range(12)]
-    wait_until(lambda: len(servers[0]._connections) == 2 + 4)  # the ranks', and half of as many as may be pending
-    monkeypatch.setattr(handshake, "PENDING_SECONDS", 0.1)
-    assert all(is_dropped(line) for line in strangers)
-    for line in strangers:
-        line.close()
-    wait_until(lambda: len(psutil.Process().net_connections("tcp")) <= before + 1)
-    assert len(all_exchange(meetings)) == 2
+    strangers = [guest(them[0].master_port) for _ in range(20)]
+    wait_until(lambda: len(servers[0]._connections) <= 1 + 8)  # rank 1's, and of theirs the latest
+    assert all(is_dropped(stranger.socket) for stranger in strangers)
+    wait_until(lambda: len(servers[0]._connections) == 1)
+    assert exchange_works(meetings)
 
 
-def test_an_acceptor_without_descriptors_left_pauses_and_goes_on():
+def test_an_acceptor_without_descriptors_left_pauses_and_goes_on(monkeypatch):
+    tries = []
+
     class Full:
         def __init__(self, listener):
-            self.listener, self.is_full = listener, True
+            self.listener = listener
 
         def __getattr__(self, name):
             return getattr(self.listener, name)
 
         def accept(self):
-            if self.is_full:
+            tries.append(len(tries))
+            if len(tries) < 4:
                 raise OSError(errno.EMFILE, "Too many open files")
             return self.listener.accept()
 
-    with selectors.DefaultSelector() as selector, socket.create_server(("127.0.0.1", 0)) as server:
-        full = Full(server)
-        acceptor = handshake.Acceptor(full, b"key", selector, 100, 1)
-        with socket.create_connection(server.getsockname()) as line:
-            ((ready, _),) = selector.select(5)
-            acceptor.advance(ready.fileobj)
-            assert selector.select(0) == []  # else it would be readable without end
-            full.is_full = False
-            wait_until(lambda: acceptor.sweep() == 1.0)
-            ((ready, _),) = selector.select(5)
-            acceptor.advance(ready.fileobj)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        acceptor = Acceptor(Full(server), b"key", 100, 1, lambda connection: None)
+        with call(server.getsockname()[1]) as line:
+            acceptor.start()
             assert line.recv(len(GREETING)) == GREETING
         acceptor.close()
-
-
-def test_rank_0_serves_itself_while_strangers_queue_at_its_port(servers, monkeypatch):
-    """They come as fast as they can once all ranks have come; one is accepted at a time, and rank 0 does not queue."""
-    monkeypatch.setattr(handshake, "PAUSE_SECONDS", 3600)
-    them, strangers, begin = identities(2), [], rendezvous.AdmissionServer.begin
-
-    def flooded(self, verdict):
-        begin(self, verdict)
-        strangers.append(socket.create_connection(("127.0.0.1", them[0].master_port)))
-        wait_until(lambda: self.acceptor._opens_again)
-
-    monkeypatch.setattr(rendezvous.AdmissionServer, "begin", flooded)
-    meetings = met(them, seconds=5)
-    assert all(isinstance(meeting, Meeting) for meeting in meetings), meetings
-    assert meetings[0].store.local_address == "127.0.0.1"
-    assert all_exchange(meetings)[0] == [{"rank": 0}, {"rank": 1}]
+        assert not acceptor._thread.is_alive()
 
 
 @pytest.mark.parametrize("stopped", [KeyboardInterrupt(), UserError("the program that started this worker is gone.")])
@@ -202,7 +176,40 @@ def test_when_rank_0_is_stopped_in_the_meeting_those_who_came_hear_it(stopped, s
         assert zero.exception(30) is stopped
 
 
-def test_a_rank_of_other_words_cannot_put_escapes_on_a_terminal(servers):
+@pytest.mark.parametrize("comes_again", [True, False])
+def test_a_rank_that_dies_in_the_meeting_may_come_again_and_is_lost_where_it_does_not(comes_again, servers):
+    them = identities(4, secret=b"")
+    with ThreadPoolExecutor(4) as pool:
+        futures = [pool.submit(meet, them[0], 20, {})]
+        wait_until(lambda: is_open(them[0].master_port))
+        dies = guest(them[0].master_port, rank=2)
+        dies.send(["arrive", {"host": "", "network": "", "world_size": 4, "facts": {}}])
+        wait_until(lambda: 2 in servers[0]._arrived)
+        dies.close()
+        wait_until(lambda: servers[0]._lost)
+        if comes_again:
+            futures.append(pool.submit(meet, them[2], 20, {}))
+            wait_until(lambda: not servers[0]._lost)
+        futures += [pool.submit(meet, them[rank], 20, {}) for rank in (1, 3)]
+        if comes_again:
+            assert all(future.result(PATIENCE) for future in futures)
+        else:
+            for future in futures:
+                with pytest.raises(UserError, match="^lost rank 2, which ended without a word"):
+                    future.result(PATIENCE)
+
+
+def test_two_runs_at_one_port_are_told_and_the_first_goes_on():
+    them = identities(2)
+
+    def come(port):
+        with pytest.raises(UserError, match=f"port {port} on this host is taken by another program"):
+            meet(them[0], 5, {})
+
+    assert exchange_works(met(them, between=come))
+
+
+def test_a_rank_of_other_words_cannot_put_escapes_on_a_terminal():
     them = identities(2)
     with ThreadPoolExecutor(2) as pool:
         zero = pool.submit(meet, them[0], 20, {"sync": "ring"})
@@ -213,27 +220,51 @@ def test_a_rank_of_other_words_cannot_put_escapes_on_a_terminal(servers):
             assert not re.search(r"[\x00-\x1f]", str(caught.value))
 
 
-def test_rank_0_listens_at_the_meeting_point_alone(servers):
+def test_rank_0_listens_at_the_meeting_point_alone():
     them = identities(2)
-    assert all(isinstance(meeting, Meeting) for meeting in met(them))
+    met(them)
     own = [c.laddr for c in psutil.Process().net_connections("inet") if c.status == psutil.CONN_LISTEN]
     assert [place.ip for place in own if place.port == them[0].master_port] == ["127.0.0.1"]
 
 
 def test_a_message_that_is_not_the_other_end_s_is_refused_whatever_was_changed():
-    session = make_key(b"session")
-    message = Frames(session, accepted=True, largest=100).pack(b'["lost", 3]')
-    assert Frames(session, accepted=False, largest=100).unpack(message) == [["lost", 3]]
-    for at in range(4, len(message)):
+    def end(accepted, largest=100):
+        return Connection(None, 1, make_key(b"session"), accepted, largest)
+
+    message = end(True).pack(["lost", 3], b"data")
+    assert end(False).unpack(message) == [(["lost", 3], b"data")]
+    for at in range(len(message)):
         forged = message[:at] + bytes([message[at] ^ 1]) + message[at + 1 :]
-        with pytest.raises(ProtocolError):
-            Frames(session, accepted=False, largest=100).unpack(forged)
-    twice = Frames(session, accepted=False, largest=100)
+        with contextlib.suppress(ProtocolError):  # or it waits for the rest of a longer one
+            assert end(False).unpack(forged) == []
+    twice, swapped = end(False), end(True)
     twice.unpack(message)
-    with pytest.raises(ProtocolError):
-        twice.unpack(message)  # said again by somebody who heard it
+    for other, sent in ((twice, message), (swapped, message)):  # said again, or back, by somebody who heard it
+        with pytest.raises(ProtocolError):
+            other.unpack(sent)
     with pytest.raises(ProtocolError, match="of at most 100"):
-        Frames(session, accepted=False, largest=100).unpack(b"\xff" * 4)
+        end(False).unpack(b"\xff" * 8)
+
+
+def test_what_a_rank_has_said_is_refused_when_somebody_says_it_again(servers, monkeypatch):
+    class Recorder(socket.socket):
+        def sendall(self, data):
+            said.append(data)
+            super().sendall(data)
+
+    said, create = [], socket.create_connection
+    recorded = lambda *words, **more: Recorder(fileno=create(*words, **more).detach())  # noqa: E731
+    monkeypatch.setattr(connection.socket, "create_connection", recorded)
+    meetings = met(identities(2))
+    meetings[1].store.set("key", "value")
+    assert len(said) == 3  # hello, arrive and set
+    meetings[1].store.delete_key("key")
+    for words in (b"".join(said), said[2]):
+        assert is_dropped(call(servers[0]._identity.master_port, words))
+    meetings[1].store._free[0].socket.sendall(said[2])  # even on the connection itself
+    with pytest.raises(DistNetworkError):
+        meetings[1].store.num_keys()
+    assert meetings[0].store.num_keys() == 0
 
 
 def test_a_program_that_answers_in_rank_0_s_place_is_not_believed():
@@ -245,7 +276,7 @@ def test_a_program_that_answers_in_rank_0_s_place_is_not_believed():
             with line:
                 line.sendall(GREETING + bytes(NONCE_BYTES))
                 line.recv(4096)
-                line.sendall(b"Y" + bytes(channel.DIGEST_BYTES))
+                line.sendall(b"Y" + bytes(DIGEST_BYTES))
                 line.recv(4096)
 
         thread = threading.Thread(target=pretend)

@@ -1,59 +1,55 @@
-"""Who am I: the flags, and the variables of torchrun, srun and mpirun."""
+"""Who am I: the flags, and the variables of torchrun, srun and mpirun; where they say that rank 0 is."""
+
+import socket
 
 import pytest
+import torch
 
 from cos598d.errors import UsageError
+from cos598d.world import identity as identities
+from cos598d.world.devices import launcher_facts, place_of, places_in_words
 from cos598d.world.identity import find_identity, first_host
 
-
-def test_flags_win_over_the_environment():
-    identity = find_identity(4, 2, "10.0.0.1", 7000, environ={"RANK": "0", "WORLD_SIZE": "8"})
-    assert (identity.rank, identity.world_size, identity.master_ip, identity.master_port) == (2, 4, "10.0.0.1", 7000)
-    assert identity.speaks
-
-
-def test_torchrun_is_understood():
-    environ = {
-        "RANK": "1",
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": "10.0.0.1",
-        "MASTER_PORT": "29500",
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-    }
-    identity = find_identity(2, environ=environ)
-    assert (identity.rank, identity.world_size, identity.master_ip, identity.master_port) == (1, 2, "10.0.0.1", 29500)
-    assert identity.store_is_served
-    assert not identity.speaks
-
-
-def test_srun_is_understood_and_a_batch_script_is_not_taken_for_it():
-    environ = {"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_NODELIST": "node[07-09,12]"}
-    assert find_identity(environ=environ).source == "alone"
-    identity = find_identity(master_port=7001, environ=environ | {"SLURM_STEP_ID": "0"})
-    assert (identity.rank, identity.world_size, identity.master_ip, identity.master_port) == (3, 4, "node07", 7001)
+SECRET = {"COS598D_SECRET": "s" * 16}
+TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+SRUN = {"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_NODELIST": "node[07-09,12]", "SLURM_JOB_ID": "16"}
+STEP = SRUN | {"SLURM_STEP_ID": "0"}
+MPI = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+NAMES = ("source", "rank", "world_size", "master_ip", "master_port")
 
 
 @pytest.mark.parametrize(
-    ("nodes", "host"),
-    [("", ""), ("a", "a"), ("a,b", "a"), ("a[3-7]", "a3"), ("a[03,9]x,b", "a03x"), ("a-1[2]", "a-12")],
+    ("words", "environ", "expected"),
+    [
+        ((4, 2, "10.0.0.1", 7000), TORCHRUN, ("flags", 2, 4, "10.0.0.1", 7000)),
+        ((2,), TORCHRUN, ("environment", 1, 2, "10.0.0.1", 29500)),
+        ((None, None, None, 7001), STEP, ("srun", 3, 4, "node07", 7001)),
+        ((), STEP | {"SLURM_NNODES": "1"}, ("srun", 3, 4, "127.0.0.1", 6585)),
+        ((), SRUN, ("alone", 0, 1, "127.0.0.1", 6585)),  # a batch script
+        ((), MPI, ("mpirun", 1, 2, "127.0.0.1", 6585)),
+        ((), {"PMI_RANK": "0", "PMI_SIZE": "3"}, ("mpirun", 0, 3, "127.0.0.1", 6585)),
+        ((), {}, ("alone", 0, 1, "127.0.0.1", 6585)),
+        ((1, -1), {}, ("alone", 0, 1, "127.0.0.1", 6585)),
+    ],
 )
-def test_first_host_of_a_slurm_list(nodes, host):
-    assert first_host(nodes) == host
+def test_a_flag_wins_then_a_launcher_and_without_either_a_rank_is_alone(words, environ, expected):
+    found = find_identity(*words, environ=environ | SECRET)
+    assert tuple(getattr(found, name) for name in NAMES) == expected
+    assert found.speaks == (found.rank == 0 or found.source == "flags")
 
 
-def test_mpirun_is_understood():
-    environ = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
-    identity = find_identity(environ=environ)
-    assert (identity.rank, identity.world_size, identity.master_ip) == (1, 2, "127.0.0.1")
-    with pytest.raises(UsageError, match="MASTER_ADDR"):
-        find_identity(environ=environ | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"})
-    assert find_identity(environ={"PMI_RANK": "0", "PMI_SIZE": "3"}).world_size == 3
-
-
-def test_without_a_rank_a_world_of_one_is_alone_and_a_larger_one_is_to_be_started():
-    assert find_identity(environ={}).world_size == 1
-    assert find_identity(1, -1, environ={}).source == "alone"
+def test_a_larger_world_without_a_launcher_is_to_be_started():
     assert find_identity(4, environ={}) is None
+
+
+def test_torchrun_on_one_host_stays_on_loopback_whoever_serves_its_store():
+    found = find_identity(environ=TORCHRUN | SECRET | {"TORCHELASTIC_USE_AGENT_STORE": "True"})
+    assert found.store_is_served
+    assert not find_identity(environ=TORCHRUN | SECRET).store_is_served
+    named = TORCHRUN | SECRET | {"TORCHELASTIC_RUN_ID": "1", "LOCAL_WORLD_SIZE": "2"}
+    assert find_identity(environ=named).listening_ip == "127.0.0.1"
+    assert find_identity(environ=named | {"LOCAL_WORLD_SIZE": "1"}).listening_ip == "10.0.0.1"
+    assert find_identity(environ=TORCHRUN | SECRET | {"LOCAL_WORLD_SIZE": "2"}).listening_ip == "10.0.0.1"
 
 
 @pytest.mark.parametrize(
@@ -65,8 +61,70 @@ def test_without_a_rank_a_world_of_one_is_alone_and_a_larger_one_is_to_be_starte
         ((4, 0, None, 99999), {}, "--master_port 99999"),
         ((4,), {"RANK": "0", "WORLD_SIZE": "2"}, "contradicts torchrun, which started 2 ranks"),
         ((), {"RANK": "zero", "WORLD_SIZE": "2"}, "RANK='zero' is not a number"),
+        ((), MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, "give rank 0's address .mpirun -x MASTER_ADDR"),
     ],
 )
 def test_what_cannot_be_is_said_in_a_sentence(words, environ, sentence):
-    with pytest.raises(UsageError, match=sentence.replace("(", r"\(")):
+    with pytest.raises(UsageError, match=sentence):
         find_identity(*words, environ=environ)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "host"),
+    [("", ""), ("a", "a"), ("a,b", "a"), ("a[3-7]", "a3"), ("a[03,9]x,b", "a03x"), ("a-1[2]", "a-12")],
+)
+def test_first_host_of_a_slurm_list(nodes, host):
+    assert first_host(nodes) == host
+
+
+@pytest.mark.parametrize(
+    ("known", "mine", "rank", "expected"),
+    [
+        (True, True, 0, "node07"),
+        (False, True, 0, "10.0.0.9"),  # a batch script runs on the first node
+        (False, False, 0, "node07"),  # called on a login node, where no rank is
+        (False, False, 3, "10.0.0.9"),
+    ],
+)
+def test_a_node_that_has_no_address_is_found_by_that_of_the_launch_where_it_is_rank_0_s(
+    known, mine, rank, expected, monkeypatch
+):
+    def resolve(name, *_, **__):
+        if not known:
+            raise socket.gaierror
+
+    monkeypatch.setattr(identities.socket, "getaddrinfo", resolve)
+    monkeypatch.setattr(identities, "interface_of", lambda address: "eth0" if mine else None)
+    environ = STEP | {"SLURM_PROCID": str(rank), "SLURM_LAUNCH_NODE_IPADDR": "10.0.0.9"}
+    assert find_identity(environ=environ).master_ip == expected
+
+
+def places_on(*nodes, device="cpu"):
+    return [{"node": node, "device": device, "gpu": None} for node in nodes]
+
+
+def test_the_job_the_node_and_the_gpu_of_each_rank_are_facts_and_one_line():
+    job = STEP | {"SLURM_JOB_NAME": "bert\x1b", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_RESTART_COUNT": "2"}
+    facts = launcher_facts(find_identity(environ=job | {"SLURM_NNODES": "1"} | SECRET), job)
+    assert facts == {
+        "name": "srun",
+        "run": "16.0",
+        "restarts": 0,
+        "slurm": {"job": "16", "name": "bert\\x1b", "step": "0", "nodes": "n[1-3]", "partition": None, "requeues": "2"},
+    }
+    assert places_in_words(facts, places_on("n1", "n2", "n2", "n3")) == (
+        "srun, job 16.0, requeue 2: rank 0 on n1, ranks 1-2 on n2, rank 3 on n3"
+    )
+    place = place_of(torch.device("cpu"), {"SLURMD_NODENAME": "n\u202e3"})
+    assert place == {"node": "n\\u202e3", "device": "cpu", "gpu": None}
+
+
+def test_under_torchrun_the_line_has_its_run_and_its_restarts():
+    environ = TORCHRUN | {"TORCHELASTIC_RUN_ID": "night", "TORCHELASTIC_RESTART_COUNT": "3"}
+    facts = launcher_facts(find_identity(environ=environ), environ)
+    assert facts == {"name": "torchrun", "run": "night", "restarts": 3, "slurm": None}
+    words = places_in_words(facts, places_on("a", "a", device="cuda:0"))
+    assert words == "torchrun, run night, restart 3: ranks 0-1 on a (cuda:0, cuda:0)"
+    many = places_in_words(facts | {"run": "none", "restarts": 0}, places_on(*map(str, range(20))))
+    assert many.startswith("torchrun: rank 0 on 0, ")
+    assert many.endswith("rank 7 on 7 and 12 more nodes")

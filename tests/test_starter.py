@@ -2,8 +2,6 @@
 
 import errno
 import signal
-import subprocess
-import sys
 
 import pytest
 from programs import ROOT
@@ -111,19 +109,3 @@ def test_a_host_that_gives_no_more_processes_is_told_in_a_sentence(monkeypatch):
     monkeypatch.setattr(launch.subprocess, "Popen", refused)
     with pytest.raises(UserError, match=r"rank 0 of 2 cannot be started on this host \(Resource temporarily unav"):
         start_local_workers(2, None, [])
-
-
-def test_a_starter_raises_its_own_limit_of_open_files_and_its_ranks_reckon_with_what_they_inherit():
-    code = (
-        "import os, resource\n"
-        "resource.setrlimit(resource.RLIMIT_NOFILE, (256, 4096))\n"
-        "from cos598d.world.limits import FIRST_FILES, allow_descriptors, allow_workers, needed_descriptors\n"
-        "allow_workers(200)\n"
-        "before = resource.getrlimit(resource.RLIMIT_NOFILE)[0]\n"
-        "pipes = [os.pipe() for _ in range(200)]\n"
-        "allow_descriptors(199, 500)\n"
-        "now = resource.getrlimit(resource.RLIMIT_NOFILE)[0]\n"
-        "print(before >= 400, now - needed_descriptors(199, 500) >= 400 - FIRST_FILES)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout == "True True\n"

@@ -31,7 +31,7 @@ from cos598d.cost.planned import Known, PlannedSteps, Work
 from cos598d.models.build import build_model
 from cos598d.strategies.optimizers import make_optimizer
 from cos598d.world.devices import choose_threads
-from cos598d.world.heap import keep_freed_memory
+from cos598d.world.limits import keep_freed_memory
 
 WARM_UP, LEAST, MOST = 2, 3, 60  # iterations that are left out, and at least and at most counted
 WAIT_SECONDS = 120  # after which one that waits for the others knows that one of them has died

@@ -4,9 +4,10 @@
    command has to start the ranks itself, `launch` does, as its `workers`. `secret` finds what all of them must know,
    `network` this host's addresses, `limits` how many files and how much memory this process may take.
 2. Where do we meet? `rendezvous` brings all ranks together: rank 0 listens at its `endpoint`, and the others find it.
-3. How do we prove who we are? By the `handshake`, on every new connection; on its `channel` every message is proved.
-4. What does rank 0 serve? In `admission` it sees who has come and whether all want the same run; then its `server`
-   keeps keys and values, and exchanges. Each rank has a `store`, its client, and a `meeting`, which knows the others.
+3. How do we prove who we are? By the handshake of a new `connection`, on which every message is proved, too.
+4. What does rank 0 serve? Its `server` sees who has come, and whether all want the same run. Then it serves the keys
+   and values of a `store`. A `meeting` is the ranks that have met: they exchange values through the store.
 5. How do we learn that one is gone? A `watchdog` in every rank keeps connections to its `neighbours`, and says so.
+   It also finds a `deadlock`: ranks that wait for each other for ever.
 6. What does a rank compute with, and how does it end? `devices` chooses its GPU and threads; `exit` is its last words.
 """

@@ -1,12 +1,17 @@
-"""What a rank computes with: its device and its threads."""
+"""Where a rank works and with what: its device, its threads and its node, and the job that its launcher started."""
 
 import os
-from collections.abc import Hashable, Sequence
+import socket
+from collections.abc import Hashable, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from cos598d.errors import UsageError, UserError
+from cos598d.terminal.printable import printable
+from cos598d.world.identity import Identity
 
 # torch.version's word for what it was built for -> how the names of such devices in /dev begin.
 DEVICE_FILES = {"cuda": ("nvidia", "nvhost", "dxg"), "hip": ("kfd", "dxg"), "xpu": ("dri",)}
@@ -14,6 +19,17 @@ MOST_THREADS, THREADS_A_CORE = 64, 4  # of a rank, whichever is more on a host
 PROCESSOR = Path("/proc/cpuinfo")
 # The kernel's words for the instructions by which a processor multiplies in bf16; the faster ones first.
 BF16_INSTRUCTIONS = ("amx_bf16", "avx512_bf16")
+# What SLURM's variables say of a job, by the names that the record gives it.
+SLURM = {
+    "job": "SLURM_JOB_ID",
+    "name": "SLURM_JOB_NAME",
+    "step": "SLURM_STEP_ID",
+    "nodes": "SLURM_JOB_NODELIST",
+    "partition": "SLURM_JOB_PARTITION",
+    "requeues": "SLURM_RESTART_COUNT",
+}
+LAUNCHERS = ("torchrun", "srun", "mpirun")  # others than the user's shells, and this program itself
+MOST_GROUPS = 8  # of ranks side by side on one node, in a line of the log
 
 
 def may_have_gpu() -> bool:
@@ -87,3 +103,47 @@ def choose_threads(threads: int | None, ranks_on_host: int) -> int:
     chosen = threads or max(1, count_cores() // ranks_on_host)
     torch.set_num_threads(chosen)
     return chosen
+
+
+def launcher_facts(identity: Identity, environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """Who started this rank: the launcher, its name for the run, its restarts, and the SLURM job around it, if any."""
+    job = {name: environ.get(variable) for name, variable in SLURM.items()}
+    return {
+        "name": identity.source,
+        "run": printable(identity.run_id) or None,
+        "restarts": int(identity.attempt) if identity.attempt.isdecimal() else 0,
+        "slurm": {name: value and printable(value) for name, value in job.items()} if job["job"] else None,
+    }
+
+
+def place_of(device: torch.device, environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """Where this rank works: its node by SLURM's name for it, else the host's, its device, and its GPU's UUID."""
+    node = environ.get("SLURMD_NODENAME") or socket.gethostname()
+    return {"node": printable(node), "device": str(device), "gpu": gpu_of(device)}
+
+
+def places_in_words(facts: Mapping[str, Any], places: Sequence[Mapping[str, Any]]) -> str:
+    """One line of `launcher_facts` and every rank's place: "srun, job 17.0: rank 0 on n1, ranks 1-2 on n2"."""
+    job = facts["slurm"]
+    words = [facts["name"]]
+    if job:
+        words.append(f"job {job['job']}" + (f".{job['step']}" if facts["name"] == "srun" else ""))
+        if job["requeues"] not in (None, "0"):
+            words.append(f"requeue {job['requeues']}")
+    elif facts["run"] not in (None, "none"):  # torchrun's own word for a run without a name
+        words.append(f"run {facts['run']}")
+    if facts["restarts"]:
+        words.append(f"restart {facts['restarts']}")
+    groups = [list(group) for _, group in groupby(enumerate(places), key=lambda place: place[1]["node"])]
+    shown = [_group_in_words(group) for group in groups[:MOST_GROUPS]]
+    more = f" and {len(groups) - MOST_GROUPS} more nodes" if len(groups) > MOST_GROUPS else ""
+    return f"{', '.join(words)}: {', '.join(shown)}{more}"
+
+
+def _group_in_words(group: Sequence[tuple[int, Mapping[str, Any]]]) -> str:
+    """ "rank 0 on n1", "ranks 0-3 on n1 (cuda:0, cuda:1, cuda:0, cuda:1)": neighbours that share a node."""
+    first, last = group[0][0], group[-1][0]
+    ranks = f"rank {first}" if first == last else f"ranks {first}-{last}"
+    devices = [place["device"] for _, place in group]
+    gpus = f" ({', '.join(devices)})" if any(device != "cpu" for device in devices) else ""
+    return f"{ranks} on {group[0][1]['node']}{gpus}"

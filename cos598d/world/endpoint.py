@@ -1,7 +1,9 @@
 """Rank 0's endpoint: where it listens, and how the other ranks find it and nobody else there."""
 
+import errno
 import hmac
 import json
+import os
 import socket
 import threading
 import time
@@ -11,8 +13,8 @@ from datetime import timedelta
 from torch.distributed import DistError, PrefixStore, Store, TCPStore
 
 from cos598d.errors import UserError
-from cos598d.world.channel import AuthenticationError, ProtocolError, make_key
-from cos598d.world.identity import Identity, check_launcher, inherited_listener
+from cos598d.world.connection import AuthenticationError, ProtocolError, make_key
+from cos598d.world.identity import LISTENER, Identity, check_launcher
 from cos598d.world.network import listening_place
 from cos598d.world.store import StoreClient
 
@@ -29,8 +31,9 @@ def open_listener(identity: Identity) -> socket.socket:
 
     Where torchrun's agent uses that port for a store of its own, another port, which is published in that store.
     """
-    inherited = inherited_listener()
-    if inherited:
+    descriptor = os.environ.pop(LISTENER, None)  # it can be taken once
+    if descriptor:
+        inherited = socket.socket(fileno=int(descriptor))
         # Without this, what is left of an earlier start's connections would keep the port from it for a minute.
         inherited.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         inherited.listen(QUEUE)
@@ -59,16 +62,18 @@ def listen(ip: str, port: int, at_once: bool = True) -> socket.socket:
             listener.listen(QUEUE)
         else:  # while nobody listens there, another socket with this option could bind the port too
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
-    except PermissionError:
+    except OSError as error:
         listener.close()
-        raise UserError(f"port {port} needs rights that this process lacks: choose another --master_port.") from None
-    except OSError:
-        listener.close()
-        _check_address(ip)
-        raise UserError(
-            f"port {port} on this host is taken by another program: "
-            f"choose another --master_port, the same on every rank."
-        ) from None
+        if isinstance(error, PermissionError):
+            fault = f"port {port} needs rights that this process lacks: choose another --master_port."
+        elif error.errno == errno.EADDRINUSE:
+            fault = (
+                f"port {port} on this host is taken by another program: "
+                f"choose another --master_port, the same on every rank."
+            )
+        else:
+            fault = f"--master_ip {ip} is not an address of this host, where rank 0 runs: give one of its own."
+        raise UserError(fault) from None
     return listener
 
 
@@ -132,18 +137,6 @@ def _not_rank_0(identity: Identity) -> UserError:
         f"what answers at {identity.endpoint} is not rank 0 of this run: choose another --master_port, "
         f"the same on every rank."
     )
-
-
-def _check_address(address: str) -> None:
-    """Raise UserError if `address` is not this host's own, as rank 0's must be."""
-    family, place = listening_place(address, 0)
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        try:
-            probe.bind(place)
-        except OSError:
-            raise UserError(
-                f"--master_ip {address} is not an address of this host, where rank 0 runs: give one of its own."
-            ) from None
 
 
 def _agents_store(identity: Identity) -> Store:

@@ -29,7 +29,7 @@ class Identity:
     world_size: int
     master_ip: str = DEFAULT_IP
     master_port: int = DEFAULT_PORT
-    source: str = "flags"  # flags, local, torchrun, environment (torchrun's variables alone), srun, mpirun or alone
+    source: str = "flags"  # flags, local, torchrun, environment (only torchrun's variables), srun, mpirun or alone
     store_is_served: bool = False  # torchrun's agent already serves a key-value store at master_ip:master_port
     attempt: str = "0"  # how often this host's ranks were started again; other hosts may have counted otherwise
     shares_terminal: bool = False  # started with others in one terminal: rank 0 speaks for all
@@ -60,12 +60,12 @@ class Identity:
 
     @property
     def listening_ip(self) -> str:
-        """Where rank 0 listens: at master_ip, or on loopback alone where all ranks are on one host."""
+        """Where rank 0 listens: at master_ip, or only on loopback where all ranks are on one host."""
         return DEFAULT_IP if self.one_host else self.master_ip
 
     @property
     def speaks(self) -> bool:
-        """Whether this rank prints its progress: every rank with a terminal of its own, else rank 0 alone."""
+        """Whether this rank prints its progress: every rank with a terminal of its own, else only rank 0."""
         return self.rank == 0 or not self.shares_terminal
 
 
@@ -123,17 +123,13 @@ def _find_place(
     return Identity(0, world_size, ip, port, source=NOT_STARTED)
 
 
-def _number(environ: Mapping[str, str], name: str) -> int:
+def _number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
     try:
-        return int(environ[name])
+        return int(environ[name] if default is None else environ.get(name, default))
     except KeyError:
         raise UsageError(f"the environment has no {name}, which this launcher should set.") from None
     except ValueError:
         raise UsageError(f"the environment's {name}={environ[name]!r} is not a number.") from None
-
-
-def _master_port(environ: Mapping[str, str]) -> int:
-    return _number(environ, "MASTER_PORT") if "MASTER_PORT" in environ else DEFAULT_PORT
 
 
 def _from_torchrun(environ: Mapping[str, str]) -> Identity | None:
@@ -143,21 +139,15 @@ def _from_torchrun(environ: Mapping[str, str]) -> Identity | None:
         _number(environ, "RANK"),
         _number(environ, "WORLD_SIZE"),
         environ.get("MASTER_ADDR", DEFAULT_IP),
-        _master_port(environ),
-        source=_source(environ),
+        _number(environ, "MASTER_PORT", DEFAULT_PORT),
+        # Our own starter, torchrun, or somebody else who gives its variables.
+        source="local" if LAUNCHER_PID in environ else "torchrun" if TORCHRUN in environ else "environment",
         store_is_served=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         attempt=environ.get("TORCHELASTIC_RESTART_COUNT", "0"),
         shares_terminal=True,
         one_host=TORCHRUN in environ and environ.get("LOCAL_WORLD_SIZE") == environ["WORLD_SIZE"],
         run_id=environ.get(TORCHRUN, ""),
     )
-
-
-def _source(environ: Mapping[str, str]) -> str:
-    """Who gave this rank torchrun's variables: our own starter, torchrun, or somebody else."""
-    if LAUNCHER_PID in environ:
-        return "local"
-    return "torchrun" if TORCHRUN in environ else "environment"
 
 
 def _from_slurm(environ: Mapping[str, str]) -> Identity | None:
@@ -170,7 +160,7 @@ def _from_slurm(environ: Mapping[str, str]) -> Identity | None:
         _number(environ, "SLURM_PROCID"),
         size,
         environ.get("MASTER_ADDR") or first_host(nodes) or DEFAULT_IP,
-        _master_port(environ),
+        _number(environ, "MASTER_PORT", DEFAULT_PORT),
         source="srun",
         shares_terminal=True,
         run_id=f"{environ.get('SLURM_JOB_ID', '')}.{environ['SLURM_STEP_ID']}",
@@ -218,7 +208,7 @@ def _from_mpi(environ: Mapping[str, str]) -> Identity | None:
             _number(environ, rank),
             world_size,
             environ.get("MASTER_ADDR", DEFAULT_IP),
-            _master_port(environ),
+            _number(environ, "MASTER_PORT", DEFAULT_PORT),
             source="mpirun",
             shares_terminal=True,
             run_id=environ.get("PMIX_NAMESPACE", ""),
@@ -231,9 +221,3 @@ def check_launcher() -> None:
     launcher = int(os.environ.get(LAUNCHER_PID) or (PARENT_PID if TORCHRUN in os.environ else 0))
     if launcher and os.getppid() != launcher:
         raise UserError("the program that started this worker is gone.")
-
-
-def inherited_listener() -> socket.socket | None:
-    """The listening socket that the launcher opened for rank 0, if it did; it can be taken once."""
-    descriptor = os.environ.pop(LISTENER, None)
-    return socket.socket(fileno=int(descriptor)) if descriptor else None

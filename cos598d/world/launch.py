@@ -22,13 +22,14 @@ from cos598d.world.identity import LAUNCHER_PID, LISTENER
 from cos598d.world.limits import allow_workers
 from cos598d.world.network import DEFAULT_IP
 from cos598d.world.secret import SECRET_VARIABLE, new_secret
-from cos598d.world.workers import Fork, Worker, held, may_fork
+from cos598d.world.workers import Fork, held, may_fork
 
 POLL_SECONDS = 0.05
 SAY_SECONDS = 0.5  # when one has failed, the others have so long to hear it and say so before they are stopped
 STOP_SECONDS = 30.0  # how long a worker may take to stop
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGQUIT)
 
+Worker = subprocess.Popen[bytes] | Fork  # its process leads a session of its own
 FINAL = (0, UsageError.exit_code, GOES_ON)  # exit codes after which another start could do nothing better
 
 

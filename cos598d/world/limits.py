@@ -1,8 +1,9 @@
-"""What this process may still take from its host: open files, and memory."""
+"""What this process takes from its host: open files, and memory, which it keeps for the next step."""
 
+import ctypes
 import os
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import psutil
@@ -17,28 +18,28 @@ CGROUPS = (
     ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
     ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-
-
-def needed_descriptors(rank: int, world_size: int) -> int:
-    """Descriptors that a rank needs: gloo connects every pair of ranks, and rank 0 also serves each of them."""
-    return (2 if rank == 0 else 1) * world_size + OTHER_FILES
+# malloc.h's M_TRIM_THRESHOLD, M_TOP_PAD and M_MMAP_THRESHOLD, and what they are given. Older libraries take 32 MiB at
+# most for the last.
+TRIM_THRESHOLD, TOP_PAD, MMAP_THRESHOLD = (-1, 2**31 - 1), (-2, 64 << 20), (-3, 1 << 30)
+LARGEST_OF_OLD = 32 << 20
 
 
 def allow_descriptors(rank: int, world_size: int) -> None:
     """Raise this process's soft limit of open files to what its rank needs besides what it has inherited.
 
-    Raises UserError where the hard limit is below that.
+    gloo connects every pair of ranks, and rank 0 also serves each of them. Raises UserError where the hard limit is
+    below that.
     """
-    _allow(needed_descriptors(rank, world_size), f"rank {rank} of {world_size}")
+    _allow((2 if rank == 0 else 1) * world_size, f"rank {rank} of {world_size}")
 
 
 def allow_workers(world_size: int) -> None:
     """The same for a process that is to start so many ranks: it keeps two pipes to each."""
-    _allow(2 * world_size + OTHER_FILES, f"the starter of {world_size} ranks")
+    _allow(2 * world_size, f"the starter of {world_size} ranks")
 
 
 def _allow(more: int, who: str) -> None:
-    needed = more + _inherited()
+    needed = more + OTHER_FILES + _inherited()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return
@@ -84,3 +85,26 @@ def _left_by_cgroups(root: Path) -> Iterator[int]:
                 yield most - now + int(rows.get(cache, 0))
             except (OSError, ValueError):  # no limit ("max"), or a container that does not show its own folder
                 continue
+
+
+def keep_freed_memory(environment: Mapping[str, str] = os.environ) -> bool:
+    """Have glibc's malloc keep what is freed in blocks of up to a GiB; whether it does from now on.
+
+    A step frees its activations and gradients, and the next one takes them again. Without this malloc gives back the
+    end of its heap each time, and any block of more than 32 MiB, such as a word embedding's gradient. The kernel then
+    hands out the same pages again, each of them cleared, by a fault of its own: for MiniLM thousands a step. What a
+    process holds in a step it then holds between two steps, too.
+
+    Nothing is changed where the user has set malloc's variables (MALLOC_ARENA_MAX, GLIBC_TUNABLES), nor where the C
+    library has no such options.
+    """
+    if any(name.startswith("MALLOC_") for name in environment) or "glibc.malloc." in environment.get(
+        "GLIBC_TUNABLES", ""
+    ):
+        return False
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError):
+        return False
+    keeps = mallopt(*TRIM_THRESHOLD) and mallopt(*TOP_PAD)
+    return bool(keeps and (mallopt(*MMAP_THRESHOLD) or mallopt(MMAP_THRESHOLD[0], LARGEST_OF_OLD)))

@@ -21,7 +21,7 @@ class Meeting:
 
     `store` serves torch's process group, `hosts[r]` is the same for all ranks of a host, the other ranks reach this one
     at `address`, and `secret` is what the ranks share (it may be empty). Values are exchanged as JSON. `deadlocks`
-    knows what this rank waits for.
+    records what this rank waits for.
     """
 
     def __init__(
@@ -36,7 +36,9 @@ class Meeting:
         self.identity, self.store, self.hosts, self.seconds = identity, store, list(hosts), seconds
         self.address, self.secret = address, secret
         self.deadlocks = DeadlockDetector()
+        self._is_served = isinstance(store, StoreClient)  # by rank 0; else by a store of torch's, for a few ranks
         self._exchanges = 0
+        self._read = ""  # on rank 0: the key of the last exchange's values
 
     @property
     def ranks_on_host(self) -> int:
@@ -53,42 +55,61 @@ class Meeting:
 
         Raises UserError, which names the ranks that did not call it within `seconds`.
         """
-        return self._exchange(value, None)
+        name = self._give(value)
+        if not self._is_served:
+            return [json.loads(text) for text in self._take(name)]
+        if self.identity.rank == 0:
+            texts = self._take(name)
+            # What several ranks say alike travels once: the distinct values, and the place of each rank's in them.
+            places = {text: place for place, text in enumerate(dict.fromkeys(texts))}
+            self.store.set(f"{name}/all", f"[[{','.join(places)}],{json.dumps([places[text] for text in texts])}]")
+            self._read = f"{name}/all"
+        values, of_ranks = json.loads(self._get([f"{name}/all"], name)[0])
+        return [values[place] for place in of_ranks]
 
     def collect(self, value: Any) -> list[Any] | None:
         """Give `value` (JSON) to rank 0, which gets every rank's, in order of rank; the others get None, at once.
 
         Every rank must call it. Raises UserError on rank 0, which names the ranks that did not.
         """
-        values = self._exchange(value, 0)
-        return values if self.identity.rank == 0 else None
+        name = self._give(value)
+        return [json.loads(text) for text in self._take(name)] if self.identity.rank == 0 else None
 
-    def _exchange(self, value: Any, root: int | None) -> list[Any]:
-        """Every rank's value; nothing where only another rank, the `root`, gets them."""
+    def _give(self, value: Any) -> str:
+        """Tell rank 0 this rank's value; return the name of the exchange."""
         self._exchanges += 1
         name = f"exchange/{self._exchanges}"
-        if not isinstance(self.store, StoreClient):
-            return self._exchange_by_keys(name, value, root)
-        try:
-            return self.store.exchange(name, value, root) or []
-        except StoreTimeout:
-            raise self._no_word(self.store.absent(name)) from None
-
-    def _exchange_by_keys(self, name: str, value: Any, root: int | None) -> list[Any]:
-        """An exchange through a store that has only keys. The last rank to come sets one key that the others watch."""
-        size = self.identity.world_size
         self.store.set(f"{name}/{self.identity.rank}", json.dumps(value))
-        if self.store.add(f"{name}/count", 1) == size:
-            self.store.set(f"{name}/complete", "")
-        if root not in (None, self.identity.rank):
-            return []
+        return name
+
+    def _take(self, name: str) -> list[str]:
+        """Every rank's value, as JSON."""
+        keys = [f"{name}/{rank}" for rank in range(self.identity.world_size)]
+        texts = [value.decode() for value in self._get(keys, name)]
+        if self._is_served:
+            # All ranks have read what the last exchange gave them, since they have begun this one.
+            for key in (*keys, *filter(None, [self._read])):
+                self.store.delete_key(key)
+            self._read = ""
+        return texts
+
+    def _get(self, keys: list[str], name: str) -> list[bytes]:
+        """The values of `keys`, in the exchange `name`. Raises UserError where they do not come."""
+        try:
+            if self._is_served:
+                return self.store.multi_get(keys)
+            self._poll(keys)
+            return [self.store.get(key) for key in keys]
+        except StoreTimeout:
+            ranks = range(self.identity.world_size)
+            missing = [rank for rank in ranks if not self.store.check([f"{name}/{rank}"])] or [0]
+            raise UserError(f"no word from {ranks_in_words(missing)} within {self.seconds:g} s.") from None
+
+    def _poll(self, keys: list[str]) -> None:
+        """Wait for keys of a store of torch's, which itself looks seldom, and lets no signal through meanwhile."""
         deadline, pause = time.monotonic() + self.seconds, SHORTEST_POLL
-        while not self.store.check([f"{name}/complete"]):
+        while not self.store.check(keys):
             if time.monotonic() > deadline:
-                raise self._no_word([rank for rank in range(size) if not self.store.check([f"{name}/{rank}"])])
+                raise StoreTimeout("Timed out")
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_POLL)
-        return [json.loads(self.store.get(f"{name}/{rank}")) for rank in range(size)]
-
-    def _no_word(self, missing: list[int]) -> UserError:
-        return UserError(f"no word from {ranks_in_words(missing)} within {self.seconds:g} s.")

@@ -4,17 +4,14 @@ Rank r has the children 32 r + 1 to 32 r + 32, so a rank has at most 33 neighbou
 most four steps. A rank with children listens for them, at its own address, only until they have come.
 """
 
+import contextlib
 import json
-import selectors
-import socket
+import queue
 import time
-from collections.abc import Mapping
-from typing import NamedTuple
 
 from cos598d.errors import UserError
-from cos598d.world.channel import Frames, make_key
+from cos598d.world.connection import Acceptor, Connection, connect, make_key
 from cos598d.world.endpoint import listen
-from cos598d.world.handshake import Acceptor, connect
 from cos598d.world.meeting import Meeting
 from cos598d.world.secret import new_secret
 
@@ -22,21 +19,6 @@ FAN_OUT = 32
 CONNECT_SECONDS = 10.0  # all have just met: a rank that does not connect now is gone
 LARGEST_MESSAGE = 1 << 16
 PURPOSE = "lifeline"  # in the names of keys in the store, and in the keys of connections
-
-
-class Neighbour(NamedTuple):
-    """The rank at the other end of a connection, and the frames of its messages."""
-
-    rank: int
-    frames: Frames
-
-
-class MissingChildren(Exception):
-    """The children of `ranks` did not come; `connections` are to the neighbours that did."""
-
-    def __init__(self, ranks: list[int], connections: Mapping[socket.socket, Neighbour]):
-        super().__init__(ranks)
-        self.ranks, self.connections = ranks, connections
 
 
 def parent_of(rank: int) -> int | None:
@@ -49,51 +31,48 @@ def children_of(rank: int, world_size: int) -> range:
     return range(FAN_OUT * rank + 1, min(FAN_OUT * rank + FAN_OUT, world_size - 1) + 1)
 
 
-def connect_neighbours(meeting: Meeting) -> dict[socket.socket, Neighbour]:
+def connect_neighbours(meeting: Meeting) -> tuple[list[Connection], list[int]]:
     """Connect this rank with its parent and its children, each of which proves that it has met the others.
 
-    Strangers, and whoever comes a second time, are dropped. Raises MissingChildren where children do not come, and
-    UserError where the parent cannot be reached.
+    Returns the connections, and the children that have not come in time. Strangers, and whoever comes a second time,
+    are dropped. Raises UserError where the parent cannot be reached.
     """
     rank = meeting.identity.rank
-    children, parent = children_of(rank, meeting.identity.world_size), parent_of(rank)
-    connections: dict[socket.socket, Neighbour] = {}
-    listener = None
-    if children:
-        listener, nonce = listen(meeting.address, 0), new_secret()
-        place = [meeting.address, listener.getsockname()[1], nonce]
-        meeting.store.set(f"{PURPOSE}/{rank}", json.dumps(place))
-    if parent is not None:
-        address, port, parents_nonce = json.loads(meeting.store.get(f"{PURPOSE}/{parent}"))
-        key = make_key(meeting.secret, PURPOSE, parents_nonce)
-        try:
-            connection, frames = connect((address, port), key, rank, CONNECT_SECONDS, LARGEST_MESSAGE)
-        except OSError as error:
-            raise UserError(f"rank {parent}'s watchdog at {address}:{port} cannot be reached: {error}.") from None
-        connections[connection] = Neighbour(parent, frames)
-    if listener:
-        _accept_children(listener, make_key(meeting.secret, PURPOSE, nonce), set(children), connections)
-    return connections
+    expected, parent = set(children_of(rank, meeting.identity.world_size)), parent_of(rank)
+    connections: list[Connection] = []
+    with contextlib.ExitStack() as stack:
+        if expected:
+            listener, nonce = listen(meeting.address, 0), new_secret()
+            came: queue.SimpleQueue[Connection] = queue.SimpleQueue()
+            key = make_key(meeting.secret, PURPOSE, nonce)
+            acceptor = Acceptor(listener, key, LARGEST_MESSAGE, len(expected), came.put)
+            acceptor.start()
+            stack.callback(acceptor.close)
+            place = [meeting.address, listener.getsockname()[1], nonce]
+            meeting.store.set(f"{PURPOSE}/{rank}", json.dumps(place))
+        if parent is not None:
+            connections.append(_connect_parent(meeting, parent))
+        deadline = time.monotonic() + CONNECT_SECONDS
+        while expected:
+            try:
+                connection = came.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                break
+            if connection.rank in expected:
+                expected.discard(connection.rank)
+                acceptor.settle(connection)
+                connections.append(connection)
+            else:
+                connection.close()
+    return connections, sorted(expected)
 
 
-def _accept_children(
-    listener: socket.socket, key: bytes, expected: set[int], connections: dict[socket.socket, Neighbour]
-) -> None:
-    deadline = time.monotonic() + CONNECT_SECONDS
-    with selectors.DefaultSelector() as selector:
-        acceptor = Acceptor(listener, key, selector, LARGEST_MESSAGE, len(expected))
-        try:
-            while expected:
-                if time.monotonic() > deadline:
-                    raise MissingChildren(sorted(expected), connections)
-                for ready, _ in selector.select(min(acceptor.sweep(), 0.5)):
-                    accepted = acceptor.advance(ready.fileobj)
-                    if not accepted:
-                        continue
-                    if accepted.rank in expected:
-                        expected.discard(accepted.rank)
-                        connections[accepted.connection] = Neighbour(accepted.rank, accepted.frames)
-                    else:
-                        accepted.connection.close()
-        finally:
-            acceptor.close()
+def _connect_parent(meeting: Meeting, parent: int) -> Connection:
+    address, port, nonce = json.loads(meeting.store.get(f"{PURPOSE}/{parent}"))
+    key = make_key(meeting.secret, PURPOSE, nonce)
+    try:
+        connection = connect((address, port), key, meeting.identity.rank, CONNECT_SECONDS, LARGEST_MESSAGE)
+    except OSError as error:
+        raise UserError(f"rank {parent}'s watchdog at {address}:{port} cannot be reached: {error}.") from None
+    connection.rank = parent
+    return connection

@@ -17,7 +17,7 @@ DEFAULT_PORT = 6585
 def choose_interface(address: str) -> None:
     """Let gloo use the network interface that has `address`, by which the other ranks reach this one.
 
-    Left alone, gloo takes the host name's address, which on many Debian hosts is a loopback one: then the ranks
+    By itself, gloo takes the host name's address, which on many Debian hosts is a loopback one: then the ranks
     of two hosts look for each other at 127.0.0.1. A GLOO_SOCKET_IFNAME that the user has set stays.
     """
     if INTERFACE_VARIABLE in os.environ or ":" in address:  # with an IPv6 address gloo's own choice stays

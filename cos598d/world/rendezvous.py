@@ -11,19 +11,18 @@ from torch.distributed import DistError
 from cos598d.errors import UserError
 from cos598d.terminal.printable import printable
 from cos598d.terminal.words import ranks_in_words
-from cos598d.world.admission import Admission, AdmissionServer
-from cos598d.world.channel import make_key
+from cos598d.world.connection import make_key
 from cos598d.world.endpoint import TELL_SECONDS, find_rank_0, open_listener
 from cos598d.world.identity import Identity, check_launcher
 from cos598d.world.limits import allow_descriptors
 from cos598d.world.meeting import Meeting
 from cos598d.world.network import address_facing, choose_interface, host_identity, is_loopback, network_identity
 from cos598d.world.secret import new_secret
-from cos598d.world.store import StoreClient, StoreTimeout
+from cos598d.world.server import Admission, RendezvousServer
+from cos598d.world.store import PATIENCE_SECONDS, Rank0Store, StoreClient, StoreTimeout
 
 LINGER_SECONDS = 3.0  # how long rank 0 stays so that the others can hear why there is no run
 POLL_SECONDS = 0.5
-PATIENCE_SECONDS = 5.0  # rank 0 alone decides who is missing, so the others wait for so much longer than it does
 
 
 def meet(identity: Identity, seconds: float, facts: Mapping[str, Any]) -> Meeting:
@@ -57,7 +56,7 @@ def tell_failure(identity: Identity, sentence: str) -> None:
     deadline = time.monotonic() + LINGER_SECONDS
     with contextlib.suppress(UserError, DistError):
         if identity.rank == 0:
-            server = AdmissionServer(identity, open_listener(identity), {})
+            server = RendezvousServer(identity, open_listener(identity), {})
             server.start()
             server.close_with(Admission(sentence), range(1, identity.world_size), deadline)
         else:
@@ -68,7 +67,7 @@ def tell_failure(identity: Identity, sentence: str) -> None:
 def _admit_all(identity: Identity, seconds: float, deadline: float, mine: dict) -> tuple[StoreClient, Admission]:
     """Rank 0: serve, wait until all have come or something is wrong, and give the verdict."""
     _warn_of_strangers(identity)
-    server = AdmissionServer(identity, open_listener(identity), mine)
+    server = RendezvousServer(identity, open_listener(identity), mine)
     server.start()
     try:
         missing = _wait_for_all(identity, server, seconds, deadline)
@@ -81,14 +80,11 @@ def _admit_all(identity: Identity, seconds: float, deadline: float, mine: dict) 
         expected = [rank for rank in range(1, identity.world_size) if rank not in missing]
         server.close_with(verdict, expected, time.monotonic() + LINGER_SECONDS)
         raise UserError(verdict.sentence)
-    verdict = server.verdict(new_secret())
-    server.begin(verdict)
-    store = StoreClient(server.place, make_key(identity.secret, verdict.run_key), 0, seconds)
-    store.use(*server.connect_rank_0())
-    return store, verdict
+    verdict = server.begin(new_secret())
+    return Rank0Store(server.table, server.address, seconds), verdict
 
 
-def _wait_for_all(identity: Identity, server: AdmissionServer, seconds: float, deadline: float) -> list[int]:
+def _wait_for_all(identity: Identity, server: RendezvousServer, seconds: float, deadline: float) -> list[int]:
     """Wait until all have come or there is an objection; return the ranks that have not come at the deadline."""
     told, pause = time.monotonic(), TELL_SECONDS
     waited_for: list[int] = []
@@ -126,7 +122,7 @@ def _ask(identity: Identity, seconds: float, deadline: float, mine: dict) -> tup
     """Find rank 0, tell it what this rank was started with, and return its verdict."""
     store = find_rank_0(identity, seconds, deadline, lambda sentence: _say(identity, sentence))
     try:
-        answer = store.request("arrive", mine, seconds=seconds + PATIENCE_SECONDS)
+        answer, _ = store.request("arrive", mine, seconds=seconds + PATIENCE_SECONDS)
     except DistError as error:
         gone = "left" if isinstance(error, StoreTimeout) else "is gone from"
         raise UserError(f"rank 0 {gone} {identity.endpoint} without a word.") from None

@@ -90,16 +90,16 @@ def _kept(path: Path) -> bytes:
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         if not os.path.lexists(path):
-            # Written beside, then linked: the first of several processes wins, and none reads half a secret.
-            beside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-            descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            # Written to another file, then linked: the first of several processes wins, and none reads half a secret.
+            draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             try:
                 with open(descriptor, "w") as handle:
                     handle.write(new_secret())
                 with contextlib.suppress(FileExistsError):
-                    os.link(beside, path)
+                    os.link(draft, path)
             finally:
-                os.unlink(beside)
+                os.unlink(draft)
     with contextlib.suppress(OSError):
         with open(path, "rb", opener=lambda name, flags: _open(name, flags | os.O_NOFOLLOW)) as handle:
             found = os.fstat(handle.fileno())

@@ -1,9 +1,7 @@
-"""A rank's client of rank 0's server: a key-value store for torch's process group, and exchanges of small values."""
+"""The ranks' key-value store: the table that rank 0 keeps, and how each rank asks it; a torch.distributed.Store."""
 
-import contextlib
 import itertools
-import json
-import socket
+import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -11,17 +9,85 @@ from typing import Any
 
 from torch.distributed import DistNetworkError, DistStoreError, Store
 
-from cos598d.world.channel import READ_BYTES, Frames, ProtocolError, from_text, to_text
-from cos598d.world.handshake import connect
+from cos598d.world.connection import Connection, Message, ProtocolError, connect
 
 LARGEST_ANSWER = 1 << 31
 CHECK_SECONDS = 1.0  # how often whoever waits checks that it still should
+PATIENCE_SECONDS = 5.0  # rank 0 decides what came too late, so the others wait for so much longer than it does
 # These words let `rank` wait for the news of who is lost.
 GONE = "Connection closed: rank 0, which serves the meeting point, is gone"
 
 
 class StoreTimeout(DistStoreError):
     """What was waited for did not come in time."""
+
+
+class KeyTable:
+    """Keys and their values (bytes), for many threads. A request is an operation, its arguments and bytes."""
+
+    def __init__(self):
+        self._values: dict[str, bytes] = {}
+        self._came: dict[str, threading.Event] = {}  # keys that somebody waits for
+        self._lock, self._is_closed = threading.Lock(), False
+
+    def answer(self, operation: str, arguments: Sequence[Any], data: bytes) -> Message:
+        """The answer to one request. Raises ProtocolError for an operation that there is not."""
+        if operation == "wait":
+            return self._wait(*arguments)
+        with self._lock:
+            return self._answer_at_once(operation, arguments, data)
+
+    def close(self) -> None:
+        """Nobody waits any more."""
+        with self._lock:
+            self._is_closed = True
+            for came in self._came.values():
+                came.set()
+
+    def _answer_at_once(self, operation: str, arguments: Sequence[Any], data: bytes) -> Message:
+        values = self._values
+        if operation == "count":
+            return len(values), b""
+        if operation == "check":
+            return all(key in values for key in arguments), b""
+        key, *rest = arguments
+        if operation == "delete":
+            return values.pop(key, None) is not None, b""
+        found = values.get(key)
+        if operation == "set":
+            self._put(key, data)
+        elif operation == "add":
+            self._put(key, str(int(found or b"0") + rest[0]).encode())
+        elif operation == "append":
+            self._put(key, (found or b"") + data)
+        elif operation == "compare_set":
+            expected, desired = data[: rest[0]], data[rest[0] :]
+            if found == expected or (found is None and not expected):
+                self._put(key, desired)
+            elif found is None:
+                return None, expected
+        else:
+            raise ProtocolError(f"no operation {operation}")
+        return None, b"" if operation in ("set", "append") else values[key]
+
+    def _put(self, key: str, value: bytes) -> None:
+        self._values[key] = value
+        came = self._came.pop(key, None)
+        if came:
+            came.set()
+
+    def _wait(self, keys: Sequence[str], seconds: float) -> Message:
+        """Each value's length, and the values one after the other, when all are there; None where they do not come."""
+        deadline, missing = time.monotonic() + seconds, keys
+        while True:
+            with self._lock:
+                missing = [key for key in missing if key not in self._values]
+                if not missing:
+                    values = [self._values.get(key, b"") for key in keys]
+                    return [len(value) for value in values], b"".join(values)
+                came, is_closed = self._came.setdefault(missing[0], threading.Event()), self._is_closed
+            if is_closed or not came.wait(max(0.0, deadline - time.monotonic())):
+                return None, b""
 
 
 class StoreClient(Store):
@@ -37,80 +103,50 @@ class StoreClient(Store):
     ):
         super().__init__()
         self.place, self.key, self.rank, self.seconds, self._check = place, key, rank, seconds, check
-        self._numbers = itertools.count()
         # Any thread takes from it and puts back: a list's steps are atomic. A thread of torch's keeps no thread-locals.
-        self._free: list[tuple[socket.socket, Frames]] = []
+        self._free: list[Connection] = []
         self.local_address = place[0]  # from which this rank reaches rank 0; known once a connection is open
 
     def open(self, seconds: float) -> None:
-        """Connect. Raises what `handshake.connect` does."""
-        connection, frames = connect(self.place, self.key, self.rank, seconds, LARGEST_ANSWER)
-        self.local_address = connection.getsockname()[0]
-        self._free.append((connection, frames))
+        """Connect. Raises what `connection.connect` does."""
+        connection = connect(self.place, self.key, self.rank, seconds, LARGEST_ANSWER)
+        self.local_address = connection.socket.getsockname()[0]
+        self._free.append(connection)
 
-    def use(self, connection: socket.socket, frames: Frames) -> None:
-        """Use a connection that is open already."""
-        frames.largest = LARGEST_ANSWER
-        self._free.append((connection, frames))
-
-    def request(self, operation: str, *arguments: Any, seconds: float | None = None) -> Any:
-        """The answer to a request, as `server.StoreServer` defines them; StoreTimeout after `seconds`."""
+    def request(self, operation: str, *arguments: Any, data: bytes = b"", seconds: float | None = None) -> Message:
+        """The answer to a request, as `KeyTable` or rank 0's server defines it; StoreTimeout after `seconds`."""
         deadline = time.monotonic() + (self.seconds if seconds is None else seconds)
-        number = next(self._numbers)
-        payload = json.dumps([number, operation, *arguments]).encode()
         try:
-            connection, frames = self._connection()
             try:
-                connection.settimeout(None)
-                connection.sendall(frames.pack(payload))
-                return self._answer(connection, frames, number, deadline)
-            finally:
-                self._free.append((connection, frames))
+                connection = self._free.pop()
+            except IndexError:
+                connection = connect(self.place, self.key, self.rank, self.seconds, LARGEST_ANSWER)
+            try:
+                connection.socket.settimeout(None)
+                connection.send([operation, *arguments], data)
+                answer = self._answer(connection, deadline)
+            except BaseException:  # what comes on it now answers nobody
+                connection.close()
+                raise
         except OSError as error:
             raise DistNetworkError(GONE) from error
+        self._free.append(connection)
+        return answer
 
-    def _connection(self) -> tuple[socket.socket, Frames]:
-        with contextlib.suppress(IndexError):
-            return self._free.pop()
-        return connect(self.place, self.key, self.rank, self.seconds, LARGEST_ANSWER)
-
-    def _answer(self, connection: socket.socket, frames: Frames, number: int, deadline: float) -> Any:
+    def _answer(self, connection: Connection, deadline: float) -> Message:
         while True:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise StoreTimeout("Timed out")
-            connection.settimeout(min(left, CHECK_SECONDS))
             try:
-                data = connection.recv(READ_BYTES)
+                return connection.receive(min(deadline, time.monotonic() + CHECK_SECONDS))
             except TimeoutError:
                 self._check()
-                continue
-            if not data:
-                raise ProtocolError("gone")
-            for its_number, value in frames.unpack(data):
-                if its_number == number:  # others answer requests that were given up
-                    return value
-
-    def exchange(self, name: str, value: Any, root: int | None = None) -> list[Any] | None:
-        """Give `value` (JSON) to the exchange `name`; return every rank's in order of rank (at `root` alone, if given).
-
-        Other ranks than `root` get None at once. What several ranks say alike is one object.
-        """
-        answer = self.request("exchange", name, value, root)
-        if answer is None:
-            return None
-        values, of_ranks = answer
-        return [values[place] for place in of_ranks]
-
-    def absent(self, name: str) -> list[int]:
-        """The ranks that have given nothing to the exchange `name`."""
-        return self.request("absent", name)
+                if time.monotonic() > deadline:
+                    raise StoreTimeout("Timed out") from None
 
     # What follows are a Store's methods, under the names by which torch calls them.
 
     def set(self, key: str, value: str | bytes) -> None:
         """Put `value` under `key`."""
-        self.request("set", key, _text(value))
+        self.request("set", key, data=_bytes(value))
 
     def get(self, key: str) -> bytes:
         """The value of `key`, once there is one."""
@@ -118,17 +154,18 @@ class StoreClient(Store):
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         """The values of `keys`, once all are there."""
-        return [from_text(value) for value in self._wait(keys, self.seconds)]
+        return self._wait(keys, self.seconds)
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """Wait until all of `keys` are there."""
         self._wait(keys, self.seconds if timeout is None else timeout.total_seconds())
 
-    def _wait(self, keys: Sequence[str], seconds: float) -> list[str]:
-        try:
-            return self.request("wait", list(keys), seconds=seconds)
-        except StoreTimeout:
-            raise StoreTimeout(f"Timed out after {seconds:g} s waiting for {', '.join(keys)}") from None
+    def _wait(self, keys: Sequence[str], seconds: float) -> list[bytes]:
+        lengths, data = self.request("wait", list(keys), seconds, seconds=seconds + PATIENCE_SECONDS)
+        if lengths is None:
+            raise StoreTimeout(f"Timed out after {seconds:g} s waiting for {', '.join(keys)}")
+        ends = list(itertools.accumulate(lengths))
+        return [data[end - length : end] for length, end in zip(lengths, ends, strict=True)]
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
         """Put each of `values` under its key."""
@@ -137,7 +174,7 @@ class StoreClient(Store):
 
     def append(self, key: str, value: str | bytes) -> None:
         """Add `value` to the end of what is under `key`."""
-        self.request("append", key, _text(value))
+        self.request("append", key, data=_bytes(value))
 
     def has_extended_api(self) -> bool:
         """Whether there are append, multi_get and multi_set."""
@@ -145,23 +182,24 @@ class StoreClient(Store):
 
     def add(self, key: str, amount: int) -> int:
         """Add to the number under `key`, 0 if there is none; return the sum."""
-        return self.request("add", key, amount)
+        return int(self.request("add", key, amount)[1])
 
     def check(self, keys: Sequence[str]) -> bool:
         """Whether all of `keys` are there."""
-        return self.request("check", list(keys))
+        return self.request("check", *keys)[0]
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
         """Put `desired` under `key` if `expected` is there; return what is there then."""
-        return from_text(self.request("compare_set", key, _text(expected), _text(desired)))
+        expected = _bytes(expected)
+        return self.request("compare_set", key, len(expected), data=expected + _bytes(desired))[1]
 
     def delete_key(self, key: str) -> bool:
         """Remove `key`; return whether it was there."""
-        return self.request("delete", key)
+        return self.request("delete", key)[0]
 
     def num_keys(self) -> int:
         """How many keys there are."""
-        return self.request("count")
+        return self.request("count")[0]
 
     deleteKey, getNumKeys = delete_key, num_keys  # noqa: N815 - what torch's C++ looks for
 
@@ -170,5 +208,17 @@ class StoreClient(Store):
         return self
 
 
-def _text(value: str | bytes) -> str:
-    return to_text(value.encode() if isinstance(value, str) else value)
+class Rank0Store(StoreClient):
+    """The store as rank 0 uses it, which keeps the `table`: no connection is needed, in front of which others queue."""
+
+    def __init__(self, table: KeyTable, address: str, seconds: float):
+        super().__init__((address, 0), b"", 0, seconds)
+        self._table = table
+
+    def request(self, operation: str, *arguments: Any, data: bytes = b"", seconds: float | None = None) -> Message:
+        """The table's answer."""
+        return self._table.answer(operation, arguments, data)
+
+
+def _bytes(value: str | bytes) -> bytes:
+    return value.encode() if isinstance(value, str) else value

@@ -3,7 +3,7 @@
 A collective whose peer died may hang until its timeout, and its error does not say who died. So each rank keeps idle
 TCP connections to its neighbours in a tree, which in all but large worlds is a star around rank 0 (`neighbours`). The
 kernel closes them when the process ends, however it ends, and TCP's keepalive closes them when a host falls silent: a
-neighbour reads the end of the stream, knows which rank it was, and tells its other neighbours, who pass it on.
+neighbour reads the end of the stream and tells its other neighbours which rank it was; they pass it on.
 A rank that fails with a sentence sends that sentence first, so that all can repeat it. A rank passes on what it hears
 before it leaves, so its own end is never news. Ranks that wait for each other for ever find it out the same way
 (`deadlock`).
@@ -14,7 +14,6 @@ collective, which nothing else can interrupt.
 
 import contextlib
 import errno
-import json
 import selectors
 import signal
 import socket
@@ -25,11 +24,11 @@ from collections.abc import Sequence
 from cos598d.errors import UsageError, UserError
 from cos598d.terminal.printable import printable
 from cos598d.terminal.signals import is_noted
-from cos598d.world.channel import READ_BYTES
+from cos598d.world.connection import READ_BYTES, Connection
 from cos598d.world.exit import LOST_RANK, exit_now
 from cos598d.world.identity import check_launcher
 from cos598d.world.meeting import Meeting
-from cos598d.world.neighbours import MissingChildren, Neighbour, connect_neighbours, parent_of
+from cos598d.world.neighbours import connect_neighbours, parent_of
 from cos598d.world.network import has_link, interface_with_link
 
 # The others say that they lost this rank, so it says so too, with the reason that it alone can see.
@@ -51,14 +50,14 @@ class Watchdog:
         self.rank = meeting.identity.rank
         self._seconds, self._deadlocks = meeting.seconds, meeting.deadlocks
         self._parent = parent_of(self.rank)
-        self._neighbours: dict[socket.socket, Neighbour] = {}
+        self._neighbours: list[Connection] = []
         self._lock, self._sending = threading.Lock(), threading.Lock()
         self._leaving = threading.Event()
         self._finished: set[int] = set()
         self._answered: set[int] = set()
         self._all_below_finished, self._all_finished = threading.Event(), threading.Event()
         self._connect(meeting)
-        self._interface = interface_with_link(next(iter(self._neighbours)).getsockname()[0])
+        self._interface = interface_with_link(self._neighbours[0].socket.getsockname()[0])
         self._signals, written = socket.socketpair()
         written.setblocking(False)
         self._written = written
@@ -70,13 +69,11 @@ class Watchdog:
         self._thread.start()
 
     def _connect(self, meeting: Meeting) -> None:
-        try:
-            self._neighbours = connect_neighbours(meeting)
-        except MissingChildren as missing:
-            self._neighbours = dict(missing.connections)
-            sentence = LOST_RANK.format(rank=", ".join(map(str, missing.ranks)))
-            self._tell({"lost": missing.ranks[0], "sentence": sentence})
-            raise UserError(sentence) from None
+        self._neighbours, missing = connect_neighbours(meeting)
+        if missing:
+            sentence = LOST_RANK.format(rank=", ".join(map(str, missing)))
+            self._tell({"lost": missing[0], "sentence": sentence})
+            raise UserError(sentence)
         if not self._children():
             self._all_below_finished.set()
         silence = meeting.identity.silence_seconds
@@ -86,15 +83,15 @@ class Watchdog:
             "TCP_KEEPINTVL": interval,
             "TCP_KEEPCNT": PROBES,
         }
-        for connection in self._neighbours:
-            connection.settimeout(SEND_SECONDS)
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for neighbour in self._neighbours:
+            neighbour.socket.settimeout(SEND_SECONDS)
+            neighbour.socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for option, value in keepalive.items():
                 if hasattr(socket, option):
-                    connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+                    neighbour.socket.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
     def _children(self) -> set[int]:
-        return {neighbour.rank for neighbour in self._neighbours.values()} - {self._parent}
+        return {neighbour.rank for neighbour in self._neighbours} - {self._parent}
 
     def fail(self, sentence: str, exit_code: int = 1) -> None:
         """Tell the other ranks that this one stops, and why. The caller then ends the process, by `exit_code`.
@@ -121,7 +118,7 @@ class Watchdog:
 
     def silent_neighbours(self, seconds: float) -> list[int]:
         """Ask the neighbours for an answer; return those that give none within `seconds`: stopped, or stuck."""
-        asked = {neighbour.rank for neighbour in self._neighbours.values()}
+        asked = {neighbour.rank for neighbour in self._neighbours}
         self._answered.clear()
         self._tell({"ask": self.rank})
         deadline = time.monotonic() + seconds
@@ -142,16 +139,15 @@ class Watchdog:
         self._thread.join(2)
         if self._previous_fd is not None:
             signal.set_wakeup_fd(self._previous_fd)
-        for connection in (*self._neighbours, self._signals, self._written):
-            connection.close()
+        for line in (*(neighbour.socket for neighbour in self._neighbours), self._signals, self._written):
+            line.close()
 
     def _tell(self, message: dict, but: int | None = None, only: int | None = None) -> None:
-        payload = json.dumps(message).encode()
         with self._sending:
-            for connection, neighbour in list(self._neighbours.items()):
+            for neighbour in self._neighbours:
                 if neighbour.rank != but and only in (None, neighbour.rank):
                     with contextlib.suppress(OSError):  # that rank is gone too
-                        connection.sendall(neighbour.frames.pack(payload))
+                        neighbour.send(message)
 
     def _watch(self) -> None:
         try:
@@ -164,23 +160,23 @@ class Watchdog:
     def _watch_connections(self) -> None:
         with selectors.DefaultSelector() as selector:
             selector.register(self._signals, selectors.EVENT_READ)
-            for connection, neighbour in self._neighbours.items():
-                selector.register(connection, selectors.EVENT_READ, (connection, neighbour))
+            for neighbour in self._neighbours:
+                selector.register(neighbour.socket, selectors.EVENT_READ, neighbour)
             while not self._leaving.is_set():
                 for key, _ in selector.select(timeout=1):
                     if key.fileobj is self._signals:
                         self._on_signal(self._signals.recv(1)[0])
                         continue
-                    (connection, neighbour), unheard = key.data, False
+                    neighbour, unheard = key.data, False
                     try:
-                        data = connection.recv(READ_BYTES)
+                        data = neighbour.socket.recv(READ_BYTES)
                     except OSError as error:
                         data, unheard = b"", error.errno in UNHEARD
                     if not data:
-                        selector.unregister(connection)
+                        selector.unregister(neighbour.socket)
                         self._on_end(neighbour.rank, unheard)
                         continue
-                    for message in neighbour.frames.unpack(data):
+                    for message, _ in neighbour.unpack(data):
                         self._on_message(neighbour.rank, message)
                 overdue = self._deadlocks.overdue()
                 if overdue is not None:

@@ -9,7 +9,7 @@ import socket
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 import torch
 
@@ -18,25 +18,12 @@ from cos598d.world.devices import may_have_gpu
 from cos598d.world.identity import LISTENER
 
 
-class Worker(Protocol):
-    """What the starter asks of a worker, as of a Popen. Its process leads a session of its own."""
-
-    @property
-    def pid(self) -> int:
-        """Its process's id."""
-
-    def poll(self) -> int | None:
-        """Its exit code, or -N where signal N has ended it; None while it runs."""
-
-    def send_signal(self, number: int) -> None:
-        """Send it a signal, where it still runs."""
-
-
 def may_fork() -> bool:
     """Whether a fork of this process, as it is now, can be all that a fresh interpreter would be.
 
-    Only on Linux: other systems' libraries need not survive it. Not beside other threads, whose locks would stay locked
-    in the fork, and not where there may be a GPU, whose driver is of no use to a fork once it was asked for anything.
+    Only on Linux: other systems' libraries need not survive it. Not next to other threads, whose locks would stay
+    locked in the fork, and not where there may be a GPU, whose driver is of no use to a fork once it was asked for
+    anything.
     """
     return sys.platform == "linux" and len(os.listdir("/proc/self/task")) == 1 and not may_have_gpu()
 
@@ -52,12 +39,12 @@ def held(numbers: Collection[int]) -> Iterator[Collection[int]]:
 
 
 class Fork:
-    """A fork of this process, which has loaded already what takes a fresh interpreter seconds; a Worker.
+    """A fork of this process, which has loaded already what takes a fresh interpreter seconds.
 
     It calls `be_rank` and ends with the code that this returns. All else is as in a program that is started with the
     environment `environ` and `python -u`: its session, its signals, streams that keep nothing back, and of `listener`
-    the descriptor, where `environ` says LISTENER. To be made while signals that are handled here are `held`, whose
-    `mask` the fork takes when it has its own session.
+    the descriptor, where `environ` has LISTENER. To be made while signals that are handled here are `held`, whose
+    `mask` the fork takes when it has its own session. Its methods are those of a Popen.
     """
 
     def __init__(
@@ -76,9 +63,11 @@ class Fork:
         self.pid = self._process.pid
 
     def poll(self) -> int | None:
+        """Its exit code, or -N where signal N has ended it; None while it runs."""
         return self._process.exitcode
 
     def send_signal(self, number: int) -> None:
+        """Send it a signal, where it still runs."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
