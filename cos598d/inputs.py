@@ -16,7 +16,7 @@ from cos598d.terminal.console import Console
 from cos598d.terminal.words import number_of
 from cos598d.world.devices import bf16_instructions
 
-IN_BF16 = 0.80  # of fp32's seconds a step, as measured for ddp (docs/measured.md, in bf16)
+IN_BF16 = 0.80  # of fp32's seconds a step, as measured for ddp (docs/measured-one-host.md, in bf16)
 
 
 class RunInputs(NamedTuple):
@@ -112,5 +112,5 @@ def bf16_remark(config: RunConfig, device: torch.device) -> str | None:
     instructions = bf16_instructions()
     return instructions and (
         f"this processor has {instructions}: with --precision bf16 an iteration took {IN_BF16:g} of fp32's seconds "
-        "(MiniLM, 4 ranks, --sync ddp: docs/measured.md#in-bf16)"
+        "(MiniLM, 4 ranks, --sync ddp: docs/measured-one-host.md#in-bf16)"
     )

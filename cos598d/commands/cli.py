@@ -75,7 +75,7 @@ GROUPS = {
         ),
         "score": About(
             "score a file of predictions by the task's official rules",
-            "squad.md",
+            "tasks.md",
             ("--task squad --data dev-v1.1.json --predictions predictions.json",),
         ),
     },
@@ -97,10 +97,10 @@ GROUPS = {
         "sample": About("write the files of a bundled data sample", "training.md", ("--task squad FOLDER",)),
     },
     "Build and test": {
-        "new": About("write a template for a gradient sync of your own", "ladder.md", ("my_sync.py",)),
+        "new": About("write a template for a gradient sync of your own", "your-own.md", ("my_sync.py",)),
         "check": About(
             "test a gradient sync, yours or a built-in one, on real ranks",
-            "ladder.md",
+            "your-own.md",
             ("my_sync.py:MySync", "ring --world_sizes 3"),
         ),
         "prove": About(

@@ -11,10 +11,10 @@ from cos598d.errors import UserError
 FRONT = "README.md"
 # The top of the site, after the front page. A folder stands for its pages, and "*" for all that are not named.
 SECTIONS = {
-    "The course": ("docs/course.md", "docs/lessons/", "docs/glossary.md", "docs/pictures.md"),
-    "Measuring": ("docs/measuring.md", "docs/report.md", "docs/measured.md", "docs/cost.md", "docs/hosts.md"),
-    "Teaching": ("docs/teaching.md", "docs/lab.md", "docs/audit.md"),
-    "The library": ("docs/ladder.md", "docs/training.md", "*"),
+    "Learn": ("docs/course.md", "docs/lessons/", "docs/lab.md", "docs/reading.md", "docs/glossary.md"),
+    "Do": ("docs/training.md", "docs/checkpoints.md", "docs/tasks.md", "docs/launchers.md", "docs/hosts.md", "*"),
+    "Look up": ("docs/syncs.md", "docs/zero.md", "docs/engines.md", "docs/run-folder.md", "docs/troubleshooting.md"),
+    "Understand": ("docs/measuring.md", "docs/cost.md", "docs/measured.md", "docs/images.md"),
     "The project": ("CONTRIBUTING.md", "SECURITY.md"),
 }
 PICTURES = (".svg", ".png", ".jpg")

@@ -56,7 +56,7 @@ def _finding(finding: AuditFinding, number: int, of: int) -> list[str]:
         code = linecache.getline(file, line).strip()
         shown = f"{os.path.basename(file)} line {line}, in {function}" + (f": {code}" if code else "")
         lines.append(_filled(f"where: {printable(shown, 200)}", "  "))
-    lines += [_filled(f"why: {words.why}", "  "), _filled(f"mend: {words.mend}", "  ")]
+    lines += [_filled(f"why: {words.why}", "  "), _filled(f"fix: {words.mend}", "  ")]
     if finding.consequences:
         lines.append(_filled("so too: " + "; ".join(WORDS[name].title for name in finding.consequences) + ".", "  "))
     return lines

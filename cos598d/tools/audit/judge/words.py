@@ -1,4 +1,4 @@
-"""What every finding is called, why it matters, and the usual mend."""
+"""What every finding is called, why it matters, and the usual fix."""
 
 from typing import NamedTuple
 
@@ -30,7 +30,7 @@ WORDS = {
     "overlapping_batches": Words(
         _F,
         "the batches of different ranks overlap",
-        "Samples that several ranks train on count several times, and others in their place not at all.",
+        "Samples that several ranks train on count several times, and other samples do not count.",
         "Cut each global batch into shares without a common sample, or use a DistributedSampler.",
     ),
     "all_data_everywhere": Words(
@@ -48,7 +48,7 @@ WORDS = {
     "result_dropped": Words(
         _F,
         "gradients travel, but their average is not what is applied",
-        "The communication costs what it costs, and each rank still trains on its own gradients.",
+        "The communication is paid for, and each rank still trains on its own gradients.",
         "Put the result where the optimizer looks: p.grad.copy_(result), or call the collective on p.grad itself.",
     ),
     "not_scattered": Words(
@@ -83,7 +83,7 @@ WORDS = {
         _F,
         "some backward passes' gradients are not averaged",
         "What is computed after the average is each rank's own, so the replicas drift apart.",
-        "Average after the last backward pass of a step: with DistributedDataParallel all but the last are under "
+        "Average after the last backward pass of a step: with DistributedDataParallel all except the last are under "
         "model.no_sync().",
     ),
     "modes_differ": Words(
@@ -110,12 +110,12 @@ WORDS = {
         _F,
         "gradients are clipped before they are averaged",
         "Each rank scales its part by its own norm, so what is applied is no multiple of the global batch's gradient.",
-        "Move the clip behind the average, just before step().",
+        "Move the clip after the average, just before step().",
     ),
     "clipped_by_part": Words(
         _F,
         "each rank clips by the norm of its own part of the gradients",
-        "Where weights are cut over the ranks a rank has the gradients of its parts alone: their norm is smaller than "
+        "Where weights are cut over the ranks a rank has only the gradients of its parts. Their norm is smaller than "
         "the whole's and differs from rank to rank, so that what is applied is no multiple of one gradient.",
         "Add up the squares of the norms over the ranks first: torch.nn.utils.clip_grad_norm_ does it for fully_shard, "
         "model.clip_grad_norm_ for FullyShardedDataParallel.",
@@ -154,7 +154,7 @@ WORDS = {
         _F,
         "the ranks apply different gradients",
         "Replicas that step differently are no longer one model.",
-        "Let every rank apply the same average: nothing may change it on one rank alone after it has travelled.",
+        "Let every rank apply the same average. Nothing may change it on one rank only after it was sent.",
     ),
     "weights_drift": Words(
         _F,
@@ -167,7 +167,7 @@ WORDS = {
         _F,
         "the sampler draws the same order in every epoch",
         "DistributedSampler shuffles by its seed and epoch: without set_epoch every epoch has the same batches, and "
-        "each rank sees the same share of the data for ever.",
+        "each rank sees the same share of the data forever.",
         "Call sampler.set_epoch(epoch) at the start of every epoch.",
     ),
     "same_dropout": Words(
@@ -193,7 +193,7 @@ WORDS = {
         _F,
         "what the optimizers remember differs between ranks",
         "The same gradient makes another step on each rank, because momentum or the moments of Adam are not the same.",
-        "Load an optimizer's state on every rank, or on none; let no rank step, or reset its optimizer, alone.",
+        "Load an optimizer's state on every rank, or on none; never step or reset the optimizer of only one rank.",
     ),
     "uneven_calls": Words(
         _F,
@@ -210,15 +210,15 @@ WORDS = {
     "every_micro_batch_travels": Words(
         _W,
         "every micro-batch is synchronized under accumulation",
-        "Gradients need to travel once a step; what travels before the last micro-batch is paid for nothing.",
-        "Put all micro-batches but the last under model.no_sync() (forward and backward), or all-reduce after the last "
-        "one.",
+        "Gradients need to be sent once per step; what is sent before the last micro-batch is paid for nothing.",
+        "Put all micro-batches except the last under model.no_sync() (forward and backward), or all-reduce after the "
+        "last one.",
     ),
     "evaluation_repeated": Words(
         _W,
         "every rank evaluates the same samples",
         "n ranks take as long as one.",
-        "Give each rank its share of the samples and add up the counts, or evaluate on rank 0 alone.",
+        "Give each rank its share of the samples and add up the counts, or evaluate only on rank 0.",
     ),
     "barrier_each_step": Words(
         _W,

@@ -135,4 +135,4 @@ def _in_words(finding: AuditFinding) -> str:
     file, line, function = finding.where
     where = f"\nwhere: {os.path.basename(file)} line {line}, in {function}" if file else ""
     evidence = "\n".join(finding.evidence)
-    return f"{words.title} [{finding.name}]\n{evidence}{where}\nwhy: {words.why}\nmend: {words.mend}"
+    return f"{words.title} [{finding.name}]\n{evidence}{where}\nwhy: {words.why}\nfix: {words.mend}"
