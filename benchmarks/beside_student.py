@@ -127,7 +127,7 @@ def run_student(
             own = [*words, "--rank", rank, "--output", output]
             ranks.append(subprocess.Popen([sys.executable, *map(str, own)], env=environment(), stdout=sys.stderr))
         if any(process.wait() for process in ranks):
-            raise SystemExit(f"the student's script failed with {sync}; its own words stand above.")
+            raise SystemExit(f"the student's script failed with {sync}; see its error above.")
     finally:
         for process in ranks:
             if process.poll() is None:
@@ -150,7 +150,7 @@ def run_ours(
     words += ["--label", folder.name, "--output_dir", folder]
     done = subprocess.run([sys.executable, *map(str, words)], env=environment(), stdout=sys.stderr, check=False)
     if done.returncode:
-        raise SystemExit(f"the project's own training failed with {sync}; its own words stand above.")
+        raise SystemExit(f"the project's own training failed with {sync}; see its error above.")
     losses = json.loads((folder / "summary.json").read_text())["losses"]
     rows = [json.loads(line) for line in (folder / "iterations.rank0.jsonl").read_text().splitlines()]
     return losses, [row["seconds"] for row in rows]

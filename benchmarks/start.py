@@ -74,7 +74,7 @@ def run(tree: Path, folder: Path, size: int, model: str, flags: list[str]) -> di
                     found[mark] = time.perf_counter() - began
     found["the end"] = time.perf_counter() - began
     if program.returncode or len(found) < len(MARKS):
-        raise SystemExit(f"the run in {tree} ended with exit code {program.returncode}; its own words stand above.")
+        raise SystemExit(f"the run in {tree} ended with exit code {program.returncode}; see its error above.")
     return found | {CPU: _children_seconds() - before}
 
 

@@ -107,9 +107,8 @@ def test_the_demo_runs_its_lessons_again_in_another_order(tmp_path, monkeypatch,
     text = capsys.readouterr().out
     assert "[15/15]" in text
     assert "repeat 3 of 3" in text
-    assert [line.split("  ")[0] for line in text.splitlines() if ", 3 runs  " in line] == 3 * [
-        f"{label}, 3 runs" for label in labels
-    ]
+    rows = [line.split("  ")[0] for line in text.splitlines() if ", 3 runs  " in line]
+    assert rows == [f"{label}, 3 runs" for label in labels]
 
 
 def test_the_demo_refuses_no_repeats_in_a_sentence(tmp_path, capsys):

@@ -21,7 +21,7 @@ from cos598d.measure.claim import claim_folder
 from cos598d.terminal.program import own_environment
 from cos598d.terminal.words import number_of
 from cos598d.tools.report.load import load_run
-from cos598d.tools.report.table import comparison
+from cos598d.tools.report.table import brief, comparison
 from cos598d.world.identity import Identity
 
 # label, sync, and whether it runs on all ranks
@@ -55,12 +55,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="run all of them N times, in another order each: exposed seconds then have an interval (default: 1)",
     )
+    parser.add_argument("--verbose", action="store_true", help="print every table of compare instead of one")
     add_run_options(parser, but=NOT_HERE, world_size=WORLD_SIZE, **DEFAULTS)
     parser.set_defaults(world_size=WORLD_SIZE)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the lessons, print the table of their records, and return 0. Raises UserError where one fails."""
+    """Run the lessons, print one table and the answers, and return 0. Raises UserError where one fails."""
     values = run_values(options)
     defaults = {n: v for n, v in DEFAULTS.items() if n != "max_steps"} if "num_train_epochs" in values else DEFAULTS
     values = defaults | values
@@ -68,7 +69,10 @@ def run(options: argparse.Namespace) -> int:
     Identity(0, options.world_size)  # for its checks
     config_from(values).check(options.world_size)
     runs = run_demo(options.runs_dir, options.world_size, to_words(values), options.repeats)
-    print(comparison([load_run(folder) for folder in runs]))
+    found = [load_run(folder) for folder in runs]
+    print(comparison(found) if options.verbose else brief(found))
+    if not options.verbose:
+        print(f"\nAll tables: python -m cos598d compare {' '.join(map(str, runs))}")
     return 0
 
 
@@ -100,7 +104,7 @@ def _run_all(runs_dir: Path, world_size: int, words: Sequence[str], repeats: int
             check=False,
         )
         if done.returncode:
-            raise UserError(f"{label} ended with exit code {done.returncode}; its own words stand above.")
+            raise UserError(f"{label} failed with exit code {done.returncode}; see its error above.")
     print()
 
 

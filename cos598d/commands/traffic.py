@@ -90,7 +90,7 @@ def _train_all(options: argparse.Namespace) -> list[Path]:
             words = to_words(values | own | {"label": folder.name, "save_model": False})
             exit_code = start([sys.executable, "-m", "cos598d", "train", *words])
             if exit_code:
-                raise UserError(f"{folder.name} ended with exit code {exit_code}; its own words stand above.")
+                raise UserError(f"{folder.name} ended with exit code {exit_code}; see its error above.")
             folders.append(folder)
     print()
     return folders

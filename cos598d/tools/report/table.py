@@ -4,10 +4,11 @@ import textwrap
 from collections.abc import Sequence
 from statistics import fmean
 
-from cos598d.records.conventions import ASSUMED_BYTES, CHECKPOINT, PHASES, WARM_UP
+from cos598d.records.conventions import ASSUMED_BYTES, CHECKPOINT, FLOOR, PHASES, WARM_UP
 from cos598d.records.run import Summary
 from cos598d.terminal.printable import printable
 from cos598d.terminal.tables import as_markdown, as_text, markdown_text, with_columns
+from cos598d.terminal.words import listed
 from cos598d.tools.report.bytes_from import (
     BYTES_FROM,
     BYTES_NOTE,
@@ -56,6 +57,56 @@ def comparison(runs: Sequence[Summary], markdown: bool = False, each: bool = Fal
     text = "\n\n".join(as_markdown(part) if markdown else as_text(part) for part in parts if part)
     said = "\n".join(markdown_text(remark) if markdown else remark for remark in remarks_on(runs))
     return "\n\n".join(part for part in (_setting(runs), said, text, legend(runs)) if part)
+
+
+def brief(runs: Sequence[Summary]) -> str:
+    """One small table of the runs, and the answers: which was the fastest, what was sent, did all learn the same."""
+    runs = in_groups(runs)
+    rows = [["run", "sync", "ranks", "s per step", "sent MB per step, by rank", "losses, from one rank's"]]
+    for run in runs:
+        seconds = DISTURBED if is_disturbed(run) else _seconds(run["seconds_per_iteration"]["mean"])
+        sent = mb_by_rank(run["bytes_sent_per_iteration"], 1) if is_in_ledger(run) else "-"
+        difference = _difference(run, alone_of(runs, run))
+        rows.append([run["run"], run["sync"], str(run["world_size"]), seconds, sent, difference])
+    averaging = [run for run in runs if run["world_size"] > 1 and run["sync"] != FLOOR]
+    answers = filter(None, [_fastest_words(averaging), _sent_words(averaging), _same_losses_words(runs, averaging)])
+    return "\n\n".join([as_text(rows), "\n".join([*remarks_on(runs), *answers])])
+
+
+def _fastest_words(runs: Sequence[Summary]) -> str:
+    """Which of the runs was the fastest, unless the intervals of the two fastest overlap; "" if one was disturbed."""
+    if len(runs) < 2 or any(is_disturbed(run) or not run["seconds_per_iteration"]["interval_95"] for run in runs):
+        return ""
+    first, second = sorted(runs, key=lambda run: run["seconds_per_iteration"]["mean"])[:2]
+    words = [f"{run['run']} ({_seconds(run['seconds_per_iteration']['mean'])} s per step)" for run in (first, second)]
+    ends = first["seconds_per_iteration"]["interval_95"][1], second["seconds_per_iteration"]["interval_95"][0]
+    if ends[0] < ends[1]:
+        return f"Fastest: {words[0]}, before {words[1]}. Other networks and machines give another order."
+    return f"Fastest: {words[0]} and {words[1]} are too close to call."
+
+
+def _sent_words(runs: Sequence[Summary]) -> str:
+    """How much the busiest rank of each run sends in a step; runs that send as much share a number."""
+    by_size: dict[str, list[str]] = {}
+    for run in runs:
+        if is_in_ledger(run):
+            size = mb_by_rank([max(run["bytes_sent_per_iteration"])], 1)
+            by_size.setdefault(size, []).append(run["run"])
+    found = [f"{size} MB in {listed(names)}" for size, names in by_size.items()]
+    return f"Sent per step by the busiest rank: {listed(found)}." if found else ""
+
+
+def _same_losses_words(runs: Sequence[Summary], averaging: Sequence[Summary]) -> str:
+    """Whether the runs that average have the losses of one rank, and who drifts apart."""
+    pairs = [(run, alone_of(runs, run)) for run in averaging]
+    apart = [largest_difference(run, alone) for run, alone in pairs if alone is not None and has_all_rows(run)]
+    known = [difference for difference in apart if difference is not None]
+    if not known or len(known) < len(averaging):
+        return ""
+    drifting = listed([run["run"] for run in runs if drifts(run)] or ["none"])
+    then = "" if drifting == "none" else f" {drifting} does not average, so its replicas drift apart."
+    names = listed([run["run"] for run in averaging])
+    return f"Losses of {names} differ from one rank's by at most {max(known):.1e}.{then}"
 
 
 def remarks_on(runs: Sequence[Summary]) -> list[str]:
