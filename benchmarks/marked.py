@@ -130,16 +130,16 @@ def load() -> Callable[..., int]:
     before(StoreClient, "request", lambda _, operation, *__, **___: marks.requests.update([operation]))
     before(Connection, "pack", lambda _, words, data=b"": marks.count("sent", len(json.dumps(words)) + len(data)))
     before(Connection, "unpack", lambda _, data: marks.count("received", len(data)))
-    be_one_rank = command.be_one_rank
+    run_rank = command.run_rank
 
     def be_marked_rank(config: Any, identity: Any, found: Any = None) -> int:
         marks.__init__()  # a fork begins with what its starter had noted
         with marks.phase("life"):
-            exit_code = be_one_rank(config, identity, found)
+            exit_code = run_rank(config, identity, found)
         marks.write(f"rank{identity.rank}")
         return exit_code
 
-    command.be_one_rank = be_marked_rank
+    command.run_rank = be_marked_rank
     return cli.main
 
 

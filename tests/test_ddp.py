@@ -1,8 +1,10 @@
 """What the ledger says of torch's own buckets, and DDP's own ways to be faster."""
 
+import pytest
 import torch
 from worlds import run_ranks
 
+from cos598d.comm.communicator import Communicator
 from cos598d.comm.ledger import Ledger
 from cos598d.errors import UsageError
 from cos598d.records.conventions import GRADIENTS
@@ -32,6 +34,30 @@ def test_the_ledger_has_torchs_buckets_from_the_second_step_on():
         # 0.1 MiB is three layers' 26,214 elements at most, and torch closes a bucket when it has reached that.
         assert found[1] == found[2] == found[3]
         assert found[1] == [30_300] * 6 + [20_200]
+
+
+def buckets_of_two(comm, widths):
+    """On a rank: the sizes of the calls of two models of one process group in each of three joint backward passes."""
+    found = []
+    comms = [Communicator(comm.group, comm.backend, comm.device) for _ in widths]
+    models = [torch.nn.Sequential(torch.nn.BatchNorm1d(10), torch.nn.Linear(10, width)) for width in widths]
+    syncs = [DDP(own, find_unused_parameters=False) for own in comms]
+    modules = [sync.attach(model) for sync, model in zip(syncs, models, strict=True)]
+    for _ in range(3):
+        for own in comms:
+            own.ledger = Ledger()
+        sum(module(torch.ones(2, 10)).sum() for module in modules).backward()
+        for sync in syncs:
+            sync.finish()
+        found.append([[row.shape[0] for row in own.ledger.rows] for own in comms])
+    return found
+
+
+@pytest.mark.parametrize("widths", [(10, 3), (4, 4)])
+def test_two_models_of_one_group_each_enter_their_own_calls(widths):
+    for found in run_ranks(2, buckets_of_two, widths):
+        # BatchNorm's buffers of float32 and its counter, then the one bucket.
+        assert found == [[[20, 1, 20 + 11 * width] for width in widths]] * 3
 
 
 def averages_of(comm, options):

@@ -145,7 +145,7 @@ def test_what_cannot_be_timed_is_a_sentence(monkeypatch):
 
 def test_the_command_starts_nothing_and_makes_no_folder(timed, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
-    for name in ("be_one_rank", "start_local_workers"):
+    for name in ("run_rank", "start_local_workers"):
         monkeypatch.setattr(train, name, None)
     words = ["train", "--task_name", "digits", "--no_cuda", "--dry_run", "--world_size", "4", "--sync", "zero1"]
     assert cli.main(words) == 0

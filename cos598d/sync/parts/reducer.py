@@ -14,14 +14,15 @@ from cos598d.records.conventions import AGREEMENT, BUFFERS, GRADIENTS
 
 # Whose functions run when a DDP makes a call: C++ in backward and for buffers, and torch's communication hooks.
 MAKERS = (__name__, "torch.autograd.", "torch.nn.parallel.", "torch.distributed.utils", "torch.distributed.algorithms.")
+FIRST_STEPS = 2  # after which torch lays no buckets anew
 
 
 class Reducer:
     """The reducer of a DistributedDataParallel.
 
     1. From a forward to `end_step` all calls that the DDP makes are noted: rank 0's buffers before the forward, each
-       bucket's all-reduce in backward, and which parameters were used. `end_step` enters them in the ledger. Two DDPs
-       of one process group in one backward both note the calls of both.
+       bucket's all-reduce in backward, and which parameters were used. `end_step` enters them in the ledger. If several
+       DDPs of one process group are at it, a call is noted by the first that still expects one of its size (`_owner`).
     2. torch lays its buckets anew once, after the first backward, in the order in which gradients arrived in it. A ring
        adds up an element's terms in an order that depends on its place in its bucket. So a training that goes on in a
        new process has to lay its buckets alike: `arrival` is that order, and `rehearse` lays a new DDP's buckets by it.
@@ -33,6 +34,8 @@ class Reducer:
         self._parameters = [p for p in ddp.module.parameters() if p.requires_grad]
         self.steps = 0  # that have ended
         self._rows: list[Row] = []  # of this step
+        self._expected: list[int] = []  # elements of the calls that are still to come in this step
+        self._buckets: list[int] = []  # elements of each bucket
         self._listening = contextlib.ExitStack()
         self._handle = ddp.register_forward_pre_hook(self._listen)
 
@@ -125,12 +128,33 @@ class Reducer:
 
     def _listen(self, *_: object) -> None:
         self._listening.close()
-        self._listening.enter_context(listening(self._note))
+        self._listening.enter_context(listening(_share))
+        self._listening.callback(_listeners.remove, self)
+        _listeners.append(self)
+        self._expect()
 
-    def _note(self, call: DispatchedCall) -> None:
-        is_of_this = call.group.group_name == self._ddp.process_group.group_name
-        if not is_of_this or (call.module and not call.module.startswith(MAKERS)):
-            return
+    def _expect(self) -> None:
+        """Find the sizes of the calls that are to come. Within a call torch has locked its reducer."""
+        if torch.is_grad_enabled() and self.steps <= FIRST_STEPS:
+            self._ddp.reducer._rebuild_buckets()  # as the forward does next, if it is due
+            self._buckets = [len(bucket.buffer()) for bucket in self._ddp.reducer._get_zeros_like_grad_buckets()]
+        of_buffers: dict[torch.dtype, int] = {}
+        for buffer in self._ddp.modules_buffers:
+            of_buffers[buffer.dtype] = of_buffers.get(buffer.dtype, 0) + buffer.numel()
+        self._expected = [*self._buckets, *of_buffers.values(), len(self._parameters)]
+
+    def expects(self, elements: int) -> bool:
+        """Whether a call of so many elements is still to come in this step."""
+        return elements in self._expected
+
+    def is_of(self, call: DispatchedCall) -> bool:
+        """Whether the call is of this DDP's process group."""
+        return call.group.group_name == self._ddp.process_group.group_name
+
+    def note(self, call: DispatchedCall) -> None:
+        """Note a call of this DDP."""
+        with contextlib.suppress(ValueError):  # a communication hook makes calls of other sizes
+            self._expected.remove(call.tensors[0].numel())
         dtype, purpose = call.tensors[0].dtype, GRADIENTS
         if call.op == "broadcast":
             elements = sum(buffer.numel() for buffer in self._ddp.modules_buffers if buffer.dtype == dtype)
@@ -146,3 +170,22 @@ class Reducer:
         row = row_of(self._comm, call, purpose, name)
         if row is not None:
             self._rows.append(row)
+
+
+_listeners: list[Reducer] = []  # those between their forward and the end of their step
+
+
+def _share(call: DispatchedCall) -> None:
+    """Let the reducer whose call it is note it."""
+    owner = _owner(call)
+    if owner and (not call.module or call.module.startswith(MAKERS)):
+        owner.note(call)
+
+
+def _owner(call: DispatchedCall) -> Reducer | None:
+    """The only reducer of the call's group, or the first that expects one of its size; None without any."""
+    found = [reducer for reducer in _listeners if reducer.is_of(call)]
+    if len(found) < 2:
+        return found[0] if found else None
+    elements = call.tensors[0].numel()
+    return next((reducer for reducer in found if reducer.expects(elements)), found[0])
