@@ -128,6 +128,7 @@ def load() -> Callable[..., int]:
     before(run, "publish_record", lambda *_, **__: marks.held.update(held()))
     before(launch, "_wait", lambda *_, **__: marks.write("starter"))
     before(StoreClient, "request", lambda _, operation, *__, **___: marks.requests.update([operation]))
+    before(StoreClient, "arrive", lambda *_, **__: marks.requests.update(["arrive"]))
     before(Connection, "pack", lambda _, words, data=b"": marks.count("sent", len(json.dumps(words)) + len(data)))
     before(Connection, "unpack", lambda _, data: marks.count("received", len(data)))
     run_rank = command.run_rank

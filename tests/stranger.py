@@ -96,7 +96,7 @@ def _attack(folder, files, tell):
                 line.sendall(words[name])
             for key in (b"", find_secret(None, False), b"a guess of sixteen"):
                 with contextlib.suppress(ProtocolError, OSError):
-                    connect((ip, port), make_key(key, "meeting", ""), 1, 0.1, 1 << 20)[0].close()
+                    connect((ip, port), make_key(key, "meeting", ""), 1, 0.1, 1 << 20).close()
                     tell(got=f"into {ip}:{port} with {key!r}")
             with contextlib.suppress(OSError):
                 os.kill(process, 0)

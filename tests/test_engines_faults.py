@@ -27,7 +27,7 @@ REFUSED = {
         ({"compress": "fp16"}, f"--compress means nothing to --sync deepspeed: leave it out{TAKE_CODECS}."),
     ],
     "fabric": [
-        ({"fabric_strategy": "fsdp"}, "--fabric_strategy fsdp: the known ones are ddp, fsdp2."),
+        ({"fabric_strategy": "fsdp"}, "--fabric_strategy fsdp: the known ones are ddp, fsdp2. Did you mean 'fsdp2'?"),
         ({"reshard": "no"}, "--reshard means nothing to --fabric_strategy ddp: leave it out, or choose fsdp2."),
         ({"precision": "fp16"}, "--precision fp16 with --sync fabric: choose fp32 or bf16, or another --sync."),
     ],

@@ -159,7 +159,7 @@ def test_what_rank_0_tells_a_rank_grows_by_a_few_bytes_for_each_other_one(traffi
         heard.clear()
         assert all_at_once(meetings, lambda meeting: meeting.exchange(SAME)) == [[SAME] * size] * size
         told[size, "exchange"] = max(heard.values())
-        kinds = ("arrive", "set", "wait")
+        kinds = ("set", "wait")
         assert asked == {(rank, kind): 1 for rank in range(1, size) for kind in kinds}
     for what in ("verdict", "exchange"):
         assert told[64, what] - told[8, what] <= 6 * (64 - 8)

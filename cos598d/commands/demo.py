@@ -6,6 +6,7 @@ meets all of them alike.
 
 import argparse
 import random
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -72,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
     found = [load_run(folder) for folder in runs]
     print(comparison(found) if options.verbose else brief(found))
     if not options.verbose:
-        print(f"\nAll tables: python -m cos598d compare {' '.join(map(str, runs))}")
+        print(f"\nAll tables: python -m cos598d compare {shlex.join(map(str, runs))}")
     return 0
 
 

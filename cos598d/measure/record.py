@@ -39,6 +39,7 @@ from cos598d.records.figures import (
     run_figures,
     wall_figures,
     wire_figures,
+    without_rows,
 )
 from cos598d.records.kinds import NUMBER, Fields
 from cos598d.records.run import EVALUATION, read_table
@@ -283,7 +284,8 @@ class RunRecord:
         """Add one epoch: its number, iterations, mean loss, metrics and seconds of evaluation. Training's are added."""
         row = facts | {"last_iteration": self.iterations}
         if facts["iterations"] and (sums := self._rows.sums().epoch(facts["epoch"])):
-            row |= {"training": epoch_training(sums)}
+            earlier = [one for one in self.epochs if one["epoch"] == facts["epoch"]]
+            row |= {"training": epoch_training(without_rows(sums, earlier))}
         self.epochs.append(row)
         self._show(EPOCHS, row)
         if self._board:

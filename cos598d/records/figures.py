@@ -1,7 +1,7 @@
 """A run's figures from its rows of iterations, whether it has ended, goes on or was killed. Torch-free."""
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from cos598d.records.conventions import COUNTED, PHASES, WARM_UP
@@ -128,6 +128,18 @@ def ledger_figures(kept: str, ledgers: Sequence[Mapping[str, Any]]) -> dict[str,
         "rows_kept": [ledger["written"] for ledger in ledgers],
         "by_purpose": found,
     }
+
+
+def without_rows(sums: Sums, rows: Iterable[Mapping[str, Any]]) -> Sums:
+    """The sums of an epoch without those of its earlier rows. An epoch that was cut and then continued has several."""
+    left = dict(sums)
+    for row in rows:
+        told = row.get("training") or {}
+        terms = {"examples": told.get("examples", 0), **{name: told[name] for name in COUNTED if name in told}}
+        terms |= {"seconds": round(1e9 * told.get("clock_seconds", 0))}
+        terms |= {"wall_seconds": round(1e9 * told.get("wall_seconds", 0))}
+        left |= {name: left.get(name, 0) - value for name, value in terms.items()}
+    return left
 
 
 def epoch_training(sums: Sums) -> dict[str, Any]:

@@ -114,6 +114,13 @@ class Connection:
         """Send a message. Raises OSError where the other end is gone."""
         self.socket.sendall(self.pack(words, data))
 
+    def send_now(self, words: Any) -> None:
+        """Send a message without waiting for the other end to read: what finds no room is sent by another thread."""
+        frame = self.pack(words)
+        sent = self.socket.send(frame, socket.MSG_DONTWAIT)
+        if sent < len(frame):
+            threading.Thread(target=_send_rest, args=(self.socket, frame[sent:]), name="verdict", daemon=True).start()
+
     def receive(self, deadline: float = math.inf) -> Message:
         """The next message. Raises TimeoutError at `deadline` (of the monotonic clock), OSError at the stream's end."""
         while not self._messages:
@@ -125,6 +132,11 @@ class Connection:
         """End the connection, also for a thread that waits for a message on it."""
         hang_up(self.socket)
         self.socket.close()
+
+
+def _send_rest(line: socket.socket, rest: bytes) -> None:
+    with contextlib.suppress(OSError):
+        line.sendall(rest)
 
 
 def connect(address: tuple[str, int], key: bytes, rank: int, seconds: float, largest: int) -> Connection:

@@ -69,19 +69,21 @@ def _admit_all(identity: Identity, seconds: float, deadline: float, mine: dict) 
     _warn_of_strangers(identity)
     server = RendezvousServer(identity, open_listener(identity), mine)
     server.start()
-    try:
-        missing = _wait_for_all(identity, server, seconds, deadline)
-    except BaseException as error:  # those who have come should hear it
-        server.close_with(Admission(f"rank 0 left before the run began: {str(error) or 'it was stopped.'}"), (), 0.0)
-        raise
-    if server.objection:
-        verdict = Admission(server.objection)
-        # The others may be on their way; those that are missing after all this time are not.
-        expected = [rank for rank in range(1, identity.world_size) if rank not in missing]
-        server.close_with(verdict, expected, time.monotonic() + LINGER_SECONDS)
-        raise UserError(verdict.sentence)
-    verdict = server.begin(new_secret())
-    return Rank0Store(server.table, server.address, seconds), verdict
+    while True:
+        try:
+            missing = _wait_for_all(identity, server, seconds, deadline)
+        except BaseException as error:  # those who have come should hear it
+            said = f"rank 0 left before the run began: {str(error) or 'it was stopped.'}"
+            server.close_with(Admission(said), (), 0.0)
+            raise
+        if server.objection:
+            verdict = Admission(server.objection)
+            # The others may be on their way; those that are missing after all this time are not.
+            expected = [rank for rank in range(1, identity.world_size) if rank not in missing]
+            server.close_with(verdict, expected, time.monotonic() + LINGER_SECONDS)
+            raise UserError(verdict.sentence)
+        if begun := server.begin(new_secret()):
+            return Rank0Store(server.table, server.address, seconds), begun
 
 
 def _wait_for_all(identity: Identity, server: RendezvousServer, seconds: float, deadline: float) -> list[int]:
@@ -122,14 +124,10 @@ def _ask(identity: Identity, seconds: float, deadline: float, mine: dict) -> tup
     """Find rank 0, tell it what this rank was started with, and return its verdict."""
     store = find_rank_0(identity, seconds, deadline, lambda sentence: _say(identity, sentence))
     try:
-        answer, _ = store.request("arrive", mine, seconds=seconds + PATIENCE_SECONDS)
+        answer, _ = store.arrive(mine, seconds + PATIENCE_SECONDS)
     except DistError as error:
         gone = "left" if isinstance(error, StoreTimeout) else "is gone from"
         raise UserError(f"rank 0 {gone} {identity.endpoint} without a word.") from None
-    except BaseException:
-        with contextlib.suppress(DistError):  # so that this rank may be started again
-            store.request("leave", seconds=1)
-        raise
     return store, Admission(*answer)
 
 

@@ -91,16 +91,21 @@ class RendezvousServer:
                 self.objection = LOST_RANK.format(rank=", ".join(map(str, sorted(self._lost))))
             return missing
 
-    def begin(self, run_key: str) -> Admission:
-        """Let all begin, and return what they hear. From now on whoever comes must know the run's key, or is told."""
-        arrivals = [self._arrived[rank] for rank in range(self.world_size)]
-        mine = arrivals[0].facts["network"]
-        elsewhere = (arrival.address for arrival in arrivals if arrival.facts["network"] != mine)
-        numbers = {host: k for k, host in enumerate(dict.fromkeys(arrival.facts["host"] for arrival in arrivals))}
-        hosts = [numbers[arrival.facts["host"]] for arrival in arrivals]
-        verdict = Admission("", hosts, next(elsewhere, ""), run_key)
-        self.acceptor.keys = (*self.acceptor.keys, make_key(self._identity.secret, run_key))
+    def begin(self, run_key: str) -> Admission | None:
+        """Let all begin, and return what they hear; None if one of them has left again.
+
+        From now on whoever comes must know the run's key, or is told.
+        """
         with self._lock:
+            if len(self._arrived) < self.world_size:
+                return None
+            arrivals = [self._arrived[rank] for rank in range(self.world_size)]
+            mine = arrivals[0].facts["network"]
+            elsewhere = (arrival.address for arrival in arrivals if arrival.facts["network"] != mine)
+            numbers = {host: k for k, host in enumerate(dict.fromkeys(arrival.facts["host"] for arrival in arrivals))}
+            hosts = [numbers[arrival.facts["host"]] for arrival in arrivals]
+            verdict = self._verdict = Admission("", hosts, next(elsewhere, ""), run_key)
+            self.acceptor.keys = (*self.acceptor.keys, make_key(self._identity.secret, run_key))
             for arrival in arrivals:
                 if arrival.connection:
                     self._make_member(arrival.connection)
@@ -126,8 +131,12 @@ class RendezvousServer:
                 if operation in OPEN_TO_ALL:
                     with self._lock:
                         answer = getattr(self, f"_on_{operation}")(connection, *arguments)
+                    if operation == "leave":
+                        break
                     if answer is not None:
                         connection.send(answer)
+                        if operation == "arrive":
+                            self._told.add(connection.rank)
                 elif connection in self._members:
                     connection.send(*self.table.answer(operation, arguments, data))
                 else:
@@ -136,6 +145,7 @@ class RendezvousServer:
         with self._lock:
             self._connections.discard(connection)
             self._members.discard(connection)
+            self._asked = [other for other in self._asked if other is not connection]
             arrival = self._arrived.get(connection.rank)
             if not self._verdict and arrival and arrival.connection is connection:
                 self._lost.add(connection.rank)  # which counts unless it is started again
@@ -150,7 +160,6 @@ class RendezvousServer:
         """A rank has come, with what it was started with; it hears the verdict, which may be later."""
         rank = connection.rank
         if self._verdict:
-            self._told.add(rank)
             return self._verdict if self._verdict.sentence else Admission(self._too_late(rank), is_late=True)
         difference = _difference(rank, facts, self._arrived[0].facts)
         self._asked.append(connection)
@@ -170,13 +179,13 @@ class RendezvousServer:
             self.changed.set()
         return "heard"
 
-    def _on_leave(self, connection: Connection) -> str:
-        """A rank goes before the verdict; it may be started and come again."""
-        if not self._verdict and connection.rank:
-            self._arrived.pop(connection.rank, None)
+    def _on_leave(self, connection: Connection) -> None:
+        """The rank of this connection goes before the verdict; it may be started and come again."""
+        arrival = self._arrived.get(connection.rank)
+        if not self._verdict and arrival and arrival.connection is connection:
+            del self._arrived[connection.rank]
             self._lost.discard(connection.rank)
             self._count()
-        return "gone"
 
     def _count(self) -> None:
         self.acceptor.expected = self.world_size - len(self._arrived)
@@ -190,7 +199,7 @@ class RendezvousServer:
             self._told.update(connection.rank for connection in asked)
         for connection in asked:
             with contextlib.suppress(OSError):  # gone since it asked
-                connection.send(verdict)
+                connection.send_now(verdict)
 
     def _twice(self, rank: int) -> str:
         return f"rank {rank} was started twice for {self._identity.endpoint}"

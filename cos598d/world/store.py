@@ -1,5 +1,6 @@
 """The ranks' key-value store: the table that rank 0 keeps, and how each rank asks it; a torch.distributed.Store."""
 
+import contextlib
 import itertools
 import threading
 import time
@@ -120,7 +121,8 @@ class StoreClient(Store):
             try:
                 connection = self._free.pop()
             except IndexError:
-                connection = connect(self.place, self.key, self.rank, self.seconds, LARGEST_ANSWER)
+                left = max(0.1, deadline - time.monotonic())
+                connection = connect(self.place, self.key, self.rank, left, LARGEST_ANSWER)
             try:
                 connection.socket.settimeout(None)
                 connection.send([operation, *arguments], data)
@@ -130,6 +132,28 @@ class StoreClient(Store):
                 raise
         except OSError as error:
             raise DistNetworkError(GONE) from error
+        self._free.append(connection)
+        return answer
+
+    def arrive(self, facts: dict[str, Any], seconds: float) -> Message:
+        """Tell rank 0's server what this rank was started with, and return its verdict; raises as `request`.
+
+        If this rank is interrupted meanwhile, it leaves on the same connection, so that it may be started again.
+        """
+        connection, deadline = self._free.pop(), time.monotonic() + seconds
+        try:
+            connection.socket.settimeout(None)
+            connection.send(["arrive", facts])
+            answer = self._answer(connection, deadline)
+        except OSError as error:
+            connection.close()
+            raise DistNetworkError(GONE) from error
+        except BaseException:
+            with contextlib.suppress(OSError):
+                connection.socket.settimeout(1.0)
+                connection.send(["leave"])
+            connection.close()
+            raise
         self._free.append(connection)
         return answer
 

@@ -21,8 +21,8 @@ class Reducer:
     """The reducer of a DistributedDataParallel.
 
     1. From a forward to `end_step` all calls that the DDP makes are noted: rank 0's buffers before the forward, each
-       bucket's all-reduce in backward, and which parameters were used. `end_step` enters them in the ledger. If several
-       DDPs of one process group are at it, a call is noted by the first that still expects one of its size (`_owner`).
+       bucket's all-reduce in backward, and which parameters were used. `end_step` enters them in the ledger. Other DDPs
+       may use the same process group: a call is noted by the first that still expects one of its size (`_owner`).
     2. torch lays its buckets anew once, after the first backward, in the order in which gradients arrived in it. A ring
        adds up an element's terms in an order that depends on its place in its bucket. So a training that goes on in a
        new process has to lay its buckets alike: `arrival` is that order, and `rehearse` lays a new DDP's buckets by it.
@@ -99,11 +99,11 @@ class Reducer:
         self.steps = steps
 
     def close(self) -> None:
-        """Listen no more. The DDP, which somebody may hold, does not average any more, and has no buckets."""
+        """Listen no more. The DDP, which somebody may hold, computes as before but does not average any more."""
         self._listening.close()
         self._handle.remove()
         self._ddp._remove_autograd_hooks()
-        self._ddp.reducer = self._ddp.logger = None  # type: ignore[assignment]
+        del self._ddp  # its buckets end with it
 
     def _begin(self) -> None:
         self._ddp.reducer.prepare_for_forward()
@@ -135,7 +135,7 @@ class Reducer:
 
     def _expect(self) -> None:
         """Find the sizes of the calls that are to come. Within a call torch has locked its reducer."""
-        if torch.is_grad_enabled() and self.steps <= FIRST_STEPS:
+        if torch.is_grad_enabled() and (self.steps <= FIRST_STEPS or not self._buckets):
             self._ddp.reducer._rebuild_buckets()  # as the forward does next, if it is due
             self._buckets = [len(bucket.buffer()) for bucket in self._ddp.reducer._get_zeros_like_grad_buckets()]
         of_buffers: dict[torch.dtype, int] = {}
@@ -144,8 +144,8 @@ class Reducer:
         self._expected = [*self._buckets, *of_buffers.values(), len(self._parameters)]
 
     def expects(self, elements: int) -> bool:
-        """Whether a call of so many elements is still to come in this step."""
-        return elements in self._expected
+        """Whether a call of so many elements is still to come in this step; a hook's own calls have any size."""
+        return not self._has_buckets or elements in self._expected
 
     def is_of(self, call: DispatchedCall) -> bool:
         """Whether the call is of this DDP's process group."""
@@ -177,15 +177,12 @@ _listeners: list[Reducer] = []  # those between their forward and the end of the
 
 def _share(call: DispatchedCall) -> None:
     """Let the reducer whose call it is note it."""
-    owner = _owner(call)
-    if owner and (not call.module or call.module.startswith(MAKERS)):
+    is_torchs = not call.module or call.module.startswith(MAKERS)
+    if is_torchs and call.tensors and (owner := _owner(call)):
         owner.note(call)
 
 
 def _owner(call: DispatchedCall) -> Reducer | None:
-    """The only reducer of the call's group, or the first that expects one of its size; None without any."""
-    found = [reducer for reducer in _listeners if reducer.is_of(call)]
-    if len(found) < 2:
-        return found[0] if found else None
+    """The first reducer of the call's group that expects a call of its size; None for the call of another DDP."""
     elements = call.tensors[0].numel()
-    return next((reducer for reducer in found if reducer.expects(elements)), found[0])
+    return next((reducer for reducer in _listeners if reducer.is_of(call) and reducer.expects(elements)), None)

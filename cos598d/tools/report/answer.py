@@ -82,7 +82,7 @@ def _who(ranked: Sequence[Run]) -> str:
         words += f"{', and the differences are within the spread' if len(ends) > 1 else ''}: "
         words += "none of them is shown to be the fastest"
     if len(near) < len(quiet):
-        last = quiet[-1]
+        last = [run for run in quiet if run not in near][-1]
         ratio = plain(last.seconds["mean"] / first.seconds["mean"])
         words += f"; {last.name}, the slowest, takes {ratio} times the seconds of {first.name}"
         if all(len(members(run.summary)) == 1 for run in ranked):

@@ -1,5 +1,6 @@
 """The comparison of runs as tables for the screen or in Markdown, from their records alone."""
 
+import math
 import textwrap
 from collections.abc import Sequence
 from statistics import fmean
@@ -22,9 +23,10 @@ from cos598d.tools.report.disturbed import DISTURBED, disturbance_remark, is_dis
 from cos598d.tools.report.fairness import ground_remark, work_remark
 from cos598d.tools.report.load import left_out
 from cos598d.tools.report.memory import memory_note, memory_rows
-from cos598d.tools.report.numbers import mb_by_rank, plain_or_none
+from cos598d.tools.report.numbers import mb_by_rank, plain, plain_or_none
 from cos598d.tools.report.references import (
     alone_of,
+    are_apart,
     ddp_of,
     drifts,
     exposed_seconds,
@@ -70,43 +72,42 @@ def brief(runs: Sequence[Summary]) -> str:
         rows.append([run["run"], run["sync"], str(run["world_size"]), seconds, sent, difference])
     averaging = [run for run in runs if run["world_size"] > 1 and run["sync"] != FLOOR]
     answers = filter(None, [_fastest_words(averaging), _sent_words(averaging), _same_losses_words(runs, averaging)])
-    return "\n\n".join([as_text(rows), "\n".join([*remarks_on(runs), *answers])])
+    return "\n\n".join([as_text(rows), "\n".join(map(printable, [*remarks_on(runs), *answers]))])
 
 
 def _fastest_words(runs: Sequence[Summary]) -> str:
-    """Which of the runs was the fastest, unless the intervals of the two fastest overlap; "" if one was disturbed."""
-    if len(runs) < 2 or any(is_disturbed(run) or not run["seconds_per_iteration"]["interval_95"] for run in runs):
+    """Which of the runs was the fastest, if the spread shows one; "" if one was disturbed."""
+    if len(runs) < 2 or any(is_disturbed(run) or run["seconds_per_iteration"]["mean"] is None for run in runs):
         return ""
-    first, second = sorted(runs, key=lambda run: run["seconds_per_iteration"]["mean"])[:2]
-    words = [f"{run['run']} ({_seconds(run['seconds_per_iteration']['mean'])} s per step)" for run in (first, second)]
-    ends = first["seconds_per_iteration"]["interval_95"][1], second["seconds_per_iteration"]["interval_95"][0]
-    if ends[0] < ends[1]:
-        return f"Fastest: {words[0]}, before {words[1]}. Other networks and machines give another order."
-    return f"Fastest: {words[0]} and {words[1]} are too close to call."
+    first, *others = sorted(runs, key=lambda run: run["seconds_per_iteration"]["mean"])
+    near = [first, *(run for run in others if not are_apart(run, first))]
+    words = [f"{run['run']} ({plain(run['seconds_per_iteration']['mean'])} s per step)" for run in (*near, others[0])]
+    if len(near) > 1:
+        return f"Fastest: {listed(words[:-1])} are too close to call."
+    return f"Fastest: {words[0]}, before {words[1]}. Other networks and machines give another order."
 
 
 def _sent_words(runs: Sequence[Summary]) -> str:
-    """How much the busiest rank of each run sends in a step; runs that send as much share a number."""
-    by_size: dict[str, list[str]] = {}
+    """How much the busiest rank of each run sends in a step; runs that send the same bytes share a number."""
+    by_size: dict[float, list[str]] = {}
     for run in runs:
         if is_in_ledger(run):
-            size = mb_by_rank([max(run["bytes_sent_per_iteration"])], 1)
-            by_size.setdefault(size, []).append(run["run"])
-    found = [f"{size} MB in {listed(names)}" for size, names in by_size.items()]
+            by_size.setdefault(max(run["bytes_sent_per_iteration"]), []).append(run["run"])
+    found = [f"{plain(size / 1e6)} MB in {listed(names)}" for size, names in by_size.items()]
     return f"Sent per step by the busiest rank: {listed(found)}." if found else ""
 
 
 def _same_losses_words(runs: Sequence[Summary], averaging: Sequence[Summary]) -> str:
     """Whether the runs that average have the losses of one rank, and who drifts apart."""
-    pairs = [(run, alone_of(runs, run)) for run in averaging]
+    pairs = [(run, alone_of(runs, run)) for run in averaging if not drifts(run)]
     apart = [largest_difference(run, alone) for run, alone in pairs if alone is not None and has_all_rows(run)]
     known = [difference for difference in apart if difference is not None]
-    if not known or len(known) < len(averaging):
+    if not known or len(known) < len(pairs) or not all(map(math.isfinite, known)):
         return ""
-    drifting = listed([run["run"] for run in runs if drifts(run)] or ["none"])
-    then = "" if drifting == "none" else f" {drifting} does not average, so its replicas drift apart."
-    names = listed([run["run"] for run in averaging])
-    return f"Losses of {names} differ from one rank's by at most {max(known):.1e}.{then}"
+    drifting = [run["run"] for run in runs if drifts(run)]
+    then = f" Without an average per step, the replicas drift apart: {listed(drifting)}." if drifting else ""
+    names = listed([run["run"] for run, _ in pairs])
+    return f"Losses differ from one rank's by at most {max(known):.1e}: {names}.{then}"
 
 
 def remarks_on(runs: Sequence[Summary]) -> list[str]:
