@@ -84,7 +84,8 @@ def _who(ranked: Sequence[Run]) -> str:
     if len(near) < len(quiet):
         last = [run for run in quiet if run not in near][-1]
         ratio = plain(last.seconds["mean"] / first.seconds["mean"])
-        words += f"; {last.name}, the slowest, takes {ratio} times the seconds of {first.name}"
+        which = ", the slowest," if last is quiet[-1] else ""
+        words += f"; {last.name}{which} takes {ratio} times the seconds of {first.name}"
         if all(len(members(run.summary)) == 1 for run in ranked):
             words += "; each is one run, and the next may differ by more than the iterations of one do"
     disturbed = [run.name for run in ranked if run not in quiet]
