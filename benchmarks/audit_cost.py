@@ -2,7 +2,7 @@
 
     GLUE_DIR=... python benchmarks/audit_cost.py --runs_dir runs/audit-cost [--repeats 3] [--sync ddp]
 
-Every repeat runs `benchmarks/student.py` plain and under `python -m cos598d audit`, in another order each time. Seconds
+Every repeat runs `benchmarks/student.py` plain and under `cos598d audit`, in another order each time. Seconds
 of an iteration are rank 0's own: medians over the steps after those that the audit looks at closely, and beside them
 the median of the close ones but the first. A ratio is taken within a repeat. Memory is the peak that the kernel counted
 of a rank's process, the largest of the ranks; what the audit itself tells of its share stands beside what was measured.

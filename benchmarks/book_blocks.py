@@ -84,8 +84,8 @@ def make(block: Block, folder: str, root: Path) -> Made:
         cluster = f"book{os.getpid()}"
         words = [*shown, "--output", block.name] if block.kind == BENCH else [*shown]
         if block.hosts:
-            words[5:5] = ["--name", cluster]  # behind `cluster run`: another of the usual name may be up
-        code, said = run([sys.executable, *words[1:]], here, place / "said.txt")
+            words[3:3] = ["--name", cluster]  # behind `cluster run`: another of the usual name may be up
+        code, said = run([sys.executable, "-m", *words], here, place / "said.txt")
         said = cleaned(said.replace(cluster, DEFAULT_NAME), (here, root, place))
         if code not in block.exit_codes:
             expected = " or ".join(map(str, block.exit_codes))
@@ -119,6 +119,8 @@ def run(words: Sequence[str], here: Path, output: Path) -> tuple[int, str]:
     Raises UserError where it does not end.
     """
     environ = {name: value for name, value in own_environment().items() if name not in DATA} | SHOWN
+    # So that `cluster run -- cos598d ...` finds the program next to this Python.
+    environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environ.get("PATH", os.defpath)])
     before = END_WITH_PARENT if shutil.which(END_WITH_PARENT[0]) else ()
     with output.open("wb") as stream:  # not a pipe, which a process left behind would keep open
         process = subprocess.Popen(

@@ -7,7 +7,7 @@ A block begins with a comment that says how it is made, and ends with another; e
     <!-- book: bench flat bench --sync ring,flat --rounds 8 cluster="--hosts 4 --rate 1gbit" -->
     <!-- book: end -->
 
-After the kind (and the name of a picture's file or a bench's record) come the words behind `python -m cos598d`, as a
+After the kind (and the name of a picture's file or a bench's record) come the words behind `cos598d`, as a
 shell reads them. Words of the comment itself, wherever they stand: `alt="..."` of a picture; `cluster="..."`, the words
 of `cluster run` on whose hosts the command runs; `exit=2`, the exit code that an output ends with where it is none of
 0 and 1. In fenced code a comment is an example, and no block.
@@ -23,7 +23,7 @@ from cos598d.errors import UserError
 
 OUTPUT, PICTURE, BENCH = KINDS = ("output", "picture", "bench")
 FIGURES = "figures"  # the folder of pictures, beside the pages
-PROGRAM = ("python", "-m", "cos598d")
+PROGRAM = ("cos598d",)
 FORM = ".svg"
 # Which kinds take a comment's own words.
 OPTIONS = {"alt": (PICTURE,), "cluster": KINDS, "exit": (OUTPUT,)}
@@ -42,7 +42,7 @@ class Block:
     comment   that comment as it stands; closing: the other one
     kind      one of KINDS
     name      of a picture's file or a bench's record; "" for an output
-    words     the command's, behind `python -m cos598d`
+    words     the command's, behind `cos598d`
     options   the comment's own words by name
     inside    what stands between the comments
     """

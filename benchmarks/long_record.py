@@ -3,7 +3,7 @@
     python benchmarks/long_record.py [--iterations 100000] [--tensors 200] [--ranks 1] [--ledger auto] [--keep FOLDER]
 
 Prints the process's memory on the way, the bytes on the disk by file, the seconds that recording an iteration took, and
-those of `python -m cos598d report` of the record. Every 100th iteration is followed by what a checkpoint asks for.
+those of `cos598d report` of the record. Every 100th iteration is followed by what a checkpoint asks for.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""`python -m cos598d`, in which each rank of a run also notes when it did what, and what it held and sent meanwhile.
+"""`cos598d`, in which each rank of a run also notes when it did what, and what it held and sent meanwhile.
 
     MARKS=FOLDER python benchmarks/marked.py train --world_size 4 ...
 

@@ -1,6 +1,6 @@
 """Every rank sends to all others over slow links: all at once, or in rounds with one sender and one receiver a link.
 
-    python -m cos598d cluster run --hosts 4 --rate 100mbit -- python benchmarks/turns.py
+    cos598d cluster run --hosts 4 --rate 100mbit -- python benchmarks/turns.py
 
 It sends what `sparse_zero1` sends for MiniLM on four ranks: 20 messages to each other rank in place of reduce-scatters,
 four of them under way, then 20 smaller ones in place of all-gathers, all under way. In the k-th round rank r sends to

@@ -1,4 +1,4 @@
-"""`python -m cos598d`."""
+"""`cos598d`."""
 
 from collections.abc import Callable
 from typing import NoReturn

@@ -2,7 +2,7 @@
 
     python scripts/given_records.py NAME=BENCH [NAME=BENCH ...] [--without LABEL] [--to FOLDER]
 
-Each BENCH is a folder that `python -m cos598d bench --output` has written; how they were made stands in each record.
+Each BENCH is a folder that `cos598d bench --output` has written; how they were made stands in each record.
 """
 
 import argparse
@@ -27,12 +27,10 @@ def cut_down(bench, without=()):
     network = environment.get("network") or {}
     about = {"cores": environment.get("cores"), "link": network.get("rate"), "delay": network.get("delay")}
     labels = ",".join(sorted(set(seconds) - {"none", "ddp"}))
-    command = (
-        f"python -m cos598d bench {'--step ' if setting['step'] else ''}--sync {labels} --rounds {setting['rounds']}"
-    )
+    command = f"cos598d bench {'--step ' if setting['step'] else ''}--sync {labels} --rounds {setting['rounds']}"
     command += f" --precision {known['precision']}" if known["precision"] != "fp32" else ""
     if about["link"]:
-        command = f"python -m cos598d cluster run --rate {about['link']} --delay {about['delay']} -- {command}"
+        command = f"cos598d cluster run --rate {about['link']} --delay {about['delay']} -- {command}"
     left_out = sorted({sample["candidate"] for sample in bench["samples"]} & set(without))
     facts = {"made_by": command, "left_out": left_out, "commit": environment.get("commit")}
     return facts | {"setting": known | about, "seconds": seconds}

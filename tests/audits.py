@@ -1,4 +1,4 @@
-"""Audits as tests run them: every rank of a script under `python -m cos598d audit`, and the verdict that they leave."""
+"""Audits as tests run them: every rank of a script under `cos598d audit`, and the verdict that they leave."""
 
 import json
 from pathlib import Path

@@ -56,8 +56,8 @@ def test_blocks_are_filled_by_their_commands_and_filling_them_again_changes_noth
     assert text.endswith(f"</small>\n\n{END}{AFTER}")
     assert f"{writes}\n```text\nwrote a file.py; fill it in" in text
     where = r"on \d{4}-\d\d-\d\d, \d+ cores? of \S.*, torch \d+\.\d+.*\.</small>\n"
-    assert re.search(r"\n<small>Made by `python -m cos598d learn 3 --hint 1` " + where, text)
-    assert re.search(r"\n<small>Made by `python -m cos598d new 'a file.py'` " + where, text)
+    assert re.search(r"\n<small>Made by `cos598d learn 3 --hint 1` " + where, text)
+    assert re.search(r"\n<small>Made by `cos598d new 'a file.py'` " + where, text)
     # The hint that was told is noted in the command's folder, or the second filling would be told otherwise.
     _, code = page(text)
     assert code == 0
@@ -71,7 +71,7 @@ def test_quickly_benches_and_what_runs_on_emulated_hosts_stay_as_they_were(page,
     path, code = page(f"{bench}{HINT}{END}{hosts}{PICTURE}{END}", "--quick", "--list")
     assert code == 0
     listed = capsys.readouterr().out
-    assert " line 4: python -m cos598d learn 3 --hint 1" in listed
+    assert " line 4: cos598d learn 3 --hint 1" in listed
     assert "bench" not in listed
     assert "train" not in listed
     assert book.main([str(path.parent), "--quick"]) == 0
@@ -89,7 +89,7 @@ def test_a_picture_and_a_bench_are_made_by_a_real_run(page):
     drawing = (path.parent / "figures" / "ring.svg").read_text()
     assert drawing.startswith("<svg")
     text = path.read_text()
-    assert "\n![a \\[ring\\] of two](figures/ring.svg)\n\n<small>Made by `python -m cos598d picture" in text
+    assert "\n![a \\[ring\\] of two](figures/ring.svg)\n\n<small>Made by `cos598d picture" in text
     assert "-o lessons/figures/ring.svg` on" in text
     rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
     assert rows[0] == ["sync", "ms an iteration", "times ddp's", "exposed ms", "calls", "MB sent"]
@@ -100,7 +100,7 @@ def test_a_picture_and_a_bench_are_made_by_a_real_run(page):
     assert by_sync["none"]["exposed ms"] == "-"
     assert by_sync["ring"]["MB sent"] == by_sync["ddp"]["MB sent"] != by_sync["none"]["MB sent"]
     assert "MB; 2 ranks (gloo, cpu, 1 thread each), fp32, 2 rounds; an iteration: 4 x 64 tokens on each rank" in text
-    assert "Made by `python -m cos598d bench --sync ring --model tiny --world_size 2 --rounds 2` on" in text
+    assert "Made by `cos598d bench --sync ring --model tiny --world_size 2 --rounds 2` on" in text
     assert "/tmp" not in text
 
 
@@ -135,7 +135,7 @@ def test_a_command_that_fails_leaves_its_block_and_is_named_at_the_end(page, cap
     said = capfd.readouterr().err.splitlines()
     assert said[-2] == "1 not filled, left as they were:"
     assert re.fullmatch(
-        r"lesson3.md line 1: python -m cos598d learn 77: it ended with exit code 2, where 0 or 1 was expected: .*77.*",
+        r"lesson3.md line 1: cos598d learn 77: it ended with exit code 2, where 0 or 1 was expected: .*77.*",
         said[-1],
     )
 
@@ -198,7 +198,7 @@ def test_words_stand_as_a_shell_reads_them():
     assert (block.kind, block.name) == ("bench", "a-1")
     assert block.words == ("bench", "--model", "two words", "--sync", "x:y=3")
     assert block.hosts == ("--hosts", "2", "--rate", "1 gbit")
-    start = ["python", "-m", "cos598d"]
+    start = ["cos598d"]
     hosts = [*start, "cluster", "run", "--hosts", "2", "--rate", "1 gbit", "--"]
     assert book_blocks.typed(block, "docs/lessons") == [*hosts, *start, *block.words]
 
@@ -257,7 +257,7 @@ def test_commands_are_said_without_being_run(page, made, capsys):
     assert code == 0
     assert made == []
     first, second = capsys.readouterr().out.splitlines()
-    assert first == "lesson3.md line 1: python -m cos598d learn 3 --hint 1"
+    assert first == "lesson3.md line 1: cos598d learn 3 --hint 1"
     assert second.endswith(" -o lessons/figures/ring.svg")
 
 

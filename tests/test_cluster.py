@@ -38,7 +38,7 @@ def name():
 
 @pytest.fixture
 def cluster(start, name):
-    """Start `python -m cos598d cluster WHAT --name ... WORDS`: cluster(what, *words) -> Program."""
+    """Start `cos598d cluster WHAT --name ... WORDS`: cluster(what, *words) -> Program."""
 
     def _cluster(what, *words):
         return start(

@@ -114,17 +114,16 @@ def wrong_in(piece):
     given = {word.split("=")[0] for word in words if re.match(r"--\w", word)}
     if words[:1] and Path(words[0]).name in ("python", "python3"):
         words = words[1:]
-        if words[:2] == ["-m", "cos598d"]:
-            words = words[2:]
-            if words and not words[0].startswith("-") and words[0] not in (*COMMANDS, "COMMAND"):
-                return [words[0]]
-        elif words[:1] and words[0].endswith(".py"):
+        if words[:1] and words[0].endswith(".py"):
             if words[0] in PLACEHOLDERS:
                 return sorted(given - all_flags())
             path = ROOT / words[0]
             return sorted(given - flags_of_file(path)) if path.is_file() else [words[0]]
-        else:
-            return []
+        return []
+    if words and Path(words[0]).name == "cos598d":
+        words = words[1:]
+        if words and not words[0].startswith("-") and words[0] not in (*COMMANDS, "COMMAND"):
+            return [words[0]]
     if words[:1] == ["make"]:
         targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
         return [word for word in words[1:] if "=" not in word and word not in targets]
@@ -217,11 +216,11 @@ def test_the_page_of_syncs_has_every_gradient_sync():
 @pytest.mark.parametrize(
     ("piece", "wrong"),
     [
-        ("python -m cos598d report RUN -o report.html", []),
-        ("python -m cos598d reports RUN", ["reports"]),
-        ("python -m cos598d bench --rounds 3 --rounds_of 3", ["--rounds_of"]),
-        ("python -m cos598d cluster run --rate 1gbit -- python task2b/run_glue.py --max_step 10", ["--max_step"]),
-        ("python -m cos598d cluster cut 3 --rate 1gbit", ["--rate"]),
+        ("cos598d report RUN -o report.html", []),
+        ("cos598d reports RUN", ["reports"]),
+        ("cos598d bench --rounds 3 --rounds_of 3", ["--rounds_of"]),
+        ("cos598d cluster run --rate 1gbit -- python task2b/run_glue.py --max_step 10", ["--max_step"]),
+        ("cos598d cluster cut 3 --rate 1gbit", ["--rate"]),
         ("python task3/run_glue.py --doc_stride 128", ["--doc_stride"]),
         ("GLUE_DIR=... python benchmarks/parities.py", ["benchmarks/parities.py"]),
         ("python benchmarks/parity.py --runs_dirs x", ["--runs_dirs"]),

@@ -29,7 +29,7 @@ ON_CPU: list[float] = []
 
 @pytest.fixture
 def command(start):
-    """Run `python -m cos598d WORDS`, in a folder of the records under `name`; its words, which stay there too."""
+    """Run `cos598d WORDS`, in a folder of the records under `name`; its words, which stay there too."""
 
     def run(name, words, seconds=240, exit_code=0):
         program = start(name, ["-m", "cos598d", *words], {"PYTHONPATH": own_python_path()}, is_fresh=True)

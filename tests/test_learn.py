@@ -177,7 +177,7 @@ def test_what_is_on_the_command_line(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(session, "warm_up", lambda _: None)  # the tests' server is warm, and others share it
     assert main(["learn"]) == 0
-    assert "Next: python -m cos598d learn 0" in capsys.readouterr().out
+    assert "Next: cos598d learn 0" in capsys.readouterr().out
     assert main(["learn", "3"]) == 0
     assert "wrote lesson3.py" in capsys.readouterr().out
     Path("lesson3.py").write_text("# mine\n")

@@ -1,4 +1,4 @@
-"""`python -m cos598d picture`: of a run's record, and what it says of words and records that cannot be drawn."""
+"""`cos598d picture`: of a run's record, and what it says of words and records that cannot be drawn."""
 
 import json
 

@@ -42,7 +42,7 @@ def test_the_list_of_commands_and_what_only_reads_records_load_no_torch():
 def test_every_command_is_a_file_of_the_same_shape():
     for name in COMMANDS:
         command = importlib.import_module(f"cos598d.commands.{name}")
-        assert command.__doc__.startswith(f"`python -m cos598d {name}`"), name
+        assert command.__doc__.startswith(f"`cos598d {name}`"), name
         assert (ROOT / DOCS / COMMANDS[name].page).is_file(), name
         assert list(inspect.signature(command.add_options).parameters)[0] == "parser"
         assert list(inspect.signature(command.run).parameters) == ["options"]

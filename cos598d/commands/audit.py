@@ -1,4 +1,4 @@
-"""`python -m cos598d audit`: run any data-parallel script, unchanged, and say which silent fault it has."""
+"""`cos598d audit`: run any data-parallel script, unchanged, and say which silent fault it has."""
 
 import argparse
 import secrets

@@ -1,4 +1,4 @@
-"""`python -m cos598d autograder`: a zip for Gradescope that grades an assignment."""
+"""`cos598d autograder`: a zip for Gradescope that grades an assignment."""
 
 import argparse
 from pathlib import Path

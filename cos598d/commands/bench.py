@@ -1,4 +1,4 @@
-"""`python -m cos598d bench`: its flags, the ranks that it starts, and where the record goes."""
+"""`cos598d bench`: its flags, the ranks that it starts, and where the record goes."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""`python -m cos598d check`: does a gradient sync keep every claim? Then its cost and speed.
+"""`cos598d check`: does a gradient sync keep every claim? Then its cost and speed.
 
 Each claim is tried in fresh processes. A strategy is proved as by `prove`, a lesson's file is checked as by `learn`.
 """

@@ -18,7 +18,7 @@ from cos598d.errors import UsageError
 from cos598d.terminal.reader import ends_with_its_reader
 from cos598d.terminal.words import did_you_mean
 
-PROGRAM = "python -m cos598d"
+PROGRAM = "cos598d"
 
 DOCS = "docs"  # where the pages below are
 

@@ -1,4 +1,4 @@
-"""`python -m cos598d cluster`: up, run, ps, exec, slow, cut, down."""
+"""`cos598d cluster`: up, run, ps, exec, slow, cut, down."""
 
 import argparse
 import os
@@ -117,7 +117,7 @@ def _up(options: argparse.Namespace) -> int:
         raise
     print(describe(cluster, bool(switch)))
     own = "" if cluster.name == DEFAULT_NAME else f" --name {cluster.name}"
-    print(f"work on a host with `python -m cos598d cluster exec{own} HOST PROGRAM`; end it with `cluster down{own}`")
+    print(f"work on a host with `cos598d cluster exec{own} HOST PROGRAM`; end it with `cluster down{own}`")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""`python -m cos598d compare`: a table of runs, or whether two of them are equal, from their records alone."""
+"""`cos598d compare`: a table of runs, or whether two of them are equal, from their records alone."""
 
 import argparse
 import math

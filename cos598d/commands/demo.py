@@ -1,4 +1,4 @@
-"""`python -m cos598d demo`: the four lessons one after the other, and the floor to measure them against.
+"""`cos598d demo`: the four lessons one after the other, and the floor to measure them against.
 
 Each in processes of its own; once, or several times in another order each: what slows the machine for a while then
 meets all of them alike.
@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
     found = [load_run(folder) for folder in runs]
     print(comparison(found) if options.verbose else brief(found))
     if not options.verbose:
-        print(f"\nAll tables: python -m cos598d compare {shlex.join(map(str, runs))}")
+        print(f"\nAll tables: cos598d compare {shlex.join(map(str, runs))}")
     return 0
 
 

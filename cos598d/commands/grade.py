@@ -1,4 +1,4 @@
-"""`python -m cos598d grade`: a class's submissions one after the other, or one for Gradescope or Classroom 50."""
+"""`cos598d grade`: a class's submissions one after the other, or one for Gradescope or Classroom 50."""
 
 import argparse
 import sys

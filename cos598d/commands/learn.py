@@ -1,4 +1,4 @@
-"""`python -m cos598d learn`: the course. Lists its lessons, hands out a lesson's page, tells hints, checks a file."""
+"""`cos598d learn`: the course. Lists its lessons, hands out a lesson's page, tells hints, checks a file."""
 
 import argparse
 import sys

@@ -1,4 +1,4 @@
-"""`python -m cos598d new`: a starting file for a gradient sync of your own."""
+"""`cos598d new`: a starting file for a gradient sync of your own."""
 
 import argparse
 from pathlib import Path
@@ -14,5 +14,5 @@ def run(options: argparse.Namespace) -> int:
     from cos598d.sync.from_file import write_template
 
     write_template(options.file)
-    print(f"wrote {options.file}; fill it in, then: python -m cos598d check {options.file}:MySync")
+    print(f"wrote {options.file}; fill it in, then: cos598d check {options.file}:MySync")
     return 0

@@ -1,4 +1,4 @@
-"""`python -m cos598d picture`: what the ranks did in one step, in lanes of time, and their messages step by step."""
+"""`cos598d picture`: what the ranks did in one step, in lanes of time, and their messages step by step."""
 
 import argparse
 import sys

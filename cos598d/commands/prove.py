@@ -1,4 +1,4 @@
-"""`python -m cos598d prove`: does an engine train as one process does on the whole batch?
+"""`cos598d prove`: does an engine train as one process does on the whole batch?
 
 Gradients, weights and losses are compared, case by case, on several numbers of ranks.
 """

@@ -62,7 +62,7 @@ def values_of(options: argparse.Namespace) -> dict[str, Any]:
         if found[name] != value:
             raise UsageError(
                 f"--config {options.config} is of a run with --{name} {found[name]}, and this script's is {value}: "
-                f"repeat it by python -m cos598d train --config."
+                f"repeat it by cos598d train --config."
             )
     if "sync" not in given and is_own(found["sync"]):
         raise UsageError(

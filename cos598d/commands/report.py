@@ -1,4 +1,4 @@
-"""`python -m cos598d report`: a page of runs and benches, or a lab's report to fill in, from their records alone."""
+"""`cos598d report`: a page of runs and benches, or a lab's report to fill in, from their records alone."""
 
 import argparse
 import sys

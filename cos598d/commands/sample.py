@@ -1,4 +1,4 @@
-"""`python -m cos598d sample`: a bundled sample's files, to look at or to change."""
+"""`cos598d sample`: a bundled sample's files, to look at or to change."""
 
 import argparse
 from pathlib import Path

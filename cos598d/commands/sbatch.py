@@ -1,4 +1,4 @@
-"""`python -m cos598d sbatch`: a script for SLURM's `sbatch` that trains, and goes on by itself after a preemption.
+"""`cos598d sbatch`: a script for SLURM's `sbatch` that trains, and goes on by itself after a preemption.
 
 The ranks are started by `srun`. Before the time limit each of them gets SIGUSR1, on a preemption SIGTERM: they finish
 their step, write a checkpoint and leave with exit code 75. Before a time limit the script then puts its job back into
@@ -136,8 +136,8 @@ def _command(words: Sequence[str], ranks: int) -> str:
     words = words[1:] if words[:1] == ["--"] else words
     if words[:1] and words[0] in ("python", "python3"):
         words = words[1:]
-    if words[:2] == ["-m", "cos598d"]:
-        words = words[2:]
+    words = words[1:] if words[:1] == ["-m"] else words
+    words = words[1:] if words[:1] == ["cos598d"] else words
     if not words:
         raise UsageError("no training was given: write it after --, as in `sbatch --nodes 4 -- train --sync ddp`.")
     for word in words:

@@ -1,4 +1,4 @@
-"""`python -m cos598d scale`: its flags, and what it prints, draws and writes."""
+"""`cos598d scale`: its flags, and what it prints, draws and writes."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""`python -m cos598d score`: a predictions file, scored by the task's official rules."""
+"""`cos598d score`: a predictions file, scored by the task's official rules."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""`python -m cos598d strategies`: one process, and every strategy on as many ranks, at equal total batch: one table.
+"""`cos598d strategies`: one process, and every strategy on as many ranks, at equal total batch: one table.
 
 Each runs in processes of its own, one after the other. Started again with the same flags and folder, what is finished
 is not run again, and what failed or was broken off is.

@@ -1,4 +1,4 @@
-"""`python -m cos598d sweep`: a grid of settings, each combination a run of its own, then one table and one page.
+"""`cos598d sweep`: a grid of settings, each combination a run of its own, then one table and one page.
 
 The runs are made one after the other, or --parallel at a time. Started again with the same words and folder, what is
 finished is not run again, and what was stopped goes on from its checkpoint.
@@ -211,11 +211,11 @@ def _words(one: Combination, path: Path, keeps: bool) -> list[str]:
 def _shared_flags(words: Sequence[str]) -> dict[str, Any]:
     """The values of the flags of `train FLAGS`. Raises UsageError for another program, and for what the sweep sets."""
     words = list(words)
-    for before in (["python"], ["python3"], ["-m", "cos598d"], ["train"]):
+    for before in (["python"], ["python3"], ["-m"], ["cos598d"], ["train"]):
         if words[: len(before)] == before:
             words = words[len(before) :]
     if words and not words[0].startswith("-"):
-        raise UsageError(f"a sweep runs train alone, not {printable(words[0], 60)}: write -- train FLAGS.")
+        raise UsageError(f"a sweep runs only train, not {printable(words[0], 60)}: write -- train FLAGS.")
     parser = Parser(prog="sweep -- train")
     train.add_options(parser)
     given = parser.parse_args(words)

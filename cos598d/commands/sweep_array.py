@@ -1,4 +1,4 @@
-"""`python -m cos598d sweep --sbatch`: one array job for SLURM, a task for each run that is not finished."""
+"""`cos598d sweep --sbatch`: one array job for SLURM, a task for each run that is not finished."""
 
 import argparse
 import shlex

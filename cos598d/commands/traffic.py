@@ -1,4 +1,4 @@
-"""`python -m cos598d traffic`: how much travels in an epoch, by batch size and precision, predicted and counted."""
+"""`cos598d traffic`: how much travels in an epoch, by batch size and precision, predicted and counted."""
 
 import argparse
 import os

@@ -1,4 +1,4 @@
-"""`python -m cos598d train`, and the lessons' scripts: one rank of a run, or the starter of local ranks."""
+"""`cos598d train`, and the lessons' scripts: one rank of a run, or the starter of local ranks."""
 
 import argparse
 import os

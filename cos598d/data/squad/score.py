@@ -1,7 +1,7 @@
 """SQuAD's official scores: exact match and F1 over words, the best over the gold answers, of anybody's predictions.
 
 The rules are those of the official evaluation scripts for 1.1 (Rajpurkar et al. 2016, section 6.1) and 2.0
-(Rajpurkar, Jia and Liang 2018, section 5), written anew. `python -m cos598d score --task squad` scores a file.
+(Rajpurkar, Jia and Liang 2018, section 5), written anew. `cos598d score --task squad` scores a file.
 """
 
 import functools

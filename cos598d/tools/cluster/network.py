@@ -79,7 +79,7 @@ class Network:
         if read_mark(space).get("name") == name:
             return UserError(
                 f"a cluster named {name} is up already: "
-                f"end it with `python -m cos598d cluster down --name {name}`, or choose another --name."
+                f"end it with `cos598d cluster down --name {name}`, or choose another --name."
             )
         return UserError(
             f"there is a network namespace {space} that no cluster of ours made: "
@@ -199,7 +199,7 @@ def load(name: str) -> Cluster:
     check_rights()
     switch = Cluster(name=name).switch
     if switch not in namespaces():
-        raise UserError(f"no cluster named {name} is up: make one with `python -m cos598d cluster up --name {name}`.")
+        raise UserError(f"no cluster named {name} is up: make one with `cos598d cluster up --name {name}`.")
     mark = read_mark(switch)
     try:
         mark.pop("made")

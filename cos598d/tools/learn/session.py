@@ -33,12 +33,12 @@ def overview(folder: Path) -> str:
     following = next((each for each, state in zip(lessons, states) if not state.startswith(progress.PASSED)), None)
     if following is None:
         return f"{as_text(rows)}\n\nAll lessons are done."
-    return f"{as_text(rows)}\n\nNext: python -m cos598d learn {following.number}"
+    return f"{as_text(rows)}\n\nNext: cos598d learn {following.number}"
 
 
 def question(lesson: Lesson) -> str:
     """What the lesson asks, and how to go on."""
-    command = f"python -m cos598d learn {lesson.number}"
+    command = f"cos598d learn {lesson.number}"
     wanted = "\n".join(f"    {form}" for form in lesson.contract.values())
     picture = f"\n{command} --picture    draws a step of it on 4 ranks, beside the answer" if lesson.has_picture else ""
     return (

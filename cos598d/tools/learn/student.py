@@ -37,7 +37,7 @@ def read_file(path: Path, lesson: "Lesson | None" = None) -> bytes:
         source = read_plain(path)
     except OSError as error:
         reason = "no such file" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
-        fetch = f"python -m cos598d learn {lesson.number}" if lesson else "python -m cos598d learn"
+        fetch = f"cos598d learn {lesson.number}" if lesson else "cos598d learn"
         raise UsageError(
             f"{path}: {reason}; name your file behind --check if it is elsewhere, or have a fresh one from `{fetch}`."
         ) from None
@@ -47,7 +47,7 @@ def read_file(path: Path, lesson: "Lesson | None" = None) -> bytes:
     if lesson and found is not None and found != lesson.number:
         raise UsageError(
             f"{path} says that it is of lesson {found}, and lesson {lesson.number} was asked for: "
-            f"`python -m cos598d learn {found} --check {path}` checks it."
+            f"`cos598d learn {found} --check {path}` checks it."
         )
     return source
 

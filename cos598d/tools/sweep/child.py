@@ -27,7 +27,7 @@ class SweepStopped(UserError):
 
 
 def train(words: Sequence[str]) -> tuple[int, str]:
-    """Run `python -m cos598d train` with these words; return its exit code, and why it failed as it said itself.
+    """Run `cos598d train` with these words; return its exit code, and why it failed as it said itself.
 
     SIGINT, SIGTERM and SIGHUP are passed on to it; when it has ended by them, KeyboardInterrupt or Stopped is raised.
     """

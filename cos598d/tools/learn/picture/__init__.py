@@ -3,7 +3,7 @@
     picture = draw(own, reference)          # events of `cos598d.tools.learn.events`
     picture.text(width, letters), picture.svg()
 
-`python -m cos598d picture` makes them of a small run of its own, or of a run's record.
+`cos598d picture` makes them of a small run of its own, or of a run's record.
 """
 
 from cos598d.tools.learn.picture.draw import Picture, draw
